@@ -1,0 +1,1 @@
+"""Byte-level surgery on safetensors checkpoints, without torch or numpy."""

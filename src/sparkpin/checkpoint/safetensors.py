@@ -1,0 +1,247 @@
+"""The safetensors container: strict header parsing and a deterministic streaming writer.
+
+A file is ``u64 little-endian N``, ``N`` bytes of JSON, then the tensors' bytes without gaps
+(https://huggingface.co/docs/safetensors). The reference writer emits ``__metadata__`` in random order, so two saves
+of the same tensors differ; :func:`write_file` sorts everything and gives the same bytes for the same input.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import struct
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkpin.errors import IntegrityError
+
+ITEM_SIZE: Mapping[str, int] = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4,
+    "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+"""Bytes per element of each dtype name. Sub-byte dtypes (F4, F6) are refused: no model here uses them."""
+
+PREFIX_BYTES = 8
+MAX_HEADER_BYTES = 100_000_000
+"""The reference reader's limit, kept so that whatever passes here loads there."""
+
+_ALIGN = 8
+_METADATA = "__metadata__"
+_ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
+_NEXT = "sparkpin fetches it again if you delete the file and run: invoke fetch"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of a file; ``begin`` and ``end`` are absolute byte offsets in that file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A parsed header. ``tensors`` is in file order of the data; ``data_end`` is the size the file must have."""
+
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, str]
+    data_start: int
+    data_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """One tensor to write. ``chunks`` is iterated once, when the writer reaches this tensor."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: Iterable[bytes | bytearray | memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    size: int
+    sha256: str
+
+
+def tensor_nbytes(dtype: str, shape: Sequence[int]) -> int:
+    """Bytes of a dense tensor. Raises IntegrityError for a dtype that is not known."""
+    if dtype not in ITEM_SIZE:
+        raise IntegrityError(f"dtype {dtype!r} is not known, wanted one of {', '.join(ITEM_SIZE)}", next_step=_NEXT)
+    return ITEM_SIZE[dtype] * math.prod(shape)
+
+
+def header_length(prefix: bytes, *, origin: str = "safetensors") -> int:
+    """Length in bytes of the JSON header, from the file's first eight bytes."""
+    if len(prefix) < PREFIX_BYTES:
+        raise _bad(origin, f"the file has {len(prefix)} bytes, wanted at least {PREFIX_BYTES}")
+    (length,) = struct.unpack_from("<Q", prefix)
+    if not 2 <= length <= MAX_HEADER_BYTES:
+        raise _bad(origin, f"header length {length}, wanted 2 to {MAX_HEADER_BYTES}")
+    return int(length)
+
+
+def parse_header(data: bytes, *, file_size: int | None = None, origin: str = "safetensors") -> Header:
+    """Parse the first bytes of a file (length prefix and JSON; what follows is ignored).
+
+    ``file_size`` is checked against the last tensor's end if given; ``origin`` names the file in messages.
+    Raises IntegrityError for anything that the reference reader would refuse, and for duplicate names.
+    """
+    length = header_length(data, origin=origin)
+    data_start = PREFIX_BYTES + length
+    if len(data) < data_start:
+        raise _bad(origin, f"the header ends after {len(data)} bytes, wanted {data_start}")
+    raw = _load_json(data[PREFIX_BYTES:data_start], origin)
+    metadata = raw.pop(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise _bad(origin, f"{_METADATA} is not a map of strings")
+    infos = sorted(
+        (_tensor_info(name, entry, data_start, origin) for name, entry in raw.items()),
+        key=lambda info: (info.begin, info.end, info.name),
+    )
+    position = data_start
+    for info in infos:
+        if info.begin != position:
+            kind = "overlaps what is before it" if info.begin < position else "leaves a gap before it"
+            raise _bad(origin, f"tensor {info.name!r} {kind}: begins at byte {info.begin}, wanted {position}")
+        position = info.end
+    if file_size is not None and file_size != position:
+        raise _bad(origin, f"the file has {file_size} bytes, wanted {position} (end of the last tensor)")
+    return Header({info.name: info for info in infos}, metadata, data_start, position)
+
+
+def read_header(path: Path) -> Header:
+    """Parse the header of a file on disk and check it against the file's size."""
+    with path.open("rb") as file:
+        prefix = file.read(PREFIX_BYTES)
+        data = prefix + file.read(header_length(prefix, origin=str(path)))
+        return parse_header(data, file_size=os.fstat(file.fileno()).st_size, origin=str(path))
+
+
+def build_header(
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, tuple[str, ...]]:
+    """The header's bytes (prefix, JSON, padding) for ``(name, dtype, shape)``, and the order of the tensors' data.
+
+    JSON keys are sorted by name. Data is laid out by falling item size, then by name, so that every tensor is aligned
+    to its item size, which loaders that view a mapped file need. Depends on the set of tensors, not on their order.
+    """
+    specs = sorted(tensors, key=lambda spec: (-_item_size(spec[1]), spec[0]))
+    entries: dict[str, Any] = {}
+    position = 0
+    for name, dtype, shape in specs:
+        if name in entries or name == _METADATA:
+            raise IntegrityError(f"tensor name {name!r} is given twice or reserved", next_step="report this as a bug")
+        end = position + tensor_nbytes(dtype, shape)
+        entries[name] = {"data_offsets": [position, end], "dtype": dtype, "shape": list(shape)}
+        position = end
+    if metadata:
+        entries[_METADATA] = dict(metadata)
+    text = json.dumps(entries, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGN)
+    return struct.pack("<Q", len(text)) + text, tuple(name for name, _, _ in specs)
+
+
+def write_file(path: Path, sources: Iterable[TensorSource], metadata: Mapping[str, str] | None = None) -> Written:
+    """Write a file in constant memory: same tensors and metadata, same bytes, whatever the order of ``sources``.
+
+    Each source's chunks are consumed in the order of the data (see :func:`build_header`). The file appears under
+    ``path`` only when it is whole and on disk. Raises IntegrityError if a source yields more or fewer bytes than its
+    dtype and shape say.
+    """
+    by_name: dict[str, TensorSource] = {}
+    specs: list[tuple[str, str, tuple[int, ...]]] = []
+    for source in sources:
+        by_name[source.name] = source
+        specs.append((source.name, source.dtype, source.shape))
+    header, order = build_header(specs, metadata)
+    digest = hashlib.sha256(header)
+    size = len(header)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(header)
+            for name in order:
+                source = by_name[name]
+                wanted = tensor_nbytes(source.dtype, source.shape)
+                got = 0
+                for chunk in source.chunks:
+                    got += memoryview(chunk).nbytes
+                    file.write(chunk)
+                    digest.update(chunk)
+                if got != wanted:
+                    raise _bad(str(path), f"tensor {name!r} yielded {got} bytes, wanted {wanted}")
+                size += wanted
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return Written(size, digest.hexdigest())
+
+
+def _item_size(dtype: str) -> int:
+    return tensor_nbytes(dtype, ())
+
+
+def _load_json(text: bytes, origin: str) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise _bad(origin, f"key {key!r} appears twice in the header")
+            found[key] = value
+        return found
+
+    if not text.startswith(b"{"):
+        raise _bad(origin, f"the header begins with {text[:1]!r}, wanted b'{{'")
+    try:
+        loaded = json.loads(text.decode(), object_pairs_hook=unique)
+    except ValueError as error:
+        raise _bad(origin, f"the header is not JSON: {error}") from error
+    if not isinstance(loaded, dict):
+        raise _bad(origin, "the header is not a JSON object")
+    return loaded
+
+
+def _tensor_info(name: str, entry: object, data_start: int, origin: str) -> TensorInfo:
+    if not isinstance(entry, dict) or set(entry) != _ENTRY_KEYS:
+        raise _bad(origin, f"tensor {name!r} has not exactly the keys {sorted(_ENTRY_KEYS)}")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ITEM_SIZE:
+        raise _bad(origin, f"tensor {name!r} has dtype {dtype!r}, wanted one of {', '.join(ITEM_SIZE)}")
+    if not _naturals(shape):
+        raise _bad(origin, f"tensor {name!r} has shape {shape!r}, wanted a list of non-negative integers")
+    if not _naturals(offsets) or len(offsets) != 2 or offsets[1] < offsets[0]:
+        raise _bad(origin, f"tensor {name!r} has data_offsets {offsets!r}, wanted [begin, end]")
+    begin, end = offsets
+    wanted = tensor_nbytes(dtype, shape)
+    if end - begin != wanted:
+        raise _bad(origin, f"tensor {name!r} ({dtype}, shape {shape}) takes {end - begin} bytes, wanted {wanted}")
+    return TensorInfo(name, dtype, tuple(shape), data_start + begin, data_start + end)
+
+
+def _naturals(value: object) -> bool:
+    # bool is an int in Python but not in the format.
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def _bad(origin: str, cause: str) -> IntegrityError:
+    return IntegrityError(f"{origin}: {cause}", next_step=_NEXT)

@@ -1,0 +1,101 @@
+"""What can go wrong, one class per kind of failure, each with its own exit code.
+
+A message states the cause (file, key, value seen, value wanted); `next_step` is the command or act that comes next.
+"""
+
+from __future__ import annotations
+
+
+class SparkpinError(Exception):
+    """Base of every failure that a user can cause or meet. Exit code 1."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, next_step: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  next: {self.next_step}" if self.next_step else self.message
+
+
+class InputError(SparkpinError):
+    """A name, option or argument that does not exist or does not fit. Exit code 2."""
+
+    exit_code = 2
+
+
+class HostError(SparkpinError):
+    """The machine lacks something: a package, rights, an engine that can be started. Exit code 3."""
+
+    exit_code = 3
+
+
+class ManifestError(SparkpinError):
+    """A pin, lock, stage, recipe or model file says something that cannot be right. Exit code 4."""
+
+    exit_code = 4
+
+    def __init__(self, file: object, key: str, seen: object, wanted: str, *, next_step: str = "") -> None:
+        super().__init__(f"{file}: {key}: saw {seen!r}, wanted {wanted}", next_step=next_step)
+        self.file, self.key, self.seen, self.wanted = str(file), key, seen, wanted
+
+
+class IntegrityError(SparkpinError):
+    """Bytes that are not the bytes that were locked. Exit code 5."""
+
+    exit_code = 5
+
+    @classmethod
+    def mismatch(
+        cls, what: str, *, wanted_size: int, wanted_sha256: str, size: int, sha256: str, next_step: str = ""
+    ) -> IntegrityError:
+        """Both sides of a comparison, in the order in which a person reads them."""
+        return cls(
+            f"integrity mismatch on {what}: wanted size={wanted_size}, sha256={wanted_sha256}; "
+            f"got size={size}, sha256={sha256}",
+            next_step=next_step,
+        )
+
+
+class NetworkError(SparkpinError):
+    """Something could not be fetched. Exit code 6."""
+
+    exit_code = 6
+
+
+class EngineError(SparkpinError):
+    """The Docker engine does not answer or refuses. Exit code 7."""
+
+    exit_code = 7
+
+
+class BuildError(SparkpinError):
+    """An image could not be built. Exit code 8."""
+
+    exit_code = 8
+
+
+class CheckpointError(SparkpinError):
+    """A checkpoint's inputs do not fit each other or its result does not fit its inputs. Exit code 9."""
+
+    exit_code = 9
+
+
+class SmokeError(SparkpinError):
+    """A server did not start or did not answer as it should. Exit code 10."""
+
+    exit_code = 10
+
+
+class DiskError(SparkpinError):
+    """A disk is full or cannot be written. Exit code 11."""
+
+    exit_code = 11
+
+
+class BusyError(SparkpinError):
+    """Another run holds what this one needs: a lock, a port. Exit code 12."""
+
+    exit_code = 12

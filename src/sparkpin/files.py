@@ -1,0 +1,139 @@
+"""Files that are either whole or absent: temporary name, fsync, rename; hashes; locks between runs."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from sparkpin.errors import BusyError, DiskError
+
+CHUNK = 1 << 20
+PARTIAL = ".partial-"  # every unfinished file or folder starts so; nothing reads them and `sweep` removes them
+
+
+def sha256_file(path: Path) -> tuple[str, int]:
+    """SHA-256 (hex) and size in bytes of a file, read in chunks."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return digest.hexdigest(), size
+
+
+@contextlib.contextmanager
+def disk_errors(where: Path) -> Iterator[None]:
+    """Turn "no space", "quota", "read-only" into one clear error that names the folder."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        free = shutil.disk_usage(existing_parent(where)).free
+        raise DiskError(
+            f"cannot write to {where}: {error.strerror} ({free / 1e6:.0f} MB free)",
+            next_step="free space there (`invoke prune --keep 2` removes old releases), or set SPARKPIN_CACHE and "
+            "SPARKPIN_HOME to a larger disk",
+        ) from error
+
+
+def existing_parent(path: Path) -> Path:
+    """The nearest folder at or above `path` that exists."""
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
+    """A file that appears under `path` complete and synced, or not at all."""
+    with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, name = tempfile.mkstemp(prefix=PARTIAL, dir=path.parent)
+        partial = Path(name)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                yield file
+                file.flush()
+                os.fchmod(file.fileno(), mode)
+                os.fsync(file.fileno())
+            partial.replace(path)
+            sync_folder(path.parent)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A folder that appears under `path` complete, or not at all. `path` must not exist yet.
+
+    Files are synced before the rename, so that a crash cannot leave a folder with empty files.
+    """
+    with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=path.parent))
+        try:
+            yield partial
+            for file in sorted(partial.rglob("*")):
+                if file.is_file() and not file.is_symlink():
+                    sync_file(file)
+            partial.chmod(0o755)
+            partial.replace(path)
+            sync_folder(path.parent)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write indented JSON with sorted keys, atomically."""
+    with atomic_file(path) as file:
+        file.write((json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())
+
+
+def sync_file(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+sync_folder = sync_file
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed runs left half-made in `folder`. Call it only while holding the lock of that folder."""
+    for left in folder.glob(PARTIAL + "*"):
+        shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def lock(path: Path, *, wait: bool = True, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold an advisory lock between processes; the kernel frees it when the holder dies, however it dies.
+
+    With `wait`, calls `on_wait` once (to tell the person) and then waits; without, raises BusyError.
+    """
+    with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                raise BusyError(f"another run holds {path}", next_step="wait for it to end, then try again") from None
+            if on_wait:
+                on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

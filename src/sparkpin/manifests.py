@@ -1,0 +1,408 @@
+"""The shapes of every file that people edit or that `invoke lock` writes; the only module that reads YAML.
+
+Each loader returns a frozen model or raises ManifestError (file, key, value seen, value wanted).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sparkpin.errors import InputError, ManifestError
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Scalar = str | int | float | bool
+FlagValue = Scalar | list[Any] | dict[str, Any] | None
+CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp"]
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class LockedFile(Model):
+    """One file with its size in bytes and SHA-256. `version` is empty for files of a model repository."""
+
+    name: str
+    version: str = ""
+    file: Annotated[str, Field(pattern=r"^(?:\.?[\w@%+=:,~-][\w@%+=:,.~-]*/)*\.?[\w@%+=:,~-][\w@%+=:,.~-]*$")]
+    size: Annotated[int, Field(ge=0)]
+    sha256: Sha256
+
+
+class Debian(Model):
+    """suite: Debian's code name; packages: what is asked for (the lock holds the closure)."""
+
+    suite: Name
+    packages: list[str]
+
+
+class PythonLayer(Model):
+    """packages: distribution names, or ["*"] for all that no other layer names.
+
+    Layers go from rare to frequent change.
+    """
+
+    name: Name
+    packages: list[str]
+
+
+class Python(Model):
+    """requirements: `name==version`; exclude: distribution -> why it is left out.
+
+    torch_backend: uv's word for PyTorch's own index that carries what the default index lacks.
+    """
+
+    version: Annotated[str, Field(pattern=r"^3\.\d+$")]
+    requirements: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==[^=]+$")]]
+    exclude: dict[str, str] = {}
+    torch_backend: str = ""
+    layers: list[PythonLayer]
+
+
+class Serve(Model):
+    """What `vllm serve` and its container need.
+
+    flags: `--flag: value`; null gives a bare flag; a mapping gives JSON.
+    """
+
+    flags: dict[Annotated[str, Field(pattern=r"^--[a-z]")], FlagValue] = {}
+    env: dict[str, Scalar] = {}
+
+
+class Stack(Model):
+    """pins/stacks/<name>.yaml: every external input of the images for one platform."""
+
+    name: Name
+    description: str
+    platform: Literal["linux/amd64", "linux/arm64"]
+    default_recipe: Name
+    debian: Debian
+    python: Python
+    mods: list[Name] = []
+    serve: Serve = Serve()
+
+
+class StackLock(Model):
+    """pins/stacks/<name>.lock. inputs: SHA-256 of the parts of the stack file that decide the closure."""
+
+    stack: Name
+    inputs: Sha256
+    debs: list[LockedFile]
+    wheels: list[LockedFile]
+
+
+class Smoke(Model):
+    """checks: names in sparkpin.smoke.checks; acceptance_floor: least share of drafted tokens that must be accepted."""
+
+    checks: list[Name] = []
+    acceptance_floor: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+class Stage(Model):
+    """stages/<name>.yaml: one step of the chain."""
+
+    name: Name
+    description: str
+    parent: Name | None
+    template: Annotated[str, Field(pattern=r"^[a-z0-9.-]+\.j2$")]
+    mods: list[Name] = []
+    checkpoint: CHECKPOINT_STEPS | None = None
+    serve: Serve = Serve()
+    smoke: Smoke = Smoke()
+
+
+class Repository(Model):
+    """repo: the Hub's id; revision: a commit hash, never a branch."""
+
+    repo: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+
+
+class Generator(Model):
+    """A model that is made here instead of fetched from the Hub; see sparkpin.tinymodel."""
+
+    name: Literal["scripted-tiny"]
+    seed: int
+
+
+class HybridStep(Model):
+    """Replace `<module>.weight` of each module that fits a pattern (fnmatch) by FP8 weight + weight_scale_inv."""
+
+    source: Name
+    modules: list[str]
+    block: tuple[int, int] | list[int]
+
+
+class MtpStep(Model):
+    """Register the tensors of `file` whose names fit a pattern (fnmatch) in the index."""
+
+    file: str
+    tensors: list[str]
+
+
+class ModelPin(Model):
+    """pins/models/<name>.yaml: repositories with revisions, and what the checkpoint steps take from each."""
+
+    name: Name
+    description: str
+    generator: Generator | None = None
+    base: Name
+    repositories: dict[Name, Repository]
+    hybrid: HybridStep | None = None
+    mtp: MtpStep | None = None
+
+
+class RepositoryLock(Model):
+    repo: str
+    revision: str
+    files: list[LockedFile]
+
+
+class ModelLock(Model):
+    """pins/models/<name>.lock: every file of every repository that is fetched whole."""
+
+    model: Name
+    inputs: Sha256
+    repositories: dict[Name, RepositoryLock]
+
+
+class Recipe(Model):
+    """recipes/<name>.yaml: the community's v1 format plus stack, stage and model_revision."""
+
+    recipe_version: Literal["1"]
+    name: Name
+    description: str = ""
+    model: str
+    model_revision: str
+    container: str
+    stack: Name
+    stage: Name
+    mods: list[str] = []
+    defaults: dict[str, Scalar] = {}
+    env: dict[str, Scalar] = {}
+    command: str
+
+
+M = TypeVar("M", bound=Model)
+
+
+def parse(kind: type[M], value: Any, file: object, *, next_step: str = "") -> M:
+    """Validate plain data against a model; the first fault is the one that is told."""
+    if not isinstance(value, dict):
+        raise ManifestError(file, "(whole file)", type(value).__name__, "a mapping of keys", next_step=next_step)
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "(whole file)"
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(sorted(known_keys(kind, first["loc"][:-1])))
+            raise ManifestError(
+                file, key, first["input"], f"no such key (known here: {known})", next_step=next_step
+            ) from None
+        seen = "(missing)" if first["type"] == "missing" else first["input"]
+        raise ManifestError(file, key, seen, first["msg"], next_step=next_step) from None
+
+
+def known_keys(kind: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+    """The keys that the mapping at `location` may have, as far as the types tell."""
+    current: Any = kind
+    for part in location:
+        if isinstance(part, str) and isinstance(current, type) and issubclass(current, BaseModel):
+            current = current.model_fields[part].annotation if part in current.model_fields else current
+        inner = list(model_types(current))
+        current = inner[0] if inner else current
+    return list(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else []
+
+
+def model_types(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for part in getattr(annotation, "__args__", ()) for found in model_types(part)]
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Refuses a key that stands twice, which plain YAML readers let the last one win."""
+
+
+def _mapping(loader: Any, node: Any) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+        seen.add(key)
+    return dict(loader.construct_pairs(node, deep=True))
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def read_yaml(path: Path) -> Any:
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}" if mark else "(whole file)"
+        raise ManifestError(path, where, getattr(error, "problem", str(error)), "valid YAML") from None
+
+
+def choose(folder: Path, name: str, what: str, suffix: str = ".yaml") -> Path:
+    """The file of a named manifest; an unknown name lists the known ones."""
+    path = folder / f"{name}{suffix}"
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name) or not path.is_file():
+        known = ", ".join(sorted(file.name.removesuffix(suffix) for file in folder.glob(f"*{suffix}")))
+        raise InputError(f"unknown {what} {name!r}", next_step=f"choose one of: {known}")
+    return path
+
+
+def load_named(kind: type[M], folder: Path, name: str, what: str) -> M:
+    path = choose(folder, name, what)
+    value = read_yaml(path)
+    if isinstance(value, dict) and "name" not in value:
+        value = {"name": name, **value}
+    loaded = parse(kind, value, path)
+    if loaded.name != name:  # type: ignore[attr-defined]
+        raise ManifestError(path, "name", loaded.name, f"{name!r}, as the file is called")  # type: ignore[attr-defined]
+    return loaded
+
+
+def load_stack(project: Path, name: str) -> Stack:
+    stack = load_named(Stack, project / "pins/stacks", name, "stack")
+    path = project / f"pins/stacks/{name}.yaml"
+    if sum(layer.packages == ["*"] for layer in stack.python.layers) != 1:
+        raise ManifestError(
+            path,
+            "python.layers",
+            [layer.name for layer in stack.python.layers],
+            'exactly one layer with packages: ["*"]',
+        )
+    for mod in stack.mods:
+        require_mod(project, mod, path, "mods")
+    return stack
+
+
+def require_mod(project: Path, mod: str, file: Path, key: str) -> None:
+    if not (project / "mods" / mod / "pyproject.toml").is_file():
+        known = ", ".join(sorted(p.parent.name for p in (project / "mods").glob("*/pyproject.toml")))
+        raise ManifestError(file, key, mod, f"a mod of mods/ ({known})")
+
+
+def load_stage(project: Path, name: str) -> Stage:
+    stage = load_named(Stage, project / "stages", name, "stage")
+    path = project / f"stages/{name}.yaml"
+    if not (project / "dockerfiles" / stage.template).is_file():
+        known = ", ".join(sorted(p.name for p in (project / "dockerfiles").glob("*.j2")))
+        raise ManifestError(path, "template", stage.template, f"a file of dockerfiles/ ({known})")
+    for mod in stage.mods:
+        require_mod(project, mod, path, "mods")
+    return stage
+
+
+def load_chain(project: Path, name: str) -> tuple[Stage, ...]:
+    """The stages from the first one (no parent) to `name`. A cycle or an unknown parent is an error."""
+    chain = [load_stage(project, name)]
+    while (parent := chain[-1].parent) is not None:
+        path = project / f"stages/{chain[-1].name}.yaml"
+        if parent in [stage.name for stage in chain]:
+            walk = " -> ".join([*(stage.name for stage in chain), parent])
+            raise ManifestError(path, "parent", parent, f"a chain that ends in a stage without parent, not {walk}")
+        try:
+            chain.append(load_stage(project, parent))
+        except InputError as error:
+            raise ManifestError(path, "parent", parent, "a stage of stages/", next_step=error.next_step) from None
+    return tuple(reversed(chain))
+
+
+def load_model(project: Path, name: str) -> ModelPin:
+    pin = load_named(ModelPin, project / "pins/models", name, "model")
+    path = project / f"pins/models/{name}.yaml"
+    sources = [("base", pin.base)] + ([("hybrid.source", pin.hybrid.source)] if pin.hybrid else [])
+    for key, source in sources:
+        if source not in pin.repositories:
+            raise ManifestError(path, key, source, f"one of the repositories ({', '.join(pin.repositories)})")
+    return pin
+
+
+def load_recipe(project: Path, name: str) -> Recipe:
+    return load_named(Recipe, project / "recipes", name, "recipe")
+
+
+def model_of(project: Path, recipe: Recipe) -> ModelPin:
+    """The model pin whose base repository the recipe names."""
+    path = project / f"recipes/{recipe.name}.yaml"
+    for file in sorted((project / "pins/models").glob("*.yaml")):
+        pin = load_model(project, file.stem)
+        base = pin.repositories[pin.base]
+        if base.repo == recipe.model:
+            if base.revision != recipe.model_revision:
+                raise ManifestError(path, "model_revision", recipe.model_revision, f"{base.revision}, as in {file}")
+            return pin
+    raise ManifestError(path, "model", recipe.model, "the base repository of a model of pins/models/")
+
+
+def inputs_of(*parts: Model) -> str:
+    """SHA-256 of manifests' values (not of their text): tells whether a lock was made from them."""
+    text = json.dumps([part.model_dump(mode="json") for part in parts], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _load_lock(kind: type[M], path: Path, wanted_inputs: str, command: str) -> M:
+    if not path.is_file():
+        raise ManifestError(path, "(whole file)", "no such file", "a lock", next_step=command)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ManifestError(
+            path, "(whole file)", str(error), "JSON as `invoke lock` writes it", next_step=command
+        ) from None
+    lock = parse(kind, value, path, next_step=command)
+    seen = lock.inputs  # type: ignore[attr-defined]
+    if seen != wanted_inputs:
+        raise ManifestError(path, "inputs", seen, f"{wanted_inputs}: the pins have changed since", next_step=command)
+    return lock
+
+
+def stack_inputs(stack: Stack) -> str:
+    return inputs_of(stack.debian, stack.python)
+
+
+def model_inputs(pin: ModelPin) -> str:
+    return inputs_of(*([pin.generator] if pin.generator else []), *pin.repositories.values())
+
+
+def load_stack_lock(project: Path, stack: Stack) -> StackLock:
+    path = project / f"pins/stacks/{stack.name}.lock"
+    return _load_lock(StackLock, path, stack_inputs(stack), f"invoke lock --stack {stack.name}")
+
+
+def load_model_lock(project: Path, pin: ModelPin) -> ModelLock:
+    path = project / f"pins/models/{pin.name}.lock"
+    return _load_lock(ModelLock, path, model_inputs(pin), f"invoke lock --model {pin.name}")
+
+
+def lock_text(lock: StackLock | ModelLock) -> str:
+    """JSON with one locked file a line, so that a change of one version is a change of one line."""
+
+    def files(rows: list[dict[str, Any]], indent: str) -> str:
+        lines = ",\n".join(f"{indent}  {json.dumps(row, ensure_ascii=False)}" for row in rows)
+        return f"[\n{lines}\n{indent}]" if rows else "[]"
+
+    def item(value: Any, indent: str) -> str:
+        if isinstance(value, list):
+            return files(value, indent)
+        if isinstance(value, dict):
+            inner = ",\n".join(f"{indent}  {json.dumps(k)}: {item(v, indent + '  ')}" for k, v in value.items())
+            return "{\n" + inner + "\n" + indent + "}"
+        return json.dumps(value, ensure_ascii=False)
+
+    return item(lock.model_dump(mode="json"), "") + "\n"
