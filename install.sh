@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Sets sparkpin up on this machine and runs its main job.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+usage() {
+  cat <<'TEXT'
+usage: ./install.sh [--stack S] [--recipe R] [--stage G] [--no-smoke] [--dry-run] [--help]
+
+Looks at this machine, says what it will do, installs what is missing (as root on Debian or Ubuntu),
+makes .venv from requirements.lock, and runs `invoke up`: fetch, build, checkpoint, smoke.
+Run it again at any time: it does only what is missing.
+
+  --stack S    stack of pins/stacks/ (default: the one for this machine)
+  --recipe R   recipe of recipes/ (default: the stack's)
+  --stage G    last stage to build (default: the recipe's)
+  --no-smoke   build, but start no server
+  --dry-run    say what would be done, and change nothing
+  --help       this text
+
+exit codes: 0 done, 2 wrong option, 3 this machine lacks something (the commands to run are printed)
+TEXT
+}
+
+dry_run=''
+arguments=()
+while (($#)); do
+  case $1 in
+    --stack | --recipe | --stage)
+      (($# > 1)) || { echo "error: $1 wants a value; see ./install.sh --help" >&2; exit 2; }
+      arguments+=("$1" "$2")
+      shift
+      ;;
+    --stack=* | --recipe=* | --stage=* | --no-smoke) arguments+=("$1") ;;
+    --dry-run) dry_run=1 ;;
+    --help | -h) usage; exit 0 ;;
+    *) echo "error: unknown option $1; see ./install.sh --help" >&2; exit 2 ;;
+  esac
+  shift
+done
+
+# The look at the machine is written in Python; without any Python there is one thing to say.
+find_python() {
+  local name
+  for name in python3 python3.13 python3.12 python3.11; do
+    if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      echo "$name"
+      return
+    fi
+  done
+}
+
+python=$(find_python)
+if [[ -z $python ]]; then
+  commands='apt-get update && apt-get install -y --no-install-recommends python3 python3-venv'
+  if [[ -n $dry_run ]]; then
+    echo "would run: $commands (the rest of the plan needs Python 3.11 or newer)"
+    exit 0
+  elif ((EUID != 0)) || ! command -v apt-get >/dev/null; then
+    printf 'error: Python 3.11 or newer is missing; nothing was changed. As root, run:\n  %s\n' "$commands" >&2
+    exit 3
+  fi
+  echo "Python 3.11 or newer is missing; running: $commands"
+  apt-get update -q
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends python3 python3-venv
+  python=$(find_python)
+  [[ -n $python ]] || { echo 'error: this distribution has no Python 3.11 or newer' >&2; exit 3; }
+fi
+
+PYTHONPATH=src "$python" -m sparkpin.host ${dry_run:+--dry-run}
+
+stamp=.venv/.requirements.sha256
+wanted=$(sha256sum requirements.lock pyproject.toml)
+if [[ $(cat "$stamp" 2>/dev/null) != "$wanted" ]]; then
+  if [[ -n $dry_run ]]; then
+    echo 'would make .venv from requirements.lock, then run: invoke up' "${arguments[*]}"
+    exit 0
+  fi
+  echo 'making .venv from requirements.lock (each package is checked against its hash) ...'
+  # A .venv that was cut off half-way has no stamp and is made anew.
+  "$python" -m venv --clear .venv
+  .venv/bin/python -m pip install -q --disable-pip-version-check --require-hashes --only-binary :all: -r requirements.lock
+  .venv/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation --editable .
+  echo "$wanted" >"$stamp"
+fi
+
+exec .venv/bin/invoke up ${dry_run:+--dry-run} ${arguments[@]+"${arguments[@]}"}

@@ -1,0 +1,101 @@
+"""A recipe and a stage, joined: image, checkpoint and flags as one thing that has a key and a tag.
+
+Pure apart from reading the project's files: nothing is fetched, built or asked of an engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkpin import manifests, recipes, render
+from sparkpin.checkpoint.plan import checkpoint_key, checkpoint_steps
+from sparkpin.errors import InputError
+from sparkpin.releases import release_key
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """One stage of a recipe's chain, with everything that decides its release."""
+
+    recipe: manifests.Recipe
+    stack: manifests.Stack
+    stack_lock: manifests.StackLock
+    model: manifests.ModelPin
+    model_lock: manifests.ModelLock
+    stage: manifests.Stage
+    chain: tuple[manifests.Stage, ...]
+    rendered: render.Rendered
+    steps: tuple[str, ...]
+    checkpoint_key: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    key: str
+    inputs: dict[str, str]
+
+    @property
+    def tag(self) -> str:
+        return f"sparkpin/{self.recipe.name}:{self.stage.name}-{self.key[:12]}"
+
+    @property
+    def mods(self) -> tuple[str, ...]:
+        """The mods in the image, in the order in which they were added."""
+        return (*self.stack.mods, *(mod for stage in self.chain for mod in stage.mods))
+
+
+def pair(
+    project: Path, recipe_name: str, *, stage: str | None = None, stack_name: str | None = None
+) -> tuple[Pairing, ...]:
+    """The pairings of the chain from the first stage to `stage` (the recipe's own when None)."""
+    recipe = manifests.load_recipe(project, recipe_name)
+    if stack_name not in (None, recipe.stack):
+        raise InputError(
+            f"recipe {recipe.name!r} is pinned to the stack {recipe.stack!r}, not {stack_name!r}",
+            next_step=f"leave --stack out, or choose a recipe of {stack_name!r}",
+        )
+    stack = manifests.load_stack(project, recipe.stack)
+    stack_lock = manifests.load_stack_lock(project, stack)
+    model = manifests.model_of(project, recipe)
+    model_lock = manifests.load_model_lock(project, model)
+    chain = manifests.load_chain(project, stage or recipe.stage)
+    rendered = render.render_chain(project, stack, stack_lock, chain)
+    pairings = []
+    for end, image in enumerate(rendered, start=1):
+        steps = checkpoint_steps(chain[:end])
+        checkpoint = checkpoint_key(model, model_lock, steps)
+        argv, env = recipes.serve_argv(recipe, stack, chain[:end])
+        pairings.append(
+            Pairing(
+                recipe=recipe,
+                stack=stack,
+                stack_lock=stack_lock,
+                model=model,
+                model_lock=model_lock,
+                stage=chain[end - 1],
+                chain=chain[:end],
+                rendered=image,
+                steps=steps,
+                checkpoint_key=checkpoint,
+                argv=tuple(argv),
+                env=env,
+                key=release_key(image.key, checkpoint, tuple(argv), env),
+                inputs=input_hashes(project, recipe, stack, model, chain[:end]),
+            )
+        )
+    return tuple(pairings)
+
+
+def input_hashes(
+    project: Path,
+    recipe: manifests.Recipe,
+    stack: manifests.Stack,
+    model: manifests.ModelPin,
+    chain: tuple[manifests.Stage, ...],
+) -> dict[str, str]:
+    """SHA-256 of each file that people edit and of each lock, by path below the project."""
+    names = [f"recipes/{recipe.name}.yaml"]
+    names += [f"pins/{kind}.{end}" for kind in (f"stacks/{stack.name}", f"models/{model.name}") for end in ("yaml", "lock")]
+    names += [f"stages/{stage.name}.yaml" for stage in chain]
+    names += sorted({f"dockerfiles/{stage.template}" for stage in chain})
+    return {name: hashlib.sha256((project / name).read_bytes()).hexdigest() for name in names}

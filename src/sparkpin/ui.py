@@ -1,0 +1,49 @@
+"""What a person sees: progress lines with the time since the start, tables, errors."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+STARTED = time.monotonic()
+
+
+def say(line: str) -> None:
+    """One line of progress, to standard error so that --json output stays clean."""
+    print(f"[{time.monotonic() - STARTED:6.1f}s] {line}", file=sys.stderr, flush=True)
+
+
+def show(text: str = "") -> None:
+    print(text, flush=True)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A table on standard output. It is never cut: a tag that cannot be copied is of no use."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        grid.add_column(column, no_wrap=True, justify="right" if column in RIGHT else "left")
+    for row in rows:
+        grid.add_row(*("" if cell is None else str(cell) for cell in row))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(console.measure(grid).maximum, 80))
+    console.print(grid, soft_wrap=True)
+
+
+RIGHT = {"size", "own size", "build", "ready", "freed"}
+
+
+def size(count: int | None) -> str:
+    """Bytes as decimal MB or GB, as Docker prints them."""
+    if count is None:
+        return "-"
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} s"

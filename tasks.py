@@ -1,0 +1,204 @@
+"""The tasks of sparkpin. Each parses its options and hands over to sparkpin.commands; `invoke --list` imports nothing else."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from invoke import Context, Exit, task
+
+PROJECT = Path(__file__).resolve().parent
+RECIPE = "recipe of recipes/ (default: the one of the stack)"
+STAGE = "stage of stages/ (default: the recipe's)"
+STACK = "stack of pins/stacks/ (default: the one for this machine)"
+
+
+def guarded(body: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn a SparkpinError into one message and its own exit code, without a traceback."""
+
+    @functools.wraps(body)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        from sparkpin.errors import SparkpinError
+
+        try:
+            return body(*args, **kwargs)
+        except SparkpinError as error:
+            sys.stdout.flush()
+            raise Exit(f"error: {error}", code=error.exit_code) from None
+        except KeyboardInterrupt:
+            raise Exit("interrupted: nothing half-made will be used; run the same command again", code=130) from None
+
+    return run
+
+
+def command(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """An invoke task around a guarded body."""
+    return lambda body: task(**options)(guarded(body))
+
+
+@command(help={"stage": STAGE, "recipe": RECIPE, "stack": STACK, "no_smoke": "build only", "dry_run": "say it only"})
+def up(
+    c: Context,
+    stage: str | None = None,
+    recipe: str | None = None,
+    stack: str | None = None,
+    no_smoke: bool = False,
+    dry_run: bool = False,
+) -> None:
+    """The main job: prepare the machine, fetch, build, make checkpoints, smoke (what ./install.sh runs)."""
+    from sparkpin import commands
+
+    commands.up(recipe=recipe, stage=stage, stack=stack, smoke=not no_smoke, dry_run=dry_run)
+
+
+@command(help={"fix": "install what is missing and start an engine", "stack": STACK})
+def doctor(c: Context, fix: bool = False, stack: str | None = None) -> None:
+    """Say what this machine is and has, and what it lacks."""
+    from sparkpin import commands
+
+    commands.doctor(fix=fix, stack=stack)
+
+
+@command(help={"stack": "lock this stack only", "model": "lock this model only"})
+def lock(c: Context, stack: str | None = None, model: str | None = None) -> None:
+    """Resolve the pins and write their locks (network)."""
+    from sparkpin import commands
+
+    commands.lock(stack=stack, model=model)
+
+
+@command(help={"recipe": RECIPE, "stack": STACK})
+def fetch(c: Context, recipe: str | None = None, stack: str | None = None) -> None:
+    """Fetch and verify everything that the locks name (network)."""
+    from sparkpin import commands
+
+    commands.fetch(recipe=recipe, stack=stack)
+
+
+@command(help={"stage": STAGE, "recipe": RECIPE, "stack": STACK})
+def render(c: Context, stage: str | None = None, recipe: str | None = None, stack: str | None = None) -> None:
+    """Print the Dockerfile of a stage and the files that its build sees."""
+    from sparkpin import commands
+
+    commands.show_rendered(recipe=recipe, stage=stage, stack=stack)
+
+
+@command(help={"stage": STAGE, "recipe": RECIPE, "stack": STACK})
+def build(c: Context, stage: str | None = None, recipe: str | None = None, stack: str | None = None) -> None:
+    """Build, seal and tag the images of a recipe up to a stage."""
+    from sparkpin import commands
+
+    commands.build(recipe=recipe, stage=stage, stack=stack)
+
+
+@command(help={"stage": STAGE, "recipe": RECIPE, "stack": STACK, "dry_run": "print the plan only"})
+def checkpoint(
+    c: Context, stage: str | None = None, recipe: str | None = None, stack: str | None = None, dry_run: bool = False
+) -> None:
+    """Make the checkpoint of a stage from the pinned repositories."""
+    from sparkpin import commands
+
+    commands.checkpoint(recipe=recipe, stage=stage, stack=stack, dry_run=dry_run)
+
+
+@command(
+    positional=["tag"],
+    optional=["tag"],
+    help={
+        "tag": "release to smoke (default: every one that is built and not yet smoked)",
+        "stage": "smoke the release of this stage",
+        "recipe": RECIPE,
+    },
+)
+def smoke(c: Context, tag: str = "", stage: str | None = None, recipe: str | None = None) -> None:
+    """Start each new image with a real server and check its answers."""
+    from sparkpin import commands
+
+    commands.smoke(tag=tag or None, stage=stage, recipe=recipe)
+
+
+@command(help={"json": "machine-readable"})
+def images(c: Context, json: bool = False) -> None:
+    """List the releases with their images."""
+    from sparkpin import commands
+
+    commands.images(as_json=json)
+
+
+@command(positional=["tag"], help={"tag": "release that passed its smoke test"})
+def promote(c: Context, tag: str) -> None:
+    """Make a release the current one of its recipe."""
+    from sparkpin import commands
+
+    commands.promote(tag)
+
+
+@command(help={"recipe": RECIPE})
+def rollback(c: Context, recipe: str | None = None) -> None:
+    """Go back to the newest earlier release that passed: image, checkpoint and flags."""
+    from sparkpin import commands
+
+    commands.rollback(recipe=recipe)
+
+
+@command(help={"keep": "releases to keep of each recipe, besides the current one"})
+def prune(c: Context, keep: int = 5) -> None:
+    """Remove old releases and say what that freed."""
+    from sparkpin import commands
+
+    commands.prune(keep=keep)
+
+
+@command(
+    help={
+        "recipe": RECIPE,
+        "release": "tag to serve (default: the current release)",
+        "port": "port on this machine (default: the recipe's)",
+    }
+)
+def serve(c: Context, recipe: str | None = None, release: str | None = None, port: int = 0) -> None:
+    """Serve a release on 127.0.0.1."""
+    from sparkpin import commands
+
+    commands.serve(recipe=recipe, release=release, port=port or None)
+
+
+@command(help={"recipe": RECIPE})
+def stop(c: Context, recipe: str | None = None) -> None:
+    """Stop what `serve` started."""
+    from sparkpin import commands
+
+    commands.stop(recipe=recipe)
+
+
+@command(help={"fast": "leave out what needs an engine or images", "select": "pytest's -k expression"})
+def test(c: Context, fast: bool = False, select: str = "") -> None:
+    """Run the tests (all of them need the images: `invoke build` first)."""
+    argv = [sys.executable, "-m", "pytest"]
+    argv += ["-m", "not engine and not e2e"] if fast else []
+    argv += ["-k", select] if select else []
+    run_all(argv)
+
+
+@command()
+def check(c: Context) -> None:
+    """Run ruff, mypy and shellcheck."""
+    python = [sys.executable, "-m"]
+    run_all(
+        [*python, "ruff", "check", "."],
+        [*python, "ruff", "format", "--check", "."],
+        [*python, "mypy"],
+        [str(Path(sys.executable).parent / "shellcheck"), "install.sh", ".ci/run"],
+    )
+
+
+def run_all(*commands: list[str]) -> None:
+    """Run each command in the project; the first that fails gives the exit code, after all have run."""
+    import subprocess
+
+    codes = [subprocess.run(argv, cwd=PROJECT).returncode for argv in commands]
+    if failed := [code for code in codes if code]:
+        raise Exit(code=failed[0])

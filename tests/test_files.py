@@ -1,0 +1,65 @@
+"""Files are whole or absent, and a lock dies with its holder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparkpin import files
+from sparkpin.errors import BusyError, DiskError
+
+HOLD = "import sys, time; from pathlib import Path; from sparkpin import files\n" + (
+    "with files.lock(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
+)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    files.write_json(path, {"a": 1})
+    with pytest.raises(RuntimeError), files.atomic_file(path) as file:
+        file.write(b"half")
+        raise RuntimeError
+    assert path.read_text() == '{\n  "a": 1\n}\n'
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_folder_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), files.atomic_folder(tmp_path / "checkpoint") as folder:
+        (folder / "shard").write_bytes(b"x")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sweep_removes_only_partial_names(tmp_path: Path) -> None:
+    (tmp_path / (files.PARTIAL + "a")).write_text("x")
+    (tmp_path / (files.PARTIAL + "b")).mkdir()
+    (tmp_path / "kept").write_text("x")
+    files.sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_lock_is_free_once_its_holder_was_killed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout and holder.stdout.readline() == "held\n"
+        with pytest.raises(BusyError), files.lock(path, wait=False):
+            pass
+        holder.send_signal(signal.SIGKILL)
+    with files.lock(path, wait=False):
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small tmpfs: run as root")
+def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path], check=True)
+    try:
+        with pytest.raises(DiskError, match=r"No space left.*MB free"), files.atomic_file(tmp_path / "big") as file:
+            file.write(b"x" * 200_000)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
