@@ -67,7 +67,7 @@ if [[ -z $python ]]; then
   [[ -n $python ]] || { echo 'error: this distribution has no Python 3.11 or newer' >&2; exit 3; }
 fi
 
-PYTHONPATH=src "$python" -m sparkpin.host ${dry_run:+--dry-run}
+PYTHONPATH=src "$python" -m sparkpin.preflight ${dry_run:+--dry-run}
 
 stamp=.venv/.requirements.sha256
 wanted=$(sha256sum requirements.lock pyproject.toml)

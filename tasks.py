@@ -1,4 +1,4 @@
-"""The tasks of sparkpin. Each parses its options and hands over to sparkpin.commands; `invoke --list` imports nothing else."""
+"""The tasks: each parses its options and hands over to sparkpin.commands. `invoke --list` imports no more than this."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from invoke import Context, Exit, task
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import task
 
 PROJECT = Path(__file__).resolve().parent
 RECIPE = "recipe of recipes/ (default: the one of the stack)"
@@ -48,7 +50,7 @@ def up(
     no_smoke: bool = False,
     dry_run: bool = False,
 ) -> None:
-    """The main job: prepare the machine, fetch, build, make checkpoints, smoke (what ./install.sh runs)."""
+    """The main job: fetch, build, checkpoint and smoke."""
     from sparkpin import commands
 
     commands.up(recipe=recipe, stage=stage, stack=stack, smoke=not no_smoke, dry_run=dry_run)
@@ -80,7 +82,7 @@ def fetch(c: Context, recipe: str | None = None, stack: str | None = None) -> No
 
 @command(help={"stage": STAGE, "recipe": RECIPE, "stack": STACK})
 def render(c: Context, stage: str | None = None, recipe: str | None = None, stack: str | None = None) -> None:
-    """Print the Dockerfile of a stage and the files that its build sees."""
+    """Print the Dockerfile of a stage and what its build sees."""
     from sparkpin import commands
 
     commands.show_rendered(recipe=recipe, stage=stage, stack=stack)
@@ -138,7 +140,7 @@ def promote(c: Context, tag: str) -> None:
 
 @command(help={"recipe": RECIPE})
 def rollback(c: Context, recipe: str | None = None) -> None:
-    """Go back to the newest earlier release that passed: image, checkpoint and flags."""
+    """Go back to the newest earlier release that passed."""
     from sparkpin import commands
 
     commands.rollback(recipe=recipe)
@@ -176,7 +178,7 @@ def stop(c: Context, recipe: str | None = None) -> None:
 
 @command(help={"fast": "leave out what needs an engine or images", "select": "pytest's -k expression"})
 def test(c: Context, fast: bool = False, select: str = "") -> None:
-    """Run the tests (all of them need the images: `invoke build` first)."""
+    """Run the tests, for real: with engine, images and servers."""
     argv = [sys.executable, "-m", "pytest"]
     argv += ["-m", "not engine and not e2e"] if fast else []
     argv += ["-k", select] if select else []

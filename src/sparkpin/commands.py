@@ -7,13 +7,15 @@ import shlex
 from pathlib import Path
 
 from sparkpin import build as builder
+from sparkpin import daemon, host, hub, manifests, releases, retention, ui
 from sparkpin import fetch as fetching
-from sparkpin import host, hub, manifests, releases, retention, serve as serving, ui
 from sparkpin import lock as locking
+from sparkpin import prune as pruning
+from sparkpin import serve as serving
 from sparkpin.checkpoint.build import build_checkpoint
 from sparkpin.checkpoint.plan import make_plan
 from sparkpin.engine import Engine
-from sparkpin.errors import InputError, SmokeError
+from sparkpin.errors import EngineError, HostError, InputError, SmokeError
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
@@ -28,11 +30,70 @@ def choose_recipe(paths: Paths, recipe: str | None, stack: str | None) -> str:
     return manifests.load_stack(paths.project, stack or host.default_stack(paths.project)).default_recipe
 
 
-def pairings_of(
-    recipe: str | None, stage: str | None, stack: str | None = None
-) -> tuple[Paths, tuple[Pairing, ...]]:
+def pairings_of(recipe: str | None, stage: str | None, stack: str | None = None) -> tuple[Paths, tuple[Pairing, ...]]:
     paths = Paths.from_env()
     return paths, pair(paths.project, choose_recipe(paths, recipe, stack), stage=stage, stack_name=stack)
+
+
+def engine_of(paths: Paths) -> Engine:
+    """The engine, started when none answers and this user may start one."""
+    try:
+        return Engine.connect()
+    except EngineError:
+        daemon.start_engine(paths, say)
+        return Engine.connect()
+
+
+def doctor(*, fix: bool, stack: str | None) -> None:
+    paths = Paths.from_env()
+    machine = host.read_host()
+    chosen = manifests.load_stack(paths.project, stack or host.default_stack(paths.project, machine))
+    show(f"{machine.fingerprint}; stack {chosen.name}: {chosen.description}")
+    if machine.is_spark and chosen.name == "cpu":
+        show("This is a DGX Spark, and this version of sparkpin pins no stack for it yet.")
+    if fix:
+        host.install(host.missing(paths, machine, stack=chosen), machine, say)
+        show(f"engine: {daemon.start_engine(paths, say)}")
+    found = host.requirements(paths, machine, stack=chosen)
+    ui.table(
+        ("", "what", "found", "to mend it"), [("ok" if r.ok else "MISSING", r.name, r.detail, r.fix) for r in found]
+    )
+    if lacking := [requirement for requirement in found if not requirement.ok]:
+        raise HostError(
+            f"this machine lacks: {', '.join(requirement.name for requirement in lacking)}",
+            next_step="invoke doctor --fix (as root), or the commands in the table",
+        )
+
+
+def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool, dry_run: bool) -> None:
+    """The main job: what is missing of fetch, build, checkpoint and smoke, then the table."""
+    paths, pairings = pairings_of(recipe, stage, stack)
+    machine = host.read_host()
+    last = pairings[-1]
+    records = Releases(paths)
+    show(f"Stack {last.stack.name}: {last.stack.description}.")
+    show(f"Recipe {last.recipe.name}: {last.recipe.description}.")
+    for pairing in pairings:
+        known = records.find(pairing.tag)
+        done = f"{known.state}" if known else "to be built"
+        show(f"  {pairing.stage.name:8} {pairing.stage.description} ({done})")
+    lacking = host.missing(paths, machine, stack=last.stack)
+    for requirement in lacking:
+        show(f"missing: {requirement.name}: {requirement.detail}; {requirement.fix}")
+    if dry_run:
+        show("Dry run: nothing was changed.")
+        return
+    host.install(lacking, machine, say)
+    made = build_releases(paths, pairings)
+    if smoke and (waiting := tuple(release for release in made if not release.smoke_passed)):
+        smoke_releases(paths, waiting)
+        made = tuple(records.get(release.tag) for release in made)
+    newest = made[-1]
+    if newest.smoke_passed and records.current(newest.recipe) is None:
+        retention.promote(paths, engine_of(paths), newest.tag)
+        say(f"{newest.tag} is the first release that passed, so it is current")
+    report(made)
+    finish(tuple(release for release in made if release.smoke is not None))
 
 
 def lock(*, stack: str | None, model: str | None) -> None:
@@ -55,8 +116,10 @@ def fetch(*, recipe: str | None, stack: str | None) -> None:
     paths, pairings = pairings_of(recipe, None, stack)
     last = pairings[-1]
     report = fetching.fetch_stack(paths, last.stack, last.stack_lock, say)
-    show(f"stack {last.stack.name}: {report.files} files, {ui.size(report.bytes_total)} verified, "
-         f"{ui.size(report.bytes_fetched)} fetched")
+    show(
+        f"stack {last.stack.name}: {report.files} files, {ui.size(report.bytes_total)} verified, "
+        f"{ui.size(report.bytes_fetched)} fetched"
+    )
     for name, folder in hub.fetch_model(paths, last.model, last.model_lock, say).items():
         show(f"model {last.model.name}: {name} in {folder}")
 
@@ -64,7 +127,9 @@ def fetch(*, recipe: str | None, stack: str | None) -> None:
 def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None) -> None:
     _, pairings = pairings_of(recipe, stage, stack)
     image = pairings[-1].rendered
-    show(f"# {image.ref}\n# build key {image.key}\n{image.dockerfile.rstrip()}\n\n# The build sees these files and no network:")
+    for line in (f"# {image.ref}", f"# build key {image.key}", image.dockerfile.rstrip(), ""):
+        show(line)
+    show("# The build sees these files and no network:")
     for file in image.context:
         show(f"#   {file.sha256[:12]} {ui.size(file.size):>10}  {file.path}")
 
@@ -78,7 +143,7 @@ def build(*, recipe: str | None, stage: str | None, stack: str | None) -> tuple[
 
 
 def build_releases(paths: Paths, pairings: tuple[Pairing, ...]) -> tuple[Release, ...]:
-    engine = Engine.connect()
+    engine = engine_of(paths)
     records = Releases(paths)
     made = []
     for pairing in pairings:
@@ -94,7 +159,9 @@ def record(engine: Engine, records: Releases, pairing: Pairing, built: builder.B
     """The release of a pairing: the one that is there when it holds these bytes, else a new one, tagged."""
     known = records.find(pairing.tag)
     if known and known.image != built.config_digest:
-        say(f"{pairing.tag}: other bytes than recorded ({known.image} -> {built.config_digest}); it must be smoked anew")
+        say(
+            f"{pairing.tag}: other bytes than recorded ({known.image} -> {built.config_digest}); it must be smoked anew"
+        )
         known = None
     release = known or Release(
         tag=pairing.tag,
@@ -159,8 +226,7 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None) -> tuple[Re
         if not wanted:
             raise InputError(f"no release of stage {stage!r} is built", next_step=f"invoke build --stage {stage}")
     else:
-        wanted = [release for release in records.all() if release.state == "built"
-                  and recipe in (None, release.recipe)]
+        wanted = [release for release in records.all() if release.state == "built" and recipe in (None, release.recipe)]
     if not wanted:
         show("nothing to smoke: every release that is built has been smoked (invoke smoke TAG repeats one)")
         return ()
@@ -171,7 +237,7 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None) -> tuple[Re
 
 
 def smoke_releases(paths: Paths, wanted: tuple[Release, ...]) -> tuple[Release, ...]:
-    engine = Engine.connect()
+    engine = engine_of(paths)
     records = Releases(paths)
     return tuple(
         records.smoked(release.tag, run_smoke(paths, engine, release, checkpoint_of(paths, release), say))
@@ -197,7 +263,14 @@ def report(rows: tuple[Release, ...]) -> None:
     ui.table(
         ("stage", "tag", "image", "size", "build", "smoke"),
         [
-            (r.stage, r.tag, r.image.removeprefix("sha256:")[:12], ui.size(r.size), ui.seconds(r.build_seconds), r.smoke_text)
+            (
+                r.stage,
+                r.tag,
+                ui.digest(r.image),
+                ui.size(r.size),
+                ui.seconds(r.build_seconds),
+                r.smoke_text,
+            )
             for r in rows
         ],
     )
@@ -205,34 +278,43 @@ def report(rows: tuple[Release, ...]) -> None:
 
 def images(*, as_json: bool) -> None:
     paths = Paths.from_env()
-    rows = retention.rows(paths, Engine.connect())
+    rows = retention.rows(paths, engine_of(paths))
     if as_json:
         show(json.dumps(rows, indent=2, sort_keys=True))
         return
     ui.table(
         ("tag", "state", "smoke", "image", "size", "own size", "created"),
         [
-            (r["tag"], r["state"], r["smoke"], (r["image"] or "missing").removeprefix("sha256:")[:12], ui.size(r["size"]),
-             ui.size(r["unique_size"]), r["created"])
+            (
+                r["tag"],
+                r["state"],
+                r["smoke"],
+                ui.digest(r["image"]),
+                ui.size(r["size"]),
+                ui.size(r["unique_size"]),
+                r["created"],
+            )
             for r in rows
         ],
     )
 
 
 def promote(tag: str) -> None:
-    release = retention.promote(Paths.from_env(), Engine.connect(), tag)
+    paths = Paths.from_env()
+    release = retention.promote(paths, engine_of(paths), tag)
     show(f"current release of {release.recipe}: {release.tag}\nnext: invoke serve")
 
 
 def rollback(*, recipe: str | None) -> None:
     paths = Paths.from_env()
-    release = retention.rollback(paths, Engine.connect(), choose_recipe(paths, recipe, None))
+    release = retention.rollback(paths, engine_of(paths), choose_recipe(paths, recipe, None))
     show(f"back to {release.tag}: image {release.image}, checkpoint {release.checkpoint_key[:16]}")
     show(f"flags: {shlex.join(release.argv)}\nnext: invoke serve")
 
 
 def prune(*, keep: int) -> None:
-    freed = retention.prune(Paths.from_env(), Engine.connect(), keep, say)
+    paths = Paths.from_env()
+    freed = pruning.prune(paths, engine_of(paths), keep, say)
     show(f"removed {len(freed.tags)} releases, freed {ui.size(freed.bytes)}")
 
 
@@ -245,12 +327,14 @@ def serve(*, recipe: str | None, release: str | None, port: int | None) -> None:
         name = choose_recipe(paths, recipe, None)
         current = records.current(name)
         if not current:
-            raise InputError(f"recipe {name!r} has no current release", next_step="invoke promote TAG (see invoke images)")
+            raise InputError(
+                f"recipe {name!r} has no current release", next_step="invoke images, then invoke promote TAG"
+            )
         chosen = current
-    served = serving.start(Engine.connect(), chosen, checkpoint_of(paths, chosen), port=port, say=say)
+    served = serving.start(engine_of(paths), chosen, checkpoint_of(paths, chosen), port=port, say=say)
     show(f"{chosen.tag} answers at {served.url}\nnext: invoke stop")
 
 
 def stop(*, recipe: str | None) -> None:
-    for name in serving.stop(Engine.connect(), recipe, say):
+    for name in serving.stop(engine_of(Paths.from_env()), recipe, say):
         show(f"stopped {name}")

@@ -113,7 +113,7 @@ class Stage(Model):
     name: Name
     description: str
     parent: Name | None
-    template: Annotated[str, Field(pattern=r"^[a-z0-9.-]+\.j2$")]
+    template: Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+\.j2$")]
     mods: list[Name] = []
     checkpoint: CHECKPOINT_STEPS | None = None
     serve: Serve = Serve()

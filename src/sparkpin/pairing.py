@@ -95,7 +95,9 @@ def input_hashes(
 ) -> dict[str, str]:
     """SHA-256 of each file that people edit and of each lock, by path below the project."""
     names = [f"recipes/{recipe.name}.yaml"]
-    names += [f"pins/{kind}.{end}" for kind in (f"stacks/{stack.name}", f"models/{model.name}") for end in ("yaml", "lock")]
+    names += [
+        f"pins/{kind}.{end}" for kind in (f"stacks/{stack.name}", f"models/{model.name}") for end in ("yaml", "lock")
+    ]
     names += [f"stages/{stage.name}.yaml" for stage in chain]
     names += sorted({f"dockerfiles/{stage.template}" for stage in chain})
     return {name: hashlib.sha256((project / name).read_bytes()).hexdigest() for name in names}

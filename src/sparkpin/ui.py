@@ -29,10 +29,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         grid.add_column(column, no_wrap=True, justify="right" if column in RIGHT else "left")
     for row in rows:
         grid.add_row(*("" if cell is None else str(cell) for cell in row))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=max(console.measure(grid).maximum, 80))
-    console.print(grid, soft_wrap=True)
+    needed = Console(width=1000).measure(grid).maximum
+    Console(width=max(needed, 80)).print(grid)
 
 
 RIGHT = {"size", "own size", "build", "ready", "freed"}
@@ -47,3 +45,8 @@ def size(count: int | None) -> str:
 
 def seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f} s"
+
+
+def digest(value: str | None) -> str:
+    """The first 12 digits, as Docker prints them."""
+    return value.removeprefix("sha256:")[:12] if value else "missing"

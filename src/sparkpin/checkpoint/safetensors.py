@@ -12,13 +12,13 @@ import json
 import math
 import os
 import struct
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sparkpin.errors import IntegrityError
+from sparkpin.files import atomic_file
 
 ITEM_SIZE: Mapping[str, int] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -35,7 +35,7 @@ MAX_HEADER_BYTES = 100_000_000
 _ALIGN = 8
 _METADATA = "__metadata__"
 _ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
-_NEXT = "sparkpin fetches it again if you delete the file and run: invoke fetch"
+_NEXT = "delete the file and run `invoke fetch`, which gets it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,28 +172,19 @@ def write_file(path: Path, sources: Iterable[TensorSource], metadata: Mapping[st
     header, order = build_header(specs, metadata)
     digest = hashlib.sha256(header)
     size = len(header)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(header)
-            for name in order:
-                source = by_name[name]
-                wanted = tensor_nbytes(source.dtype, source.shape)
-                got = 0
-                for chunk in source.chunks:
-                    got += memoryview(chunk).nbytes
-                    file.write(chunk)
-                    digest.update(chunk)
-                if got != wanted:
-                    raise _bad(str(path), f"tensor {name!r} yielded {got} bytes, wanted {wanted}")
-                size += wanted
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with atomic_file(path) as file:
+        file.write(header)
+        for name in order:
+            source = by_name[name]
+            wanted = tensor_nbytes(source.dtype, source.shape)
+            got = 0
+            for chunk in source.chunks:
+                got += memoryview(chunk).nbytes
+                file.write(chunk)
+                digest.update(chunk)
+            if got != wanted:
+                raise _bad(str(path), f"tensor {name!r} yielded {got} bytes, wanted {wanted}")
+            size += wanted
     return Written(size, digest.hexdigest())
 
 

@@ -1,0 +1,77 @@
+"""Reading FP8 entries out of an AutoRound ``extra_config``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+BLOCK = (128, 128)
+
+
+@dataclass(frozen=True)
+class Fp8Entry:
+    """One block-FP8 layer: E4M3 weights, one float32 scale per ``block[0] x block[1]`` weights, dynamic activations."""
+
+    block: tuple[int, int]
+
+
+def shard_names(prefix: str, packed_modules: Mapping[str, Sequence[str]]) -> list[str]:
+    """Names that `prefix` has in the checkpoint.
+
+    ``...mlp.shared_expert.gate_up_proj`` -> its ``gate_proj`` and ``up_proj``; a layer that is not fused -> itself.
+    """
+    parent, dot, last = prefix.rpartition(".")
+    return [parent + dot + part for part in packed_modules.get(last, (last,))]
+
+
+def fp8_entry(
+    prefix: str, extra_config: Mapping[str, Mapping[str, Any]] | None, packed_modules: Mapping[str, Sequence[str]]
+) -> Fp8Entry | None:
+    """The FP8 entry for the layer `prefix`, or None when `extra_config` does not ask for FP8 there.
+
+    Args:
+        prefix: vLLM's name of the layer, fused or not.
+        extra_config: AutoRound's per-layer settings by checkpoint name (with or without a leading ``model.``).
+        packed_modules: vLLM's ``packed_modules_mapping``, fused name -> its parts.
+
+    Raises:
+        ValueError: the parts of a fused layer differ, or an FP8 entry is not E4M3 in symmetric blocks of 128 x 128.
+    """
+    if not extra_config or not prefix:
+        return None
+    names = shard_names(prefix, packed_modules)
+    entries = [_read(name, extra_config) for name in names]
+    if all(entry is None for entry in entries):
+        return None
+    if any(entry != entries[0] for entry in entries):
+        seen = ", ".join(f"{name}: {_say(name, extra_config)}" for name in names)
+        raise ValueError(
+            f"{prefix} is one fused layer in vLLM, but its parts differ in quantization_config.extra_config: "
+            f"{seen}. Wanted the same FP8 entry for each part, or for none."
+        )
+    return entries[0]
+
+
+def _lookup(name: str, extra_config: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    entry = extra_config.get(name)
+    return entry if entry is not None else extra_config.get(f"model.{name}")
+
+
+def _read(name: str, extra_config: Mapping[str, Mapping[str, Any]]) -> Fp8Entry | None:
+    entry = _lookup(name, extra_config)
+    if entry is None or entry.get("data_type") not in ("fp", "fp8") or entry.get("bits") != 8:
+        return None
+    group_size = entry.get("group_size")
+    block = tuple(group_size) if isinstance(group_size, list | tuple) else group_size
+    if block != BLOCK or entry.get("sym", True) is not True:
+        raise ValueError(
+            f"quantization_config.extra_config[{name!r}] is {dict(entry)}: "
+            f"wanted group_size {list(BLOCK)} and sym true for bits 8, data_type fp"
+        )
+    return Fp8Entry(block=BLOCK)
+
+
+def _say(name: str, extra_config: Mapping[str, Mapping[str, Any]]) -> str:
+    entry = _lookup(name, extra_config)
+    return "no entry" if entry is None else str(dict(entry))

@@ -1,0 +1,60 @@
+"""Let an AutoRound ``extra_config`` entry choose block FP8 for single layers.
+
+For vLLM 0.32.0: ``INCConfig`` keeps data_type and packing_format for the whole checkpoint and reads only bits,
+group_size and sym per layer, although its block-FP8 scheme itself is complete. May go when ``INCConfigParser.resolve``
+reads them.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from sparkpin_modkit import check_signature, require_vllm
+
+from sparkpin_hybrid.count import LayerCount
+from sparkpin_hybrid.entries import Fp8Entry, fp8_entry
+
+VLLM_VERSIONS = ("0.32.0",)
+COUNT = LayerCount()
+
+
+def install() -> None:
+    """Wrap ``INCConfig.get_quant_method``."""
+    require_vllm(VLLM_VERSIONS)
+    from vllm.model_executor.layers.linear import LinearBase
+    from vllm.model_executor.layers.quantization.inc import INCConfig
+    from vllm.model_executor.layers.quantization.inc.schemes.inc_fp8_linear import INCFp8LinearScheme
+    from vllm.model_executor.layers.quantization.inc.schemes.inc_scheme import INCLinearScheme
+
+    original = INCConfig.get_quant_method
+    check_signature(original, "self, layer, prefix")
+    check_signature(INCFp8LinearScheme, "prefix, weight_block_size")
+    check_signature(
+        INCLinearScheme.create_weights,
+        "self, layer, input_size_per_partition, output_partition_sizes, input_size, output_size, params_dtype, "
+        "**extra_weight_attrs",
+    )
+
+    @functools.wraps(original)
+    def get_quant_method(self: Any, layer: Any, prefix: str) -> Any:
+        if isinstance(layer, LinearBase):
+            entry = fp8_entry(prefix, self.extra_config, getattr(self, "packed_modules_mapping", None) or {})
+            if entry is not None:
+                return _fp8_method(prefix, entry)
+        return original(self, layer, prefix)
+
+    INCConfig.get_quant_method = get_quant_method
+
+
+def _fp8_method(prefix: str, entry: Fp8Entry) -> Any:
+    from vllm.model_executor.layers.quantization.inc.inc_linear import INCLinearMethod
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        from sparkpin_hybrid.reference import ReferenceFp8Scheme
+
+        return COUNT.watch(INCLinearMethod(ReferenceFp8Scheme(prefix, entry.block)), "dequantised at load")
+    from vllm.model_executor.layers.quantization.inc.schemes.inc_fp8_linear import INCFp8LinearScheme
+
+    return COUNT.watch(INCLinearMethod(INCFp8LinearScheme(prefix, entry.block)), "vLLM block FP8")

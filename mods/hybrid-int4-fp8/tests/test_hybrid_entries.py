@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from sparkpin_hybrid.dequantise import dequantise_blocks
+from sparkpin_hybrid.entries import Fp8Entry, fp8_entry, shard_names
+
+PACKED = {"gate_up_proj": ["gate_proj", "up_proj"], "qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+FP8 = {"bits": 8, "group_size": [128, 128], "sym": True, "data_type": "fp"}
+FULL = {"bits": 16, "data_type": "float"}
+SHARED = "model.layers.0.mlp.shared_expert"
+
+
+def test_fused_names_expand() -> None:
+    assert shard_names(f"{SHARED}.gate_up_proj", PACKED) == [f"{SHARED}.gate_proj", f"{SHARED}.up_proj"]
+    assert shard_names(f"{SHARED}.down_proj", PACKED) == [f"{SHARED}.down_proj"]
+    assert shard_names("gate_up_proj", PACKED) == ["gate_proj", "up_proj"]
+
+
+def test_fused_layer_takes_the_entry_of_its_parts() -> None:
+    extra = {f"{SHARED}.gate_proj": FP8, f"{SHARED}.up_proj": dict(FP8)}
+    assert fp8_entry(f"{SHARED}.gate_up_proj", extra, PACKED) == Fp8Entry((128, 128))
+
+
+@pytest.mark.parametrize("prefix", ["layers.0.mlp.down_proj", "model.layers.0.mlp.down_proj"])
+def test_leading_model_is_optional(prefix: str) -> None:
+    assert fp8_entry(prefix, {"model.layers.0.mlp.down_proj": FP8}, PACKED) is not None
+
+
+@pytest.mark.parametrize("entry", [FULL, {"bits": 4}, {"bits": 8, "group_size": 128, "data_type": "int"}, {}])
+def test_other_entries_are_left_to_vllm(entry: dict[str, object]) -> None:
+    assert fp8_entry(f"{SHARED}.down_proj", {f"{SHARED}.down_proj": entry}, PACKED) is None
+
+
+@pytest.mark.parametrize("extra", [None, {}, {f"{SHARED}.down_proj": FP8}])
+def test_layers_without_an_entry_are_left_to_vllm(extra: dict[str, dict[str, object]] | None) -> None:
+    assert fp8_entry(f"{SHARED}.gate_up_proj", extra, PACKED) is None
+    assert fp8_entry("model.layers.0.self_attn.o_proj", extra, PACKED) is None
+
+
+@pytest.mark.parametrize("other", [FULL, None])
+def test_parts_that_differ_raise(other: dict[str, object] | None) -> None:
+    extra = {f"{SHARED}.gate_proj": FP8}
+    if other is not None:
+        extra[f"{SHARED}.up_proj"] = other
+    with pytest.raises(ValueError, match="one fused layer") as caught:
+        fp8_entry(f"{SHARED}.gate_up_proj", extra, PACKED)
+    assert f"{SHARED}.gate_proj: {FP8}" in str(caught.value)
+    assert f"{SHARED}.up_proj: {other or 'no entry'}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change", [{"group_size": [64, 128]}, {"group_size": 128}, {"group_size": None}, {"sym": False}]
+)
+def test_unknown_fp8_form_raises(change: dict[str, object]) -> None:
+    extra = {f"{SHARED}.down_proj": {**FP8, **change}}
+    with pytest.raises(ValueError, match=r"wanted group_size \[128, 128\] and sym true"):
+        fp8_entry(f"{SHARED}.down_proj", extra, PACKED)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(128, 128), (256, 384), (130, 200), (1, 1), (127, 129)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dequantisation_is_exact(rows: int, columns: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(rows, columns, generator=generator).to(torch.float8_e4m3fn)
+    scale = torch.rand(-(-rows // 128), -(-columns // 128), generator=generator) + 0.01
+    wanted = torch.empty(rows, columns)
+    for n in range(scale.shape[0]):
+        for k in range(scale.shape[1]):
+            block = slice(128 * n, 128 * n + 128), slice(128 * k, 128 * k + 128)
+            wanted[block] = weight[block].float() * scale[n, k]
+    assert torch.equal(dequantise_blocks(weight, scale, (128, 128), dtype), wanted.to(dtype))
+
+
+def test_missing_scales_raise() -> None:
+    weight = torch.zeros(256, 128).to(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match=r"scales \(1, 1\).*wanted \(2, 1\)"):
+        dequantise_blocks(weight, torch.ones(1, 1), (128, 128), torch.float32)

@@ -1,0 +1,68 @@
+"""Give every LM head the INT8 method.
+
+For vLLM 0.32.0. Wrapping ``ParallelLMHead.__init__`` catches the head whatever quantisation config chose its method:
+under AutoRound (INC) it is ``UnquantizedLinearMethod``, elsewhere ``UnquantizedEmbeddingMethod``. May go when vLLM can
+quantise an LM head on its own while it loads.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from sparkpin_modkit import ModError, UnsupportedPlatform, check_signature, reporting_failure, require_vllm
+
+from sparkpin_int8_lm_head import MOD, VERSION
+
+VLLM_VERSIONS = ("0.32.0",)
+
+
+def install() -> None:
+    """Wrap ``ParallelLMHead.__init__``."""
+    require_vllm(VLLM_VERSIONS)
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        raise UnsupportedPlatform(
+            f"int8-lm-head runs on vLLM's CPU platform only, this is {current_platform.device_type!r}: "
+            "the kernel arrives with a later release; set SPARKPIN_MOD_INT8_LM_HEAD=0"
+        )
+    original = ParallelLMHead.__init__
+    check_signature(
+        original,
+        "self, num_embeddings, embedding_dim, bias, params_dtype, org_num_embeddings, padding_size, quant_config, "
+        "prefix, disable_tp",
+    )
+    check_signature(QuantizeMethodBase.process_weights_after_loading, "self, layer")
+    check_signature(UnquantizedEmbeddingMethod.apply, "self, layer, x, bias")
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        from sparkpin_int8_lm_head.method import Int8LMHeadMethod
+
+        original(self, *args, **kwargs)
+        with reporting_failure(MOD, version=VERSION):
+            _refuse_lora()
+            inner = self.quant_method
+            if type(inner) not in (UnquantizedLinearMethod, UnquantizedEmbeddingMethod):
+                raise ModError(
+                    f"int8-lm-head: the checkpoint's LM head is already quantised ({type(inner).__name__}), wanted a "
+                    "16-bit one; set SPARKPIN_MOD_INT8_LM_HEAD=0"
+                )
+            self.quant_method = Int8LMHeadMethod(inner)
+
+    ParallelLMHead.__init__ = init
+
+
+def _refuse_lora() -> None:
+    from vllm.config import get_current_vllm_config_or_none
+
+    config = get_current_vllm_config_or_none()
+    if config is not None and config.lora_config is not None:
+        raise ModError(
+            "int8-lm-head: LoRA may change the LM head, which is quantised once at load; leave out --enable-lora or "
+            "set SPARKPIN_MOD_INT8_LM_HEAD=0"
+        )

@@ -1,0 +1,184 @@
+"""Through vLLM's real ParallelLMHead, in one process."""
+
+from __future__ import annotations
+
+import pytest
+import sparkpin_int8_lm_head
+import torch
+from sparkpin_int8_lm_head import naive
+from sparkpin_int8_lm_head.method import Int8LMHeadMethod
+from sparkpin_modkit import ModError, SignatureChanged, UnsupportedPlatform, UnsupportedVLLM, plugin
+from sparkpin_modkit.testing import parse_reports, single_process_vllm
+from vllm.config.lora import LoRAConfig
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
+)
+
+
+class HeadConfig(QuantizationConfig):
+    """A config that chooses `method` for every layer, as AutoRound's does for a head left at 16 bits."""
+
+    def __init__(self, method) -> None:
+        super().__init__()
+        self.method = method
+
+    get_name = get_supported_act_dtypes = get_min_capability = get_config_filenames = from_config = None
+
+    def get_quant_method(self, layer, prefix):
+        return self.method
+
+
+HeadConfig.__abstractmethods__ = frozenset()
+
+
+@pytest.fixture(scope="module")
+def world():
+    with single_process_vllm() as config:
+        yield config
+
+
+@pytest.fixture
+def pristine(monkeypatch: pytest.MonkeyPatch):
+    original = ParallelLMHead.__init__
+    original = getattr(original, "__wrapped__", original)
+    monkeypatch.setattr(ParallelLMHead, "__init__", original)
+    monkeypatch.setattr(plugin, "_installed", set())
+    monkeypatch.delenv("SPARKPIN_MOD_INT8_LM_HEAD", raising=False)
+    return original
+
+
+@pytest.fixture
+def installed(pristine, world):
+    sparkpin_int8_lm_head.register()
+    return world
+
+
+def new_head(vocabulary: int = 500, width: int = 100, **kwargs) -> ParallelLMHead:
+    return ParallelLMHead(vocabulary, width, params_dtype=torch.bfloat16, **kwargs)
+
+
+def fill(head: ParallelLMHead, vocabulary: int, width: int) -> torch.Tensor:
+    weight = torch.randn(vocabulary, width, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
+    weight[:, 5] *= 8
+    head.weight.weight_loader(head.weight, weight)
+    return weight
+
+
+def test_off_leaves_vllm_alone(pristine, world, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARKPIN_MOD_INT8_LM_HEAD", "0")
+    sparkpin_int8_lm_head.register()
+    assert ParallelLMHead.__init__ is pristine
+    assert type(new_head().quant_method) is UnquantizedEmbeddingMethod
+
+
+def test_on_wraps_once(installed) -> None:
+    wrapped = ParallelLMHead.__init__
+    sparkpin_int8_lm_head.register()
+    assert ParallelLMHead.__init__ is wrapped
+    assert type(new_head().quant_method.inner) is UnquantizedEmbeddingMethod
+
+
+@pytest.mark.parametrize("inner", [UnquantizedEmbeddingMethod, UnquantizedLinearMethod])
+def test_head_loads_converts_and_computes(installed, inner, monkeypatch, capfd) -> None:
+    monkeypatch.setattr("sparkpin_modkit.reports._vllm_logger", lambda: None)
+    head = new_head(quant_config=HeadConfig(inner()))
+    weight = fill(head, 500, 100)
+    head.quant_method.process_weights_after_loading(head)
+    assert not hasattr(head, "weight")
+    assert "weight_int8" not in head.state_dict()
+
+    [line] = parse_reports(capfd.readouterr().err)
+    assert {key: line[key] for key in ("mod", "event", "V", "K", "outlier_columns")} == {
+        "mod": "int8-lm-head",
+        "event": "active",
+        "V": 512,
+        "K": 100,
+        "outlier_columns": 1,
+    }
+    assert line["mib_after"] < 0.53 * line["mib_before"]
+
+    x = torch.randn(2, 3, 100, generator=torch.Generator().manual_seed(4)).to(torch.bfloat16)
+    bias = torch.randn(512).to(torch.bfloat16)
+    got = head.quant_method.apply(head, x)
+    assert got.shape == (2, 3, 512) and got.dtype == torch.bfloat16
+    assert bool((got[..., 500:] == 0).all())
+    wanted = x.float() @ weight.float().T
+    assert float((got[..., :500].float() - wanted).norm() / wanted.norm()) < 0.01
+    assert torch.equal(head.quant_method.apply(head, x, bias), got + bias)
+
+    exact = naive.logits(
+        x.view(6, 100), head.weight_int8[:, :100], head.weight_row_scale.float(), head.weight_column_scale.float()
+    )
+    assert float((got.view(6, 512).float() - exact).abs().max() / exact.abs().max()) < 2**-8
+
+
+def test_two_heads_are_independent(installed) -> None:
+    """A drafter's own head next to its target's."""
+    first, second = new_head(), new_head()
+    fill(first, 500, 100)
+    second.weight.weight_loader(second.weight, torch.zeros(500, 100, dtype=torch.bfloat16))
+    first.quant_method.process_weights_after_loading(first)
+    second.quant_method.process_weights_after_loading(second)
+    x = torch.ones(1, 100, dtype=torch.bfloat16)
+    assert bool((second.quant_method.apply(second, x) == 0).all())
+    assert bool((first.quant_method.apply(first, x) != 0).any())
+
+
+def test_bad_weights_are_reported_as_failure(installed, monkeypatch, capfd) -> None:
+    monkeypatch.setattr("sparkpin_modkit.reports._vllm_logger", lambda: None)
+    head = new_head()
+    head.weight.data.fill_(float("nan"))
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        head.quant_method.process_weights_after_loading(head)
+    assert [line["event"] for line in parse_reports(capfd.readouterr().err)] == ["failed"]
+
+
+def test_tied_head_is_refused(installed) -> None:
+    with pytest.raises(ModError, match=r"ties its LM head.*SPARKPIN_MOD_INT8_LM_HEAD=0"):
+        new_head().tie_weights(VocabParallelEmbedding(500, 100, params_dtype=torch.bfloat16))
+
+
+def test_quantised_head_is_refused(installed) -> None:
+    with pytest.raises(ModError, match=r"already quantised .Int8LMHeadMethod."):
+        new_head(quant_config=HeadConfig(Int8LMHeadMethod(UnquantizedLinearMethod())))
+
+
+def test_lora_is_refused(installed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "lora_config", LoRAConfig())
+    with pytest.raises(ModError, match=r"LoRA.*--enable-lora"):
+        new_head()
+
+
+def test_embeddings_are_left_alone(installed) -> None:
+    embedding = VocabParallelEmbedding(500, 100, params_dtype=torch.bfloat16)
+    assert type(embedding.quant_method) is UnquantizedEmbeddingMethod
+
+
+def refusal(pristine) -> BaseException | None:
+    with pytest.raises(SystemExit) as caught:
+        sparkpin_int8_lm_head.register()
+    return caught.value.__cause__
+
+
+def test_changed_signature_stops(pristine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ParallelLMHead, "__init__", lambda self, num_embeddings: None)
+    assert isinstance(refusal(pristine), SignatureChanged)
+
+
+def test_unknown_vllm_stops(pristine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm.__version__", "0.33.0")
+    assert isinstance(refusal(pristine), UnsupportedVLLM)
+    assert ParallelLMHead.__init__ is pristine
+
+
+def test_cuda_stops(pristine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    cause = refusal(pristine)
+    assert isinstance(cause, UnsupportedPlatform) and "SPARKPIN_MOD_INT8_LM_HEAD=0" in str(cause)
+    assert ParallelLMHead.__init__ is pristine

@@ -1,0 +1,29 @@
+"""Shared by every sparkpin mod: the switch, the checks before vLLM is changed, and the one-line reports.
+
+Importing this package imports neither torch nor vLLM.
+"""
+
+from __future__ import annotations
+
+from sparkpin_modkit.checks import check_signature, require_vllm
+from sparkpin_modkit.errors import BadSwitch, ModError, SignatureChanged, UnsupportedPlatform, UnsupportedVLLM
+from sparkpin_modkit.plugin import EXIT_CODE, install_once
+from sparkpin_modkit.reports import MARKER, report, reporting_failure
+from sparkpin_modkit.switch import enabled, switch_name
+
+__all__ = [
+    "EXIT_CODE",
+    "MARKER",
+    "BadSwitch",
+    "ModError",
+    "SignatureChanged",
+    "UnsupportedPlatform",
+    "UnsupportedVLLM",
+    "check_signature",
+    "enabled",
+    "install_once",
+    "report",
+    "reporting_failure",
+    "require_vllm",
+    "switch_name",
+]

@@ -1,0 +1,23 @@
+"""One class per way in which a mod can refuse to run."""
+
+from __future__ import annotations
+
+
+class ModError(RuntimeError):
+    """A mod cannot do what it was asked to do; the server must not start without it."""
+
+
+class BadSwitch(ModError):
+    """A ``SPARKPIN_MOD_*`` variable holds something other than "0" or "1"."""
+
+
+class UnsupportedVLLM(ModError):
+    """The installed vLLM is not a version that the mod was written for."""
+
+
+class UnsupportedPlatform(ModError):
+    """The mod has no implementation for the platform that vLLM runs on."""
+
+
+class SignatureChanged(ModError):
+    """A function that the mod replaces no longer takes the parameters that it was written against."""

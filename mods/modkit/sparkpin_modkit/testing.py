@@ -1,0 +1,41 @@
+"""For the mods' own tests: vLLM's layers in one process, without a server."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def single_process_vllm() -> Iterator[Any]:
+    """A default ``VllmConfig`` and a world of one process, in which vLLM's parallel layers can be built."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.distributed import parallel_state
+
+    config = VllmConfig()
+    with tempfile.TemporaryDirectory() as folder, set_current_vllm_config(config):
+        parallel_state.init_distributed_environment(
+            world_size=1,
+            rank=0,
+            local_rank=0,
+            distributed_init_method=f"file://{Path(folder) / 'world'}",
+            backend="gloo",
+        )
+        parallel_state.initialize_model_parallel(1, 1)
+        try:
+            yield config
+        finally:
+            parallel_state.destroy_model_parallel()
+            parallel_state.destroy_distributed_environment()
+
+
+def parse_reports(text: str) -> list[dict[str, Any]]:
+    """The JSON of every report line in `text` (a log, or a captured stream)."""
+    import json
+
+    from sparkpin_modkit.reports import MARKER
+
+    return [json.loads(line.split(MARKER, 1)[1]) for line in text.splitlines() if f"{MARKER} {{" in line]

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+
+import pytest
+import vllm
+from sparkpin_modkit import (
+    BadSwitch,
+    SignatureChanged,
+    UnsupportedVLLM,
+    check_signature,
+    enabled,
+    require_vllm,
+    switch_name,
+)
+
+
+class Replaced:
+    def method(self, layer, *args, prefix="", **kwargs):
+        pass
+
+    @classmethod
+    def chosen(cls, backend, num_heads=None):
+        pass
+
+
+def test_switch_name() -> None:
+    assert switch_name("int8-lm-head") == "SPARKPIN_MOD_INT8_LM_HEAD"
+
+
+@pytest.mark.parametrize(("value", "wanted"), [("0", False), ("1", True)])
+def test_switch_follows_the_variable(monkeypatch: pytest.MonkeyPatch, value: str, wanted: bool) -> None:
+    monkeypatch.setenv("SPARKPIN_MOD_INT8_LM_HEAD", value)
+    assert enabled("int8-lm-head", default=not wanted) is wanted
+
+
+@pytest.mark.parametrize("default", [True, False])
+def test_switch_unset_is_the_default(monkeypatch: pytest.MonkeyPatch, default: bool) -> None:
+    monkeypatch.delenv("SPARKPIN_MOD_INT8_LM_HEAD", raising=False)
+    assert enabled("int8-lm-head", default=default) is default
+
+
+@pytest.mark.parametrize("value", ["", "true", "01", " 1"])
+def test_other_values_raise(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("SPARKPIN_MOD_INT8_LM_HEAD", value)
+    with pytest.raises(BadSwitch, match=r"SPARKPIN_MOD_INT8_LM_HEAD=.*wanted 0 or 1"):
+        enabled("int8-lm-head")
+
+
+def test_signature_accepts_names_in_order() -> None:
+    check_signature(Replaced.method, "self, layer, *args, prefix, **kwargs")
+    check_signature(Replaced.method, ["self", "layer", "*args", "prefix", "**kwargs"])
+    check_signature(Replaced.chosen, "backend, num_heads")
+
+
+@pytest.mark.parametrize(
+    "expected", ["self, layer", "layer, self, *args, prefix, **kwargs", "self, layer, args, prefix, **kwargs", ""]
+)
+def test_signature_mismatch_names_function_seen_and_wanted(expected: str) -> None:
+    with pytest.raises(SignatureChanged) as caught:
+        check_signature(Replaced.method, expected)
+    message = str(caught.value)
+    assert f"{__name__}.Replaced.method" in message
+    assert "(self, layer, *args, prefix, **kwargs)" in message
+    assert f"wanted ({expected})" in message
+
+
+def test_signature_of_a_wrapped_function_is_the_wrapped_one() -> None:
+    @functools.wraps(Replaced.method)
+    def wrapper(*args, **kwargs):
+        pass
+
+    check_signature(wrapper, "self, layer, *args, prefix, **kwargs")
+
+
+def test_signature_that_cannot_be_read() -> None:
+    with pytest.raises(SignatureChanged, match="cannot be read"):
+        check_signature(max, "a, b")
+
+
+def test_require_vllm_ignores_the_local_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "__version__", "0.32.0+cpu")
+    assert require_vllm(["0.31.0", "0.32.0"]) == "0.32.0"
+
+
+@pytest.mark.parametrize("seen", ["0.33.0", "0.32.1", "0.32.0.dev1", "dev"])
+def test_require_vllm_names_seen_and_wanted(monkeypatch: pytest.MonkeyPatch, seen: str) -> None:
+    monkeypatch.setattr(vllm, "__version__", seen)
+    with pytest.raises(UnsupportedVLLM, match=f"vLLM {seen} is installed, wanted one of: 0.32.0"):
+        require_vllm(["0.32.0"])
+
+
+def test_import_loads_neither_torch_nor_vllm() -> None:
+    code = "import sys, sparkpin_modkit; print([m for m in ('torch', 'vllm') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from sparkpin_turboquant import codebook, naive
+from sparkpin_turboquant.rotation import hadamard, rotate, signs, unrotate
+
+DIMS = [64, 128, 256]
+
+
+def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def distortion(x: torch.Tensor) -> float:
+    """Mean over vectors of |x - x^|^2 / |x|^2."""
+    decoded = naive.dequantise(*naive.quantise(x))
+    return float(((decoded - x).square().sum(-1) / x.square().sum(-1)).mean())
+
+
+def sylvester(head_dim: int) -> torch.Tensor:
+    matrix = torch.ones(1, 1)
+    while matrix.shape[0] < head_dim:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)), 0)
+    return matrix
+
+
+# Max 1960, table I: the positive centroids of the 2-, 4- and 16-level quantisers, and the errors.
+@pytest.mark.parametrize(
+    ("levels", "positive", "error"),
+    [
+        (2, [0.7980], 0.3634),
+        (4, [0.4528, 1.510], 0.1175),
+        (8, [0.2451, 0.7560, 1.344, 2.152], 0.03454),
+        (16, [0.1284, 0.3881, 0.6568, 0.9424, 1.256, 1.618, 2.069, 2.733], 0.0095),
+    ],
+)
+def test_codebook_is_max_1960(levels: int, positive: list[float], error: float) -> None:
+    centroids = codebook.lloyd_max(levels)
+    assert centroids[levels // 2 :] == pytest.approx(positive, rel=2e-3)
+    assert [-c for c in centroids[::-1]] == list(centroids)
+    assert codebook.distortion(levels) == pytest.approx(error, rel=2e-3)
+
+
+def test_distortion_by_integration() -> None:
+    """The closed form against a plain Riemann sum over [-9, 9]."""
+    t = torch.linspace(-9, 9, 1_800_001, dtype=torch.float64)
+    edges = torch.tensor(codebook.boundaries(), dtype=torch.float64)
+    nearest = torch.tensor(codebook.lloyd_max(), dtype=torch.float64)[torch.bucketize(t, edges)]
+    density = torch.exp(-t * t / 2) / math.sqrt(2 * math.pi)
+    assert float(((t - nearest).square() * density).sum() * 1e-5) == pytest.approx(codebook.distortion(), rel=1e-6)
+    assert codebook.distortion() == pytest.approx(0.0095010, abs=5e-7)
+
+
+@pytest.mark.parametrize("head_dim", [2, 8, *DIMS])
+def test_hadamard_is_the_matrix(head_dim: int) -> None:
+    x = gaussian(3, head_dim)
+    assert torch.allclose(hadamard(x), x @ sylvester(head_dim) / math.sqrt(head_dim), atol=1e-5)
+
+
+@pytest.mark.parametrize("head_dim", DIMS)
+def test_rotation_is_orthonormal(head_dim: int) -> None:
+    eye = torch.eye(head_dim)
+    assert torch.allclose(rotate(eye) @ rotate(eye).T, eye, atol=1e-5)
+    assert torch.allclose(unrotate(rotate(gaussian(5, head_dim))), gaussian(5, head_dim), atol=1e-5)
+
+
+def test_signs_are_fixed() -> None:
+    """A cache written by one release must be readable by a kernel of another: literal values."""
+    assert "".join("+" if s > 0 else "-" for s in signs(32).tolist()) == "--+-+++-++--++--++-----++-++++--"
+    assert torch.equal(signs(256)[:64], signs(64))
+    assert abs(float(signs(1024).mean())) < 0.1
+
+
+@pytest.mark.parametrize("head_dim", [0, 1, 80, 96, 100, 2048])
+def test_other_head_sizes_are_refused(head_dim: int) -> None:
+    with pytest.raises(ValueError, match="power of two"):
+        naive.slot_bytes(head_dim)
+
+
+def sphere_distortion(head_dim: int) -> float:
+    """Error of the code for one component, times sqrt(D), of a vector spread evenly over the unit sphere.
+
+    Its density is (1 - t^2 / D)^((D - 3) / 2): lighter-tailed than the normal one that the centroids are made for.
+    """
+    t = torch.linspace(-math.sqrt(head_dim), math.sqrt(head_dim), 400_001, dtype=torch.float64)
+    density = (1 - t * t / head_dim).clamp(min=0) ** ((head_dim - 3) / 2)
+    edges = torch.tensor(codebook.boundaries(), dtype=torch.float64)
+    nearest = torch.tensor(codebook.lloyd_max(), dtype=torch.float64)[torch.bucketize(t, edges)]
+    return float(((t - nearest).square() * density).sum() / density.sum())
+
+
+@pytest.mark.parametrize(("head_dim", "error"), [(64, 0.0089), (128, 0.0092), (256, 0.0094)])
+def test_distortion_on_gaussian_vectors(head_dim: int, error: float) -> None:
+    measured = distortion(gaussian(4000, head_dim))
+    assert measured == pytest.approx(error, rel=0.01)
+    assert measured == pytest.approx(sphere_distortion(head_dim), rel=0.04)
+
+
+@pytest.mark.parametrize("head_dim", DIMS)
+def test_distortion_on_constant_vectors_and_hadamard_rows(head_dim: int) -> None:
+    """The inputs that an unsigned Hadamard transform turns into one spike.
+
+    Signed, each row becomes a permutation of the signs' own spectrum: all have one error, which depends on the signs.
+    """
+    rows = sylvester(head_dim)
+    errors = [distortion(row.unsqueeze(0)) for row in rows]
+    assert max(errors) == pytest.approx(min(errors), rel=1e-3)
+    assert 0.006 < errors[0] < 0.015
+    assert distortion(torch.full((1, head_dim), -3.5)) == pytest.approx(errors[0], rel=1e-3)
+
+
+def test_without_signs_a_constant_vector_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkpin_turboquant.rotation.signs", lambda head_dim: torch.ones(head_dim))
+    assert distortion(torch.ones(1, 256)) > 0.3
+
+
+@pytest.mark.parametrize("head_dim", DIMS)
+def test_distortion_with_outlier_channels(head_dim: int) -> None:
+    x = gaussian(1000, head_dim)
+    x[:, 3] *= 20
+    x[:, 17] *= -15
+    assert distortion(x) < 0.013
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1.0, 1e3])
+def test_error_is_relative_to_the_norm(factor: float) -> None:
+    assert distortion(gaussian(500, 128) * factor) == pytest.approx(distortion(gaussian(500, 128)), rel=0.01)
+
+
+@pytest.mark.parametrize("head_dim", DIMS)
+def test_norm_is_kept(head_dim: int) -> None:
+    x = gaussian(200, head_dim) * 3
+    decoded = naive.dequantise(*naive.quantise(x))
+    assert torch.allclose(decoded.norm(dim=-1), x.norm(dim=-1), rtol=6e-4)
+
+
+def test_zero_vector_stays_zero_and_large_norms_are_held() -> None:
+    codes, norms = naive.quantise(torch.stack((torch.zeros(64), torch.full((64,), 1e5))))
+    decoded = naive.dequantise(codes, norms)
+    assert bool((decoded[0] == 0).all())
+    assert norms[1] == naive.FLOAT16_MAX and bool(torch.isfinite(decoded[1]).all())
+
+
+@pytest.mark.parametrize("head_dim", [2, *DIMS])
+def test_pack_unpack(head_dim: int) -> None:
+    codes = torch.randint(0, 16, (5, 3, head_dim), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    packed = naive.pack(codes)
+    assert packed.shape == (5, 3, head_dim // 2) and packed.dtype == torch.uint8
+    assert torch.equal(naive.unpack(packed), codes)
+    assert naive.pack(torch.tensor([1, 2, 15, 0], dtype=torch.uint8)).tolist() == [0x21, 0x0F]
+
+
+@pytest.mark.parametrize("head_dim", DIMS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_slots_hold_what_was_quantised(head_dim: int, dtype: torch.dtype) -> None:
+    key, value = gaussian(7, 2, head_dim).to(dtype), gaussian(7, 2, head_dim, seed=1).to(dtype)
+    slots = naive.encode(key, value)
+    assert slots.shape == (7, 2, naive.slot_bytes(head_dim)) and slots.dtype == torch.uint8
+    spare = torch.cat((slots, torch.full((7, 2, 2), 0xAB, dtype=torch.uint8)), dim=-1)
+    for stored in (slots, spare):
+        decoded_key, decoded_value = naive.decode(stored, head_dim)
+        assert torch.equal(decoded_key, naive.dequantise(*naive.quantise(key)))
+        assert torch.equal(decoded_value, naive.dequantise(*naive.quantise(value)))
+
+
+def test_attention_is_causal_and_grouped() -> None:
+    """Against torch's own attention, one KV head at a time."""
+    query, key, value = gaussian(3, 6, 64), gaussian(10, 2, 64, seed=1), gaussian(10, 2, 64, seed=2)
+    got = naive.attention(query, key, value, scale=0.125)
+    for head in range(6):
+        for i in range(3):
+            seen = 10 - 3 + i + 1
+            scores = (key[:seen, head // 3] @ query[i, head]) * 0.125
+            assert torch.allclose(got[i, head], scores.softmax(0) @ value[:seen, head // 3], atol=1e-6)

@@ -1,0 +1,277 @@
+"""One canonical tar for what an image layer holds, whichever engine wrote it, and when.
+
+Members are sorted by path components, so that a directory precedes its content; every mtime is EPOCH; owners are
+numbers; the first name of a hard-linked file carries the data. The headers are written here and not by `tarfile`, whose
+bytes may change with Python's version. GNU format, because it stores any name as it is; PAX only where an extended
+attribute needs it.
+"""
+
+from __future__ import annotations
+
+import io
+import posixpath
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+from sparkpin.epoch import EPOCH
+from sparkpin.errors import BuildError
+from sparkpin.files import CHUNK
+
+BLOCK = 512
+END = b"\0" * (2 * BLOCK)
+REGULAR, HARDLINK, DIRECTORY = b"0", b"1", b"5"
+KINDS = (REGULAR, HARDLINK, b"2", b"3", b"4", DIRECTORY, b"6")
+CAPABILITY = "SCHILY.xattr.security.capability"  # engines disagree on every other attribute
+
+# What a build step leaves behind without meaning to: mount points, name files of the build container, caches.
+# The root file system has these folders, and no layer above it has a say in them.
+EPHEMERAL_FILES = frozenset(
+    {".dockerenv", "etc/hostname", "etc/hosts", "etc/resolv.conf", "etc/mtab", "var/cache/ldconfig/aux-cache"}
+)
+EPHEMERAL_FOLDERS = ("tmp", "var/tmp", "run", "proc", "sys", "dev", "root/.cache")
+
+
+class Slice(io.RawIOBase):
+    """A read-only window of `size` bytes at `start` of a seekable file."""
+
+    def __init__(self, file: BinaryIO, start: int, size: int) -> None:
+        super().__init__()
+        self.file, self.start, self.size, self.position = file, start, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.size}[whence]
+        return self.position
+
+    def tell(self) -> int:
+        return self.position
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self.size - self.position)
+        self.file.seek(self.start + self.position)
+        data = self.file.read(left if size is None or size < 0 else min(size, left))
+        self.position += len(data)
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """path, link: bytes without a slash at either end; offset: where the data lies in the source."""
+
+    path: bytes
+    kind: bytes
+    mode: int
+    uid: int
+    gid: int
+    size: int = 0
+    link: bytes = b""
+    device: tuple[int, int] = (0, 0)
+    capability: bytes = b""
+    offset: int = 0
+
+    @property
+    def order(self) -> list[bytes]:
+        return self.path.split(b"/")
+
+
+@dataclass(frozen=True)
+class CanonicalLayer:
+    """The members of a layer in their order. `size`: bytes of the tar that `chunks` yields."""
+
+    source: BinaryIO
+    members: tuple[Member, ...]
+    size: int
+
+    def chunks(self) -> Iterator[bytes]:
+        """The tar, in pieces of at most CHUNK bytes or one header."""
+        for member in self.members:
+            yield header(member)
+            if member.kind == REGULAR and member.size:
+                self.source.seek(member.offset)
+                left = member.size
+                while left:
+                    data = self.source.read(min(CHUNK, left))
+                    if not data:
+                        raise BuildError(f"the layer ends within {member.path!r}", next_step="run the build again")
+                    left -= len(data)
+                    yield data
+                if member.size % BLOCK:
+                    yield b"\0" * (-member.size % BLOCK)
+        yield END
+
+
+def read_layer(source: BinaryIO, *, below: str = "") -> CanonicalLayer:
+    """The canonical form of a layer's tar (seekable, uncompressed), read from its headers only.
+
+    below: take only what lies under this folder of the tar, named from there.
+    """
+    found: dict[bytes, Member] = {}
+    with tarfile.open(fileobj=source, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
+        for info in tar:
+            path = clean(info.name)
+            if below:
+                if not path.startswith(below.encode() + b"/"):
+                    continue
+                path = path[len(below) + 1 :]
+            if path:
+                found[path] = convert(info, path, below)  # of two members with one name, the later wins, as in tar
+    members = keep_lasting(link_first(found))
+    return CanonicalLayer(source, members, sum(stored_size(m) for m in members) + len(END))
+
+
+def clean(name: str) -> bytes:
+    return posixpath.normpath("/" + name).lstrip("/").encode("utf-8", "surrogateescape")
+
+
+def convert(info: tarfile.TarInfo, path: bytes, below: str) -> Member:
+    kind = REGULAR if info.type == tarfile.AREGTYPE else info.type
+    if kind not in KINDS:
+        raise BuildError(f"layer member {path!r} has tar type {kind!r}", next_step="report this engine's version")
+    if path.rsplit(b"/", 1)[-1].startswith(b".wh."):
+        return Member(path, REGULAR, 0, 0, 0)  # a deletion mark: engines differ in its mode
+    link = b""
+    if kind == HARDLINK:
+        link = clean(info.linkname)[len(below) + 1 if below else 0 :]
+    elif info.issym():
+        link = info.linkname.encode("utf-8", "surrogateescape")
+    return Member(
+        path,
+        kind,
+        0o777 if info.issym() else info.mode & 0o7777,
+        info.uid,
+        info.gid,
+        info.size if kind == REGULAR else 0,
+        link,
+        (info.devmajor, info.devminor) if kind in (b"3", b"4") else (0, 0),
+        info.pax_headers.get(CAPABILITY, "").encode("utf-8", "surrogateescape"),
+        info.offset_data,
+    )
+
+
+def link_first(found: dict[bytes, Member]) -> dict[bytes, Member]:
+    """Let the first lasting name of each hard-linked file carry the data and the others point to it."""
+
+    def carrier(member: Member) -> Member:
+        seen = {member.path}
+        while member.kind == HARDLINK and member.link in found and member.link not in seen:
+            member = found[member.link]
+            seen.add(member.path)
+        return member
+
+    names: dict[bytes, list[Member]] = {}
+    for member in found.values():
+        if member.kind == HARDLINK and (target := carrier(member)).kind != HARDLINK:
+            names.setdefault(target.path, [target]).append(member)
+    for path, group in names.items():
+        first, *others = sorted((m for m in group if not ephemeral(m.path)), key=lambda m: m.order) or group
+        data = found[path]
+        found[first.path] = replace(data, path=first.path)
+        for other in others:
+            found[other.path] = replace(
+                data, path=other.path, kind=HARDLINK, size=0, link=first.path, capability=b"", device=(0, 0)
+            )
+    return found
+
+
+def ephemeral(path: bytes) -> bool:
+    name = path.decode("utf-8", "surrogateescape")
+    return name in EPHEMERAL_FILES or any(name == f or name.startswith(f + "/") for f in EPHEMERAL_FOLDERS)
+
+
+def keep_lasting(found: dict[bytes, Member]) -> tuple[Member, ...]:
+    """Without what is ephemeral, and without the folders that the layer names only because of it."""
+    lasting = {path: member for path, member in found.items() if not ephemeral(path)}
+    needed = {parent for path in lasting for parent in parents(path)}
+    for path in found:
+        if path not in lasting:
+            for parent in parents(path):
+                if parent not in needed:
+                    lasting.pop(parent, None)
+    return tuple(sorted(lasting.values(), key=lambda member: member.order))
+
+
+def parents(path: bytes) -> Iterator[bytes]:
+    while b"/" in path:
+        path = path.rsplit(b"/", 1)[0]
+        yield path
+
+
+def stored_size(member: Member) -> int:
+    return len(header(member)) + (member.size + -member.size % BLOCK if member.kind == REGULAR else 0)
+
+
+def header(member: Member) -> bytes:
+    """The header blocks of one member, with the blocks for a long name, a long link or an attribute before it."""
+    name = member.path + (b"/" if member.kind == DIRECTORY else b"")
+    extra = b""
+    if member.capability:
+        records = {CAPABILITY.encode(): member.capability}
+        if len(name) > 100:
+            records[b"path"] = name
+        body = b"".join(pax_record(key, value) for key, value in sorted(records.items()))
+        extra = block(b"././@PaxHeader", b"x", size=len(body)) + padded(body)
+    else:
+        for kind, value in ((b"K", member.link), (b"L", name)):
+            if len(value) > 100:
+                extra += block(b"././@LongLink", kind, size=len(value) + 1) + padded(value + b"\0")
+    return extra + block(
+        name[:100],
+        member.kind,
+        mode=member.mode,
+        uid=member.uid,
+        gid=member.gid,
+        size=member.size,
+        mtime=EPOCH,
+        link=member.link[:100],
+        device=member.device if member.kind in (b"3", b"4") else None,
+        pax=bool(member.capability),
+    )
+
+
+def block(
+    name: bytes,
+    kind: bytes,
+    *,
+    mode: int = 0o644,
+    uid: int = 0,
+    gid: int = 0,
+    size: int = 0,
+    mtime: int = 0,
+    link: bytes = b"",
+    device: tuple[int, int] | None = None,
+    pax: bool = False,
+) -> bytes:
+    """One header block of 512 bytes."""
+    fields = [name.ljust(100, b"\0"), number(mode, 8), number(uid, 8), number(gid, 8), number(size, 12)]
+    fields += [number(mtime, 12), b" " * 8, kind, link.ljust(100, b"\0"), b"ustar\x0000" if pax else b"ustar  \0"]
+    fields += [b"\0" * 64, b"".join(number(n, 8) for n in device) if device else b"\0" * 16, b"\0" * 167]
+    data = b"".join(fields)
+    checksum = f"{sum(data):06o}\0 ".encode()
+    return data[:148] + checksum + data[156:]
+
+
+def number(value: int, width: int) -> bytes:
+    """Octal, or GNU's base 256 where octal has no room (a file of 8 GiB and more, an owner above 2,097,151)."""
+    if value < 8 ** (width - 1):
+        return f"{value:0{width - 1}o}\0".encode()
+    return b"\x80" + value.to_bytes(width - 1, "big")
+
+
+def pax_record(key: bytes, value: bytes) -> bytes:
+    """`length key=value\\n`, where the length counts itself."""
+    rest = b" " + key + b"=" + value + b"\n"
+    length = len(rest) + len(str(len(rest)))
+    if length != len(rest) + len(str(length)):
+        length = len(rest) + len(str(length))
+    return str(length).encode() + rest
+
+
+def padded(data: bytes) -> bytes:
+    return data + b"\0" * (-len(data) % BLOCK)

@@ -1,0 +1,180 @@
+"""Carry out a plan: a checkpoint folder that is whole and verified, or is not there."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparkpin import files, hub
+from sparkpin.checkpoint.plan import FORMAT, Plan, Shard, checkpoint_key, make_plan, used_repositories
+from sparkpin.checkpoint.safetensors import TensorSource, write_file
+from sparkpin.checkpoint.verify import REBUILD, RECORD, Reader, verify_checkpoint
+from sparkpin.errors import CheckpointError, DiskError
+from sparkpin.manifests import ModelLock, ModelPin
+from sparkpin.paths import Paths
+
+SPARE = 64 << 20
+"""Bytes that must stay free on the disk beside what is written."""
+
+
+def checkpoint_folder(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str]) -> Path:
+    return paths.checkpoints / pin.name / checkpoint_key(pin, lock, steps)[:16]
+
+
+def build_checkpoint(
+    paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Callable[[str], None]
+) -> Path:
+    """The folder of the checkpoint that `steps` make of the model; built if it is not there yet.
+
+    Fetches the repositories that the steps use. Raises what `hub.fetch_model` and `make_plan` raise, and DiskError if
+    the disk cannot take it. Two runs at once build it once; a killed run leaves a partial folder that the next removes.
+    """
+    key = checkpoint_key(pin, lock, steps)
+    folder = checkpoint_folder(paths, pin, lock, steps)
+    if is_complete(folder, key):
+        return folder
+    with files.lock(
+        paths.locks / f"checkpoint-{pin.name}.lock",
+        on_wait=lambda: say(f"waiting for another run that builds a checkpoint of {pin.name}"),
+    ):
+        if is_complete(folder, key):
+            return folder
+        files.sweep(folder.parent)
+        folders = hub.fetch_model(paths, pin, lock, say, only=used_repositories(pin, steps))
+        plan = make_plan(folders, pin, steps)
+        check_disk(folder, folders[pin.base], plan)
+        if folder.exists():
+            say(f"checkpoint {folder.name} is damaged or incomplete: building it again")
+            set_aside(folder)
+        with files.atomic_folder(folder) as partial:
+            written = write_plan(partial, folders, plan, say)
+            (partial / RECORD).write_bytes(record(pin, lock, plan, key, written))
+            say(f"comparing {pin.name} {folder.name} with its sources, tensor by tensor")
+            verify_checkpoint(partial, folders, plan)
+    return folder
+
+
+def plan_checkpoint(
+    paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Callable[[str], None]
+) -> Plan:
+    """What `build_checkpoint` would do: `plan.lines()` for people. Fetches what the steps read, writes nothing else."""
+    return make_plan(hub.fetch_model(paths, pin, lock, say, only=used_repositories(pin, steps)), pin, steps)
+
+
+def verify_built(
+    paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Callable[[str], None]
+) -> Path:
+    """Compare a checkpoint that was built before with its sources, all bytes of it. Gives its folder.
+
+    Sources that are no longer in the cache are fetched. Raises CheckpointError if it is not there or differs.
+    """
+    folder = checkpoint_folder(paths, pin, lock, steps)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such checkpoint of {pin.name}", next_step="invoke checkpoint")
+    folders = hub.fetch_model(paths, pin, lock, say, only=used_repositories(pin, steps))
+    verify_checkpoint(folder, folders, make_plan(folders, pin, steps))
+    if not is_complete(folder, checkpoint_key(pin, lock, steps)):
+        raise CheckpointError(f"{folder / RECORD}: is not the record of this checkpoint", next_step=REBUILD)
+    return folder
+
+
+def is_complete(folder: Path, key: str) -> bool:
+    """Cheap: the record is of this key and names every file with the size that it has. Bytes: `verify_checkpoint`."""
+    try:
+        made = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        if made["key"] != key:
+            return False
+        seen = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+        del seen[RECORD]
+        return bool(seen == {name: entry["size"] for name, entry in made["files"].items()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def write_plan(
+    partial: Path, folders: Mapping[str, Path], plan: Plan, say: Callable[[str], None]
+) -> dict[str, dict[str, Any]]:
+    """Write everything into a folder; gives size and SHA-256 of each file that is not a link."""
+    written: dict[str, dict[str, Any]] = {}
+    for link in plan.links:
+        link_or_copy(folders[plan.base] / link.path, partial / link.path)
+    for number, shard in enumerate(plan.shards, 1):
+        say(f"writing {shard.path} ({number} of {len(plan.shards)}, {shard.size / 1e6:.1f} MB)")
+        written[shard.path] = write_shard(partial / shard.path, shard, folders)
+    for text in plan.texts:
+        (partial / text.path).write_bytes(text.data)
+        written[text.path] = {"size": len(text.data), "sha256": hashlib.sha256(text.data).hexdigest()}
+    return written
+
+
+def write_shard(path: Path, shard: Shard, folders: Mapping[str, Path]) -> dict[str, Any]:
+    with Reader() as reader:
+        sources = [
+            TensorSource(
+                name,
+                source.info.dtype,
+                source.info.shape,
+                reader.chunks(folders[source.repository] / source.file, source.info.begin, source.info.end),
+            )
+            for name, source in shard.tensors.items()
+        ]
+        written = write_file(path, sources, shard.metadata)
+    return {"size": written.size, "sha256": written.sha256}
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """A hard link (the cache's files are read-only and never written in place), or a copy where links cannot go."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+            raise
+        shutil.copyfile(source, target)
+
+
+def record(pin: ModelPin, lock: ModelLock, plan: Plan, key: str, written: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """The text of sparkpin.json: how the checkpoint was made. No times, no paths: same inputs, same bytes."""
+    published = {f.file: {"size": f.size, "sha256": f.sha256} for f in lock.repositories[pin.base].files}
+    names = used_repositories(pin, plan.steps)
+    parts = {"hybrid": pin.hybrid, "mtp": pin.mtp}
+    value = {
+        "builder": FORMAT,
+        "model": pin.name,
+        "key": key,
+        "steps": [{"step": s, **(part.model_dump(mode="json") if (part := parts.get(s)) else {})} for s in plan.steps],
+        "sources": {
+            name: {"repo": lock.repositories[name].repo, "revision": lock.repositories[name].revision} for name in names
+        },
+        "files": {**{link.path: published[link.path] for link in plan.links}, **written},
+    }
+    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def check_disk(folder: Path, base: Path, plan: Plan) -> None:
+    """Room for everything that will be written, before the first byte is."""
+    parent = files.existing_parent(folder)
+    linked = parent.stat().st_dev == base.stat().st_dev
+    needed = plan.written_bytes + (0 if linked else plan.linked_bytes) + SPARE
+    free = shutil.disk_usage(parent).free
+    if free < needed:
+        raise DiskError(
+            f"the checkpoint needs {needed:,} bytes in {folder.parent}, {free:,} are free",
+            next_step="free space there, or set SPARKPIN_HOME to a larger disk",
+        )
+
+
+def set_aside(folder: Path) -> None:
+    """Remove a folder that is not trusted, by a name that no run reads, so that a kill in between is harmless."""
+    aside = Path(tempfile.mkdtemp(prefix=files.PARTIAL, dir=folder.parent))
+    with contextlib.suppress(FileNotFoundError):
+        folder.replace(aside / folder.name)
+    shutil.rmtree(aside, ignore_errors=True)

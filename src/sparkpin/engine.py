@@ -1,0 +1,253 @@
+"""The Docker engine: images through its API, builds through `buildkit`. Failures become EngineError or DiskError.
+
+DOCKER_HOST is honoured, else the engine of the CLI's current context, else the default socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+import docker
+import docker.errors
+import requests
+
+from sparkpin import buildkit
+from sparkpin.canonical import Slice
+from sparkpin.errors import DiskError, EngineError
+from sparkpin.files import CHUNK, atomic_file, sha256_file
+from sparkpin.seal import Part, Sealed, digest_of, image_config, seal
+
+TIMEOUT = 3600  # seconds without an answer: an engine with a slow disk is silent for minutes while it loads an image
+
+
+@dataclass(frozen=True)
+class ImageInfo:
+    """An image as the engine has it. config_digest: SHA-256 of its configuration ("sha256:..."); size: bytes."""
+
+    ref: str
+    config_digest: str
+    diff_ids: tuple[str, ...]
+    size: int
+    created: str
+    labels: Mapping[str, str]
+    os: str
+    architecture: str
+    config: Mapping[str, Any]
+
+
+class Engine:
+    """A connected engine. `client` is the plain Docker SDK client, `containers` its containers."""
+
+    def __init__(self, client: docker.DockerClient) -> None:
+        self.client = client
+
+    @classmethod
+    def connect(cls) -> Engine:
+        """Raises EngineError when no engine answers or the user may not talk to it."""
+        with engine_errors():
+            return cls(docker.DockerClient.from_env(timeout=TIMEOUT, environment=environment()))
+
+    @property
+    def containers(self) -> Any:
+        return self.client.containers
+
+    @cached_property
+    def keeps_layers(self) -> bool:
+        """Whether images stand on layers (overlay2 and its like) and not on containerd's content store."""
+        with engine_errors():
+            status = self.client.info().get("DriverStatus") or []
+        return not any("containerd.snapshotter" in str(value) for _, value in status)
+
+    def image(self, ref: str) -> ImageInfo | None:
+        """What the engine has under `ref`, or None.
+
+        Where containerd keeps the images their Id is not the configuration's digest; it is worked out for sealed ones.
+        """
+        with engine_errors():
+            try:
+                found: dict[str, Any] = self.client.api.inspect_image(ref)  # type: ignore[no-untyped-call]
+            except docker.errors.ImageNotFound:
+                return None
+        config, diff_ids = found.get("Config") or {}, tuple(found["RootFS"].get("Layers") or ())
+        digest = found["Id"]
+        if not self.keeps_layers:
+            digest = digest_of(
+                image_config(config, os=found["Os"], architecture=found["Architecture"], diff_ids=diff_ids)
+            )
+        return ImageInfo(
+            ref=ref,
+            config_digest=digest,
+            diff_ids=diff_ids,
+            size=found["Size"],
+            created=found.get("Created") or "",
+            labels=config.get("Labels") or {},
+            os=found["Os"],
+            architecture=found["Architecture"],
+            config=config,
+        )
+
+    def tag(self, ref: str, new: str) -> None:
+        repository, _, name = new.rpartition(":")
+        with engine_errors():
+            self.client.api.tag(ref, repository, name)
+
+    def untag(self, ref: str) -> None:
+        """Remove a tag, and the image when it was the last one and nothing stands on it. An absent tag is no error."""
+        with engine_errors(), contextlib.suppress(docker.errors.ImageNotFound):
+            self.client.api.remove_image(ref)
+
+    def save(self, ref: str, out: Path | IO[bytes]) -> None:
+        """`docker save` of one image into a file that is whole or absent, or into an open one."""
+        if isinstance(out, Path):
+            with atomic_file(out) as file:
+                return self.save(ref, file)
+        with engine_errors():
+            for chunk in self.client.api.get_image(ref, chunk_size=CHUNK):
+                out.write(chunk)
+        return None
+
+    def load(self, source: Path | IO[bytes] | Iterable[bytes]) -> None:
+        """`docker load` of an archive: a file, an open file, or its bytes in pieces."""
+        if isinstance(source, Path):
+            with source.open("rb") as file:
+                return self.load(file)
+        pieces = iter(lambda: source.read(CHUNK), b"") if hasattr(source, "read") else source
+        with engine_errors():
+            for event in self.client.api.load_image(pieces, quiet=True):  # type: ignore[no-untyped-call]
+                if error := event.get("error"):
+                    raise plain_error(error)
+        return None
+
+    def load_sealed(
+        self, parts: Sequence[Part], config: Mapping[str, Any], *, os: str, architecture: str, tag: str
+    ) -> Sealed:
+        """Seal and load in one pass, without a copy on the disk. The tag appears when all of it is in."""
+        result: list[Sealed] = []
+
+        def produce(write: Callable[[bytes], object]) -> None:
+            result.append(seal(write, parts, config, os=os, architecture=architecture, tag=tag))
+
+        with pieces_of(produce) as pieces:
+            self.load(pieces)
+        return result[0]
+
+    def import_rootfs(self, tar: Path, ref: str, *, architecture: str, labels: Mapping[str, str]) -> ImageInfo:
+        """Load a root file system's tar, as it is, as an image of one layer.
+
+        Not `docker import`: that dates the image, and before 23 it takes every image for the host's architecture.
+        """
+        digest, size = sha256_file(tar)
+        with tar.open("rb") as file:
+            part = Part(f"sha256:{digest}", raw=Slice(file, 0, size))
+            self.load_sealed([part], {"Labels": dict(labels)}, os="linux", architecture=architecture, tag=ref)
+        image = self.image(ref)
+        if image is None:
+            raise EngineError(f"the engine took {ref} and does not have it", next_step="invoke doctor")
+        return image
+
+    def build(
+        self,
+        context: Path,
+        tag: str | None = None,
+        *,
+        say: Callable[[str], None],
+        target: str | None = None,
+        output: Path | None = None,
+        platform: str | None = None,
+        no_cache: bool = False,
+    ) -> None:
+        """Build context/Dockerfile without network into an image (`tag`) or a tar of its files (`output`)."""
+        buildkit.build(
+            context,
+            tag,
+            say=say,
+            target=target,
+            output=output,
+            platform=platform,
+            no_cache=no_cache,
+            host=environment(),
+        )
+
+
+def environment() -> dict[str, str]:
+    """The environment that leads SDK and CLI to one and the same engine."""
+    found = {key: value for key, value in os.environ.items() if key.startswith("DOCKER_")}
+    if "DOCKER_HOST" not in found:
+        with contextlib.suppress(Exception):  # a context that cannot be read is the CLI's to complain of
+            context = docker.ContextAPI.get_current_context()
+            if context is not None and context.Host and not context.TLSConfig:
+                found["DOCKER_HOST"] = context.Host
+    return found
+
+
+@contextlib.contextmanager
+def engine_errors() -> Iterator[None]:
+    try:
+        yield
+    except docker.errors.APIError as error:
+        raise plain_error(str(error.explanation or error)) from None
+    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+        raise plain_error(str(error)) from None
+
+
+def plain_error(text: str) -> EngineError | DiskError:
+    """The engine's words, or an exception's, as an error that says what to do."""
+    where = os.environ.get("DOCKER_HOST") or "the default socket"
+    if re.search(r"no space left on device|disk quota exceeded", text, re.I):
+        return DiskError(
+            f"the Docker engine's disk is full: {text.strip()}",
+            next_step="`invoke prune --keep 2` removes old releases, `docker builder prune` the build cache",
+        )
+    if "permission denied" in text.lower():
+        return EngineError(
+            f"no permission to talk to the Docker engine at {where}",
+            next_step="sudo usermod -aG docker $USER, then log in again; `invoke doctor` checks it",
+        )
+    if re.search(
+        r"Error while fetching server API version|Connection ?(?:refused|aborted|Error)|FileNotFoundError|"
+        r"Cannot connect to the Docker daemon|Max retries|Name or service not known",
+        text,
+    ):
+        return EngineError(f"no Docker engine answers at {where}", next_step="invoke doctor")
+    return EngineError(f"the Docker engine refused: {text.strip()}", next_step="invoke doctor")
+
+
+@contextlib.contextmanager
+def pieces_of(produce: Callable[[Callable[[bytes], object]], None]) -> Iterator[Iterator[bytes]]:
+    """What `produce` writes, as pieces to read, through a pipe; `produce` runs in a thread of its own.
+
+    Its exception comes out of the reading, so that a request that sends the pieces breaks off.
+    """
+    reading, writing = os.pipe()
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with os.fdopen(writing, "wb", buffering=CHUNK) as pipe:
+                produce(pipe.write)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="seal", daemon=True)
+
+    def read() -> Iterator[bytes]:
+        while chunk := os.read(reading, CHUNK):
+            yield chunk
+        thread.join()
+        if failed:
+            raise failed[0]
+
+    thread.start()
+    try:
+        yield read()
+    finally:
+        os.close(reading)  # a reader that gave up ends the writer, too
+        thread.join()

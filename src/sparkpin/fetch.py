@@ -1,0 +1,164 @@
+"""Bring everything that a lock names into the store. The only network use besides `invoke lock`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkpin import files
+from sparkpin.debs import open_apt
+from sparkpin.errors import IntegrityError
+from sparkpin.lock import check_unique, scratch_folder
+from sparkpin.manifests import LockedFile, Stack, StackLock
+from sparkpin.paths import Paths
+from sparkpin.store import Store
+from sparkpin.wheels import Target, download, target_of
+
+PARALLEL = 4
+BIG = 8_000_000  # a wheel of this size is fetched by a pip of its own, so that a killed run loses little
+SLICE = 12
+TICK = 5.0
+
+
+@dataclass(frozen=True)
+class FetchReport:
+    """files, bytes_total: of the lock; bytes_fetched: what was not in the store, or not right."""
+
+    files: int
+    bytes_total: int
+    bytes_fetched: int
+
+
+def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Callable[[str], None]) -> FetchReport:
+    """Everything of the lock into the store, verified. Files that are there are read again; a damaged one is replaced.
+
+    Touches no network when nothing is missing. A killed run loses only unfinished slices. Raises NetworkError,
+    IntegrityError (the index has other bytes than the lock; nothing of that file is stored) or DiskError.
+    """
+    check_unique(lock, f"pins/stacks/{lock.stack}.lock")
+    store = Store(paths.store)
+    with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
+        store.sweep()
+        wheels = missing(store, lock.wheels, say)
+        debs = missing(store, lock.debs, say)
+        if wheels or debs:
+            folder = scratch_folder(paths)
+            try:
+                Fetch(stack, target_of(stack, lock.debs), store, folder, say).run(wheels, debs)
+            finally:
+                files.sweep(folder.parent)
+    total = [*lock.wheels, *lock.debs]
+    return FetchReport(len(total), sum(f.size for f in total), sum(f.size for f in [*wheels, *debs]))
+
+
+def missing(store: Store, wanted: Iterable[LockedFile], say: Callable[[str], None]) -> list[LockedFile]:
+    """The files that the store lacks; a damaged one is removed and told."""
+
+    def intact(file: LockedFile) -> bool:
+        if not store.path(file.sha256).exists():
+            return False
+        try:
+            store.verified(file)
+        except IntegrityError as error:
+            say(f"damaged, fetching again: {error.message}")
+            store.path(file.sha256).unlink()
+            return False
+        return True
+
+    rows = list(wanted)
+    with ThreadPoolExecutor(PARALLEL) as pool:  # hashing frees the interpreter
+        return [file for file, good in zip(rows, pool.map(intact, rows), strict=True) if not good]
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """One run's shared parts."""
+
+    stack: Stack
+    target: Target
+    store: Store
+    folder: Path
+    say: Callable[[str], None]
+
+    def run(self, wheels: list[LockedFile], debs: list[LockedFile]) -> None:
+        """Fetch in parallel slices. The first failure is raised once the slices that run have ended and are kept."""
+        count, size = len(wheels) + len(debs), sum(f.size for f in [*wheels, *debs])
+        self.say(f"fetch {self.stack.name}: {count} files, {size / 1e6:.1f} MB")
+        started, failure = time.monotonic(), None
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            jobs: dict[Future[None], list[LockedFile]] = {}
+            if debs:
+                jobs[pool.submit(self.debs, debs)] = debs
+            for number, part in enumerate(slices(wheels)):
+                jobs[pool.submit(self.wheels, part, self.folder / str(number))] = part
+            left, done_count, done_size = set(jobs), 0, 0
+            try:
+                while left:
+                    ended, left = wait(left, timeout=TICK, return_when=FIRST_COMPLETED)
+                    for job in ended:
+                        if job.cancelled():
+                            continue
+                        if error := job.exception():
+                            failure = failure or error
+                            pool.shutdown(wait=False, cancel_futures=True)
+                            continue
+                        done_count += len(jobs[job])
+                        done_size += sum(file.size for file in jobs[job])
+                    underway = min(arrived(self.folder), size - done_size)
+                    self.say(
+                        f"  {done_count}/{count} files, {(done_size + underway) / 1e6:.1f}/{size / 1e6:.1f} MB, "
+                        f"{time.monotonic() - started:.0f} s"
+                    )
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        if failure:
+            raise failure
+
+    def debs(self, wanted: list[LockedFile]) -> None:
+        root, folder = self.folder / "apt", self.folder / "debs"
+        root.mkdir()
+        folder.mkdir()
+        apt = open_apt(root, self.stack)
+        for start in range(0, len(wanted), 4 * SLICE):
+            part = wanted[start : start + 4 * SLICE]
+            apt.download(part, folder)
+            self.keep(part, folder)
+
+    def wheels(self, wanted: list[LockedFile], folder: Path) -> None:
+        folder.mkdir()
+        download(self.stack, self.target, wanted, folder)
+        self.keep(wanted, folder)
+
+    def keep(self, wanted: list[LockedFile], folder: Path) -> None:
+        for file in wanted:
+            source = folder / file.file
+            if not source.is_file():
+                seen = ", ".join(sorted(path.name for path in folder.glob("*.*"))) or "nothing"
+                raise IntegrityError(f"{file.file} came under another name; there is: {seen}", next_step="invoke lock")
+            self.store.add(source, file, move=True)
+
+
+def slices(wheels: list[LockedFile]) -> Iterator[list[LockedFile]]:
+    """Big wheels alone and first, the others by the dozen: four pips stay busy and none is started for a few bytes."""
+    rows = sorted(wheels, key=lambda wheel: (-wheel.size, wheel.name))
+    small = [wheel for wheel in rows if wheel.size < BIG]
+    yield from ([wheel] for wheel in rows if wheel.size >= BIG)
+    for start in range(0, len(small), SLICE):
+        yield small[start : start + SLICE]
+
+
+def arrived(folder: Path) -> int:
+    """Bytes of unfinished downloads, as far as they can be seen: files come and go while this looks."""
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith((".whl", ".deb")):
+                with contextlib.suppress(OSError):
+                    total += (Path(where) / name).stat().st_size
+    return total

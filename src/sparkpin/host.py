@@ -1,0 +1,320 @@
+"""What the machine is, what it lacks, and how to get it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkpin import buildkit, daemon
+from sparkpin.errors import HostError
+from sparkpin.files import existing_parent
+from sparkpin.manifests import Stack
+from sparkpin.paths import Paths
+
+ARCHITECTURES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
+ROOT = Path("/")
+
+
+@dataclass(frozen=True)
+class Host:
+    """Facts, each read from one file. arch: as `uname -m`; distribution: /etc/os-release's ID and VERSION_ID;
+    family: ID and ID_LIKE; memory in bytes."""
+
+    is_spark: bool
+    arch: str
+    distribution: str
+    family: tuple[str, ...]
+    is_root: bool
+    has_gpu: bool
+    has_systemd: bool
+    memory_total: int
+    memory_available: int
+
+    @property
+    def has_apt(self) -> bool:
+        return bool({"debian", "ubuntu"} & set(self.family))
+
+    @property
+    def fingerprint(self) -> str:
+        """One line for evidence: enough to tell two kinds of machine apart."""
+        name = "DGX Spark" if self.is_spark else "with GPU" if self.has_gpu else "no GPU"
+        return f"{self.distribution}, {self.arch}, {name}, {self.memory_total / 1e9:.0f} GB"
+
+
+def read_host(root: Path = ROOT) -> Host:
+    """Read the facts below `root`. Architecture and user are those of this process."""
+    release = os_release(root / "etc/os-release")
+    memory = meminfo(root / "proc/meminfo")
+    gpus = [text(path) for path in sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))]
+    return Host(
+        is_spark=is_spark(root, gpus),
+        arch=platform.machine(),
+        distribution=" ".join(filter(None, (release.get("ID", "unknown"), release.get("VERSION_ID")))),
+        family=(release.get("ID", ""), *release.get("ID_LIKE", "").split()),
+        is_root=os.geteuid() == 0,
+        has_gpu=bool(gpus) or (root / "dev/nvidia0").exists(),
+        has_systemd=(root / "run/systemd/system").is_dir(),  # as sd_booted(3)
+        memory_total=memory.get("MemTotal", 0),
+        memory_available=memory.get("MemAvailable", 0),
+    )
+
+
+def is_spark(root: Path, gpus: Sequence[str]) -> bool:
+    """By the firmware's product name, NVIDIA's release file or, for other makers' machines, the GB10 chip itself."""
+    names = [
+        text(root / "sys/class/dmi/id/product_name"),
+        text(root / "sys/firmware/devicetree/base/model"),
+        text(root / "etc/dgx-release"),
+    ]
+    return any("DGX SPARK" in name.upper().replace("_", " ") for name in names) or any("GB10" in gpu for gpu in gpus)
+
+
+def text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def os_release(path: Path) -> dict[str, str]:
+    """The assignments of os-release(5)."""
+    pairs = (line.partition("=") for line in text(path).splitlines() if "=" in line and not line.startswith("#"))
+    return {key.strip(): "".join(shlex.split(value)[:1]) for key, _, value in pairs}
+
+
+def meminfo(path: Path) -> dict[str, int]:
+    """Bytes by name; the file counts in units of 1024 bytes."""
+    rows = (line.split() for line in text(path).splitlines())
+    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"}
+
+
+def default_stack(project: Path, host: Host | None = None) -> str:
+    """The stack for this machine: `spark` on a DGX Spark where the project has it, else `cpu`."""
+    host = host or read_host()
+    has_spark = (project / "pins/stacks/spark.yaml").is_file()
+    return "spark" if host.is_spark and has_spark else "cpu"
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """fix: the exact command, empty when `ok` or when only a person can help; packages: Debian's names for it."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes to have free in the cache, the home and the engine's data folder, and bytes of memory in all."""
+
+    cache: int = 6 * 10**9
+    home: int = 10**9
+    engine: int = 12 * 10**9
+    memory: int = 6 * 10**9
+
+
+def requirements(paths: Paths, host: Host, needs: Needs | None = None, stack: Stack | None = None) -> list[Requirement]:
+    """Everything that a build needs from the machine, met or not. Changes nothing, starts nothing."""
+    needs = needs or Needs()
+    found = [
+        engine_requirement(paths, host),
+        client_requirement(host),
+        program(host, "iptables", "iptables", "the engine's network"),
+        program(host, "mmdebstrap", "mmdebstrap", "root file systems"),
+        program(host, "dpkg-deb", "dpkg", "unpacking Debian packages"),
+        certificates(host),
+        venv(host),
+    ]
+    if stack and ARCHITECTURES[stack.platform] != host.arch:
+        found.append(emulation(host, ARCHITECTURES[stack.platform]))
+    if host.has_gpu:
+        found.append(gpu_runtime())
+    return [*found, *disk(paths, needs), memory(host, needs)]
+
+
+def missing(paths: Paths, host: Host, needs: Needs | None = None, stack: Stack | None = None) -> list[Requirement]:
+    return [requirement for requirement in requirements(paths, host, needs, stack) if not requirement.ok]
+
+
+def apt_commands(packages: Sequence[str], *, sudo: bool) -> list[list[str]]:
+    """Waits for another apt (a fresh machine updates itself) instead of failing at its lock."""
+    prefix = ["sudo"] if sudo else []
+    apt = [*prefix, "apt-get", "-o", "DPkg::Lock::Timeout=300"]
+    return [[*apt, "update"], [*apt, "install", "-y", "--no-install-recommends", *packages]]
+
+
+def from_packages(host: Host, name: str, detail: str, *packages: str) -> Requirement:
+    """An unmet requirement that packages meet: the command where apt is known, else only what to look for."""
+    if host.has_apt:
+        fix = " && ".join(shlex.join(command) for command in apt_commands(packages, sudo=not host.is_root))
+        return Requirement(name, False, detail, fix, packages)
+    return Requirement(name, False, detail, f"install {', '.join(packages)} with the package manager", packages)
+
+
+def find_program(name: str) -> str | None:
+    """System folders too: a user's PATH often lacks sbin."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{daemon.SYSTEM_PATH}")
+
+
+def program(host: Host, name: str, package: str, purpose: str) -> Requirement:
+    path = find_program(name)
+    return Requirement(name, True, path) if path else from_packages(host, name, f"not found; for {purpose}", package)
+
+
+def engine_requirement(paths: Paths, host: Host) -> Requirement:
+    """A stopped engine is no lack: building starts it."""
+    named = daemon.named_engine()
+    url = named or f"unix://{daemon.Daemon.system(paths).socket}"
+    try:
+        version = daemon.ask(url, timeout=5)
+    except PermissionError:
+        return Requirement(
+            "docker engine", False, f"no permission at {url}", "sudo usermod -aG docker $USER, then log in again"
+        )
+    if version:
+        return Requirement("docker engine", True, f"{version} at {url}")
+    if os.environ.get("DOCKER_HOST"):
+        return Requirement(
+            "docker engine", False, f"DOCKER_HOST is {url}: no answer", "start it, or `unset DOCKER_HOST`"
+        )
+    if path := find_program("dockerd"):
+        return Requirement("docker engine", True, f"{path}, not running (a build starts it)")
+    return from_packages(host, "docker engine", "no dockerd, and no engine answers", "docker.io")
+
+
+def client_requirement(host: Host) -> Requirement:
+    try:
+        return Requirement("docker client", True, f"{buildkit.builder()[0]} can use BuildKit")
+    except HostError as error:
+        return from_packages(host, "docker client", error.message, *client_packages(host))
+
+
+def client_packages(host: Host, root: Path = ROOT) -> tuple[str, ...]:
+    """Before Debian 13 docker.io holds a client with BuildKit inside; later the client, or its plugin, stands apart."""
+    if (root / "var/lib/dpkg/info/docker-ce-cli.list").exists():
+        return ("docker-buildx-plugin",)
+    if host.distribution in ("debian 11", "debian 12"):
+        return ("docker.io",)
+    return ("docker-cli" if host.family[0] == "debian" else "docker.io", "docker-buildx")
+
+
+def certificates(host: Host) -> Requirement:
+    name, path = "ca-certificates", ROOT / "etc/ssl/certs/ca-certificates.crt"
+    others = [ROOT / "etc/pki/tls/certs/ca-bundle.crt", ROOT / "etc/ssl/ca-bundle.pem"]
+    if found := next((file for file in (path, *others) if file.is_file()), None):
+        return Requirement(name, True, str(found))
+    return from_packages(host, name, f"no {path}; for fetching over HTTPS", name)
+
+
+def venv(host: Host) -> Requirement:
+    """Debian splits ensurepip off Python; a virtual environment in use shows that it can be made."""
+    if sys.prefix != sys.base_prefix or importlib.util.find_spec("ensurepip"):
+        return Requirement("python venv", True, f"Python {platform.python_version()} at {sys.prefix}")
+    return from_packages(host, "python venv", "this Python cannot make virtual environments", "python3-venv")
+
+
+def emulation(host: Host, arch: str, root: Path = ROOT) -> Requirement:
+    name = f"{arch} emulation"
+    if text(root / f"proc/sys/fs/binfmt_misc/qemu-{arch}").startswith("enabled"):
+        return Requirement(name, True, f"binfmt_misc: qemu-{arch}")
+    return from_packages(
+        host, name, f"this machine is {host.arch}, the stack is for {arch}", "qemu-user-static", "binfmt-support"
+    )
+
+
+def gpu_runtime() -> Requirement:
+    """NVIDIA's packages come from NVIDIA's repository, which is not ours to add."""
+    if path := find_program("nvidia-ctk"):
+        return Requirement("GPU runtime", True, path)
+    return Requirement(
+        "GPU runtime",
+        False,
+        "no nvidia-ctk: containers do not see the GPU",
+        "install nvidia-container-toolkit (NVIDIA)",
+    )
+
+
+def disk(paths: Paths, needs: Needs) -> list[Requirement]:
+    """One requirement per file system, with the sum of what is needed on it."""
+    wanted = {"cache": (paths.cache, needs.cache), "home": (paths.home, needs.home)}
+    if not (daemon.named_engine() or "").startswith(("tcp:", "ssh:", "http")):
+        wanted["engine"] = (daemon.Daemon.system(paths).data_root, needs.engine)
+    systems: dict[int, list[str]] = {}
+    for use, (path, _) in wanted.items():
+        systems.setdefault(existing_parent(path).stat().st_dev, []).append(use)
+    found = []
+    for uses in systems.values():
+        path, need = wanted[uses[0]][0], sum(wanted[use][1] for use in uses)
+        free = shutil.disk_usage(existing_parent(path)).free
+        used = sum(size_of(wanted[use][0], wanted[use][1]) for use in uses if free < need)
+        detail = f"{free / 1e9:.0f} GB free at {path}, {need / 1e9:.0f} GB wanted for {', '.join(uses)}"
+        ok = free + used >= need
+        fix = "" if ok else "free space (`invoke prune --keep 2`), or set SPARKPIN_CACHE and SPARKPIN_HOME elsewhere"
+        found.append(Requirement("disk space", ok, detail, fix))
+    return found
+
+
+def size_of(folder: Path, limit: int) -> int:
+    """Bytes that the folder holds already, at most `limit`: a second build does not need its space twice."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(parent, name)).st_blocks * 512
+            except OSError:
+                continue
+            if total >= limit:
+                return limit
+    return total
+
+
+def memory(host: Host, needs: Needs) -> Requirement:
+    detail = f"{host.memory_total / 1e9:.0f} GB, {host.memory_available / 1e9:.0f} GB of it available"
+    ok = host.memory_total >= needs.memory
+    return Requirement("memory", ok, f"{detail}; {needs.memory / 1e9:.0f} GB wanted", "" if ok else "a larger machine")
+
+
+def install(lacking: Sequence[Requirement], host: Host, say: Callable[[str], None]) -> None:
+    """Install the packages of what is lacking. HostError, and nothing changed, where that cannot help.
+
+    That is: no root, no apt, or a lack that no package meets.
+    """
+    if not lacking:
+        return
+    packages = sorted({package for requirement in lacking for package in requirement.packages})
+    listed = "".join(f"\n  {r.name}: {r.detail}" for r in lacking)
+    others = [r for r in lacking if not r.packages]
+    if others or not packages or not host.has_apt:
+        fixes = "; ".join(dict.fromkeys(r.fix for r in (others or lacking) if r.fix))
+        raise HostError(f"this machine lacks:{listed}", next_step=fixes)
+    if not host.is_root:
+        commands = " && ".join(shlex.join(command) for command in apt_commands(packages, sudo=True))
+        raise HostError(f"this machine lacks:{listed}\nand only root may install packages", next_step=commands)
+    for command in apt_commands(packages, sudo=False):
+        say(shlex.join(command))
+        done = subprocess.run(
+            command,
+            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            last = "\n".join(f"  {line}" for line in (done.stdout + done.stderr).splitlines()[-15:])
+            raise HostError(
+                f"`{shlex.join(command)}` failed with exit code {done.returncode}:\n{last}",
+                next_step="mend what these lines say, then the same command again",
+            )
+    buildkit.builder.cache_clear()

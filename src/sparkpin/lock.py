@@ -1,0 +1,108 @@
+"""Resolve a stack: every wheel and every Debian package of its images, by name, version, size and hash."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from sparkpin import files
+from sparkpin.debs import open_apt
+from sparkpin.errors import ManifestError
+from sparkpin.files import PARTIAL, atomic_file, disk_errors, sha256_file
+from sparkpin.manifests import LockedFile, Stack, StackLock, load_stack, lock_text, stack_inputs
+from sparkpin.paths import Paths
+from sparkpin.store import Store
+from sparkpin.wheels import Dist, Target, download_closure, reachable, read_dist, target_of
+
+
+def lock_stack(paths: Paths, name: str, say: Callable[[str], None]) -> StackLock:
+    """Resolve pins/stacks/<name>.yaml and write <name>.lock. Network. The wheels that are locked stay in the store."""
+    stack = load_stack(paths.project, name)
+    file = f"pins/stacks/{name}.yaml"
+    check_requirements(stack, file)
+    with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
+        folder = scratch_folder(paths)
+        try:
+            say(f"lock {name}: Debian {stack.debian.suite}, {len(stack.debian.packages)} packages asked for")
+            root = folder / "apt"
+            root.mkdir()
+            debs = open_apt(root, stack).closure(stack)
+            target = target_of(stack, debs)
+            say(f"  {len(debs)} packages, {sum(deb.size for deb in debs) / 1e6:.1f} MB")
+            say(f"lock {name}: {', '.join(stack.python.requirements)} for Python {target.python}, {target.machine}")
+            wheels_folder = folder / "wheels"
+            wheels_folder.mkdir()
+            download_closure(stack, target, wheels_folder)
+            kept = closure([read_dist(path) for path in sorted(wheels_folder.glob("*.whl"))], stack, target, file)
+            wheels = [locked_wheel(dist) for dist in kept]
+            store = Store(paths.store)
+            for dist, wheel in zip(kept, wheels, strict=True):
+                store.add(dist.path, wheel, move=True)
+            say(f"  {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.1f} MB")
+        finally:
+            files.sweep(folder.parent)
+    lock = StackLock(stack=name, inputs=stack_inputs(stack), debs=debs, wheels=wheels)
+    check_unique(lock, f"pins/stacks/{name}.lock")
+    with atomic_file(paths.project / f"pins/stacks/{name}.lock") as out:
+        out.write(lock_text(lock).encode())
+    return lock
+
+
+def scratch_folder(paths: Paths) -> Path:
+    """A new folder for unfinished files on the store's file system.
+
+    Sweeps what killed runs left: call it only while holding the store's lock.
+    """
+    incoming = paths.store / "incoming"
+    with disk_errors(paths.store):
+        incoming.mkdir(parents=True, exist_ok=True)
+        files.sweep(incoming)
+        return Path(tempfile.mkdtemp(prefix=PARTIAL, dir=incoming))
+
+
+def check_requirements(stack: Stack, file: str) -> None:
+    """No distribution is asked for twice, or both asked for and excluded."""
+    names = [canonicalize_name(Requirement(row).name) for row in stack.python.requirements]
+    if twice := repeated(names):
+        raise ManifestError(file, "python.requirements", stack.python.requirements, f"{twice} only once")
+    for name in stack.python.exclude:
+        if canonicalize_name(name) != name:
+            raise ManifestError(file, "python.exclude", name, canonicalize_name(name))
+        if name in names:
+            raise ManifestError(file, "python.exclude", name, "one that python.requirements does not ask for")
+
+
+def closure(dists: list[Dist], stack: Stack, target: Target, file: str) -> list[Dist]:
+    """What stays of a resolved set once the excluded distributions are left out, sorted by name."""
+    if twice := repeated(dist.name for dist in dists):
+        raise ManifestError(file, "python.requirements", twice, "one version of each distribution")
+    by_name = {dist.name: dist for dist in dists}
+    for name in stack.python.exclude:
+        if name not in by_name:
+            raise ManifestError(file, "python.exclude", name, "a distribution that the requirements would bring in")
+    needed = reachable(by_name, stack.python.requirements, stack.python.exclude, target)
+    return [by_name[name] for name in sorted(needed)]
+
+
+def locked_wheel(dist: Dist) -> LockedFile:
+    sha256, size = sha256_file(dist.path)
+    return LockedFile(name=dist.name, version=dist.version, file=dist.path.name, size=size, sha256=sha256)
+
+
+def check_unique(lock: StackLock, file: str) -> None:
+    """A lock that a person merged may hold two versions of one package: which of them wins would be chance."""
+    for key, rows in (("wheels", lock.wheels), ("debs", lock.debs)):
+        if twice := repeated(canonicalize_name(row.name) for row in rows):
+            versions = [row.version for row in rows if canonicalize_name(row.name) == twice]
+            seen, command = f"{twice} {' and '.join(versions)}", f"invoke lock --stack {lock.stack}"
+            raise ManifestError(file, key, seen, "one version", next_step=command)
+
+
+def repeated(names: Iterable[str]) -> str | None:
+    """The first name that stands more than once."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)

@@ -1,0 +1,324 @@
+"""Release records: one JSON file per release, one pointer file per recipe that says which release is current.
+
+    releases/<recipe>/<stage>-<key12>.json   the record
+    releases/<recipe>/<stage>-<key12>/       its evidence (logs, benchmark results)
+    releases/<recipe>/current.json           the pointer: the truth about what is current
+
+The states "current" and "retired" follow from the pointer, whatever a record says, so a run that was killed between
+writing the two leaves nothing wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from sparkpin import files
+from sparkpin.errors import InputError, IntegrityError, ManifestError
+from sparkpin.manifests import Name, Sha256
+from sparkpin.paths import Paths
+
+SCHEMA: Literal[1] = 1
+POINTER = "current.json"
+INTERNAL = "stack-"  # repositories sparkpin/stack-<stack> hold the images of stages, which no recipe owns
+
+State = Literal["built", "passed", "failed", "current", "retired"]
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+TAG = re.compile(r"^(?:sparkpin/)?(?P<recipe>[a-z0-9][a-z0-9.-]*):(?P<name>[a-z0-9][a-z0-9.-]*-[0-9a-f]{12})$")
+
+
+def now() -> str:
+    """ISO 8601, UTC; sorts as text."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def release_key(build_key: str, checkpoint_key: str, argv: Sequence[str], env: dict[str, str]) -> str:
+    """SHA-256 (hex) over the image's build key, the checkpoint's key and how they are served."""
+    text = json.dumps([build_key, checkpoint_key, list(argv), env], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def tag_of(recipe: str, stage: str, key: str) -> str:
+    return f"sparkpin/{recipe}:{stage}-{key[:12]}"
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
+class Release:
+    """Everything needed to serve a release without the pins, and what it was made from.
+
+    image: config digest; diff_ids: uncompressed layers from the lowest; size: bytes of all layers; smoke: the result of
+    the last smoke test; inputs: project file -> SHA-256 of the manifests, locks and templates at build time.
+    """
+
+    schema: Literal[1] = SCHEMA
+    tag: str
+    recipe: Name
+    stage: Name
+    stack: Name
+    model: Name
+    key: Sha256
+    build_key: Sha256
+    image: Digest
+    diff_ids: Annotated[tuple[Digest, ...], Field(strict=False)]
+    size: Annotated[int, Field(ge=0)]
+    checkpoint_key: Sha256
+    argv: Annotated[tuple[str, ...], Field(strict=False)]
+    env: dict[str, str]
+    created: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$")]
+    build_seconds: Annotated[float, Field(ge=0)]
+    state: State = "built"
+    smoke: dict[str, Any] | None = None
+    inputs: dict[str, Sha256]
+
+    @property
+    def age(self) -> tuple[str, str]:
+        """Sorts releases from the oldest to the newest."""
+        return self.created, self.key
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage}-{self.key[:12]}"
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it may be promoted or rolled back to."""
+        return self.state in ("passed", "current", "retired")
+
+    @property
+    def smoke_passed(self) -> bool:
+        return self.smoke is not None and self.smoke.get("passed") is True
+
+    @property
+    def smoke_failures(self) -> list[str]:
+        """`check: detail` of each check that did not pass."""
+        checks = (self.smoke or {}).get("checks", [])
+        return [f"{check['name']}: {check['detail']}" for check in checks if not check["passed"]]
+
+    @property
+    def smoke_text(self) -> str:
+        if self.smoke is None:
+            return ""
+        if self.smoke_passed:
+            return f"passed in {self.smoke['seconds']:.0f} s" if "seconds" in self.smoke else "passed"
+        failed = [check["name"] for check in self.smoke.get("checks", []) if not check["passed"]]
+        return "failed: " + (", ".join(failed) or "did not start")
+
+
+RELEASE = TypeAdapter(Release)
+
+
+def to_json(release: Release) -> dict[str, Any]:
+    value: dict[str, Any] = RELEASE.dump_python(release, mode="json")
+    return value
+
+
+def with_state(release: Release, current: str | None) -> Release:
+    """The release in the state that the pointer gives it."""
+    if release.tag == current:
+        return dataclasses.replace(release, state="current")
+    if release.state == "current":
+        return dataclasses.replace(release, state=after_current(release))
+    return release
+
+
+def after_current(release: Release) -> State:
+    """A release that fails a later smoke test while it is current is nothing to go back to."""
+    return "failed" if release.smoke is not None and not release.smoke_passed else "retired"
+
+
+class Releases:
+    """The records below `paths.releases`. Readers take no lock: every file is whole or absent."""
+
+    def __init__(self, paths: Paths) -> None:
+        self.paths = paths
+        self.root = paths.releases
+
+    def record_path(self, release: Release) -> Path:
+        return self.root / release.recipe / f"{release.name}.json"
+
+    @staticmethod
+    def evidence_name(release: Release) -> str:
+        """The evidence folder of a release, relative to the folder of all releases."""
+        return f"{release.recipe}/{release.name}"
+
+    def evidence(self, release: Release) -> Path:
+        return self.root / self.evidence_name(release)
+
+    def checkpoint(self, release: Release) -> Path:
+        return self.paths.checkpoints / release.model / release.checkpoint_key[:16]
+
+    def pointer_path(self, recipe: str) -> Path:
+        return self.root / recipe / POINTER
+
+    @contextlib.contextmanager
+    def locked(self, recipe: str) -> Iterator[None]:
+        """One writer per recipe. The lock lies with the records, which several caches may share."""
+        with files.lock(self.root / recipe / ".lock"):
+            yield
+
+    def recipes(self) -> list[str]:
+        return sorted({path.parent.name for path in self.root.glob("*/*.json")})
+
+    def all(self) -> list[Release]:
+        """Every release, by recipe, from the oldest to the newest."""
+        return [release for recipe in self.recipes() for release in self.of_recipe(recipe)]
+
+    def of_recipe(self, recipe: str) -> list[Release]:
+        """From the oldest to the newest."""
+        current = self.current_tag(recipe)
+        found = [path for path in (self.root / recipe).glob("*.json") if path.name != POINTER]
+        return sorted((with_state(read_record(path), current) for path in found), key=lambda release: release.age)
+
+    def find(self, tag: str) -> Release | None:
+        """The release of a tag, with or without `sparkpin/` in front."""
+        parts = TAG.match(tag)
+        if not parts:
+            return None
+        try:
+            release = read_record(self.root / parts["recipe"] / f"{parts['name']}.json")
+        except FileNotFoundError:
+            return None
+        return with_state(release, self.current_tag(release.recipe))
+
+    def get(self, tag: str) -> Release:
+        release = self.find(tag)
+        if release is None:
+            known = [release.tag for release in reversed(self.all())]
+            raise InputError(
+                f"unknown release {tag!r}",
+                next_step=f"choose one of: {', '.join(known)}" if known else "invoke build (there is no release yet)",
+            )
+        return release
+
+    def current_tag(self, recipe: str) -> str | None:
+        path = self.pointer_path(recipe)
+        try:
+            value = read_json(path)
+        except FileNotFoundError:
+            return None
+        check_schema(path, value)
+        tag = value.get("tag")
+        if not isinstance(tag, str) or not TAG.match(tag):
+            raise ManifestError(path, "tag", tag, "the tag of a release", next_step=AGAIN)
+        return tag
+
+    def current(self, recipe: str) -> Release | None:
+        """What the pointer names; a pointer to a release without a record is an error, not "none"."""
+        tag = self.current_tag(recipe)
+        if tag is None:
+            return None
+        release = self.find(tag)
+        if release is None:
+            raise ManifestError(self.pointer_path(recipe), "tag", tag, "a release that has a record", next_step=AGAIN)
+        return release
+
+    def save(self, release: Release) -> None:
+        """Write a record, whole or not at all. The image of the current release cannot be changed under it."""
+        self.check(release)
+        with self.locked(release.recipe):
+            if self.current_tag(release.recipe) == release.tag:
+                known = self.find(release.tag)
+                if known and known.image != release.image:
+                    raise IntegrityError(
+                        f"{release.tag} is current with image {known.image}; building it again gave {release.image}",
+                        next_step=f"invoke rollback --recipe {release.recipe}, then build and smoke it again",
+                    )
+            self._write(release)
+
+    def check(self, release: Release) -> None:
+        wanted = tag_of(release.recipe, release.stage, release.key)
+        if release.tag != wanted:
+            raise ManifestError(self.record_path(release), "tag", release.tag, wanted)
+        if release.recipe.startswith(INTERNAL):
+            raise InputError(
+                f"recipe {release.recipe!r}: names that start with {INTERNAL!r} belong to the images of stages",
+                next_step="give the recipe another name",
+            )
+
+    def smoked(self, tag: str, result: Any) -> Release:
+        """Keep the result of a smoke test (a dataclass or a mapping with `passed`) and the state that follows.
+
+        The current release stays current; a result of it that fails is told by `smoke` and keeps it from being
+        gone back to later.
+        """
+        value = dataclasses.asdict(result) if dataclasses.is_dataclass(result) else dict(result)  # type: ignore[arg-type]
+        smoke: dict[str, Any] = json.loads(json.dumps(value, default=str))
+        with self.locked(self.get(tag).recipe):
+            release = dataclasses.replace(self.get(tag), smoke=smoke)
+            if release.state != "current":
+                good: State = "retired" if release.state == "retired" else "passed"
+                release = dataclasses.replace(release, state=good if release.smoke_passed else "failed")
+            self._write(release)
+        return release
+
+    def point(self, release: Release) -> None:
+        """Make a release the current one. The caller holds the recipe's lock."""
+        value = {"schema": SCHEMA, "tag": release.tag, "promoted": now()}
+        files.write_json(self.pointer_path(release.recipe), value)
+        for path in (self.root / release.recipe).glob("*.json"):
+            if path.name == POINTER:
+                continue
+            written = read_record(path)
+            if (settled := with_state(written, release.tag)) != written:
+                self._write(settled)
+
+    def forget(self, release: Release) -> None:
+        """Remove a record. The caller holds the recipe's lock and has removed what the record names."""
+        self.record_path(release).unlink(missing_ok=True)
+
+    def _write(self, release: Release) -> None:
+        files.write_json(self.record_path(release), to_json(release))
+
+
+AGAIN = "invoke images lists the releases; invoke promote TAG writes the pointer anew"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, or ManifestError that names the file; FileNotFoundError passes through."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ManifestError(path, "(whole file)", str(error), "JSON", next_step=REPAIR.format(path)) from None
+    if not isinstance(value, dict):
+        raise ManifestError(path, "(whole file)", type(value).__name__, "an object", next_step=REPAIR.format(path))
+    return value
+
+
+REPAIR = "restore {0} from a backup, or move it away and build that release again"
+
+
+def check_schema(path: Path, value: dict[str, Any]) -> None:
+    schema = value.get("schema")
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise ManifestError(
+            path,
+            "schema",
+            schema,
+            f"{SCHEMA} or less",
+            next_step="a newer sparkpin wrote this file: update this checkout",
+        )
+
+
+def read_record(path: Path) -> Release:
+    value = read_json(path)
+    check_schema(path, value)
+    try:
+        release = Release(**value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "(whole file)"
+        seen = "(missing)" if first["type"].startswith("missing") else first["input"]
+        raise ManifestError(path, key, seen, first["msg"], next_step=REPAIR.format(path)) from None
+    if path.parent.name != release.recipe or path.stem != release.name:
+        raise ManifestError(path, "key", release.name, f"{path.stem}, as the file is called")
+    return release

@@ -1,0 +1,191 @@
+"""From pins, locks, stages and mods to Dockerfiles and build keys. Pure apart from reading the project's files.
+
+A build key is the SHA-256 over all that decides an image's bytes: the rendered Dockerfile, every file of its context,
+the key of its parent (or of the root file system), the platform, the epoch and the form of sealing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import jinja2
+import uv
+
+from sparkpin import rootfs, seal
+from sparkpin.epoch import EPOCH
+from sparkpin.errors import ManifestError
+from sparkpin.files import sha256_file
+from sparkpin.manifests import LockedFile, Stack, StackLock, Stage
+from sparkpin.modwheels import Mod, read_mod
+
+VENV, STACK_MODS = "venv", "stack-mods"  # layers beside those that the stack names
+
+
+@dataclass(frozen=True)
+class ContextFile:
+    """One file that a build sees. A mod stands for its wheel: `sha256` is its sources' key, `size` their bytes.
+
+    source: "store" (a locked wheel), "host" (a file of this machine, `origin`), "text" (`text`), or "mod".
+    """
+
+    path: str
+    sha256: str
+    size: int
+    source: Literal["store", "host", "text", "mod"]
+    executable: bool = False
+    text: str = field(default="", repr=False)
+    origin: Path | None = None
+    locked: LockedFile | None = None
+    mod: Mod | None = None
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """One stage's image, before it is built.
+
+    key: build key (hex); parent_key: None for the first stage; ref: the internal tag; parent_ref: what it is built on;
+    layers: (name, key) of each layer that it adds, where the key is over all that decides the layer.
+    """
+
+    stage: str
+    stack: str
+    key: str
+    parent_key: str | None
+    ref: str
+    parent_ref: str
+    dockerfile: str
+    context: tuple[ContextFile, ...]
+    layers: tuple[tuple[str, str], ...] = ()
+
+
+def render_chain(project: Path, stack: Stack, stack_lock: StackLock, chain: Sequence[Stage]) -> tuple[Rendered, ...]:
+    """The images of a chain, first stage first. ManifestError when a layer names what the lock does not have."""
+    done: list[Rendered] = []
+    for stage in chain:
+        done.append(render(project, stack, stack_lock, stage, done[-1] if done else None))
+    return tuple(done)
+
+
+def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, parent: Rendered | None) -> Rendered:
+    layers: dict[str, list[ContextFile]] = {}
+    if parent is None:
+        below = rootfs.rootfs_key(stack, stack_lock)
+        parent_ref = rootfs_ref(stack, below)
+        layers[VENV] = []
+        for name, wheels in wheel_groups(project, stack, stack_lock).items():
+            layers[name] = wheel_files(name, wheels)
+        if stack.mods:
+            layers[STACK_MODS] = [mod_file(STACK_MODS, read_mod(project, name)) for name in stack.mods]
+    else:
+        below, parent_ref = parent.key, parent.ref
+    for name in stage.mods:
+        layers[name] = [mod_file(name, read_mod(project, name))]
+    tools = tool_files(project) if layers else []
+    files = sorted((file for part in (tools, *layers.values()) for file in part), key=lambda file: file.path)
+
+    def dockerfile(key: str) -> str:
+        template = environment(project / "dockerfiles").get_template(stage.template)
+        return template.render(stage=stage, stack=stack, parent_ref=parent_ref, layers=list(layers), key=key)
+
+    key = build_key(stack, below, dockerfile(""), files)
+    return Rendered(
+        stage=stage.name,
+        stack=stack.name,
+        key=key,
+        parent_key=parent.key if parent else None,
+        ref=f"sparkpin/stack-{stack.name}:{stage.name}-{key[:12]}",
+        parent_ref=parent_ref,
+        dockerfile=dockerfile(key),
+        context=tuple(files),
+        layers=tuple((name, build_key(stack, below, dockerfile(""), [*tools, *own])) for name, own in layers.items()),
+    )
+
+
+def rootfs_ref(stack: Stack, key: str) -> str:
+    return f"sparkpin/rootfs:{stack.debian.suite}-{key[:12]}"
+
+
+def build_key(stack: Stack, below: str, dockerfile: str, files: Sequence[ContextFile]) -> str:
+    value: dict[str, Any] = {
+        "below": below,
+        "dockerfile": dockerfile,
+        "epoch": EPOCH,
+        "files": [(file.path, file.sha256, file.executable) for file in files],
+        "platform": stack.platform,
+        "seal": seal.VERSION,
+    }
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def environment(folder: Path) -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def normal(name: str) -> str:
+    """A distribution's normal name (PyPA, "Names and normalization")."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def wheel_groups(project: Path, stack: Stack, stack_lock: StackLock) -> dict[str, list[LockedFile]]:
+    """The lock's wheels by layer. Layers stand in the stack's order."""
+    left = {normal(wheel.name): wheel for wheel in stack_lock.wheels}
+    groups: dict[str, list[LockedFile]] = {}
+    for layer in stack.python.layers:
+        groups[layer.name] = []
+        for package in layer.packages:
+            if package == "*":
+                continue
+            if normal(package) not in left:
+                file = project / f"pins/stacks/{stack.name}.yaml"
+                raise ManifestError(
+                    file, f"python.layers.{layer.name}", package, "a distribution of the lock that no other layer names"
+                )
+            groups[layer.name].append(left.pop(normal(package)))
+    rest = next(layer.name for layer in stack.python.layers if layer.packages == ["*"])
+    groups[rest] += left.values()
+    return {name: sorted(wheels, key=lambda wheel: normal(wheel.name)) for name, wheels in groups.items() if wheels}
+
+
+def wheel_files(layer: str, wheels: Sequence[LockedFile]) -> list[ContextFile]:
+    lines = [f"{normal(wheel.name)}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheels]
+    files = [ContextFile(f"wheels/{layer}/{Path(w.file).name}", w.sha256, w.size, "store", locked=w) for w in wheels]
+    return [*files, text_file(f"wheels/{layer}/requirements.txt", "".join(lines))]
+
+
+def mod_file(layer: str, mod: Mod) -> ContextFile:
+    return ContextFile(f"wheels/{layer}/{mod.name}", mod.key, mod.size, "mod", mod=mod)
+
+
+def text_file(path: str, text: str) -> ContextFile:
+    data = text.encode()
+    return ContextFile(path, hashlib.sha256(data).hexdigest(), len(data), "text", text=text)
+
+
+def tool_files(project: Path) -> list[ContextFile]:
+    script = project / "dockerfiles/install.py"
+    return [host_file("tools/install.py", script), host_file("tools/uv", Path(uv.find_uv_bin()), executable=True)]
+
+
+def host_file(path: str, origin: Path, *, executable: bool = False) -> ContextFile:
+    status = origin.stat()
+    sha256, size = hashed(origin, status.st_mtime_ns, status.st_size)
+    return ContextFile(path, sha256, size, "host", executable=executable, origin=origin)
+
+
+@cache
+def hashed(path: Path, mtime_ns: int, size: int) -> tuple[str, int]:
+    return sha256_file(path)

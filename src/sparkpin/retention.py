@@ -1,0 +1,142 @@
+"""Which release is current, which one comes back, and the list of all with what they cost."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from sparkpin import layers
+from sparkpin.engine import Engine
+from sparkpin.errors import CheckpointError, EngineError, InputError
+from sparkpin.paths import Paths
+from sparkpin.prune import Freed, prune
+from sparkpin.releases import Release, Releases
+
+__all__ = ["Freed", "promote", "prune", "rollback", "rows"]
+
+
+def promote(paths: Paths, engine: Engine, tag: str) -> Release:
+    """Make a release that passed its smoke test the current one of its recipe; the former one retires.
+
+    Running it again completes a promotion that was killed half-way.
+    """
+    records = Releases(paths)
+    with records.locked(records.get(tag).recipe):
+        release = records.get(tag)
+        if not release.is_good:
+            why = f" ({'; '.join(release.smoke_failures)})" if release.smoke_failures else ""
+            raise InputError(
+                f"{release.tag} is {release.state}{why}; only a release that passed its smoke test is promoted",
+                next_step=f"invoke smoke {release.tag}",
+            )
+        switch(paths, engine, records, release)
+        return records.get(release.tag)
+
+
+def rollback(paths: Paths, engine: Engine, recipe: str) -> Release:
+    """Go back to the newest release of the recipe that is older than the current one and passed its smoke test.
+
+    Image, checkpoint and flags come back together: the record names all three. Nothing changes unless all are there.
+    """
+    records = Releases(paths)
+    with records.locked(recipe):
+        current = records.current(recipe)
+        if current is None:
+            raise InputError(
+                f"recipe {recipe!r} has no current release, so there is nothing to go back from",
+                next_step="invoke promote TAG (invoke images lists the releases)",
+            )
+        target = rollback_target(records.of_recipe(recipe), current)
+        if target is None:
+            raise InputError(
+                f"{current.tag} is the oldest release of {recipe!r} that passed its smoke test: "
+                "there is none to go back to",
+                next_step="invoke images lists the releases; invoke promote TAG chooses any one that passed",
+            )
+        switch(paths, engine, records, target)
+        return records.get(target.tag)
+
+
+def rollback_target(releases: list[Release], current: Release) -> Release | None:
+    """releases: from the oldest to the newest."""
+    earlier = [release for release in releases if release.age < current.age and release.is_good]
+    return earlier[-1] if earlier else None
+
+
+def switch(paths: Paths, engine: Engine, records: Releases, release: Release) -> None:
+    """First the image's tags, then the pointer, which is the truth. The caller holds the recipe's lock."""
+    ref = present_ref(engine, release)
+    if ref is None:
+        raise EngineError(
+            f"the image of {release.tag} ({release.image}) is not in the engine",
+            next_step=how_to_rebuild(paths, release),
+        )
+    if not records.checkpoint(release).is_dir():
+        raise CheckpointError(
+            f"the checkpoint of {release.tag} is gone: no folder {records.checkpoint(release)}",
+            next_step=how_to_rebuild(paths, release),
+        )
+    if ref != release.tag:
+        engine.tag(ref, release.tag)
+    engine.tag(ref, current_tag(release.recipe))
+    records.point(release)
+
+
+def current_tag(recipe: str) -> str:
+    return f"sparkpin/{recipe}:current"
+
+
+def present_ref(engine: Engine, release: Release) -> str | None:
+    """A name under which the engine holds exactly the image that was recorded.
+
+    The release's own tag may be gone or moved by hand; the digest itself is a name on most engines.
+    """
+    for ref in (release.tag, release.image, f"sparkpin/stack-{release.stack}:{release.stage}-{release.build_key[:12]}"):
+        info = engine.image(ref)
+        if info is not None and info.config_digest == release.image:
+            return ref
+    return None
+
+
+def how_to_rebuild(paths: Paths, release: Release) -> str:
+    command = f"invoke build --recipe {release.recipe} --stage {release.stage}, then invoke smoke {release.tag}"
+    changed = [name for name, sha256 in release.inputs.items() if not has_sha256(paths.project / name, sha256)]
+    if not changed:
+        return f"{command} (the pins still give this release)"
+    return f"check out the commit in which {', '.join(changed)} were as in the record, then {command}"
+
+
+def has_sha256(path: Path, sha256: str) -> bool:
+    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256
+
+
+def rows(paths: Paths, engine: Engine) -> list[dict[str, Any]]:
+    """One mapping per release for `invoke images`, from the newest to the oldest in each recipe; plain JSON values.
+
+    image is None where the engine does not hold the recorded image; sizes in bytes; unique_size counts the layers that
+    no other image of the engine shares, None where the engine does not tell.
+    """
+    releases = Releases(paths).all()
+    images = layers.inventory(engine)
+    by_tag = {tag: image for image in images for tag in image.tags}
+    found = []
+    for release in sorted(releases, key=lambda release: release.age, reverse=True):
+        info = engine.image(release.tag)
+        is_present = info is not None and info.config_digest == release.image
+        image = by_tag.get(release.tag) if is_present else None
+        found.append(
+            {
+                "tag": release.tag,
+                "recipe": release.recipe,
+                "stage": release.stage,
+                "key": release.key,
+                "image": release.image if is_present else None,
+                "size": release.size,
+                "unique_size": layers.unique_size(image, images) if image else (None if is_present else 0),
+                "created": release.created,
+                "state": release.state,
+                "smoke": release.smoke_text,
+            }
+        )
+    return sorted(found, key=lambda row: str(row["recipe"]))

@@ -1,0 +1,137 @@
+"""The images' root file system: a tar that mmdebstrap makes, without network, from the store's Debian packages."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from sparkpin import files
+from sparkpin.canonical import END, CanonicalLayer, clean, convert, link_first, stored_size
+from sparkpin.debs import ARCHITECTURES, HOST_PACKAGES, raise_no_space, tail
+from sparkpin.epoch import EPOCH
+from sparkpin.errors import BuildError, HostError
+from sparkpin.files import atomic_file, sha256_file
+from sparkpin.manifests import LockedFile, Stack, StackLock
+from sparkpin.paths import Paths
+from sparkpin.store import Store
+
+CUSTOMIZE = Path(__file__).with_name("rootfs.sh")
+# Folders that are links into /usr in a merged system. They must be there before the first package is unpacked.
+MERGED = {"linux/amd64": ("bin", "lib", "lib64", "sbin"), "linux/arm64": ("bin", "lib", "sbin")}
+
+
+def arguments(stack: Stack, lock: StackLock) -> list[str]:
+    """mmdebstrap's arguments that decide the bytes."""
+    merge = "; ".join(f'mkdir -p "$1/usr/{name}" && ln -s usr/{name} "$1/{name}"' for name in MERGED[stack.platform])
+    return [
+        *("--variant=essential", "--format=tar", f"--architectures={ARCHITECTURES[stack.platform]}"),
+        f"--include={','.join(deb.name for deb in lock.debs)}",
+        "--aptopt=APT::Install-Recommends false",
+        '--aptopt=pkgCacheGen::ForceEssential ","',  # apt counts itself as Essential otherwise
+        "--dpkgopt=force-unsafe-io",  # the tar is synced at the end; each unpacked file need not be
+        "--skip=output/dev",  # the engine mounts its own /dev
+        "--skip=cleanup/apt,cleanup/mmdebstrap",  # rootfs.sh removes all of apt, these two would look for it
+        f"--setup-hook=set -e; {merge}",
+    ]
+
+
+def rootfs_key(stack: Stack, lock: StackLock) -> str:
+    """SHA-256 (hex) over what decides the root file system: packages, arguments, clean-up, date."""
+    parts = {
+        "suite": stack.debian.suite,
+        "platform": stack.platform,
+        "debs": [[deb.name, deb.version, deb.sha256] for deb in lock.debs],
+        "arguments": arguments(stack, lock),
+        "customize": CUSTOMIZE.read_text(),
+        "epoch": EPOCH,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def build_rootfs(paths: Paths, stack: Stack, lock: StackLock, say: Callable[[str], None]) -> Path:
+    """The tar of the root file system, from cache or made anew; the same bytes whenever and wherever it is made.
+
+    Touches no network. Raises IntegrityError (a package is missing in the store or damaged), HostError or BuildError.
+    """
+    key = rootfs_key(stack, lock)
+    folder = paths.cache / "rootfs"
+    target, digest = folder / f"{key}.tar", folder / f"{key}.sha256"
+    with files.lock(paths.locks / "rootfs.lock", on_wait=lambda: say("waiting for another run that makes a rootfs")):
+        files.sweep(folder)
+        if target.is_file() and digest.is_file():
+            if sha256_file(target)[0] == digest.read_text().strip():
+                return target
+            say(f"damaged, making it again: {target}")
+        say(f"rootfs {stack.name}: {len(lock.debs)} packages of Debian {stack.debian.suite}")
+        with repository(Store(paths.store), lock.debs) as repo, atomic_file(target) as out:
+            for chunk in made(stack, lock, repo):
+                out.write(chunk)
+        sha256, size = sha256_file(target)
+        with atomic_file(digest) as out:
+            out.write(f"{sha256}\n".encode())
+        say(f"  {size / 1e6:.1f} MB, sha256:{sha256[:12]}")
+    return target
+
+
+@contextmanager
+def repository(store: Store, debs: Sequence[LockedFile]) -> Iterator[Path]:
+    """A flat apt repository of the locked packages, in a folder that an unprivileged mmdebstrap can read too."""
+    work = Path(tempfile.mkdtemp(prefix="sparkpin-rootfs-"))
+    try:
+        work.chmod(0o755)
+        repo = work / "repo"
+        with files.disk_errors(work):
+            repo.mkdir()
+            for deb in debs:
+                store.link(deb, repo / deb.file)
+            (repo / "Packages").write_text("\n".join(stanza(deb, repo) for deb in debs))
+        yield repo
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def stanza(deb: LockedFile, repo: Path) -> str:
+    """One package's entry in a Packages file (repository format, "Packages" indices)."""
+    argv = ["dpkg-deb", "--field", str(repo / deb.file)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(f"dpkg-deb cannot read {deb.file}:\n{tail(done)}", next_step="invoke fetch")
+    return f"{done.stdout.rstrip()}\nFilename: ./{deb.file}\nSize: {deb.size}\nSHA256: {deb.sha256}\n"
+
+
+def made(stack: Stack, lock: StackLock, repo: Path) -> Iterator[bytes]:
+    """Run mmdebstrap and yield its tar in canonical form."""
+    if not shutil.which("mmdebstrap"):
+        raise HostError("mmdebstrap is missing", next_step=HOST_PACKAGES)
+    argv = [
+        *("mmdebstrap", *arguments(stack, lock), f'--customize-hook="{CUSTOMIZE}" "$1"'),
+        # No suite and no signature: each package was verified against the lock, there is no release to verify.
+        *("", "-", f"deb [trusted=yes] copy://{repo} ./"),
+    ]
+    env = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    with tempfile.TemporaryFile(dir=repo.parent) as raw:
+        done = subprocess.run(argv, stdout=raw, stderr=subprocess.PIPE, text=True, env=env, check=False)
+        if done.returncode:
+            if "No space left on device" in done.stderr:
+                raise_no_space(repo)
+            raise BuildError(f"mmdebstrap failed:\n{tail(done, 15)}", next_step="read what it says above")
+        yield from canonical(raw)
+
+
+def canonical(raw: BinaryIO) -> Iterator[bytes]:
+    """The same members with sorted names, fixed times and plain headers, whichever mmdebstrap and tar wrote them."""
+    raw.seek(0)
+    with tarfile.open(fileobj=raw, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
+        rows = [(clean(info.name), info) for info in tar]
+    found = {path: convert(info, path, "") for path, info in rows if path}
+    members = tuple(sorted(link_first(found).values(), key=lambda member: member.order))
+    return CanonicalLayer(raw, members, sum(stored_size(member) for member in members) + len(END)).chunks()

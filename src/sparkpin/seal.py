@@ -1,0 +1,232 @@
+"""Sealing: from what an engine built to the one archive that every engine's build of it comes to.
+
+`docker save` writes folders and manifest.json (up to 24) or an OCI layout and manifest.json (from 25): manifest.json
+tells where the parts lie in both. An engine on overlay2 already has the parent's layers and does not read them from the
+archive of a `docker load`, so they may be left out; see `Part`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import json
+import shutil
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from sparkpin.canonical import BLOCK, END, CanonicalLayer, Slice, block, padded, read_layer
+from sparkpin.epoch import EPOCH
+from sparkpin.errors import BuildError
+from sparkpin.files import CHUNK, disk_errors
+
+VERSION = 1  # counts changes of the canonical form: it is a part of every build key
+CREATED = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(EPOCH))
+CONFIG_KEYS = (
+    "Cmd",
+    "Entrypoint",
+    "Env",
+    "ExposedPorts",
+    "Healthcheck",
+    "Labels",
+    "Shell",
+    "StopSignal",
+    "User",
+    "Volumes",
+    "WorkingDir",
+)
+ARCHIVE_CONFIG, ARCHIVE_MANIFEST = "config.json", "manifest.json"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One layer of a sealed image.
+
+    diff_id: given for a layer that is sealed already, else found while the layer is written.
+    layer: canonical content; raw: a sealed layer's bytes as they are; neither: the engine has the layer, leave it out.
+    """
+
+    diff_id: str = ""
+    layer: CanonicalLayer | None = None
+    raw: Slice | None = None
+
+    @property
+    def left_out(self) -> bool:
+        return self.layer is None and self.raw is None
+
+    @property
+    def empty(self) -> bool:
+        return self.layer is not None and not self.layer.members
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """config: the image's configuration, whose SHA-256 is the image's identity; diff_ids: its layers."""
+
+    config: bytes
+    diff_ids: tuple[str, ...]
+
+    @property
+    def config_digest(self) -> str:
+        return digest_of(self.config)
+
+
+@dataclass
+class Saved:
+    """An opened `docker save` archive. layers: one uncompressed tar each, bottom first; diff_ids: the engine's."""
+
+    config: dict[str, Any]
+    layers: list[Slice]
+    diff_ids: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.diff_ids = list(self.config["rootfs"]["diff_ids"])
+        if len(self.diff_ids) != len(self.layers):
+            raise BuildError(
+                f"the saved image has {len(self.layers)} layers and {len(self.diff_ids)} diff IDs",
+                next_step="report this engine's version",
+            )
+
+
+def digest_of(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def image_config(config: Mapping[str, Any], *, os: str, architecture: str, diff_ids: Sequence[str]) -> bytes:
+    """The canonical configuration: chosen keys that say something, and nothing about when, where and by what."""
+    kept = {key: config[key] for key in CONFIG_KEYS if config.get(key)}
+    event = {"created": CREATED, "created_by": "sparkpin"}
+    value = {
+        "architecture": architecture,
+        "config": kept,
+        "created": CREATED,
+        "history": [event for _ in diff_ids],
+        "os": os,
+        "rootfs": {"diff_ids": list(diff_ids), "type": "layers"},
+    }
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+@contextlib.contextmanager
+def open_saved(archive: Path) -> Iterator[Saved]:
+    """Read a `docker save` archive of one image. Compressed layers are unpacked beside it while it is open."""
+    with archive.open("rb") as file, contextlib.ExitStack() as unpacked:
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            members = {member.name: member for member in tar}
+
+            def member(name: str) -> tarfile.TarInfo:
+                found = members[name]
+                return tar._find_link_target(found) if found.issym() or found.islnk() else found  # type: ignore[attr-defined]
+
+            def content(name: str) -> Slice:
+                return Slice(file, member(name).offset_data, member(name).size)
+
+            try:
+                manifest = json.loads(content(ARCHIVE_MANIFEST).read())[0]
+                config = json.loads(content(manifest["Config"]).read())
+                layers = [content(name) for name in manifest["Layers"]]
+            except (KeyError, ValueError, IndexError) as error:
+                raise BuildError(
+                    f"the archive that the engine saved cannot be read: {type(error).__name__} {error}",
+                    next_step="run the build again; if it stays so, report the engine's version",
+                ) from None
+        yield Saved(config, [uncompressed(layer, archive.parent, unpacked) for layer in layers])
+
+
+def uncompressed(layer: Slice, folder: Path, stack: contextlib.ExitStack) -> Slice:
+    magic = layer.read(4)
+    layer.seek(0)
+    if magic == b"\x28\xb5\x2f\xfd":
+        raise BuildError(
+            "the engine saved a layer with zstd compression, which is not read here",
+            next_step="set the engine's builder to gzip or no compression",
+        )
+    if magic[:2] != b"\x1f\x8b":
+        return layer
+    with disk_errors(folder):
+        file = cast(BinaryIO, stack.enter_context(tempfile.TemporaryFile(dir=folder)))  # noqa: SIM115
+        with gzip.GzipFile(fileobj=cast(BinaryIO, layer)) as plain:
+            shutil.copyfileobj(plain, file, CHUNK)
+        return Slice(file, 0, file.tell())
+
+
+def parts_of(saved: Saved, parent: Sequence[str], *, leave_out: bool) -> list[Part]:
+    """What becomes of each layer of a saved image: the parent's pass through, the others are made canonical.
+
+    parent: the diff IDs of the sealed parent; leave_out: do not send what the engine has.
+    """
+    if list(parent) != saved.diff_ids[: len(parent)]:
+        raise BuildError(
+            "the built image does not stand on its parent's layers",
+            next_step="run the build again; the parent may have been replaced meanwhile",
+        )
+    below = [Part(d) if leave_out else Part(d, raw=tar) for d, tar in zip(parent, saved.layers, strict=False)]
+    return below + [Part(layer=read_layer(cast(BinaryIO, tar))) for tar in saved.layers[len(parent) :]]
+
+
+def seal(
+    write: Callable[[bytes], object],
+    parts: Sequence[Part],
+    config: Mapping[str, Any],
+    *,
+    os: str,
+    architecture: str,
+    tag: str,
+) -> Sealed:
+    """Write the archive for `docker load`, in one pass: layers, configuration, manifest. Layers without content go.
+
+    The same parts and configuration give the same bytes. Memory does not grow with the size of the layers.
+    """
+    names: list[str] = []
+    diff_ids: list[str] = []
+    for part in parts:
+        if part.empty:
+            continue
+        names.append(f"layers/{len(names):03}.tar")
+        if part.left_out:
+            diff_ids.append(part.diff_id)
+            continue
+        size, chunks = (part.layer.size, part.layer.chunks()) if part.layer else raw_chunks(part.raw)
+        write(block(names[-1].encode(), b"0", size=size))
+        digest, written = hashlib.sha256(), 0
+        for chunk in chunks:
+            if not part.diff_id:
+                digest.update(chunk)
+            written += len(chunk)
+            write(chunk)
+        if written != size:
+            raise BuildError(f"a layer of {size} bytes came to {written}", next_step="run the build again")
+        write(b"\0" * (-size % BLOCK))
+        diff_ids.append(part.diff_id or f"sha256:{digest.hexdigest()}")
+    sealed = Sealed(image_config(config, os=os, architecture=architecture, diff_ids=diff_ids), tuple(diff_ids))
+    manifest = [{"Config": ARCHIVE_CONFIG, "Layers": names, "RepoTags": [tag]}]
+    for name, data in ((ARCHIVE_CONFIG, sealed.config), (ARCHIVE_MANIFEST, json.dumps(manifest).encode())):
+        write(block(name.encode(), b"0", size=len(data)) + padded(data))
+    write(END)
+    return sealed
+
+
+def raw_chunks(raw: Slice | None) -> tuple[int, Iterator[bytes]]:
+    assert raw is not None
+    raw.seek(0)
+    return raw.size, iter(lambda: raw.read(CHUNK), b"")
+
+
+def seal_archive(
+    source: Path, write: Callable[[bytes], object], *, tag: str, parent: Sequence[str] = (), leave_out: bool = False
+) -> Sealed:
+    """Seal a whole `docker save` archive; sealing the result again gives the same image."""
+    with open_saved(source) as saved:
+        return seal(
+            write,
+            parts_of(saved, parent, leave_out=leave_out),
+            saved.config.get("config") or {},
+            os=saved.config["os"],
+            architecture=saved.config["architecture"],
+            tag=tag,
+        )

@@ -1,0 +1,134 @@
+"""Plain HTTP to a server, over a Unix socket or TCP; every exchange is recorded as it went over the wire."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+MAX_BYTES = 16 << 20  # no answer asked for here comes near; a server that babbles on must not fill the memory
+
+
+class Fault(Exception):
+    """The server did not give a whole answer: refused, reset, too slow, too long."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    content_type: str
+    body: bytes
+
+    @property
+    def start(self) -> str:
+        """The first characters, for a message."""
+        return repr(self.body[:300].decode(errors="replace"))
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One line of exchanges.jsonl. `status` is None and `fault` says why where no whole answer came."""
+
+    method: str
+    path: str
+    request: dict[str, Any] | None
+    status: int | None
+    content_type: str
+    body: bytes
+    seconds: float
+    fault: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The body as text, or as Base64 where it is not UTF-8."""
+        try:
+            body = {"response": self.body.decode("utf-8")}
+        except UnicodeDecodeError:
+            body = {"response_base64": base64.b64encode(self.body).decode()}
+        return {
+            "method": self.method,
+            "path": self.path,
+            "request": self.request,
+            "status": self.status,
+            "content_type": self.content_type,
+            **body,
+            "seconds": round(self.seconds, 3),
+            **({"fault": self.fault} if self.fault else {}),
+        }
+
+
+class Client:
+    """One connection's worth of requests. `exchanges` holds all but the waiting for readiness."""
+
+    def __init__(self, http: httpx.Client, *, timeout: float, close: list[int] | None = None) -> None:
+        self._http, self.timeout, self._close = http, timeout, close or []
+        self.exchanges: list[Exchange] = []
+
+    @classmethod
+    def unix(cls, socket: Path, *, timeout: float = 120) -> Client:
+        """Over a Unix socket. The folder is opened first: a socket's own path may have 107 bytes at most."""
+        folder = os.open(socket.parent, os.O_PATH | os.O_DIRECTORY)
+        transport = httpx.HTTPTransport(uds=f"/proc/self/fd/{folder}/{socket.name}")
+        return cls(httpx.Client(transport=transport, base_url="http://server"), timeout=timeout, close=[folder])
+
+    @classmethod
+    def tcp(cls, host: str, port: int, *, timeout: float = 120) -> Client:
+        address = f"[{host}]" if ":" in host else host
+        return cls(httpx.Client(base_url=f"http://{address}:{port}", trust_env=False), timeout=timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+        while self._close:
+            os.close(self._close.pop())
+
+    def get(self, path: str) -> Reply:
+        return self._send("GET", path, None)
+
+    def post(self, path: str, body: dict[str, Any]) -> Reply:
+        return self._send("POST", path, body)
+
+    def healthy(self) -> bool:
+        """Whether /health answers 200 within a few seconds. Not recorded."""
+        try:
+            return self._http.get("/health", timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def _send(self, method: str, path: str, body: dict[str, Any] | None) -> Reply:
+        """`timeout` bounds the whole exchange, not each read: a server that trickles on is cut off too."""
+        start = time.monotonic()
+        status, content_type, received, fault = None, "", bytearray(), ""
+        content = None if body is None else json.dumps(body, ensure_ascii=False).encode()
+        headers = {"Accept-Encoding": "identity"} | ({} if body is None else {"Content-Type": "application/json"})
+        try:
+            with self._http.stream(method, path, content=content, headers=headers, timeout=self.timeout) as response:
+                status, content_type = response.status_code, response.headers.get("content-type", "")
+                for part in response.iter_raw():
+                    received += part
+                    if len(received) > MAX_BYTES:
+                        raise Fault(f"the answer is longer than {MAX_BYTES} bytes")
+                    if time.monotonic() - start > self.timeout:
+                        raise Fault(f"the answer did not end within {self.timeout:g} s")
+        except httpx.TimeoutException:
+            fault = f"no answer within {self.timeout:g} s"
+        except httpx.HTTPError as error:
+            fault = f"{type(error).__name__}: {error}"
+        except Fault as error:
+            fault = str(error)
+        self.exchanges.append(
+            Exchange(method, path, body, status, content_type, bytes(received), time.monotonic() - start, fault)
+        )
+        if fault or status is None:
+            raise Fault(f"{method} {path}: {fault}")
+        return Reply(status, content_type, bytes(received))

@@ -1,0 +1,37 @@
+"""Prometheus' text format, as far as /metrics of vLLM uses it, and what it says about drafted tokens."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?$")
+DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Tokens that the draft model proposed, and how many of them the model itself would have said."""
+
+    drafted: int
+    accepted: int
+
+    @property
+    def share(self) -> float:
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.accepted} of {self.drafted} drafted tokens accepted ({self.share:.1%})"
+
+
+def total(text: str, name: str) -> float | None:
+    """Sum of a metric over all its labels (engines, models). None where there is no such metric."""
+    values = [float(found[3]) for line in text.splitlines() if (found := SAMPLE.match(line)) and found[1] == name]
+    return sum(values) if values else None
+
+
+def acceptance(text: str) -> Acceptance | None:
+    """None where the server does not draft at all."""
+    drafted, accepted = total(text, DRAFTED), total(text, ACCEPTED)
+    return None if drafted is None or accepted is None else Acceptance(int(drafted), int(accepted))

@@ -1,0 +1,143 @@
+"""The container under test: no network, a Unix socket in a mounted folder, gone when the test ends, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from docker.models.containers import Container
+from docker.types import LogConfig
+
+from sparkpin import container as running
+from sparkpin.container import Say
+from sparkpin.engine import Engine, engine_errors
+from sparkpin.paths import Paths
+from sparkpin.recipes import drop_flags, set_flag
+from sparkpin.releases import Release
+from sparkpin.smoke.client import Client
+
+LABEL = "sparkpin.smoke"
+SOCKET_FOLDER = "/run/sparkpin"
+SOCKET = "vllm.sock"
+PROGRESS_SECONDS = 15
+STOP_SECONDS = 10
+
+
+class StartFault(Exception):
+    """The server did not become ready; the text says why and ends with its last words."""
+
+
+def owner(paths: Paths) -> str:
+    """The label's value: tells this home's containers from those of another home on the same engine."""
+    return hashlib.sha256(str(paths.home).encode()).hexdigest()[:16]
+
+
+def remove_leftovers(paths: Paths, engine: Engine, say: Say) -> None:
+    """Remove what killed runs left. Call it only while holding the lock of the smoke test."""
+    with engine_errors():
+        for left in engine.client.containers.list(all=True, filters={"label": f"{LABEL}={owner(paths)}"}):
+            say(f"removing {left.name}, left by a smoke test that was killed")
+            left.remove(force=True, v=True)
+    for folder in paths.work.glob("smoke-*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def socket_argv(release: Release) -> list[str]:
+    """The release's own command, listening on a socket instead of an address."""
+    return set_flag(drop_flags(release.argv, "--host", "--port"), "--uds", f"{SOCKET_FOLDER}/{SOCKET}")
+
+
+class Server:
+    """A container that has been started. `ready_seconds` is set once it answers."""
+
+    def __init__(self, container: Container, socket: Path, timeout: float, say: Say) -> None:
+        self.container, self.socket, self._timeout, self._say = container, socket, timeout, say
+        self.started = time.monotonic()
+        self.ready_seconds: float | None = None
+
+    def log(self) -> bytes:
+        with engine_errors():
+            return running.log_of(self.container)
+
+    def exit_reason(self) -> str | None:
+        with engine_errors():
+            return running.exit_reason(self.container)
+
+    def open_socket(self) -> None:
+        """The socket belongs to the container's user; only root could connect to it otherwise."""
+        if self.socket.is_socket() and not os.access(self.socket, os.W_OK):
+            with engine_errors():
+                self.container.exec_run(["chmod", "a+rw", f"{SOCKET_FOLDER}/{SOCKET}"])
+
+    def wait_ready(self, client: Client) -> None:
+        """Return once /health answers; raise StartFault as soon as the container ends, or after the time allowed."""
+        progress = running.Progress(self._say)
+        told = self.started
+        while True:
+            now = time.monotonic()
+            reason, log = self.exit_reason(), self.log()
+            told = now if progress.update(log) else told
+            if reason:
+                raise StartFault(f"the container {reason} after {now - self.started:.0f} s\n{running.last_lines(log)}")
+            self.open_socket()
+            if self.socket.is_socket() and client.healthy():
+                self.ready_seconds = round(time.monotonic() - self.started, 1)
+                return
+            if now - self.started > self._timeout:
+                raise StartFault(f"not ready within {self._timeout:.0f} s\n{running.last_lines(log)}")
+            if now - told > PROGRESS_SECONDS:
+                told = now
+                self._say(f"waiting for the server, {now - self.started:.0f} s")
+            time.sleep(0.5)
+
+    def stop(self) -> None:
+        """End the server so that its log is complete. Its exit code is no matter."""
+        with engine_errors():
+            self.container.stop(timeout=STOP_SECONDS)
+
+
+@contextlib.contextmanager
+def started(
+    paths: Paths, engine: Engine, release: Release, checkpoint: Path, *, gpus: bool, timeout: float, say: Say
+) -> Iterator[Server]:
+    """A container of the release, removed in the end with its socket folder."""
+    paths.work.mkdir(parents=True, exist_ok=True)
+    private = Path(tempfile.mkdtemp(prefix="smoke-", dir=paths.work))
+    try:
+        folder = private / "run"
+        folder.mkdir()
+        folder.chmod(0o777)  # for the container's user; `private` keeps other people of the host out
+        argv = socket_argv(release)
+        with engine_errors():
+            settings = running.options(
+                release,
+                checkpoint,
+                memory=None if gpus else running.memory_limit(engine, checkpoint),
+                gpus=gpus,
+                cache=running.cache_volume(engine, release),
+            )
+            settings["volumes"][str(folder)] = {"bind": SOCKET_FOLDER, "mode": "rw"}
+            container = engine.client.containers.create(
+                release.tag,
+                entrypoint=argv[:1],
+                command=argv[1:],
+                network_mode="none",
+                labels={LABEL: owner(paths), "sparkpin.release": release.tag},
+                log_config=LogConfig(type=LogConfig.types.JSON),
+                **settings,
+            )
+        try:
+            with engine_errors():
+                container.start()
+            yield Server(container, folder / SOCKET, timeout, say)
+        finally:
+            with engine_errors():
+                container.remove(force=True, v=True)
+    finally:
+        shutil.rmtree(private, ignore_errors=True)

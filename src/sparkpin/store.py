@@ -1,0 +1,93 @@
+"""The content-addressed store: every fetched file under its SHA-256, whole or absent."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkpin.errors import IntegrityError
+from sparkpin.files import CHUNK, atomic_file, disk_errors, sha256_file, sweep, sync_file, sync_folder
+from sparkpin.manifests import LockedFile
+
+FETCH = "invoke fetch"
+
+
+@dataclass(frozen=True)
+class Store:
+    """root/ab/abcd...: one file per content. Names, versions and origins are the locks' business."""
+
+    root: Path
+
+    def path(self, sha256: str) -> Path:
+        return self.root / sha256[:2] / sha256
+
+    def has(self, file: LockedFile) -> bool:
+        """Whether the file is here and of the right size. Cheap: reads no content."""
+        try:
+            return self.path(file.sha256).stat().st_size == file.size
+        except FileNotFoundError:
+            return False
+
+    def verified(self, file: LockedFile) -> Path:
+        """The file's path, after reading all of it. IntegrityError when it is missing or not what was locked."""
+        path = self.path(file.sha256)
+        if not path.is_file():
+            raise IntegrityError(
+                f"{file.file} (size={file.size}, sha256={file.sha256}) is not in the store {self.root}", next_step=FETCH
+            )
+        sha256, size = sha256_file(path)
+        check(file, sha256, size, f"{file.file} in the store ({path})")
+        return path
+
+    def add(self, source: Path, file: LockedFile, *, move: bool = False) -> Path:
+        """Take a file in. Raises IntegrityError, and keeps nothing, when it is not what was locked.
+
+        `move` is for a file that nobody else writes to and that lies on the store's file system: it saves the copy.
+        """
+        path = self.path(file.sha256)
+        if move:
+            sha256, size = sha256_file(source)
+            check(file, sha256, size, f"{file.file} as fetched")
+            with disk_errors(path.parent):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                source.chmod(0o644)
+                sync_file(source)
+                source.replace(path)
+                sync_folder(path.parent)
+            return path
+        digest, size = hashlib.sha256(), 0
+        with atomic_file(path) as target, source.open("rb") as opened:
+            while chunk := opened.read(CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+                target.write(chunk)
+            check(file, digest.hexdigest(), size, f"{file.file} as fetched")
+        return path
+
+    def link(self, file: LockedFile, target: Path) -> None:
+        """Put the verified file at `target`: a hard link, or a copy on another file system."""
+        source = self.verified(file)
+        with disk_errors(target.parent):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(source, target)
+            except OSError as error:
+                if isinstance(error, FileExistsError):
+                    raise
+                shutil.copyfile(source, target)
+
+    def sweep(self) -> None:
+        """Remove what killed runs left half-written. Call it only while holding the store's lock."""
+        for folder in self.root.glob("??"):
+            sweep(folder)
+
+
+def check(file: LockedFile, sha256: str, size: int, what: str) -> None:
+    """Compare bytes that were read with the lock; IntegrityError names both sides."""
+    if (sha256, size) != (file.sha256, file.size):
+        raise IntegrityError.mismatch(
+            what, wanted_size=file.size, wanted_sha256=file.sha256, size=size, sha256=sha256, next_step=FETCH
+        )

@@ -1,0 +1,100 @@
+"""The scripted model's byte-level vocabulary, and which token follows which.
+
+Every position of every script has a token of its own, so that the model needs to know only the last token and, at the
+few tokens that scripts share, the mode. All 256 bytes are tokens too: any text can be encoded.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from sparkpin.tinymodel.scripts import COMPLETION, MODES, Script
+
+END = "<|im_end|>"
+PAD = "<|endoftext|>"
+THINK_END = "</think>"
+BLANK = "\n\n"
+MARKUP = ("<think>", THINK_END, "<tool_call>", "</tool_call>")
+"""Tokens that parsers of a server look up by name. Not "special": they stay in the decoded text."""
+
+_PIECE = re.compile(rb"\s*\S{1,6}|\s+")
+_MARKUP_SPLIT = re.compile("(" + "|".join(map(re.escape, MARKUP)) + ")")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """``tokens[i]`` is the bytes of token i; the last ``len(added)`` ones are ``added`` tokens (matched before BPE)."""
+
+    tokens: tuple[bytes, ...]
+    added: tuple[str, ...]
+    chains: Mapping[str, tuple[int, ...]]
+    """Token ids of each script by mode, with thinking, without the end token."""
+
+    def id_of(self, text: str) -> int:
+        return self.tokens.index(text.encode())
+
+    @property
+    def first_added(self) -> int:
+        return len(self.tokens) - len(self.added)
+
+    def decode(self, ids: tuple[int, ...]) -> str:
+        return b"".join(self.tokens[i] for i in ids).decode()
+
+
+def trigger(mode: str, *, direct: bool = False) -> str:
+    """The token that ends a prompt and selects a script; ``direct`` skips the reasoning."""
+    return f"<|scripted_{'direct_' if direct else ''}{mode}|>"
+
+
+@functools.cache
+def vocabulary() -> Vocabulary:
+    texts = [bytes([value]) for value in range(256)] + [BLANK.encode()]
+    added = (PAD, "<|im_start|>", END, *MARKUP, *_triggers())
+    used = set(texts)
+    parts: dict[str, list[bytes]] = {}
+    for script in (COMPLETION, *MODES):
+        parts[script.mode] = list(_script_pieces(script, used))
+        texts += [piece for piece in parts[script.mode] if piece.decode(errors="replace") not in (*added, BLANK)]
+    texts += [token.encode() for token in added]
+    ids = {text: i for i, text in enumerate(texts)}
+    return Vocabulary(tuple(texts), added, {mode: tuple(ids[p] for p in pieces) for mode, pieces in parts.items()})
+
+
+def _triggers() -> Iterator[str]:
+    for script in MODES:
+        yield trigger(script.mode)
+        yield trigger(script.mode, direct=True)
+
+
+def _script_pieces(script: Script, used: set[bytes]) -> Iterator[bytes]:
+    if script.reasoning is not None:
+        yield from _new_pieces(script.reasoning.encode(), used)
+        yield THINK_END.encode()
+        yield BLANK.encode()
+    for part in _MARKUP_SPLIT.split(script.content):
+        if part in MARKUP:
+            yield part.encode()
+        elif part:
+            yield from _new_pieces(part.encode(), used)
+
+
+def _new_pieces(text: bytes, used: set[bytes]) -> list[bytes]:
+    """Cut text into pieces that no script has yet, as short as that allows. Cuts may fall inside a UTF-8 character."""
+    pieces: list[bytes] = []
+    rest = b""
+    for match in _PIECE.findall(text):
+        rest += match
+        if rest not in used:
+            pieces.append(rest)
+            used.add(rest)
+            rest = b""
+    if rest:
+        last = pieces.pop() + rest
+        if last in used:
+            raise ValueError(f"scripts are too alike: {last!r} ends two of them")
+        pieces.append(last)
+        used.add(last)
+    return pieces

@@ -1,0 +1,165 @@
+"""Weights as bytes, and their encodings: BF16, AutoRound INT4, block-scaled FP8. Standard library only.
+
+A weight is one of 256 odd multiples of a power of two, ``(2 * code - 255) * 2**-exponent``: exact in BF16 and in every
+step of the arithmetic below, so that each machine computes the same bytes, and quick, because encoding a row is one
+``bytes.translate``.
+"""
+
+from __future__ import annotations
+
+import array
+import functools
+import hashlib
+import struct
+from dataclasses import dataclass
+
+GROUP = 128
+"""INT4 group and FP8 block size."""
+
+FP8_MAX = 448.0
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A matrix ``[rows, cols]`` of codes in row order; each row has its own exponent."""
+
+    rows: int
+    cols: int
+    codes: bytes
+    exponents: tuple[int, ...]
+
+    def row(self, i: int) -> bytes:
+        return self.codes[i * self.cols : (i + 1) * self.cols]
+
+    def value(self, i: int, j: int) -> float:
+        return (2 * self.codes[i * self.cols + j] - 255) * 2.0 ** -self.exponents[i]
+
+
+@dataclass(frozen=True, slots=True)
+class Int4:
+    """AutoRound's auto_gptq packing of ``[N, K]``.
+
+    qweight: I32 ``[K/8, N]``, eight nibbles along K, lowest first; qzeros: I32 ``[K/128, N/8]``, zero point minus one;
+    scales: F16 ``[K/128, N]``. Value = (nibble - 8) * scale.
+    """
+
+    qweight: bytes
+    qzeros: bytes
+    scales: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """weight: F8_E4M3 ``[N, K]``; scale_inv: BF16 ``[ceil(N/128), ceil(K/128)]``. Value = weight * scale_inv."""
+
+    weight: bytes
+    scale_inv: bytes
+
+
+def random_weights(seed: str, rows: int, cols: int, exponent: int) -> Weights:
+    """Uniform weights from SHAKE-256 of the seed, which no version of Python can change."""
+    return Weights(rows, cols, hashlib.shake_256(seed.encode()).digest(rows * cols), (exponent,) * rows)
+
+
+def bf16(value: float) -> bytes:
+    """Round to BF16, ties to even. Little-endian, two bytes."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", value))
+    return struct.pack("<H", (bits + 0x7FFF + (bits >> 16 & 1)) >> 16)
+
+
+def bf16_value(data: bytes) -> float:
+    (value,) = struct.unpack("<f", b"\0\0" + data)
+    return float(value)
+
+
+def to_bf16(weights: Weights) -> bytes:
+    out = bytearray(2 * len(weights.codes))
+    for i, exponent in enumerate(weights.exponents):
+        low, high = _bf16_tables(exponent)
+        begin, end = 2 * i * weights.cols, 2 * (i + 1) * weights.cols
+        out[begin:end:2] = weights.row(i).translate(low)
+        out[begin + 1 : end : 2] = weights.row(i).translate(high)
+    return bytes(out)
+
+
+def to_int4(weights: Weights) -> Int4:
+    """Round to nearest, symmetric, one FP16 scale for 128 weights of a row. ``cols`` must be a multiple of 128."""
+    n, k = weights.rows, weights.cols
+    words = array.array("I")
+    if words.itemsize != 4:
+        raise RuntimeError(f"array('I') has {words.itemsize} bytes an item here, wanted 4")
+    scales: list[list[bytes]] = [[] for _ in range(k // GROUP)]
+    for i, exponent in enumerate(weights.exponents):
+        row = weights.row(i)
+        for g in range(k // GROUP):
+            group = row[g * GROUP : (g + 1) * GROUP]
+            scale, table = _int4_table(_peak(group), exponent)
+            nibbles = group.translate(table)
+            low, high = (int.from_bytes(nibbles[start::2], "little") for start in (0, 1))
+            words.frombytes((low | high << 4).to_bytes(GROUP // 2, "little"))
+            scales[g].append(scale)
+    columns = k // 8
+    qweight = b"".join(words[j::columns].tobytes() for j in range(columns))
+    return Int4(qweight, b"\x77" * (k // GROUP * n // 2), b"".join(s for group_scales in scales for s in group_scales))
+
+
+def to_fp8(weights: Weights) -> Fp8:
+    """E4M3 with a BF16 scale for each 128 x 128 block."""
+    out = bytearray(len(weights.codes))
+    scales = bytearray()
+    for top in range(0, weights.rows, GROUP):
+        rows = range(top, min(top + GROUP, weights.rows))
+        for left in range(0, weights.cols, GROUP):
+            parts = [weights.row(i)[left : left + GROUP] for i in rows]
+            peak = max(_peak(p) * 2.0 ** -weights.exponents[i] for i, p in zip(rows, parts, strict=True))
+            scale = bf16(peak / FP8_MAX)
+            scales += scale
+            for i, part in zip(rows, parts, strict=True):
+                begin = i * weights.cols + left
+                out[begin : begin + len(part)] = part.translate(_fp8_table(scale, weights.exponents[i]))
+    return Fp8(bytes(out), bytes(scales))
+
+
+def fp8_value(code: int) -> float:
+    """The number that an E4M3 byte (sign, 4 exponent bits, 3 mantissa bits, bias 7, no infinity) stands for."""
+    sign = -1.0 if code & 0x80 else 1.0
+    exponent, mantissa = code >> 3 & 0xF, code & 7
+    if exponent == 15 and mantissa == 7:
+        raise ValueError(f"E4M3 byte {code:#x} is not a number")
+    return sign * (mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10))
+
+
+def fp8_code(value: float) -> int:
+    """Nearest E4M3 byte, ties to the even mantissa, saturating at 448."""
+    sign = 0x80 if value < 0 else 0
+    magnitude = min(abs(value), FP8_MAX)
+    return sign | min(range(0x7F), key=lambda code: (abs(_fp8_magnitudes()[code] - magnitude), code & 1))
+
+
+@functools.cache
+def _fp8_magnitudes() -> tuple[float, ...]:
+    return tuple(fp8_value(code) for code in range(0x7F))
+
+
+def _peak(codes: bytes) -> int:
+    """Largest magnitude in units of 2**-exponent."""
+    return max(2 * max(codes) - 255, 255 - 2 * min(codes))
+
+
+@functools.cache
+def _bf16_tables(exponent: int) -> tuple[bytes, bytes]:
+    encoded = [bf16((2 * code - 255) * 2.0**-exponent) for code in range(256)]
+    return bytes(e[0] for e in encoded), bytes(e[1] for e in encoded)
+
+
+@functools.cache
+def _int4_table(peak: int, exponent: int) -> tuple[bytes, bytes]:
+    scale = struct.pack("<e", peak * 2.0**-exponent / 7)
+    (step,) = struct.unpack("<e", scale)
+    return scale, bytes(max(-8, min(7, round((2 * code - 255) * 2.0**-exponent / step))) + 8 for code in range(256))
+
+
+@functools.cache
+def _fp8_table(scale: bytes, exponent: int) -> bytes:
+    step = bf16_value(scale)
+    return bytes(fp8_code((2 * code - 255) * 2.0**-exponent / step) for code in range(256))

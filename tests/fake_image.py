@@ -1,0 +1,65 @@
+"""An image that runs tests/fake_vllm.py as `vllm`: this Python, the modules that it imports and nothing else."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+IMPORTED = f"""
+import json, os, sys
+sys.path.insert(0, {str(HERE)!r})
+import fake_vllm, encodings.utf_8, encodings.ascii, encodings.latin_1
+print(json.dumps([os.__file__] + [m.__file__ for m in sys.modules.values() if getattr(m, "__file__", None)]))
+"""
+
+
+def libraries(program: Path) -> set[Path]:
+    listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    return {Path(word) for word in listed.split() if word.startswith("/")}
+
+
+def image_tar() -> bytes:
+    """The root file system; user 10001 has a home, as in a real image."""
+    python = Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}")
+    chmod = Path(shutil.which("chmod") or "/bin/chmod")
+    listed = subprocess.run([python, "-IS", "-c", IMPORTED], capture_output=True, text=True, check=True).stdout
+    modules = {path for name in json.loads(listed) if HERE not in (path := Path(name)).parents}
+    loaded = {python, chmod, *(path for path in modules if path.suffix == ".so")}
+    files = {*loaded, *modules, *(library for program in loaded for library in libraries(program))}
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", dereference=True) as tar:
+        made: set[Path] = set()
+
+        def folder(path: Path, uid: int = 0, mode: int = 0o755) -> None:
+            if path in made or path == Path("/"):
+                return
+            folder(path.parent)
+            member = tarfile.TarInfo(str(path))
+            member.type, member.mode, member.uid, member.gid = tarfile.DIRTYPE, mode, uid, uid
+            tar.addfile(member)
+            made.add(path)
+
+        def put(path: Path, content: bytes, mode: int = 0o755) -> None:
+            folder(path.parent)
+            member = tarfile.TarInfo(str(path))
+            member.size, member.mode = len(content), mode
+            tar.addfile(member, io.BytesIO(content))
+
+        for file in sorted(files):
+            put(file, file.read_bytes())
+        for name in ("fake_vllm.py", "data/smoke/recorded.json"):
+            put(Path("/usr/local/bin") / name, (HERE / name).read_bytes(), 0o644)
+        script = f"#!{python} -IS\nimport os, sys\nsys.path.insert(0, '/usr/local/bin')\nimport fake_vllm\n"
+        script += "fake_vllm.main(sys.argv[2:], os.environ.get('FAKE_VLLM', ''))\n"
+        put(Path("/usr/local/bin/vllm"), script.encode())
+        folder(Path("/home/sparkpin"), uid=10001)
+        folder(Path("/tmp"), mode=0o1777)  # a tmpfs takes over the mode of the folder below it
+        for name in ("/run", "/model"):
+            folder(Path(name))
+    return buffer.getvalue()

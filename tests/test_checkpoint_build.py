@@ -1,0 +1,349 @@
+"""Building and verifying checkpoints: exact bytes, and what is left when something goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from checkpoint_samples import (
+    ALL,
+    BODY,
+    ENTRY,
+    EXTRA,
+    HYBRID,
+    MODULES,
+    MTP,
+    PIN,
+    base_config,
+    base_shards,
+    data_of,
+    fp8_shards,
+    lock_of,
+    read_tensors,
+    sample_paths,
+    tree,
+    write_repository,
+    write_sample,
+)
+
+from sparkpin.checkpoint import build
+from sparkpin.checkpoint.build import build_checkpoint, checkpoint_folder, verify_built
+from sparkpin.checkpoint.plan import make_plan
+from sparkpin.checkpoint.verify import verify_checkpoint
+from sparkpin.errors import CheckpointError, DiskError, IntegrityError
+from sparkpin.files import PARTIAL, sha256_file
+from sparkpin.paths import Paths
+
+INDEX = "model.safetensors.index.json"
+FIRST = "model-00001-of-00002.safetensors"
+Said = list[str]
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return sample_paths(tmp_path)
+
+
+def expected_tensors(*, hybrid: bool) -> dict[str, tuple[str, str, tuple[int, ...], bytes]]:
+    fp8 = {name: spec for tensors in fp8_shards().values() for name, spec in tensors.items()}
+    wanted = {}
+    for file, tensors in base_shards().items():
+        for name, spec in tensors.items():
+            module = name.removesuffix(".weight")
+            if not (hybrid and module in MODULES):
+                wanted[name] = (file, *spec, data_of("int4", name, spec))
+                continue
+            for taken in (name, f"{module}.weight_scale_inv"):
+                wanted[taken] = (file, *fp8[taken], data_of("fp8", taken, fp8[taken]))
+    return wanted
+
+
+def no_partials(folder: Path) -> bool:
+    return not list(folder.rglob(f"{PARTIAL}*"))
+
+
+def test_copy_is_the_published_repository_by_links(paths: Paths) -> None:
+    folders = write_sample(paths)
+    made = build_checkpoint(paths, PIN, lock_of(folders), ("copy",), print)
+    wanted = tree(folders["int4"])
+    assert {name: data for name, data in tree(made).items() if name != "sparkpin.json"} == wanted
+    assert all((made / name).samefile(folders["int4"] / name) for name in wanted)
+
+
+@pytest.mark.parametrize("steps", [HYBRID, ALL])
+def test_hybrid_is_exact(paths: Paths, steps: tuple[str, ...]) -> None:
+    folders = write_sample(paths)
+    published = tree(folders["int4"])
+    made = build_checkpoint(paths, PIN, lock_of(folders), steps, print)
+    assert read_tensors(made) == expected_tensors(hybrid=True)
+    assert tree(folders["int4"]) == published, "the published repository was written into"
+
+    index = json.loads((made / INDEX).read_text())
+    listed = {n: t for n, t in expected_tensors(hybrid=True).items() if "mtp" in steps or not n.startswith("mtp.")}
+    assert index["weight_map"] == {name: tensor[0] for name, tensor in listed.items()}
+    assert index["metadata"] == {"total_size": sum(len(tensor[3]) for tensor in listed.values()), "made_by": "acme"}
+
+    config = base_config()
+    config["quantization_config"]["extra_config"] |= dict.fromkeys(MODULES, ENTRY)
+    assert json.loads((made / "config.json").read_text()) == config
+
+
+def test_mtp_alone_writes_only_the_index(paths: Paths) -> None:
+    folders = write_sample(paths)
+    made = build_checkpoint(paths, PIN, lock_of(folders), ("copy", "mtp"), print)
+    other = [name for name in tree(folders["int4"]) if not (made / name).samefile(folders["int4"] / name)]
+    assert other == [INDEX]
+    index = json.loads((made / INDEX).read_text())
+    assert {name for name, file in index["weight_map"].items() if file == EXTRA} == set(MTP)
+
+
+def test_mtp_gives_the_same_tensors_whether_the_index_lists_them_or_not(paths: Paths) -> None:
+    folders = write_sample(paths)
+    unlisted = build_checkpoint(paths, PIN, lock_of(folders), ALL, print)
+    write_repository(folders["int4"], base_shards(), base_config(), repository="int4", unlisted=())
+    listed = build_checkpoint(paths, PIN, lock_of(folders), ALL, print)
+    assert listed != unlisted
+    assert read_tensors(listed) == read_tensors(unlisted)
+    assert (listed / INDEX).read_bytes() == (unlisted / INDEX).read_bytes()
+
+
+def test_mtp_in_an_ordinary_shard_is_found(paths: Paths) -> None:
+    folders = write_sample(paths)
+    shards = base_shards()
+    shards["model-00003-of-00003.safetensors"] = shards.pop(EXTRA)
+    (folders["int4"] / EXTRA).unlink()
+    write_repository(folders["int4"], shards, base_config(), repository="int4")
+    made = build_checkpoint(paths, PIN, lock_of(folders), ("copy", "mtp"), print)
+    assert set(MTP) <= set(json.loads((made / INDEX).read_text())["weight_map"])
+
+
+def test_two_builds_give_the_same_bytes(tmp_path: Path) -> None:
+    trees = []
+    for name in ("one", "two"):
+        paths = sample_paths(tmp_path / name)
+        trees.append(tree(build_checkpoint(paths, PIN, lock_of(write_sample(paths)), ALL, print)))
+    assert trees[0] == trees[1]
+
+
+def test_record_says_how_it_was_made(paths: Paths) -> None:
+    folders = write_sample(paths)
+    lock = lock_of(folders)
+    made = build_checkpoint(paths, PIN, lock, HYBRID, print)
+    record = json.loads((made / "sparkpin.json").read_text())
+    assert record["key"][:16] == made.name
+    assert record["sources"]["fp8"] == {"repo": "acme/sample-fp8", "revision": "b" * 40}
+    assert [step["step"] for step in record["steps"]] == ["copy", "hybrid"]
+    names = {path.name for path in made.iterdir()} - {"sparkpin.json"}
+    assert set(record["files"]) == names
+    for name, entry in record["files"].items():
+        assert (entry["sha256"], entry["size"]) == sha256_file(made / name)
+
+
+def test_complete_checkpoint_needs_no_repositories(paths: Paths) -> None:
+    folders = write_sample(paths)
+    lock = lock_of(folders)
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    shutil.rmtree(paths.cache)
+    said: Said = []
+    assert build_checkpoint(paths, PIN, lock, ALL, said.append) == made
+    assert said == []
+
+
+@pytest.mark.parametrize("harm", ["remove", "shorten", "extra", "record"])
+def test_damaged_checkpoint_is_built_again(paths: Paths, harm: str) -> None:
+    folders = write_sample(paths)
+    lock = lock_of(folders)
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    wanted = tree(made)
+    if harm == "remove":
+        (made / FIRST).unlink()
+    elif harm == "shorten":
+        os.truncate(made / FIRST, 100)
+    elif harm == "extra":
+        (made / "pytorch_model.bin").write_bytes(b"x")
+    else:
+        (made / "sparkpin.json").write_text("{")
+    said: Said = []
+    assert build_checkpoint(paths, PIN, lock, ALL, said.append) == made
+    assert tree(made) == wanted
+    assert any("damaged or incomplete" in line for line in said)
+    assert no_partials(paths.home)
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.unlink()
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", [FIRST, "model-00002-of-00002.safetensors", EXTRA, INDEX, "config.json", "README.md"])
+@pytest.mark.parametrize("where", ["middle", "end"])
+def test_verify_sees_one_flipped_bit(paths: Paths, name: str, where: str) -> None:
+    folders = write_sample(paths)
+    made = build_checkpoint(paths, PIN, lock_of(folders), ALL, print)
+    plan = make_plan(folders, PIN, ALL)
+    verify_checkpoint(made, folders, plan)
+    size = (made / name).stat().st_size
+    flip(made / name, size - 1 if where == "end" else size - size // 4)
+    with pytest.raises((CheckpointError, IntegrityError), match=name):
+        verify_checkpoint(made, folders, plan)
+
+
+def test_verify_names_the_tensor(paths: Paths) -> None:
+    folders = write_sample(paths)
+    made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+    file, _, _, data = read_tensors(made)[f"{MODULES[1]}.weight"]
+    flip(made / file, (made / file).read_bytes().index(data))
+    with pytest.raises(CheckpointError, match=f"the bytes of tensor '{MODULES[1]}.weight' are not those in"):
+        verify_checkpoint(made, folders, make_plan(folders, PIN, HYBRID))
+
+
+def test_verify_on_its_own_sees_a_changed_checkpoint_and_its_absence(paths: Paths) -> None:
+    lock = lock_of(write_sample(paths))
+    with pytest.raises(CheckpointError, match="no such checkpoint of sample"):
+        verify_built(paths, PIN, lock, ALL, print)
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    assert verify_built(paths, PIN, lock, ALL, print) == made
+    record = (made / "sparkpin.json").read_text()
+    (made / "sparkpin.json").write_text(record.replace(made.name, "0" * 16))
+    with pytest.raises(CheckpointError, match="is not the record of this checkpoint"):
+        verify_built(paths, PIN, lock, ALL, print)
+    (made / "sparkpin.json").write_text(record)
+    flip(made / FIRST, (made / FIRST).stat().st_size - 1)
+    with pytest.raises(CheckpointError, match="the bytes of tensor"):
+        verify_built(paths, PIN, lock, ALL, print)
+
+
+@pytest.mark.parametrize("name", ["README.md", FIRST])
+def test_verify_sees_missing_and_extra_files(paths: Paths, name: str) -> None:
+    folders = write_sample(paths)
+    made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+    plan = make_plan(folders, PIN, HYBRID)
+    (made / name).rename(made / f"other-{name}")
+    with pytest.raises(CheckpointError, match=rf"missing files: \['{name}'\], extra files: \['other-{name}'\]"):
+        verify_checkpoint(made, folders, plan)
+
+
+def test_a_build_that_wrote_wrong_bytes_is_not_kept(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = write_sample(paths)
+    right = build.write_shard
+
+    def wrong(path: Path, shard: build.Shard, sources: dict[str, Path]) -> dict[str, object]:
+        result = right(path, shard, sources)
+        flip(path, path.stat().st_size - 1)
+        return result
+
+    monkeypatch.setattr(build, "write_shard", wrong)
+    with pytest.raises(CheckpointError, match="the bytes of tensor"):
+        build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+    assert list((paths.checkpoints / "sample").iterdir()) == []
+
+
+def test_copies_where_links_cannot_go(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = write_sample(paths)
+
+    def refuse(source: object, target: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    made = build_checkpoint(paths, PIN, lock_of(folders), ALL, print)
+    assert read_tensors(made) == expected_tensors(hybrid=True)
+    assert not (made / EXTRA).samefile(folders["int4"] / EXTRA)
+
+
+BUILD_AND_STOP = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from checkpoint_samples import ALL, PIN, lock_of, sample_folders, sample_paths
+from sparkpin.checkpoint import build
+paths = sample_paths(Path({root!r}))
+right = build.write_shard
+def stop(path, shard, folders):
+    if path.name.startswith("model-00002"):
+        path.write_bytes(b"half")
+        print("writing", flush=True)
+        time.sleep(600)
+    return right(path, shard, folders)
+if {stop!r}:
+    build.write_shard = stop
+print(build.build_checkpoint(paths, PIN, lock_of(sample_folders(paths)), ALL, lambda line: None), flush=True)
+"""
+
+
+def start(root: Path, *, stop: bool) -> subprocess.Popen[str]:
+    code = BUILD_AND_STOP.format(tests=str(Path(__file__).parent), root=str(root), stop=stop)
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+
+
+def test_killed_build_leaves_nothing_trusted_and_the_next_completes(tmp_path: Path) -> None:
+    paths = sample_paths(tmp_path)
+    lock = lock_of(write_sample(paths))
+    with start(tmp_path, stop=True) as process:
+        assert process.stdout and process.stdout.readline() == "writing\n"
+        process.send_signal(signal.SIGKILL)
+    assert not checkpoint_folder(paths, PIN, lock, ALL).exists()
+    assert not no_partials(paths.home), "the killed run should have left its partial folder"
+
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    assert read_tensors(made) == expected_tensors(hybrid=True)
+    assert no_partials(paths.home)
+
+
+def test_two_runs_at_once_build_it_once(tmp_path: Path) -> None:
+    paths = sample_paths(tmp_path)
+    lock = lock_of(write_sample(paths))
+    with start(tmp_path, stop=False) as one, start(tmp_path, stop=False) as two:
+        outputs = {one.communicate()[0], two.communicate()[0]}
+    assert (one.returncode, two.returncode) == (0, 0)
+    assert outputs == {f"{checkpoint_folder(paths, PIN, lock, ALL)}\n"}
+    assert [path.name for path in (paths.checkpoints / "sample").iterdir()] == [outputs.pop().strip()[-16:]]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MB."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a small tmpfs")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small tmpfs: {mounted.stderr.strip()}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_disk_is_checked_before_the_first_byte(small_disk: Path) -> None:
+    paths = sample_paths(small_disk)
+    lock = lock_of(write_sample(paths))
+    with pytest.raises(DiskError, match=r"needs 6[0-9,]+ bytes in .*, 2[0-9,]+ are free"):
+        build_checkpoint(paths, PIN, lock, ALL, print)
+    assert not paths.checkpoints.exists()
+
+
+def test_disk_that_fills_up_in_the_middle(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "check_disk", lambda *args: None)
+    paths = sample_paths(small_disk)
+    lock = lock_of(write_sample(paths, scale=100_000))
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - 4_000_000))
+    with pytest.raises(DiskError, match=r"cannot write to .*checkpoints/sample.*: No space left"):
+        build_checkpoint(paths, PIN, lock, ALL, print)
+    assert list((paths.checkpoints / "sample").iterdir()) == []
+    filler.unlink()
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    tensors = read_tensors(made)
+    assert tensors[f"{BODY}1.mlp.gate.weight"][2] == (300_000, 5)
+    assert tensors[f"{MODULES[0]}.weight"] == expected_tensors(hybrid=True)[f"{MODULES[0]}.weight"]

@@ -1,0 +1,225 @@
+"""Serving with a real engine and real ports."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker.errors
+import httpx
+import pytest
+
+from sparkpin import serve
+from sparkpin.engine import Engine
+from sparkpin.errors import BusyError, InputError, SmokeError
+from sparkpin.releases import Release, tag_of
+
+pytest_plugins = ["fake_release"]
+pytestmark = pytest.mark.engine
+NAME = "sparkpin-fake"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def port(fake_engine: Engine) -> Iterator[int]:
+    yield free_port()
+    for name in (NAME, NAME + serve.FORMER):
+        found = serve.find(fake_engine, name)
+        if found is not None:
+            found.remove(force=True)
+
+
+@pytest.fixture
+def newer(fake_engine: Engine, release: Release) -> Iterator[Release]:
+    """Another release of the recipe; the same image is enough."""
+    key = "12" * 32
+    newer = dataclasses.replace(release, key=key, tag=tag_of("fake", "base", key))
+    fake_engine.tag(release.tag, newer.tag)
+    yield newer
+    fake_engine.untag(newer.tag)
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def test_a_release_is_served_on_this_machine_only(
+    fake_engine: Engine,
+    release: Release,
+    checkpoint: Path,
+    port: int,
+) -> None:
+    said: list[str] = []
+    served = serve.start(fake_engine, release, checkpoint, port=port, say=said.append)
+    assert served.url == f"http://127.0.0.1:{port}/v1" and served.ready and served.state == "running"
+    assert served.release == release.tag and served.model == "scripted-tiny"
+    assert said[-1].endswith(f"at {served.url} (model scripted-tiny)")
+    answer = httpx.post(f"{served.url}/completions", json={"prompt": "x"}, trust_env=False)
+    assert answer.json()["choices"][0]["text"].startswith(" a pinned build")
+    container = fake_engine.client.containers.get(NAME)
+    host = container.attrs["HostConfig"]
+    assert container.ports == {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(port)}]}
+    assert host["RestartPolicy"] == {"Name": "on-failure", "MaximumRetryCount": 3}
+    assert host["ReadonlyRootfs"] and host["CapDrop"] == ["ALL"] and host["SecurityOpt"] == ["no-new-privileges:true"]
+    assert container.attrs["Config"]["User"] == "10001:10001"
+    assert b'"model_writable": false' in container.logs() and b'"home_writable": true' in container.logs()
+
+
+def test_serving_it_again_leaves_it_alone(
+    fake_engine: Engine,
+    release: Release,
+    checkpoint: Path,
+    port: int,
+) -> None:
+    serve.start(fake_engine, release, checkpoint, port=port, say=quiet)
+    before = fake_engine.client.containers.get(NAME).id
+    said: list[str] = []
+    serve.start(fake_engine, release, checkpoint, port=port, say=said.append)
+    assert said[0] == f"{release.tag} already runs as {NAME}"
+    assert fake_engine.client.containers.get(NAME).id == before
+
+
+def test_another_port_or_release_replaces_it(
+    fake_engine: Engine,
+    release: Release,
+    newer: Release,
+    checkpoint: Path,
+    port: int,
+) -> None:
+    serve.start(fake_engine, release, checkpoint, port=port, say=quiet)
+    other = free_port()
+    assert serve.start(fake_engine, release, checkpoint, port=other, say=quiet).port == other
+    said: list[str] = []
+    served = serve.start(fake_engine, newer, checkpoint, port=other, say=said.append)
+    assert said[0] == f"stopping {release.tag}, which {newer.tag} replaces"
+    assert served.release == newer.tag and served.ready
+    assert [s.container for s in serve.status(fake_engine) if s.recipe == "fake"] == [NAME]
+
+
+def test_a_release_that_does_not_start_gives_way_to_the_former_one(
+    fake_engine: Engine,
+    release: Release,
+    newer: Release,
+    checkpoint: Path,
+    port: int,
+) -> None:
+    serve.start(fake_engine, release, checkpoint, port=port, say=quiet)
+    said: list[str] = []
+    bad = dataclasses.replace(newer, env={"FAKE_VLLM": "exit"})
+    with pytest.raises(SmokeError, match=r"exited with 1\n[\s\S]*no such architecture[\s\S]*invoke smoke") as caught:
+        serve.start(fake_engine, bad, checkpoint, port=port, say=said.append)
+    assert newer.tag in str(caught.value) and said[-1] == f"starting {release.tag} again"
+    container = fake_engine.client.containers.get(NAME)
+    assert container.labels["sparkpin.release"] == release.tag
+    served = serve.start(fake_engine, release, checkpoint, port=port, say=quiet)
+    assert served.ready and serve.find(fake_engine, NAME + serve.FORMER) is None
+
+
+def test_a_first_release_that_does_not_start_leaves_nothing(
+    fake_engine: Engine,
+    release: Release,
+    checkpoint: Path,
+    port: int,
+) -> None:
+    with pytest.raises(SmokeError):
+        serve.start(
+            fake_engine, dataclasses.replace(release, env={"FAKE_VLLM": "exit"}), checkpoint, port=port, say=quiet
+        )
+    assert serve.find(fake_engine, NAME) is None
+
+
+def test_a_former_one_left_by_a_killed_run_is_taken_up(
+    fake_engine: Engine,
+    release: Release,
+    newer: Release,
+    checkpoint: Path,
+    port: int,
+) -> None:
+    serve.start(fake_engine, release, checkpoint, port=port, say=quiet)
+    container = fake_engine.client.containers.get(NAME)
+    container.stop(timeout=5)
+    container.rename(NAME + serve.FORMER)
+    assert serve.start(fake_engine, newer, checkpoint, port=port, say=quiet).ready
+    with pytest.raises(docker.errors.NotFound):
+        container.reload()
+
+
+def test_a_taken_port_is_told_with_its_holder(
+    fake_engine: Engine,
+    release: Release,
+    checkpoint: Path,
+    port: int,
+) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", port))
+        holder.listen()
+        with pytest.raises(BusyError) as caught:
+            serve.start(fake_engine, release, checkpoint, port=port, say=quiet)
+    assert f"port {port} on 127.0.0.1 is taken by " in caught.value.message
+    assert f"(process {os.getpid()})" in caught.value.message
+    assert caught.value.next_step.endswith(f"invoke serve --port {port + 1}")
+    assert serve.find(fake_engine, NAME) is None
+
+
+def test_a_taken_port_does_not_end_what_is_served(
+    fake_engine: Engine,
+    release: Release,
+    newer: Release,
+    checkpoint: Path,
+    port: int,
+) -> None:
+    serve.start(fake_engine, release, checkpoint, port=port, say=quiet)
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        with pytest.raises(BusyError):
+            serve.start(fake_engine, newer, checkpoint, port=holder.getsockname()[1], say=quiet)
+    (served,) = (s for s in serve.status(fake_engine) if s.recipe == "fake")
+    assert served.ready and served.release == release.tag
+
+
+def test_a_port_that_another_recipe_s_container_has(
+    fake_engine: Engine,
+    release: Release,
+    checkpoint: Path,
+    port: int,
+) -> None:
+    serve.start(fake_engine, release, checkpoint, port=port, say=quiet)
+    with pytest.raises(BusyError, match=f"taken by the container {NAME}"):
+        serve.start(fake_engine, dataclasses.replace(release, recipe="other"), checkpoint, port=port, say=quiet)
+    assert serve.find(fake_engine, "sparkpin-other") is None
+
+
+@pytest.mark.parametrize("bad", [0, 70000])
+def test_a_port_that_is_none(
+    fake_engine: Engine,
+    release: Release,
+    checkpoint: Path,
+    bad: int,
+) -> None:
+    with pytest.raises(InputError, match=f"port {bad}: wanted 1 to 65535"):
+        serve.start(fake_engine, release, checkpoint, port=bad, say=quiet)
+
+
+def test_stop_and_status(
+    fake_engine: Engine,
+    release: Release,
+    checkpoint: Path,
+    port: int,
+) -> None:
+    serve.start(fake_engine, release, checkpoint, port=port, say=quiet)
+    assert [(s.recipe, s.port, s.ready) for s in serve.status(fake_engine) if s.recipe == "fake"] == [
+        ("fake", port, True)
+    ]
+    assert serve.stop(fake_engine, "fake", quiet) == (NAME,)
+    assert not [s for s in serve.status(fake_engine) if s.recipe == "fake"]
+    with pytest.raises(InputError, match="no service of recipe 'fake' runs"):
+        serve.stop(fake_engine, "fake", quiet)

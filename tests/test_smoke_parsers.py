@@ -1,0 +1,88 @@
+"""The parsers of the smoke test: server-sent events, Prometheus' text format, mods' lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparkpin.smoke import metrics, mods
+from sparkpin.smoke.sse import BadStream, parse_chunks, parse_events
+
+
+@pytest.mark.parametrize(
+    ("raw", "events"),
+    [
+        (b"data: a\n\ndata: b\n\n", ["a", "b"]),
+        (b"data: a\r\n\r\ndata: b\r\n\r\n", ["a", "b"]),
+        (b"data: a\rdata: b\r\r", ["a\nb"]),
+        (b": ping\n\ndata:a\n\n", ["a"]),
+        (b"event: x\nid: 1\ndata:  two blanks\n\n", [" two blanks"]),
+        (b"\xef\xbb\xbfdata: a\n\n", ["a"]),
+        (b"data\n\n", [""]),
+        ('data: {"x": "ş: 🙂"}\n\n'.encode(), ['{"x": "ş: 🙂"}']),
+        (b"", []),
+    ],
+)
+def test_events(raw: bytes, events: list[str]) -> None:
+    assert parse_events(raw) == events
+
+
+@pytest.mark.parametrize("raw", [b"data: a", b"data: a\n", b"data: a\n\ndata: b\n"])
+def test_an_event_without_its_blank_line_is_an_error(raw: bytes) -> None:
+    with pytest.raises(BadStream, match="breaks off"):
+        parse_events(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b"", "no event"),
+        (b'data: {"a": 1}\n\n', r"wanted \[DONE\] once"),
+        (b"data: [DONE]\n\ndata: [DONE]\n\n", r"wanted \[DONE\] once"),
+        (b'data: [DONE]\n\ndata: {"a": 1}\n\n', r"wanted \[DONE\] once"),
+        (b"data: 1\n\ndata: [DONE]\n\n", "no JSON object"),
+        (b'data: {"error": {"code": 500}}\n\ndata: [DONE]\n\n', "event 1 is an error"),
+        (b"data: \xff\n\n", "not UTF-8 at byte 6"),
+    ],
+)
+def test_streams_that_are_not_what_they_should_be(raw: bytes, reason: str) -> None:
+    with pytest.raises(BadStream, match=reason):
+        parse_chunks(raw)
+
+
+METRICS = """# HELP vllm:spec_decode_num_draft_tokens_total Number of draft tokens.
+# TYPE vllm:spec_decode_num_draft_tokens_total counter
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="a}b"} 100.0
+vllm:spec_decode_num_draft_tokens_total{engine="1",model_name="a"} 1.0e+02 1795248592000
+vllm:spec_decode_num_draft_tokens_created{engine="0",model_name="a"} 1.79e+09
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="a"} 90.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 70.0
+vllm:spec_decode_num_accepted_tokens_total{engine="1",model_name="a"} 71.0
+up 1
+"""
+
+
+def test_metrics_are_summed_over_engines() -> None:
+    seen = metrics.acceptance(METRICS)
+    assert seen == metrics.Acceptance(drafted=200, accepted=161) and seen.share == 0.805
+    assert metrics.total(METRICS, "up") == 1.0 and metrics.total(METRICS, "down") is None
+
+
+def test_a_server_that_does_not_draft_has_no_acceptance() -> None:
+    assert metrics.acceptance("up 1\n") is None
+    assert metrics.Acceptance(0, 0).share == 0.0
+
+
+def test_only_mods_with_an_entry_point_of_vllm_must_report(project: Path) -> None:
+    assert mods.expected(project, ["modkit", "vllm-cpu"]) == {"vllm-cpu"}
+    (project / "mods/folder").mkdir()
+    (project / "mods/folder/run.sh").write_text("true\n")
+    assert mods.expected(project, ["folder", "vllm-cpu"]) == {"vllm-cpu"}
+
+
+def test_a_mod_s_line_is_found_behind_a_prefix_and_before_colours() -> None:
+    line = (
+        b'\x1b[0;36m(EngineCore pid=1)\x1b[0;0m INFO x.py] SPARKPIN_MOD {"mod":"a","event":"active","n":{"b":1}}\x1b[0m'
+    )
+    assert mods.reports(line) == (mods.Report("a", "active"),)
