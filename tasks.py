@@ -107,19 +107,17 @@ def checkpoint(
 
 
 @command(
-    positional=["tag"],
-    optional=["tag"],
     help={
-        "tag": "release to smoke (default: every one that is built and not yet smoked)",
-        "stage": "smoke the release of this stage",
+        "release": "tag to smoke (default: every release that is built and not yet smoked)",
+        "stage": "smoke the newest release of this stage",
         "recipe": RECIPE,
-    },
+    }
 )
-def smoke(c: Context, tag: str = "", stage: str | None = None, recipe: str | None = None) -> None:
+def smoke(c: Context, release: str | None = None, stage: str | None = None, recipe: str | None = None) -> None:
     """Start each new image with a real server and check its answers."""
     from sparkpin import commands
 
-    commands.smoke(tag=tag or None, stage=stage, recipe=recipe)
+    commands.smoke(tag=release, stage=stage, recipe=recipe)
 
 
 @command(help={"json": "machine-readable"})

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-from fake_release import REF
 
 from sparkpin.engine import Engine
 from sparkpin.errors import CheckpointError, EngineError, IntegrityError
@@ -48,7 +47,7 @@ def test_a_server_that_answers_passes_and_leaves_evidence(
     assert [exchange["path"] for exchange in exchanges][:2] == ["/v1/completions", "/v1/chat/completions"]
     assert exchanges[2]["response"].endswith("data: [DONE]\n\n")
     record = json.loads((folder / "result.json").read_text())
-    assert record["passed"] and record["release"] == REF and record["image"] == release.image
+    assert record["passed"] and record["release"] == release.tag and record["image"] == release.image
     assert "--uds" in record["argv"] and "--port" not in record["argv"]
     assert result.log_path.read_bytes().startswith(b"version 0.32.0\n")
     json.dumps(result.as_dict())
@@ -139,8 +138,12 @@ def test_the_record_takes_the_result(paths: Paths, fake_engine: Engine, release:
 def test_what_a_killed_run_left_is_removed(
     paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path
 ) -> None:
-    mine = fake_engine.client.containers.create(REF, entrypoint=["vllm"], labels={server.LABEL: server.owner(paths)})
-    other = fake_engine.client.containers.create(REF, entrypoint=["vllm"], labels={server.LABEL: "another home"})
+    mine = fake_engine.client.containers.create(
+        release.tag, entrypoint=["vllm"], labels={server.LABEL: server.owner(paths)}
+    )
+    other = fake_engine.client.containers.create(
+        release.tag, entrypoint=["vllm"], labels={server.LABEL: "another home"}
+    )
     (paths.work / "smoke-left").mkdir(parents=True)
     try:
         _, said = smoke(paths, fake_engine, release, checkpoint)

@@ -132,15 +132,17 @@ def build_sealed(
             try:
                 return maker.run()
             finally:
-                engine.untag(maker.unsealed)
+                with contextlib.suppress(EngineError):  # it must not hide why the build ended
+                    engine.untag(maker.unsealed)
 
 
 @dataclass(frozen=True)
 class Maker:
     """Two ways from a context to the sealed image, which give the same image.
 
-    `from_trees` takes each new layer alone and sends the engine no layer that it has. `whole` builds the last stage, lets
-    the engine save all of it and sends all of it: for templates without trees, and for engines that want every layer.
+    `from_trees` takes each new layer alone and sends the engine no layer that it has. `whole` builds the last stage,
+    lets the engine save all of it and sends all of it: for templates without trees, and for engines that want every
+    layer.
     """
 
     paths: Paths
@@ -160,11 +162,12 @@ class Maker:
     def run(self) -> Sealed:
         if " AS config\n" not in self.rendered.dockerfile or not self.engine.keeps_layers:
             return self.whole()
-        try:
-            return self.from_trees()
-        except EngineError as error:
-            self.tell(f"the engine did not take single layers ({error.message}); building the whole image")
-            return self.whole()
+        for trust in (False,) if self.fresh else (True, False):
+            try:
+                return self.from_trees(trust)
+            except EngineError as error:
+                self.tell(f"the engine wants more layers than it was sent: {error.message}")
+        return self.whole()
 
     def tell(self, line: str) -> None:
         self.say(f"{self.rendered.stage}: {line}")
@@ -180,7 +183,8 @@ class Maker:
             no_cache=self.fresh,
         )
 
-    def from_trees(self) -> Sealed:
+    def from_trees(self, trust: bool) -> Sealed:
+        """With `trust`, a layer that an earlier run made from the same inputs is taken to be in the engine."""
         self.build(self.unsealed, target="config")
         image = self.image()
         if image.diff_ids != self.parent.diff_ids:
@@ -191,8 +195,7 @@ class Maker:
         parts = [Part(diff_id) for diff_id in self.parent.diff_ids]
         with contextlib.ExitStack() as stack:
             for name, key in self.rendered.layers:
-                past = None if self.fresh or not parts[-1].left_out else self.known(key)
-                if past:
+                if trust and parts[-1].left_out and (past := self.known(key)):
                     parts.append(Part(past))
                     continue
                 tar = self.work / f"{name}.tar"

@@ -228,7 +228,7 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None) -> tuple[Re
     else:
         wanted = [release for release in records.all() if release.state == "built" and recipe in (None, release.recipe)]
     if not wanted:
-        show("nothing to smoke: every release that is built has been smoked (invoke smoke TAG repeats one)")
+        show("nothing to smoke: every release that is built has been smoked (invoke smoke --release TAG repeats one)")
         return ()
     done = smoke_releases(paths, tuple(wanted))
     report(done)

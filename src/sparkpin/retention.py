@@ -28,7 +28,7 @@ def promote(paths: Paths, engine: Engine, tag: str) -> Release:
             why = f" ({'; '.join(release.smoke_failures)})" if release.smoke_failures else ""
             raise InputError(
                 f"{release.tag} is {release.state}{why}; only a release that passed its smoke test is promoted",
-                next_step=f"invoke smoke {release.tag}",
+                next_step=f"invoke smoke --release {release.tag}",
             )
         switch(paths, engine, records, release)
         return records.get(release.tag)
@@ -100,7 +100,7 @@ def present_ref(engine: Engine, release: Release) -> str | None:
 
 
 def how_to_rebuild(paths: Paths, release: Release) -> str:
-    command = f"invoke build --recipe {release.recipe} --stage {release.stage}, then invoke smoke {release.tag}"
+    command = f"invoke build --recipe {release.recipe} --stage {release.stage}, then invoke smoke --release {release.tag}"
     changed = [name for name, sha256 in release.inputs.items() if not has_sha256(paths.project / name, sha256)]
     if not changed:
         return f"{command} (the pins still give this release)"

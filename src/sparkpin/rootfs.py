@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sparkpin import files
-from sparkpin.canonical import END, CanonicalLayer, clean, convert, link_first, stored_size
+from sparkpin.canonical import DIRECTORY, END, CanonicalLayer, Member, clean, convert, link_first, stored_size
 from sparkpin.debs import ARCHITECTURES, HOST_PACKAGES, raise_no_space, tail
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import BuildError, HostError
@@ -133,5 +133,6 @@ def canonical(raw: BinaryIO) -> Iterator[bytes]:
     with tarfile.open(fileobj=raw, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
         rows = [(clean(info.name), info) for info in tar]
     found = {path: convert(info, path, "") for path, info in rows if path}
+    found.setdefault(b"dev", Member(b"dev", DIRECTORY, 0o755, 0, 0))  # a mount point
     members = tuple(sorted(link_first(found).values(), key=lambda member: member.order))
     return CanonicalLayer(raw, members, sum(stored_size(member) for member in members) + len(END)).chunks()

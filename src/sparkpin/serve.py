@@ -188,7 +188,7 @@ def wait_ready(container: Container, served: Served, timeout: float, say: Say) -
                     f"{served.release} did not become ready: "
                     f"{f'the container {reason}' if reason else f'no answer within {timeout:.0f} s'}\n"
                     f"{running.last_lines(log)}",
-                    next_step=f"invoke smoke {served.release}",
+                    next_step=f"invoke smoke --release {served.release}",
                 )
             if client.healthy():
                 say(f"ready after {waited:.0f} s at {served.url} (model {served.model})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -75,14 +76,23 @@ class Store:
             try:
                 os.link(source, target)
             except OSError as error:
-                if isinstance(error, FileExistsError):
+                if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
                     raise
-                shutil.copyfile(source, target)
+                copy(source, target)
 
     def sweep(self) -> None:
         """Remove what killed runs left half-written. Call it only while holding the store's lock."""
         for folder in self.root.glob("??"):
             sweep(folder)
+
+
+def copy(source: Path, target: Path) -> None:
+    """A whole copy, or none."""
+    try:
+        shutil.copyfile(source, target)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
 
 
 def check(file: LockedFile, sha256: str, size: int, what: str) -> None:

@@ -1,0 +1,191 @@
+"""The main job on the real engine with real servers. The images come from `invoke build`, and are there after install.sh."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkout import PROJECT, Checkout
+from sparkpin.engine import Engine
+from sparkpin.paths import Paths
+from sparkpin.releases import Releases
+from sparkpin.tinymodel.scripts import CHAT
+
+STAGES = ["base", "hybrid", "mtp", "v2", "v2-tq"]
+MODS = {
+    "base": {"vllm-cpu"},
+    "hybrid": {"vllm-cpu", "hybrid-int4-fp8"},
+    "mtp": {"vllm-cpu", "hybrid-int4-fp8"},
+    "v2": {"vllm-cpu", "hybrid-int4-fp8", "int8-lm-head"},
+    "v2-tq": {"vllm-cpu", "hybrid-int4-fp8", "int8-lm-head", "turboquant"},
+}
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def main_job() -> Releases:
+    """What `./install.sh` leaves: the releases of the pins of this checkout."""
+    subprocess.run([".venv/bin/invoke", "up"], cwd=PROJECT, check=True)
+    return Releases(Paths.from_env(PROJECT))
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Iterator[Checkout]:
+    made = Checkout.make(tmp_path / "copy")
+    yield made
+    made.invoke("stop", "--recipe", "trial")
+    engine = Engine.connect()
+    for image in engine.client.images.list(name="sparkpin/trial"):
+        for tag in image.tags:
+            engine.untag(tag)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_passed_its_smoke_test_with_its_mods_at_work(main_job: Releases, stage: str) -> None:
+    release = [release for release in main_job.of_recipe("scripted-tiny") if release.stage == stage][-1]
+    assert release.is_good
+    result = json.loads((main_job.evidence(release) / "smoke/result.json").read_text())
+    assert result["passed"] is True
+    assert set(result["mods"]) == MODS[stage]
+    assert (main_job.evidence(release) / "smoke/server.log").stat().st_size > 1000
+    exchanges = [json.loads(line) for line in (main_job.evidence(release) / "smoke/exchanges.jsonl").open()]
+    assert any("/v1/chat/completions" in json.dumps(exchange) for exchange in exchanges)
+    if stage in ("mtp", "v2", "v2-tq"):
+        assert result["acceptance"] >= 0.8
+        assert result["drafted_tokens"] > 100
+
+
+def test_the_list_for_machines_has_the_promised_keys(main_job: Releases) -> None:
+    text = subprocess.run(
+        [".venv/bin/invoke", "images", "--json"], cwd=PROJECT, capture_output=True, text=True, check=True
+    ).stdout
+    keys = {"tag", "recipe", "stage", "key", "image", "size", "unique_size", "created", "state", "smoke"}
+    assert all(keys <= set(row) for row in json.loads(text))
+
+
+def test_a_second_build_does_nothing(main_job: Releases) -> None:
+    before = [release.created for release in main_job.all()]
+    subprocess.run([".venv/bin/invoke", "build", "--stage", "v2-tq"], cwd=PROJECT, check=True)
+    assert [release.created for release in main_job.all()] == before
+
+
+def ask(url: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return json.load(reply)
+
+
+def test_promote_serve_and_roll_back_take_the_flags_with_them(main_job: Releases, copy: Checkout) -> None:
+    copy.add_recipe("trial", **{"stage: v2-tq": "stage: base"})
+    copy.done("build", "--recipe", "trial")
+    copy.done("smoke")
+    first = copy.release(recipe="trial")
+    copy.done("promote", first["tag"])
+    copy.replace("recipes/trial.yaml", "max_model_len: ", "max_model_len: 1")
+    copy.done("build", "--recipe", "trial")
+    second = copy.release(recipe="trial")
+    assert second["image"] == first["image"]
+    assert second["tag"] != first["tag"]
+    refused = copy.invoke("promote", second["tag"])
+    assert refused.returncode == 2
+    assert "passed its smoke test" in refused.stderr
+
+    copy.done("smoke", second["tag"])
+    copy.done("promote", second["tag"])
+    assert copy.release(state="current")["tag"] == second["tag"]
+    copy.done("rollback", "--recipe", "trial")
+    assert copy.release(state="current")["tag"] == first["tag"]
+    assert copy.release(tag=second["tag"])["state"] == "retired"
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        probe.listen()
+        port = probe.getsockname()[1]
+        taken = copy.invoke("serve", "--recipe", "trial", "--port", str(port))
+        assert taken.returncode == 12
+        assert str(port) in taken.stderr
+    served = copy.done("serve", "--recipe", "trial", "--port", str(port))
+    assert f"http://127.0.0.1:{port}/v1" in served
+    body = {"model": "scripted-tiny", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
+    answer = ask(f"http://127.0.0.1:{port}/v1/chat/completions", body)["choices"][0]["message"]["content"]
+    assert answer == CHAT.expected_content
+    argv = Engine.connect().client.containers.get("sparkpin-trial").attrs["Config"]["Cmd"]
+    assert argv[argv.index("--max-model-len") + 1] == "2048"
+    copy.done("stop", "--recipe", "trial")
+
+    copy.done("prune", "--keep", "1")
+    assert [row["tag"] for row in copy.images()] == [first["tag"]]
+
+
+def test_a_mod_that_is_not_at_work_fails_the_smoke_test(main_job: Releases, copy: Checkout) -> None:
+    copy.add_recipe("trial", **{"stage: v2-tq": "stage: v2"})
+    copy.replace("stages/v2.yaml", "smoke:", "serve: {env: {SPARKPIN_MOD_INT8_LM_HEAD: 0}}\nsmoke:")
+    copy.done("build", "--recipe", "trial")
+    tag = copy.release(stage="v2")["tag"]
+    result = copy.invoke("smoke", tag)
+    assert result.returncode == 10
+    assert "int8-lm-head" in result.stdout
+    row = copy.release(tag=tag)
+    assert row["state"] == "failed"
+    assert Engine.connect().image(tag) is not None
+    assert copy.invoke("promote", tag).returncode == 2
+
+
+def change_one_mod(copy: Checkout, text: str) -> None:
+    init = copy.folder / "mods/turboquant/sparkpin_turboquant/__init__.py"
+    init.write_text(f"{init.read_text()}\n# {text}\n")
+
+
+def test_two_builds_at_once_both_complete_with_one_image(main_job: Releases, copy: Checkout) -> None:
+    copy.add_recipe("trial")
+    change_one_mod(copy, f"two at once {time.time_ns()}")
+    runs = [copy.start("build", "--recipe", "trial") for _ in range(2)]
+    outputs = [run.communicate(timeout=300)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], "\n".join(outputs)
+    assert len([row for row in copy.images() if row["stage"] == "v2-tq"]) == 1
+
+
+def test_a_build_that_was_killed_is_completed_by_the_next(main_job: Releases, copy: Checkout) -> None:
+    copy.add_recipe("trial")
+    change_one_mod(copy, f"killed {time.time_ns()}")
+    run = copy.start("build", "--recipe", "trial")
+    assert run.stdout
+    killer = threading.Timer(300, os.killpg, (run.pid, signal.SIGKILL))
+    killer.start()
+    for line in run.stdout:
+        if "v2-tq:" in line and "is there" not in line:
+            os.killpg(run.pid, signal.SIGKILL)
+            break
+    killer.cancel()
+    assert run.wait() == -signal.SIGKILL
+    assert not [row for row in copy.images() if row["stage"] == "v2-tq"]
+    copy.done("build", "--recipe", "trial")
+    row = copy.release(stage="v2-tq")
+    image = Engine.connect().image(row["tag"])
+    assert image is not None
+    assert image.config_digest == row["image"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small tmpfs: run as root")
+def test_a_full_disk_stops_a_fetch_with_one_clear_error(copy: Checkout, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", small], check=True)
+    try:
+        result = copy.invoke("fetch", SPARKPIN_CACHE=str(small))
+        assert result.returncode == 11, result.stderr
+        assert str(small) in result.stderr
+        assert "Traceback" not in result.stderr
+    finally:
+        subprocess.run(["umount", small], check=True)

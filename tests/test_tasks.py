@@ -1,0 +1,70 @@
+"""The tasks as a person meets them: their list, and one clear error with its own exit code for each mistake."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from checkout import INVOKE, PROJECT, Checkout
+
+TASKS = ["build", "check", "checkpoint", "doctor", "fetch", "images", "lock", "promote", "prune", "render", "rollback"]
+TASKS += ["serve", "smoke", "stop", "test", "up"]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Checkout:
+    return Checkout.make(tmp_path / "copy")
+
+
+def test_the_list_has_one_line_for_each_task() -> None:
+    text = subprocess.run([*INVOKE, "--list"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
+    lines = [line for line in text.splitlines()[1:] if line.strip()]
+    assert [line.split()[0] for line in lines] == TASKS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["build", "--stage", "v3"], 2, ["unknown stage 'v3'", "base, hybrid, mtp, v2, v2-tq"]),
+        (["build", "--recipe", "qwen"], 2, ["unknown recipe 'qwen'", "scripted-tiny"]),
+        (["build", "--stack", "tpu"], 2, ["unknown stack 'tpu'", "cpu"]),
+        (["promote", "sparkpin/scripted-tiny:base-000000000000"], 2, ["unknown release", "invoke"]),
+        (["serve", "--release", "nonsense"], 2, ["unknown release 'nonsense'"]),
+        (["serve"], 2, ["has no current release", "invoke promote"]),
+        (["smoke", "nonsense"], 2, ["unknown release 'nonsense'"]),
+    ],
+)
+def test_a_wrong_name_is_one_clear_error(copy: Checkout, arguments: list[str], code: int, said: list[str]) -> None:
+    result = copy.invoke(*arguments)
+    assert result.returncode == code
+    assert all(part in result.stderr for part in [*said, "next: "])
+    assert "Traceback" not in result.stderr
+    assert not (copy.home / "releases").exists()
+
+
+def test_a_lock_with_a_missing_hash_stops_every_build(copy: Checkout) -> None:
+    path = copy.folder / "pins/stacks/cpu.lock"
+    first = next(line for line in path.read_text().splitlines() if '"sha256"' in line)
+    copy.replace("pins/stacks/cpu.lock", first, first.replace('"sha256"', '"sha1"'))
+    result = copy.invoke("build")
+    assert result.returncode == 4
+    assert "pins/stacks/cpu.lock: debs.0." in result.stderr
+    assert "invoke lock --stack cpu" in result.stderr
+
+
+def test_an_engine_that_is_named_and_down_is_one_clear_error(copy: Checkout) -> None:
+    result = copy.invoke("build", DOCKER_HOST="unix:///nowhere/docker.sock")
+    assert result.returncode == 3
+    assert "/nowhere/docker.sock" in result.stderr
+    assert "next: " in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_render_prints_a_dockerfile_and_its_key_does_not_depend_on_the_checkout(copy: Checkout) -> None:
+    text = copy.done("render", "--stage", "v2-tq")
+    assert "FROM sparkpin/stack-cpu:v2-" in text
+    assert "turboquant" in text
+    here = subprocess.run([*INVOKE, "render", "--stage", "v2-tq"], cwd=PROJECT, capture_output=True, text=True)
+    assert here.stdout == text

@@ -1,0 +1,126 @@
+"""A made-up project whose images take a second to build: a root file system with a shell, a stack without wheels, a mod."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from sparkpin import manifests
+
+STACK = """\
+description: made up
+platform: linux/amd64
+default_recipe: none
+debian: {suite: bookworm, packages: [dash]}
+python:
+  version: "3.11"
+  requirements: []
+  layers:
+    - {name: first, packages: [alpha]}
+    - {name: rest, packages: ["*"]}
+mods: []
+"""
+BASE = """\
+FROM {{ parent_ref }} AS venv
+RUN ["/bin/sh", "-c", "echo building; while read line; do echo $line; done </proc/net/dev >/tmp/net"]
+FROM scratch AS venv-tree
+COPY --from=venv /tmp/net /opt/net
+FROM {{ parent_ref }} AS config
+ENV GREETING=hello
+USER 10001:10001
+LABEL sparkpin.stage="{{ stage.name }}" sparkpin.key="{{ key }}"
+FROM config
+COPY --from=venv-tree / /
+"""
+CHILD = """\
+{% for name in layers %}
+FROM scratch AS {{ name }}-tree
+COPY wheels/{{ name }}/ /opt/{{ name }}/
+{% endfor %}
+FROM {{ parent_ref }} AS config
+LABEL sparkpin.stage="{{ stage.name }}" sparkpin.key="{{ key }}"
+FROM config
+{% for name in layers %}
+COPY --from={{ name }}-tree / /
+{% endfor %}
+"""
+PYPROJECT = """\
+[build-system]
+requires = ["flit_core>=3.9"]
+build-backend = "flit_core.buildapi"
+[project]
+name = "sparkpin-{name}"
+version = "0.1.0"
+description = "made up"
+readme = "README.md"
+[tool.flit.module]
+name = "{module}"
+"""
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def make_project(folder: Path, stack: str = "tiny") -> Path:
+    """Stages base -> one (mod hello) -> two (no mod)."""
+    write(folder / f"pins/stacks/{stack}.yaml", STACK)
+    write(folder / "stages/base.yaml", "description: made up\nparent: null\ntemplate: base.j2\n")
+    write(folder / "stages/one.yaml", "description: made up\nparent: base\ntemplate: child.j2\nmods: [hello]\n")
+    write(folder / "stages/two.yaml", "description: made up\nparent: one\ntemplate: child.j2\n")
+    write(folder / "dockerfiles/base.j2", BASE)
+    write(folder / "dockerfiles/child.j2", CHILD)
+    write(folder / "dockerfiles/install.py", "pass\n")
+    make_mod(folder, "hello")
+    return folder
+
+
+def make_mod(folder: Path, name: str) -> None:
+    module = f"sparkpin_{name.replace('-', '_')}"
+    mod = folder / "mods" / name
+    write(mod / "pyproject.toml", PYPROJECT.replace("{name}", name).replace("{module}", module))
+    write(mod / "README.md", "about\n")
+    write(mod / module / "__init__.py", '"""Made up."""\nVALUE = 1\n')
+    write(mod / "tests/test_it.py", "def test(): pass\n")
+
+
+def locked(*names: str) -> tuple[manifests.LockedFile, ...]:
+    return tuple(
+        manifests.LockedFile(name=name, version="1.0", file=f"{name}-1.0-py3-none-any.whl", size=9, sha256=char * 64)
+        for name, char in zip(names, "abcdef", strict=False)
+    )
+
+
+def stack_lock(stack: manifests.Stack, wheels: Sequence[manifests.LockedFile] = ()) -> manifests.StackLock:
+    return manifests.StackLock(
+        stack=stack.name, inputs=manifests.stack_inputs(stack), debs=list(locked("dash")), wheels=list(wheels)
+    )
+
+
+def make_rootfs(path: Path) -> Path:
+    """A shell and its libraries, from this machine."""
+    shell = shutil.which("dash") or "/bin/sh"
+    found = subprocess.run(["ldd", shell], capture_output=True, text=True, check=True).stdout
+    files = {"bin/sh": Path(shell), **{name.lstrip("/"): Path(name) for name in re.findall(r"(/\S+)", found)}}
+    with tarfile.open(path, "w") as tar:
+        for name in ("tmp", "opt", "etc", "proc", "sys", "dev"):
+            info = tarfile.TarInfo(name)
+            info.type, info.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
+            tar.addfile(info)
+        for name, source in files.items():
+            info, data = tarfile.TarInfo(name), source.read_bytes()
+            info.size, info.mode = len(data), 0o755
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def config_of(digest_text: bytes) -> dict[str, object]:
+    found: dict[str, object] = json.loads(digest_text)
+    return found

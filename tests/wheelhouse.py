@@ -1,0 +1,103 @@
+"""Tiny wheels, and a package index over real HTTP that can be slow, for the tests of lock and fetch."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import threading
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from sparkpin.manifests import LockedFile
+
+
+def make_wheel(
+    folder: Path, name: str, version: str = "1.0", *, tag: str = "py3-none-any", requires: Sequence[str] = (), size: int = 0
+) -> LockedFile:
+    """A valid wheel with `size` bytes of payload, and its lock entry."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    path = folder / f"{stem}-{tag}.whl"
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    info = f"{stem}.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{name.replace('-', '_')}.bin", bytes(size))
+        wheel.writestr(f"{info}/METADATA", "\n".join([*lines, *(f"Requires-Dist: {r}" for r in requires)]) + "\n")
+        wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    data = path.read_bytes()
+    return LockedFile(
+        name=name, version=version, file=path.name, size=len(data), sha256=hashlib.sha256(data).hexdigest()
+    )
+
+
+@dataclass
+class Index:
+    """slow: file -> seconds between pieces of 64 KiB; hashes: whether pages carry them; asked: file names served."""
+
+    folder: Path
+    url: str = ""
+    hashes: bool = True
+    slow: dict[str, float] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def serve(folder: Path) -> Iterator[Index]:
+    """The wheels of a folder as a simple index (PEP 503) on a free port of 127.0.0.1."""
+    index = Index(folder)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            kind, _, name = self.path.strip("/").partition("/")
+            if kind == "simple":
+                files = sorted(p for p in folder.glob("*.whl") if p.name.split("-")[0].replace("_", "-") == name)
+                body = "".join(f'<a href="/files/{p.name}{self.fragment(p)}">{p.name}</a>\n' for p in files).encode()
+                self.answer(200 if files else 404, "text/html", body)
+            else:
+                index.asked.append(name)
+                self.answer(200, "application/octet-stream", (folder / name).read_bytes(), index.slow.get(name, 0))
+
+        def fragment(self, path: Path) -> str:
+            return f"#sha256={hashlib.sha256(path.read_bytes()).hexdigest()}" if index.hashes else ""
+
+        def answer(self, status: int, kind: str, body: bytes, pause: float = 0) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            try:
+                for start in range(0, len(body), 1 << 16):
+                    self.wfile.write(body[start : start + (1 << 16)])
+                    time.sleep(pause)
+            except OSError:
+                pass  # the client was killed
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    index.url = f"http://127.0.0.1:{server.server_address[1]}/simple/"
+    try:
+        yield index
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def use_index(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Let pip know this index and nothing else of the machine's configuration."""
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX", "PIP_TARGET"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", url)
+    monkeypatch.setenv("PIP_RETRIES", "0")
