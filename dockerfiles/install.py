@@ -19,6 +19,7 @@ from pathlib import Path
 
 VENV = Path("/opt/vllm")
 UV = [str(Path(__file__).with_name("uv")), "--offline", "--no-config", "--no-cache", "--no-progress", "--quiet"]
+# hardlink: out of uv's own temporary folder, which goes when it ends; a copy would write every byte twice.
 EXACTLY = ["--no-index", "--no-deps", "--require-hashes", "--link-mode", "hardlink"]
 
 

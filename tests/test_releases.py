@@ -310,7 +310,7 @@ def test_only_what_passed_is_promoted(paths: Paths, engine: Engine, state: str) 
     made = built(paths, engine, 1, state)
     with pytest.raises(InputError, match=f"is {state}") as caught:
         retention.promote(paths, engine, made.tag)
-    assert caught.value.next_step == f"invoke smoke {made.tag}"
+    assert caught.value.next_step == f"invoke smoke --release {made.tag}"
     assert digest(engine, "sparkpin/tiny:current") is None
     assert Releases(paths).current("tiny") is None
 
@@ -332,6 +332,13 @@ def test_promote_and_roll_back(paths: Paths, engine: Engine) -> None:
         retention.rollback(paths, engine, "tiny")
     assert Releases(paths).current("tiny") == dataclasses.replace(first, state="current")
     assert retention.promote(paths, engine, third.tag).state == "current", "a retired release may come back"
+
+
+def test_rollback_passes_over_what_did_not_pass() -> None:
+    old = [release(1, "passed"), release(2, "failed"), release(3, "built")]
+    current, newer = release(4, "current"), release(5, "passed")
+    assert retention.rollback_target([*old, current, newer], current) == old[0]
+    assert retention.rollback_target([*old[1:], current, newer], current) is None
 
 
 @pytest.mark.engine
@@ -450,7 +457,7 @@ def test_prune_keeps_the_newest_and_the_current(paths: Paths, engine: Engine) ->
     one, two, three, four = (built(paths, engine, number) for number in (1, 2, 3, 4))
     other = built(paths, engine, 5, recipe="another")
     retention.promote(paths, engine, one.tag)
-    freed = retention.prune(paths, engine, 2, quiet)
+    freed = pruning.prune(paths, engine, 2, quiet)
     assert set(freed.tags) == {two.tag, three.tag}
     assert freed.image_bytes == 200_000 + 300_000
     assert freed.bytes >= freed.image_bytes + 2 * 8192
@@ -467,14 +474,14 @@ def test_prune_keeps_the_newest_and_the_current(paths: Paths, engine: Engine) ->
         assert digest(engine, kept.tag) == kept.image
     assert digest(engine, "sparkpin/tiny:current") == one.image
     assert digest(engine, "sparkpin/tiny:v2") == four.image
-    assert retention.prune(paths, engine, 2, quiet) == pruning.Freed((), 0, 0, {})
+    assert pruning.prune(paths, engine, 2, quiet) == pruning.Freed((), 0, 0, {})
 
 
 @pytest.mark.engine
 def test_prune_zero_leaves_only_the_current_release(paths: Paths, engine: Engine) -> None:
     one, two = (built(paths, engine, number) for number in (1, 2))
     retention.promote(paths, engine, one.tag)
-    retention.prune(paths, engine, 0, quiet)
+    pruning.prune(paths, engine, 0, quiet)
     assert tags(engine) == {
         one.tag,
         "sparkpin/tiny:current",
@@ -484,7 +491,7 @@ def test_prune_zero_leaves_only_the_current_release(paths: Paths, engine: Engine
     assert digest(engine, "sparkpin/tiny:v2") == one.image
     assert two.tag not in [release.tag for release in Releases(paths).all()]
     with pytest.raises(InputError, match="-1"):
-        retention.prune(paths, engine, -1, quiet)
+        pruning.prune(paths, engine, -1, quiet)
 
 
 @pytest.mark.engine
@@ -501,7 +508,7 @@ def test_prune_leaves_what_a_container_uses(paths: Paths, engine: Engine) -> Non
         first.tag, ["/bin/sleep", "600"], detach=True, network_mode="none", name="sp-serving", stop_signal="SIGKILL"
     )
     said: list[str] = []
-    freed = retention.prune(paths, engine, 1, said.append)
+    freed = pruning.prune(paths, engine, 1, said.append)
     assert freed.tags == ()
     assert "sp-serving" in freed.kept[first.tag]
     assert any("sp-serving" in line for line in said)
@@ -509,7 +516,7 @@ def test_prune_leaves_what_a_container_uses(paths: Paths, engine: Engine) -> Non
     assert Releases(paths).checkpoint(first).is_dir()
     assert second.tag in tags(engine)
     engine.client.containers.get("sp-serving").remove(force=True)
-    assert retention.prune(paths, engine, 1, quiet).tags == (first.tag,)
+    assert pruning.prune(paths, engine, 1, quiet).tags == (first.tag,)
 
 
 @pytest.mark.engine
@@ -521,7 +528,7 @@ def test_prune_keeps_a_checkpoint_and_an_image_that_another_release_needs(paths:
     )
     Releases(paths).save(twin)
     engine.tag(first.tag, twin.tag)
-    freed = retention.prune(paths, engine, 1, quiet)
+    freed = pruning.prune(paths, engine, 1, quiet)
     assert freed.tags == (first.tag,)
     assert freed.image_bytes == 0
     assert Releases(paths).checkpoint(second).is_dir()
@@ -547,12 +554,12 @@ def test_prune_leaves_the_work_of_a_build_that_runs_now(
     (partial / "half.safetensors").write_bytes(b"half")
     cached.write_bytes(b"half")
     before = tags(engine)
-    assert retention.prune(paths, engine, 1, quiet) == pruning.Freed((), 0, 0, {})
+    assert pruning.prune(paths, engine, 1, quiet) == pruning.Freed((), 0, 0, {})
     assert tags(engine) == before
     assert young.is_dir() and partial.is_dir() and cached.is_file()
 
     ago(monkeypatch, pruning.STALE_AFTER + 60)
-    freed = retention.prune(paths, engine, 1, quiet)
+    freed = pruning.prune(paths, engine, 1, quiet)
     assert tags(engine) == before - {"sparkpin/stack-cpu:base-bbbbbbbbbbbb"}
     assert freed.image_bytes == 50_000
     assert not young.exists() and not partial.exists() and not cached.exists()
@@ -570,9 +577,9 @@ def test_a_prune_that_was_killed_is_completed_by_the_next(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(pruning, "remove_path", killed)
-        retention.prune(paths, engine, 1, quiet)
+        pruning.prune(paths, engine, 1, quiet)
     assert {row["tag"]: row["image"] for row in retention.rows(paths, engine)}[first.tag] is None
-    assert retention.prune(paths, engine, 1, quiet).tags == (first.tag,)
+    assert pruning.prune(paths, engine, 1, quiet).tags == (first.tag,)
     assert not Releases(paths).checkpoint(first).exists()
     assert len(retention.rows(paths, engine)) == 1
 
@@ -583,7 +590,7 @@ def test_prune_meets_the_same_left_over_twice(tmp_path: Path, engine: Engine, mo
     left = paths.releases / "tiny/.partial-abc"
     left.mkdir(parents=True)
     ago(monkeypatch, pruning.STALE_AFTER + 60)
-    assert retention.prune(paths, engine, 1, quiet).tags == ()
+    assert pruning.prune(paths, engine, 1, quiet).tags == ()
     assert not left.exists()
 
 

@@ -1,4 +1,4 @@
-"""Rendering is pure: the same project gives the same Dockerfiles and keys; whatever decides an image changes its key."""
+"""Rendering is pure: one project, one set of Dockerfiles and keys; whatever decides an image changes its key."""
 
 from __future__ import annotations
 
@@ -69,6 +69,11 @@ def test_context_lists_every_file_with_its_hash(tmp_path: Path) -> None:
     assert base.context[3].text == f"alpha==1.0 --hash=sha256:{'a' * 64}\n"
 
 
+def date_all(folder: Path, moment: int) -> None:
+    for path in folder.rglob("*"):
+        os.utime(path, (moment, moment))
+
+
 def edit(path: str, text: str) -> Callable[[Path], None]:
     return lambda project: tiny_images.write(project / path, (project / path).read_text() + text)
 
@@ -117,7 +122,7 @@ def test_key_changes_with_a_locked_wheel(tmp_path: Path) -> None:
         pytest.param(
             lambda p: tiny_images.write(p / "mods/hello/sparkpin_hello/__pycache__/x.pyc", "x"), id="bytecode"
         ),
-        pytest.param(lambda p: [os.utime(f, (1, 1)) for f in p.rglob("*")], id="times"),
+        pytest.param(lambda p: date_all(p, 1), id="times"),
     ],
 )
 def test_key_stays_with(tmp_path: Path, change: Callable[[Path], None]) -> None:
@@ -148,12 +153,11 @@ def test_every_stage_of_the_checkout_renders() -> None:
 
 def test_wheel_is_the_same_twice_and_holds_neither_readme_nor_tests(tmp_path: Path) -> None:
     make_project(tmp_path / "p")
-    built = []
+    built: list[Path] = []
     for name in ("one", "two"):
         folder = tmp_path / name
         folder.mkdir()
-        for path in (tmp_path / "p").rglob("*"):
-            os.utime(path, (len(built) * 10**6,) * 2)
+        date_all(tmp_path / "p", len(built) * 10**6)
         tiny_images.write(tmp_path / "p/mods/hello/README.md", f"version {name} of the text\n")
         built.append(modwheels.build_wheel(modwheels.read_mod(tmp_path / "p", "hello"), folder))
     assert built[0].name == "sparkpin_hello-0.1.0-py3-none-any.whl"

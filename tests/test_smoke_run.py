@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
+import time
 from pathlib import Path
 
 import pytest
@@ -111,6 +113,7 @@ def test_a_server_that_dies_between_two_requests(
     result, _ = smoke(paths, fake_engine, faulty(release, "dies"), checkpoint)
     details = {check.name: check.detail for check in result.checks if not check.passed}
     assert list(details) == ["chat", *CHECKS[2:]]
+    assert details["chat"].endswith("; the container exited with 3")
     assert details["tool-call"] == "not asked: the container exited with 3"
 
 
@@ -151,6 +154,24 @@ def test_what_a_killed_run_left_is_removed(
         other.reload()
     finally:
         other.remove(force=True)
+
+
+def test_a_run_that_is_killed_leaves_nothing_that_stays(
+    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path
+) -> None:
+    child = multiprocessing.get_context("fork").Process(
+        target=run_smoke, args=(paths, Engine.connect(), faulty(release, "silent"), checkpoint, len)
+    )
+    child.start()
+    mine = {"label": f"{server.LABEL}={server.owner(paths)}"}
+    while child.is_alive() and not fake_engine.client.containers.list(filters=mine):
+        time.sleep(0.05)
+    child.kill()
+    child.join()
+    assert len(fake_engine.client.containers.list(filters=mine)) == 1
+    assert not evidence_folder(paths, release).exists()
+    result, said = smoke(paths, fake_engine, release, checkpoint)
+    assert result.passed and "left by a smoke test that was killed" in said[0]
 
 
 def test_an_engine_or_a_release_that_cannot_be_used_is_an_error(

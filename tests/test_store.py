@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from sparkpin.errors import DiskError, IntegrityError
 from sparkpin.manifests import LockedFile
 from sparkpin.store import Store

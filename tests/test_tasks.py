@@ -33,7 +33,7 @@ def test_the_list_has_one_line_for_each_task() -> None:
         (["promote", "sparkpin/scripted-tiny:base-000000000000"], 2, ["unknown release", "invoke"]),
         (["serve", "--release", "nonsense"], 2, ["unknown release 'nonsense'"]),
         (["serve"], 2, ["has no current release", "invoke promote"]),
-        (["smoke", "nonsense"], 2, ["unknown release 'nonsense'"]),
+        (["smoke", "--release", "nonsense"], 2, ["unknown release 'nonsense'"]),
     ],
 )
 def test_a_wrong_name_is_one_clear_error(copy: Checkout, arguments: list[str], code: int, said: list[str]) -> None:

@@ -1,9 +1,8 @@
-"""A made-up project whose images take a second to build: a root file system with a shell, a stack without wheels, a mod."""
+"""A made-up project whose images take a second to build: a shell as root file system, no wheels, one mod."""
 
 from __future__ import annotations
 
 import io
-import json
 import re
 import shutil
 import subprocess
@@ -59,6 +58,7 @@ name = "sparkpin-{name}"
 version = "0.1.0"
 description = "made up"
 readme = "README.md"
+requires-python = ">=3.11"
 [tool.flit.module]
 name = "{module}"
 """
@@ -119,8 +119,3 @@ def make_rootfs(path: Path) -> Path:
             info.size, info.mode = len(data), 0o755
             tar.addfile(info, io.BytesIO(data))
     return path
-
-
-def config_of(digest_text: bytes) -> dict[str, object]:
-    found: dict[str, object] = json.loads(digest_text)
-    return found

@@ -13,16 +13,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
 from sparkpin.manifests import LockedFile
 
 
 def make_wheel(
-    folder: Path, name: str, version: str = "1.0", *, tag: str = "py3-none-any", requires: Sequence[str] = (), size: int = 0
+    folder: Path,
+    name: str,
+    version: str = "1.0",
+    *,
+    tag: str = "py3-none-any",
+    requires: Sequence[str] = (),
+    extras: str = "",
+    size: int = 0,
 ) -> LockedFile:
-    """A valid wheel with `size` bytes of payload, and its lock entry."""
+    """A valid wheel with `size` bytes of payload, and its lock entry. extras: names with blanks between."""
     stem = f"{name.replace('-', '_')}-{version}"
     path = folder / f"{stem}-{tag}.whl"
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    lines += [f"Provides-Extra: {extra}" for extra in extras.split()]
     info = f"{stem}.dist-info"
     with zipfile.ZipFile(path, "w") as wheel:
         wheel.writestr(f"{name.replace('-', '_')}.bin", bytes(size))

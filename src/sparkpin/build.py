@@ -8,7 +8,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from sparkpin import rootfs, seal
@@ -24,6 +25,7 @@ from sparkpin.seal import Part, Sealed
 from sparkpin.store import Store
 
 Say = Callable[[str], None]
+PARALLEL_TREES = 3  # one installs while another is copied: the engine waits for its disk half of the time
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,7 @@ class Maker:
     work: Path
     say: Say
     fresh: bool
+    told: set[str] = field(default_factory=set)
 
     @property
     def unsealed(self) -> str:
@@ -170,7 +173,10 @@ class Maker:
         return self.whole()
 
     def tell(self, line: str) -> None:
-        self.say(f"{self.rendered.stage}: {line}")
+        """Each line once: the stages' common steps come in every build, from the engine's cache."""
+        if line not in self.told:
+            self.told.add(line)
+            self.say(f"{self.rendered.stage}: {line}")
 
     def build(self, tag: str | None = None, *, target: str | None = None, output: Path | None = None) -> None:
         self.engine.build(
@@ -193,13 +199,14 @@ class Maker:
                 next_step="let it set only ENV, USER, CMD, LABEL and the like; layers come from the trees",
             )
         parts = [Part(diff_id) for diff_id in self.parent.diff_ids]
-        with contextlib.ExitStack() as stack:
-            for name, key in self.rendered.layers:
-                if trust and parts[-1].left_out and (past := self.known(key)):
-                    parts.append(Part(past))
-                    continue
-                tar = self.work / f"{name}.tar"
-                self.build(target=f"{name}-tree", output=tar)
+        new = [name for name, _ in self.rendered.layers]
+        for _, key in self.rendered.layers if trust else ():
+            if not (past := self.known(key)):
+                break
+            parts.append(Part(past))
+            new.pop(0)
+        with ThreadPoolExecutor(PARALLEL_TREES) as pool, contextlib.ExitStack() as stack:
+            for tar in list(pool.map(self.make_tree, new)):
                 parts.append(Part(layer=read_layer(stack.enter_context(tar.open("rb")))))
             self.tell("sealing and loading")
             sealed = self.load(parts, image)
@@ -209,6 +216,11 @@ class Maker:
             ):
                 write_json(self.note(key), {"diff_id": diff_id})
         return sealed
+
+    def make_tree(self, name: str) -> Path:
+        tar = self.work / f"{name}.tar"
+        self.build(target=f"{name}-tree", output=tar)
+        return tar
 
     def whole(self) -> Sealed:
         self.build(self.unsealed)

@@ -15,7 +15,7 @@ from pathlib import Path
 from sparkpin.errors import BuildError, DiskError, EngineError, HostError
 
 LAST_LINES = 25
-STEP = re.compile(r"^#(\d+) \[(?!internal\])(.+)$")  # "#5 [torch 2/3] RUN ..."
+STEP = re.compile(r"^#(\d+) (\[(?!internal\]).+)$")  # "#5 [torch 2/3] RUN ..."
 LINE = re.compile(r"^#(\d+) (?:\d+\.\d+ )?(.*)$")
 RESULT = re.compile(r"^(DONE [\d.]+s|CACHED|CANCELED|ERROR:? .*)$")
 
@@ -92,7 +92,7 @@ def build(
 
 
 def follow(lines: Iterable[str], say: Callable[[str], None]) -> str:
-    """Tell each step once and, where it took time, its end. Returns what to show if the build fails."""
+    """Tell each step and, where it took time, its end. Returns what to show if the build fails."""
     names: dict[str, str] = {}
     output: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=LAST_LINES))
     last: deque[str] = deque(maxlen=LAST_LINES)
@@ -104,16 +104,19 @@ def follow(lines: Iterable[str], say: Callable[[str], None]) -> str:
             number, name = step[1], re.sub(r"--mount=\S+\s+", "", step[2])
             if number not in names:
                 names[number] = name
-                say(name)
+                if "] FROM " not in name:
+                    say(name)
         elif (match := LINE.match(line)) and match[1] in names:
             number, text = match.groups()
+            if text.startswith("sha256:"):
+                continue
             if not (result := RESULT.match(text)):
                 output[number].append(text)
             elif result[1].startswith("ERROR"):
                 failed = number
                 output[number].append(text)
-            elif result[1] not in ("DONE 0.0s", "CANCELED"):
-                say(f"{names[number].partition(']')[0]}: {text.lower()}")
+            elif result[1] not in ("DONE 0.0s", "CACHED", "CANCELED"):
+                say(f"{names[number].partition(']')[0]}]: {text.lower()}")
     if failed:
         return f"{names[failed]}\n" + "\n".join(f"    {line}" for line in output[failed])
     return "\n".join(last)
@@ -125,6 +128,6 @@ def failure(report: str, context: Path) -> BuildError | DiskError | EngineError:
             f"the Docker engine's disk is full:\n{report}",
             next_step="`invoke prune --keep 2` removes old releases, `docker builder prune` the build cache",
         )
-    if "Cannot connect to the Docker daemon" in report or "permission denied while trying to connect" in report:
+    if re.search(r"cannot connect to the docker daemon|permission denied while trying to connect", report, re.I):
         return EngineError(f"the docker command does not reach the engine:\n{report}", next_step="invoke doctor")
     return BuildError(f"the build failed in {report}", next_step="mend what the last lines say, then the same command")

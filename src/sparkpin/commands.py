@@ -183,10 +183,10 @@ def record(engine: Engine, records: Releases, pairing: Pairing, built: builder.B
         smoke=None,
         inputs=pairing.inputs,
     )
-    engine.tag(built.ref, release.tag)
-    engine.tag(built.ref, f"sparkpin/{release.recipe}:{release.stage}")
     if not known:
         records.save(release)
+    engine.tag(built.ref, release.tag)
+    engine.tag(built.ref, f"sparkpin/{release.recipe}:{release.stage}")
     return release
 
 

@@ -19,12 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import docker
-import docker.errors
-import requests
-
 from sparkpin import files
-from sparkpin.engine import environment
+from sparkpin.endpoint import ask, named_engine
 from sparkpin.errors import HostError
 from sparkpin.paths import Paths
 
@@ -111,26 +107,6 @@ def read_settings(config: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def ask(url: str, timeout: float = 10) -> str | None:
-    """The version of the engine at a url, or None when none answers. PermissionError when it may not be asked."""
-    try:
-        client = docker.DockerClient(base_url=url, timeout=int(timeout))
-        try:
-            return str(client.version()["Version"])
-        finally:
-            client.close()
-    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        if "permission denied" in str(error).lower():
-            raise PermissionError(url) from None
-        return None
-
-
-def named_engine() -> str | None:
-    """The engine that the user names by DOCKER_HOST or a context of the CLI; None for this machine's own."""
-    host = environment().get("DOCKER_HOST")
-    return None if host in (None, "", "unix:///var/run/docker.sock", "unix:///run/docker.sock") else host
 
 
 def start_engine(paths: Paths, say: Callable[[str], None], daemon: Daemon | None = None) -> str:

@@ -21,10 +21,12 @@ import requests
 
 from sparkpin import buildkit
 from sparkpin.canonical import Slice
+from sparkpin.endpoint import environment
 from sparkpin.errors import DiskError, EngineError
 from sparkpin.files import CHUNK, atomic_file, sha256_file
 from sparkpin.seal import Part, Sealed, digest_of, image_config, seal
 
+CONNECT_TIMEOUT = 30  # seconds
 TIMEOUT = 3600  # seconds without an answer: an engine with a slow disk is silent for minutes while it loads an image
 
 
@@ -53,7 +55,9 @@ class Engine:
     def connect(cls) -> Engine:
         """Raises EngineError when no engine answers or the user may not talk to it."""
         with engine_errors():
-            return cls(docker.DockerClient.from_env(timeout=TIMEOUT, environment=environment()))
+            client = docker.DockerClient.from_env(timeout=CONNECT_TIMEOUT, environment=environment())
+        client.api.timeout = TIMEOUT
+        return cls(client)
 
     @property
     def containers(self) -> Any:
@@ -175,17 +179,6 @@ class Engine:
             no_cache=no_cache,
             host=environment(),
         )
-
-
-def environment() -> dict[str, str]:
-    """The environment that leads SDK and CLI to one and the same engine."""
-    found = {key: value for key, value in os.environ.items() if key.startswith("DOCKER_")}
-    if "DOCKER_HOST" not in found:
-        with contextlib.suppress(Exception):  # a context that cannot be read is the CLI's to complain of
-            context = docker.ContextAPI.get_current_context()
-            if context is not None and context.Host and not context.TLSConfig:
-                found["DOCKER_HOST"] = context.Host
-    return found
 
 
 @contextlib.contextmanager

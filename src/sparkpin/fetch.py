@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -17,12 +15,11 @@ from sparkpin.lock import check_unique, scratch_folder
 from sparkpin.manifests import LockedFile, Stack, StackLock
 from sparkpin.paths import Paths
 from sparkpin.store import Store
-from sparkpin.wheels import Target, download, target_of
+from sparkpin.wheels import TICK, Target, arrived, download, target_of
 
 PARALLEL = 4
 BIG = 8_000_000  # a wheel of this size is fetched by a pip of its own, so that a killed run loses little
 SLICE = 12
-TICK = 5.0
 
 
 @dataclass(frozen=True)
@@ -151,14 +148,3 @@ def slices(wheels: list[LockedFile]) -> Iterator[list[LockedFile]]:
     yield from ([wheel] for wheel in rows if wheel.size >= BIG)
     for start in range(0, len(small), SLICE):
         yield small[start : start + SLICE]
-
-
-def arrived(folder: Path) -> int:
-    """Bytes of unfinished downloads, as far as they can be seen: files come and go while this looks."""
-    total = 0
-    for where, _, names in os.walk(folder):
-        for name in names:
-            if name.endswith((".whl", ".deb")):
-                with contextlib.suppress(OSError):
-                    total += (Path(where) / name).stat().st_size
-    return total

@@ -12,12 +12,15 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sparkpin import buildkit, daemon
+from sparkpin import buildkit, daemon, endpoint
 from sparkpin.errors import HostError
 from sparkpin.files import existing_parent
-from sparkpin.manifests import Stack
 from sparkpin.paths import Paths
+
+if TYPE_CHECKING:  # ./install.sh imports this before .venv exists, with the standard library alone
+    from sparkpin.manifests import Stack
 
 ARCHITECTURES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 ROOT = Path("/")
@@ -174,10 +177,10 @@ def program(host: Host, name: str, package: str, purpose: str) -> Requirement:
 
 def engine_requirement(paths: Paths, host: Host) -> Requirement:
     """A stopped engine is no lack: building starts it."""
-    named = daemon.named_engine()
+    named = endpoint.named_engine()
     url = named or f"unix://{daemon.Daemon.system(paths).socket}"
     try:
-        version = daemon.ask(url, timeout=5)
+        version = endpoint.ask(url, timeout=5)
     except PermissionError:
         return Requirement(
             "docker engine", False, f"no permission at {url}", "sudo usermod -aG docker $USER, then log in again"
@@ -248,7 +251,7 @@ def gpu_runtime() -> Requirement:
 def disk(paths: Paths, needs: Needs) -> list[Requirement]:
     """One requirement per file system, with the sum of what is needed on it."""
     wanted = {"cache": (paths.cache, needs.cache), "home": (paths.home, needs.home)}
-    if not (daemon.named_engine() or "").startswith(("tcp:", "ssh:", "http")):
+    if not (endpoint.named_engine() or "").startswith(("tcp:", "ssh:", "http")):
         wanted["engine"] = (daemon.Daemon.system(paths).data_root, needs.engine)
     systems: dict[int, list[str]] = {}
     for use, (path, _) in wanted.items():

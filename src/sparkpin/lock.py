@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -17,7 +18,7 @@ from sparkpin.files import PARTIAL, atomic_file, disk_errors, sha256_file
 from sparkpin.manifests import LockedFile, Stack, StackLock, load_stack, lock_text, stack_inputs
 from sparkpin.paths import Paths
 from sparkpin.store import Store
-from sparkpin.wheels import Dist, Target, download_closure, reachable, read_dist, target_of
+from sparkpin.wheels import TICK, Dist, Target, arrived, download_closure, reachable, read_dist, target_of
 
 
 def lock_stack(paths: Paths, name: str, say: Callable[[str], None]) -> StackLock:
@@ -37,7 +38,11 @@ def lock_stack(paths: Paths, name: str, say: Callable[[str], None]) -> StackLock
             say(f"lock {name}: {', '.join(stack.python.requirements)} for Python {target.python}, {target.machine}")
             wheels_folder = folder / "wheels"
             wheels_folder.mkdir()
-            download_closure(stack, target, wheels_folder)
+            with ThreadPoolExecutor(1) as pool:
+                job = pool.submit(download_closure, stack, target, wheels_folder)
+                while not wait([job], timeout=TICK).done:
+                    say(f"  {arrived(wheels_folder) / 1e6:.0f} MB so far")
+                job.result()
             kept = closure([read_dist(path) for path in sorted(wheels_folder.glob("*.whl"))], stack, target, file)
             wheels = [locked_wheel(dist) for dist in kept]
             store = Store(paths.store)
@@ -85,7 +90,11 @@ def closure(dists: list[Dist], stack: Stack, target: Target, file: str) -> list[
     for name in stack.python.exclude:
         if name not in by_name:
             raise ManifestError(file, "python.exclude", name, "a distribution that the requirements would bring in")
-    needed = reachable(by_name, stack.python.requirements, stack.python.exclude, target)
+    try:
+        needed = reachable(by_name, stack.python.requirements, stack.python.exclude, target)
+    except KeyError as error:
+        wanted = "a closure on which pip and the wheels' metadata agree (a fault of sparkpin: please report it)"
+        raise ManifestError(file, "python.requirements", error.args[0], wanted) from None
     return [by_name[name] for name in sorted(needed)]
 
 

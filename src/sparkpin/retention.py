@@ -10,10 +10,7 @@ from sparkpin import layers
 from sparkpin.engine import Engine
 from sparkpin.errors import CheckpointError, EngineError, InputError
 from sparkpin.paths import Paths
-from sparkpin.prune import Freed, prune
 from sparkpin.releases import Release, Releases
-
-__all__ = ["Freed", "promote", "prune", "rollback", "rows"]
 
 
 def promote(paths: Paths, engine: Engine, tag: str) -> Release:
@@ -59,9 +56,14 @@ def rollback(paths: Paths, engine: Engine, recipe: str) -> Release:
 
 
 def rollback_target(releases: list[Release], current: Release) -> Release | None:
-    """releases: from the oldest to the newest."""
+    """The newest earlier release that passed: of the same stage when there is one, else of any.
+
+    One build makes a release of every stage of a chain, moments apart; the stage below in the same build is not what a
+    person wants back. releases: from the oldest to the newest.
+    """
     earlier = [release for release in releases if release.age < current.age and release.is_good]
-    return earlier[-1] if earlier else None
+    same_stage = [release for release in earlier if release.stage == current.stage]
+    return next(reversed(same_stage or earlier), None)
 
 
 def switch(paths: Paths, engine: Engine, records: Releases, release: Release) -> None:
@@ -100,7 +102,9 @@ def present_ref(engine: Engine, release: Release) -> str | None:
 
 
 def how_to_rebuild(paths: Paths, release: Release) -> str:
-    command = f"invoke build --recipe {release.recipe} --stage {release.stage}, then invoke smoke --release {release.tag}"
+    command = (
+        f"invoke build --recipe {release.recipe} --stage {release.stage}, then invoke smoke --release {release.tag}"
+    )
     changed = [name for name, sha256 in release.inputs.items() if not has_sha256(paths.project / name, sha256)]
     if not changed:
         return f"{command} (the pins still give this release)"

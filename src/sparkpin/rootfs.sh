@@ -22,4 +22,4 @@ rm -f "$root/var/cache/ldconfig/aux-cache" "$root"/etc/*- "$root"/var/lib/dpkg/*
 # Nobody reads manuals or translations in this image. Licences stay.
 find "$root/usr/share/doc" -mindepth 1 ! -type d ! -name copyright -delete
 find "$root/usr/share/doc" -mindepth 1 -type d -empty -delete
-for name in bug doc-base info lintian locale man; do rm -rf "$root/usr/share/$name"; done
+for name in bug doc-base info lintian locale man; do rm -rf "${root:?}/usr/share/$name"; done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import email.parser
 import json
 import os
@@ -25,6 +26,7 @@ from sparkpin.manifests import LockedFile, Stack
 
 MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+TICK = 5.0  # seconds between two lines of progress
 CONFIG = "look at `pip config list` and the network, then run the command again"
 
 
@@ -203,27 +205,30 @@ def stream(url: str, target: Path) -> None:
 
 @dataclass(frozen=True)
 class Dist:
-    """A wheel's own account of itself. name: canonical (PEP 503)."""
+    """A wheel's own account of itself. name, extras: canonical (PEP 503)."""
 
     name: str
     version: str
     requires: tuple[str, ...]
+    extras: frozenset[str]
     path: Path
 
 
 def read_dist(path: Path) -> Dist:
-    """Name, version and requirements from a wheel's METADATA."""
+    """Name, version, requirements and extras from a wheel's METADATA."""
     with zipfile.ZipFile(path) as wheel:
         (member,) = [name for name in wheel.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
         message = email.parser.BytesParser().parsebytes(wheel.read(member), headersonly=True)
     requires = tuple(message.get_all("Requires-Dist", []))
-    return Dist(canonicalize_name(message["Name"]), message["Version"], requires, path)
+    extras = frozenset(canonicalize_name(extra) for extra in message.get_all("Provides-Extra", []))
+    return Dist(canonicalize_name(message["Name"]), message["Version"], requires, extras, path)
 
 
 def reachable(dists: Mapping[str, Dist], roots: Sequence[str], exclude: Iterable[str], target: Target) -> set[str]:
     """The names that the roots need on the target when the excluded distributions, and what only they need, stay out.
 
-    Raises KeyError for a needed distribution that `dists` lacks.
+    An extra that a distribution does not have is passed over, as pip does. Raises KeyError for a needed distribution
+    that `dists` lacks.
     """
     left_out, environment = set(exclude), target.environment()
     found: set[str] = set()
@@ -235,6 +240,8 @@ def reachable(dists: Mapping[str, Dist], roots: Sequence[str], exclude: Iterable
             continue
         seen.add((name, extra))
         found.add(name)
+        if extra and canonicalize_name(extra) not in dists[name].extras:
+            continue
         for requirement in applicable(dists[name].requires, extra, environment):
             todo += [(canonicalize_name(requirement.name), wanted) for wanted in ("", *requirement.extras)]
     return found
@@ -245,3 +252,14 @@ def applicable(requires: Iterable[str], extra: str, environment: Mapping[str, st
     for requirement in map(Requirement, requires):
         if requirement.marker is None or requirement.marker.evaluate({**environment, "extra": extra}):
             yield requirement
+
+
+def arrived(folder: Path) -> int:
+    """Bytes of unfinished downloads, as far as they can be seen: files come and go, and pip copies them, meanwhile."""
+    sizes: dict[str, int] = {}
+    for where, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith((".whl", ".deb")):
+                with contextlib.suppress(OSError):
+                    sizes[name] = max(sizes.get(name, 0), (Path(where) / name).stat().st_size)
+    return sum(sizes.values())

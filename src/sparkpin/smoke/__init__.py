@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,9 @@ def examine(server: Server, subject: Subject, names: Sequence[str], evidence: Ev
             result = CheckResult(name, False, f"not asked: the container {reason}", 0.0)
         else:
             result = run_check(name, subject)
+            exchanges = subject.client.exchanges
+            if not result.passed and exchanges and exchanges[-1].fault and (reason := server.exit_reason(wait=2)):
+                result = replace(result, detail=f"{result.detail}; the container {reason}")
         say(f"{name}: {'ok' if result.passed else 'FAILED'}, {result.detail}")
         evidence.checks.append(result)
     evidence.acceptance = measured_acceptance(subject.client)

@@ -65,9 +65,13 @@ class Server:
         with engine_errors():
             return running.log_of(self.container)
 
-    def exit_reason(self) -> str | None:
+    def exit_reason(self, wait: float = 0) -> str | None:
+        """Why the container does not run any more. A connection breaks up to `wait` seconds before the engine knows."""
+        until = time.monotonic() + wait
         with engine_errors():
-            return running.exit_reason(self.container)
+            while not (reason := running.exit_reason(self.container)) and time.monotonic() < until:
+                time.sleep(0.1)
+            return reason
 
     def open_socket(self) -> None:
         """The socket belongs to the container's user; only root could connect to it otherwise."""

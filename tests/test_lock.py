@@ -1,0 +1,202 @@
+"""Locking against a real index: the closure for another machine, exclusions, and what a person can get wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import wheelhouse
+import yaml
+from wheelhouse import Index, make_wheel
+
+from sparkpin import lock as lock_module
+from sparkpin.debs import apt_conf, parse_uris
+from sparkpin.errors import ManifestError, NetworkError
+from sparkpin.fetch import fetch_stack
+from sparkpin.lock import lock_stack
+from sparkpin.manifests import LockedFile, StackLock, load_stack, load_stack_lock, lock_text
+from sparkpin.paths import Paths
+from sparkpin.store import Store
+from sparkpin.wheels import Target
+
+SPARK = Target("3.12.3", "aarch64", 39)
+
+
+class FakeApt:
+    """The Debian half of a lock; the real one needs a mirror."""
+
+    def closure(self, _: object) -> list[LockedFile]:
+        rows = (("libc6", "2.36-9+deb12u10"), ("python3.11-minimal", "3.11.2-6+deb12u5"))
+        return [LockedFile(name=n, version=v, file=f"{n}_{v}_amd64.deb", size=1, sha256="0" * 64) for n, v in rows]
+
+
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    monkeypatch.setattr(lock_module, "open_apt", lambda root, stack: FakeApt())
+    (tmp_path / "project/pins/stacks").mkdir(parents=True)
+    return Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+    (tmp_path / "index").mkdir()
+    with wheelhouse.serve(tmp_path / "index") as index:
+        wheelhouse.use_index(monkeypatch, index.url)
+        yield index
+
+
+def write(paths: Paths, requirements: list[str], platform: str = "linux/amd64", **python: object) -> None:
+    layers = [{"name": "all", "packages": ["*"]}]
+    value = {
+        "description": "",
+        "platform": platform,
+        "default_recipe": "r",
+        "debian": {"suite": "bookworm", "packages": ["python3"]},
+        "python": {"version": "3.11", "requirements": requirements, "layers": layers, **python},
+    }
+    (paths.project / "pins/stacks/s.yaml").write_text(yaml.safe_dump(value))
+
+
+def versions(lock: StackLock) -> dict[str, str]:
+    return {wheel.name: wheel.version for wheel in lock.wheels}
+
+
+def test_lock_is_written_and_fetch_accepts_it(paths: Paths, index: Index) -> None:
+    app = make_wheel(index.folder, "app", requires=["Some_Dep>=1"])
+    make_wheel(index.folder, "some-dep", "1.0")
+    dep = make_wheel(index.folder, "some-dep", "1.5")
+    write(paths, ["app==1.0"])
+    lock = lock_stack(paths, "s", print)
+    assert lock.wheels == [app, dep]
+    assert load_stack_lock(paths.project, load_stack(paths.project, "s")) == lock
+    text = (paths.project / "pins/stacks/s.lock").read_text()
+    assert "http" not in text and "127.0.0.1" not in text and str(index.folder) not in text
+    assert all(Store(paths.store).verified(wheel) for wheel in lock.wheels)
+    assert list(paths.store.rglob(".partial-*")) == []
+    asked = len(index.asked)
+    assert fetch_stack(paths, load_stack(paths.project, "s"), lock.model_copy(update={"debs": []}), print).files == 2
+    assert len(index.asked) == asked
+    assert lock_text(lock_stack(paths, "s", print)) == text
+
+
+def test_excluded_goes_with_what_only_it_needs(paths: Paths, index: Index) -> None:
+    make_wheel(index.folder, "app", requires=["gpu", "shared", "tool[fast,unknown]"])
+    make_wheel(index.folder, "gpu", requires=["gpu-helper", "shared"])
+    make_wheel(index.folder, "gpu-helper", requires=["gpu-helper-helper"])
+    make_wheel(index.folder, "gpu-helper-helper", requires=["gpu-helper"])
+    make_wheel(index.folder, "shared")
+    make_wheel(index.folder, "tool", requires=["speed; extra == 'fast'", "never; extra == 'slow'"], extras="fast slow")
+    make_wheel(index.folder, "speed")
+    write(paths, ["app==1.0"], exclude={"gpu": "no GPU here"})
+    assert sorted(versions(lock_stack(paths, "s", print))) == ["app", "shared", "speed", "tool"]
+    write(paths, ["app==1.0"])
+    everything = {"app", "gpu", "gpu-helper", "gpu-helper-helper", "shared", "speed", "tool"}
+    assert set(versions(lock_stack(paths, "s", print))) == everything
+
+
+def test_markers_and_wheels_are_the_targets(paths: Paths, index: Index) -> None:
+    """Whatever runs the tests: the lock is for Debian's Python 3.11 with glibc 2.36 on the stack's platform."""
+    markers = {
+        "old": "python_version < '3.12'",
+        "new": "python_version >= '3.12'",
+        "patch": "python_full_version < '3.11.3'",
+        "arm": "platform_machine == 'aarch64'",
+        "intel": "platform_machine == 'x86_64'",
+        "windows": "sys_platform == 'win32'",
+    }
+    make_wheel(index.folder, "app", requires=["native", *(f"{name}; {marker}" for name, marker in markers.items())])
+    for name in markers:
+        make_wheel(index.folder, name)
+    for tag in ("cp311-cp311-manylinux_2_17_{}", "cp311-cp311-manylinux_2_35_{}", "cp311-cp311-manylinux_2_39_{}"):
+        for machine in ("x86_64", "aarch64"):
+            make_wheel(index.folder, "native", tag=tag.format(machine))
+    make_wheel(index.folder, "native", tag="cp312-cp312-manylinux_2_17_x86_64")
+    for platform, machine, other in (("linux/amd64", "x86_64", "intel"), ("linux/arm64", "aarch64", "arm")):
+        write(paths, ["app==1.0"], platform)
+        lock = lock_stack(paths, "s", print)
+        assert set(versions(lock)) == {"app", "native", "old", "patch", other}
+        (native,) = [wheel.file for wheel in lock.wheels if wheel.name == "native"]
+        assert native == f"native-1.0-cp311-cp311-manylinux_2_35_{machine}.whl"
+
+
+def test_platforms_are_ranked_newest_first() -> None:
+    intel = Target("3.11.2", "x86_64", 36).platforms()
+    assert intel[0] == "manylinux_2_36_x86_64" and intel[-1] == "linux_x86_64"
+    assert intel.index("manylinux_2_17_x86_64") + 1 == intel.index("manylinux2014_x86_64")
+    assert SPARK.platforms()[-3:] == ["manylinux_2_17_aarch64", "manylinux2014_aarch64", "linux_aarch64"]
+
+
+@pytest.mark.parametrize(
+    ("requirements", "exclude", "key"),
+    [
+        (["app==1.0", "app==2.0"], {}, "python.requirements"),
+        (["app==1.0"], {"app": "why"}, "python.exclude"),
+        (["app==1.0"], {"Some_Dep": "why"}, "python.exclude"),
+        (["app==1.0"], {"misspelt": "why"}, "python.exclude"),
+    ],
+    ids=["two-versions", "required-and-excluded", "not-canonical", "not-in-the-closure"],
+)
+def test_what_cannot_be_meant_is_refused(
+    paths: Paths, index: Index, requirements: list[str], exclude: dict[str, str], key: str
+) -> None:
+    make_wheel(index.folder, "app")
+    write(paths, requirements, exclude=exclude)
+    with pytest.raises(ManifestError) as caught:
+        lock_stack(paths, "s", print)
+    assert caught.value.key == key
+    assert not (paths.project / "pins/stacks/s.lock").exists()
+
+
+def test_unknown_requirement_keeps_the_old_lock(paths: Paths, index: Index) -> None:
+    make_wheel(index.folder, "app")
+    write(paths, ["app==1.0"])
+    lock_stack(paths, "s", print)
+    before = (paths.project / "pins/stacks/s.lock").read_text()
+    write(paths, ["app==9.0"])
+    with pytest.raises(NetworkError, match=r"app==9\.0"):
+        lock_stack(paths, "s", print)
+    assert (paths.project / "pins/stacks/s.lock").read_text() == before
+
+
+def test_source_distributions_are_not_taken(paths: Paths, index: Index) -> None:
+    make_wheel(index.folder, "app", requires=["source-only"])
+    write(paths, ["app==1.0"])
+    with pytest.raises(NetworkError, match="source-only"):
+        lock_stack(paths, "s", print)
+
+
+def test_apt_output_becomes_lock_entries() -> None:
+    text = f"'http://m/b.deb' bsdutils_1%3a2.38.1-5+b1_amd64.deb 94412 SHA256:{'a' * 64}\n"
+    assert parse_uris(text) == [
+        LockedFile(
+            name="bsdutils",
+            version="1:2.38.1-5+b1",
+            file="bsdutils_1%3a2.38.1-5+b1_amd64.deb",
+            size=94412,
+            sha256="a" * 64,
+        )
+    ]
+    with pytest.raises(NetworkError, match="without size and SHA-256"):
+        parse_uris("'http://m/b.deb' b_1_amd64.deb 94412 MD5Sum:00\n")
+
+
+def test_host_hooks_stay_out_of_the_private_apt(tmp_path: Path) -> None:
+    host = (
+        'Acquire::http::Proxy "http://p:3128";\nAPT::Update::Post-Invoke:: "rm -f /var/cache/apt/*";\nDir::Cache "x";\n'
+    )
+    conf = apt_conf(tmp_path, "arm64", host)
+    assert "p:3128" in conf and "Post-Invoke" not in conf and f'Dir::Cache "{tmp_path}/cache"' in conf
+
+
+def test_the_projects_own_locks_fit_their_pins() -> None:
+    project = Path(__file__).resolve().parents[1]
+    for file in sorted((project / "pins/stacks").glob("*.lock")):
+        stack = load_stack(project, file.stem)
+        lock = load_stack_lock(project, stack)
+        assert file.read_text() == lock_text(lock), "written by `invoke lock`, not by hand"
+        lock_module.check_unique(lock, str(file))
+        assert not {wheel.name for wheel in lock.wheels} & set(stack.python.exclude)
+        assert "://" not in file.read_text()
+        assert json.loads(file.read_text())["stack"] == stack.name
