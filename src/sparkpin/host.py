@@ -137,6 +137,7 @@ def requirements(paths: Paths, host: Host, needs: Needs | None = None, stack: St
         program(host, "mmdebstrap", "mmdebstrap", "root file systems"),
         program(host, "dpkg-deb", "dpkg", "unpacking Debian packages"),
         certificates(host),
+        archive_keys(host),
         venv(host),
     ]
     if stack and ARCHITECTURES[stack.platform] != host.arch:
@@ -218,6 +219,14 @@ def certificates(host: Host) -> Requirement:
     if found := next((file for file in (path, *others) if file.is_file()), None):
         return Requirement(name, True, str(found))
     return from_packages(host, name, f"no {path}; for fetching over HTTPS", name)
+
+
+def archive_keys(host: Host) -> Requirement:
+    """What Debian's package lists are signed with; Ubuntu has its own and not these."""
+    name, path = "Debian's keys", ROOT / "usr/share/keyrings/debian-archive-keyring.gpg"
+    if path.is_file():
+        return Requirement(name, True, str(path))
+    return from_packages(host, name, f"no {path}; for locking and fetching .debs", "debian-archive-keyring")
 
 
 def venv(host: Host) -> Requirement:

@@ -350,10 +350,9 @@ def model_of(project: Path, recipe: Recipe) -> ModelPin:
     raise ManifestError(path, "model", recipe.model, "the base repository of a model of pins/models/")
 
 
-def inputs_of(*parts: Model) -> str:
-    """SHA-256 of manifests' values (not of their text): tells whether a lock was made from them."""
-    text = json.dumps([part.model_dump(mode="json") for part in parts], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+def digest_of(value: Any) -> str:
+    """SHA-256 (hex) of plain data: of what a manifest says, not of how its text looks."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _load_lock(kind: type[M], path: Path, wanted_inputs: str, command: str) -> M:
@@ -373,11 +372,20 @@ def _load_lock(kind: type[M], path: Path, wanted_inputs: str, command: str) -> M
 
 
 def stack_inputs(stack: Stack) -> str:
-    return inputs_of(stack.debian, stack.python)
+    """Over what decides the closure; how wheels are grouped into layers and why some are left out does not."""
+    python = stack.python
+    return digest_of(
+        [
+            stack.platform,
+            stack.debian.model_dump(mode="json"),
+            [python.version, python.requirements, sorted(python.exclude), python.torch_backend],
+        ]
+    )
 
 
 def model_inputs(pin: ModelPin) -> str:
-    return inputs_of(*([pin.generator] if pin.generator else []), *pin.repositories.values())
+    made = pin.generator.model_dump(mode="json") if pin.generator else None
+    return digest_of([made, {name: r.model_dump(mode="json") for name, r in pin.repositories.items()}])
 
 
 def load_stack_lock(project: Path, stack: Stack) -> StackLock:

@@ -18,6 +18,7 @@ from datetime import datetime
 from pathlib import Path
 
 from sparkpin import files, layers
+from sparkpin.container import CACHE_LABEL
 from sparkpin.engine import Engine, engine_errors
 from sparkpin.errors import DiskError, EngineError, InputError
 from sparkpin.paths import Paths
@@ -64,6 +65,7 @@ def prune(paths: Paths, engine: Engine, keep: int, say: Callable[[str], None]) -
         for tag, why in plan.kept.items():
             say(f"kept {tag}: {why}")
         stuck = remove_tags(engine, plan, say)
+        remove_caches(engine, say)
         after = layers.all_layers(layers.inventory(engine))
         image_bytes = sum(size for chain, size in layers.all_layers(before).items() if chain not in after)
         removed = [release for release in plan.releases if release.tag not in stuck]
@@ -224,6 +226,20 @@ def remove_tags(engine: Engine, plan: Plan, say: Callable[[str], None]) -> dict[
             if tag in release_tags:
                 stuck[tag] = error.message
     return stuck
+
+
+def remove_caches(engine: Engine, say: Callable[[str], None]) -> None:
+    """Volumes that keep the caches of an image which the engine no longer has."""
+    with engine_errors():
+        volumes = engine.client.volumes.list(filters={"label": CACHE_LABEL})
+    for volume in volumes:
+        if engine.image((volume.attrs.get("Labels") or {}).get(CACHE_LABEL, "")) is None:
+            try:
+                with engine_errors():
+                    volume.remove()
+                say(f"removed the cache volume {volume.name}")
+            except EngineError as error:
+                say(f"kept the cache volume {volume.name}: {error.message}")
 
 
 def remove_path(path: Path) -> int:
