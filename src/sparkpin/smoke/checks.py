@@ -146,6 +146,11 @@ def plain_chat(subject: Subject) -> str:
     return judge_text(subject.expect.chat, chat(subject, subject.expect.chat))
 
 
+def chat_sampled(subject: Subject) -> str:
+    """Sampling has its own kernels, and with MTP its own way of accepting tokens: greedy answers prove neither."""
+    return judge_text(subject.expect.chat_sampled, chat(subject, subject.expect.chat_sampled))
+
+
 def chat_stream(subject: Subject) -> str:
     answer, parts = streamed(subject, subject.expect.chat)
     return f"{judge_text(subject.expect.chat, answer)}, in {parts} parts"
@@ -196,6 +201,7 @@ CHECKS: dict[str, Check] = {
     "tool-call-stream": tool_call_stream,
     "tool-answer": tool_answer,
     "long-text": long_text,
+    "chat-sampled": chat_sampled,
     "mods": active_mods,
     "acceptance": acceptance,
 }

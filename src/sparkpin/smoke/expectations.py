@@ -6,6 +6,7 @@ that it is of some variety, that a tool call fits the tool.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,6 +44,8 @@ class Expectations(Protocol):
     @property
     def chat(self) -> Case: ...
     @property
+    def chat_sampled(self) -> Case: ...
+    @property
     def tool_call(self) -> Case: ...
     @property
     def tool_answer(self) -> Case: ...
@@ -54,6 +57,7 @@ class Expectations(Protocol):
 class Known:
     completion: Case
     chat: Case
+    chat_sampled: Case
     tool_call: Case
     tool_answer: Case
     long_text: Case
@@ -61,6 +65,7 @@ class Known:
 
 GREEDY = {"temperature": 0, "max_tokens": 400}
 ROOMY = {"temperature": 0, "max_tokens": 3000}  # a real model thinks before it answers
+SAMPLED = {"temperature": 0.7, "top_p": 0.95, "top_k": 20, "seed": 1}
 TOOLS = {"tools": [scripts.WEATHER_TOOL], "tool_choice": "auto"}
 WEATHER_QUESTION = "What is the weather in Ankara now, in celsius? Use the tool."
 WEATHER_TURN = [
@@ -95,10 +100,16 @@ def scripted_case(request: dict[str, Any], script: Script, least_tokens: int = 1
     )
 
 
+def sampled(case: Case) -> Case:
+    return dataclasses.replace(case, request=case.request | SAMPLED)
+
+
 def scripted() -> Known:
     return Known(
         completion=scripted_case({"prompt": scripts.COMPLETION_PROMPT}, scripts.COMPLETION),
         chat=scripted_case(said("Hello"), scripts.CHAT),
+        # The script's next token leads by more than 12 logits: at this temperature top_p leaves no other.
+        chat_sampled=sampled(scripted_case(said("Hello"), scripts.CHAT)),
         tool_call=scripted_case(said(WEATHER_QUESTION) | TOOLS, scripts.TOOL),
         tool_answer=scripted_case({"messages": WEATHER_TURN} | TOOLS, scripts.ANSWER),
         long_text=scripted_case(said("Tell me a long story."), scripts.LONG, LONG_TOKENS),
@@ -109,6 +120,7 @@ def shape_only() -> Known:
     return Known(
         completion=Case({"prompt": "The capital of France is", "temperature": 0, "max_tokens": 32}),
         chat=Case(said("Say hello in one sentence.") | ROOMY),
+        chat_sampled=sampled(Case(said("Say hello in one sentence.") | ROOMY)),
         tool_call=Case(said(WEATHER_QUESTION) | TOOLS | ROOMY, tool_name="get_weather"),
         tool_answer=Case({"messages": WEATHER_TURN} | TOOLS | ROOMY),
         long_text=Case(said("Tell a long story, of about two hundred words.") | ROOMY, least_tokens=LONG_TOKENS),
