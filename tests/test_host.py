@@ -73,10 +73,14 @@ def test_this_machine() -> None:
 
 def test_default_stack(tmp_path: Path) -> None:
     spark = dataclasses.replace(DEBIAN, is_spark=True)
-    assert host.default_stack(tmp_path, spark) == "cpu", "the project has no stack for it"
+    with pytest.raises(HostError, match="a DGX Spark, and this version of sparkpin pins no stack"):
+        host.default_stack(tmp_path, spark)
     root_with(tmp_path, {"pins/stacks/spark.yaml": ""})
     assert host.default_stack(tmp_path, spark) == "spark"
+    root_with(tmp_path, {"pins/stacks/cpu.yaml": ""})
     assert host.default_stack(tmp_path, DEBIAN) == "cpu"
+    with pytest.raises(HostError, match="an aarch64 machine"):
+        host.default_stack(tmp_path, dataclasses.replace(DEBIAN, arch="aarch64"))
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
 from sparkpin.smoke import run_smoke
+from sparkpin.store import Store
 from sparkpin.ui import say, show
 
 
@@ -49,8 +50,6 @@ def doctor(*, fix: bool, stack: str | None) -> None:
     machine = host.read_host()
     chosen = manifests.load_stack(paths.project, stack or host.default_stack(paths.project, machine))
     show(f"{machine.fingerprint}; stack {chosen.name}: {chosen.description}")
-    if machine.is_spark and chosen.name == "cpu":
-        show("This is a DGX Spark, and this version of sparkpin pins no stack for it yet.")
     if fix:
         host.install(host.missing(paths, machine, stack=chosen), machine, say)
         show(f"engine: {daemon.start_engine(paths, say)}")
@@ -75,8 +74,10 @@ def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool,
     show(f"Recipe {last.recipe.name}: {last.recipe.description}.")
     for pairing in pairings:
         known = records.find(pairing.tag)
-        done = f"{known.state}" if known else "to be built"
-        show(f"  {pairing.stage.name:8} {pairing.stage.description} ({done})")
+        show(f"  {pairing.stage.name:8} {pairing.stage.description} ({known.state if known else 'to be built'})")
+    locked = [*last.stack_lock.debs, *last.stack_lock.wheels]
+    if absent := [file for file in locked if not Store(paths.store).has(file)]:
+        show(f"To be fetched: {len(absent)} of {len(locked)} files, {ui.size(sum(file.size for file in absent))}.")
     lacking = host.missing(paths, machine, stack=last.stack)
     for requirement in lacking:
         show(f"missing: {requirement.name}: {requirement.detail}; {requirement.fix}")
@@ -93,7 +94,7 @@ def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool,
         retention.promote(paths, engine_of(paths), newest.tag)
         say(f"{newest.tag} is the first release that passed, so it is current")
     report(made)
-    finish(tuple(release for release in made if release.smoke is not None))
+    finish(records, tuple(release for release in made if release.smoke is not None))
 
 
 def lock(*, stack: str | None, model: str | None) -> None:
@@ -232,7 +233,7 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None) -> tuple[Re
         return ()
     done = smoke_releases(paths, tuple(wanted))
     report(done)
-    finish(done)
+    finish(records, done)
     return done
 
 
@@ -245,7 +246,7 @@ def smoke_releases(paths: Paths, wanted: tuple[Release, ...]) -> tuple[Release, 
     )
 
 
-def finish(done: tuple[Release, ...]) -> None:
+def finish(records: Releases, done: tuple[Release, ...]) -> None:
     """Say what to type next; a failed smoke test is the task's failure."""
     failed = [release for release in done if not release.smoke_passed]
     for release in failed:
@@ -253,10 +254,12 @@ def finish(done: tuple[Release, ...]) -> None:
     if failed:
         raise SmokeError(
             f"{len(failed)} of {len(done)} smoke tests failed; their images are kept, marked failed",
-            next_step=f"read {Releases.evidence_name(failed[0])}/smoke/server.log below SPARKPIN_HOME/releases",
+            next_step=f"read {records.evidence(failed[0])}/smoke/server.log",
         )
     if done:
-        show(f"next: invoke promote {done[-1].tag}")
+        newest = done[-1]
+        is_current = newest.tag == records.current_tag(newest.recipe)
+        show("next: invoke serve" if is_current else f"next: invoke promote {newest.tag}, then invoke serve")
 
 
 def report(rows: tuple[Release, ...]) -> None:

@@ -100,10 +100,17 @@ def meminfo(path: Path) -> dict[str, int]:
 
 
 def default_stack(project: Path, host: Host | None = None) -> str:
-    """The stack for this machine: `spark` on a DGX Spark where the project has it, else `cpu`."""
+    """The stack for this machine: `spark` on a DGX Spark, else `cpu`. HostError when the project has none for it."""
     host = host or read_host()
-    has_spark = (project / "pins/stacks/spark.yaml").is_file()
-    return "spark" if host.is_spark and has_spark else "cpu"
+    name = "spark" if host.is_spark else "cpu"
+    fits = host.is_spark or host.arch == ARCHITECTURES["linux/amd64"]
+    if not fits or not (project / f"pins/stacks/{name}.yaml").is_file():
+        kind = "a DGX Spark" if host.is_spark else f"an {host.arch} machine"
+        raise HostError(
+            f"this is {kind}, and this version of sparkpin pins no stack for it yet",
+            next_step="run ./install.sh on an x86-64 Linux machine, which takes the stack cpu",
+        )
+    return name
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Route INT4 experts of an AutoRound (INC) checkpoint to the reference method.
+"""Route INT4 experts of an AutoRound (INC) checkpoint to the reference method, and mend sampling with drafts (sampling.py).
 
 For vLLM 0.32.0, whose ``INCWna16Scheme.get_moe_method`` says "CPU does not support quantized MoE yet" and returns the
 unquantised method, into which packed weights cannot be loaded. May go when that function returns a quantised one.
@@ -11,11 +11,13 @@ from typing import Any
 
 from sparkpin_modkit import UnsupportedPlatform, check_signature, require_vllm
 
+from sparkpin_vllm_cpu import sampling
+
 VLLM_VERSIONS = ("0.32.0",)
 
 
 def install() -> None:
-    """Wrap ``INCWna16Scheme.get_moe_method``."""
+    """Wrap ``INCWna16Scheme.get_moe_method`` and replace the expansion of sampling parameters."""
     require_vllm(VLLM_VERSIONS)
     from vllm.model_executor.layers.quantization.inc.schemes.inc_wna16_scheme import INCWna16Scheme
     from vllm.platforms import current_platform
@@ -27,6 +29,7 @@ def install() -> None:
         )
     original = INCWna16Scheme.get_moe_method
     check_signature(original, "self, config, layer, prefix, layer_config")
+    sampling.install()
 
     @functools.wraps(original)
     def get_moe_method(self: Any, config: Any, layer: Any, prefix: str, layer_config: Any) -> Any:
