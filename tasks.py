@@ -178,7 +178,7 @@ def stop(c: Context, recipe: str | None = None) -> None:
 def test(c: Context, fast: bool = False, select: str = "") -> None:
     """Run the tests, for real: with engine, images and servers."""
     argv = [sys.executable, "-m", "pytest"]
-    argv += ["-m", "not engine and not e2e"] if fast else []
+    argv += ["-m", "not engine and not e2e", "-n", "auto"] if fast else []
     argv += ["-k", select] if select else []
     run_all(argv)
 

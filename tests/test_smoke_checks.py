@@ -17,7 +17,7 @@ from sparkpin.errors import ManifestError
 from sparkpin.manifests import Smoke, load_chain, load_model
 from sparkpin.smoke import checks
 from sparkpin.smoke.client import Client
-from sparkpin.smoke.expectations import expectations_of, scripted, shape_only
+from sparkpin.smoke.expectations import Expectations, expectations_of, scripted, shape_only
 
 PROJECT = Path(__file__).resolve().parents[1]
 LOG = b"""(EngineCore pid=9) INFO 11-21 08:03:51 [experts.py:58] SPARKPIN_MOD {"mod":"vllm-cpu","event":"active"}
@@ -35,8 +35,10 @@ def socket(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def subject(socket: Path, fault: Fault = whole, *, timeout: float = 20) -> Iterator[checks.Subject]:
-    server = fake_vllm.UnixServer(str(socket), fake_vllm.Handler)
+def subject(
+    socket: Path, fault: Fault = whole, *, timeout: float = 20, handler: type[fake_vllm.Handler] = fake_vllm.Handler
+) -> Iterator[checks.Subject]:
+    server = fake_vllm.UnixServer(str(socket), handler)
     with fake_vllm.serving(server, fault), Client.unix(socket, timeout=timeout) as client:
         yield checks.Subject(
             client, "scripted-tiny", scripted(), lambda: LOG, frozenset({"vllm-cpu", "int8-lm-head"}), 0.8
@@ -50,7 +52,7 @@ def test_what_vllm_answered_passes(name: str, socket: Path) -> None:
     assert result.passed, result.detail
 
 
-@pytest.mark.parametrize("name", ["completion", "chat", "chat-stream", "tool-call-stream", "tool-answer", "long-text"])
+@pytest.mark.parametrize("name", [name for name in checks.CHECKS if name not in checks.READERS])
 def test_the_same_answers_have_the_shape_of_any_model(name: str, socket: Path) -> None:
     with subject(socket) as target:
         result = checks.run_check(name, dataclasses.replace(target, expect=shape_only()))
@@ -160,6 +162,16 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
         "content differs at character 0",
     ),
     "other reasoning": ("chat", only("chat", text("They ask", "You ask")), "reasoning differs"),
+    "another answer by sampling": (
+        "chat-sampled",
+        only("chat", text("works.", "work.")),
+        "content differs at character 53",
+    ),
+    "sampling that never ends": (
+        "chat-sampled",
+        only("chat", text('"finish_reason":"stop"', '"finish_reason":"length"')),
+        "finish_reason: saw 'length'",
+    ),
     "another answer": (
         "long-text",
         only("long-text", text("lighthouse", "lightship")),
@@ -320,6 +332,40 @@ def test_a_server_that_does_not_answer_is_a_failed_check(socket: Path) -> None:
     assert not result.passed and "no answer within 0.3 s" in result.detail
 
 
+class DiesOfSampling(fake_vllm.Handler):
+    """Greedy requests are answered; after the first other one every request fails, as when vLLM's engine is dead."""
+
+    status: int | None
+    dead = False
+
+    def reply(self, body: dict) -> None:
+        type(self).dead |= body.get("temperature", 1) > 0 and "messages" in body
+        if self.dead and self.status is None:
+            self.close_connection = True
+        elif self.dead:
+            self.send_error(self.status, "EngineCore encountered an issue")
+        else:
+            super().reply(body)
+
+
+@pytest.mark.parametrize(("status", "reason"), [(500, "status 500"), (None, "RemoteProtocolError")])
+def test_an_engine_that_dies_of_sampling_is_a_failed_check(status: int | None, reason: str, socket: Path) -> None:
+    handler = type("Handler", (DiesOfSampling,), {"status": status})
+    with subject(socket, handler=handler) as target:
+        assert checks.run_check("chat", target).passed
+        result = checks.run_check("chat-sampled", target)
+        assert not checks.run_check("chat", target).passed
+    assert not result.passed and reason in result.detail
+
+
+@pytest.mark.parametrize("expect", [scripted(), shape_only()])
+def test_chat_sampled_samples(expect: Expectations, socket: Path) -> None:
+    with subject(socket) as target:
+        checks.run_check("chat-sampled", dataclasses.replace(target, expect=expect))
+        request = target.client.exchanges[0].as_dict()["request"]
+    assert (request["temperature"], request["top_p"], request["top_k"]) == (0.7, 0.95, 20) and "seed" in request
+
+
 def test_a_server_that_trickles_on_is_cut_off(socket: Path) -> None:
     fault = only("chat", lambda reply: (200, JSON, reply[2] + b"<trickle>"))
     with subject(socket, fault, timeout=0.5) as target:
@@ -361,7 +407,7 @@ def test_a_socket_s_path_may_be_long(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["base", "hybrid", "mtp", "v2", "v2-tq"])
 def test_every_stage_names_checks_that_exist_and_readers_come_last(name: str) -> None:
     names = checks.checks_of(load_chain(PROJECT, name)[-1])
-    assert "mods" in names and "completion" in names
+    assert "mods" in names and "completion" in names and "chat-sampled" in names
     assert [n for n in names if n in checks.READERS] == list(names)[-sum(n in checks.READERS for n in names) :]
 
 

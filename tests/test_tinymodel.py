@@ -14,6 +14,7 @@ from typing import Any
 
 import jinja2.sandbox
 import pytest
+import tokenizers
 
 from sparkpin.checkpoint.safetensors import TensorInfo, read_header
 from sparkpin.tinymodel import FP8_REPO, INT4_REPO, generate, network, scripts, weights
@@ -245,7 +246,6 @@ def test_tokenizer_files_agree_with_the_vocabulary(int4: Repo) -> None:
 
 
 def test_tokenizers_library_agrees(int4: Repo) -> None:
-    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not in the host's environment")
     tokenizer = tokenizers.Tokenizer.from_file(str(int4.folder / "tokenizer.json"))
     words = vocabulary()
     for mode, chain in words.chains.items():

@@ -1,4 +1,4 @@
-"""Route INT4 experts of an AutoRound (INC) checkpoint to the reference method, and mend sampling with drafts (sampling.py).
+"""Route INT4 experts of an AutoRound (INC) checkpoint to the reference method; mend sampling (sampling.py).
 
 For vLLM 0.32.0, whose ``INCWna16Scheme.get_moe_method`` says "CPU does not support quantized MoE yet" and returns the
 unquantised method, into which packed weights cannot be loaded. May go when that function returns a quantised one.
@@ -17,7 +17,7 @@ VLLM_VERSIONS = ("0.32.0",)
 
 
 def install() -> None:
-    """Wrap ``INCWna16Scheme.get_moe_method`` and replace the expansion of sampling parameters."""
+    """Wrap ``INCWna16Scheme.get_moe_method`` and replace what sampling.py names."""
     require_vllm(VLLM_VERSIONS)
     from vllm.model_executor.layers.quantization.inc.schemes.inc_wna16_scheme import INCWna16Scheme
     from vllm.platforms import current_platform

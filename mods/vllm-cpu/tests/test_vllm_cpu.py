@@ -9,8 +9,11 @@ import pytest
 import sparkpin_vllm_cpu
 import torch
 from sparkpin_modkit import SignatureChanged, UnsupportedPlatform, plugin
+from sparkpin_vllm_cpu import sampling
 from sparkpin_vllm_cpu.int4 import dequantise_int4
 from vllm.model_executor.layers.quantization.inc.schemes.inc_wna16_scheme import INCWna16Scheme
+from vllm.utils import cpu_triton_utils
+from vllm.v1.sample.ops import topk_topp_sampler
 
 
 @pytest.fixture
@@ -19,6 +22,8 @@ def pristine(monkeypatch: pytest.MonkeyPatch):
     original = INCWna16Scheme.get_moe_method
     original = getattr(original, "__wrapped__", original)
     monkeypatch.setattr(INCWna16Scheme, "get_moe_method", original)
+    monkeypatch.setattr(cpu_triton_utils, "_expand_kernel_impl", cpu_triton_utils._expand_kernel_impl)
+    monkeypatch.setattr(topk_topp_sampler, "apply_top_k_only", topk_topp_sampler.apply_top_k_only)
     monkeypatch.setattr(plugin, "_installed", set())
     monkeypatch.delenv("SPARKPIN_MOD_VLLM_CPU", raising=False)
     return original
@@ -26,16 +31,20 @@ def pristine(monkeypatch: pytest.MonkeyPatch):
 
 def test_off_leaves_vllm_alone(pristine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKPIN_MOD_VLLM_CPU", "0")
+    before = cpu_triton_utils._expand_kernel_impl, topk_topp_sampler.apply_top_k_only
     sparkpin_vllm_cpu.register()
     assert INCWna16Scheme.get_moe_method is pristine
+    assert (cpu_triton_utils._expand_kernel_impl, topk_topp_sampler.apply_top_k_only) == before
 
 
 def test_on_wraps_once(pristine) -> None:
     sparkpin_vllm_cpu.register()
     wrapped = INCWna16Scheme.get_moe_method
-    assert wrapped is not pristine
+    top_k_only = topk_topp_sampler.apply_top_k_only
+    assert wrapped is not pristine and hasattr(top_k_only, "__wrapped__")
+    assert cpu_triton_utils._expand_kernel_impl is sampling.expand
     sparkpin_vllm_cpu.register()
-    assert INCWna16Scheme.get_moe_method is wrapped
+    assert INCWna16Scheme.get_moe_method is wrapped and topk_topp_sampler.apply_top_k_only is top_k_only
 
 
 def test_changed_signature_stops(pristine, monkeypatch: pytest.MonkeyPatch) -> None:

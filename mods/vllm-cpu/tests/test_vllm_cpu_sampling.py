@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -12,19 +12,22 @@ from sparkpin_vllm_cpu import sampling
 from vllm.platforms import current_platform
 from vllm.utils import cpu_triton_utils
 from vllm.v1.sample import rejection_sampler
+from vllm.v1.sample.ops import topk_topp_sampler
 
 TEMPERATURE = torch.tensor([0.7, 0.0, 1.3, 0.25])
 TOP_K = torch.tensor([20, 1024, 1, 5], dtype=torch.int32)
 TOP_P = torch.tensor([0.95, 1.0, 0.1, 0.5])
 DRAFTS = [2, 0, 1, 2]
 LAST = torch.tensor(DRAFTS, dtype=torch.int32).cumsum(0, dtype=torch.int32)
-STOCK = cpu_triton_utils._expand_kernel_impl
+STOCK_EXPAND = cpu_triton_utils._expand_kernel_impl
+STOCK_TOP_K = topk_topp_sampler.apply_top_k_only
 
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """vLLM with the override, registered the way its worker does it after the plugins are loaded."""
-    monkeypatch.setattr(cpu_triton_utils, "_expand_kernel_impl", STOCK)
+    monkeypatch.setattr(cpu_triton_utils, "_expand_kernel_impl", STOCK_EXPAND)
+    monkeypatch.setattr(topk_topp_sampler, "apply_top_k_only", STOCK_TOP_K)
     sampling.install()
     current_platform.register_triton_kernel_overrides()
     yield
@@ -33,7 +36,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Poisoned(torch.Tensor):
-    """A tensor whose ``new_empty`` holds what no sampling parameter may be, where memory's old content is a matter of luck."""
+    """Its ``new_empty`` holds what no sampling parameter may be; real memory's old content is a matter of luck."""
 
     def new_empty(self, *size: int) -> torch.Tensor:
         return self.as_subclass(torch.Tensor).new_full(size, -7)
@@ -44,14 +47,22 @@ def expand(values: torch.Tensor, **replace: int) -> list[float]:
     return rejection_sampler.expand_batch_to_tokens(poisoned, LAST, sum(DRAFTS), **replace).tolist()
 
 
-def test_vllm_still_needs_this() -> None:
+def test_vllm_still_needs_expand() -> None:
     """When this fails, vLLM writes the caller's tensor: the override may go."""
     output = torch.full((5,), -7, dtype=torch.int32)
-    STOCK(output, TOP_K, LAST, 0, 0)
+    STOCK_EXPAND(output, TOP_K, LAST, 0, 0)
     assert output.tolist() == [-7] * 5
 
 
-@pytest.mark.parametrize("values", [TEMPERATURE, TOP_K, TOP_P, TOP_K.long()], ids=str)
+def test_vllm_still_needs_apply_top_k_only() -> None:
+    """When this fails, vLLM knows steps without drafts: the override may go."""
+    with pytest.raises(RuntimeError, match=r"numel\(\) == 0"):
+        STOCK_TOP_K(torch.empty(0, 8), torch.empty(0, dtype=torch.int32))
+
+
+@pytest.mark.parametrize(
+    "values", [TEMPERATURE, TOP_K, TOP_P, TOP_K.long()], ids=["temperature", "top_k", "top_p", "int64"]
+)
 def test_each_draft_gets_its_request_s_value(installed: None, values: torch.Tensor) -> None:
     a, _, c, d = values.tolist()
     assert expand(values) == [a, a, c, d, d]
@@ -87,7 +98,25 @@ def test_sampling_constraints(installed: None) -> None:
     assert torch.equal(seen, wanted)
 
 
-def test_a_changed_signature_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_triton_utils, "_expand_kernel_impl", lambda output, values, cu_num_tokens: None)
-    with pytest.raises(SignatureChanged, match="wanted .output, input_val"):
+@pytest.mark.parametrize("top_k", [None, TOP_K[:1]], ids=["any", "top_k"])
+@pytest.mark.parametrize("top_p", [None, TOP_P[:1]], ids=["any", "top_p"])
+def test_a_step_without_drafts(installed: None, top_k: torch.Tensor | None, top_p: torch.Tensor | None) -> None:
+    metadata = SimpleNamespace(all_greedy=False, temperature=TEMPERATURE[:1], top_k=top_k, top_p=top_p)
+    none = torch.zeros(1, dtype=torch.int32)
+    assert rejection_sampler.apply_sampling_constraints(torch.empty(0, 1024), none, metadata).shape == (0, 1024)
+
+
+def test_top_k_alone(installed: None) -> None:
+    seen = topk_topp_sampler.apply_top_k_top_p(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([2]), None)
+    assert seen.tolist() == [[-torch.inf, 3.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(cpu_triton_utils, "_expand_kernel_impl"), (topk_topp_sampler, "apply_top_k_only")]
+)
+def test_a_changed_signature_stops(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> None:
+    before = cpu_triton_utils._expand_kernel_impl, topk_topp_sampler.apply_top_k_only
+    with monkeypatch.context() as patch, pytest.raises(SignatureChanged, match=r"takes \(output\), wanted"):
+        patch.setattr(module, name, lambda output: None)
         sampling.install()
+    assert (cpu_triton_utils._expand_kernel_impl, topk_topp_sampler.apply_top_k_only) == before
