@@ -2,7 +2,7 @@
 
 usage: .venv/bin/python benchmarks/main_job.py [--runs 5]
 
-Run it after ./install.sh, on a machine that does nothing else. It works in a copy of the checkout with a home of its own,
+Run it after ./install.sh, on a machine that does nothing else. It works in a copy of the checkout with its own home,
 and its tags are removed at the end. The cold install is not timed here: the log of CI has it.
 """
 

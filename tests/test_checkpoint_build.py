@@ -328,7 +328,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_disk_is_checked_before_the_first_byte(small_disk: Path) -> None:
     paths = sample_paths(small_disk)
     lock = lock_of(write_sample(paths))
-    with pytest.raises(DiskError, match=r"needs 6[0-9,]+ bytes in .*, 2[0-9,]+ are free"):
+    with pytest.raises(DiskError, match=r"need 6[0-9,]+ bytes in .*, 2[0-9,]+ are free"):
         build_checkpoint(paths, PIN, lock, ALL, print)
     assert not paths.checkpoints.exists()
 

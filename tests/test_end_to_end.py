@@ -92,7 +92,7 @@ def test_promote_serve_and_roll_back_take_the_flags_with_them(main_job: Releases
     copy.done("smoke")
     first = copy.release(recipe="trial")
     copy.done("promote", first["tag"])
-    copy.replace("recipes/trial.yaml", "max_model_len: ", "max_model_len: 1")
+    copy.replace("recipes/trial.yaml", "max_model_len: 2048", "max_model_len: 1024")
     copy.done("build", "--recipe", "trial")
     second = copy.release(recipe="trial")
     assert second["image"] == first["image"]

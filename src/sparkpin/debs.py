@@ -21,6 +21,7 @@ from sparkpin.manifests import LockedFile, Stack
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 ARCHITECTURES = {"linux/amd64": "amd64", "linux/arm64": "arm64"}
+TIMEOUT = 1200  # seconds; a slow line brings the lists or 48 packages in less
 HOST_PACKAGES = "apt-get install mmdebstrap debian-archive-keyring"
 OFFLINE = "connect to the network (apt's own proxy settings apply), then run the command again"
 URI = re.compile(r"^'[^']+' (?P<file>\S+\.deb) (?P<size>\d+) SHA256:(?P<sha256>[0-9a-f]{64})$")
@@ -38,7 +39,15 @@ class Apt:
     def run(self, *argv: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         """Run an apt program on this root. Its callers know what a failure means."""
         env = {**os.environ, "APT_CONFIG": str(self.root / "apt.conf"), "LC_ALL": "C.UTF-8"}
-        return subprocess.run(argv, cwd=cwd or self.root, env=env, capture_output=True, text=True, check=False)
+        try:
+            return subprocess.run(
+                argv, cwd=cwd or self.root, env=env, capture_output=True, text=True, check=False, timeout=TIMEOUT
+            )
+        except subprocess.TimeoutExpired:
+            raise NetworkError(
+                f"`{' '.join(argv[:4])} ...` did not end within {TIMEOUT} s",
+                next_step="look at the network, the mirror and the free disk space, then the same command again",
+            ) from None
 
     def closure(self, stack: Stack) -> list[LockedFile]:
         """Everything that a new system of Essential packages plus `debian.packages` holds, sorted by name."""

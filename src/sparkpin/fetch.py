@@ -20,6 +20,7 @@ from sparkpin.wheels import TICK, Target, arrived, download, target_of
 PARALLEL = 4
 BIG = 8_000_000  # a wheel of this size is fetched by a pip of its own, so that a killed run loses little
 SLICE = 12
+PACKAGE_LISTS = 80_000_000  # bytes; apt's lists of a Debian suite, unpacked
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Callable[[str]
         wheels = missing(store, lock.wheels, say)
         debs = missing(store, lock.debs, say)
         if wheels or debs:
+            # apt hangs on a full disk, so there is no finding out on the way.
+            needed = sum(file.size for file in [*wheels, *debs]) + (PACKAGE_LISTS if debs else 0)
+            files.require_space(paths.store, needed, "the locked files", "SPARKPIN_CACHE")
             folder = scratch_folder(paths)
             try:
                 Fetch(stack, target_of(stack, lock.debs), store, folder, say).run(wheels, debs)

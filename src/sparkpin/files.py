@@ -46,6 +46,16 @@ def disk_errors(where: Path) -> Iterator[None]:
         ) from error
 
 
+def require_space(folder: Path, needed: int, what: str, variable: str) -> None:
+    """DiskError, before the first byte is written, when the disk of `folder` has less than `needed` bytes free."""
+    free = shutil.disk_usage(existing_parent(folder)).free
+    if free < needed:
+        raise DiskError(
+            f"{what} need {needed:,} bytes in {folder}, {free:,} are free",
+            next_step=f"free space there, or set {variable} to a folder on a larger disk",
+        )
+
+
 def existing_parent(path: Path) -> Path:
     """The nearest folder at or above `path` that exists."""
     while not path.exists():

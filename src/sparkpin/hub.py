@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin import files, manifests
-from sparkpin.errors import DiskError, IntegrityError
+from sparkpin.errors import IntegrityError
 from sparkpin.hubclient import Say, download, endpoint, plain_errors, token_for
 from sparkpin.manifests import LockedFile, ModelLock, ModelPin, Repository, RepositoryLock
 from sparkpin.paths import Paths
@@ -56,7 +56,8 @@ def fetch_model(
     with hold(paths, pin, say):
         missing = {name: missing_files(folders[name], entry, say) for name, entry in wanted.items()}
         if any(missing.values()):
-            check_disk(paths, [file for group in missing.values() for file in group])
+            needed = sum(file.size for group in missing.values() for file in group)
+            files.require_space(paths.models, needed, "the model's files", "SPARKPIN_CACHE")
             with endpoint(paths, pin, say) as url:
                 for name, entry in wanted.items():
                     for file in missing[name]:
@@ -112,16 +113,6 @@ def missing_files(folder: Path, repository: RepositoryLock, say: Say) -> list[Lo
         if why:
             say(f"{folder / file.file} is damaged ({why}): fetching it again")
     return [file for file, why in zip(repository.files, found, strict=True) if why is not None]
-
-
-def check_disk(paths: Paths, wanted: list[LockedFile]) -> None:
-    needed = sum(file.size for file in wanted)
-    free = shutil.disk_usage(files.existing_parent(paths.models)).free
-    if free < needed:
-        raise DiskError(
-            f"the model's files need {needed:,} bytes in {paths.models}, {free:,} are free",
-            next_step="free space there, or set SPARKPIN_CACHE to a larger disk",
-        )
 
 
 def fetch_file(

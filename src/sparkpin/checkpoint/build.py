@@ -17,7 +17,7 @@ from sparkpin import files, hub
 from sparkpin.checkpoint.plan import FORMAT, Plan, Shard, checkpoint_key, make_plan, used_repositories
 from sparkpin.checkpoint.safetensors import TensorSource, write_file
 from sparkpin.checkpoint.verify import REBUILD, RECORD, Reader, verify_checkpoint
-from sparkpin.errors import CheckpointError, DiskError
+from sparkpin.errors import CheckpointError
 from sparkpin.manifests import ModelLock, ModelPin
 from sparkpin.paths import Paths
 
@@ -164,12 +164,7 @@ def check_disk(folder: Path, base: Path, plan: Plan) -> None:
     parent = files.existing_parent(folder)
     linked = parent.stat().st_dev == base.stat().st_dev
     needed = plan.written_bytes + (0 if linked else plan.linked_bytes) + SPARE
-    free = shutil.disk_usage(parent).free
-    if free < needed:
-        raise DiskError(
-            f"the checkpoint needs {needed:,} bytes in {folder.parent}, {free:,} are free",
-            next_step="free space there, or set SPARKPIN_HOME to a larger disk",
-        )
+    files.require_space(folder.parent, needed, "the checkpoint's files", "SPARKPIN_HOME")
 
 
 def set_aside(folder: Path) -> None:
