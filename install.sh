@@ -18,7 +18,8 @@ Run it again at any time: it does only what is missing.
   --dry-run    say what would be done, and change nothing
   --help       this text
 
-exit codes: 0 done, 2 wrong option, 3 this machine lacks something (the commands to run are printed)
+exit codes: 0 done, 2 wrong option, 3 this machine lacks something (the commands to run are printed),
+10 a smoke test failed; src/sparkpin/errors.py has the others
 TEXT
 }
 
@@ -70,7 +71,8 @@ fi
 PYTHONPATH=src "$python" -m sparkpin.preflight ${dry_run:+--dry-run}
 
 stamp=.venv/.requirements.sha256
-wanted=$(sha256sum requirements.lock pyproject.toml)
+# The folder too: a .venv holds its own path, and in a moved or copied checkout it would run the old one's code.
+wanted=$(pwd && sha256sum requirements.lock pyproject.toml)
 if [[ $(cat "$stamp" 2>/dev/null) != "$wanted" ]]; then
   if [[ -n $dry_run ]]; then
     echo 'would make .venv from requirements.lock, then run: invoke up' "${arguments[*]}"
@@ -79,8 +81,8 @@ if [[ $(cat "$stamp" 2>/dev/null) != "$wanted" ]]; then
   echo 'making .venv from requirements.lock (each package is checked against its hash) ...'
   # A .venv that was cut off half-way has no stamp and is made anew.
   "$python" -m venv --clear .venv
-  .venv/bin/python -m pip install -q --disable-pip-version-check --require-hashes --only-binary :all: -r requirements.lock
-  .venv/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation --editable .
+  .venv/bin/python -m pip install -qq --disable-pip-version-check --require-hashes --only-binary :all: -r requirements.lock
+  .venv/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
   echo "$wanted" >"$stamp"
 fi
 

@@ -35,6 +35,12 @@ def test_a_failed_folder_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_of_somebody_else_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match=r"cannot write to .*Permission denied") as caught, files.disk_errors(tmp_path):
+        raise PermissionError(13, "Permission denied", str(tmp_path / "file"))
+    assert "chown" in caught.value.next_step and "SPARKPIN_CACHE" in caught.value.next_step
+
+
 def test_sweep_removes_only_partial_names(tmp_path: Path) -> None:
     (tmp_path / (files.PARTIAL + "a")).write_text("x")
     (tmp_path / (files.PARTIAL + "b")).mkdir()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkpin import buildkit, daemon, endpoint, host
+from sparkpin import buildkit, daemon, endpoint, host, preflight
 from sparkpin.errors import HostError
 from sparkpin.host import Host, Needs, Requirement
 from sparkpin.paths import Paths
@@ -138,13 +138,15 @@ def test_packages_of_the_client(tmp_path: Path, distribution: str, family: tuple
     assert host.client_packages(machine, tmp_path) == ("docker-buildx-plugin",)
 
 
-def test_a_stopped_engine_is_no_lack(bare: Paths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_stopped_engine_is_no_lack_for_root(bare: Paths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     dockerd = tmp_path / "bin/dockerd"
     root_with(tmp_path, {"bin/dockerd": ""})
     dockerd.chmod(0o755)
     monkeypatch.setattr(daemon, "SYSTEM_PATH", str(dockerd.parent))
     found = host.engine_requirement(bare, DEBIAN)
     assert found.ok and "not running" in found.detail
+    user = host.engine_requirement(bare, dataclasses.replace(DEBIAN, is_root=False, has_systemd=True))
+    assert not user.ok and user.fix == "sudo systemctl start docker"
 
 
 def test_a_named_engine_that_does_not_answer_is_a_lack(bare: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +214,35 @@ def test_where_installing_cannot_help_nothing_is_changed(
     assert caught.value.exit_code == 3
     assert told in caught.value.next_step
     assert "mmdebstrap: not found" in caught.value.message
+
+
+def test_what_packages_cannot_mend_is_told_beside_the_command() -> None:
+    with pytest.raises(HostError) as caught:
+        host.install([MMDEBSTRAP, FULL], dataclasses.replace(DEBIAN, is_root=False), never)
+    assert caught.value.next_step.startswith("sudo apt-get ")
+    assert caught.value.next_step.endswith("mmdebstrap; then free space")
+
+
+def test_a_gpu_that_the_stack_does_not_use_needs_no_runtime(bare: Paths) -> None:
+    gamer = dataclasses.replace(DEBIAN, has_gpu=True)
+    assert "GPU runtime" not in {r.name for r in host.requirements(bare, gamer, Needs(0, 0, 0, 0))}
+    spark = dataclasses.replace(gamer, is_spark=True)
+    assert "GPU runtime" in {r.name for r in host.requirements(bare, spark, Needs(0, 0, 0, 0))}
+
+
+def test_preflight_says_that_nothing_was_changed_only_if_so(
+    bare: Paths, apt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(preflight.hosts, "default_stack", lambda *_: "cpu")
+    monkeypatch.setattr(preflight.hosts, "read_host", lambda: DEBIAN)
+    monkeypatch.setattr(preflight.hosts, "missing", lambda *_: [dataclasses.replace(MMDEBSTRAP, packages=("no-such",))])
+    assert preflight.main([]) == 3
+    assert "Nothing was changed" not in capsys.readouterr().err
+    monkeypatch.setattr(preflight.hosts, "missing", lambda *_: [FULL])
+    assert preflight.main([]) == 3
+    seen = capsys.readouterr()
+    assert "Nothing was changed" in seen.err
+    assert "apt-get" not in seen.out and "free space" in seen.out
 
 
 def test_the_command_for_a_user_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:

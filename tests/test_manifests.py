@@ -89,6 +89,25 @@ def test_an_unknown_name_lists_the_known_ones(project: Path, load: Any) -> None:
     assert caught.value.next_step.startswith("choose one of: ")
 
 
+@pytest.mark.parametrize(
+    ("file", "old", "new", "load", "key"),
+    [
+        ("recipes/scripted-tiny.yaml", "stack: cpu", "mods: [mods/fix]\nstack: cpu", manifests.load_recipe, "mods"),
+        ("pins/models/scripted-tiny.yaml", "[128, 128]", "[128]", manifests.load_model, "hybrid.block"),
+        ("pins/models/scripted-tiny.yaml", '["mtp.*"]', "[]", manifests.load_model, "mtp.tensors"),
+    ],
+)
+def test_what_would_be_ignored_in_silence_is_refused(
+    project: Path, file: str, old: str, new: str, load: Any, key: str
+) -> None:
+    text = (project / file).read_text()
+    assert old in text
+    (project / file).write_text(text.replace(old, new))
+    with pytest.raises(ManifestError) as caught:
+        load(project, "scripted-tiny")
+    assert caught.value.key == key
+
+
 def test_a_name_cannot_leave_its_folder(project: Path) -> None:
     with pytest.raises(InputError):
         manifests.load_stage(project, "../recipes/scripted-tiny")

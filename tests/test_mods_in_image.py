@@ -11,7 +11,7 @@ from checkout import PROJECT
 from sparkpin.engine import Engine
 from sparkpin.pairing import pair
 
-PYTEST = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments")
+PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 MODS = sorted(path.parent.name for path in (PROJECT / "mods").glob("*/tests"))
 
 
@@ -23,7 +23,9 @@ def test_mod(mod: str) -> None:
     for name in PYTEST:  # the image has no pytest; it is pure Python, so the host's serves
         spec = importlib.util.find_spec(name)
         assert spec and spec.origin
-        volumes[str(Path(spec.origin).parent)] = {"bind": f"/pytest/{name}", "mode": "ro"}
+        origin = Path(spec.origin)
+        source, target = (origin.parent, name) if origin.name == "__init__.py" else (origin, origin.name)
+        volumes[str(source)] = {"bind": f"/pytest/{target}", "mode": "ro"}
     container = Engine.connect().client.containers.create(
         image,
         ["python", "-m", "pytest", "-p", "no:cacheprovider", "-q", f"/mods/{mod}/tests"],

@@ -6,17 +6,19 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from private_engine import file_layer, load_image, private_engine, quiet, sleeper
 
+from sparkpin import commands, retention
 from sparkpin import layers as layer_sizes
 from sparkpin import prune as pruning
-from sparkpin import retention
 from sparkpin.container import CACHE_LABEL, cache_volume
 from sparkpin.engine import Engine
 from sparkpin.errors import BusyError, CheckpointError, EngineError, InputError, IntegrityError, ManifestError
@@ -596,6 +598,60 @@ def test_prune_meets_the_same_left_over_twice(tmp_path: Path, engine: Engine, mo
     ago(monkeypatch, pruning.STALE_AFTER + 60)
     assert pruning.prune(paths, engine, 1, quiet).tags == ()
     assert not left.exists()
+
+
+def engine_image(ref: str, *diff_ids: str) -> layer_sizes.EngineImage:
+    return layer_sizes.EngineImage(ref, (ref,), diff_ids, {}, "2026-01-01T00:00:00Z")
+
+
+@pytest.mark.parametrize("age", [60, pruning.STALE_AFTER + 60])
+def test_root_file_systems_and_unfinished_images_go_once_nothing_needs_them(paths: Paths, age: float) -> None:
+    kept = release(2, "passed", diff_ids=(f"sha256:{1:064x}", f"sha256:{2:064x}"))
+    Releases(paths).save(kept)
+    images = [
+        engine_image(kept.tag, *kept.diff_ids),
+        engine_image("sparkpin/rootfs:bookworm-aaaaaaaaaaaa", kept.diff_ids[0]),
+        engine_image("sparkpin/rootfs:bookworm-bbbbbbbbbbbb", f"sha256:{3:064x}"),
+        engine_image("sparkpin/unsealed:v2-cccccccccccc", kept.diff_ids[0]),
+    ]
+    then = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+    plan = pruning.make_plan(Releases(paths), images, {}, 1, now=then + age)
+    gone = () if age < pruning.STALE_AFTER else tuple(image.tags[0] for image in images[2:])
+    assert plan.untag == gone
+
+
+def test_what_a_killed_build_worked_in_goes_once_it_is_old(paths: Paths) -> None:
+    left = [paths.work / "context-0123456789ab-x", paths.work / "seal-0123456789ab-y"]
+    for folder in left:
+        folder.mkdir(parents=True)
+    assert pruning.make_plan(Releases(paths), [], {}, 1, now=time.time()).folders == ()
+    old = pruning.make_plan(Releases(paths), [], {}, 1, now=time.time() + pruning.STALE_AFTER + 60)
+    assert old.folders == tuple(left)
+
+
+def complete_checkpoint(paths: Paths, wanted: Release) -> Path:
+    folder = Releases(paths).checkpoint(wanted)
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"tensors")
+    record = {"key": wanted.checkpoint_key, "files": {"model.safetensors": {"size": 7}}}
+    (folder / "sparkpin.json").write_text(json.dumps(record))
+    return folder
+
+
+def test_a_release_s_checkpoint_is_used_whatever_the_pins_say_by_now(project: Path, tmp_path: Path) -> None:
+    paths = Paths(project, tmp_path / "cache", tmp_path / "home")
+    shutil.rmtree(project / "pins")
+    folder = complete_checkpoint(paths, release(1))
+    assert commands.checkpoint_of(paths, release(1)) == folder
+
+
+def test_a_damaged_checkpoint_that_the_pins_do_not_give_is_told(project: Path, tmp_path: Path) -> None:
+    paths = Paths(project, tmp_path / "cache", tmp_path / "home")
+    lost = release(1, recipe="scripted-tiny")
+    (complete_checkpoint(paths, lost) / "model.safetensors").write_bytes(b"half")
+    with pytest.raises(CheckpointError, match="gone or damaged") as caught:
+        commands.checkpoint_of(paths, lost)
+    assert "check out the commit" in caught.value.next_step
 
 
 def test_a_file_with_another_link_frees_nothing(tmp_path: Path) -> None:

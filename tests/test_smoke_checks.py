@@ -418,6 +418,14 @@ def test_an_unknown_check_is_told_with_file_and_choices() -> None:
         checks.checks_of(bad)
 
 
+@pytest.mark.parametrize("names", [[], ["mods"], ["completion", "chat"]])
+def test_a_stage_without_proof_is_refused(names: list[str]) -> None:
+    stage = load_chain(PROJECT, "base")[-1]
+    bad = stage.model_copy(update={"smoke": Smoke(checks=names)})
+    with pytest.raises(ManifestError, match=r"smoke\.checks: .* wanted the check mods"):
+        checks.checks_of(bad)
+
+
 def test_acceptance_needs_a_floor() -> None:
     stage = load_chain(PROJECT, "base")[-1]
     bad = stage.model_copy(update={"smoke": Smoke(checks=["acceptance"])})

@@ -20,6 +20,7 @@ from sparkpin.errors import BuildError, EngineError
 from sparkpin.files import disk_errors, lock, write_json
 from sparkpin.manifests import Stack, StackLock
 from sparkpin.paths import Paths
+from sparkpin.releases import UNSEALED
 from sparkpin.render import Rendered
 from sparkpin.seal import Part, Sealed
 from sparkpin.store import Store
@@ -160,7 +161,7 @@ class Maker:
 
     @property
     def unsealed(self) -> str:
-        return f"sparkpin/unsealed:{self.rendered.stage}-{self.rendered.key[:12]}"
+        return f"sparkpin/{UNSEALED}:{self.rendered.stage}-{self.rendered.key[:12]}"
 
     def run(self) -> Sealed:
         if " AS config\n" not in self.rendered.dockerfile or not self.engine.keeps_layers:

@@ -12,10 +12,9 @@ from sparkpin import fetch as fetching
 from sparkpin import lock as locking
 from sparkpin import prune as pruning
 from sparkpin import serve as serving
-from sparkpin.checkpoint.build import build_checkpoint
-from sparkpin.checkpoint.plan import make_plan
+from sparkpin.checkpoint.build import build_checkpoint, is_complete, plan_checkpoint
 from sparkpin.engine import Engine
-from sparkpin.errors import EngineError, HostError, InputError, SmokeError
+from sparkpin.errors import CheckpointError, EngineError, HostError, InputError, SmokeError
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
@@ -94,7 +93,8 @@ def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool,
         retention.promote(paths, engine_of(paths), newest.tag)
         say(f"{newest.tag} is the first release that passed, so it is current")
     report(made)
-    finish(records, tuple(release for release in made if release.smoke is not None))
+    if not next_smoke(made):
+        finish(records, tuple(release for release in made if release.smoke is not None))
 
 
 def lock(*, stack: str | None, model: str | None) -> None:
@@ -138,9 +138,16 @@ def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None) -
 def build(*, recipe: str | None, stage: str | None, stack: str | None) -> tuple[Release, ...]:
     made = build_releases(*pairings_of(recipe, stage, stack))
     report(made)
-    if waiting := [release for release in made if release.state == "built"]:
-        show(f"next: invoke smoke ({len(waiting)} not yet smoked)")
+    next_smoke(made)
     return made
+
+
+def next_smoke(made: tuple[Release, ...]) -> bool:
+    """Say that releases wait for their smoke test; False when none does."""
+    waiting = [release for release in made if release.state == "built"]
+    if waiting:
+        show(f"next: invoke smoke ({len(waiting)} not yet smoked)")
+    return bool(waiting)
 
 
 def build_releases(paths: Paths, pairings: tuple[Pairing, ...]) -> tuple[Release, ...]:
@@ -195,25 +202,27 @@ def checkpoint(*, recipe: str | None, stage: str | None, stack: str | None, dry_
     paths, pairings = pairings_of(recipe, stage, stack)
     last = pairings[-1]
     if dry_run:
-        folders = hub.fetch_model(paths, last.model, last.model_lock, say)
-        for line in make_plan(folders, last.model, last.steps).lines():
+        for line in plan_checkpoint(paths, last.model, last.model_lock, last.steps, say).lines():
             show(line)
         return
     show(str(build_checkpoint(paths, last.model, last.model_lock, last.steps, say)))
 
 
 def checkpoint_of(paths: Paths, release: Release) -> Path:
-    """The checkpoint folder of a release, made when it is not there and the pins still give it."""
+    """The checkpoint folder of a release; made when it is not there and the pins still give it.
+
+    One that is there is used whatever the pins say by now: what was rolled back to must be servable.
+    """
+    folder = Releases(paths).checkpoint(release)
+    if is_complete(folder, release.checkpoint_key):
+        return folder
     for pairing in pair(paths.project, release.recipe, stage=release.stage):
         if pairing.checkpoint_key == release.checkpoint_key:
             return build_checkpoint(paths, pairing.model, pairing.model_lock, pairing.steps, say)
-    folder = paths.checkpoints / release.model / release.checkpoint_key[:16]
-    if not folder.is_dir():
-        raise InputError(
-            f"the checkpoint of {release.tag} ({folder}) is gone, and the pins give another one now",
-            next_step=f"invoke build --recipe {release.recipe} --stage {release.stage}",
-        )
-    return folder
+    raise CheckpointError(
+        f"the checkpoint of {release.tag} ({folder}) is gone or damaged, and the pins give another one now",
+        next_step=retention.how_to_rebuild(paths, release),
+    )
 
 
 def smoke(*, tag: str | None, stage: str | None, recipe: str | None) -> tuple[Release, ...]:

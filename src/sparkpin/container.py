@@ -141,7 +141,7 @@ def folder_size(folder: Path) -> int:
 def require_readable(checkpoint: Path) -> None:
     """The container's user is nobody in particular on the host: everyone must be able to read the checkpoint."""
     if not checkpoint.is_dir():
-        raise CheckpointError(f"no checkpoint at {checkpoint}", next_step="invoke build")
+        raise CheckpointError(f"no checkpoint at {checkpoint}", next_step="invoke checkpoint")
     for file in (checkpoint, *sorted(checkpoint.iterdir())):
         mode = file.stat().st_mode
         wanted = stat.S_IROTH | (stat.S_IXOTH if file.is_dir() else 0)

@@ -132,14 +132,18 @@ def start_engine(paths: Paths, say: Callable[[str], None], daemon: Daemon | None
         )
     has_systemd = daemon.is_system and Path("/run/systemd/system").is_dir()
     if os.geteuid() != 0:
-        command = "sudo systemctl start docker" if has_systemd else "sudo sh -c 'setsid dockerd >/dev/null 2>&1 &'"
-        raise HostError("no Docker engine answers, and only root may start one", next_step=command)
+        raise HostError("no Docker engine answers, and only root may start one", next_step=start_command(has_systemd))
     with files.lock(daemon.log.parent / ".lock", on_wait=lambda: say("another run is starting the Docker engine")):
         if version := ask(url):
             return version
         if has_systemd:
             return start_by_systemd(url, say)
         return start_directly(daemon, url, say)
+
+
+def start_command(has_systemd: bool) -> str:
+    """What a user who is not root types to start the machine's own engine."""
+    return "sudo systemctl start docker" if has_systemd else "sudo sh -c 'setsid dockerd >/dev/null 2>&1 &'"
 
 
 def start_by_systemd(url: str, say: Callable[[str], None]) -> str:

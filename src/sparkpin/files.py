@@ -32,9 +32,14 @@ def sha256_file(path: Path) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def disk_errors(where: Path) -> Iterator[None]:
-    """Turn "no space", "quota", "read-only" into one clear error that names the folder."""
+    """Turn "no space", "quota", "read-only", "not yours" into one clear error that names the folder."""
     try:
         yield
+    except PermissionError as error:
+        raise DiskError(
+            f"cannot write to {where}: {error.strerror} ({error.filename})",
+            next_step=f"sudo chown -R $USER {where}, or set SPARKPIN_CACHE and SPARKPIN_HOME to folders of your own",
+        ) from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise

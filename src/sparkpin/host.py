@@ -149,7 +149,7 @@ def requirements(paths: Paths, host: Host, needs: Needs | None = None, stack: St
     ]
     if stack and ARCHITECTURES[stack.platform] != host.arch:
         found.append(emulation(host, ARCHITECTURES[stack.platform]))
-    if host.has_gpu:
+    if host.is_spark:  # elsewhere the stack is `cpu`, which uses no GPU that there may be
         found.append(gpu_runtime())
     return [*found, *disk(paths, needs), memory(host, needs)]
 
@@ -184,7 +184,7 @@ def program(host: Host, name: str, package: str, purpose: str) -> Requirement:
 
 
 def engine_requirement(paths: Paths, host: Host) -> Requirement:
-    """A stopped engine is no lack: building starts it."""
+    """A stopped engine is no lack for root, for whom building starts it."""
     named = endpoint.named_engine()
     url = named or f"unix://{daemon.Daemon.system(paths).socket}"
     try:
@@ -200,6 +200,9 @@ def engine_requirement(paths: Paths, host: Host) -> Requirement:
             "docker engine", False, f"DOCKER_HOST is {url}: no answer", "start it, or `unset DOCKER_HOST`"
         )
     if path := find_program("dockerd"):
+        if not host.is_root:
+            fix = daemon.start_command(host.has_systemd)
+            return Requirement("docker engine", False, f"{path}, not running; only root may start it", fix)
         return Requirement("docker engine", True, f"{path}, not running (a build starts it)")
     return from_packages(host, "docker engine", "no dockerd, and no engine answers", "docker.io")
 
@@ -314,12 +317,15 @@ def install(lacking: Sequence[Requirement], host: Host, say: Callable[[str], Non
     packages = sorted({package for requirement in lacking for package in requirement.packages})
     listed = "".join(f"\n  {r.name}: {r.detail}" for r in lacking)
     others = [r for r in lacking if not r.packages]
+    fixes = [r.fix for r in others]
+    if packages and host.has_apt:
+        fixes.insert(0, " && ".join(shlex.join(c) for c in apt_commands(packages, sudo=not host.is_root)))
+    elif packages:
+        fixes += [r.fix for r in lacking if r.packages]
     if others or not packages or not host.has_apt:
-        fixes = "; ".join(dict.fromkeys(r.fix for r in (others or lacking) if r.fix))
-        raise HostError(f"this machine lacks:{listed}", next_step=fixes)
+        raise HostError(f"this machine lacks:{listed}", next_step="; then ".join(dict.fromkeys(filter(None, fixes))))
     if not host.is_root:
-        commands = " && ".join(shlex.join(command) for command in apt_commands(packages, sudo=True))
-        raise HostError(f"this machine lacks:{listed}\nand only root may install packages", next_step=commands)
+        raise HostError(f"this machine lacks:{listed}\nand only root may install packages", next_step=fixes[0])
     for command in apt_commands(packages, sudo=False):
         say(shlex.join(command))
         done = subprocess.run(

@@ -138,15 +138,15 @@ class HybridStep(Model):
     """Replace `<module>.weight` of each module that fits a pattern (fnmatch) by FP8 weight + weight_scale_inv."""
 
     source: Name
-    modules: list[str]
-    block: tuple[int, int] | list[int]
+    modules: Annotated[list[str], Field(min_length=1)]
+    block: Annotated[list[Annotated[int, Field(gt=0)]], Field(min_length=2, max_length=2)]
 
 
 class MtpStep(Model):
     """Register the tensors of `file` whose names fit a pattern (fnmatch) in the index."""
 
     file: str
-    tensors: list[str]
+    tensors: Annotated[list[str], Field(min_length=1)]
 
 
 class ModelPin(Model):
@@ -176,7 +176,10 @@ class ModelLock(Model):
 
 
 class Recipe(Model):
-    """recipes/<name>.yaml: the community's v1 format plus stack, stage and model_revision."""
+    """recipes/<name>.yaml: the community's v1 format plus stack, stage and model_revision.
+
+    mods: of the format; must be empty, since run.sh folders are not applied: an ignored one would be a silent change.
+    """
 
     recipe_version: Literal["1"]
     name: Name
@@ -186,7 +189,7 @@ class Recipe(Model):
     container: str
     stack: Name
     stage: Name
-    mods: list[str] = []
+    mods: Annotated[list[str], Field(max_length=0)] = []
     defaults: dict[str, Scalar] = {}
     env: dict[str, Scalar] = {}
     command: str

@@ -20,16 +20,25 @@ def main(arguments: list[str]) -> int:
     options.add_argument("--dry-run", action="store_true")
     dry_run = options.parse_args(arguments).dry_run
     paths = Paths.from_env()
+    run: list[str] = []
+
+    def install(line: str) -> None:
+        run.append(line)
+        print(line, flush=True)
+
     try:
-        look(paths, dry_run=dry_run, show=lambda line: print(line, flush=True))
+        look(paths, dry_run=dry_run, show=lambda line: print(line, flush=True), say=install)
     except SparkpinError as error:
-        print(f"error: {error}\nNothing was changed.", file=sys.stderr)
+        print(f"error: {error}", *([] if run else ["Nothing was changed."]), sep="\n", file=sys.stderr)
         return error.exit_code
     return 0
 
 
-def look(paths: Paths, *, dry_run: bool, show: Callable[[str], None]) -> None:
-    """Raises HostError, with nothing changed, when this machine lacks what only a person can give."""
+def look(paths: Paths, *, dry_run: bool, show: Callable[[str], None], say: Callable[[str], None]) -> None:
+    """Raises HostError, with nothing changed, when this machine lacks what only a person can give.
+
+    say: is told each command that is run, before it runs.
+    """
     host = hosts.read_host()
     stack = hosts.default_stack(paths.project, host)
     show(f"This machine: {host.fingerprint}. Stack: {stack}.")
@@ -40,9 +49,13 @@ def look(paths: Paths, *, dry_run: bool, show: Callable[[str], None]) -> None:
     for requirement in lacking:
         show(f"  missing: {requirement.name}: {requirement.detail}")
     packages = sorted({package for requirement in lacking for package in requirement.packages})
-    show("To be run: " + " && ".join(shlex.join(c) for c in hosts.apt_commands(packages, sudo=not host.is_root)))
+    if packages and host.has_apt:
+        show("To be run: " + " && ".join(shlex.join(c) for c in hosts.apt_commands(packages, sudo=not host.is_root)))
+    for requirement in lacking:
+        if requirement.fix and not (requirement.packages and host.has_apt):
+            show(f"To be done by you: {requirement.name}: {requirement.fix}")
     if not dry_run:
-        hosts.install(lacking, host, show)
+        hosts.install(lacking, host, say)
 
 
 if __name__ == "__main__":

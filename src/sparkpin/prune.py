@@ -22,9 +22,10 @@ from sparkpin.container import CACHE_LABEL
 from sparkpin.engine import Engine, engine_errors
 from sparkpin.errors import DiskError, EngineError, InputError
 from sparkpin.paths import Paths
-from sparkpin.releases import INTERNAL, Release, Releases
+from sparkpin.releases import INTERNAL, ROOTFS, UNSEALED, Release, Releases
 
 STALE_AFTER = 3600.0  # seconds
+BUILD_FOLDERS = ("context-*", "seal-*")  # what a build works in; a killed one's next run looks for its own key only
 OURS = re.compile(r"^sparkpin/(?P<repository>[^:/]+):(?P<name>.+)$")
 
 
@@ -149,24 +150,39 @@ def internal_tags(
     leaving: set[str],
     now: float,
 ) -> Iterator[str]:
-    """Tags of stages' images that no remaining release stands on.
+    """Tags of stages' images and root file systems that no remaining release stands on, and of unfinished images.
 
     Releases of another home on the same engine count too: their records are not here, their tags are. leaving: the tags
     that will no longer name what they name now.
     """
+
+    def is_internal(tag: str) -> bool:
+        name = OURS.match(tag)
+        return name is not None and (
+            name["repository"].startswith(INTERNAL) or name["repository"] in (ROOTFS, UNSEALED)
+        )
+
+    def is_stale(image: layers.EngineImage) -> bool:
+        return image.tagged is not None and now - datetime.fromisoformat(image.tagged).timestamp() > STALE_AFTER
+
     others = [
         image.diff_ids
         for image in images
         for tag in image.tags
-        if (name := OURS.match(tag)) and not name["repository"].startswith(INTERNAL) and tag not in leaving
+        if OURS.match(tag) and not is_internal(tag) and tag not in leaving
     ]
     needed = [*(release.diff_ids for release in remaining), *others]
     for image in images:
-        internal = [tag for tag in image.tags if (name := OURS.match(tag)) and name["repository"].startswith(INTERNAL)]
-        if not internal or image.id in used or any(layers.is_below(image.diff_ids, upper) for upper in needed):
+        internal = [tag for tag in image.tags if is_internal(tag)]
+        if not internal or image.id in used:
+            continue
+        if all(tag.startswith(f"sparkpin/{UNSEALED}:") for tag in internal):  # a killed build left it
+            yield from internal if is_stale(image) else ()
+            continue
+        if any(layers.is_below(image.diff_ids, upper) for upper in needed):
             continue
         was_theirs = any(layers.is_below(image.diff_ids, release.diff_ids) for release in removed)
-        if was_theirs or (image.tagged and now - datetime.fromisoformat(image.tagged).timestamp() > STALE_AFTER):
+        if was_theirs or is_stale(image):
             yield from internal
 
 
@@ -180,10 +196,9 @@ def stale_folders(records: Releases, remaining: list[Release], removed: list[Rel
     for folder in sorted(paths.checkpoints.glob("*/[!.]*")):
         if folder.is_dir() and folder not in needed | theirs and now - last_touched(folder) > STALE_AFTER:
             yield folder
-    for root in (paths.home, paths.cache):
-        for left in sorted(partials(root)):
-            if now - last_touched(left) > STALE_AFTER:
-                yield left
+    left_over = [path for root in (paths.home, paths.cache) for path in sorted(partials(root))]
+    left_over += sorted(path for pattern in BUILD_FOLDERS for path in paths.work.glob(pattern))
+    yield from (left for left in left_over if now - last_touched(left) > STALE_AFTER)
 
 
 def partials(root: Path) -> Iterator[Path]:

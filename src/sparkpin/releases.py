@@ -31,6 +31,7 @@ from sparkpin.paths import Paths
 SCHEMA: Literal[1] = 1
 POINTER = "current.json"
 INTERNAL = "stack-"  # repositories sparkpin/stack-<stack> hold the images of stages, which no recipe owns
+ROOTFS, UNSEALED = "rootfs", "unsealed"  # so do these: what the first stage stands on, and a build's unfinished image
 
 State = Literal["built", "passed", "failed", "current", "retired"]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -239,9 +240,10 @@ class Releases:
         wanted = tag_of(release.recipe, release.stage, release.key)
         if release.tag != wanted:
             raise ManifestError(self.record_path(release), "tag", release.tag, wanted)
-        if release.recipe.startswith(INTERNAL):
+        if release.recipe.startswith(INTERNAL) or release.recipe in (ROOTFS, UNSEALED):
             raise InputError(
-                f"recipe {release.recipe!r}: names that start with {INTERNAL!r} belong to the images of stages",
+                f"recipe {release.recipe!r}: {ROOTFS!r}, {UNSEALED!r} and names that start with {INTERNAL!r} belong to "
+                "the images of stages",
                 next_step="give the recipe another name",
             )
 

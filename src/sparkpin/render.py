@@ -24,6 +24,7 @@ from sparkpin.errors import ManifestError
 from sparkpin.files import sha256_file
 from sparkpin.manifests import LockedFile, Stack, StackLock, Stage
 from sparkpin.modwheels import Mod, read_mod
+from sparkpin.releases import ROOTFS
 
 VENV, STACK_MODS = "venv", "stack-mods"  # layers beside those that the stack names
 
@@ -109,7 +110,7 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
 
 
 def rootfs_ref(stack: Stack, key: str) -> str:
-    return f"sparkpin/rootfs:{stack.debian.suite}-{key[:12]}"
+    return f"sparkpin/{ROOTFS}:{stack.debian.suite}-{key[:12]}"
 
 
 def build_key(stack: Stack, below: str, dockerfile: str, files: Sequence[ContextFile]) -> str:

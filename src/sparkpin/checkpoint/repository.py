@@ -42,9 +42,6 @@ class Repository:
     index: Mapping[str, Any] | None
     config: Mapping[str, Any]
 
-    def tensors_of(self, file: str) -> dict[str, Source]:
-        return {name: source for name, source in self.tensors.items() if source.file == file}
-
 
 def read_repository(name: str, folder: Path) -> Repository:
     """Read and cross-check headers, index and config.

@@ -209,13 +209,18 @@ READERS = ("mods", "acceptance")  # they read what the others have left in log a
 
 
 def checks_of(stage: Stage) -> tuple[str, ...]:
-    """The stage's checks in the order in which they run. An unknown name is a ManifestError."""
+    """The stage's checks in the order in which they run. An unknown name is a ManifestError.
+
+    So is a stage that asks the server nothing, or does not look at its mods: it would pass without proof.
+    """
     file = f"stages/{stage.name}.yaml"
     for name in stage.smoke.checks:
         if name not in CHECKS:
             raise ManifestError(file, "smoke.checks", name, f"one of {', '.join(CHECKS)}")
     if "acceptance" in stage.smoke.checks and stage.smoke.acceptance_floor is None:
         raise ManifestError(file, "smoke.acceptance_floor", None, "a share from 0 to 1 for the check acceptance")
+    if "mods" not in stage.smoke.checks or not set(stage.smoke.checks) - set(READERS):
+        raise ManifestError(file, "smoke.checks", stage.smoke.checks, "the check mods, and one that asks for an answer")
     return tuple(sorted(stage.smoke.checks, key=lambda name: name in READERS))
 
 

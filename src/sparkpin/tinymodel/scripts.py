@@ -41,11 +41,6 @@ class Script:
         return self.content if self.reasoning is None else f"\n\n{self.content}"
 
     @property
-    def expected_direct_content(self) -> str | None:
-        """The same with ``chat_template_kwargs: {"enable_thinking": false}``: no reasoning and no blank line."""
-        return None if self.tool_name else self.content
-
-    @property
     def expected_arguments(self) -> dict[str, str]:
         return dict(self.tool_arguments)
 

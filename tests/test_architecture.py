@@ -1,0 +1,60 @@
+"""docs/architecture.md says which module may do what; the imports have to agree."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[1]
+SOURCES = PROJECT / "src/sparkpin"
+
+
+def imports(path: Path) -> set[str]:
+    """Names of all that a module imports, wherever in it; `from sparkpin import a` counts as sparkpin.a."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def importers(package: str) -> set[str]:
+    """Modules of sparkpin that import a package or anything in it."""
+    return {
+        path.relative_to(SOURCES).with_suffix("").as_posix()
+        for path in SOURCES.rglob("*.py")
+        if any(name == package or name.startswith(f"{package}.") for name in imports(path))
+    }
+
+
+@pytest.mark.parametrize(
+    ("package", "modules"),
+    [
+        ("yaml", {"manifests"}),
+        ("huggingface_hub", {"hub", "hubclient"}),
+        ("httpx", {"wheels", "smoke/client"}),
+        ("socket", {"endpoint", "ports"}),
+        ("docker", {"engine", "endpoint", "container", "serve", "smoke/server"}),
+        ("subprocess", {"buildkit", "daemon", "debs", "host", "modwheels", "rootfs", "wheels"}),
+        ("sparkpin.fetch", {"commands"}),
+        ("sparkpin.lock", {"commands", "fetch"}),
+        ("sparkpin.wheels", {"fetch", "lock"}),
+        ("sparkpin.hub", {"checkpoint/build", "commands"}),
+    ],
+)
+def test_only_these_modules_import(package: str, modules: set[str]) -> None:
+    assert importers(package) == modules
+
+
+def test_every_module_stands_in_the_table() -> None:
+    text = (PROJECT / "docs/architecture.md").read_text()
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([\w/.]+)`", row)}
+    modules = {path.stem for path in SOURCES.glob("*.py")} - {"__init__"}
+    folders = {f"{path.parent.name}/" for path in SOURCES.glob("*/__init__.py")}
+    assert {name.partition(".")[0] for name in named} == modules | folders
