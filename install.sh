@@ -68,7 +68,7 @@ if [[ -z $python ]]; then
   [[ -n $python ]] || { echo 'error: this distribution has no Python 3.11 or newer' >&2; exit 3; }
 fi
 
-PYTHONPATH=src "$python" -m sparkpin.preflight ${dry_run:+--dry-run}
+PYTHONPATH=src "$python" -m sparkpin.preflight ${dry_run:+--dry-run} ${arguments[@]+"${arguments[@]}"}
 
 stamp=.venv/.requirements.sha256
 # The folder too: a .venv holds its own path, and in a moved or copied checkout it would run the old one's code.

@@ -11,8 +11,10 @@ from fake_image import image_tar
 
 from sparkpin.engine import Engine
 from sparkpin.paths import Paths
-from sparkpin.releases import Release, tag_of
+from sparkpin.releases import Demands, Release, tag_of
 
+CHECKS = ("completion", "chat", "chat-stream", "tool-call", "tool-call-stream", "tool-answer", "long-text")
+CHECKS += ("chat-sampled", "mods")
 KEY = "ab" * 32
 REF = tag_of("fake", "base", KEY)
 
@@ -78,5 +80,6 @@ def release(fake_engine: Engine) -> Release:
         env={},
         created="2026-01-01T00:00:00Z",
         build_seconds=1.0,
+        demands=Demands(checks=CHECKS, mods=("vllm-cpu",), acceptance_floor=None, scripted=True),
         inputs={},
     )

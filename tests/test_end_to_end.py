@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -189,3 +190,53 @@ def test_a_full_disk_stops_a_fetch_with_one_clear_error(copy: Checkout, tmp_path
         assert "Traceback" not in result.stderr
     finally:
         subprocess.run(["umount", small], check=True)
+
+
+def smallest_wheel(copy: Checkout) -> dict[str, Any]:
+    lock = json.loads((copy.folder / "pins/stacks/cpu.lock").read_text())
+    wheel = min(lock["wheels"], key=lambda row: row["size"])
+    assert isinstance(wheel, dict)
+    return wheel
+
+
+def test_a_wheel_with_one_byte_changed_is_told_and_fetched_again(
+    main_job: Releases, copy: Checkout, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    subprocess.run(["cp", "--archive", "--link", main_job.paths.store, tmp_path / "store"], check=True)
+    cache.mkdir()
+    (tmp_path / "store").rename(cache / "store")
+    wheel = smallest_wheel(copy)
+    stored = cache / "store" / wheel["sha256"][:2] / wheel["sha256"]
+    data = bytearray(stored.read_bytes())
+    data[len(data) // 2] ^= 1
+    stored.unlink()  # the link to the real store
+    stored.write_bytes(data)
+    result = copy.invoke("fetch", SPARKPIN_CACHE=str(cache))
+    assert result.returncode == 0, result.stderr
+    assert "damaged, fetching again: integrity mismatch" in result.stderr
+    assert hashlib.sha256(stored.read_bytes()).hexdigest() == wheel["sha256"]
+
+
+def test_a_lock_with_a_wrong_hash_is_refused_and_nothing_of_that_file_is_kept(
+    main_job: Releases, copy: Checkout
+) -> None:
+    wrong = hashlib.sha256(b"other bytes").hexdigest()
+    copy.replace("pins/stacks/cpu.lock", smallest_wheel(copy)["sha256"], wrong)
+    result = copy.invoke("fetch")
+    assert result.returncode == 5, result.stderr
+    assert wrong in result.stderr
+    assert not list(main_job.paths.store.glob(f"*/{wrong}"))
+
+
+def test_doctor_finds_nothing_missing_after_the_main_job(main_job: Releases, copy: Checkout) -> None:
+    text = copy.done("doctor")
+    assert "mmdebstrap" in text
+    assert "MISSING" not in text
+
+
+def test_the_plan_of_a_checkpoint_is_printed_and_nothing_is_made(main_job: Releases, copy: Checkout) -> None:
+    text = copy.done("checkpoint", "--stage", "mtp", "--dry-run")
+    assert "shared_expert" in text
+    assert "mtp" in text
+    assert not (copy.home / "checkpoints").exists()

@@ -24,7 +24,7 @@ from sparkpin.engine import Engine
 from sparkpin.errors import BusyError, CheckpointError, EngineError, InputError, IntegrityError, ManifestError
 from sparkpin.files import lock
 from sparkpin.paths import Paths
-from sparkpin.releases import Release, Releases, release_key, tag_of
+from sparkpin.releases import Demands, Release, Releases, release_key, tag_of
 
 BASE = file_layer("base", b"b" * 300_000)
 SHA = "0123456789abcdef" * 4
@@ -73,6 +73,7 @@ def release(number: int, state: str = "built", **changes: Any) -> Release:
             "env": env,
             "created": f"2026-01-{number:02}T00:00:00Z",
             "build_seconds": 1.5,
+            "demands": Demands(checks=("chat", "mods"), mods=(), acceptance_floor=None, scripted=False),
             "state": state,
             "smoke": {"passed": True, "seconds": 3.2, "checks": []} if state in ("passed", "retired") else None,
             "inputs": {"pins/stacks/cpu.lock": SHA},

@@ -14,9 +14,10 @@ import pytest
 from fake_vllm import JSON, RECORDED, STREAM, Fault, instead, only, text, whole
 
 from sparkpin.errors import ManifestError
-from sparkpin.manifests import Smoke, load_chain, load_model
+from sparkpin.manifests import Smoke, load_chain, load_model, load_stack
 from sparkpin.smoke import checks
 from sparkpin.smoke.client import Client
+from sparkpin.smoke.demands import demands_of
 from sparkpin.smoke.expectations import Expectations, expectations_of, scripted, shape_only
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -434,7 +435,11 @@ def test_acceptance_needs_a_floor() -> None:
 
 
 def test_a_scripted_model_has_exact_expectations_and_another_has_none() -> None:
-    pin = load_model(PROJECT, "scripted-tiny")
-    assert expectations_of(pin).chat.exact and expectations_of(pin).tool_call.exact
-    other = pin.model_copy(update={"generator": None})
+    pin, stack = load_model(PROJECT, "scripted-tiny"), load_stack(PROJECT, "cpu")
+    chain = load_chain(PROJECT, "v2")
+    demands = demands_of(PROJECT, stack, chain, pin)
+    assert demands.mods == ("hybrid-int4-fp8", "int8-lm-head", "vllm-cpu")
+    assert demands.acceptance_floor == 0.8
+    assert expectations_of(demands).chat.exact and expectations_of(demands).tool_call.exact
+    other = demands_of(PROJECT, stack, chain, pin.model_copy(update={"generator": None}))
     assert not expectations_of(other).chat.exact and not expectations_of(other).tool_call.exact

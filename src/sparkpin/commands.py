@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from pathlib import Path
@@ -93,8 +94,8 @@ def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool,
         retention.promote(paths, engine_of(paths), newest.tag)
         say(f"{newest.tag} is the first release that passed, so it is current")
     report(made)
-    if not next_smoke(made):
-        finish(records, tuple(release for release in made if release.smoke is not None))
+    if not next_smoke(made) and smoke:
+        finish(records, made)
 
 
 def lock(*, stack: str | None, model: str | None) -> None:
@@ -171,7 +172,21 @@ def record(engine: Engine, records: Releases, pairing: Pairing, built: builder.B
             f"{pairing.tag}: other bytes than recorded ({known.image} -> {built.config_digest}); it must be smoked anew"
         )
         known = None
-    release = known or Release(
+    release = known or new_release(pairing, built)
+    if release.demands != pairing.demands:
+        release = dataclasses.replace(release, demands=pairing.demands)
+        if release.state in ("passed", "failed"):
+            say(f"{pairing.tag}: its smoke test asks for something else now; it must be smoked anew")
+            release = dataclasses.replace(release, state="built", smoke=None)
+    if release != known:
+        records.save(release)
+    engine.tag(built.ref, release.tag)
+    engine.tag(built.ref, f"sparkpin/{release.recipe}:{release.stage}")
+    return release
+
+
+def new_release(pairing: Pairing, built: builder.BuiltImage) -> Release:
+    return Release(
         tag=pairing.tag,
         recipe=pairing.recipe.name,
         stage=pairing.stage.name,
@@ -187,15 +202,9 @@ def record(engine: Engine, records: Releases, pairing: Pairing, built: builder.B
         env=pairing.env,
         created=releases.now(),
         build_seconds=built.seconds,
-        state="built",
-        smoke=None,
+        demands=pairing.demands,
         inputs=pairing.inputs,
     )
-    if not known:
-        records.save(release)
-    engine.tag(built.ref, release.tag)
-    engine.tag(built.ref, f"sparkpin/{release.recipe}:{release.stage}")
-    return release
 
 
 def checkpoint(*, recipe: str | None, stage: str | None, stack: str | None, dry_run: bool) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -16,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sparkpin.errors import InputError, ManifestError
+from sparkpin.names import choose
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -257,15 +257,6 @@ def read_yaml(path: Path) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}" if mark else "(whole file)"
         raise ManifestError(path, where, getattr(error, "problem", str(error)), "valid YAML") from None
-
-
-def choose(folder: Path, name: str, what: str, suffix: str = ".yaml") -> Path:
-    """The file of a named manifest; an unknown name lists the known ones."""
-    path = folder / f"{name}{suffix}"
-    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name) or not path.is_file():
-        known = ", ".join(sorted(file.name.removesuffix(suffix) for file in folder.glob(f"*{suffix}")))
-        raise InputError(f"unknown {what} {name!r}", next_step=f"choose one of: {known}")
-    return path
 
 
 def load_named(kind: type[M], folder: Path, name: str, what: str) -> M:

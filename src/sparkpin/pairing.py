@@ -12,7 +12,8 @@ from pathlib import Path
 from sparkpin import manifests, recipes, render
 from sparkpin.checkpoint.plan import checkpoint_key, checkpoint_steps
 from sparkpin.errors import InputError
-from sparkpin.releases import release_key
+from sparkpin.releases import Demands, release_key
+from sparkpin.smoke.demands import demands_of
 
 
 @dataclass(frozen=True)
@@ -32,16 +33,12 @@ class Pairing:
     argv: tuple[str, ...]
     env: dict[str, str]
     key: str
+    demands: Demands
     inputs: dict[str, str]
 
     @property
     def tag(self) -> str:
         return f"sparkpin/{self.recipe.name}:{self.stage.name}-{self.key[:12]}"
-
-    @property
-    def mods(self) -> tuple[str, ...]:
-        """The mods in the image, in the order in which they were added."""
-        return (*self.stack.mods, *(mod for stage in self.chain for mod in stage.mods))
 
 
 def pair(
@@ -80,6 +77,7 @@ def pair(
                 argv=tuple(argv),
                 env=env,
                 key=release_key(image.key, checkpoint, tuple(argv), env),
+                demands=demands_of(project, stack, chain[:end], model),
                 inputs=input_hashes(project, recipe, stack, model, chain[:end]),
             )
         )

@@ -12,13 +12,19 @@ from collections.abc import Callable
 
 from sparkpin import host as hosts
 from sparkpin.errors import SparkpinError
+from sparkpin.names import choose
 from sparkpin.paths import Paths
+
+FOLDERS = {"stack": "pins/stacks", "recipe": "recipes", "stage": "stages"}
 
 
 def main(arguments: list[str]) -> int:
     options = argparse.ArgumentParser(prog="sparkpin.preflight")
     options.add_argument("--dry-run", action="store_true")
-    dry_run = options.parse_args(arguments).dry_run
+    options.add_argument("--no-smoke", action="store_true")
+    for name in FOLDERS:
+        options.add_argument(f"--{name}")
+    chosen = options.parse_args(arguments)
     paths = Paths.from_env()
     run: list[str] = []
 
@@ -27,21 +33,25 @@ def main(arguments: list[str]) -> int:
         print(line, flush=True)
 
     try:
-        look(paths, dry_run=dry_run, show=lambda line: print(line, flush=True), say=install)
+        for name, folder in FOLDERS.items():
+            if value := getattr(chosen, name):
+                choose(paths.project / folder, value, name)
+        look(paths, chosen.stack, dry_run=chosen.dry_run, show=lambda line: print(line, flush=True), say=install)
     except SparkpinError as error:
         print(f"error: {error}", *([] if run else ["Nothing was changed."]), sep="\n", file=sys.stderr)
         return error.exit_code
     return 0
 
 
-def look(paths: Paths, *, dry_run: bool, show: Callable[[str], None], say: Callable[[str], None]) -> None:
+def look(
+    paths: Paths, stack: str | None, *, dry_run: bool, show: Callable[[str], None], say: Callable[[str], None]
+) -> None:
     """Raises HostError, with nothing changed, when this machine lacks what only a person can give.
 
-    say: is told each command that is run, before it runs.
+    stack: None for the one for this machine; say: is told each command that is run, before it runs.
     """
     host = hosts.read_host()
-    stack = hosts.default_stack(paths.project, host)
-    show(f"This machine: {host.fingerprint}. Stack: {stack}.")
+    show(f"This machine: {host.fingerprint}. Stack: {stack or hosts.default_stack(paths.project, host)}.")
     lacking = hosts.missing(paths, host)
     if not lacking:
         show("It has what is needed; nothing to install.")

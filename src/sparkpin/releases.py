@@ -25,7 +25,7 @@ from pydantic.dataclasses import dataclass
 
 from sparkpin import files
 from sparkpin.errors import InputError, IntegrityError, ManifestError
-from sparkpin.manifests import Name, Sha256
+from sparkpin.manifests import Model, Name, Sha256
 from sparkpin.paths import Paths
 
 SCHEMA: Literal[1] = 1
@@ -53,6 +53,19 @@ def tag_of(recipe: str, stage: str, key: str) -> str:
     return f"sparkpin/{recipe}:{stage}-{key[:12]}"
 
 
+class Demands(Model):
+    """What the smoke test of a release asks for. It is in the record, so that an old release is judged as it was.
+
+    checks: names, in the order in which they run; mods: those that must report that they are at work;
+    acceptance_floor: least share of drafted tokens; scripted: the model's answers are known to the byte.
+    """
+
+    checks: Annotated[tuple[str, ...], Field(strict=False)]
+    mods: Annotated[tuple[str, ...], Field(strict=False)]
+    acceptance_floor: float | None
+    scripted: bool
+
+
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
 class Release:
     """Everything needed to serve a release without the pins, and what it was made from.
@@ -77,6 +90,7 @@ class Release:
     env: dict[str, str]
     created: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$")]
     build_seconds: Annotated[float, Field(ge=0)]
+    demands: Demands
     state: State = "built"
     smoke: dict[str, Any] | None = None
     inputs: dict[str, Sha256]

@@ -89,6 +89,7 @@ def start(
         if (known.release, known.host, known.port) == (release.tag, host, port):
             say(f"{release.tag} already runs as {name}")
             wait_ready(old, known, running.ready_timeout(checkpoint), say)
+            keep_up(old)  # a run that was killed while it waited did not get to it
             return describe(old)
         if (known.host, known.port) != (host, port):
             require_free(engine, host, port)
@@ -136,12 +137,18 @@ def launch(
             raise
         say(f"started {name} from {release.tag}")
         wait_ready(container, describe(container), running.ready_timeout(checkpoint), say)
-        container.update(restart_policy={"Name": "on-failure", "MaximumRetryCount": RESTARTS})
+        keep_up(container)
     except BaseException:
         container.remove(force=True)
         raise
     container.reload()
     return describe(container)
+
+
+def keep_up(container: Container) -> None:
+    """Have Docker start the server again when it fails; only once it was ready, so that a bad release ends at once."""
+    with engine_errors():
+        container.update(restart_policy={"Name": "on-failure", "MaximumRetryCount": RESTARTS})
 
 
 @contextlib.contextmanager

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin import container as running
-from sparkpin import manifests
 from sparkpin.container import Say
 from sparkpin.engine import Engine
 from sparkpin.files import PARTIAL, atomic_folder, lock, write_json
@@ -25,7 +24,7 @@ from sparkpin.paths import Paths
 from sparkpin.recipes import served_name
 from sparkpin.releases import Release, Releases
 from sparkpin.smoke import metrics, mods
-from sparkpin.smoke.checks import CheckResult, Subject, checks_of, run_check
+from sparkpin.smoke.checks import CheckResult, Subject, require_known, run_check
 from sparkpin.smoke.client import Client, Exchange, Fault
 from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.server import Server, StartFault, remove_leftovers, socket_argv, started
@@ -79,19 +78,16 @@ def run_smoke(
     Whatever the server does wrong is in the result. Removes what killed runs left. One test of a home runs at a time.
 
     Raises:
-        ManifestError: the stage names a check that does not exist.
+        ManifestError: the record names a check that does not exist.
         EngineError, IntegrityError: the engine refuses, or the tag is gone or names another image.
         CheckpointError: the container's user could not read the checkpoint.
     """
-    chain = manifests.load_chain(paths.project, release.stage)
-    stack = manifests.load_stack(paths.project, release.stack)
-    model = manifests.load_model(paths.project, release.model)
-    names = checks_of(chain[-1])
-    wanted = mods.expected(paths.project, (*stack.mods, *(mod for stage in chain for mod in stage.mods)))
+    demands = release.demands
+    require_known(demands.checks, f"the record of {release.tag}", "demands.checks")
     running.require_readable(checkpoint)
     running.require_image(engine, release)
     begin = time.monotonic()
-    with lock(paths.locks / "smoke.lock", on_wait=lambda: say("waiting for another smoke test to end")):
+    with lock(paths.home / ".smoke.lock", on_wait=lambda: say("waiting for another smoke test to end")):
         remove_leftovers(paths, engine, say)
         evidence = Evidence(socket_argv(release), [], [])
         timeout = running.ready_timeout(checkpoint)
@@ -100,12 +96,12 @@ def run_smoke(
                 subject = Subject(
                     client=client,
                     model=served_name(release.argv),
-                    expect=expectations_of(model),
+                    expect=expectations_of(demands),
                     log=server.log,
-                    mods=wanted,
-                    floor=chain[-1].smoke.acceptance_floor,
+                    mods=frozenset(demands.mods),
+                    floor=demands.acceptance_floor,
                 )
-                examine(server, subject, names, evidence, say)
+                examine(server, subject, demands.checks, evidence, say)
                 evidence.exchanges = client.exchanges
             server.stop()
             evidence.log = server.log()

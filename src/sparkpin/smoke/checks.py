@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -214,14 +214,18 @@ def checks_of(stage: Stage) -> tuple[str, ...]:
     So is a stage that asks the server nothing, or does not look at its mods: it would pass without proof.
     """
     file = f"stages/{stage.name}.yaml"
-    for name in stage.smoke.checks:
-        if name not in CHECKS:
-            raise ManifestError(file, "smoke.checks", name, f"one of {', '.join(CHECKS)}")
+    require_known(stage.smoke.checks, file, "smoke.checks")
     if "acceptance" in stage.smoke.checks and stage.smoke.acceptance_floor is None:
         raise ManifestError(file, "smoke.acceptance_floor", None, "a share from 0 to 1 for the check acceptance")
     if "mods" not in stage.smoke.checks or not set(stage.smoke.checks) - set(READERS):
         raise ManifestError(file, "smoke.checks", stage.smoke.checks, "the check mods, and one that asks for an answer")
     return tuple(sorted(stage.smoke.checks, key=lambda name: name in READERS))
+
+
+def require_known(names: Iterable[str], file: str, key: str) -> None:
+    for name in names:
+        if name not in CHECKS:
+            raise ManifestError(file, key, name, f"one of {', '.join(CHECKS)}")
 
 
 def run_check(name: str, subject: Subject) -> CheckResult:

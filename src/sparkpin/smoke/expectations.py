@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sparkpin.manifests import ModelPin
+from sparkpin.releases import Demands
 from sparkpin.tinymodel import scripts
 from sparkpin.tinymodel.scripts import Script
 
@@ -127,5 +127,5 @@ def shape_only() -> Known:
     )
 
 
-def expectations_of(model: ModelPin) -> Expectations:
-    return scripted() if model.generator and model.generator.name == "scripted-tiny" else shape_only()
+def expectations_of(demands: Demands) -> Expectations:
+    return scripted() if demands.scripted else shape_only()

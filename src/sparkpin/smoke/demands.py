@@ -1,0 +1,22 @@
+"""What a stage's smoke test will ask for, from the project's files as they are now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sparkpin.manifests import ModelPin, Stack, Stage
+from sparkpin.releases import Demands
+from sparkpin.smoke import mods
+from sparkpin.smoke.checks import checks_of
+
+
+def demands_of(project: Path, stack: Stack, chain: Sequence[Stage], model: ModelPin) -> Demands:
+    """Of the last stage of a chain. ManifestError when it names a check that does not exist, or proves nothing."""
+    names = (*stack.mods, *(mod for stage in chain for mod in stage.mods))
+    return Demands(
+        checks=checks_of(chain[-1]),
+        mods=tuple(sorted(mods.expected(project, names))),
+        acceptance_floor=chain[-1].smoke.acceptance_floor,
+        scripted=model.generator is not None and model.generator.name == "scripted-tiny",
+    )
