@@ -10,8 +10,9 @@ from typing import Any
 
 from sparkpin import files
 from sparkpin.checkpoint.safetensors import TensorSource, read_header, tensor_nbytes, write_file
-from sparkpin.manifests import LockedFile, ModelLock, ModelPin, RepositoryLock, model_inputs
+from sparkpin.manifests import model_inputs
 from sparkpin.paths import Paths
+from sparkpin.schema import LockedFile, ModelLock, ModelPin, RepositoryLock
 
 Spec = tuple[str, tuple[int, ...]]
 Shards = dict[str, dict[str, Spec]]

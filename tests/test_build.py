@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import tiny_images
 
-from sparkpin import build, manifests, render, rootfs
+from sparkpin import build, manifests, render, rootfs, schema
 from sparkpin.build import BuiltImage, Maker, build_image, find_built, is_built
 from sparkpin.context import fill
 from sparkpin.engine import Engine
@@ -32,8 +32,8 @@ class Site:
 
     paths: Paths
     engine: Engine
-    stack: manifests.Stack
-    lock: manifests.StackLock
+    stack: schema.Stack
+    lock: schema.StackLock
     said: list[str]
 
     def chain(self) -> tuple[render.Rendered, ...]:

@@ -24,10 +24,10 @@ from checkpoint_samples import (
     write_repository,
 )
 
-from sparkpin import manifests
+from sparkpin import manifests, schema
 from sparkpin.checkpoint.plan import Plan, checkpoint_key, checkpoint_steps, make_plan
 from sparkpin.errors import CheckpointError, IntegrityError, ManifestError
-from sparkpin.manifests import ModelPin
+from sparkpin.schema import ModelPin
 
 FIRST = "model-00001-of-00002.safetensors"
 SECOND = "model-00002-of-00002.safetensors"
@@ -66,9 +66,9 @@ def sample(tmp_path: Path) -> Sample:
 def test_the_stages_of_the_project_give_the_known_steps() -> None:
     files = sorted((Path(__file__).parents[1] / "stages").glob("*.yaml"))
     values = {path.stem: {"name": path.stem, **manifests.read_yaml(path), "template": "any.j2"} for path in files}
-    stages = {name: manifests.parse(manifests.Stage, value, name) for name, value in values.items()}
+    stages = {name: manifests.parse(schema.Stage, value, name) for name, value in values.items()}
 
-    def chain(name: str | None) -> list[manifests.Stage]:
+    def chain(name: str | None) -> list[schema.Stage]:
         return [*chain(stages[name].parent), stages[name]] if name else []
 
     assert checkpoint_steps(chain("base")) == ("copy",)
@@ -90,7 +90,7 @@ def test_hybrid_writes_only_the_shards_that_change(sample: Sample) -> None:
         for suffix in (".weight", ".weight_scale_inv"):
             sample.fp8[FIRST].pop(module + suffix, None)
     sample.pin = PIN.model_copy(
-        update={"hybrid": manifests.HybridStep(source="fp8", modules=[f"{BODY}0.mlp.shared_expert.*"], block=[4, 4])}
+        update={"hybrid": schema.HybridStep(source="fp8", modules=[f"{BODY}0.mlp.shared_expert.*"], block=[4, 4])}
     )
     plan = sample.plan(HYBRID)
     assert [shard.path for shard in plan.shards] == [FIRST]
@@ -163,14 +163,14 @@ def test_block_size_of_the_repository_is_not_the_pins(sample: Sample) -> None:
 
 
 def test_pattern_that_fits_nothing(sample: Sample) -> None:
-    step = manifests.HybridStep(source="fp8", modules=["*.mlp.shared_expert.up_proj", "*.nothing"], block=[4, 4])
+    step = schema.HybridStep(source="fp8", modules=["*.mlp.shared_expert.up_proj", "*.nothing"], block=[4, 4])
     sample.pin = PIN.model_copy(update={"hybrid": step})
     with pytest.raises(CheckpointError, match=r"'\*\.nothing' fits no module"):
         sample.plan(HYBRID)
 
 
 def test_pattern_that_fits_only_int4_modules_says_so(sample: Sample) -> None:
-    step = manifests.HybridStep(source="fp8", modules=["*.self_attn.q_proj"], block=[4, 4])
+    step = schema.HybridStep(source="fp8", modules=["*.self_attn.q_proj"], block=[4, 4])
     sample.pin = PIN.model_copy(update={"hybrid": step})
     sample.base[EXTRA] = {}
     with pytest.raises(CheckpointError, match=r"layers\.0\.self_attn\.q_proj.* hold INT4"):
@@ -258,7 +258,7 @@ def test_key_counts_what_decides_the_bytes_and_nothing_else(sample: Sample) -> N
     assert same != lock
     renamed = PIN.model_copy(update={"description": "other words"})
     assert checkpoint_key(renamed, same, ALL) == key
-    other_mtp = PIN.model_copy(update={"mtp": manifests.MtpStep(file=EXTRA, tensors=["mtp.layers.*"])})
+    other_mtp = PIN.model_copy(update={"mtp": schema.MtpStep(file=EXTRA, tensors=["mtp.layers.*"])})
     assert checkpoint_key(other_mtp, lock, HYBRID) == checkpoint_key(PIN, lock, HYBRID)
     assert checkpoint_key(other_mtp, lock, ALL) != key
 

@@ -20,8 +20,9 @@ from sparkpin.debs import Apt, apt_conf
 from sparkpin.errors import DiskError, IntegrityError, ManifestError, NetworkError
 from sparkpin.fetch import fetch_stack
 from sparkpin.files import sha256_file
-from sparkpin.manifests import LockedFile, Stack, StackLock, lock_text, parse
+from sparkpin.manifests import lock_text, parse
 from sparkpin.paths import Paths
+from sparkpin.schema import LockedFile, Stack, StackLock
 from sparkpin.store import Store
 
 DEBS = {"libc6": "2.36-9", "python3.11-minimal": "3.11.2-6"}
@@ -157,7 +158,7 @@ def test_killed_run_is_completed_by_the_next(
     (tmp_path / "lock.json").write_text(lock_text(lock))
     program = (
         "import sys, json; from pathlib import Path; from sparkpin.fetch import fetch_stack; "
-        "from sparkpin.manifests import Stack, StackLock; from sparkpin.paths import Paths; "
+        "from sparkpin.schema import Stack, StackLock; from sparkpin.paths import Paths; "
         "paths, stack, lock = sys.argv[1:]; "
         "fetch_stack(Paths(*map(Path, json.loads(paths))), Stack.model_validate_json(stack), "
         "StackLock.model_validate_json(Path(lock).read_text()), print)"

@@ -21,8 +21,8 @@ from checkpoint_samples import PIN, base_config, base_shards, fp8_config, fp8_sh
 from sparkpin import hub, hubclient, manifests
 from sparkpin.errors import DiskError, IntegrityError, ManifestError, NetworkError
 from sparkpin.files import PARTIAL, sha256_file
-from sparkpin.manifests import ModelLock, ModelPin
 from sparkpin.paths import Paths
+from sparkpin.schema import ModelLock, ModelPin
 from sparkpin.tinymodel import hub as local_hub
 
 SHARD = "model-00001-of-00002.safetensors"

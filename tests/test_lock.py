@@ -16,8 +16,9 @@ from sparkpin.debs import apt_conf, parse_uris
 from sparkpin.errors import ManifestError, NetworkError
 from sparkpin.fetch import fetch_stack
 from sparkpin.lock import lock_stack
-from sparkpin.manifests import LockedFile, StackLock, load_stack, load_stack_lock, lock_text
+from sparkpin.manifests import load_stack, load_stack_lock, lock_text
 from sparkpin.paths import Paths
+from sparkpin.schema import LockedFile, StackLock
 from sparkpin.store import Store
 from sparkpin.wheels import Target
 

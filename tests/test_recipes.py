@@ -11,7 +11,8 @@ import yaml
 
 from sparkpin import recipes
 from sparkpin.errors import InputError, ManifestError
-from sparkpin.manifests import Recipe, Serve, Stack, Stage, load_recipe, load_stack
+from sparkpin.manifests import load_recipe, load_stack
+from sparkpin.schema import Recipe, Serve, Stack, Stage
 
 PROJECT = Path(__file__).resolve().parents[1]
 CORPUS = PROJECT.parent / "shared/corpus/recipes"

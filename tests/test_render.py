@@ -10,7 +10,7 @@ import pytest
 import tiny_images
 from tiny_images import locked, make_mod, make_project, stack_lock
 
-from sparkpin import manifests, modwheels, render
+from sparkpin import modwheels, render, schema
 from sparkpin.errors import BuildError, ManifestError
 from sparkpin.manifests import load_chain, load_stack
 
@@ -30,14 +30,14 @@ COPY --from=venv-tree / /
 
 
 def rendered(
-    project: Path, wheels: tuple[manifests.LockedFile, ...] = (), stage: str = "two"
+    project: Path, wheels: tuple[schema.LockedFile, ...] = (), stage: str = "two"
 ) -> tuple[render.Rendered, ...]:
     stack = load_stack(project, "tiny")
     wheels = wheels or locked("alpha", "beta")
     return render.render_chain(project, stack, stack_lock(stack, wheels), load_chain(project, stage))
 
 
-def keys(project: Path, wheels: tuple[manifests.LockedFile, ...] = ()) -> list[str]:
+def keys(project: Path, wheels: tuple[schema.LockedFile, ...] = ()) -> list[str]:
     return [image.key for image in rendered(project, wheels)]
 
 

@@ -16,8 +16,9 @@ import pytest
 from sparkpin import rootfs
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import IntegrityError
-from sparkpin.manifests import LockedFile, Stack, StackLock, load_stack, load_stack_lock
+from sparkpin.manifests import load_stack, load_stack_lock
 from sparkpin.paths import Paths
+from sparkpin.schema import LockedFile, Stack, StackLock
 from sparkpin.store import Store
 
 PROJECT = Path(__file__).resolve().parents[1]

@@ -14,7 +14,8 @@ import pytest
 from fake_vllm import JSON, RECORDED, STREAM, Fault, instead, only, text, whole
 
 from sparkpin.errors import ManifestError
-from sparkpin.manifests import Smoke, load_chain, load_model, load_stack
+from sparkpin.manifests import load_chain, load_model, load_stack
+from sparkpin.schema import Smoke
 from sparkpin.smoke import checks
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.demands import demands_of

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparkpin.errors import DiskError, IntegrityError
-from sparkpin.manifests import LockedFile
+from sparkpin.schema import LockedFile
 from sparkpin.store import Store
 
 DATA = b"wheel" * 1000

@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparkpin import manifests
+from sparkpin import manifests, schema
 
 STACK = """\
 description: made up
@@ -91,15 +91,15 @@ def make_mod(folder: Path, name: str) -> None:
     write(mod / "tests/test_it.py", "def test(): pass\n")
 
 
-def locked(*names: str) -> tuple[manifests.LockedFile, ...]:
+def locked(*names: str) -> tuple[schema.LockedFile, ...]:
     return tuple(
-        manifests.LockedFile(name=name, version="1.0", file=f"{name}-1.0-py3-none-any.whl", size=9, sha256=char * 64)
+        schema.LockedFile(name=name, version="1.0", file=f"{name}-1.0-py3-none-any.whl", size=9, sha256=char * 64)
         for name, char in zip(names, "abcdef", strict=False)
     )
 
 
-def stack_lock(stack: manifests.Stack, wheels: Sequence[manifests.LockedFile] = ()) -> manifests.StackLock:
-    return manifests.StackLock(
+def stack_lock(stack: schema.Stack, wheels: Sequence[schema.LockedFile] = ()) -> schema.StackLock:
+    return schema.StackLock(
         stack=stack.name, inputs=manifests.stack_inputs(stack), debs=list(locked("dash")), wheels=list(wheels)
     )
 

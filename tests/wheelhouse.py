@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkpin.manifests import LockedFile
+from sparkpin.schema import LockedFile
 
 
 def make_wheel(

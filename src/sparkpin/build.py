@@ -18,10 +18,10 @@ from sparkpin.context import context_folder
 from sparkpin.engine import Engine, ImageInfo
 from sparkpin.errors import BuildError, EngineError
 from sparkpin.files import disk_errors, lock, write_json
-from sparkpin.manifests import Stack, StackLock
 from sparkpin.paths import Paths
 from sparkpin.releases import UNSEALED
 from sparkpin.render import Rendered
+from sparkpin.schema import Stack, StackLock
 from sparkpin.seal import Part, Sealed
 from sparkpin.store import Store
 

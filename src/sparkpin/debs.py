@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from sparkpin.errors import HostError, ManifestError, NetworkError
 from sparkpin.files import disk_errors
-from sparkpin.manifests import LockedFile, Stack
+from sparkpin.schema import LockedFile, Stack
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 ARCHITECTURES = {"linux/amd64": "amd64", "linux/arm64": "arm64"}

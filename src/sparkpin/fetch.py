@@ -12,8 +12,8 @@ from sparkpin import files
 from sparkpin.debs import open_apt
 from sparkpin.errors import IntegrityError
 from sparkpin.lock import check_unique, scratch_folder
-from sparkpin.manifests import LockedFile, Stack, StackLock
 from sparkpin.paths import Paths
+from sparkpin.schema import LockedFile, Stack, StackLock
 from sparkpin.store import Store
 from sparkpin.wheels import TICK, Target, arrived, download, target_of
 

@@ -20,7 +20,7 @@ from sparkpin.files import existing_parent
 from sparkpin.paths import Paths
 
 if TYPE_CHECKING:  # ./install.sh imports this before .venv exists, with the standard library alone
-    from sparkpin.manifests import Stack
+    from sparkpin.schema import Stack
 
 ARCHITECTURES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 ROOT = Path("/")

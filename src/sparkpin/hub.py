@@ -18,8 +18,8 @@ from typing import Any
 from sparkpin import files, manifests
 from sparkpin.errors import IntegrityError
 from sparkpin.hubclient import Say, download, endpoint, plain_errors, token_for
-from sparkpin.manifests import LockedFile, ModelLock, ModelPin, Repository, RepositoryLock
 from sparkpin.paths import Paths
+from sparkpin.schema import LockedFile, ModelLock, ModelPin, Repository, RepositoryLock
 
 HASH_WORKERS = min(4, os.cpu_count() or 1)
 

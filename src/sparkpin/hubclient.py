@@ -13,8 +13,8 @@ from typing import Any
 
 from sparkpin import files
 from sparkpin.errors import ManifestError, NetworkError
-from sparkpin.manifests import ModelPin
 from sparkpin.paths import Paths
+from sparkpin.schema import ModelPin
 
 Say = Callable[[str], None]
 

@@ -15,8 +15,9 @@ from sparkpin import files
 from sparkpin.debs import open_apt
 from sparkpin.errors import ManifestError
 from sparkpin.files import PARTIAL, atomic_file, disk_errors, sha256_file
-from sparkpin.manifests import LockedFile, Stack, StackLock, load_stack, lock_text, stack_inputs
+from sparkpin.manifests import load_stack, lock_text, stack_inputs
 from sparkpin.paths import Paths
+from sparkpin.schema import LockedFile, Stack, StackLock
 from sparkpin.store import Store
 from sparkpin.wheels import TICK, Dist, Target, arrived, download_closure, reachable, read_dist, target_of
 

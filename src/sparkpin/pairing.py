@@ -9,7 +9,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin import manifests, recipes, render
+from sparkpin import manifests, recipes, render, schema
 from sparkpin.checkpoint.plan import checkpoint_key, checkpoint_steps
 from sparkpin.errors import InputError
 from sparkpin.releases import Demands, release_key
@@ -20,13 +20,13 @@ from sparkpin.smoke.demands import demands_of
 class Pairing:
     """One stage of a recipe's chain, with everything that decides its release."""
 
-    recipe: manifests.Recipe
-    stack: manifests.Stack
-    stack_lock: manifests.StackLock
-    model: manifests.ModelPin
-    model_lock: manifests.ModelLock
-    stage: manifests.Stage
-    chain: tuple[manifests.Stage, ...]
+    recipe: schema.Recipe
+    stack: schema.Stack
+    stack_lock: schema.StackLock
+    model: schema.ModelPin
+    model_lock: schema.ModelLock
+    stage: schema.Stage
+    chain: tuple[schema.Stage, ...]
     rendered: render.Rendered
     steps: tuple[str, ...]
     checkpoint_key: str
@@ -86,10 +86,10 @@ def pair(
 
 def input_hashes(
     project: Path,
-    recipe: manifests.Recipe,
-    stack: manifests.Stack,
-    model: manifests.ModelPin,
-    chain: tuple[manifests.Stage, ...],
+    recipe: schema.Recipe,
+    stack: schema.Stack,
+    model: schema.ModelPin,
+    chain: tuple[schema.Stage, ...],
 ) -> dict[str, str]:
     """SHA-256 of each file that people edit and of each lock, by path below the project."""
     names = [f"recipes/{recipe.name}.yaml"]

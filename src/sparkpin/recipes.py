@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkpin.errors import InputError, ManifestError
-from sparkpin.manifests import FlagValue, Recipe, Scalar, Stack, Stage
+from sparkpin.schema import FlagValue, Recipe, Scalar, Stack, Stage
 
 MODEL_PATH = "/model"
 ALIASES = {

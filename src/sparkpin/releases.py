@@ -25,8 +25,8 @@ from pydantic.dataclasses import dataclass
 
 from sparkpin import files
 from sparkpin.errors import InputError, IntegrityError, ManifestError
-from sparkpin.manifests import Model, Name, Sha256
 from sparkpin.paths import Paths
+from sparkpin.schema import Model, Name, Sha256
 
 SCHEMA: Literal[1] = 1
 POINTER = "current.json"

@@ -22,9 +22,9 @@ from sparkpin import rootfs, seal
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import ManifestError
 from sparkpin.files import sha256_file
-from sparkpin.manifests import LockedFile, Stack, StackLock, Stage
 from sparkpin.modwheels import Mod, read_mod
 from sparkpin.releases import ROOTFS
+from sparkpin.schema import LockedFile, Stack, StackLock, Stage
 
 VENV, STACK_MODS = "venv", "stack-mods"  # layers beside those that the stack names
 

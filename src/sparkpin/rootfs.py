@@ -20,8 +20,8 @@ from sparkpin.debs import ARCHITECTURES, HOST_PACKAGES, raise_no_space, tail
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import BuildError, HostError
 from sparkpin.files import atomic_file, sha256_file
-from sparkpin.manifests import LockedFile, Stack, StackLock
 from sparkpin.paths import Paths
+from sparkpin.schema import LockedFile, Stack, StackLock
 from sparkpin.store import Store
 
 CUSTOMIZE = Path(__file__).with_name("rootfs.sh")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sparkpin.errors import IntegrityError
 from sparkpin.files import CHUNK, atomic_file, disk_errors, sha256_file, sweep, sync_file, sync_folder
-from sparkpin.manifests import LockedFile
+from sparkpin.schema import LockedFile
 
 FETCH = "invoke fetch"
 

@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 from sparkpin.debs import raise_no_space, tail
 from sparkpin.errors import HostError, IntegrityError, ManifestError, NetworkError
 from sparkpin.files import CHUNK, disk_errors
-from sparkpin.manifests import LockedFile, Stack
+from sparkpin.schema import LockedFile, Stack
 
 MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}

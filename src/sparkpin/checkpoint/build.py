@@ -18,8 +18,8 @@ from sparkpin.checkpoint.plan import FORMAT, Plan, Shard, checkpoint_key, make_p
 from sparkpin.checkpoint.safetensors import TensorSource, write_file
 from sparkpin.checkpoint.verify import REBUILD, RECORD, Reader, verify_checkpoint
 from sparkpin.errors import CheckpointError
-from sparkpin.manifests import ModelLock, ModelPin
 from sparkpin.paths import Paths
+from sparkpin.schema import ModelLock, ModelPin
 
 SPARE = 64 << 20
 """Bytes that must stay free on the disk beside what is written."""

@@ -13,7 +13,7 @@ from typing import Any
 from sparkpin.checkpoint.draft import Change, Draft, matching, some
 from sparkpin.checkpoint.repository import CONFIG, Repository, Source
 from sparkpin.errors import CheckpointError
-from sparkpin.manifests import HybridStep
+from sparkpin.schema import HybridStep
 
 WEIGHT, SCALE = ".weight", ".weight_scale_inv"
 PLAIN_DTYPES = ("BF16", "F16", "F32")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sparkpin.checkpoint.draft import Change, Draft, matching, some
 from sparkpin.checkpoint.repository import CONFIG
 from sparkpin.errors import CheckpointError
-from sparkpin.manifests import MtpStep
+from sparkpin.schema import MtpStep
 
 PREFIX = "mtp."
 OUTER = ("mtp.fc.weight", "mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight")

@@ -19,7 +19,7 @@ from sparkpin.checkpoint.mtp import apply_mtp
 from sparkpin.checkpoint.repository import CONFIG, INDEX, Source, read_repository
 from sparkpin.checkpoint.safetensors import build_header
 from sparkpin.errors import CheckpointError, ManifestError
-from sparkpin.manifests import LockedFile, ModelLock, ModelPin, Stage
+from sparkpin.schema import LockedFile, ModelLock, ModelPin, Stage
 
 FORMAT = 1
 """Version of the builder: raise it when the same inputs and steps would give other bytes, so that keys change."""

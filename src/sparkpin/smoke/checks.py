@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkpin.errors import ManifestError
-from sparkpin.manifests import Stage
+from sparkpin.schema import Stage
 from sparkpin.smoke import metrics, mods
 from sparkpin.smoke.answers import (
     Answer,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparkpin.manifests import ModelPin, Stack, Stage
 from sparkpin.releases import Demands
+from sparkpin.schema import ModelPin, Stack, Stage
 from sparkpin.smoke import mods
 from sparkpin.smoke.checks import checks_of
 

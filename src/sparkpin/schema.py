@@ -1,0 +1,184 @@
+"""The shapes of the files that people edit and of the locks. `manifests` reads the files into them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Scalar = str | int | float | bool
+FlagValue = Scalar | list[Any] | dict[str, Any] | None
+CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp"]
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class LockedFile(Model):
+    """One file with its size in bytes and SHA-256. `version` is empty for files of a model repository."""
+
+    name: str
+    version: str = ""
+    file: Annotated[str, Field(pattern=r"^(?:\.?[\w@%+=:,~-][\w@%+=:,.~-]*/)*\.?[\w@%+=:,~-][\w@%+=:,.~-]*$")]
+    size: Annotated[int, Field(ge=0)]
+    sha256: Sha256
+
+
+class Debian(Model):
+    """suite: Debian's code name; packages: what is asked for (the lock holds the closure)."""
+
+    suite: Name
+    packages: list[str]
+
+
+class PythonLayer(Model):
+    """packages: distribution names, or ["*"] for all that no other layer names.
+
+    Layers go from rare to frequent change.
+    """
+
+    name: Name
+    packages: list[str]
+
+
+class Python(Model):
+    """requirements: `name==version`; exclude: distribution -> why it is left out.
+
+    torch_backend: uv's word for PyTorch's own index that carries what the default index lacks.
+    """
+
+    version: Annotated[str, Field(pattern=r"^3\.\d+$")]
+    requirements: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==[^=]+$")]]
+    exclude: dict[str, str] = {}
+    torch_backend: str = ""
+    layers: list[PythonLayer]
+
+
+class Serve(Model):
+    """What `vllm serve` and its container need.
+
+    flags: `--flag: value`; null gives a bare flag; a mapping gives JSON.
+    """
+
+    flags: dict[Annotated[str, Field(pattern=r"^--[a-z]")], FlagValue] = {}
+    env: dict[str, Scalar] = {}
+
+
+class Stack(Model):
+    """pins/stacks/<name>.yaml: every external input of the images for one platform."""
+
+    name: Name
+    description: str
+    platform: Literal["linux/amd64", "linux/arm64"]
+    default_recipe: Name
+    debian: Debian
+    python: Python
+    mods: list[Name] = []
+    serve: Serve = Serve()
+
+
+class StackLock(Model):
+    """pins/stacks/<name>.lock. inputs: SHA-256 of the parts of the stack file that decide the closure."""
+
+    stack: Name
+    inputs: Sha256
+    debs: list[LockedFile]
+    wheels: list[LockedFile]
+
+
+class Smoke(Model):
+    """checks: names in sparkpin.smoke.checks; acceptance_floor: least share of drafted tokens that must be accepted."""
+
+    checks: list[Name] = []
+    acceptance_floor: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+class Stage(Model):
+    """stages/<name>.yaml: one step of the chain."""
+
+    name: Name
+    description: str
+    parent: Name | None
+    template: Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+\.j2$")]
+    mods: list[Name] = []
+    checkpoint: CHECKPOINT_STEPS | None = None
+    serve: Serve = Serve()
+    smoke: Smoke = Smoke()
+
+
+class Repository(Model):
+    """repo: the Hub's id; revision: a commit hash, never a branch."""
+
+    repo: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+
+
+class Generator(Model):
+    """A model that is made here instead of fetched from the Hub; see sparkpin.tinymodel."""
+
+    name: Literal["scripted-tiny"]
+    seed: int
+
+
+class HybridStep(Model):
+    """Replace `<module>.weight` of each module that fits a pattern (fnmatch) by FP8 weight + weight_scale_inv."""
+
+    source: Name
+    modules: Annotated[list[str], Field(min_length=1)]
+    block: Annotated[list[Annotated[int, Field(gt=0)]], Field(min_length=2, max_length=2)]
+
+
+class MtpStep(Model):
+    """Register the tensors of `file` whose names fit a pattern (fnmatch) in the index."""
+
+    file: str
+    tensors: Annotated[list[str], Field(min_length=1)]
+
+
+class ModelPin(Model):
+    """pins/models/<name>.yaml: repositories with revisions, and what the checkpoint steps take from each."""
+
+    name: Name
+    description: str
+    generator: Generator | None = None
+    base: Name
+    repositories: dict[Name, Repository]
+    hybrid: HybridStep | None = None
+    mtp: MtpStep | None = None
+
+
+class RepositoryLock(Model):
+    repo: str
+    revision: str
+    files: list[LockedFile]
+
+
+class ModelLock(Model):
+    """pins/models/<name>.lock: every file of every repository that is fetched whole."""
+
+    model: Name
+    inputs: Sha256
+    repositories: dict[Name, RepositoryLock]
+
+
+class Recipe(Model):
+    """recipes/<name>.yaml: the community's v1 format plus stack, stage and model_revision.
+
+    mods: of the format; must be empty, since run.sh folders are not applied: an ignored one would be a silent change.
+    """
+
+    recipe_version: Literal["1"]
+    name: Name
+    description: str = ""
+    model: str
+    model_revision: str
+    container: str
+    stack: Name
+    stage: Name
+    mods: Annotated[list[str], Field(max_length=0)] = []
+    defaults: dict[str, Scalar] = {}
+    env: dict[str, Scalar] = {}
+    command: str
