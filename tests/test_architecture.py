@@ -41,7 +41,7 @@ def importers(package: str) -> set[str]:
         ("socket", {"endpoint", "ports"}),
         ("docker", {"engine", "endpoint", "container", "serve", "smoke/server"}),
         ("subprocess", {"buildkit", "daemon", "debs", "host", "modwheels", "rootfs", "wheels"}),
-        ("sparkpin.fetch", {"commands"}),
+        ("sparkpin.fetch", {"commands", "jobs"}),
         ("sparkpin.lock", {"commands", "fetch"}),
         ("sparkpin.wheels", {"fetch", "lock"}),
         ("sparkpin.hub", {"checkpoint/build", "commands"}),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from private_engine import file_layer, load_image, private_engine, quiet, sleeper
 
-from sparkpin import commands, retention
+from sparkpin import jobs, retention
 from sparkpin import layers as layer_sizes
 from sparkpin import prune as pruning
 from sparkpin.container import CACHE_LABEL, cache_volume
@@ -643,7 +643,7 @@ def test_a_release_s_checkpoint_is_used_whatever_the_pins_say_by_now(project: Pa
     paths = Paths(project, tmp_path / "cache", tmp_path / "home")
     shutil.rmtree(project / "pins")
     folder = complete_checkpoint(paths, release(1))
-    assert commands.checkpoint_of(paths, release(1)) == folder
+    assert jobs.checkpoint_of(paths, release(1)) == folder
 
 
 def test_a_damaged_checkpoint_that_the_pins_do_not_give_is_told(project: Path, tmp_path: Path) -> None:
@@ -651,7 +651,7 @@ def test_a_damaged_checkpoint_that_the_pins_do_not_give_is_told(project: Path, t
     lost = release(1, recipe="scripted-tiny")
     (complete_checkpoint(paths, lost) / "model.safetensors").write_bytes(b"half")
     with pytest.raises(CheckpointError, match="gone or damaged") as caught:
-        commands.checkpoint_of(paths, lost)
+        jobs.checkpoint_of(paths, lost)
     assert "check out the commit" in caught.value.next_step
 
 

@@ -1,25 +1,22 @@
-"""What each task does: load, plan, execute, report. The only module that joins the others."""
+"""What each task does: load, plan, hand over to `jobs` and the parts, report."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 from pathlib import Path
 
-from sparkpin import build as builder
-from sparkpin import daemon, host, hub, manifests, releases, retention, ui
+from sparkpin import daemon, host, hub, manifests, retention, ui
 from sparkpin import fetch as fetching
 from sparkpin import lock as locking
 from sparkpin import prune as pruning
 from sparkpin import serve as serving
-from sparkpin.checkpoint.build import build_checkpoint, is_complete, plan_checkpoint
-from sparkpin.engine import Engine
-from sparkpin.errors import CheckpointError, EngineError, HostError, InputError, SmokeError
+from sparkpin.checkpoint.build import build_checkpoint, plan_checkpoint
+from sparkpin.errors import HostError, InputError, SmokeError
+from sparkpin.jobs import build_releases, checkpoint_of, engine_of, smoke_releases
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
-from sparkpin.smoke import run_smoke
 from sparkpin.store import Store
 from sparkpin.ui import say, show
 
@@ -34,15 +31,6 @@ def choose_recipe(paths: Paths, recipe: str | None, stack: str | None) -> str:
 def pairings_of(recipe: str | None, stage: str | None, stack: str | None = None) -> tuple[Paths, tuple[Pairing, ...]]:
     paths = Paths.from_env()
     return paths, pair(paths.project, choose_recipe(paths, recipe, stack), stage=stage, stack_name=stack)
-
-
-def engine_of(paths: Paths) -> Engine:
-    """The engine, started when none answers and this user may start one."""
-    try:
-        return Engine.connect()
-    except EngineError:
-        daemon.start_engine(paths, say)
-        return Engine.connect()
 
 
 def doctor(*, fix: bool, stack: str | None) -> None:
@@ -151,62 +139,6 @@ def next_smoke(made: tuple[Release, ...]) -> bool:
     return bool(waiting)
 
 
-def build_releases(paths: Paths, pairings: tuple[Pairing, ...]) -> tuple[Release, ...]:
-    engine = engine_of(paths)
-    records = Releases(paths)
-    made = []
-    for pairing in pairings:
-        image = pairing.rendered
-        if image.parent_key is None and not builder.is_built(paths, engine, image):
-            fetching.fetch_stack(paths, pairing.stack, pairing.stack_lock, say)
-        built = builder.build_image(paths, engine, pairing.stack, pairing.stack_lock, image, say)
-        made.append(record(engine, records, pairing, built))
-    return tuple(made)
-
-
-def record(engine: Engine, records: Releases, pairing: Pairing, built: builder.BuiltImage) -> Release:
-    """The release of a pairing: the one that is there when it holds these bytes, else a new one, tagged."""
-    known = records.find(pairing.tag)
-    if known and known.image != built.config_digest:
-        say(
-            f"{pairing.tag}: other bytes than recorded ({known.image} -> {built.config_digest}); it must be smoked anew"
-        )
-        known = None
-    release = known or new_release(pairing, built)
-    if release.demands != pairing.demands:
-        release = dataclasses.replace(release, demands=pairing.demands)
-        if release.state in ("passed", "failed"):
-            say(f"{pairing.tag}: its smoke test asks for something else now; it must be smoked anew")
-            release = dataclasses.replace(release, state="built", smoke=None)
-    if release != known:
-        records.save(release)
-    engine.tag(built.ref, release.tag)
-    engine.tag(built.ref, f"sparkpin/{release.recipe}:{release.stage}")
-    return release
-
-
-def new_release(pairing: Pairing, built: builder.BuiltImage) -> Release:
-    return Release(
-        tag=pairing.tag,
-        recipe=pairing.recipe.name,
-        stage=pairing.stage.name,
-        stack=pairing.stack.name,
-        model=pairing.model.name,
-        key=pairing.key,
-        build_key=pairing.rendered.key,
-        image=built.config_digest,
-        diff_ids=built.diff_ids,
-        size=built.size,
-        checkpoint_key=pairing.checkpoint_key,
-        argv=pairing.argv,
-        env=pairing.env,
-        created=releases.now(),
-        build_seconds=built.seconds,
-        demands=pairing.demands,
-        inputs=pairing.inputs,
-    )
-
-
 def checkpoint(*, recipe: str | None, stage: str | None, stack: str | None, dry_run: bool) -> None:
     paths, pairings = pairings_of(recipe, stage, stack)
     last = pairings[-1]
@@ -215,23 +147,6 @@ def checkpoint(*, recipe: str | None, stage: str | None, stack: str | None, dry_
             show(line)
         return
     show(str(build_checkpoint(paths, last.model, last.model_lock, last.steps, say)))
-
-
-def checkpoint_of(paths: Paths, release: Release) -> Path:
-    """The checkpoint folder of a release; made when it is not there and the pins still give it.
-
-    One that is there is used whatever the pins say by now: what was rolled back to must be servable.
-    """
-    folder = Releases(paths).checkpoint(release)
-    if is_complete(folder, release.checkpoint_key):
-        return folder
-    for pairing in pair(paths.project, release.recipe, stage=release.stage):
-        if pairing.checkpoint_key == release.checkpoint_key:
-            return build_checkpoint(paths, pairing.model, pairing.model_lock, pairing.steps, say)
-    raise CheckpointError(
-        f"the checkpoint of {release.tag} ({folder}) is gone or damaged, and the pins give another one now",
-        next_step=retention.how_to_rebuild(paths, release),
-    )
 
 
 def smoke(*, tag: str | None, stage: str | None, recipe: str | None) -> tuple[Release, ...]:
@@ -253,15 +168,6 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None) -> tuple[Re
     report(done)
     finish(records, done)
     return done
-
-
-def smoke_releases(paths: Paths, wanted: tuple[Release, ...]) -> tuple[Release, ...]:
-    engine = engine_of(paths)
-    records = Releases(paths)
-    return tuple(
-        records.smoked(release.tag, run_smoke(paths, engine, release, checkpoint_of(paths, release), say))
-        for release in wanted
-    )
 
 
 def finish(records: Releases, done: tuple[Release, ...]) -> None:

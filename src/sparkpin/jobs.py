@@ -1,0 +1,109 @@
+"""The parts joined: pairings become images and releases, releases get their checkpoint and their smoke test."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from sparkpin import build as builder
+from sparkpin import daemon, releases, retention
+from sparkpin import fetch as fetching
+from sparkpin.checkpoint.build import build_checkpoint, is_complete
+from sparkpin.engine import Engine
+from sparkpin.errors import CheckpointError, EngineError
+from sparkpin.pairing import Pairing, pair
+from sparkpin.paths import Paths
+from sparkpin.releases import Release, Releases
+from sparkpin.smoke import run_smoke
+from sparkpin.ui import say
+
+
+def engine_of(paths: Paths) -> Engine:
+    """The engine, started when none answers and this user may start one."""
+    try:
+        return Engine.connect()
+    except EngineError:
+        daemon.start_engine(paths, say)
+        return Engine.connect()
+
+
+def build_releases(paths: Paths, pairings: tuple[Pairing, ...]) -> tuple[Release, ...]:
+    engine = engine_of(paths)
+    records = Releases(paths)
+    made = []
+    for pairing in pairings:
+        image = pairing.rendered
+        if image.parent_key is None and not builder.is_built(paths, engine, image):
+            fetching.fetch_stack(paths, pairing.stack, pairing.stack_lock, say)
+        built = builder.build_image(paths, engine, pairing.stack, pairing.stack_lock, image, say)
+        made.append(record(engine, records, pairing, built))
+    return tuple(made)
+
+
+def record(engine: Engine, records: Releases, pairing: Pairing, built: builder.BuiltImage) -> Release:
+    """The release of a pairing: the one that is there when it holds these bytes, else a new one, tagged."""
+    known = records.find(pairing.tag)
+    if known and known.image != built.config_digest:
+        say(
+            f"{pairing.tag}: other bytes than recorded ({known.image} -> {built.config_digest}); it must be smoked anew"
+        )
+        known = None
+    release = known or new_release(pairing, built)
+    if release.demands != pairing.demands:
+        release = dataclasses.replace(release, demands=pairing.demands)
+        if release.state in ("passed", "failed"):
+            say(f"{pairing.tag}: its smoke test asks for something else now; it must be smoked anew")
+            release = dataclasses.replace(release, state="built", smoke=None)
+    if release != known:
+        records.save(release)
+    engine.tag(built.ref, release.tag)
+    engine.tag(built.ref, f"sparkpin/{release.recipe}:{release.stage}")
+    return release
+
+
+def new_release(pairing: Pairing, built: builder.BuiltImage) -> Release:
+    return Release(
+        tag=pairing.tag,
+        recipe=pairing.recipe.name,
+        stage=pairing.stage.name,
+        stack=pairing.stack.name,
+        model=pairing.model.name,
+        key=pairing.key,
+        build_key=pairing.rendered.key,
+        image=built.config_digest,
+        diff_ids=built.diff_ids,
+        size=built.size,
+        checkpoint_key=pairing.checkpoint_key,
+        argv=pairing.argv,
+        env=pairing.env,
+        created=releases.now(),
+        build_seconds=built.seconds,
+        demands=pairing.demands,
+        inputs=pairing.inputs,
+    )
+
+
+def checkpoint_of(paths: Paths, release: Release) -> Path:
+    """The checkpoint folder of a release; made when it is not there and the pins still give it.
+
+    One that is there is used whatever the pins say by now: what was rolled back to must be servable.
+    """
+    folder = Releases(paths).checkpoint(release)
+    if is_complete(folder, release.checkpoint_key):
+        return folder
+    for pairing in pair(paths.project, release.recipe, stage=release.stage):
+        if pairing.checkpoint_key == release.checkpoint_key:
+            return build_checkpoint(paths, pairing.model, pairing.model_lock, pairing.steps, say)
+    raise CheckpointError(
+        f"the checkpoint of {release.tag} ({folder}) is gone or damaged, and the pins give another one now",
+        next_step=retention.how_to_rebuild(paths, release),
+    )
+
+
+def smoke_releases(paths: Paths, wanted: tuple[Release, ...]) -> tuple[Release, ...]:
+    engine = engine_of(paths)
+    records = Releases(paths)
+    return tuple(
+        records.smoked(release.tag, run_smoke(paths, engine, release, checkpoint_of(paths, release), say))
+        for release in wanted
+    )
