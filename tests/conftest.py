@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,3 +22,28 @@ def project(tmp_path: Path) -> Path:
         shutil.copytree(PROJECT / name, copy / name)
     shutil.copytree(PROJECT / "mods", copy / "mods", ignore=shutil.ignore_patterns("__pycache__", "tests"))
     return copy
+
+
+@pytest.fixture
+def tmpfs(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Makes file systems of a size as mount(8) writes it ("1m"), to fill them up."""
+    if os.geteuid() != 0:
+        pytest.skip("mounts a small tmpfs: run as root")
+    mounted: list[Path] = []
+
+    def make(size: str) -> Path:
+        folder = tmp_path / f"tmpfs-{size}"
+        folder.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
+        mounted.append(folder)
+        return folder
+
+    yield make
+    for folder in mounted:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.fixture
+def small_disk(tmpfs: Callable[[str], Path]) -> Path:
+    """A file system of 1 MB."""
+    return tmpfs("1m")

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import wheelhouse
-from test_store import small_disk  # noqa: F401  (a fixture)
 from wheelhouse import Index, make_wheel
 
 from sparkpin import fetch, files, wheels
@@ -189,7 +188,7 @@ def test_full_disk_is_told(
     index: Index,
     paths: Paths,
     locked: Callable[..., StackLock],
-    small_disk: Path,  # noqa: F811
+    small_disk: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = make_wheel(index.folder, "a", size=3_000_000)

@@ -35,8 +35,9 @@ def parse(kind: type[M], value: Any, file: object, *, next_step: str = "") -> M:
             raise ManifestError(
                 file, key, first["input"], f"no such key (known here: {known})", next_step=next_step
             ) from None
-        seen = "(missing)" if first["type"] == "missing" else first["input"]
-        raise ManifestError(file, key, seen, first["msg"], next_step=next_step) from None
+        missing = first["type"] == "missing"
+        seen, wanted = ("(missing)", "a value: the key must be there") if missing else (first["input"], first["msg"])
+        raise ManifestError(file, key, seen, wanted, next_step=next_step) from None
 
 
 def known_keys(kind: type[BaseModel], location: Sequence[int | str]) -> list[str]:
