@@ -37,8 +37,17 @@ def guarded(body: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def command(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """An invoke task around a guarded body."""
-    return lambda body: task(**options)(guarded(body))
+    """An invoke task around a guarded body. Options have long names only: one letter would mean different things."""
+    return lambda body: task(auto_shortflags=False, **options)(guarded(body))
+
+
+def whole(option: str, value: str) -> int:
+    """invoke's own conversion of a number ends in a traceback."""
+    from sparkpin.errors import InputError
+
+    if not value.isdecimal():
+        raise InputError(f"--{option}: saw {value!r}, wanted a whole number", next_step=f"for example --{option} 5")
+    return int(value)
 
 
 @command(help={"stage": STAGE, "recipe": RECIPE, "stack": STACK, "no_smoke": "build only", "dry_run": "say it only"})
@@ -144,12 +153,14 @@ def rollback(c: Context, recipe: str | None = None) -> None:
     commands.rollback(recipe=recipe)
 
 
-@command(help={"keep": "releases to keep of each recipe, besides the current one"})
-def prune(c: Context, keep: int = 5) -> None:
+@command(
+    help={"keep": "releases to keep of each recipe: the current one, then those that passed, newest first (default: 5)"}
+)
+def prune(c: Context, keep: str = "5") -> None:
     """Remove old releases and say what that freed."""
     from sparkpin import commands
 
-    commands.prune(keep=keep)
+    commands.prune(keep=whole("keep", keep))
 
 
 @command(
@@ -159,11 +170,11 @@ def prune(c: Context, keep: int = 5) -> None:
         "port": "port on this machine (default: the recipe's)",
     }
 )
-def serve(c: Context, recipe: str | None = None, release: str | None = None, port: int = 0) -> None:
+def serve(c: Context, recipe: str | None = None, release: str | None = None, port: str = "") -> None:
     """Serve a release on 127.0.0.1."""
     from sparkpin import commands
 
-    commands.serve(recipe=recipe, release=release, port=port or None)
+    commands.serve(recipe=recipe, release=release, port=whole("port", port) if port else None)
 
 
 @command(help={"recipe": RECIPE})

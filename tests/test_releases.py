@@ -456,6 +456,13 @@ def ago(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 TIME: Callable[[], float] = time.time
 
 
+def test_prune_prefers_what_can_be_gone_back_to() -> None:
+    old, back, other = release(1, "passed"), release(2, "retired"), release(3, "passed", stage="base")
+    current, fresh, failed = release(4, "current"), release(5, "built"), release(6, "failed")
+    ranked = pruning.by_worth([old, back, other, current, fresh, failed])
+    assert ranked == [current, back, other, old, failed, fresh]
+
+
 @pytest.mark.engine
 def test_prune_keeps_the_newest_and_the_current(paths: Paths, engine: Engine) -> None:
     one, two, three, four = (built(paths, engine, number) for number in (1, 2, 3, 4))

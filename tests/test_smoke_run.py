@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from fake_release import REF
 
 from sparkpin.engine import Engine
 from sparkpin.errors import CheckpointError, EngineError, IntegrityError
+from sparkpin.files import lock
 from sparkpin.paths import Paths
 from sparkpin.recipes import set_flag
 from sparkpin.releases import Release, Releases, tag_of
@@ -199,3 +201,15 @@ def test_the_command_listens_on_the_socket_only(release: Release) -> None:
         "--uds",
         "/run/sparkpin/vllm.sock",
     ]
+
+
+def test_what_a_killed_smoke_test_left_is_cleared_unless_one_runs(fake_engine: Engine, paths: Paths) -> None:
+    def leftovers() -> list[object]:
+        return fake_engine.client.containers.list(all=True, filters={"label": f"{server.LABEL}={server.owner(paths)}"})
+
+    fake_engine.client.containers.create(REF, ["sleep"], labels={server.LABEL: server.owner(paths)})
+    with lock(server.smoke_lock(paths)):
+        server.clear_leftovers(paths, fake_engine, print)
+        assert len(leftovers()) == 1
+    server.clear_leftovers(paths, fake_engine, print)
+    assert leftovers() == []

@@ -27,12 +27,15 @@ def test_the_list_has_one_line_for_each_task() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["build", "--stage", "v3"], 2, ["unknown stage 'v3'", "base, hybrid, mtp, v2, v2-tq"]),
+        (["build", "--stage", "v3"], 2, ["unknown stage 'v3'", "choose one of: base, hybrid, "]),
         (["build", "--recipe", "qwen"], 2, ["unknown recipe 'qwen'", "scripted-tiny"]),
         (["build", "--stack", "tpu"], 2, ["unknown stack 'tpu'", "cpu"]),
         (["promote", "sparkpin/scripted-tiny:base-000000000000"], 2, ["unknown release", "invoke"]),
         (["serve", "--release", "nonsense"], 2, ["unknown release 'nonsense'"]),
         (["serve"], 2, ["has no current release", "invoke promote"]),
+        (["smoke", "--stage", "v3"], 2, ["unknown stage 'v3'", "choose one of: "]),
+        (["rollback", "--recipe", "qwen"], 2, ["unknown recipe 'qwen'", "scripted-tiny"]),
+        (["prune", "--keep", "x"], 2, ["--keep: saw 'x'"]),
         (["smoke", "--release", "nonsense"], 2, ["unknown release 'nonsense'"]),
     ],
 )

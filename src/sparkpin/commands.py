@@ -17,6 +17,7 @@ from sparkpin.jobs import build_releases, checkpoint_of, engine_of, smoke_releas
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
+from sparkpin.smoke.server import clear_leftovers
 from sparkpin.store import Store
 from sparkpin.ui import say, show
 
@@ -135,7 +136,7 @@ def next_smoke(made: tuple[Release, ...]) -> bool:
     """Say that releases wait for their smoke test; False when none does."""
     waiting = [release for release in made if release.state == "built"]
     if waiting:
-        show(f"next: invoke smoke ({len(waiting)} not yet smoked)")
+        show(f"next: invoke smoke ({len(waiting)} of these not yet smoked)")
     return bool(waiting)
 
 
@@ -158,6 +159,7 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None) -> tuple[Re
         newest = sorted(records.of_recipe(choose_recipe(paths, recipe, None)), key=lambda release: release.created)
         wanted = [release for release in newest if release.stage == stage][-1:]
         if not wanted:
+            manifests.load_stage(paths.project, stage)
             raise InputError(f"no release of stage {stage!r} is built", next_step=f"invoke build --stage {stage}")
     else:
         wanted = [release for release in records.all() if release.state == "built" and recipe in (None, release.recipe)]
@@ -174,7 +176,8 @@ def finish(records: Releases, done: tuple[Release, ...]) -> None:
     """Say what to type next; a failed smoke test is the task's failure."""
     failed = [release for release in done if not release.smoke_passed]
     for release in failed:
-        show(f"{release.tag}: " + "; ".join(release.smoke_failures))
+        for failure in release.smoke_failures:
+            show(f"{release.tag}: {failure}")
     if failed:
         raise SmokeError(
             f"{len(failed)} of {len(done)} smoke tests failed; their images are kept, marked failed",
@@ -229,19 +232,34 @@ def images(*, as_json: bool) -> None:
 def promote(tag: str) -> None:
     paths = Paths.from_env()
     release = retention.promote(paths, engine_of(paths), tag)
-    show(f"current release of {release.recipe}: {release.tag}\nnext: invoke serve")
+    show(f"current release of {release.recipe}: {release.tag}")
+    next_serve(paths, release)
 
 
 def rollback(*, recipe: str | None) -> None:
     paths = Paths.from_env()
-    release = retention.rollback(paths, engine_of(paths), choose_recipe(paths, recipe, None))
+    name = choose_recipe(paths, recipe, None)
+    if not Releases(paths).of_recipe(name):
+        manifests.load_recipe(paths.project, name)
+    release = retention.rollback(paths, engine_of(paths), name)
     show(f"back to {release.tag}: image {release.image}, checkpoint {release.checkpoint_key[:16]}")
-    show(f"flags: {shlex.join(release.argv)}\nnext: invoke serve")
+    show(f"flags: {shlex.join(release.argv)}")
+    next_serve(paths, release)
+
+
+def next_serve(paths: Paths, release: Release) -> None:
+    """What answers now goes on answering until `serve` changes it."""
+    running = serving.running_release(engine_of(paths), release.recipe)
+    if running and running != release.tag:
+        show(f"{running} still answers until then")
+    show("next: invoke serve" if running != release.tag else "it is being served already")
 
 
 def prune(*, keep: int) -> None:
     paths = Paths.from_env()
-    freed = pruning.prune(paths, engine_of(paths), keep, say)
+    engine = engine_of(paths)
+    clear_leftovers(paths, engine, say)
+    freed = pruning.prune(paths, engine, keep, say)
     show(f"removed {len(freed.tags)} releases, freed {ui.size(freed.bytes)}")
 
 
@@ -258,10 +276,18 @@ def serve(*, recipe: str | None, release: str | None, port: int | None) -> None:
                 f"recipe {name!r} has no current release", next_step="invoke images, then invoke promote TAG"
             )
         chosen = current
+    if not chosen.smoke_passed:
+        say(f"warning: {chosen.tag} is {chosen.state}: no smoke test stands behind its answers")
     served = serving.start(engine_of(paths), chosen, checkpoint_of(paths, chosen), port=port, say=say)
     show(f"{chosen.tag} answers at {served.url}\nnext: invoke stop")
 
 
 def stop(*, recipe: str | None) -> None:
-    for name in serving.stop(engine_of(Paths.from_env()), recipe, say):
+    paths = Paths.from_env()
+    engine = engine_of(paths)
+    clear_leftovers(paths, engine, say)
+    stopped = serving.stop(engine, recipe, say)
+    for name in stopped:
         show(f"stopped {name}")
+    if not stopped:
+        show("nothing is served")

@@ -103,7 +103,9 @@ def checkpoint_of(paths: Paths, release: Release) -> Path:
 def smoke_releases(paths: Paths, wanted: tuple[Release, ...]) -> tuple[Release, ...]:
     engine = engine_of(paths)
     records = Releases(paths)
-    return tuple(
-        records.smoked(release.tag, run_smoke(paths, engine, release, checkpoint_of(paths, release), say))
-        for release in wanted
-    )
+    done = []
+    for number, release in enumerate(wanted, start=1):
+        say(f"smoke test {number} of {len(wanted)}: {release.tag}")
+        result = run_smoke(paths, engine, release, checkpoint_of(paths, release), say)
+        done.append(records.smoked(release.tag, result))
+    return tuple(done)

@@ -23,6 +23,7 @@ from sparkpin.engine import Engine, engine_errors
 from sparkpin.errors import DiskError, EngineError, InputError
 from sparkpin.paths import Paths
 from sparkpin.releases import INTERNAL, ROOTFS, UNSEALED, Release, Releases
+from sparkpin.retention import rollback_target
 
 STALE_AFTER = 3600.0  # seconds
 BUILD_FOLDERS = ("context-*", "seal-*")  # what a build works in; a killed one's next run looks for its own key only
@@ -51,7 +52,7 @@ class Plan:
 
 
 def prune(paths: Paths, engine: Engine, keep: int, say: Callable[[str], None]) -> Freed:
-    """Keep the `keep` newest releases of each recipe; the current one is among them whatever its age.
+    """Keep `keep` releases of each recipe: the current one, the one to roll back to, and the newest, good ones first.
 
     A release whose image is in use by a container stays. Records go last, so that a killed run can be repeated.
     """
@@ -97,8 +98,7 @@ def make_plan(
     removed: list[Release] = []
     kept: dict[str, str] = {}
     for recipe in records.recipes():
-        newest = sorted(records.of_recipe(recipe), key=lambda r: (r.state == "current", r.age), reverse=True)
-        for place, release in enumerate(newest):
+        for place, release in enumerate(by_worth(records.of_recipe(recipe))):
             user = used.get(ids.get(release.tag, ""))
             if place < keep or release.state == "current":
                 remaining.append(release)
@@ -117,6 +117,13 @@ def make_plan(
         folders=tuple(stale_folders(records, remaining, removed, now)),
         kept=kept,
     )
+
+
+def by_worth(releases: list[Release]) -> list[Release]:
+    """The current release, the one that `rollback` goes to, the newest others that passed, and then the rest."""
+    current = next((release for release in releases if release.state == "current"), None)
+    back = rollback_target(releases, current) if current else None
+    return sorted(releases, key=lambda r: (r == current, r == back, r.is_good, r.age), reverse=True)
 
 
 def moving_tags(

@@ -115,9 +115,12 @@ class Release:
 
     @property
     def smoke_failures(self) -> list[str]:
-        """`check: detail` of each check that did not pass."""
-        checks = (self.smoke or {}).get("checks", [])
-        return [f"{check['name']}: {check['detail']}" for check in checks if not check["passed"]]
+        """`check: detail` of each check that did not pass; a detail that several share stands once."""
+        checks = [check for check in (self.smoke or {}).get("checks", []) if not check["passed"]]
+        names: dict[str, list[str]] = {}
+        for check in checks:
+            names.setdefault(check["detail"], []).append(check["name"])
+        return [f"{', '.join(same)}: {detail}" for detail, same in names.items()]
 
     @property
     def smoke_text(self) -> str:
@@ -126,7 +129,8 @@ class Release:
         if self.smoke_passed:
             return f"passed in {self.smoke['seconds']:.0f} s" if "seconds" in self.smoke else "passed"
         failed = [check["name"] for check in self.smoke.get("checks", []) if not check["passed"]]
-        return "failed: " + (", ".join(failed) or "did not start")
+        more = f", +{len(failed) - 2}" if len(failed) > 2 else ""
+        return "failed: " + (", ".join(failed[:2]) or "did not start") + more
 
 
 RELEASE = TypeAdapter(Release)

@@ -22,7 +22,7 @@ def promote(paths: Paths, engine: Engine, tag: str) -> Release:
     with records.locked(records.get(tag).recipe):
         release = records.get(tag)
         if not release.is_good:
-            why = f" ({'; '.join(release.smoke_failures)})" if release.smoke_failures else ""
+            why = f" (smoke test {release.smoke_text})" if release.smoke else ""
             raise InputError(
                 f"{release.tag} is {release.state}{why}; only a release that passed its smoke test is promoted",
                 next_step=f"invoke smoke --release {release.tag}",

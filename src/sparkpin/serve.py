@@ -238,6 +238,12 @@ def find(engine: Engine, name: str) -> Container | None:
             return None
 
 
+def running_release(engine: Engine, recipe: str) -> str | None:
+    """Tag of the release that a recipe's container runs."""
+    container = find(engine, PREFIX + recipe)
+    return container.labels.get(RELEASE_LABEL) if container is not None and is_running(container) else None
+
+
 def is_running(container: Container) -> bool:
     return container.status in ("running", "restarting", "paused")
 

@@ -27,7 +27,7 @@ from sparkpin.smoke import metrics, mods
 from sparkpin.smoke.checks import CheckResult, Subject, require_known, run_check
 from sparkpin.smoke.client import Client, Exchange, Fault
 from sparkpin.smoke.expectations import expectations_of
-from sparkpin.smoke.server import Server, StartFault, remove_leftovers, socket_argv, started
+from sparkpin.smoke.server import Server, StartFault, remove_leftovers, smoke_lock, socket_argv, started
 
 __all__ = ["CheckResult", "SmokeResult", "evidence_folder", "run_smoke"]
 
@@ -87,7 +87,7 @@ def run_smoke(
     running.require_readable(checkpoint)
     running.require_image(engine, release)
     begin = time.monotonic()
-    with lock(paths.home / ".smoke.lock", on_wait=lambda: say("waiting for another smoke test to end")):
+    with lock(smoke_lock(paths), on_wait=lambda: say("waiting for another smoke test to end")):
         remove_leftovers(paths, engine, say)
         evidence = Evidence(socket_argv(release), [], [])
         timeout = running.ready_timeout(checkpoint)

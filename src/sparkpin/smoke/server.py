@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -17,6 +18,8 @@ from docker.types import LogConfig
 from sparkpin import container as running
 from sparkpin.container import Say
 from sparkpin.engine import Engine, engine_errors
+from sparkpin.errors import BusyError
+from sparkpin.files import lock
 from sparkpin.paths import Paths
 from sparkpin.recipes import drop_flags, set_flag
 from sparkpin.releases import Release
@@ -46,6 +49,17 @@ def remove_leftovers(paths: Paths, engine: Engine, say: Say) -> None:
             left.remove(force=True, v=True)
     for folder in paths.work.glob("smoke-*"):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def clear_leftovers(paths: Paths, engine: Engine, say: Say) -> None:
+    """Remove what killed runs left, unless a smoke test runs now: then they are not left over."""
+    with contextlib.suppress(BusyError), lock(smoke_lock(paths), wait=False):
+        remove_leftovers(paths, engine, say)
+
+
+def smoke_lock(paths: Paths) -> Path:
+    """With the home, since that is whose containers a smoke test removes."""
+    return paths.home / ".smoke.lock"
 
 
 def socket_argv(release: Release) -> list[str]:
@@ -129,6 +143,7 @@ def started(
             settings["volumes"][str(folder)] = {"bind": SOCKET_FOLDER, "mode": "rw"}
             container = engine.client.containers.create(
                 release.tag,
+                name=f"sparkpin-smoke-{release.name}-{secrets.token_hex(3)}",
                 entrypoint=argv[:1],
                 command=argv[1:],
                 network_mode="none",
