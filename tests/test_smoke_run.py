@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_release import REF
 
 from sparkpin.engine import Engine
 from sparkpin.errors import CheckpointError, EngineError, IntegrityError
@@ -203,11 +202,13 @@ def test_the_command_listens_on_the_socket_only(release: Release) -> None:
     ]
 
 
-def test_what_a_killed_smoke_test_left_is_cleared_unless_one_runs(fake_engine: Engine, paths: Paths) -> None:
+def test_what_a_killed_smoke_test_left_is_cleared_unless_one_runs(
+    fake_engine: Engine, release: Release, paths: Paths
+) -> None:
     def leftovers() -> list[object]:
         return fake_engine.client.containers.list(all=True, filters={"label": f"{server.LABEL}={server.owner(paths)}"})
 
-    fake_engine.client.containers.create(REF, ["sleep"], labels={server.LABEL: server.owner(paths)})
+    fake_engine.client.containers.create(release.tag, ["sleep"], labels={server.LABEL: server.owner(paths)})
     with lock(server.smoke_lock(paths)):
         server.clear_leftovers(paths, fake_engine, print)
         assert len(leftovers()) == 1
