@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import wheelhouse
 
 PROJECT = Path(__file__).resolve().parents[1]
 DATA = ("pins", "stages", "recipes", "dockerfiles")
@@ -47,3 +48,12 @@ def tmpfs(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 def small_disk(tmpfs: Callable[[str], Path]) -> Path:
     """A file system of 1 MB."""
     return tmpfs("1m")
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[wheelhouse.Index]:
+    """A real package index on 127.0.0.1, which pip is told to use."""
+    (tmp_path / "index").mkdir()
+    with wheelhouse.serve(tmp_path / "index") as index:
+        wheelhouse.use_index(monkeypatch, index.url)
+        yield index

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,14 +47,6 @@ def stack(**python: object) -> Stack:
 @pytest.fixture
 def paths(tmp_path: Path) -> Paths:
     return Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
-
-
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
-    (tmp_path / "index").mkdir()
-    with wheelhouse.serve(tmp_path / "index") as index:
-        wheelhouse.use_index(monkeypatch, index.url)
-        yield index
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ import pytest
 from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
 from sparkpin.errors import InputError
+from sparkpin.files import git_blob_sha1
 from sparkpin.tinymodel.hub import Request, byte_range, serve
-from sparkpin.tinymodel.hub_repository import git_blob_sha1, scan
+from sparkpin.tinymodel.hub_repository import scan
 
 REPO = "some/model"
 LARGE = "model-00001-of-00001.safetensors"

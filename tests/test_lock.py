@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import wheelhouse
 import yaml
 from wheelhouse import Index, make_wheel
 
@@ -38,14 +36,6 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     monkeypatch.setattr(lock_module, "open_apt", lambda root, stack: FakeApt())
     (tmp_path / "project/pins/stacks").mkdir(parents=True)
     return Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
-
-
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
-    (tmp_path / "index").mkdir()
-    with wheelhouse.serve(tmp_path / "index") as index:
-        wheelhouse.use_index(monkeypatch, index.url)
-        yield index
 
 
 def write(paths: Paths, requirements: list[str], platform: str = "linux/amd64", **python: object) -> None:

@@ -156,8 +156,8 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None) -> tuple[Re
     if tag:
         wanted = [records.get(tag)]
     elif stage:
-        newest = sorted(records.of_recipe(choose_recipe(paths, recipe, None)), key=lambda release: release.created)
-        wanted = [release for release in newest if release.stage == stage][-1:]
+        oldest_first = records.of_recipe(choose_recipe(paths, recipe, None))
+        wanted = [release for release in oldest_first if release.stage == stage][-1:]
         if not wanted:
             manifests.load_stage(paths.project, stage)
             raise InputError(f"no release of stage {stage!r} is built", next_step=f"invoke build --stage {stage}")

@@ -30,6 +30,11 @@ def sha256_file(path: Path) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
+def git_blob_sha1(data: bytes) -> str:
+    """The hash that git, and so the Hub's listing, has for a small file."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
 @contextlib.contextmanager
 def disk_errors(where: Path) -> Iterator[None]:
     """Turn "no space", "quota", "read-only", "not yours" into one clear error that names the folder."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import hashlib
 import os
 import shutil
 from collections.abc import Collection, Iterator
@@ -162,20 +161,15 @@ def lock_repository(paths: Paths, repository: Repository, url: str | None, say: 
         else:
 
             def is_right(path: Path, blob: str | None = blob) -> bool:
-                return blob is None or git_blob_sha1(path.read_bytes()) == blob
+                return blob is None or files.git_blob_sha1(path.read_bytes()) == blob
 
             staged = download(staging, repository.repo, repository.revision, name, url, say, is_right)
             if not is_right(staged):
                 raise IntegrityError(
                     f"{name} of {repository.repo} at {repository.revision}: wanted git blob {blob} as listed; "
-                    f"got {git_blob_sha1(staged.read_bytes())}",
+                    f"got {files.git_blob_sha1(staged.read_bytes())}",
                     next_step="the same command again: the Hub, or a proxy before it, gave a wrong file",
                 )
             sha256, size = files.sha256_file(staged)
         rows.append({"name": name, "file": name, "size": size, "sha256": sha256})
     return {"repo": repository.repo, "revision": repository.revision, "files": rows}
-
-
-def git_blob_sha1(data: bytes) -> str:
-    """The hash that git, and so the Hub's listing, has for a small file."""
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()

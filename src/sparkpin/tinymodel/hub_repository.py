@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkpin.files import PARTIAL, sha256_file
+from sparkpin.files import PARTIAL, git_blob_sha1, sha256_file
 
 _LARGE = ".safetensors"
 
@@ -40,10 +40,6 @@ class Repository:
     name: str
     commit: str
     entries: Mapping[str, Entry]
-
-
-def git_blob_sha1(data: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 def scan(folder: Path, name: str) -> Repository:
