@@ -8,6 +8,7 @@ attribute needs it.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import posixpath
 import tarfile
@@ -89,28 +90,42 @@ class CanonicalLayer:
     members: tuple[Member, ...]
     size: int
 
-    def chunks(self) -> Iterator[bytes]:
-        """The tar, in pieces of at most CHUNK bytes or one header."""
+    def chunks(self, sums: dict[bytes, str] | None = None) -> Iterator[bytes]:
+        """The tar, in pieces of about CHUNK bytes. sums: gets the SHA-256 (hex) of each file's data by its path."""
+        piece = bytearray()
         for member in self.members:
-            yield header(member)
-            if member.kind == REGULAR and member.size:
-                self.source.seek(member.offset)
-                left = member.size
-                while left:
-                    data = self.source.read(min(CHUNK, left))
-                    if not data:
-                        raise BuildError(f"the layer ends within {member.path!r}", next_step="run the build again")
-                    left -= len(data)
-                    yield data
-                if member.size % BLOCK:
-                    yield b"\0" * (-member.size % BLOCK)
-        yield END
+            piece += header(member)
+            if member.kind == REGULAR:
+                digest = hashlib.sha256()
+                for data in self.read(member):
+                    if sums is not None:
+                        digest.update(data)
+                    piece += data
+                    if len(piece) >= CHUNK:
+                        yield bytes(piece)
+                        piece.clear()
+                piece += b"\0" * (-member.size % BLOCK)
+                if sums is not None:
+                    sums[member.path] = digest.hexdigest()
+        yield bytes(piece) + END
+
+    def read(self, member: Member) -> Iterator[bytes]:
+        """A file's data, in pieces of at most CHUNK bytes."""
+        self.source.seek(member.offset)
+        left = member.size
+        while left:
+            data = self.source.read(min(CHUNK, left))
+            if not data:
+                raise BuildError(f"the layer ends within {member.path!r}", next_step="run the build again")
+            left -= len(data)
+            yield data
 
 
-def read_layer(source: BinaryIO, *, below: str = "") -> CanonicalLayer:
+def read_layer(source: BinaryIO, *, below: str = "", everything: bool = False) -> CanonicalLayer:
     """The canonical form of a layer's tar (seekable, uncompressed), read from its headers only.
 
     below: take only what lies under this folder of the tar, named from there.
+    everything: keep what is ephemeral, too, as a root file system does.
     """
     found: dict[bytes, Member] = {}
     with tarfile.open(fileobj=source, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
@@ -122,8 +137,10 @@ def read_layer(source: BinaryIO, *, below: str = "") -> CanonicalLayer:
                 path = path[len(below) + 1 :]
             if path:
                 found[path] = convert(info, path, below)  # of two members with one name, the later wins, as in tar
-    members = keep_lasting(link_first(found))
-    return CanonicalLayer(source, members, sum(stored_size(m) for m in members) + len(END))
+    link_first(found, everything=everything)
+    lasting = found if everything else keep_lasting(found)
+    members = tuple(sorted(lasting.values(), key=lambda member: member.order))
+    return CanonicalLayer(source, members, sum(map(stored_size, members)) + len(END))
 
 
 def clean(name: str) -> bytes:
@@ -155,8 +172,11 @@ def convert(info: tarfile.TarInfo, path: bytes, below: str) -> Member:
     )
 
 
-def link_first(found: dict[bytes, Member]) -> dict[bytes, Member]:
-    """Let the first lasting name of each hard-linked file carry the data and the others point to it."""
+def link_first(found: dict[bytes, Member], *, everything: bool = False) -> dict[bytes, Member]:
+    """Let the first lasting name of each hard-linked file carry the data and the others point to it.
+
+    everything: also ephemeral names last.
+    """
 
     def carrier(member: Member) -> Member:
         seen = {member.path}
@@ -170,7 +190,9 @@ def link_first(found: dict[bytes, Member]) -> dict[bytes, Member]:
         if member.kind == HARDLINK and (target := carrier(member)).kind != HARDLINK:
             names.setdefault(target.path, [target]).append(member)
     for path, group in names.items():
-        first, *others = sorted((m for m in group if not ephemeral(m.path)), key=lambda m: m.order) or group
+        first, *others = (
+            sorted((m for m in group if everything or not is_ephemeral(m.path)), key=lambda m: m.order) or group
+        )
         data = found[path]
         found[first.path] = replace(data, path=first.path)
         for other in others:
@@ -180,21 +202,21 @@ def link_first(found: dict[bytes, Member]) -> dict[bytes, Member]:
     return found
 
 
-def ephemeral(path: bytes) -> bool:
+def is_ephemeral(path: bytes) -> bool:
     name = path.decode("utf-8", "surrogateescape")
     return name in EPHEMERAL_FILES or any(name == f or name.startswith(f + "/") for f in EPHEMERAL_FOLDERS)
 
 
-def keep_lasting(found: dict[bytes, Member]) -> tuple[Member, ...]:
+def keep_lasting(found: dict[bytes, Member]) -> dict[bytes, Member]:
     """Without what is ephemeral, and without the folders that the layer names only because of it."""
-    lasting = {path: member for path, member in found.items() if not ephemeral(path)}
+    lasting = {path: member for path, member in found.items() if not is_ephemeral(path)}
     needed = {parent for path in lasting for parent in parents(path)}
     for path in found:
         if path not in lasting:
             for parent in parents(path):
                 if parent not in needed:
                     lasting.pop(parent, None)
-    return tuple(sorted(lasting.values(), key=lambda member: member.order))
+    return lasting
 
 
 def parents(path: bytes) -> Iterator[bytes]:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from sparkpin.canonical import BLOCK, END, CanonicalLayer, Slice, block, padded, read_layer
+from sparkpin.contents import Contents, entries
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import BuildError
 from sparkpin.files import CHUNK, disk_errors
@@ -66,10 +67,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Sealed:
-    """config: the image's configuration, whose SHA-256 is the image's identity; diff_ids: its layers."""
+    """config: the image's configuration, whose SHA-256 is the image's identity; diff_ids: its layers.
+
+    contents: what the layers hold that were made canonical here, by diff ID.
+    """
 
     config: bytes
     diff_ids: tuple[str, ...]
+    contents: Mapping[str, Contents] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def config_digest(self) -> str:
@@ -184,6 +189,7 @@ def seal(
     """
     names: list[str] = []
     diff_ids: list[str] = []
+    contents: dict[str, Contents] = {}
     for part in parts:
         if part.empty:
             continue
@@ -191,7 +197,8 @@ def seal(
         if part.left_out:
             diff_ids.append(part.diff_id)
             continue
-        size, chunks = (part.layer.size, part.layer.chunks()) if part.layer else raw_chunks(part.raw)
+        sums: dict[bytes, str] = {}
+        size, chunks = (part.layer.size, part.layer.chunks(sums)) if part.layer else raw_chunks(part.raw)
         write(block(names[-1].encode(), b"0", size=size))
         digest, written = hashlib.sha256(), 0
         for chunk in chunks:
@@ -203,7 +210,11 @@ def seal(
             raise BuildError(f"a layer of {size} bytes came to {written}", next_step="run the build again")
         write(b"\0" * (-size % BLOCK))
         diff_ids.append(part.diff_id or f"sha256:{digest.hexdigest()}")
-    sealed = Sealed(image_config(config, os=os, architecture=architecture, diff_ids=diff_ids), tuple(diff_ids))
+        if part.layer:
+            contents[diff_ids[-1]] = entries(part.layer, sums)
+    sealed = Sealed(
+        image_config(config, os=os, architecture=architecture, diff_ids=diff_ids), tuple(diff_ids), contents
+    )
     manifest = [{"Config": ARCHIVE_CONFIG, "Layers": names, "RepoTags": [tag]}]
     for name, data in ((ARCHIVE_CONFIG, sealed.config), (ARCHIVE_MANIFEST, json.dumps(manifest).encode())):
         write(block(name.encode(), b"0", size=len(data)) + padded(data))

@@ -1,0 +1,224 @@
+"""What a layer holds, file by file, and which package each file comes from.
+
+Listings are kept beside the build records, so that two images can be compared, and a file explained, without reading
+gigabytes again.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import importlib.util
+import json
+import operator
+import posixpath
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from sparkpin.canonical import REGULAR, CanonicalLayer, Member
+from sparkpin.errors import IntegrityError
+from sparkpin.files import atomic_file
+
+FORMAT = 1
+KINDS = {b"0": "file", b"1": "hardlink", b"2": "symlink", b"3": "char", b"4": "block", b"5": "dir", b"6": "fifo"}
+MARK, OPAQUE = ".wh.", ".wh..wh..opq"  # OCI image specification, "Whiteouts"
+DPKG = re.compile(r"var/lib/dpkg/info/(?P<name>[^/:]+)(?::[a-z0-9]+)?\.[a-z0-9]+")
+DIST_INFO = re.compile(r"(?P<site>.*/)?(?P<name>[^/]+?)-[^/]*\.dist-info/(?P<file>.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One path of a layer.
+
+    path: without a slash at either end; bytes that are not UTF-8 as surrogate escapes. Of a "whiteout" it is the path
+    that is deleted, of an "opaque" mark the folder whose content of lower layers is hidden.
+    kind: "file", "dir", "symlink", "hardlink", "char", "block", "fifo", "whiteout" or "opaque".
+    size: bytes of data that the layer stores under this name (none for a hard link).
+    sha256: of the data, in hex; a hard link has that of the file it names.
+    link: target of a symbolic link as it stands, of a hard link as a path of the layer.
+    device: major, minor; capability: security.capability in hex.
+    owner: "deb:<name>", "wheel:<normalised name>" or "" where no package of the layer lists the path. Folders have
+    none: packages share them.
+    """
+
+    path: str
+    kind: str
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    sha256: str = ""
+    link: str = ""
+    device: tuple[int, int] = (0, 0)
+    capability: str = ""
+    owner: str = ""
+
+
+Contents = tuple[Entry, ...]
+VALUES = operator.attrgetter(*(field.name for field in fields(Entry)))
+DEFAULTS = tuple(field.default for field in fields(Entry))
+DEVICE = [field.name for field in fields(Entry)].index("device")
+
+
+def contents_of(layer: CanonicalLayer) -> Contents:
+    """The contents of a layer at rest; reads all of its data once."""
+    sums: dict[bytes, str] = {}
+    for _ in layer.chunks(sums):
+        pass
+    return entries(layer, sums)
+
+
+def entries(layer: CanonicalLayer, sums: Mapping[bytes, str]) -> Contents:
+    """The contents of a layer whose files' SHA-256 (hex, by path) are known from writing it."""
+    owner = owners(layer)
+
+    def entry(member: Member) -> Entry:
+        path = text(member.path)
+        folder, _, name = path.rpartition("/")
+        if name.startswith(MARK):
+            mark = name == OPAQUE
+            return Entry(
+                folder if mark else f"{folder}/{name[4:]}".lstrip("/"), "opaque" if mark else "whiteout", 0, 0, 0, 0
+            )
+        return Entry(
+            path,
+            KINDS[member.kind],
+            member.mode,
+            member.uid,
+            member.gid,
+            member.size,
+            sums.get(member.link if member.kind == b"1" else member.path, ""),
+            text(member.link),
+            member.device,
+            member.capability.hex(),
+            owner.get(path, ""),
+        )
+
+    return tuple(entry(member) for member in layer.members)
+
+
+def text(path: bytes) -> str:
+    return path.decode("utf-8", "surrogateescape")
+
+
+def owners(layer: CanonicalLayer) -> dict[str, str]:
+    """Path -> package, for all but folders: from dpkg's file lists and the wheels' RECORDs that lie in the layer."""
+    names = {text(member.path): member for member in layer.members if member.kind != b"5"}
+    links = {path: text(member.link) for path, member in names.items() if member.kind == b"2"}
+    found: dict[str, str] = {}
+    for path, member in names.items():
+        if deb := DPKG.fullmatch(path):
+            found[path] = owner = f"deb:{deb['name']}"
+            if path.endswith(".list") and member.kind == REGULAR:
+                listed = text(b"".join(layer.read(member))).splitlines()
+                found.update((real(row.strip("/"), links), owner) for row in listed)
+        elif wheel := DIST_INFO.fullmatch(path):
+            found[path] = owner = f"wheel:{canonicalize_name(wheel['name'])}"
+            if wheel["file"] == "RECORD" and member.kind == REGULAR:
+                site = "/" + (wheel["site"] or "")
+                rows = csv.reader(text(b"".join(layer.read(member))).splitlines())
+                found.update((posixpath.normpath(site + row[0]).lstrip("/"), owner) for row in rows if row)
+    found.update((path, found[source]) for path in names if (source := source_of(path)) in found)
+    return {path: found[path] for path in names if path in found}
+
+
+def source_of(path: str) -> str:
+    """The module that a file of bytecode was compiled from; "" for other files."""
+    if "/__pycache__/" not in path:
+        return ""
+    try:
+        return importlib.util.source_from_cache(path)
+    except ValueError:
+        return ""
+
+
+def real(path: str, links: Mapping[str, str]) -> str:
+    """A path of dpkg's with the folders that are links of the layer followed: /bin/sh is usr/bin/sh."""
+    for _ in range(len(links)):
+        for folder in above(path):
+            if folder in links:
+                path = posixpath.normpath(
+                    posixpath.join("/", posixpath.dirname(folder), links[folder]) + path[len(folder) :]
+                ).lstrip("/")
+                break
+        else:
+            break
+    return path
+
+
+def above(path: str) -> Iterator[str]:
+    """The folders over a path, the nearest first, the root ("") last."""
+    while path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+def image_contents(layers: Sequence[Contents]) -> dict[str, tuple[int, Entry]]:
+    """Path -> (number of its layer, entry) as a container sees it, sorted by path. layers: lowest first.
+
+    Deletion marks work on the layers below theirs; what is not a folder hides a folder of its name with all below.
+    """
+    seen: dict[str, tuple[int, Entry]] = {}
+    for number, layer in enumerate(layers):
+        own = {entry.path: (number, entry) for entry in layer if entry.kind not in ("whiteout", "opaque")}
+        gone = {entry.path for entry in layer if entry.kind == "whiteout"}
+        # A folder need not be named for what is in it to be there: it is one all the same.
+        gone |= {folder for folder in parents_of(own) if folder in seen and seen[folder][1].kind != "dir"}
+        folders = parents_of(seen)
+        bare = {path for path, (_, entry) in own.items() if entry.kind != "dir" and path in folders}
+        bare |= gone | {entry.path for entry in layer if entry.kind == "opaque"}
+        if bare:
+            seen = {path: value for path, value in seen.items() if path not in gone and bare.isdisjoint(above(path))}
+        seen |= own
+    return dict(sorted(seen.items()))
+
+
+def parents_of(paths: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    for path in paths:
+        for folder in above(path):
+            if folder in found:
+                break
+            found.add(folder)
+    return found
+
+
+def write_contents(path: Path, contents: Contents) -> None:
+    """One line of JSON for each entry, without the defaults at its end; the same contents give the same bytes."""
+    with atomic_file(path) as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
+        packed.write(json_line({"contents": FORMAT, "entries": len(contents)}))
+        packed.write(b"".join(json_line(row(entry)) for entry in contents))
+
+
+def row(entry: Entry) -> list[Any]:
+    values = list(VALUES(entry))
+    while values[-1] == DEFAULTS[len(values) - 1]:
+        values.pop()
+    return values
+
+
+def json_line(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+
+
+def read_contents(path: Path) -> Contents:
+    """Raises FileNotFoundError; IntegrityError for a file that is damaged or no listing."""
+    try:
+        head, *lines = gzip.decompress(path.read_bytes()).splitlines()
+        if (found := json.loads(head)) != (wanted := {"contents": FORMAT, "entries": len(lines)}):
+            raise ValueError(f"saw {found}, wanted {wanted}")
+        rows = json.loads(b"[" + b",".join(lines) + b"]")
+        for values in rows:
+            if len(values) > DEVICE:
+                values[DEVICE] = tuple(values[DEVICE])
+        return tuple(Entry(*values) for values in rows)
+    except (gzip.BadGzipFile, zlib.error, EOFError, ValueError, TypeError) as error:
+        raise IntegrityError(
+            f"{path}: no listing of a layer's contents: {error}", next_step=f"rm {path}, then invoke build"
+        ) from None
