@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 import tiny_images
 
-from sparkpin import build, manifests, render, rootfs, schema
+from sparkpin import build, contents, manifests, render, rootfs, schema
 from sparkpin.build import BuiltImage, Maker, build_image, find_built, is_built
+from sparkpin.buildrecord import read_record, record_file
 from sparkpin.context import fill
 from sparkpin.engine import Engine
 from sparkpin.errors import BuildError, IntegrityError
+from sparkpin.inputs import Inputs
 from sparkpin.paths import Paths
 from sparkpin.store import Store
 
@@ -41,7 +43,7 @@ class Site:
         return render.render_chain(self.paths.project, self.stack, self.lock, chain)
 
     def build(self, image: render.Rendered, *, fresh: bool = False) -> BuiltImage:
-        return build_image(self.paths, self.engine, self.stack, self.lock, image, self.said.append, fresh=fresh)
+        return build_image(self.paths, self.engine, image, self.said.append, fresh=fresh)
 
     def build_all(self, *, fresh: bool = False) -> list[BuiltImage]:
         return [self.build(image, fresh=fresh) for image in self.chain()]
@@ -125,13 +127,29 @@ def test_the_whole_image_and_the_trees_give_the_same(
 
 
 @pytest.mark.engine
+def test_a_record_alone_gives_the_same_image(site: Site, tmp_path: Path) -> None:
+    """Without the project, the host's tools, or the mods' sources."""
+    first = site.build_all()
+    records = [read_record(record_file(site.paths, image)) for image in site.chain()]
+    site.paths.project.rename(tmp_path / "away")
+    again = [site.build(record.rendered, fresh=True) for record in records]
+    assert [image.config_digest for image in again] == [image.config_digest for image in first]
+    assert [read_record(record_file(site.paths, record.rendered)).context for record in records] == [
+        record.context for record in records
+    ]
+    (tmp_path / "away").rename(site.paths.project)
+
+
+@pytest.mark.engine
 def test_layers_that_the_engine_lost_are_made_again(site: Site) -> None:
     first = site.build_all()
     for image in reversed(first):
         site.engine.untag(image.ref)
     assert not any(is_built(site.paths, site.engine, image) for image in site.chain())
-    for note in (site.paths.cache / "layers").iterdir():
-        note.write_text(json.dumps({"diff_id": "sha256:" + "0" * 64}))  # the build cache may still hold the real ones
+    for note in (site.paths.cache / "layers").glob("*.json"):
+        gone = "sha256:" + "0" * 64  # the build cache may still hold the real ones
+        note.write_text(json.dumps({"diff_id": gone}))
+        contents.write_contents(build.cached_contents(site.paths, gone), ())
     again = site.build_all()
     assert [image.config_digest for image in again] == [image.config_digest for image in first]
     assert any("wants more layers" in line for line in site.said)
@@ -141,7 +159,7 @@ def test_layers_that_the_engine_lost_are_made_again(site: Site) -> None:
 def test_layers_that_the_engine_has_are_not_made_again(site: Site) -> None:
     base = site.chain()[0]
     built = site.build(base)
-    build.record_file(site.paths, base).unlink()
+    record_file(site.paths, base).unlink()
     site.said.clear()
     assert site.build(base).config_digest == built.config_digest
     assert site.said[0] == "base: sealing and loading"
@@ -164,7 +182,7 @@ def test_an_image_other_than_the_recorded_one_is_not_trusted(site: Site) -> None
     site.engine.tag(base.parent_ref, base.ref)
     assert find_built(site.paths, site.engine, base) is None
     assert site.build(base) == replace(built, cached=False, seconds=site.build(base).seconds)
-    record = build.record_file(site.paths, base)
+    record = record_file(site.paths, base)
     record.write_text(json.dumps({**json.loads(record.read_text()), "config_digest": "sha256:" + "0" * 64}))
     assert not is_built(site.paths, site.engine, base)
     record.write_text("{torn")
@@ -205,7 +223,7 @@ def run_build(site: Site, image: render.Rendered, log: Path) -> None:
         with log.open("a") as file:
             file.write(f"{os.getpid()} {line}\n")
 
-    build_image(site.paths, Engine.connect(), site.stack, site.lock, image, say)
+    build_image(site.paths, Engine.connect(), image, say)
 
 
 def wait_for(log: Path, text: str, seconds: float = 60) -> None:
@@ -270,4 +288,4 @@ def test_a_damaged_wheel_of_the_store_stops_the_build(tmp_path: Path) -> None:
     store.path(wheels[0].sha256).write_bytes(b"123456789")
     (tmp_path / "context").mkdir()
     with pytest.raises(IntegrityError, match=r"alpha-1\.0-py3-none-any\.whl"):
-        fill(tmp_path / "context", store, image)
+        fill(tmp_path / "context", Inputs(Store(tmp_path / "kept"), store), image)

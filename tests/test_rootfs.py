@@ -35,12 +35,12 @@ def lock(stack: Stack) -> StackLock:
 
 
 def test_key_follows_packages_and_nothing_else(stack: Stack, lock: StackLock) -> None:
-    key = rootfs.rootfs_key(stack, lock)
-    assert key == rootfs.rootfs_key(stack, lock.model_copy(update={"wheels": []}))
+    key = rootfs.rootfs_spec(stack, lock).key
+    assert key == rootfs.rootfs_spec(stack, lock.model_copy(update={"wheels": []})).key
     first, *rest = lock.debs
     newer = lock.model_copy(update={"debs": [first.model_copy(update={"sha256": "0" * 64}), *rest]})
-    assert rootfs.rootfs_key(stack, newer) != key
-    assert rootfs.rootfs_key(stack.model_copy(update={"platform": "linux/arm64"}), lock) != key
+    assert rootfs.rootfs_spec(stack, newer).key != key
+    assert rootfs.rootfs_spec(stack.model_copy(update={"platform": "linux/arm64"}), lock).key != key
 
 
 def test_key_does_not_depend_on_where_the_checkout_lies(stack: Stack, lock: StackLock) -> None:
@@ -78,7 +78,7 @@ def test_damaged_package_is_not_used(tmp_path: Path, stack: Stack, lock: StackLo
     path.parent.mkdir(parents=True)
     path.write_bytes(b"evil")
     with pytest.raises(IntegrityError, match=r"a_1_all\.deb"):
-        rootfs.build_rootfs(paths, stack, lock.model_copy(update={"debs": [deb]}), print)
+        rootfs.build_rootfs(paths, rootfs.rootfs_spec(stack, lock.model_copy(update={"debs": [deb]})), print)
     assert not list(paths.cache.glob("rootfs/*"))
 
 
@@ -89,18 +89,18 @@ def test_cached_tar_is_used_until_it_is_damaged(
     runs, said = list[Path](), list[str]()
     paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
 
-    def made(_: Stack, __: StackLock, repo: Path) -> list[bytes]:
+    def made(_: rootfs.RootfsSpec, repo: Path) -> list[bytes]:
         runs.append(repo)
         return [b"tar", b"bytes"]
 
     monkeypatch.setattr(rootfs, "made", made)
-    empty = lock.model_copy(update={"debs": []})
-    tar = rootfs.build_rootfs(paths, stack, empty, said.append)
-    assert tar == paths.cache / "rootfs" / f"{rootfs.rootfs_key(stack, empty)}.tar"
-    assert rootfs.build_rootfs(paths, stack, empty, said.append) == tar
+    empty = rootfs.rootfs_spec(stack, lock.model_copy(update={"debs": []}))
+    tar = rootfs.build_rootfs(paths, empty, said.append)
+    assert tar == paths.cache / "rootfs" / f"{empty.key}.tar"
+    assert rootfs.build_rootfs(paths, empty, said.append) == tar
     assert len(runs) == 1
     tar.write_bytes(b"tarbytez")
-    rootfs.build_rootfs(paths, stack, empty, said.append)
+    rootfs.build_rootfs(paths, empty, said.append)
     assert tar.read_bytes() == b"tarbytes"
     assert len(runs) == 2 and any("damaged" in line for line in said)
     assert not any(repo.exists() for repo in runs)
@@ -142,7 +142,7 @@ def test_real_rootfs_is_made_offline_and_twice_the_same(tmp_path: Path, stack: S
         pytest.skip("the packages of the cpu stack are not in the store: invoke fetch")
     if os.geteuid() != 0 or not shutil.which("mmdebstrap"):
         pytest.skip("needs root (for a network namespace) and mmdebstrap")
-    first = rootfs.build_rootfs(mine, stack, lock, print)
+    first = rootfs.build_rootfs(mine, rootfs.rootfs_spec(stack, lock), print)
     other = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
     other.cache.mkdir()
     (other.cache / "store").symlink_to(mine.store)
@@ -150,7 +150,8 @@ def test_real_rootfs_is_made_offline_and_twice_the_same(tmp_path: Path, stack: S
         "import os, sys; from pathlib import Path; from sparkpin import rootfs; from sparkpin.paths import Paths; "
         "from sparkpin.manifests import load_stack, load_stack_lock; os.umask(0o077); "
         "paths = Paths(*map(Path, sys.argv[1:])); stack = load_stack(paths.project, 'cpu'); "
-        "print(rootfs.build_rootfs(paths, stack, load_stack_lock(paths.project, stack), lambda line: None))"
+        "spec = rootfs.rootfs_spec(stack, load_stack_lock(paths.project, stack)); "
+        "print(rootfs.build_rootfs(paths, spec, lambda line: None))"
     )
     argv = ["unshare", "-n", sys.executable, "-c", program, str(PROJECT), str(other.cache), str(other.home)]
     env = {**os.environ, "TZ": "Asia/Tokyo", "LANG": "tr_TR.UTF-8"}

@@ -9,21 +9,21 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparkpin import rootfs, seal
+from sparkpin.buildrecord import BuildRecord, LayerRecord, layer_file, read_record, record_file, write_record
 from sparkpin.canonical import read_layer
+from sparkpin.contents import Contents, contents_of, read_contents, write_contents
 from sparkpin.context import context_folder
 from sparkpin.engine import Engine, ImageInfo
-from sparkpin.errors import BuildError, EngineError
+from sparkpin.errors import BuildError, EngineError, IntegrityError
 from sparkpin.files import disk_errors, lock, write_json
 from sparkpin.paths import Paths
 from sparkpin.releases import UNSEALED
 from sparkpin.render import Rendered
-from sparkpin.schema import Stack, StackLock
 from sparkpin.seal import Part, Sealed
-from sparkpin.store import Store
 
 Say = Callable[[str], None]
 PARALLEL_TREES = 3  # one installs while another is copied: the engine waits for its disk half of the time
@@ -46,33 +46,23 @@ def is_built(paths: Paths, engine: Engine, rendered: Rendered) -> bool:
 
 
 def find_built(paths: Paths, engine: Engine, rendered: Rendered) -> BuiltImage | None:
-    """The image, if the engine has it with the build key and the very configuration that was recorded."""
+    """The image, if the engine has it with the build key and the very configuration and layers that were recorded."""
     try:
-        known = json.loads(record_file(paths, rendered).read_text(encoding="utf-8"))
-        seconds, digest = float(known["seconds"]), known["config_digest"]
-    except (OSError, ValueError, KeyError, TypeError):
+        known = read_record(record_file(paths, rendered))
+    except (FileNotFoundError, IntegrityError):
         return None
     image = engine.image(rendered.ref)
-    if image is None or image.labels.get("sparkpin.key") != rendered.key or image.config_digest != digest:
+    if image is None or image.labels.get("sparkpin.key") != rendered.key:
         return None
-    return BuiltImage(rendered.ref, digest, image.diff_ids, image.size, seconds, cached=True)
+    if (image.config_digest, list(image.diff_ids)) != (known.config_digest, known.diff_ids):
+        return None
+    if not has_contents(paths, known.diff_ids):
+        return None
+    return BuiltImage(rendered.ref, known.config_digest, image.diff_ids, image.size, known.seconds, cached=True)
 
 
-def record_file(paths: Paths, rendered: Rendered) -> Path:
-    return paths.home / "images" / f"{rendered.stack}-{rendered.stage}-{rendered.key[:12]}.json"
-
-
-def build_image(
-    paths: Paths,
-    engine: Engine,
-    stack: Stack,
-    stack_lock: StackLock,
-    rendered: Rendered,
-    say: Say,
-    *,
-    fresh: bool = False,
-) -> BuiltImage:
-    """Build, seal, load and tag one stage. Of two runs at once the second waits and finds it done.
+def build_image(paths: Paths, engine: Engine, rendered: Rendered, say: Say, *, fresh: bool = False) -> BuiltImage:
+    """Build, seal, load, tag and record one stage. Of two runs at once the second waits and finds it done.
 
     fresh: build even what is there, without the engine's build cache: to check that the bytes come out the same.
     """
@@ -84,8 +74,12 @@ def build_image(
             say(f"{rendered.stage}: {rendered.ref} is there")
             return found
         started = time.monotonic()
-        parent = require_parent(paths, engine, stack, stack_lock, rendered, say)
-        sealed = build_sealed(paths, engine, stack, rendered, parent, say, fresh)
+        for left in paths.work.glob(f"*-{rendered.key[:12]}-*"):  # by a killed run
+            shutil.rmtree(left, ignore_errors=True)
+        parent = require_parent(paths, engine, rendered, say)
+        with context_folder(paths, rendered) as context:
+            made = make_sealed(paths, engine, rendered, parent, context.folder, say, fresh)
+        sealed = made.sealed
         image = engine.image(rendered.ref)
         if image is None or (image.config_digest, image.diff_ids) != (sealed.config_digest, sealed.diff_ids):
             engine.untag(rendered.ref)
@@ -93,50 +87,90 @@ def build_image(
                 f"{rendered.ref}: loaded {sealed.config_digest}, the engine has {image and image.config_digest}",
                 next_step="the same command again; if it stays so, report the engine's version",
             )
-        built = BuiltImage(
-            rendered.ref, sealed.config_digest, sealed.diff_ids, image.size, time.monotonic() - started, cached=False
+        seconds = round(time.monotonic() - started, 3)
+        write_record(
+            paths,
+            BuildRecord(
+                stack=rendered.stack,
+                stage=rendered.stage,
+                key=rendered.key,
+                parent_key=rendered.parent_key,
+                ref=rendered.ref,
+                parent_ref=rendered.parent_ref,
+                platform=rendered.platform,
+                rootfs=rendered.rootfs,
+                dockerfile=rendered.dockerfile,
+                context=list(context.files),
+                layers=[
+                    LayerRecord(name=name, key=key, diff_id=made.layers.get(name)) for name, key in rendered.layers
+                ],
+                config_digest=sealed.config_digest,
+                diff_ids=list(sealed.diff_ids),
+                size=image.size,
+                seconds=seconds,
+            ),
         )
-        write_json(record_file(paths, rendered), {**asdict(built), "key": rendered.key})
-        say(f"{rendered.stage}: {rendered.ref} in {built.seconds:.1f} s")
-        return built
+        say(f"{rendered.stage}: {rendered.ref} in {seconds:.1f} s")
+        return BuiltImage(rendered.ref, sealed.config_digest, sealed.diff_ids, image.size, seconds, cached=False)
 
 
-def require_parent(
-    paths: Paths, engine: Engine, stack: Stack, stack_lock: StackLock, rendered: Rendered, say: Say
-) -> ImageInfo:
+def require_parent(paths: Paths, engine: Engine, rendered: Rendered, say: Say) -> ImageInfo:
     """The image that the stage stands on; the root file system is made when the engine lacks it."""
     parent = engine.image(rendered.parent_ref)
-    if rendered.parent_key is not None:
+    if rendered.rootfs is None:
         if parent is None:
             raise BuildError(f"{rendered.stage}: the engine has no {rendered.parent_ref}", next_step="invoke build")
         return parent
-    key = rootfs.rootfs_key(stack, stack_lock)
-    if parent is not None and parent.labels.get("sparkpin.rootfs") == key:
-        return parent
-    tar = rootfs.build_rootfs(paths, stack, stack_lock, say)
-    say(f"{rendered.stage}: loading the root file system")
-    architecture = stack.platform.partition("/")[2]
-    return engine.import_rootfs(tar, rendered.parent_ref, architecture=architecture, labels={"sparkpin.rootfs": key})
+    key = rendered.rootfs.key
+    if parent is None or parent.labels.get("sparkpin.rootfs") != key:
+        tar = rootfs.build_rootfs(paths, rendered.rootfs, say)
+        say(f"{rendered.stage}: loading the root file system")
+        architecture = rendered.platform.partition("/")[2]
+        labels = {"sparkpin.rootfs": key}
+        parent = engine.import_rootfs(tar, rendered.parent_ref, architecture=architecture, labels=labels)
+    if not has_contents(paths, parent.diff_ids):
+        with rootfs.build_rootfs(paths, rendered.rootfs, say).open("rb") as file:
+            keep_contents(paths, parent.diff_ids[0], contents_of(read_layer(file, everything=True)))
+    return parent
 
 
-def build_sealed(
-    paths: Paths, engine: Engine, stack: Stack, rendered: Rendered, parent: ImageInfo, say: Say, fresh: bool
-) -> Sealed:
+def has_contents(paths: Paths, diff_ids: Sequence[str]) -> bool:
+    return all(layer_file(paths, diff_id).is_file() for diff_id in diff_ids)
+
+
+def keep_contents(paths: Paths, diff_id: str, contents: Contents) -> None:
+    """The listing of a layer beside the records, and for other homes that share the cache."""
+    for file in (layer_file(paths, diff_id), cached_contents(paths, diff_id)):
+        if not file.is_file():
+            write_contents(file, contents)
+
+
+def cached_contents(paths: Paths, diff_id: str) -> Path:
+    return paths.cache / "layers" / layer_file(paths, diff_id).name
+
+
+def make_sealed(
+    paths: Paths, engine: Engine, rendered: Rendered, parent: ImageInfo, context: Path, say: Say, fresh: bool
+) -> Made:
     """The engine's own, dated image lives only within this function, under a tag that nothing else reads."""
-    for left in paths.work.glob(f"*-{rendered.key[:12]}-*"):
-        shutil.rmtree(left, ignore_errors=True)
-    with disk_errors(paths.work):
-        paths.work.mkdir(parents=True, exist_ok=True)
-        with (
-            tempfile.TemporaryDirectory(prefix=f"seal-{rendered.key[:12]}-", dir=paths.work) as work,
-            context_folder(paths.work, Store(paths.store), rendered) as context,
-        ):
-            maker = Maker(paths, engine, stack.platform, rendered, parent, context, Path(work), say, fresh)
-            try:
-                return maker.run()
-            finally:
-                with contextlib.suppress(EngineError):  # it must not hide why the build ended
-                    engine.untag(maker.unsealed)
+    with (
+        disk_errors(paths.work),
+        tempfile.TemporaryDirectory(prefix=f"seal-{rendered.key[:12]}-", dir=paths.work) as work,
+    ):
+        maker = Maker(paths, engine, rendered, parent, context, Path(work), say, fresh)
+        try:
+            return maker.run()
+        finally:
+            with contextlib.suppress(EngineError):  # it must not hide why the build ended
+                engine.untag(maker.unsealed)
+
+
+@dataclass(frozen=True)
+class Made:
+    """layers: name of a tree -> diff ID of the layer that it became."""
+
+    sealed: Sealed
+    layers: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -150,7 +184,6 @@ class Maker:
 
     paths: Paths
     engine: Engine
-    platform: str
     rendered: Rendered
     parent: ImageInfo
     context: Path
@@ -163,7 +196,7 @@ class Maker:
     def unsealed(self) -> str:
         return f"sparkpin/{UNSEALED}:{self.rendered.stage}-{self.rendered.key[:12]}"
 
-    def run(self) -> Sealed:
+    def run(self) -> Made:
         if " AS config\n" not in self.rendered.dockerfile or not self.engine.keeps_layers:
             return self.whole()
         for trust in (False,) if self.fresh else (True, False):
@@ -186,11 +219,11 @@ class Maker:
             say=self.tell,
             target=target,
             output=output,
-            platform=self.platform,
+            platform=self.rendered.platform,
             no_cache=self.fresh,
         )
 
-    def from_trees(self, trust: bool) -> Sealed:
+    def from_trees(self, trust: bool) -> Made:
         """With `trust`, a layer that an earlier run made from the same inputs is taken to be in the engine."""
         self.build(self.unsealed, target="config")
         image = self.image()
@@ -211,19 +244,19 @@ class Maker:
                 parts.append(Part(layer=read_layer(stack.enter_context(tar.open("rb")))))
             self.tell("sealing and loading")
             sealed = self.load(parts, image)
-        if len(sealed.diff_ids) == len(parts):
-            for (_, key), diff_id in zip(
-                self.rendered.layers, sealed.diff_ids[len(self.parent.diff_ids) :], strict=True
-            ):
-                write_json(self.note(key), {"diff_id": diff_id})
-        return sealed
+        below = len(self.parent.diff_ids)
+        filled = [layer for layer, part in zip(self.rendered.layers, parts[below:], strict=True) if not part.empty]
+        layers = dict(zip((name for name, _ in filled), sealed.diff_ids[below:], strict=True))
+        for name, key in filled:
+            write_json(self.note(key), {"diff_id": layers[name]})
+        return Made(sealed, layers)
 
     def make_tree(self, name: str) -> Path:
         tar = self.work / f"{name}.tar"
         self.build(target=f"{name}-tree", output=tar)
         return tar
 
-    def whole(self) -> Sealed:
+    def whole(self) -> Made:
         self.build(self.unsealed)
         image = self.image()
         self.tell("reading the layers from the engine")
@@ -232,7 +265,7 @@ class Maker:
             self.engine.save(self.unsealed, file)
         self.tell("sealing and loading")
         with seal.open_saved(archive) as saved:
-            return self.load(seal.parts_of(saved, self.parent.diff_ids, leave_out=False), image)
+            return Made(self.load(seal.parts_of(saved, self.parent.diff_ids, leave_out=False), image), {})
 
     def image(self) -> ImageInfo:
         image = self.engine.image(self.unsealed)
@@ -242,14 +275,19 @@ class Maker:
 
     def load(self, parts: Sequence[Part], image: ImageInfo) -> Sealed:
         ref = self.rendered.ref
-        return self.engine.load_sealed(parts, image.config, os=image.os, architecture=image.architecture, tag=ref)
+        sealed = self.engine.load_sealed(parts, image.config, os=image.os, architecture=image.architecture, tag=ref)
+        for diff_id, contents in sealed.contents.items():
+            keep_contents(self.paths, diff_id, contents)
+        return sealed
 
     def known(self, key: str) -> str | None:
-        """The sealed diff ID of a layer that an earlier run made from the same inputs."""
+        """The sealed diff ID of a layer that an earlier run made from the same inputs, whose contents are known."""
         try:
-            return str(json.loads(self.note(key).read_text(encoding="utf-8"))["diff_id"])
-        except (OSError, ValueError, KeyError, TypeError):
+            diff_id = str(json.loads(self.note(key).read_text(encoding="utf-8"))["diff_id"])
+            keep_contents(self.paths, diff_id, read_contents(cached_contents(self.paths, diff_id)))
+        except (OSError, ValueError, KeyError, TypeError, IntegrityError):
             return None
+        return diff_id
 
     def note(self, key: str) -> Path:
         return self.paths.cache / "layers" / f"{key}.json"

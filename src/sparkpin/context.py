@@ -1,4 +1,4 @@
-"""A build's context as a folder: hard links into the store, wheels of the mods, requirements, tools."""
+"""A build's context as a folder: hard links into the stores, wheels of the mods, requirements, tools."""
 
 from __future__ import annotations
 
@@ -8,49 +8,80 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from sparkpin.buildrecord import BuildInput
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import IntegrityError
 from sparkpin.files import disk_errors, sha256_file
+from sparkpin.inputs import Inputs
 from sparkpin.modwheels import build_wheel
+from sparkpin.paths import Paths
 from sparkpin.render import ContextFile, Rendered
-from sparkpin.store import Store
+
+
+@dataclass(frozen=True)
+class Context:
+    """folder: what the builder sees; files: each of its files but the Dockerfile, as the build record has it."""
+
+    folder: Path
+    files: tuple[BuildInput, ...]
 
 
 @contextlib.contextmanager
-def context_folder(work: Path, store: Store, rendered: Rendered) -> Iterator[Path]:
-    """The folder, with the Dockerfile in it, for as long as the `with` block runs."""
-    with disk_errors(work):
-        work.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f"context-{rendered.key[:12]}-", dir=work))
+def context_folder(paths: Paths, rendered: Rendered) -> Iterator[Context]:
+    """The context, for as long as the `with` block runs. What no lock names of it is kept for later builds."""
+    with disk_errors(paths.work):
+        paths.work.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f"context-{rendered.key[:12]}-", dir=paths.work))
         try:
-            fill(folder, store, rendered)
-            yield folder
+            yield Context(folder, fill(folder, Inputs.of(paths), rendered))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def fill(folder: Path, store: Store, rendered: Rendered) -> None:
+def fill(folder: Path, inputs: Inputs, rendered: Rendered) -> tuple[BuildInput, ...]:
     put_text(folder / "Dockerfile", rendered.dockerfile)
     mods: dict[Path, list[str]] = defaultdict(list)
+    made: list[tuple[Path, str]] = []
+    files: list[BuildInput] = []
     for file in rendered.context:
         target = folder / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         if file.locked:
-            store.link(file.locked, target)
+            if file.executable:  # a link would share its mode with the store
+                shutil.copyfile(inputs.holding(file.locked).verified(file.locked), target)
+                target.chmod(0o755)
+            else:
+                inputs.holding(file.locked).link(file.locked, target)
             date(target, file.sha256)
+            files.append(row(file))
         elif file.mod:
             wheel = build_wheel(file.mod, target.parent)
             sha256, _ = sha256_file(wheel)
             date(wheel, sha256)
             mods[target.parent].append(f"{file.mod.distribution}=={file.mod.version} --hash=sha256:{sha256}\n")
+            made.append((wheel, file.what))
         elif file.origin:
             put_copy(target, file)
+            files.append(row(file))
+            inputs.keep(target, file.sha256, file.size)
         else:
             put_text(target, file.text)
+            made.append((target, file.what))
     for where, lines in mods.items():
         put_text(where / "requirements.txt", "".join(lines))
+        made.append((where / "requirements.txt", "list of wheels"))
+    for path, what in made:
+        sha256, size = sha256_file(path)
+        inputs.keep(path, sha256, size)
+        files.append(BuildInput(path=path.relative_to(folder).as_posix(), sha256=sha256, size=size, what=what))
+    return tuple(sorted(files, key=lambda file: file.path))
+
+
+def row(file: ContextFile) -> BuildInput:
+    return BuildInput(path=file.path, sha256=file.sha256, size=file.size, executable=file.executable, what=file.what)
 
 
 def put_text(target: Path, text: str) -> None:

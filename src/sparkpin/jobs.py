@@ -11,6 +11,7 @@ from sparkpin import fetch as fetching
 from sparkpin.checkpoint.build import build_checkpoint, is_complete
 from sparkpin.engine import Engine
 from sparkpin.errors import CheckpointError, EngineError
+from sparkpin.inputs import Inputs, project_of
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
@@ -35,12 +36,12 @@ def build_releases(paths: Paths, pairings: tuple[Pairing, ...]) -> tuple[Release
         image = pairing.rendered
         if image.parent_key is None and not builder.is_built(paths, engine, image):
             fetching.fetch_stack(paths, pairing.stack, pairing.stack_lock, say)
-        built = builder.build_image(paths, engine, pairing.stack, pairing.stack_lock, image, say)
-        made.append(record(engine, records, pairing, built))
+        built = builder.build_image(paths, engine, image, say)
+        made.append(record(paths, engine, records, pairing, built))
     return tuple(made)
 
 
-def record(engine: Engine, records: Releases, pairing: Pairing, built: builder.BuiltImage) -> Release:
+def record(paths: Paths, engine: Engine, records: Releases, pairing: Pairing, built: builder.BuiltImage) -> Release:
     """The release of a pairing: the one that is there when it holds these bytes, else a new one, tagged."""
     known = records.find(pairing.tag)
     if known and known.image != built.config_digest:
@@ -54,6 +55,10 @@ def record(engine: Engine, records: Releases, pairing: Pairing, built: builder.B
         if release.state in ("passed", "failed"):
             say(f"{pairing.tag}: its smoke test asks for something else now; it must be smoked anew")
             release = dataclasses.replace(release, state="built", smoke=None)
+    inputs = Inputs.of(paths)
+    if not inputs.has_all(release.inputs.values()):
+        release = dataclasses.replace(release, inputs=pairing.inputs, executable=pairing.executable)
+        inputs.keep_project(paths.project, release.inputs)
     if release != known:
         records.save(release)
     engine.tag(built.ref, release.tag)
@@ -80,22 +85,21 @@ def new_release(pairing: Pairing, built: builder.BuiltImage) -> Release:
         build_seconds=built.seconds,
         demands=pairing.demands,
         inputs=pairing.inputs,
+        executable=pairing.executable,
     )
 
 
 def checkpoint_of(paths: Paths, release: Release) -> Path:
-    """The checkpoint folder of a release; made when it is not there and the pins still give it.
-
-    One that is there is used whatever the pins say by now: what was rolled back to must be servable.
-    """
+    """The checkpoint folder of a release; made from the release's own pins when it is not there."""
     folder = Releases(paths).checkpoint(release)
     if is_complete(folder, release.checkpoint_key):
         return folder
-    for pairing in pair(paths.project, release.recipe, stage=release.stage):
-        if pairing.checkpoint_key == release.checkpoint_key:
-            return build_checkpoint(paths, pairing.model, pairing.model_lock, pairing.steps, say)
+    with project_of(paths, release) as project:
+        for pairing in pair(project, release.recipe, stage=release.stage):
+            if pairing.checkpoint_key == release.checkpoint_key:
+                return build_checkpoint(paths, pairing.model, pairing.model_lock, pairing.steps, say)
     raise CheckpointError(
-        f"the checkpoint of {release.tag} ({folder}) is gone or damaged, and the pins give another one now",
+        f"the checkpoint of {release.tag} ({folder}) is gone or damaged, and this sparkpin makes another of its pins",
         next_step=retention.how_to_rebuild(paths, release),
     )
 

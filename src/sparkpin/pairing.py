@@ -6,12 +6,14 @@ Pure apart from reading the project's files: nothing is fetched, built or asked 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sparkpin import manifests, recipes, render, schema
 from sparkpin.checkpoint.plan import checkpoint_key, checkpoint_steps
 from sparkpin.errors import InputError
+from sparkpin.modwheels import Mod
 from sparkpin.releases import Demands, release_key
 from sparkpin.smoke.demands import demands_of
 
@@ -35,6 +37,7 @@ class Pairing:
     key: str
     demands: Demands
     inputs: dict[str, str]
+    executable: tuple[str, ...]
 
     @property
     def tag(self) -> str:
@@ -62,6 +65,7 @@ def pair(
         steps = checkpoint_steps(chain[:end])
         checkpoint = checkpoint_key(model, model_lock, steps)
         argv, env = recipes.serve_argv(recipe, stack, chain[:end])
+        mods = [file.mod for below in rendered[:end] for file in below.context if file.mod]
         pairings.append(
             Pairing(
                 recipe=recipe,
@@ -78,7 +82,8 @@ def pair(
                 env=env,
                 key=release_key(image.key, checkpoint, tuple(argv), env),
                 demands=demands_of(project, stack, chain[:end], model),
-                inputs=input_hashes(project, recipe, stack, model, chain[:end]),
+                inputs=input_hashes(project, recipe, stack, model, chain[:end], mods),
+                executable=tuple(f"mods/{mod.name}/{path}" for mod in mods for path, _, may in mod.files if may),
             )
         )
     return tuple(pairings)
@@ -90,12 +95,17 @@ def input_hashes(
     stack: schema.Stack,
     model: schema.ModelPin,
     chain: tuple[schema.Stage, ...],
+    mods: Sequence[Mod],
 ) -> dict[str, str]:
-    """SHA-256 of each file that people edit and of each lock, by path below the project."""
+    """SHA-256 of each file that people edit and of each lock, by path below the project.
+
+    All templates: those of the stages may import the others.
+    """
     names = [f"recipes/{recipe.name}.yaml"]
     names += [
         f"pins/{kind}.{end}" for kind in (f"stacks/{stack.name}", f"models/{model.name}") for end in ("yaml", "lock")
     ]
     names += [f"stages/{stage.name}.yaml" for stage in chain]
-    names += sorted({f"dockerfiles/{stage.template}" for stage in chain})
-    return {name: hashlib.sha256((project / name).read_bytes()).hexdigest() for name in names}
+    names += [f"dockerfiles/{path.name}" for path in sorted((project / "dockerfiles").iterdir()) if path.is_file()]
+    found = {name: hashlib.sha256((project / name).read_bytes()).hexdigest() for name in names}
+    return found | {f"mods/{mod.name}/{path}": sha256 for mod in mods for path, sha256, _ in mod.files}

@@ -43,6 +43,21 @@ class Paths:
         return self.home / "releases"
 
     @property
+    def images(self) -> Path:
+        """Build records: what each image was made from and what came out."""
+        return self.home / "images"
+
+    @property
+    def inputs(self) -> Path:
+        """A store of what no lock names and nobody can fetch again: project files, wheels of mods, tools."""
+        return self.home / "inputs"
+
+    @property
+    def layers(self) -> Path:
+        """What each sealed layer holds, file by file."""
+        return self.home / "layers"
+
+    @property
     def checkpoints(self) -> Path:
         return self.home / "checkpoints"
 

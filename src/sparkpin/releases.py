@@ -3,6 +3,7 @@
     releases/<recipe>/<stage>-<key12>.json   the record
     releases/<recipe>/<stage>-<key12>/       its evidence (logs, benchmark results)
     releases/<recipe>/current.json           the pointer: the truth about what is current
+    releases/<recipe>/pinned.json            see `pinned`
 
 The states "current" and "retired" follow from the pointer, whatever a record says, so a run that was killed between
 writing the two leaves nothing wrong.
@@ -35,6 +36,7 @@ ROOTFS, UNSEALED = "rootfs", "unsealed"  # so do these: what the first stage sta
 
 State = Literal["built", "passed", "failed", "current", "retired"]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+RECORD = re.compile(r"^[a-z0-9][a-z0-9.-]*-[0-9a-f]{12}\.json$")  # other files of a recipe's folder are no records
 TAG = re.compile(r"^(?:sparkpin/)?(?P<recipe>[a-z0-9][a-z0-9.-]*):(?P<name>[a-z0-9][a-z0-9.-]*-[0-9a-f]{12})$")
 
 
@@ -71,7 +73,8 @@ class Release:
     """Everything needed to serve a release without the pins, and what it was made from.
 
     image: config digest; diff_ids: uncompressed layers from the lowest; size: bytes of all layers; smoke: the result of
-    the last smoke test; inputs: project file -> SHA-256 of the manifests, locks and templates at build time.
+    the last smoke test; inputs: project file -> SHA-256 of the manifests, locks, templates and mods at build time
+    (`sparkpin.inputs` keeps their bytes); executable: those of them that may be executed.
     """
 
     schema: Literal[1] = SCHEMA
@@ -94,6 +97,7 @@ class Release:
     state: State = "built"
     smoke: dict[str, Any] | None = None
     inputs: dict[str, Sha256]
+    executable: Annotated[tuple[str, ...], Field(strict=False)] = ()
 
     @property
     def age(self) -> tuple[str, str]:
@@ -186,7 +190,10 @@ class Releases:
             yield
 
     def recipes(self) -> list[str]:
-        return sorted({path.parent.name for path in self.root.glob("*/*.json")})
+        return sorted(folder.name for folder in self.root.glob("*") if self.record_files(folder.name))
+
+    def record_files(self, recipe: str) -> list[Path]:
+        return [path for path in (self.root / recipe).glob("*.json") if RECORD.match(path.name)]
 
     def all(self) -> list[Release]:
         """Every release, by recipe, from the oldest to the newest."""
@@ -195,8 +202,8 @@ class Releases:
     def of_recipe(self, recipe: str) -> list[Release]:
         """From the oldest to the newest."""
         current = self.current_tag(recipe)
-        found = [path for path in (self.root / recipe).glob("*.json") if path.name != POINTER]
-        return sorted((with_state(read_record(path), current) for path in found), key=lambda release: release.age)
+        found = [with_state(read_record(path), current) for path in self.record_files(recipe)]
+        return sorted(found, key=lambda release: release.age)
 
     def find(self, tag: str) -> Release | None:
         """The release of a tag, with or without `sparkpin/` in front."""
@@ -285,9 +292,7 @@ class Releases:
         """Make a release the current one. The caller holds the recipe's lock."""
         value = {"schema": SCHEMA, "tag": release.tag, "promoted": now()}
         files.write_json(self.pointer_path(release.recipe), value)
-        for path in (self.root / release.recipe).glob("*.json"):
-            if path.name == POINTER:
-                continue
+        for path in self.record_files(release.recipe):
             written = read_record(path)
             if (settled := with_state(written, release.tag)) != written:
                 self._write(settled)

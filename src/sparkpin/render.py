@@ -7,6 +7,7 @@ the key of its parent (or of the root file system), the platform, the epoch and 
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import re
 from collections.abc import Sequence
@@ -18,12 +19,13 @@ from typing import Any, Literal
 import jinja2
 import uv
 
-from sparkpin import rootfs, seal
+from sparkpin import seal
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import ManifestError
 from sparkpin.files import sha256_file
 from sparkpin.modwheels import Mod, read_mod
 from sparkpin.releases import ROOTFS
+from sparkpin.rootfs import RootfsSpec, rootfs_spec
 from sparkpin.schema import LockedFile, Stack, StackLock, Stage
 
 VENV, STACK_MODS = "venv", "stack-mods"  # layers beside those that the stack names
@@ -33,13 +35,15 @@ VENV, STACK_MODS = "venv", "stack-mods"  # layers beside those that the stack na
 class ContextFile:
     """One file that a build sees. A mod stands for its wheel: `sha256` is its sources' key, `size` their bytes.
 
-    source: "store" (a locked wheel), "host" (a file of this machine, `origin`), "text" (`text`), or "mod".
+    source: "store" (a locked wheel), "host" (a file of this machine, `origin`), "text" (`text`), "mod", or "kept" (of
+    an earlier build, by its SHA-256 alone). what: what a person calls it, with its version.
     """
 
     path: str
     sha256: str
     size: int
-    source: Literal["store", "host", "text", "mod"]
+    source: Literal["store", "host", "text", "mod", "kept"]
+    what: str = ""
     executable: bool = False
     text: str = field(default="", repr=False)
     origin: Path | None = None
@@ -52,7 +56,8 @@ class Rendered:
     """One stage's image, before it is built.
 
     key: build key (hex); parent_key: None for the first stage; ref: the internal tag; parent_ref: what it is built on;
-    layers: (name, key) of each layer that it adds, where the key is over all that decides the layer.
+    rootfs: what the first stage stands on, None for the others; layers: (name, key) of each layer that it adds, where
+    the key is over all that decides the layer.
     """
 
     stage: str
@@ -61,6 +66,8 @@ class Rendered:
     parent_key: str | None
     ref: str
     parent_ref: str
+    platform: str
+    rootfs: RootfsSpec | None
     dockerfile: str
     context: tuple[ContextFile, ...]
     layers: tuple[tuple[str, str], ...] = ()
@@ -76,8 +83,10 @@ def render_chain(project: Path, stack: Stack, stack_lock: StackLock, chain: Sequ
 
 def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, parent: Rendered | None) -> Rendered:
     layers: dict[str, list[ContextFile]] = {}
+    spec = None
     if parent is None:
-        below = rootfs.rootfs_key(stack, stack_lock)
+        spec = rootfs_spec(stack, stack_lock)
+        below = spec.key
         parent_ref = rootfs_ref(stack, below)
         layers[VENV] = []
         for name, wheels in wheel_groups(project, stack, stack_lock).items():
@@ -103,6 +112,8 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
         parent_key=parent.key if parent else None,
         ref=f"sparkpin/stack-{stack.name}:{stage.name}-{key[:12]}",
         parent_ref=parent_ref,
+        platform=stack.platform,
+        rootfs=spec,
         dockerfile=dockerfile(key),
         context=tuple(files),
         layers=tuple((name, build_key(stack, below, dockerfile(""), [*tools, *own])) for name, own in layers.items()),
@@ -163,28 +174,41 @@ def wheel_groups(project: Path, stack: Stack, stack_lock: StackLock) -> dict[str
 
 def wheel_files(layer: str, wheels: Sequence[LockedFile]) -> list[ContextFile]:
     lines = [f"{normal(wheel.name)}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheels]
-    files = [ContextFile(f"wheels/{layer}/{Path(w.file).name}", w.sha256, w.size, "store", locked=w) for w in wheels]
+    files = [
+        ContextFile(
+            f"wheels/{layer}/{Path(w.file).name}",
+            w.sha256,
+            w.size,
+            "store",
+            f"wheel {normal(w.name)} {w.version}",
+            locked=w,
+        )
+        for w in wheels
+    ]
     return [*files, text_file(f"wheels/{layer}/requirements.txt", "".join(lines))]
 
 
 def mod_file(layer: str, mod: Mod) -> ContextFile:
-    return ContextFile(f"wheels/{layer}/{mod.name}", mod.key, mod.size, "mod", mod=mod)
+    return ContextFile(f"wheels/{layer}/{mod.name}", mod.key, mod.size, "mod", f"mod {mod.name} {mod.version}", mod=mod)
 
 
 def text_file(path: str, text: str) -> ContextFile:
     data = text.encode()
-    return ContextFile(path, hashlib.sha256(data).hexdigest(), len(data), "text", text=text)
+    return ContextFile(path, hashlib.sha256(data).hexdigest(), len(data), "text", "list of wheels", text=text)
 
 
 def tool_files(project: Path) -> list[ContextFile]:
     script = project / "dockerfiles/install.py"
-    return [host_file("tools/install.py", script), host_file("tools/uv", Path(uv.find_uv_bin()), executable=True)]
+    return [
+        host_file("tools/install.py", script, f"sparkpin {script.name}"),
+        host_file("tools/uv", Path(uv.find_uv_bin()), f"uv {importlib.metadata.version('uv')}", executable=True),
+    ]
 
 
-def host_file(path: str, origin: Path, *, executable: bool = False) -> ContextFile:
+def host_file(path: str, origin: Path, what: str, *, executable: bool = False) -> ContextFile:
     status = origin.stat()
     sha256, size = hashed(origin, status.st_mtime_ns, status.st_size)
-    return ContextFile(path, sha256, size, "host", executable=executable, origin=origin)
+    return ContextFile(path, sha256, size, "host", what, executable=executable, origin=origin)
 
 
 @cache

@@ -21,7 +21,7 @@ from sparkpin.epoch import EPOCH
 from sparkpin.errors import BuildError, HostError
 from sparkpin.files import atomic_file, sha256_file
 from sparkpin.paths import Paths
-from sparkpin.schema import LockedFile, Stack, StackLock
+from sparkpin.schema import LockedFile, Model, Stack, StackLock
 from sparkpin.store import Store
 
 CUSTOMIZE = Path(__file__).with_name("rootfs.sh")
@@ -44,25 +44,44 @@ def arguments(stack: Stack, lock: StackLock) -> list[str]:
     ]
 
 
-def rootfs_key(stack: Stack, lock: StackLock) -> str:
-    """SHA-256 (hex) over what decides the root file system: packages, arguments, clean-up, date."""
-    parts = {
-        "suite": stack.debian.suite,
-        "platform": stack.platform,
-        "debs": [[deb.name, deb.version, deb.sha256] for deb in lock.debs],
-        "arguments": arguments(stack, lock),
-        "customize": CUSTOMIZE.read_text(),
-        "epoch": EPOCH,
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+class RootfsSpec(Model):
+    """All that decides a root file system, in a form that a record can keep.
+
+    arguments: mmdebstrap's; customize: the text of the script that cleans up; epoch: seconds, of every file.
+    """
+
+    suite: str
+    platform: str
+    debs: list[LockedFile]
+    arguments: list[str]
+    customize: str
+    epoch: int
+
+    @property
+    def key(self) -> str:
+        """SHA-256 (hex) over all of it; where a package comes from and how long it is do not matter."""
+        parts = self.model_dump(mode="json")
+        parts["debs"] = [[deb.name, deb.version, deb.sha256] for deb in self.debs]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def build_rootfs(paths: Paths, stack: Stack, lock: StackLock, say: Callable[[str], None]) -> Path:
+def rootfs_spec(stack: Stack, lock: StackLock) -> RootfsSpec:
+    return RootfsSpec(
+        suite=stack.debian.suite,
+        platform=stack.platform,
+        debs=lock.debs,
+        arguments=arguments(stack, lock),
+        customize=CUSTOMIZE.read_text(encoding="utf-8"),
+        epoch=EPOCH,
+    )
+
+
+def build_rootfs(paths: Paths, spec: RootfsSpec, say: Callable[[str], None]) -> Path:
     """The tar of the root file system, from cache or made anew; the same bytes whenever and wherever it is made.
 
     Touches no network. Raises IntegrityError (a package is missing in the store or damaged), HostError or BuildError.
     """
-    key = rootfs_key(stack, lock)
+    key = spec.key
     folder = paths.cache / "rootfs"
     target, digest = folder / f"{key}.tar", folder / f"{key}.sha256"
     with files.lock(paths.locks / "rootfs.lock", on_wait=lambda: say("waiting for another run that makes a rootfs")):
@@ -71,9 +90,9 @@ def build_rootfs(paths: Paths, stack: Stack, lock: StackLock, say: Callable[[str
             if sha256_file(target)[0] == digest.read_text().strip():
                 return target
             say(f"damaged, making it again: {target}")
-        say(f"rootfs {stack.name}: {len(lock.debs)} packages of Debian {stack.debian.suite}")
-        with repository(Store(paths.store), lock.debs) as repo, atomic_file(target) as out:
-            for chunk in made(stack, lock, repo):
+        say(f"rootfs: {len(spec.debs)} packages of Debian {spec.suite}")
+        with repository(Store(paths.store), spec.debs) as repo, atomic_file(target) as out:
+            for chunk in made(spec, repo):
                 out.write(chunk)
         sha256, size = sha256_file(target)
         with atomic_file(digest) as out:
@@ -108,16 +127,24 @@ def stanza(deb: LockedFile, repo: Path) -> str:
     return f"{done.stdout.rstrip()}\nFilename: ./{deb.file}\nSize: {deb.size}\nSHA256: {deb.sha256}\n"
 
 
-def made(stack: Stack, lock: StackLock, repo: Path) -> Iterator[bytes]:
+def made(spec: RootfsSpec, repo: Path) -> Iterator[bytes]:
     """Run mmdebstrap and yield its tar in canonical form."""
     if not shutil.which("mmdebstrap"):
         raise HostError("mmdebstrap is missing", next_step=HOST_PACKAGES)
+    customize = repo.parent / "customize.sh"
+    customize.write_text(spec.customize, encoding="utf-8")
+    customize.chmod(0o755)
     argv = [
-        *("mmdebstrap", *arguments(stack, lock), f'--customize-hook="{CUSTOMIZE}" "$1"'),
+        *("mmdebstrap", *spec.arguments, f'--customize-hook="{customize}" "$1"'),
         # No suite and no signature: each package was verified against the lock, there is no release to verify.
         *("", "-", f"deb [trusted=yes] copy://{repo} ./"),
     ]
-    env = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    env = {
+        **os.environ,
+        "SOURCE_DATE_EPOCH": str(spec.epoch),
+        "LC_ALL": "C.UTF-8",
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+    }
     with tempfile.TemporaryFile(dir=repo.parent) as raw:
         done = subprocess.run(argv, stdout=raw, stderr=subprocess.PIPE, text=True, env=env, check=False)
         if done.returncode:
