@@ -1,0 +1,64 @@
+"""What differs between two releases or images, on made-up data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sparkpin.contents import Entry
+from sparkpin.difference import Change, ContentsDifference, compare_contents
+
+FILE = Entry("opt/a.py", "file", 0o644, 0, 0, 5, sha256="a" * 64, owner="wheel:a")
+LINK = Entry("opt/link", "symlink", 0o777, 0, 0, 0, link="a.py")
+FOLDER = Entry("opt", "dir", 0o755, 0, 0, 0)
+
+
+def test_the_same_contents_in_another_order_are_identical() -> None:
+    found = compare_contents((FOLDER, FILE, LINK), (LINK, FILE, FOLDER))
+    assert found == ContentsDifference((), (), ()) and found.identical and found.only_metadata
+
+
+def test_added_and_removed_are_told_by_path() -> None:
+    other = replace(FILE, path="opt/0.py")
+    found = compare_contents((FOLDER, FILE), (FOLDER, other, LINK))
+    assert found == ContentsDifference((other, LINK), (FILE,), ())
+    assert not found.identical and not found.only_metadata
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed", "only_metadata"),
+    [
+        (FILE, replace(FILE, sha256="b" * 64), [("content", "a" * 64, "b" * 64)], False),
+        (FILE, replace(FILE, mode=0o4755, uid=3), [("mode", "0644", "4755"), ("uid", "0", "3")], True),
+        (FILE, replace(FILE, gid=7), [("gid", "0", "7")], True),
+        (FILE, replace(FILE, capability="01ff"), [("capability", "", "01ff")], True),
+        (FILE, replace(FILE, owner=""), [], True),
+        (LINK, replace(LINK, link="b.py"), [("link", "a.py", "b.py")], False),
+        (FILE, replace(LINK, path=FILE.path), [("kind", "file", "symlink")], False),
+        (
+            FILE,
+            replace(FILE, kind="hardlink", link="opt/b", mode=0o600),
+            [("kind", "file", "hardlink"), ("link", "", "opt/b"), ("mode", "0644", "0600")],
+            False,
+        ),
+        (
+            replace(FOLDER, kind="char", device=(1, 3)),
+            replace(FOLDER, kind="char", device=(1, 5)),
+            [("device", "1:3", "1:5")],
+            False,
+        ),
+    ],
+)
+def test_each_field_is_told_with_both_values(
+    old: Entry, new: Entry, changed: list[tuple[str, str, str]], only_metadata: bool
+) -> None:
+    found = compare_contents((old,), (new,))
+    assert found == ContentsDifference((), (), tuple(Change(old.path, *row) for row in changed))
+    assert found.only_metadata == only_metadata
+
+
+def test_a_folder_and_its_opaque_mark_are_two_things() -> None:
+    opaque = Entry("opt", "opaque", 0, 0, 0, 0)
+    assert compare_contents((FOLDER,), (FOLDER, opaque)) == ContentsDifference((opaque,), (), ())
+    assert compare_contents((FOLDER, opaque), (FOLDER, opaque)).identical
