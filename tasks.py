@@ -153,14 +153,35 @@ def rollback(c: Context, recipe: str | None = None) -> None:
     commands.rollback(recipe=recipe)
 
 
+@command(positional=["tag"], help={"tag": "release to keep", "note": "why, in one line"})
+def pin(c: Context, tag: str, note: str = "") -> None:
+    """Keep a release, whatever `prune` is told."""
+    from sparkpin import commands
+
+    commands.pin(tag, note=note)
+
+
+@command(positional=["tag"], help={"tag": "release that `prune` may remove again"})
+def unpin(c: Context, tag: str) -> None:
+    """Take a release's pin away."""
+    from sparkpin import commands
+
+    commands.unpin(tag)
+
+
 @command(
-    help={"keep": "releases to keep of each recipe: the current one, then those that passed, newest first (default: 5)"}
+    help={
+        "keep": "releases to keep of each recipe (default: 5): the current one, the one to roll back to, those that "
+        "passed, the others; newest first. What is current, passed last, is pinned or in use stays even beyond that",
+        "dry_run": "say what would go, what stays and why, and the bytes that it would free",
+        "store": "remove fetched files, too, that no lock and no remaining release needs",
+    }
 )
-def prune(c: Context, keep: str = "5") -> None:
+def prune(c: Context, keep: str = "5", dry_run: bool = False, store: bool = False) -> None:
     """Remove old releases and say what that freed."""
     from sparkpin import commands
 
-    commands.prune(keep=whole("keep", keep))
+    commands.prune(keep=whole("keep", keep), dry_run=dry_run, store=store)
 
 
 @command(

@@ -125,8 +125,11 @@ def test_promote_serve_and_roll_back_take_the_flags_with_them(main_job: Releases
     assert argv[argv.index("--max-model-len") + 1] == "2048"
     copy.done("stop", "--recipe", "trial")
 
-    copy.done("prune", "--keep", "1")
-    assert [row["tag"] for row in copy.images()] == [first["tag"]]
+    copy.done("pin", second["tag"], "--note", "to be looked at")
+    stays = copy.done("prune", "--keep", "0", "--dry-run")
+    assert "current" in stays and "passed last, pinned: to be looked at" in stays
+    copy.done("prune", "--keep", "0")
+    assert [row["tag"] for row in copy.images()] == [second["tag"], first["tag"]]
 
 
 def test_a_mod_that_is_not_at_work_fails_the_smoke_test(main_job: Releases, copy: Checkout) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from checkout import INVOKE, PROJECT, Checkout
 
-TASKS = ["build", "check", "checkpoint", "doctor", "fetch", "images", "lock", "promote", "prune", "render", "rollback"]
-TASKS += ["serve", "smoke", "stop", "test", "up"]
+TASKS = ["build", "check", "checkpoint", "doctor", "fetch", "images", "lock", "pin", "promote", "prune", "render"]
+TASKS += ["rollback", "serve", "smoke", "stop", "test", "unpin", "up"]
 
 
 @pytest.fixture
@@ -36,6 +36,8 @@ def test_the_list_has_one_line_for_each_task() -> None:
         (["smoke", "--stage", "v3"], 2, ["unknown stage 'v3'", "choose one of: "]),
         (["rollback", "--recipe", "qwen"], 2, ["unknown recipe 'qwen'", "scripted-tiny"]),
         (["prune", "--keep", "x"], 2, ["--keep: saw 'x'"]),
+        (["pin", "nonsense"], 2, ["unknown release 'nonsense'"]),
+        (["unpin", "nonsense"], 2, ["unknown release 'nonsense'"]),
         (["smoke", "--release", "nonsense"], 2, ["unknown release 'nonsense'"]),
     ],
 )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from pathlib import Path
 
-from sparkpin import daemon, host, hub, manifests, retention, ui
+from sparkpin import daemon, host, hub, manifests, pinned, retention, ui
 from sparkpin import fetch as fetching
 from sparkpin import lock as locking
 from sparkpin import prune as pruning
@@ -17,7 +18,7 @@ from sparkpin.jobs import build_releases, checkpoint_of, engine_of, smoke_releas
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
-from sparkpin.smoke.server import clear_leftovers
+from sparkpin.smoke.server import clear_leftovers, leftovers
 from sparkpin.store import Store
 from sparkpin.ui import say, show
 
@@ -217,7 +218,7 @@ def images(*, as_json: bool) -> None:
         [
             (
                 r["tag"],
-                r["state"],
+                f"{r['state']}, pinned" if r["pin"] else r["state"],
                 r["smoke"],
                 ui.digest(r["image"]),
                 ui.size(r["size"]),
@@ -255,12 +256,56 @@ def next_serve(paths: Paths, release: Release) -> None:
     show("next: invoke serve" if running != release.tag else "it is being served already")
 
 
-def prune(*, keep: int) -> None:
+def pin(tag: str, *, note: str) -> None:
+    release, made = pinned.pin(Releases(Paths.from_env()), tag, note)
+    show(f"{release.tag} is {made.text}")
+    show(f"no prune removes it until: invoke unpin {release.tag}")
+
+
+def unpin(tag: str) -> None:
+    records = Releases(Paths.from_env())
+    was_pinned = pinned.unpin(records, tag)
+    show(f"{records.get(tag).tag} is {'no longer' if was_pinned else 'not'} pinned")
+
+
+def prune(*, keep: int, dry_run: bool, store: bool) -> None:
     paths = Paths.from_env()
     engine = engine_of(paths)
-    clear_leftovers(paths, engine, say)
-    freed = pruning.prune(paths, engine, keep, say)
-    show(f"removed {len(freed.tags)} releases, freed {ui.size(freed.bytes)}")
+    if dry_run:
+        ignored = leftovers(paths, engine)
+    else:
+        clear_leftovers(paths, engine, say)
+        ignored = frozenset()
+    now = time.time()
+    done = pruning.prune(paths, engine, keep, say, now=now, dry_run=dry_run, store=store, ignored=ignored)
+    report_prune(done, dry_run=dry_run, store=store)
+
+
+def report_prune(done: pruning.Pruned, *, dry_run: bool, store: bool) -> None:
+    rows = [
+        (v.release.tag, v.release.state, "stays" if v.reasons else "goes" if dry_run else "gone", ", ".join(v.reasons))
+        for v in done.verdicts
+    ]
+    if rows:
+        ui.table(("release", "state", "", "why"), rows)
+    if done.counts:
+        freed = [(kind, count, ui.size(done.bytes[kind])) for kind, count in done.counts.items()]
+        ui.table(("what goes" if dry_run else "what went", "count", "freed"), freed)
+    would = "would remove" if dry_run else "removed"
+    show(f"{would} {ui.count(len(done.tags), 'release')}, free{'' if dry_run else 'd'} {ui.size(done.total)}")
+    if done.held:
+        show(
+            f"{ui.size(done.held)} more when the engine's build cache lets go of layers that builds stood on: "
+            "docker builder prune --all (it clears the cache of everybody's builds on this engine)"
+        )
+    if done.cache and done.cache.records:
+        show(f"the engine's build cache, which stays, takes {ui.size(done.cache.bytes)} besides")
+    if done.unmeasured:
+        show(f"not counted: {ui.count(done.unmeasured, 'cache volume')} that only root can measure")
+    if done.store_bytes and not store:
+        show(f"--store would free {ui.size(done.store_bytes)} more: fetched files that no lock and no release needs")
+    if dry_run:
+        show("Dry run: nothing was changed.")
 
 
 def serve(*, recipe: str | None, release: str | None, port: int | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -40,7 +41,9 @@ class Inputs:
     def keep(self, source: Path, sha256: str, size: int) -> None:
         """Take a file in, unless it is there. IntegrityError when it is not what it is said to be."""
         file = LockedFile(name=source.name, file="kept", size=size, sha256=sha256)
-        if not self.kept.has(file):
+        if self.kept.has(file):
+            os.utime(self.kept.path(sha256))  # `prune` leaves alone what was wanted a moment ago
+        else:
             self.kept.add(source, file)
 
     def keep_bytes(self, data: bytes) -> str:

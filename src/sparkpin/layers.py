@@ -7,13 +7,14 @@ a used machine; the sizes in the images' histories take milliseconds.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sparkpin.engine import Engine, engine_errors
 from sparkpin.errors import EngineError
 
+CACHE_TIMEOUT = 20  # seconds
 Layers = dict[str, int]  # chain id -> bytes
 
 
@@ -21,11 +22,13 @@ Layers = dict[str, int]  # chain id -> bytes
 class EngineImage:
     """An image as the engine holds it.
 
-    id: the engine's handle; diff_ids: layers from the lowest; layers: chain id -> bytes, None where the history does
-    not tell the layers' sizes; tagged: when it was last tagged (ISO 8601, UTC), None when not known.
+    id: the engine's handle; config_digest: the same on all engines; diff_ids: layers from the lowest; layers: chain id
+    -> bytes, None where the history does not tell the layers' sizes; tagged: when it was last tagged (ISO 8601, UTC),
+    None when not known.
     """
 
     id: str
+    config_digest: str
     tags: tuple[str, ...]
     diff_ids: tuple[str, ...]
     layers: Layers | None
@@ -62,6 +65,7 @@ def inventory(engine: Engine) -> list[EngineImage]:
         try:
             with engine_errors():
                 details, history = api.inspect_image(image_id), api.history(image_id)
+            known = engine.image(image_id) if not engine.keeps_layers else None
         except EngineError:
             if engine.image(image_id) is None:  # removed since the list was made
                 continue
@@ -73,6 +77,7 @@ def inventory(engine: Engine) -> list[EngineImage]:
         found.append(
             EngineImage(
                 id=image_id,
+                config_digest=known.config_digest if known else image_id,
                 tags=tuple(sorted(tag for tag in details.get("RepoTags") or () if tag != "<none>:<none>")),
                 diff_ids=diff_ids,
                 layers=dict(zip(chain_ids(diff_ids), sizes, strict=True)) if sizes is not None else None,
@@ -80,6 +85,61 @@ def inventory(engine: Engine) -> list[EngineImage]:
             )
         )
     return found
+
+
+@dataclass(frozen=True)
+class Freed:
+    """Layers that no image has any more. held: bytes, of these, that the engine's build cache may not let go yet."""
+
+    count: int
+    bytes: int
+    held: int
+
+
+@dataclass(frozen=True)
+class BuildCache:
+    """All of the engine's build cache, other people's included. bytes: of its own, without the images' layers."""
+
+    records: int
+    bytes: int
+    holds_layers: bool
+
+
+def freed(before: Sequence[EngineImage], after: Sequence[EngineImage], cache: BuildCache | None) -> Freed:
+    """The layers, each counted once, that images had before and no image has after.
+
+    A build keeps a hold on the layers of the image that it stands on: they outlive the image until the build cache is
+    pruned, and the engine does not say which. So every layer of an image that another stands on may be held, unless the
+    cache is known to hold none. cache: None when not known.
+    """
+    staying = {chain for image in after for chain in chain_ids(image.diff_ids)}
+    gone = {chain: size for chain, size in all_layers(before).items() if chain not in staying}
+    stood_on = {
+        chain
+        for lower in before
+        if any(lower.id != upper.id and is_below(lower.diff_ids, upper.diff_ids) for upper in before)
+        for chain in chain_ids(lower.diff_ids)
+    }
+    held = 0 if cache and not cache.holds_layers else sum(size for chain, size in gone.items() if chain in stood_on)
+    return Freed(len(gone), sum(gone.values()), held)
+
+
+def build_cache(engine: Engine) -> BuildCache | None:
+    """None when the engine does not tell in time: those before 23 also measure every container and volume for it."""
+    api: Any = engine.client.api
+    url = f"{api.base_url}/v{api.api_version}/system/df"
+    try:
+        with engine_errors():
+            answer = api.get(url, params={"type": "build-cache"}, timeout=CACHE_TIMEOUT)
+            answer.raise_for_status()
+            rows = answer.json().get("BuildCache") or []
+    except (EngineError, ValueError):
+        return None
+    return BuildCache(
+        records=len(rows),
+        bytes=sum(row["Size"] for row in rows if not row["Shared"]),
+        holds_layers=any(row["Type"] == "regular" for row in rows),
+    )
 
 
 def all_layers(images: Iterable[EngineImage]) -> Layers:

@@ -1,243 +1,232 @@
-"""Remove old releases with everything that only they needed. A plan is data; carrying it out is a second step.
+"""Remove old releases with everything that only they needed.
 
-What no record has ever named (a stage's image, a checkpoint, a partial file) may belong to a build that runs right now,
-so it goes only when nothing touched it for `STALE_AFTER`.
+A dry run and a real one are the same plan: after the tags, a dry run goes on with the images that the engine would have
+left, a real one with those that it has left.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
-import shutil
-import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from sparkpin import files, layers
+from sparkpin import diskspace, files, layers, retention
 from sparkpin.container import CACHE_LABEL
 from sparkpin.engine import Engine, engine_errors
-from sparkpin.errors import DiskError, EngineError, InputError
+from sparkpin.errors import EngineError, InputError, ManifestError
+from sparkpin.imagetags import TagPlan, plan_tags
+from sparkpin.layers import BuildCache, EngineImage
 from sparkpin.paths import Paths
-from sparkpin.releases import INTERNAL, ROOTFS, UNSEALED, Release, Releases
-from sparkpin.retention import rollback_target
+from sparkpin.pinned import pins_of
+from sparkpin.releases import Release, Releases
+from sparkpin.retention import Verdict
+from sparkpin.unneeded import Needs, Search, project_needs
 
-STALE_AFTER = 3600.0  # seconds
-BUILD_FOLDERS = ("context-*", "seal-*")  # what a build works in; a killed one's next run looks for its own key only
-OURS = re.compile(r"^sparkpin/(?P<repository>[^:/]+):(?P<name>.+)$")
-
-
-@dataclass(frozen=True)
-class Freed:
-    """tags: releases removed; bytes: disk space, image_bytes of them in the engine; kept: tag -> why it had to stay."""
-
-    tags: tuple[str, ...]
-    bytes: int
-    image_bytes: int
-    kept: dict[str, str]
+IMAGES, VOLUMES, STORE, RECORDS = "image layers", "cache volumes", "store", "release records"
+UNIX_SOCKET = "http+docker://localhost"  # as the SDK writes it: an engine whose folders may be those of this machine
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """retag: moving tag -> release tag that it must name afterwards."""
+class CacheVolume:
+    """image: config digest of the image whose caches it holds; folder: None where this user cannot look into it."""
 
-    releases: tuple[Release, ...]
-    untag: tuple[str, ...]
-    retag: dict[str, str]
-    folders: tuple[Path, ...]
-    kept: dict[str, str]
+    name: str
+    image: str
+    folder: Path | None
 
 
-def prune(paths: Paths, engine: Engine, keep: int, say: Callable[[str], None]) -> Freed:
-    """Keep `keep` releases of each recipe: the current one, the one to roll back to, and the newest, good ones first.
+@dataclass(frozen=True)
+class Seen:
+    """What the engine has. used: image id -> container; volumes: those that no container mounts."""
 
-    A release whose image is in use by a container stays. Records go last, so that a killed run can be repeated.
+    images: tuple[EngineImage, ...]
+    used: Mapping[str, str]
+    volumes: tuple[CacheVolume, ...]
+    cache: BuildCache | None
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What goes besides images and records: files by kind, in the order in which they go.
+
+    in_store: files of the store that nothing needs, removed or not; None where that is not known.
+    """
+
+    volumes: tuple[CacheVolume, ...]
+    files: Mapping[str, tuple[Path, ...]]
+    in_store: tuple[Path, ...] | None
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What went, or would go.
+
+    counts, bytes: by kind; held: bytes of image layers, not in `bytes`, which the engine may keep until its build cache
+    lets them go; unmeasured: cache volumes, not in `bytes`, that this user cannot look into; store_bytes: what `store`
+    would free besides, None where that is not known; cache: the engine's build cache, which stays.
+    """
+
+    verdicts: tuple[Verdict, ...]
+    counts: Mapping[str, int]
+    bytes: Mapping[str, int]
+    held: int
+    unmeasured: int
+    store_bytes: int | None
+    cache: BuildCache | None
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return tuple(verdict.release.tag for verdict in self.verdicts if not verdict.reasons)
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """Tag of each release that stays -> why."""
+        return {verdict.release.tag: ", ".join(verdict.reasons) for verdict in self.verdicts if verdict.reasons}
+
+    @property
+    def total(self) -> int:
+        return sum(self.bytes.values())
+
+
+def prune(
+    paths: Paths,
+    engine: Engine,
+    keep: int,
+    say: Say,
+    *,
+    now: float,
+    dry_run: bool = False,
+    store: bool = False,
+    ignored: Collection[str] = (),
+) -> Pruned:
+    """Keep `keep` releases of each recipe, and whatever `retention.verdicts` keeps besides.
+
+    Records of releases go last, so that a killed run can be repeated.
+
+    Args:
+        now: seconds since the epoch.
+        store: remove what nothing needs from the store of fetched files, too.
+        ignored: ids of containers that count as gone.
     """
     if keep < 0:
         raise InputError(f"keep: saw {keep}, wanted 0 or more", next_step="invoke prune --keep 2")
     records = Releases(paths)
     with contextlib.ExitStack() as stack:
-        for recipe in records.recipes():
-            stack.enter_context(records.locked(recipe))
-        before = layers.inventory(engine)
-        plan = make_plan(records, before, users(engine), keep, now=time.time())
-        for tag, why in plan.kept.items():
-            say(f"kept {tag}: {why}")
-        stuck = remove_tags(engine, plan, say)
-        remove_caches(engine, say)
-        after = layers.all_layers(layers.inventory(engine))
-        image_bytes = sum(size for chain, size in layers.all_layers(before).items() if chain not in after)
-        removed = [release for release in plan.releases if release.tag not in stuck]
-        staying = [release for release in records.all() if release not in removed]
-        needed = {folder for release in staying for folder in (records.checkpoint(release), records.evidence(release))}
-        file_bytes = 0
-        for folder in plan.folders:
-            if folder not in needed and os.path.lexists(folder):
-                file_bytes += remove_path(folder)
-                say(f"removed {folder}")
-        for release in removed:
-            records.forget(release)
-            say(f"removed {release.tag}")
-    return Freed(
-        tags=tuple(release.tag for release in removed),
-        bytes=image_bytes + file_bytes,
-        image_bytes=image_bytes,
-        kept={**plan.kept, **stuck},
+        if not dry_run:
+            for recipe in records.recipes():
+                stack.enter_context(records.locked(recipe))
+            if store:
+                stack.enter_context(files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for a fetch")))
+        needs = needs_of_project(paths, say, required=store)
+        seen = look(engine, ignored)
+        verdicts = judge(records, seen, keep)
+        remaining, removed = split(verdicts)
+        tags = plan_tags(seen.images, seen.used, remaining, removed, now)
+        if dry_run:
+            after = tags.applied(seen.images)
+        else:
+            stuck = remove_tags(engine, tags, say)
+            after = tuple(layers.inventory(engine))
+            verdicts = tuple(
+                replace(verdict, reasons=(stuck[verdict.release.tag],)) if verdict.release.tag in stuck else verdict
+                for verdict in verdicts
+            )
+            remaining, removed = split(verdicts)
+        rest = plan_rest(Search(paths, remaining, removed, after, needs, now), seen.volumes, store=store)
+        pruned = sum_up(verdicts, layers.freed(seen.images, after, seen.cache), rest, seen.cache, store=store)
+        if not dry_run:
+            remove_volumes(engine, rest.volumes, say)
+            for kind, going in rest.files.items():
+                for path in going:
+                    diskspace.remove_path(path)
+                if going:
+                    say(f"removed {kind}: {len(going)}")
+    return pruned
+
+
+def judge(records: Releases, seen: Seen, keep: int) -> tuple[Verdict, ...]:
+    users = {tag: seen.used[image.id] for image in seen.images if image.id in seen.used for tag in image.tags}
+    return tuple(
+        verdict
+        for recipe in records.recipes()
+        for verdict in retention.verdicts(records.of_recipe(recipe), keep, pins_of(records, recipe), users)
     )
 
 
-def make_plan(
-    records: Releases, images: list[layers.EngineImage], used: dict[str, str], keep: int, *, now: float
-) -> Plan:
-    """used: image id -> container that uses it; now: seconds since the epoch. Reads folders, changes nothing."""
-    ids = {tag: image.id for image in images for tag in image.tags}
-    remaining: list[Release] = []
-    removed: list[Release] = []
-    kept: dict[str, str] = {}
-    for recipe in records.recipes():
-        for place, release in enumerate(by_worth(records.of_recipe(recipe))):
-            user = used.get(ids.get(release.tag, ""))
-            if place < keep or release.state == "current":
-                remaining.append(release)
-            elif user:
-                remaining.append(release)
-                kept[release.tag] = f"the container {user} uses its image (docker rm {user} once it is not needed)"
-            else:
-                removed.append(release)
-    moving, retag = moving_tags(remaining, removed, ids)
-    release_tags = [release.tag for release in removed if release.tag in ids]
-    leaving = {*release_tags, *moving, *retag}
-    return Plan(
-        releases=tuple(removed),
-        untag=(*release_tags, *moving, *internal_tags(images, used, remaining, removed, leaving, now)),
-        retag=retag,
-        folders=tuple(stale_folders(records, remaining, removed, now)),
-        kept=kept,
+def split(verdicts: Sequence[Verdict]) -> tuple[list[Release], list[Release]]:
+    """The releases that remain, and those that go."""
+    return [v.release for v in verdicts if v.reasons], [v.release for v in verdicts if not v.reasons]
+
+
+def needs_of_project(paths: Paths, say: Say, *, required: bool) -> Needs | None:
+    """None, unless it is `required`, when a pin or a lock is broken: nobody knows then what it needs."""
+    try:
+        return project_needs(paths.project)
+    except ManifestError as error:
+        if required:
+            raise
+        say(f"root file systems stay, since the pins cannot be read: {error.message}")
+        return None
+
+
+def plan_rest(search: Search, volumes: Sequence[CacheVolume], *, store: bool) -> Rest:
+    present = {image.config_digest for image in search.images}
+    in_store = search.store()
+    going = {**search.files(), STORE: (in_store or ()) if store else ()}
+    known = Releases(search.paths)
+    going[RECORDS] = tuple(known.record_path(release) for release in search.removed)
+    return Rest(tuple(volume for volume in volumes if volume.image not in present), going, in_store)
+
+
+def sum_up(
+    verdicts: tuple[Verdict, ...], freed: layers.Freed, rest: Rest, cache: BuildCache | None, *, store: bool
+) -> Pruned:
+    measured = [volume.folder for volume in rest.volumes if volume.folder]
+    going = {kind: paths for kind, paths in rest.files.items() if paths}
+    sizes = diskspace.freed_bytes({VOLUMES: measured, **going, "store besides": () if store else rest.in_store or ()})
+    besides = sizes.pop("store besides")
+    counts = {IMAGES: freed.count, VOLUMES: len(rest.volumes), **{kind: len(paths) for kind, paths in going.items()}}
+    return Pruned(
+        verdicts=verdicts,
+        counts={kind: count for kind, count in counts.items() if count},
+        bytes={kind: size for kind, size in {IMAGES: freed.bytes - freed.held, **sizes}.items() if counts[kind]},
+        held=freed.held,
+        unmeasured=len(rest.volumes) - len(measured),
+        store_bytes=None if rest.in_store is None else besides,
+        cache=cache,
     )
 
 
-def by_worth(releases: list[Release]) -> list[Release]:
-    """The current release, the one that `rollback` goes to, the newest others that passed, and then the rest."""
-    current = next((release for release in releases if release.state == "current"), None)
-    back = rollback_target(releases, current) if current else None
-    return sorted(releases, key=lambda r: (r == current, r == back, r.is_good, r.age), reverse=True)
-
-
-def moving_tags(
-    remaining: list[Release], removed: list[Release], ids: dict[str, str]
-) -> tuple[list[str], dict[str, str]]:
-    """The moving tags that go, and those that must name another release: the newest that remains of the stage."""
-    gone: list[str] = []
-    retag: dict[str, str] = {}
-    for recipe, stage in sorted({(release.recipe, release.stage) for release in removed}):
-        tag = f"sparkpin/{recipe}:{stage}"
-        others = [r for r in remaining if (r.recipe, r.stage) == (recipe, stage) and r.tag in ids]
-        if others:
-            retag[tag] = max(others, key=lambda release: release.age).tag
-        elif tag in ids:
-            gone.append(tag)
-    current = {release.recipe: release for release in remaining if release.state == "current"}
-    for recipe in sorted({release.recipe for release in removed}):
-        tag = f"sparkpin/{recipe}:current"
-        if tag in ids and recipe in current and current[recipe].tag in ids:
-            retag[tag] = current[recipe].tag
-        elif tag in ids and recipe not in current:
-            gone.append(tag)
-    return gone, {tag: target for tag, target in retag.items() if ids.get(tag) != ids[target]}
-
-
-def internal_tags(
-    images: list[layers.EngineImage],
-    used: dict[str, str],
-    remaining: list[Release],
-    removed: list[Release],
-    leaving: set[str],
-    now: float,
-) -> Iterator[str]:
-    """Tags of stages' images and root file systems that no remaining release stands on, and of unfinished images.
-
-    Releases of another home on the same engine count too: their records are not here, their tags are. leaving: the tags
-    that will no longer name what they name now.
-    """
-
-    def is_internal(tag: str) -> bool:
-        name = OURS.match(tag)
-        return name is not None and (
-            name["repository"].startswith(INTERNAL) or name["repository"] in (ROOTFS, UNSEALED)
-        )
-
-    def is_stale(image: layers.EngineImage) -> bool:
-        return image.tagged is not None and now - datetime.fromisoformat(image.tagged).timestamp() > STALE_AFTER
-
-    others = [
-        image.diff_ids
-        for image in images
-        for tag in image.tags
-        if OURS.match(tag) and not is_internal(tag) and tag not in leaving
-    ]
-    needed = [*(release.diff_ids for release in remaining), *others]
-    for image in images:
-        internal = [tag for tag in image.tags if is_internal(tag)]
-        if not internal or image.id in used:
-            continue
-        if all(tag.startswith(f"sparkpin/{UNSEALED}:") for tag in internal):  # a killed build left it
-            yield from internal if is_stale(image) else ()
-            continue
-        if any(layers.is_below(image.diff_ids, upper) for upper in needed):
-            continue
-        was_theirs = any(layers.is_below(image.diff_ids, release.diff_ids) for release in removed)
-        if was_theirs or is_stale(image):
-            yield from internal
-
-
-def stale_folders(records: Releases, remaining: list[Release], removed: list[Release], now: float) -> Iterator[Path]:
-    """Evidence and checkpoints of the removed, checkpoints that no release needs, and what killed runs left."""
-    yield from (records.evidence(release) for release in removed if records.evidence(release).is_dir())
-    needed = {records.checkpoint(release) for release in remaining}
-    theirs = {records.checkpoint(release) for release in removed} - needed
-    yield from sorted(folder for folder in theirs if folder.is_dir())
-    paths = records.paths
-    for folder in sorted(paths.checkpoints.glob("*/[!.]*")):
-        if folder.is_dir() and folder not in needed | theirs and now - last_touched(folder) > STALE_AFTER:
-            yield folder
-    left_over = [path for root in (paths.home, paths.cache) for path in sorted(partials(root))]
-    left_over += sorted(path for pattern in BUILD_FOLDERS for path in paths.work.glob(pattern))
-    yield from (left for left in left_over if now - last_touched(left) > STALE_AFTER)
-
-
-def partials(root: Path) -> Iterator[Path]:
-    for parent, folders, names in os.walk(root):
-        found = [name for name in (*folders, *names) if name.startswith(files.PARTIAL)]
-        yield from (Path(parent, name) for name in found)
-        folders[:] = [name for name in folders if name not in found]
-
-
-def last_touched(path: Path) -> float:
-    """Seconds since the epoch of the last change of a file or of anything in a folder."""
-    times = [path.lstat().st_ctime]
-    for entry in path.rglob("*") if path.is_dir() else ():
-        with contextlib.suppress(FileNotFoundError):  # a run that works there is the newest of all
-            times.append(entry.lstat().st_ctime)
-    return max(times)
-
-
-def users(engine: Engine) -> dict[str, str]:
-    """Image id -> name of a container that uses it. A stopped one counts: it may be started again."""
+def look(engine: Engine, ignored: Collection[str]) -> Seen:
     with engine_errors():
-        containers = engine.client.api.containers(all=True)
-    return {
-        container["ImageID"]: (container["Names"] or [container["Id"][:12]])[0].removeprefix("/")
-        for container in containers
-    }
+        containers = [c for c in engine.client.api.containers(all=True) if c["Id"] not in ignored]
+        volumes = engine.client.volumes.list(filters={"label": CACHE_LABEL})
+    mounted = {mount.get("Name") for container in containers for mount in container.get("Mounts") or ()}
+    return Seen(
+        images=tuple(layers.inventory(engine)),
+        # A stopped container counts: it may be started again.
+        used={c["ImageID"]: (c["Names"] or [c["Id"][:12]])[0].removeprefix("/") for c in containers},
+        volumes=tuple(cache_volume(engine, volume.attrs) for volume in volumes if volume.name not in mounted),
+        cache=layers.build_cache(engine),
+    )
 
 
-def remove_tags(engine: Engine, plan: Plan, say: Callable[[str], None]) -> dict[str, str]:
-    """Returns release tag -> why the engine would not let it go (a container was started in the meantime)."""
+def cache_volume(engine: Engine, attrs: Mapping[str, Any]) -> CacheVolume:
+    folder: Path | None = Path(attrs["Mountpoint"]) if engine.client.api.base_url == UNIX_SOCKET else None
+    try:
+        os.listdir(folder or "")
+    except OSError:
+        folder = None
+    return CacheVolume(attrs["Name"], (attrs.get("Labels") or {}).get(CACHE_LABEL, ""), folder)
+
+
+def remove_tags(engine: Engine, plan: TagPlan, say: Say) -> dict[str, str]:
+    """Returns tag -> why the engine would not let it go (a container was started in the meantime)."""
     stuck: dict[str, str] = {}
-    release_tags = {release.tag for release in plan.releases}
     for tag, target in plan.retag.items():
         engine.tag(target, tag)
     for tag in plan.untag:
@@ -245,41 +234,15 @@ def remove_tags(engine: Engine, plan: Plan, say: Callable[[str], None]) -> dict[
             engine.untag(tag)
         except EngineError as error:
             say(f"kept {tag}: {error.message}")
-            if tag in release_tags:
-                stuck[tag] = error.message
+            stuck[tag] = error.message
     return stuck
 
 
-def remove_caches(engine: Engine, say: Callable[[str], None]) -> None:
-    """Volumes that keep the caches of an image which the engine no longer has."""
-    with engine_errors():
-        volumes = engine.client.volumes.list(filters={"label": CACHE_LABEL})
+def remove_volumes(engine: Engine, volumes: Sequence[CacheVolume], say: Say) -> None:
     for volume in volumes:
-        if engine.image((volume.attrs.get("Labels") or {}).get(CACHE_LABEL, "")) is None:
-            try:
-                with engine_errors():
-                    volume.remove()
-                say(f"removed the cache volume {volume.name}")
-            except EngineError as error:
-                say(f"kept the cache volume {volume.name}: {error.message}")
-
-
-def remove_path(path: Path) -> int:
-    """Remove a file or folder; returns the bytes that the disk gets back (a file with other links gives none).
-
-    A folder is renamed first: a removal that is killed must not leave half a checkpoint that looks whole.
-    """
-    entries: Iterable[Path] = (path, *path.rglob("*")) if path.is_dir() and not path.is_symlink() else (path,)
-    freed = sum(
-        stat.st_blocks * 512 for entry in entries if (stat := entry.lstat()).st_nlink == 1 and not entry.is_dir()
-    )
-    if path.is_symlink() or not path.is_dir():
-        path.unlink(missing_ok=True)
-        return freed
-    doomed = Path(tempfile.mkdtemp(prefix=files.PARTIAL, dir=path.parent))
-    path.replace(doomed)
-    try:
-        shutil.rmtree(doomed)
-    except OSError as error:
-        raise DiskError(f"cannot remove {path}: {error}", next_step=f"sudo rm -r {doomed}") from error
-    return freed
+        try:
+            with engine_errors():
+                engine.client.volumes.get(volume.name).remove()
+            say(f"removed the cache volume {volume.name}")
+        except EngineError as error:
+            say(f"kept the cache volume {volume.name}: {error.message}")

@@ -190,7 +190,7 @@ class Releases:
             yield
 
     def recipes(self) -> list[str]:
-        return sorted(folder.name for folder in self.root.glob("*") if self.record_files(folder.name))
+        return sorted({path.parent.name for path in self.root.glob("*/*.json")})
 
     def record_files(self, recipe: str) -> list[Path]:
         return [path for path in (self.root / recipe).glob("*.json") if RECORD.match(path.name)]
@@ -296,10 +296,6 @@ class Releases:
             written = read_record(path)
             if (settled := with_state(written, release.tag)) != written:
                 self._write(settled)
-
-    def forget(self, release: Release) -> None:
-        """Remove a record. The caller holds the recipe's lock and has removed what the record names."""
-        self.record_path(release).unlink(missing_ok=True)
 
     def _write(self, release: Release) -> None:
         files.write_json(self.record_path(release), to_json(release))

@@ -1,8 +1,10 @@
-"""Which release is current, which one comes back, and the list of all with what they cost."""
+"""Which release is current, which one comes back, which ones stay, and the list of all with what they cost."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from sparkpin import layers
 from sparkpin.engine import Engine
 from sparkpin.errors import CheckpointError, EngineError, InputError
 from sparkpin.paths import Paths
+from sparkpin.pinned import Pin, all_pins
 from sparkpin.releases import Release, Releases
 
 
@@ -66,6 +69,40 @@ def rollback_target(releases: list[Release], current: Release) -> Release | None
     return next(reversed(same_stage or earlier), None)
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What `prune` makes of a release. reasons: why it stays; none: it goes."""
+
+    release: Release
+    reasons: tuple[str, ...]
+
+
+def verdicts(releases: list[Release], keep: int, pins: Mapping[str, Pin], used: Mapping[str, str]) -> list[Verdict]:
+    """For the releases of one recipe (from the oldest to the newest), the most worthy first.
+
+    The first `keep` stay, the current one counted. Whatever `keep` is, so do the current one, the newest that passed,
+    the pinned, and those whose image a container uses. used: release tag -> name of the container.
+    """
+    current = next((release for release in releases if release.state == "current"), None)
+    back = rollback_target(releases, current) if current else None
+    passed_last = next((release for release in reversed(releases) if release.is_good), None)
+    by_worth = sorted(releases, key=lambda r: (r == current, r == back, r.is_good, r.age), reverse=True)
+    found = []
+    for place, release in enumerate(by_worth):
+        user = used.get(release.tag)
+        pin = pins.get(release.tag)
+        reasons = (
+            "current" if release == current else "",
+            "passed last" if release == passed_last else "",
+            pin.text if pin else "",
+            f"in use by the container {user}" if user else "",
+            f"one of the {keep} to keep" if place < keep else "",
+            "to roll back to" if place < keep and release == back else "",
+        )
+        found.append(Verdict(release, tuple(filter(None, reasons))))
+    return found
+
+
 def switch(paths: Paths, engine: Engine, records: Releases, release: Release) -> None:
     """First the image's tags, then the pointer, which is the truth. The caller holds the recipe's lock."""
     ref = present_ref(engine, release)
@@ -119,9 +156,10 @@ def rows(paths: Paths, engine: Engine) -> list[dict[str, Any]]:
     """One mapping per release for `invoke images`, from the newest to the oldest in each recipe; plain JSON values.
 
     image is None where the engine does not hold the recorded image; sizes in bytes; unique_size counts the layers that
-    no other image of the engine shares, None where the engine does not tell.
+    no other image of the engine shares, None where the engine does not tell; pin: since when and why, None for most.
     """
-    releases = Releases(paths).all()
+    records = Releases(paths)
+    releases, pins = records.all(), all_pins(records)
     images = layers.inventory(engine)
     by_tag = {tag: image for image in images for tag in image.tags}
     found = []
@@ -141,6 +179,7 @@ def rows(paths: Paths, engine: Engine) -> list[dict[str, Any]]:
                 "created": release.created,
                 "state": release.state,
                 "smoke": release.smoke_text,
+                "pin": pins[release.tag].model_dump() if release.tag in pins else None,
             }
         )
     return sorted(found, key=lambda row: str(row["recipe"]))

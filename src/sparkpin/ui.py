@@ -23,17 +23,18 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         grid.add_column(column, no_wrap=True, justify="right" if column in RIGHT else "left")
     for row in rows:
-        grid.add_row(*("" if cell is None else str(cell) for cell in row))
+        grid.add_row(*(Text("" if cell is None else str(cell)) for cell in row))  # a str would be read as markup
     needed = Console(width=1000).measure(grid).maximum
     Console(width=max(needed, 80)).print(grid)
 
 
-RIGHT = {"size", "own size", "build", "ready", "freed"}
+RIGHT = {"size", "own size", "build", "ready", "freed", "count"}
 
 
 def size(count: int | None) -> str:
@@ -41,6 +42,10 @@ def size(count: int | None) -> str:
     if count is None:
         return "-"
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def seconds(value: float | None) -> str:

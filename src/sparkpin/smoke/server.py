@@ -51,6 +51,14 @@ def remove_leftovers(paths: Paths, engine: Engine, say: Say) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def leftovers(paths: Paths, engine: Engine) -> frozenset[str]:
+    """Ids of the containers that `clear_leftovers` would remove."""
+    with contextlib.suppress(BusyError), lock(smoke_lock(paths), wait=False), engine_errors():
+        left = engine.client.containers.list(all=True, filters={"label": f"{LABEL}={owner(paths)}"})
+        return frozenset(str(container.id) for container in left)
+    return frozenset()
+
+
 def clear_leftovers(paths: Paths, engine: Engine, say: Say) -> None:
     """Remove what killed runs left, unless a smoke test runs now: then they are not left over."""
     with contextlib.suppress(BusyError), lock(smoke_lock(paths), wait=False):

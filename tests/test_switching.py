@@ -1,0 +1,192 @@
+"""Promotion and rollback, with image and checkpoint, and the list of releases; in a real engine of the tests' own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from made_releases import built, digest, release, states
+
+from sparkpin import jobs, retention
+from sparkpin.engine import Engine
+from sparkpin.errors import CheckpointError, EngineError, InputError
+from sparkpin.inputs import Inputs
+from sparkpin.pairing import pair
+from sparkpin.paths import Paths
+from sparkpin.releases import Release, Releases
+
+pytest_plugins = ["empty_engine"]
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+
+
+@pytest.fixture
+def engine(empty_engine: Engine) -> Engine:
+    return empty_engine
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("state", ["built", "failed"])
+def test_only_what_passed_is_promoted(paths: Paths, engine: Engine, state: str) -> None:
+    made = built(paths, engine, 1, state)
+    with pytest.raises(InputError, match=f"is {state}") as caught:
+        retention.promote(paths, engine, made.tag)
+    assert caught.value.next_step == f"invoke smoke --release {made.tag}"
+    assert digest(engine, "sparkpin/tiny:current") is None
+    assert Releases(paths).current("tiny") is None
+
+
+@pytest.mark.engine
+def test_promote_and_roll_back(paths: Paths, engine: Engine) -> None:
+    first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
+    built(paths, engine, 4, "failed")
+    assert retention.promote(paths, engine, first.tag).state == "current"
+    assert retention.promote(paths, engine, third.tag).tag == third.tag
+    assert states(paths) == ["retired", "passed", "current", "failed"]
+    assert digest(engine, "sparkpin/tiny:current") == third.image
+    back = retention.rollback(paths, engine, "tiny")
+    assert (back.tag, back.checkpoint_key, back.argv) == (second.tag, second.checkpoint_key, second.argv)
+    assert digest(engine, "sparkpin/tiny:current") == second.image
+    assert states(paths) == ["retired", "current", "retired", "failed"]
+    assert retention.rollback(paths, engine, "tiny").tag == first.tag
+    with pytest.raises(InputError, match="none to go back to"):
+        retention.rollback(paths, engine, "tiny")
+    assert Releases(paths).current("tiny") == dataclasses.replace(first, state="current")
+    assert retention.promote(paths, engine, third.tag).state == "current", "a retired release may come back"
+
+
+def test_rollback_passes_over_what_did_not_pass() -> None:
+    old = [release(1, "passed"), release(2, "failed"), release(3, "built")]
+    current, newer = release(4, "current"), release(5, "passed")
+    assert retention.rollback_target([*old, current, newer], current) == old[0]
+    assert retention.rollback_target([*old[1:], current, newer], current) is None
+
+
+@pytest.mark.engine
+def test_rollback_without_a_current_release(paths: Paths, engine: Engine) -> None:
+    built(paths, engine, 1)
+    with pytest.raises(InputError, match="no current release") as caught:
+        retention.rollback(paths, engine, "tiny")
+    assert "invoke promote TAG" in caught.value.next_step
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("action", ["promote", "rollback"])
+def test_a_switch_killed_half_way_is_repaired_by_running_it_again(
+    paths: Paths, engine: Engine, action: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (built(paths, engine, number) for number in (1, 2))
+    start, wanted = (first, second) if action == "promote" else (second, first)
+    retention.promote(paths, engine, start.tag)
+
+    def act() -> Release:
+        if action == "promote":
+            return retention.promote(paths, engine, second.tag)
+        return retention.rollback(paths, engine, "tiny")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Releases, "point", killed)
+        act()
+    assert digest(engine, "sparkpin/tiny:current") == wanted.image
+    current = Releases(paths).current("tiny")
+    assert current is not None and current.tag == start.tag, "the pointer is the truth"
+    assert act().tag == wanted.tag
+    assert digest(engine, "sparkpin/tiny:current") == wanted.image
+    assert sorted(states(paths)) == ["current", "retired"]
+
+
+@pytest.mark.engine
+def test_rollback_changes_nothing_when_the_image_is_gone(paths: Paths, engine: Engine) -> None:
+    first, second = (built(paths, engine, number) for number in (1, 2))
+    retention.promote(paths, engine, second.tag)
+    engine.client.api.remove_image(first.image, force=True)
+    with pytest.raises(EngineError, match=first.image) as caught:
+        retention.rollback(paths, engine, "tiny")
+    assert "check out the commit in which pins/stacks/cpu.lock" in caught.value.next_step
+    assert "invoke build --recipe tiny --stage v2" in caught.value.next_step
+    assert digest(engine, "sparkpin/tiny:current") == second.image
+    assert states(paths) == ["passed", "current"]
+
+
+@pytest.mark.engine
+def test_rollback_does_not_trust_a_tag_that_names_another_image(paths: Paths, engine: Engine) -> None:
+    first, second = (built(paths, engine, number) for number in (1, 2))
+    retention.promote(paths, engine, second.tag)
+    engine.tag(second.tag, first.tag)
+    assert retention.rollback(paths, engine, "tiny").tag == first.tag
+    assert digest(engine, "sparkpin/tiny:current") == first.image
+    assert digest(engine, first.tag) == first.image
+
+
+@pytest.mark.engine
+def test_rollback_changes_nothing_when_the_checkpoint_is_gone(paths: Paths, engine: Engine) -> None:
+    first, second = (built(paths, engine, number) for number in (1, 2))
+    retention.promote(paths, engine, second.tag)
+    folder = Releases(paths).checkpoint(first)
+    folder.rename(folder.with_name("away"))
+    with pytest.raises(CheckpointError, match=str(folder)):
+        retention.rollback(paths, engine, "tiny")
+    assert digest(engine, "sparkpin/tiny:current") == second.image
+    assert states(paths) == ["passed", "current"]
+
+
+def test_how_to_rebuild_tells_whether_the_inputs_are_still_there(paths: Paths) -> None:
+    import hashlib
+
+    lock_file = paths.project / "pins/stacks/cpu.lock"
+    lock_file.parent.mkdir(parents=True)
+    lock_file.write_text("locked")
+    same = release(1, inputs={"pins/stacks/cpu.lock": hashlib.sha256(b"locked").hexdigest()})
+    assert "the pins still give this release" in retention.how_to_rebuild(paths, same)
+    assert "pins/stacks/cpu.lock were as in the record" in retention.how_to_rebuild(paths, release(1))
+
+
+@pytest.mark.engine
+def test_rows_tell_sizes_and_what_is_missing(paths: Paths, engine: Engine) -> None:
+    first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
+    retention.promote(paths, engine, second.tag)
+    engine.client.api.remove_image(third.image, force=True)
+    rows = retention.rows(paths, engine)
+    assert json.loads(json.dumps(rows)) == rows
+    assert [row["tag"] for row in rows] == [third.tag, second.tag, first.tag]
+    assert [row["state"] for row in rows] == ["passed", "current", "passed"]
+    assert [row["image"] for row in rows] == [None, second.image, first.image]
+    assert [row["unique_size"] for row in rows] == [0, 200_000, 100_000]
+    assert [row["size"] for row in rows] == [600_000, 500_000, 400_000]
+    assert rows[0]["smoke"] == "passed in 3 s"
+
+
+def complete_checkpoint(paths: Paths, wanted: Release) -> Path:
+    folder = Releases(paths).checkpoint(wanted)
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"tensors")
+    record = {"key": wanted.checkpoint_key, "files": {"model.safetensors": {"size": 7}}}
+    (folder / "sparkpin.json").write_text(json.dumps(record))
+    return folder
+
+
+def test_a_release_s_checkpoint_is_used_whatever_the_pins_say_by_now(project: Path, tmp_path: Path) -> None:
+    paths = Paths(project, tmp_path / "cache", tmp_path / "home")
+    shutil.rmtree(project / "pins")
+    folder = complete_checkpoint(paths, release(1))
+    assert jobs.checkpoint_of(paths, release(1)) == folder
+
+
+def test_a_damaged_checkpoint_that_the_pins_do_not_give_is_told(project: Path, tmp_path: Path) -> None:
+    paths = Paths(project, tmp_path / "cache", tmp_path / "home")
+    inputs = pair(project, "scripted-tiny", stage="v2")[-1].inputs
+    Inputs.of(paths).keep_project(project, inputs)
+    lost = release(1, recipe="scripted-tiny", inputs=inputs)
+    (complete_checkpoint(paths, lost) / "model.safetensors").write_bytes(b"half")
+    with pytest.raises(CheckpointError, match="gone or damaged") as caught:
+        jobs.checkpoint_of(paths, lost)
+    assert "invoke build --recipe scripted-tiny --stage v2" in caught.value.next_step
