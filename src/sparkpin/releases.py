@@ -31,6 +31,7 @@ from sparkpin.schema import Model, Name, Sha256
 
 SCHEMA: Literal[1] = 1
 POINTER = "current.json"
+STATEMENT, SIGNATURE, SBOM = "provenance.json", "provenance.json.sig", "sbom.cdx.json"  # in the evidence folder
 INTERNAL = "stack-"  # repositories sparkpin/stack-<stack> hold the images of stages, which no recipe owns
 ROOTFS, UNSEALED = "rootfs", "unsealed"  # so do these: what the first stage stands on, and a build's unfinished image
 

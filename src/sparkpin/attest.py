@@ -1,0 +1,99 @@
+"""Writing SBOM, statement and signature into a release's evidence folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from sparkpin.errors import SparkpinError
+from sparkpin.files import atomic_file
+from sparkpin.inputs import project_of
+from sparkpin.paths import Paths
+from sparkpin.releases import SBOM, SIGNATURE, STATEMENT, Release, Releases
+from sparkpin.signing import Keys, sign
+
+Say = Callable[[str], None]
+
+
+def ensure_attested(paths: Paths, release: Release, say: Say) -> None:
+    """For builds: make what is missing, cheaply when nothing is. A key that cannot be used is told, and no failure."""
+    keys = Keys.from_env()
+    folder = Releases(paths).evidence(release)
+    try:
+        if not is_attested(paths, release):
+            attest(paths, release, keys)
+        elif keys.signing and not (folder / SIGNATURE).is_file():
+            with Releases(paths).locked(release.recipe):
+                write(folder / SIGNATURE, sign((folder / STATEMENT).read_bytes(), keys.signing))
+    except SparkpinError as error:
+        say(f"warning: the evidence of {release.tag} is incomplete: {error}")
+
+
+def is_attested(paths: Paths, release: Release) -> bool:
+    """Whether statement and SBOM are there and are of this very release and its build records.
+
+    A quick look, which `invoke build` takes each time; `verify` is thorough.
+    """
+    from sparkpin.materials import raw_sha256
+
+    folder = Releases(paths).evidence(release)
+    try:
+        statement = json.loads((folder / STATEMENT).read_bytes())
+        definition = statement["predicate"]["buildDefinition"]
+        details = statement["predicate"]["runDetails"]
+        named = {row["name"]: row["digest"]["sha256"] for row in definition["resolvedDependencies"]}
+        made = {row["name"]: row["digest"]["sha256"] for row in details["byproducts"]}
+        keys = definition["internalParameters"]["buildKeys"]
+        finished = datetime.fromisoformat(details["metadata"]["finishedOn"])
+        image = {row["name"]: row["digest"]["sha256"] for row in statement["subject"]}[release.tag]
+        known = {
+            SBOM: hashlib.sha256((folder / SBOM).read_bytes()).hexdigest(),
+            **{
+                f"build record {stage}": raw_sha256(
+                    json.loads((paths.images / f"{release.stack}-{stage}-{key[:12]}.json").read_bytes())
+                )
+                for stage, key in keys.items()
+            },
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return (
+        f"sha256:{image}" == release.image
+        and finished == datetime.fromisoformat(release.created)
+        and known == made
+        and {name for name in named if name.startswith("project ")} == {f"project {path}" for path in release.inputs}
+        and all(named[f"project {path}"] == sha256 for path, sha256 in release.inputs.items())
+    )
+
+
+def attest(paths: Paths, release: Release, keys: Keys) -> tuple[Path, ...]:
+    """Write all of it anew; the files. A signature over the statement before goes first, so that none is ever wrong."""
+    # These are slow to import, and most runs find all of it there.
+    from sparkpin.buildrecord import records_of
+    from sparkpin.materials import materials_of, model_inputs
+    from sparkpin.provenance import make_statement
+    from sparkpin.sbom import make_sbom
+
+    records = records_of(paths, release)
+    with project_of(paths, release) as project:
+        materials = materials_of(release, records, model_inputs(project, release))
+    sbom = make_sbom(release, materials)
+    made = {SBOM: sbom, STATEMENT: make_statement(release, records, materials, sbom)}
+    releases = Releases(paths)
+    folder = releases.evidence(release)
+    with releases.locked(release.recipe):
+        (folder / SIGNATURE).unlink(missing_ok=True)
+        for name, data in made.items():
+            write(folder / name, data)
+        if keys.signing:
+            made[SIGNATURE] = sign(made[STATEMENT], keys.signing)
+            write(folder / SIGNATURE, made[SIGNATURE])
+    return tuple(folder / name for name in made)
+
+
+def write(path: Path, data: bytes) -> None:
+    with atomic_file(path) as file:
+        file.write(data)

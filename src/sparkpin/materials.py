@@ -1,0 +1,148 @@
+"""What a release's image and checkpoint were made from, as one list with a hash for each: SBOM, statement and their
+checks all start from it. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from packageurl import PackageURL
+
+from sparkpin import manifests
+from sparkpin.buildrecord import BuildInput, BuildRecord
+from sparkpin.checkpoint.plan import checkpoint_steps, used_repositories
+from sparkpin.errors import IntegrityError
+from sparkpin.releases import Release
+from sparkpin.schema import LockedFile, RepositoryLock
+
+PASSING = ("seconds", "size", "layers")  # of a build record: another build of the same image may say otherwise
+
+Kind = Literal["deb", "wheel", "mod", "tool", "text", "project", "model"]
+
+
+@dataclass(frozen=True)
+class Material:
+    """One input.
+
+    kind: "mod" is the wheel that a mod's sources became, "text" what was written for a build (Dockerfile, lists of
+    wheels), "project" a file that people edit or a lock; name: with `where` unique among its kind; version: of a
+    model's file the revision; size: bytes, None where it is not recorded; where: the first stage that read it, of a
+    model's file the repository, else ""; purl: "" where nobody else offers these bytes.
+    """
+
+    kind: Kind
+    name: str
+    version: str
+    sha256: str
+    size: int | None
+    where: str
+    purl: str
+
+    @property
+    def label(self) -> str:
+        """One line that names it, and nothing else among a release's materials."""
+        if self.kind == "model":
+            return f"model {self.where}/{self.name}"
+        if self.kind == "text":
+            return f"text {self.where}/{self.name}"
+        return " ".join(filter(None, (self.kind, self.name, self.version)))
+
+
+def raw_sha256(record: Mapping[str, Any]) -> str:
+    """SHA-256 (hex) over what a build record says (as plain JSON), but for PASSING."""
+    value = {key: part for key, part in record.items() if key not in PASSING}
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """The repositories that a checkpoint is made from. generated: made here (sparkpin.tinymodel), on no Hub."""
+
+    repositories: tuple[RepositoryLock, ...]
+    generated: bool
+
+
+def model_inputs(project: Path, release: Release) -> ModelInputs:
+    """Reads the release's own project (`inputs.project_of`)."""
+    pin = manifests.load_model(project, release.model)
+    lock = manifests.load_model_lock(project, pin)
+    steps = checkpoint_steps(manifests.load_chain(project, release.stage))
+    used = sorted(used_repositories(pin, steps))
+    return ModelInputs(tuple(lock.repositories[name] for name in used), pin.generator is not None)
+
+
+def materials_of(release: Release, records: Sequence[BuildRecord], models: ModelInputs) -> tuple[Material, ...]:
+    """Every input once, sorted by kind and name. records: of the whole chain, first stage first.
+
+    IntegrityError when two builds of a chain say that they read different bytes under one name and version.
+    """
+    found: dict[str, Material] = {}
+    for material in (*recorded(release, records), *model_files(models)):
+        known = found.setdefault(material.label, material)
+        if known.sha256 != material.sha256:
+            raise IntegrityError(
+                f"{release.tag}: {material.label}: one build record says {known.sha256}, another {material.sha256}",
+                next_step=f"invoke build --stage {release.stage}",
+            )
+    return tuple(found[label] for label in sorted(found))
+
+
+def recorded(release: Release, records: Sequence[BuildRecord]) -> Iterator[Material]:
+    """What the record of the release and those of its builds name: everything but the model."""
+    for path, sha256 in release.inputs.items():
+        yield Material("project", path, "", sha256, None, "", "")
+    for record in records:
+        yield text("Dockerfile", record.stage, record.dockerfile)
+        if record.rootfs:
+            yield text("rootfs.sh", record.stage, record.rootfs.customize)
+            yield from (deb(file, record.rootfs.suite) for file in record.rootfs.debs)
+        yield from (context_file(row, record.stage) for row in record.context)
+
+
+def text(name: str, stage: str, content: str) -> Material:
+    data = content.encode()
+    return Material("text", name, "", hashlib.sha256(data).hexdigest(), len(data), stage, "")
+
+
+def deb(file: LockedFile, suite: str) -> Material:
+    architecture = file.file.removesuffix(".deb").rpartition("_")[2]
+    purl = PackageURL("deb", "debian", file.name, file.version, {"arch": architecture, "distro": suite})
+    return Material("deb", file.name, file.version, file.sha256, file.size, "", purl.to_string())
+
+
+def context_file(row: BuildInput, stage: str) -> Material:
+    kind, name, version = [*row.what.split(" "), "", ""][:3]
+    if kind == "wheel":
+        purl = PackageURL("pypi", None, name, version).to_string()
+        return Material("wheel", name, version, row.sha256, row.size, stage, purl)
+    if kind == "mod":
+        return Material("mod", name, version, row.sha256, row.size, stage, "")
+    if row.path.startswith("tools/"):
+        name, version = row.what.split(" ", 1)
+        return Material("tool", name, version, row.sha256, row.size, stage, "")
+    return Material("text", row.path, "", row.sha256, row.size, stage, "")
+
+
+def model_files(models: ModelInputs) -> Iterator[Material]:
+    for repository in models.repositories:
+        yield from (model_file(repository, file, generated=models.generated) for file in repository.files)
+
+
+def model_file(repository: RepositoryLock, file: LockedFile, *, generated: bool) -> Material:
+    namespace, _, name = repository.repo.partition("/")
+    purl = PackageURL("huggingface", namespace, name, repository.revision, subpath=file.file)
+    where = f"{repository.repo}@{repository.revision}"
+    return Material(
+        "model",
+        file.file,
+        repository.revision,
+        file.sha256,
+        file.size,
+        where,
+        "" if generated else purl.to_string(),
+    )

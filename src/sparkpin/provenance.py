@@ -1,0 +1,172 @@
+"""The statement about a release: in-toto Statement v1 with SLSA Provenance v1, which names every input with its hash.
+
+It depends on nothing but the release's record and the records of its builds: made again it is the same to the byte.
+Smoke tests come later and are no part of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict, Parse, ParseDict, ParseError
+from google.protobuf.timestamp_pb2 import Timestamp
+from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance  # type: ignore[import-untyped]
+from in_toto_attestation.v1.resource_descriptor import ResourceDescriptor  # type: ignore[import-untyped]
+from in_toto_attestation.v1.statement import Statement  # type: ignore[import-untyped]
+from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage  # type: ignore[import-untyped]
+
+from sparkpin.buildrecord import BuildRecord
+from sparkpin.errors import IntegrityError
+from sparkpin.materials import Material, raw_sha256
+from sparkpin.releases import SBOM, Release
+
+PREDICATE = "https://slsa.dev/provenance/v1"
+BUILD_TYPE = "tag:sparkpin,2026:build/v1"
+BUILDER = "tag:sparkpin,2026:builder/local"  # the machine of whoever signs
+CONFIG_TYPE, LAYER_TYPE = "application/vnd.oci.image.config.v1+json", "application/vnd.oci.image.layer.v1.tar"
+SBOM_TYPE = "application/vnd.cyclonedx+json"
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What a statement says, as far as sparkpin has something to compare it with.
+
+    subjects, dependencies, byproducts: name -> SHA-256 (hex).
+    """
+
+    build_type: str
+    subjects: Mapping[str, str]
+    external: Mapping[str, Any]
+    internal: Mapping[str, Any]
+    dependencies: Mapping[str, str]
+    byproducts: Mapping[str, str]
+    finished: str
+
+
+def claims_of(release: Release, records: Sequence[BuildRecord], materials: Iterable[Material], sbom: bytes) -> Claims:
+    """What the statement of a release has to say."""
+    return Claims(
+        build_type=BUILD_TYPE,
+        subjects=subjects_of(release, records),
+        external={
+            "recipe": release.recipe,
+            "stage": release.stage,
+            "stack": release.stack,
+            "model": release.model,
+            "argv": list(release.argv),
+            "env": release.env,
+        },
+        internal={
+            "releaseKey": release.key,
+            "checkpointKey": release.checkpoint_key,
+            "buildKeys": {record.stage: record.key for record in records},
+            "platform": records[-1].platform,
+            "epoch": records[-1].epoch,
+            "seal": records[-1].seal,
+        },
+        dependencies={material.label: material.sha256 for material in materials},
+        byproducts={
+            SBOM: hashlib.sha256(sbom).hexdigest(),
+            **{f"build record {record.stage}": record_sha256(record) for record in records},
+        },
+        finished=timestamp(release.created).ToJsonString(),
+    )
+
+
+def subjects_of(release: Release, records: Sequence[BuildRecord]) -> dict[str, str]:
+    names = {layer.diff_id: layer.name for record in records for layer in record.layers}
+    names[release.diff_ids[0]] = "rootfs"
+    layers = {
+        f"layer {number} {names.get(diff_id, '')}".rstrip(): bare(diff_id)
+        for number, diff_id in enumerate(release.diff_ids)
+    }
+    return {release.tag: bare(release.image), **layers}
+
+
+def bare(digest: str) -> str:
+    return digest.removeprefix("sha256:")
+
+
+def record_sha256(record: BuildRecord) -> str:
+    """SHA-256 (hex) over what a record that was read from its file says, but for what may pass."""
+    return raw_sha256(record.model_dump(mode="json", by_alias=True, exclude_unset=True))
+
+
+def timestamp(text: str) -> Timestamp:
+    moment = Timestamp()
+    moment.FromJsonString(text)
+    return moment
+
+
+def make_statement(
+    release: Release, records: Sequence[BuildRecord], materials: Sequence[Material], sbom: bytes
+) -> bytes:
+    claims = claims_of(release, records, materials, sbom)
+    predicate = Provenance()
+    definition = predicate.build_definition
+    definition.build_type = claims.build_type
+    definition.external_parameters.update(claims.external)
+    definition.internal_parameters.update(claims.internal)
+    definition.resolved_dependencies.extend(dependency(material) for material in materials)
+    predicate.run_details.builder.id = BUILDER
+    predicate.run_details.metadata.finished_on.CopyFrom(timestamp(claims.finished))
+    types = {SBOM: SBOM_TYPE}
+    predicate.run_details.byproducts.extend(
+        resource(name, sha256, types.get(name, "")) for name, sha256 in claims.byproducts.items()
+    )
+    subjects = [
+        resource(name, sha256, CONFIG_TYPE if name == release.tag else LAYER_TYPE)
+        for name, sha256 in claims.subjects.items()
+    ]
+    statement = Statement(subjects, PREDICATE, MessageToDict(predicate))
+    statement.validate()
+    return (json.dumps(MessageToDict(statement.pb), indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def dependency(material: Material) -> Any:
+    notes: dict[str, Any] = {"kind": material.kind}
+    if material.size is not None:
+        notes["size"] = material.size
+    if material.where:
+        notes["where"] = material.where
+    return resource(material.label, material.sha256, uri=material.purl, annotations=notes)
+
+
+def resource(name: str, sha256: str, media_type: str = "", **more: Any) -> Any:
+    return ResourceDescriptor(name=name, digest={"sha256": sha256}, media_type=media_type, **more).pb
+
+
+def read_statement(data: bytes) -> Claims:
+    """IntegrityError for what is no such statement."""
+    try:
+        message = Parse(data, StatementMessage())
+        Statement.copy_from_pb(message).validate()
+        if message.predicate_type != PREDICATE:
+            raise ValueError(f"predicateType: saw {message.predicate_type!r}, wanted {PREDICATE!r}")
+        predicate = ParseDict(MessageToDict(message.predicate), Provenance())
+        definition, details = predicate.build_definition, predicate.run_details
+        return Claims(
+            build_type=definition.build_type,
+            subjects=hashes(message.subject),
+            external=MessageToDict(definition.external_parameters),
+            internal=MessageToDict(definition.internal_parameters),
+            dependencies=hashes(definition.resolved_dependencies),
+            byproducts=hashes(details.byproducts),
+            finished=details.metadata.finished_on.ToJsonString(),
+        )
+    except (ValueError, TypeError, AttributeError, RecursionError, ParseError) as error:
+        raise IntegrityError(f"the statement cannot be read: {error}", next_step="invoke attest TAG") from None
+
+
+def hashes(resources: Iterable[Any]) -> dict[str, str]:
+    """Name -> SHA-256 (hex). ValueError for a name that stands twice, or is without one."""
+    found: dict[str, str] = {}
+    for descriptor in resources:
+        if descriptor.name in found or list(descriptor.digest) != ["sha256"]:
+            raise ValueError(f"{descriptor.name!r}: wanted each name once, with its sha256")
+        found[descriptor.name] = descriptor.digest["sha256"]
+    return found
