@@ -652,3 +652,8 @@ def test_what_a_killed_build_worked_in_goes_once_it_is_old(paths: Paths) -> None
     search = Search(paths, [], [], [], None, time.time())
     assert going(search) == {}
     assert going(dataclasses.replace(search, now=time.time() + LATER)) == {"left by killed runs": set(left)}
+
+
+def test_a_store_that_must_stay_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    commands.report_prune(Pruned((), {}, {}, 0, 0, None, None), dry_run=True, store=True)
+    assert "the store stays" in capsys.readouterr().out

@@ -302,6 +302,8 @@ def report_prune(done: pruning.Pruned, *, dry_run: bool, store: bool) -> None:
         show(f"the engine's build cache, which stays, takes {ui.size(done.cache.bytes)} besides")
     if done.unmeasured:
         show(f"not counted: {ui.count(done.unmeasured, 'cache volume')} that only root can measure")
+    if store and done.store_bytes is None:
+        show("the store stays: a remaining release's build record cannot be read, so what it needs is not known")
     if done.store_bytes and not store:
         show(f"--store would free {ui.size(done.store_bytes)} more: fetched files that no lock and no release needs")
     if dry_run:
