@@ -97,12 +97,30 @@ def render(c: Context, stage: str | None = None, recipe: str | None = None, stac
     commands.show_rendered(recipe=recipe, stage=stage, stack=stack)
 
 
-@command(help={"stage": STAGE, "recipe": RECIPE, "stack": STACK})
-def build(c: Context, stage: str | None = None, recipe: str | None = None, stack: str | None = None) -> None:
+@command(
+    help={"stage": STAGE, "recipe": RECIPE, "stack": STACK, "offline": "fetch nothing: what is missing is an error"}
+)
+def build(
+    c: Context, stage: str | None = None, recipe: str | None = None, stack: str | None = None, offline: bool = False
+) -> None:
     """Build, seal and tag the images of a recipe up to a stage."""
     from sparkpin import commands
 
-    commands.build(recipe=recipe, stage=stage, stack=stack)
+    commands.build(recipe=recipe, stage=stage, stack=stack, offline=offline)
+
+
+@command(
+    help={
+        "release": "tag of the release (default: the newest of --stage)",
+        "stage": "the newest release of this stage (default: the recipe's)",
+        "recipe": RECIPE,
+    }
+)
+def reproduce(c: Context, release: str | None = None, stage: str | None = None, recipe: str | None = None) -> None:
+    """Build a release again from its record, in an engine of its own, and compare (as root)."""
+    from sparkpin import commands
+
+    commands.reproduce(tag=release, stage=stage, recipe=recipe)
 
 
 @command(help={"stage": STAGE, "recipe": RECIPE, "stack": STACK, "dry_run": "print the plan only"})
@@ -135,6 +153,29 @@ def images(c: Context, json: bool = False) -> None:
     from sparkpin import commands
 
     commands.images(as_json=json)
+
+
+@command(positional=["tag"], help={"tag": "release whose SBOM, statement and signature to make anew"})
+def attest(c: Context, tag: str) -> None:
+    """Say what a release was made from, for others: SBOM, statement, signature."""
+    from sparkpin import commands
+
+    commands.attest(tag)
+
+
+@command(
+    positional=["subject"],
+    help={
+        "subject": "tag of a release, or the file of a bundle",
+        "deep": "read and hash every layer and fetched file, too",
+        "require_signature": "a release without a signature of an allowed signer is wrong",
+    },
+)
+def verify(c: Context, subject: str, deep: bool = False, require_signature: bool = False) -> None:
+    """Check image, statement and signature of a release or a bundle."""
+    from sparkpin import commands
+
+    commands.verify(subject, deep=deep, require_signature=require_signature)
 
 
 @command(positional=["tag"], help={"tag": "release that passed its smoke test"})

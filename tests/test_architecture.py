@@ -43,7 +43,7 @@ def importers(package: str) -> set[str]:
         ("subprocess", {"buildkit", "daemon", "debs", "host", "modwheels", "rootfs", "signing", "wheels"}),
         ("cyclonedx", {"sbom"}),
         ("in_toto_attestation", {"provenance"}),
-        ("sparkpin.fetch", {"commands", "jobs"}),
+        ("sparkpin.fetch", {"commands", "jobs", "reproduce"}),
         ("sparkpin.lock", {"commands", "fetch"}),
         ("sparkpin.wheels", {"fetch", "lock"}),
         ("sparkpin.hub", {"checkpoint/build", "commands"}),

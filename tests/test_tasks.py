@@ -10,7 +10,7 @@ import pytest
 from checkout import INVOKE, PROJECT, Checkout
 
 TASKS = ["build", "check", "checkpoint", "doctor", "fetch", "images", "lock", "pin", "promote", "prune", "render"]
-TASKS += ["rollback", "serve", "smoke", "stop", "test", "unpin", "up"]
+TASKS += ["reproduce", "rollback", "serve", "smoke", "stop", "test", "unpin", "up"]
 
 
 @pytest.fixture

@@ -49,6 +49,7 @@ FROM config
 COPY --from={{ name }}-tree / /
 {% endfor %}
 """
+STAGE = "description: made up\nsmoke: {checks: [chat, mods]}\n"
 PYPROJECT = """\
 [build-system]
 requires = ["flit_core>=3.9"]
@@ -72,9 +73,9 @@ def write(path: Path, text: str) -> None:
 def make_project(folder: Path, stack: str = "tiny") -> Path:
     """Stages base -> one (mod hello) -> two (no mod)."""
     write(folder / f"pins/stacks/{stack}.yaml", STACK)
-    write(folder / "stages/base.yaml", "description: made up\nparent: null\ntemplate: base.j2\n")
-    write(folder / "stages/one.yaml", "description: made up\nparent: base\ntemplate: child.j2\nmods: [hello]\n")
-    write(folder / "stages/two.yaml", "description: made up\nparent: one\ntemplate: child.j2\n")
+    write(folder / "stages/base.yaml", f"{STAGE}parent: null\ntemplate: base.j2\ncheckpoint: copy\n")
+    write(folder / "stages/one.yaml", f"{STAGE}parent: base\ntemplate: child.j2\nmods: [hello]\n")
+    write(folder / "stages/two.yaml", f"{STAGE}parent: one\ntemplate: child.j2\n")
     write(folder / "dockerfiles/base.j2", BASE)
     write(folder / "dockerfiles/child.j2", CHILD)
     write(folder / "dockerfiles/install.py", "pass\n")
@@ -119,3 +120,38 @@ def make_rootfs(path: Path) -> Path:
             info.size, info.mode = len(data), 0o755
             tar.addfile(info, io.BytesIO(data))
     return path
+
+
+REVISION = "1" * 40
+MODEL = f"""\
+description: made up
+base: int4
+repositories:
+  int4: {{repo: made/up, revision: "{REVISION}"}}
+"""
+RECIPE = f"""\
+recipe_version: "1"
+name: NAME
+model: made/up
+model_revision: "{REVISION}"
+container: none
+stack: STACK
+stage: two
+defaults: {{port: 8000}}
+command: vllm serve /model --port {{port}}
+"""
+
+
+def add_recipe(folder: Path, name: str, stack: str, debs: Sequence[schema.LockedFile]) -> None:
+    """A recipe, its model and both locks: what `pairing.pair` reads of a project."""
+    write(folder / "pins/models/made-up.yaml", MODEL)
+    write(folder / f"recipes/{name}.yaml", RECIPE.replace("NAME", name).replace("STACK", stack))
+    pin = manifests.load_model(folder, "made-up")
+    repository = schema.RepositoryLock(repo="made/up", revision=REVISION, files=[])
+    lock = schema.ModelLock(model=pin.name, inputs=manifests.model_inputs(pin), repositories={"int4": repository})
+    write(folder / "pins/models/made-up.lock", manifests.lock_text(lock))
+    stack_file = folder / f"pins/stacks/{stack}.yaml"
+    write(stack_file, stack_file.read_text().replace("    - {name: first, packages: [alpha]}\n", ""))
+    pins = manifests.load_stack(folder, stack)
+    locked = schema.StackLock(stack=stack, inputs=manifests.stack_inputs(pins), debs=list(debs), wheels=[])
+    write(folder / f"pins/stacks/{stack}.lock", manifests.lock_text(locked))

@@ -104,6 +104,7 @@ def build_image(paths: Paths, engine: Engine, rendered: Rendered, say: Say, *, f
                 layers=[
                     LayerRecord(name=name, key=key, diff_id=made.layers.get(name)) for name, key in rendered.layers
                 ],
+                config=sealed.config.decode(),
                 config_digest=sealed.config_digest,
                 diff_ids=list(sealed.diff_ids),
                 size=image.size,

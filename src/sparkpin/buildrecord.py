@@ -50,8 +50,9 @@ class LayerRecord(Model):
 class BuildRecord(Model):
     """layers: those that this stage adds, lowest first (none of a stage that only changes labels).
 
-    diff_ids: of the whole image; of the first stage the lowest is the root file system's; size: bytes of all layers;
-    seconds: what the build took; epoch, seal: of the canonical form.
+    config: the image's configuration (JSON), whose SHA-256 is config_digest; diff_ids: of the whole image, of which the
+    lowest is the root file system; size: bytes of all layers; seconds: what the build took; epoch, seal: of the
+    canonical form.
     """
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
@@ -68,6 +69,7 @@ class BuildRecord(Model):
     dockerfile: str
     context: list[BuildInput]
     layers: list[LayerRecord]
+    config: str
     config_digest: Digest
     diff_ids: list[Digest]
     size: int

@@ -7,13 +7,14 @@ import shlex
 import time
 from pathlib import Path
 
-from sparkpin import daemon, host, hub, manifests, pinned, retention, ui
+from sparkpin import daemon, files, host, hub, manifests, pinned, retention, ui
 from sparkpin import fetch as fetching
 from sparkpin import lock as locking
 from sparkpin import prune as pruning
+from sparkpin import reproduce as reproducing
 from sparkpin import serve as serving
 from sparkpin.checkpoint.build import build_checkpoint, plan_checkpoint
-from sparkpin.errors import HostError, InputError, SmokeError
+from sparkpin.errors import DifferenceError, HostError, InputError, SmokeError
 from sparkpin.jobs import build_releases, checkpoint_of, engine_of, smoke_releases
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
@@ -126,8 +127,8 @@ def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None) -
         show(f"#   {file.sha256[:12]} {ui.size(file.size):>10}  {file.path}")
 
 
-def build(*, recipe: str | None, stage: str | None, stack: str | None) -> tuple[Release, ...]:
-    made = build_releases(*pairings_of(recipe, stage, stack))
+def build(*, recipe: str | None, stage: str | None, stack: str | None, offline: bool) -> tuple[Release, ...]:
+    made = build_releases(*pairings_of(recipe, stage, stack), offline=offline)
     report(made)
     next_smoke(made)
     return made
@@ -157,11 +158,7 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None) -> tuple[Re
     if tag:
         wanted = [records.get(tag)]
     elif stage:
-        oldest_first = records.of_recipe(choose_recipe(paths, recipe, None))
-        wanted = [release for release in oldest_first if release.stage == stage][-1:]
-        if not wanted:
-            manifests.load_stage(paths.project, stage)
-            raise InputError(f"no release of stage {stage!r} is built", next_step=f"invoke build --stage {stage}")
+        wanted = [newest_of_stage(paths, choose_recipe(paths, recipe, None), stage)]
     else:
         wanted = [release for release in records.all() if release.state == "built" and recipe in (None, release.recipe)]
     if not wanted:
@@ -171,6 +168,46 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None) -> tuple[Re
     report(done)
     finish(records, done)
     return done
+
+
+def newest_of_stage(paths: Paths, recipe: str, stage: str) -> Release:
+    for release in reversed(Releases(paths).of_recipe(recipe)):
+        if release.stage == stage:
+            return release
+    manifests.load_stage(paths.project, stage)
+    raise InputError(f"no release of stage {stage!r} is built", next_step=f"invoke build --stage {stage}")
+
+
+def reproduce(*, tag: str | None, stage: str | None, recipe: str | None) -> None:
+    """Build a release again from its record; DifferenceError unless every image came out identical."""
+    paths = Paths.from_env()
+    records = Releases(paths)
+    if tag:
+        release = records.get(tag)
+    else:
+        name = choose_recipe(paths, recipe, None)
+        release = newest_of_stage(paths, name, stage or manifests.load_recipe(paths.project, name).stage)
+    say(f"building {release.tag} again from its record, in an engine of its own")
+    result = reproducing.reproduce(paths, release, engine_of(paths), say)
+    files.write_json(records.evidence(release) / "reproduced.json", reproducing.to_json(result))
+    ui.table(
+        ("stage", "verdict", "image", "layers", "build"),
+        [(s.stage, s.verdict, ui.digest(s.got), s.layers, ui.seconds(s.seconds)) for s in result.stages],
+    )
+    for stage_result in result.stages:
+        if stage_result.verdict != "identical":
+            word = "equivalent except" if stage_result.verdict == "equivalent" else "different"
+            show(f"{stage_result.stage}: {word}:")
+            for line in stage_result.lines:
+                show(f"  {line}")
+    for note in result.notes:
+        show(f"note: {note}")
+    if result.verdict != "identical":
+        raise DifferenceError(
+            f"{release.tag} came out {result.verdict}: not the recorded bytes",
+            next_step="what differs stands above; a build step that reads time, chance or the machine makes it so",
+        )
+    show(f"identical: {len(result.stages)} images of {release.tag}, built with Docker {result.engine}")
 
 
 def finish(records: Releases, done: tuple[Release, ...]) -> None:
@@ -228,6 +265,37 @@ def images(*, as_json: bool) -> None:
             for r in rows
         ],
     )
+
+
+def attest(tag: str) -> None:
+    """Make a release's SBOM, statement and, with a key, signature anew."""
+    paths = Paths.from_env()
+    release, keys = Releases(paths).get(tag), signing.Keys.from_env()
+    for path in attesting.attest(paths, release, keys):
+        show(str(path))
+    if not keys.signing:
+        show(f"not signed: no key in {signing.config_folder() / 'signing_key'} and no {signing.SIGNING_KEY}")
+
+
+def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
+    """One line a check, then what was not checked; IntegrityError when one is wrong."""
+    paths = Paths.from_env()
+    if Path(subject).is_file():
+        with bundle.open_bundle(Path(subject), say) as opened:
+            checks = [verifying.Check("bundle", "ok", opened.summary), *opened.checks]
+    else:
+        release = Releases(paths).get(subject)
+        engine, evidence = engine_of(paths), imagecheck.evidence_of(paths, release)
+        checks = [*verifying.check_evidence(evidence), imagecheck.check_loaded(engine, release)]
+        if deep:
+            checks.append(imagecheck.check_fetched(paths, release, evidence.records))
+            checks.append(imagecheck.check_saved(paths, engine, release, say))
+    if require_signature:
+        checks = [verifying.demanded(check) for check in checks]
+    for check in checks:
+        show(check.line)
+    show(verifying.conclusion(checks, deep=deep))
+    verifying.require(checks, subject)
 
 
 def promote(tag: str) -> None:

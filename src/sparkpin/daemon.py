@@ -67,8 +67,8 @@ class Daemon:
         )
 
     @classmethod
-    def private(cls, folder: Path) -> Daemon:
-        """A second engine with everything below `folder`, in a network namespace of its own.
+    def private(cls, folder: Path, data_root: Path | None = None) -> Daemon:
+        """A second engine with everything below `folder` (but `data_root`), in a network namespace of its own.
 
         In a shared one it would take away the first engine's docker0: with a bridge to replace it by its own, and with
         --bridge=none too, which removes what it takes for left over. `folder` must be short: a socket's path has 107
@@ -77,7 +77,7 @@ class Daemon:
         folder = folder.resolve()
         own = cls(
             socket=folder / "docker.sock",
-            data_root=folder / "data",
+            data_root=data_root or folder / "data",
             exec_root=folder / "exec",
             pidfile=folder / "docker.pid",
             log=folder / "dockerd.log",

@@ -46,10 +46,20 @@ class ImageInfo:
 
 
 class Engine:
-    """A connected engine. `client` is the plain Docker SDK client, `containers` its containers."""
+    """A connected engine. `client` is the plain Docker SDK client, `containers` its containers.
 
-    def __init__(self, client: docker.DockerClient) -> None:
+    host: the environment that leads the CLI to the same engine.
+    """
+
+    def __init__(self, client: docker.DockerClient, host: Mapping[str, str] | None = None) -> None:
         self.client = client
+        self.host = environment() if host is None else host
+
+    @classmethod
+    def at(cls, url: str) -> Engine:
+        """The engine at a url, whatever DOCKER_HOST and the CLI's context say."""
+        with engine_errors():
+            return cls(docker.DockerClient(base_url=url, timeout=TIMEOUT), {"DOCKER_HOST": url})
 
     @classmethod
     def connect(cls) -> Engine:
@@ -177,7 +187,7 @@ class Engine:
             output=output,
             platform=platform,
             no_cache=no_cache,
-            host=environment(),
+            host=self.host,
         )
 
 

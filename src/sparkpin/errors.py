@@ -95,6 +95,12 @@ class DiskError(SparkpinError):
     exit_code = 11
 
 
+class DifferenceError(SparkpinError):
+    """An image that was built again is not the image that was recorded. Exit code 13."""
+
+    exit_code = 13
+
+
 class BusyError(SparkpinError):
     """Another run holds what this one needs: a lock, a port. Exit code 12."""
 

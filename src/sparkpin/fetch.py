@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sparkpin import files
 from sparkpin.debs import open_apt
-from sparkpin.errors import IntegrityError
+from sparkpin.errors import InputError, IntegrityError
 from sparkpin.lock import check_unique, scratch_folder
 from sparkpin.paths import Paths
 from sparkpin.schema import LockedFile, Stack, StackLock
@@ -55,6 +55,18 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Callable[[str]
                 files.sweep(folder.parent)
     total = [*lock.wheels, *lock.debs]
     return FetchReport(len(total), sum(f.size for f in total), sum(f.size for f in [*wheels, *debs]))
+
+
+def require_fetched(paths: Paths, lock: StackLock) -> None:
+    """InputError when the store lacks a file of the lock. Looks at sizes only: a file is verified when it is used."""
+    store = Store(paths.store)
+    locked = [*lock.wheels, *lock.debs]
+    if absent := [file for file in locked if not store.has(file)]:
+        first = ", ".join(file.file for file in absent[:3]) + (", ..." if len(absent) > 3 else "")
+        raise InputError(
+            f"{len(absent)} of {len(locked)} locked files are not in the store {paths.store}: {first}",
+            next_step="`invoke fetch` where there is a network, or `invoke import` of a bundle that has its store",
+        )
 
 
 def missing(store: Store, wanted: Iterable[LockedFile], say: Callable[[str], None]) -> list[LockedFile]:

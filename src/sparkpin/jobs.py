@@ -28,14 +28,18 @@ def engine_of(paths: Paths) -> Engine:
         return Engine.connect()
 
 
-def build_releases(paths: Paths, pairings: tuple[Pairing, ...]) -> tuple[Release, ...]:
+def build_releases(paths: Paths, pairings: tuple[Pairing, ...], *, offline: bool = False) -> tuple[Release, ...]:
+    """Fetch what is missing, build what is not built, record. offline: what is missing is an error."""
     engine = engine_of(paths)
     records = Releases(paths)
     made = []
     for pairing in pairings:
         image = pairing.rendered
         if image.parent_key is None and not builder.is_built(paths, engine, image):
-            fetching.fetch_stack(paths, pairing.stack, pairing.stack_lock, say)
+            if offline:
+                fetching.require_fetched(paths, pairing.stack_lock)
+            else:
+                fetching.fetch_stack(paths, pairing.stack, pairing.stack_lock, say)
         built = builder.build_image(paths, engine, image, say)
         made.append(record(paths, engine, records, pairing, built))
     return tuple(made)

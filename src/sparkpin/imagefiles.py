@@ -1,0 +1,32 @@
+"""Small files of an image, read through a container that is made and never started."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tarfile
+from collections.abc import Iterable
+
+import docker.errors
+
+from sparkpin.engine import Engine, engine_errors
+
+
+def read_files(engine: Engine, ref: str, paths: Iterable[str], *, limit: int) -> dict[str, bytes]:
+    """Path (without a slash in front) -> content, of regular files of at most `limit` bytes; others are left out."""
+    found: dict[str, bytes] = {}
+    with engine_errors():
+        container = engine.client.containers.create(ref, ["-"], network_mode="none")
+        try:
+            for path in paths:
+                with contextlib.suppress(docker.errors.NotFound):
+                    chunks, status = container.get_archive(f"/{path}")
+                    if not status or status["size"] > limit:
+                        continue
+                    with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as tar:
+                        member = tar.next()
+                        if member and member.isreg() and (file := tar.extractfile(member)):
+                            found[path] = file.read()
+        finally:
+            container.remove(force=True)
+    return found

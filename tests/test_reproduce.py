@@ -1,0 +1,189 @@
+"""Releases of a made-up project, built again in an engine of their own. Only mmdebstrap's part is replaced."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import tiny_images
+
+from sparkpin import jobs, rootfs, schema
+from sparkpin.buildrecord import BuildRecord, read_record, record_file, records_of, write_record
+from sparkpin.daemon import SYSTEM_PATH
+from sparkpin.engine import Engine
+from sparkpin.errors import HostError, IntegrityError
+from sparkpin.imagefiles import read_files
+from sparkpin.inputs import Inputs, project_of
+from sparkpin.pairing import pair
+from sparkpin.paths import Paths
+from sparkpin.releases import Release, Releases
+from sparkpin.reproduce import Reproduction, reproduce
+from sparkpin.store import Store
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("dockerd", path=SYSTEM_PATH) is None,
+        reason="needs root and dockerd (apt-get install docker.io) to start an engine of its own",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Site:
+    paths: Paths
+    engine: Engine
+    recipe: str
+    said: list[str]
+
+    def build(self) -> tuple[Release, ...]:
+        return jobs.build_releases(self.paths, pair(self.paths.project, self.recipe))
+
+    def reproduce(self, release: Release) -> Reproduction:
+        return reproduce(self.paths, release, self.engine, self.said.append)
+
+    def edit_record(self, release: Release, stage: str, old: str, new: str) -> BuildRecord:
+        """As if the step had run otherwise then: the record's Dockerfile is made to do something else now."""
+        record = next(record for record in records_of(self.paths, release) if record.stage == stage)
+        assert old in record.dockerfile
+        edited = record.model_copy(update={"dockerfile": record.dockerfile.replace(old, new)})
+        write_record(self.paths, edited)
+        return edited
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    name = f"test{uuid.uuid4().hex[:8]}"
+    project = tiny_images.make_project(tmp_path / "project", name)
+    paths = Paths(project, tmp_path / "cache", tmp_path / "home")
+    tar = tiny_images.make_rootfs(tmp_path / "rootfs.tar")
+    monkeypatch.setattr(rootfs, "build_rootfs", lambda *args: tar)
+    data = name.encode()
+    deb = schema.LockedFile(
+        name="dash", version="1", file="dash_1_amd64.deb", size=len(data), sha256=hashlib.sha256(data).hexdigest()
+    )
+    (tmp_path / deb.file).write_bytes(data)
+    Store(paths.store).add(tmp_path / deb.file, deb)
+    tiny_images.add_recipe(project, name, name, [deb])
+    site = Site(paths, Engine.connect(), name, [])
+    yield site
+    for tag in [tag for image in site.engine.client.images.list() for tag in image.tags if name in tag]:
+        site.engine.untag(tag)
+    for image in site.engine.client.images.list(name="sparkpin/rootfs"):
+        for tag in image.tags:
+            if any(tag == record.parent_ref for record in map(read_record, paths.images.glob("*-base-*.json"))):
+                site.engine.untag(tag)
+
+
+def test_the_same_images_come_out_when_the_project_has_moved_on(site: Site) -> None:
+    release = site.build()[-1]
+    tiny_images.write(site.paths.project / "mods/hello/sparkpin_hello/__init__.py", '"""Made up."""\nVALUE = 3\n')
+    shutil.rmtree(site.paths.project / "stages")
+    result = site.reproduce(release)
+    assert result.verdict == "identical"
+    assert [stage.stage for stage in result.stages] == ["base", "one", "two"]
+    assert [stage.got for stage in result.stages][-1] == release.image
+    assert result.notes == ("the recorded pins, locks and mods give the same build keys today",)
+    assert list(site.paths.work.iterdir()) == [], "the engine's data was not removed"
+    assert Releases(site.paths).get(release.tag) == release
+
+
+def add_file(site: Site, command: str) -> None:
+    """Let the first stage write /opt/extra with a shell command (built-in commands only)."""
+    template = site.paths.project / "dockerfiles/base.j2"
+    text = template.read_text().replace(">/tmp/net", f">/tmp/net; {command} >/tmp/extra")
+    copy = "COPY --from=venv /tmp/net /opt/net"
+    template.write_text(text.replace(copy, f"{copy}\nCOPY --from=venv /tmp/extra /opt/extra"))
+
+
+def test_other_content_is_shown_with_its_text(site: Site) -> None:
+    add_file(site, "read id </proc/sys/kernel/random/uuid; echo $id")
+    release = site.build()[-1]
+    result = site.reproduce(release)
+    assert result.verdict == "different" and {stage.verdict for stage in result.stages} == {"different"}
+    recorded = read_files(site.engine, release.tag, ["opt/extra"], limit=100)["opt/extra"].decode().strip()
+    lines = result.stages[0].lines
+    assert lines[0].startswith("/opt/extra: content ")
+    assert f"    -{recorded}" in lines
+    assert [line[:5] for line in lines[1:]] == ["    -", "    +", "    @", "    -", "    +"]
+
+
+def test_other_modes_and_settings_are_no_other_content(site: Site) -> None:
+    add_file(site, "umask 077; echo hi")
+    release = site.build()[0]
+    site.edit_record(release, "base", "umask 077", "umask 022")
+    result = site.reproduce(release)
+    assert result.verdict == "equivalent"
+    assert result.stages[0].lines == ("/opt/extra: mode 0600 -> 0644",)
+    site.edit_record(release, "base", "umask 022", "umask 077")
+    site.edit_record(release, "base", "ENV GREETING=hello", "ENV GREETING=bye")
+    (line,) = site.reproduce(release).stages[0].lines
+    assert line.startswith("config.config.Env: ") and "GREETING=bye" in line.partition(" -> ")[2]
+
+
+def test_a_file_more_or_less_is_another_content(site: Site) -> None:
+    add_file(site, "echo hi")
+    release = site.build()[0]
+    site.edit_record(release, "base", "COPY --from=venv /tmp/extra /opt/extra", "COPY --from=venv /tmp/net /opt/more")
+    assert set(site.reproduce(release).stages[0].lines) == {
+        "only in the recorded image: /opt/extra",
+        "only in the image built now: /opt/more",
+    }
+
+
+def test_a_lost_input_is_told(site: Site) -> None:
+    release = site.build()[-1]
+    record = records_of(site.paths, release)[1]
+    wheel = next(file for file in record.context if file.path.endswith(".whl"))
+    Inputs.of(site.paths).kept.path(wheel.sha256).unlink()
+    with pytest.raises(IntegrityError, match=r"1 inputs of .* are gone .* mod hello 0\.1\.0") as caught:
+        site.reproduce(release)
+    assert "invoke import" in caught.value.next_step
+
+
+def test_another_canonical_form_is_told(site: Site) -> None:
+    release = site.build()[-1]
+    record = records_of(site.paths, release)[0]
+    write_record(site.paths, record.model_copy(update={"seal": record.seal + 1}))
+    with pytest.raises(IntegrityError, match="was sealed in form"):
+        site.reproduce(release)
+
+
+def test_a_lost_record_is_told(site: Site) -> None:
+    release = site.build()[-1]
+    record_file(site.paths, records_of(site.paths, release)[0].rendered).unlink()
+    with pytest.raises(IntegrityError, match="the record of how its image was built"):
+        site.reproduce(release)
+
+
+def test_only_root_can(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks is made up: the tests run as root."""
+    release = site.build()[-1]
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(HostError, match="only root"):
+        site.reproduce(release)
+    assert list(site.paths.work.iterdir()) == []
+
+
+def test_the_project_of_a_release_is_as_it_was(site: Site) -> None:
+    release = site.build()[-1]
+    source = site.paths.project / "mods/hello/sparkpin_hello/__init__.py"
+    before = source.read_bytes()
+    source.write_text("VALUE = 9\n")
+    with project_of(site.paths, release) as project:
+        assert (project / "mods/hello/sparkpin_hello/__init__.py").read_bytes() == before
+        assert pair(project, release.recipe)[-1].tag == release.tag
+    assert not project.exists()
+    assert pair(site.paths.project, release.recipe)[-1].tag != release.tag
+    kept = Inputs.of(site.paths).kept.path(release.inputs["recipes/" + release.recipe + ".yaml"])
+    kept.write_bytes(b"other")
+    with pytest.raises(IntegrityError, match="missing or damaged"), project_of(site.paths, release):
+        pass
+    assert json.loads((site.paths.releases / release.recipe / f"{release.name}.json").read_text())["inputs"]
