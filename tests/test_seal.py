@@ -7,8 +7,10 @@ import hashlib
 import io
 import json
 import random
+import subprocess
+import sys
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,9 @@ CAPABILITY = {
 }
 LONG = "opt/" + "a-long-folder-name/" * 6 + "file.txt"
 LAYER_DIGEST = "sha256:add9a93a11aa6ee28eaa8383e0d7a87a888067aa3b16300190aa0138ddeaf83f"
+PLAIN_DIGEST = "sha256:45d37204f671ee3b50468c4e0e568dc21f43f278e3992950dbe800c2857a0be0"
+BIG_DIGEST = "sha256:a48fe5d2f6c0fb706a971b92fe8f886b2ccb647314b03496c41cfa1a5c7c276d"
+MIB = 1 << 20
 CONFIG_DIGEST = "sha256:6425b41d8836351dbe48a016a7fb844bc1872738d015368d2c2f3da2f9b575ed"
 
 
@@ -131,6 +136,259 @@ def test_layer_has_the_literal_digest() -> None:
     assert sha(canonical_bytes(layer(everything()))) == LAYER_DIGEST
 
 
+KINDS: dict[str, tuple[list[tuple[tarfile.TarInfo, bytes | None]], str]] = {
+    "nothing": ([], "sha256:5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef"),
+    "files": (
+        [
+            member("a", b"data"),
+            member("empty", b""),
+            member("block", b"x" * 512),
+            member("more", b"x" * 513),
+        ],
+        "sha256:9744ec45e116741e1849dbb0d8cc8622c9e90d336524202f48eae5f0748c2dee",
+    ),
+    "folder": (
+        [
+            member("d", type=tarfile.DIRTYPE, mode=0o755),
+            member("d/f", b""),
+        ],
+        "sha256:04efb4269cb67d1e76806a8517705d70370702eb6687c1a10cc5690811a28214",
+    ),
+    "hardlinks": (
+        [
+            member("b/z", b"data", mode=0o600, uid=7),
+            member("a", type=tarfile.LNKTYPE, linkname="b/z"),
+            member("b/a", type=tarfile.LNKTYPE, linkname="b/z"),
+        ],
+        "sha256:7444195038960e1ed1946f1411280d8c123240963c42f734e4f2880ccf4ec518",
+    ),
+    "hardlink-to-a-symlink": (
+        [member("s", type=tarfile.SYMTYPE, linkname="x"), member("a", type=tarfile.LNKTYPE, linkname="s")],
+        "sha256:94a3c7e5e7f4e34cbe378e44ce488559fe780b20f70c325afcb8e0565e141a3b",
+    ),
+    "hardlink-long": (
+        [member("a/" + "x" * 120, b"data"), member("b/" + "y" * 300, type=tarfile.LNKTYPE, linkname="a/" + "x" * 120)],
+        "sha256:0e396b437173274d6e3355a4000ecf9456d21b1cbe7cc3ee26407d74cb536561",
+    ),
+    "symlink": (
+        [member("s", type=tarfile.SYMTYPE, linkname="../a/./b//c", mode=0o644)],
+        "sha256:f28c4a6a3aef1fa6ef705524084a7d0975ff7cb2af09a893028e3bd8d1baff97",
+    ),
+    "symlink-long": (
+        [member("s", type=tarfile.SYMTYPE, linkname="/" + "t/" * 200)],
+        "sha256:3461f8536761066f77c74c983d7aa3617f34c2e880ea12a2735cc1b6fafc096c",
+    ),
+    "symlink-not-utf8": (
+        [member("s", type=tarfile.SYMTYPE, linkname="\udcff\udcfe")],
+        "sha256:3be4c504b8938e37e6cbc67170f8a873a0dcfbf57347b7abfe88724778e0861e",
+    ),
+    "char": (
+        [member("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3, mode=0o666)],
+        "sha256:d362dea526605beb13d906e82b0624804810c49c11a186f49014d99fb7a02fd7",
+    ),
+    "block": (
+        [member("sda", type=tarfile.BLKTYPE, devmajor=259, devminor=65_536, mode=0o660, gid=6)],
+        "sha256:67335b19b4223e266fe143ff121dcd5f061004546ffdd7e6dbc6ddbcb22cf6a2",
+    ),
+    "fifo": (
+        [member("pipe", type=tarfile.FIFOTYPE, mode=0o600)],
+        "sha256:9c26fade0c954146e9179866e70a0ad3bb04e99cb4dd0e0291c726cd29eaba0a",
+    ),
+    "setuid": (
+        [member("su", b"", mode=0o4755)],
+        "sha256:79efe2de677798128d9b8be1293d68e266a8e1df311da2d98934d7048b083ee2",
+    ),
+    "setgid": (
+        [
+            member("wall", b"", mode=0o2755, gid=5),
+            member("g", type=tarfile.DIRTYPE, mode=0o2775),
+        ],
+        "sha256:b9dd41e264e4a75f378dce3ba67e8c08d30f8aeac2d56e071f5de228832abb5a",
+    ),
+    "sticky": (
+        [member("open", type=tarfile.DIRTYPE, mode=0o1777)],
+        "sha256:e4cee242204cb202fa3020c8e5b3dc51136b11d38bfa3108a7349c86381683ed",
+    ),
+    "capability": (
+        [member("ping", b"binary", mode=0o755, pax_headers=CAPABILITY)],
+        "sha256:a44387ca4e78d54ab883c2aa1689c2630f3d441d5ef9fdb76eaa0006e2e66ea0",
+    ),
+    "capability-long-name": (
+        [member("p" * 250, b"binary", pax_headers=CAPABILITY)],
+        "sha256:e58e2ddc58fb05a88db49bbf79f04e4536bacffc87276f83488b3cc17d775a6b",
+    ),
+    "whiteout": (
+        [
+            member("d/.wh.gone", b"", mode=0o600),
+            member(".wh.\udce9", b""),
+        ],
+        "sha256:9bf8a40f85f2b293835ac9e16054711d61da802bfa69d740c3d74819e2305aaa",
+    ),
+    "whiteout-long": (
+        [
+            member(
+                "d" * 120 + "/.wh." + "x" * 200,
+                b"",
+            )
+        ],
+        "sha256:aacbe25a635799be588afc84cb48e6a86d0c3f201d4050c4e1160d289703cebb",
+    ),
+    "opaque": (
+        [
+            member("d", type=tarfile.DIRTYPE, mode=0o755),
+            member("d/.wh..wh..opq", b"", mode=0o600),
+        ],
+        "sha256:2bd8dc250374baf816fb637b1a7973d0b320e54175ed9e5a2c74319e81784300",
+    ),
+    "not-utf8": (
+        [member("caf\udce9", b"1"), member("\udcff" * 99, b"2"), member("\udc80" * 101, b"3")],
+        "sha256:79cf7faa7aea31fac26016abad9457bf171ff64c74ad7dfda6e419cbdf9937e0",
+    ),
+    "utf8": (
+        [member("Çağrı/\u4f60\u597d", b"1"), member("é" * 60, b"2")],
+        "sha256:ce44363b1838790a5cd3b10713c67cb185a5edd0e57d39073e3a490dafd86150",
+    ),
+    "control": (
+        [member("a\nb\tc\\d", b"1"), member("e =f", b"2")],
+        "sha256:896d50d5b71ffbe62f0a8778ae32f74897e84b4f4fbf36abf1406ea65cdc0647",
+    ),
+    "name-99-100-101": (
+        [member(c * n, b"") for c, n in (("a", 99), ("b", 100), ("c", 101))],
+        "sha256:de5aed3d2a78558ad43633d56d423203a2aab370fa60413b7832be6cc32e6e5d",
+    ),
+    "folder-98-99-100": (
+        [member(c * n, type=tarfile.DIRTYPE, mode=0o755) for c, n in (("a", 98), ("b", 99), ("c", 100))],
+        "sha256:417deaa6ef6fd5c34b9f1631f862f168c3438c8905a37813927dc5cf32a3ce69",
+    ),
+    "name-long": (
+        [member("d/" * 150 + "f", b"1"), member("n" * 255, b"2"), member("p/" * 2000 + "f", b"3")],
+        "sha256:1da73b99d634ae492d9dfa48f12966685875420c7e6a44ade149c590d5002c2f",
+    ),
+    "owner-large": (
+        [
+            member("a", b"x", uid=3_000_000_000, gid=2_097_151),
+            member("b", b"", uid=2_097_152),
+        ],
+        "sha256:42c9386ca572b8015c374cb007935f09f1bf8823c3c9e88c9634b4f0c88a9d43",
+    ),
+}
+
+
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_has_its_literal_digest(kind: str, format: int) -> None:
+    members, digest = KINDS[kind]
+    if any(info.pax_headers for info, _ in members):
+        format = tarfile.PAX_FORMAT  # GNU's holds no attributes
+    once = canonical_bytes(layer(members, format=format))
+    assert sha(once) == digest
+    assert canonical_bytes(once) == once
+
+
+def test_plain_ustar_gives_the_same() -> None:
+    """With its split of long names, which is another than GNU's and PAX's."""
+    members = [
+        member("opt/" + "folder/" * 20 + "file", b"data"),
+        *KINDS["files"][0],
+        *KINDS["hardlinks"][0],
+        *KINDS["char"][0],
+    ]
+    ustar = layer(members, format=tarfile.USTAR_FORMAT)
+    assert b"./@LongLink" not in ustar and b"PaxHeader" not in ustar
+    assert canonical_bytes(ustar) == canonical_bytes(layer(members, format=tarfile.GNU_FORMAT))
+
+
+def test_headers_of_other_writers_give_the_same() -> None:
+    """Numbers without an end, with blanks, of GNU's binary form; old signed checksums; the V7 form; times in PAX."""
+    info = member("caf\udce9", b"data", uid=7)[0]
+
+    def raw(**fields: tuple[int, bytes]) -> bytes:
+        head = bytearray(info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape"))
+        for start, value in fields.values():
+            head[start : start + len(value)] = value
+        head[148:156] = b" " * 8
+        head[148:156] = b"%06o\0 " % sum(head)
+        return bytes(head) + canonical.padded(b"data") + canonical.END
+
+    plain = canonical_bytes(raw())
+    assert sha(plain) == PLAIN_DIGEST
+    signed = bytearray(raw())
+    signed[148:156] = b"%06o\0 " % (int(signed[148:154], 8) - 256)  # one byte of the name is above 127
+    for other in (
+        raw(mode=(100, b"00000644")),
+        raw(mode=(100, b"   644 \0"), uid=(108, b"     7 \0")),
+        raw(size=(124, b"000000000004")),
+        raw(size=(124, b"          4 ")),
+        raw(size=(124, b"\x80" + (4).to_bytes(11, "big"))),
+        raw(uid=(108, b"\x80" + (7).to_bytes(7, "big"))),
+        raw(magic=(257, b"\0" * 8)),
+        raw(times=(345, b"15300275450\0" * 2)),
+        raw(kind=(156, b"\0")),
+        bytes(signed),
+        layer([(member("caf\udce9", b"data", uid=7, pax_headers={"mtime": "1.5", "comment": "x"}))]),
+    ):
+        assert canonical_bytes(other) == plain
+
+
+def test_the_quick_way_reads_what_tarfile_reads() -> None:
+    members = [m for members, _ in KINDS.values() for m in members] + everything() + noise()
+    unread = {"chksum": 0, "uname": "", "gname": ""}
+
+    def told(data: bytes, tarinfo: type[tarfile.TarInfo]) -> list[dict[str, object]]:
+        with tarfile.open(fileobj=io.BytesIO(data), encoding="utf-8", errors="surrogateescape", tarinfo=tarinfo) as tar:
+            return [{**info.get_info(), **unread, "data": info.offset_data, "pax": info.pax_headers} for info in tar]
+
+    for format in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        data = layer(members, mtime=0, format=format)
+        assert told(data, canonical.QuickInfo) == told(data, tarfile.TarInfo)
+
+
+def test_odd_orders_and_names_give_the_same() -> None:
+    """A hard link before its file, members that come twice, ./ and / before names, no entry for the top."""
+    plain = layer([*KINDS["hardlinks"][0], member("d", type=tarfile.DIRTYPE, mode=0o755)])
+    _, first, second = KINDS["hardlinks"][0]
+    odd = layer(
+        [
+            member("./", type=tarfile.DIRTYPE, mode=0o700),
+            (first[0], None),
+            member("b/a", b"replaced below"),
+            member("./d/", type=tarfile.DIRTYPE, mode=0o700),
+            second,
+            member("/b//z", b"data", mode=0o600, uid=7),
+            member("d/../d", type=tarfile.DIRTYPE, mode=0o755),
+        ]
+    )
+    assert canonical_bytes(odd) == canonical_bytes(plain)
+
+
+@pytest.mark.parametrize("format", ["gnu", "posix"])
+def test_files_with_holes_are_refused(tmp_path: Path, format: str) -> None:
+    with (tmp_path / "hole").open("wb") as file:
+        file.truncate(1 << 20)
+        file.seek(1 << 19)
+        file.write(b"data")
+    tar = tmp_path / "a.tar"
+    subprocess.run(["tar", f"--format={format}", "-cSf", tar, "-C", tmp_path, "hole"], check=True)
+    assert tar.stat().st_size < 1 << 19
+    with pytest.raises(BuildError, match="sparse"):
+        canonical_bytes(tar.read_bytes())
+
+
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_files_above_8_gib_are_read_and_written(tmp_path: Path, format: int) -> None:
+    size = 9 << 30
+    info = member("big", size=size)[0]
+    with (tmp_path / "a.tar").open("wb+") as file:
+        file.write(info.tobuf(format))
+        file.truncate(file.tell() + size + 1024)
+        file.seek(0)
+        read = canonical.read_layer(file)
+    (big,) = read.members
+    assert big.size == size and read.size == 512 + size + 1024
+    assert sha(canonical.header(big)) == BIG_DIGEST
+    assert tarfile.TarInfo.frombuf(canonical.header(big), "utf-8", "strict").size == size
+
+
 @pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
 @pytest.mark.parametrize("seed", range(3))
 def test_order_time_names_and_noise_do_not_count(seed: int, format: int) -> None:
@@ -230,6 +488,74 @@ def test_sealing_a_sealed_image_changes_nothing(tmp_path: Path) -> None:
     again = sealed(tmp_path / "b.tar", tmp_path / "c.tar")
     assert first == again
     assert (tmp_path / "b.tar").read_bytes() == (tmp_path / "c.tar").read_bytes()
+
+
+def test_sealing_on_a_sealed_parent_again_changes_nothing(tmp_path: Path) -> None:
+    base = sealed(save(tmp_path / "a.tar", [layer(everything())], labels={}), tmp_path / "base.tar")
+    with tarfile.open(tmp_path / "base.tar") as tar:
+        lowest = tar.extractfile("layers/000.tar")
+        assert lowest is not None
+        built = save(tmp_path / "b.tar", [lowest.read(), layer([member("x", b"1"), *noise()])], labels={"k": "v"})
+    first = sealed(built, tmp_path / "c.tar", parent=base.diff_ids)
+    again = sealed(tmp_path / "c.tar", tmp_path / "d.tar", parent=base.diff_ids)
+    whole = sealed(tmp_path / "c.tar", tmp_path / "e.tar")
+    assert first == again == whole and first.diff_ids[:1] == base.diff_ids
+    assert (tmp_path / "c.tar").read_bytes() == (tmp_path / "d.tar").read_bytes() == (tmp_path / "e.tar").read_bytes()
+
+
+COUNTING = """
+import sys
+from pathlib import Path
+from sparkpin.seal import seal_archive
+
+archive, leave_out, *parent = sys.argv[1:]
+before = Path("/proc/self/io").read_text()
+with open("/dev/null", "wb") as sink:
+    seal_archive(Path(archive), sink.write, tag="sparkpin/test:1", parent=parent, leave_out=leave_out == "yes")
+read = [int(text.split()[1]) for text in (before, Path("/proc/self/io").read_text())]
+peak = next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
+print(read[1] - read[0], int(peak) * 1024)
+"""
+
+
+def cost(archive: Path, *, parent: Sequence[str] = (), leave_out: bool = False) -> tuple[int, int]:
+    """Bytes that sealing reads, and the peak of its memory in bytes, in a process of its own."""
+    argv = [sys.executable, "-c", COUNTING, archive, "yes" if leave_out else "no", *parent]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True)
+    read, peak = map(int, done.stdout.split())
+    return read, peak
+
+
+def save_large(path: Path, sizes: Sequence[int]) -> list[str]:
+    """An archive with a layer of one file for each size, as a file with holes; returns made-up diff IDs."""
+    diff_ids = [sha(b"%d" % number) for number in range(len(sizes))]
+    config = {"os": "linux", "architecture": "amd64", "config": {}, "rootfs": {"diff_ids": diff_ids}}
+    names = [f"{number}.tar" for number in range(len(sizes))]
+    manifest = [{"Config": "config.json", "Layers": names, "RepoTags": ["a:b"]}]
+    with path.open("wb") as file:
+        for name, size in zip(names, sizes, strict=True):
+            file.write(member(name, size=512 + size + 1024)[0].tobuf() + member("file", size=size)[0].tobuf())
+            file.truncate(file.tell() + size + 1024)
+            file.seek(0, io.SEEK_END)
+        for name, value in (("config.json", config), ("manifest.json", manifest)):
+            data = json.dumps(value).encode()
+            file.write(member(name, size=len(data))[0].tobuf() + canonical.padded(data))
+        file.write(canonical.END)
+    return diff_ids
+
+
+def test_memory_does_not_grow_with_the_layers(tmp_path: Path) -> None:
+    small, large = tmp_path / "small.tar", tmp_path / "large.tar"
+    save_large(small, [50 * MIB])
+    save_large(large, [400 * MIB])
+    assert cost(large)[1] < cost(small)[1] + 8 * MIB
+
+
+def test_the_parents_layers_are_not_read(tmp_path: Path) -> None:
+    archive = tmp_path / "a.tar"
+    parent = save_large(archive, [100 * MIB, 20 * MIB])[:1]
+    assert cost(archive, parent=parent, leave_out=True)[0] < 22 * MIB
+    assert cost(archive, parent=parent)[0] < 122 * MIB  # passed through once, not looked into
 
 
 def test_config_keeps_only_what_runs(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from sparkpin.errors import IntegrityError
 from sparkpin.files import atomic_file
 
 FORMAT = 1
+LIMIT = 1 << 26  # bytes of a listing; that of a layer with 40,000 files has 6 million
 KINDS = {b"0": "file", b"1": "hardlink", b"2": "symlink", b"3": "char", b"4": "block", b"5": "dir", b"6": "fifo"}
 MARK, OPAQUE = ".wh.", ".wh..wh..opq"  # OCI image specification, "Whiteouts"
 DPKG = re.compile(r"var/lib/dpkg/info/(?P<name>[^/:]+)(?::[a-z0-9]+)?\.[a-z0-9]+")
@@ -116,13 +117,13 @@ def owners(layer: CanonicalLayer) -> dict[str, str]:
         if deb := DPKG.fullmatch(path):
             found[path] = owner = f"deb:{deb['name']}"
             if path.endswith(".list") and member.kind == REGULAR:
-                listed = text(b"".join(layer.read(member))).splitlines()
+                listed = text(layer.read(member)).splitlines()
                 found.update((real(row.strip("/"), links), owner) for row in listed)
         elif wheel := DIST_INFO.fullmatch(path):
             found[path] = owner = f"wheel:{canonicalize_name(wheel['name'])}"
             if wheel["file"] == "RECORD" and member.kind == REGULAR:
                 site = "/" + (wheel["site"] or "")
-                rows = csv.reader(text(b"".join(layer.read(member))).splitlines())
+                rows = csv.reader(text(layer.read(member)).splitlines())
                 found.update((posixpath.normpath(site + row[0]).lstrip("/"), owner) for row in rows if row)
     found.update((path, found[source]) for path in names if (source := source_of(path)) in found)
     return {path: found[path] for path in names if path in found}
@@ -210,7 +211,19 @@ def json_line(value: Any) -> bytes:
 def read_contents(path: Path) -> Contents:
     """Raises FileNotFoundError; IntegrityError for a file that is damaged or no listing."""
     try:
-        head, *lines = gzip.decompress(path.read_bytes()).splitlines()
+        return parse_contents(path.read_bytes())
+    except IntegrityError as error:
+        raise IntegrityError(f"{path}: {error.message}", next_step=f"rm {path}, then invoke build") from None
+
+
+def parse_contents(packed: bytes) -> Contents:
+    """The listing in these bytes, whoever wrote them: it takes no more than LIMIT bytes of memory to unpack them."""
+    try:
+        unpacking = zlib.decompressobj(wbits=31)  # 31: gzip
+        data = unpacking.decompress(packed, LIMIT)
+        if not unpacking.eof or unpacking.unused_data:
+            raise ValueError(f"it ends too soon, or too late, or is longer than {LIMIT:,} bytes")
+        head, *lines = data.splitlines()
         if (found := json.loads(head)) != (wanted := {"contents": FORMAT, "entries": len(lines)}):
             raise ValueError(f"saw {found}, wanted {wanted}")
         rows = json.loads(b"[" + b",".join(lines) + b"]")
@@ -218,7 +231,5 @@ def read_contents(path: Path) -> Contents:
             if len(values) > DEVICE:
                 values[DEVICE] = tuple(values[DEVICE])
         return tuple(Entry(*values) for values in rows)
-    except (gzip.BadGzipFile, zlib.error, EOFError, ValueError, TypeError) as error:
-        raise IntegrityError(
-            f"{path}: no listing of a layer's contents: {error}", next_step=f"rm {path}, then invoke build"
-        ) from None
+    except (zlib.error, ValueError, TypeError, RecursionError) as error:
+        raise IntegrityError(f"no listing of a layer's contents: {error}") from None

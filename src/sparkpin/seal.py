@@ -15,7 +15,9 @@ import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -26,6 +28,7 @@ from sparkpin.epoch import EPOCH
 from sparkpin.errors import BuildError
 from sparkpin.files import CHUNK, disk_errors
 
+AHEAD = 4  # chunks
 VERSION = 1  # counts changes of the canonical form: it is a part of every build key
 CREATED = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(EPOCH))
 CONFIG_KEYS = (
@@ -201,11 +204,12 @@ def seal(
         size, chunks = (part.layer.size, part.layer.chunks(sums)) if part.layer else raw_chunks(part.raw)
         write(block(names[-1].encode(), b"0", size=size))
         digest, written = hashlib.sha256(), 0
-        for chunk in chunks:
-            if not part.diff_id:
-                digest.update(chunk)
-            written += len(chunk)
-            write(chunk)
+        with contextlib.closing(ahead(chunks)) as pieces:
+            for chunk in pieces:
+                if not part.diff_id:
+                    digest.update(chunk)
+                written += len(chunk)
+                write(chunk)
         if written != size:
             raise BuildError(f"a layer of {size} bytes came to {written}", next_step="run the build again")
         write(b"\0" * (-size % BLOCK))
@@ -220,6 +224,17 @@ def seal(
         write(block(name.encode(), b"0", size=len(data)) + padded(data))
     write(END)
     return sealed
+
+
+def ahead(chunks: Iterator[bytes]) -> Generator[bytes, None, None]:
+    """The same chunks, made early in a thread of their own: one core reads and hashes files while another hashes the
+    layer and writes it.
+    """
+    with ThreadPoolExecutor(1, "ahead") as pool:
+        pending = deque(pool.submit(next, chunks, None) for _ in range(AHEAD))
+        while (chunk := pending.popleft().result()) is not None:
+            pending.append(pool.submit(next, chunks, None))
+            yield chunk
 
 
 def raw_chunks(raw: Slice | None) -> tuple[int, Iterator[bytes]]:
