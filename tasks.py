@@ -157,7 +157,7 @@ def images(c: Context, json: bool = False) -> None:
 
 @command(positional=["tag"], help={"tag": "release whose SBOM, statement and signature to make anew"})
 def attest(c: Context, tag: str) -> None:
-    """Say what a release was made from, for others: SBOM, statement, signature."""
+    """Make SBOM, statement and signature of a release anew."""
     from sparkpin import commands
 
     commands.attest(tag)

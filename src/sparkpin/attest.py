@@ -20,9 +20,9 @@ Say = Callable[[str], None]
 
 def ensure_attested(paths: Paths, release: Release, say: Say) -> None:
     """For builds: make what is missing, cheaply when nothing is. A key that cannot be used is told, and no failure."""
-    keys = Keys.from_env()
     folder = Releases(paths).evidence(release)
     try:
+        keys = Keys.from_env()
         if not is_attested(paths, release):
             attest(paths, release, keys)
         elif keys.signing and not (folder / SIGNATURE).is_file():

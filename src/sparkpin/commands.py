@@ -7,7 +7,8 @@ import shlex
 import time
 from pathlib import Path
 
-from sparkpin import daemon, files, host, hub, manifests, pinned, retention, ui
+from sparkpin import attest as attesting
+from sparkpin import daemon, files, host, hub, manifests, pinned, retention, signing, ui
 from sparkpin import fetch as fetching
 from sparkpin import lock as locking
 from sparkpin import prune as pruning
@@ -279,12 +280,24 @@ def attest(tag: str) -> None:
 
 def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
     """One line a check, then what was not checked; IntegrityError when one is wrong."""
+    from sparkpin import bundle, imagecheck  # slow to import, and no other task needs them
+    from sparkpin import verify as verifying
+
     paths = Paths.from_env()
     if Path(subject).is_file():
+        how = "get the bundle again from where it was exported"
         with bundle.open_bundle(Path(subject), say) as opened:
-            checks = [verifying.Check("bundle", "ok", opened.summary), *opened.checks]
+            count = len(opened.index.members)
+            checks = [verifying.Check("bundle", "ok", f"{count} members, each of its size and hash"), *opened.checks]
+            for what, there in ((verifying.LAYERS, opened.index.image), (verifying.FETCHED, opened.index.store)):
+                said = "in the bundle, each with its hash" if there else "not in the bundle"
+                checks.append(verifying.Check(what, "ok" if there else "open", said))
     else:
         release = Releases(paths).get(subject)
+        how = (
+            f"invoke attest {release.tag}, if only statement, SBOM or signature are at fault; else "
+            f"{retention.how_to_rebuild(paths, release)}"
+        )
         engine, evidence = engine_of(paths), imagecheck.evidence_of(paths, release)
         checks = [*verifying.check_evidence(evidence), imagecheck.check_loaded(engine, release)]
         if deep:
@@ -294,8 +307,8 @@ def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
         checks = [verifying.demanded(check) for check in checks]
     for check in checks:
         show(check.line)
-    show(verifying.conclusion(checks, deep=deep))
-    verifying.require(checks, subject)
+    show(verifying.conclusion(checks))
+    verifying.require(checks, subject, next_step=how)
 
 
 def promote(tag: str) -> None:

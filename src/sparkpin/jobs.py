@@ -8,6 +8,7 @@ from pathlib import Path
 from sparkpin import build as builder
 from sparkpin import daemon, releases, retention
 from sparkpin import fetch as fetching
+from sparkpin.attest import ensure_attested
 from sparkpin.checkpoint.build import build_checkpoint, is_complete
 from sparkpin.engine import Engine
 from sparkpin.errors import CheckpointError, EngineError
@@ -67,6 +68,7 @@ def record(paths: Paths, engine: Engine, records: Releases, pairing: Pairing, bu
         records.save(release)
     engine.tag(built.ref, release.tag)
     engine.tag(built.ref, f"sparkpin/{release.recipe}:{release.stage}")
+    ensure_attested(paths, release, say)
     return release
 
 

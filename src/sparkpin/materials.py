@@ -21,6 +21,7 @@ from sparkpin.releases import Release
 from sparkpin.schema import LockedFile, RepositoryLock
 
 PASSING = ("seconds", "size", "layers")  # of a build record: another build of the same image may say otherwise
+LISTED = ("deb", "wheel", "mod", "tool", "model")  # in the SBOM; the statement names texts and project files, too
 
 Kind = Literal["deb", "wheel", "mod", "tool", "text", "project", "model"]
 

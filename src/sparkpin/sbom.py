@@ -13,12 +13,11 @@ from cyclonedx.model.component import Component, ComponentScope, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from sparkpin.materials import Material
+from sparkpin.materials import LISTED, Material
 from sparkpin.provenance import bare
 from sparkpin.releases import Release
 
 SERIALS = uuid.uuid5(uuid.NAMESPACE_URL, "tag:sparkpin,2026:sbom")
-NAMED = ("deb", "wheel", "mod", "tool", "model")  # texts and project files are the statement's business
 
 
 def make_sbom(release: Release, materials: Sequence[Material]) -> bytes:
@@ -36,7 +35,7 @@ def make_sbom(release: Release, materials: Sequence[Material]) -> bytes:
         ],
     )
     bom.metadata.component = root
-    components = [package(material) for material in materials if material.kind in NAMED and material.kind != "model"]
+    components = [package(material) for material in materials if material.kind in LISTED and material.kind != "model"]
     components += models([material for material in materials if material.kind == "model"])
     for component in components:
         bom.components.add(component)

@@ -11,25 +11,28 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
-from sparkpin import provenance, signing
+from sparkpin import signing
 from sparkpin.buildrecord import BuildRecord
 from sparkpin.errors import HostError, IntegrityError
-from sparkpin.materials import ModelInputs, materials_of, recorded
-from sparkpin.provenance import Claims, bare
+from sparkpin.layering import normal
+from sparkpin.materials import LISTED, ModelInputs, materials_of, recorded
 from sparkpin.releases import SBOM as SBOM
 from sparkpin.releases import SIGNATURE as SIGNATURE
 from sparkpin.releases import STATEMENT as STATEMENT
 from sparkpin.releases import Release, release_key, tag_of
-from sparkpin.render import normal
 from sparkpin.schema import ModelLock, StackLock
 from sparkpin.seal import digest_of
 
 PATH = re.compile(r"(?:[\w@%+=:,.~-]+/)*[\w@%+=:,.~-]+")  # of a project file; no part of it is . or ..
 MODEL = "model "  # how the names of a model's files start
+if TYPE_CHECKING:
+    from sparkpin.provenance import Claims
+
+LAYERS, FETCHED = "the layers' bytes", "fetched files"
 MARKS = {"ok": "ok", "wrong": "WRONG", "open": "--"}
 
 
@@ -91,13 +94,32 @@ def checked(what: str, check: Callable[[], str]) -> Check:
         return Check(what, "wrong", error.message)
 
 
-def require(checks: Sequence[Check], what: str) -> None:
+def require(
+    checks: Sequence[Check], what: str, *, next_step: str = "do not use it; ask for it where it comes from"
+) -> None:
     """IntegrityError when one of the checks is wrong. what: the release or the bundle."""
     wrong = [f"{check.what}: {check.detail}" for check in checks if check.result == "wrong"]
     if wrong:
-        raise IntegrityError(
-            f"{what} is not what its evidence says: {'; '.join(wrong)}", next_step="do not use it; ask where it is from"
-        )
+        raise IntegrityError(f"{what} is not what its evidence says: {'; '.join(wrong)}", next_step=next_step)
+
+
+def demanded(check: Check) -> Check:
+    """The check where a release has to be signed by somebody who is trusted."""
+    if check.what != "signature" or check.result != "open":
+        return check
+    return Check(check.what, "wrong", f"{check.detail}; the signature of an allowed signer is required")
+
+
+def conclusion(checks: Sequence[Check]) -> str:
+    """One sentence: what was and what was not checked."""
+    done, missed, wrong = ([check.what for check in checks if check.result == way] for way in ("ok", "open", "wrong"))
+    looked = {check.what for check in checks}
+    missed += [f"{name} (--deep)" for name in (LAYERS, FETCHED) if name not in looked]
+    missed.append("what the smoke tests found (invoke smoke repeats them)")
+    return (
+        f"{len(done)} checks hold: {', '.join(done) or '-'}; {len(wrong)} do not: {', '.join(wrong) or '-'}; "
+        f"not checked: {', '.join(missed)}."
+    )
 
 
 def same(what: str, seen: object, wanted: object) -> None:
@@ -207,6 +229,8 @@ def check_locks(evidence: Evidence) -> str:
 
 def check_statement(evidence: Evidence) -> list[Check]:
     """The statement, its inputs and the SBOM. Without a statement an SBOM proves nothing."""
+    from sparkpin import provenance  # slow to import, and every task imports this module
+
     data = evidence.files.get(STATEMENT)
     if data is None:
         return [Check("statement", "open", "there is none (invoke attest TAG makes it)")]
@@ -274,21 +298,21 @@ def compare_inputs(claims: Claims, wanted: Claims, *, compared: bool) -> str:
 
 
 def check_sbom(release: Release, data: bytes, claims: Claims) -> str:
-    """It is the one of the statement, is about this image, and each hash in it is an input of the statement."""
+    """It is the one that the statement means, is about this image, and has the statement's packages and model files."""
     if not data:
         raise IntegrityError("there is none, and the statement names one")
     same("sha256", hashlib.sha256(data).hexdigest(), claims.byproducts.get(SBOM))
     try:
         value: Any = json.loads(data)
         root = value["metadata"]["component"]
-        same("its image", [row["content"] for row in root["hashes"]], [bare(release.image)])
+        same("its image", [row["content"] for row in root["hashes"]], [release.image.removeprefix("sha256:")])
         parts = [part for row in value["components"] for part in [row, *row.get("components", [])]]
         hashes = {part["bom-ref"]: part["hashes"][0]["content"] for part in parts if "hashes" in part}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IndexError) as error:
         raise IntegrityError(f"it cannot be read: {error!r}") from None
-    for name, sha256 in hashes.items():
-        same(name, sha256, claims.dependencies.get(name))
-    return f"{len(hashes)} components, each with the hash that the statement gives it"
+    wanted = {name: sha256 for name, sha256 in claims.dependencies.items() if name.partition(" ")[0] in LISTED}
+    compare("components", hashes, wanted)
+    return f"of this statement; its {len(hashes)} components have the hashes that the statement gives them"
 
 
 def check_signature(evidence: Evidence, keys: signing.Keys) -> Check:

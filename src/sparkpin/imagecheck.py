@@ -1,0 +1,115 @@
+"""What `verify` looks at on this machine: a release's kept evidence, its image in the engine, the fetched files."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sparkpin import seal
+from sparkpin.buildrecord import BuildRecord, records_of
+from sparkpin.canonical import Slice
+from sparkpin.engine import Engine
+from sparkpin.errors import BuildError, IntegrityError
+from sparkpin.files import CHUNK, disk_errors, require_space, sha256_file
+from sparkpin.inputs import Inputs
+from sparkpin.materials import recorded
+from sparkpin.paths import Paths
+from sparkpin.releases import SBOM, SIGNATURE, STATEMENT, Release, Releases
+from sparkpin.store import Store
+from sparkpin.verify import FETCHED, LAYERS, Check, Evidence, Open, checked, same
+
+Say = Callable[[str], None]
+
+
+def evidence_of(paths: Paths, release: Release) -> Evidence:
+    """IntegrityError when a build record is gone or damaged."""
+    folder = Releases(paths).evidence(release)
+    kept = Inputs.of(paths).kept
+
+    def read(sha256: str) -> bytes | None:
+        path = kept.path(sha256)
+        return path.read_bytes() if path.is_file() else None
+
+    files = {name: folder / name for name in (STATEMENT, SBOM, SIGNATURE)}
+    records = records_of(paths, release)
+    return Evidence(
+        release,
+        records,
+        {name: path.read_bytes() for name, path in files.items() if path.is_file()},
+        records[-1].config.encode(),
+        read,
+    )
+
+
+def check_loaded(engine: Engine, release: Release) -> Check:
+    """The engine's word for what it holds under the release's tag."""
+
+    def look() -> str:
+        image = engine.image(release.tag)
+        if image is None:
+            raise IntegrityError(f"it has no {release.tag}")
+        same("config digest", image.config_digest, release.image)
+        same("diff IDs", list(image.diff_ids), list(release.diff_ids))
+        return f"holds {release.tag} with this configuration and these {len(release.diff_ids)} layers"
+
+    return checked("engine", look)
+
+
+def check_saved(paths: Paths, engine: Engine, release: Release, say: Say) -> Check:
+    """Every byte of the layers, as the engine gives them out."""
+
+    def look() -> str:
+        require_space(paths.work, release.size + (64 << 20), "the image's layers", "SPARKPIN_CACHE")
+        with disk_errors(paths.work):
+            paths.work.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix="verify-", dir=paths.work) as work:
+                archive = Path(work) / "saved.tar"
+                say("reading the layers from the engine")
+                with archive.open("wb") as file:
+                    engine.save(release.tag, file)
+                say("hashing them")
+                with seal.open_saved(archive) as saved:
+                    found = [f"sha256:{slice_sha256(layer)}" for layer in saved.layers]
+                    size = sum(layer.size for layer in saved.layers)
+                    same("layers", found, list(release.diff_ids))
+                    config = saved.config
+                    made = seal.image_config(
+                        config.get("config") or {},
+                        os=config["os"],
+                        architecture=config["architecture"],
+                        diff_ids=found,
+                    )
+        same("configuration", seal.digest_of(made), release.image)
+        return f"{len(found)} of {len(found)} hashes as recorded ({size / 1e6:,.1f} MB)"
+
+    try:
+        return checked(LAYERS, look)
+    except BuildError as error:
+        return Check(LAYERS, "wrong", error.message)
+
+
+def slice_sha256(layer: Slice) -> str:
+    layer.seek(0)
+    digest = hashlib.sha256()
+    while chunk := layer.read(CHUNK):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def check_fetched(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> Check:
+    """The packages and wheels that the store of SPARKPIN_CACHE still has; what it lacks can be fetched again."""
+    store = Store(paths.store)
+
+    def look() -> str:
+        wanted = [material for material in recorded(release, records) if material.kind in ("deb", "wheel")]
+        there = [material for material in wanted if store.path(material.sha256).is_file()]
+        for material in there:
+            path = store.path(material.sha256)
+            same(f"{material.label} ({path}): sha256", sha256_file(path)[0], material.sha256)
+        if not there:
+            raise Open(f"the store has none of the {len(wanted)} packages and wheels")
+        return f"{len(there)} of {len(wanted)} packages and wheels are in the store, each with its hash"
+
+    return checked(FETCHED, look)
