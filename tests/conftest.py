@@ -57,3 +57,11 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[wheelhous
     with wheelhouse.serve(tmp_path / "index") as index:
         wheelhouse.use_index(monkeypatch, index.url)
         yield index
+
+
+@pytest.fixture
+def signing_key(tmp_path: Path) -> Path:
+    """A real ssh key without a passphrase; its public part lies beside it."""
+    path = tmp_path / "signing_key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", path], check=True)
+    return path

@@ -174,7 +174,8 @@ def check_records(release: Release, records: Sequence[BuildRecord]) -> str:
         if not {layer.diff_id for layer in record.layers} - {None} <= set(record.diff_ids[len(below) :]):
             raise IntegrityError(f"{name}: it names layers that its image does not have")
         parent = record
-    assert parent
+    if parent is None:
+        raise IntegrityError("there is none")
     same("build key", parent.key, release.build_key)
     same("stage and stack", (parent.stage, parent.stack), (release.stage, release.stack))
     same("image", parent.config_digest, release.image)
@@ -216,7 +217,7 @@ def check_locks(evidence: Evidence) -> str:
     except ValidationError as error:
         raise IntegrityError(f"{path} cannot be read: {error}") from None
     locked = {("deb", file.name, file.version, file.sha256) for file in lock.debs}
-    locked |= {("wheel", normal(file.name), file.version, file.sha256) for file in lock.wheels}
+    locked |= {("wheel", normal(file.name), file.version, file.sha256) for file in (*lock.wheels, *lock.underlay)}
     found = {
         (material.kind, material.name, material.version, material.sha256)
         for material in recorded(evidence.release, evidence.records)

@@ -1,0 +1,135 @@
+"""Signatures by real ssh keys: who signed what, and what does not count."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sparkpin import signing
+from sparkpin.errors import HostError, InputError, IntegrityError
+from sparkpin.signing import Keys, sign, verify
+
+DATA = b"what is said\n"
+pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="apt-get install openssh-client")
+
+
+def keygen(path: Path, passphrase: str = "") -> Path:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-f", path, "-C", ""], check=True)
+    return path
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    return keygen(tmp_path / "key")
+
+
+def allow(folder: Path, key: Path, principal: str = "lead@example", options: str = "") -> Path:
+    path = folder / "allowed_signers"
+    path.write_text(f"{principal} {options} {key.with_suffix('.pub').read_text()}")
+    return path
+
+
+def test_signer_is_named(tmp_path: Path, key: Path) -> None:
+    signer = verify(DATA, sign(DATA, key), allow(tmp_path, key))
+    assert signer.principal == "lead@example" and re.match(r"ED25519 key SHA256:\S{43}$", signer.key)
+
+
+def test_signature_is_the_same_each_time(key: Path) -> None:
+    assert sign(DATA, key) == sign(DATA, key)
+
+
+def test_nobody_is_trusted_unless_configured(key: Path) -> None:
+    assert verify(DATA, sign(DATA, key), None).principal is None
+
+
+def test_other_bytes(tmp_path: Path, key: Path) -> None:
+    with pytest.raises(IntegrityError, match="not over this statement"):
+        verify(DATA + b" ", sign(DATA, key), allow(tmp_path, key))
+
+
+@pytest.mark.parametrize("signature", [b"", b"garbage", b"-----BEGIN SSH SIGNATURE-----\nAAAA\n"])
+def test_no_signature_at_all(signature: bytes) -> None:
+    with pytest.raises(IntegrityError, match="damaged"):
+        verify(DATA, signature, None)
+
+
+def test_for_another_purpose(tmp_path: Path, key: Path) -> None:
+    made = subprocess.run(["ssh-keygen", "-Y", "sign", "-f", key, "-n", "git"], input=DATA, capture_output=True)
+    with pytest.raises(IntegrityError, match="not over this statement"):
+        verify(DATA, made.stdout, allow(tmp_path, key))
+
+
+@pytest.mark.parametrize("options", ['valid-before="20200101"', 'namespaces="git"', 'valid-after="29990101"'])
+def test_allowed_no_longer_or_for_other_things(tmp_path: Path, key: Path, options: str) -> None:
+    with pytest.raises(IntegrityError, match="does not allow"):
+        verify(DATA, sign(DATA, key), allow(tmp_path, key, options=options))
+
+
+def test_unknown_signer(tmp_path: Path, key: Path) -> None:
+    allowed = allow(tmp_path, key)
+    with pytest.raises(IntegrityError, match="does not allow") as failed:
+        verify(DATA, sign(DATA, keygen(tmp_path / "other")), allowed)
+    assert str(allowed) in failed.value.next_step
+
+
+def test_passphrase_is_not_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match="incorrect passphrase") as failed:
+        sign(DATA, keygen(tmp_path / "locked", "secret"))
+    assert "ssh-add" in failed.value.next_step
+
+
+@dataclass(frozen=True)
+class Agent:
+    environment: dict[str, str]
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    socket = tmp_path / "agent"
+    running = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.PIPE)
+    assert running.stdout and running.stdout.readline()  # it says where it listens once it does
+    yield Agent({"SSH_AUTH_SOCK": str(socket)})
+    running.terminate()
+    running.wait()
+
+
+def test_agent_signs_for_a_public_key(tmp_path: Path, key: Path, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    public = shutil.copy(key.with_suffix(".pub"), tmp_path / "elsewhere.pub")
+    allowed = allow(tmp_path, key)
+    monkeypatch.setenv("SSH_AUTH_SOCK", agent.environment["SSH_AUTH_SOCK"])
+    with pytest.raises(HostError):
+        sign(DATA, Path(public))
+    subprocess.run(["ssh-add", "-q", key], check=True, env={**os.environ, **agent.environment})
+    key.unlink()
+    assert verify(DATA, sign(DATA, Path(public)), allowed).principal == "lead@example"
+
+
+def test_without_ssh_keygen(key: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(HostError) as failed:
+        sign(DATA, key)
+    assert "openssh-client" in failed.value.next_step
+
+
+def test_where_keys_are_looked_for(tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for variable in (signing.SIGNING_KEY, signing.ALLOWED_SIGNERS):
+        monkeypatch.delenv(variable, raising=False)
+    assert Keys.from_env() == Keys()
+    folder = tmp_path / "config/sparkpin"
+    folder.mkdir(parents=True)
+    (folder / "signing_key").touch()
+    (folder / "allowed_signers").touch()
+    assert Keys.from_env() == Keys(folder / "signing_key", folder / "allowed_signers")
+    monkeypatch.setenv(signing.SIGNING_KEY, str(key))
+    assert Keys.from_env().signing == key
+    monkeypatch.setenv(signing.SIGNING_KEY, str(tmp_path / "none"))
+    with pytest.raises(InputError, match="there is no such file"):
+        Keys.from_env()
