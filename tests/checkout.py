@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sparkpin.engine import Engine
+
 PROJECT = Path(__file__).resolve().parents[1]
 PARTS = ("src", "pins", "stages", "recipes", "dockerfiles", "mods")
 INVOKE = [str(Path(sys.executable).parent / "invoke")]
@@ -67,6 +69,15 @@ class Checkout:
         text = path.read_text()
         assert old in text, f"{file} has no {old!r}"
         path.write_text(text.replace(old, new, 1))
+
+    @staticmethod
+    def remove_tags(recipe: str) -> None:
+        """The tags of a recipe; the images under them may be the machine's own and keep their other tags."""
+        engine = Engine.connect()
+        for image in engine.client.images.list(name=f"sparkpin/{recipe}"):
+            for tag in image.tags:
+                if tag.startswith(f"sparkpin/{recipe}:"):
+                    engine.untag(tag)
 
     def add_recipe(self, name: str, **changes: str) -> None:
         """A copy of the scripted-tiny recipe under another name, so that its tags meet nobody else's."""

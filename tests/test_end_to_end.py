@@ -46,10 +46,7 @@ def copy(tmp_path: Path) -> Iterator[Checkout]:
     made = Checkout.make(tmp_path / "copy")
     yield made
     made.invoke("stop", "--recipe", "trial")
-    engine = Engine.connect()
-    for image in engine.client.images.list(name="sparkpin/trial"):
-        for tag in image.tags:
-            engine.untag(tag)
+    made.remove_tags("trial")
 
 
 @pytest.mark.parametrize("stage", STAGES)
