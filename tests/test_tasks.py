@@ -9,8 +9,8 @@ import pytest
 
 from checkout import INVOKE, PROJECT, Checkout
 
-TASKS = ["build", "check", "checkpoint", "doctor", "fetch", "images", "lock", "pin", "promote", "prune", "render"]
-TASKS += ["reproduce", "rollback", "serve", "smoke", "stop", "test", "unpin", "up"]
+TASKS = ["attest", "build", "check", "checkpoint", "doctor", "fetch", "images", "lock", "pin", "promote", "prune"]
+TASKS += ["render", "reproduce", "rollback", "serve", "smoke", "stop", "test", "unpin", "up", "verify"]
 
 
 @pytest.fixture
@@ -38,6 +38,8 @@ def test_the_list_has_one_line_for_each_task() -> None:
         (["prune", "--keep", "x"], 2, ["--keep: saw 'x'"]),
         (["pin", "nonsense"], 2, ["unknown release 'nonsense'"]),
         (["unpin", "nonsense"], 2, ["unknown release 'nonsense'"]),
+        (["attest", "nonsense"], 2, ["unknown release 'nonsense'"]),
+        (["verify", "nonsense"], 2, ["unknown release 'nonsense'"]),
         (["smoke", "--release", "nonsense"], 2, ["unknown release 'nonsense'"]),
     ],
 )
