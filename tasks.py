@@ -73,12 +73,18 @@ def doctor(c: Context, fix: bool = False, stack: str | None = None) -> None:
     commands.doctor(fix=fix, stack=stack)
 
 
-@command(help={"stack": "lock this stack only", "model": "lock this model only"})
-def lock(c: Context, stack: str | None = None, model: str | None = None) -> None:
+@command(
+    help={
+        "stack": "lock this stack only",
+        "model": "lock this model only",
+        "keep_layers": "keep the former layers, put the wheels that changed on top: costs only their disk",
+    }
+)
+def lock(c: Context, stack: str | None = None, model: str | None = None, keep_layers: bool = False) -> None:
     """Resolve the pins and write their locks (network)."""
     from sparkpin import commands
 
-    commands.lock(stack=stack, model=model)
+    commands.lock(stack=stack, model=model, keep_layers=keep_layers)
 
 
 @command(help={"recipe": RECIPE, "stack": STACK})
@@ -121,6 +127,14 @@ def reproduce(c: Context, release: str | None = None, stage: str | None = None, 
     from sparkpin import commands
 
     commands.reproduce(tag=release, stage=stage, recipe=recipe)
+
+
+@command(positional=["tag"], help={"tag": "release whose image or checkpoint is gone"})
+def rebuild(c: Context, tag: str) -> None:
+    """Make a release's images and checkpoint again from its record."""
+    from sparkpin import commands
+
+    commands.rebuild(tag)
 
 
 @command(help={"stage": STAGE, "recipe": RECIPE, "stack": STACK, "dry_run": "print the plan only"})
@@ -178,6 +192,32 @@ def verify(c: Context, subject: str, deep: bool = False, require_signature: bool
     commands.verify(subject, deep=deep, require_signature=require_signature)
 
 
+@command(
+    positional=["before", "after"],
+    help={
+        "before": "tag of a release, or . for the working tree",
+        "after": "another tag, or .",
+        "files": "every path of the images that differs",
+        "json": "machine-readable",
+        "exit_code": "end with 1 when they differ",
+    },
+)
+def diff(c: Context, before: str, after: str, files: bool = False, json: bool = False, exit_code: bool = False) -> None:
+    """Say what changed between two releases."""
+    from sparkpin import commands
+
+    if commands.diff(before, after, all_files=files, as_json=json) and exit_code:
+        raise Exit(code=1)
+
+
+@command(positional=["tag", "path"], help={"tag": "release", "path": "in its image", "json": "machine-readable"})
+def why(c: Context, tag: str, path: str, json: bool = False) -> None:
+    """Say which lock entry, stage and layer a file comes from."""
+    from sparkpin import commands
+
+    commands.why(tag, path, as_json=json)
+
+
 @command(positional=["tag"], help={"tag": "release that passed its smoke test"})
 def promote(c: Context, tag: str) -> None:
     """Make a release the current one of its recipe."""
@@ -192,6 +232,48 @@ def rollback(c: Context, recipe: str | None = None) -> None:
     from sparkpin import commands
 
     commands.rollback(recipe=recipe)
+
+
+@command(
+    positional=["tag"],
+    help={
+        "tag": "release to export",
+        "output": "file to write",
+        "o": "the same",
+        "with_store": "with every wheel, package and model file: enough to build image and checkpoint again offline",
+        "with_checkpoint": "with the finished checkpoint: enough to serve it offline",
+        "no_image": "records and inputs only: for a machine that has the image (invoke copy)",
+    },
+)
+def export(
+    c: Context,
+    tag: str,
+    output: str = "",
+    o: str = "",
+    with_store: bool = False,
+    with_checkpoint: bool = False,
+    no_image: bool = False,
+) -> None:
+    """Write a release into one file: image (OCI layout), record, pins, statement."""
+    from sparkpin import commands
+
+    commands.export(tag, output or o, store=with_store, checkpoint=with_checkpoint, image=not no_image)
+
+
+@command(name="import", positional=["file"], help={"file": "a bundle that `export` wrote"})
+def import_(c: Context, file: str) -> None:
+    """Verify a bundle, then load its image and keep its release. Needs no network."""
+    from sparkpin import commands
+
+    commands.import_bundle(file)
+
+
+@command(positional=["tag"], help={"tag": "release to send", "to": "ssh://user@host[:port], unix://... or tcp://..."})
+def copy(c: Context, tag: str, to: str = "") -> None:
+    """Send a release's image to another engine: only the layers that it lacks."""
+    from sparkpin import commands
+
+    commands.copy(tag, to)
 
 
 @command(positional=["tag"], help={"tag": "release to keep", "note": "why, in one line"})

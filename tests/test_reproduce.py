@@ -18,7 +18,7 @@ from sparkpin import jobs, rootfs, schema
 from sparkpin.buildrecord import BuildRecord, read_record, record_file, records_of, write_record
 from sparkpin.daemon import SYSTEM_PATH
 from sparkpin.engine import Engine
-from sparkpin.errors import HostError, IntegrityError
+from sparkpin.errors import DifferenceError, HostError, IntegrityError
 from sparkpin.imagefiles import read_files
 from sparkpin.inputs import Inputs, project_of
 from sparkpin.pairing import pair
@@ -146,6 +146,31 @@ def test_a_lost_input_is_told(site: Site) -> None:
     with pytest.raises(IntegrityError, match=r"1 inputs of .* are gone .* mod hello 0\.1\.0") as caught:
         site.reproduce(release)
     assert "invoke import" in caught.value.next_step
+
+
+def test_a_release_whose_image_is_gone_is_made_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checkpoint, which takes a model, is left out here."""
+    monkeypatch.setattr(jobs, "checkpoint_of", lambda *args: None)
+    release = site.build()[-1]
+    shutil.rmtree(site.paths.project)
+    for tag in [tag for image in site.engine.client.images.list() for tag in image.tags if site.recipe in tag]:
+        site.engine.untag(tag)
+    assert site.engine.image(release.tag) is None
+    jobs.rebuild(site.paths, release)
+    image = site.engine.image(release.tag)
+    assert image is not None and image.config_digest == release.image
+
+
+def test_other_bytes_than_recorded_are_not_kept(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "checkpoint_of", lambda *args: None)
+    release = site.build()[0]
+    site.engine.untag(release.tag)
+    edited = site.edit_record(release, "base", "ENV GREETING=hello", "ENV GREETING=bye")
+    site.engine.untag(edited.ref)
+    with pytest.raises(DifferenceError, match="recorded is sha256:"):
+        jobs.rebuild(site.paths, release)
+    assert site.engine.image(edited.ref) is None and site.engine.image(release.tag) is None
+    assert records_of(site.paths, release)[0] == edited
 
 
 def test_another_canonical_form_is_told(site: Site) -> None:

@@ -18,7 +18,7 @@ from sparkpin.canonical import read_layer
 from sparkpin.contents import Contents, contents_of, read_contents, write_contents
 from sparkpin.context import context_folder
 from sparkpin.engine import Engine, ImageInfo
-from sparkpin.errors import BuildError, EngineError, IntegrityError
+from sparkpin.errors import BuildError, DifferenceError, EngineError, IntegrityError
 from sparkpin.files import disk_errors, lock, write_json
 from sparkpin.paths import Paths
 from sparkpin.releases import UNSEALED
@@ -61,10 +61,13 @@ def find_built(paths: Paths, engine: Engine, rendered: Rendered) -> BuiltImage |
     return BuiltImage(rendered.ref, known.config_digest, image.diff_ids, image.size, known.seconds, cached=True)
 
 
-def build_image(paths: Paths, engine: Engine, rendered: Rendered, say: Say, *, fresh: bool = False) -> BuiltImage:
+def build_image(
+    paths: Paths, engine: Engine, rendered: Rendered, say: Say, *, fresh: bool = False, wanted: str | None = None
+) -> BuiltImage:
     """Build, seal, load, tag and record one stage. Of two runs at once the second waits and finds it done.
 
     fresh: build even what is there, without the engine's build cache: to check that the bytes come out the same.
+    wanted: the config digest that must come out; another is a DifferenceError, and nothing is kept of it.
     """
     with lock(
         paths.locks / f"image-{rendered.key}.lock",
@@ -86,6 +89,12 @@ def build_image(paths: Paths, engine: Engine, rendered: Rendered, say: Say, *, f
             raise BuildError(
                 f"{rendered.ref}: loaded {sealed.config_digest}, the engine has {image and image.config_digest}",
                 next_step="the same command again; if it stays so, report the engine's version",
+            )
+        if wanted not in (None, sealed.config_digest):
+            engine.untag(rendered.ref)
+            raise DifferenceError(
+                f"{rendered.ref} came out as {sealed.config_digest}, recorded is {wanted}",
+                next_step="invoke reproduce (on the machine that has the release) tells what differs",
             )
         seconds = round(time.monotonic() - started, 3)
         write_record(

@@ -8,18 +8,35 @@ import time
 from pathlib import Path
 
 from sparkpin import attest as attesting
-from sparkpin import daemon, files, host, hub, manifests, pinned, retention, signing, ui
+from sparkpin import (
+    daemon,
+    explain,
+    exporting,
+    files,
+    host,
+    hub,
+    importing,
+    manifests,
+    pinned,
+    retention,
+    sides,
+    signing,
+    transfer,
+    ui,
+)
 from sparkpin import fetch as fetching
 from sparkpin import lock as locking
 from sparkpin import prune as pruning
 from sparkpin import reproduce as reproducing
 from sparkpin import serve as serving
+from sparkpin import why as finding
 from sparkpin.checkpoint.build import build_checkpoint, plan_checkpoint
 from sparkpin.errors import DifferenceError, HostError, InputError, SmokeError
 from sparkpin.jobs import build_releases, checkpoint_of, engine_of, smoke_releases
+from sparkpin.jobs import rebuild as remake
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
-from sparkpin.releases import Release, Releases
+from sparkpin.releases import TAG, Release, Releases
 from sparkpin.smoke.server import clear_leftovers, leftovers
 from sparkpin.store import Store
 from sparkpin.ui import say, show
@@ -67,7 +84,7 @@ def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool,
     for pairing in pairings:
         known = records.find(pairing.tag)
         show(f"  {pairing.stage.name:8} {pairing.stage.description} ({known.state if known else 'to be built'})")
-    locked = [*last.stack_lock.debs, *last.stack_lock.wheels]
+    locked = last.stack_lock.files
     if absent := [file for file in locked if not Store(paths.store).has(file)]:
         show(f"To be fetched: {len(absent)} of {len(locked)} files, {ui.size(sum(file.size for file in absent))}.")
     lacking = host.missing(paths, machine, stack=last.stack)
@@ -90,12 +107,13 @@ def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool,
         finish(records, made)
 
 
-def lock(*, stack: str | None, model: str | None) -> None:
+def lock(*, stack: str | None, model: str | None, keep_layers: bool) -> None:
     paths = Paths.from_env()
     everything = not stack and not model
     for name in [stack] if stack else names(paths.project / "pins/stacks") if everything else []:
-        made = locking.lock_stack(paths, name, say)
-        show(f"pins/stacks/{name}.lock: {len(made.debs)} Debian packages, {len(made.wheels)} wheels")
+        made = locking.lock_stack(paths, name, say, keep_layers=keep_layers)
+        on_top = f", {len(made.updates)} of them on top of the former layers" if made.updates else ""
+        show(f"pins/stacks/{name}.lock: {len(made.debs)} Debian packages, {len(made.wheels)} wheels{on_top}")
     for name in [model] if model else names(paths.project / "pins/models") if everything else []:
         locked = hub.lock_model(paths, name, say)
         for repository in locked.repositories.values():
@@ -169,6 +187,13 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None) -> tuple[Re
     report(done)
     finish(records, done)
     return done
+
+
+def rebuild(tag: str) -> None:
+    paths = Paths.from_env()
+    release = Releases(paths).get(tag)
+    remake(paths, release)
+    show(f"{release.tag} is there: image {release.image}, checkpoint {release.checkpoint_key[:16]}")
 
 
 def newest_of_stage(paths: Paths, recipe: str, stage: str) -> Release:
@@ -292,11 +317,15 @@ def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
             for what, there in ((verifying.LAYERS, opened.index.image), (verifying.FETCHED, opened.index.store)):
                 said = "in the bundle, each with its hash" if there else "not in the bundle"
                 checks.append(verifying.Check(what, "ok" if there else "open", said))
+    elif not TAG.match(subject):
+        raise InputError(
+            f"{subject!r} is neither the tag of a release nor a file", next_step="invoke images lists the releases"
+        )
     else:
         release = Releases(paths).get(subject)
         how = (
             f"invoke attest {release.tag}, if only statement, SBOM or signature are at fault; else "
-            f"{retention.how_to_rebuild(paths, release)}"
+            f"{retention.how_to_rebuild(release)}"
         )
         engine, evidence = engine_of(paths), imagecheck.evidence_of(paths, release)
         checks = [*verifying.check_evidence(evidence), imagecheck.check_loaded(engine, release)]
@@ -309,6 +338,24 @@ def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
         show(check.line)
     show(verifying.conclusion(checks))
     verifying.require(checks, subject, next_step=how)
+
+
+def diff(before: str, after: str, *, all_files: bool, as_json: bool) -> bool:
+    """Whether the two differ."""
+    found = sides.difference(Paths.from_env(), before, after)
+    if as_json:
+        show(json.dumps(explain.difference_json(found), indent=2, sort_keys=True))
+    else:
+        show("\n".join(explain.difference_lines(found, all_files=all_files)))
+    return not found.identical
+
+
+def why(tag: str, path: str, *, as_json: bool) -> None:
+    origin = finding.why(Paths.from_env(), tag, path)
+    if as_json:
+        show(json.dumps(explain.origin_json(origin), indent=2, sort_keys=True))
+    else:
+        show("\n".join(explain.origin_lines(origin)))
 
 
 def promote(tag: str) -> None:
@@ -335,6 +382,47 @@ def next_serve(paths: Paths, release: Release) -> None:
     if running and running != release.tag:
         show(f"{running} still answers until then")
     show("next: invoke serve" if running != release.tag else "it is being served already")
+
+
+def export(tag: str, output: str, *, store: bool, checkpoint: bool, image: bool) -> None:
+    paths = Paths.from_env()
+    release = Releases(paths).get(tag)
+    if not output:
+        raise InputError("which file?", next_step=f"invoke export {release.tag} -o {release.name}.tar")
+    wanted = exporting.Wanted(store=store, checkpoint=checkpoint, image=image)
+    size = exporting.export(paths, lambda: engine_of(paths), release, Path(output), wanted, say)
+    show(f"{output}: {release.tag}, {ui.size(size)}")
+    if not store and not checkpoint:
+        show(
+            "without its checkpoint: the other machine makes it from the model's files, which it has or fetches "
+            "(--with-store and --with-checkpoint take along what a machine without network needs)"
+        )
+    show("next: on the other machine: invoke import FILE")
+
+
+def import_bundle(file: str) -> None:
+    paths = Paths.from_env()
+    done = importing.import_bundle(paths, engine_of(paths), Path(file), say)
+    for check in done.checks:
+        show(check.line)
+    show(f"{done.release.tag} is here, {done.release.state}: what another machine's smoke test said is no proof here")
+    if done.release.smoke_passed:
+        show(f"next: invoke promote {done.release.tag}, then invoke serve")
+    else:
+        show(f"next: invoke smoke --release {done.release.tag}, then invoke serve --release {done.release.tag}")
+
+
+def copy(tag: str, to: str) -> None:
+    paths = Paths.from_env()
+    release = Releases(paths).get(tag)
+    if not to:
+        raise InputError("to which engine?", next_step=f"invoke copy {release.tag} --to ssh://user@host")
+    sent = transfer.copy(paths, engine_of(paths), release, to, say)
+    show(
+        f"{release.tag} is at {to}: sent {ui.count(sent.layers, 'layer')}, {ui.size(sent.bytes)}; "
+        f"{ui.count(sent.skipped, 'layer')} were there"
+    )
+    show(f"next, for its record: invoke export {release.tag} --no-image -o FILE, and there: invoke import FILE")
 
 
 def pin(tag: str, *, note: str) -> None:

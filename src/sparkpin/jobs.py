@@ -6,9 +6,10 @@ import dataclasses
 from pathlib import Path
 
 from sparkpin import build as builder
-from sparkpin import daemon, releases, retention
+from sparkpin import daemon, releases
 from sparkpin import fetch as fetching
 from sparkpin.attest import ensure_attested
+from sparkpin.buildrecord import check_form, records_of
 from sparkpin.checkpoint.build import build_checkpoint, is_complete
 from sparkpin.engine import Engine
 from sparkpin.errors import CheckpointError, EngineError
@@ -16,6 +17,7 @@ from sparkpin.inputs import Inputs, project_of
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
+from sparkpin.reproduce import require_inputs
 from sparkpin.smoke import run_smoke
 from sparkpin.ui import say
 
@@ -106,8 +108,20 @@ def checkpoint_of(paths: Paths, release: Release) -> Path:
                 return build_checkpoint(paths, pairing.model, pairing.model_lock, pairing.steps, say)
     raise CheckpointError(
         f"the checkpoint of {release.tag} ({folder}) is gone or damaged, and this sparkpin makes another of its pins",
-        next_step=retention.how_to_rebuild(paths, release),
+        next_step=f"use the sparkpin that made it, or `invoke build --recipe {release.recipe} --stage {release.stage}`",
     )
+
+
+def rebuild(paths: Paths, release: Release) -> None:
+    """Make what is missing of a release's images and checkpoint again, from its record, and tag it."""
+    engine = engine_of(paths)
+    chain = records_of(paths, release)
+    check_form(chain)
+    require_inputs(paths, release, chain, say)
+    for built in chain:
+        builder.build_image(paths, engine, built.rendered, say, wanted=built.config_digest)
+    engine.tag(chain[-1].ref, release.tag)
+    checkpoint_of(paths, release)
 
 
 def smoke_releases(paths: Paths, wanted: tuple[Release, ...]) -> tuple[Release, ...]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from sparkpin import layers
@@ -109,12 +107,12 @@ def switch(paths: Paths, engine: Engine, records: Releases, release: Release) ->
     if ref is None:
         raise EngineError(
             f"the image of {release.tag} ({release.image}) is not in the engine",
-            next_step=how_to_rebuild(paths, release),
+            next_step=how_to_rebuild(release),
         )
     if not records.checkpoint(release).is_dir():
         raise CheckpointError(
             f"the checkpoint of {release.tag} is gone: no folder {records.checkpoint(release)}",
-            next_step=how_to_rebuild(paths, release),
+            next_step=how_to_rebuild(release),
         )
     if ref != release.tag:
         engine.tag(ref, release.tag)
@@ -138,18 +136,8 @@ def present_ref(engine: Engine, release: Release) -> str | None:
     return None
 
 
-def how_to_rebuild(paths: Paths, release: Release) -> str:
-    command = (
-        f"invoke build --recipe {release.recipe} --stage {release.stage}, then invoke smoke --release {release.tag}"
-    )
-    changed = [name for name, sha256 in release.inputs.items() if not has_sha256(paths.project / name, sha256)]
-    if not changed:
-        return f"{command} (the pins still give this release)"
-    return f"check out the commit in which {', '.join(changed)} were as in the record, then {command}"
-
-
-def has_sha256(path: Path, sha256: str) -> bool:
-    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256
+def how_to_rebuild(release: Release) -> str:
+    return f"invoke rebuild {release.tag} makes image and checkpoint again from the record; then the same command"
 
 
 def rows(paths: Paths, engine: Engine) -> list[dict[str, Any]]:
