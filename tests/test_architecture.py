@@ -45,7 +45,7 @@ def importers(package: str) -> set[str]:
         ("in_toto_attestation", {"provenance"}),
         ("sparkpin.fetch", {"commands", "jobs", "reproduce"}),
         ("sparkpin.lock", {"commands", "fetch"}),
-        ("sparkpin.wheels", {"fetch", "lock"}),
+        ("sparkpin.wheels", {"fetch", "lock", "why"}),
         ("sparkpin.hub", {"checkpoint/build", "commands"}),
     ],
 )

@@ -12,7 +12,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 from evidence_samples import Sample, make_sample
 
 from sparkpin.inputs import project_of
-from sparkpin.materials import Material, materials_of, model_inputs
+from sparkpin.materials import Material, ModelInputs, materials_of, model_inputs
 from sparkpin.sbom import make_sbom
 
 
@@ -84,6 +84,18 @@ def test_models_have_revision_and_files(sample: Sample, sbom: dict[str, Any]) ->
 
 def test_tools_made_it_and_are_not_in_it(sbom: dict[str, Any]) -> None:
     assert (one(sbom, "uv")["scope"], one(sbom, "torch")["scope"]) == ("excluded", "required")
+
+
+def test_a_hidden_wheel_stands_beside_the_one_in_effect(sample: Sample) -> None:
+    """Even when both have one name and version: an index may offer another build of it."""
+    base, *others = sample.records
+    torch = next(row for row in base.context if row.what.startswith("wheel torch "))
+    old = torch.model_copy(update={"what": f"{torch.what} (hidden)", "sha256": "0" * 64})
+    records = (base.model_copy(update={"context": [*base.context, old]}), *others)
+    found = materials_of(sample.release, records, ModelInputs((), True))
+    sbom = json.loads(make_sbom(sample.release, found))
+    both = {row["scope"]: row["hashes"][0]["content"] for row in flat(sbom) if row["name"] == "torch"}
+    assert both == {"required": torch.sha256, "excluded": "0" * 64}
 
 
 def test_only_the_repositories_that_the_checkpoint_needs(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from checkout import INVOKE, PROJECT, Checkout
 
-TASKS = ["attest", "build", "check", "checkpoint", "doctor", "fetch", "images", "lock", "pin", "promote", "prune"]
-TASKS += ["render", "reproduce", "rollback", "serve", "smoke", "stop", "test", "unpin", "up", "verify"]
+TASKS = ["attest", "build", "check", "checkpoint", "diff", "doctor", "fetch", "images", "lock", "pin", "promote"]
+TASKS += ["prune", "render", "reproduce", "rollback", "serve", "smoke", "stop", "test", "unpin", "up", "verify"]
+TASKS += ["why"]
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from sparkpin.releases import Release
 from sparkpin.schema import LockedFile, RepositoryLock
 
 PASSING = ("seconds", "size", "layers")  # of a build record: another build of the same image may say otherwise
+HIDDEN = "(hidden)"  # at the end of what `render` calls a wheel that a layer above hides
 LISTED = ("deb", "wheel", "mod", "tool", "model")  # in the SBOM; the statement names texts and project files, too
 
 Kind = Literal["deb", "wheel", "mod", "tool", "text", "project", "model"]
@@ -33,7 +34,8 @@ class Material:
     kind: "mod" is the wheel that a mod's sources became, "text" what was written for a build (Dockerfile, lists of
     wheels), "project" a file that people edit or a lock; name: with `where` unique among its kind; version: of a
     model's file the revision; size: bytes, None where it is not recorded; where: the first stage that read it, of a
-    model's file the repository, else ""; purl: "" where nobody else offers these bytes.
+    model's file the repository, else ""; purl: "" where nobody else offers these bytes; hidden: it lies in a layer of
+    the image, and one above hides it.
     """
 
     kind: Kind
@@ -43,6 +45,7 @@ class Material:
     size: int | None
     where: str
     purl: str
+    hidden: bool = False
 
     @property
     def label(self) -> str:
@@ -51,7 +54,7 @@ class Material:
             return f"model {self.where}/{self.name}"
         if self.kind == "text":
             return f"text {self.where}/{self.name}"
-        return " ".join(filter(None, (self.kind, self.name, self.version)))
+        return " ".join(filter(None, (self.kind, self.name, self.version, HIDDEN if self.hidden else "")))
 
 
 def raw_sha256(record: Mapping[str, Any]) -> str:
@@ -120,7 +123,8 @@ def context_file(row: BuildInput, stage: str) -> Material:
     kind, name, version = [*row.what.split(" "), "", ""][:3]
     if kind == "wheel":
         purl = PackageURL("pypi", None, name, version).to_string()
-        return Material("wheel", name, version, row.sha256, row.size, stage, purl)
+        hidden = row.what.endswith(f" {HIDDEN}")
+        return Material("wheel", name, version, row.sha256, row.size, stage, purl, hidden)
     if kind == "mod":
         return Material("mod", name, version, row.sha256, row.size, stage, "")
     if row.path.startswith("tools/"):

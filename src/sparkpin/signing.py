@@ -65,7 +65,7 @@ def sign(data: bytes, key: Path) -> bytes:
     done = ssh_keygen("-Y", "sign", "-f", str(key), "-n", NAMESPACE, data=data)
     if done.returncode or not done.stdout.startswith(b"-----BEGIN SSH SIGNATURE-----"):
         raise HostError(
-            f"cannot sign with {key}: {last_line(done)}",
+            f"cannot sign with {key}: {reason(done)}",
             next_step="a key with a passphrase: ssh-add it and name its public part (the .pub file) in "
             f"{SIGNING_KEY}; then invoke attest TAG",
         )
@@ -85,17 +85,15 @@ def verify(data: bytes, signature: bytes, allowed: Path | None) -> Signer:
         found = re.search(rb"signature with (.*)", done.stdout)
         if done.returncode or not found:
             raise IntegrityError(
-                f"the signature is not over this statement, or damaged: {last_line(done)}",
+                f"the signature is not over this statement, or damaged: {reason(done)}",
                 next_step="get statement and signature again from where they came; your own: invoke attest TAG",
             )
         key = found[1].decode(errors="replace").strip()
         if allowed is None:
             return Signer(key, None)
-        known = ssh_keygen("-Y", "find-principals", "-f", str(allowed), "-s", str(file))
-        done = known
-        for principal in known.stdout.decode(errors="replace").split("\n") if not known.returncode else ():
-            if not principal:
-                continue
+        done = ssh_keygen("-Y", "find-principals", "-f", str(allowed), "-s", str(file))
+        principals = [] if done.returncode else done.stdout.decode(errors="replace").splitlines()
+        for principal in filter(None, principals):
             done = ssh_keygen(
                 "-Y",
                 "verify",
@@ -108,7 +106,7 @@ def verify(data: bytes, signature: bytes, allowed: Path | None) -> Signer:
             if not done.returncode:
                 return Signer(key, principal)
     raise IntegrityError(
-        f"signed with {key}, which {allowed} does not allow: {last_line(done)}",
+        f"signed with {key}, which {allowed} does not allow: {reason(done)}",
         next_step=f"if you trust that key, add it to {allowed} (ssh-keygen(1), ALLOWED SIGNERS)",
     )
 
@@ -136,6 +134,7 @@ def ssh_keygen(*arguments: str, data: bytes = b"") -> subprocess.CompletedProces
         ) from None
 
 
-def last_line(done: subprocess.CompletedProcess[bytes]) -> str:
+def reason(done: subprocess.CompletedProcess[bytes]) -> str:
+    """What ssh-keygen gave as its reason, first line, without the question that nobody answered."""
     lines = (done.stderr + b"\n" + done.stdout).decode(errors="replace").strip().splitlines()
-    return lines[0].strip() if lines else f"ssh-keygen ended with {done.returncode}"
+    return lines[0].rpartition("passphrase: ")[2].strip() if lines else f"ssh-keygen ended with {done.returncode}"
