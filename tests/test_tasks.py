@@ -9,9 +9,9 @@ import pytest
 
 from checkout import INVOKE, PROJECT, Checkout
 
-TASKS = ["attest", "build", "check", "checkpoint", "diff", "doctor", "fetch", "images", "lock", "pin", "promote"]
-TASKS += ["prune", "render", "reproduce", "rollback", "serve", "smoke", "stop", "test", "unpin", "up", "verify"]
-TASKS += ["why"]
+TASKS = ["attest", "build", "check", "checkpoint", "copy", "diff", "doctor", "export", "fetch", "images", "import"]
+TASKS += ["lock", "pin", "promote", "prune", "rebuild", "render", "reproduce", "rollback", "serve", "smoke", "stop"]
+TASKS += ["test", "unpin", "up", "verify", "why"]
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_the_list_has_one_line_for_each_task() -> None:
         (["pin", "nonsense"], 2, ["unknown release 'nonsense'"]),
         (["unpin", "nonsense"], 2, ["unknown release 'nonsense'"]),
         (["attest", "nonsense"], 2, ["unknown release 'nonsense'"]),
-        (["verify", "nonsense"], 2, ["unknown release 'nonsense'"]),
+        (["verify", "nonsense"], 2, ["'nonsense' is neither the tag of a release nor a file"]),
         (["smoke", "--release", "nonsense"], 2, ["unknown release 'nonsense'"]),
     ],
 )
