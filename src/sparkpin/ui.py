@@ -55,3 +55,9 @@ def seconds(value: float | None) -> str:
 def digest(value: str | None) -> str:
     """The first 12 digits, as Docker prints them."""
     return value.removeprefix("sha256:")[:12] if value else "missing"
+
+
+def printable(path: str) -> str:
+    """A path as one line that a terminal takes: bytes that are not UTF-8, and control characters, as escapes."""
+    text = path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,326 @@
+"""What differs between two releases, as data. Pure: texts and listings come from the caller's functions."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sparkpin.contents import Contents
+from sparkpin.difference import ContentsDifference, Images, Tally, compare_contents, images_apart, tallies
+from sparkpin.recipes import parse_flags
+from sparkpin.versions import direction
+
+Verdict = Literal["added", "removed", "up", "down", "changed", "bytes"]
+Read = Callable[[str], bytes | None]
+LOCKS = ".lock"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A package, tool or mod.
+
+    sha256: of its file; "" where no build has made it yet (a mod's wheel). distribution: the name of a mod's wheel.
+    """
+
+    version: str
+    sha256: str
+    size: int = 0
+    distribution: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model repository that a checkpoint is made from. files: path -> SHA-256 of those that count."""
+
+    repo: str
+    revision: str
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """values: steps, model and parameters; sources: by their names in the model's pin. Both empty where not needed."""
+
+    key: str
+    values: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, Source] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two things that are compared: a release, or what the working tree would make.
+
+    key: release key; image: config digest, "" while it is not built; stages: name -> description, first stage first;
+    files: project path -> SHA-256; texts: name -> text of what no project file holds (rendered Dockerfiles without
+    what follows from keys, the root file system's script); values: what else decides the images (platform, ...);
+    config: the image's configuration, flat; layers: diff IDs; None of both while the image is not built.
+    """
+
+    name: str
+    key: str
+    recipe: str
+    stage: str
+    stack: str
+    model: str
+    image: str
+    stages: Mapping[str, str]
+    debs: Mapping[str, Part]
+    wheels: Mapping[str, Part]
+    tools: Mapping[str, Part]
+    mods: Mapping[str, Part]
+    files: Mapping[str, str]
+    texts: Mapping[str, str]
+    values: Mapping[str, str]
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    checkpoint: Checkpoint
+    config: Mapping[str, str] | None
+    layers: tuple[str, ...] | None
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The files that stand for the same thing under another name in another release -> what they are."""
+        return {
+            f"recipes/{self.recipe}.yaml": "recipe",
+            f"pins/stacks/{self.stack}.yaml": "stack",
+            f"pins/stacks/{self.stack}.lock": "stack.lock",
+            f"pins/models/{self.model}.yaml": "model",
+            f"pins/models/{self.model}.lock": "model.lock",
+        }
+
+
+@dataclass(frozen=True)
+class PartChange:
+    """verdict: "changed" of versions that no order knows, and of a mod's sources; "bytes": the same version in another
+    file.
+    """
+
+    name: str
+    verdict: Verdict
+    before: Part | None
+    after: Part | None
+
+
+@dataclass(frozen=True)
+class ValueChange:
+    """before or after is None where the name is on one side only."""
+
+    name: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True)
+class TextChange:
+    """A file or text. path: "old -> new" where the names differ; before, after: SHA-256, None where it is absent.
+
+    diff: unified, without heads and line ends; note: why there is none of a text that both sides have.
+    """
+
+    path: str
+    before: str | None
+    after: str | None
+    diff: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """All that differs; a part that does not is empty.
+
+    alike: kind ("debs", ...) -> how many parts both sides have alike; moved: the same flags stand in another order;
+    contents: None where an image is not built; owners: of each path that changed (see `Entry.owner`).
+    """
+
+    before: Side
+    after: Side
+    names: tuple[ValueChange, ...]
+    stages: tuple[ValueChange, ...]
+    debs: tuple[PartChange, ...]
+    wheels: tuple[PartChange, ...]
+    tools: tuple[PartChange, ...]
+    mods: tuple[PartChange, ...]
+    alike: Mapping[str, int]
+    files: tuple[TextChange, ...]
+    texts: tuple[TextChange, ...]
+    values: tuple[ValueChange, ...]
+    flags: tuple[ValueChange, ...]
+    moved: bool
+    env: tuple[ValueChange, ...]
+    checkpoint: tuple[ValueChange, ...]
+    config: tuple[ValueChange, ...]
+    contents: ContentsDifference | None
+    owners: Mapping[str, str]
+    tallies: tuple[Tally, ...]
+
+    @property
+    def identical(self) -> bool:
+        """Nothing differs, not even a comment in a manifest."""
+        parts = (*self.debs, *self.wheels, *self.tools, *self.mods)
+        texts = (*self.files, *self.texts)
+        values = (*self.names, *self.stages, *self.values, *self.flags, *self.env, *self.checkpoint, *self.config)
+        same_image = self.contents is None or self.contents.identical
+        same_key = self.before.key == self.after.key
+        return not (parts or texts or values or self.moved) and same_image and same_key
+
+    @property
+    def expected(self) -> set[str]:
+        """Owners whose files are bound to differ."""
+        found = {f"deb:{change.name}" for change in self.debs} | {f"wheel:{change.name}" for change in self.wheels}
+        both = [part for change in self.mods for part in (change.before, change.after) if part]
+        return found | {f"wheel:{part.distribution}" for part in both}
+
+
+def compare(before: Side, after: Side, read: Read, listing: Callable[[str], Contents]) -> Difference:
+    """read: SHA-256 -> bytes of a project's file, None when they are not at hand; listing: diff ID -> contents."""
+    images: Images = ({}, {})
+    known = before.layers is not None and after.layers is not None
+    if before.layers is not None and after.layers is not None:
+        images = images_apart(before.layers, after.layers, listing)
+    contents = compare_contents(tuple(images[0].values()), tuple(images[1].values())) if known else None
+    files = tuple(compare_files(before, after, read))
+    flags = tuple(values_apart(flag_words(before.argv), flag_words(after.argv)))
+    kinds = ("debs", "wheels", "tools")
+    parts = {kind: tuple(parts_apart(kind, getattr(before, kind), getattr(after, kind))) for kind in kinds}
+    mods = tuple(mods_apart(before.mods, after.mods, {change.path.split("/")[1] for change in files if is_mod(change)}))
+    return Difference(
+        before=before,
+        after=after,
+        names=tuple(values_apart(names_of(before), names_of(after))),
+        stages=tuple(
+            change for change in values_apart(before.stages, after.stages) if None in (change.before, change.after)
+        ),
+        **parts,
+        mods=mods,
+        alike={
+            kind: len(getattr(before, kind).keys() | getattr(after, kind).keys()) - len(found)
+            for kind, found in {**parts, "mods": mods}.items()
+        },
+        files=files,
+        texts=tuple(compare_texts(before.texts, after.texts)),
+        values=tuple(values_apart(before.values, after.values)),
+        flags=flags,
+        moved=not flags and before.argv != after.argv,
+        env=tuple(values_apart(before.env, after.env)),
+        checkpoint=tuple(checkpoints_apart(before.checkpoint, after.checkpoint)),
+        config=()
+        if before.config is None or after.config is None
+        else tuple(values_apart(before.config, after.config)),
+        contents=contents,
+        owners={change.path: images[1][change.path].owner for change in contents.changed} if contents else {},
+        tallies=tallies(images, contents) if contents else (),
+    )
+
+
+def names_of(side: Side) -> dict[str, str]:
+    return {"recipe": side.recipe, "stage": side.stage, "stack": side.stack, "model": side.model}
+
+
+def values_apart(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[ValueChange]:
+    """In the order of `before`, then what only `after` has."""
+    for name in [*before, *(name for name in after if name not in before)]:
+        if before.get(name) != after.get(name):
+            yield ValueChange(name, before.get(name), after.get(name))
+
+
+def parts_apart(kind: str, before: Mapping[str, Part], after: Mapping[str, Part]) -> Iterator[PartChange]:
+    for name in sorted({*before, *after}):
+        old, new = before.get(name), after.get(name)
+        if verdict := part_verdict(kind, old, new):
+            yield PartChange(name, verdict, old, new)
+
+
+def part_verdict(kind: str, old: Part | None, new: Part | None) -> Verdict | None:
+    if old is None or new is None:
+        return "added" if new else "removed"
+    if old.version != new.version:
+        found = direction("deb" if kind == "debs" else "", old.version, new.version)
+        return found if found in ("up", "down") else "changed"
+    return "bytes" if old.sha256 and new.sha256 and old.sha256 != new.sha256 else None
+
+
+def mods_apart(before: Mapping[str, Part], after: Mapping[str, Part], edited: set[str]) -> Iterator[PartChange]:
+    """edited: mods of which a source file differs."""
+    for name in sorted({*before, *after}):
+        old, new = before.get(name), after.get(name)
+        verdict = part_verdict("mods", old, new)
+        if name in edited and verdict in (None, "bytes"):
+            verdict = "changed"
+        if verdict:
+            yield PartChange(name, verdict, old, new)
+
+
+def is_mod(change: TextChange) -> bool:
+    return change.path.startswith("mods/")
+
+
+def compare_files(before: Side, after: Side, read: Read) -> Iterator[TextChange]:
+    old = {before.roles.get(path, path): path for path in before.files}
+    new = {after.roles.get(path, path): path for path in after.files}
+    for role in sorted({*old, *new}, key=lambda role: old.get(role) or new[role]):
+        was, now = old.get(role), new.get(role)
+        one, other = before.files[was] if was else None, after.files[now] if now else None
+        if one == other:
+            continue
+        path = f"{was} -> {now}" if was and now and was != now else was or now or ""
+        if one is None or other is None:
+            yield TextChange(path, one, other)
+        elif path.endswith(LOCKS):
+            yield TextChange(path, one, other, note="its contents are compared above")
+        else:
+            yield TextChange(path, one, other, *text_diff(read(one), read(other)))
+
+
+def compare_texts(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[TextChange]:
+    """Texts of what both sides have."""
+    for name in before:
+        if name in after and before[name] != after[name]:
+            yield TextChange(name, "", "", *text_diff(before[name].encode(), after[name].encode()))
+
+
+def text_diff(before: bytes | None, after: bytes | None) -> tuple[tuple[str, ...], str]:
+    """(unified diff, why there is none)."""
+    if before is None or after is None:
+        return (), "its text is not kept here"
+    try:
+        old, new = before.decode().splitlines(), after.decode().splitlines()
+    except UnicodeDecodeError:
+        return (), f"not text: {len(before):,} -> {len(after):,} bytes"
+    return (lines, "") if (lines := unified(old, new)) else ((), "only its line ends differ")
+
+
+def unified(old: list[str], new: list[str]) -> tuple[str, ...]:
+    return tuple(difflib.unified_diff(old, new, lineterm=""))[2:]  # the first two would name the files
+
+
+def flag_words(argv: Iterable[str]) -> dict[str, str]:
+    """What each flag sets -> its words as a shell would take them; the words before the first flag are "command"."""
+    head, flags = parse_flags(tuple(argv))
+    found: dict[str, list[str]] = {"command": head}
+    for flag in flags:
+        found.setdefault(flag.key, []).extend(flag.words)
+    return {key: shlex.join(words) for key, words in found.items()}
+
+
+def checkpoints_apart(before: Checkpoint, after: Checkpoint) -> Iterator[ValueChange]:
+    if before.key == after.key:
+        return
+    yield ValueChange("key", before.key[:16], after.key[:16])
+    yield from values_apart(before.values, after.values)
+    for name in sorted({*before.sources, *after.sources}):
+        old, new = before.sources.get(name), after.sources.get(name)
+        if old and new:
+            yield from values_apart(source_values(name, old), source_values(name, new))
+        else:
+            yield ValueChange(f"repository {name}", place(old) if old else None, place(new) if new else None)
+
+
+def place(source: Source) -> str:
+    return f"{source.repo} at {source.revision[:12]}"
+
+
+def source_values(name: str, source: Source) -> dict[str, str]:
+    return {f"repository {name}": place(source), **{f"{name}/{file}": sha[:12] for file, sha in source.files.items()}}

@@ -1,0 +1,233 @@
+"""What `comparison` compares, read from records and from the project: no engine, no image.
+
+A side is a release, with its build records and the project as it was, or the working tree, whose image is looked at
+where a build has made it already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from sparkpin import manifests, schema
+from sparkpin.buildrecord import BuildRecord, layer_file, read_record, record_file, records_of
+from sparkpin.checkpoint.plan import checkpoint_steps, used_repositories
+from sparkpin.checkpoint.repository import CONFIG, INDEX
+from sparkpin.comparison import Checkpoint, Difference, Part, Side, Source, compare
+from sparkpin.contents import read_contents
+from sparkpin.epoch import EPOCH
+from sparkpin.errors import InputError, IntegrityError, SparkpinError
+from sparkpin.inputs import Inputs, project_of
+from sparkpin.pairing import pair
+from sparkpin.paths import Paths
+from sparkpin.releases import Release, Releases
+from sparkpin.render import ContextFile, Rendered
+from sparkpin.rootfs import RootfsSpec
+from sparkpin.seal import VERSION
+
+TREE = "."
+TREE_NAME = "the working tree"
+OWN_LABEL = "sparkpin.key"
+HIDDEN = "(hidden)"  # a wheel that lies in a layer and that another layer hides
+
+
+def difference(paths: Paths, before: str, after: str) -> Difference:
+    """before, after: tags of releases, one of them may be `.`, the working tree."""
+    if before == after == TREE:
+        raise InputError("the working tree has no differences from itself", next_step="invoke diff TAG .")
+    records = Releases(paths)
+    old, new = (None if name == TREE else records.get(name) for name in (before, after))
+    left, right = side_of(paths, old, new), side_of(paths, new, old)
+    edited = {sha256: path for side in (left, right) if side.name == TREE_NAME for path, sha256 in side.files.items()}
+    inputs = Inputs.of(paths)
+
+    def read(sha256: str) -> bytes | None:
+        if sha256 in edited:
+            return (paths.project / edited[sha256]).read_bytes()
+        with contextlib.suppress(IntegrityError):
+            return inputs.read(sha256, "a file of the project")
+        return None
+
+    return compare(left, right, read, lambda diff_id: read_contents(layer_file(paths, diff_id)))
+
+
+def side_of(paths: Paths, release: Release | None, other: Release | None) -> Side:
+    """The working tree (None) is looked at for what the other side is a release of."""
+    if release is not None:
+        return release_side(paths, release)
+    assert other is not None
+    return tree_side(paths, other)
+
+
+def release_side(paths: Paths, release: Release) -> Side:
+    records = records_of(paths, release)
+    descriptions, checkpoint = {}, Checkpoint(release.checkpoint_key)
+    with contextlib.suppress(SparkpinError), project_of(paths, release) as project:  # another sparkpin's manifests
+        chain = manifests.load_chain(project, release.stage)
+        descriptions = {stage.name: stage.description for stage in chain}
+        model = manifests.load_model(project, release.model)
+        checkpoint = checkpoint_of(release.checkpoint_key, model, manifests.load_model_lock(project, model), chain)
+    return Side(
+        name=release.tag,
+        key=release.key,
+        recipe=release.recipe,
+        stage=release.stage,
+        stack=release.stack,
+        model=release.model,
+        stages={record.stage: descriptions.get(record.stage, "") for record in records},
+        files=release.inputs,
+        argv=release.argv,
+        env=release.env,
+        checkpoint=checkpoint,
+        **of_records(paths, records),
+    )
+
+
+def tree_side(paths: Paths, like: Release) -> Side:
+    """What the working tree makes of a release's recipe and stage."""
+    pairings = pair(paths.project, like.recipe, stage=like.stage)
+    last = pairings[-1]
+    images = [pairing.rendered for pairing in pairings]
+    try:
+        found = of_records(paths, [read_record(record_file(paths, image)) for image in images])
+    except (FileNotFoundError, IntegrityError):
+        found = of_rendered(images)
+    return Side(
+        name=TREE_NAME,
+        key=last.key,
+        recipe=last.recipe.name,
+        stage=last.stage.name,
+        stack=last.stack.name,
+        model=last.model.name,
+        stages={stage.name: stage.description for stage in last.chain},
+        files=last.inputs,
+        argv=last.argv,
+        env=last.env,
+        checkpoint=checkpoint_of(last.checkpoint_key, last.model, last.model_lock, last.chain),
+        **found,
+    )
+
+
+def of_records(paths: Paths, records: Sequence[BuildRecord]) -> dict[str, Any]:
+    """The fields of a Side that build records hold."""
+    last = records[-1]
+    listed = all(layer_file(paths, diff_id).is_file() for diff_id in last.diff_ids)
+    rows = [(row.path, row.what, row.sha256, row.size) for record in records for row in record.context]
+    return {
+        "image": last.config_digest,
+        "config": flat_config(json.loads(last.config)),
+        "layers": tuple(last.diff_ids) if listed else None,
+        "texts": texts_of(records),
+        "values": values_of(records, last.epoch, last.seal),
+        **parts_of(records[0].rootfs, rows),
+    }
+
+
+def of_rendered(images: Sequence[Rendered]) -> dict[str, Any]:
+    """The same fields, as far as they are known before a build."""
+    rows = [(row.path, row.what, sha256_of(row), row.size) for image in images for row in image.context]
+    found = parts_of(images[0].rootfs, rows)
+    mods = {mod.name: mod.distribution for image in images for row in image.context if (mod := row.mod)}
+    found["mods"] = {
+        name: Part(part.version, "", part.size, canonicalize_name(mods[name])) for name, part in found["mods"].items()
+    }
+    return {
+        "image": "",
+        "config": None,
+        "layers": None,
+        "texts": texts_of(images),
+        "values": values_of(images, EPOCH, VERSION),
+        **found,
+    }
+
+
+def sha256_of(file: ContextFile) -> str:
+    return "" if file.mod else file.sha256
+
+
+def parts_of(rootfs: RootfsSpec | None, rows: Iterable[tuple[str, str, str, int]]) -> dict[str, dict[str, Part]]:
+    """rows: (path, what, SHA-256, size) of the files that the builds saw."""
+    found: dict[str, dict[str, Part]] = {"debs": {}, "wheels": {}, "tools": {}, "mods": {}}
+    if rootfs:
+        found["debs"] = {deb.name: Part(deb.version, deb.sha256, deb.size) for deb in rootfs.debs}
+    for path, what, sha256, size in rows:
+        if what.endswith(HIDDEN):
+            continue
+        kind, _, rest = what.partition(" ")
+        name, _, version = rest.rpartition(" ")
+        if kind == "wheel":
+            found["wheels"][name] = Part(version, sha256, size)
+        elif kind == "mod":
+            found["mods"][name] = Part(version, sha256, size, canonicalize_name(Path(path).name.partition("-")[0]))
+        elif path.startswith("tools/") and kind != "sparkpin":  # its own scripts are files of the project
+            found["tools"][kind] = Part(rest, sha256, size)
+    return found
+
+
+def texts_of(images: Sequence[BuildRecord | Rendered]) -> dict[str, str]:
+    """Without what follows from the build keys, which are other keys when anything at all is changed."""
+    found = {}
+    for image in images:
+        text = image.dockerfile.replace(image.key, "KEY").replace(image.parent_ref, "PARENT")
+        found[f"Dockerfile of stage {image.stage}, as rendered"] = text
+        if image.rootfs:
+            found["script that finishes the root file system"] = image.rootfs.customize
+    return found
+
+
+def values_of(images: Sequence[BuildRecord | Rendered], epoch: int, form: int) -> dict[str, str]:
+    found = {"platform": images[0].platform, "times of all files": str(epoch), "canonical form": str(form)}
+    if rootfs := images[0].rootfs:
+        words = [word for word in rootfs.arguments if not word.startswith("--include=")]  # these are the packages
+        found |= {"Debian": rootfs.suite, "mmdebstrap": shlex.join(words)}
+    return found
+
+
+def flat_config(config: Mapping[str, Any]) -> dict[str, str]:
+    """An image's configuration, one value a name, without layers, times and sparkpin's own key."""
+    found = {name: str(config[name]) for name in ("os", "architecture", "variant") if config.get(name)}
+    for name, value in sorted(config.get("config", {}).items()):
+        if name == "Env":
+            pairs = (pair.partition("=") for pair in value or ())
+            found |= {f"env {key}": text for key, _, text in pairs}
+        elif name == "Labels":
+            found |= {f"label {key}": text for key, text in sorted((value or {}).items()) if key != OWN_LABEL}
+        elif value not in (None, "", [], {}, False):
+            found[re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower()] = (
+                value if isinstance(value, str) else json.dumps(value)
+            )
+    return found
+
+
+def checkpoint_of(
+    key: str, model: schema.ModelPin, lock: schema.ModelLock, chain: Sequence[schema.Stage]
+) -> Checkpoint:
+    steps = checkpoint_steps(chain)
+    values = {"model": model.name, "steps": " + ".join(steps)}
+    for step in ("hybrid", "mtp"):
+        parameters = getattr(model, step)
+        if step in steps and parameters:
+            values |= {f"{step}: {name}": json.dumps(value) for name, value in parameters.model_dump().items()}
+    return Checkpoint(
+        key,
+        values,
+        {
+            name: Source(
+                lock.repositories[name].repo,
+                lock.repositories[name].revision,
+                {
+                    file.file: file.sha256
+                    for file in lock.repositories[name].files
+                    if name == model.base or file.file in (INDEX, CONFIG) or file.file.endswith(".safetensors")
+                },
+            )
+            for name in used_repositories(model, steps)
+        },
+    )

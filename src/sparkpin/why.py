@@ -1,0 +1,425 @@
+"""Where a path of a release's image comes from: layer, stage, package, lock entry, and who asked for that package.
+
+From records alone. Who needs a wheel is in the wheels' own METADATA: it is told where the store still has them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import posixpath
+import zipfile
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from sparkpin import manifests
+from sparkpin.buildrecord import BuildInput, BuildRecord, layer_file, records_of
+from sparkpin.contents import Contents, Entry, above, image_contents, parents_of, read_contents, source_of
+from sparkpin.difference import common
+from sparkpin.errors import InputError, SparkpinError
+from sparkpin.inputs import project_of
+from sparkpin.layering import VENV
+from sparkpin.paths import Paths
+from sparkpin.releases import Release, Releases
+from sparkpin.schema import Stack, Stage
+from sparkpin.store import Store
+from sparkpin.ui import printable
+from sparkpin.wheels import Dist, applicable, read_dist, target_of
+
+MARKS = ("whiteout", "opaque")
+HOPS = 40  # links that a kernel follows
+NEAR = 5
+ROOT_LAYER = "root file system"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """number: from 1, the lowest, to `of`; name: of the Dockerfile's tree, "" where it is not known."""
+
+    number: int
+    of: int
+    name: str
+    stage: str
+    diff_id: str
+
+
+@dataclass(frozen=True)
+class Package:
+    """kind: "deb", "wheel" or "mod"; lock: the file whose entry names it, "" for a mod; asked: where people ask for it;
+    needed: "package (its requirement)" of each that needs it; chain: from what people ask for down to it, if longer.
+    """
+
+    kind: str
+    name: str
+    version: str
+    file: str
+    size: int
+    sha256: str
+    lock: str
+    asked: tuple[str, ...] = ()
+    needed: tuple[str, ...] = ()
+    chain: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One path of an image.
+
+    entry: None of a folder that no layer names; layer: the one that is seen; replaced: lower ones that have the path
+    too; source: how it came there, in lines for people.
+    """
+
+    path: str
+    entry: Entry | None
+    layer: Layer | None
+    replaced: tuple[Layer, ...]
+    package: Package | None
+    source: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """links: those that were followed from the path asked for to `place`; dangling: `place` is a link to nothing;
+    deleted: the layer that hides `place`, which then is in a layer and not in the image; below: of a folder, package
+    -> (files, bytes).
+    """
+
+    release: str
+    asked: str
+    links: tuple[Place, ...]
+    place: Place
+    dangling: bool = False
+    deleted: Layer | None = None
+    below: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Image:
+    """A release's layers, lowest first, and what a container sees of them (path -> number of the layer, entry)."""
+
+    layers: tuple[Layer, ...]
+    contents: tuple[Contents, ...]
+    seen: Mapping[str, tuple[int, Entry]]
+    folders: frozenset[str]
+
+    @classmethod
+    def of(cls, layers: Sequence[Layer], contents: Sequence[Contents]) -> Image:
+        seen = image_contents(contents)
+        return cls(tuple(layers), tuple(contents), seen, frozenset(parents_of(seen)))
+
+    def has(self, path: str) -> bool:
+        return path in self.seen or path in self.folders or not path
+
+    def naming(self, path: str) -> list[tuple[Layer, Entry]]:
+        """The layers that hold a path, visible or not, lowest first."""
+        return [
+            (layer, entry)
+            for layer, contents in zip(self.layers, self.contents, strict=True)
+            for entry in contents
+            if entry.path == path and entry.kind not in MARKS
+        ]
+
+    def hider(self, path: str, over: Layer) -> Layer | None:
+        """The lowest layer over one that deletes a path, or puts something else than a folder over it."""
+        folders = set(above(path))
+        for layer, contents in zip(self.layers[over.number :], self.contents[over.number :], strict=True):
+            for entry in contents:
+                deletes = entry.kind == "whiteout" and (entry.path == path or entry.path in folders)
+                covers = entry.kind not in ("dir", "whiteout") and entry.path in folders
+                if deletes or covers:
+                    return layer
+        return None
+
+
+def why(paths: Paths, tag: str, path: str) -> Origin:
+    """Raises InputError, with the nearest names, for a path that no layer has."""
+    release = Releases(paths).get(tag)
+    records = records_of(paths, release)
+    layers = layers_of(records)
+    image = Image.of(layers, [read_contents(layer_file(paths, layer.diff_id)) for layer in layers])
+    links, end, dangling = follow(image, path)
+    witness = Witness(paths, release, records, image)
+    hops = tuple(witness.place(link) for link in links)
+    if dangling:
+        return Origin(release.tag, path, hops[:-1], witness.with_reasons(hops[-1]), dangling=True)
+    if image.has(end):
+        return Origin(release.tag, path, hops, witness.with_reasons(witness.place(end)), below=witness.below(end))
+    if held := image.naming(end):
+        layer, entry = held[-1]
+        place = Place(end, entry, layer, (), witness.package(entry, layer), witness.source(entry, layer))
+        return Origin(release.tag, path, hops, witness.with_reasons(place), deleted=image.hider(end, layer))
+    near = nearest(image, end)
+    raise InputError(
+        f"{release.tag} has no {path}" + (f" (that is /{printable(end)})" if hops else ""),
+        next_step=f"did you mean: {', '.join('/' + printable(name) for name in near)}"
+        if near
+        else f"invoke why {tag} /",
+    )
+
+
+def layers_of(records: Sequence[BuildRecord]) -> list[Layer]:
+    ids = records[-1].diff_ids
+    names = {layer.diff_id: layer.name for record in records for layer in record.layers if layer.diff_id}
+    names.setdefault(ids[0], ROOT_LAYER)
+    stages = [next(r.stage for r in records if len(r.diff_ids) > at) for at in range(len(ids))]
+    return [Layer(at + 1, len(ids), names.get(diff_id, ""), stages[at], diff_id) for at, diff_id in enumerate(ids)]
+
+
+def follow(image: Image, path: str) -> tuple[list[str], str, bool]:
+    """(links on the way, the path that it comes to, whether a link leads there and nothing is there).
+
+    As the kernel goes, below the image's root; ".." of the path asked for is taken as text.
+    """
+    rest = clean(path)
+    links: list[str] = []
+    last_is_link = False
+    while len(links) < HOPS:
+        parts = rest.split("/")
+        for end in range(1, len(parts) + 1):
+            prefix = "/".join(parts[:end])
+            if prefix in image.seen and image.seen[prefix][1].kind == "symlink":
+                break
+        else:
+            break
+        links.append(prefix)
+        last_is_link = end == len(parts)
+        target = posixpath.join("/", posixpath.dirname(prefix), image.seen[prefix][1].link)
+        rest = clean(posixpath.join(target, *parts[end:]))
+    return links, rest, last_is_link and not image.has(rest)
+
+
+def clean(path: str) -> str:
+    return posixpath.normpath(posixpath.join("/", path)).strip("/")
+
+
+def nearest(image: Image, path: str) -> list[str]:
+    """Paths that a person may have meant: that name in like folders, or like names where the path still exists."""
+    name = posixpath.basename(path)
+    same = [known for known in image.seen if posixpath.basename(known) == name]
+    alike = {known: common(known.split("/")[::-1], path.split("/")[::-1]) for known in same}
+    if len(same) > NEAR:  # as of __init__.py
+        same = [known for known in same if alike[known] > 1]
+    same.sort(key=lambda known: -alike[known])
+    folder = next(parent for parent in above(path) if image.has(parent))
+    start = f"{folder}/" if folder else ""
+    beside = {known[len(start) :].split("/")[0] for known in image.seen if known.startswith(start) and known != folder}
+    wanted = path[len(start) :].split("/")[0]
+    like = [start + found for found in difflib.get_close_matches(wanted, sorted(beside), n=NEAR)]
+    return list(dict.fromkeys([*same[:2], *like, *same]))[:NEAR]
+
+
+@dataclass(frozen=True)
+class Witness:
+    """Answers from the records, the release's project and the store."""
+
+    paths: Paths
+    release: Release
+    records: Sequence[BuildRecord]
+    image: Image
+
+    def place(self, path: str) -> Place:
+        if path not in self.image.seen:
+            return Place(path, None, None, (), None, ("no layer names this folder itself: it came with what is in it",))
+        number, entry = self.image.seen[path]
+        layer = self.image.layers[number]
+        replaced = tuple(lower for lower, _ in self.image.naming(path) if lower.number < layer.number)
+        return Place(path, entry, layer, replaced, self.package(entry, layer), self.source(entry, layer))
+
+    def below(self, folder: str) -> dict[str, tuple[int, int]]:
+        """Of a folder: package -> (files, bytes), those with the most bytes first."""
+        if folder and folder not in self.image.folders:
+            return {}
+        rows = [row for record in self.records for row in record.context if row.what.startswith("mod ")]
+        mods = {f"wheel:{distribution_of(row)}": f"mod:{row.what.split(' ')[1]}" for row in rows}
+        files: Counter[str] = Counter()
+        sizes: Counter[str] = Counter()
+        start = f"{folder}/" if folder else ""
+        for path, (_, entry) in self.image.seen.items():
+            if path.startswith(start) and entry.kind != "dir":
+                owner = mods.get(entry.owner, entry.owner)
+                files[owner] += 1
+                sizes[owner] += entry.size
+        return {owner: (files[owner], sizes[owner]) for owner in sorted(files, key=lambda o: (-sizes[o], o))}
+
+    def record(self, layer: Layer) -> BuildRecord:
+        return next(record for record in self.records if record.stage == layer.stage)
+
+    def inputs(self, layer: Layer) -> list[BuildInput]:
+        """Files that the build of the layer's stage saw, those for the very layer first."""
+        own = f"wheels/{layer.name}/"
+        return sorted(self.record(layer).context, key=lambda file: not file.path.startswith(own))
+
+    def package(self, entry: Entry, layer: Layer) -> Package | None:
+        kind, _, name = entry.owner.partition(":")
+        lock = f"pins/stacks/{self.release.stack}.lock"
+        rootfs = self.records[0].rootfs
+        if kind == "deb" and rootfs and not self.is_merged(entry):
+            for deb in rootfs.debs:
+                if deb.name == name:
+                    return Package("deb", name, deb.version, deb.file, deb.size, deb.sha256, lock)
+        for file in self.inputs(layer) if kind == "wheel" else ():
+            what, _, rest = file.what.removesuffix(" (hidden)").partition(" ")
+            called, _, version = rest.rpartition(" ")
+            distribution = distribution_of(file)
+            if what in ("wheel", "mod") and distribution == name:
+                locked = lock if what == "wheel" else ""
+                return Package(what, called, version, Path(file.path).name, file.size, file.sha256, locked)
+        return None
+
+    def with_reasons(self, place: Place) -> Place:
+        """Who asked for its package, read from the release's project as it was."""
+        if place.package is None:
+            return place
+        try:
+            with project_of(self.paths, self.release) as project:
+                stack = manifests.load_stack(project, self.release.stack)
+                chain = manifests.load_chain(project, self.release.stage)
+        except SparkpinError as error:
+            return replace(place, package=replace(place.package, note=f"who asked for it is not told: {error.message}"))
+        return replace(place, package=self.reasons(place.package, stack, chain))
+
+    def reasons(self, package: Package, stack: Stack, chain: Sequence[Stage]) -> Package:
+        file = f"pins/stacks/{stack.name}.yaml"
+        if package.kind == "mod":
+            asked = [f"mods of {file}"] if package.name in stack.mods else []
+            asked += [f"mods of stages/{stage.name}.yaml" for stage in chain if package.name in stage.mods]
+            return replace(package, asked=tuple(asked))
+        if package.kind == "deb":
+            if package.name in stack.debian.packages:
+                return replace(package, asked=(f"debian.packages of {file}",))
+            return replace(package, note="not asked for by name: essential in Debian, or another package needs it")
+        asked = [row for row in stack.python.requirements if canonicalize_name(Requirement(row).name) == package.name]
+        return self.needed(
+            replace(package, asked=tuple(f"python.requirements of {file}: {row}" for row in asked)), stack
+        )
+
+    def needed(self, package: Package, stack: Stack) -> Package:
+        store = Store(self.paths.store)
+        wheels = [file for file in self.records[0].context if file.what.startswith("wheel ")]
+        wheels = [file for file in wheels if not file.what.endswith(" (hidden)")]
+        there = [store.path(file.sha256) for file in wheels if store.path(file.sha256).is_file()]
+        if len(there) < len(wheels):
+            missing = len(wheels) - len(there)
+            return replace(package, note=f"who needs it is not told: the store lacks {missing} wheels (invoke fetch)")
+        rootfs = self.records[0].rootfs
+        environment = target_of(stack, rootfs.debs if rootfs else ()).environment()
+        dists = {dist.name: dist for dist in map(read_dist, there)}
+        roots = stack.python.requirements
+        edges = requirers(dists, roots, stack.python.exclude, environment)
+        names: set[str] = {canonicalize_name(Requirement(row).name) for row in roots}
+        return replace(
+            package,
+            needed=tuple(f"{by} ({text})" for by, text in edges.get(package.name, ())),
+            chain=chain_to(package.name, edges, names),
+        )
+
+    def source(self, entry: Entry, layer: Layer) -> tuple[str, ...]:
+        return tuple(filter(None, self.sources(entry, layer)))
+
+    def sources(self, entry: Entry, layer: Layer) -> Iterator[str]:
+        module = source_of(entry.path)
+        if module in self.image.seen and entry.kind == "file":
+            how = "its package's installation" if layer.name == ROOT_LAYER else "install.py"
+            yield f"compiled by {how} from"
+            yield f"/{printable(module)}"
+            yield self.mod_source(self.image.seen[module][1])
+        elif entry.kind == "file" and (known := self.mod_source(entry) or self.copied(entry, layer)):
+            yield known
+        elif layer.name == ROOT_LAYER:
+            yield self.set_up(entry)
+        elif entry.kind == "dir":
+            yield "" if entry.path in self.image.folders else "an empty folder of the layer's tree"
+        elif layer.name == VENV:
+            yield "made by install.py: the empty virtual environment of `uv venv`"
+        else:
+            yield self.in_wheel(entry, layer)
+
+    def copied(self, entry: Entry, layer: Layer) -> str:
+        for file in self.inputs(layer):
+            if file.sha256 == entry.sha256 and file.size == entry.size:
+                return f"copied from the build's context: {file.path} ({file.what})"
+        return ""
+
+    def mod_source(self, entry: Entry) -> str:
+        """The project's file that a file of a mod is."""
+        for path, sha256 in self.release.inputs.items():
+            if path.startswith("mods/") and sha256 == entry.sha256 and path.endswith(posixpath.basename(entry.path)):
+                return f"{path} of the project"
+        return ""
+
+    def set_up(self, entry: Entry) -> str:
+        """How the root file system came to what no package's list has."""
+        rootfs = self.records[0].rootfs
+        if self.is_merged(entry):
+            return "made by the root file system's set-up: Debian's merged /usr"
+        if entry.owner:
+            return ""
+        if entry.path.startswith("var/lib/dpkg/"):
+            return "made by the root file system's set-up: dpkg's notes"
+        if rootfs and f"$root/{entry.path}" in rootfs.customize:
+            return "made by the root file system's set-up: rootfs.sh writes it"
+        return "" if entry.kind == "dir" else "made as packages were installed; no package lists it"
+
+    def is_merged(self, entry: Entry) -> bool:
+        """Packages list these links, too, as the folders that they once were."""
+        rootfs = self.records[0].rootfs
+        return entry.kind == "symlink" and any(
+            f'"$1/{entry.path}"' in word for word in (rootfs.arguments if rootfs else ())
+        )
+
+    def in_wheel(self, entry: Entry, layer: Layer) -> str:
+        """Whether a file lies in its wheel as it is; the wheel is looked at where a store has it."""
+        kind, _, name = entry.owner.partition(":")
+        if kind != "wheel":
+            return f"made by the build step of layer `{layer.name}`; no package lists it" if layer.name else ""
+        _, site, inside = entry.path.partition("/site-packages/")
+        for file in self.inputs(layer):
+            if distribution_of(file) == name and file.path.endswith(".whl"):
+                path = Store(self.paths.store).path(file.sha256)
+                path = path if path.is_file() else Store(self.paths.inputs).path(file.sha256)
+                with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as wheel:
+                    if site and inside in wheel.namelist():
+                        return f"{inside} of the wheel" if not inside.endswith("/RECORD") else "written by uv"
+                    return "made by uv as it installed the wheel (scripts, notes on the installation)"
+        return ""
+
+
+def distribution_of(wheel: BuildInput) -> str:
+    """The normal name of the distribution of a wheel file."""
+    return canonicalize_name(Path(wheel.path).name.partition("-")[0])
+
+
+def requirers(
+    dists: Mapping[str, Dist], roots: Sequence[str], exclude: Collection[str], environment: Mapping[str, str]
+) -> dict[str, list[tuple[str, str]]]:
+    """Distribution -> (who needs it, in which words), nearest to the roots first; as `wheels.reachable` walks."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    todo: list[tuple[str, str]] = []
+    for root in map(Requirement, roots):
+        todo += [(canonicalize_name(root.name), extra) for extra in ("", *root.extras)]
+    for name, extra in todo:  # it grows meanwhile
+        for requirement in applicable(dists[name].requires, extra, environment) if name in dists else ():
+            wanted = canonicalize_name(requirement.name)
+            if wanted not in exclude:
+                requirement.marker = None
+                edges = found.setdefault(wanted, [])
+                edges += [edge for edge in [(name, str(requirement))] if edge not in edges]
+                nodes = [(wanted, other) for other in ("", *requirement.extras)]
+                todo += [node for node in nodes if node not in todo]
+    return found
+
+
+def chain_to(name: str, edges: Mapping[str, Sequence[tuple[str, str]]], roots: set[str]) -> tuple[str, ...]:
+    """The shortest way from what people ask for; none where that needs it itself. The first edge of each is nearest."""
+    way = [name]
+    while way[0] not in roots:
+        if way[0] not in edges:
+            return ()
+        way.insert(0, edges[way[0]][0][0])
+    return tuple(way) if len(way) > 2 else ()
