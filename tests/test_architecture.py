@@ -39,14 +39,15 @@ def importers(package: str) -> set[str]:
         ("huggingface_hub", {"hub", "hubclient"}),
         ("httpx", {"wheels", "smoke/client"}),
         ("socket", {"endpoint", "ports"}),
-        ("docker", {"engine", "endpoint", "container", "serve", "smoke/server"}),
-        ("subprocess", {"buildkit", "daemon", "debs", "host", "modwheels", "rootfs", "signing", "wheels"}),
+        ("docker", {"engine", "endpoint", "container", "remote", "serve", "smoke/server"}),
+        ("subprocess", {"buildkit", "daemon", "debs", "host", "modwheels", "remote", "rootfs", "signing", "wheels"}),
         ("cyclonedx", {"sbom"}),
         ("in_toto_attestation", {"provenance"}),
         ("sparkpin.fetch", {"commands", "jobs", "reproduce"}),
+        ("socketserver", {"remote"}),
         ("sparkpin.lock", {"commands", "fetch"}),
         ("sparkpin.wheels", {"fetch", "lock", "why"}),
-        ("sparkpin.hub", {"checkpoint/build", "commands"}),
+        ("sparkpin.hub", {"checkpoint/build", "commands", "importing"}),
     ],
 )
 def test_only_these_modules_import(package: str, modules: set[str]) -> None:

@@ -75,11 +75,16 @@ def download_folder(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.download")
 
 
+def hold(paths: Paths, pin: ModelPin, say: Say) -> contextlib.AbstractContextManager[None]:
+    """Lock the model's repositories, which another model may share."""
+    return hold_repositories(paths, {repository.repo for repository in pin.repositories.values()}, say)
+
+
 @contextlib.contextmanager
-def hold(paths: Paths, pin: ModelPin, say: Say) -> Iterator[None]:
-    """Lock the model's repositories, which another model may share; in sorted order, so that two runs cannot block."""
+def hold_repositories(paths: Paths, repos: Collection[str], say: Say) -> Iterator[None]:
+    """In sorted order, so that two runs cannot block each other."""
     with contextlib.ExitStack() as stack:
-        for repo in sorted({repository.repo for repository in pin.repositories.values()}):
+        for repo in sorted(repos):
 
             def tell(repo: str = repo) -> None:
                 say(f"waiting for another run that uses {repo}")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jinja2
+import jinja2.sandbox
 import uv
 
 from sparkpin import seal
@@ -137,7 +138,8 @@ def build_key(stack: Stack, below: str, dockerfile: str, files: Sequence[Context
 
 
 def environment(folder: Path) -> jinja2.Environment:
-    return jinja2.Environment(
+    """A sandbox: the templates of an imported release come from somebody else."""
+    return jinja2.sandbox.SandboxedEnvironment(
         loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
         autoescape=False,

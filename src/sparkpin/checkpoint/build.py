@@ -41,10 +41,7 @@ def build_checkpoint(
     folder = checkpoint_folder(paths, pin, lock, steps)
     if is_complete(folder, key):
         return folder
-    with files.lock(
-        paths.locks / f"checkpoint-{pin.name}.lock",
-        on_wait=lambda: say(f"waiting for another run that builds a checkpoint of {pin.name}"),
-    ):
+    with hold_model(paths, pin.name, say):
         if is_complete(folder, key):
             return folder
         files.sweep(folder.parent)
@@ -60,6 +57,14 @@ def build_checkpoint(
             say(f"comparing {pin.name} {folder.name} with its sources, tensor by tensor")
             verify_checkpoint(partial, folders, plan)
     return folder
+
+
+def hold_model(paths: Paths, model: str, say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
+    """One run at a time makes a checkpoint of a model."""
+    return files.lock(
+        paths.locks / f"checkpoint-{model}.lock",
+        on_wait=lambda: say(f"waiting for another run that builds a checkpoint of {model}"),
+    )
 
 
 def plan_checkpoint(

@@ -1,0 +1,467 @@
+"""A release in one file: the form of the archive, and reading one that may come from anybody.
+
+A bundle is a plain tar in one fixed form: regular files in a fixed order under fixed headers, sparkpin/bundle.json with
+the size and SHA-256 of all others at its head. Reading computes what each header has to be and compares, so that no
+name, link, extension or compression of a stranger is ever interpreted.
+
+    sparkpin/bundle.json            index of all members
+    sparkpin/release.json           the release's record
+    sparkpin/images/<key>.json      build records of its image and of those that it stands on
+    sparkpin/evidence/...           statement, SBOM, signature, smoke logs
+    sparkpin/inputs/<sha256>        what no lock names: pins, locks, stages, wheels of mods, tools
+    sparkpin/layers/<diff ID>.jsonl.gz   what each layer holds, file by file
+    sparkpin/store/<sha256>         with the store: wheels, Debian packages, files of the model's repositories
+    sparkpin/checkpoint.json, sparkpin/checkpoint/<sha256>   with the checkpoint: its record, its files
+    oci-layout, index.json, manifest.json, blobs/sha256/...  the image, for every tool that reads OCI layouts
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Literal
+
+from pydantic import Field, ValidationError
+
+from sparkpin import manifests, oci, verify
+from sparkpin.buildrecord import BuildRecord
+from sparkpin.canonical import BLOCK, END, Slice, block
+from sparkpin.checkpoint.verify import RECORD
+from sparkpin.contents import KINDS, parse_contents
+from sparkpin.errors import InputError, IntegrityError, SparkpinError
+from sparkpin.files import CHUNK
+from sparkpin.paths import Paths
+from sparkpin.releases import Release, Releases
+from sparkpin.schema import LockedFile, Model, ModelLock, Sha256
+from sparkpin.verify import Evidence
+
+Say = Callable[[str], None]
+SCHEMA: Literal[1] = 1
+INDEX, RELEASE, CHECKPOINT = "sparkpin/bundle.json", "sparkpin/release.json", "sparkpin/checkpoint.json"
+IMAGES, EVIDENCE, INPUTS, LAYERS = "sparkpin/images/", "sparkpin/evidence/", "sparkpin/inputs/", "sparkpin/layers/"
+STORE, CHECKPOINTS, BLOBS = "sparkpin/store/", "sparkpin/checkpoint/", "blobs/sha256/"
+JSON_LIMIT = 16 << 20  # bytes of what is read into memory as a whole
+NAME = r"(?:[A-Za-z0-9][A-Za-z0-9._-]*/)*[A-Za-z0-9][A-Za-z0-9._-]*"
+NAME_LIMIT = 100  # bytes: longer ones need more than one header
+EXPORTS, IMPORTS = "exports.json", "imports.json"  # in a release's evidence: where bundles went to and came from
+STAGE = re.compile(r"[a-z0-9][a-z0-9.-]*")
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")
+AGAIN = "get the file again from where it was exported, and compare its SHA-256 with the one there (sha256sum)"
+LISTED = {*KINDS.values(), "whiteout", "opaque"}
+
+
+class Row(Model):
+    """One member. size: bytes."""
+
+    name: Annotated[str, Field(pattern=f"^{NAME}$", max_length=NAME_LIMIT)]
+    size: Annotated[int, Field(ge=0)]
+    sha256: Sha256
+
+
+class Index(Model):
+    """members: all but the index itself, in the order in which they lie in the archive."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")] = SCHEMA
+    tag: str
+    image: bool
+    store: bool
+    checkpoint: bool
+    members: list[Row]
+
+    @property
+    def text(self) -> bytes:
+        value = self.model_dump(mode="json", by_alias=True)
+        rows = ",\n".join(json.dumps(row, sort_keys=True) for row in value.pop("members"))
+        head = json.dumps(value, sort_keys=True)
+        return f'{head[:-1]}, "members": [\n{rows}\n]}}\n'.encode()
+
+
+class CheckpointFile(Model):
+    size: Annotated[int, Field(ge=0)]
+    sha256: Sha256
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle, every byte of which was verified. data: member -> its bytes in the open file."""
+
+    path: Path
+    index: Index
+    data: Mapping[str, Slice]
+    release: Release
+    records: tuple[BuildRecord, ...]
+    checks: tuple[verify.Check, ...]
+    model_files: Mapping[str, LockedFile]
+    checkpoint_files: Mapping[str, CheckpointFile]
+
+    @property
+    def summary(self) -> str:
+        """One line on what was verified to the byte."""
+        total = sum(row.size for row in self.index.members)
+        holds = [word for word, there in (("image", self.index.image), ("store", self.index.store)) if there]
+        holds += ["checkpoint"] if self.index.checkpoint else []
+        count = len(self.index.members)
+        return f"{count} members, {total / 1e6:.1f} MB ({', '.join(holds) or 'no image'}), as its index says"
+
+    @cached_property
+    def sha256(self) -> dict[str, str]:
+        """Member -> SHA-256."""
+        return {row.name: row.sha256 for row in self.index.members}
+
+    @property
+    def locked(self) -> tuple[LockedFile, ...]:
+        """Debian packages and wheels of the builds, each once."""
+        return locked_files(self.records)
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """SHA-256 of what no lock names."""
+        return kept_hashes(self.release, self.records)
+
+    @cached_property
+    def layers(self) -> dict[str, Slice]:
+        """Diff ID -> the layer's tar, for each layer of the image that the bundle holds."""
+        return {diff_id: self.data[oci.blob(diff_id)] for diff_id in self.release.diff_ids} if self.index.image else {}
+
+    @property
+    def evidence(self) -> dict[str, str]:
+        """Name below the release's evidence folder -> member."""
+        return {name.removeprefix(EVIDENCE): name for name in self.data if name.startswith(EVIDENCE)}
+
+
+def kept_hashes(release: Release, records: Sequence[BuildRecord]) -> tuple[str, ...]:
+    """SHA-256 of all that the release was made from and that no lock names, each once."""
+    made = {row.sha256 for record in records for row in record.context if not row.what.startswith("wheel ")}
+    return tuple(sorted(made | set(release.inputs.values())))
+
+
+def locked_files(records: Sequence[BuildRecord]) -> tuple[LockedFile, ...]:
+    """The Debian packages and wheels that the images were made from, each once."""
+    found: dict[str, LockedFile] = {}
+    for record in records:
+        for deb in record.rootfs.debs if record.rootfs else ():
+            found[deb.sha256] = deb
+        for file in record.rendered.context:
+            if file.locked and file.what.startswith("wheel "):
+                found[file.sha256] = file.locked
+    return tuple(found[sha256] for sha256 in sorted(found))
+
+
+@contextlib.contextmanager
+def open_bundle(path: Path, say: Say = lambda line: None) -> Iterator[Bundle]:
+    """A bundle for reading, after all of it was verified and held against itself; nothing is written.
+
+    Raises InputError when there is no such file, IntegrityError for anything that is not exactly what an export writes.
+    """
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", next_step="invoke import FILE") from None
+    with file:
+        try:
+            index, data = read_members(file, say)
+            yield read_bundle(path, index, data)
+        except Refused as refusal:
+            raise IntegrityError(f"{path} is refused, and nothing of it was used: {refusal}", next_step=AGAIN) from None
+
+
+class Refused(Exception):
+    """Why a bundle is not taken."""
+
+
+def read_members(file: BinaryIO, say: Say) -> tuple[Index, dict[str, Slice]]:
+    """Compare the archive with the index at its head, byte for byte."""
+    total = file.seek(0, 2)
+    index, position = read_index(file)
+    rows = index.members
+    if len({row.name for row in rows} | {INDEX}) != len(rows) + 1:
+        raise Refused(f"{INDEX} names a member twice")
+    wanted = position + sum(BLOCK + row.size + -row.size % BLOCK for row in rows) + len(END)
+    if total != wanted:
+        raise Refused(f"it has {total:,} bytes, and the members that it names {wanted:,}: cut short, or added to")
+    say(f"verifying {len(rows)} members, {total / 1e6:.1f} MB")
+    data = {}
+    for row in rows:
+        file.seek(position)
+        require_header(file.read(BLOCK), row.name, row.size)
+        data[row.name] = Slice(file, position + BLOCK, row.size)
+        require_content(data[row.name], row)
+        file.seek(position + BLOCK + row.size)
+        position += BLOCK + row.size + -row.size % BLOCK
+        if file.read(-row.size % BLOCK).strip(b"\0"):
+            raise Refused(f"there are bytes between {row.name} and the next member")
+    file.seek(position)
+    if file.read() != END:
+        raise Refused("it does not end as an archive does")
+    return index, data
+
+
+def read_index(file: BinaryIO) -> tuple[Index, int]:
+    """The index, and where the first member after it begins."""
+    file.seek(0)
+    head = file.read(BLOCK)
+    if head[:2] == b"\x1f\x8b" or head[:4] == b"\x28\xb5\x2f\xfd":
+        raise Refused("it is compressed; a bundle is a plain tar")
+    try:
+        size = int(head[124:135], 8)
+    except ValueError:
+        size = -1
+    if not 0 <= size <= JSON_LIMIT or head != block(INDEX.encode(), b"0", size=size):
+        raise Refused(f"it does not begin with {INDEX}: not a bundle, or one that something else has rewritten")
+    data = file.read(size)
+    value = parse_json(data, INDEX)
+    if isinstance(value, dict) and isinstance(value.get("schema"), int) and value["schema"] > SCHEMA:
+        raise Refused(f"its schema is {value['schema']}, this sparkpin reads {SCHEMA}: a newer one wrote it")
+    try:
+        index = Index.model_validate(value)
+    except ValidationError as error:
+        raise Refused(f"{INDEX}: {first_fault(error)}") from None
+    if index.text != data or file.read(-size % BLOCK).strip(b"\0"):
+        raise Refused(f"{INDEX} is not in the form that an export writes")
+    return index, BLOCK + size + -size % BLOCK
+
+
+def require_header(head: bytes, name: str, size: int) -> None:
+    if head == block(name.encode(), b"0", size=size):
+        return
+    try:
+        seen = tarfile.TarInfo.frombuf(head, "utf-8", "backslashreplace")
+        found = f"{seen.name!r} (type {seen.type!r}, {seen.size} bytes, mode {seen.mode:o})"
+    except tarfile.HeaderError:
+        found = "no header"
+    raise Refused(f"where {name!r} ({size} bytes) has to be lies {found}")
+
+
+def require_content(data: Slice, row: Row) -> None:
+    digest = hashlib.sha256()
+    data.seek(0)
+    while chunk := data.read(CHUNK):
+        digest.update(chunk)
+    if digest.hexdigest() != row.sha256:
+        raise Refused(f"{row.name}: wanted sha256={row.sha256}, got {digest.hexdigest()}")
+
+
+def parse_json(data: bytes, name: str) -> Any:
+    """Plain JSON without a key that stands twice, or Refused."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        if len(value) != len(pairs):
+            raise ValueError("a key stands twice")
+        return value
+
+    try:
+        return json.loads(data, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"{name}: {error or type(error).__name__}") from None
+
+
+def first_fault(error: ValidationError) -> str:
+    fault = error.errors()[0]
+    return f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}"
+
+
+def read_bundle(path: Path, index: Index, data: Mapping[str, Slice]) -> Bundle:
+    """What the members say, each held against the others."""
+    release = read_release(small(data, RELEASE))
+    if release.tag != index.tag:
+        raise Refused(f"{INDEX} is of {index.tag}, {RELEASE} of {release.tag}")
+    records = read_records(data, release)
+    try:
+        checks = tuple(verify.check_evidence(evidence_of(release, records, data)))
+        verify.require(checks, release.tag)
+        Releases(Paths(path, path, path)).check(release)
+    except SparkpinError as error:
+        raise Refused(error.message) from None
+    require_paths(release, records)
+    require_evidence([name for name in data if name.startswith(EVIDENCE)])
+    models = read_models(release, data) if index.store else {}
+    files = read_checkpoint(release, data) if index.checkpoint else {}
+    require_listings(release, data)
+    bundle = Bundle(path, index, data, release, records, checks, models, files)
+    require_members(bundle)
+    return bundle
+
+
+def small(data: Mapping[str, Slice], name: str) -> bytes:
+    """All of a member that has to be there and to be small."""
+    if name not in data:
+        raise Refused(f"{name} is missing")
+    if data[name].size > JSON_LIMIT:
+        raise Refused(f"{name} has {data[name].size:,} bytes; {JSON_LIMIT:,} are allowed")
+    data[name].seek(0)
+    return data[name].read()
+
+
+def read_release(content: bytes) -> Release:
+    value = parse_json(content, RELEASE)
+    try:
+        return Release(**value)
+    except ValidationError as error:
+        raise Refused(f"{RELEASE}: {first_fault(error)}") from None
+    except TypeError as error:
+        raise Refused(f"{RELEASE}: {error}") from None
+
+
+def read_records(data: Mapping[str, Slice], release: Release) -> tuple[BuildRecord, ...]:
+    """From the release's own image down to the first stage; given first stage first."""
+    found: list[BuildRecord] = []
+    key: str | None = release.build_key
+    while key is not None:
+        name = f"{IMAGES}{key}.json"
+        value = parse_json(small(data, name), name)
+        try:
+            record = BuildRecord.model_validate(value)
+        except ValidationError as error:
+            raise Refused(f"{name}: {first_fault(error)}") from None
+        if record.key != key or record in found:
+            raise Refused(f"{name}: it is of the build key {record.key}")
+        found.append(record)
+        key = record.parent_key
+    return tuple(reversed(found))
+
+
+def evidence_of(release: Release, records: tuple[BuildRecord, ...], data: Mapping[str, Slice]) -> Evidence:
+    """What `verify` looks at."""
+
+    def read(sha256: str) -> bytes | None:
+        if (member := data.get(INPUTS + sha256)) is None:
+            return None
+        member.seek(0)
+        return member.read()
+
+    names = (verify.STATEMENT, verify.SBOM, verify.SIGNATURE)
+    files = {name: small(data, EVIDENCE + name) for name in names if EVIDENCE + name in data}
+    return Evidence(release, records, files, records[-1].config.encode(), read)
+
+
+def require_paths(release: Release, records: Sequence[BuildRecord]) -> None:
+    """Whatever becomes a path or a name later has to be harmless now."""
+    platform = records[0].platform
+    for record in records:
+        ref = f"sparkpin/stack-{release.stack}:{record.stage}-{record.key[:12]}"
+        if not STAGE.fullmatch(record.stage) or (record.stack, record.ref) != (release.stack, ref):
+            raise Refused(f"the record of {record.stage!r} names its image {record.ref!r}, wanted {ref!r}")
+        for row in record.context:
+            if not verify.is_plain(row.path):
+                raise Refused(f"the record of {record.stage} names a file {row.path!r}")
+        for deb in record.rootfs.debs if record.rootfs else ():
+            if "/" in deb.file:
+                raise Refused(f"the record of {record.stage} names a package {deb.file!r}")
+        config = parse_json(record.config.encode(), f"configuration of {record.stage}")
+        try:
+            seen = (f"{config['os']}/{config['architecture']}", config["rootfs"]["diff_ids"])
+        except (KeyError, TypeError) as error:
+            raise Refused(f"configuration of {record.stage}: {error!r}") from None
+        if seen != (platform, record.diff_ids) or record.platform != platform:
+            raise Refused(f"configuration of {record.stage}: platform and layers are not those of its record")
+
+
+def require_evidence(names: Sequence[str]) -> None:
+    folders = {"/".join(name.split("/")[:depth]) for name in names for depth in range(1, name.count("/") + 1)}
+    if both := folders & set(names):
+        raise Refused(f"{min(both)} is a file and a folder")
+
+
+def read_models(release: Release, data: Mapping[str, Slice]) -> dict[str, LockedFile]:
+    """<repo>/<revision>/<file> -> file, for each repository of the model's lock whose files are in the bundle."""
+    with tempfile.TemporaryDirectory(prefix="sparkpin-pins-") as name:
+        project = Path(name)
+        (project / "pins/models").mkdir(parents=True)
+        for end in ("yaml", "lock"):
+            pin = f"pins/models/{release.model}.{end}"
+            if pin not in release.inputs:
+                raise Refused(f"{RELEASE} names no {pin}")
+            (project / pin).write_bytes(small(data, INPUTS + release.inputs[pin]))
+        try:
+            model = manifests.load_model(project, release.model)
+            lock: ModelLock = manifests.load_model_lock(project, model)
+        except (SparkpinError, ValueError, RecursionError) as error:
+            raise Refused(f"the pins of {release.model}: {getattr(error, 'message', error)}") from None
+    found: dict[str, LockedFile] = {}
+    for repository in lock.repositories.values():
+        if not REPOSITORY.fullmatch(f"{repository.repo}@{repository.revision}"):
+            raise Refused(f"the lock of {release.model} names a repository {repository.repo}@{repository.revision}")
+        rows = {f"{repository.repo}/{repository.revision}/{file.file}": file for file in repository.files}
+        if all(STORE + file.sha256 in data for file in rows.values()):
+            found |= rows
+    return found
+
+
+def read_checkpoint(release: Release, data: Mapping[str, Slice]) -> dict[str, CheckpointFile]:
+    """File of the checkpoint -> size and SHA-256, as its record says."""
+    value = parse_json(small(data, CHECKPOINT), CHECKPOINT)
+    try:
+        if (value["model"], value["key"]) != (release.model, release.checkpoint_key):
+            raise Refused(f"{CHECKPOINT} is of {value['model']} {value['key']}, not of the release's checkpoint")
+        files = {name: CheckpointFile.model_validate(row) for name, row in value["files"].items()}
+    except (KeyError, TypeError, AttributeError, ValidationError) as error:
+        raise Refused(f"{CHECKPOINT}: {error!r}") from None
+    for name in files:
+        if not verify.is_plain(name) or name == RECORD:
+            raise Refused(f"{CHECKPOINT} names a file {name!r}")
+    return files
+
+
+def require_listings(release: Release, data: Mapping[str, Slice]) -> None:
+    for diff_id in release.diff_ids:
+        name = listing(diff_id)
+        try:
+            entries = parse_contents(small(data, name))
+        except IntegrityError as error:
+            raise Refused(f"{name}: {error.message}") from None
+        for entry in entries:
+            texts = (entry.path, entry.kind, entry.sha256, entry.link, entry.capability, entry.owner)
+            numbers = (entry.mode, entry.uid, entry.gid, entry.size, *entry.device)
+            if not all(isinstance(t, str) for t in texts) or not all(type(n) is int and n >= 0 for n in numbers):
+                raise Refused(f"{name}: {entry!r}")
+            if entry.kind not in LISTED or len(entry.device) != 2:
+                raise Refused(f"{name}: {entry!r}")
+
+
+def listing(diff_id: str) -> str:
+    return f"{LAYERS}{diff_id.removeprefix('sha256:')}.jsonl.gz"
+
+
+def require_members(bundle: Bundle) -> None:
+    """Exactly the members that the records ask for, each with the hash and size that they name."""
+    release, records, data = bundle.release, bundle.records, bundle.data
+    rows = {row.name: row for row in bundle.index.members}
+    wanted: dict[str, LockedFile | CheckpointFile | None] = {RELEASE: None}
+    wanted |= {f"{IMAGES}{record.key}.json": None for record in records}
+    wanted |= dict.fromkeys(INPUTS + sha256 for sha256 in bundle.kept)
+    wanted |= dict.fromkeys(listing(diff_id) for diff_id in release.diff_ids)
+    wanted |= dict.fromkeys(name for name in rows if name.startswith(EVIDENCE))
+    if bundle.index.store:
+        wanted |= {STORE + file.sha256: file for file in (*bundle.locked, *bundle.model_files.values())}
+    if bundle.index.checkpoint:
+        wanted |= {CHECKPOINTS + file.sha256: file for file in bundle.checkpoint_files.values()} | {CHECKPOINT: None}
+    if bundle.index.image:
+        wanted |= dict.fromkeys(map(oci.blob, release.diff_ids))
+        if absent := [name for name in map(oci.blob, release.diff_ids) if name not in rows]:
+            raise Refused(f"{absent[0]} is missing")
+        files = oci.layout(records[-1].config.encode(), layers_of(release, rows), release.tag)
+        for name, content in files.items():
+            wanted[name] = None
+            if name not in rows or small(data, name) != content:
+                raise Refused(f"{name} is not the one of an image with plain layers that this record describes")
+    if strange := sorted(rows.keys() ^ wanted.keys()):
+        raise Refused(f"{strange[0]} is {'missing' if strange[0] in wanted else 'not what a record asks for'}")
+    for name, file in wanted.items():
+        if file and (rows[name].size, rows[name].sha256) != (file.size, file.sha256):
+            raise Refused(f"{name}: wanted {file.size} bytes, as its record says; it has {rows[name].size}")
+        head, _, digest = name.rpartition("/")
+        if f"{head}/" in (INPUTS, STORE, CHECKPOINTS, BLOBS) and rows[name].sha256 != digest:
+            raise Refused(f"{name}: its sha256 is {rows[name].sha256}")
+
+
+def layers_of(release: Release, rows: Mapping[str, Row]) -> list[oci.Layer]:
+    return [oci.Layer(diff_id, rows[oci.blob(diff_id)].size) for diff_id in release.diff_ids]

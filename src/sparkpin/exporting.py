@@ -1,0 +1,300 @@
+"""Writing a bundle: what a release consists of, collected, checked and put into one file. See `bundle`.
+
+The same release with the same evidence gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from sparkpin import bundle, files, oci, retention
+from sparkpin.buildrecord import BuildRecord, layer_file, records_of
+from sparkpin.bundle import Row
+from sparkpin.canonical import BLOCK, END, Slice, block
+from sparkpin.checkpoint.build import is_complete
+from sparkpin.checkpoint.verify import RECORD
+from sparkpin.engine import Engine
+from sparkpin.errors import CheckpointError, EngineError, InputError, IntegrityError
+from sparkpin.inputs import Inputs, project_of
+from sparkpin.materials import model_inputs
+from sparkpin.paths import Paths
+from sparkpin.releases import Release, Releases, now, to_json
+from sparkpin.schema import LockedFile
+from sparkpin.seal import open_saved
+from sparkpin.store import FETCH
+
+Say = Callable[[str], None]
+LOCAL = (bundle.EXPORTS, bundle.IMPORTS)
+PROGRESS = 10  # seconds between two lines
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """store: with every wheel, package and model file; checkpoint: with the finished checkpoint; image: with it."""
+
+    store: bool = False
+    checkpoint: bool = False
+    image: bool = True
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One member to be written. what: its name for an error; next_step: what brings it back."""
+
+    name: str
+    size: int
+    sha256: str
+    source: bytes | Path | Slice
+    what: str
+    next_step: str = "invoke verify finds what is damaged"
+
+    @property
+    def row(self) -> Row:
+        return Row(name=self.name, size=self.size, sha256=self.sha256)
+
+    def chunks(self) -> Iterator[bytes]:
+        if isinstance(self.source, bytes):
+            yield self.source
+            return
+        with contextlib.ExitStack() as stack:
+            source = self.source
+            opened: Any = stack.enter_context(source.open("rb")) if isinstance(source, Path) else source
+            opened.seek(0)
+            while chunk := opened.read(files.CHUNK):
+                yield chunk
+
+
+def export(
+    paths: Paths, connect: Callable[[], Engine], release: Release, target: Path, wanted: Wanted, say: Say
+) -> int:
+    """Write the bundle of a release; its size in bytes. The file appears whole or not at all.
+
+    connect: gives the engine, which is asked only when the image is wanted. Raises InputError for a file that is there,
+    IntegrityError for an input that is gone or damaged, EngineError for an image that is, DiskError.
+    """
+    if target.exists():
+        raise InputError(f"{target} is there already", next_step=f"name another file, or rm {target}")
+    records = records_of(paths, release)
+    pieces = [*release_pieces(paths, release, records), *input_pieces(paths, release, records)]
+    if wanted.store:
+        pieces += store_pieces(paths, release, records)
+    if wanted.checkpoint:
+        pieces += checkpoint_pieces(paths, release)
+    with contextlib.ExitStack() as stack:
+        if wanted.image:
+            known = sum(piece.size for piece in pieces)
+            pieces += image_pieces(paths, connect(), release, records, target, known, stack, say)
+        size = write(target, release, wanted, pieces, say)
+    note(paths, release, target, wanted)
+    return size
+
+
+def release_pieces(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> list[Piece]:
+    """The record as it was built: what this machine made of it (current, passed) is told by its evidence."""
+    bare = dataclasses.replace(release, state="built", smoke=None)
+    pieces = [of_bytes(bundle.RELEASE, as_json(to_json(bare)))]
+    for record in records:
+        value = record.model_dump(mode="json", by_alias=True)
+        pieces.append(of_bytes(f"{bundle.IMAGES}{record.key}.json", as_json(value)))
+    folder = Releases(paths).evidence(release)
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in LOCAL and re.fullmatch(bundle.NAME, name):  # else half-written, or not ours
+            pieces.append(of_file(f"{bundle.EVIDENCE}{name}", path))
+    for diff_id in dict.fromkeys(release.diff_ids):
+        pieces.append(of_file(bundle.listing(diff_id), layer_file(paths, diff_id)))
+    return pieces
+
+
+def as_json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def of_bytes(name: str, data: bytes) -> Piece:
+    return Piece(name, len(data), hashlib.sha256(data).hexdigest(), data, name)
+
+
+def of_file(name: str, path: Path) -> Piece:
+    """A small file that nothing else says the hash of."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise IntegrityError(f"{path} is missing", next_step="invoke build makes it anew") from None
+    return Piece(name, len(data), hashlib.sha256(data).hexdigest(), data, str(path))
+
+
+def input_pieces(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> list[Piece]:
+    kept = Inputs.of(paths).kept
+    names = {row.sha256: f"{row.what} of {record.stage}" for record in records for row in record.context}
+    names |= {sha256: name for name, sha256 in release.inputs.items()}
+    pieces = []
+    for sha256 in bundle.kept_hashes(release, records):
+        path = kept.path(sha256)
+        if not path.is_file():
+            raise IntegrityError(
+                f"{release.tag} was made from {names[sha256]} (sha256={sha256}), which is not in {kept.root}",
+                next_step=f"invoke build --recipe {release.recipe} --stage {release.stage} keeps it again, "
+                "if the pins are still the same",
+            )
+        pieces.append(Piece(f"{bundle.INPUTS}{sha256}", path.stat().st_size, sha256, path, names[sha256]))
+    return pieces
+
+
+def store_pieces(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> list[Piece]:
+    """All that was fetched: for the images, and for the checkpoint."""
+    found: dict[str, tuple[LockedFile, Path]] = {}
+    store = Inputs.of(paths)
+    for file in bundle.locked_files(records):
+        found[file.sha256] = file, store.holding(file).path(file.sha256)
+    with project_of(paths, release) as project:
+        for repository in model_inputs(project, release).repositories:
+            for file in repository.files:
+                found[file.sha256] = file, paths.models / repository.repo / repository.revision / file.file
+    if absent := [file for file, path in found.values() if not path.is_file() or path.stat().st_size != file.size]:
+        raise IntegrityError(
+            f"{len(absent)} of {len(found)} files that {release.tag} was made from are not in the cache, "
+            f"the first: {absent[0].file} (sha256={absent[0].sha256})",
+            next_step=FETCH,
+        )
+    return [
+        Piece(f"{bundle.STORE}{sha256}", file.size, sha256, path, str(path), FETCH)
+        for sha256, (file, path) in sorted(found.items())
+    ]
+
+
+def checkpoint_pieces(paths: Paths, release: Release) -> list[Piece]:
+    folder = Releases(paths).checkpoint(release)
+    if not is_complete(folder, release.checkpoint_key):
+        raise CheckpointError(
+            f"the checkpoint of {release.tag} ({folder}) is not there or not whole",
+            next_step=f"invoke smoke --release {release.tag} makes it",
+        )
+    made = (folder / RECORD).read_bytes()
+    rows = {row["sha256"]: (row["size"], folder / name) for name, row in json.loads(made)["files"].items()}
+    return [
+        of_bytes(bundle.CHECKPOINT, made),
+        *(
+            Piece(f"{bundle.CHECKPOINTS}{sha256}", size, sha256, path, str(path), "invoke checkpoint")
+            for sha256, (size, path) in sorted(rows.items())
+        ),
+    ]
+
+
+def image_pieces(
+    paths: Paths,
+    engine: Engine,
+    release: Release,
+    records: Sequence[BuildRecord],
+    target: Path,
+    known: int,
+    stack: contextlib.ExitStack,
+    say: Say,
+) -> list[Piece]:
+    """The image as an OCI layout; its layers lie in a temporary file while `stack` is open. known: bytes before it."""
+    image = release.size + release.size // 16  # a tar is somewhat larger than what it holds
+    work, out = files.existing_parent(paths.work), files.existing_parent(target.parent)
+    together = work.stat().st_dev == out.stat().st_dev
+    files.require_space(paths.work, image + (image + known if together else 0), "an image's layers", "SPARKPIN_CACHE")
+    if not together:
+        require_room(target, image + known)
+    layers = saved_layers(paths, engine, release, stack, say)
+    sizes = [oci.Layer(diff_id, layers[diff_id].size) for diff_id in release.diff_ids]
+    pieces = [of_bytes(*item) for item in oci.layout(records[-1].config.encode(), sizes, release.tag).items()]
+    again = f"the engine's image is damaged: {retention.how_to_rebuild(release)}"
+    for diff_id, tar in layers.items():
+        sha256 = diff_id.removeprefix("sha256:")
+        pieces.append(Piece(oci.blob(diff_id), tar.size, sha256, tar, f"layer {diff_id} as the engine saved it", again))
+    return pieces
+
+
+def saved_layers(
+    paths: Paths, engine: Engine, release: Release, stack: contextlib.ExitStack, say: Say
+) -> dict[str, Slice]:
+    """Diff ID -> tar, as the engine gives them out, which is not verified; there while `stack` is open."""
+    ref = retention.present_ref(engine, release)
+    if ref is None:
+        raise EngineError(
+            f"the image of {release.tag} ({release.image}) is not in the engine",
+            next_step=retention.how_to_rebuild(release),
+        )
+    say(f"reading {len(release.diff_ids)} layers from the engine, {release.size / 1e6:.1f} MB")
+    with files.disk_errors(paths.work):
+        paths.work.mkdir(parents=True, exist_ok=True)
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="saved-", dir=paths.work)))
+        with (work / "image.tar").open("wb") as file:
+            engine.save(ref, file)
+    saved = stack.enter_context(open_saved(work / "image.tar"))
+    if tuple(saved.diff_ids) != release.diff_ids:
+        raise EngineError(f"the engine saved another image than {release.tag}", next_step="the same command again")
+    return dict(zip(release.diff_ids, saved.layers, strict=True))
+
+
+def require_room(target: Path, needed: int) -> None:
+    files.require_space(target.parent, needed, "the bundle's bytes", "the file (-o)")
+
+
+def write(target: Path, release: Release, wanted: Wanted, pieces: Sequence[Piece], say: Say) -> int:
+    """One pass over the pieces, each compared with its hash as it is written."""
+    index = bundle.Index(
+        tag=release.tag,
+        image=wanted.image,
+        store=wanted.store,
+        checkpoint=wanted.checkpoint,
+        members=[piece.row for piece in pieces],
+    )
+    total = sum(BLOCK + piece.size + -piece.size % BLOCK for piece in pieces)
+    require_room(target, total)
+    say(f"writing {target}: {len(pieces)} members, {total / 1e6:.1f} MB")
+    told = time.monotonic()
+    with files.atomic_file(target) as out:
+        for piece in (of_bytes(bundle.INDEX, index.text), *pieces):
+            out.write(block(piece.name.encode(), b"0", size=piece.size))
+            copy(piece, out)
+            out.write(b"\0" * (-piece.size % BLOCK))
+            if time.monotonic() - told > PROGRESS:
+                told = time.monotonic()
+                say(f"  {out.tell() / 1e6:.1f} of {total / 1e6:.1f} MB")
+        out.write(END)
+        return out.tell()
+
+
+def copy(piece: Piece, out: BinaryIO | Any) -> None:
+    digest, size = hashlib.sha256(), 0
+    for chunk in piece.chunks():
+        digest.update(chunk)
+        size += len(chunk)
+        out.write(chunk)
+    if (size, digest.hexdigest()) != (piece.size, piece.sha256):
+        raise IntegrityError.mismatch(
+            piece.what,
+            wanted_size=piece.size,
+            wanted_sha256=piece.sha256,
+            size=size,
+            sha256=digest.hexdigest(),
+            next_step=piece.next_step,
+        )
+
+
+def note(paths: Paths, release: Release, target: Path, wanted: Wanted) -> None:
+    """Remember where the bundle lies, so that a `fetch` that finds a file gone from the network can name it."""
+    path = Releases(paths).evidence(release) / bundle.EXPORTS
+    add_row(path, {"file": str(target.absolute()), "with_store": wanted.store})
+
+
+def add_row(path: Path, row: dict[str, Any]) -> None:
+    """Add to a list of bundles, with the time; what it said about the same file goes."""
+    try:
+        rows = [old for old in json.loads(path.read_text(encoding="utf-8")) if old["file"] != row["file"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        rows = []
+    files.write_json(path, [*rows, {**row, "time": now()}])

@@ -1,0 +1,138 @@
+"""Engines of other machines: unix://, tcp:// (as DOCKER_HOST) and ssh://.
+
+Over ssh each connection to the engine is an `ssh HOST docker system dial-stdio`, as the Docker CLI makes it, behind a
+local socket: keys, agents, jump hosts and known hosts stay ssh's business. The SDK's own way needs paramiko and keeps
+to itself why ssh failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socketserver
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import docker
+
+from sparkpin.engine import TIMEOUT, Engine, engine_errors
+from sparkpin.errors import DiskError, EngineError, HostError, InputError, NetworkError
+
+OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30")  # nobody is asked for a password twice a second
+DIAL = ("docker", "system", "dial-stdio")
+SHAPES = "ssh://user@host[:port], unix:///path/of/docker.sock or tcp://host:port"
+
+
+@contextlib.contextmanager
+def engine_at(url: str) -> Iterator[Engine]:
+    """The engine at a url, for as long as the block runs.
+
+    Raises InputError for no such url, NetworkError when ssh does not get there, EngineError when no engine answers.
+    """
+    scheme = urlsplit(url).scheme
+    if scheme not in ("ssh", "unix", "tcp"):
+        raise InputError(f"saw {url!r}, wanted {SHAPES}", next_step="invoke copy TAG --to ssh://user@host")
+    with bridge(url) if scheme == "ssh" else contextlib.nullcontext(url) as local:
+        with errors_of(url):
+            engine = connect(local)
+        with contextlib.closing(engine.client):
+            yield engine
+
+
+@contextlib.contextmanager
+def errors_of(url: str) -> Iterator[None]:
+    """Errors of the engine at a url say so: two engines take part in a copy."""
+    try:
+        yield
+    except EngineError as error:
+        said = error.message.replace("at the default socket", "there")
+        raise EngineError(f"{url}: {said}", next_step=f"docker -H {url} info") from None
+    except DiskError as error:
+        raise DiskError(f"{url}: {error.message}", next_step="free space there (invoke prune --keep 2)") from None
+
+
+def connect(url: str) -> Engine:
+    environment = {**os.environ, "DOCKER_HOST": url}
+    with engine_errors():
+        client = docker.DockerClient.from_env(timeout=TIMEOUT, environment=environment)
+        client.ping()
+    return Engine(client)
+
+
+def ssh_command(url: str) -> list[str]:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise InputError(f"{url}: {error}", next_step=SHAPES) from None
+    if not host or parts.path not in ("", "/") or parts.password or parts.query or parts.fragment:
+        raise InputError(f"saw {url!r}, wanted ssh://user@host[:port]", next_step="name keys and jump hosts in ~/.ssh")
+    program = shutil.which("ssh")
+    if program is None:
+        raise HostError("there is no ssh on this machine", next_step="apt-get install openssh-client (as root)")
+    user = ["-l", parts.username] if parts.username else []
+    return [program, *OPTIONS, *user, *(["-p", str(port)] if port else []), "--", host]
+
+
+@contextlib.contextmanager
+def bridge(url: str) -> Iterator[str]:
+    """A local socket (its url) behind which the engine of an ssh host answers."""
+    command = ssh_command(url)
+    require_docker(url, command)
+    with tempfile.TemporaryDirectory(prefix="sparkpin-ssh-") as folder:
+        socket = Path(folder) / "docker.sock"
+        running: list[subprocess.Popen[bytes]] = []
+
+        class Handler(socketserver.BaseRequestHandler):
+            """ssh gets the connection itself as its input and output."""
+
+            def handle(self) -> None:
+                process = subprocess.Popen(
+                    [*command, *DIAL], stdin=self.request, stdout=self.request, stderr=subprocess.DEVNULL
+                )
+                running.append(process)
+                process.wait()
+
+        class Server(socketserver.ThreadingUnixStreamServer):
+            daemon_threads = True
+            block_on_close = False
+
+        with Server(str(socket), Handler) as server:
+            threading.Thread(target=server.serve_forever, args=(0.05,), name="ssh", daemon=True).start()
+            try:
+                yield f"unix://{socket}"
+            finally:
+                server.shutdown()
+                for process in running:
+                    process.terminate()
+
+
+def require_docker(url: str, command: list[str]) -> None:
+    """One try whose failure can be read: whether ssh gets there, and whether docker there reaches an engine."""
+    done = subprocess.run(
+        [*command, "docker", "version", "--format", "{{.Server.Version}}"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
+    if not done.returncode:
+        return
+    said = " ".join(done.stderr.split()) or f"it ended with exit code {done.returncode}"
+    if done.returncode == 255:
+        target = url.removeprefix("ssh://").rstrip("/")
+        raise NetworkError(
+            f"ssh does not get to {target}: {said}",
+            next_step=f"`ssh {url}` has to work without a password (ssh-keygen, ssh-copy-id)",
+        )
+    if done.returncode == 127:
+        raise EngineError(f"{url}: there is no docker: {said}", next_step="install Docker there (./install.sh)")
+    raise EngineError(
+        f"{url}: its Docker engine does not answer: {said}",
+        next_step=f"ssh {url} docker info; the user there may have to be in the group docker",
+    )

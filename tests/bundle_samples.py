@@ -1,0 +1,108 @@
+"""Bundles for tests: of a release whose layers are made up, and taken apart and packed again as an attacker would."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evidence_samples import Sample, make_sample
+
+from sparkpin import attest, bundle, exporting, oci
+from sparkpin.buildrecord import layer_file
+from sparkpin.canonical import BLOCK, END, block, padded
+from sparkpin.contents import Entry, write_contents
+from sparkpin.exporting import Wanted
+from sparkpin.releases import Releases
+from sparkpin.seal import digest_of
+from sparkpin.signing import Keys
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def sample_of(folder: Path) -> Sample:
+    """With statement, logs and listings of layers."""
+    sample = make_sample(folder)
+    for diff_id in sample.release.diff_ids:
+        write_contents(layer_file(sample.paths, diff_id), (Entry("etc/passwd", "file", 0o644, 0, 0, 0),))
+    attest.attest(sample.paths, sample.release, Keys())
+    (sample.folder / "smoke").mkdir()
+    (sample.folder / "smoke/server.log").write_text("ready\n")
+    return sample
+
+
+def write_sample(sample: Sample, target: Path) -> Path:
+    """A bundle with the image, as `export` writes it from the layers that an engine gave it."""
+    contents = [b"rootfs"]
+    for record in sample.records:
+        contents += [f"{record.stage} {layer.name}".encode() for layer in record.layers]
+    layers = {digest_of(data): data for data in contents}
+    assert tuple(layers) == sample.release.diff_ids
+    config = sample.records[-1].config.encode()
+    sizes = [oci.Layer(diff_id, len(data)) for diff_id, data in layers.items()]
+    files = oci.layout(config, sizes, sample.release.tag) | {oci.blob(diff_id): d for diff_id, d in layers.items()}
+    pieces = exporting.release_pieces(sample.paths, sample.release, sample.records)
+    pieces += exporting.input_pieces(sample.paths, sample.release, sample.records)
+    pieces += [exporting.of_bytes(name, data) for name, data in files.items()]
+    exporting.write(target, sample.release, Wanted(), pieces, quiet)
+    return target
+
+
+@dataclass
+class Parts:
+    """A bundle in pieces. members: all but the index, in their order; index: changes of it."""
+
+    members: dict[str, bytes]
+    index: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, path: Path) -> Parts:
+        with tarfile.open(path, "r:") as tar:
+            found = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+        index = json.loads(found.pop(bundle.INDEX))
+        return cls(found, index)
+
+    def edit(self, name: str, change: Callable[[Any], Any]) -> None:
+        """Change a JSON member."""
+        value = json.loads(self.members[name])
+        self.members[name] = exporting.as_json(change(value) or value)
+
+    def pack(self) -> bytes:
+        """With an index that fits: whoever rewrites a bundle rewrites it, too."""
+        rows = [bundle.Row(name="x", size=len(data), sha256=sha256(data)) for data in self.members.values()]
+        named = [row.model_copy(update={"name": name}) for row, name in zip(rows, self.members, strict=True)]
+        index = bundle.Index.model_validate({**self.index, "members": []}).model_copy(update={"members": named})
+        return tar_of({bundle.INDEX: index.text, **self.members})
+
+
+def tar_of(members: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    for name, data in members.items():
+        out.write(block(name.encode(), b"0", size=len(data)) + padded(data))
+    return out.getvalue() + END
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def offset_of(data: bytes, name: str) -> int:
+    """Where a member's header begins."""
+    position = 0
+    while (found := data.index(name.encode(), position)) % BLOCK:
+        position = found + 1
+    return found
+
+
+def state_of(sample: Sample) -> dict[str, bytes]:
+    """Everything below the home, to see that nothing changed."""
+    root = Releases(sample.paths).root.parent
+    return {str(path): path.read_bytes() for path in root.rglob("*") if path.is_file()}
