@@ -123,7 +123,7 @@ def build(
     }
 )
 def reproduce(c: Context, release: str | None = None, stage: str | None = None, recipe: str | None = None) -> None:
-    """Build a release again from its record, in an engine of its own, and compare (as root)."""
+    """Build a release again from its record, and compare."""
     from sparkpin import commands
 
     commands.reproduce(tag=release, stage=stage, recipe=recipe)
@@ -254,7 +254,7 @@ def export(
     with_checkpoint: bool = False,
     no_image: bool = False,
 ) -> None:
-    """Write a release into one file: image (OCI layout), record, pins, statement."""
+    """Write a release into one file: image, record, inputs."""
     from sparkpin import commands
 
     commands.export(tag, output or o, store=with_store, checkpoint=with_checkpoint, image=not no_image)
@@ -262,7 +262,7 @@ def export(
 
 @command(name="import", positional=["file"], help={"file": "a bundle that `export` wrote"})
 def import_(c: Context, file: str) -> None:
-    """Verify a bundle, then load its image and keep its release. Needs no network."""
+    """Verify a bundle, then load its image and record."""
     from sparkpin import commands
 
     commands.import_bundle(file)
@@ -270,7 +270,7 @@ def import_(c: Context, file: str) -> None:
 
 @command(positional=["tag"], help={"tag": "release to send", "to": "ssh://user@host[:port], unix://... or tcp://..."})
 def copy(c: Context, tag: str, to: str = "") -> None:
-    """Send a release's image to another engine: only the layers that it lacks."""
+    """Send a release's image to another engine."""
     from sparkpin import commands
 
     commands.copy(tag, to)
