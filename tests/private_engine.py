@@ -14,10 +14,9 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import docker
 import pytest
 
 from sparkpin.daemon import SYSTEM_PATH, Daemon, start_engine, stop_engine
@@ -47,15 +46,16 @@ def daemon_folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def private_engine() -> Iterator[Engine]:
+def private_engine(change: Callable[[Daemon], Daemon] = lambda daemon: daemon) -> Iterator[Engine]:
+    """change: what is different from the engine that this machine has."""
     with daemon_folder() as folder:
-        daemon = Daemon.private(folder)
+        daemon = change(Daemon.private(folder))
         start_engine(Paths(folder, folder / "cache", folder / "home"), quiet, daemon)
-        client = docker.DockerClient(base_url=f"unix://{daemon.socket}")
+        engine = Engine.at(f"unix://{daemon.socket}")
         try:
-            yield Engine(client)
+            yield engine
         finally:
-            client.close()
+            engine.client.close()
 
 
 def file_layer(name: str, content: bytes) -> bytes:

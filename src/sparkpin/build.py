@@ -16,6 +16,7 @@ from sparkpin import rootfs, seal
 from sparkpin.buildrecord import BuildRecord, LayerRecord, layer_file, read_record, record_file, write_record
 from sparkpin.canonical import read_layer
 from sparkpin.contents import Contents, contents_of, read_contents, write_contents
+from sparkpin.contentstore import Sizes
 from sparkpin.context import context_folder
 from sparkpin.engine import Engine, ImageInfo
 from sparkpin.errors import BuildError, DifferenceError, EngineError, IntegrityError
@@ -188,8 +189,7 @@ class Maker:
     """Two ways from a context to the sealed image, which give the same image.
 
     `from_trees` takes each new layer alone and sends the engine no layer that it has. `whole` builds the last stage,
-    lets the engine save all of it and sends all of it: for templates without trees, and for engines that want every
-    layer.
+    lets the engine save all of it and sends all of it: for templates without trees, and where the engine refuses less.
     """
 
     paths: Paths
@@ -207,7 +207,7 @@ class Maker:
         return f"sparkpin/{UNSEALED}:{self.rendered.stage}-{self.rendered.key[:12]}"
 
     def run(self) -> Made:
-        if " AS config\n" not in self.rendered.dockerfile or not self.engine.keeps_layers:
+        if " AS config\n" not in self.rendered.dockerfile:
             return self.whole()
         for trust in (False,) if self.fresh else (True, False):
             try:
@@ -285,7 +285,14 @@ class Maker:
 
     def load(self, parts: Sequence[Part], image: ImageInfo) -> Sealed:
         ref = self.rendered.ref
-        sealed = self.engine.load_sealed(parts, image.config, os=image.os, architecture=image.architecture, tag=ref)
+        sealed = self.engine.load_sealed(
+            parts,
+            image.config,
+            os=image.os,
+            architecture=image.architecture,
+            tag=ref,
+            sizes=Sizes(self.paths.cache / "layers"),
+        )
         for diff_id, contents in sealed.contents.items():
             keep_contents(self.paths, diff_id, contents)
         return sealed

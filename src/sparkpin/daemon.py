@@ -38,7 +38,8 @@ NAMED_NEXT = "start that engine, or `unset DOCKER_HOST` (`docker context use def
 class Daemon:
     """Where one engine keeps its things.
 
-    options: what dockerd is started with; wrapper: the command that runs dockerd; is_system: systemd may own it.
+    options: what dockerd is started with; wrapper: the command that runs dockerd; settings: the text of the
+    configuration file, where an option names one; is_system: systemd may own it.
     """
 
     socket: Path
@@ -48,6 +49,7 @@ class Daemon:
     log: Path
     options: tuple[str, ...] = ()
     wrapper: tuple[str, ...] = ()
+    settings: str = "{}"
     is_system: bool = False
 
     @classmethod
@@ -174,7 +176,7 @@ def start_directly(daemon: Daemon, url: str, say: Callable[[str], None]) -> str:
     argv = [*daemon.wrapper, command, *daemon.options]
     for option in daemon.options:
         if option.startswith("--config-file="):  # else it reads /etc/docker/daemon.json, and refuses options set there
-            Path(option.partition("=")[2]).write_text("{}\n")
+            Path(option.partition("=")[2]).write_text(f"{daemon.settings}\n")
     if daemon.log.exists() and daemon.log.stat().st_size > LOG_LIMIT:
         daemon.log.replace(daemon.log.with_suffix(".log.1"))
     say(f"starting the Docker engine (log: {daemon.log})")

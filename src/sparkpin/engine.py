@@ -21,10 +21,11 @@ import requests
 
 from sparkpin import buildkit
 from sparkpin.canonical import Slice
+from sparkpin.contentstore import NO_SIZES, Blob, Index, Sizes, image_index, image_manifest, plain_blobs, read_blobs
 from sparkpin.endpoint import environment
 from sparkpin.errors import DiskError, EngineError
 from sparkpin.files import CHUNK, atomic_file, sha256_file
-from sparkpin.seal import Part, Sealed, digest_of, image_config, seal
+from sparkpin.seal import CREATED, CREATED_BY, Part, Sealed, digest_of, image_config, seal
 
 CONNECT_TIMEOUT = 30  # seconds
 TIMEOUT = 3600  # seconds without an answer: an engine with a slow disk is silent for minutes while it loads an image
@@ -83,7 +84,8 @@ class Engine:
     def image(self, ref: str) -> ImageInfo | None:
         """What the engine has under `ref`, or None.
 
-        Where containerd keeps the images their Id is not the configuration's digest; it is worked out for sealed ones.
+        Where containerd keeps the images their Id is not the configuration's digest: there it is worked out for sealed
+        images, and other images have their Id in its place.
         """
         with engine_errors():
             try:
@@ -92,10 +94,8 @@ class Engine:
                 return None
         config, diff_ids = found.get("Config") or {}, tuple(found["RootFS"].get("Layers") or ())
         digest = found["Id"]
-        if not self.keeps_layers:
-            digest = digest_of(
-                image_config(config, os=found["Os"], architecture=found["Architecture"], diff_ids=diff_ids)
-            )
+        if not self.keeps_layers and self.is_sealed(found):
+            digest = digest_of(config_of(found))
         return ImageInfo(
             ref=ref,
             config_digest=digest,
@@ -106,6 +106,14 @@ class Engine:
             os=found["Os"],
             architecture=found["Architecture"],
             config=config,
+        )
+
+    def is_sealed(self, found: Mapping[str, Any]) -> bool:
+        """Whether an image that was inspected has the dates and the history that sealing gives."""
+        with engine_errors():
+            events = self.client.api.history(found["Id"])  # type: ignore[no-untyped-call]
+        return found.get("Created") == CREATED and [event["CreatedBy"] for event in events] == [CREATED_BY] * len(
+            found["RootFS"].get("Layers") or ()
         )
 
     def tag(self, ref: str, new: str) -> None:
@@ -141,17 +149,76 @@ class Engine:
         return None
 
     def load_sealed(
-        self, parts: Sequence[Part], config: Mapping[str, Any], *, os: str, architecture: str, tag: str
+        self,
+        parts: Sequence[Part],
+        config: Mapping[str, Any],
+        *,
+        os: str,
+        architecture: str,
+        tag: str,
+        sizes: Sizes = NO_SIZES,
     ) -> Sealed:
-        """Seal and load in one pass, without a copy on the disk. The tag appears when all of it is in."""
-        result: list[Sealed] = []
+        """Seal and load in one pass, without a copy on the disk. The tag appears when all of it is in.
+
+        sizes: notes that containerd's store is read and written with. Raises EngineError when the engine lacks a layer
+        that is left out.
+        """
+        made: list[Sealed] = []
+        nameless: list[Index] = []  # what containerd's store takes in by an index has no tag yet
+        below = [] if self.keeps_layers else self.blobs([part.diff_id for part in parts if part.left_out], sizes)
+
+        def more(sealed: Sealed) -> Mapping[str, bytes]:
+            if self.keeps_layers:
+                return {}
+            nameless.append(image_index(sealed, parts, below))
+            return nameless[0].members
 
         def produce(write: Callable[[bytes], object]) -> None:
-            result.append(seal(write, parts, config, os=os, architecture=architecture, tag=tag))
+            made.append(seal(write, parts, config, os=os, architecture=architecture, tag=tag, more=more))
 
-        with pieces_of(produce) as pieces:
-            self.load(pieces)
-        return result[0]
+        try:
+            with pieces_of(produce) as pieces:
+                self.load(pieces)
+            for index in nameless:
+                self.tag(index.digest, tag)
+        except BaseException:
+            for index in nameless:
+                with contextlib.suppress(EngineError):  # it must not hide why the load failed
+                    self.remove_nameless(index.digest)
+            raise
+        for index in nameless:
+            sizes.keep(made[0].diff_ids, index.blobs)
+        return made[0]
+
+    def remove_nameless(self, image_id: str) -> None:
+        """Remove what a load left that could not unpack what it took in."""
+        with engine_errors(), contextlib.suppress(docker.errors.ImageNotFound):
+            if not self.client.api.inspect_image(image_id).get("RepoTags"):  # type: ignore[no-untyped-call]
+                self.client.api.remove_image(image_id)
+
+    def blobs(self, diff_ids: Sequence[str], sizes: Sizes) -> list[Blob]:
+        """What containerd's store has for the lowest layers of an image, from the smallest image that has them all."""
+        if not diff_ids:
+            return []
+        found: list[dict[str, Any]] = []
+        with engine_errors():
+            for image_id in {entry["Id"] for entry in self.client.api.images()}:
+                with contextlib.suppress(docker.errors.ImageNotFound):  # removed meanwhile
+                    details = self.client.api.inspect_image(image_id)  # type: ignore[no-untyped-call]
+                    if (details["RootFS"].get("Layers") or [])[: len(diff_ids)] == list(diff_ids):
+                        found.append(details)
+        if not found:
+            raise EngineError(f"no image of the engine has the layers up to {diff_ids[-1]}", next_step="invoke build")
+        found.sort(key=lambda details: len(details["RootFS"]["Layers"]))
+        for details in found:
+            layers = details["RootFS"]["Layers"]
+            blobs = plain_blobs(layers, sizes)
+            if blobs and digest_of(image_manifest(config_of(details), blobs)) == details["Id"]:
+                return blobs[: len(diff_ids)]
+        with engine_errors():
+            blobs = read_blobs(self.client.api.get_image(found[0]["Id"], chunk_size=CHUNK))
+        sizes.keep(found[0]["RootFS"]["Layers"], blobs)
+        return blobs[: len(diff_ids)]
 
     def import_rootfs(self, tar: Path, ref: str, *, architecture: str, labels: Mapping[str, str]) -> ImageInfo:
         """Load a root file system's tar, as it is, as an image of one layer.
@@ -189,6 +256,16 @@ class Engine:
             no_cache=no_cache,
             host=self.host,
         )
+
+
+def config_of(found: Mapping[str, Any]) -> bytes:
+    """The configuration of a sealed image that was inspected."""
+    return image_config(
+        found.get("Config") or {},
+        os=found["Os"],
+        architecture=found["Architecture"],
+        diff_ids=found["RootFS"].get("Layers") or (),
+    )
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ from sparkpin.files import CHUNK, disk_errors
 
 AHEAD = 4  # chunks
 VERSION = 1  # counts changes of the canonical form: it is a part of every build key
+CREATED_BY = "sparkpin"
 CREATED = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(EPOCH))
 CONFIG_KEYS = (
     "Cmd",
@@ -66,6 +67,12 @@ class Part:
     @property
     def empty(self) -> bool:
         return self.layer is not None and not self.layer.members
+
+    @property
+    def size(self) -> int:
+        """Bytes of the layer's tar; 0 where it is left out."""
+        content = self.layer or self.raw
+        return content.size if content else 0
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,7 @@ def digest_of(data: bytes) -> str:
 def image_config(config: Mapping[str, Any], *, os: str, architecture: str, diff_ids: Sequence[str]) -> bytes:
     """The canonical configuration: chosen keys that say something, and nothing about when, where and by what."""
     kept = {key: config[key] for key in CONFIG_KEYS if config.get(key)}
-    event = {"created": CREATED, "created_by": "sparkpin"}
+    event = {"created": CREATED, "created_by": CREATED_BY}
     value = {
         "architecture": architecture,
         "config": kept,
@@ -185,10 +192,12 @@ def seal(
     os: str,
     architecture: str,
     tag: str,
+    more: Callable[[Sealed], Mapping[str, bytes]] = lambda sealed: {},
 ) -> Sealed:
     """Write the archive for `docker load`, in one pass: layers, configuration, manifest. Layers without content go.
 
     The same parts and configuration give the same bytes. Memory does not grow with the size of the layers.
+    more: further members, by name.
     """
     names: list[str] = []
     diff_ids: list[str] = []
@@ -220,7 +229,8 @@ def seal(
         image_config(config, os=os, architecture=architecture, diff_ids=diff_ids), tuple(diff_ids), contents
     )
     manifest = [{"Config": ARCHIVE_CONFIG, "Layers": names, "RepoTags": [tag]}]
-    for name, data in ((ARCHIVE_CONFIG, sealed.config), (ARCHIVE_MANIFEST, json.dumps(manifest).encode())):
+    last = {ARCHIVE_CONFIG: sealed.config, ARCHIVE_MANIFEST: json.dumps(manifest).encode(), **more(sealed)}
+    for name, data in last.items():
         write(block(name.encode(), b"0", size=len(data)) + padded(data))
     write(END)
     return sealed
