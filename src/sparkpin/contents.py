@@ -166,17 +166,19 @@ def image_contents(layers: Sequence[Contents]) -> dict[str, tuple[int, Entry]]:
     Deletion marks work on the layers below theirs; what is not a folder hides a folder of its name with all below.
     """
     seen: dict[str, tuple[int, Entry]] = {}
+    folders: set[str] = set()  # of the layers below; more than there still are does no harm
     for number, layer in enumerate(layers):
         own = {entry.path: (number, entry) for entry in layer if entry.kind not in ("whiteout", "opaque")}
         gone = {entry.path for entry in layer if entry.kind == "whiteout"}
         # A folder need not be named for what is in it to be there: it is one all the same.
-        gone |= {folder for folder in parents_of(own) if folder in seen and seen[folder][1].kind != "dir"}
-        folders = parents_of(seen)
+        parents = parents_of(own)
+        gone |= {folder for folder in parents if folder in seen and seen[folder][1].kind != "dir"}
         bare = {path for path, (_, entry) in own.items() if entry.kind != "dir" and path in folders}
         bare |= gone | {entry.path for entry in layer if entry.kind == "opaque"}
         if bare:
             seen = {path: value for path, value in seen.items() if path not in gone and bare.isdisjoint(above(path))}
         seen |= own
+        folders |= parents
     return dict(sorted(seen.items()))
 
 

@@ -7,10 +7,11 @@ where a build has made it already.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,20 @@ def difference(paths: Paths, before: str, after: str) -> Difference:
             return inputs.read(sha256, "a file of the project")
         return None
 
-    return compare(left, right, read, lambda diff_id: read_contents(layer_file(paths, diff_id)))
+    with uncollected():
+        return compare(left, right, read, lambda diff_id: read_contents(layer_file(paths, diff_id)))
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Listings are some 100,000 objects without a cycle: collecting would look at all of them again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def side_of(paths: Paths, release: Release | None, other: Release | None) -> Side:

@@ -1,0 +1,142 @@
+"""`why` on releases that no engine has built, and on a real image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from recorded import SITE, Site, sha
+
+from sparkpin.errors import InputError
+from sparkpin.explain import origin_json, origin_lines
+from sparkpin.store import Store
+from sparkpin.why import Origin, why
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site.make(tmp_path)
+
+
+def told(origin: Origin) -> dict[str, list[str]]:
+    """Label -> its lines."""
+    found: dict[str, list[str]] = {}
+    label = ""
+    lines = list(origin_lines(origin))
+    width = max(len(line.split("  ")[0]) for line in lines)
+    for line in lines:
+        label = line[:width].strip() or label
+        found.setdefault(label, []).append(line[width:].strip())
+    return found
+
+
+def test_a_file_of_a_wheel_leads_to_its_lock_entry_and_to_who_asked_for_it(site: Site) -> None:
+    alpha = site.wheels["alpha 1.0"]
+    lines = told(why(site.paths, site.first().tag, f"/{SITE}/alpha/__init__.py"))
+    assert lines["what"] == ["file, 6 bytes, mode 0644, owner 0:0"]
+    assert lines["sha256"] == [sha("a = 1\n")]
+    assert lines["layer"][0] == "3 of 5 (first), stage base"
+    assert lines["package"] == [f"wheel alpha 1.0, {alpha.size} bytes", alpha.file, f"sha256 {alpha.sha256}"]
+    assert lines["locked"] == ["in pins/stacks/made.lock"]
+    assert lines["asked for"] == ["in python.requirements of pins/stacks/made.yaml: alpha==1.0"]
+    assert lines["source"] == ["alpha/__init__.py of the wheel"]
+    assert "needed by" not in lines
+
+
+def test_who_needs_a_wheel_is_in_the_wheels(site: Site) -> None:
+    release = site.first()
+    lines = told(why(site.paths, release.tag, f"{SITE}/beta/__init__.py"))
+    assert lines["needed by"] == ["alpha (beta>=1)"] and "so" not in lines
+    gamma = site.wheels["gamma 1.0"]
+    Store(site.paths.store).path(gamma.sha256).unlink()
+    lines = told(why(site.paths, release.tag, f"{SITE}/beta/__init__.py"))
+    assert lines["locked"][1] == "who needs it is not told: the store lacks 1 wheels (invoke fetch)"
+
+
+def test_links_are_followed_inside_the_image(site: Site) -> None:
+    lines = told(why(site.paths, site.first().tag, "/bin/sh"))
+    assert lines["link"] == [
+        *("/bin -> usr/bin", "made by the root file system's set-up: Debian's merged /usr"),
+        *("/usr/bin/sh -> dash", "of Debian package dash 1.0~rc1"),
+    ]
+    assert lines["path"] == ["/usr/bin/dash"]
+    assert lines["package"][0] == "Debian package dash 1.0~rc1, 10.0 kB"
+    assert lines["asked for"] == ["in debian.packages of pins/stacks/made.yaml"]
+
+
+def test_a_link_to_nothing_is_explained_itself(site: Site) -> None:
+    lines = told(why(site.paths, site.first().tag, "/usr/bin/awk"))
+    assert lines["what"] == ["link to /etc/alternatives/awk, owner 0:0, which is not in the image"]
+    assert lines["source"] == ["made as packages were installed; no package lists it"]
+
+
+def test_a_deleted_file_names_the_layer_that_deletes_it(site: Site) -> None:
+    lines = told(why(site.paths, site.first().tag, "/etc/gone"))
+    assert lines["deleted"] == ["by layer 5 of 5 (hello), stage one; what it was:"]
+    assert lines["layer"][0] == "1 of 5 (root file system), stage base"
+
+
+def test_a_file_that_hides_another_names_the_lower_one(site: Site) -> None:
+    lines = told(why(site.paths, site.first().tag, "/opt/vllm/pyvenv.cfg"))
+    assert lines["layer"][0] == "5 of 5 (hello), stage one"
+    assert lines["over"] == ["the one in layer 2 of 5 (venv), stage base"]
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("/etc/passwd", ["made by the root file system's set-up: rootfs.sh writes it"]),
+        ("/opt/data.txt", ["copied from the build's context: extra/data.txt (list of wheels)"]),
+        (
+            "/usr/lib/__pycache__/run.cpython-311.pyc",
+            ["compiled by its package's installation from", "/usr/lib/run.py"],
+        ),
+        (f"/{SITE}/sparkpin_hello/__init__.py", ["mods/hello/sparkpin_hello/__init__.py of the project"]),
+        (
+            f"/{SITE}/sparkpin_hello/__pycache__/__init__.cpython-311.pyc",
+            [
+                "compiled by install.py from",
+                f"/{SITE}/sparkpin_hello/__init__.py",
+                "mods/hello/sparkpin_hello/__init__.py of the project",
+            ],
+        ),
+        (f"/{SITE}/alpha-1.0.dist-info/RECORD", ["written by uv"]),
+        ("/usr", []),
+        ("/opt/vllm/lib", ["no layer names this folder itself: it came with what is in it"]),
+    ],
+)
+def test_sources(site: Site, path: str, source: list[str]) -> None:
+    assert told(why(site.paths, site.first().tag, path)).get("source", []) == source
+
+
+def test_a_mod_is_asked_for_by_its_stage(site: Site) -> None:
+    lines = told(why(site.paths, site.first().tag, f"{SITE}/sparkpin_hello/__init__.py"))
+    assert lines["package"][0] == "mod hello 0.1.0, 900 bytes"
+    assert lines["asked for"] == ["in mods of stages/one.yaml"]
+
+
+def test_a_folder_tells_what_it_holds(site: Site) -> None:
+    origin = why(site.paths, site.first().tag, "/opt/vllm/")
+    assert list(origin.below) == ["mod:hello", "wheel:alpha", "wheel:beta", ""]
+    assert told(origin)["holds"][0] == "10 files, 162 bytes"
+    assert origin_json(origin)["below"]["wheel:beta"] == (3, 22)
+
+
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        (f"/{SITE}/alpha/__init_.py", f"/{SITE}/alpha/__init__.py"),
+        ("/opt/vllm/site-packages/beta/__init__.py", f"/{SITE}/beta/__init__.py"),
+        ("/bin/dish", "/usr/bin/dash"),
+    ],
+)
+def test_a_path_that_no_layer_has_names_its_neighbours(site: Site, path: str, near: str) -> None:
+    tag = site.first().tag
+    with pytest.raises(InputError, match="has no ") as error:
+        why(site.paths, tag, path)
+    assert near in error.value.next_step
+
+
+def test_names_that_no_terminal_takes_are_escaped(site: Site) -> None:
+    lines = told(why(site.paths, site.second().tag, "/etc/odd\udcff"))
+    assert lines["path"] == ["/etc/odd\\xff"]
