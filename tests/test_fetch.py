@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -97,6 +102,38 @@ def test_complete_store_needs_no_network(
     assert fetch_stack(paths, stack(), lock, print).bytes_fetched == 0
 
 
+PROGRAM = (
+    "import sys, json; from pathlib import Path; from sparkpin.fetch import fetch_stack; "
+    "from sparkpin.schema import Stack, StackLock; from sparkpin.paths import Paths; "
+    "paths, stack, lock = sys.argv[1:]; "
+    "fetch_stack(Paths(*map(Path, json.loads(paths))), Stack.model_validate_json(stack), "
+    "StackLock.model_validate_json(Path(lock).read_text()), print)"
+)
+
+
+def program(paths: Paths, lock: StackLock, file: Path, more: str = "") -> list[str]:
+    """A command that fetches in a process of its own."""
+    file.write_text(lock_text(lock))
+    folders = json.dumps([str(paths.project), str(paths.cache), str(paths.home)])
+    return [sys.executable, "-c", PROGRAM + more, folders, stack().model_dump_json(), str(file)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a network namespace")
+def test_complete_store_opens_no_connection(
+    paths: Paths, index: Index, locked: Callable[..., StackLock], tmp_path: Path
+) -> None:
+    """In a network namespace of its own, whose kernel counts what is tried there."""
+    lock = locked(make_wheel(index.folder, "a"))
+    fetch_stack(paths, stack(), lock, print)
+    argv = program(paths, lock, tmp_path / "lock.json", "; print(Path('/proc/net/snmp').read_text())")
+    done = subprocess.run(["unshare", "--net", *argv], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith(("Ip:", "Tcp:", "Udp:"))]
+    sent = {names[0] + name: value for names, values in zip(rows[::2], rows[1::2], strict=True)
+            for name, value in zip(names, values, strict=True)}  # fmt: skip
+    assert (sent["Tcp:ActiveOpens"], sent["Udp:OutDatagrams"], sent["Ip:OutNoRoutes"]) == ("0", "0", "0")
+
+
 def test_damaged_file_is_told_and_fetched_again(paths: Paths, index: Index, locked: Callable[..., StackLock]) -> None:
     file, other = make_wheel(index.folder, "a", size=5000), make_wheel(index.folder, "b")
     lock = locked(file, other)
@@ -135,7 +172,7 @@ def test_wrong_size_in_the_lock_stores_nothing(paths: Paths, index: Index, locke
 def test_one_failure_keeps_what_else_arrived(paths: Paths, index: Index, locked: Callable[..., StackLock]) -> None:
     big, missing = make_wheel(index.folder, "big", size=BIG), make_wheel(index.folder, "a")
     (index.folder / missing.file).unlink()
-    with pytest.raises(NetworkError, match=r"could not fetch a-1\.0-py3-none-any\.whl"):
+    with pytest.raises(NetworkError, match=r"a-1\.0-py3-none-any\.whl .* (does not answer|no longer offered)"):
         fetch_stack(paths, stack(), locked(big, missing), print)
     assert Store(paths.store).verified(big)
 
@@ -146,16 +183,7 @@ def test_killed_run_is_completed_by_the_next(
     slow, quick = make_wheel(index.folder, "slow", size=BIG), make_wheel(index.folder, "quick", size=1000)
     index.slow[slow.file] = 0.1
     lock = locked(slow, quick)
-    (tmp_path / "lock.json").write_text(lock_text(lock))
-    program = (
-        "import sys, json; from pathlib import Path; from sparkpin.fetch import fetch_stack; "
-        "from sparkpin.schema import Stack, StackLock; from sparkpin.paths import Paths; "
-        "paths, stack, lock = sys.argv[1:]; "
-        "fetch_stack(Paths(*map(Path, json.loads(paths))), Stack.model_validate_json(stack), "
-        "StackLock.model_validate_json(Path(lock).read_text()), print)"
-    )
-    folders = f'["{paths.project}", "{paths.cache}", "{paths.home}"]'
-    argv = [sys.executable, "-c", program, folders, stack().model_dump_json(), str(tmp_path / "lock.json")]
+    argv = program(paths, lock, tmp_path / "lock.json")
     process = subprocess.Popen(argv, start_new_session=True, stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
@@ -226,34 +254,92 @@ def test_two_versions_of_one_package_are_refused(paths: Paths, index: Index, loc
     assert index.asked == []
 
 
-def test_package_that_the_mirror_dropped_is_named(tmp_path: Path) -> None:
-    """The real apt, on a repository of one package that it can read without network."""
-    tree = tmp_path / "hello"
-    (tree / "DEBIAN").mkdir(parents=True)
-    control = "Package: hello\nVersion: 2.0\nArchitecture: all\nMaintainer: nobody <n@example.org>\nDescription: x\n"
+@contextmanager
+def mirror(folder: Path) -> Iterator[str]:
+    """A folder over real HTTP on a free port of 127.0.0.1."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args: object) -> None:
+            pass
+
+    handler = functools.partial(Handler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def make_deb(folder: Path, version: str, text: str = "x") -> LockedFile:
+    """A package `hello` in folder/repo, with the list that a mirror has of it."""
+    tree = folder / "hello"
+    (tree / "DEBIAN").mkdir(parents=True, exist_ok=True)
+    control = f"Package: hello\nVersion: {version}\nArchitecture: all\nMaintainer: n <n@example.org>\n"
+    control += f"Description: {text}\n"
     (tree / "DEBIAN/control").write_text(control)
-    root = tmp_path / "apt"
-    for folder in ("repo", "none", "lists/partial", "cache/archives/partial"):
+    (folder / "repo").mkdir(exist_ok=True)
+    for old in (folder / "repo").glob("*.deb"):
+        old.unlink()
+    deb = folder / f"repo/hello_{version}_all.deb"
+    subprocess.run(["dpkg-deb", "--root-owner-group", "-b", tree, deb], check=True)
+    entry = wheels_entry(deb, "hello", version)
+    packages = f"{control}Filename: ./{deb.name}\nSize: {entry.size}\nSHA256: {entry.sha256}\n"
+    (folder / "repo/Packages").write_text(packages)
+    return entry
+
+
+def open_mirror(root: Path, url: str) -> Apt:
+    for folder in ("none", "lists/partial", "cache/archives/partial"):
         (root / folder).mkdir(parents=True)
-    subprocess.run(["dpkg-deb", "--root-owner-group", "-b", tree, root / "repo/hello.deb"], check=True)
-    entry = wheels_entry(root / "repo/hello.deb", "hello", "2.0")
-    (root / "repo/Packages").write_text(f"{control}Filename: ./hello.deb\nSize: {entry.size}\nSHA256: {entry.sha256}\n")
-    (root / "sources.list").write_text(f"deb [trusted=yes] copy://{root}/repo ./\n")
+    (root / "sources.list").write_text(f"deb [trusted=yes] {url} ./\n")
     (root / "status").touch()
     (root / "apt.conf").write_text(apt_conf(root, "amd64", ""))
     apt = Apt(root)
     assert apt.run("apt-get", "-qq", "update").returncode == 0
+    return apt
+
+
+def test_package_that_the_mirror_dropped_is_named(tmp_path: Path) -> None:
+    """The real apt, on a mirror of one package over HTTP."""
+    entry, asked = make_deb(tmp_path, "2.0"), list[Sequence[LockedFile]]()
+
+    def how_to_get(lost: Sequence[LockedFile]) -> str:
+        asked.append(lost)
+        return "advice"
+
     (tmp_path / "out").mkdir()
-    apt.download([entry], tmp_path / "out")
-    assert (tmp_path / "out/hello_2.0_all.deb").read_bytes() == (root / "repo/hello.deb").read_bytes()
-    for name, version in (("hello", "1.0"), ("nothello", "2.0")):
-        with pytest.raises(NetworkError, match=rf"no longer has {name}( {version})?: .*only the newest") as caught:
-            apt.download([entry.model_copy(update={"name": name, "version": version})], tmp_path / "out")
-        assert "invoke lock" in caught.value.next_step
-    (root / "repo/hello.deb").unlink()
-    (tmp_path / "out/hello_2.0_all.deb").unlink()
-    with pytest.raises(NetworkError, match="could not fetch hello"):
-        apt.download([entry], tmp_path / "out")
+    with mirror(tmp_path / "repo") as url:
+        apt = open_mirror(tmp_path / "apt", url)
+        apt.download([entry], tmp_path / "out", how_to_get)
+        assert sha256_file(tmp_path / "out" / entry.file) == (entry.sha256, entry.size)
+        for name, version in (("hello", "1.0"), ("nothello", "2.0")):
+            gone = entry.model_copy(update={"name": name, "version": version})
+            with pytest.raises(NetworkError, match=r"only the newest .*: hello_2\.0_all\.deb \(sha256=") as caught:
+                apt.download([gone], tmp_path / "out", how_to_get)
+            assert caught.value.next_step == "advice" and asked.pop() == [gone]
+        (tmp_path / "repo" / entry.file).unlink()  # the list is older than what lies there
+        (tmp_path / "out" / entry.file).unlink()
+        with pytest.raises(NetworkError, match="no longer offered by the Debian mirror"):
+            apt.download([entry], tmp_path / "out", how_to_get)
+        assert asked.pop() == [entry]
+    with pytest.raises(NetworkError, match="could not fetch hello") as caught:
+        apt.download([entry], tmp_path / "out", how_to_get)
+    assert "connect to the network" in caught.value.next_step and not asked
+
+
+def test_package_with_other_bytes_is_not_stored(
+    paths: Paths, tmp_path: Path, locked: Callable[..., StackLock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mirror that has another package under the locked version."""
+    entry = make_deb(tmp_path, "2.0")
+    other = make_deb(tmp_path, "2.0", "other bytes")
+    lock = locked()
+    lock = lock.model_copy(update={"debs": [*lock.debs, entry]})
+    with mirror(tmp_path / "repo") as url:
+        monkeypatch.setattr(fetch, "open_apt", lambda root, _: open_mirror(root, url))
+        with pytest.raises(IntegrityError, match=entry.sha256) as caught:
+            fetch_stack(paths, stack(), lock, print)
+    assert "no release on this machine was made from it" in caught.value.next_step
+    assert not any(Store(paths.store).path(file.sha256).exists() for file in (entry, other))
 
 
 PYLOCK = """

@@ -7,7 +7,7 @@ import http.server
 import threading
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,18 +26,21 @@ def make_wheel(
     requires: Sequence[str] = (),
     extras: str = "",
     size: int = 0,
+    files: Mapping[str, str] | None = None,
 ) -> LockedFile:
-    """A valid wheel with `size` bytes of payload, and its lock entry. extras: names with blanks between."""
+    """A valid wheel with `size` bytes of payload or `files`, and its lock entry. extras: names with blanks between."""
     stem = f"{name.replace('-', '_')}-{version}"
     path = folder / f"{stem}-{tag}.whl"
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
     lines += [f"Provides-Extra: {extra}" for extra in extras.split()]
     info = f"{stem}.dist-info"
+    content: dict[str, str | bytes] = dict(files or {f"{name.replace('-', '_')}.bin": bytes(size)})
+    content[f"{info}/METADATA"] = "\n".join([*lines, *(f"Requires-Dist: {r}" for r in requires)]) + "\n"
+    content[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n"
+    content[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in [*content, f"{info}/RECORD"])
     with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr(f"{name.replace('-', '_')}.bin", bytes(size))
-        wheel.writestr(f"{info}/METADATA", "\n".join([*lines, *(f"Requires-Dist: {r}" for r in requires)]) + "\n")
-        wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n")
-        wheel.writestr(f"{info}/RECORD", "")
+        for member, text in content.items():
+            wheel.writestr(zipfile.ZipInfo(member), text)
     data = path.read_bytes()
     return LockedFile(
         name=name, version=version, file=path.name, size=len(data), sha256=hashlib.sha256(data).hexdigest()
@@ -46,13 +49,17 @@ def make_wheel(
 
 @dataclass
 class Index:
-    """slow: file -> seconds between pieces of 64 KiB; hashes: whether pages carry them; asked: file names served."""
+    """slow: file -> seconds between pieces of 64 KiB; hashes: whether pages carry them; asked: file names served.
+
+    gone: files that the pages name and that are not there any more.
+    """
 
     folder: Path
     url: str = ""
     hashes: bool = True
     slow: dict[str, float] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    gone: set[str] = field(default_factory=set)
 
 
 @contextmanager
@@ -69,6 +76,9 @@ def serve(folder: Path) -> Iterator[Index]:
                 self.answer(200 if files else 404, "text/html", body)
             else:
                 index.asked.append(name)
+                if name in index.gone:
+                    self.answer(404, "text/plain", b"")
+                    return
                 self.answer(200, "application/octet-stream", (folder / name).read_bytes(), index.slow.get(name, 0))
 
         def fragment(self, path: Path) -> str:

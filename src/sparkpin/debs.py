@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -25,6 +25,8 @@ TIMEOUT = 1200  # seconds; a slow line brings the lists or 48 packages in less
 HOST_PACKAGES = "apt-get install mmdebstrap debian-archive-keyring"
 OFFLINE = "connect to the network (apt's own proxy settings apply), then run the command again"
 URI = re.compile(r"^'[^']+' (?P<file>\S+\.deb) (?P<size>\d+) SHA256:(?P<sha256>[0-9a-f]{64})$")
+HowToGet = Callable[[Sequence[LockedFile]], str]  # what to do about locked files that are no longer offered
+NOT_FOUND = re.compile(r"^E: Failed to fetch \S*/(?P<name>[^/\s_]+)_\S*\.deb +(?:404|410) ", re.MULTILINE)
 GONE = re.compile(
     r"^E: (?:Version '(?P<version>.+)' for '(?P<name>.+)' was not found|Unable to locate package (?P<unknown>.*))$"
 )
@@ -63,22 +65,29 @@ class Apt:
             )
         return parse_uris(done.stdout)
 
-    def download(self, wanted: Sequence[LockedFile], folder: Path) -> None:
+    def download(self, wanted: Sequence[LockedFile], folder: Path, how_to_get: HowToGet) -> None:
         """Fetch locked packages into a folder, named as in the lock. Raises NetworkError."""
         done = self.run("apt-get", "-qq", "download", *(f"{deb.name}={deb.version}" for deb in wanted), cwd=folder)
         if done.returncode == 0:
             return
         if "No space left on device" in done.stderr:
             raise_no_space(folder)
-        if gone := [match for line in done.stderr.splitlines() if (match := GONE.match(line))]:
-            names = ", ".join(match["unknown"] or f"{match['name']} {match['version']}" for match in gone)
+        if lost := gone(wanted, done.stderr):
+            names = ", ".join(f"{deb.file} (sha256={deb.sha256})" for deb in lost)
             raise NetworkError(
-                f"the Debian mirror no longer has {names}: a mirror keeps only the newest version of a package",
-                next_step="copy the store (SPARKPIN_CACHE) of a machine that has fetched it, "
-                "or `invoke lock` for today's versions",
+                f"no longer offered by the Debian mirror, which keeps only the newest version of a package: {names}",
+                next_step=how_to_get(lost),
             )
         names = ", ".join(deb.file for deb in wanted)
         raise NetworkError(f"apt could not fetch {names}:\n{tail(done)}", next_step=OFFLINE)
+
+
+def gone(wanted: Sequence[LockedFile], text: str) -> list[LockedFile]:
+    """The packages that apt says it has no such version of, or did not find where its lists say they lie."""
+    matches = [match for line in text.splitlines() if (match := GONE.match(line))]
+    names = {match["name"] or match["unknown"] for match in matches}
+    names |= {match["name"] for match in NOT_FOUND.finditer(text)}
+    return [deb for deb in wanted if deb.name in names]
 
 
 def raise_no_space(folder: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
 from sparkpin import files
-from sparkpin.debs import open_apt
+from sparkpin.debs import HowToGet, open_apt
 from sparkpin.errors import InputError, IntegrityError
+from sparkpin.lastseen import how_to_get
 from sparkpin.lock import check_unique, scratch_folder
 from sparkpin.paths import Paths
 from sparkpin.schema import LockedFile, Stack, StackLock
@@ -43,24 +45,29 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Callable[[str]
     with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
         store.sweep()
         wheels = missing(store, lock.wheels, say)
+        underlay = missing(store, lock.underlay, say)
         debs = missing(store, lock.debs, say)
-        if wheels or debs:
+        wanted = [*wheels, *underlay, *debs]
+        if wanted:
             # apt hangs on a full disk, so there is no finding out on the way.
-            needed = sum(file.size for file in [*wheels, *debs]) + (PACKAGE_LISTS if debs else 0)
+            needed = sum(file.size for file in wanted) + (PACKAGE_LISTS if debs else 0)
             files.require_space(paths.store, needed, "the locked files", "SPARKPIN_CACHE")
             folder = scratch_folder(paths)
             try:
-                Fetch(stack, target_of(stack, lock.debs), store, folder, say).run(wheels, debs)
+                ask = functools.partial(how_to_get, paths)
+                # pip takes one version of a distribution at a time.
+                parts = [*slices(wheels), *slices(underlay)]
+                Fetch(stack, target_of(stack, lock.debs), store, folder, say, ask).run(parts, debs)
             finally:
                 files.sweep(folder.parent)
-    total = [*lock.wheels, *lock.debs]
-    return FetchReport(len(total), sum(f.size for f in total), sum(f.size for f in [*wheels, *debs]))
+    total = lock.files
+    return FetchReport(len(total), sum(f.size for f in total), sum(f.size for f in wanted))
 
 
 def require_fetched(paths: Paths, lock: StackLock) -> None:
     """InputError when the store lacks a file of the lock. Looks at sizes only: a file is verified when it is used."""
     store = Store(paths.store)
-    locked = [*lock.wheels, *lock.debs]
+    locked = lock.files
     if absent := [file for file in locked if not store.has(file)]:
         first = ", ".join(file.file for file in absent[:3]) + (", ..." if len(absent) > 3 else "")
         raise InputError(
@@ -97,17 +104,19 @@ class Fetch:
     store: Store
     folder: Path
     say: Callable[[str], None]
+    how_to_get: HowToGet
 
-    def run(self, wheels: list[LockedFile], debs: list[LockedFile]) -> None:
-        """Fetch in parallel slices. The first failure is raised once the slices that run have ended and are kept."""
-        count, size = len(wheels) + len(debs), sum(f.size for f in [*wheels, *debs])
+    def run(self, wheels: Sequence[list[LockedFile]], debs: list[LockedFile]) -> None:
+        """Fetch slices in parallel. The first failure is raised once the slices that run have ended and are kept."""
+        wanted = [*(wheel for part in wheels for wheel in part), *debs]
+        count, size = len(wanted), sum(file.size for file in wanted)
         self.say(f"fetch {self.stack.name}: {count} files, {size / 1e6:.1f} MB")
         started, failure = time.monotonic(), None
         with ThreadPoolExecutor(PARALLEL) as pool:
             jobs: dict[Future[None], list[LockedFile]] = {}
             if debs:
                 jobs[pool.submit(self.debs, debs)] = debs
-            for number, part in enumerate(slices(wheels)):
+            for number, part in enumerate(wheels):
                 jobs[pool.submit(self.wheels, part, self.folder / str(number))] = part
             left, done_count, done_size = set(jobs), 0, 0
             try:
@@ -140,12 +149,12 @@ class Fetch:
         apt = open_apt(root, self.stack)
         for start in range(0, len(wanted), 4 * SLICE):
             part = wanted[start : start + 4 * SLICE]
-            apt.download(part, folder)
+            apt.download(part, folder, self.how_to_get)
             self.keep(part, folder)
 
     def wheels(self, wanted: list[LockedFile], folder: Path) -> None:
         folder.mkdir()
-        download(self.stack, self.target, wanted, folder)
+        download(self.stack, self.target, wanted, folder, self.how_to_get)
         self.keep(wanted, folder)
 
     def keep(self, wanted: list[LockedFile], folder: Path) -> None:
@@ -154,7 +163,11 @@ class Fetch:
             if not source.is_file():
                 seen = ", ".join(sorted(path.name for path in folder.glob("*.*"))) or "nothing"
                 raise IntegrityError(f"{file.file} came under another name; there is: {seen}", next_step="invoke lock")
-            self.store.add(source, file, move=True)
+            try:
+                self.store.add(source, file, move=True)
+            except IntegrityError as error:
+                advice = self.how_to_get([file])
+                raise IntegrityError(error.message, next_step=f"nothing of it was stored. {advice}") from None
 
 
 def slices(wheels: list[LockedFile]) -> Iterator[list[LockedFile]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -11,22 +12,26 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sparkpin import files
+from sparkpin import files, layering
 from sparkpin.debs import open_apt
 from sparkpin.errors import ManifestError
 from sparkpin.files import PARTIAL, atomic_file, disk_errors, sha256_file
-from sparkpin.manifests import load_stack, lock_text, stack_inputs
+from sparkpin.manifests import former_stack_lock, load_stack, lock_text, stack_inputs
 from sparkpin.paths import Paths
 from sparkpin.schema import LockedFile, Stack, StackLock
 from sparkpin.store import Store
 from sparkpin.wheels import TICK, Dist, Target, arrived, download_closure, reachable, read_dist, target_of
 
 
-def lock_stack(paths: Paths, name: str, say: Callable[[str], None]) -> StackLock:
-    """Resolve pins/stacks/<name>.yaml and write <name>.lock. Network. The wheels that are locked stay in the store."""
+def lock_stack(paths: Paths, name: str, say: Callable[[str], None], *, keep_layers: bool = False) -> StackLock:
+    """Resolve pins/stacks/<name>.yaml and write <name>.lock. Network. The wheels that are locked stay in the store.
+
+    keep_layers: keep the lower layers of the lock that is there, and put the wheels that changed on top.
+    """
     stack = load_stack(paths.project, name)
     file = f"pins/stacks/{name}.yaml"
     check_requirements(stack, file)
+    former = former_lock(paths, name, needed=keep_layers)
     with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
         folder = scratch_folder(paths)
         try:
@@ -34,6 +39,8 @@ def lock_stack(paths: Paths, name: str, say: Callable[[str], None]) -> StackLock
             root = folder / "apt"
             root.mkdir()
             debs = open_apt(root, stack).closure(stack)
+            if keep_layers and former:
+                debs = keep_debs(former.debs, debs, say)
             target = target_of(stack, debs)
             say(f"  {len(debs)} packages, {sum(deb.size for deb in debs) / 1e6:.1f} MB")
             say(f"lock {name}: {', '.join(stack.python.requirements)} for Python {target.python}, {target.machine}")
@@ -52,11 +59,63 @@ def lock_stack(paths: Paths, name: str, say: Callable[[str], None]) -> StackLock
             say(f"  {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.1f} MB")
         finally:
             files.sweep(folder.parent)
-    lock = StackLock(stack=name, inputs=stack_inputs(stack), debs=debs, wheels=wheels)
+    lock = flat = StackLock(stack=name, inputs=stack_inputs(stack), debs=debs, wheels=wheels)
+    if keep_layers and former and former.debs == debs:
+        lock = layering.keep_layers(former, flat)
     check_unique(lock, f"pins/stacks/{name}.lock")
     with atomic_file(paths.project / f"pins/stacks/{name}.lock") as out:
         out.write(lock_text(lock).encode())
+    if former:
+        tell_disk(paths, stack, former, lock, say)
     return lock
+
+
+def former_lock(paths: Paths, name: str, *, needed: bool) -> StackLock | None:
+    """The lock that is there. A damaged one is no matter, unless it is needed."""
+    try:
+        return former_stack_lock(paths.project, name)
+    except ManifestError:
+        if needed:
+            raise
+        return None
+
+
+def keep_debs(former: list[LockedFile], today: list[LockedFile], say: Callable[[str], None]) -> list[LockedFile]:
+    """The root file system is the lowest layer: it stays as long as the same packages are asked for."""
+    newer = [new.name for old, new in zip(former, today, strict=False) if old != new]
+    if [deb.name for deb in former] != [deb.name for deb in today]:
+        say("  other Debian packages than before: the root file system changes, and no layer above it can be kept")
+        return today
+    if newer:
+        say(f"  kept, though Debian has other versions today: {', '.join(newer)} (without --keep-layers they come in)")
+    return former
+
+
+def tell_disk(paths: Paths, stack: Stack, former: StackLock, lock: StackLock, say: Callable[[str], None]) -> None:
+    """One line on what the engine will store again, and what --keep-layers would save of that."""
+    store = Store(paths.store)
+
+    def size(one: StackLock) -> tuple[str, int]:
+        layers = layering.stored_anew(paths.project, stack, former, one)
+        return ", ".join(layers), sum(installed_size(store, wheel) for part in layers.values() for wheel in part)
+
+    try:
+        names, much = size(lock)
+        _, little = size(layering.keep_layers(former, lock)) if former.debs == lock.debs else ("", much)
+    except ManifestError:
+        return  # the stack file's layers do not fit the lock: `render` tells that
+    if names:
+        line = f"  to be stored anew by the engine: about {much / 1e6:.0f} MB (layers {names})"
+        say(line + (f"; with --keep-layers about {little / 1e6:.0f} MB" if little < much else ""))
+
+
+def installed_size(store: Store, wheel: LockedFile) -> int:
+    """Bytes, about: bytecode is as large as its source."""
+    try:
+        with zipfile.ZipFile(store.path(wheel.sha256)) as opened:
+            return sum(member.file_size * (2 if member.filename.endswith(".py") else 1) for member in opened.filelist)
+    except (OSError, zipfile.BadZipFile):
+        return wheel.size
 
 
 def scratch_folder(paths: Paths) -> Path:
@@ -106,7 +165,7 @@ def locked_wheel(dist: Dist) -> LockedFile:
 
 def check_unique(lock: StackLock, file: str) -> None:
     """A lock that a person merged may hold two versions of one package: which of them wins would be chance."""
-    for key, rows in (("wheels", lock.wheels), ("debs", lock.debs)):
+    for key, rows in (("wheels", lock.wheels), ("debs", lock.debs), ("underlay", lock.underlay)):
         if twice := repeated(canonicalize_name(row.name) for row in rows):
             versions = [row.version for row in rows if canonicalize_name(row.name) == twice]
             seen, command = f"{twice} {' and '.join(versions)}", f"invoke lock --stack {lock.stack}"

@@ -173,7 +173,7 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _load_lock(kind: type[M], path: Path, wanted_inputs: str, command: str) -> M:
+def _read_lock(kind: type[M], path: Path, command: str) -> M:
     if not path.is_file():
         raise ManifestError(path, "(whole file)", "no such file", "a lock", next_step=command)
     try:
@@ -182,7 +182,11 @@ def _load_lock(kind: type[M], path: Path, wanted_inputs: str, command: str) -> M
         raise ManifestError(
             path, "(whole file)", str(error), "JSON as `invoke lock` writes it", next_step=command
         ) from None
-    lock = parse(kind, value, path, next_step=command)
+    return parse(kind, value, path, next_step=command)
+
+
+def _load_lock(kind: type[M], path: Path, wanted_inputs: str, command: str) -> M:
+    lock = _read_lock(kind, path, command)
     seen = lock.inputs  # type: ignore[attr-defined]
     if seen != wanted_inputs:
         raise ManifestError(path, "inputs", seen, f"{wanted_inputs}: the pins have changed since", next_step=command)
@@ -211,6 +215,11 @@ def load_stack_lock(project: Path, stack: Stack) -> StackLock:
     return _load_lock(StackLock, path, stack_inputs(stack), f"invoke lock --stack {stack.name}")
 
 
+def former_stack_lock(project: Path, name: str) -> StackLock:
+    """The lock that is there, whether or not it still fits the pins."""
+    return _read_lock(StackLock, project / f"pins/stacks/{name}.lock", f"invoke lock --stack {name}")
+
+
 def load_model_lock(project: Path, pin: ModelPin) -> ModelLock:
     path = project / f"pins/models/{pin.name}.lock"
     return _load_lock(ModelLock, path, model_inputs(pin), f"invoke lock --model {pin.name}")
@@ -231,4 +240,5 @@ def lock_text(lock: StackLock | ModelLock) -> str:
             return "{\n" + inner + "\n" + indent + "}"
         return json.dumps(value, ensure_ascii=False)
 
-    return item(lock.model_dump(mode="json"), "") + "\n"
+    unused = {key for key in ("underlay", "updates") if not getattr(lock, key, None)}
+    return item(lock.model_dump(mode="json", exclude=unused), "") + "\n"

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -24,12 +23,11 @@ from sparkpin import seal
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import ManifestError
 from sparkpin.files import sha256_file
+from sparkpin.layering import RESERVED, STACK_MODS, UPDATES, VENV, normal, updated, wheel_groups
 from sparkpin.modwheels import Mod, read_mod
 from sparkpin.releases import ROOTFS
 from sparkpin.rootfs import RootfsSpec, rootfs_spec
 from sparkpin.schema import LockedFile, Stack, StackLock, Stage
-
-VENV, STACK_MODS = "venv", "stack-mods"  # layers beside those that the stack names
 
 
 @dataclass(frozen=True)
@@ -90,20 +88,32 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
         below = spec.key
         parent_ref = rootfs_ref(stack, below)
         layers[VENV] = []
-        for name, wheels in wheel_groups(project, stack, stack_lock).items():
-            layers[name] = wheel_files(name, wheels)
+        groups = wheel_groups(project, stack, stack_lock)
+        for name, wheels in groups.items():
+            layers[name] = wheel_files(name, wheels, stack_lock.underlay)
+        if stack_lock.updates or stack_lock.underlay:
+            layers[UPDATES] = update_files(stack_lock, groups)
         if stack.mods:
             layers[STACK_MODS] = [mod_file(STACK_MODS, read_mod(project, name)) for name in stack.mods]
     else:
         below, parent_ref = parent.key, parent.ref
     for name in stage.mods:
+        if name in RESERVED:
+            file = project / f"stages/{stage.name}.yaml"
+            raise ManifestError(file, "mods", name, "a mod whose name no other layer of the images has")
         layers[name] = [mod_file(name, read_mod(project, name))]
     tools = tool_files(project) if layers else []
     files = sorted((file for part in (tools, *layers.values()) for file in part), key=lambda file: file.path)
 
-    def dockerfile(key: str) -> str:
-        template = environment(project / "dockerfiles").get_template(stage.template)
-        return template.render(stage=stage, stack=stack, parent_ref=parent_ref, layers=list(layers), key=key)
+    template = environment(project / "dockerfiles").get_template(stage.template)
+    names = list(layers)
+
+    def dockerfile(key: str, count: int = len(names)) -> str:
+        return template.render(stage=stage, stack=stack, parent_ref=parent_ref, layers=names[:count], key=key)
+
+    def layer_key(count: int) -> str:
+        """As if the image ended with this layer: those above have no say in it."""
+        return build_key(stack, below, dockerfile("", count), [*tools, *layers[names[count - 1]]])
 
     key = build_key(stack, below, dockerfile(""), files)
     return Rendered(
@@ -117,7 +127,7 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
         rootfs=spec,
         dockerfile=dockerfile(key),
         context=tuple(files),
-        layers=tuple((name, build_key(stack, below, dockerfile(""), [*tools, *own])) for name, own in layers.items()),
+        layers=tuple((name, layer_key(count)) for count, name in enumerate(names, start=1)),
     )
 
 
@@ -149,45 +159,39 @@ def environment(folder: Path) -> jinja2.Environment:
     )
 
 
-def normal(name: str) -> str:
-    """A distribution's normal name (PyPA, "Names and normalization")."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def wheel_groups(project: Path, stack: Stack, stack_lock: StackLock) -> dict[str, list[LockedFile]]:
-    """The lock's wheels by layer. Layers stand in the stack's order."""
-    left = {normal(wheel.name): wheel for wheel in stack_lock.wheels}
-    groups: dict[str, list[LockedFile]] = {}
-    for layer in stack.python.layers:
-        groups[layer.name] = []
-        for package in layer.packages:
-            if package == "*":
-                continue
-            if normal(package) not in left:
-                file = project / f"pins/stacks/{stack.name}.yaml"
-                raise ManifestError(
-                    file, f"python.layers.{layer.name}", package, "a distribution of the lock that no other layer names"
-                )
-            groups[layer.name].append(left.pop(normal(package)))
-    rest = next(layer.name for layer in stack.python.layers if layer.packages == ["*"])
-    groups[rest] += left.values()
-    return {name: sorted(wheels, key=lambda wheel: normal(wheel.name)) for name, wheels in groups.items() if wheels}
-
-
-def wheel_files(layer: str, wheels: Sequence[LockedFile]) -> list[ContextFile]:
-    lines = [f"{normal(wheel.name)}=={wheel.version} --hash=sha256:{wheel.sha256}\n" for wheel in wheels]
+def wheel_files(layer: str, wheels: Sequence[LockedFile], hidden: Sequence[LockedFile] = ()) -> list[ContextFile]:
+    """hidden: wheels that a layer above hides."""
     files = [
         ContextFile(
             f"wheels/{layer}/{Path(w.file).name}",
             w.sha256,
             w.size,
             "store",
-            f"wheel {normal(w.name)} {w.version}",
+            f"wheel {normal(w.name)} {w.version}{' (hidden)' if w in hidden else ''}",
             locked=w,
         )
         for w in wheels
     ]
-    return [*files, text_file(f"wheels/{layer}/requirements.txt", "".join(lines))]
+    return [*files, requirements_file(f"wheels/{layer}/requirements.txt", wheels)]
+
+
+def requirements_file(path: str, wheels: Sequence[LockedFile]) -> ContextFile:
+    return text_file(path, "".join(f"{normal(w.name)}=={w.version} --hash=sha256:{w.sha256}\n" for w in wheels))
+
+
+def update_files(stack_lock: StackLock, groups: Mapping[str, Sequence[LockedFile]]) -> list[ContextFile]:
+    """Beside its wheels, the layer gets to know what lies in those below it: which wheels it hides, and which stay."""
+    stay = [
+        f"{wheel.sha256}  {name}/{Path(wheel.file).name}\n"
+        for name, wheels in groups.items()
+        for wheel in wheels
+        if wheel not in stack_lock.underlay
+    ]
+    return [
+        *wheel_files(UPDATES, updated(stack_lock)),
+        requirements_file(f"wheels/{UPDATES}/hidden.txt", stack_lock.underlay),
+        text_file(f"wheels/{UPDATES}/kept.txt", "".join(stay)),
+    ]
 
 
 def mod_file(layer: str, mod: Mod) -> ContextFile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -81,12 +81,33 @@ class Stack(Model):
 
 
 class StackLock(Model):
-    """pins/stacks/<name>.lock. inputs: SHA-256 of the parts of the stack file that decide the closure."""
+    """pins/stacks/<name>.lock. inputs: SHA-256 of the parts of the stack file that decide the closure.
+
+    wheels: what the images have in effect. Two more lists stand in a lock that keeps the layers of a former one.
+    updates: names in `wheels` that lie in a layer of their own, on top of those layers; underlay: wheels of the former
+    lock that stay in those layers, because a layer is kept whole or not at all, and that the layer on top hides.
+    """
 
     stack: Name
     inputs: Sha256
     debs: list[LockedFile]
     wheels: list[LockedFile]
+    underlay: list[LockedFile] = []
+    updates: list[Name] = []
+
+    @property
+    def files(self) -> list[LockedFile]:
+        """All that a build needs."""
+        return [*self.debs, *self.wheels, *self.underlay]
+
+    @model_validator(mode="after")
+    def check_updates(self) -> StackLock:
+        names = {wheel.name for wheel in self.wheels}
+        if unknown := set(self.updates) - names:
+            raise ValueError(f"`updates` names {', '.join(sorted(unknown))}, which `wheels` does not have")
+        if both := {wheel.name for wheel in self.underlay} & names - set(self.updates):
+            raise ValueError(f"{', '.join(sorted(both))} of `underlay` stands in `wheels`, but not in `updates`")
+        return self
 
 
 class Smoke(Model):

@@ -56,7 +56,7 @@ def project_needs(project: Path) -> Needs:
         stack = load_stack(project, path.stem)
         lock = load_stack_lock(project, stack)
         needs.rootfs.add(rootfs_spec(stack, lock).key)
-        needs.inputs |= {file.sha256 for file in (*lock.debs, *lock.wheels)}
+        needs.inputs |= {file.sha256 for file in lock.files}
     return needs
 
 
@@ -218,7 +218,7 @@ class Search:
         for sha256, name in sorted(wanted):
             if inputs.has_all([sha256]):
                 lock = StackLock.model_validate_json(inputs.read(sha256, name))
-                found |= {file.sha256 for file in (*lock.debs, *lock.wheels)}
+                found |= {file.sha256 for file in lock.files}
         return found
 
     def left_over(self) -> Iterator[Path]:

@@ -14,12 +14,13 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 import httpx
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sparkpin.debs import raise_no_space, tail
+from sparkpin.debs import HowToGet, raise_no_space, tail
 from sparkpin.errors import HostError, IntegrityError, ManifestError, NetworkError
 from sparkpin.files import CHUNK, disk_errors
 from sparkpin.schema import LockedFile, Stack
@@ -28,6 +29,8 @@ MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 TICK = 5.0  # seconds between two lines of progress
 CONFIG = "look at `pip config list` and the network, then run the command again"
+HTTP_GONE = re.compile(r"HTTP error (?:404|410) while getting (?P<url>[^\s#?]+)")
+NO_VERSIONS = re.compile(r"\(from versions: none\)")
 
 
 @dataclass(frozen=True)
@@ -122,37 +125,60 @@ def no_such_file(text: str) -> str | None:
     return match[1] if match else None
 
 
-def download(stack: Stack, target: Target, wanted: Sequence[LockedFile], folder: Path) -> None:
-    """Fetch locked wheels into `folder`, named as in the lock. Raises NetworkError or IntegrityError."""
+def download(stack: Stack, target: Target, wanted: Sequence[LockedFile], folder: Path, how_to_get: HowToGet) -> None:
+    """Fetch locked wheels into `folder`, named as in the lock. Raises NetworkError or IntegrityError.
+
+    how_to_get: what to do about files that are no longer offered.
+    """
     lines = [f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}" for wheel in wanted]
     (folder / "wanted.txt").write_text("\n".join(lines) + "\n")
     done = pip(target, folder, "--no-deps", "--require-hashes", "--requirement", str(folder / "wanted.txt"))
     if done.returncode == 0:
         return
     if "DO NOT MATCH THE HASHES" in done.stderr:
-        raise mismatch(wanted, done.stderr)
+        raise mismatch(wanted, done.stderr, how_to_get)
     missing = no_such_file(done.stderr)
     if missing and stack.python.torch_backend and len(wanted) == 1:
-        download_from_backend(stack, target, wanted[0], folder)
+        download_from_backend(stack, target, wanted[0], folder, how_to_get)
         return
-    named = [wheel.file for wheel in wanted if wheel.name == canonicalize_name(missing or "")]
-    raise NetworkError(
-        f"pip could not fetch {', '.join(named or [wheel.file for wheel in wanted])}:\n{tail(done)}", next_step=CONFIG
+    raise not_fetched(wanted, done, how_to_get)
+
+
+def not_fetched(
+    wanted: Sequence[LockedFile], done: subprocess.CompletedProcess[str], how_to_get: HowToGet
+) -> NetworkError:
+    """Tell a file that is gone from an index that does not answer, as far as pip's words allow."""
+    if gone := HTTP_GONE.search(done.stderr):
+        lost = [wheel for wheel in wanted if wheel.file == unquote(gone["url"]).rpartition("/")[2]]
+    else:
+        lost = [wheel for wheel in wanted if wheel.name == canonicalize_name(no_such_file(done.stderr) or "")]
+    if not lost or "Retrying (" in done.stderr:
+        names = ", ".join(wheel.file for wheel in lost or wanted)
+        return NetworkError(f"pip could not fetch {names}:\n{tail(done)}", next_step=CONFIG)
+    file, advice = lost[0], how_to_get(lost)
+    if gone or not NO_VERSIONS.search(done.stderr):
+        return NetworkError(
+            f"{file.file} (sha256={file.sha256}) is no longer offered by the index:\n{tail(done)}", next_step=advice
+        )
+    return NetworkError(
+        f"pip could not fetch {file.file} (sha256={file.sha256}): the index does not answer, or has no "
+        f"{file.name} any more:\n{tail(done)}",
+        next_step=f"{CONFIG}; if it is gone: {advice}",
     )
 
 
-def mismatch(wanted: Sequence[LockedFile], text: str) -> IntegrityError:
+def mismatch(wanted: Sequence[LockedFile], text: str, how_to_get: HowToGet) -> IntegrityError:
     """pip's own report of a wrong hash, with the lock's side of it."""
     expected, got = re.search(r"Expected sha256 ([0-9a-f]{64})", text), re.search(r"Got\s+([0-9a-f]{64})", text)
     file = next((wheel for wheel in wanted if expected and wheel.sha256 == expected[1]), wanted[0])
     return IntegrityError(
         f"integrity mismatch on {file.file} as the index has it: wanted size={file.size}, sha256={file.sha256}; "
         f"got sha256={got[1] if got else '(pip does not say)'}",
-        next_step="nothing was stored; if the index is to be trusted, `invoke lock` writes its hashes anew",
+        next_step=f"nothing was stored. {how_to_get([file])}",
     )
 
 
-def download_from_backend(stack: Stack, target: Target, wheel: LockedFile, folder: Path) -> None:
+def download_from_backend(stack: Stack, target: Target, wheel: LockedFile, folder: Path, how_to_get: HowToGet) -> None:
     """A wheel that only PyTorch's own index has, by uv, which knows that index (`python.torch_backend`).
 
     The parsing is tested; the download was not run against the real index, which the development machine cannot reach.
@@ -163,7 +189,7 @@ def download_from_backend(stack: Stack, target: Target, wheel: LockedFile, folde
             return
     raise NetworkError(
         f"neither pip's index nor PyTorch's ({stack.python.torch_backend}) has {wheel.file} with sha256={wheel.sha256}",
-        next_step="`invoke lock` writes what they have today",
+        next_step=how_to_get([wheel]),
     )
 
 
