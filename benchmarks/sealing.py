@@ -102,26 +102,22 @@ def measure(folder: Path, runs: int, scale: float) -> None:
 
     tasks = {"disk write, fsync": disk, "SHA-256": sha256, "sealing": sealing, "of it reading headers": headers}
     times: dict[str, list[float]] = {name: [] for name in tasks}
+    cpu: dict[str, list[float]] = {name: [] for name in tasks}
     for _ in range(runs):
         for name, act in tasks.items():
-            begin = time.perf_counter()
+            begin, used = time.perf_counter(), time.process_time()
             act()
             times[name].append(time.perf_counter() - begin)
+            cpu[name].append(time.process_time() - used)
     medians = {name: statistics.median(values) for name, values in times.items()}
     ui.show(f"{platform.machine()}, {os.cpu_count()} cores; a layer of {size / 1e6:.0f} MB, {runs} runs")
-    ui.table(
-        ("what", "median", "MB/s", "fastest", "slowest"),
-        [
-            (
-                name,
-                f"{value:.2f} s",
-                f"{size / 1e6 / value:.0f}",
-                f"{min(times[name]):.2f} s",
-                f"{max(times[name]):.2f} s",
-            )
-            for name, value in medians.items()
-        ],
-    )
+    rows = []
+    for name, value in medians.items():
+        ends = (f"{min(times[name]):.2f} s", f"{max(times[name]):.2f} s")
+        rows.append(
+            (name, f"{value:.2f} s", f"{size / 1e6 / value:.0f}", *ends, f"{statistics.median(cpu[name]):.2f} s")
+        )
+    ui.table(("what", "median", "MB/s", "fastest", "slowest", "CPU"), rows)
     ratio = max(medians["disk write, fsync"], medians["SHA-256"]) / medians["sealing"]
     ui.show(f"sealing at {ratio:.2f} of the slower of disk write and SHA-256 (goal: {GOAL})")
 
