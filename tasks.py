@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,9 @@ def guarded(body: Callable[..., Any]) -> Callable[..., Any]:
             raise Exit(f"error: {error}", code=error.exit_code) from None
         except KeyboardInterrupt:
             raise Exit("interrupted: nothing half-made will be used; run the same command again", code=130) from None
+        except BrokenPipeError:  # `| head` has seen enough; Python would complain once more at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise Exit(code=141) from None  # as if the signal had ended it
 
     return run
 

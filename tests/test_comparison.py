@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from recorded import SITE, Site, file, sha
 from test_build import Site as RealSite
 from test_build import site as real_site  # noqa: F401  (a fixture)
 
-from checkout import Checkout
+from checkout import INVOKE, Checkout
 from sparkpin import sides
 from sparkpin.build import BuiltImage
 from sparkpin.buildrecord import BuildInput, BuildRecord, LayerRecord, layer_file, records_of, write_record
@@ -241,6 +243,22 @@ def test_the_working_tree_against_a_release(copy: Checkout) -> None:
     assert "changed hybrid-int4-fp8 0.1.0" in lines and f"~ {module}" in lines and "+# more" in lines
     assert lines[-1] == "known once the working tree is built: invoke build --recipe scripted-tiny --stage hybrid"
     assert copy.invoke("diff", ".", release.tag).returncode == 0
+
+
+def test_a_reader_that_has_seen_enough_is_no_fault(copy: Checkout) -> None:
+    release = as_built(paths_of(copy))
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*INVOKE, "why", release.tag, "/"],
+        cwd=copy.folder,
+        env=copy.env,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_a_comment_decides_nothing(copy: Checkout) -> None:
