@@ -23,7 +23,10 @@ import docker
 from sparkpin.engine import TIMEOUT, Engine, engine_errors
 from sparkpin.errors import DiskError, EngineError, HostError, InputError, NetworkError
 
-OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30")  # nobody is asked for a password twice a second
+OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30")
+# All connections go through the first, so that a key that wants to be touched is touched once. What a killed run leaves
+# ends by itself.
+SHARED = ("-o", "ControlMaster=auto", "-o", "ControlPersist=60", "-o")
 DIAL = ("docker", "system", "dial-stdio")
 SHAPES = "ssh://user@host[:port], unix:///path/of/docker.sock or tcp://host:port"
 
@@ -64,7 +67,7 @@ def connect(url: str) -> Engine:
     return Engine(client)
 
 
-def ssh_command(url: str) -> list[str]:
+def ssh_command(url: str, *options: str) -> list[str]:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -76,15 +79,17 @@ def ssh_command(url: str) -> list[str]:
     if program is None:
         raise HostError("there is no ssh on this machine", next_step="apt-get install openssh-client (as root)")
     user = ["-l", parts.username] if parts.username else []
-    return [program, *OPTIONS, *user, *(["-p", str(port)] if port else []), "--", host]
+    return [program, *OPTIONS, *options, *user, *(["-p", str(port)] if port else []), "--", host]
 
 
 @contextlib.contextmanager
 def bridge(url: str) -> Iterator[str]:
     """A local socket (its url) behind which the engine of an ssh host answers."""
-    command = ssh_command(url)
-    require_docker(url, command)
-    with tempfile.TemporaryDirectory(prefix="sparkpin-ssh-") as folder:
+    with tempfile.TemporaryDirectory(prefix="sparkpin-ssh-") as folder, contextlib.ExitStack() as stack:
+        shared = (*SHARED, f"ControlPath={folder}/ssh")
+        command = ssh_command(url, *shared)
+        require_docker(url, command)
+        stack.callback(subprocess.run, ssh_command(url, *shared, "-O", "exit"), stderr=subprocess.DEVNULL)
         socket = Path(folder) / "docker.sock"
         running: list[subprocess.Popen[bytes]] = []
 
@@ -114,16 +119,14 @@ def bridge(url: str) -> Iterator[str]:
 
 def require_docker(url: str, command: list[str]) -> None:
     """One try whose failure can be read: whether ssh gets there, and whether docker there reaches an engine."""
-    done = subprocess.run(
-        [*command, "docker", "version", "--format", "{{.Server.Version}}"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-    )
+    argv = [*command, "docker", "version", "--format", "{{.Server.Version}}"]
+    with tempfile.TemporaryFile() as errors:  # no pipe: the shared connection holds on to it
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors)
+        errors.seek(0)
+        words = errors.read().decode(errors="replace").split()
     if not done.returncode:
         return
-    said = " ".join(done.stderr.split()) or f"it ended with exit code {done.returncode}"
+    said = " ".join(words) or f"it ended with exit code {done.returncode}"
     if done.returncode == 255:
         target = url.removeprefix("ssh://").rstrip("/")
         raise NetworkError(

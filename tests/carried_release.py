@@ -1,0 +1,105 @@
+"""Releases of a tiny project, built for real in an engine of the tests' own, to be carried to others."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import tiny_images
+from private_engine import daemon_folder, quiet
+
+from sparkpin import build, hub, jobs, manifests, rootfs, schema
+from sparkpin.daemon import Daemon, start_engine
+from sparkpin.engine import Engine
+from sparkpin.pairing import pair
+from sparkpin.paths import Paths
+from sparkpin.releases import Release, Releases
+from sparkpin.store import Store
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+NAME = "carried"
+BASE = """\
+description: made up
+parent: null
+template: base.j2
+checkpoint: copy
+smoke: {checks: [completion, mods]}
+"""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the releases were made; first stage first."""
+
+    paths: Paths
+    engine: Engine
+    releases: tuple[Release, ...]
+
+    @property
+    def release(self) -> Release:
+        return self.releases[-1]
+
+    def elsewhere(self, folder: Path) -> Paths:
+        """State folders of a machine that knows nothing, with this very checkout, which has no such recipe."""
+        return Paths(CHECKOUT, folder / "cache", folder / "home")
+
+
+@contextlib.contextmanager
+def engine_with_url() -> Iterator[tuple[Engine, str]]:
+    with daemon_folder() as folder:
+        daemon = Daemon.private(folder)
+        start_engine(Paths(folder, folder / "cache", folder / "home"), quiet, daemon)
+        url = f"unix://{daemon.socket}"
+        engine = Engine.at(url)
+        with contextlib.closing(engine.client):
+            yield engine, url
+
+
+@contextlib.contextmanager
+def carried_release(folder: Path) -> Iterator[Source]:
+    """Stages base -> one -> two of the scripted model: everything is real but the root file system's packages."""
+    project = tiny_images.make_project(folder / "project", NAME)
+    paths = Paths(project, folder / "cache", folder / "home")
+    data = b"no package"
+    deb = schema.LockedFile(
+        name="dash", version="1", file="dash_1_amd64.deb", size=len(data), sha256=hashlib.sha256(data).hexdigest()
+    )
+    (folder / deb.file).write_bytes(data)
+    Store(paths.store).add(folder / deb.file, deb)
+    tiny_images.add_recipe(project, NAME, NAME, [deb])
+    use_scripted_model(project)
+    tar = tiny_images.make_rootfs(folder / "rootfs.tar")
+    with pytest.MonkeyPatch.context() as patch, engine_with_url() as (engine, _):
+        patch.setattr(rootfs, "build_rootfs", lambda *args: tar)
+        made = []
+        for pairing in pair(project, NAME):
+            built = build.build_image(paths, engine, pairing.rendered, quiet)
+            made.append(jobs.record(paths, engine, Releases(paths), pairing, built))
+        hub.fetch_model(paths, pairing.model, pairing.model_lock, quiet, only=["int4"])
+        yield Source(paths, engine, tuple(made))
+
+
+def use_scripted_model(project: Path) -> None:
+    pins = project / "pins/models"
+    for path in pins.iterdir():
+        path.unlink()
+    for end in ("yaml", "lock"):
+        shutil.copy(CHECKOUT / f"pins/models/scripted-tiny.{end}", pins)
+    model = manifests.load_model(project, "scripted-tiny")
+    base = model.repositories[model.base]
+    recipe = project / f"recipes/{NAME}.yaml"
+    lines = [
+        f"model: {base.repo}"
+        if line.startswith("model:")
+        else f'model_revision: "{base.revision}"'
+        if line.startswith("model_revision:")
+        else line
+        for line in recipe.read_text().splitlines()
+    ]
+    recipe.write_text("\n".join(lines) + "\n")
+    tiny_images.write(project / "stages/base.yaml", BASE)
