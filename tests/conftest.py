@@ -65,3 +65,16 @@ def signing_key(tmp_path: Path) -> Path:
     path = tmp_path / "signing_key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", path], check=True)
     return path
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if os.environ.get("CI") and terminalreporter.stats.get("skipped"):
+        terminalreporter.write_line("error: no test may be skipped in CI", red=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A test that is skipped in CI tests nothing: the machine lacks what .ci/run should have installed."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") and reporter and reporter.stats.get("skipped") and session.exitstatus == 0:
+        session.exitstatus = 1
