@@ -23,9 +23,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from sparkpin import sides
 from sparkpin.buildrecord import BuildRecord, layer_file, records_of, write_record
 from sparkpin.contents import read_contents, write_contents
+from sparkpin.history import sides
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases, release_key, tag_of
 

@@ -14,14 +14,15 @@ from typing import Any
 
 from evidence_samples import Sample, make_sample
 
-from sparkpin import attest, bundle, exporting, oci
+from sparkpin import bundle, exporting, oci
 from sparkpin.buildrecord import layer_file
 from sparkpin.canonical import BLOCK, END, block, padded
 from sparkpin.contents import Entry, write_contents
+from sparkpin.evidence import attest
+from sparkpin.evidence.signing import Keys
 from sparkpin.exporting import Wanted
 from sparkpin.releases import Releases
 from sparkpin.seal import digest_of
-from sparkpin.signing import Keys
 
 
 def quiet(line: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from sparkpin.build import BuiltImage
 from sparkpin.buildrecord import BuildInput, BuildRecord, LayerRecord, records_of, write_record
+from sparkpin.evidence.verify import Evidence
 from sparkpin.inputs import Inputs
 from sparkpin.jobs import new_release
 from sparkpin.pairing import Pairing, pair
@@ -18,7 +19,6 @@ from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
 from sparkpin.render import ContextFile
 from sparkpin.seal import digest_of, image_config
-from sparkpin.verify import Evidence
 
 PROJECT = Path(__file__).resolve().parents[1]
 RECIPE, CREATED = "scripted-tiny", "2026-01-02T03:04:05.5Z"

@@ -16,20 +16,20 @@ from test_build import Site as RealSite
 from test_build import site as real_site  # noqa: F401  (a fixture)
 
 from checkout import INVOKE, Checkout
-from sparkpin import sides
 from sparkpin.build import BuiltImage
 from sparkpin.buildrecord import BuildInput, BuildRecord, LayerRecord, layer_file, records_of, write_record
-from sparkpin.comparison import Difference, PartChange, ValueChange, text_diff
 from sparkpin.contents import write_contents
 from sparkpin.errors import InputError
-from sparkpin.explain import difference_json, difference_lines
+from sparkpin.history import sides
+from sparkpin.history.comparison import Difference, PartChange, ValueChange, text_diff
+from sparkpin.history.why import why
+from sparkpin.history.words import difference_json, difference_lines
 from sparkpin.inputs import Inputs
 from sparkpin.jobs import new_release
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Demands, Release, Releases, release_key, tag_of
 from sparkpin.store import Store
-from sparkpin.why import why
 
 HELLO = "mods/hello/sparkpin_hello/__init__.py"
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sparkpin.contents import Contents, Entry, above, image_contents
-from sparkpin.difference import (
+from sparkpin.history.difference import (
     Change,
     ContentsDifference,
     Tally,

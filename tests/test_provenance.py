@@ -12,12 +12,12 @@ import pytest
 from evidence_samples import Sample, make_sample
 
 from sparkpin import manifests
-from sparkpin.attest import attest, ensure_attested, is_attested
 from sparkpin.buildrecord import write_record
 from sparkpin.errors import HostError, IntegrityError
-from sparkpin.provenance import read_statement
+from sparkpin.evidence.attest import attest, ensure_attested, is_attested
+from sparkpin.evidence.provenance import read_statement
+from sparkpin.evidence.signing import Keys
 from sparkpin.releases import SBOM, SIGNATURE, STATEMENT, Releases
-from sparkpin.signing import Keys
 from sparkpin.store import Store
 
 
@@ -90,7 +90,7 @@ def test_only_what_decides_the_release_is_in_it(sample: Sample) -> None:
 
 def test_made_once(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr("sparkpin.attest.attest", lambda *args: said.append("made"))
+    monkeypatch.setattr("sparkpin.evidence.attest.attest", lambda *args: said.append("made"))
     ensure_attested(sample.paths, sample.release, said.append)
     assert said == []
 

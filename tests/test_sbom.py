@@ -11,9 +11,9 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from evidence_samples import Sample, make_sample
 
+from sparkpin.evidence.materials import Material, ModelInputs, materials_of, model_inputs
+from sparkpin.evidence.sbom import make_sbom
 from sparkpin.inputs import project_of
-from sparkpin.materials import Material, ModelInputs, materials_of, model_inputs
-from sparkpin.sbom import make_sbom
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkpin import signing
 from sparkpin.errors import HostError, InputError, IntegrityError
-from sparkpin.signing import Keys, sign, verify
+from sparkpin.evidence import signing
+from sparkpin.evidence.signing import Keys, sign, verify
 
 DATA = b"what is said\n"
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="apt-get install openssh-client")

@@ -14,17 +14,18 @@ import pytest
 from evidence_samples import Sample, make_sample
 from private_engine import file_layer, private_engine
 
-from sparkpin import commands, imagecheck
-from sparkpin.attest import attest
+from sparkpin import commands
 from sparkpin.buildrecord import write_record
 from sparkpin.canonical import read_layer
 from sparkpin.engine import Engine
 from sparkpin.errors import HostError, IntegrityError
+from sparkpin.evidence import imagecheck
+from sparkpin.evidence.attest import attest
+from sparkpin.evidence.signing import Keys
+from sparkpin.evidence.verify import Check, Evidence, check_evidence, conclusion, demanded, require
 from sparkpin.releases import SBOM, STATEMENT, Releases, release_key, tag_of
 from sparkpin.seal import Part, image_config
-from sparkpin.signing import Keys
 from sparkpin.store import Store
-from sparkpin.verify import Check, Evidence, check_evidence, conclusion, demanded, require
 
 NAMES = ["image", "layers", "release key", "build records", "kept inputs", "locks", "statement", "inputs", "SBOM"]
 NAMES += ["signature"]

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from sparkpin.versions import direction
+from sparkpin.history.versions import direction
 
 # From the least to the greatest: Debian Policy 5.6.12, and what real packages are called.
 DEBIAN = ["~~", "~~a", "~", "0", "1.0~rc1", "1.0", "1.0-1", "1.0-1+deb12u5", "1.0-1+deb12u15", "1.0a"]

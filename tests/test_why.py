@@ -8,9 +8,9 @@ import pytest
 from recorded import SITE, Site, sha
 
 from sparkpin.errors import InputError
-from sparkpin.explain import origin_json, origin_lines
+from sparkpin.history.why import Origin, why
+from sparkpin.history.words import origin_json, origin_lines
 from sparkpin.store import Store
-from sparkpin.why import Origin, why
 
 
 @pytest.fixture

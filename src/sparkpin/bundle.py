@@ -31,17 +31,18 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import Field, ValidationError
 
-from sparkpin import manifests, oci, verify
+from sparkpin import manifests, oci
 from sparkpin.buildrecord import BuildRecord
 from sparkpin.canonical import BLOCK, END, Slice, block
 from sparkpin.checkpoint.verify import RECORD
 from sparkpin.contents import KINDS, parse_contents
 from sparkpin.errors import InputError, IntegrityError, SparkpinError
+from sparkpin.evidence import verify
+from sparkpin.evidence.verify import Evidence
 from sparkpin.files import CHUNK
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
 from sparkpin.schema import LockedFile, Model, ModelLock, Sha256
-from sparkpin.verify import Evidence
 
 Say = Callable[[str], None]
 SCHEMA: Literal[1] = 1
@@ -101,15 +102,6 @@ class Bundle:
     checks: tuple[verify.Check, ...]
     model_files: Mapping[str, LockedFile]
     checkpoint_files: Mapping[str, CheckpointFile]
-
-    @property
-    def summary(self) -> str:
-        """One line on what was verified to the byte."""
-        total = sum(row.size for row in self.index.members)
-        holds = [word for word, there in (("image", self.index.image), ("store", self.index.store)) if there]
-        holds += ["checkpoint"] if self.index.checkpoint else []
-        count = len(self.index.members)
-        return f"{count} members, {total / 1e6:.1f} MB ({', '.join(holds) or 'no image'}), as its index says"
 
     @cached_property
     def sha256(self) -> dict[str, str]:

@@ -7,31 +7,19 @@ import shlex
 import time
 from pathlib import Path
 
-from sparkpin import attest as attesting
-from sparkpin import (
-    daemon,
-    explain,
-    exporting,
-    files,
-    host,
-    hub,
-    importing,
-    manifests,
-    pinned,
-    retention,
-    sides,
-    signing,
-    transfer,
-    ui,
-)
+from sparkpin import daemon, exporting, files, host, hub, importing, manifests, pinned, retention, transfer, ui
 from sparkpin import fetch as fetching
 from sparkpin import lock as locking
 from sparkpin import prune as pruning
 from sparkpin import reproduce as reproducing
 from sparkpin import serve as serving
-from sparkpin import why as finding
 from sparkpin.checkpoint.build import build_checkpoint, plan_checkpoint
 from sparkpin.errors import DifferenceError, HostError, InputError, SmokeError
+from sparkpin.evidence import attest as attesting
+from sparkpin.evidence import signing
+from sparkpin.history import sides
+from sparkpin.history import why as finding
+from sparkpin.history import words as explain
 from sparkpin.jobs import build_releases, checkpoint_of, engine_of, smoke_releases
 from sparkpin.jobs import rebuild as remake
 from sparkpin.pairing import Pairing, pair
@@ -305,8 +293,9 @@ def attest(tag: str) -> None:
 
 def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
     """One line a check, then what was not checked; IntegrityError when one is wrong."""
-    from sparkpin import bundle, imagecheck  # slow to import, and no other task needs them
-    from sparkpin import verify as verifying
+    from sparkpin import bundle
+    from sparkpin.evidence import imagecheck  # slow to import, and no other task needs them
+    from sparkpin.evidence import verify as verifying
 
     paths = Paths.from_env()
     if Path(subject).is_file():

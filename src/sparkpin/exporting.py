@@ -25,8 +25,8 @@ from sparkpin.checkpoint.build import is_complete
 from sparkpin.checkpoint.verify import RECORD
 from sparkpin.engine import Engine
 from sparkpin.errors import CheckpointError, EngineError, InputError, IntegrityError
+from sparkpin.evidence.materials import model_inputs
 from sparkpin.inputs import Inputs, project_of
-from sparkpin.materials import model_inputs
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases, now, to_json
 from sparkpin.schema import LockedFile

@@ -22,11 +22,11 @@ from sparkpin.checkpoint.build import hold_model, is_complete, set_aside
 from sparkpin.checkpoint.verify import RECORD
 from sparkpin.engine import Engine
 from sparkpin.errors import EngineError, IntegrityError
+from sparkpin.evidence.verify import SBOM, SIGNATURE, STATEMENT, Check
 from sparkpin.exporting import add_row
 from sparkpin.inputs import Inputs
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
-from sparkpin.verify import SBOM, SIGNATURE, STATEMENT, Check
 
 Say = Callable[[str], None]
 IMPORTED = "imported"  # folder of the evidence that other machines made
@@ -195,4 +195,6 @@ def keep_evidence(paths: Paths, bundle: Bundle) -> None:
         target = folder / name if name in (STATEMENT, SBOM, SIGNATURE) else folder / IMPORTED / name
         if not target.is_file():
             put(bundle, member, target)
-    add_row(folder / IMPORTS, {"file": str(bundle.path), "checks": [check.line for check in bundle.checks]})
+    checks = [check.line for check in bundle.checks]
+    row = {"file": str(bundle.path.absolute()), "with_store": bundle.index.store, "checks": checks}
+    add_row(folder / IMPORTS, row)

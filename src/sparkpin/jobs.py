@@ -8,11 +8,11 @@ from pathlib import Path
 from sparkpin import build as builder
 from sparkpin import daemon, releases
 from sparkpin import fetch as fetching
-from sparkpin.attest import ensure_attested
 from sparkpin.buildrecord import check_form, records_of
 from sparkpin.checkpoint.build import build_checkpoint, is_complete
 from sparkpin.engine import Engine
 from sparkpin.errors import CheckpointError, EngineError
+from sparkpin.evidence.attest import ensure_attested
 from sparkpin.inputs import Inputs, project_of
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths

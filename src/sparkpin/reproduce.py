@@ -22,9 +22,9 @@ from sparkpin import build, fetch, files, imagefiles
 from sparkpin.buildrecord import BuildRecord, check_form, layer_file, read_record, record_file, records_of
 from sparkpin.contents import Contents, image_contents, read_contents
 from sparkpin.daemon import Daemon, start_engine, stop_engine
-from sparkpin.difference import ContentsDifference, compare_contents
 from sparkpin.engine import Engine
 from sparkpin.errors import HostError, IntegrityError
+from sparkpin.history.difference import ContentsDifference, compare_contents
 from sparkpin.inputs import Inputs, project_of
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from sparkpin import ui
-from sparkpin.comparison import Difference, Part, PartChange, Side, TextChange, ValueChange
 from sparkpin.contents import Entry
-from sparkpin.difference import METADATA, Tally, empty_folders
-from sparkpin.why import Layer, Origin, Package, Place
+from sparkpin.history.comparison import Difference, Part, PartChange, Side, TextChange, ValueChange
+from sparkpin.history.difference import METADATA, Tally, empty_folders
+from sparkpin.history.why import Layer, Origin, Package, Place
 
 NEEDED = 6  # packages that need another, or lie in a folder
 SHOWN = 20  # paths, where not all are asked for

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sparkpin.contents import Contents
-from sparkpin.difference import ContentsDifference, Images, Tally, compare_contents, images_apart, tallies
+from sparkpin.history.difference import ContentsDifference, Images, Tally, compare_contents, images_apart, tallies
+from sparkpin.history.versions import direction
 from sparkpin.recipes import parse_flags
-from sparkpin.versions import direction
 
 Verdict = Literal["added", "removed", "up", "down", "changed", "bytes"]
 Read = Callable[[str], bytes | None]

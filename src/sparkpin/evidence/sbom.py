@@ -13,8 +13,8 @@ from cyclonedx.model.component import Component, ComponentScope, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from sparkpin.materials import LISTED, Material
-from sparkpin.provenance import bare
+from sparkpin.evidence.materials import LISTED, Material
+from sparkpin.evidence.provenance import bare
 from sparkpin.releases import Release
 
 SERIALS = uuid.uuid5(uuid.NAMESPACE_URL, "tag:sparkpin,2026:sbom")

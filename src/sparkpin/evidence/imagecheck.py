@@ -12,13 +12,13 @@ from sparkpin.buildrecord import BuildRecord, records_of
 from sparkpin.canonical import Slice
 from sparkpin.engine import Engine
 from sparkpin.errors import BuildError, IntegrityError
+from sparkpin.evidence.materials import recorded
+from sparkpin.evidence.verify import FETCHED, LAYERS, Check, Evidence, Open, checked, same
 from sparkpin.files import CHUNK, disk_errors, require_space, sha256_file
 from sparkpin.inputs import Inputs
-from sparkpin.materials import recorded
 from sparkpin.paths import Paths
 from sparkpin.releases import SBOM, SIGNATURE, STATEMENT, Release, Releases
 from sparkpin.store import Store
-from sparkpin.verify import FETCHED, LAYERS, Check, Evidence, Open, checked, same
 
 Say = Callable[[str], None]
 

@@ -9,11 +9,11 @@ from datetime import datetime
 from pathlib import Path
 
 from sparkpin.errors import SparkpinError
+from sparkpin.evidence.signing import Keys, sign
 from sparkpin.files import atomic_file
 from sparkpin.inputs import project_of
 from sparkpin.paths import Paths
 from sparkpin.releases import SBOM, SIGNATURE, STATEMENT, Release, Releases
-from sparkpin.signing import Keys, sign
 
 Say = Callable[[str], None]
 
@@ -37,7 +37,7 @@ def is_attested(paths: Paths, release: Release) -> bool:
 
     A quick look, which `invoke build` takes each time; `verify` is thorough.
     """
-    from sparkpin.materials import raw_sha256
+    from sparkpin.evidence.materials import raw_sha256
 
     folder = Releases(paths).evidence(release)
     try:
@@ -73,9 +73,9 @@ def attest(paths: Paths, release: Release, keys: Keys) -> tuple[Path, ...]:
     """Write all of it anew; the files. A signature over the statement before goes first, so that none is ever wrong."""
     # These are slow to import, and most runs find all of it there.
     from sparkpin.buildrecord import records_of
-    from sparkpin.materials import materials_of, model_inputs
-    from sparkpin.provenance import make_statement
-    from sparkpin.sbom import make_sbom
+    from sparkpin.evidence.materials import materials_of, model_inputs
+    from sparkpin.evidence.provenance import make_statement
+    from sparkpin.evidence.sbom import make_sbom
 
     records = records_of(paths, release)
     with project_of(paths, release) as project:

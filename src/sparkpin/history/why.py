@@ -20,8 +20,8 @@ from packaging.utils import canonicalize_name
 from sparkpin import manifests
 from sparkpin.buildrecord import BuildInput, BuildRecord, layer_file, records_of
 from sparkpin.contents import Contents, Entry, above, image_contents, parents_of, read_contents, source_of
-from sparkpin.difference import common
 from sparkpin.errors import InputError, SparkpinError
+from sparkpin.history.difference import common
 from sparkpin.inputs import project_of
 from sparkpin.layering import VENV
 from sparkpin.paths import Paths

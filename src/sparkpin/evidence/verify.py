@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
-from sparkpin import signing
 from sparkpin.buildrecord import BuildRecord
 from sparkpin.errors import HostError, IntegrityError
+from sparkpin.evidence import signing
+from sparkpin.evidence.materials import LISTED, ModelInputs, materials_of, recorded
 from sparkpin.layering import normal
-from sparkpin.materials import LISTED, ModelInputs, materials_of, recorded
 from sparkpin.releases import SBOM as SBOM
 from sparkpin.releases import SIGNATURE as SIGNATURE
 from sparkpin.releases import STATEMENT as STATEMENT
@@ -30,7 +30,7 @@ from sparkpin.seal import digest_of
 PATH = re.compile(r"(?:[\w@%+=:,.~-]+/)*[\w@%+=:,.~-]+")  # of a project file; no part of it is . or ..
 MODEL = "model "  # how the names of a model's files start
 if TYPE_CHECKING:
-    from sparkpin.provenance import Claims
+    from sparkpin.evidence.provenance import Claims
 
 LAYERS, FETCHED = "the layers' bytes", "fetched files"
 MARKS = {"ok": "ok", "wrong": "WRONG", "open": "--"}
@@ -230,7 +230,7 @@ def check_locks(evidence: Evidence) -> str:
 
 def check_statement(evidence: Evidence) -> list[Check]:
     """The statement, its inputs and the SBOM. Without a statement an SBOM proves nothing."""
-    from sparkpin import provenance  # slow to import, and every task imports this module
+    from sparkpin.evidence import provenance  # slow to import, and every task imports this module
 
     data = evidence.files.get(STATEMENT)
     if data is None:

@@ -21,10 +21,10 @@ from sparkpin import manifests, schema
 from sparkpin.buildrecord import BuildRecord, layer_file, read_record, record_file, records_of
 from sparkpin.checkpoint.plan import checkpoint_steps, used_repositories
 from sparkpin.checkpoint.repository import CONFIG, INDEX
-from sparkpin.comparison import Checkpoint, Difference, Part, Side, Source, compare
 from sparkpin.contents import read_contents
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import InputError, IntegrityError, SparkpinError
+from sparkpin.history.comparison import Checkpoint, Difference, Part, Side, Source, compare
 from sparkpin.inputs import Inputs, project_of
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths

@@ -21,7 +21,7 @@ from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage  
 
 from sparkpin.buildrecord import BuildRecord
 from sparkpin.errors import IntegrityError
-from sparkpin.materials import Material, raw_sha256
+from sparkpin.evidence.materials import Material, raw_sha256
 from sparkpin.releases import SBOM, Release
 
 PREDICATE = "https://slsa.dev/provenance/v1"
