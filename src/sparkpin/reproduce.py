@@ -165,6 +165,7 @@ def private_engine(paths: Paths, own: Paths, say: Say) -> Iterator[tuple[Engine,
     finally:
         with contextlib.suppress(HostError):
             stop_engine(daemon, say)
+        say("removing its images and caches")
         shutil.rmtree(sockets, ignore_errors=True)
 
 
