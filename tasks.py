@@ -264,12 +264,19 @@ def export(
     commands.export(tag, output or o, store=with_store, checkpoint=with_checkpoint, image=not no_image)
 
 
-@command(name="import", positional=["file"], help={"file": "a bundle that `export` wrote"})
-def import_(c: Context, file: str) -> None:
+@command(
+    name="import",
+    positional=["file"],
+    help={
+        "file": "a bundle that `export` wrote",
+        "require_signature": "refuse one that is not signed by somebody whom allowed_signers names",
+    },
+)
+def import_(c: Context, file: str, require_signature: bool = False) -> None:
     """Verify a bundle, then load its image and record."""
     from sparkpin import commands
 
-    commands.import_bundle(file)
+    commands.import_bundle(file, signed=require_signature)
 
 
 @command(positional=["tag"], help={"tag": "release to send", "to": "ssh://user@host[:port], unix://... or tcp://..."})

@@ -367,6 +367,13 @@ def test_a_statement_about_another_image(parts: Parts, tmp_path: Path, sample: S
     assert "statement" in refused(tmp_path, parts.pack())
 
 
+def test_unsigned_where_a_signature_is_required(good: Path, tmp_path: Path) -> None:
+    paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+    with pytest.raises(IntegrityError, match="not signed; the signature of an allowed signer is required"):
+        importing.import_bundle(paths, NO_ENGINE, good, quiet, signed=True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_flags_and_members_agree(parts: Parts, tmp_path: Path) -> None:
     for change in ({"image": False}, {"store": True}, {"checkpoint": True}):
         message = refused(tmp_path, Parts(parts.members, parts.index | change).pack())

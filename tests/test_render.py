@@ -179,3 +179,16 @@ def test_a_mod_without_a_version_is_told(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('version = "0.1.0"', 'dynamic = ["version"]'))
     with pytest.raises(ManifestError, match=r"project\.version: saw None"):
         modwheels.read_mod(tmp_path, "vague")
+
+
+@pytest.mark.parametrize(
+    "text", ["{{ nobody }}", "{% if %}", "{{ ''.__class__.__mro__ }}", "{{ cycler.__init__.__globals__.os }}"]
+)
+def test_template_that_cannot_be_filled_in(tmp_path: Path, text: str) -> None:
+    """The last two reach for the interpreter: an imported release brings templates of somebody else."""
+    project = tiny_images.make_project(tmp_path)
+    (project / "dockerfiles/child.j2").write_text(text)
+    with pytest.raises(
+        ManifestError, match=r"child\.j2: template: saw '(UndefinedError|TemplateSyntaxError|SecurityError)"
+    ):
+        rendered(project)

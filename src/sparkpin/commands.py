@@ -389,9 +389,9 @@ def export(tag: str, output: str, *, store: bool, checkpoint: bool, image: bool)
     show("next: on the other machine: invoke import FILE")
 
 
-def import_bundle(file: str) -> None:
+def import_bundle(file: str, *, signed: bool) -> None:
     paths = Paths.from_env()
-    done = importing.import_bundle(paths, engine_of(paths), Path(file), say)
+    done = importing.import_bundle(paths, engine_of(paths), Path(file), say, signed=signed)
     for check in done.checks:
         show(check.line)
     show(f"{done.release.tag} is here, {done.release.state}: what another machine's smoke test said is no proof here")

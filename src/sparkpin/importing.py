@@ -22,6 +22,7 @@ from sparkpin.checkpoint.build import hold_model, is_complete, set_aside
 from sparkpin.checkpoint.verify import RECORD
 from sparkpin.engine import Engine
 from sparkpin.errors import EngineError, IntegrityError
+from sparkpin.evidence import verify
 from sparkpin.evidence.verify import SBOM, SIGNATURE, STATEMENT, Check
 from sparkpin.exporting import add_row
 from sparkpin.inputs import Inputs
@@ -42,13 +43,16 @@ class Imported:
     checks: tuple[Check, ...]
 
 
-def import_bundle(paths: Paths, engine: Engine, path: Path, say: Say) -> Imported:
+def import_bundle(paths: Paths, engine: Engine, path: Path, say: Say, *, signed: bool = False) -> Imported:
     """Verify a bundle, load its image, keep its files, record its release: as built, for no smoke test ran here.
 
+    signed: refuse what nobody signed whom `allowed_signers` names.
     Raises IntegrityError, before anything changes, for a bundle that is not whole and true or that contradicts what
     this machine has.
     """
     with open_bundle(path, say) as bundle:
+        if signed:
+            verify.require([verify.demanded(check) for check in bundle.checks], str(path))
         known = require_no_conflict(paths, engine, bundle)
         require_space(paths, bundle)
         sent = load_image(engine, bundle, say)

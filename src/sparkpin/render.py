@@ -73,10 +73,19 @@ class Rendered:
 
 
 def render_chain(project: Path, stack: Stack, stack_lock: StackLock, chain: Sequence[Stage]) -> tuple[Rendered, ...]:
-    """The images of a chain, first stage first. ManifestError when a layer names what the lock does not have."""
+    """The images of a chain, first stage first.
+
+    ManifestError when a layer names what the lock does not have, and for a template that cannot be filled in.
+    """
     done: list[Rendered] = []
     for stage in chain:
-        done.append(render(project, stack, stack_lock, stage, done[-1] if done else None))
+        try:
+            done.append(render(project, stack, stack_lock, stage, done[-1] if done else None))
+        except jinja2.TemplateError as error:
+            file = project / "dockerfiles" / stage.template
+            raise ManifestError(
+                file, "template", f"{type(error).__name__}: {error}", "a template as jinja2's sandbox fills it in"
+            ) from None
     return tuple(done)
 
 
