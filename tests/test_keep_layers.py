@@ -17,7 +17,7 @@ import pytest
 import uv
 import yaml
 from test_lock import paths as paths  # a project whose Debian half of the lock is made up
-from test_lock import write
+from test_lock import versions, write
 from wheelhouse import Index, make_wheel
 
 from sparkpin import fetch, layering, lock, manifests, render, wheels
@@ -162,8 +162,9 @@ def test_lock_keeps_layers_when_asked(paths: Paths, index: Index) -> None:
     first = lock_stack(paths, "s", said.append)
     assert not any("anew" in line for line in said), "there was no lock before"
     w["dep2"] = make_wheel(index.folder, "dep", "2.0", size=1_000_000)
+    write(paths, ["app==1.0", "other==1.0", "dep==2.0"], layers=[{"name": "low", "packages": ["dep"]}, LAYERS[1]])
     lock_stack(paths, "s", said.append)
-    assert "about 5 MB (layers low, rest); with --keep-layers about 1 MB" in said[-1]
+    assert "about 5 MB (layers low, rest); with --keep-layers at most 1 MB" in said[-1]
     (paths.project / "pins/stacks/s.lock").write_text(lock_text(first))
     second = lock_stack(paths, "s", said.append, keep_layers=True)
     assert second.updates == ["dep"] and second.underlay == [w["dep"]]
@@ -172,6 +173,28 @@ def test_lock_keeps_layers_when_asked(paths: Paths, index: Index) -> None:
     assert load_stack_lock(paths.project, stack) == second == former_stack_lock(paths.project, "s")
     report = fetch_stack(paths, stack, second.model_copy(update={"debs": []}), print)
     assert report.files == 4 and report.bytes_fetched == 0
+
+
+def test_what_need_not_change_stays(paths: Paths, index: Index) -> None:
+    """Without --keep-layers, all that is not pinned comes in its newest version."""
+    make_wheel(index.folder, "app", requires=["dep", "helper"])
+    make_wheel(index.folder, "app", "2.0", requires=["dep", "helper"])
+    make_wheel(index.folder, "app", "3.0", requires=["dep", "helper>=2"])
+    for name in ("dep", "helper"):
+        make_wheel(index.folder, name)
+    write(paths, ["app==1.0"])
+    first, said = lock_stack(paths, "s", print), list[str]()
+    for name in ("dep", "helper"):
+        make_wheel(index.folder, name, "2.0")
+    write(paths, ["app==2.0"])
+    assert lock_stack(paths, "s", said.append, keep_layers=True).updates == ["app"]
+    write(paths, ["app==3.0"])
+    third = lock_stack(paths, "s", said.append, keep_layers=True)
+    assert third.updates == ["app", "dep", "helper"] and third.underlay == first.wheels
+    assert any("do not fit the requirements" in line for line in said)
+    write(paths, ["app==1.0"])
+    assert lock_stack(paths, "s", said.append).updates == []
+    assert versions(former_stack_lock(paths.project, "s")) == {"app": "1.0", "dep": "2.0", "helper": "2.0"}
 
 
 def test_nothing_to_keep_is_told(paths: Paths, index: Index) -> None:
@@ -190,6 +213,7 @@ def test_the_root_file_system_is_a_layer_too(
     write(paths, ["app==1.0"])
     first, said = lock_stack(paths, "s", print), list[str]()
     make_wheel(index.folder, "dep", "2.0")
+    write(paths, ["app==1.0", "dep==2.0"])
     newer = [first.debs[0].model_copy(update={"version": "2.36-99"}), *first.debs[1:]]
     if not same_names:
         newer.append(first.debs[0].model_copy(update={"name": "new"}))

@@ -26,7 +26,8 @@ from sparkpin.wheels import TICK, Dist, Target, arrived, download_closure, reach
 def lock_stack(paths: Paths, name: str, say: Callable[[str], None], *, keep_layers: bool = False) -> StackLock:
     """Resolve pins/stacks/<name>.yaml and write <name>.lock. Network. The wheels that are locked stay in the store.
 
-    keep_layers: keep the lower layers of the lock that is there, and put the wheels that changed on top.
+    keep_layers: keep the lower layers of the lock that is there, and put the wheels that changed on top. As little as
+    possible changes: what the stack file does not name stays at its version, if that still fits.
     """
     stack = load_stack(paths.project, name)
     file = f"pins/stacks/{name}.yaml"
@@ -47,7 +48,8 @@ def lock_stack(paths: Paths, name: str, say: Callable[[str], None], *, keep_laye
             wheels_folder = folder / "wheels"
             wheels_folder.mkdir()
             with ThreadPoolExecutor(1) as pool:
-                job = pool.submit(download_closure, stack, target, wheels_folder)
+                keep = former.wheels if keep_layers and former else []
+                job = pool.submit(download_closure, stack, target, wheels_folder, keep, say)
                 while not wait([job], timeout=TICK).done:
                     say(f"  {arrived(wheels_folder) / 1e6:.0f} MB so far")
                 job.result()
@@ -106,7 +108,7 @@ def tell_disk(paths: Paths, stack: Stack, former: StackLock, lock: StackLock, sa
         return  # the stack file's layers do not fit the lock: `render` tells that
     if names:
         line = f"  to be stored anew by the engine: about {much / 1e6:.0f} MB (layers {names})"
-        say(line + (f"; with --keep-layers about {little / 1e6:.0f} MB" if little < much else ""))
+        say(line + (f"; with --keep-layers at most {little / 1e6:.0f} MB" if little < much else ""))
 
 
 def installed_size(store: Store, wheel: LockedFile) -> int:

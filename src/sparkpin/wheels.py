@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -104,19 +104,35 @@ def pip(target: Target, folder: Path, *argv: str) -> subprocess.CompletedProcess
     return done
 
 
-def download_closure(stack: Stack, target: Target, folder: Path) -> None:
-    """Every wheel that `python.requirements` needs, excluded ones too, into `folder`. Raises NetworkError."""
-    done = pip(target, folder, *stack.python.requirements)
+def download_closure(
+    stack: Stack, target: Target, folder: Path, keep: Sequence[LockedFile], say: Callable[[str], None]
+) -> None:
+    """Every wheel that `python.requirements` needs, excluded ones too, into `folder`. Raises NetworkError.
+
+    keep: wheels whose versions stay, where the requirements leave that open and where all of them fit together.
+    """
+    named = {canonicalize_name(Requirement(row).name) for row in stack.python.requirements}
+    versions = [f"{wheel.name}=={wheel.version}\n" for wheel in keep if wheel.name not in named]
+    (folder / "keep.txt").write_text("".join(versions))
+    done = resolve(stack, target, folder, "--constraint", str(folder / "keep.txt"))
+    if done.returncode and versions:
+        say("  the former versions do not fit the requirements, or are gone: all are resolved anew")
+        done = resolve(stack, target, folder)
+    if done.returncode:
+        raise NetworkError(f"pip could not resolve {stack.python.requirements}:\n{tail(done)}", next_step=CONFIG)
+
+
+def resolve(stack: Stack, target: Target, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    done = pip(target, folder, *options, *stack.python.requirements)
     if done.returncode and stack.python.torch_backend and (name := no_such_file(done.stderr)):
         wanted = next((row for row in stack.python.requirements if row.partition("==")[0] == name), None)
         if wanted:
             extra = folder / "backend"
-            extra.mkdir()
+            extra.mkdir(exist_ok=True)
             for url, _, _ in backend_urls(stack, target, wanted):
                 stream(url, extra / httpx.URL(url).path.rpartition("/")[2])
-            done = pip(target, folder, "--find-links", str(extra), *stack.python.requirements)
-    if done.returncode:
-        raise NetworkError(f"pip could not resolve {stack.python.requirements}:\n{tail(done)}", next_step=CONFIG)
+            done = pip(target, folder, *options, "--find-links", str(extra), *stack.python.requirements)
+    return done
 
 
 def no_such_file(text: str) -> str | None:
