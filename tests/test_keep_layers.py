@@ -16,6 +16,9 @@ from types import ModuleType
 import pytest
 import uv
 import yaml
+from newer_engine import newer_engine
+from newer_engine import newer_root as newer_root
+from test_engines import NEWER
 from test_lock import paths as paths  # a project whose Debian half of the lock is made up
 from test_lock import versions, write
 from wheelhouse import Index, make_wheel
@@ -329,11 +332,11 @@ def test_layers_show_what_a_flat_install_shows(tmp_path: Path, install: ModuleTy
 
 
 class Bench:
-    """A made-up stack on the cpu stack's real root file system, in the machine's engine."""
+    """A made-up stack on the cpu stack's real root file system."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, engine: Engine) -> None:
         real = Paths.from_env()
-        self.engine = Engine.connect()
+        self.engine = engine
         self.paths = Paths(PROJECT, folder / "cache", folder / "home")
         (folder / "cache").mkdir()
         (folder / "cache/rootfs").symlink_to(real.cache / "rootfs")
@@ -372,7 +375,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
+    bench = Bench(tmp_path, Engine.connect())
     yield bench
     for image in bench.engine.client.api.images():
         for tag in image["RepoTags"] or ():
@@ -433,3 +436,20 @@ def test_engines_that_build_whole_images_give_the_same(
     whole = bench.build(kept, fresh=True)
     assert not whole.cached and whole.config_digest == trees.config_digest
     assert bench.run(whole, "import json, importlib.util as u; print(json.dumps(u.find_spec('gone') is None))") is True
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", list(NEWER))
+def test_newer_engines_give_the_same(bench: Bench, newer_root: Path, tmp_path: Path, name: str) -> None:
+    """Docker's own storage and containerd's both follow the deletion marks."""
+    first, flat = bench.lock("app", "dep", "gone", "other"), bench.lock("app2", "dep2", "other")
+    kept = layering.keep_layers(first, flat)
+    here = bench.build(kept)
+    with newer_engine(newer_root, NEWER[name]) as engine:
+        (tmp_path / "there").mkdir()
+        there = Bench(tmp_path / "there", engine)
+        there.stack, there.name = bench.stack, bench.name
+        there.build(first)
+        built = there.build(kept)
+        assert (built.config_digest, built.diff_ids) == (here.config_digest, here.diff_ids)
+        assert there.run(built, PROGRAM) == bench.run(here, PROGRAM)
