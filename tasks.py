@@ -16,6 +16,7 @@ from invoke.tasks import task
 PROJECT = Path(__file__).resolve().parent
 RECIPE = "recipe of recipes/ (default: the one of the stack)"
 STAGE = "stage of stages/ (default: the recipe's)"
+TRUST = "build an imported release, too: its steps run as root"
 STACK = "stack of pins/stacks/ (default: the one for this machine)"
 
 
@@ -124,21 +125,24 @@ def build(
         "release": "tag of the release (default: the newest of --stage)",
         "stage": "the newest release of this stage (default: the recipe's)",
         "recipe": RECIPE,
+        "trust": TRUST,
     }
 )
-def reproduce(c: Context, release: str | None = None, stage: str | None = None, recipe: str | None = None) -> None:
+def reproduce(
+    c: Context, release: str | None = None, stage: str | None = None, recipe: str | None = None, trust: bool = False
+) -> None:
     """Build a release again from its record, and compare."""
     from sparkpin import commands
 
-    commands.reproduce(tag=release, stage=stage, recipe=recipe)
+    commands.reproduce(tag=release, stage=stage, recipe=recipe, trusted=trust)
 
 
-@command(positional=["tag"], help={"tag": "release whose image or checkpoint is gone"})
-def rebuild(c: Context, tag: str) -> None:
+@command(positional=["tag"], help={"tag": "release whose image or checkpoint is gone", "trust": TRUST})
+def rebuild(c: Context, tag: str, trust: bool = False) -> None:
     """Make a release's images and checkpoint again from its record."""
     from sparkpin import commands
 
-    commands.rebuild(tag)
+    commands.rebuild(tag, trusted=trust)
 
 
 @command(help={"stage": STAGE, "recipe": RECIPE, "stack": STACK, "dry_run": "print the plan only"})

@@ -127,6 +127,10 @@ def test_taken_in_without_network(
     assert (Path(made.stdout.strip()) / "model.safetensors.index.json").is_file()
     verified = offline(url, tmp_path, INVOKE, "verify", tag)
     assert verified.returncode == 0, verified.stdout + verified.stderr
+    for task in (["reproduce", "--release"], ["rebuild"]):
+        refused = offline(url, tmp_path, INVOKE, *task, tag)
+        assert refused.returncode == 2 and "came from another machine" in refused.stderr, refused.stderr
+    assert offline(url, tmp_path, INVOKE, "rebuild", tag, "--trust").returncode == 0
     again = offline(url, tmp_path, INVOKE, "import", bundle)
     assert again.returncode == 0 and "the engine has the image" in again.stderr
     paths = source.elsewhere(tmp_path)

@@ -13,6 +13,7 @@ from sparkpin import lock as locking
 from sparkpin import prune as pruning
 from sparkpin import reproduce as reproducing
 from sparkpin import serve as serving
+from sparkpin.bundle import IMPORTS
 from sparkpin.checkpoint.build import build_checkpoint, plan_checkpoint
 from sparkpin.errors import DifferenceError, HostError, InputError, SmokeError
 from sparkpin.evidence import attest as attesting
@@ -177,9 +178,19 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None) -> tuple[Re
     return done
 
 
-def rebuild(tag: str) -> None:
+def require_trust(paths: Paths, release: Release, *, trusted: bool) -> None:
+    """An imported release's build steps are somebody else's, and making a root file system runs them as root."""
+    if not trusted and (Releases(paths).evidence(release) / IMPORTS).is_file():
+        raise InputError(
+            f"{release.tag} came from another machine: building it runs, as root, what its bundle says",
+            next_step=f"`invoke verify {release.tag}` says who signed it; then the same command with --trust",
+        )
+
+
+def rebuild(tag: str, *, trusted: bool) -> None:
     paths = Paths.from_env()
     release = Releases(paths).get(tag)
+    require_trust(paths, release, trusted=trusted)
     remake(paths, release)
     show(f"{release.tag} is there: image {release.image}, checkpoint {release.checkpoint_key[:16]}")
 
@@ -192,7 +203,7 @@ def newest_of_stage(paths: Paths, recipe: str, stage: str) -> Release:
     raise InputError(f"no release of stage {stage!r} is built", next_step=f"invoke build --stage {stage}")
 
 
-def reproduce(*, tag: str | None, stage: str | None, recipe: str | None) -> None:
+def reproduce(*, tag: str | None, stage: str | None, recipe: str | None, trusted: bool) -> None:
     """Build a release again from its record; DifferenceError unless every image came out identical."""
     paths = Paths.from_env()
     records = Releases(paths)
@@ -201,6 +212,7 @@ def reproduce(*, tag: str | None, stage: str | None, recipe: str | None) -> None
     else:
         name = choose_recipe(paths, recipe, None)
         release = newest_of_stage(paths, name, stage or manifests.load_recipe(paths.project, name).stage)
+    require_trust(paths, release, trusted=trusted)
     say(f"building {release.tag} again from its record, in an engine of its own")
     result = reproducing.reproduce(paths, release, engine_of(paths), say)
     files.write_json(records.evidence(release) / "reproduced.json", reproducing.to_json(result))
