@@ -97,29 +97,35 @@ class CanonicalLayer:
     size: int
 
     def chunks(self, sums: dict[bytes, str] | None = None) -> Iterator[bytes]:
-        """The tar, in pieces of about CHUNK bytes. sums: gets the SHA-256 (hex) of each file's data by its path."""
-        window = Window(self.source)
-        pieces: list[bytes | memoryview] = []  # joined once: most files are smaller than a chunk
+        """The tar, in pieces of at most CHUNK bytes. sums: gets the SHA-256 (hex) of each file's data by its path."""
+        small: list[bytes] = []  # joined: most headers and files are too short to be worth a call of their own
         waiting = 0
+        for part in self.parts(sums):
+            if waiting + len(part) > STRIDE:
+                yield b"".join(small)
+                small, waiting = [], 0
+            if len(part) > STRIDE:
+                yield part
+            else:
+                small.append(part)
+                waiting += len(part)
+        yield b"".join(small)
+
+    def parts(self, sums: dict[bytes, str] | None) -> Iterator[bytes]:
+        """Each header, each file's data, each file's padding, the end."""
+        window = Window(self.source)
         for member in self.members:
-            pieces.append(header(member))
-            waiting += len(pieces[-1])
+            yield header(member)
             if member.kind == REGULAR:
                 digest = hashlib.sha256()
                 for data in window.read(member):
                     if sums is not None:
                         digest.update(data)
-                    pieces.append(data)
-                    waiting += len(data)
-                    if waiting >= CHUNK:
-                        yield b"".join(pieces)
-                        pieces, waiting = [], 0
-                if rest := -member.size % BLOCK:
-                    pieces.append(ZEROS[:rest])
-                    waiting += rest
+                    yield data
+                yield ZEROS[: -member.size % BLOCK]
                 if sums is not None:
                     sums[member.path] = digest.hexdigest()
-        yield b"".join([*pieces, END])
+        yield END
 
     def read(self, member: Member) -> bytes:
         """All of a file's data: for small files."""
@@ -130,15 +136,15 @@ class Window:
     """Reads files' data from a source in long strides: members that follow each other cost no calls of their own."""
 
     def __init__(self, source: BinaryIO) -> None:
-        self.source, self.start, self.data = source, 0, memoryview(b"")
+        self.source, self.start, self.data = source, 0, b""
 
-    def read(self, member: Member) -> Iterator[memoryview]:
+    def read(self, member: Member) -> Iterator[bytes]:
         """A file's data, in pieces of at most CHUNK bytes."""
         position, end = member.offset, member.offset + member.size
         while position < end:
             if not self.start <= position < self.start + len(self.data):
                 self.source.seek(position)
-                self.start, self.data = position, memoryview(self.source.read(min(CHUNK, max(end - position, STRIDE))))
+                self.start, self.data = position, self.source.read(min(CHUNK, max(end - position, STRIDE)))
                 if not self.data:
                     raise BuildError(f"the layer ends within {member.path!r}", next_step="run the build again")
             piece = self.data[position - self.start : end - self.start]
@@ -319,12 +325,22 @@ def block(
     pax: bool = False,
 ) -> bytes:
     """One header block of 512 bytes."""
-    fields = [name.ljust(100, b"\0"), number(mode, 8), number(uid, 8), number(gid, 8), number(size, 12)]
-    fields += [number(mtime, 12), b" " * 8, kind, link.ljust(100, b"\0"), b"ustar\x0000" if pax else b"ustar  \0"]
-    fields += [b"\0" * 64, b"".join(number(n, 8) for n in device) if device else b"\0" * 16, b"\0" * 167]
-    data = b"".join(fields)
-    checksum = b"%06o\0 " % sum(data.replace(b"\0", b""))
-    return data[:148] + checksum + data[156:]
+    owner, rest, total = frame(kind, mode, uid, gid, mtime, link, device, pax)
+    length = number(size, 12)
+    checksum = total + sum(name) + sum(length)
+    return b"".join((name.ljust(100, b"\0"), owner, length, number(mtime, 12), b"%06o\0 " % checksum, rest))
+
+
+@functools.lru_cache(1 << 12)
+def frame(
+    kind: bytes, mode: int, uid: int, gid: int, mtime: int, link: bytes, device: tuple[int, int] | None, pax: bool
+) -> tuple[bytes, bytes, int]:
+    """What the headers of many members share: mode and owners, all after the checksum, the sum of all the bytes."""
+    owner = number(mode, 8) + number(uid, 8) + number(gid, 8)
+    rest = [kind, link.ljust(100, b"\0"), b"ustar\x0000" if pax else b"ustar  \0", b"\0" * 64]
+    rest += [b"".join(number(n, 8) for n in device) if device else b"\0" * 16, b"\0" * 167]
+    after = b"".join(rest)
+    return owner, after, sum(owner) + sum(number(mtime, 12)) + sum(b" " * 8) + sum(after)
 
 
 @functools.lru_cache(1 << 12)

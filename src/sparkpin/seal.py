@@ -28,7 +28,7 @@ from sparkpin.epoch import EPOCH
 from sparkpin.errors import BuildError
 from sparkpin.files import CHUNK, disk_errors
 
-AHEAD = 4  # chunks
+AHEAD = 8  # chunks
 VERSION = 1  # counts changes of the canonical form: it is a part of every build key
 CREATED_BY = "sparkpin"
 CREATED = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(EPOCH))
