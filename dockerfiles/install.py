@@ -54,15 +54,18 @@ def install(requirements: Path, folders: list[Path], root: str) -> None:
         check=True,
     )
     (prefix / ".lock").unlink(missing_ok=True)
-    sources = [
-        source for info in sorted(prefix.glob("lib/python3*/site-packages/*.dist-info")) for source in tidy(info)
-    ]
+    owners: dict[Path, str] = {}
+    for info in sorted(prefix.glob("lib/python3*/site-packages/*.dist-info")):
+        for path in map(Path.resolve, tidy(info)):
+            if (other := owners.setdefault(path, info.name)) != info.name:
+                sys.exit(f"{path} belongs to both {other} and {info.name}: which one wins would be chance")
+    sources = [path for path in owners if path.suffix == ".py" and path.is_file()]
     with ProcessPoolExecutor() as pool:
         list(pool.map(functools.partial(compile_file, root), sources, chunksize=64))
 
 
 def tidy(info: Path) -> list[Path]:
-    """Remove uv's note of when the wheel file changed, and its line in RECORD; return the distribution's modules."""
+    """Remove uv's note of when the wheel file changed, and its line in RECORD; return the distribution's files."""
     record = info / "RECORD"
     note = info / "uv_cache.json"
     lines = record.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -70,8 +73,7 @@ def tidy(info: Path) -> list[Path]:
         note.unlink()
         lines = [line for line in lines if not line.startswith(f"{info.name}/uv_cache.json,")]
         record.write_text("".join(lines), encoding="utf-8")
-    paths = [info.parent / row[0] for row in csv.reader(lines)]
-    return [path for path in paths if path.suffix == ".py" and path.is_file()]
+    return [info.parent / row[0] for row in csv.reader(lines)]
 
 
 def compile_file(root: str, source: Path) -> None:

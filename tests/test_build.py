@@ -190,6 +190,25 @@ def test_an_image_other_than_the_recorded_one_is_not_trusted(site: Site) -> None
 
 
 @pytest.mark.engine
+def test_an_image_on_top_of_the_root_file_system_is_not_taken_for_it(site: Site, tmp_path: Path) -> None:
+    """It inherits the label."""
+    first = site.build(site.chain()[0])
+    below = site.chain()[0].parent_ref
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign/Dockerfile").write_text(f"FROM {below}\nCOPY Dockerfile /opt/foreign\n")
+    site.engine.build(tmp_path / "foreign", below, say=site.said.append)
+    assert site.build(site.chain()[0], fresh=True).config_digest == first.config_digest
+
+
+@pytest.mark.engine
+def test_a_dockerfile_that_could_fetch_is_not_built(site: Site) -> None:
+    template = site.paths.project / "dockerfiles/base.j2"
+    template.write_text(template.read_text().replace("ENV GREETING", "ADD http://127.0.0.1:9/x /opt/x\nENV GREETING"))
+    with pytest.raises(BuildError, match=r"saw 'ADD http://127\.0\.0\.1:9/x /opt/x', wanted COPY"):
+        site.build(site.chain()[0])
+
+
+@pytest.mark.engine
 def test_a_missing_parent_is_told(site: Site) -> None:
     with pytest.raises(BuildError, match=r"one: the engine has no sparkpin/stack-"):
         site.build(site.chain()[1])

@@ -51,7 +51,7 @@ def on_fresh_debian(command: list[str], user: str) -> tuple[int, str]:
     stack = manifests.load_stack(PROJECT, "cpu")
     lock = manifests.load_stack_lock(PROJECT, stack)
     container = Engine.connect().client.containers.create(
-        render.rootfs_ref(stack, rootfs.rootfs_spec(stack, lock).key),
+        render.rootfs_ref(stack.debian.suite, rootfs.rootfs_spec(stack, lock).key),
         command,
         user=user,
         working_dir="/src",

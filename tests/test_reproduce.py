@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
+import signal
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,17 +18,18 @@ from pathlib import Path
 import pytest
 import tiny_images
 
-from sparkpin import jobs, rootfs, schema
-from sparkpin.buildrecord import BuildRecord, read_record, record_file, records_of, write_record
+from sparkpin import build, jobs, rootfs, schema
+from sparkpin.buildrecord import BuildRecord, layer_file, record_file, records_of, write_record
 from sparkpin.daemon import SYSTEM_PATH
+from sparkpin.endpoint import ask
 from sparkpin.engine import Engine
-from sparkpin.errors import DifferenceError, HostError, IntegrityError
+from sparkpin.errors import DifferenceError, HostError, IntegrityError, ManifestError
 from sparkpin.imagefiles import read_files
 from sparkpin.inputs import Inputs, project_of
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
-from sparkpin.reproduce import Reproduction, reproduce
+from sparkpin.reproduce import Reproduction, clear_leftovers, reproduce, scratch
 from sparkpin.store import Store
 
 pytestmark = [
@@ -78,7 +83,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         site.engine.untag(tag)
     for image in site.engine.client.images.list(name="sparkpin/rootfs"):
         for tag in image.tags:
-            if any(tag == record.parent_ref for record in map(read_record, paths.images.glob("*-base-*.json"))):
+            if any(tag in path.read_text() for path in paths.images.glob("*-base-*.json")):
                 site.engine.untag(tag)
 
 
@@ -171,6 +176,101 @@ def test_other_bytes_than_recorded_are_not_kept(site: Site, monkeypatch: pytest.
         jobs.rebuild(site.paths, release)
     assert site.engine.image(edited.ref) is None and site.engine.image(release.tag) is None
     assert records_of(site.paths, release)[0] == edited
+
+
+def test_a_record_of_other_bytes_is_not_taken_for_the_release(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a step that depends on chance had been built again, for another recipe."""
+    release = site.build()[0]
+    edited = site.edit_record(release, "base", "ENV GREETING=hello", "ENV GREETING=bye")
+    build.build_image(site.paths, site.engine, edited.rendered, site.said.append, fresh=True)
+    for task in (site.reproduce, lambda release: jobs.rebuild(site.paths, release)):
+        with pytest.raises(IntegrityError, match="is of another image"):
+            task(release)
+    image = site.engine.image(release.tag)
+    assert image is not None and image.config_digest == release.image
+
+
+def test_a_record_cannot_name_another_image(site: Site) -> None:
+    release = site.build()[0]
+    record = records_of(site.paths, release)[0]
+    write_record(site.paths, record.model_copy(update={"parent_ref": "library/debian:bookworm"}))
+    with pytest.raises(IntegrityError, match="does not fit its keys"):
+        site.reproduce(release)
+
+
+def test_a_record_of_a_newer_sparkpin_stays(site: Site) -> None:
+    release = site.build()[0]
+    path = record_file(site.paths, records_of(site.paths, release)[0].rendered)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 2}))
+    for task in (site.reproduce, lambda release: site.build()):
+        with pytest.raises(ManifestError, match="newer sparkpin"):
+            task(release)
+    assert json.loads(path.read_text())["schema"] == 2
+
+
+def test_a_lost_listing_is_told_before_anything_is_built(site: Site) -> None:
+    release = site.build()[0]
+    layer_file(site.paths, release.diff_ids[-1]).unlink()
+    with pytest.raises(IntegrityError, match="the listing of layer") as caught:
+        site.reproduce(release)
+    assert caught.value.next_step == f"invoke rebuild {release.tag}"
+
+
+def test_manifests_that_cannot_be_read_any_more_are_a_note(site: Site) -> None:
+    release = site.build()[-1]
+    text = (site.paths.project / "stages/two.yaml").read_bytes() + b"future_field: 1\n"
+    sha256 = Inputs.of(site.paths).keep_bytes(text)
+    result = site.reproduce(dataclasses.replace(release, inputs={**release.inputs, "stages/two.yaml": sha256}))
+    assert result.verdict == "identical" and "cannot read the recorded pins" in result.notes[0]
+
+
+def test_damaged_inputs_are_mended_by_the_next_build(site: Site) -> None:
+    release = site.build()[-1]
+    inputs = Inputs.of(site.paths)
+    wheel = next(file for file in records_of(site.paths, release)[1].context if file.path.endswith(".whl"))
+    paths = [inputs.kept.path(release.inputs[f"recipes/{release.recipe}.yaml"]), inputs.kept.path(wheel.sha256)]
+    for path in paths:
+        path.write_bytes(b"X" + path.read_bytes()[1:])
+    with pytest.raises(IntegrityError, match="integrity mismatch") as caught:
+        site.reproduce(release)
+    assert "invoke import FILE" in caught.value.next_step
+    for file in site.paths.images.iterdir():
+        file.unlink()
+    assert site.build()[-1] == release
+    assert [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths] == [path.name for path in paths]
+
+
+def run_reproduce(site: Site, release: Release, log: Path) -> None:
+    def say(line: str) -> None:
+        with log.open("a") as file:
+            file.write(f"{line}\n")
+
+    reproduce(site.paths, release, Engine.connect(), say)
+
+
+def test_the_engine_of_a_killed_rebuild_goes_with_the_next(site: Site, tmp_path: Path) -> None:
+    release, log = site.build()[-1], tmp_path / "log"
+    process = multiprocessing.get_context("fork").Process(target=run_reproduce, args=(site, release, log))
+    process.start()
+    end = time.monotonic() + 60
+    while not (log.exists() and "base: " in log.read_text()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+    (left,) = site.paths.work.glob("reproduce-*")
+    sockets = Path((left / "sockets").read_text())
+    assert ask(f"unix://{sockets}/docker.sock") is not None, "the engine outlives its killed parent"
+    assert site.reproduce(release).verdict == "identical"
+    assert any("killed rebuild" in line for line in site.said)
+    assert list(site.paths.work.iterdir()) == [] and not sockets.exists()
+
+
+def test_a_rebuild_that_runs_is_left_alone(site: Site) -> None:
+    site.paths.work.mkdir(parents=True)
+    with scratch(site.paths) as own:
+        clear_leftovers(site.paths, site.said.append)
+        assert own.store.exists() and site.said == []
 
 
 def test_another_canonical_form_is_told(site: Site) -> None:

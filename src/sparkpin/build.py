@@ -18,9 +18,10 @@ from sparkpin.canonical import read_layer
 from sparkpin.contents import Contents, contents_of, read_contents, write_contents
 from sparkpin.contentstore import Sizes
 from sparkpin.context import context_folder
+from sparkpin.dockerfile import require_closed
 from sparkpin.engine import Engine, ImageInfo
 from sparkpin.errors import BuildError, DifferenceError, EngineError, IntegrityError
-from sparkpin.files import disk_errors, lock, write_json
+from sparkpin.files import disk_errors, lock, sha256_file, write_json
 from sparkpin.paths import Paths
 from sparkpin.releases import UNSEALED
 from sparkpin.render import Rendered
@@ -68,7 +69,7 @@ def build_image(
     """Build, seal, load, tag and record one stage. Of two runs at once the second waits and finds it done.
 
     fresh: build even what is there, without the engine's build cache: to check that the bytes come out the same.
-    wanted: the config digest that must come out; another is a DifferenceError, and nothing is kept of it.
+    wanted: the config digest that must come out; another is a DifferenceError, with neither tag nor record.
     """
     with lock(
         paths.locks / f"image-{rendered.key}.lock",
@@ -78,6 +79,7 @@ def build_image(
             say(f"{rendered.stage}: {rendered.ref} is there")
             return found
         started = time.monotonic()
+        require_closed(rendered.dockerfile, rendered.parent_ref)
         for left in paths.work.glob(f"*-{rendered.key[:12]}-*"):  # by a killed run
             shutil.rmtree(left, ignore_errors=True)
         parent = require_parent(paths, engine, rendered, say)
@@ -133,14 +135,15 @@ def require_parent(paths: Paths, engine: Engine, rendered: Rendered, say: Say) -
             raise BuildError(f"{rendered.stage}: the engine has no {rendered.parent_ref}", next_step="invoke build")
         return parent
     key = rendered.rootfs.key
-    if parent is None or parent.labels.get("sparkpin.rootfs") != key:
-        tar = rootfs.build_rootfs(paths, rendered.rootfs, say)
+    tar = rootfs.build_rootfs(paths, rendered.rootfs, say)
+    # Labels are inherited: only the bytes tell that it is this root file system and nothing on top of it.
+    if parent is None or parent.diff_ids != (f"sha256:{sha256_file(tar)[0]}",):
         say(f"{rendered.stage}: loading the root file system")
         architecture = rendered.platform.partition("/")[2]
         labels = {"sparkpin.rootfs": key}
         parent = engine.import_rootfs(tar, rendered.parent_ref, architecture=architecture, labels=labels)
     if not has_contents(paths, parent.diff_ids):
-        with rootfs.build_rootfs(paths, rendered.rootfs, say).open("rb") as file:
+        with tar.open("rb") as file:
             keep_contents(paths, parent.diff_ids[0], contents_of(read_layer(file, everything=True)))
     return parent
 
@@ -184,6 +187,10 @@ class Made:
     layers: dict[str, str]
 
 
+class LayersRefused(Exception):
+    """The engine did not take an archive from which layers were left out."""
+
+
 @dataclass(frozen=True)
 class Maker:
     """Two ways from a context to the sealed image, which give the same image.
@@ -212,8 +219,8 @@ class Maker:
         for trust in (False,) if self.fresh else (True, False):
             try:
                 return self.from_trees(trust)
-            except EngineError as error:
-                self.tell(f"the engine wants more layers than it was sent: {error.message}")
+            except LayersRefused as refusal:
+                self.tell(f"the engine wants more layers than it was sent: {refusal}")
         return self.whole()
 
     def tell(self, line: str) -> None:
@@ -253,7 +260,12 @@ class Maker:
             for tar in list(pool.map(self.make_tree, new)):
                 parts.append(Part(layer=read_layer(stack.enter_context(tar.open("rb")))))
             self.tell("sealing and loading")
-            sealed = self.load(parts, image)
+            try:
+                sealed = self.load(parts, image)
+            except EngineError as error:
+                if any(part.left_out for part in parts):
+                    raise LayersRefused(error.message) from error
+                raise
         below = len(self.parent.diff_ids)
         filled = [layer for layer, part in zip(self.rendered.layers, parts[below:], strict=True) if not part.empty]
         layers = dict(zip((name for name, _ in filled), sealed.diff_ids[below:], strict=True))

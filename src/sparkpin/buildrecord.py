@@ -17,13 +17,15 @@ from pydantic import Field, ValidationError
 
 from sparkpin import seal
 from sparkpin.epoch import EPOCH
-from sparkpin.errors import IntegrityError
+from sparkpin.errors import IntegrityError, ManifestError
 from sparkpin.files import write_json
 from sparkpin.paths import Paths
 from sparkpin.releases import Digest, Release
-from sparkpin.render import ContextFile, Rendered
+from sparkpin.render import ContextFile, Rendered, image_ref, rootfs_ref
 from sparkpin.rootfs import RootfsSpec
 from sparkpin.schema import LockedFile, Model, Sha256
+
+SCHEMA: Literal[1] = 1
 
 
 class BuildInput(Model):
@@ -55,7 +57,7 @@ class BuildRecord(Model):
     canonical form.
     """
 
-    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    schema_: Annotated[Literal[1], Field(alias="schema")] = SCHEMA
     stack: str
     stage: str
     key: Sha256
@@ -113,19 +115,24 @@ def write_record(paths: Paths, record: BuildRecord) -> None:
 
 
 def read_record(path: Path) -> BuildRecord:
-    """Raises FileNotFoundError; IntegrityError for what is no record."""
+    """Raises FileNotFoundError; IntegrityError for what is no record; ManifestError for one of a newer sparkpin."""
     try:
-        return BuildRecord.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(value, dict) and isinstance(schema := value.get("schema"), int) and schema > SCHEMA:
+            newer = "a newer sparkpin wrote this file: update this checkout"
+            raise ManifestError(path, "schema", schema, f"{SCHEMA} or less", next_step=newer)
+        return BuildRecord.model_validate(value)
     except (ValueError, ValidationError) as error:
         raise IntegrityError(
-            f"{path}: not a build record: {error}", next_step=f"rm {path}, then invoke build"
+            f"{path}: not a build record: {error}",
+            next_step="import a bundle of a release that has it (`invoke import FILE`), or build the image again",
         ) from None
 
 
 def records_of(paths: Paths, release: Release) -> tuple[BuildRecord, ...]:
     """The build records of a release's image and of those it stands on, first stage first.
 
-    IntegrityError when one is gone.
+    IntegrityError when one is gone, or is of other bytes than the release: a build that came out otherwise later.
     """
     found: list[BuildRecord] = []
     key: str | None = release.build_key
@@ -138,12 +145,34 @@ def records_of(paths: Paths, release: Release) -> tuple[BuildRecord, ...]:
             )
         found.append(read_record(paths_found[0]))
         key = found[-1].parent_key
+    above: tuple[str | None, list[str]] = (release.image, list(release.diff_ids))
+    for record in found:
+        same = above[0] in (None, record.config_digest) and above[1][: len(record.diff_ids)] == record.diff_ids
+        if not same or (record is found[0] and above[1] != record.diff_ids):
+            raise IntegrityError(
+                f"{release.tag}: the record of {record.ref} is of another image ({record.config_digest[:19]}): a later "
+                "build of the same inputs came out otherwise",
+                next_step="import a bundle of the release (`invoke import FILE`)",
+            )
+        above = (None, record.diff_ids)
     return tuple(reversed(found))
 
 
 def check_form(records: Sequence[BuildRecord]) -> None:
-    """IntegrityError for an image in another canonical form than this sparkpin writes."""
+    """IntegrityError for an image in another canonical form than this sparkpin writes, or under another name.
+
+    records: first stage first. What a record names is tagged, so the names must be those that its keys give.
+    """
+    below = ""
     for record in records:
+        if record.rootfs:
+            below = rootfs_ref(record.rootfs.suite, record.rootfs.key)
+        if (record.ref, record.parent_ref) != (image_ref(record.stack, record.stage, record.key), below):
+            raise IntegrityError(
+                f"the record of {record.ref} on {record.parent_ref} does not fit its keys",
+                next_step="nothing was built of it; do not trust where it came from",
+            )
+        below = record.ref
         if (record.seal, record.epoch) != (seal.VERSION, EPOCH):
             raise IntegrityError(
                 f"{record.ref} was sealed in form {record.seal} (epoch {record.epoch}); this sparkpin writes form "

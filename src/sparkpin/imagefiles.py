@@ -13,12 +13,15 @@ from sparkpin.engine import Engine, engine_errors
 
 
 def read_files(engine: Engine, ref: str, paths: Iterable[str], *, limit: int) -> dict[str, bytes]:
-    """Path (without a slash in front) -> content, of regular files of at most `limit` bytes; others are left out."""
+    """Path (without a slash in front) -> content, of regular files of at most `limit` bytes; others are left out.
+
+    So are names that are not UTF-8: the engine's API cannot ask for them.
+    """
     found: dict[str, bytes] = {}
     with engine_errors():
         container = engine.client.containers.create(ref, ["-"], network_mode="none")
         try:
-            for path in paths:
+            for path in (path for path in paths if path.isprintable()):
                 with contextlib.suppress(docker.errors.NotFound):
                     chunks, status = container.get_archive(f"/{path}")
                     if not status or status["size"] > limit:

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkpin.errors import InputError, IntegrityError
-from sparkpin.files import atomic_file
+from sparkpin.files import atomic_file, sha256_file
 from sparkpin.paths import Paths
 from sparkpin.releases import Release
 from sparkpin.schema import LockedFile
 from sparkpin.store import Store
+
+BRING_BACK = "import a bundle of a release that has it (`invoke import FILE`), or build it again from the same files"
 
 
 @dataclass(frozen=True)
@@ -32,16 +34,16 @@ class Inputs:
 
     @classmethod
     def of(cls, paths: Paths) -> Inputs:
-        return cls(Store(paths.inputs), Store(paths.store))
+        return cls(Store(paths.inputs, next_step=BRING_BACK), Store(paths.store))
 
     def holding(self, file: LockedFile) -> Store:
         """The store that has the file, by its size; the fetched one, whose errors say how to get it, when none has."""
         return self.kept if self.kept.has(file) else self.fetched
 
     def keep(self, source: Path, sha256: str, size: int) -> None:
-        """Take a file in, unless it is there. IntegrityError when it is not what it is said to be."""
+        """Take a file in, unless it is there and whole. IntegrityError when it is not what it is said to be."""
         file = LockedFile(name=source.name, file="kept", size=size, sha256=sha256)
-        if self.kept.has(file):
+        if self.has_all([sha256]):
             os.utime(self.kept.path(sha256))  # `prune` leaves alone what was wanted a moment ago
         else:
             self.kept.add(source, file)
@@ -49,9 +51,8 @@ class Inputs:
     def keep_bytes(self, data: bytes) -> str:
         """Take bytes in; their SHA-256."""
         sha256 = hashlib.sha256(data).hexdigest()
-        path = self.kept.path(sha256)
-        if not path.is_file() or path.stat().st_size != len(data):
-            with atomic_file(path) as out:
+        if not self.has_all([sha256]):
+            with atomic_file(self.kept.path(sha256)) as out:
                 out.write(data)
         return sha256
 
@@ -64,20 +65,24 @@ class Inputs:
         if hashlib.sha256(data).hexdigest() != sha256:
             raise IntegrityError(
                 f"{what} (sha256={sha256}) is missing or damaged in {self.kept.root}",
-                next_step="import the bundle of a release that has it (`invoke import FILE`), or build it again",
+                next_step=BRING_BACK,
             )
         return data
 
     def has_all(self, wanted: Iterable[str]) -> bool:
-        """Whether every one of these SHA-256 is kept. Cheap: reads no content."""
-        return all(self.kept.path(sha256).is_file() for sha256 in wanted)
+        """Whether every one of these SHA-256 is kept and whole. Reads them: project files are small."""
+
+        def whole(sha256: str) -> bool:
+            path = self.kept.path(sha256)
+            return path.is_file() and sha256_file(path)[0] == sha256
+
+        return all(map(whole, wanted))
 
     def keep_project(self, project: Path, files: Mapping[str, str]) -> None:
         """Keep files of the project (path -> SHA-256)."""
         for name, sha256 in files.items():
             path = project / name
-            if not self.kept.path(sha256).is_file():
-                self.keep(path, sha256, path.stat().st_size)
+            self.keep(path, sha256, path.stat().st_size)
 
 
 @contextlib.contextmanager

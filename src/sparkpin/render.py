@@ -25,9 +25,11 @@ from sparkpin.errors import ManifestError
 from sparkpin.files import sha256_file
 from sparkpin.layering import RESERVED, STACK_MODS, UPDATES, VENV, normal, updated, wheel_groups
 from sparkpin.modwheels import Mod, read_mod
-from sparkpin.releases import ROOTFS
+from sparkpin.releases import INTERNAL, ROOTFS
 from sparkpin.rootfs import RootfsSpec, rootfs_spec
 from sparkpin.schema import LockedFile, Stack, StackLock, Stage
+
+HIDDEN = "(hidden)"  # at the end of what a wheel is called that a layer above hides
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
     if parent is None:
         spec = rootfs_spec(stack, stack_lock)
         below = spec.key
-        parent_ref = rootfs_ref(stack, below)
+        parent_ref = rootfs_ref(stack.debian.suite, below)
         layers[VENV] = []
         groups = wheel_groups(project, stack, stack_lock)
         for name, wheels in groups.items():
@@ -130,7 +132,7 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
         stack=stack.name,
         key=key,
         parent_key=parent.key if parent else None,
-        ref=f"sparkpin/stack-{stack.name}:{stage.name}-{key[:12]}",
+        ref=image_ref(stack.name, stage.name, key),
         parent_ref=parent_ref,
         platform=stack.platform,
         rootfs=spec,
@@ -140,8 +142,12 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
     )
 
 
-def rootfs_ref(stack: Stack, key: str) -> str:
-    return f"sparkpin/{ROOTFS}:{stack.debian.suite}-{key[:12]}"
+def rootfs_ref(suite: str, key: str) -> str:
+    return f"sparkpin/{ROOTFS}:{suite}-{key[:12]}"
+
+
+def image_ref(stack: str, stage: str, key: str) -> str:
+    return f"sparkpin/{INTERNAL}{stack}:{stage}-{key[:12]}"
 
 
 def build_key(stack: Stack, below: str, dockerfile: str, files: Sequence[ContextFile]) -> str:
@@ -176,7 +182,7 @@ def wheel_files(layer: str, wheels: Sequence[LockedFile], hidden: Sequence[Locke
             w.sha256,
             w.size,
             "store",
-            f"wheel {normal(w.name)} {w.version}{' (hidden)' if w in hidden else ''}",
+            f"wheel {normal(w.name)} {w.version}{f' {HIDDEN}' if w in hidden else ''}",
             locked=w,
         )
         for w in wheels

@@ -23,16 +23,18 @@ from sparkpin.buildrecord import BuildRecord, check_form, layer_file, read_recor
 from sparkpin.contents import Contents, image_contents, read_contents
 from sparkpin.daemon import Daemon, start_engine, stop_engine
 from sparkpin.engine import Engine
-from sparkpin.errors import HostError, IntegrityError
+from sparkpin.errors import BusyError, HostError, IntegrityError, SparkpinError
 from sparkpin.history.difference import ContentsDifference, compare_contents
 from sparkpin.inputs import Inputs, project_of
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, now
 from sparkpin.schema import LockedFile
+from sparkpin.ui import printable
 
 Say = Callable[[str], None]
 Verdict = Literal["identical", "equivalent", "different"]
+PREFIX, ALIVE, SOCKETS, DATA = "reproduce-", "alive", "sockets", "engine-data"  # of a run's folder below work/
 SMALL = 64 << 10  # bytes; longer files are told by their hashes
 SHOWN = 20  # files whose text is compared
 LINES = 40  # of one file's comparison
@@ -80,14 +82,26 @@ def reproduce(paths: Paths, release: Release, original: Engine | None, say: Say)
     """
     records = records_of(paths, release)
     check_form(records)
+    require_listings(paths, release, records)
     require_inputs(paths, release, records, say)
     notes = rendered_again(paths, release, records)
     results: list[StageResult] = []
+    clear_leftovers(paths, say)
     with scratch(paths) as own, private_engine(paths, own, say) as (engine, version):
         for record in records:
             built = build.build_image(own, engine, record.rendered, say)
             results.append(compare(paths, own, record, built, original, engine))
     return Reproduction(release.tag, version, tuple(results), notes)
+
+
+def require_listings(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> None:
+    """What the comparison needs when bytes differ; told before anything is built."""
+    lost = [diff_id for diff_id in records[-1].diff_ids if not layer_file(paths, diff_id).is_file()]
+    if lost:
+        raise IntegrityError(
+            f"{release.tag}: the listing of layer {lost[0]} is gone from {paths.layers}",
+            next_step=f"invoke rebuild {release.tag}",
+        )
 
 
 def require_inputs(paths: Paths, release: Release, records: Sequence[BuildRecord], say: Say) -> None:
@@ -117,8 +131,11 @@ def inputs_of(records: Sequence[BuildRecord]) -> list[LockedFile]:
 
 def rendered_again(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> tuple[str, ...]:
     """Whether the recorded pins, locks and mods, read by this sparkpin, still ask for these very builds."""
-    with project_of(paths, release) as project:
-        today = [pairing.rendered for pairing in pair(project, release.recipe, stage=release.stage)]
+    try:
+        with project_of(paths, release) as project:
+            today = [pairing.rendered for pairing in pair(project, release.recipe, stage=release.stage)]
+    except SparkpinError as error:  # the records are enough to build; only this comparison needs the manifests
+        return (f"this sparkpin cannot read the recorded pins ({error.message}); the images were made as recorded",)
     if [image.key for image in today] == [record.key for record in records]:
         return ("the recorded pins, locks and mods give the same build keys today",)
     before = {file.path: (file.what, file.sha256) for record in records for file in record.rendered.context}
@@ -137,16 +154,26 @@ def scratch(paths: Paths) -> Iterator[Paths]:
     """State folders that know nothing but the inputs, on the cache's disk; removed afterwards."""
     with files.disk_errors(paths.work):
         paths.work.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="reproduce-", dir=paths.work))
-    try:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=paths.work))
+    with files.lock(folder / ALIVE), contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         own = Paths(paths.project, folder / "cache", folder / "home")
         for link, target in ((own.store, paths.store), (own.inputs, paths.inputs)):
             link.parent.mkdir(parents=True)
             target.mkdir(parents=True, exist_ok=True)
             link.symlink_to(target)
         yield own
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+def clear_leftovers(paths: Paths, say: Say) -> None:
+    """What a killed run left: its engine, which may still run, and its folders. A run that lives is left alone."""
+    for folder in sorted(paths.work.glob(f"{PREFIX}*")):
+        with contextlib.suppress(BusyError), files.lock(folder / ALIVE, wait=False):
+            say(f"removing what a killed rebuild left: {folder}")
+            if (note := folder / SOCKETS).is_file() and (sockets := Path(note.read_text())).is_dir():
+                stop_engine(Daemon.private(sockets, folder / "cache" / DATA), say)
+                shutil.rmtree(sockets, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -158,7 +185,8 @@ def private_engine(paths: Paths, own: Paths, say: Say) -> Iterator[tuple[Engine,
             next_step="sudo -E .venv/bin/invoke reproduce ..., with the same options",
         )
     sockets = Path(tempfile.mkdtemp(prefix="sp-", dir="/tmp"))
-    daemon = Daemon.private(sockets, own.cache / "engine-data")
+    (own.cache.parent / SOCKETS).write_text(str(sockets))
+    daemon = Daemon.private(sockets, own.cache / DATA)
     try:
         version = start_engine(own, say, daemon)
         yield Engine.at(f"unix://{daemon.socket}"), version
@@ -190,11 +218,11 @@ def compare(
     if difference.only_metadata:
         if not lines:
             lines = layer_lines(record, made)
-        return replace(result, verdict="equivalent", lines=tuple(lines))
+        return replace(result, verdict="equivalent", lines=tuple(map(printable, lines)))
     lines += [f"only in the recorded image: /{entry.path}" for entry in difference.removed]
     lines += [f"only in the image built now: /{entry.path}" for entry in difference.added]
     lines += content_lines(difference, record, original, engine)
-    return replace(result, verdict="different", lines=tuple(lines))
+    return replace(result, verdict="different", lines=tuple(map(printable, lines)))
 
 
 def listed(paths: Paths, record: BuildRecord) -> Contents:
@@ -236,8 +264,9 @@ def content_lines(
     paths = [change.path for change in changed[:SHOWN]]
     before = texts(original, record.ref, record.config_digest, paths) if original else {}
     after = texts(engine, record.ref, None, paths)
-    for change in changed:
-        yield f"/{change.path}: content {change.before[:12]} -> {change.after[:12]}"
+    for place, change in enumerate(changed):
+        untold = " (its text is not compared: too many files differ)" if place == SHOWN else ""
+        yield f"/{change.path}: content {change.before[:12]} -> {change.after[:12]}{untold}"
         if change.path in before and change.path in after:
             one, two = before[change.path].splitlines(), after[change.path].splitlines()
             rows = list(difflib.unified_diff(one, two, "recorded", "built now", n=1, lineterm=""))

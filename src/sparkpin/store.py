@@ -18,9 +18,13 @@ FETCH = "invoke fetch"
 
 @dataclass(frozen=True)
 class Store:
-    """root/ab/abcd...: one file per content. Names, versions and origins are the locks' business."""
+    """root/ab/abcd...: one file per content. Names, versions and origins are the locks' business.
+
+    next_step: what brings back a file that is missing or damaged.
+    """
 
     root: Path
+    next_step: str = FETCH
 
     def path(self, sha256: str) -> Path:
         return self.root / sha256[:2] / sha256
@@ -37,10 +41,11 @@ class Store:
         path = self.path(file.sha256)
         if not path.is_file():
             raise IntegrityError(
-                f"{file.file} (size={file.size}, sha256={file.sha256}) is not in the store {self.root}", next_step=FETCH
+                f"{file.file} (size={file.size}, sha256={file.sha256}) is not in the store {self.root}",
+                next_step=self.next_step,
             )
         sha256, size = sha256_file(path)
-        check(file, sha256, size, f"{file.file} in the store ({path})")
+        check(file, sha256, size, f"{file.file} in the store ({path})", self.next_step)
         return path
 
     def add(self, source: Path, file: LockedFile, *, move: bool = False) -> Path:
@@ -95,9 +100,9 @@ def copy(source: Path, target: Path) -> None:
         raise
 
 
-def check(file: LockedFile, sha256: str, size: int, what: str) -> None:
+def check(file: LockedFile, sha256: str, size: int, what: str, next_step: str = FETCH) -> None:
     """Compare bytes that were read with the lock; IntegrityError names both sides."""
     if (sha256, size) != (file.sha256, file.size):
         raise IntegrityError.mismatch(
-            what, wanted_size=file.size, wanted_sha256=file.sha256, size=size, sha256=sha256, next_step=FETCH
+            what, wanted_size=file.size, wanted_sha256=file.sha256, size=size, sha256=sha256, next_step=next_step
         )
