@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
-import json
 import os
 import shutil
 import statistics
@@ -101,12 +100,10 @@ def with_another_base(paths: Paths, release: Release) -> Release:
     parent: BuildRecord | None = None
     for record in records_of(paths, release):
         key = hashlib.sha256(record.key.encode()).hexdigest()
-        config = json.loads(record.config)
         parent = record.model_copy(
             update={
                 "key": key,
                 "parent_key": parent.key if parent else None,
-                "config": json.dumps(config),
                 "config_digest": f"sha256:{key}",
                 "diff_ids": [new if diff_id == old else diff_id for diff_id in record.diff_ids],
             }

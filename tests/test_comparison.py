@@ -16,7 +16,8 @@ from test_build import Site as RealSite
 from test_build import site as real_site  # noqa: F401  (a fixture)
 
 from checkout import INVOKE, Checkout
-from sparkpin.build import BuiltImage
+from sparkpin import jobs
+from sparkpin.build import BuiltImage, cached_contents
 from sparkpin.buildrecord import BuildInput, BuildRecord, LayerRecord, layer_file, records_of, write_record
 from sparkpin.contents import write_contents
 from sparkpin.errors import InputError
@@ -138,8 +139,30 @@ def test_without_a_listing_the_rest_is_told(site: Site) -> None:
     found = sides.difference(site.paths, first.tag, second.tag)
     assert found.contents is None and found.debs
     assert sections(found)["files in the images"] == [
-        f"known once {second.tag} is built: invoke build --recipe made --stage one"
+        f"a listing of the layers of {second.tag} is missing: invoke rebuild {second.tag} makes it anew"
     ]
+
+
+def test_other_bytes_of_an_image_are_a_difference(site: Site) -> None:
+    tag = site.first().tag
+    found = sides.difference(site.paths, tag, tag)
+    other = dataclasses.replace(found, after=dataclasses.replace(found.after, image=f"sha256:{'e' * 64}"))
+    assert not other.identical
+    lines = list(difference_lines(other, all_files=False))
+    assert lines[1:] == [f"+ {tag} (image {'e' * 12})", "", "files in the images: the same"]
+    unbuilt = dataclasses.replace(found, after=dataclasses.replace(found.after, image=""))
+    assert unbuilt.identical
+
+
+def test_what_a_terminal_would_obey_is_escaped_and_tabs_stay(site: Site) -> None:
+    first = site.first()
+    template = site.paths.project / "dockerfiles/child.j2"
+    tiny_images.write(template, f"{template.read_text()}# a\tb\x1b[2J\n")
+    second = site.second()
+    other = site.release(records_of(site.paths, second)[-1], ["--port", "8001", "--evil", "\x1b]0;me\x07\n"], "d")
+    lines = list(difference_lines(sides.difference(site.paths, first.tag, other.tag), all_files=True))
+    assert "      +# a\tb\\x1b[2J" in lines and "  + --evil '\\x1b]0;me\\x07\\n'" in lines
+    assert all(c.isprintable() or c == "\t" for line in lines for c in line)
 
 
 def test_a_text_that_is_not_kept_is_told_as_changed(site: Site) -> None:
@@ -356,3 +379,27 @@ def test_real_images_before_and_after_an_edit(real_site: RealSite) -> None:  # n
     assert dataclasses.replace(shell, release="") == dataclasses.replace(
         why(site.paths, before.tag, "/bin/sh"), release=""
     )
+
+
+@pytest.mark.engine
+def test_a_rebuild_brings_a_lost_listing_back(
+    real_site: RealSite,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `diff` advises. The checkpoint, which takes a model, and the packages of a made-up root are left out here."""
+    site = real_site
+    for part in ("checkpoint_of", "require_inputs"):
+        monkeypatch.setattr(jobs, part, lambda *args: None)
+    release = real_release(site)
+    found = sides.difference(site.paths, release.tag, release.tag)
+    listings = {layer_file(site.paths, diff_id): diff_id for diff_id in release.diff_ids}
+    before = {path: path.read_bytes() for path in listings}
+    for path, diff_id in listings.items():
+        path.unlink()
+        cached_contents(site.paths, diff_id).unlink()
+    assert sides.difference(site.paths, release.tag, release.tag).contents is None and found.contents
+    try:
+        jobs.rebuild(site.paths, release)
+    finally:
+        site.engine.untag(release.tag)
+    assert {path: path.read_bytes() for path in listings} == before

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
-from recorded import SITE, Site, sha
+import recorded
+import tiny_images
+from recorded import ROOT, SITE, Site, deb, file, link, sha, wheel_layer
 
+from sparkpin.buildrecord import BuildInput
 from sparkpin.errors import InputError
 from sparkpin.history.why import Origin, why
 from sparkpin.history.words import origin_json, origin_lines
+from sparkpin.inputs import Inputs
+from sparkpin.releases import Releases
 from sparkpin.store import Store
+
+NOT_TOLD = "who needs it is not told: the store lacks, or has damaged, 1 wheel (invoke fetch)"
 
 
 @pytest.fixture
@@ -50,7 +58,17 @@ def test_who_needs_a_wheel_is_in_the_wheels(site: Site) -> None:
     gamma = site.wheels["gamma 1.0"]
     Store(site.paths.store).path(gamma.sha256).unlink()
     lines = told(why(site.paths, release.tag, f"{SITE}/beta/__init__.py"))
-    assert lines["locked"][1] == "who needs it is not told: the store lacks 1 wheels (invoke fetch)"
+    assert lines["locked"][1] == NOT_TOLD
+
+
+@pytest.mark.parametrize("end", [0, 200, None])
+def test_a_damaged_wheel_is_told_as_a_missing_one(site: Site, end: int | None) -> None:
+    """It has lost its end, or has zeros for all of it."""
+    release = site.first()
+    path = Store(site.paths.store).path(site.wheels["gamma 1.0"].sha256)
+    path.write_bytes(bytes(path.stat().st_size) if end is None else path.read_bytes()[:end])
+    lines = told(why(site.paths, release.tag, f"{SITE}/beta/__init__.py"))
+    assert lines["locked"][1] == NOT_TOLD
 
 
 def test_links_are_followed_inside_the_image(site: Site) -> None:
@@ -68,6 +86,38 @@ def test_a_link_to_nothing_is_explained_itself(site: Site) -> None:
     lines = told(why(site.paths, site.first().tag, "/usr/bin/awk"))
     assert lines["what"] == ["link to /etc/alternatives/awk, owner 0:0, which is not in the image"]
     assert lines["source"] == ["made as packages were installed; no package lists it"]
+
+
+CIRCLES = (
+    *(link("usr/one", "two"), link("usr/two", "/usr/three/x"), link("usr/three", "one")),
+    *(link("usr/self", "self/deeper"), link("usr/bin/there", "/bin/back"), link("usr/bin/back", "/bin/sh")),
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "links", "last"),
+    [
+        ("usr/one", ["/usr/one -> two", "/usr/two -> /usr/three/x"], "/usr/three"),
+        ("usr/two/y/z", ["/usr/two -> /usr/three/x", "/usr/three -> one"], "/usr/one"),
+        ("usr/self", [], "/usr/self"),
+    ],
+)
+def test_links_that_lead_round_in_a_circle_are_told(
+    site: Site, monkeypatch: pytest.MonkeyPatch, path: str, links: list[str], last: str
+) -> None:
+    monkeypatch.setattr(recorded, "ROOT", (*ROOT, *CIRCLES))
+    lines = told(why(site.paths, site.first().tag, path))
+    assert [line for line in lines.get("link", []) if "->" in line] == links
+    assert lines["path"] == [last] and lines["what"][1] == "these links lead round in a circle"
+
+
+def test_a_link_that_is_met_twice_is_no_circle(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "ROOT", (*ROOT, *CIRCLES))
+    lines = told(why(site.paths, site.first().tag, "/bin/there"))
+    assert [line.partition(" ")[0] for line in lines["link"] if "->" in line] == [
+        *("/bin", "/usr/bin/there", "/bin", "/usr/bin/back", "/bin", "/usr/bin/sh"),
+    ]
+    assert lines["path"] == ["/usr/bin/dash"] and len(lines["what"]) == 1
 
 
 def test_a_deleted_file_names_the_layer_that_deletes_it(site: Site) -> None:
@@ -109,6 +159,37 @@ def test_sources(site: Site, path: str, source: list[str]) -> None:
     assert told(why(site.paths, site.first().tag, path)).get("source", []) == source
 
 
+def test_an_empty_file_is_taken_for_no_other_file(site: Site) -> None:
+    """Many a package, project and list has empty files of the same names."""
+    empty = ["mods/hello/sparkpin_hello/a/__init__.py", "mods/hello/sparkpin_hello/b/__init__.py"]
+    for name in empty:
+        tiny_images.write(site.paths.project / name, "")
+    lists = [BuildInput(path="wheels/first/requirements.txt", sha256=sha(""), size=0, what="list of wheels")]
+    base = site.record(
+        "base",
+        None,
+        [("", ROOT), ("first", wheel_layer("alpha", ""))],
+        [site.wheel("first", "alpha 1.0"), *lists],
+        site.spec(deb("libc6", "2.36-9"), deb("python3.11-minimal", "3.11.2-6")),
+    )
+    own = [file(f"{SITE}/sparkpin_hello/{name}/__init__.py", "", "wheel:sparkpin-hello") for name in "abc"]
+    own.append(file("opt/empty", ""))
+    release = site.release(site.record("one", base, [("hello", tuple(own))], [site.mod("x"), *lists]))
+    Inputs.of(site.paths).keep_project(site.paths.project, dict.fromkeys(empty, sha("")))
+    Releases(site.paths).save(dataclasses.replace(release, inputs={**release.inputs, **dict.fromkeys(empty, sha(""))}))
+
+    def source(path: str) -> list[str]:
+        return told(why(site.paths, release.tag, path))["source"]
+
+    assert source(f"{SITE}/alpha/__init__.py") == ["alpha/__init__.py of the wheel"]
+    assert source(f"{SITE}/alpha/__pycache__/__init__.cpython-311.pyc") == [
+        *("compiled by install.py from", f"/{SITE}/alpha/__init__.py"),
+    ]
+    assert source(f"{SITE}/sparkpin_hello/a/__init__.py") == [f"{empty[0]} of the project"]
+    assert source(f"{SITE}/sparkpin_hello/b/__init__.py") == [f"{empty[1]} of the project"]
+    assert source("opt/empty") == ["made by the build step of layer `hello`; no package lists it"]
+
+
 def test_a_mod_is_asked_for_by_its_stage(site: Site) -> None:
     lines = told(why(site.paths, site.first().tag, f"{SITE}/sparkpin_hello/__init__.py"))
     assert lines["package"][0] == "mod hello 0.1.0, 900 bytes"
@@ -140,3 +221,11 @@ def test_a_path_that_no_layer_has_names_its_neighbours(site: Site, path: str, ne
 def test_names_that_no_terminal_takes_are_escaped(site: Site) -> None:
     lines = told(why(site.paths, site.second().tag, "/etc/odd\udcff"))
     assert lines["path"] == ["/etc/odd\\xff"]
+
+
+def test_what_a_terminal_would_obey_is_escaped(site: Site) -> None:
+    """The version of a package is text of whoever made the bundle."""
+    evil = deb("dash", "1").model_copy(update={"version": "1\x1b[2J"})
+    release = site.release(site.record("base", None, [("", ROOT)], [], site.spec(evil)))
+    lines = told(why(site.paths, release.tag, "/bin/dash"))
+    assert lines["package"][0] == "Debian package dash 1\\x1b[2J, 10.0 kB"

@@ -18,10 +18,10 @@ from sparkpin.buildrecord import BuildInput, BuildRecord
 from sparkpin.checkpoint.plan import checkpoint_steps, used_repositories
 from sparkpin.errors import IntegrityError
 from sparkpin.releases import Release
+from sparkpin.render import HIDDEN
 from sparkpin.schema import LockedFile, RepositoryLock
 
 PASSING = ("seconds", "size", "layers")  # of a build record: another build of the same image may say otherwise
-HIDDEN = "(hidden)"  # at the end of what `render` calls a wheel that a layer above hides
 LISTED = ("deb", "wheel", "mod", "tool", "model")  # in the SBOM; the statement names texts and project files, too
 
 Kind = Literal["deb", "wheel", "mod", "tool", "text", "project", "model"]

@@ -16,6 +16,7 @@ from sparkpin.recipes import parse_flags
 Verdict = Literal["added", "removed", "up", "down", "changed", "bytes"]
 Read = Callable[[str], bytes | None]
 LOCKS = ".lock"
+TREE_NAME = "the working tree"  # the side that is no release
 
 
 @dataclass(frozen=True)
@@ -157,14 +158,19 @@ class Difference:
     tallies: tuple[Tally, ...]
 
     @property
+    def other_image(self) -> bool:
+        """Both images are there, and they are not the same."""
+        return "" not in (self.before.image, self.after.image) and self.before.image != self.after.image
+
+    @property
     def identical(self) -> bool:
         """Nothing differs, not even a comment in a manifest."""
         parts = (*self.debs, *self.wheels, *self.tools, *self.mods)
         texts = (*self.files, *self.texts)
         values = (*self.names, *self.stages, *self.values, *self.flags, *self.env, *self.checkpoint, *self.config)
-        same_image = self.contents is None or self.contents.identical
+        same_contents = self.contents is None or self.contents.identical
         same_key = self.before.key == self.after.key
-        return not (parts or texts or values or self.moved) and same_image and same_key
+        return not (parts or texts or values or self.moved) and same_contents and same_key and not self.other_image
 
     @property
     def expected(self) -> set[str]:

@@ -24,19 +24,17 @@ from sparkpin.checkpoint.repository import CONFIG, INDEX
 from sparkpin.contents import read_contents
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import InputError, IntegrityError, SparkpinError
-from sparkpin.history.comparison import Checkpoint, Difference, Part, Side, Source, compare
+from sparkpin.history.comparison import TREE_NAME, Checkpoint, Difference, Part, Side, Source, compare
 from sparkpin.inputs import Inputs, project_of
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
-from sparkpin.render import ContextFile, Rendered
+from sparkpin.render import HIDDEN, ContextFile, Rendered
 from sparkpin.rootfs import RootfsSpec
 from sparkpin.seal import VERSION
 
 TREE = "."
-TREE_NAME = "the working tree"
 OWN_LABEL = "sparkpin.key"
-HIDDEN = "(hidden)"  # a wheel that lies in a layer and that another layer hides
 
 
 def difference(paths: Paths, before: str, after: str) -> Difference:

@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import posixpath
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,17 +22,17 @@ from sparkpin import manifests
 from sparkpin.buildrecord import BuildInput, BuildRecord, layer_file, records_of
 from sparkpin.contents import Contents, Entry, above, image_contents, parents_of, read_contents, source_of
 from sparkpin.errors import InputError, SparkpinError
-from sparkpin.history.difference import common
+from sparkpin.history.difference import MARKS, common
 from sparkpin.inputs import project_of
 from sparkpin.layering import VENV
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
+from sparkpin.render import HIDDEN
 from sparkpin.schema import Stack, Stage
 from sparkpin.store import Store
-from sparkpin.ui import printable
+from sparkpin.ui import count, printable
 from sparkpin.wheels import Dist, applicable, read_dist, target_of
 
-MARKS = ("whiteout", "opaque")
 HOPS = 40  # links that a kernel follows
 NEAR = 5
 ROOT_LAYER = "root file system"
@@ -86,8 +87,8 @@ class Place:
 @dataclass(frozen=True)
 class Origin:
     """links: those that were followed from the path asked for to `place`; dangling: `place` is a link to nothing;
-    deleted: the layer that hides `place`, which then is in a layer and not in the image; below: of a folder, package
-    -> (files, bytes).
+    circle: `place` is a link, and following it comes back to one before; deleted: the layer that hides `place`, which
+    then is in a layer and not in the image; below: of a folder, package -> (files, bytes).
     """
 
     release: str
@@ -95,6 +96,7 @@ class Origin:
     links: tuple[Place, ...]
     place: Place
     dangling: bool = False
+    circle: bool = False
     deleted: Layer | None = None
     below: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -143,11 +145,13 @@ def why(paths: Paths, tag: str, path: str) -> Origin:
     records = records_of(paths, release)
     layers = layers_of(records)
     image = Image.of(layers, [read_contents(layer_file(paths, layer.diff_id)) for layer in layers])
-    links, end, dangling = follow(image, path)
+    way = follow(image, path)
+    end = way.end
     witness = Witness(paths, release, records, image)
-    hops = tuple(witness.place(link) for link in links)
-    if dangling:
-        return Origin(release.tag, path, hops[:-1], witness.with_reasons(hops[-1]), dangling=True)
+    hops = tuple(witness.place(link) for link in way.links)
+    if way.dangling or way.circle:
+        place = witness.with_reasons(hops[-1])
+        return Origin(release.tag, path, hops[:-1], place, dangling=way.dangling, circle=way.circle)
     if image.has(end):
         return Origin(release.tag, path, hops, witness.with_reasons(witness.place(end)), below=witness.below(end))
     if held := image.naming(end):
@@ -171,13 +175,23 @@ def layers_of(records: Sequence[BuildRecord]) -> list[Layer]:
     return [Layer(at + 1, len(ids), names.get(diff_id, ""), stages[at], diff_id) for at, diff_id in enumerate(ids)]
 
 
-def follow(image: Image, path: str) -> tuple[list[str], str, bool]:
-    """(links on the way, the path that it comes to, whether a link leads there and nothing is there).
-
-    As the kernel goes, below the image's root; ".." of the path asked for is taken as text.
+@dataclass(frozen=True)
+class Way:
+    """links: on the way from a path to `end`; dangling: the last of them leads there and nothing is there; circle: the
+    last of them leads to itself, or to one before that leads to it.
     """
+
+    links: tuple[str, ...]
+    end: str
+    dangling: bool = False
+    circle: bool = False
+
+
+def follow(image: Image, path: str) -> Way:
+    """As the kernel goes, below the image's root; ".." of the path asked for is taken as text."""
     rest = clean(path)
     links: list[str] = []
+    within: dict[str, int] = {}  # links whose own targets are not yet done with -> names that come after each
     last_is_link = False
     while len(links) < HOPS:
         parts = rest.split("/")
@@ -187,11 +201,17 @@ def follow(image: Image, path: str) -> tuple[list[str], str, bool]:
                 break
         else:
             break
+        after = len(parts) - end
+        # The same link twice is no circle by itself: /bin leads to /usr/bin, and a link there may name /bin again.
+        within = {link: left for link, left in within.items() if left <= after}
+        if prefix in within:
+            return Way(tuple(links), rest, circle=True)
+        within[prefix] = after
         links.append(prefix)
-        last_is_link = end == len(parts)
+        last_is_link = after == 0
         target = posixpath.join("/", posixpath.dirname(prefix), image.seen[prefix][1].link)
         rest = clean(posixpath.join(target, *parts[end:]))
-    return links, rest, last_is_link and not image.has(rest)
+    return Way(tuple(links), rest, dangling=last_is_link and not image.has(rest))
 
 
 def clean(path: str) -> str:
@@ -264,7 +284,7 @@ class Witness:
                 if deb.name == name:
                     return Package("deb", name, deb.version, deb.file, deb.size, deb.sha256, lock)
         for file in self.inputs(layer) if kind == "wheel" else ():
-            what, _, rest = file.what.removesuffix(" (hidden)").partition(" ")
+            what, _, rest = file.what.removesuffix(f" {HIDDEN}").partition(" ")
             called, _, version = rest.rpartition(" ")
             distribution = distribution_of(file)
             if what in ("wheel", "mod") and distribution == name:
@@ -302,14 +322,14 @@ class Witness:
     def needed(self, package: Package, stack: Stack) -> Package:
         store = Store(self.paths.store)
         wheels = [file for file in self.records[0].context if file.what.startswith("wheel ")]
-        wheels = [file for file in wheels if not file.what.endswith(" (hidden)")]
-        there = [store.path(file.sha256) for file in wheels if store.path(file.sha256).is_file()]
-        if len(there) < len(wheels):
-            missing = len(wheels) - len(there)
-            return replace(package, note=f"who needs it is not told: the store lacks {missing} wheels (invoke fetch)")
+        wheels = [file for file in wheels if not file.what.endswith(HIDDEN)]
+        read = [dist_of(store.path(wheel.sha256)) for wheel in wheels]
+        dists = {dist.name: dist for dist in read if dist}
+        if None in read:
+            bad = f"the store lacks, or has damaged, {count(read.count(None), 'wheel')} (invoke fetch)"
+            return replace(package, note=f"who needs it is not told: {bad}")
         rootfs = self.records[0].rootfs
         environment = target_of(stack, rootfs.debs if rootfs else ()).environment()
-        dists = {dist.name: dist for dist in map(read_dist, there)}
         roots = stack.python.requirements
         edges = requirers(dists, roots, stack.python.exclude, environment)
         names: set[str] = {canonicalize_name(Requirement(row).name) for row in roots}
@@ -327,9 +347,10 @@ class Witness:
         if module in self.image.seen and entry.kind == "file":
             how = "its package's installation" if layer.name == ROOT_LAYER else "install.py"
             yield f"compiled by {how} from"
-            yield f"/{printable(module)}"
-            yield self.mod_source(self.image.seen[module][1])
-        elif entry.kind == "file" and (known := self.mod_source(entry) or self.copied(entry, layer)):
+            yield f"/{module}"
+            number, compiled = self.image.seen[module]
+            yield self.mod_source(compiled, self.image.layers[number])
+        elif entry.kind == "file" and (known := self.mod_source(entry, layer) or self.copied(entry, layer)):
             yield known
         elif layer.name == ROOT_LAYER:
             yield self.set_up(entry)
@@ -341,17 +362,25 @@ class Witness:
             yield self.in_wheel(entry, layer)
 
     def copied(self, entry: Entry, layer: Layer) -> str:
-        for file in self.inputs(layer):
+        """Empty files are all alike: they say nothing about where they come from."""
+        for file in self.inputs(layer) if entry.size else ():
             if file.sha256 == entry.sha256 and file.size == entry.size:
                 return f"copied from the build's context: {file.path} ({file.what})"
         return ""
 
-    def mod_source(self, entry: Entry) -> str:
-        """The project's file that a file of a mod is."""
-        for path, sha256 in self.release.inputs.items():
-            if path.startswith("mods/") and sha256 == entry.sha256 and path.endswith(posixpath.basename(entry.path)):
-                return f"{path} of the project"
-        return ""
+    def mod_source(self, entry: Entry, layer: Layer) -> str:
+        """The project's file that a file of a mod is: of several with its bytes, the one in the likest folder."""
+        package = self.package(entry, layer)
+        if package is None or package.kind != "mod":
+            return ""
+        start, name = f"mods/{package.name}/", posixpath.basename(entry.path)
+        same = [
+            path
+            for path, sha256 in self.release.inputs.items()
+            if path.startswith(start) and sha256 == entry.sha256 and posixpath.basename(path) == name
+        ]
+        parts = entry.path.split("/")[::-1]
+        return f"{max(same, key=lambda path: common(path.split('/')[::-1], parts))} of the project" if same else ""
 
     def set_up(self, entry: Entry) -> str:
         """How the root file system came to what no package's list has."""
@@ -388,6 +417,14 @@ class Witness:
                         return f"{inside} of the wheel" if not inside.endswith("/RECORD") else "written by uv"
                     return "made by uv as it installed the wheel (scripts, notes on the installation)"
         return ""
+
+
+def dist_of(path: Path) -> Dist | None:
+    """What a wheel says of itself; None where it is not there, or damaged: zipfile tells that in many ways."""
+    try:
+        return read_dist(path)
+    except (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error):
+        return None
 
 
 def distribution_of(wheel: BuildInput) -> str:

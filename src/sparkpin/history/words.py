@@ -8,7 +8,7 @@ from typing import Any
 
 from sparkpin import ui
 from sparkpin.contents import Entry
-from sparkpin.history.comparison import Difference, Part, PartChange, Side, TextChange, ValueChange
+from sparkpin.history.comparison import TREE_NAME, Difference, Part, PartChange, Side, TextChange, ValueChange
 from sparkpin.history.difference import METADATA, Tally, empty_folders
 from sparkpin.history.why import Layer, Origin, Package, Place
 
@@ -21,11 +21,16 @@ WIDTH = 80  # of a name and two values that still stand on one line
 
 def difference_lines(found: Difference, *, all_files: bool) -> Iterator[str]:
     """The whole answer of `invoke diff`."""
-    yield from head(found)
+    yield from map(tame, head(found))
     for title, lines in sections(found, all_files=all_files):
         yield ""
-        yield title
-        yield from (f"  {line}".rstrip() for line in lines)
+        yield tame(title)
+        yield from (tame(f"  {line}".rstrip()) for line in lines)
+
+
+def tame(line: str) -> str:
+    """Names and texts of other people, without what a terminal would obey. Tabs stay."""
+    return "\t".join(map(ui.printable, line.split("\t")))
 
 
 def head(found: Difference) -> Iterator[str]:
@@ -34,7 +39,7 @@ def head(found: Difference) -> Iterator[str]:
         yield f"{sign} {side.name} ({image})"
     if found.identical:
         yield "no difference"
-    elif found.before.key == found.after.key:
+    elif found.before.key == found.after.key and not found.other_image:
         yield f"one release (key {found.before.key[:12]}): what differs decides nothing of it"
     elif found.before.image and found.before.image == found.after.image:
         yield "one image: only what is served differs, and how"
@@ -55,17 +60,21 @@ def sections(found: Difference, *, all_files: bool) -> Iterator[tuple[str, list[
     ]
     yield from ((title, lines) for title, lines in plain if lines)
     if found.contents is None:
-        unbuilt = next(side for side in (found.before, found.after) if side.layers is None)
         if not found.identical:
-            yield "files in the images", [f"known once {unbuilt.name} is built: {build_command(unbuilt)}"]
+            yield "files in the images", [to_know(side) for side in (found.before, found.after) if side.layers is None]
     elif found.contents.identical and found.before.image != found.after.image:
         yield "files in the images: the same", []
     elif not found.contents.identical:
         yield image_title(found), list(image_lines(found, all_files=all_files))
 
 
-def build_command(side: Side) -> str:
-    return f"invoke build --recipe {side.recipe} --stage {side.stage}"
+def to_know(side: Side) -> str:
+    """What it takes to see the files of an image of which no listing is there."""
+    build = f"invoke build --recipe {side.recipe} --stage {side.stage}"
+    if not side.image:
+        return f"known once {side.name} is built: {build}"
+    command = build if side.name == TREE_NAME else f"invoke rebuild {side.name}"
+    return f"a listing of the layers of {side.name} is missing: {command} makes it anew"
 
 
 def value_lines(changes: Iterable[ValueChange]) -> Iterator[str]:
@@ -235,8 +244,7 @@ def path_rows(found: Difference, folders: set[str], *, all_files: bool) -> Itera
                 value[:12] if change.field == "content" else value for value in (change.before, change.after)
             )
             rows.append((change.path, f"~ {change.path}: {change.field} {before or 'none'} -> {after or 'none'}"))
-    for _, line in sorted(rows):
-        yield ui.printable(line)
+    yield from (line for _, line in sorted(rows))
 
 
 def columns(rows: Iterable[tuple[str, ...]]) -> list[str]:
@@ -268,17 +276,24 @@ def difference_json(found: Difference) -> dict[str, Any]:
 
 def origin_lines(origin: Origin) -> Iterator[str]:
     """The whole answer of `invoke why`."""
+    yield from map(tame, columns(origin_rows(origin)))
+
+
+def origin_rows(origin: Origin) -> list[tuple[str, str]]:
+    """(label, text); a text that goes on has no label."""
     place = origin.place
     rows: list[tuple[str, str]] = []
     for link in origin.links:
         assert link.entry
-        rows.append(("link", f"/{ui.printable(link.path)} -> {ui.printable(link.entry.link)}"))
+        rows.append(("link", f"/{link.path} -> {link.entry.link}"))
         rows += [("", line) for line in ([f"of {package_text(link.package)}"] if link.package else link.source)]
     if origin.deleted:
         rows.append(("deleted", f"by layer {layer_text(origin.deleted)}; what it was:"))
-    rows.append(("path", f"/{ui.printable(place.path)}"))
+    rows.append(("path", f"/{place.path}"))
     if place.entry:
         rows.append(("what", entry_text(place.entry) + (", which is not in the image" if origin.dangling else "")))
+        if origin.circle:
+            rows.append(("", "these links lead round in a circle"))
         if place.entry.sha256:
             rows.append(("sha256", place.entry.sha256))
     if place.layer:
@@ -288,7 +303,7 @@ def origin_lines(origin: Origin) -> Iterator[str]:
         rows += package_rows(place.package)
     rows += zip(["source", *[""] * len(place.source)], place.source, strict=False)
     rows += below_rows(origin)
-    yield from columns(rows)
+    return rows
 
 
 def is_file(place: Place) -> bool:
@@ -304,7 +319,7 @@ def entry_text(entry: Entry) -> str:
     words = {"dir": "folder", "symlink": "link to", "hardlink": "another name of", "char": "device", "block": "device"}
     parts = [words.get(entry.kind, entry.kind)]
     if entry.link:
-        parts[0] += f" {'/' if entry.kind == 'hardlink' else ''}{ui.printable(entry.link)}"
+        parts[0] += f" {'/' if entry.kind == 'hardlink' else ''}{entry.link}"
     if entry.kind == "file":
         parts.append(size_text(entry.size))
     if entry.kind != "symlink":
