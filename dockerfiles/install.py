@@ -54,14 +54,19 @@ def install(requirements: Path, folders: list[Path], root: str) -> None:
         check=True,
     )
     (prefix / ".lock").unlink(missing_ok=True)
-    owners: dict[Path, str] = {}
-    for info in sorted(prefix.glob("lib/python3*/site-packages/*.dist-info")):
-        for path in map(Path.resolve, tidy(info)):
-            if (other := owners.setdefault(path, info.name)) != info.name:
-                sys.exit(f"{path} belongs to both {other} and {info.name}: which one wins would be chance")
-    sources = [path for path in owners if path.suffix == ".py" and path.is_file()]
+    sources = [path for path in owners(prefix) if path.suffix == ".py" and path.is_file()]
     with ProcessPoolExecutor() as pool:
         list(pool.map(functools.partial(compile_file, root), sources, chunksize=64))
+
+
+def owners(prefix: Path) -> dict[Path, str]:
+    """The .dist-info folder that each installed file belongs to. Ends the build when a file belongs to two."""
+    found: dict[Path, str] = {}
+    for info in sorted(prefix.glob("lib/python3*/site-packages/*.dist-info")):
+        for path in map(Path.resolve, tidy(info)):
+            if (other := found.setdefault(path, info.name)) != info.name:
+                sys.exit(f"{path} belongs to both {other} and {info.name}: which of them wins would be chance")
+    return found
 
 
 def tidy(info: Path) -> list[Path]:

@@ -281,6 +281,16 @@ def tree_contents(tree: Path, venv: Path) -> Contents:
         return contents_of(read_layer(file))
 
 
+def test_a_file_of_two_wheels_ends_the_build(tmp_path: Path, install: ModuleType) -> None:
+    """uv installs them side by side: the one that comes last wins, by chance."""
+    site = tmp_path / "lib/python3.11/site-packages"
+    for name, rows in (("one-1.dist-info", "both.py,,\n"), ("two-1.dist-info", "../site-packages/both.py,,\n")):
+        (site / name).mkdir(parents=True)
+        (site / name / "RECORD").write_text(f"{rows}{name}/RECORD,,\n")
+    with pytest.raises(SystemExit, match=r"both\.py belongs to both one-1\.dist-info and two-1\.dist-info"):
+        install.owners(tmp_path)
+
+
 @pytest.mark.parametrize("case", ["updates-and-removals", "only-removals", "only-additions"])
 def test_layers_show_what_a_flat_install_shows(tmp_path: Path, install: ModuleType, case: str) -> None:
     """The real installer; the layers laid over each other as an engine would."""
