@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -13,7 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparkpin import rootfs, seal
-from sparkpin.buildrecord import BuildRecord, LayerRecord, layer_file, read_record, record_file, write_record
+from sparkpin.buildrecord import (
+    BuildRecord,
+    LayerRecord,
+    is_imported,
+    layer_file,
+    read_record,
+    record_file,
+    write_record,
+)
 from sparkpin.canonical import read_layer
 from sparkpin.contents import Contents, contents_of, read_contents, write_contents
 from sparkpin.contentstore import Sizes
@@ -47,11 +56,16 @@ def is_built(paths: Paths, engine: Engine, rendered: Rendered) -> bool:
     return find_built(paths, engine, rendered) is not None
 
 
-def find_built(paths: Paths, engine: Engine, rendered: Rendered) -> BuiltImage | None:
-    """The image, if the engine has it with the build key and the very configuration and layers that were recorded."""
+def find_built(paths: Paths, engine: Engine, rendered: Rendered, wanted: str | None = None) -> BuiltImage | None:
+    """The image, if the engine has it with the build key and the very configuration and layers that were recorded.
+
+    What another machine recorded counts only for who wants that very config digest: its key is just what it says.
+    """
     try:
         known = read_record(record_file(paths, rendered))
     except (FileNotFoundError, IntegrityError):
+        return None
+    if is_imported(paths, rendered) and known.config_digest != wanted:
         return None
     image = engine.image(rendered.ref)
     if image is None or image.labels.get("sparkpin.key") != rendered.key:
@@ -75,7 +89,9 @@ def build_image(
         paths.locks / f"image-{rendered.key}.lock",
         on_wait=lambda: say(f"{rendered.stage}: another run is building it; waiting"),
     ):
-        if not fresh and (found := find_built(paths, engine, rendered)):
+        # Made again from such a record it stays one, and its layers are none that a build may take for its own.
+        imported = wanted is not None and is_imported(paths, rendered)
+        if not fresh and (found := find_built(paths, engine, rendered, wanted)):
             say(f"{rendered.stage}: {rendered.ref} is there")
             return found
         started = time.monotonic()
@@ -84,7 +100,7 @@ def build_image(
             shutil.rmtree(left, ignore_errors=True)
         parent = require_parent(paths, engine, rendered, say)
         with context_folder(paths, rendered) as context:
-            made = make_sealed(paths, engine, rendered, parent, context.folder, say, fresh)
+            made = make_sealed(paths, engine, rendered, parent, context.folder, say, fresh, note=not imported)
         sealed = made.sealed
         image = engine.image(rendered.ref)
         if image is None or (image.config_digest, image.diff_ids) != (sealed.config_digest, sealed.diff_ids):
@@ -122,6 +138,7 @@ def build_image(
                 size=image.size,
                 seconds=seconds,
             ),
+            imported=imported,
         )
         say(f"{rendered.stage}: {rendered.ref} in {seconds:.1f} s")
         return BuiltImage(rendered.ref, sealed.config_digest, sealed.diff_ids, image.size, seconds, cached=False)
@@ -164,14 +181,22 @@ def cached_contents(paths: Paths, diff_id: str) -> Path:
 
 
 def make_sealed(
-    paths: Paths, engine: Engine, rendered: Rendered, parent: ImageInfo, context: Path, say: Say, fresh: bool
+    paths: Paths,
+    engine: Engine,
+    rendered: Rendered,
+    parent: ImageInfo,
+    context: Path,
+    say: Say,
+    fresh: bool,
+    *,
+    note: bool,
 ) -> Made:
     """The engine's own, dated image lives only within this function, under a tag that nothing else reads."""
     with (
         disk_errors(paths.work),
         tempfile.TemporaryDirectory(prefix=f"seal-{rendered.key[:12]}-", dir=paths.work) as work,
     ):
-        maker = Maker(paths, engine, rendered, parent, context, Path(work), say, fresh)
+        maker = Maker(paths, engine, rendered, parent, context, Path(work), say, fresh, note)
         try:
             return maker.run()
         finally:
@@ -197,6 +222,7 @@ class Maker:
 
     `from_trees` takes each new layer alone and sends the engine no layer that it has. `whole` builds the last stage,
     lets the engine save all of it and sends all of it: for templates without trees, and where the engine refuses less.
+    keeps_notes: for later builds, of which layer became of which inputs.
     """
 
     paths: Paths
@@ -207,6 +233,7 @@ class Maker:
     work: Path
     say: Say
     fresh: bool
+    keeps_notes: bool
     told: set[str] = field(default_factory=set)
 
     @property
@@ -229,9 +256,16 @@ class Maker:
             self.told.add(line)
             self.say(f"{self.rendered.stage}: {line}")
 
-    def build(self, tag: str | None = None, *, target: str | None = None, output: Path | None = None) -> None:
+    def build(
+        self,
+        tag: str | None = None,
+        *,
+        target: str | None = None,
+        output: Path | None = None,
+        context: Path | None = None,
+    ) -> None:
         self.engine.build(
-            self.context,
+            context or self.context,
             tag,
             say=self.tell,
             target=target,
@@ -270,12 +304,19 @@ class Maker:
         filled = [layer for layer, part in zip(self.rendered.layers, parts[below:], strict=True) if not part.empty]
         layers = dict(zip((name for name, _ in filled), sealed.diff_ids[below:], strict=True))
         for name, key in filled:
-            write_json(self.note(key), {"diff_id": layers[name]})
+            if self.keeps_notes:
+                write_json(self.note(key), {"diff_id": layers[name]})
         return Made(sealed, layers)
 
     def make_tree(self, name: str) -> Path:
-        tar = self.work / f"{name}.tar"
-        self.build(target=f"{name}-tree", output=tar)
+        """Trees are made side by side, each from a folder of its own.
+
+        BuildKit keeps one copy of a context folder up to date for all its builds and sends each only the files that it
+        asks for; two at once took files away from each other (20.10).
+        """
+        tar, context = self.work / f"{name}.tar", self.work / f"{name}-context"
+        shutil.copytree(self.context, context, copy_function=os.link)
+        self.build(target=f"{name}-tree", output=tar, context=context)
         return tar
 
     def whole(self) -> Made:
@@ -287,7 +328,7 @@ class Maker:
             self.engine.save(self.unsealed, file)
         self.tell("sealing and loading")
         with seal.open_saved(archive) as saved:
-            return Made(self.load(seal.parts_of(saved, self.parent.diff_ids, leave_out=False), image), {})
+            return Made(self.load(seal.parts_of(saved, self.parent.diff_ids), image), {})
 
     def image(self) -> ImageInfo:
         image = self.engine.image(self.unsealed)

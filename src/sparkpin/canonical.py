@@ -8,15 +8,16 @@ attribute needs it.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import io
 import posixpath
+import struct
 import tarfile
+import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import BinaryIO, Self
+from dataclasses import dataclass, field
+from typing import BinaryIO, NamedTuple, cast
 
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import BuildError
@@ -25,10 +26,16 @@ from sparkpin.files import CHUNK
 BLOCK = 512
 ZEROS = b"\0" * BLOCK
 END = 2 * ZEROS
-STRIDE = 1 << 17  # bytes read at once where files are small
-REGULAR, HARDLINK, DIRECTORY = b"0", b"1", b"5"
-KINDS = (REGULAR, HARDLINK, b"2", b"3", b"4", DIRECTORY, b"6")
-CAPABILITY = "SCHILY.xattr.security.capability"  # engines disagree on every other attribute
+STRIDE = 1 << 17  # bytes read at once for headers
+REGULAR, HARDLINK, SYMLINK, DIRECTORY = b"0", b"1", b"2", b"5"
+DEVICES = (b"3", b"4")
+KINDS = (REGULAR, HARDLINK, SYMLINK, *DEVICES, DIRECTORY, b"6")
+GNU, PAX = b"ustar  \0", b"ustar\x0000"
+LONG = {b"L": b"path", b"K": b"linkpath"}
+# name; mode, uid, gid; size; (mtime); checksum; kind; link; magic; (names of owners); device; prefix of the name
+split_header = struct.Struct("100s24s12s12x8s1s100s8s64x8s8s155s12x").unpack
+AGAIN = "run the build again"
+CAPABILITY = b"SCHILY.xattr.security.capability"  # engines disagree on every other attribute
 
 # What a build step leaves behind without meaning to: mount points, name files of the build container, caches.
 # The root file system has these folders, and no layer above it has a say in them.
@@ -67,9 +74,14 @@ class Slice(io.RawIOBase):
         self.position += len(data)
         return data
 
+    def readinto(self, view: memoryview) -> int:  # type: ignore[override]
+        self.file.seek(self.start + self.position)
+        got: int = self.file.readinto(view[: max(0, self.size - self.position)])  # type: ignore[attr-defined]
+        self.position += got
+        return got
 
-@dataclass(frozen=True, slots=True)
-class Member:
+
+class Member(NamedTuple):  # made ten thousand times for a layer: a dataclass takes three times as long
     """path, link: bytes without a slash at either end; offset: where the data lies in the source."""
 
     path: bytes
@@ -88,6 +100,50 @@ class Member:
         return self.path.replace(b"/", b"\0")  # sorts as the list of the path's components does
 
 
+@dataclass
+class Span:
+    """A piece of a canonical tar, planned before it is read.
+
+    written: (start, bytes) of headers and padding; copied: [start, end, offset in the source] of stretches to read, in
+    which what is written lies, too: a layer in canonical order differs from its source in the headers only, and many
+    files come with one call. files: (member, start, end) of each file's data.
+    """
+
+    size: int = 0
+    written: list[tuple[int, bytes]] = field(default_factory=list)
+    copied: list[list[int]] = field(default_factory=list)
+    files: list[tuple[Member, int, int]] = field(default_factory=list)
+
+    def write(self, data: bytes) -> None:
+        self.written.append((self.size, data))
+        self.size += len(data)
+
+    def copy(self, member: Member, begin: int, end: int) -> None:
+        """Bytes `begin` to `end` of a file."""
+        start, offset = self.size, member.offset + begin
+        self.size += end - begin
+        self.files.append((member, start, self.size))
+        if self.copied:
+            last = self.copied[-1]
+            if offset - last[2] == start - last[0]:
+                last[1] = self.size
+                return
+        self.copied.append([start, self.size, offset])
+
+    def read(self, source: BinaryIO) -> bytes:
+        data = bytearray(self.size)
+        view = memoryview(data)
+        for start, end, offset in self.copied:
+            source.seek(offset)
+            while start < end:
+                if not (got := source.readinto(view[start:end])):  # type: ignore[attr-defined]
+                    raise BuildError(f"the layer ends before byte {offset + end - start:,}", next_step=AGAIN)
+                start += got
+        for start, piece in self.written:
+            data[start : start + len(piece)] = piece
+        return cast(bytes, data)  # nobody changes it any more
+
+
 @dataclass(frozen=True)
 class CanonicalLayer:
     """The members of a layer in their order. `size`: bytes of the tar that `chunks` yields."""
@@ -97,134 +153,176 @@ class CanonicalLayer:
     size: int
 
     def chunks(self, sums: dict[bytes, str] | None = None) -> Iterator[bytes]:
-        """The tar, in pieces of at most CHUNK bytes. sums: gets the SHA-256 (hex) of each file's data by its path."""
-        small: list[bytes] = []  # joined: most headers and files are too short to be worth a call of their own
-        waiting = 0
-        for part in self.parts(sums):
-            if waiting + len(part) > STRIDE:
-                yield b"".join(small)
-                small, waiting = [], 0
-            if len(part) > STRIDE:
-                yield part
-            else:
-                small.append(part)
-                waiting += len(part)
-        yield b"".join(small)
+        """The tar, in pieces of about CHUNK bytes. sums: gets the SHA-256 (hex) of each file's data by its path."""
+        large = hashlib.sha256()  # of a file that does not end in the span that it begins in
+        for span in self.spans():
+            data = span.read(self.source)
+            if sums is not None:
+                view = memoryview(data)
+                for member, start, end in span.files:
+                    if end - start == member.size:
+                        sums[member.path] = hashlib.sha256(view[start:end]).hexdigest()
+                        continue
+                    if member.path not in sums:
+                        large = hashlib.sha256()
+                    large.update(view[start:end])
+                    sums[member.path] = large.hexdigest()
+            yield data
 
-    def parts(self, sums: dict[bytes, str] | None) -> Iterator[bytes]:
-        """Each header, each file's data, each file's padding, the end."""
-        window = Window(self.source)
+    def spans(self) -> Iterator[Span]:
+        span, rest = Span(), 0
         for member in self.members:
-            yield header(member)
+            span.write(ZEROS[:rest] + header(member))
+            rest = -member.size % BLOCK
             if member.kind == REGULAR:
-                digest = hashlib.sha256()
-                for data in window.read(member):
-                    if sums is not None:
-                        digest.update(data)
-                    yield data
-                yield ZEROS[: -member.size % BLOCK]
-                if sums is not None:
-                    sums[member.path] = digest.hexdigest()
-        yield END
+                begin = 0
+                while begin + (room := CHUNK - span.size) < member.size:
+                    if room > 0:
+                        span.copy(member, begin, begin + room)
+                        begin += room
+                    yield span
+                    span = Span()
+                span.copy(member, begin, member.size)
+        span.write(ZEROS[:rest] + END)
+        yield span
 
     def read(self, member: Member) -> bytes:
         """All of a file's data: for small files."""
-        return b"".join(Window(self.source).read(member))
+        span = Span()
+        span.copy(member, 0, member.size)
+        return bytes(span.read(self.source))
+
+
+def read_layer(source: BinaryIO, *, everything: bool = False) -> CanonicalLayer:
+    """The canonical form of a layer's tar (seekable, uncompressed), read from its headers only.
+
+    everything: keep what is ephemeral, too, as a root file system does.
+    """
+    found = link_first(read_members(source), everything=everything)
+    return canonical_layer(source, (found if everything else keep_lasting(found)).values())
+
+
+def canonical_layer(source: BinaryIO, members: Iterable[Member]) -> CanonicalLayer:
+    ordered = tuple(sorted(members, key=lambda member: member.order))
+    return CanonicalLayer(source, ordered, sum(map(stored_size, ordered)) + len(END))
+
+
+def read_members(source: BinaryIO) -> dict[bytes, Member]:
+    """All members of a tar by path: of two with one path, the later, as in tar. Reads ustar, GNU's form and PAX.
+
+    Not with `tarfile`, which takes five times as long. BuildError for damage, and for what no engine writes.
+    """
+    found: dict[bytes, Member] = {}
+    window = Window(source)
+    told: dict[bytes, bytes] = {}  # by the headers before a member's own, by PAX's names
+    position = 0
+    while (head := window.read(position, BLOCK)) and head != ZEROS:
+        name, numbers, size_text, checksum, kind, link, magic, major, minor, prefix = split_header(head)
+        try:
+            mode, uid, gid = plain_numbers(numbers)
+            size = int(size_text.rstrip(b"\0 "), 8)
+            plain = byte_sum(head) - sum(checksum) + 8 * 32 == int(checksum.rstrip(b"\0 "), 8)
+        except ValueError:
+            plain = False
+        if not plain:
+            info = odd_header(head, position)
+            mode, uid, gid, size = info.mode, info.uid, info.gid, info.size
+        position += BLOCK
+        name, link = name.partition(b"\0")[0], link.partition(b"\0")[0]
+        if prefix[0] and magic != GNU:  # GNU has times there
+            name = prefix.partition(b"\0")[0] + b"/" + name
+        if kind in (b"L", b"K", b"x"):
+            data = window.read(position, size)
+            told |= pax_records(data) if kind == b"x" else {LONG[kind]: data.partition(b"\0")[0]}
+            position += size + -size % BLOCK
+            continue
+        if told:
+            name, link = told.get(b"path", name), told.get(b"linkpath", link)
+            size, uid, gid = (int(told.get(key, n)) for key, n in ((b"size", size), (b"uid", uid), (b"gid", gid)))
+        capability = told.get(CAPABILITY, b"")
+        path = clean(name)
+        if kind == b"\0":
+            kind = DIRECTORY if name.endswith(b"/") else REGULAR
+        if kind not in KINDS or any(key.startswith(b"GNU.sparse.") for key in told):
+            raise BuildError(
+                f"layer member {path!r} has tar type {kind!r}{' and holes (sparse)' * (kind in (b'S', REGULAR))}",
+                next_step="report this engine's version",
+            )
+        told = {}
+        device = (0, 0)
+        if kind == REGULAR:
+            link = b""
+        else:
+            size = 0
+            if kind == HARDLINK:
+                link = clean(link)
+            elif kind == SYMLINK:
+                mode = 0o777
+            elif kind in DEVICES:
+                device = (tarfile.nti(major), tarfile.nti(minor))  # type: ignore[attr-defined]
+        if b".wh." in path and path.rpartition(b"/")[2].startswith(b".wh."):
+            found[path] = Member(path, REGULAR, 0, 0, 0)  # a deletion mark: engines differ in its mode
+        elif path:
+            found[path] = Member(path, kind, mode, uid, gid, size, link, device, capability, position)
+        position += size + -size % BLOCK
+    return found
 
 
 class Window:
-    """Reads files' data from a source in long strides: members that follow each other cost no calls of their own."""
+    """Reads a source in long strides: headers that follow each other cost no calls of their own."""
 
     def __init__(self, source: BinaryIO) -> None:
         self.source, self.start, self.data = source, 0, b""
 
-    def read(self, member: Member) -> Iterator[bytes]:
-        """A file's data, in pieces of at most CHUNK bytes."""
-        position, end = member.offset, member.offset + member.size
-        while position < end:
-            if not self.start <= position < self.start + len(self.data):
-                self.source.seek(position)
-                self.start, self.data = position, self.source.read(min(CHUNK, max(end - position, STRIDE)))
-                if not self.data:
-                    raise BuildError(f"the layer ends within {member.path!r}", next_step="run the build again")
-            piece = self.data[position - self.start : end - self.start]
-            position += len(piece)
-            yield piece
+    def read(self, position: int, size: int) -> bytes:
+        """BuildError where the source ends within; nothing where it ends before."""
+        begin = position - self.start
+        if begin < 0 or begin + size > len(self.data):
+            self.source.seek(position)
+            self.start, self.data, begin = position, self.source.read(max(size, STRIDE)), 0
+        data = self.data[begin : begin + size]
+        if 0 < len(data) < size:
+            raise BuildError(f"the layer ends within byte {position:,} and {position + size:,}", next_step=AGAIN)
+        return data
 
 
-class QuickInfo(tarfile.TarInfo):
-    """tarfile's, with a shorter way for the plain headers of most members: half of the time that a layer's take."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        # GNU's header has times where the other has the first part of a long name.
-        whole = buf[257:265] == b"ustar  \0" or (buf[257:265] == b"ustar\x0000" and not buf[345])
-        if whole and buf[156] in b"0125":
-            with contextlib.suppress(ValueError):  # a number that is not plain octal
-                mode, uid, gid, size, checksum = (
-                    int(buf[start:end].rstrip(b"\0 "), 8)
-                    for start, end in ((100, 108), (108, 116), (116, 124), (124, 136), (148, 156))
-                )
-                if sum(bytes(buf[:148] + b" " * 8 + buf[156:]).replace(b"\0", b"")) == checksum:
-                    info = cls(buf[:100].partition(b"\0")[0].decode(encoding, errors))
-                    info.type, info.mode, info.uid, info.gid, info.size = bytes(buf[156:157]), mode, uid, gid, size
-                    info.linkname = buf[157:257].partition(b"\0")[0].decode(encoding, errors)
-                    return info
-        return super().frombuf(buf, encoding, errors)
+@functools.lru_cache(1 << 10)
+def plain_numbers(text: bytes) -> tuple[int, int, int]:
+    """mode, uid, gid; few members have ones of their own. ValueError for another form than plain octal."""
+    mode, uid, gid = (int(text[start : start + 8].rstrip(b"\0 "), 8) for start in (0, 8, 16))
+    return mode & 0o7777, uid, gid
 
 
-def read_layer(source: BinaryIO, *, below: str = "", everything: bool = False) -> CanonicalLayer:
-    """The canonical form of a layer's tar (seekable, uncompressed), read from its headers only.
-
-    below: take only what lies under this folder of the tar, named from there.
-    everything: keep what is ephemeral, too, as a root file system does.
-    """
-    found: dict[bytes, Member] = {}
-    with tarfile.open(fileobj=source, mode="r:", encoding="utf-8", errors="surrogateescape", tarinfo=QuickInfo) as tar:
-        for info in tar:
-            path = clean(info.name)
-            if below:
-                if not path.startswith(below.encode() + b"/"):
-                    continue
-                path = path[len(below) + 1 :]
-            if path:
-                found[path] = convert(info, path, below)  # of two members with one name, the later wins, as in tar
-    link_first(found, everything=everything)
-    lasting = found if everything else keep_lasting(found)
-    members = tuple(sorted(lasting.values(), key=lambda member: member.order))
-    return CanonicalLayer(source, members, sum(map(stored_size, members)) + len(END))
+def byte_sum(data: bytes) -> int:
+    """The sum of at most 256 bytes, or of 512 of which half are 0: Adler's lower half is it, below 65,521."""
+    return zlib.adler32(data, 0) & 0xFFFF
 
 
-def clean(name: str) -> bytes:
-    return posixpath.normpath("/" + name).lstrip("/").encode("utf-8", "surrogateescape")
+def odd_header(head: bytes, position: int) -> tarfile.TarInfo:
+    """Numbers in GNU's binary form, checksums of signed bytes, and what else there was."""
+    try:
+        info = tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
+    except tarfile.HeaderError as error:
+        raise BuildError(f"the layer has no tar header at byte {position:,}: {error}", next_step=AGAIN) from None
+    info.mode &= 0o7777
+    return info
 
 
-def convert(info: tarfile.TarInfo, path: bytes, below: str) -> Member:
-    kind = REGULAR if info.type == tarfile.AREGTYPE else info.type
-    if kind not in KINDS or info.issparse():  # no engine writes files with holes; their data would need unfolding
-        raise BuildError(
-            f"layer member {path!r} has tar type {kind!r}{', sparse' * info.issparse()}",
-            next_step="report this engine's version",
-        )
-    if path.rsplit(b"/", 1)[-1].startswith(b".wh."):
-        return Member(path, REGULAR, 0, 0, 0)  # a deletion mark: engines differ in its mode
-    link = b""
-    if kind == HARDLINK:
-        link = clean(info.linkname)[len(below) + 1 if below else 0 :]
-    elif info.issym():
-        link = info.linkname.encode("utf-8", "surrogateescape")
-    return Member(
-        path,
-        kind,
-        0o777 if info.issym() else info.mode & 0o7777,
-        info.uid,
-        info.gid,
-        info.size if kind == REGULAR else 0,
-        link,
-        (info.devmajor, info.devminor) if kind in (b"3", b"4") else (0, 0),
-        info.pax_headers.get(CAPABILITY, "").encode("utf-8", "surrogateescape"),
-        info.offset_data,
-    )
+def pax_records(data: bytes) -> dict[bytes, bytes]:
+    """`length key=value\\n` each, where the length counts itself."""
+    found: dict[bytes, bytes] = {}
+    while data:
+        length, _, _ = data.partition(b" ")
+        record, data = data[: int(length)], data[int(length) :]
+        key, _, value = record[len(length) + 1 : -1].partition(b"=")
+        found[key] = value
+    return found
+
+
+def clean(name: bytes) -> bytes:
+    if b"//" in name or b"/." in name or name[:1] in (b".", b"/"):
+        return posixpath.normpath(b"/" + name).lstrip(b"/")
+    return name.rstrip(b"/")
 
 
 def link_first(found: dict[bytes, Member], *, everything: bool = False) -> dict[bytes, Member]:
@@ -249,10 +347,10 @@ def link_first(found: dict[bytes, Member], *, everything: bool = False) -> dict[
             sorted((m for m in group if everything or not is_ephemeral(m.path)), key=lambda m: m.order) or group
         )
         data = found[path]
-        found[first.path] = replace(data, path=first.path)
+        found[first.path] = data._replace(path=first.path)
         for other in others:
-            found[other.path] = replace(
-                data, path=other.path, kind=HARDLINK, size=0, link=first.path, capability=b"", device=(0, 0)
+            found[other.path] = data._replace(
+                path=other.path, kind=HARDLINK, size=0, link=first.path, capability=b"", device=(0, 0)
             )
     return found
 
@@ -288,7 +386,7 @@ def header(member: Member) -> bytes:
     name = member.path + (b"/" if member.kind == DIRECTORY else b"")
     extra = b""
     if member.capability:
-        records = {CAPABILITY.encode(): member.capability}
+        records = {CAPABILITY: member.capability}
         if len(name) > 100:
             records[b"path"] = name
         body = b"".join(pax_record(key, value) for key, value in sorted(records.items()))
@@ -306,7 +404,7 @@ def header(member: Member) -> bytes:
         size=member.size,
         mtime=EPOCH,
         link=member.link[:100],
-        device=member.device if member.kind in (b"3", b"4") else None,
+        device=member.device if member.kind in DEVICES else None,
         pax=bool(member.capability),
     )
 
@@ -337,7 +435,7 @@ def frame(
 ) -> tuple[bytes, bytes, int]:
     """What the headers of many members share: mode and owners, all after the checksum, the sum of all the bytes."""
     owner = number(mode, 8) + number(uid, 8) + number(gid, 8)
-    rest = [kind, link.ljust(100, b"\0"), b"ustar\x0000" if pax else b"ustar  \0", b"\0" * 64]
+    rest = [kind, link.ljust(100, b"\0"), PAX if pax else GNU, b"\0" * 64]
     rest += [b"".join(number(n, 8) for n in device) if device else b"\0" * 16, b"\0" * 167]
     after = b"".join(rest)
     return owner, after, sum(owner) + sum(number(mtime, 12)) + sum(b" " * 8) + sum(after)

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sparkpin import files
-from sparkpin.canonical import DIRECTORY, END, CanonicalLayer, Member, clean, convert, link_first, stored_size
+from sparkpin.canonical import DIRECTORY, Member, canonical_layer, link_first, read_members
 from sparkpin.debs import ARCHITECTURES, HOST_PACKAGES, raise_no_space, tail
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import BuildError, HostError
@@ -156,10 +155,6 @@ def made(spec: RootfsSpec, repo: Path) -> Iterator[bytes]:
 
 def canonical(raw: BinaryIO) -> Iterator[bytes]:
     """The same members with sorted names, fixed times and plain headers, whichever mmdebstrap and tar wrote them."""
-    raw.seek(0)
-    with tarfile.open(fileobj=raw, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
-        rows = [(clean(info.name), info) for info in tar]
-    found = {path: convert(info, path, "") for path, info in rows if path}
+    found = read_members(raw)
     found.setdefault(b"dev", Member(b"dev", DIRECTORY, 0o755, 0, 0))  # a mount point
-    members = tuple(sorted(link_first(found).values(), key=lambda member: member.order))
-    return CanonicalLayer(raw, members, sum(stored_size(member) for member in members) + len(END)).chunks()
+    return canonical_layer(raw, link_first(found).values()).chunks()

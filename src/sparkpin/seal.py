@@ -170,17 +170,17 @@ def uncompressed(layer: Slice, folder: Path, stack: contextlib.ExitStack) -> Sli
         return Slice(file, 0, file.tell())
 
 
-def parts_of(saved: Saved, parent: Sequence[str], *, leave_out: bool) -> list[Part]:
+def parts_of(saved: Saved, parent: Sequence[str]) -> list[Part]:
     """What becomes of each layer of a saved image: the parent's pass through, the others are made canonical.
 
-    parent: the diff IDs of the sealed parent; leave_out: do not send what the engine has.
+    parent: the diff IDs of the sealed parent.
     """
     if list(parent) != saved.diff_ids[: len(parent)]:
         raise BuildError(
             "the built image does not stand on its parent's layers",
             next_step="run the build again; the parent may have been replaced meanwhile",
         )
-    below = [Part(d) if leave_out else Part(d, raw=tar) for d, tar in zip(parent, saved.layers, strict=False)]
+    below = [Part(d, raw=tar) for d, tar in zip(parent, saved.layers, strict=False)]
     return below + [Part(layer=read_layer(cast(BinaryIO, tar))) for tar in saved.layers[len(parent) :]]
 
 
@@ -251,18 +251,3 @@ def raw_chunks(raw: Slice | None) -> tuple[int, Iterator[bytes]]:
     assert raw is not None
     raw.seek(0)
     return raw.size, iter(lambda: raw.read(CHUNK), b"")
-
-
-def seal_archive(
-    source: Path, write: Callable[[bytes], object], *, tag: str, parent: Sequence[str] = (), leave_out: bool = False
-) -> Sealed:
-    """Seal a whole `docker save` archive; sealing the result again gives the same image."""
-    with open_saved(source) as saved:
-        return seal(
-            write,
-            parts_of(saved, parent, leave_out=leave_out),
-            saved.config.get("config") or {},
-            os=saved.config["os"],
-            architecture=saved.config["architecture"],
-            tag=tag,
-        )
