@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 from sparkpin import seal
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import IntegrityError, ManifestError
-from sparkpin.files import write_json
+from sparkpin.files import atomic_file, write_json
 from sparkpin.paths import Paths
 from sparkpin.releases import Digest, Release
 from sparkpin.render import ContextFile, Rendered, image_ref, rootfs_ref
@@ -109,9 +109,30 @@ def layer_file(paths: Paths, diff_id: str) -> Path:
     return paths.layers / f"{diff_id.removeprefix('sha256:')}.jsonl.gz"
 
 
-def write_record(paths: Paths, record: BuildRecord) -> None:
+def imported_mark(record: Path) -> Path:
+    """An empty file beside a record that another machine made: nobody computed here that its inputs have its key."""
+    return record.with_name(f"{record.name}.imported")
+
+
+def is_imported(paths: Paths, rendered: Rendered) -> bool:
+    return imported_mark(record_file(paths, rendered)).is_file()
+
+
+def write_record(paths: Paths, record: BuildRecord, *, imported: bool = False) -> None:
+    """imported: from another machine. The mark is there before the record, and goes after it was written anew."""
     path = paths.images / f"{record.stack}-{record.stage}-{record.key[:12]}.json"
+    if imported:
+        with atomic_file(imported_mark(path)):
+            pass
     write_json(path, record.model_dump(mode="json", by_alias=True))
+    if not imported:
+        imported_mark(path).unlink(missing_ok=True)
+
+
+def records_with_key(paths: Paths, stack: str, key: str) -> list[tuple[Path, BuildRecord]]:
+    """Whatever their stage. Raises what `read_record` raises for what could be one of them and is no record."""
+    found = [(path, read_record(path)) for path in sorted(paths.images.glob(f"{stack}-*-{key[:12]}.json"))]
+    return [(path, record) for path, record in found if record.key == key]
 
 
 def read_record(path: Path) -> BuildRecord:
@@ -137,13 +158,18 @@ def records_of(paths: Paths, release: Release) -> tuple[BuildRecord, ...]:
     found: list[BuildRecord] = []
     key: str | None = release.build_key
     while key is not None:
-        paths_found = sorted(paths.images.glob(f"{release.stack}-*-{key[:12]}.json"))
-        if not paths_found:
+        rows = records_with_key(paths, release.stack, key)
+        if not rows:
             raise IntegrityError(
                 f"{release.tag}: the record of how its image was built (build key {key[:12]}) is not in {paths.images}",
                 next_step=f"invoke build --stage {release.stage} makes it anew, if the pins are still the same",
             )
-        found.append(read_record(paths_found[0]))
+        if len(rows) > 1:
+            raise IntegrityError(
+                f"{release.tag}: {rows[0][0]} and {rows[1][0].name} have the same build key",
+                next_step="move away the one that no build on this machine made",
+            )
+        found.append(rows[0][1])
         key = found[-1].parent_key
     above: tuple[str | None, list[str]] = (release.image, list(release.diff_ids))
     for record in found:
