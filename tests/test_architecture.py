@@ -46,6 +46,7 @@ def importers(package: str) -> set[str]:
         ),
         ("cyclonedx", {"evidence/sbom"}),
         ("in_toto_attestation", {"evidence/provenance"}),
+        ("sparkpin.claims", {"commands", "importing", "jobs", "prune"}),
         ("sparkpin.fetch", {"commands", "jobs", "reproduce"}),
         ("socketserver", {"remote"}),
         ("sparkpin.lock", {"commands", "fetch"}),

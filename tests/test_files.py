@@ -13,7 +13,7 @@ from sparkpin import files
 from sparkpin.errors import BusyError, DiskError
 
 HOLD = "import sys, time; from pathlib import Path; from sparkpin import files\n" + (
-    "with files.lock(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
+    "with files.lock(Path(sys.argv[1]), shared=len(sys.argv) > 2):\n    print('held', flush=True)\n    time.sleep(60)\n"
 )
 
 
@@ -56,6 +56,19 @@ def test_a_lock_is_free_once_its_holder_was_killed(tmp_path: Path) -> None:
             pass
         holder.send_signal(signal.SIGKILL)
     with files.lock(path, wait=False):
+        pass
+
+
+def test_a_shared_lock_keeps_out_who_wants_it_alone(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path), "shared"], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout and holder.stdout.readline() == "held\n"
+        with files.lock(path, shared=True, wait=False), pytest.raises(BusyError), files.lock(path, wait=False):
+            pass
+        holder.kill()
+    with files.lock(path, wait=False), pytest.raises(BusyError), files.lock(path, shared=True, wait=False):
         pass
 
 

@@ -83,7 +83,12 @@ def offline(url: str, folder: Path, *command: str | Path) -> subprocess.Complete
 
 def files_of(paths: Paths) -> dict[str, bytes]:
     roots = [root for root in (paths.home, paths.cache) if root.exists()]
-    return {str(p): p.read_bytes() for root in roots for p in root.rglob("*") if p.is_file() and p.name != ".lock"}
+    return {
+        str(p): p.read_bytes()
+        for root in roots
+        for p in root.rglob("*")
+        if p.is_file() and not p.name.endswith(".lock")
+    }
 
 
 def test_other_tools_read_it(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:

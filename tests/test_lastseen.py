@@ -19,6 +19,7 @@ from sparkpin.fetch import fetch_stack
 from sparkpin.files import write_json
 from sparkpin.lastseen import how_to_get
 from sparkpin.paths import Paths
+from sparkpin.releases import Releases
 from sparkpin.schema import LockedFile, StackLock
 
 UNKNOWN = LockedFile(name="x", version="1", file="x-1.whl", size=1, sha256="0" * 64)
@@ -90,6 +91,16 @@ def test_what_no_release_was_made_from_is_told(sample: Sample) -> None:
     # A record that is gone explains nothing, and hides nothing else.
     record_file(sample.paths, sample.records[0].rendered).unlink()
     assert "no release on this machine" in how_to_get(sample.paths, [deb])
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"schema": 99}'])
+def test_a_damaged_record_of_another_release_hides_nothing(sample: Sample, text: str) -> None:
+    records = Releases(sample.paths)
+    for path in (records.record_path(sample.release).with_name(f"base-{'0' * 12}.json"), records.pointer_path("other")):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    note(sample, lastseen.EXPORTS, {"file": "/mnt/b.tar", "with_store": True, "time": "2026-11-02T10:00:00Z"})
+    assert "invoke import /mnt/b.tar" in how_to_get(sample.paths, [a_deb(sample)])
 
 
 @pytest.mark.parametrize("lost", ["file", "version", "project", "bytes"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from sparkpin import lock as lock_module
 from sparkpin.debs import apt_conf, parse_uris
 from sparkpin.errors import ManifestError, NetworkError
 from sparkpin.fetch import fetch_stack
-from sparkpin.lock import lock_stack
+from sparkpin.lock import keep_debs, lock_stack
 from sparkpin.manifests import load_stack, load_stack_lock, lock_text
 from sparkpin.paths import Paths
 from sparkpin.schema import LockedFile, StackLock
@@ -191,3 +192,58 @@ def test_the_projects_own_locks_fit_their_pins() -> None:
         assert not {wheel.name for wheel in lock.wheels} & set(stack.python.exclude)
         assert "://" not in file.read_text()
         assert json.loads(file.read_text())["stack"] == stack.name
+
+
+def deb(name: str, version: str, architecture: str = "amd64") -> LockedFile:
+    data = f"{name} {version} {architecture}".encode()
+    file = f"{name}_{version}_{architecture}.deb"
+    return LockedFile(name=name, version=version, file=file, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+FORMER = [deb("libc6", "2.36-9"), deb("tzdata", "2026a-0", "all")]
+
+
+@pytest.mark.parametrize(
+    ("today", "kept", "said"),
+    [
+        (FORMER, True, []),
+        ([deb("libc6", "2.36-9+deb12u1"), FORMER[1]], True, ["kept, though Debian has other versions today: libc6 "]),
+        ([*FORMER, deb("zlib1g", "1")], False, ["other Debian packages"]),
+        ([deb("libc6", "2.36-9", "arm64"), FORMER[1]], False, ["another platform or Debian suite"]),
+        ([deb("libc6", "2.41-12"), FORMER[1]], False, ["another platform or Debian suite"]),
+    ],
+    ids=["same", "update", "names", "platform", "suite"],
+)
+def test_packages_of_another_system_are_not_kept(
+    tmp_path: Path, today: list[LockedFile], kept: bool, said: list[str]
+) -> None:
+    store, lines = Store(tmp_path / "store"), list[str]()
+    for row in FORMER:
+        (tmp_path / "deb").write_bytes(row.file.removesuffix(".deb").replace("_", " ").encode())
+        store.add(tmp_path / "deb", row)
+    assert keep_debs(FORMER, today, store, lines.append) == (FORMER if kept else today)
+    assert len(lines) == len(said) and all(part in line for part, line in zip(said, lines, strict=True))
+
+
+def test_kept_packages_that_may_be_nowhere_any_more_are_told(tmp_path: Path) -> None:
+    lines: list[str] = []
+    newer = [deb("libc6", "2.36-10"), FORMER[1]]
+    assert keep_debs(FORMER, newer, Store(tmp_path / "store"), lines.append) == FORMER
+    assert "the store lacks libc6_2.36-9_amd64.deb, and mirrors keep only the newest" in lines[1]
+    assert "invoke import" in lines[2]
+
+
+def test_another_platform_starts_anew(paths: Paths, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_wheel(index.folder, "app")
+    write(paths, ["app==1.0"])
+    lock_stack(paths, "s", print)
+    debs = [deb("libc6", "2.36-9+deb12u10", "arm64"), deb("python3.11-minimal", "3.11.2-6+deb12u5", "arm64")]
+
+    class Apt:
+        def closure(self, _: object) -> list[LockedFile]:
+            return debs
+
+    monkeypatch.setattr(lock_module, "open_apt", lambda root, stack: Apt())
+    write(paths, ["app==1.0"], platform="linux/arm64")
+    lock = lock_stack(paths, "s", print, keep_layers=True)
+    assert lock.debs == debs and lock.updates == lock.underlay == []

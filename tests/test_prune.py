@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,14 +17,15 @@ import pytest
 from made_releases import BASE, built, digest, release, tags
 from private_engine import file_layer, load_image, quiet, sleeper
 
-from sparkpin import buildkit, commands, diskspace, imagetags, pinned, retention
+from sparkpin import buildkit, claims, commands, diskspace, imagetags, importing, jobs, pinned, retention
 from sparkpin import layers as layer_sizes
 from sparkpin import prune as pruning
 from sparkpin.buildrecord import BuildInput, BuildRecord, LayerRecord, layer_file, write_record
 from sparkpin.container import CACHE_LABEL, cache_volume
 from sparkpin.engine import Engine
-from sparkpin.errors import InputError, ManifestError
-from sparkpin.files import atomic_file, write_json
+from sparkpin.errors import BusyError, DiskError, InputError, ManifestError
+from sparkpin.evidence import attest as attesting
+from sparkpin.files import atomic_file, lock, write_json
 from sparkpin.imagetags import STALE_AFTER
 from sparkpin.inputs import Inputs
 from sparkpin.paths import Paths
@@ -337,6 +340,9 @@ def test_a_dry_run_changes_nothing_and_frees_in_words_what_the_real_run_then_fre
     load_image(engine, "somebody/elses:1", theirs)  # shares the layers of the first
     load_image(engine, "sparkpin/stack-cpu:base-eeeeeeeeeeee", [BASE])
 
+    with claims.claim(paths, quiet):
+        pass  # as each build: the lock's folder stays
+
     before, now = snapshot(paths, engine), time.time()
     dry = pruning.prune(paths, engine, 1, quiet, now=now, dry_run=True)
     assert snapshot(paths, engine) == before
@@ -430,6 +436,15 @@ def test_a_file_counts_where_its_last_link_goes(tmp_path: Path) -> None:
     for path in (first, second, tmp_path / "absent"):
         diskspace.remove_path(path)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["stays", "store"]
+
+
+def test_what_cannot_be_removed_is_one_clear_error(small_disk: Path, tmp_path: Path) -> None:
+    """A mounted disk can be neither renamed nor removed; below a file there is nothing to remove."""
+    (tmp_path / "file").touch()
+    for path in (small_disk, tmp_path / "file/below"):
+        with pytest.raises(DiskError, match=f"cannot remove {path}") as caught:
+            diskspace.remove_path(path)
+        assert caught.value.next_step == f"sudo rm -r {path}"
 
 
 # Files that no release needs
@@ -655,5 +670,102 @@ def test_what_a_killed_build_worked_in_goes_once_it_is_old(paths: Paths) -> None
 
 
 def test_a_store_that_must_stay_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    commands.report_prune(Pruned((), {}, {}, 0, 0, None, None), dry_run=True, store=True)
+    commands.report_prune(Pruned((), {}, {}, 0, 0, 0, None, None), dry_run=True, store=True)
     assert "the store stays" in capsys.readouterr().out
+
+
+def test_images_whose_sizes_are_not_known_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    commands.report_prune(Pruned((), {}, {}, 0, 0, 2, 0, None), dry_run=True, store=False)
+    assert "not counted: layers of 2 images whose sizes the engine does not tell" in capsys.readouterr().out
+
+
+# Runs at the same time
+
+HOLD = """\
+import sys, time
+from pathlib import Path
+from sparkpin import claims
+from sparkpin.paths import Paths
+with claims.claim(Paths(*map(Path, sys.argv[1:])), print):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def claimed(paths: Paths) -> Iterator[subprocess.Popen[str]]:
+    """Another process, which holds what a build holds."""
+    argv = [sys.executable, "-c", HOLD, str(paths.project), str(paths.cache), str(paths.home)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout and holder.stdout.readline() == "held\n"
+            yield holder
+        finally:
+            holder.kill()
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("common", ["home", "cache"])
+def test_what_a_running_build_takes_over_from_a_release_stays(
+    paths: Paths, engine: Engine, tmp_path: Path, common: str
+) -> None:
+    """Prune waits for the build, and sees the release that it has recorded then."""
+    inputs = {"recipes/tiny.yaml": kept_input(paths, b"recipe")}
+    first = built(paths, engine, 1, inputs=inputs)
+    second = built(paths, engine, 2)
+    elsewhere = dataclasses.replace(paths, **{{"home": "cache", "cache": "home"}[common]: tmp_path / "elsewhere"})
+    said: list[str] = []
+    with claimed(elsewhere) as holder:
+
+        def say(line: str) -> None:
+            said.append(line)
+            if "waiting" in line:
+                built(paths, engine, 3, inputs=inputs)
+                holder.kill()
+
+        freed = prune(paths, engine, 1, say=say)
+    assert said[0] == "waiting for builds and imports that run now to end"
+    assert freed.tags == (second.tag, first.tag) and freed.counts["checkpoints"] == 2
+    assert "kept inputs" not in freed.counts and kept(paths, b"recipe").is_file()
+
+
+@pytest.mark.engine
+def test_a_dry_run_waits_for_nobody(paths: Paths, engine: Engine) -> None:
+    first, _ = (built(paths, engine, number) for number in (1, 2))
+    with claimed(paths):
+        assert pruning.prune(paths, engine, 1, quiet, now=time.time(), dry_run=True).tags == (first.tag,)
+
+
+@pytest.mark.parametrize("run", ["build", "rebuild", "import", "attest"])
+def test_runs_that_keep_files_for_a_release_hold_off_a_prune(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, run: str
+) -> None:
+    """A part of each is replaced: by then it must hold the locks."""
+
+    class Reached(Exception):
+        pass
+
+    def part(*_: object) -> None:
+        for path in (paths.home / claims.LOCK, paths.locks / claims.LOCK):
+            with pytest.raises(BusyError), lock(path, wait=False):
+                pass
+            with lock(path, wait=False, shared=True):
+                pass
+        raise Reached
+
+    made = release(1)
+    Releases(paths).save(made)
+    monkeypatch.setattr(jobs, "engine_of", part)
+    monkeypatch.setattr(importing, "open_bundle", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(importing, "require_no_conflict", part)
+    monkeypatch.setattr(attesting, "attest", part)
+    monkeypatch.setenv("SPARKPIN_CACHE", str(paths.cache))
+    monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
+    tasks: dict[str, Callable[[], object]] = {
+        "build": lambda: jobs.build_releases(paths, ()),
+        "rebuild": lambda: jobs.rebuild(paths, made),
+        "import": lambda: importing.import_bundle(paths, Engine(None), Path("x"), quiet),  # type: ignore[arg-type]
+        "attest": lambda: commands.attest(made.tag),
+    }
+    with pytest.raises(Reached):
+        tasks[run]()

@@ -7,7 +7,7 @@ import shlex
 import time
 from pathlib import Path
 
-from sparkpin import daemon, exporting, files, host, hub, importing, manifests, pinned, retention, transfer, ui
+from sparkpin import claims, daemon, exporting, files, host, hub, importing, manifests, pinned, retention, transfer, ui
 from sparkpin import fetch as fetching
 from sparkpin import lock as locking
 from sparkpin import prune as pruning
@@ -300,8 +300,10 @@ def images(*, as_json: bool) -> None:
 def attest(tag: str) -> None:
     """Make a release's SBOM, statement and, with a key, signature anew."""
     paths = Paths.from_env()
-    release, keys = Releases(paths).get(tag), signing.Keys.from_env()
-    for path in attesting.attest(paths, release, keys):
+    with claims.claim(paths, say):
+        release, keys = Releases(paths).get(tag), signing.Keys.from_env()
+        made = attesting.attest(paths, release, keys)
+    for path in made:
         show(str(path))
     if not keys.signing:
         show(f"not signed: no key in {signing.config_folder() / 'signing_key'} and no {signing.SIGNING_KEY}")
@@ -476,6 +478,8 @@ def report_prune(done: pruning.Pruned, *, dry_run: bool, store: bool) -> None:
         show(f"the engine's build cache, which stays, takes {ui.size(done.cache.bytes)} besides")
     if done.unmeasured:
         show(f"not counted: {ui.count(done.unmeasured, 'cache volume')} that only root can measure")
+    if done.unsized:
+        show(f"not counted: layers of {ui.count(done.unsized, 'image')} whose sizes the engine does not tell")
     if store and done.store_bytes is None:
         show("the store stays: a remaining release's build record cannot be read, so what it needs is not known")
     if done.store_bytes and not store:

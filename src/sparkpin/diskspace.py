@@ -65,16 +65,17 @@ def partials(root: Path) -> Iterator[Path]:
 
 
 def remove_path(path: Path) -> None:
-    """Remove a file or folder. One that is not there is no error.
+    """Remove a file or folder, or DiskError. One that is not there is no error.
 
     A folder is renamed first: a removal that is killed must not leave half a checkpoint that looks whole.
     """
-    if path.is_symlink() or not path.is_dir():
-        path.unlink(missing_ok=True)
-        return
-    doomed = Path(tempfile.mkdtemp(prefix=files.PARTIAL, dir=path.parent))
-    path.replace(doomed)
+    left = path
     try:
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+            return
+        doomed = Path(tempfile.mkdtemp(prefix=files.PARTIAL, dir=path.parent))
+        left = path.replace(doomed)
         shutil.rmtree(doomed)
     except OSError as error:
-        raise DiskError(f"cannot remove {path}: {error}", next_step=f"sudo rm -r {doomed}") from error
+        raise DiskError(f"cannot remove {path}: {error}", next_step=f"sudo rm -r {left}") from error

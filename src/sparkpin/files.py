@@ -139,21 +139,25 @@ def sweep(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def lock(path: Path, *, wait: bool = True, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+def lock(
+    path: Path, *, shared: bool = False, wait: bool = True, on_wait: Callable[[], None] | None = None
+) -> Iterator[None]:
     """Hold an advisory lock between processes; the kernel frees it when the holder dies, however it dies.
 
-    With `wait`, calls `on_wait` once (to tell the person) and then waits; without, raises BusyError.
+    shared: together with others who share it. With `wait`, calls `on_wait` once (to tell the person) and then waits;
+    without, raises BusyError.
     """
+    how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a")
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, how | fcntl.LOCK_NB)
         except BlockingIOError:
             if not wait:
                 raise BusyError(f"another run holds {path}", next_step="wait for it to end, then try again") from None
             if on_wait:
                 on_wait()
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(file, how)
         yield

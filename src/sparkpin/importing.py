@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from sparkpin import files, hub, retention, transfer
+from sparkpin import claims, files, hub, retention, transfer
 from sparkpin.buildrecord import layer_file, read_record, record_file, write_record
 from sparkpin.bundle import CHECKPOINT, CHECKPOINTS, IMPORTS, INPUTS, STORE, Bundle, listing, open_bundle
 from sparkpin.checkpoint.build import hold_model, is_complete, set_aside
@@ -53,20 +53,25 @@ def import_bundle(paths: Paths, engine: Engine, path: Path, say: Say, *, signed:
     with open_bundle(path, say) as bundle:
         if signed:
             verify.require([verify.demanded(check) for check in bundle.checks], str(path))
-        known = require_no_conflict(paths, engine, bundle)
-        require_space(paths, bundle)
-        sent = load_image(engine, bundle, say)
-        say("keeping its files")
-        keep_files(paths, bundle, say)
-        keep_evidence(paths, bundle)
-        if known is None or known.inputs != bundle.release.inputs:
-            release = dataclasses.replace(
-                known or dataclasses.replace(bundle.release, state="built", smoke=None),
-                inputs=bundle.release.inputs,
-                executable=bundle.release.executable,
-            )
-            Releases(paths).save(release)
-        return Imported(Releases(paths).get(bundle.release.tag), sent, bundle.checks)
+        with claims.claim(paths, say):
+            return take_in(paths, engine, bundle, say)
+
+
+def take_in(paths: Paths, engine: Engine, bundle: Bundle, say: Say) -> Imported:
+    known = require_no_conflict(paths, engine, bundle)
+    require_space(paths, bundle)
+    sent = load_image(engine, bundle, say)
+    say("keeping its files")
+    keep_files(paths, bundle, say)
+    keep_evidence(paths, bundle)
+    if known is None or known.inputs != bundle.release.inputs:
+        release = dataclasses.replace(
+            known or dataclasses.replace(bundle.release, state="built", smoke=None),
+            inputs=bundle.release.inputs,
+            executable=bundle.release.executable,
+        )
+        Releases(paths).save(release)
+    return Imported(Releases(paths).get(bundle.release.tag), sent, bundle.checks)
 
 
 def require_no_conflict(paths: Paths, engine: Engine, bundle: Bundle) -> Release | None:
@@ -156,7 +161,7 @@ def put(bundle: Bundle, name: str, target: Path, *, mode: int = 0o644) -> None:
     """Write a member to a file, unless these very bytes are there: a damaged one is mended."""
     data = bundle.data[name]
     if target.is_file() and files.sha256_file(target) == (bundle.sha256[name], data.size):
-        os.utime(target)  # `prune` leaves alone what was wanted a moment ago
+        os.utime(target)  # young again for `prune`, should the run be killed before its record is written
         return
     with files.atomic_file(target, mode) as out:
         copy(bundle, name, out)

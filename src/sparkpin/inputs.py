@@ -44,7 +44,8 @@ class Inputs:
         """Take a file in, unless it is there and whole. IntegrityError when it is not what it is said to be."""
         file = LockedFile(name=source.name, file="kept", size=size, sha256=sha256)
         if self.has_all([sha256]):
-            os.utime(self.kept.path(sha256))  # `prune` leaves alone what was wanted a moment ago
+            # Young again for `prune`, should the run be killed before its record is written.
+            os.utime(self.kept.path(sha256))
         else:
             self.kept.add(source, file)
 

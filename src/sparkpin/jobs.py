@@ -6,10 +6,11 @@ import dataclasses
 from pathlib import Path
 
 from sparkpin import build as builder
-from sparkpin import daemon, releases
+from sparkpin import claims, daemon, releases
 from sparkpin import fetch as fetching
 from sparkpin.buildrecord import check_form, records_of
-from sparkpin.checkpoint.build import build_checkpoint, is_complete
+from sparkpin.bundle import IMPORTS
+from sparkpin.checkpoint.build import build_checkpoint, is_complete, is_made_here
 from sparkpin.engine import Engine
 from sparkpin.errors import CheckpointError, EngineError
 from sparkpin.evidence.attest import ensure_attested
@@ -33,19 +34,20 @@ def engine_of(paths: Paths) -> Engine:
 
 def build_releases(paths: Paths, pairings: tuple[Pairing, ...], *, offline: bool = False) -> tuple[Release, ...]:
     """Fetch what is missing, build what is not built, record. offline: what is missing is an error."""
-    engine = engine_of(paths)
-    records = Releases(paths)
-    made = []
-    for pairing in pairings:
-        image = pairing.rendered
-        if image.parent_key is None and not builder.is_built(paths, engine, image):
-            if offline:
-                fetching.require_fetched(paths, pairing.stack_lock)
-            else:
-                fetching.fetch_stack(paths, pairing.stack, pairing.stack_lock, say)
-        built = builder.build_image(paths, engine, image, say)
-        made.append(record(paths, engine, records, pairing, built))
-    return tuple(made)
+    with claims.claim(paths, say):
+        engine = engine_of(paths)
+        records = Releases(paths)
+        made = []
+        for pairing in pairings:
+            image = pairing.rendered
+            if image.parent_key is None and not builder.is_built(paths, engine, image):
+                if offline:
+                    fetching.require_fetched(paths, pairing.stack_lock)
+                else:
+                    fetching.fetch_stack(paths, pairing.stack, pairing.stack_lock, say)
+            built = builder.build_image(paths, engine, image, say)
+            made.append(record(paths, engine, records, pairing, built))
+        return tuple(made)
 
 
 def record(paths: Paths, engine: Engine, records: Releases, pairing: Pairing, built: builder.BuiltImage) -> Release:
@@ -98,9 +100,14 @@ def new_release(pairing: Pairing, built: builder.BuiltImage) -> Release:
 
 
 def checkpoint_of(paths: Paths, release: Release) -> Path:
-    """The checkpoint folder of a release; made from the release's own pins when it is not there."""
+    """The checkpoint folder of a release; made from the release's own pins when it is not there.
+
+    A checkpoint that a bundle brought serves releases that bundles brought, and no other.
+    """
     folder = Releases(paths).checkpoint(release)
-    if is_complete(folder, release.checkpoint_key):
+    if is_made_here(folder, release.checkpoint_key):
+        return folder
+    if is_from_elsewhere(paths, release) and is_complete(folder, release.checkpoint_key):
         return folder
     with project_of(paths, release) as project:
         for pairing in pair(project, release.recipe, stage=release.stage):
@@ -112,16 +119,22 @@ def checkpoint_of(paths: Paths, release: Release) -> Path:
     )
 
 
+def is_from_elsewhere(paths: Paths, release: Release) -> bool:
+    """Whether a bundle brought the release."""
+    return (Releases(paths).evidence(release) / IMPORTS).is_file()
+
+
 def rebuild(paths: Paths, release: Release) -> None:
     """Make what is missing of a release's images and checkpoint again, from its record, and tag it."""
-    engine = engine_of(paths)
-    chain = records_of(paths, release)
-    check_form(chain)
-    require_inputs(paths, release, chain, say)
-    for built in chain:
-        builder.build_image(paths, engine, built.rendered, say, wanted=built.config_digest)
-    engine.tag(chain[-1].ref, release.tag)
-    checkpoint_of(paths, release)
+    with claims.claim(paths, say):
+        engine = engine_of(paths)
+        chain = records_of(paths, release)
+        check_form(chain)
+        require_inputs(paths, release, chain, say)
+        for built in chain:
+            builder.build_image(paths, engine, built.rendered, say, wanted=built.config_digest)
+        engine.tag(chain[-1].ref, release.tag)
+        checkpoint_of(paths, release)
 
 
 def smoke_releases(paths: Paths, wanted: tuple[Release, ...]) -> tuple[Release, ...]:

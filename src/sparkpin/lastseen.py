@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 from sparkpin.buildrecord import records_of
 from sparkpin.errors import SparkpinError
 from sparkpin.paths import Paths
-from sparkpin.releases import Release, Releases
+from sparkpin.releases import Release, Releases, read_record
 from sparkpin.schema import LockedFile
 
 EXPORTS, IMPORTS = "exports.json", "imports.json"  # as `bundle` calls them
@@ -55,11 +56,18 @@ def sightings(paths: Paths, wanted: frozenset[str]) -> list[Sighting]:
     """
     records = Releases(paths)
     found = []
-    for release in sorted(records.all(), key=lambda release: release.age, reverse=True):
+    for release in sorted(readable(records), key=lambda release: release.age, reverse=True):
         if held := wanted & made_from(paths, release):
             bundle = bundle_of(records.evidence(release))
             found.append(Sighting(release.tag, held, bundle or export_of(release), bool(bundle)))
     return sorted(found, key=lambda sighting: (not sighting.is_bundle, -len(sighting.sha256)))
+
+
+def readable(records: Releases) -> Iterator[Release]:
+    """A damaged record is passed over: it must not hide which file is lost."""
+    for path in (path for recipe in records.recipes() for path in records.record_files(recipe)):
+        with contextlib.suppress(SparkpinError, FileNotFoundError):
+            yield read_record(path)
 
 
 def made_from(paths: Paths, release: Release) -> frozenset[str]:

@@ -89,11 +89,16 @@ def inventory(engine: Engine) -> list[EngineImage]:
 
 @dataclass(frozen=True)
 class Freed:
-    """Layers that no image has any more. held: bytes, of these, that the engine's build cache may not let go yet."""
+    """Layers that no image has any more.
+
+    held: bytes, of these, that the engine's build cache may not let go yet; unsized: images with layers of which no
+    size is known: these are in no other number.
+    """
 
     count: int
     bytes: int
     held: int
+    unsized: int
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,9 @@ def freed(before: Sequence[EngineImage], after: Sequence[EngineImage], cache: Bu
     cache is known to hold none. cache: None when not known.
     """
     staying = {chain for image in after for chain in chain_ids(image.diff_ids)}
-    gone = {chain: size for chain, size in all_layers(before).items() if chain not in staying}
+    sizes = all_layers(before)
+    gone = {chain: size for chain, size in sizes.items() if chain not in staying}
+    unsized = [image for image in before if set(chain_ids(image.diff_ids)) - staying - sizes.keys()]
     stood_on = {
         chain
         for lower in before
@@ -121,7 +128,7 @@ def freed(before: Sequence[EngineImage], after: Sequence[EngineImage], cache: Bu
         for chain in chain_ids(lower.diff_ids)
     }
     held = 0 if cache and not cache.holds_layers else sum(size for chain, size in gone.items() if chain in stood_on)
-    return Freed(len(gone), sum(gone.values()), held)
+    return Freed(len(gone), sum(gone.values()), held, len(unsized))
 
 
 def build_cache(engine: Engine) -> BuildCache | None:

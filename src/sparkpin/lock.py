@@ -41,7 +41,7 @@ def lock_stack(paths: Paths, name: str, say: Callable[[str], None], *, keep_laye
             root.mkdir()
             debs = open_apt(root, stack).closure(stack)
             if keep_layers and former:
-                debs = keep_debs(former.debs, debs, say)
+                debs = keep_debs(former.debs, debs, Store(paths.store), say)
             target = target_of(stack, debs)
             say(f"  {len(debs)} packages, {sum(deb.size for deb in debs) / 1e6:.1f} MB")
             say(f"lock {name}: {', '.join(stack.python.requirements)} for Python {target.python}, {target.machine}")
@@ -82,15 +82,35 @@ def former_lock(paths: Paths, name: str, *, needed: bool) -> StackLock | None:
         return None
 
 
-def keep_debs(former: list[LockedFile], today: list[LockedFile], say: Callable[[str], None]) -> list[LockedFile]:
-    """The root file system is the lowest layer: it stays as long as the same packages are asked for."""
-    newer = [new.name for old, new in zip(former, today, strict=False) if old != new]
+def keep_debs(
+    former: list[LockedFile], today: list[LockedFile], store: Store, say: Callable[[str], None]
+) -> list[LockedFile]:
+    """The root file system is the lowest layer: it stays as long as the same packages of the same system are asked for.
+
+    store: holds the files that no mirror may have any more.
+    """
     if [deb.name for deb in former] != [deb.name for deb in today]:
         say("  other Debian packages than before: the root file system changes, and no layer above it can be kept")
         return today
+    if system_of(former) != system_of(today):
+        say("  another platform or Debian suite than before: no layer can be kept")
+        return today
+    newer = [old for old, new in zip(former, today, strict=True) if old != new]
     if newer:
-        say(f"  kept, though Debian has other versions today: {', '.join(newer)} (without --keep-layers they come in)")
+        names = ", ".join(deb.name for deb in newer)
+        say(f"  kept, though Debian has other versions today: {names} (without --keep-layers they come in)")
+    if lost := [deb.file for deb in newer if not store.has(deb)]:
+        say(
+            f"  the store lacks {', '.join(lost)}, and mirrors keep only the newest: if fetch finds them nowhere, it is"
+        )
+        say("  `invoke import` of a bundle that has its store, or a lock without --keep-layers")
     return former
+
+
+def system_of(debs: list[LockedFile]) -> tuple[set[str], str]:
+    """(architectures, upstream version of libc6): no lock names its suite, and each has a libc6 of its own."""
+    machines = {deb.file.removesuffix(".deb").rpartition("_")[2] for deb in debs} - {"all"}
+    return machines, next((deb.version.rpartition("-")[0] for deb in debs if deb.name == "libc6"), "")
 
 
 def tell_disk(paths: Paths, stack: Stack, former: StackLock, lock: StackLock, say: Callable[[str], None]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparkpin import diskspace, files, layers, retention
+from sparkpin import claims, diskspace, files, layers, retention
 from sparkpin.container import CACHE_LABEL
 from sparkpin.engine import Engine, engine_errors
 from sparkpin.errors import EngineError, InputError, ManifestError
@@ -66,8 +66,9 @@ class Pruned:
     """What went, or would go.
 
     counts, bytes: by kind; held: bytes of image layers, not in `bytes`, which the engine may keep until its build cache
-    lets them go; unmeasured: cache volumes, not in `bytes`, that this user cannot look into; store_bytes: what `store`
-    would free besides, None where that is not known; cache: the engine's build cache, which stays.
+    lets them go; unmeasured: cache volumes, not in `bytes`, that this user cannot look into; unsized: images, not
+    wholly in `bytes`, whose layers' sizes the engine does not tell; store_bytes: what `store` would free besides, None
+    where that is not known; cache: the engine's build cache, which stays.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -75,6 +76,7 @@ class Pruned:
     bytes: Mapping[str, int]
     held: int
     unmeasured: int
+    unsized: int
     store_bytes: int | None
     cache: BuildCache | None
 
@@ -117,6 +119,7 @@ def prune(
     records = Releases(paths)
     with contextlib.ExitStack() as stack:
         if not dry_run:
+            stack.enter_context(claims.alone(paths, say))
             for recipe in records.recipes():
                 stack.enter_context(records.locked(recipe))
             if store:
@@ -196,6 +199,7 @@ def sum_up(
         bytes={kind: size for kind, size in {IMAGES: freed.bytes - freed.held, **sizes}.items() if counts[kind]},
         held=freed.held,
         unmeasured=len(rest.volumes) - len(measured),
+        unsized=freed.unsized,
         store_bytes=None if rest.in_store is None else besides,
         cache=cache,
     )

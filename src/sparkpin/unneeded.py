@@ -1,7 +1,8 @@
 """Files of SPARKPIN_HOME and SPARKPIN_CACHE that no remaining release needs.
 
-What no record has ever named may belong to a build that runs right now, so it goes only when nothing touched it for
-`STALE_AFTER`.
+A prune waits for builds and imports (`claims`). What no record has ever named may still be of use: to one that was
+killed and is repeated, to a checkpoint in the making, to a dry run, which does not wait. So it goes only when nothing
+touched it for `STALE_AFTER`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from sparkpin import diskspace
-from sparkpin.buildrecord import BuildRecord, layer_file, read_record
+from sparkpin.buildrecord import BuildRecord, imported_mark, layer_file, read_record
 from sparkpin.errors import IntegrityError
 from sparkpin.imagetags import STALE_AFTER
 from sparkpin.inputs import Inputs
@@ -24,7 +25,7 @@ from sparkpin.releases import ROOTFS, Release, Releases
 from sparkpin.rootfs import rootfs_spec
 from sparkpin.schema import StackLock
 
-WORK = ("context-*", "seal-*")  # what a build works in; a killed one's next run looks for its own key only
+WORK = ("context-*", "saved-*", "seal-*")  # what a build works in; a killed one's next run looks for its own key only
 
 
 @dataclass
@@ -228,7 +229,10 @@ class Search:
 
     def build_records(self) -> Iterator[Path]:
         needed = self.needed.records
-        yield from (self.paths.images / name for name in self.records if name not in needed)
+        for path in (self.paths.images / name for name in self.records if name not in needed):
+            yield path
+            if (mark := imported_mark(path)).is_file():  # after its record, which would pass for our own without it
+                yield mark
 
 
 def noted_layer(path: Path) -> str | None:
