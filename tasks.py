@@ -1,4 +1,7 @@
-"""The tasks: each parses its options and hands over to sparkpin.commands. `invoke --list` imports no more than this."""
+"""The tasks: each parses its options and hands over to sparkpin.commands, or to history.tasks, which load faster.
+
+`invoke --list` imports no more than this.
+"""
 
 from __future__ import annotations
 
@@ -216,18 +219,18 @@ def verify(c: Context, subject: str, deep: bool = False, require_signature: bool
 )
 def diff(c: Context, before: str, after: str, files: bool = False, json: bool = False, exit_code: bool = False) -> None:
     """Say what changed between two releases."""
-    from sparkpin import commands
+    from sparkpin.history import tasks
 
-    if commands.diff(before, after, all_files=files, as_json=json) and exit_code:
+    if tasks.diff(before, after, all_files=files, as_json=json) and exit_code:
         raise Exit(code=1)
 
 
 @command(positional=["tag", "path"], help={"tag": "release", "path": "in its image", "json": "machine-readable"})
 def why(c: Context, tag: str, path: str, json: bool = False) -> None:
     """Say which lock entry, stage and layer a file comes from."""
-    from sparkpin import commands
+    from sparkpin.history import tasks
 
-    commands.why(tag, path, as_json=json)
+    tasks.why(tag, path, as_json=json)
 
 
 @command(positional=["tag"], help={"tag": "release that passed its smoke test"})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,22 @@ def importers(package: str) -> set[str]:
 )
 def test_only_these_modules_import(package: str, modules: set[str]) -> None:
     assert importers(package) == modules
+
+
+@pytest.mark.parametrize(
+    ("module", "unneeded"),
+    [
+        ("history.tasks", {"docker", "requests"}),
+        ("pairing", {"docker", "requests"}),
+        ("lock", {"docker", "requests"}),
+        ("commands", set()),
+    ],
+)
+def test_what_takes_long_to_load_is_loaded_where_it_is_needed(module: str, unneeded: set[str]) -> None:
+    slow = {"httpx", "cyclonedx", "in_toto_attestation", "huggingface_hub"} | unneeded
+    text = f"import sys, sparkpin.{module}; print(*sorted(name for name in {slow} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
 
 
 def test_every_module_stands_in_the_table() -> None:

@@ -16,7 +16,8 @@ from sparkpin.files import lock
 from sparkpin.paths import Paths
 from sparkpin.recipes import set_flag
 from sparkpin.releases import Release, Releases, tag_of
-from sparkpin.smoke import SmokeResult, evidence_folder, run_smoke, server
+from sparkpin.smoke import server
+from sparkpin.smoke.run import SmokeResult, evidence_folder, run_smoke
 
 pytest_plugins = ["fake_release"]
 pytestmark = pytest.mark.engine

@@ -18,9 +18,6 @@ from sparkpin.checkpoint.build import build_checkpoint, plan_checkpoint
 from sparkpin.errors import DifferenceError, EngineError, HostError, InputError, SmokeError
 from sparkpin.evidence import attest as attesting
 from sparkpin.evidence import signing
-from sparkpin.history import sides
-from sparkpin.history import why as finding
-from sparkpin.history import words as explain
 from sparkpin.jobs import build_releases, checkpoint_of, engine_of, smoke_releases
 from sparkpin.jobs import rebuild as remake
 from sparkpin.pairing import Pairing, pair
@@ -345,24 +342,6 @@ def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
         show(check.line)
     show(verifying.conclusion(checks))
     verifying.require(checks, subject, next_step=how)
-
-
-def diff(before: str, after: str, *, all_files: bool, as_json: bool) -> bool:
-    """Whether the two differ."""
-    found = sides.difference(Paths.from_env(), before, after)
-    if as_json:
-        show(json.dumps(explain.difference_json(found), indent=2, sort_keys=True))
-    else:
-        show("\n".join(explain.difference_lines(found, all_files=all_files)))
-    return not found.identical
-
-
-def why(tag: str, path: str, *, as_json: bool) -> None:
-    origin = finding.why(Paths.from_env(), tag, path)
-    if as_json:
-        show(json.dumps(explain.origin_json(origin), indent=2, sort_keys=True))
-    else:
-        show("\n".join(explain.origin_lines(origin)))
 
 
 def promote(tag: str) -> None:

@@ -19,7 +19,6 @@ from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
 from sparkpin.reproduce import require_inputs
-from sparkpin.smoke import run_smoke
 from sparkpin.ui import say
 
 
@@ -138,6 +137,8 @@ def rebuild(paths: Paths, release: Release) -> None:
 
 
 def smoke_releases(paths: Paths, wanted: tuple[Release, ...]) -> tuple[Release, ...]:
+    from sparkpin.smoke.run import run_smoke  # slow to import, as all that asks a server
+
     engine = engine_of(paths)
     records = Releases(paths)
     done = []

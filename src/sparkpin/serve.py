@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import docker.errors
 from docker.models.containers import Container
@@ -20,7 +21,9 @@ from sparkpin.errors import InputError, SmokeError
 from sparkpin.ports import busy, require_free
 from sparkpin.recipes import drop_flags, flag_value, served_name, set_flag
 from sparkpin.releases import Release
-from sparkpin.smoke.client import Client
+
+if TYPE_CHECKING:
+    from sparkpin.smoke.client import Client
 
 LABEL = "sparkpin.serve"  # its value is the recipe
 RELEASE_LABEL = "sparkpin.release"
@@ -184,7 +187,7 @@ def wait_ready(container: Container, served: Served, timeout: float, say: Say) -
     """Return once /health answers; SmokeError as soon as the container ends, or after `timeout` seconds."""
     progress = running.Progress(say)
     begin = time.monotonic()
-    with Client.tcp(reachable(served.host).strip("[]"), served.port) as client:
+    with client_of(served) as client:
         while True:
             reason, log = running.exit_reason(container), running.log_of(container)
             progress.update(log)
@@ -262,5 +265,11 @@ def describe(container: Container) -> Served:
     )
     if not is_running(container):
         return served
-    with Client.tcp(reachable(served.host).strip("[]"), served.port) as client:
+    with client_of(served) as client:
         return Served(**{**served.__dict__, "ready": client.healthy()})
+
+
+def client_of(served: Served) -> Client:
+    from sparkpin.smoke.client import Client  # slow to import, and most tasks ask no server
+
+    return Client.tcp(reachable(served.host).strip("[]"), served.port)

@@ -14,9 +14,8 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
-import httpx
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -130,7 +129,7 @@ def resolve(stack: Stack, target: Target, folder: Path, *options: str) -> subpro
             extra = folder / "backend"
             extra.mkdir(exist_ok=True)
             for url, _, _ in backend_urls(stack, target, wanted):
-                stream(url, extra / httpx.URL(url).path.rpartition("/")[2])
+                stream(url, extra / unquote(urlsplit(url).path).rpartition("/")[2])
             done = pip(target, folder, *options, "--find-links", str(extra), *stack.python.requirements)
     return done
 
@@ -235,6 +234,8 @@ def parse_pylock(text: str) -> list[tuple[str, str, str]]:
 
 def stream(url: str, target: Path) -> None:
     """Fetch one URL to a file. Raises NetworkError. The caller verifies the bytes."""
+    import httpx  # slow to import, and only the index of `python.torch_backend` needs it
+
     try:
         with httpx.stream("GET", url, follow_redirects=True, timeout=60) as answer, disk_errors(target.parent):
             answer.raise_for_status()

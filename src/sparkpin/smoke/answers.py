@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from sparkpin.smoke.client import Reply
+from sparkpin.smoke.replies import Reply
 from sparkpin.smoke.sse import parse_chunks
 
 

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkpin.errors import ManifestError
 from sparkpin.schema import Stage
@@ -23,9 +23,12 @@ from sparkpin.smoke.answers import (
     text_of,
     tokens_of,
 )
-from sparkpin.smoke.client import Client, Fault
 from sparkpin.smoke.expectations import Case, Expectations
+from sparkpin.smoke.replies import Fault
 from sparkpin.smoke.sse import BadStream
+
+if TYPE_CHECKING:  # it is slow to import, and every task reads which checks there are
+    from sparkpin.smoke.client import Client
 
 LEAST_DRAFTED = 50  # fewer drafted tokens say too little about a share
 MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<function=")

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from docker.models.containers import Container
 from docker.types import LogConfig
@@ -23,7 +24,9 @@ from sparkpin.files import lock
 from sparkpin.paths import Paths
 from sparkpin.recipes import drop_flags, set_flag
 from sparkpin.releases import Release
-from sparkpin.smoke.client import Client
+
+if TYPE_CHECKING:  # slow to import, and `prune` needs only what killed runs left
+    from sparkpin.smoke.client import Client
 
 LABEL = "sparkpin.smoke"
 SOCKET_FOLDER = "/run/sparkpin"
