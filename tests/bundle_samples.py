@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evidence_samples import Sample, make_sample
+from evidence_samples import Sample, layer_tar, make_sample
 
 from sparkpin import bundle, exporting, oci
 from sparkpin.buildrecord import layer_file
-from sparkpin.canonical import BLOCK, END, block, padded
-from sparkpin.contents import Entry, write_contents
+from sparkpin.canonical import BLOCK, END, block, padded, read_layer
+from sparkpin.contents import contents_of, write_contents
 from sparkpin.evidence import attest
 from sparkpin.evidence.signing import Keys
 from sparkpin.exporting import Wanted
@@ -32,21 +32,25 @@ def quiet(line: str) -> None:
 def sample_of(folder: Path) -> Sample:
     """With statement, logs and listings of layers."""
     sample = make_sample(folder)
-    for diff_id in sample.release.diff_ids:
-        write_contents(layer_file(sample.paths, diff_id), (Entry("etc/passwd", "file", 0o644, 0, 0, 0),))
+    for diff_id, tar in layers_of(sample).items():
+        write_contents(layer_file(sample.paths, diff_id), contents_of(read_layer(io.BytesIO(tar), everything=True)))
     attest.attest(sample.paths, sample.release, Keys())
     (sample.folder / "smoke").mkdir()
     (sample.folder / "smoke/server.log").write_text("ready\n")
     return sample
 
 
+def layers_of(sample: Sample) -> dict[str, bytes]:
+    """Diff ID -> tar."""
+    names = ["rootfs", *(f"{record.stage} {layer.name}" for record in sample.records for layer in record.layers)]
+    layers = {digest_of(tar): tar for tar in map(layer_tar, names)}
+    assert tuple(layers) == sample.release.diff_ids
+    return layers
+
+
 def write_sample(sample: Sample, target: Path) -> Path:
     """A bundle with the image, as `export` writes it from the layers that an engine gave it."""
-    contents = [b"rootfs"]
-    for record in sample.records:
-        contents += [f"{record.stage} {layer.name}".encode() for layer in record.layers]
-    layers = {digest_of(data): data for data in contents}
-    assert tuple(layers) == sample.release.diff_ids
+    layers = layers_of(sample)
     config = sample.records[-1].config.encode()
     sizes = [oci.Layer(diff_id, len(data)) for diff_id, data in layers.items()]
     files = oci.layout(config, sizes, sample.release.tag) | {oci.blob(diff_id): d for diff_id, d in layers.items()}

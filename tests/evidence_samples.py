@@ -11,6 +11,8 @@ from typing import Any
 
 from sparkpin.build import BuiltImage
 from sparkpin.buildrecord import BuildInput, BuildRecord, LayerRecord, records_of, write_record
+from sparkpin.canonical import END, block, padded
+from sparkpin.epoch import EPOCH
 from sparkpin.evidence.verify import Evidence
 from sparkpin.inputs import Inputs
 from sparkpin.jobs import new_release
@@ -57,14 +59,20 @@ class Sample:
         return dataclasses.replace(evidence, **changes)
 
 
+def layer_tar(name: str) -> bytes:
+    """A made-up layer, in the canonical form: one file that holds the layer's name."""
+    data = name.encode()
+    return block(b"made-up", b"0", size=len(data), mtime=EPOCH) + padded(data) + END
+
+
 def make_sample(folder: Path, stage: str = "hybrid") -> Sample:
     paths = Paths(PROJECT, folder / "cache", folder / "home")
     inputs = Inputs.of(paths)
-    diff_ids = [digest_of(b"rootfs")]
+    diff_ids = [digest_of(layer_tar("rootfs"))]
     for pairing in pairings(stage):
         image = pairing.rendered
         layers = [
-            LayerRecord(name=name, key=key, diff_id=digest_of(f"{image.stage} {name}".encode()))
+            LayerRecord(name=name, key=key, diff_id=digest_of(layer_tar(f"{image.stage} {name}")))
             for name, key in image.layers
         ]
         diff_ids += [layer.diff_id for layer in layers if layer.diff_id]

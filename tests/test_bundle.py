@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,22 @@ import pytest
 from bundle_samples import Parts, offset_of, quiet, sample_of, sha256, state_of, tar_of, write_sample
 from evidence_samples import Sample
 
-from sparkpin import bundle, contents, importing, oci
-from sparkpin.bundle import EVIDENCE, IMAGES, INDEX, INPUTS, LAYERS, RELEASE, STORE, open_bundle
+from sparkpin import bundle, contents, importing, manifests, oci
+from sparkpin.bundle import (
+    CHECKPOINT,
+    CHECKPOINTS,
+    EVIDENCE,
+    IMAGES,
+    INDEX,
+    INPUTS,
+    LAYERS,
+    RELEASE,
+    STORE,
+    open_bundle,
+)
 from sparkpin.canonical import BLOCK, END, block
 from sparkpin.engine import Engine
-from sparkpin.errors import InputError, IntegrityError
+from sparkpin.errors import InputError, IntegrityError, ManifestError
 from sparkpin.exporting import Wanted, export
 from sparkpin.inputs import Inputs
 from sparkpin.paths import Paths
@@ -54,8 +66,8 @@ def refused(tmp_path: Path, data: bytes) -> str:
 
 def test_same_bytes_each_time(sample: Sample, good: Path, tmp_path: Path) -> None:
     assert write_sample(sample, tmp_path / "again.tar").read_bytes() == good.read_bytes()
-    other = write_sample(sample_of(tmp_path / "other"), tmp_path / "other.tar")
-    assert Parts.of(other).members.keys() == Parts.of(good).members.keys()
+    other = Parts.of(write_sample(sample_of(tmp_path / "other"), tmp_path / "other.tar"))
+    assert other.members == Parts.of(good).members
 
 
 def test_whole_bundle_is_taken(sample: Sample, good: Path) -> None:
@@ -251,7 +263,7 @@ def test_a_blob_that_is_not_its_name(parts: Parts, tmp_path: Path, sample: Sampl
     parts.members[oci.blob(sample.release.diff_ids[1])] = b"something else"
     assert "is not the one of an image with plain layers" in refused(tmp_path, parts.pack())
     again = Parts.of(tmp_path / "bad.tar")
-    again.members[oci.blob(sample.release.diff_ids[1])] = b"x" * len(b"base venv")
+    again.members[oci.blob(sample.release.diff_ids[1])] = parts.members[oci.blob(sample.release.diff_ids[0])]
     assert "its sha256 is" in refused(tmp_path, again.pack())
 
 
@@ -288,8 +300,8 @@ def test_compressed_or_foreign_layers(parts: Parts, tmp_path: Path) -> None:
         ({"model": "../x"}, "model"),
         ({"schema": 2}, "schema"),
         ({"surprise": 1}, "surprise"),
-        ({"inputs": {"../../../etc/cron.d/x": "0" * 64}}, "names of project files"),
-        ({"inputs": {"/etc/cron.d/x": "0" * 64}}, "names of project files"),
+        ({"inputs": {"../../../etc/cron.d/x": "0" * 64}}, "names a file '../../../etc/cron.d/x'"),
+        ({"inputs": {"/etc/cron.d/x": "0" * 64}}, "names a file '/etc/cron.d/x'"),
         ({"executable": ["../x"]}, "names of project files"),
         ({"inputs": {}}, "inputs"),
     ],
@@ -406,3 +418,147 @@ def test_an_export_with_a_damaged_input_leaves_no_file(tmp_path: Path) -> None:
         assert not opened.layers
     (row,) = json.loads((own.folder / bundle.EXPORTS).read_text())
     assert (row["file"], row["with_store"]) == (str(target), False)
+
+
+def with_checkpoint(parts: Parts, sample: Sample, files: list[str], data: bytes = b"x") -> Parts:
+    row = {"size": len(data), "sha256": sha256(data)}
+    value = {"model": sample.release.model, "key": sample.release.checkpoint_key, "files": dict.fromkeys(files, row)}
+    members = {**parts.members, CHECKPOINT: json.dumps(value).encode(), f"{CHECKPOINTS}{sha256(data)}": data}
+    return Parts(members, parts.index | {"checkpoint": True})
+
+
+def without_evidence(parts: Parts) -> Parts:
+    return Parts({name: data for name, data in parts.members.items() if not name.startswith(EVIDENCE)}, parts.index)
+
+
+def with_input(parts: Parts, path: str, data: bytes) -> Parts:
+    """Another project file, by a sender who leaves the statement out."""
+    other = without_evidence(parts)
+    release = json.loads(other.members[RELEASE])
+    old = release["inputs"].get(path)
+    release["inputs"][path] = sha256(data)
+    if old is not None and old not in release["inputs"].values():
+        del other.members[f"{INPUTS}{old}"]
+    other.members[RELEASE] = json.dumps(release).encode()
+    other.members[f"{INPUTS}{sha256(data)}"] = data
+    return other
+
+
+BAD_NAMES = [
+    (["a", "a/b"], "a is a file and a folder"),
+    (["a/b", "a"], "a is a file and a folder"),
+    (["x" * 300], "none for a file system"),
+    (["/".join(["x" * 100] * 20)], "none for a file system"),
+    (["\u00e4" * 150], "none for a file system"),
+    (["../x"], "none for a file system"),
+    (["sparkpin.json/x"], "sparkpin.json is a file and a folder"),
+    (["sparkpin.json"], "names a file twice"),
+]
+
+
+@pytest.mark.parametrize(("names", "why"), BAD_NAMES)
+def test_a_checkpoint_with_names_that_no_folder_can_hold(
+    parts: Parts, tmp_path: Path, sample: Sample, names: list[str], why: str
+) -> None:
+    assert why in refused(tmp_path, with_checkpoint(parts, sample, names).pack())
+
+
+@pytest.mark.parametrize(("names", "why"), BAD_NAMES[:6])
+def test_names_that_no_folder_can_hold(names: list[str], why: str) -> None:
+    """Project files, files of a context, of a model and of the evidence go the same way."""
+    with pytest.raises(bundle.Refused, match=why):
+        bundle.require_names(names, "it")
+
+
+def test_project_files_with_names_that_no_folder_can_hold(parts: Parts, tmp_path: Path) -> None:
+    other = with_input(parts, "recipes/scripted-tiny.yaml/x", b"x")
+    assert "is a file and a folder" in refused(tmp_path, other.pack())
+    assert "none for a file system" in refused(tmp_path, with_input(parts, "mods/" + "x" * 300, b"x").pack())
+
+
+@pytest.mark.parametrize("literal", [r'"\ud800"', "NaN", "Infinity", "-Infinity", "1e999", '"\ud800"'])
+def test_values_that_json_has_no_words_for(parts: Parts, tmp_path: Path, sample: Sample, literal: str) -> None:
+    """They pass a reader that is not strict, and end the run later, when half of it is done."""
+    text = parts.members[RELEASE].decode()
+    parts.members[RELEASE] = text.replace('"completion"', literal, 1).encode("utf-8", "surrogatepass")
+    assert RELEASE in refused(tmp_path, parts.pack())
+    with pytest.raises(bundle.Refused):
+        bundle.parse_json(f'{{"a": [{literal}]}}'.encode("utf-8", "surrogatepass"), "it")
+    assert bundle.parse_json(rb'["\ud83d\ude00", 1.5]', "it") == ["\U0001f600", 1.5]
+
+
+def test_build_records_that_readers_do_not_expect(parts: Parts, tmp_path: Path, sample: Sample) -> None:
+    name = f"{IMAGES}{sample.release.build_key}.json"
+    for what in ("", "wheel", "wheel  "):
+        other = Parts(dict(parts.members))
+        other.index = parts.index
+        other.edit(name, lambda value, what=what: value["context"][0].update(what=what))
+        refused(tmp_path, other.pack())
+
+
+def test_a_refusal_does_nothing_to_a_terminal(parts: Parts, tmp_path: Path) -> None:
+    parts.edit(RELEASE, lambda value: value | {"tag": "\x1b]0;owned\x07\x1b[2J" + "x" * 100_000})
+    message = refused(tmp_path, parts.pack())
+    assert "\x1b" not in message and r"\x1b]0;owned" in message and len(message) < 5000
+
+
+def test_a_pipe_or_folder_is_no_bundle(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path, tmp_path / "fifo", Path("/dev/null")):
+        with pytest.raises(InputError, match="no regular file"), open_bundle(path):
+            pass
+
+
+def test_layers_without_number(parts: Parts, tmp_path: Path) -> None:
+    parts.edit(RELEASE, lambda value: value | {"diff_ids": value["diff_ids"][:1] * 3000})
+    assert "names 3,000 layers; 128 are allowed" in refused(tmp_path, parts.pack())
+
+
+@pytest.mark.parametrize("text", [b"x: " + b"[" * 100_000, b"x: [" + b"a, " * 60_000 + b"a]", b" " * (1 << 19)])
+def test_pins_that_no_reader_survives(parts: Parts, tmp_path: Path, sample: Sample, text: bytes) -> None:
+    """With so many levels the reader of C ends the process."""
+    other = with_input(parts, f"pins/models/{sample.release.model}.yaml", text)
+    other.index = other.index | {"store": True}
+    message = refused(tmp_path, other.pack())
+    assert "50 and 50,000" in message or "262,144 or less" in message
+
+
+def test_pins_whose_aliases_multiply(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    lines = ["a0: &a0 [x, x, x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))]
+    path.write_text("\n".join(lines))
+    with pytest.raises(ManifestError, match="at most 50 and 50,000"):
+        manifests.read_yaml(path)
+    path.write_text("a: &a {b: c}\nd: *a\n")
+    assert manifests.read_yaml(path) == {"a": {"b": "c"}, "d": {"b": "c"}}
+
+
+def packed_listing(lines: list[bytes], count: int | None = None) -> bytes:
+    head = json.dumps({"contents": 1, "entries": len(lines) if count is None else count}, separators=(",", ":"))
+    return gzip.compress(b"\n".join([head.encode(), *lines, b""]), 1)
+
+
+FILE = b'["a","file",420,0,0,0]'
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ([FILE] * (contents.ENTRIES + 1), "more than 400,000 entries"),
+        ([b'["a","file",0,0,0,0,"","",[' + b"1," * 40_000 + b"1]]"], "of more than 65,536 bytes"),
+        ([FILE + b"," + FILE], "more than one entry"),
+        ([b'{"path":"a"}'], "it has an entry"),
+        ([b'["a","file",0,0,0,0,"","",[1]]'], "it has an entry"),
+        ([b'["a","file",0,0,0,true]'], "it has an entry"),
+    ],
+)
+def test_listings_that_take_time_and_memory(lines: list[bytes], why: str) -> None:
+    with pytest.raises(IntegrityError, match=why):
+        contents.parse_contents(packed_listing(lines))
+
+
+def test_a_listing_of_another_layer(parts: Parts, tmp_path: Path, sample: Sample) -> None:
+    """The statement does not name listings, but the layers lie in the same file."""
+    name = bundle.listing(sample.release.diff_ids[0])
+    parts.members[name] = packed_listing([FILE])
+    assert f"{name} does not list what lies in its layer" in refused(tmp_path, parts.pack())

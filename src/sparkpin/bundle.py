@@ -18,28 +18,32 @@ name, link, extension or compression of a stranger is ever interpreted.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
+import math
 import re
+import stat
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal, cast
 
 from pydantic import Field, ValidationError
 
-from sparkpin import manifests, oci
+from sparkpin import manifests, oci, ui
 from sparkpin.buildrecord import BuildRecord
-from sparkpin.canonical import BLOCK, END, Slice, block
+from sparkpin.canonical import BLOCK, END, Slice, block, read_layer
 from sparkpin.checkpoint.verify import RECORD
-from sparkpin.contents import KINDS, parse_contents
+from sparkpin.contents import ENTRIES, contents_of, parents_of, parse_contents
 from sparkpin.errors import InputError, IntegrityError, SparkpinError
 from sparkpin.evidence import verify
 from sparkpin.evidence.verify import Evidence
 from sparkpin.files import CHUNK
+from sparkpin.names import is_plain
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
 from sparkpin.schema import LockedFile, Model, ModelLock, Sha256
@@ -52,11 +56,13 @@ STORE, CHECKPOINTS, BLOBS = "sparkpin/store/", "sparkpin/checkpoint/", "blobs/sh
 JSON_LIMIT = 16 << 20  # bytes of what is read into memory as a whole
 NAME = r"(?:[A-Za-z0-9][A-Za-z0-9._-]*/)*[A-Za-z0-9][A-Za-z0-9._-]*"
 NAME_LIMIT = 100  # bytes: longer ones need more than one header
+PART_LIMIT, PATH_LIMIT = 200, 1000  # bytes of a file name and of a path: a half-written file has a longer one
+LAYER_LIMIT = 128  # the engine takes no more
+SAID = 2000  # characters of a refusal: it may quote what a stranger wrote
 EXPORTS, IMPORTS = "exports.json", "imports.json"  # in a release's evidence: where bundles went to and came from
 STAGE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")
 AGAIN = "get the file again from where it was exported, and compare its SHA-256 with the one there (sha256sum)"
-LISTED = {*KINDS.values(), "whiteout", "opaque"}
 
 
 class Row(Model):
@@ -154,19 +160,34 @@ def open_bundle(path: Path, say: Say = lambda line: None) -> Iterator[Bundle]:
     Raises InputError when there is no such file, IntegrityError for anything that is not exactly what an export writes.
     """
     try:
-        file = path.open("rb")
+        regular = stat.S_ISREG(path.stat().st_mode)  # before it is opened: a pipe without a writer would never open
+        file = path.open("rb") if regular else None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", next_step="invoke import FILE") from None
+    if file is None:
+        raise InputError(f"{path} is no regular file, and a bundle is read twice", next_step="write it to a disk first")
     with file:
         try:
-            index, data = read_members(file, say)
-            yield read_bundle(path, index, data)
+            bundle = read(path, file, say)
         except Refused as refusal:
-            raise IntegrityError(f"{path} is refused, and nothing of it was used: {refusal}", next_step=AGAIN) from None
+            why = "\n".join(map(ui.printable, str(refusal)[:SAID].split("\n")))
+            raise IntegrityError(f"{path} is refused, and nothing of it was used: {why}", next_step=AGAIN) from None
+        yield bundle
 
 
 class Refused(Exception):
     """Why a bundle is not taken."""
+
+
+def read(path: Path, file: BinaryIO, say: Say) -> Bundle:
+    try:
+        index, data = read_members(file, say)
+        return read_bundle(path, index, data)
+    except SparkpinError as error:
+        raise Refused(error.message) from None
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        # A last net: what a stranger wrote met a reader that did not expect it.
+        raise Refused(f"it cannot be read ({type(error).__name__}: {error})") from None
 
 
 def read_members(file: BinaryIO, say: Say) -> tuple[Index, dict[str, Slice]]:
@@ -242,7 +263,7 @@ def require_content(data: Slice, row: Row) -> None:
 
 
 def parse_json(data: bytes, name: str) -> Any:
-    """Plain JSON without a key that stands twice, or Refused."""
+    """Plain JSON, or Refused: no key twice, no number without an end, no text that UTF-8 cannot hold."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         value = dict(pairs)
@@ -250,8 +271,17 @@ def parse_json(data: bytes, name: str) -> Any:
             raise ValueError("a key stands twice")
         return value
 
+    def finite(text: str) -> float:
+        if not math.isfinite(number := float(text)):
+            raise ValueError(f"{text} is no number")
+        return number
+
     try:
-        return json.loads(data, object_pairs_hook=unique)
+        text = data.decode()
+        value = json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
+        if "\\u" in text:  # else there is no lone half of a surrogate pair
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except (ValueError, RecursionError) as error:
         raise Refused(f"{name}: {error or type(error).__name__}") from None
 
@@ -267,20 +297,17 @@ def read_bundle(path: Path, index: Index, data: Mapping[str, Slice]) -> Bundle:
     if release.tag != index.tag:
         raise Refused(f"{INDEX} is of {index.tag}, {RELEASE} of {release.tag}")
     records = read_records(data, release)
-    try:
-        checks = tuple(verify.check_evidence(evidence_of(release, records, data)))
-        verify.require(checks, release.tag)
-        Releases(Paths(path, path, path)).check(release)
-    except SparkpinError as error:
-        raise Refused(error.message) from None
+    require_names(release.inputs, RELEASE)  # first: what follows writes some of them to a folder of its own
+    checks = tuple(verify.check_evidence(evidence_of(release, records, data)))
+    verify.require(checks, release.tag)
+    Releases(Paths(path, path, path)).check(release)
     require_paths(release, records)
-    require_evidence([name for name in data if name.startswith(EVIDENCE)])
+    require_names([name for name in data if name.startswith(EVIDENCE)], INDEX)
     models = read_models(release, data) if index.store else {}
     files = read_checkpoint(release, data) if index.checkpoint else {}
-    require_listings(release, data)
     bundle = Bundle(path, index, data, release, records, checks, models, files)
     require_members(bundle)
-    return bundle
+    return dataclasses.replace(bundle, checks=(*checks, check_listings(bundle)))
 
 
 def small(data: Mapping[str, Slice], name: str) -> bytes:
@@ -296,11 +323,14 @@ def small(data: Mapping[str, Slice], name: str) -> bytes:
 def read_release(content: bytes) -> Release:
     value = parse_json(content, RELEASE)
     try:
-        return Release(**value)
+        release = Release(**value)
     except ValidationError as error:
         raise Refused(f"{RELEASE}: {first_fault(error)}") from None
     except TypeError as error:
         raise Refused(f"{RELEASE}: {error}") from None
+    if len(release.diff_ids) > LAYER_LIMIT:
+        raise Refused(f"{RELEASE} names {len(release.diff_ids):,} layers; {LAYER_LIMIT} are allowed")
+    return release
 
 
 def read_records(data: Mapping[str, Slice], release: Release) -> tuple[BuildRecord, ...]:
@@ -338,16 +368,20 @@ def evidence_of(release: Release, records: tuple[BuildRecord, ...], data: Mappin
 def require_paths(release: Release, records: Sequence[BuildRecord]) -> None:
     """Whatever becomes a path or a name later has to be harmless now."""
     platform = records[0].platform
+    if long := [
+        name for name in (release.recipe, release.stage, release.stack, release.model) if len(name) > NAME_LIMIT
+    ]:
+        raise Refused(f"{RELEASE} names {long[0]!r}; names have at most {NAME_LIMIT} characters")
     for record in records:
         ref = f"sparkpin/stack-{release.stack}:{record.stage}-{record.key[:12]}"
-        if not STAGE.fullmatch(record.stage) or (record.stack, record.ref) != (release.stack, ref):
+        named = STAGE.fullmatch(record.stage) and len(record.stage) <= NAME_LIMIT
+        if not named or (record.stack, record.ref) != (release.stack, ref):
             raise Refused(f"the record of {record.stage!r} names its image {record.ref!r}, wanted {ref!r}")
-        for row in record.context:
-            if not verify.is_plain(row.path):
-                raise Refused(f"the record of {record.stage} names a file {row.path!r}")
-        for deb in record.rootfs.debs if record.rootfs else ():
-            if "/" in deb.file:
-                raise Refused(f"the record of {record.stage} names a package {deb.file!r}")
+        require_names([row.path for row in record.context], f"the record of {record.stage}")
+        debs = [deb.file for deb in record.rootfs.debs] if record.rootfs else []
+        require_names(debs, f"the record of {record.stage}")
+        if folders := [name for name in debs if "/" in name]:
+            raise Refused(f"the record of {record.stage} names a package {folders[0]!r}")
         config = parse_json(record.config.encode(), f"configuration of {record.stage}")
         try:
             seen = (f"{config['os']}/{config['architecture']}", config["rootfs"]["diff_ids"])
@@ -357,10 +391,17 @@ def require_paths(release: Release, records: Sequence[BuildRecord]) -> None:
             raise Refused(f"configuration of {record.stage}: platform and layers are not those of its record")
 
 
-def require_evidence(names: Sequence[str]) -> None:
-    folders = {"/".join(name.split("/")[:depth]) for name in names for depth in range(1, name.count("/") + 1)}
-    if both := folders & set(names):
-        raise Refused(f"{min(both)} is a file and a folder")
+def require_names(names: Collection[str], what: str) -> None:
+    """That files of these names can lie below one folder, and nowhere else. what: that names them."""
+    for name in names:
+        parts = name.split("/")
+        if not is_plain(name) or len(name) > PATH_LIMIT or max(len(part.encode()) for part in parts) > PART_LIMIT:
+            raise Refused(f"{what} names a file {name[:PATH_LIMIT]!r}, which is none for a file system")
+    found = set(names)
+    if len(found) != len(names):
+        raise Refused(f"{what} names a file twice")
+    if both := found & parents_of(names):
+        raise Refused(f"{what}: {min(both)} is a file and a folder")
 
 
 def read_models(release: Release, data: Mapping[str, Slice]) -> dict[str, LockedFile]:
@@ -382,6 +423,7 @@ def read_models(release: Release, data: Mapping[str, Slice]) -> dict[str, Locked
     for repository in lock.repositories.values():
         if not REPOSITORY.fullmatch(f"{repository.repo}@{repository.revision}"):
             raise Refused(f"the lock of {release.model} names a repository {repository.repo}@{repository.revision}")
+        require_names([file.file for file in repository.files], f"the lock of {release.model}")
         rows = {f"{repository.repo}/{repository.revision}/{file.file}": file for file in repository.files}
         if all(STORE + file.sha256 in data for file in rows.values()):
             found |= rows
@@ -397,26 +439,28 @@ def read_checkpoint(release: Release, data: Mapping[str, Slice]) -> dict[str, Ch
         files = {name: CheckpointFile.model_validate(row) for name, row in value["files"].items()}
     except (KeyError, TypeError, AttributeError, ValidationError) as error:
         raise Refused(f"{CHECKPOINT}: {error!r}") from None
-    for name in files:
-        if not verify.is_plain(name) or name == RECORD:
-            raise Refused(f"{CHECKPOINT} names a file {name!r}")
+    require_names([*files, RECORD], CHECKPOINT)
     return files
 
 
-def require_listings(release: Release, data: Mapping[str, Slice]) -> None:
-    for diff_id in release.diff_ids:
+def check_listings(bundle: Bundle) -> verify.Check:
+    """Each listing can be read, and with the image it is the one of its layer. Refused."""
+    diff_ids, total = dict.fromkeys(bundle.release.diff_ids), 0
+    for diff_id in diff_ids:
         name = listing(diff_id)
         try:
-            entries = parse_contents(small(data, name))
+            found = parse_contents(small(bundle.data, name))
         except IntegrityError as error:
             raise Refused(f"{name}: {error.message}") from None
-        for entry in entries:
-            texts = (entry.path, entry.kind, entry.sha256, entry.link, entry.capability, entry.owner)
-            numbers = (entry.mode, entry.uid, entry.gid, entry.size, *entry.device)
-            if not all(isinstance(t, str) for t in texts) or not all(type(n) is int and n >= 0 for n in numbers):
-                raise Refused(f"{name}: {entry!r}")
-            if entry.kind not in LISTED or len(entry.device) != 2:
-                raise Refused(f"{name}: {entry!r}")
+        total += len(found)
+        if total > ENTRIES:
+            raise Refused(f"the listings have more than {ENTRIES:,} entries")
+        tar = bundle.layers.get(diff_id)
+        if tar is not None and found != contents_of(read_layer(cast(BinaryIO, tar), everything=True)):
+            raise Refused(f"{name} does not list what lies in its layer")
+    if bundle.layers:
+        return verify.Check("listings", "ok", f"{total:,} files in {len(diff_ids)} layers, as they lie in the bundle")
+    return verify.Check("listings", "open", "the bundle has no layers to hold them against")
 
 
 def listing(diff_id: str) -> str:

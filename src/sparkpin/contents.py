@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import importlib.util
 import json
 import operator
@@ -21,13 +22,17 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from sparkpin.canonical import REGULAR, CanonicalLayer, Member
+from sparkpin.canonical import REGULAR, CanonicalLayer, Member, Span
 from sparkpin.errors import IntegrityError
 from sparkpin.files import atomic_file
 
 FORMAT = 1
-LIMIT = 1 << 26  # bytes of a listing; that of a layer with 40,000 files has 6 million
+LIMIT = 1 << 26  # bytes of a listing; that of a layer with 30,000 files has 6 million
+ENTRIES, ROW = 400_000, 1 << 16  # of a listing; bytes of an entry
+BATCH = 100  # entries that are parsed at once: what is not valid costs no more memory than they take
+FOLLOWED = 40  # symbolic links in a path, as the kernel follows them
 KINDS = {b"0": "file", b"1": "hardlink", b"2": "symlink", b"3": "char", b"4": "block", b"5": "dir", b"6": "fifo"}
+LISTED = frozenset({*KINDS.values(), "whiteout", "opaque"})
 MARK, OPAQUE = ".wh.", ".wh..wh..opq"  # OCI image specification, "Whiteouts"
 DPKG = re.compile(r"var/lib/dpkg/info/(?P<name>[^/:]+)(?::[a-z0-9]+)?\.[a-z0-9]+")
 DIST_INFO = re.compile(r"(?P<site>.*/)?(?P<name>[^/]+?)-[^/]*\.dist-info/(?P<file>.*)")
@@ -70,9 +75,25 @@ DEVICE = [field.name for field in fields(Entry)].index("device")
 def contents_of(layer: CanonicalLayer) -> Contents:
     """The contents of a layer at rest; reads all of its data once."""
     sums: dict[bytes, str] = {}
-    for _ in layer.chunks(sums):
+    for _ in hashed(layer.pieces(), sums):
         pass
     return entries(layer, sums)
+
+
+def hashed(pieces: Iterable[tuple[Span, bytes]], sums: dict[bytes, str]) -> Iterator[bytes]:
+    """A layer's tar as it passes. sums: gets the SHA-256 (hex) of each file's data by its path."""
+    large = hashlib.sha256()  # of a file that does not end in the piece that it begins in
+    for span, data in pieces:
+        view = memoryview(data)
+        for member, start, end in span.files:
+            if end - start == member.size:
+                sums[member.path] = hashlib.sha256(view[start:end]).hexdigest()
+                continue
+            if member.path not in sums:
+                large = hashlib.sha256()
+            large.update(view[start:end])
+            sums[member.path] = large.hexdigest()
+        yield data
 
 
 def entries(layer: CanonicalLayer, sums: Mapping[bytes, str]) -> Contents:
@@ -141,7 +162,7 @@ def source_of(path: str) -> str:
 
 def real(path: str, links: Mapping[str, str]) -> str:
     """A path of dpkg's with the folders that are links of the layer followed: /bin/sh is usr/bin/sh."""
-    for _ in range(len(links)):
+    for _ in range(min(len(links), FOLLOWED)):
         for folder in above(path):
             if folder in links:
                 path = posixpath.normpath(
@@ -219,19 +240,43 @@ def read_contents(path: Path) -> Contents:
 
 
 def parse_contents(packed: bytes) -> Contents:
-    """The listing in these bytes, whoever wrote them: it takes no more than LIMIT bytes of memory to unpack them."""
+    """The listing in these bytes, whoever wrote them.
+
+    IntegrityError for what is none, or has more than LIMIT bytes, ENTRIES entries or ROW bytes in one.
+    """
     try:
         unpacking = zlib.decompressobj(wbits=31)  # 31: gzip
         data = unpacking.decompress(packed, LIMIT)
         if not unpacking.eof or unpacking.unused_data:
             raise ValueError(f"it ends too soon, or too late, or is longer than {LIMIT:,} bytes")
-        head, *lines = data.splitlines()
+        if data.count(b"\n") > ENTRIES + 1:
+            raise ValueError(f"it has more than {ENTRIES:,} entries")
+        head, *lines = data.split(b"\n")
+        del data
+        if lines.pop() or max(map(len, [head, *lines])) > ROW:
+            raise ValueError(f"it has no lines, or one of more than {ROW:,} bytes")
         if (found := json.loads(head)) != (wanted := {"contents": FORMAT, "entries": len(lines)}):
             raise ValueError(f"saw {found}, wanted {wanted}")
-        rows = json.loads(b"[" + b",".join(lines) + b"]")
-        for values in rows:
-            if len(values) > DEVICE:
-                values[DEVICE] = tuple(values[DEVICE])
-        return tuple(Entry(*values) for values in rows)
+        batches = (lines[start : start + BATCH] for start in range(0, len(lines), BATCH))
+        rows = (json.loads(b"[" + b",".join(batch) + b"]") for batch in batches)
+        contents = tuple(parse_entry(values) for batch in rows for values in batch)
+        if len(contents) != len(lines):
+            raise ValueError("it has lines of more than one entry")
+        return contents
     except (zlib.error, ValueError, TypeError, RecursionError) as error:
         raise IntegrityError(f"no listing of a layer's contents: {error}") from None
+
+
+def parse_entry(values: Any) -> Entry:
+    """ValueError or TypeError for what `row` would not write."""
+    if type(values) is not list:
+        raise ValueError(f"it has an entry {str(values)[:200]}")
+    if len(values) > DEVICE:
+        values[DEVICE] = tuple(values[DEVICE])
+    entry = Entry(*values)
+    path, kind, mode, uid, gid, size, sha256, link, device, capability, owner = VALUES(entry)
+    texts = {type(path), type(sha256), type(link), type(capability), type(owner)} == {str}
+    numbers = {type(mode), type(uid), type(gid), type(size), *map(type, device)} == {int}
+    if not (texts and numbers and kind in LISTED and len(device) == 2 and min(mode, uid, gid, size, *device) >= 0):
+        raise ValueError(f"it has an entry {str(values)[:200]}")
+    return entry

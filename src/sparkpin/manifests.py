@@ -19,6 +19,8 @@ from sparkpin.names import choose
 from sparkpin.schema import Model, ModelLock, ModelPin, Recipe, Stack, StackLock, Stage
 
 M = TypeVar("M", bound=Model)
+YAML_LIMIT, LOCK_LIMIT = 256 << 10, 8 << 20  # bytes; those in use have at most 1,300 and 50,000
+DEPTH, NODES = 50, 50_000  # of a YAML file, aliases counted as what they stand for
 
 
 def parse(kind: type[M], value: Any, file: object, *, next_step: str = "") -> M:
@@ -75,12 +77,41 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 
 
 def read_yaml(path: Path) -> Any:
+    """A file of this project, or of a bundle from anybody."""
+    require_size(path, YAML_LIMIT)
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # a SafeLoader
+        text = path.read_text(encoding="utf-8")
+        require_plain_yaml(path, text)
+        return yaml.load(text, Loader=_Loader)  # a SafeLoader
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}" if mark else "(whole file)"
         raise ManifestError(path, where, getattr(error, "problem", str(error)), "valid YAML") from None
+
+
+def require_size(path: Path, limit: int) -> None:
+    if (size := path.stat().st_size) > limit:
+        raise ManifestError(path, "(whole file)", f"{size:,} bytes", f"{limit:,} or less")
+
+
+def require_plain_yaml(path: Path, text: str) -> None:
+    """Counts before anything is made of it: the loader of C recurses until it crashes, and aliases multiply."""
+    sizes: dict[str | None, int] = {}
+    open_nodes: list[tuple[str | None, int]] = [(None, 0)]  # anchor; nodes in all that is open so far, when it began
+    count = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append((event.anchor, count))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_nodes.pop()
+            sizes[anchor] = count - before
+        elif isinstance(event, yaml.AliasEvent):
+            count += sizes.get(event.anchor, 1)
+        count += 1
+        if len(open_nodes) > DEPTH or count > NODES:
+            seen = f"{len(open_nodes)} levels, {count:,} nodes"
+            where = f"line {event.start_mark.line + 1}" if event.start_mark else "(whole file)"
+            raise ManifestError(path, where, seen, f"at most {DEPTH} and {NODES:,}")
 
 
 def load_named(kind: type[M], folder: Path, name: str, what: str) -> M:
@@ -176,6 +207,7 @@ def digest_of(value: Any) -> str:
 def _read_lock(kind: type[M], path: Path, command: str) -> M:
     if not path.is_file():
         raise ManifestError(path, "(whole file)", "no such file", "a lock", next_step=command)
+    require_size(path, LOCK_LIMIT)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -1,4 +1,7 @@
-"""Names of stacks, recipes and stages, before anything reads their files. Standard library alone: see preflight."""
+"""Names of stacks, recipes and stages, before anything reads their files, and of the files that a release is made from.
+
+Standard library alone: see preflight.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,17 @@ import re
 from pathlib import Path
 
 from sparkpin.errors import InputError
+
+
+LONGEST = 255  # bytes of a name in a folder, on every file system that counts
+
+
+def is_plain(path: str) -> bool:
+    """Whether a name may be that of a file below the project: it leads nowhere else, and a terminal takes it."""
+    parts = path.split("/")
+    if not path.isprintable() or "\\" in path or {"", ".", "..", ".git"} & set(parts):
+        return False
+    return all(len(part.encode()) <= LONGEST for part in parts)
 
 
 def choose(folder: Path, name: str, what: str, suffix: str = ".yaml") -> Path:
