@@ -30,6 +30,7 @@ def guarded(body: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(body)
     def run(*args: Any, **kwargs: Any) -> Any:
         from sparkpin.errors import SparkpinError
+        from sparkpin.ui import tame
 
         for number in (signal.SIGTERM, signal.SIGHUP):  # clean up as after Ctrl-C; nohup stays in force
             if signal.getsignal(number) is signal.SIG_DFL:
@@ -38,7 +39,7 @@ def guarded(body: Callable[..., Any]) -> Callable[..., Any]:
             return body(*args, **kwargs)
         except SparkpinError as error:
             sys.stdout.flush()
-            raise Exit(f"error: {error}", code=error.exit_code) from None
+            raise Exit(f"error: {tame(str(error))}", code=error.exit_code) from None
         except KeyboardInterrupt:
             raise Exit("interrupted: nothing half-made will be used; run the same command again", code=130) from None
         except BrokenPipeError:  # `| head` has seen enough; Python would complain once more at its end

@@ -4,8 +4,9 @@ usage: .venv/bin/python benchmarks/sealing.py [--folder FOLDER] [--runs 7] [--sc
 
 The layer is made up after a real one (wheels of an inference stack: 28 files a megabyte, a fifth of the bytes in files
 below 64 KiB, the rest in large libraries) and lies in the page cache, as what an engine has just written does. Sealing
-reads its headers, hashes the layer and each file, and writes the archive; every write ends with fsync. Runs are
-interleaved; the goal is 0.8 of the slower of the two.
+reads its headers, hashes the layer and each file, and writes the archive. Both writings begin to reach the disk at once
+(fdatasync in a thread beside) and end when all is there. Runs are interleaved. Goal: 0.8 of the slower of the two,
+by medians; below it the exit status is 1. Sealing hashes each byte twice: measure where no other work runs.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ import os
 import platform
 import random
 import statistics
+import sys
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sparkpin import ui
@@ -68,10 +72,16 @@ def main() -> None:
     options.add_argument("--scale", type=float, default=1.0)
     given = options.parse_args()
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-        measure(Path(folder), given.runs, given.scale)
+        ratio = measure(Path(folder), given.runs, given.scale)
+    sys.exit(ratio < GOAL)
 
 
-def measure(folder: Path, runs: int, scale: float) -> None:
+def flush(file: int, done: threading.Event) -> None:
+    while not done.wait(0.005):
+        os.fdatasync(file)
+
+
+def measure(folder: Path, runs: int, scale: float) -> float:
     source, target = folder / "layer.tar", folder / "out.tar"
     make_layer(source, scale)
     size = source.stat().st_size
@@ -79,7 +89,13 @@ def measure(folder: Path, runs: int, scale: float) -> None:
 
     def to_disk(act: Callable[[Callable[[bytes], object]], object]) -> None:
         with target.open("wb", buffering=0) as file:
-            act(file.write)
+            done = threading.Event()
+            with ThreadPoolExecutor(1) as beside:
+                beside.submit(flush, file.fileno(), done)
+                try:
+                    act(file.write)
+                finally:
+                    done.set()
             os.fsync(file.fileno())
         target.unlink()
 
@@ -103,6 +119,7 @@ def measure(folder: Path, runs: int, scale: float) -> None:
     tasks = {"disk write, fsync": disk, "SHA-256": sha256, "sealing": sealing, "of it reading headers": headers}
     times: dict[str, list[float]] = {name: [] for name in tasks}
     cpu: dict[str, list[float]] = {name: [] for name in tasks}
+    load = os.getloadavg()[0]
     for _ in range(runs):
         for name, act in tasks.items():
             begin, used = time.perf_counter(), time.process_time()
@@ -111,6 +128,7 @@ def measure(folder: Path, runs: int, scale: float) -> None:
             cpu[name].append(time.process_time() - used)
     medians = {name: statistics.median(values) for name, values in times.items()}
     ui.show(f"{platform.machine()}, {os.cpu_count()} cores; a layer of {size / 1e6:.0f} MB, {runs} runs")
+    ui.show(f"load average before and after: {load:.1f}, {os.getloadavg()[0]:.1f}")
     rows = []
     for name, value in medians.items():
         ends = (f"{min(times[name]):.2f} s", f"{max(times[name]):.2f} s")
@@ -118,8 +136,14 @@ def measure(folder: Path, runs: int, scale: float) -> None:
             (name, f"{value:.2f} s", f"{size / 1e6 / value:.0f}", *ends, f"{statistics.median(cpu[name]):.2f} s")
         )
     ui.table(("what", "median", "MB/s", "fastest", "slowest", "CPU"), rows)
-    ratio = max(medians["disk write, fsync"], medians["SHA-256"]) / medians["sealing"]
+    ratio, best = (
+        max(value["disk write, fsync"], value["SHA-256"]) / value["sealing"]
+        for value in (medians, {name: min(values) for name, values in times.items()})
+    )
+    cores = cpu["sealing"][times["sealing"].index(min(times["sealing"]))] / min(times["sealing"])
     ui.show(f"sealing at {ratio:.2f} of the slower of disk write and SHA-256 (goal: {GOAL})")
+    ui.show(f"by the fastest runs, the least disturbed: {best:.2f}; sealing then had {cores:.1f} cores")
+    return ratio
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from sparkpin.engine import Engine
 from sparkpin.errors import EngineError
 from sparkpin.layers import chain_ids, inventory
 from sparkpin.paths import Paths
-from sparkpin.seal import Part, open_saved, seal_archive
+from sparkpin.seal import Part, open_saved, parts_of
 
 pytestmark = pytest.mark.engine
 
@@ -205,10 +205,11 @@ def test_an_image_is_whole_and_runs(site: Site, tmp_path: Path) -> None:
 def test_sealing_a_sealed_image_changes_nothing(site: Site, engine: Engine, tmp_path: Path) -> None:
     one = site.build_all()[1]
     engine.save(one.ref, tmp_path / "saved.tar")
-    with (tmp_path / "sealed.tar").open("wb") as file:
-        sealed = seal_archive(tmp_path / "saved.tar", file.write, tag=REF, parent=one.diff_ids[:1])
+    with open_saved(tmp_path / "saved.tar") as saved:
+        parts = parts_of(saved, one.diff_ids[:1])
+        about = {key: saved.config[key] for key in ("os", "architecture")}
+        sealed = engine.load_sealed(parts, saved.config["config"], **about, tag=REF)
     assert (sealed.config_digest, sealed.diff_ids) == (one.config_digest, one.diff_ids)
-    engine.load(tmp_path / "sealed.tar")
     loaded = engine.image(REF)
     assert loaded is not None and (loaded.config_digest, loaded.diff_ids) == (one.config_digest, one.diff_ids)
     engine.untag(one.ref)

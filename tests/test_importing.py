@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,17 +19,22 @@ import pytest
 from carried_release import CHECKOUT, Source, carried_release, engine_with_url
 from private_engine import file_layer, load_image, quiet
 
-from sparkpin import importing
-from sparkpin.bundle import EXPORTS, IMPORTS
+from sparkpin import build, exporting, files, importing, jobs, transfer
+from sparkpin.buildrecord import is_imported, layer_file, records_of, write_record
+from sparkpin.bundle import EXPORTS, IMPORTS, Bundle, open_bundle
+from sparkpin.checkpoint.build import IMPORTED as MARK
+from sparkpin.contents import Entry, write_contents
 from sparkpin.engine import Engine
 from sparkpin.errors import DiskError, EngineError, IntegrityError
 from sparkpin.exporting import Wanted, export
-from sparkpin.importing import IMPORTED, import_bundle
+from sparkpin.importing import IMPORTED, import_bundle, require_no_conflict
 from sparkpin.inputs import Inputs
 from sparkpin.jobs import checkpoint_of
+from sparkpin.pairing import pair
 from sparkpin.paths import Paths
-from sparkpin.releases import STATEMENT, Release, Releases
+from sparkpin.releases import SBOM, SIGNATURE, STATEMENT, Release, Releases
 from sparkpin.transfer import copy
+from sparkpin.unneeded import Search
 
 pytestmark = pytest.mark.engine
 INVOKE = Path(sys.executable).parent / "invoke"
@@ -163,7 +171,8 @@ def test_with_its_checkpoint(source: Source, tmp_path: Path, empty: Engine) -> N
     paths = source.elsewhere(tmp_path)
     import_bundle(paths, empty, bundle, quiet)
     folder = Releases(paths).checkpoint(base)
-    assert {p.name: p.read_bytes() for p in folder.iterdir()} == {p.name: p.read_bytes() for p in made.iterdir()}
+    brought = {p.name: p.read_bytes() for p in folder.iterdir()}
+    assert brought == {p.name: p.read_bytes() for p in made.iterdir()} | {MARK: b""}
     assert not paths.models.exists()
     (folder / "config.json").unlink()
     import_bundle(paths, empty, bundle, quiet)
@@ -255,3 +264,216 @@ def test_a_small_disk_is_told_before_anything(
     with pytest.raises(DiskError, match=r"need .* bytes"):
         write(source, tmpfs("1m") / "out.tar")
     assert not (disk / "out.tar").exists()
+
+
+def test_killed_while_the_engine_loads(
+    source: Source, bundle: Path, tmp_path: Path, engine: tuple[Engine, str], empty: Engine
+) -> None:
+    paths = source.elsewhere(tmp_path)
+    child = os.fork()
+    if not child:
+        try:
+            whole = transfer.oci.load_archive
+
+            def cut(*args: Any) -> Iterator[bytes]:
+                yield next(iter(whole(*args)))
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            transfer.oci.load_archive = cut  # type: ignore[attr-defined]
+            import_bundle(paths, Engine.at(engine[1]), bundle, quiet)
+        finally:
+            os._exit(1)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    assert Releases(paths).all() == [] and empty.image(source.release.tag) is None
+    import_bundle(paths, empty, bundle, quiet)
+    assert empty.image(source.release.tag)
+
+
+def changed(bundle: Bundle, **values: Any) -> Bundle:
+    """As if its last build record said something else."""
+    record = bundle.records[-1].model_copy(update=values)
+    return dataclasses.replace(bundle, records=(*bundle.records[:-1], record))
+
+
+@pytest.mark.parametrize(
+    "values", [{"stage": "aaa", "ref": "sparkpin/stack-carried:aaa"}, {"dockerfile": "FROM x\n"}, {"epoch": 1}]
+)
+def test_another_record_under_the_key_is_refused(
+    source: Source, bundle: Path, tmp_path: Path, empty: Engine, values: dict[str, Any]
+) -> None:
+    paths = source.elsewhere(tmp_path)
+    import_bundle(paths, empty, bundle, quiet)
+    with open_bundle(bundle) as opened:
+        assert not require_no_conflict(paths, empty, changed(opened, seconds=7.0, size=7))
+        with pytest.raises(IntegrityError, match="this machine made sparkpin/stack-carried:two-") as caught:
+            require_no_conflict(paths, empty, changed(opened, **values))
+        assert caught.value.next_step == f"invoke reproduce --release {source.release.tag} tells which is right"
+        Releases(paths).record_path(source.release).unlink()
+        with pytest.raises(IntegrityError) as caught:
+            require_no_conflict(paths, empty, changed(opened, **values))
+        assert "no release here is made of" in caught.value.next_step
+
+
+def test_one_key_has_one_record(source: Source, tmp_path: Path) -> None:
+    paths = source.elsewhere(tmp_path)
+    chain = records_of(source.paths, source.release)
+    for record in chain:
+        write_record(paths, record)
+    key = chain[-1].key
+    write_record(paths, chain[-1].model_copy(update={"stage": "aaa", "key": key[:12] + "0" * 52}))
+    assert records_of(paths, source.release) == chain
+    write_record(paths, chain[-1].model_copy(update={"stage": "aaa"}))
+    with pytest.raises(IntegrityError, match="have the same build key"):
+        records_of(paths, source.release)
+
+
+def test_own_builds_take_nothing_for_built_that_was_brought(source: Source, tmp_path: Path) -> None:
+    paths = Paths(source.paths.project, source.paths.cache, tmp_path / "home")
+    base = source.releases[0]
+    import_bundle(paths, source.engine, write(source, tmp_path / "base.tar", base), quiet)
+    (record,) = records_of(paths, base)
+    assert is_imported(paths, record.rendered) and exporting.is_from_elsewhere(paths, base)
+    assert build.find_built(paths, source.engine, record.rendered) is None
+    assert build.find_built(paths, source.engine, record.rendered, record.config_digest), "`rebuild` knows the digest"
+    pairing = pair(paths.project, base.recipe)[0]
+    built = build.build_image(paths, source.engine, pairing.rendered, quiet)
+    assert not built.cached and not is_imported(paths, record.rendered)
+    assert build.build_image(paths, source.engine, pairing.rendered, quiet).cached
+    release = jobs.record(paths, source.engine, Releases(paths), pairing, built)
+    assert release.created != base.created and not exporting.is_from_elsewhere(paths, release)
+    rows = json.loads((Releases(paths).evidence(release) / EXPORTS).read_text())
+    assert [row["file"] for row in rows] == [str(tmp_path / "base.tar")]
+
+
+def test_made_again_from_what_was_brought_it_stays_so(source: Source, tmp_path: Path) -> None:
+    paths = Paths(source.paths.project, tmp_path / "cache", tmp_path / "home")
+    base = source.releases[0]
+    import_bundle(paths, source.engine, write(source, tmp_path / "base.tar", base, store=True), quiet)
+    (record,) = records_of(paths, base)
+    wanted = record.config_digest
+    assert not build.build_image(paths, source.engine, record.rendered, quiet, fresh=True, wanted=wanted).cached
+    assert is_imported(paths, record.rendered)
+    assert not list((paths.cache / "layers").glob("*.json")), "no note that a build would trust"
+
+
+def test_prune_takes_the_mark_after_its_record(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:
+    paths = source.elsewhere(tmp_path)
+    release = import_bundle(paths, empty, bundle, quiet).release
+    (paths.work / "saved-x").mkdir(parents=True)
+    search = Search(paths, (), (release,), (), None, time.time() + 1e9)
+    rows = [path.name for path in search.files()["build records"]]
+    assert len(rows) == 6 and rows[1::2] == [f"{name}.imported" for name in rows[::2]]
+    assert paths.work / "saved-x" in search.files()["left by killed runs"]
+
+
+def test_a_brought_checkpoint_is_not_that_of_an_own_release(source: Source, tmp_path: Path) -> None:
+    paths = Paths(source.paths.project, source.paths.cache, tmp_path / "home")
+    base = source.releases[0]
+    made = checkpoint_of(source.paths, base)
+    bundle = write(source, tmp_path / "served.tar", base, checkpoint=True)
+    import_bundle(paths, source.engine, bundle, quiet)
+    folder = Releases(paths).checkpoint(base)
+    assert exporting.ready_checkpoint(paths, base) == folder == checkpoint_of(paths, base)
+    config = folder / "config.json"
+    config.write_bytes(bytes(config.stat().st_size))
+    exporting.adopt(paths, base)
+    assert exporting.ready_checkpoint(paths, base) is None
+    assert checkpoint_of(paths, base) == folder
+    assert config.read_bytes() == (made / "config.json").read_bytes() and not (folder / MARK).exists()
+    shutil.rmtree(folder)
+    import_bundle(paths, source.engine, bundle, quiet)
+    assert not folder.exists(), "the bundle of an own release brings no checkpoint"
+    assert not exporting.is_brought(paths, base)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("inputs", {"stages/base.yaml": "0" * 64}), ("executable", ("x",)), ("argv", ("x",))]
+)
+def test_the_record_of_a_release_stays(
+    source: Source, bundle: Path, tmp_path: Path, empty: Engine, field: str, value: Any
+) -> None:
+    paths = source.elsewhere(tmp_path)
+    import_bundle(paths, empty, bundle, quiet)
+    with open_bundle(bundle) as opened:
+        release = dataclasses.replace(opened.release, **{field: value})
+        with pytest.raises(IntegrityError, match=f"with other {field} than this machine"):
+            require_no_conflict(paths, empty, dataclasses.replace(opened, release=release))
+
+
+def test_what_happens_meanwhile_is_kept(
+    source: Source, bundle: Path, tmp_path: Path, empty: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A smoke test ends while the image is loaded; the record of an early sparkpin gets its inputs."""
+    paths = source.elsewhere(tmp_path)
+    records = Releases(paths)
+    records.save(dataclasses.replace(source.release, inputs={}, executable=()))
+    load = importing.load_image
+
+    def smoked(*args: Any) -> Any:
+        records.smoked(source.release.tag, {"passed": True, "checks": []})
+        return load(*args)
+
+    monkeypatch.setattr(importing, "load_image", smoked)
+    release = import_bundle(paths, empty, bundle, quiet).release
+    assert release.state == "passed" and release.inputs == source.release.inputs
+    assert records.get(release.tag) == release
+
+
+def test_a_listing_or_model_that_differs_stays(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:
+    paths = source.elsewhere(tmp_path)
+    import_bundle(paths, empty, bundle, quiet)
+    path = layer_file(paths, source.release.diff_ids[-1])
+    plain = path.read_bytes()
+    path.write_bytes(gzip.compress(gzip.decompress(plain), 0))
+    import_bundle(paths, empty, bundle, quiet)
+    assert path.read_bytes() != plain, "another zlib packs it otherwise"
+    write_contents(path, (Entry("etc/other", "file", 0o644, 0, 0, 0),))
+    with pytest.raises(IntegrityError, match=f"differs from {path}"):
+        import_bundle(paths, empty, bundle, quiet)
+    path.write_bytes(plain)
+    model = next(path for path in paths.models.rglob("config.json"))
+    model.chmod(0o644)
+    model.write_bytes(bytes(model.stat().st_size))
+    with pytest.raises(IntegrityError, match=f"differs from {model}"):
+        import_bundle(paths, empty, bundle, quiet)
+
+
+def test_statements_of_two_machines_are_not_mixed(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:
+    paths = source.elsewhere(tmp_path)
+    here, there = Releases(paths).evidence(source.release), Releases(source.paths).evidence(source.release)
+    here.mkdir(parents=True)
+    (here / STATEMENT).write_text("ours")
+    (here / IMPORTED).mkdir()
+    (here / IMPORTED / SIGNATURE).write_text("of an earlier bundle")
+    import_bundle(paths, empty, bundle, quiet)
+    assert (here / STATEMENT).read_text() == "ours" and not (here / SBOM).exists()
+    for name in (STATEMENT, SBOM):
+        assert (here / IMPORTED / name).read_bytes() == (there / name).read_bytes()
+    assert not (here / IMPORTED / SIGNATURE).exists()
+
+
+def test_what_a_bundle_cannot_name_is_left_out_and_told(source: Source, bundle: Path, tmp_path: Path) -> None:
+    folder = Releases(source.paths).evidence(source.release)
+    odd = [folder / "x y.log", folder / ("x" * 90), folder / ".partial-x"]
+    told: list[str] = []
+    try:
+        for path in odd:
+            path.write_text("x")
+        wanted = Wanted(store=True)
+        export(source.paths, lambda: source.engine, source.release, tmp_path / "out.tar", wanted, told.append)
+    finally:
+        for path in odd:
+            path.unlink()
+    assert (tmp_path / "out.tar").read_bytes() == bundle.read_bytes()
+    assert [line.split("'")[1] for line in told if line.startswith("left out")] == ["x y.log", "x" * 90]
+
+
+def test_the_next_export_removes_what_a_killed_one_left(source: Source, tmp_path: Path) -> None:
+    left, held = source.paths.work / "saved-left", source.paths.work / "saved-held"
+    left.mkdir(parents=True)
+    (left / "image.tar").write_text("x")
+    with files.lock(held / "lock"):
+        write(source, tmp_path / "out.tar")
+        assert list(source.paths.work.glob("saved-*")) == [held]
+    write(source, tmp_path / "again.tar")
+    assert not list(source.paths.work.glob("saved-*"))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from evidence_samples import Sample, make_sample
 
-from sparkpin import manifests
+from sparkpin import bundle, commands, manifests
 from sparkpin.buildrecord import write_record
 from sparkpin.errors import HostError, IntegrityError
 from sparkpin.evidence.attest import attest, ensure_attested, is_attested
@@ -119,14 +119,71 @@ def test_signed_once_there_is_a_key(sample: Sample, signing_key: Path, monkeypat
     assert (sample.folder / SIGNATURE).read_bytes().startswith(b"-----BEGIN SSH SIGNATURE-----")
 
 
-def test_no_signature_outlives_its_statement(sample: Sample, signing_key: Path) -> None:
+def test_a_statement_that_stays_keeps_its_signature(sample: Sample, signing_key: Path) -> None:
+    signed = attest(sample.paths, sample.release, Keys(signing_key))
+    before = {path: path.read_bytes() for path in signed.files}
+    again = attest(sample.paths, sample.release, Keys())
+    assert again == signed and not signed.removed
+    assert {path: path.read_bytes() for path in again.files} == before
+    assert [path.name for path in again.files] == [SBOM, STATEMENT, SIGNATURE]
+
+
+def change_record(sample: Sample) -> None:
+    """So that the statement is another one."""
+    record = sample.records[0]
+    write_record(sample.paths, record.model_copy(update={"dockerfile": record.dockerfile + "# changed\n"}))
+
+
+def test_no_signature_outlives_its_statement(
+    sample: Sample, signing_key: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     attest(sample.paths, sample.release, Keys(signing_key))
     assert (sample.folder / SIGNATURE).is_file()
     broken = sample.paths.home / "broken"
     broken.write_text("no key")
+    change_record(sample)
     with pytest.raises(HostError):
         attest(sample.paths, sample.release, Keys(broken))
     assert not (sample.folder / SIGNATURE).exists() and (sample.folder / STATEMENT).is_file()
+
+    attest(sample.paths, sample.release, Keys(signing_key))
+    change_record(sample)
+    for variable, folder in (
+        ("SPARKPIN_HOME", sample.paths.home),
+        ("SPARKPIN_CACHE", sample.paths.cache),
+        ("XDG_CONFIG_HOME", sample.paths.home / "config"),
+    ):
+        monkeypatch.setenv(variable, str(folder))
+    monkeypatch.delenv("SPARKPIN_SIGNING_KEY", raising=False)
+    commands.attest(sample.release.tag)
+    assert "the signature over the former one is removed" in capsys.readouterr().out
+    assert not (sample.folder / SIGNATURE).exists()
+    commands.attest(sample.release.tag)
+    assert "removed" not in capsys.readouterr().out
+
+
+def test_a_build_says_that_a_signature_went(sample: Sample, signing_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attest(sample.paths, sample.release, Keys(signing_key))
+    change_record(sample)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(sample.paths.home / "config"))
+    monkeypatch.delenv("SPARKPIN_SIGNING_KEY", raising=False)
+    said: list[str] = []
+    ensure_attested(sample.paths, sample.release, said.append)
+    assert len(said) == 1 and "the signature over the former one is removed" in said[0]
+
+
+def test_nobody_signs_what_another_machine_built(
+    sample: Sample, signing_key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless told to, by name."""
+    monkeypatch.setenv("SPARKPIN_SIGNING_KEY", str(signing_key))
+    (sample.folder / bundle.IMPORTS).write_text("[]\n")
+    ensure_attested(sample.paths, sample.release, lambda line: None)
+    (sample.folder / SBOM).unlink()
+    ensure_attested(sample.paths, sample.release, lambda line: None)
+    assert is_attested(sample.paths, sample.release) and not (sample.folder / SIGNATURE).exists()
+    attest(sample.paths, sample.release, Keys.from_env())
+    assert (sample.folder / SIGNATURE).is_file()
 
 
 def test_a_bad_key_does_not_stop_a_build(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +212,10 @@ def edit(sample: Sample, change: str) -> bytes:
             value["subject"].append(value["subject"][0])
         case "unknown field":
             value["predicate"]["more"] = 1
+        case "another spelling":
+            value["predicate"]["buildDefinition"]["build_type"] = value["predicate"]["buildDefinition"].pop("buildType")
+        case "empty field":
+            value["subject"][0]["uri"] = ""
         case "hash of another kind":
             value["subject"][0]["digest"] = {"md5": "0"}
         case "wrong shape":
@@ -166,7 +227,7 @@ def edit(sample: Sample, change: str) -> bytes:
     "change",
     [
         *("other type", "other predicate", "no subject", "two of a name", "unknown field", "hash of another kind"),
-        "wrong shape",
+        *("wrong shape", "another spelling", "empty field"),
     ],
 )
 def test_what_is_no_such_statement(sample: Sample, change: str) -> None:

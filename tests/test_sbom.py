@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,21 @@ def test_only_the_repositories_that_the_checkpoint_needs(tmp_path: Path) -> None
     sample = make_sample(tmp_path, "base")
     names = {row["name"] for row in json.loads(make_sbom(sample.release, materials(sample)))["components"]}
     assert "sparkpin/scripted-tiny-int4-AutoRound" in names and "sparkpin/scripted-tiny-FP8" not in names
+
+
+def test_form_is_the_one_that_others_have_kept(sample: Sample) -> None:
+    """`verify` wants it exactly so: a library that writes another form needs another BUILD_TYPE, too."""
+    release = dataclasses.replace(sample.release, key="1" * 64, image=f"sha256:{'2' * 64}", diff_ids=(), tag="a:b-c")
+    made = make_sbom(
+        release,
+        [
+            Material("deb", "bash", "5", "3" * 64, 1, "", "pkg:deb/debian/bash@5?arch=amd64"),
+            Material("model", "config.json", "4" * 40, "5" * 64, 2, f"x/y@{'4' * 40}", ""),
+            Material("tool", "uv", "6", "7" * 64, 3, "base", ""),
+            Material("wheel", "torch", "8", "9" * 64, 4, "base", "pkg:pypi/torch@8", hidden=True),
+        ],
+    )
+    assert hashlib.sha256(made).hexdigest() == "39d86cbad3b0f276438769864786ace5fafed59e48b2043da73944252b52cd50"
 
 
 def test_same_release_same_bytes(sample: Sample, tmp_path: Path) -> None:

@@ -626,3 +626,15 @@ def test_a_torn_archive_is_told(tmp_path: Path) -> None:
 def test_unknown_member_kinds_are_told(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="tar type"):
         canonical_bytes(layer([member("x", type=b"V")]))
+
+
+def test_damage_is_told() -> None:
+    data = bytearray(layer([member("x", b"1"), member("y" * 120, b"2"), member("z", b"3")]))
+    for place, name in ((1024 + 700, "PAX"), (1024, "no tar header at byte 1,024"), (3, "no tar header at byte 0")):
+        torn = bytearray(data)
+        torn[place - place % 512 : place - place % 512 + 9] = b"\xff" * 9
+        with pytest.raises(BuildError, match=name):
+            canonical_bytes(bytes(torn))
+    for end in (1024 + 100, 1024 + 512, 512):
+        with pytest.raises(BuildError, match="the layer ends"):
+            canonical_bytes(bytes(data[:end]))

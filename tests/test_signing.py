@@ -72,6 +72,27 @@ def test_allowed_no_longer_or_for_other_things(tmp_path: Path, key: Path, option
         verify(DATA, sign(DATA, key), allow(tmp_path, key, options=options))
 
 
+def test_a_key_that_stands_in_several_lines(tmp_path: Path, key: Path) -> None:
+    """ssh-keygen names the principals of the first one alone, which here are allowed other things."""
+    public = key.with_suffix(".pub").read_text()
+    other = keygen(tmp_path / "other").with_suffix(".pub").read_text()
+    path = tmp_path / "allowed_signers"
+    path.write_text(
+        f"# who may what\n\nx@example {other}"
+        f'git@example namespaces="git" {public}'
+        f'old@example valid-before="20200101" {public}'
+        f'lead@example namespaces="sparkpin" {public}'
+    )
+    assert verify(DATA, sign(DATA, key), path).principal == "lead@example"
+
+
+def test_who_it_is_not(tmp_path: Path, key: Path) -> None:
+    allowed = allow(tmp_path, key, principal="!guest@example,*@example")
+    assert verify(DATA, sign(DATA, key), allowed).principal == "*@example"
+    with pytest.raises(IntegrityError, match="does not allow"):
+        verify(DATA, sign(DATA, key), allow(tmp_path, key, principal="!guest@example"))
+
+
 def test_unknown_signer(tmp_path: Path, key: Path) -> None:
     allowed = allow(tmp_path, key)
     with pytest.raises(IntegrityError, match="does not allow") as failed:

@@ -62,6 +62,16 @@ def test_a_lock_with_a_missing_hash_stops_every_build(copy: Checkout) -> None:
     assert "invoke lock --stack cpu" in result.stderr
 
 
+def test_what_a_file_says_cannot_reach_the_terminal(copy: Checkout) -> None:
+    path = copy.folder / "pins/stacks/cpu.lock"
+    first = next(line for line in path.read_text().splitlines() if '"sha256"' in line)
+    copy.replace("pins/stacks/cpu.lock", first, first.replace('"sha256"', '"\\u001b[2J": 1, "sha256"'))
+    result = copy.invoke("build")
+    assert result.returncode == 4
+    assert "debs.0.\\x1b[2J" in result.stderr and "\x1b" not in result.stderr
+    assert "\n  next: " in result.stderr
+
+
 def test_an_engine_that_is_named_and_down_is_one_clear_error(copy: Checkout) -> None:
     result = copy.invoke("build", DOCKER_HOST="unix:///nowhere/docker.sock")
     assert result.returncode == 3

@@ -120,7 +120,8 @@ def test_urls_that_are_none(url: str) -> None:
 
 def test_the_host_is_no_option_of_ssh() -> None:
     assert ssh_command("ssh://me@host:22")[-6:] == ["-l", "me", "-p", "22", "--", "host"]
-    assert ssh_command("ssh://-oProxyCommand=x")[-2:] == ["--", "-oproxycommand=x"]
+    assert ssh_command("ssh://-oProxyCommand=x")[-2:] == ["--", "-oProxyCommand=x"]
+    assert ssh_command("ssh://Me@MyAlias:22")[-6:] == ["-l", "Me", "-p", "22", "--", "MyAlias"]
     assert ssh_command("ssh://[::1]")[-1] == "::1"
 
 
@@ -128,8 +129,9 @@ def test_the_host_is_no_option_of_ssh() -> None:
 def test_another_image_under_the_tag_stays(source: Source, other: tuple[Engine, str]) -> None:
     engine, url = other
     image = load_image(engine, source.release.tag, [file_layer("x", b"x")])
-    with pytest.raises(IntegrityError, match="has another image under sparkpin/carried:two-"):
+    with pytest.raises(IntegrityError, match="has another image under sparkpin/carried:two-") as caught:
         send(source, url)
+    assert f"docker -H {url} rmi {source.release.tag}" in caught.value.next_step
     assert digests(engine, source.release)[0] == image.config_digest
     assert len(engine.client.images.list()) == 1
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import hashlib
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,21 +17,20 @@ import pytest
 from evidence_samples import Sample, make_sample
 from private_engine import file_layer, private_engine
 
-from sparkpin import commands
+from sparkpin import commands, jobs
 from sparkpin.buildrecord import write_record
 from sparkpin.canonical import read_layer
 from sparkpin.engine import Engine
-from sparkpin.errors import HostError, IntegrityError
+from sparkpin.errors import HostError, IntegrityError, ManifestError
 from sparkpin.evidence import imagecheck
 from sparkpin.evidence.attest import attest
 from sparkpin.evidence.signing import Keys
-from sparkpin.evidence.verify import Check, Evidence, check_evidence, conclusion, demanded, require
+from sparkpin.evidence.verify import NAMES, Check, Evidence, check_evidence, conclusion, demanded, require
+from sparkpin.names import is_plain
+from sparkpin.pairing import pair
 from sparkpin.releases import SBOM, STATEMENT, Releases, release_key, tag_of
 from sparkpin.seal import Part, image_config
 from sparkpin.store import Store
-
-NAMES = ["image", "layers", "release key", "build records", "kept inputs", "locks", "statement", "inputs", "SBOM"]
-NAMES += ["signature"]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def test_signed_release_holds(tmp_path: Path, keys: Keys) -> None:
     sample = make_sample(tmp_path)
     attest(sample.paths, sample.release, keys)
     checks = check_evidence(sample.evidence(), keys)
-    assert found(checks, "ok") == NAMES, [check.line for check in checks]
+    assert found(checks, "ok") == list(NAMES), [check.line for check in checks]
     require(checks, sample.release.tag)
     assert "lead@example" in checks[-1].line
 
@@ -66,6 +68,34 @@ def test_what_is_not_there_is_said(sample: Sample) -> None:
     assert "not checked: image, kept inputs, locks, signature" in conclusion(checks)
     checks = check_evidence(sample.evidence(files={}), Keys())
     assert found(checks, "open") == ["statement", "signature"]
+
+
+def test_what_nobody_came_to_is_said() -> None:
+    """After a wrong image nothing else is looked at; without a statement there is nothing to hold inputs against."""
+    for looked in (NAMES[:4], [name for name in NAMES if name not in ("inputs", "SBOM")], NAMES):
+        said = conclusion([Check(name, "wrong", "") for name in looked])
+        missed = said.rpartition("not checked: ")[2]
+        assert all((name in missed.split(", ")) == (name not in looked) for name in NAMES)
+        for name in ("fetched packages", "model files", "checkpoint", "the layers' bytes"):
+            assert f"{name} (--deep)" in missed
+
+
+def test_checks_after_a_wrong_image_are_named(sample: Sample) -> None:
+    for broken in (sample.evidence(config=b"{}"), sample.evidence(files={STATEMENT: b"{}"})):
+        checks = check_evidence(broken, Keys())
+        words = conclusion(checks).replace(";", ",").replace(": ", ", ").split(", ")
+        assert set(NAMES) <= set(words), words
+
+
+def test_a_line_is_one_line_whatever_stands_in_it(sample: Sample) -> None:
+    evil = "\x1b[2J\x1b[1;32mok     signature: over this statement, by lead@example.org\n"
+    tampered = statement(sample.evidence(), lambda v: v["subject"][0].update(name=evil))
+    checks = check_evidence(tampered, Keys())
+    assert found(checks, "wrong") == ["statement"]
+    assert all(check.line.isprintable() for check in checks)
+    with pytest.raises(IntegrityError) as failed:
+        require(checks, "it")
+    assert failed.value.message.isprintable()
 
 
 def test_valid_signature_of_whomever(tmp_path: Path, keys: Keys) -> None:
@@ -135,7 +165,7 @@ def record(evidence: Evidence, number: int, **changes: Any) -> Evidence:
     return dataclasses.replace(evidence, records=tuple(records))
 
 
-def context(evidence: Evidence, number: int, what: str, **changes: Any) -> Evidence:
+def context(evidence: Evidence, number: int, what: str, /, **changes: Any) -> Evidence:
     rows = [
         row.model_copy(update=changes) if row.what.startswith(what) else row for row in evidence.records[number].context
     ]
@@ -164,6 +194,69 @@ def sbom(evidence: Evidence, old: bytes, new: bytes, *, named: bool) -> Evidence
         0
     ].update(digest=digest)
     return statement(evidence, details) if named else evidence
+
+
+def bill(evidence: Evidence, change: Callable[[dict[str, Any]], object]) -> Evidence:
+    """An SBOM with other content, which the statement names."""
+    value = json.loads(evidence.files[SBOM])
+    change(value)
+    data = json.dumps(value).encode()
+    evidence = dataclasses.replace(evidence, files={**evidence.files, SBOM: data})
+    row = {"sha256": hashlib.sha256(data).hexdigest()}
+    return statement(evidence, lambda v: v["predicate"]["runDetails"]["byproducts"][0].update(digest=row))
+
+
+def component(value: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(row for row in value["components"] if row["name"] == name)
+    return found
+
+
+def dependency(value: dict[str, Any], start: str) -> dict[str, Any]:
+    rows = definition(value)["resolvedDependencies"]
+    found: dict[str, Any] = next(row for row in rows if row["name"].startswith(start))
+    return found
+
+
+def builder(value: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = value["predicate"]["runDetails"]["builder"]
+    return found
+
+
+def without_repository(evidence: Evidence) -> Evidence:
+    """Statement and SBOM agree with each other: one of the model's repositories is in neither."""
+    gone = "model sparkpin/scripted-tiny-FP8@"
+
+    def less(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+        return [row for row in rows if not row[key].startswith(gone)]
+
+    evidence = statement(
+        evidence,
+        lambda v: definition(v).update(resolvedDependencies=less(definition(v)["resolvedDependencies"], "name")),
+    )
+
+    def change(value: dict[str, Any]) -> None:
+        value["components"] = less(value["components"], "bom-ref")
+        value["dependencies"] = less(value["dependencies"], "ref")
+        for row in value["dependencies"]:
+            if "dependsOn" in row:
+                row["dependsOn"] = [name for name in row["dependsOn"] if not name.startswith(gone)]
+
+    return bill(evidence, change)
+
+
+def model_lock(evidence: Evidence, change: Callable[[dict[str, Any]], object]) -> Evidence:
+    assert evidence.read
+    value = json.loads(evidence.read(evidence.release.inputs[MODEL]) or b"")
+    change(value)
+    return kept(evidence, MODEL, json.dumps(value).encode())
+
+
+def package(evidence: Evidence, **changes: Any) -> Evidence:
+    """Another first Debian package."""
+    spec = evidence.records[0].rootfs
+    assert spec
+    debs = [spec.debs[0].model_copy(update=changes), *spec.debs[1:]]
+    return record(evidence, 0, rootfs=spec.model_copy(update={"debs": debs}))
 
 
 def kept(evidence: Evidence, path: str, data: bytes | None) -> Evidence:
@@ -213,8 +306,30 @@ TAMPERED: dict[str, tuple[str, Callable[[Evidence], Evidence]]] = {
     "wheel that no lock names": ("locks", lambda e: context(e, 0, "wheel torch", sha256=ZERO)),
     "lock of another time": ("locks", lambda e: kept(e, LOCK, b"{}")),
     "other mod": ("statement", lambda e: dataclasses.replace(context(e, 1, "mod ", sha256=ZERO), read=None)),
-    "other project file": ("inputs", lambda e: kept(e, "stages/base.yaml", b"other")),
+    "other project file": ("inputs", lambda e: kept(e, "recipes/scripted-tiny.yaml", b"other")),
+    "stage that is none": ("statement", lambda e: kept(e, "stages/base.yaml", b"other")),
+    "stage with a mapping as key": ("statement", lambda e: kept(e, "stages/base.yaml", b"? {a: b}\n: c\n")),
+    "stage that is no text": ("statement", lambda e: kept(e, "stages/base.yaml", b"\xff")),
+    "deep stage": ("statement", lambda e: kept(e, "stages/base.yaml", b"[" * 100_000)),
     "other model lock": ("statement", lambda e: kept(e, MODEL, b"{}")),
+    "model lock without a repository": (
+        "statement",
+        lambda e: model_lock(e, lambda v: v["repositories"].pop("fp8")),
+    ),
+    "model lock with a nameless repository": (
+        "statement",
+        lambda e: model_lock(e, lambda v: v["repositories"]["fp8"].update(repo="")),
+    ),
+    "model lock with a huge file": (
+        "statement",
+        lambda e: model_lock(e, lambda v: v["repositories"]["fp8"]["files"][0].update(size=10**400)),
+    ),
+    "tool without a version": ("locks", lambda e: context(e, 0, "uv ", what="x")),
+    "wheel without a name": ("locks", lambda e: context(e, 0, "wheel torch ", what="wheel ")),
+    "wheel without a version": ("locks", lambda e: context(e, 0, "wheel torch ", what="wheel torch ")),
+    "mod without a version": ("locks", lambda e: context(e, 1, "mod ", what="mod x")),
+    "package without a name": ("locks", lambda e: package(e, name="")),
+    "a number beyond all numbers": ("statement", lambda e: record(e, 0, epoch=10**400, seal=10**400)),
     "other Dockerfile": ("statement", lambda e: record(e, 0, dockerfile="FROM scratch\n")),
     "other checkpoint": ("statement", lambda e: rekeyed(e, checkpoint_key=ZERO)),
     "other recipe": ("statement", lambda e: rekeyed(e, recipe="other")),
@@ -255,6 +370,51 @@ TAMPERED: dict[str, tuple[str, Callable[[Evidence], Evidence]]] = {
         "SBOM",
         lambda e: sbom(e, e.records[0].rootfs.debs[0].sha256.encode(), ZERO.encode(), named=True),  # type: ignore[union-attr]
     ),
+    **{
+        f"SBOM {name}": ("SBOM", functools.partial(bill, change=change))
+        for name, change in {
+            "with a reference that is no text": lambda v: v["components"][0].update({"bom-ref": 5}),
+            "with another name": lambda v: component(v, "torch").update(name="numpy"),
+            "with another version": lambda v: component(v, "torch").update(version="9"),
+            "with another package URL": lambda v: component(v, "torch").update(purl="pkg:pypi/evil@1"),
+            "with another type": lambda v: component(v, "torch").update(type="file"),
+            "with a component more": lambda v: v["components"].append(
+                {"bom-ref": "evil", "name": "openssl", "type": "library", "version": "0.9.8"}
+            ),
+            "with a component twice": lambda v: v["components"].append(v["components"][0]),
+            "with a field more": lambda v: v.update(vulnerabilities=[]),
+            "in another order": lambda v: v["components"].reverse(),
+            "of another tool": lambda v: v["metadata"].update(tools=[]),
+            "that is a list": lambda v: v.update(metadata=[]),
+        }.items()
+    },
+    "other builder": ("statement", lambda e: statement(e, lambda v: builder(v).update(id="https://github.com/x"))),
+    "no builder": ("statement", lambda e: statement(e, lambda v: builder(v).clear())),
+    "other package URL": (
+        "inputs",
+        lambda e: statement(e, lambda v: dependency(v, "wheel torch ").update(uri="pkg:pypi/evil@1")),
+    ),
+    "a model with a package URL": (
+        "inputs",
+        lambda e: statement(e, lambda v: dependency(v, "model ").update(uri="pkg:huggingface/x/y@1")),
+    ),
+    "other size": (
+        "inputs",
+        lambda e: statement(e, lambda v: dependency(v, "wheel torch ")["annotations"].update(size=1)),
+    ),
+    "other media type": (
+        "statement",
+        lambda e: statement(e, lambda v: v["subject"][0].update(mediaType="text/plain")),
+    ),
+    "statement in another spelling": (
+        "statement",
+        lambda e: statement(e, lambda v: v.update(predicate_type=v.pop("predicateType"))),
+    ),
+    "infinite size": (
+        "statement",
+        lambda e: statement(e, lambda v: dependency(v, "model ")["annotations"].update(size=float("inf"))),
+    ),
+    "model repository less": ("inputs", without_repository),
     "SBOM is no SBOM": ("SBOM", lambda e: sbom(e, b'"components"', b'"other"', named=True)),
 }
 
@@ -272,6 +432,157 @@ def test_tampering_is_found(sample: Sample, case: str) -> None:
     assert wrong and wrong[0] == name, [check.line for check in checks]
     with pytest.raises(IntegrityError):
         require(checks, "it")
+
+
+LOCKS_UNSEEN = {
+    "SBOM with another name",
+    "SBOM with another package URL",
+    "SBOM with a component more",
+    "SBOM with a reference that is no text",
+    "other builder",
+    "other package URL",
+    "a model with a package URL",
+    "other size",
+    "other media type",
+    "infinite size",
+    "input less",
+    "input more",
+}
+
+
+@pytest.mark.parametrize("case", sorted(LOCKS_UNSEEN))
+def test_tampering_is_found_without_the_locks(sample: Sample, case: str) -> None:
+    """Only the hashes of the model's files have to be taken from the statement then."""
+    name, tamper = TAMPERED[case]
+    checks = check_evidence(tamper(sample.evidence(read=None)), Keys())
+    assert name in found(checks, "wrong"), [check.line for check in checks]
+
+
+@pytest.mark.parametrize("change", [{"where": ""}, {"where": 5}, {"size": "x"}, {"size": -1}, {"where": "a@b"}])
+def test_model_files_of_another_form(sample: Sample, change: dict[str, Any]) -> None:
+    tampered = statement(
+        sample.evidence(read=None), lambda v: dependency(v, "model ")["annotations"].update(copy.deepcopy(change))
+    )
+    assert found(check_evidence(tampered, Keys()), "wrong")
+
+
+def test_no_model_at_all(sample: Sample) -> None:
+    def change(value: dict[str, Any]) -> None:
+        rows = definition(value)["resolvedDependencies"]
+        rows[:] = [row for row in rows if not row["name"].startswith("model ")]
+
+    checks = check_evidence(statement(sample.evidence(read=None), change), Keys())
+    assert "names no file of a model" in next(check.detail for check in checks if check.result == "wrong")
+
+
+@pytest.mark.parametrize("moment", ["2026-99-99T99:99:99Z", "2026-01-01T24:00:00Z", "2026-01-01T00:00:00.0000000001Z"])
+def test_a_moment_that_is_none(tmp_path: Path, moment: str) -> None:
+    sample = make_sample(tmp_path)
+    path = Releases(sample.paths).record_path(sample.release)
+    path.write_text(path.read_text().replace(sample.release.created, moment))
+    with pytest.raises(ManifestError, match="created"):
+        Releases(sample.paths).get(sample.release.tag)
+
+
+@pytest.mark.parametrize("name", ["a", "a/b.py", "mods/x/a note (1).txt", "mods/x/[b]", "é", "..a", ".github/x"])
+def test_names_of_project_files(sample: Sample, name: str) -> None:
+    evidence = release(sample.evidence(files={}), inputs={**sample.release.inputs, name: ZERO})
+    assert is_plain(name) and "release key" in found(check_evidence(evidence, Keys()), "ok")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "/a",
+        "a/",
+        "a//b",
+        ".",
+        "a/../b",
+        "..",
+        ".git/x",
+        "a/.git",
+        "a\\b",
+        "a\nb",
+        "\x1b",
+        "\udcff",
+        "\u202e",
+        "a" * 256,
+    ],
+)
+def test_names_that_lead_elsewhere(sample: Sample, name: str) -> None:
+    evidence = release(sample.evidence(files={}), inputs={**sample.release.inputs, name: ZERO})
+    assert not is_plain(name) and "release key" in found(check_evidence(evidence, Keys()), "wrong")
+
+
+def test_builds_and_checks_have_one_rule_for_names(project: Path) -> None:
+    package = next((project / "mods/int8-lm-head").glob("sparkpin_*"))
+    (package / "a note (1).txt").write_text("x")
+    inputs = pair(project, "scripted-tiny")[-1].inputs
+    assert any(path.endswith("a note (1).txt") for path in inputs) and all(map(is_plain, inputs))
+    (package / "a\nb.txt").write_text("x")
+    with pytest.raises(ManifestError, match="file name"):
+        pair(project, "scripted-tiny")
+
+
+@pytest.fixture(scope="module")
+def with_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    """The model is made and fetched from 127.0.0.1, the checkpoint made of it."""
+    sample = make_sample(tmp_path_factory.mktemp("checkpoint"))
+    jobs.checkpoint_of(sample.paths, sample.release)
+    return sample
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def deep(sample: Sample) -> list[tuple[str, str]]:
+    checks = imagecheck.check_model(sample.paths, sample.release, quiet)
+    assert [check.what for check in checks] == ["model files", "checkpoint"]
+    return [(check.result, check.detail) for check in checks]
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Not in place: a checkpoint's files are links to those of the model."""
+    path.unlink()
+    path.write_bytes(data)
+
+
+def test_model_and_checkpoint_are_read(with_checkpoint: Sample, tmp_path: Path) -> None:
+    sample = Sample(
+        dataclasses.replace(with_checkpoint.paths, home=tmp_path / "h", cache=tmp_path / "c"), with_checkpoint.release
+    )
+    shutil.copytree(with_checkpoint.paths.home, sample.paths.home)
+    shutil.copytree(with_checkpoint.paths.cache, sample.paths.cache)
+    (models, checkpoint) = deep(sample)
+    assert models == ("ok", "17 of 17 are in the cache, each with its hash") and checkpoint[0] == "ok", checkpoint
+    assert "every tensor" in checkpoint[1]
+
+    folder = Releases(sample.paths).checkpoint(sample.release)
+    shard = max(folder.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    data = shard.read_bytes()
+    replace(shard, data[:-1] + bytes([data[-1] ^ 1]))
+    (models, checkpoint) = deep(sample)
+    assert (models[0], checkpoint[0]) == ("ok", "wrong") and shard.name in checkpoint[1]
+
+    gone = next(sample.paths.models.rglob("config.json"))
+    gone.unlink()
+    (models, checkpoint) = deep(sample)
+    assert models == ("ok", "16 of 17 are in the cache, each with its hash")
+    assert checkpoint[0] == "wrong" and f"{shard}: sha256" in checkpoint[1]
+    replace(shard, data)
+    assert deep(sample)[1][0] == "ok" and "its own record" in deep(sample)[1][1]
+
+    damaged = next(sample.paths.models.rglob("tokenizer.json"))
+    replace(damaged, b"damaged")
+    assert deep(sample)[0][0] == "wrong" and str(damaged) in deep(sample)[0][1]
+
+    shutil.rmtree(sample.paths.models)
+    shard.unlink()
+    assert [result for result, _ in deep(sample)] == ["open", "wrong"]
+    shutil.rmtree(folder)
+    assert [result for result, _ in deep(sample)] == ["open", "open"]
 
 
 @pytest.fixture(scope="module")
@@ -327,7 +638,8 @@ def test_task_says_what_it_checked(loaded: Sample, capsys: pytest.CaptureFixture
     assert [line.split(":")[0].split("  ")[0] for line in lines[:-1]].count("ok") == 11, lines
     assert any(line.startswith("--") and "not signed" in line for line in lines)
     assert any("the layers' bytes: 2 of 2 hashes" in line for line in lines)
-    assert "11 checks hold" in lines[-1] and "not checked: signature, fetched files" in lines[-1]
+    assert "11 checks hold" in lines[-1]
+    assert "not checked: signature, fetched packages, model files, checkpoint, what the smoke" in lines[-1]
     with pytest.raises(IntegrityError, match="signature"):
         commands.verify(loaded.release.tag, deep=False, require_signature=True)
 

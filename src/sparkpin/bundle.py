@@ -47,6 +47,7 @@ from sparkpin.names import is_plain
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
 from sparkpin.schema import LockedFile, Model, ModelLock, Sha256
+from sparkpin.smoke.demands import demands_of
 
 Say = Callable[[str], None]
 SCHEMA: Literal[1] = 1
@@ -61,6 +62,7 @@ LAYER_LIMIT = 128  # the engine takes no more
 SAID = 2000  # characters of a refusal: it may quote what a stranger wrote
 EXPORTS, IMPORTS = "exports.json", "imports.json"  # in a release's evidence: where bundles went to and came from
 STAGE = re.compile(r"[a-z0-9][a-z0-9.-]*")
+PINS = re.compile(r"(?:pins|stages)/.*|mods/[^/]+/pyproject\.toml")  # what `manifests` reads
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")
 AGAIN = "get the file again from where it was exported, and compare its SHA-256 with the one there (sha256sum)"
 
@@ -298,7 +300,8 @@ def read_bundle(path: Path, index: Index, data: Mapping[str, Slice]) -> Bundle:
         raise Refused(f"{INDEX} is of {index.tag}, {RELEASE} of {release.tag}")
     records = read_records(data, release)
     require_names(release.inputs, RELEASE)  # first: what follows writes some of them to a folder of its own
-    checks = tuple(verify.check_evidence(evidence_of(release, records, data)))
+    evidence = evidence_of(release, records, data, {row.name: row.sha256 for row in index.members})
+    checks = tuple(verify.check_evidence(evidence))
     verify.require(checks, release.tag)
     Releases(Paths(path, path, path)).check(release)
     require_paths(release, records)
@@ -307,7 +310,12 @@ def read_bundle(path: Path, index: Index, data: Mapping[str, Slice]) -> Bundle:
     files = read_checkpoint(release, data) if index.checkpoint else {}
     bundle = Bundle(path, index, data, release, records, checks, models, files)
     require_members(bundle)
-    return dataclasses.replace(bundle, checks=(*checks, check_listings(bundle)))
+    more = [check_demands(release, data), check_listings(bundle)]
+    if index.checkpoint:
+        files_named = f"{len(bundle.checkpoint_files)} files as its own record names them; no statement does"
+        more.append(verify.Check(verify.FINISHED, "open", files_named))
+    more.append(verify.Check(verify.UNSIGNED, "open", "which files may be executed, times and sizes, logs"))
+    return dataclasses.replace(bundle, checks=(*checks, *more))
 
 
 def small(data: Mapping[str, Slice], name: str) -> bytes:
@@ -351,18 +359,18 @@ def read_records(data: Mapping[str, Slice], release: Release) -> tuple[BuildReco
     return tuple(reversed(found))
 
 
-def evidence_of(release: Release, records: tuple[BuildRecord, ...], data: Mapping[str, Slice]) -> Evidence:
-    """What `verify` looks at."""
+def evidence_of(
+    release: Release, records: tuple[BuildRecord, ...], data: Mapping[str, Slice], hashes: Mapping[str, str]
+) -> Evidence:
+    """What `verify` looks at. hashes: SHA-256 of each member, as read."""
 
     def read(sha256: str) -> bytes | None:
-        if (member := data.get(INPUTS + sha256)) is None:
-            return None
-        member.seek(0)
-        return member.read()
+        return small(data, INPUTS + sha256) if INPUTS + sha256 in data else None
 
     names = (verify.STATEMENT, verify.SBOM, verify.SIGNATURE)
     files = {name: small(data, EVIDENCE + name) for name in names if EVIDENCE + name in data}
-    return Evidence(release, records, files, records[-1].config.encode(), read)
+    whole = frozenset(sha256 for name, sha256 in hashes.items() if name == INPUTS + sha256)
+    return Evidence(release, records, files, records[-1].config.encode(), read, whole)
 
 
 def require_paths(release: Release, records: Sequence[BuildRecord]) -> None:
@@ -404,21 +412,38 @@ def require_names(names: Collection[str], what: str) -> None:
         raise Refused(f"{what}: {min(both)} is a file and a folder")
 
 
+@contextlib.contextmanager
+def pins_of(release: Release, data: Mapping[str, Slice]) -> Iterator[Path]:
+    """The release's project as far as `manifests` reads it; of all other files only the names. Refused for a pin."""
+    with tempfile.TemporaryDirectory(prefix="sparkpin-pins-") as folder:
+        for name, sha256 in release.inputs.items():
+            target = Path(folder, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(small(data, INPUTS + sha256) if PINS.fullmatch(name) else b"")
+        try:
+            yield Path(folder)
+        except (SparkpinError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            why = str(getattr(error, "message", error)).replace(f"{folder}/", "")
+            raise Refused(f"the pins of {release.tag}: {why}") from None
+
+
+def check_demands(release: Release, data: Mapping[str, Slice]) -> verify.Check:
+    """The smoke test asks for what the release's own stages want: a sender does not decide what proves it. Refused."""
+    with pins_of(release, data) as project:
+        stack, model = manifests.load_stack(project, release.stack), manifests.load_model(project, release.model)
+        wanted = demands_of(project, stack, manifests.load_chain(project, release.stage), model)
+    if release.demands != wanted:
+        raise Refused(f"{RELEASE}: demands: saw {release.demands}, wanted {wanted}, as its pins and stages say")
+    return verify.Check("demands", "ok", f"{len(wanted.checks)} checks of the smoke test, as pins and stages say")
+
+
 def read_models(release: Release, data: Mapping[str, Slice]) -> dict[str, LockedFile]:
     """<repo>/<revision>/<file> -> file, for each repository of the model's lock whose files are in the bundle."""
-    with tempfile.TemporaryDirectory(prefix="sparkpin-pins-") as name:
-        project = Path(name)
-        (project / "pins/models").mkdir(parents=True)
-        for end in ("yaml", "lock"):
-            pin = f"pins/models/{release.model}.{end}"
-            if pin not in release.inputs:
-                raise Refused(f"{RELEASE} names no {pin}")
-            (project / pin).write_bytes(small(data, INPUTS + release.inputs[pin]))
-        try:
-            model = manifests.load_model(project, release.model)
-            lock: ModelLock = manifests.load_model_lock(project, model)
-        except (SparkpinError, ValueError, RecursionError) as error:
-            raise Refused(f"the pins of {release.model}: {getattr(error, 'message', error)}") from None
+    for end in ("yaml", "lock"):
+        if (pin := f"pins/models/{release.model}.{end}") not in release.inputs:
+            raise Refused(f"{RELEASE} names no {pin}")
+    with pins_of(release, data) as project:
+        lock: ModelLock = manifests.load_model_lock(project, manifests.load_model(project, release.model))
     found: dict[str, LockedFile] = {}
     for repository in lock.repositories.values():
         if not REPOSITORY.fullmatch(f"{repository.repo}@{repository.revision}"):

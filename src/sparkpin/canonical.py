@@ -9,7 +9,6 @@ attribute needs it.
 from __future__ import annotations
 
 import functools
-import hashlib
 import io
 import posixpath
 import struct
@@ -152,22 +151,13 @@ class CanonicalLayer:
     members: tuple[Member, ...]
     size: int
 
-    def chunks(self, sums: dict[bytes, str] | None = None) -> Iterator[bytes]:
-        """The tar, in pieces of about CHUNK bytes. sums: gets the SHA-256 (hex) of each file's data by its path."""
-        large = hashlib.sha256()  # of a file that does not end in the span that it begins in
-        for span in self.spans():
-            data = span.read(self.source)
-            if sums is not None:
-                view = memoryview(data)
-                for member, start, end in span.files:
-                    if end - start == member.size:
-                        sums[member.path] = hashlib.sha256(view[start:end]).hexdigest()
-                        continue
-                    if member.path not in sums:
-                        large = hashlib.sha256()
-                    large.update(view[start:end])
-                    sums[member.path] = large.hexdigest()
-            yield data
+    def chunks(self) -> Iterator[bytes]:
+        """The tar, in pieces of about CHUNK bytes."""
+        return (data for _, data in self.pieces())
+
+    def pieces(self) -> Iterator[tuple[Span, bytes]]:
+        """The same pieces, each with where its files lie."""
+        return ((span, span.read(self.source)) for span in self.spans())
 
     def spans(self) -> Iterator[Span]:
         span, rest = Span(), 0
@@ -216,7 +206,7 @@ def read_members(source: BinaryIO) -> dict[bytes, Member]:
     window = Window(source)
     told: dict[bytes, bytes] = {}  # by the headers before a member's own, by PAX's names
     position = 0
-    while (head := window.read(position, BLOCK)) and head != ZEROS:
+    while (head := window.read(position, BLOCK, may_end=True)) and head != ZEROS:
         name, numbers, size_text, checksum, kind, link, magic, major, minor, prefix = split_header(head)
         try:
             mode, uid, gid = plain_numbers(numbers)
@@ -274,14 +264,14 @@ class Window:
     def __init__(self, source: BinaryIO) -> None:
         self.source, self.start, self.data = source, 0, b""
 
-    def read(self, position: int, size: int) -> bytes:
-        """BuildError where the source ends within; nothing where it ends before."""
+    def read(self, position: int, size: int, *, may_end: bool = False) -> bytes:
+        """may_end: nothing where the source ends just before, else a BuildError."""
         begin = position - self.start
         if begin < 0 or begin + size > len(self.data):
             self.source.seek(position)
             self.start, self.data, begin = position, self.source.read(max(size, STRIDE)), 0
         data = self.data[begin : begin + size]
-        if 0 < len(data) < size:
+        if len(data) < size and not (may_end and not data):
             raise BuildError(f"the layer ends within byte {position:,} and {position + size:,}", next_step=AGAIN)
         return data
 
@@ -312,7 +302,9 @@ def pax_records(data: bytes) -> dict[bytes, bytes]:
     """`length key=value\\n` each, where the length counts itself."""
     found: dict[bytes, bytes] = {}
     while data:
-        length, _, _ = data.partition(b" ")
+        length = data.partition(b" ")[0]
+        if not length.isdigit() or not len(length) < int(length) <= len(data):
+            raise BuildError(f"the layer has PAX records that begin {data[:40]!r}", next_step=AGAIN)
         record, data = data[: int(length)], data[int(length) :]
         key, _, value = record[len(length) + 1 : -1].partition(b"=")
         found[key] = value

@@ -13,7 +13,6 @@ from sparkpin import lock as locking
 from sparkpin import prune as pruning
 from sparkpin import reproduce as reproducing
 from sparkpin import serve as serving
-from sparkpin.bundle import IMPORTS
 from sparkpin.checkpoint.build import build_checkpoint, plan_checkpoint
 from sparkpin.errors import DifferenceError, EngineError, HostError, InputError, SmokeError
 from sparkpin.evidence import attest as attesting
@@ -177,7 +176,7 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None) -> tuple[Re
 
 def require_trust(paths: Paths, release: Release, *, trusted: bool) -> None:
     """An imported release's build steps are somebody else's, and making a root file system runs them as root."""
-    if not trusted and (Releases(paths).evidence(release) / IMPORTS).is_file():
+    if not trusted and exporting.is_from_elsewhere(paths, release):
         raise InputError(
             f"{release.tag} came from another machine: building it runs, as root, what its bundle says",
             next_step=f"`invoke verify {release.tag}` says who signed it; then the same command with --trust",
@@ -300,10 +299,12 @@ def attest(tag: str) -> None:
     with claims.claim(paths, say):
         release, keys = Releases(paths).get(tag), signing.Keys.from_env()
         made = attesting.attest(paths, release, keys)
-    for path in made:
+    for path in made.files:
         show(str(path))
+    if made.removed:
+        show(attesting.REMOVED.format(release.tag))
     if not keys.signing:
-        show(f"not signed: no key in {signing.config_folder() / 'signing_key'} and no {signing.SIGNING_KEY}")
+        show(f"not signed now: no key in {signing.config_folder() / 'signing_key'} and no {signing.SIGNING_KEY}")
 
 
 def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
@@ -318,7 +319,12 @@ def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
         with bundle.open_bundle(Path(subject), say) as opened:
             count = len(opened.index.members)
             checks = [verifying.Check("bundle", "ok", f"{count} members, each of its size and hash"), *opened.checks]
-            for what, there in ((verifying.LAYERS, opened.index.image), (verifying.FETCHED, opened.index.store)):
+            for what, there in (
+                (verifying.PACKAGES, opened.index.store),
+                (verifying.MODELS, bool(opened.model_files)),
+                (verifying.CHECKPOINT, opened.index.checkpoint),
+                (verifying.LAYERS, opened.index.image),
+            ):
                 said = "in the bundle, each with its hash" if there else "not in the bundle"
                 checks.append(verifying.Check(what, "ok" if there else "open", said))
     elif not TAG.match(subject):
@@ -335,6 +341,7 @@ def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
         checks = [*verifying.check_evidence(evidence), imagecheck.check_loaded(engine, release)]
         if deep:
             checks.append(imagecheck.check_fetched(paths, release, evidence.records))
+            checks += imagecheck.check_model(paths, release, say)
             checks.append(imagecheck.check_saved(paths, engine, release, say))
     if require_signature:
         checks = [verifying.demanded(check) for check in checks]

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +19,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sparkpin import bundle, files, oci, retention
-from sparkpin.buildrecord import BuildRecord, layer_file, records_of
+from sparkpin.buildrecord import BuildRecord, is_imported, layer_file, records_of
 from sparkpin.bundle import Row
 from sparkpin.canonical import BLOCK, END, Slice, block
-from sparkpin.checkpoint.build import is_complete
+from sparkpin.checkpoint.build import is_complete, is_made_here
 from sparkpin.checkpoint.verify import RECORD
 from sparkpin.engine import Engine
-from sparkpin.errors import CheckpointError, EngineError, InputError, IntegrityError
+from sparkpin.errors import BusyError, CheckpointError, EngineError, InputError, IntegrityError
 from sparkpin.evidence.materials import model_inputs
 from sparkpin.inputs import Inputs, project_of
 from sparkpin.paths import Paths
@@ -85,7 +86,7 @@ def export(
     if target.exists():
         raise InputError(f"{target} is there already", next_step=f"name another file, or rm {target}")
     records = records_of(paths, release)
-    pieces = [*release_pieces(paths, release, records), *input_pieces(paths, release, records)]
+    pieces = [*release_pieces(paths, release, records, say), *input_pieces(paths, release, records)]
     if wanted.store:
         pieces += store_pieces(paths, release, records)
     if wanted.checkpoint:
@@ -99,7 +100,9 @@ def export(
     return size
 
 
-def release_pieces(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> list[Piece]:
+def release_pieces(
+    paths: Paths, release: Release, records: Sequence[BuildRecord], say: Say = lambda line: None
+) -> list[Piece]:
     """The record as it was built: what this machine made of it (current, passed) is told by its evidence."""
     bare = dataclasses.replace(release, state="built", smoke=None)
     pieces = [of_bytes(bundle.RELEASE, as_json(to_json(bare)))]
@@ -109,8 +112,13 @@ def release_pieces(paths: Paths, release: Release, records: Sequence[BuildRecord
     folder = Releases(paths).evidence(release)
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if path.is_file() and name not in LOCAL and re.fullmatch(bundle.NAME, name):  # else half-written, or not ours
-            pieces.append(of_file(f"{bundle.EVIDENCE}{name}", path))
+        member = f"{bundle.EVIDENCE}{name}"
+        if not path.is_file() or name in LOCAL or files.PARTIAL in name:  # half-written
+            continue
+        if re.fullmatch(bundle.NAME, member) and len(member) <= bundle.NAME_LIMIT:
+            pieces.append(of_file(member, path))
+        else:
+            say(f"left out: {name!r} of the evidence; a bundle takes plain names of {bundle.NAME_LIMIT} bytes at most")
     for diff_id in dict.fromkeys(release.diff_ids):
         pieces.append(of_file(bundle.listing(diff_id), layer_file(paths, diff_id)))
     return pieces
@@ -172,11 +180,42 @@ def store_pieces(paths: Paths, release: Release, records: Sequence[BuildRecord])
     ]
 
 
+def is_brought(paths: Paths, release: Release) -> bool:
+    """Whether a bundle brought the release, and this machine did not build it since."""
+    return (Releases(paths).evidence(release) / bundle.IMPORTS).is_file()
+
+
+def adopt(paths: Paths, release: Release) -> None:
+    """The release was built here. Where a bundle of it lies is still good to know."""
+    folder = Releases(paths).evidence(release)
+    if is_brought(paths, release):
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            for row in json.loads((folder / bundle.IMPORTS).read_text(encoding="utf-8")):
+                add_row(folder / bundle.EXPORTS, {"file": row["file"], "with_store": row["with_store"]})
+        (folder / bundle.IMPORTS).unlink()
+
+
+def is_from_elsewhere(paths: Paths, release: Release) -> bool:
+    """Whether a bundle brought the release, or the record of how one of its images was made: not to be run unasked."""
+    if is_brought(paths, release):
+        return True
+    try:
+        return any(is_imported(paths, record.rendered) for record in records_of(paths, release))
+    except IntegrityError:  # the record is lost: there is nothing to build of it
+        return False
+
+
+def ready_checkpoint(paths: Paths, release: Release) -> Path | None:
+    """The folder of the release's finished checkpoint. One that a bundle brought is only such a release's."""
+    folder, key = Releases(paths).checkpoint(release), release.checkpoint_key
+    return folder if (is_complete if is_brought(paths, release) else is_made_here)(folder, key) else None
+
+
 def checkpoint_pieces(paths: Paths, release: Release) -> list[Piece]:
-    folder = Releases(paths).checkpoint(release)
-    if not is_complete(folder, release.checkpoint_key):
+    folder = ready_checkpoint(paths, release)
+    if folder is None:
         raise CheckpointError(
-            f"the checkpoint of {release.tag} ({folder}) is not there or not whole",
+            f"the checkpoint of {release.tag} ({Releases(paths).checkpoint(release)}) is not there or not whole",
             next_step=f"invoke smoke --release {release.tag} makes it",
         )
     made = (folder / RECORD).read_bytes()
@@ -229,14 +268,27 @@ def saved_layers(
         )
     say(f"reading {len(release.diff_ids)} layers from the engine, {release.size / 1e6:.1f} MB")
     with files.disk_errors(paths.work):
-        paths.work.mkdir(parents=True, exist_ok=True)
-        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="saved-", dir=paths.work)))
+        work = stack.enter_context(saving_folder(paths))
         with (work / "image.tar").open("wb") as file:
             engine.save(ref, file)
     saved = stack.enter_context(open_saved(work / "image.tar"))
     if tuple(saved.diff_ids) != release.diff_ids:
         raise EngineError(f"the engine saved another image than {release.tag}", next_step="the same command again")
     return dict(zip(release.diff_ids, saved.layers, strict=True))
+
+
+@contextlib.contextmanager
+def saving_folder(paths: Paths) -> Iterator[Path]:
+    """A folder of this run's own. What a killed run left there, whose lock is free, goes."""
+    with contextlib.ExitStack() as stack:
+        with files.lock(paths.locks / "saved.lock"):
+            paths.work.mkdir(parents=True, exist_ok=True)
+            for left in paths.work.glob("saved-*"):
+                with contextlib.suppress(BusyError), files.lock(left / "lock", wait=False):
+                    shutil.rmtree(left, ignore_errors=True)
+            work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="saved-", dir=paths.work)))
+            stack.enter_context(files.lock(work / "lock"))
+        yield work
 
 
 def require_room(target: Path, needed: int) -> None:

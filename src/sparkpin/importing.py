@@ -8,16 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gzip
 import hashlib
 import os
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from sparkpin import claims, files, hub, retention, transfer
-from sparkpin.buildrecord import layer_file, read_record, record_file, write_record
-from sparkpin.bundle import CHECKPOINT, CHECKPOINTS, IMPORTS, INPUTS, STORE, Bundle, listing, open_bundle
+from sparkpin.buildrecord import (
+    BuildRecord,
+    layer_file,
+    read_record,
+    record_file,
+    records_of,
+    records_with_key,
+    write_record,
+)
+from sparkpin.bundle import CHECKPOINT, CHECKPOINTS, IMPORTS, INPUTS, LAYERS, STORE, Bundle, listing, open_bundle
+from sparkpin.checkpoint import build as checkpoint
 from sparkpin.checkpoint.build import hold_model, is_complete, set_aside
 from sparkpin.checkpoint.verify import RECORD
 from sparkpin.engine import Engine
@@ -31,6 +42,9 @@ from sparkpin.releases import Release, Releases
 
 Say = Callable[[str], None]
 IMPORTED = "imported"  # folder of the evidence that other machines made
+TOGETHER = (STATEMENT, SBOM, SIGNATURE)
+HAPPENED = ("state", "smoke", "created", "build_seconds", "size")  # what another machine's record may say otherwise
+SHOWN = 100  # characters of a value in a message
 SPARE = 64 << 20  # bytes that stay free
 
 
@@ -58,40 +72,126 @@ def import_bundle(paths: Paths, engine: Engine, path: Path, say: Say, *, signed:
 
 
 def take_in(paths: Paths, engine: Engine, bundle: Bundle, say: Say) -> Imported:
-    known = require_no_conflict(paths, engine, bundle)
+    is_own = require_no_conflict(paths, engine, bundle)
     require_space(paths, bundle)
     sent = load_image(engine, bundle, say)
     say("keeping its files")
     keep_files(paths, bundle, say)
+    if bundle.index.checkpoint and is_own:
+        say("its checkpoint is left out: this machine made the release, and makes its checkpoint")
+    elif bundle.index.checkpoint:
+        keep_checkpoint(paths, bundle, say)
     keep_evidence(paths, bundle)
-    if known is None or known.inputs != bundle.release.inputs:
-        release = dataclasses.replace(
-            known or dataclasses.replace(bundle.release, state="built", smoke=None),
-            inputs=bundle.release.inputs,
-            executable=bundle.release.executable,
-        )
-        Releases(paths).save(release)
-    return Imported(Releases(paths).get(bundle.release.tag), sent, bundle.checks)
+    if not is_own:
+        checks = [check.line for check in bundle.checks]
+        row = {"file": str(bundle.path.absolute()), "with_store": bundle.index.store, "checks": checks}
+        add_row(Releases(paths).evidence(bundle.release) / IMPORTS, row)
+    release = Releases(paths).update(bundle.release.tag, lambda known: merged(bundle, known))
+    return Imported(release, sent, bundle.checks)
 
 
-def require_no_conflict(paths: Paths, engine: Engine, bundle: Bundle) -> Release | None:
-    """The release as this machine has it already, if so. IntegrityError when it has it otherwise."""
+def merged(bundle: Bundle, known: Release | None) -> Release:
+    """The record to be written: the one that is here, to which an early sparkpin may have noted no inputs."""
+    if known is None:
+        return dataclasses.replace(bundle.release, state="built", smoke=None)
+    require_same_release(bundle, known)
+    return dataclasses.replace(known, inputs=bundle.release.inputs, executable=bundle.release.executable)
+
+
+def require_no_conflict(paths: Paths, engine: Engine, bundle: Bundle) -> bool:
+    """Whether this machine made the release itself. IntegrityError when it has anything of the bundle otherwise."""
     known = Releases(paths).find(bundle.release.tag)
-    rows = [(bundle.release.tag, known.image, bundle.release.image)] if known else []
+    if known:
+        require_same_release(bundle, known)
     for record in bundle.records:
-        with contextlib.suppress(FileNotFoundError):
-            here = read_record(record_file(paths, record.rendered))
-            rows.append((record.ref, here.config_digest, record.config_digest))
-            if here.key != record.key:
-                rows.append((record.ref, here.key, record.key))
-    for name, here_digest, theirs in rows:
-        if here_digest != theirs:
+        require_same_record(paths, bundle, record)
+    require_same_files(paths, bundle)
+    transfer.require_free(engine, transfer.images_of(bundle.release, bundle.records))
+    return known is not None and bool(known.inputs) and not (Releases(paths).evidence(known) / IMPORTS).is_file()
+
+
+def require_same_release(bundle: Bundle, known: Release) -> None:
+    """Alike in all but what happened to it on each machine."""
+    theirs, tag = bundle.release, known.tag
+    if known.image != theirs.image:
+        raise IntegrityError(
+            f"{bundle.path} has {tag} with {theirs.image}; this machine made it with {known.image}",
+            next_step=f"invoke reproduce --release {tag} tells which is right",
+        )
+    own = HAPPENED if known.inputs else (*HAPPENED, "inputs", "executable")
+    names = (field.name for field in dataclasses.fields(Release) if field.name not in own)
+    if other := [name for name in names if getattr(known, name) != getattr(theirs, name)]:
+        raise IntegrityError(
+            f"{bundle.path} has {tag} with other {', '.join(other)} than this machine",
+            next_step="the release here stays as it is; take theirs in under another SPARKPIN_HOME to compare",
+        )
+
+
+def require_same_record(paths: Paths, bundle: Bundle, record: BuildRecord) -> None:
+    """Under the key there is no record of another name or content."""
+    for path, here in records_with_key(paths, record.stack, record.key):
+        ours, theirs = stated(here), stated(record)
+        if other := [name for name in ours if ours[name] != theirs[name]]:
+            name = "config_digest" if "config_digest" in other else other[0]
+            seen = [str(value) if len(str(value)) < SHOWN else "another" for value in (theirs[name], ours[name])]
             raise IntegrityError(
-                f"{bundle.path} has {name} with {theirs}; this machine made it with {here_digest}",
-                next_step=f"invoke reproduce --release {bundle.release.tag} tells which is right",
+                f"{bundle.path} has {record.ref} with {name} {seen[0]}; this machine made {here.ref} with {seen[1]}",
+                next_step=which_is_right(paths, path, here),
             )
-    transfer.require_free(engine, transfer.images_of(bundle.release, bundle.records), "the engine")
-    return known
+    path = record_file(paths, record.rendered)
+    with contextlib.suppress(FileNotFoundError):
+        if (here := read_record(path)).key != record.key:
+            raise IntegrityError(
+                f"{bundle.path} has {record.ref} with key {record.key}; this machine made it with {here.key}",
+                next_step=which_is_right(paths, path, here),
+            )
+
+
+def stated(record: BuildRecord) -> dict[str, Any]:
+    """What two machines that built the same say alike. An engine that wants whole images hides what a tree became."""
+    return record.model_dump(
+        mode="json", exclude={"seconds": True, "size": True, "layers": {"__all__": {"diff_id": True}}}
+    )
+
+
+def which_is_right(paths: Paths, path: Path, record: BuildRecord) -> str:
+    for release in Releases(paths).all():
+        with contextlib.suppress(IntegrityError):
+            if record in records_of(paths, release):
+                return f"invoke reproduce --release {release.tag} tells which is right"
+    return f"no release here is made of {path}: move it away, then the same command again"
+
+
+def require_same_files(paths: Paths, bundle: Bundle) -> None:
+    """What is named by its own hash is mended later; of all else nobody here knows which is right."""
+    for target, name in (home_files(paths, bundle) | cache_files(paths, bundle)).items():
+        if target.is_file() and not is_named_by_hash(bundle, name, target) and not is_same(bundle, name, target):
+            raise IntegrityError(
+                f"{bundle.path}: {name} differs from {target}",
+                next_step=f"if that one is damaged, move it away, then the same command again: {target}",
+            )
+
+
+def is_named_by_hash(bundle: Bundle, name: str, target: Path) -> bool:
+    return target.name == bundle.sha256[name]
+
+
+def is_same(bundle: Bundle, name: str, target: Path) -> bool:
+    """The same bytes, or a listing that was packed otherwise (by another zlib)."""
+    data = bundle.data[name]
+    if target.stat().st_size == data.size and files.sha256_file(target) == (bundle.sha256[name], data.size):
+        return True
+    if not name.startswith(LAYERS):
+        return False
+    data.seek(0)
+    with target.open("rb") as file, gzip.GzipFile(fileobj=file) as ours, gzip.GzipFile(fileobj=data) as theirs:
+        try:
+            while (chunk := ours.read(files.CHUNK)) == theirs.read(files.CHUNK):
+                if not chunk:
+                    return True
+        except (OSError, EOFError, zlib.error):
+            pass
+    return False
 
 
 def require_space(paths: Paths, bundle: Bundle) -> None:
@@ -150,17 +250,14 @@ def keep_files(paths: Paths, bundle: Bundle, say: Say) -> None:
         for target, name in (home_files(paths, bundle) | cache_files(paths, bundle)).items():
             # Read-only as `hub` makes them: checkpoints hold hard links to the model's files.
             put(bundle, name, target, mode=0o444 if target.is_relative_to(paths.models) else 0o644)
-    if bundle.index.checkpoint:
-        keep_checkpoint(paths, bundle, say)
     for record in bundle.records:
         if not record_file(paths, record.rendered).is_file():
-            write_record(paths, record)
+            write_record(paths, record, imported=True)
 
 
 def put(bundle: Bundle, name: str, target: Path, *, mode: int = 0o644) -> None:
-    """Write a member to a file, unless these very bytes are there: a damaged one is mended."""
-    data = bundle.data[name]
-    if target.is_file() and files.sha256_file(target) == (bundle.sha256[name], data.size):
+    """Write a member to a file. One that is there stays, unless its name says that it is damaged."""
+    if target.is_file() and (not is_named_by_hash(bundle, name, target) or is_same(bundle, name, target)):
         os.utime(target)  # young again for `prune`, should the run be killed before its record is written
         return
     with files.atomic_file(target, mode) as out:
@@ -195,15 +292,22 @@ def keep_checkpoint(paths: Paths, bundle: Bundle, say: Say) -> None:
                 (partial / name).parent.mkdir(parents=True, exist_ok=True)
                 with (partial / name).open("wb") as out:
                     copy(bundle, member, out)
+            (partial / checkpoint.IMPORTED).touch()
 
 
 def keep_evidence(paths: Paths, bundle: Bundle) -> None:
-    """The statement is about the release, wherever it lies; what else other machines saw is kept as theirs."""
+    """The statement is about the release, wherever it lies; what else other machines saw is kept as theirs.
+
+    Statement, SBOM and signature go together: where this machine has others, all of theirs lie with the rest.
+    """
     folder = Releases(paths).evidence(bundle.release)
+    there = {name: member for name, member in bundle.evidence.items() if name in TOGETHER}
+    others = [name for name in TOGETHER if (folder / name).is_file()]
+    if all(name in there and is_same(bundle, there[name], folder / name) for name in others):
+        place = folder
+    else:
+        place = folder / IMPORTED
+        for name in TOGETHER:  # of an earlier bundle
+            (place / name).unlink(missing_ok=True)
     for name, member in bundle.evidence.items():
-        target = folder / name if name in (STATEMENT, SBOM, SIGNATURE) else folder / IMPORTED / name
-        if not target.is_file():
-            put(bundle, member, target)
-    checks = [check.line for check in bundle.checks]
-    row = {"file": str(bundle.path.absolute()), "with_store": bundle.index.store, "checks": checks}
-    add_row(folder / IMPORTS, row)
+        put(bundle, member, (place if name in there else folder / IMPORTED) / name)

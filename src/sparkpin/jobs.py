@@ -9,11 +9,11 @@ from sparkpin import build as builder
 from sparkpin import claims, daemon, releases
 from sparkpin import fetch as fetching
 from sparkpin.buildrecord import check_form, records_of
-from sparkpin.bundle import IMPORTS
-from sparkpin.checkpoint.build import build_checkpoint, is_complete, is_made_here
+from sparkpin.checkpoint.build import build_checkpoint
 from sparkpin.engine import Engine
 from sparkpin.errors import CheckpointError, EngineError
 from sparkpin.evidence.attest import ensure_attested
+from sparkpin.exporting import adopt, is_brought, ready_checkpoint
 from sparkpin.inputs import Inputs, project_of
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
@@ -57,6 +57,9 @@ def record(paths: Paths, engine: Engine, records: Releases, pairing: Pairing, bu
             f"{pairing.tag}: other bytes than recorded ({known.image} -> {built.config_digest}); it must be smoked anew"
         )
         known = None
+    if known and is_brought(paths, known):
+        say(f"{pairing.tag}: a bundle brought it, and this machine has built it now; it must be smoked anew")
+        known = None
     release = known or new_release(pairing, built)
     if release.demands != pairing.demands:
         release = dataclasses.replace(release, demands=pairing.demands)
@@ -69,6 +72,7 @@ def record(paths: Paths, engine: Engine, records: Releases, pairing: Pairing, bu
         inputs.keep_project(paths.project, release.inputs)
     if release != known:
         records.save(release)
+        adopt(paths, release)
     engine.tag(built.ref, release.tag)
     engine.tag(built.ref, f"sparkpin/{release.recipe}:{release.stage}")
     ensure_attested(paths, release, say)
@@ -103,24 +107,17 @@ def checkpoint_of(paths: Paths, release: Release) -> Path:
 
     A checkpoint that a bundle brought serves releases that bundles brought, and no other.
     """
-    folder = Releases(paths).checkpoint(release)
-    if is_made_here(folder, release.checkpoint_key):
-        return folder
-    if is_from_elsewhere(paths, release) and is_complete(folder, release.checkpoint_key):
+    if folder := ready_checkpoint(paths, release):
         return folder
     with project_of(paths, release) as project:
         for pairing in pair(project, release.recipe, stage=release.stage):
             if pairing.checkpoint_key == release.checkpoint_key:
                 return build_checkpoint(paths, pairing.model, pairing.model_lock, pairing.steps, say)
+    folder = Releases(paths).checkpoint(release)
     raise CheckpointError(
         f"the checkpoint of {release.tag} ({folder}) is gone or damaged, and this sparkpin makes another of its pins",
         next_step=f"use the sparkpin that made it, or `invoke build --recipe {release.recipe} --stage {release.stage}`",
     )
-
-
-def is_from_elsewhere(paths: Paths, release: Release) -> bool:
-    """Whether a bundle brought the release."""
-    return (Releases(paths).evidence(release) / IMPORTS).is_file()
 
 
 def rebuild(paths: Paths, release: Release) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import BuildError, HostError, ManifestError
 from sparkpin.files import disk_errors, sha256_file
+from sparkpin.names import is_plain
 
 # None of these changes what runs in an image. The wheel is built from a copy without them, so that they cannot.
 LEFT_OUT_FOLDERS = frozenset({"tests", "benchmarks", "docs", "build", "dist", "__pycache__"})
@@ -61,8 +62,11 @@ def read_mod(project: Path, name: str) -> Mod:
     files, size = [], 0
     for path in sorted(folder.rglob("*")):
         if path.is_file() and counts(path.relative_to(folder)):
+            below = path.relative_to(folder).as_posix()
+            if not is_plain(below):
+                raise ManifestError(folder, "file name", below, "one that can be printed, without backslash")
             digest, length = sha256_file(path)
-            files.append((path.relative_to(folder).as_posix(), digest, bool(path.stat().st_mode & 0o100)))
+            files.append((below, digest, bool(path.stat().st_mode & 0o100)))
             size += length
     files.sort()
     key = hashlib.sha256(json.dumps([backend, backend_version(backend), files]).encode()).hexdigest()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from sparkpin.errors import InputError
 
-
 LONGEST = 255  # bytes of a name in a folder, on every file system that counts
 
 

@@ -16,12 +16,12 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from sparkpin import files
@@ -44,6 +44,12 @@ TAG = re.compile(r"^(?:sparkpin/)?(?P<recipe>[a-z0-9][a-z0-9.-]*):(?P<name>[a-z0
 def now() -> str:
     """ISO 8601, UTC; sorts as text."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def moment(text: str) -> str:
+    """The text itself, when it is a moment as `now` writes it. ValueError."""
+    datetime.fromisoformat(text)
+    return text
 
 
 def release_key(build_key: str, checkpoint_key: str, argv: Sequence[str], env: dict[str, str]) -> str:
@@ -92,7 +98,7 @@ class Release:
     checkpoint_key: Sha256
     argv: Annotated[tuple[str, ...], Field(strict=False)]
     env: dict[str, str]
-    created: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$")]
+    created: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z$"), AfterValidator(moment)]
     build_seconds: Annotated[float, Field(ge=0)]
     demands: Demands
     state: State = "built"
@@ -261,6 +267,19 @@ class Releases:
                         next_step=f"invoke rollback --recipe {release.recipe}, then build and smoke it again",
                     )
             self._write(release)
+
+    def update(self, tag: str, change: Callable[[Release | None], Release]) -> Release:
+        """Write what `change` makes of the record as it is now: no other writer comes in between."""
+        parts = TAG.match(tag)
+        if not parts:
+            raise InputError(f"{tag!r} is no tag of a release", next_step="invoke images")
+        with self.locked(parts["recipe"]):
+            known = self.find(tag)
+            release = change(known)
+            self.check(release)
+            if release != known:
+                self._write(release)
+        return release
 
     def check(self, release: Release) -> None:
         wanted = tag_of(release.recipe, release.stage, release.key)

@@ -70,9 +70,10 @@ def connect(url: str) -> Engine:
 def ssh_command(url: str, *options: str) -> list[str]:
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
+        port = parts.port
     except ValueError as error:
         raise InputError(f"{url}: {error}", next_step=SHAPES) from None
+    host = host_of(parts.netloc)
     if not host or parts.path not in ("", "/") or parts.password or parts.query or parts.fragment:
         raise InputError(f"saw {url!r}, wanted ssh://user@host[:port]", next_step="name keys and jump hosts in ~/.ssh")
     program = shutil.which("ssh")
@@ -80,6 +81,12 @@ def ssh_command(url: str, *options: str) -> list[str]:
         raise HostError("there is no ssh on this machine", next_step="apt-get install openssh-client (as root)")
     user = ["-l", parts.username] if parts.username else []
     return [program, *OPTIONS, *options, *user, *(["-p", str(port)] if port else []), "--", host]
+
+
+def host_of(netloc: str) -> str:
+    """As it is written: names in ~/.ssh/config have upper case, too, which `hostname` of urllib takes from them."""
+    place = netloc.rpartition("@")[2]
+    return place[1:].partition("]")[0] if place.startswith("[") else place.partition(":")[0]
 
 
 @contextlib.contextmanager

@@ -20,15 +20,16 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 from sparkpin.canonical import BLOCK, END, CanonicalLayer, Slice, block, padded, read_layer
-from sparkpin.contents import Contents, entries
+from sparkpin.contents import Contents, entries, hashed
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import BuildError
 from sparkpin.files import CHUNK, disk_errors
 
-AHEAD = 8  # chunks
+T = TypeVar("T")
+AHEAD = 3  # chunks
 VERSION = 1  # counts changes of the canonical form: it is a part of every build key
 CREATED_BY = "sparkpin"
 CREATED = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(EPOCH))
@@ -209,9 +210,9 @@ def seal(
         if part.left_out:
             diff_ids.append(part.diff_id)
             continue
-        sums: dict[bytes, str] = {}
-        size, chunks = (part.layer.size, part.layer.chunks(sums)) if part.layer else raw_chunks(part.raw)
-        write(block(names[-1].encode(), b"0", size=size))
+        listed: list[Contents] = []
+        chunks = canonical_chunks(part.layer, listed) if part.layer else raw_chunks(part.raw)
+        write(block(names[-1].encode(), b"0", size=part.size))
         digest, written = hashlib.sha256(), 0
         with contextlib.closing(ahead(chunks)) as pieces:
             for chunk in pieces:
@@ -219,12 +220,11 @@ def seal(
                     digest.update(chunk)
                 written += len(chunk)
                 write(chunk)
-        if written != size:
-            raise BuildError(f"a layer of {size} bytes came to {written}", next_step="run the build again")
-        write(b"\0" * (-size % BLOCK))
+        if written != part.size:
+            raise BuildError(f"a layer of {part.size} bytes came to {written}", next_step="run the build again")
+        write(b"\0" * (-written % BLOCK))
         diff_ids.append(part.diff_id or f"sha256:{digest.hexdigest()}")
-        if part.layer:
-            contents[diff_ids[-1]] = entries(part.layer, sums)
+        contents.update((diff_ids[-1], content) for content in listed)
     sealed = Sealed(
         image_config(config, os=os, architecture=architecture, diff_ids=diff_ids), tuple(diff_ids), contents
     )
@@ -236,18 +236,24 @@ def seal(
     return sealed
 
 
-def ahead(chunks: Iterator[bytes]) -> Generator[bytes, None, None]:
-    """The same chunks, made early in a thread of their own: one core reads and hashes files while another hashes the
-    layer and writes it.
-    """
+def canonical_chunks(layer: CanonicalLayer, listed: list[Contents]) -> Iterator[bytes]:
+    """A thread reads the files, another hashes them and lists them at the end; the caller hashes the tar and writes."""
+    sums: dict[bytes, str] = {}
+    with contextlib.closing(ahead(layer.pieces())) as pieces:
+        yield from hashed(pieces, sums)
+    listed.append(entries(layer, sums))
+
+
+def ahead(items: Iterator[T]) -> Generator[T, None, None]:
+    """The same, made early in a thread of its own."""
     with ThreadPoolExecutor(1, "ahead") as pool:
-        pending = deque(pool.submit(next, chunks, None) for _ in range(AHEAD))
-        while (chunk := pending.popleft().result()) is not None:
-            pending.append(pool.submit(next, chunks, None))
-            yield chunk
+        pending = deque(pool.submit(next, items, None) for _ in range(AHEAD))
+        while (item := pending.popleft().result()) is not None:
+            pending.append(pool.submit(next, items, None))
+            yield item
 
 
-def raw_chunks(raw: Slice | None) -> tuple[int, Iterator[bytes]]:
+def raw_chunks(raw: Slice | None) -> Iterator[bytes]:
     assert raw is not None
     raw.seek(0)
-    return raw.size, iter(lambda: raw.read(CHUNK), b"")
+    return iter(lambda: raw.read(CHUNK), b"")

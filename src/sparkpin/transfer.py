@@ -66,14 +66,15 @@ def digest(engine: Engine, ref: str) -> str | None:
     return image.config_digest if image else None
 
 
-def require_free(engine: Engine, images: Sequence[oci.Image], where: str) -> None:
-    """IntegrityError when a tag names another image there: it would be taken away from it."""
+def require_free(engine: Engine, images: Sequence[oci.Image], url: str = "") -> None:
+    """IntegrityError when a tag names another image there: it would be taken away from it. url: not this machine's."""
+    where, program = (url, f"docker -H {url}") if url else ("the engine", "docker")
     for image in images:
         for tag in image.tags:
             if (seen := digest(engine, tag)) not in (None, image.config_digest):
                 raise IntegrityError(
                     f"{where} has another image under {tag}: {seen}, wanted {image.config_digest}",
-                    next_step=f"find out which is right (invoke verify); the other goes with: docker rmi {tag}",
+                    next_step=f"find out which is right (invoke verify); the other goes with: {program} rmi {tag}",
                 )
 
 

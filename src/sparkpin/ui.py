@@ -59,5 +59,18 @@ def digest(value: str | None) -> str:
 
 def printable(path: str) -> str:
     """A path as one line that a terminal takes: bytes that are not UTF-8, and control characters, as escapes."""
-    text = path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if c.isprintable() else escaped(c) for c in path)
+
+
+def escaped(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":  # how Python carries a byte that is not UTF-8
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
+
+
+def tame(text: str) -> str:
+    """A text of several lines, which strangers may have had a word in, without what a terminal would obey.
+
+    Tabs and ends of lines stay.
+    """
+    return "".join(c if c in "\n\t" else printable(c) for c in text)

@@ -21,6 +21,7 @@ from sparkpin.errors import CheckpointError
 from sparkpin.paths import Paths
 from sparkpin.schema import ModelLock, ModelPin
 
+IMPORTED = ".imported"  # an empty file in a checkpoint that a bundle brought
 SPARE = 64 << 20
 """Bytes that must stay free on the disk beside what is written."""
 
@@ -34,22 +35,24 @@ def build_checkpoint(
 ) -> Path:
     """The folder of the checkpoint that `steps` make of the model; built if it is not there yet.
 
+    What a bundle brought is made anew: of it only its release says that it is this checkpoint.
     Fetches the repositories that the steps use. Raises what `hub.fetch_model` and `make_plan` raise, and DiskError if
     the disk cannot take it. Two runs at once build it once; a killed run leaves a partial folder that the next removes.
     """
     key = checkpoint_key(pin, lock, steps)
     folder = checkpoint_folder(paths, pin, lock, steps)
-    if is_complete(folder, key):
+    if is_made_here(folder, key):
         return folder
     with hold_model(paths, pin.name, say):
-        if is_complete(folder, key):
+        if is_made_here(folder, key):
             return folder
         files.sweep(folder.parent)
         folders = hub.fetch_model(paths, pin, lock, say, only=used_repositories(pin, steps))
         plan = make_plan(folders, pin, steps)
         check_disk(folder, folders[pin.base], plan)
         if folder.exists():
-            say(f"checkpoint {folder.name} is damaged or incomplete: building it again")
+            why = "came from another machine" if is_imported(folder) else "is damaged or incomplete"
+            say(f"checkpoint {folder.name} {why}: building it again")
             set_aside(folder)
         with files.atomic_folder(folder) as partial:
             written = write_plan(partial, folders, plan, say)
@@ -91,6 +94,14 @@ def verify_built(
     return folder
 
 
+def is_made_here(folder: Path, key: str) -> bool:
+    return is_complete(folder, key) and not is_imported(folder)
+
+
+def is_imported(folder: Path) -> bool:
+    return (folder / IMPORTED).exists()
+
+
 def is_complete(folder: Path, key: str) -> bool:
     """Cheap: the record is of this key and names every file with the size that it has. Bytes: `verify_checkpoint`."""
     try:
@@ -99,6 +110,7 @@ def is_complete(folder: Path, key: str) -> bool:
             return False
         seen = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
         del seen[RECORD]
+        seen.pop(IMPORTED, None)
         return bool(seen == {name: entry["size"] for name, entry in made["files"].items()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from sparkpin.bundle import IMPORTS
 from sparkpin.errors import SparkpinError
 from sparkpin.evidence.signing import Keys, sign
 from sparkpin.files import atomic_file
@@ -16,15 +18,28 @@ from sparkpin.paths import Paths
 from sparkpin.releases import SBOM, SIGNATURE, STATEMENT, Release, Releases
 
 Say = Callable[[str], None]
+REMOVED = "{}: the statement is another than before, so the signature over the former one is removed"
+
+
+@dataclass(frozen=True)
+class Attested:
+    """files: all that is there now; removed: a signature went, because it was over another statement."""
+
+    files: tuple[Path, ...]
+    removed: bool
 
 
 def ensure_attested(paths: Paths, release: Release, say: Say) -> None:
-    """For builds: make what is missing, cheaply when nothing is. A key that cannot be used is told, and no failure."""
+    """For builds: make what is missing, cheaply when nothing is. A key that cannot be used is told, and no failure.
+
+    An imported release is not signed: this machine did not build what it says.
+    """
     folder = Releases(paths).evidence(release)
     try:
-        keys = Keys.from_env()
+        keys = Keys() if (folder / IMPORTS).is_file() else Keys.from_env()
         if not is_attested(paths, release):
-            attest(paths, release, keys)
+            if attest(paths, release, keys).removed:
+                say(REMOVED.format(release.tag))
         elif keys.signing and not (folder / SIGNATURE).is_file():
             with Releases(paths).locked(release.recipe):
                 write(folder / SIGNATURE, sign((folder / STATEMENT).read_bytes(), keys.signing))
@@ -69,8 +84,8 @@ def is_attested(paths: Paths, release: Release) -> bool:
     )
 
 
-def attest(paths: Paths, release: Release, keys: Keys) -> tuple[Path, ...]:
-    """Write all of it anew; the files. A signature over the statement before goes first, so that none is ever wrong."""
+def attest(paths: Paths, release: Release, keys: Keys) -> Attested:
+    """Write all of it anew. A signature over another statement goes first, so that none is ever wrong."""
     # These are slow to import, and most runs find all of it there.
     from sparkpin.buildrecord import records_of
     from sparkpin.evidence.materials import materials_of, model_inputs
@@ -84,14 +99,18 @@ def attest(paths: Paths, release: Release, keys: Keys) -> tuple[Path, ...]:
     made = {SBOM: sbom, STATEMENT: make_statement(release, records, materials, sbom)}
     releases = Releases(paths)
     folder = releases.evidence(release)
+    signature, statement = folder / SIGNATURE, folder / STATEMENT
     with releases.locked(release.recipe):
-        (folder / SIGNATURE).unlink(missing_ok=True)
+        stays = statement.is_file() and statement.read_bytes() == made[STATEMENT]
+        removed = signature.is_file() and not stays
+        if removed:
+            signature.unlink()
         for name, data in made.items():
             write(folder / name, data)
         if keys.signing:
-            made[SIGNATURE] = sign(made[STATEMENT], keys.signing)
-            write(folder / SIGNATURE, made[SIGNATURE])
-    return tuple(folder / name for name in made)
+            write(signature, sign(made[STATEMENT], keys.signing))
+        files = [folder / name for name in (SBOM, STATEMENT, SIGNATURE) if (folder / name).is_file()]
+    return Attested(tuple(files), removed and signature not in files)
 
 
 def write(path: Path, data: bytes) -> None:

@@ -1,21 +1,25 @@
-"""What `verify` looks at on this machine: a release's kept evidence, its image in the engine, the fetched files."""
+"""What `verify` looks at on this machine: a release's kept evidence, its image, fetched files, its checkpoint."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sparkpin import seal
+from sparkpin import manifests, seal
 from sparkpin.buildrecord import BuildRecord, records_of
 from sparkpin.canonical import Slice
+from sparkpin.checkpoint.build import is_complete
+from sparkpin.checkpoint.plan import checkpoint_steps, make_plan, used_repositories
+from sparkpin.checkpoint.verify import RECORD, verify_checkpoint
 from sparkpin.engine import Engine
-from sparkpin.errors import BuildError, IntegrityError
+from sparkpin.errors import BuildError, IntegrityError, SparkpinError
 from sparkpin.evidence.materials import recorded
-from sparkpin.evidence.verify import FETCHED, LAYERS, Check, Evidence, Open, checked, same
+from sparkpin.evidence.verify import CHECKPOINT, LAYERS, MODELS, PACKAGES, Check, Evidence, Open, checked, same
 from sparkpin.files import CHUNK, disk_errors, require_space, sha256_file
-from sparkpin.inputs import Inputs
+from sparkpin.inputs import Inputs, project_of
 from sparkpin.paths import Paths
 from sparkpin.releases import SBOM, SIGNATURE, STATEMENT, Release, Releases
 from sparkpin.store import Store
@@ -112,4 +116,55 @@ def check_fetched(paths: Paths, release: Release, records: Sequence[BuildRecord]
             raise Open(f"the store has none of the {len(wanted)} packages and wheels")
         return f"{len(there)} of {len(wanted)} packages and wheels are in the store, each with its hash"
 
-    return checked(FETCHED, look)
+    return checked(PACKAGES, look)
+
+
+def check_model(paths: Paths, release: Release, say: Say) -> list[Check]:
+    """The files that the checkpoint is made from, as far as they were fetched, and the checkpoint, if it is there.
+
+    Its bytes are those of its sources. Where these are not all there, it can only be held against its own record, which
+    tells damage and no more.
+    """
+    try:
+        with project_of(paths, release) as project:
+            pin = manifests.load_model(project, release.model)
+            lock = manifests.load_model_lock(project, pin)
+            steps = checkpoint_steps(manifests.load_chain(project, release.stage))
+            used = used_repositories(pin, steps)
+        locked = {name: lock.repositories[name] for name in used}
+    except (SparkpinError, KeyError) as error:
+        why = f"the release's pins cannot be read: {getattr(error, 'message', error)}"
+        return [Check(MODELS, "wrong", why), Check(CHECKPOINT, "open", why)]
+    folders = {name: paths.models / entry.repo / entry.revision for name, entry in locked.items()}
+    wanted = {folders[name] / file.file: file.sha256 for name, entry in locked.items() for file in entry.files}
+    there = [path for path in wanted if path.is_file()]
+
+    def look_at_files() -> str:
+        if not there:
+            raise Open(f"none of the {len(wanted)} is in the cache")
+        say(f"hashing {len(there)} files of the model")
+        for path in there:
+            same(f"{path}: sha256", sha256_file(path)[0], wanted[path])
+        return f"{len(there)} of {len(wanted)} are in the cache, each with its hash"
+
+    models = checked(MODELS, look_at_files)
+
+    def look_at_checkpoint() -> str:
+        folder = Releases(paths).checkpoint(release)
+        if not folder.is_dir():
+            raise Open(f"{folder} is not there")
+        if not is_complete(folder, release.checkpoint_key):
+            raise IntegrityError(f"{folder} is not whole, or of another release")
+        say("reading the checkpoint")
+        if models.result != "ok" or len(there) < len(wanted):
+            files = json.loads((folder / RECORD).read_bytes())["files"]
+            for name, row in files.items():
+                same(f"{folder / name}: sha256", sha256_file(folder / name)[0], row.get("sha256"))
+            return f"{len(files)} files with the hashes of its own record; not all that it was made from is there"
+        try:
+            verify_checkpoint(folder, folders, make_plan(folders, pin, steps))
+        except SparkpinError as error:
+            raise IntegrityError(error.message) from None
+        return "every tensor and file has the bytes of what it was made from"
+
+    return [models, checked(CHECKPOINT, look_at_checkpoint)]

@@ -77,13 +77,19 @@ def model_inputs(project: Path, release: Release) -> ModelInputs:
     lock = manifests.load_model_lock(project, pin)
     steps = checkpoint_steps(manifests.load_chain(project, release.stage))
     used = sorted(used_repositories(pin, steps))
+    if missing := [name for name in used if name not in lock.repositories]:
+        raise IntegrityError(
+            f"pins/models/{pin.name}.lock has no repository {missing[0]!r}",
+            next_step=f"invoke lock --model {pin.name}",
+        )
     return ModelInputs(tuple(lock.repositories[name] for name in used), pin.generator is not None)
 
 
 def materials_of(release: Release, records: Sequence[BuildRecord], models: ModelInputs) -> tuple[Material, ...]:
     """Every input once, sorted by kind and name. records: of the whole chain, first stage first.
 
-    IntegrityError when two builds of a chain say that they read different bytes under one name and version.
+    IntegrityError when two builds of a chain say that they read different bytes under one name and version, and for an
+    input whose name is none.
     """
     found: dict[str, Material] = {}
     for material in (*recorded(release, records), *model_files(models)):
@@ -115,22 +121,33 @@ def text(name: str, stage: str, content: str) -> Material:
 
 def deb(file: LockedFile, suite: str) -> Material:
     architecture = file.file.removesuffix(".deb").rpartition("_")[2]
-    purl = PackageURL("deb", "debian", file.name, file.version, {"arch": architecture, "distro": suite})
-    return Material("deb", file.name, file.version, file.sha256, file.size, "", purl.to_string())
+    purl = package_url("deb", "debian", file.name, file.version, qualifiers={"arch": architecture, "distro": suite})
+    return Material("deb", file.name, file.version, file.sha256, file.size, "", purl)
+
+
+def package_url(kind: str, namespace: str, name: str, version: str, **more: Any) -> str:
+    """IntegrityError for what cannot be the name of a package: it may be a stranger who says so."""
+    try:
+        return PackageURL(kind, namespace, name, version, **more).to_string()
+    except ValueError as error:
+        raise IntegrityError(f"{kind} {namespace}/{name} {version}: {error}") from None
 
 
 def context_file(row: BuildInput, stage: str) -> Material:
-    kind, name, version = [*row.what.split(" "), "", ""][:3]
-    if kind == "wheel":
-        purl = PackageURL("pypi", None, name, version).to_string()
-        hidden = row.what.endswith(f" {HIDDEN}")
-        return Material("wheel", name, version, row.sha256, row.size, stage, purl, hidden)
-    if kind == "mod":
-        return Material("mod", name, version, row.sha256, row.size, stage, "")
-    if row.path.startswith("tools/"):
-        name, version = row.what.split(" ", 1)
-        return Material("tool", name, version, row.sha256, row.size, stage, "")
-    return Material("text", row.path, "", row.sha256, row.size, stage, "")
+    hidden = row.what.startswith("wheel ") and row.what.endswith(f" {HIDDEN}")
+    words = row.what.removesuffix(f" {HIDDEN}" if hidden else "").split(" ")
+    kind: Kind
+    if words[0] in ("wheel", "mod"):
+        kind, words = ("wheel" if words[0] == "wheel" else "mod"), words[1:]
+    elif row.path.startswith("tools/"):
+        kind = "tool"
+    else:
+        return Material("text", row.path, "", row.sha256, row.size, stage, "")
+    if len(words) != 2 or not all(words):
+        raise IntegrityError(f"the record of {stage}: {row.path}: saw {row.what!r}, wanted a name and a version")
+    name, version = words
+    purl = package_url("pypi", "", name, version) if kind == "wheel" else ""
+    return Material(kind, name, version, row.sha256, row.size, stage, purl, hidden)
 
 
 def model_files(models: ModelInputs) -> Iterator[Material]:
@@ -140,7 +157,7 @@ def model_files(models: ModelInputs) -> Iterator[Material]:
 
 def model_file(repository: RepositoryLock, file: LockedFile, *, generated: bool) -> Material:
     namespace, _, name = repository.repo.partition("/")
-    purl = PackageURL("huggingface", namespace, name, repository.revision, subpath=file.file)
+    purl = package_url("huggingface", namespace, name, repository.revision, subpath=file.file)
     where = f"{repository.repo}@{repository.revision}"
     return Material(
         "model",
@@ -149,5 +166,5 @@ def model_file(repository: RepositoryLock, file: LockedFile, *, generated: bool)
         file.sha256,
         file.size,
         where,
-        "" if generated else purl.to_string(),
+        "" if generated else purl,
     )

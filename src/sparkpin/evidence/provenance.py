@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from google.protobuf.json_format import MessageToDict, Parse, ParseDict, ParseError
-from google.protobuf.timestamp_pb2 import Timestamp
+from google.protobuf.json_format import Error as FormError
+from google.protobuf.json_format import MessageToDict, Parse, ParseDict
 from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance  # type: ignore[import-untyped]
 from in_toto_attestation.v1.resource_descriptor import ResourceDescriptor  # type: ignore[import-untyped]
 from in_toto_attestation.v1.statement import Statement  # type: ignore[import-untyped]
@@ -25,56 +24,10 @@ from sparkpin.evidence.materials import Material, raw_sha256
 from sparkpin.releases import SBOM, Release
 
 PREDICATE = "https://slsa.dev/provenance/v1"
-BUILD_TYPE = "tag:sparkpin,2026:build/v1"
+BUILD_TYPE = "tag:sparkpin,2026:build/v1"  # of the form of statement and SBOM: `verify` wants both exactly as made here
 BUILDER = "tag:sparkpin,2026:builder/local"  # the machine of whoever signs
 CONFIG_TYPE, LAYER_TYPE = "application/vnd.oci.image.config.v1+json", "application/vnd.oci.image.layer.v1.tar"
 SBOM_TYPE = "application/vnd.cyclonedx+json"
-
-
-@dataclass(frozen=True)
-class Claims:
-    """What a statement says, as far as sparkpin has something to compare it with.
-
-    subjects, dependencies, byproducts: name -> SHA-256 (hex).
-    """
-
-    build_type: str
-    subjects: Mapping[str, str]
-    external: Mapping[str, Any]
-    internal: Mapping[str, Any]
-    dependencies: Mapping[str, str]
-    byproducts: Mapping[str, str]
-    finished: str
-
-
-def claims_of(release: Release, records: Sequence[BuildRecord], materials: Iterable[Material], sbom: bytes) -> Claims:
-    """What the statement of a release has to say."""
-    return Claims(
-        build_type=BUILD_TYPE,
-        subjects=subjects_of(release, records),
-        external={
-            "recipe": release.recipe,
-            "stage": release.stage,
-            "stack": release.stack,
-            "model": release.model,
-            "argv": list(release.argv),
-            "env": release.env,
-        },
-        internal={
-            "releaseKey": release.key,
-            "checkpointKey": release.checkpoint_key,
-            "buildKeys": {record.stage: record.key for record in records},
-            "platform": records[-1].platform,
-            "epoch": records[-1].epoch,
-            "seal": records[-1].seal,
-        },
-        dependencies={material.label: material.sha256 for material in materials},
-        byproducts={
-            SBOM: hashlib.sha256(sbom).hexdigest(),
-            **{f"build record {record.stage}": record_sha256(record) for record in records},
-        },
-        finished=timestamp(release.created).ToJsonString(),
-    )
 
 
 def subjects_of(release: Release, records: Sequence[BuildRecord]) -> dict[str, str]:
@@ -96,35 +49,57 @@ def record_sha256(record: BuildRecord) -> str:
     return raw_sha256(record.model_dump(mode="json", by_alias=True, exclude_unset=True))
 
 
-def timestamp(text: str) -> Timestamp:
-    moment = Timestamp()
-    moment.FromJsonString(text)
-    return moment
-
-
 def make_statement(
     release: Release, records: Sequence[BuildRecord], materials: Sequence[Material], sbom: bytes
 ) -> bytes:
-    claims = claims_of(release, records, materials, sbom)
+    value = statement_of(release, records, materials, sbom)
+    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def statement_of(
+    release: Release, records: Sequence[BuildRecord], materials: Sequence[Material], sbom: bytes
+) -> dict[str, Any]:
+    """What the statement says, as plain JSON. OverflowError for a number of a stranger that none can hold."""
     predicate = Provenance()
-    definition = predicate.build_definition
-    definition.build_type = claims.build_type
-    definition.external_parameters.update(claims.external)
-    definition.internal_parameters.update(claims.internal)
-    definition.resolved_dependencies.extend(dependency(material) for material in materials)
-    predicate.run_details.builder.id = BUILDER
-    predicate.run_details.metadata.finished_on.CopyFrom(timestamp(claims.finished))
-    types = {SBOM: SBOM_TYPE}
-    predicate.run_details.byproducts.extend(
-        resource(name, sha256, types.get(name, "")) for name, sha256 in claims.byproducts.items()
+    definition, details = predicate.build_definition, predicate.run_details
+    definition.build_type = BUILD_TYPE
+    definition.external_parameters.update(
+        {
+            "recipe": release.recipe,
+            "stage": release.stage,
+            "stack": release.stack,
+            "model": release.model,
+            "argv": list(release.argv),
+            "env": release.env,
+        }
     )
+    definition.internal_parameters.update(
+        {
+            "releaseKey": release.key,
+            "checkpointKey": release.checkpoint_key,
+            "buildKeys": {record.stage: record.key for record in records},
+            "platform": records[-1].platform,
+            "epoch": records[-1].epoch,
+            "seal": records[-1].seal,
+        }
+    )
+    definition.resolved_dependencies.extend(dependency(material) for material in materials)
+    details.builder.id = BUILDER
+    details.metadata.finished_on.FromJsonString(release.created)
+    details.byproducts.append(resource(SBOM, hashlib.sha256(sbom).hexdigest(), SBOM_TYPE))
+    details.byproducts.extend(resource(f"build record {record.stage}", record_sha256(record)) for record in records)
     subjects = [
         resource(name, sha256, CONFIG_TYPE if name == release.tag else LAYER_TYPE)
-        for name, sha256 in claims.subjects.items()
+        for name, sha256 in subjects_of(release, records).items()
     ]
     statement = Statement(subjects, PREDICATE, MessageToDict(predicate))
     statement.validate()
-    return (json.dumps(MessageToDict(statement.pb), indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+    return plain(statement.pb)
+
+
+def plain(message: Any) -> dict[str, Any]:
+    value: dict[str, Any] = MessageToDict(message)
+    return value
 
 
 def dependency(material: Material) -> Any:
@@ -140,8 +115,8 @@ def resource(name: str, sha256: str, media_type: str = "", **more: Any) -> Any:
     return ResourceDescriptor(name=name, digest={"sha256": sha256}, media_type=media_type, **more).pb
 
 
-def read_statement(data: bytes) -> Claims:
-    """IntegrityError for what is no such statement."""
+def read_statement(data: bytes) -> dict[str, Any]:
+    """A statement as plain JSON. IntegrityError for what is no such statement, or says it in another form."""
     try:
         message = Parse(data, StatementMessage())
         Statement.copy_from_pb(message).validate()
@@ -149,24 +124,20 @@ def read_statement(data: bytes) -> Claims:
             raise ValueError(f"predicateType: saw {message.predicate_type!r}, wanted {PREDICATE!r}")
         predicate = ParseDict(MessageToDict(message.predicate), Provenance())
         definition, details = predicate.build_definition, predicate.run_details
-        return Claims(
-            build_type=definition.build_type,
-            subjects=hashes(message.subject),
-            external=MessageToDict(definition.external_parameters),
-            internal=MessageToDict(definition.internal_parameters),
-            dependencies=hashes(definition.resolved_dependencies),
-            byproducts=hashes(details.byproducts),
-            finished=details.metadata.finished_on.ToJsonString(),
-        )
-    except (ValueError, TypeError, AttributeError, RecursionError, ParseError) as error:
+        for resources in (message.subject, definition.resolved_dependencies, details.byproducts):
+            check_names(resources)
+        value: dict[str, Any] = json.loads(data)
+        if value != {**plain(message), "predicate": plain(predicate)}:
+            raise ValueError("it has fields that are empty, or names of fields in another spelling")
+        return value
+    except (ValueError, TypeError, AttributeError, RecursionError, FormError) as error:
         raise IntegrityError(f"the statement cannot be read: {error}", next_step="invoke attest TAG") from None
 
 
-def hashes(resources: Iterable[Any]) -> dict[str, str]:
-    """Name -> SHA-256 (hex). ValueError for a name that stands twice, or is without one."""
-    found: dict[str, str] = {}
+def check_names(resources: Iterable[Any]) -> None:
+    """ValueError for a name that stands twice, or is without a SHA-256."""
+    found: set[str] = set()
     for descriptor in resources:
         if descriptor.name in found or list(descriptor.digest) != ["sha256"]:
             raise ValueError(f"{descriptor.name!r}: wanted each name once, with its sha256")
-        found[descriptor.name] = descriptor.digest["sha256"]
-    return found
+        found.add(descriptor.name)

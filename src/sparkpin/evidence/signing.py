@@ -1,4 +1,4 @@
-"""Signatures by ssh keys: `ssh-keygen -Y`, so that keys, agents, expiry and revocation stay ssh's business.
+"""Signatures by ssh keys: `ssh-keygen -Y`, so that keys, agents and expiry stay ssh's business.
 
 ~/.config/sparkpin/signing_key       or SPARKPIN_SIGNING_KEY: a private key, or a public one whose private part an
                                      agent holds
@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,9 +92,8 @@ def verify(data: bytes, signature: bytes, allowed: Path | None) -> Signer:
         key = found[1].decode(errors="replace").strip()
         if allowed is None:
             return Signer(key, None)
-        done = ssh_keygen("-Y", "find-principals", "-f", str(allowed), "-s", str(file))
-        principals = [] if done.returncode else done.stdout.decode(errors="replace").splitlines()
-        for principal in filter(None, principals):
+        why = "no line of it has this key for today"
+        for principal in principals_of(file, allowed):
             done = ssh_keygen(
                 "-Y",
                 "verify",
@@ -105,10 +105,28 @@ def verify(data: bytes, signature: bytes, allowed: Path | None) -> Signer:
             )
             if not done.returncode:
                 return Signer(key, principal)
+            why = reason(done)
     raise IntegrityError(
-        f"signed with {key}, which {allowed} does not allow: {reason(done)}",
+        f"signed with {key}, which {allowed} does not allow: {why}",
         next_step=f"if you trust that key, add it to {allowed} (ssh-keygen(1), ALLOWED SIGNERS)",
     )
+
+
+def principals_of(signature: Path, allowed: Path) -> Iterator[str]:
+    """Whose key it may be, by every line that has it, each once. ssh-keygen stops at the first such line, which may
+    allow the key for something else, so it is asked line by line.
+    """
+    one, seen = signature.with_name("line"), set()
+    for line in allowed.read_bytes().splitlines():
+        if not line.strip() or line.lstrip().startswith(b"#"):
+            continue
+        one.write_bytes(line + b"\n")
+        done = ssh_keygen("-Y", "find-principals", "-f", str(one), "-s", str(signature))
+        names = [] if done.returncode else done.stdout.decode(errors="replace").splitlines()
+        for name in names:
+            if name and not name.startswith("!") and name not in seen:  # "!": whose it is not
+                seen.add(name)
+                yield name
 
 
 def ssh_keygen(*arguments: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:

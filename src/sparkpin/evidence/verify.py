@@ -1,7 +1,7 @@
 """What a release's evidence proves: records, statement, SBOM, signature and image held against each other.
 
-`check_evidence` is pure but for asking ssh-keygen; it serves releases of this machine and bundles from elsewhere, whose
-every byte may be hostile.
+`check_evidence` is pure but for a temporary folder and asking ssh-keygen; it serves releases of this machine and
+bundles from elsewhere, whose every byte may be hostile.
 """
 
 from __future__ import annotations
@@ -9,30 +9,41 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from sparkpin.buildrecord import BuildRecord
-from sparkpin.errors import HostError, IntegrityError
+from sparkpin.errors import HostError, IntegrityError, SparkpinError
 from sparkpin.evidence import signing
-from sparkpin.evidence.materials import LISTED, ModelInputs, materials_of, recorded
+from sparkpin.evidence.materials import LISTED, Material, ModelInputs, materials_of, model_inputs, recorded
+from sparkpin.files import disk_errors
 from sparkpin.layering import normal
+from sparkpin.names import is_plain
 from sparkpin.releases import SBOM as SBOM
 from sparkpin.releases import SIGNATURE as SIGNATURE
 from sparkpin.releases import STATEMENT as STATEMENT
 from sparkpin.releases import Release, release_key, tag_of
-from sparkpin.schema import ModelLock, StackLock
+from sparkpin.schema import LockedFile, RepositoryLock, StackLock
 from sparkpin.seal import digest_of
+from sparkpin.ui import printable
 
-PATH = re.compile(r"(?:[\w@%+=:,.~-]+/)*[\w@%+=:,.~-]+")  # of a project file; no part of it is . or ..
 MODEL = "model "  # how the names of a model's files start
-if TYPE_CHECKING:
-    from sparkpin.evidence.provenance import Claims
-
-LAYERS, FETCHED = "the layers' bytes", "fetched files"
+PINS = re.compile(
+    r"pins/models/[^/]+|stages/[^/]+|dockerfiles/[^/]+|mods/[^/]+/pyproject\.toml"
+)  # what `manifests` reads
+NAMES = (  # of the checks that every release gets, in their order
+    *("image", "layers", "release key", "build records", "kept inputs", "locks"),
+    *("statement", "inputs", "SBOM", "signature"),
+)
+LAYERS, PACKAGES, MODELS, CHECKPOINT = "the layers' bytes", "fetched packages", "model files", "checkpoint"
+DEEP = (PACKAGES, MODELS, CHECKPOINT, LAYERS)
+SHOWN = 200  # characters of a value that is wrong
+FINISHED, UNSIGNED = "finished checkpoint", "not in the statement"  # of a bundle
 MARKS = {"ok": "ok", "wrong": "WRONG", "open": "--"}
 
 
@@ -46,7 +57,8 @@ class Check:
 
     @property
     def line(self) -> str:
-        return f"{MARKS[self.result]:5}  {self.what}: {self.detail}"
+        """What strangers say may stand in it, so it is one line and does nothing to a terminal."""
+        return printable(f"{MARKS[self.result]:5}  {self.what}: {self.detail}")
 
 
 @dataclass(frozen=True)
@@ -55,7 +67,8 @@ class Evidence:
 
     records: of the whole chain, first stage first, as read from their files; files: name -> bytes of the evidence
     (provenance.json, sbom.cdx.json, provenance.json.sig), as far as they are there; config: the image's configuration
-    as it would be loaded, None when there is no image; read: gives the kept input of a SHA-256, or None.
+    as it would be loaded, None when there is no image; read: gives the kept input of a SHA-256, or None; whole: SHA-256
+    of kept inputs that were hashed before, and need not be read for that.
     """
 
     release: Release
@@ -63,6 +76,7 @@ class Evidence:
     files: Mapping[str, bytes] = field(default_factory=dict)
     config: bytes | None = None
     read: Callable[[str], bytes | None] | None = None
+    whole: frozenset[str] = frozenset()
 
 
 def check_evidence(evidence: Evidence, keys: signing.Keys | None = None) -> list[Check]:
@@ -98,13 +112,15 @@ def require(
     checks: Sequence[Check], what: str, *, next_step: str = "do not use it; ask for it where it comes from"
 ) -> None:
     """IntegrityError when one of the checks is wrong. what: the release or the bundle."""
-    wrong = [f"{check.what}: {check.detail}" for check in checks if check.result == "wrong"]
+    wrong = [printable(f"{check.what}: {check.detail}") for check in checks if check.result == "wrong"]
     if wrong:
         raise IntegrityError(f"{what} is not what its evidence says: {'; '.join(wrong)}", next_step=next_step)
 
 
 def demanded(check: Check) -> Check:
     """The check where a release has to be signed by somebody who is trusted."""
+    if check.what == FINISHED:
+        return Check(check.what, "wrong", f"{check.detail}: export it --with-store instead")
     if check.what != "signature" or check.result != "open":
         return check
     return Check(check.what, "wrong", f"{check.detail}; the signature of an allowed signer is required")
@@ -114,7 +130,8 @@ def conclusion(checks: Sequence[Check]) -> str:
     """One sentence: what was and what was not checked."""
     done, missed, wrong = ([check.what for check in checks if check.result == way] for way in ("ok", "open", "wrong"))
     looked = {check.what for check in checks}
-    missed += [f"{name} (--deep)" for name in (LAYERS, FETCHED) if name not in looked]
+    missed += [name for name in NAMES if name not in looked]
+    missed += [f"{name} (--deep)" for name in DEEP if name not in looked]
     missed.append("what the smoke tests found (invoke smoke repeats them)")
     return (
         f"{len(done)} checks hold: {', '.join(done) or '-'}; {len(wrong)} do not: {', '.join(wrong) or '-'}; "
@@ -124,7 +141,12 @@ def conclusion(checks: Sequence[Check]) -> str:
 
 def same(what: str, seen: object, wanted: object) -> None:
     if seen != wanted:
-        raise IntegrityError(f"{what}: saw {seen}, wanted {wanted}")
+        raise IntegrityError(f"{what}: saw {shown(seen)}, wanted {shown(wanted)}")
+
+
+def shown(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text):,} characters)"
 
 
 def check_image(evidence: Evidence) -> str:
@@ -154,12 +176,8 @@ def check_key(release: Release) -> str:
     same("key", release.key, key)
     same("tag", release.tag, tag_of(release.recipe, release.stage, key))
     if strange := [path for path in [*release.inputs, *release.executable] if not is_plain(path)]:
-        raise IntegrityError(f"names of project files: saw {strange[0]!r}, wanted relative paths")
+        raise IntegrityError(f"names of project files: saw {strange[0]!r}, wanted relative paths that can be printed")
     return f"{key[:12]} follows from build key, checkpoint key, command and environment"
-
-
-def is_plain(path: str) -> bool:
-    return bool(PATH.fullmatch(path)) and not {".", "..", ".git"} & set(path.split("/"))
 
 
 def check_records(release: Release, records: Sequence[BuildRecord]) -> str:
@@ -194,13 +212,16 @@ def check_kept(evidence: Evidence) -> str:
         raise Open("their bytes were not looked at")
     wanted = kept(evidence)
     for name, sha256 in wanted.items():
+        if sha256 in evidence.whole:
+            continue
         if (data := evidence.read(sha256)) is None:
             raise IntegrityError(f"{name} (sha256={sha256}) is missing")
         same(f"{name}: sha256", hashlib.sha256(data).hexdigest(), sha256)
     return f"{len(wanted)} of {len(wanted)} hashes agree with the kept bytes"
 
 
-def lock_bytes(evidence: Evidence, path: str) -> bytes:
+def input_bytes(evidence: Evidence, path: str) -> bytes:
+    """Of a project file. Open when it was not looked at."""
     sha256 = evidence.release.inputs.get(path)
     data = evidence.read(sha256) if evidence.read and sha256 else None
     if data is None:
@@ -213,9 +234,9 @@ def check_locks(evidence: Evidence) -> str:
     """The Debian packages and wheels of the builds are those that the release's own lock names."""
     path = f"pins/stacks/{evidence.release.stack}.lock"
     try:
-        lock = StackLock.model_validate_json(lock_bytes(evidence, path))
+        lock = StackLock.model_validate_json(input_bytes(evidence, path))
     except ValidationError as error:
-        raise IntegrityError(f"{path} cannot be read: {error}") from None
+        raise IntegrityError(f"{path} cannot be read: {error.errors()[0]['msg']}") from None
     locked = {("deb", file.name, file.version, file.sha256) for file in lock.debs}
     locked |= {("wheel", normal(file.name), file.version, file.sha256) for file in (*lock.wheels, *lock.underlay)}
     found = {
@@ -229,91 +250,154 @@ def check_locks(evidence: Evidence) -> str:
 
 
 def check_statement(evidence: Evidence) -> list[Check]:
-    """The statement, its inputs and the SBOM. Without a statement an SBOM proves nothing."""
-    from sparkpin.evidence import provenance  # slow to import, and every task imports this module
+    """The statement, its inputs and the SBOM. Without a statement an SBOM proves nothing.
 
-    data = evidence.files.get(STATEMENT)
+    Both follow from records and locks, so they are held against what would be made now.
+    """
+    from sparkpin.evidence import provenance, sbom  # slow to import, and every task imports this module
+
+    data, bill = evidence.files.get(STATEMENT), evidence.files.get(SBOM, b"")
     if data is None:
         return [Check("statement", "open", "there is none (invoke attest TAG makes it)")]
     try:
-        claims = provenance.read_statement(data)
-        models = claimed_models(evidence, claims)
-        materials = materials_of(evidence.release, evidence.records, models or ModelInputs((), True))
+        seen = parts_of(provenance.read_statement(data))
+        models = pinned_models(evidence)
+        materials = materials_of(evidence.release, evidence.records, models or claimed_models(seen.inputs))
+        wanted = parts_of(provenance.statement_of(evidence.release, evidence.records, materials, bill))
+        wanted_bill = json.loads(sbom.make_sbom(evidence.release, materials))
     except IntegrityError as error:
         return [Check("statement", "wrong", error.message)]
-    sbom = evidence.files.get(SBOM, b"")
-    wanted = provenance.claims_of(evidence.release, evidence.records, materials, sbom)
+    except (ValueError, OverflowError) as error:
+        return [Check("statement", "wrong", f"none can be made of what the records say: {error}")]
+    unseen = 0 if models else sum(material.kind == "model" for material in materials)
     return [
-        checked("statement", lambda: compare_claims(claims, wanted)),
-        checked("inputs", lambda: compare_inputs(claims, wanted, compared=models is not None)),
-        checked("SBOM", lambda: check_sbom(evidence.release, sbom, claims)),
+        checked("statement", lambda: compare_statements(seen, wanted)),
+        checked("inputs", lambda: compare_inputs(seen, wanted, unseen)),
+        checked("SBOM", lambda: compare_sbom(bill, seen, wanted_bill, materials)),
     ]
 
 
-def claimed_models(evidence: Evidence, claims: Claims) -> ModelInputs | None:
-    """The locked repositories of which the statement names a file; None when the lock was not looked at.
-
-    Which repositories the checkpoint steps need, the checkpoint key tells, and `invoke checkpoint` checks it.
+@dataclass(frozen=True)
+class Parts:
+    """A statement (plain JSON). inputs: its resolvedDependencies; sbom: SHA-256 (hex) of the SBOM, None when it names
+    none; rest: all else.
     """
-    path = f"pins/models/{evidence.release.model}.lock"
+
+    rest: dict[str, Any]
+    inputs: list[Any]
+    sbom: str | None
+
+
+def parts_of(statement: Mapping[str, Any]) -> Parts:
+    """Of a statement that `read_statement` let pass."""
+    predicate = statement.get("predicate", {})
+    definition, details = dict(predicate.get("buildDefinition", {})), dict(predicate.get("runDetails", {}))
+    inputs = definition.pop("resolvedDependencies", [])
+    hashes = {row["name"]: row["digest"]["sha256"] for row in details.get("byproducts", [])}
+    details["byproducts"] = [
+        {**row, "digest": {}} if row["name"] == SBOM else row for row in details.get("byproducts", [])
+    ]
+    rest = {**statement, "predicate": {**predicate, "buildDefinition": definition, "runDetails": details}}
+    return Parts(rest, inputs, hashes.get(SBOM))
+
+
+def pinned_models(evidence: Evidence) -> ModelInputs | None:
+    """What the release's own pin, lock and stages say about its model; None when they were not looked at."""
+    release = evidence.release
+    needed = [f"pins/models/{release.model}.yaml", f"pins/models/{release.model}.lock", f"stages/{release.stage}.yaml"]
+    if evidence.read is None or not release.inputs.keys() >= set(needed):
+        return None
     try:
-        lock = ModelLock.model_validate_json(lock_bytes(evidence, path))
+        pins = {path: input_bytes(evidence, path) for path in filter(PINS.fullmatch, release.inputs)}
     except Open:
         return None
-    except ValidationError as error:
-        raise IntegrityError(f"{path} cannot be read: {error}") from None
-    used = {name.partition("@")[0] for name in claims.dependencies if name.startswith(MODEL)}
-    repositories = tuple(repository for repository in lock.repositories.values() if MODEL + repository.repo in used)
-    if not repositories:
-        raise IntegrityError(f"it names no model of {path}")
-    return ModelInputs(repositories, generated=True)
+    with tempfile.TemporaryDirectory(prefix="sparkpin-pins-") as name:
+        with disk_errors(Path(name)):
+            for path, data in pins.items():
+                target = Path(name, path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(data)
+        try:
+            return model_inputs(Path(name), release)
+        except SparkpinError as error:
+            raise IntegrityError(f"the pins of {release.model}: {error.message.replace(f'{name}/', '')}") from None
+        except (ValueError, TypeError, RecursionError) as error:  # YAML of a stranger
+            raise IntegrityError(f"the pins of {release.model} cannot be read: {error}") from None
 
 
-def compare_claims(claims: Claims, wanted: Claims) -> str:
-    same("build type", claims.build_type, wanted.build_type)
-    for name in ("subjects", "external", "internal", "finished"):
-        compare(name, getattr(claims, name), getattr(wanted, name))
-    compare("byproducts", {**claims.byproducts, SBOM: ""}, {**wanted.byproducts, SBOM: ""})
-    count = len(claims.dependencies)
-    return f"names this image, its {len(claims.subjects) - 1} layers, command, keys and {count} inputs"
+def claimed_models(inputs: Sequence[Any]) -> ModelInputs:
+    """The model's files as a statement names them, where nothing else says it."""
+    found: dict[str, list[LockedFile]] = {}
+    rows = [row for row in inputs if row["name"].startswith(MODEL)]
+    if not rows:
+        raise IntegrityError("it names no file of a model")
+    try:
+        for row in rows:
+            notes, sha256 = row["annotations"], row["digest"]["sha256"]
+            name = row["name"].removeprefix(f"{MODEL}{notes['where']}/")
+            size = int(notes["size"])
+            found.setdefault(notes["where"], []).append(LockedFile(name=name, file=name, size=size, sha256=sha256))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise IntegrityError(f"it names a model's file in another form: {error!r}") from None
+    repositories = [
+        RepositoryLock(repo=repo, revision=revision, files=files)
+        for (repo, _, revision), files in ((where.rpartition("@"), files) for where, files in found.items())
+    ]
+    return ModelInputs(tuple(repositories), generated=not any("uri" in row for row in rows))
 
 
-def compare(name: str, seen: Any, wanted: Any) -> None:
-    """The first difference, of mappings the first key that differs."""
-    if isinstance(seen, Mapping) and isinstance(wanted, Mapping):
-        for key in sorted({*seen, *wanted}):
-            same(f"{name}: {key}", seen.get(key, "nothing"), wanted.get(key, "nothing"))
-    else:
-        same(name, seen, wanted)
+def compare_statements(seen: Parts, wanted: Parts) -> str:
+    compare("", seen.rest, wanted.rest)
+    count = len(seen.inputs)
+    return f"names this image, its {len(seen.rest['subject']) - 1} layers, command, keys and {count} inputs"
 
 
-def compare_inputs(claims: Claims, wanted: Claims, *, compared: bool) -> str:
-    seen = dict(claims.dependencies)
-    if not compared:
-        seen = {name: sha256 for name, sha256 in seen.items() if not name.startswith(MODEL)}
-    compare("inputs", seen, wanted.dependencies)
-    left = len(claims.dependencies) - len(seen)
-    return f"{len(seen)} of {len(claims.dependencies)} hashes agree with the records and the locks" + (
-        f"; {left} of the model were not looked at" if left else ""
+def compare_inputs(seen: Parts, wanted: Parts, unseen: int) -> str:
+    """unseen: how many are in `wanted` only because the statement names them."""
+    compare("", seen.inputs, wanted.inputs)
+    count = len(seen.inputs)
+    return f"{count - unseen} of {count} hashes agree with the records and the locks" + (
+        f"; {unseen} of the model were not looked at" if unseen else ""
     )
 
 
-def check_sbom(release: Release, data: bytes, claims: Claims) -> str:
-    """It is the one that the statement means, is about this image, and has the statement's packages and model files."""
+def compare_sbom(data: bytes, seen: Parts, wanted: Any, materials: Sequence[Material]) -> str:
+    """It is the one that the statement means, and says what the statement says."""
     if not data:
         raise IntegrityError("there is none, and the statement names one")
-    same("sha256", hashlib.sha256(data).hexdigest(), claims.byproducts.get(SBOM))
+    same("sha256", hashlib.sha256(data).hexdigest(), seen.sbom)
     try:
-        value: Any = json.loads(data)
-        root = value["metadata"]["component"]
-        same("its image", [row["content"] for row in root["hashes"]], [release.image.removeprefix("sha256:")])
-        parts = [part for row in value["components"] for part in [row, *row.get("components", [])]]
-        hashes = {part["bom-ref"]: part["hashes"][0]["content"] for part in parts if "hashes" in part}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IndexError) as error:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
         raise IntegrityError(f"it cannot be read: {error!r}") from None
-    wanted = {name: sha256 for name, sha256 in claims.dependencies.items() if name.partition(" ")[0] in LISTED}
-    compare("components", hashes, wanted)
-    return f"of this statement; its {len(hashes)} components have the hashes that the statement gives them"
+    compare("", value, wanted)
+    count = sum(material.kind in LISTED for material in materials)
+    return f"of this statement; its {count} components have the hashes that the statement gives them"
+
+
+def compare(where: str, seen: Any, wanted: Any) -> None:
+    """IntegrityError that names the first place where two JSON values differ."""
+    if isinstance(seen, dict) and isinstance(wanted, dict):
+        for key in sorted({*seen, *wanted}):
+            compare(f"{where}: {key}" if where else key, seen.get(key, "nothing"), wanted.get(key, "nothing"))
+    elif isinstance(seen, list) and isinstance(wanted, list) and (rows := by_name(seen, wanted)):
+        compare(where, *rows)
+        same(f"{where}: order".removeprefix(": "), [*rows[0]], [*rows[1]])
+    else:
+        same(where, seen, wanted)
+
+
+def by_name(seen: Sequence[Any], wanted: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Two lists of objects, by the key that names each object but once; None when there is no such key."""
+    for key in ("bom-ref", "ref", "name"):
+        both = [{row[key]: row for row in rows if named(row, key)} for rows in (seen, wanted)]
+        if (len(both[0]), len(both[1])) == (len(seen), len(wanted)):
+            return both[0], both[1]
+    return None
+
+
+def named(row: Any, key: str) -> bool:
+    return isinstance(row, dict) and isinstance(row.get(key), str)
 
 
 def check_signature(evidence: Evidence, keys: signing.Keys) -> Check:
