@@ -29,12 +29,12 @@ def quiet(line: str) -> None:
     pass
 
 
-def sample_of(folder: Path) -> Sample:
-    """With statement, logs and listings of layers."""
+def sample_of(folder: Path, keys: Keys | None = None) -> Sample:
+    """With statement, logs and listings of layers. keys: that sign it, if any."""
     sample = make_sample(folder)
     for diff_id, tar in layers_of(sample).items():
         write_contents(layer_file(sample.paths, diff_id), contents_of(read_layer(io.BytesIO(tar), everything=True)))
-    attest.attest(sample.paths, sample.release, Keys())
+    attest.attest(sample.paths, sample.release, keys or Keys())
     (sample.folder / "smoke").mkdir()
     (sample.folder / "smoke/server.log").write_text("ready\n")
     return sample
@@ -86,6 +86,62 @@ class Parts:
         named = [row.model_copy(update={"name": name}) for row, name in zip(rows, self.members, strict=True)]
         index = bundle.Index.model_validate({**self.index, "members": []}).model_copy(update={"members": named})
         return tar_of({bundle.INDEX: index.text, **self.members})
+
+
+def with_checkpoint(parts: Parts, sample: Sample, files: list[str], data: bytes = b"x") -> Parts:
+    """With a finished checkpoint, all of whose files have the same bytes."""
+    row = {"size": len(data), "sha256": sha256(data)}
+    value = {"model": sample.release.model, "key": sample.release.checkpoint_key, "files": dict.fromkeys(files, row)}
+    members = {**parts.members, bundle.CHECKPOINT: json.dumps(value).encode()}
+    members[bundle.CHECKPOINTS + sha256(data)] = data
+    return Parts(members, parts.index | {"checkpoint": True})
+
+
+def without_evidence(parts: Parts) -> Parts:
+    """What whoever changes the records has to leave out."""
+    members = {name: data for name, data in parts.members.items() if not name.startswith(bundle.EVIDENCE)}
+    return Parts(members, parts.index)
+
+
+def with_input(parts: Parts, path: str, data: bytes) -> Parts:
+    """Another project file, by a sender who leaves the statement out."""
+    other = without_evidence(parts)
+    release = json.loads(other.members[bundle.RELEASE])
+    old = release["inputs"].get(path)
+    release["inputs"][path] = sha256(data)
+    if old is not None and old not in release["inputs"].values():
+        del other.members[f"{bundle.INPUTS}{old}"]
+    other.members[bundle.RELEASE] = json.dumps(release).encode()
+    other.members[f"{bundle.INPUTS}{sha256(data)}"] = data
+    return other
+
+
+DEB, WHEEL, MODEL = b"a package", b"a wheel", b"a file of the model"  # what lies in the store of `with_store`
+
+
+def with_store(parts: Parts, sample: Sample) -> Parts:
+    """With all that was fetched: one package, one wheel, one file in each repository; records and locks say so."""
+    release = sample.release
+    deb = {"name": "made", "version": "1.0", "file": "made_1.0_amd64.deb", "size": len(DEB), "sha256": sha256(DEB)}
+    wheel = {"name": "made", "version": "1.0", "file": "made-1.0.whl", "size": len(WHEEL), "sha256": sha256(WHEEL)}
+    model = {"name": "config.json", "file": "config.json", "size": len(MODEL), "sha256": sha256(MODEL)}
+    row = {"path": "made-1.0.whl", "size": len(WHEEL), "sha256": sha256(WHEEL), "what": "wheel made 1.0"}
+    path, pins = f"pins/stacks/{release.stack}.lock", f"pins/models/{release.model}.lock"
+    lock = json.loads(parts.members[bundle.INPUTS + release.inputs[path]])
+    models = json.loads(parts.members[bundle.INPUTS + release.inputs[pins]])
+    for repository in models["repositories"].values():
+        repository["files"] = [model]
+    other = with_input(parts, path, json.dumps(lock | {"debs": [deb], "wheels": [wheel]}).encode())
+    other = with_input(other, pins, json.dumps(models).encode())
+    for record in sample.records:
+        value = json.loads(other.members[f"{bundle.IMAGES}{record.key}.json"])
+        value["context"] = [old for old in value["context"] if not old["what"].startswith("wheel ")]
+        if record.rootfs:
+            value["rootfs"]["debs"] = [deb]
+            value["context"].append(row)
+        other.members[f"{bundle.IMAGES}{record.key}.json"] = json.dumps(value).encode()
+    other.members |= {bundle.STORE + sha256(data): data for data in (DEB, WHEEL, MODEL)}
+    return Parts(other.members, other.index | {"store": True})
 
 
 def tar_of(members: dict[str, bytes]) -> bytes:

@@ -11,10 +11,26 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from bundle_samples import Parts, offset_of, quiet, sample_of, sha256, state_of, tar_of, write_sample
+import yaml
+from bundle_samples import (
+    DEB,
+    MODEL,
+    WHEEL,
+    Parts,
+    offset_of,
+    quiet,
+    sample_of,
+    sha256,
+    state_of,
+    tar_of,
+    with_checkpoint,
+    with_input,
+    with_store,
+    write_sample,
+)
 from evidence_samples import Sample
 
-from sparkpin import bundle, contents, importing, manifests, oci
+from sparkpin import bundle, commands, contents, files, importing, manifests, oci
 from sparkpin.bundle import (
     CHECKPOINT,
     CHECKPOINTS,
@@ -27,9 +43,10 @@ from sparkpin.bundle import (
     STORE,
     open_bundle,
 )
-from sparkpin.canonical import BLOCK, END, block
+from sparkpin.canonical import BLOCK, END, Slice, block
 from sparkpin.engine import Engine
 from sparkpin.errors import InputError, IntegrityError, ManifestError
+from sparkpin.evidence.signing import ALLOWED_SIGNERS, Keys
 from sparkpin.exporting import Wanted, export
 from sparkpin.inputs import Inputs
 from sparkpin.paths import Paths
@@ -66,8 +83,8 @@ def refused(tmp_path: Path, data: bytes) -> str:
 
 def test_same_bytes_each_time(sample: Sample, good: Path, tmp_path: Path) -> None:
     assert write_sample(sample, tmp_path / "again.tar").read_bytes() == good.read_bytes()
-    other = Parts.of(write_sample(sample_of(tmp_path / "other"), tmp_path / "other.tar"))
-    assert other.members == Parts.of(good).members
+    other = write_sample(sample_of(tmp_path / "other"), tmp_path / "other.tar")  # as on another machine
+    assert other.read_bytes() == good.read_bytes()
 
 
 def test_whole_bundle_is_taken(sample: Sample, good: Path) -> None:
@@ -252,8 +269,9 @@ def test_a_listing_of_something_else(parts: Parts, tmp_path: Path, row: list[Any
 
 
 def test_a_member_that_is_missing(parts: Parts, tmp_path: Path) -> None:
-    for name in list(parts.members):
-        if not name.startswith(EVIDENCE):
+    inputs = [name for name in parts.members if name.startswith(INPUTS)]
+    for name in parts.members:
+        if not name.startswith(EVIDENCE) and name not in inputs[3:]:
             less = {other: data for other, data in parts.members.items() if other != name}
             message = refused(tmp_path, Parts(less, parts.index).pack())
             assert "missing" in message or "is not the one of an image" in message, name
@@ -420,30 +438,6 @@ def test_an_export_with_a_damaged_input_leaves_no_file(tmp_path: Path) -> None:
     assert (row["file"], row["with_store"]) == (str(target), False)
 
 
-def with_checkpoint(parts: Parts, sample: Sample, files: list[str], data: bytes = b"x") -> Parts:
-    row = {"size": len(data), "sha256": sha256(data)}
-    value = {"model": sample.release.model, "key": sample.release.checkpoint_key, "files": dict.fromkeys(files, row)}
-    members = {**parts.members, CHECKPOINT: json.dumps(value).encode(), f"{CHECKPOINTS}{sha256(data)}": data}
-    return Parts(members, parts.index | {"checkpoint": True})
-
-
-def without_evidence(parts: Parts) -> Parts:
-    return Parts({name: data for name, data in parts.members.items() if not name.startswith(EVIDENCE)}, parts.index)
-
-
-def with_input(parts: Parts, path: str, data: bytes) -> Parts:
-    """Another project file, by a sender who leaves the statement out."""
-    other = without_evidence(parts)
-    release = json.loads(other.members[RELEASE])
-    old = release["inputs"].get(path)
-    release["inputs"][path] = sha256(data)
-    if old is not None and old not in release["inputs"].values():
-        del other.members[f"{INPUTS}{old}"]
-    other.members[RELEASE] = json.dumps(release).encode()
-    other.members[f"{INPUTS}{sha256(data)}"] = data
-    return other
-
-
 BAD_NAMES = [
     (["a", "a/b"], "a is a file and a folder"),
     (["a/b", "a"], "a is a file and a folder"),
@@ -523,6 +517,53 @@ def test_pins_that_no_reader_survives(parts: Parts, tmp_path: Path, sample: Samp
     assert "50 and 50,000" in message or "262,144 or less" in message
 
 
+def test_many_names_of_one_large_pin(parts: Parts, tmp_path: Path) -> None:
+    """A name costs a sender no bytes, but all pins are read."""
+    data = b"x" * manifests.LOCK_LIMIT
+    other = with_input(parts, "pins/models/x0.lock", data)
+    other.edit(
+        RELEASE, lambda value: value["inputs"].update({f"pins/models/x{i}.lock": sha256(data) for i in range(9)})
+    )
+    assert "1,000 of 33,554,432 are allowed" in refused(tmp_path, other.pack())
+    other = with_input(parts, "stages/x0.yaml", b"")
+    names = [f"stages/x{i}.yaml" for i in range(1000)]
+    other.edit(RELEASE, lambda value: value["inputs"].update(dict.fromkeys(names, sha256(b""))))
+    assert "1,000 of 33,554,432 are allowed" in refused(tmp_path, other.pack())
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"), [("mods/vllm-cpu/pyproject.toml", manifests.YAML_LIMIT), ("pins/stacks/cpu.lock", 8 << 20)]
+)
+def test_a_pin_is_measured_before_it_is_parsed(
+    parts: Parts, tmp_path: Path, name: str, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle.verify, "check_evidence", None)
+    message = refused(tmp_path, with_input(parts, name, b" " * (limit + 1)).pack())
+    assert f"{name} has {limit + 1:,} bytes, wanted {limit:,} or less" in message
+
+
+def test_large_inputs_are_read_piece_by_piece(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a source file of a mod only the hash matters."""
+    pieces: list[int] = []
+    read = Slice.read
+
+    def counting(self: Slice, size: int | None = -1) -> bytes:
+        data = read(self, size)
+        pieces.append(len(data))
+        return data
+
+    large = bytes(bundle.JSON_LIMIT + 1)
+    path = tmp_path / "large.tar"
+    path.write_bytes(with_input(parts, "mods/vllm-cpu/large.bin", large).pack())
+    monkeypatch.setattr(Slice, "read", counting)
+    with open_bundle(path) as opened:
+        assert f"{INPUTS}{sha256(large)}" in opened.data
+        (kept,) = [check for check in opened.checks if check.what == "kept inputs"]
+    assert kept.result == "ok" and kept.detail.startswith("47 of 47")
+    assert max(pieces) <= files.CHUNK
+    assert sum(pieces) < 2 * len(large), "read once, to be hashed"
+
+
 def test_pins_whose_aliases_multiply(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     lines = ["a0: &a0 [x, x, x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))]
@@ -562,3 +603,118 @@ def test_a_listing_of_another_layer(parts: Parts, tmp_path: Path, sample: Sample
     name = bundle.listing(sample.release.diff_ids[0])
     parts.members[name] = packed_listing([FILE])
     assert f"{name} does not list what lies in its layer" in refused(tmp_path, parts.pack())
+
+
+@pytest.mark.parametrize(
+    "change", [{"checks": []}, {"checks": ["mods"]}, {"mods": []}, {"acceptance_floor": 0.1}, {"scripted": False}]
+)
+def test_demands_are_those_of_the_stages(parts: Parts, tmp_path: Path, change: dict[str, Any]) -> None:
+    """No statement names them, but it names the stages and pins that they follow from."""
+    parts.edit(RELEASE, lambda value: value["demands"].update(change))
+    assert f"{RELEASE}: demands: saw" in refused(tmp_path, parts.pack())
+
+
+@pytest.mark.parametrize("checks", ["[]", "[mods]", "[chat]", "[sleep, mods]"])
+def test_stages_that_prove_nothing(parts: Parts, tmp_path: Path, sample: Sample, checks: str) -> None:
+    path = f"stages/{sample.release.stage}.yaml"
+    stage = yaml.safe_load(parts.members[INPUTS + sample.release.inputs[path]])
+    stage["smoke"]["checks"] = yaml.safe_load(checks)
+    other = with_input(parts, path, yaml.safe_dump(stage).encode())
+    other.edit(RELEASE, lambda value: value["demands"].update(checks=stage["smoke"]["checks"]))
+    assert "smoke.checks" in refused(tmp_path, other.pack())
+
+
+def test_no_signature_is_over_a_finished_checkpoint(
+    tmp_path: Path, signing_key: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    allowed = tmp_path / "allowed_signers"
+    allowed.write_text(f"lead@example {signing_key.with_suffix('.pub').read_text()}")
+    monkeypatch.setenv(ALLOWED_SIGNERS, str(allowed))
+    signed = sample_of(tmp_path / "signed", Keys(signing_key, allowed))
+    plain, finished = write_sample(signed, tmp_path / "plain.tar"), tmp_path / "finished.tar"
+    finished.write_bytes(with_checkpoint(Parts.of(plain), signed, ["config.json"]).pack())
+    commands.verify(str(plain), deep=False, require_signature=True)
+    commands.verify(str(finished), deep=False, require_signature=False)
+    shown = capsys.readouterr().out
+    assert shown.count("not in the statement: which files may be executed, times and sizes, logs") == 2
+    assert shown.count("finished checkpoint: 1 files as its own record names them; no statement does") == 1
+    paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+    for take in (
+        lambda: commands.verify(str(finished), deep=False, require_signature=True),
+        lambda: importing.import_bundle(paths, NO_ENGINE, finished, quiet, signed=True),
+    ):
+        with pytest.raises(IntegrityError, match=r"finished checkpoint: .* export it --with-store instead") as caught:
+            take()
+        assert "signature of an allowed signer" not in caught.value.message, "it is signed"
+    assert not paths.home.exists() and not paths.cache.exists()
+
+
+@pytest.fixture
+def full(parts: Parts, sample: Sample) -> Parts:
+    """With all that a bundle can hold."""
+    return with_checkpoint(with_store(parts, sample), sample, ["config.json", "a/model.safetensors"], b"a checkpoint")
+
+
+def test_with_store_and_checkpoint(full: Parts, tmp_path: Path) -> None:
+    path = tmp_path / "full.tar"
+    path.write_bytes(full.pack())
+    with open_bundle(path) as opened:
+        assert [file.sha256 for file in opened.locked] == sorted([sha256(DEB), sha256(WHEEL)])
+        assert {file.sha256 for file in opened.model_files.values()} == {sha256(MODEL)}
+        assert set(opened.checkpoint_files) == {"config.json", "a/model.safetensors"}
+
+
+DONE = b"a checkpoint"
+STORED = {f"{STORE}{sha256(data)}": data for data in (DEB, WHEEL, MODEL)} | {f"{CHECKPOINTS}{sha256(DONE)}": DONE}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_stored_files_that_are_not_what_the_records_name(full: Parts, tmp_path: Path, name: str) -> None:
+    data = bytearray(full.pack())
+    data[offset_of(bytes(data), name) + BLOCK] ^= 1
+    assert f"{name}: wanted sha256=" in refused(tmp_path, bytes(data)), "a flipped bit"
+    flipped = bytes([full.members[name][0] ^ 1]) + full.members[name][1:]
+    for other in (flipped, b""):
+        changed = Parts({**full.members, name: other}, full.index)
+        assert f"{name}: its sha256 is" in refused(tmp_path, changed.pack()), "with an index that fits"
+
+
+@pytest.mark.parametrize("name", [*list(STORED)[:2], list(STORED)[3], CHECKPOINT])
+def test_stored_files_that_are_missing(full: Parts, tmp_path: Path, name: str) -> None:
+    del full.members[name]
+    assert f"{name} is missing" in refused(tmp_path, full.pack())
+
+
+def test_stored_files_that_nothing_names(full: Parts, tmp_path: Path) -> None:
+    for name in (f"{STORE}{sha256(b'x')}", f"{CHECKPOINTS}{sha256(b'x')}", f"{STORE}x"):
+        other = Parts({**full.members, name: b"x"}, full.index)
+        assert f"{name} is not what a record asks for" in refused(tmp_path, other.pack())
+
+
+@pytest.mark.parametrize("kind", ["wheel", "deb"])
+def test_packages_that_the_lock_does_not_name(full: Parts, tmp_path: Path, sample: Sample, kind: str) -> None:
+    """Record and member agree; but the release's own lock wants another file."""
+
+    def change(value: Any) -> None:
+        row = value["rootfs"]["debs"][0] if kind == "deb" else value["context"][-1]
+        del full.members[f"{STORE}{row['sha256']}"]
+        full.members[f"{STORE}{sha256(b'evil')}"] = b"evil"
+        row.update(sha256=sha256(b"evil"), size=4)
+
+    full.edit(f"{IMAGES}{sample.records[0].key}.json", change)
+    message = refused(tmp_path, full.pack())
+    assert f"locks: pins/stacks/cpu.lock does not name {kind} made 1.0 {sha256(b'evil')}" in message
+
+
+@pytest.mark.parametrize(
+    "change", [{"key": "0" * 64}, {"model": "other"}, {"files": []}, {"files": {"a": {"size": -1, "sha256": "x"}}}]
+)
+def test_a_checkpoint_of_something_else(full: Parts, tmp_path: Path, change: dict[str, Any]) -> None:
+    full.edit(CHECKPOINT, lambda value: value | change)
+    assert CHECKPOINT in refused(tmp_path, full.pack())
+
+
+def test_sizes_are_those_of_the_records(full: Parts, tmp_path: Path, sample: Sample) -> None:
+    full.edit(CHECKPOINT, lambda value: value["files"]["config.json"].update(size=1))
+    full.edit(CHECKPOINT, lambda value: value["files"]["a/model.safetensors"].update(size=1))
+    assert "wanted 1 bytes, as its record says; it has 12" in refused(tmp_path, full.pack())

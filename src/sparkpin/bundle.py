@@ -62,7 +62,13 @@ LAYER_LIMIT = 128  # the engine takes no more
 SAID = 2000  # characters of a refusal: it may quote what a stranger wrote
 EXPORTS, IMPORTS = "exports.json", "imports.json"  # in a release's evidence: where bundles went to and came from
 STAGE = re.compile(r"[a-z0-9][a-z0-9.-]*")
-PINS = re.compile(r"(?:pins|stages)/.*|mods/[^/]+/pyproject\.toml")  # what `manifests` reads
+PINS = re.compile(  # what `manifests` and `evidence.verify` read
+    r"(?:pins/models|pins/stacks|stages|dockerfiles)/[^/]+|mods/[^/]+/pyproject\.toml"
+)
+PINS_LIMIT, PINS_ALLOWED = (
+    32 << 20,
+    1000,
+)  # bytes and number of all of them: a name costs no bytes when two share a hash
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")
 AGAIN = "get the file again from where it was exported, and compare its SHA-256 with the one there (sha256sum)"
 
@@ -300,6 +306,7 @@ def read_bundle(path: Path, index: Index, data: Mapping[str, Slice]) -> Bundle:
         raise Refused(f"{INDEX} is of {index.tag}, {RELEASE} of {release.tag}")
     records = read_records(data, release)
     require_names(release.inputs, RELEASE)  # first: what follows writes some of them to a folder of its own
+    require_small_pins(release, data)
     evidence = evidence_of(release, records, data, {row.name: row.sha256 for row in index.members})
     checks = tuple(verify.check_evidence(evidence))
     verify.require(checks, release.tag)
@@ -412,14 +419,32 @@ def require_names(names: Collection[str], what: str) -> None:
         raise Refused(f"{what}: {min(both)} is a file and a folder")
 
 
+def pin_names(release: Release) -> list[str]:
+    return [name for name in release.inputs if PINS.fullmatch(name)]
+
+
+def require_small_pins(release: Release, data: Mapping[str, Slice]) -> None:
+    """Before a parser sees one of them. A missing one is told later."""
+    names, total = pin_names(release), 0
+    for name in names:
+        limit = manifests.LOCK_LIMIT if name.endswith(".lock") else manifests.YAML_LIMIT
+        size = member.size if (member := data.get(INPUTS + release.inputs[name])) else 0
+        if size > limit:
+            raise Refused(f"{name} has {size:,} bytes, wanted {limit:,} or less")
+        total += size
+    if len(names) > PINS_ALLOWED or total > PINS_LIMIT:
+        seen = f"{len(names):,} pins and stages of {total:,} bytes"
+        raise Refused(f"{RELEASE} names {seen}; {PINS_ALLOWED:,} of {PINS_LIMIT:,} are allowed")
+
+
 @contextlib.contextmanager
 def pins_of(release: Release, data: Mapping[str, Slice]) -> Iterator[Path]:
-    """The release's project as far as `manifests` reads it; of all other files only the names. Refused for a pin."""
+    """The release's project as far as `manifests` reads it. Refused for a pin that it does not take."""
     with tempfile.TemporaryDirectory(prefix="sparkpin-pins-") as folder:
-        for name, sha256 in release.inputs.items():
+        for name in pin_names(release):
             target = Path(folder, name)
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(small(data, INPUTS + sha256) if PINS.fullmatch(name) else b"")
+            target.write_bytes(small(data, INPUTS + release.inputs[name]))
         try:
             yield Path(folder)
         except (SparkpinError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
@@ -517,11 +542,11 @@ def require_members(bundle: Bundle) -> None:
     if strange := sorted(rows.keys() ^ wanted.keys()):
         raise Refused(f"{strange[0]} is {'missing' if strange[0] in wanted else 'not what a record asks for'}")
     for name, file in wanted.items():
-        if file and (rows[name].size, rows[name].sha256) != (file.size, file.sha256):
-            raise Refused(f"{name}: wanted {file.size} bytes, as its record says; it has {rows[name].size}")
         head, _, digest = name.rpartition("/")
         if f"{head}/" in (INPUTS, STORE, CHECKPOINTS, BLOBS) and rows[name].sha256 != digest:
             raise Refused(f"{name}: its sha256 is {rows[name].sha256}")
+        if file and rows[name].size != file.size:
+            raise Refused(f"{name}: wanted {file.size} bytes, as its record says; it has {rows[name].size}")
 
 
 def layers_of(release: Release, rows: Mapping[str, Row]) -> list[oci.Layer]:
