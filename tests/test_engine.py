@@ -17,7 +17,7 @@ from sparkpin import engine as engines
 from sparkpin.canonical import read_layer
 from sparkpin.engine import Engine
 from sparkpin.errors import BuildError, DiskError, EngineError, HostError
-from sparkpin.seal import Part
+from sparkpin.seal import Part, Sealed
 
 
 @pytest.fixture
@@ -180,9 +180,23 @@ def test_a_layer_that_the_engine_lacks_is_refused_and_leaves_no_tag(engine: Engi
 def test_a_source_that_fails_midway_leaves_no_tag(engine: Engine, ref: str) -> None:
     torn = read_layer(tree("opt/x", b"d" * 3_000_000))
     torn.source.truncate(1_000_000)
-    with pytest.raises(BuildError, match="ends within"):
+    with pytest.raises(BuildError, match=r"ends before byte \d"):
         engine.load_sealed([Part(layer=torn)], {}, os="linux", architecture="amd64", tag=ref)
     assert engine.image(ref) is None
+
+
+@pytest.mark.engine
+def test_what_is_done_meanwhile_knows_the_image_and_may_fail(engine: Engine, ref: str) -> None:
+    part = Part(layer=read_layer(tree("opt/x", b"data")))
+    seen: list[Sealed] = []
+    sealed = engine.load_sealed([part], {}, os="linux", architecture="amd64", tag=ref, meanwhile=seen.append)
+    assert seen == [sealed]
+
+    def fail(sealed: Sealed) -> None:
+        raise DiskError("no room for the listing", next_step="free some")
+
+    with pytest.raises(DiskError, match="no room"):
+        engine.load_sealed([part], {}, os="linux", architecture="amd64", tag=ref, meanwhile=fail)
 
 
 @pytest.mark.engine

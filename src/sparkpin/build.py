@@ -23,7 +23,7 @@ from sparkpin.buildrecord import (
     record_file,
     write_record,
 )
-from sparkpin.canonical import read_layer
+from sparkpin.canonical import CanonicalLayer, read_layer
 from sparkpin.contents import Contents, contents_of, read_contents, write_contents
 from sparkpin.contentstore import Sizes
 from sparkpin.context import context_folder
@@ -291,8 +291,9 @@ class Maker:
             parts.append(Part(past))
             new.pop(0)
         with ThreadPoolExecutor(PARALLEL_TREES) as pool, contextlib.ExitStack() as stack:
-            for tar in list(pool.map(self.make_tree, new)):
-                parts.append(Part(layer=read_layer(stack.enter_context(tar.open("rb")))))
+            for layer in list(pool.map(self.make_tree, new)):
+                stack.enter_context(layer.source)
+                parts.append(Part(layer=layer))
             self.tell("sealing and loading")
             try:
                 sealed = self.load(parts, image)
@@ -308,7 +309,7 @@ class Maker:
                 write_json(self.note(key), {"diff_id": layers[name]})
         return Made(sealed, layers)
 
-    def make_tree(self, name: str) -> Path:
+    def make_tree(self, name: str) -> CanonicalLayer:
         """Trees are made side by side, each from a folder of its own.
 
         BuildKit keeps one copy of a context folder up to date for all its builds and sends each only the files that it
@@ -317,7 +318,7 @@ class Maker:
         tar, context = self.work / f"{name}.tar", self.work / f"{name}-context"
         shutil.copytree(self.context, context, copy_function=os.link)
         self.build(target=f"{name}-tree", output=tar, context=context)
-        return tar
+        return read_layer(tar.open("rb", buffering=0))
 
     def whole(self) -> Made:
         self.build(self.unsealed)
@@ -337,18 +338,21 @@ class Maker:
         return image
 
     def load(self, parts: Sequence[Part], image: ImageInfo) -> Sealed:
-        ref = self.rendered.ref
-        sealed = self.engine.load_sealed(
+        def list_contents(sealed: Sealed) -> None:
+            filled = [part for part in parts if not part.empty]
+            for diff_id, part in zip(sealed.diff_ids, filled, strict=True):
+                if part.layer:
+                    keep_contents(self.paths, diff_id, contents_of(part.layer))
+
+        return self.engine.load_sealed(
             parts,
             image.config,
             os=image.os,
             architecture=image.architecture,
-            tag=ref,
+            tag=self.rendered.ref,
             sizes=Sizes(self.paths.cache / "layers"),
+            meanwhile=list_contents,
         )
-        for diff_id, contents in sealed.contents.items():
-            keep_contents(self.paths, diff_id, contents)
-        return sealed
 
     def known(self, key: str) -> str | None:
         """The sealed diff ID of a layer that an earlier run made from the same inputs, whose contents are known."""

@@ -29,6 +29,7 @@ STRIDE = 1 << 17  # bytes read at once for headers
 REGULAR, HARDLINK, SYMLINK, DIRECTORY = b"0", b"1", b"2", b"5"
 DEVICES = (b"3", b"4")
 KINDS = (REGULAR, HARDLINK, SYMLINK, *DEVICES, DIRECTORY, b"6")
+EXTRA = (b"L", b"K", b"x")  # tell of the member after them
 GNU, PAX = b"ustar  \0", b"ustar\x0000"
 LONG = {b"L": b"path", b"K": b"linkpath"}
 # name; mode, uid, gid; size; (mtime); checksum; kind; link; magic; (names of owners); device; prefix of the name
@@ -134,9 +135,10 @@ class Span:
         view = memoryview(data)
         for start, end, offset in self.copied:
             source.seek(offset)
+            needed = offset + end - start
             while start < end:
                 if not (got := source.readinto(view[start:end])):  # type: ignore[attr-defined]
-                    raise BuildError(f"the layer ends before byte {offset + end - start:,}", next_step=AGAIN)
+                    raise BuildError(f"the layer ends before byte {needed:,}", next_step=AGAIN)
                 start += got
         for start, piece in self.written:
             data[start : start + len(piece)] = piece
@@ -211,17 +213,17 @@ def read_members(source: BinaryIO) -> dict[bytes, Member]:
         try:
             mode, uid, gid = plain_numbers(numbers)
             size = int(size_text.rstrip(b"\0 "), 8)
-            plain = byte_sum(head) - sum(checksum) + 8 * 32 == int(checksum.rstrip(b"\0 "), 8)
+            plain = byte_sum(head) == whole_sum(checksum)
         except ValueError:
             plain = False
         if not plain:
             info = odd_header(head, position)
             mode, uid, gid, size = info.mode, info.uid, info.gid, info.size
         position += BLOCK
-        name, link = name.partition(b"\0")[0], link.partition(b"\0")[0]
+        name, target, device, capability, holes = name.partition(b"\0")[0], b"", (0, 0), b"", False
         if prefix[0] and magic != GNU:  # GNU has times there
             name = prefix.partition(b"\0")[0] + b"/" + name
-        if kind in (b"L", b"K", b"x"):
+        if kind in EXTRA:
             data = window.read(position, size)
             told |= pax_records(data) if kind == b"x" else {LONG[kind]: data.partition(b"\0")[0]}
             position += size + -size % BLOCK
@@ -229,23 +231,20 @@ def read_members(source: BinaryIO) -> dict[bytes, Member]:
         if told:
             name, link = told.get(b"path", name), told.get(b"linkpath", link)
             size, uid, gid = (int(told.get(key, n)) for key, n in ((b"size", size), (b"uid", uid), (b"gid", gid)))
-        capability = told.get(CAPABILITY, b"")
+            capability, holes = told.get(CAPABILITY, b""), any(key.startswith(b"GNU.sparse.") for key in told)
+            told = {}
         path = clean(name)
         if kind == b"\0":
             kind = DIRECTORY if name.endswith(b"/") else REGULAR
-        if kind not in KINDS or any(key.startswith(b"GNU.sparse.") for key in told):
+        if kind not in KINDS or holes:
             raise BuildError(
                 f"layer member {path!r} has tar type {kind!r}{' and holes (sparse)' * (kind in (b'S', REGULAR))}",
                 next_step="report this engine's version",
             )
-        told = {}
-        device = (0, 0)
-        if kind == REGULAR:
-            link = b""
-        else:
-            size = 0
+        if kind != REGULAR:
+            size, target = 0, link.partition(b"\0")[0]
             if kind == HARDLINK:
-                link = clean(link)
+                target = clean(target)
             elif kind == SYMLINK:
                 mode = 0o777
             elif kind in DEVICES:
@@ -253,7 +252,7 @@ def read_members(source: BinaryIO) -> dict[bytes, Member]:
         if b".wh." in path and path.rpartition(b"/")[2].startswith(b".wh."):
             found[path] = Member(path, REGULAR, 0, 0, 0)  # a deletion mark: engines differ in its mode
         elif path:
-            found[path] = Member(path, kind, mode, uid, gid, size, link, device, capability, position)
+            found[path] = Member(path, kind, mode, uid, gid, size, target, device, capability, position)
         position += size + -size % BLOCK
     return found
 
@@ -281,6 +280,12 @@ def plain_numbers(text: bytes) -> tuple[int, int, int]:
     """mode, uid, gid; few members have ones of their own. ValueError for another form than plain octal."""
     mode, uid, gid = (int(text[start : start + 8].rstrip(b"\0 "), 8) for start in (0, 8, 16))
     return mode & 0o7777, uid, gid
+
+
+@functools.lru_cache(1 << 13)
+def whole_sum(checksum: bytes) -> int:
+    """The sum of a header with this checksum, which is that of the header with spaces in the checksum's place."""
+    return int(checksum.rstrip(b"\0 "), 8) + sum(checksum) - 8 * 32
 
 
 def byte_sum(data: bytes) -> int:
@@ -417,7 +422,7 @@ def block(
     """One header block of 512 bytes."""
     owner, rest, total = frame(kind, mode, uid, gid, mtime, link, device, pax)
     length = number(size, 12)
-    checksum = total + sum(name) + sum(length)
+    checksum = total + byte_sum(name) + sum(length)
     return b"".join((name.ljust(100, b"\0"), owner, length, number(mtime, 12), b"%06o\0 " % checksum, rest))
 
 

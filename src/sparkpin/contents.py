@@ -22,7 +22,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from sparkpin.canonical import REGULAR, CanonicalLayer, Member, Span
+from sparkpin.canonical import REGULAR, CanonicalLayer, Member
 from sparkpin.errors import IntegrityError
 from sparkpin.files import atomic_file
 
@@ -73,17 +73,15 @@ DEVICE = [field.name for field in fields(Entry)].index("device")
 
 
 def contents_of(layer: CanonicalLayer) -> Contents:
-    """The contents of a layer at rest; reads all of its data once."""
+    """The contents of a layer; reads all of its data once."""
+    return entries(layer, file_hashes(layer))
+
+
+def file_hashes(layer: CanonicalLayer) -> dict[bytes, str]:
+    """SHA-256 (hex) of each file's data, by its path."""
     sums: dict[bytes, str] = {}
-    for _ in hashed(layer.pieces(), sums):
-        pass
-    return entries(layer, sums)
-
-
-def hashed(pieces: Iterable[tuple[Span, bytes]], sums: dict[bytes, str]) -> Iterator[bytes]:
-    """A layer's tar as it passes. sums: gets the SHA-256 (hex) of each file's data by its path."""
     large = hashlib.sha256()  # of a file that does not end in the piece that it begins in
-    for span, data in pieces:
+    for span, data in layer.pieces():
         view = memoryview(data)
         for member, start, end in span.files:
             if end - start == member.size:
@@ -93,11 +91,11 @@ def hashed(pieces: Iterable[tuple[Span, bytes]], sums: dict[bytes, str]) -> Iter
                 large = hashlib.sha256()
             large.update(view[start:end])
             sums[member.path] = large.hexdigest()
-        yield data
+    return sums
 
 
 def entries(layer: CanonicalLayer, sums: Mapping[bytes, str]) -> Contents:
-    """The contents of a layer whose files' SHA-256 (hex, by path) are known from writing it."""
+    """The contents of a layer. sums: its files' SHA-256 (hex) by path."""
     owner = owners(layer)
 
     def entry(member: Member) -> Entry:

@@ -157,11 +157,12 @@ class Engine:
         architecture: str,
         tag: str,
         sizes: Sizes = NO_SIZES,
+        meanwhile: Callable[[Sealed], object] = lambda sealed: None,
     ) -> Sealed:
         """Seal and load in one pass, without a copy on the disk. The tag appears when all of it is in.
 
-        sizes: notes that containerd's store is read and written with. Raises EngineError when the engine lacks a layer
-        that is left out.
+        sizes: notes that containerd's store is read and written with. meanwhile: runs when all is sent and the engine
+        still unpacks. Raises EngineError when the engine lacks a layer that is left out.
         """
         made: list[Sealed] = []
         nameless: list[Index] = []  # what containerd's store takes in by an index has no tag yet
@@ -177,7 +178,7 @@ class Engine:
             made.append(seal(write, parts, config, os=os, architecture=architecture, tag=tag, more=more))
 
         try:
-            with pieces_of(produce) as pieces:
+            with pieces_of(produce, lambda: meanwhile(made[0])) as pieces:
                 self.load(pieces)
             for index in nameless:
                 self.tag(index.digest, tag)
@@ -301,27 +302,33 @@ def plain_error(text: str) -> EngineError | DiskError:
 
 
 @contextlib.contextmanager
-def pieces_of(produce: Callable[[Callable[[bytes], object]], None]) -> Iterator[Iterator[bytes]]:
-    """What `produce` writes, as pieces to read, through a pipe; `produce` runs in a thread of its own.
+def pieces_of(
+    produce: Callable[[Callable[[bytes], object]], None], afterwards: Callable[[], object]
+) -> Iterator[Iterator[bytes]]:
+    """What `produce` writes, as pieces to read, through a pipe; it and then `afterwards` run in a thread of their own.
 
-    Its exception comes out of the reading, so that a request that sends the pieces breaks off.
+    An exception of `produce` comes out of the reading, so that a request that sends the pieces breaks off.
     """
     reading, writing = os.pipe()
+    closed = threading.Event()
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
             with os.fdopen(writing, "wb", buffering=CHUNK) as pipe:
                 produce(pipe.write)
+            closed.set()
+            afterwards()
         except BaseException as error:
             failed.append(error)
+            closed.set()
 
     thread = threading.Thread(target=run, name="seal", daemon=True)
 
     def read() -> Iterator[bytes]:
         while chunk := os.read(reading, CHUNK):
             yield chunk
-        thread.join()
+        closed.wait()
         if failed:
             raise failed[0]
 
@@ -331,3 +338,5 @@ def pieces_of(produce: Callable[[Callable[[bytes], object]], None]) -> Iterator[
     finally:
         os.close(reading)  # a reader that gave up ends the writer, too
         thread.join()
+    if failed:
+        raise failed[0]

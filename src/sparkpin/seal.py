@@ -16,20 +16,18 @@ import tarfile
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, cast
 
 from sparkpin.canonical import BLOCK, END, CanonicalLayer, Slice, block, padded, read_layer
-from sparkpin.contents import Contents, entries, hashed
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import BuildError
 from sparkpin.files import CHUNK, disk_errors
 
-T = TypeVar("T")
-AHEAD = 3  # chunks
+BEHIND = 16  # chunks that are written and wait to be hashed
 VERSION = 1  # counts changes of the canonical form: it is a part of every build key
 CREATED_BY = "sparkpin"
 CREATED = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(EPOCH))
@@ -78,14 +76,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Sealed:
-    """config: the image's configuration, whose SHA-256 is the image's identity; diff_ids: its layers.
-
-    contents: what the layers hold that were made canonical here, by diff ID.
-    """
+    """config: the image's configuration, whose SHA-256 is the image's identity; diff_ids: its layers."""
 
     config: bytes
     diff_ids: tuple[str, ...]
-    contents: Mapping[str, Contents] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def config_digest(self) -> str:
@@ -131,7 +125,7 @@ def image_config(config: Mapping[str, Any], *, os: str, architecture: str, diff_
 @contextlib.contextmanager
 def open_saved(archive: Path) -> Iterator[Saved]:
     """Read a `docker save` archive of one image. Compressed layers are unpacked beside it while it is open."""
-    with archive.open("rb") as file, contextlib.ExitStack() as unpacked:
+    with archive.open("rb", buffering=0) as file, contextlib.ExitStack() as unpacked:
         with tarfile.open(fileobj=file, mode="r:") as tar:
             members = {member.name: member for member in tar}
 
@@ -202,32 +196,19 @@ def seal(
     """
     names: list[str] = []
     diff_ids: list[str] = []
-    contents: dict[str, Contents] = {}
-    for part in parts:
-        if part.empty:
-            continue
-        names.append(f"layers/{len(names):03}.tar")
-        if part.left_out:
-            diff_ids.append(part.diff_id)
-            continue
-        listed: list[Contents] = []
-        chunks = canonical_chunks(part.layer, listed) if part.layer else raw_chunks(part.raw)
-        write(block(names[-1].encode(), b"0", size=part.size))
-        digest, written = hashlib.sha256(), 0
-        with contextlib.closing(ahead(chunks)) as pieces:
-            for chunk in pieces:
-                if not part.diff_id:
-                    digest.update(chunk)
-                written += len(chunk)
-                write(chunk)
-        if written != part.size:
-            raise BuildError(f"a layer of {part.size} bytes came to {written}", next_step="run the build again")
-        write(b"\0" * (-written % BLOCK))
-        diff_ids.append(part.diff_id or f"sha256:{digest.hexdigest()}")
-        contents.update((diff_ids[-1], content) for content in listed)
-    sealed = Sealed(
-        image_config(config, os=os, architecture=architecture, diff_ids=diff_ids), tuple(diff_ids), contents
-    )
+    with ThreadPoolExecutor(1, "hash") as beside:
+        for part in parts:
+            if part.empty:
+                continue
+            names.append(f"layers/{len(names):03}.tar")
+            if part.left_out:
+                diff_ids.append(part.diff_id)
+                continue
+            write(block(names[-1].encode(), b"0", size=part.size))
+            found = write_layer(write, part, beside)
+            write(b"\0" * (-part.size % BLOCK))
+            diff_ids.append(part.diff_id or found)
+    sealed = Sealed(image_config(config, os=os, architecture=architecture, diff_ids=diff_ids), tuple(diff_ids))
     manifest = [{"Config": ARCHIVE_CONFIG, "Layers": names, "RepoTags": [tag]}]
     last = {ARCHIVE_CONFIG: sealed.config, ARCHIVE_MANIFEST: json.dumps(manifest).encode(), **more(sealed)}
     for name, data in last.items():
@@ -236,21 +217,22 @@ def seal(
     return sealed
 
 
-def canonical_chunks(layer: CanonicalLayer, listed: list[Contents]) -> Iterator[bytes]:
-    """A thread reads the files, another hashes them and lists them at the end; the caller hashes the tar and writes."""
-    sums: dict[bytes, str] = {}
-    with contextlib.closing(ahead(layer.pieces())) as pieces:
-        yield from hashed(pieces, sums)
-    listed.append(entries(layer, sums))
-
-
-def ahead(items: Iterator[T]) -> Generator[T, None, None]:
-    """The same, made early in a thread of its own."""
-    with ThreadPoolExecutor(1, "ahead") as pool:
-        pending = deque(pool.submit(next, items, None) for _ in range(AHEAD))
-        while (item := pending.popleft().result()) is not None:
-            pending.append(pool.submit(next, items, None))
-            yield item
+def write_layer(write: Callable[[bytes], object], part: Part, beside: ThreadPoolExecutor) -> str:
+    """Write a layer's tar; its diff ID. Reading and writing go on while `beside` hashes what went before."""
+    digest, written = hashlib.sha256(), 0
+    pending: deque[Future[None]] = deque()
+    for chunk in part.layer.chunks() if part.layer else raw_chunks(part.raw):
+        if not part.diff_id:
+            pending.append(beside.submit(digest.update, chunk))
+        write(chunk)
+        written += len(chunk)
+        if len(pending) > BEHIND:
+            pending.popleft().result()
+    for hashed in pending:
+        hashed.result()
+    if written != part.size:
+        raise BuildError(f"a layer of {part.size} bytes came to {written}", next_step="run the build again")
+    return f"sha256:{digest.hexdigest()}"
 
 
 def raw_chunks(raw: Slice | None) -> Iterator[bytes]:
