@@ -133,7 +133,7 @@ def measure(folder: Path, runs: int, scale: float) -> float:
     size = source.stat().st_size
     chunk = random.Random(1).randbytes(CHUNK)
 
-    def to_disk(act: Callable[[Callable[[bytes], object]], object]) -> None:
+    def to_disk(act: Callable[[Callable[[bytes | memoryview], object]], object]) -> None:
         disk = Disk(target)
         act(disk.write)
         disk.close()

@@ -14,9 +14,9 @@ import posixpath
 import struct
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple
 
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import BuildError
@@ -25,6 +25,7 @@ from sparkpin.files import CHUNK
 BLOCK = 512
 ZEROS = b"\0" * BLOCK
 END = 2 * ZEROS
+ROOM = CHUNK + (1 << 14)  # bytes of a piece and of the last member's headers
 STRIDE = 1 << 17  # bytes read at once for headers
 REGULAR, HARDLINK, SYMLINK, DIRECTORY = b"0", b"1", b"2", b"5"
 DEVICES = (b"3", b"4")
@@ -130,9 +131,9 @@ class Span:
                 return
         self.copied.append([start, self.size, offset])
 
-    def read(self, source: BinaryIO) -> bytes:
-        data = bytearray(self.size)
-        view = memoryview(data)
+    def read(self, source: BinaryIO, buffer: bytearray | None = None) -> memoryview:
+        """The piece, in the buffer if it has room there."""
+        view = memoryview(buffer if buffer and len(buffer) >= self.size else bytearray(self.size))[: self.size]
         for start, end, offset in self.copied:
             source.seek(offset)
             needed = offset + end - start
@@ -141,8 +142,8 @@ class Span:
                     raise BuildError(f"the layer ends before byte {needed:,}", next_step=AGAIN)
                 start += got
         for start, piece in self.written:
-            data[start : start + len(piece)] = piece
-        return cast(bytes, data)  # nobody changes it any more
+            view[start : start + len(piece)] = piece
+        return view
 
 
 @dataclass(frozen=True)
@@ -153,17 +154,16 @@ class CanonicalLayer:
     members: tuple[Member, ...]
     size: int
 
-    def chunks(self) -> Iterator[bytes]:
-        """The tar, in pieces of about CHUNK bytes."""
-        return (data for _, data in self.pieces())
-
-    def pieces(self) -> Iterator[tuple[Span, bytes]]:
-        """The same pieces, each with where its files lie."""
-        return ((span, span.read(self.source)) for span in self.spans())
+    def chunks(self, buffer: Callable[[], bytearray | None] = lambda: None) -> Iterator[memoryview]:
+        """The tar, in pieces of about CHUNK bytes. buffer: is asked for the place of each; ROOM bytes are enough."""
+        return (span.read(self.source, buffer()) for span in self.spans())
 
     def spans(self) -> Iterator[Span]:
         span, rest = Span(), 0
         for member in self.members:
+            if span.size >= CHUNK:
+                yield span
+                span = Span()
             span.write(ZEROS[:rest] + header(member))
             rest = -member.size % BLOCK
             if member.kind == REGULAR:

@@ -22,7 +22,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from sparkpin.canonical import REGULAR, CanonicalLayer, Member
+from sparkpin.canonical import REGULAR, ROOM, CanonicalLayer, Member
 from sparkpin.errors import IntegrityError
 from sparkpin.files import atomic_file
 
@@ -81,8 +81,9 @@ def file_hashes(layer: CanonicalLayer) -> dict[bytes, str]:
     """SHA-256 (hex) of each file's data, by its path."""
     sums: dict[bytes, str] = {}
     large = hashlib.sha256()  # of a file that does not end in the piece that it begins in
-    for span, data in layer.pieces():
-        view = memoryview(data)
+    buffer = bytearray(ROOM)
+    for span in layer.spans():
+        view = span.read(layer.source, buffer)
         for member, start, end in span.files:
             if end - start == member.size:
                 sums[member.path] = hashlib.sha256(view[start:end]).hexdigest()

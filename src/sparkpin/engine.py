@@ -174,7 +174,7 @@ class Engine:
             nameless.append(image_index(sealed, parts, below))
             return nameless[0].members
 
-        def produce(write: Callable[[bytes], object]) -> None:
+        def produce(write: Callable[[bytes | memoryview], object]) -> None:
             made.append(seal(write, parts, config, os=os, architecture=architecture, tag=tag, more=more))
 
         try:
@@ -303,7 +303,7 @@ def plain_error(text: str) -> EngineError | DiskError:
 
 @contextlib.contextmanager
 def pieces_of(
-    produce: Callable[[Callable[[bytes], object]], None], afterwards: Callable[[], object]
+    produce: Callable[[Callable[[bytes | memoryview], object]], None], afterwards: Callable[[], object]
 ) -> Iterator[Iterator[bytes]]:
     """What `produce` writes, as pieces to read, through a pipe; it and then `afterwards` run in a thread of their own.
 

@@ -14,20 +14,20 @@ import json
 import shutil
 import tarfile
 import tempfile
+import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, BinaryIO, cast
 
-from sparkpin.canonical import BLOCK, END, CanonicalLayer, Slice, block, padded, read_layer
+from sparkpin.canonical import BLOCK, END, ROOM, CanonicalLayer, Slice, block, padded, read_layer
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import BuildError
 from sparkpin.files import CHUNK, disk_errors
 
-BEHIND = 16  # chunks that are written and wait to be hashed
+BUFFERS = 16
 VERSION = 1  # counts changes of the canonical form: it is a part of every build key
 CREATED_BY = "sparkpin"
 CREATED = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(EPOCH))
@@ -180,7 +180,7 @@ def parts_of(saved: Saved, parent: Sequence[str]) -> list[Part]:
 
 
 def seal(
-    write: Callable[[bytes], object],
+    write: Callable[[bytes | memoryview], object],
     parts: Sequence[Part],
     config: Mapping[str, Any],
     *,
@@ -196,18 +196,21 @@ def seal(
     """
     names: list[str] = []
     diff_ids: list[str] = []
-    with ThreadPoolExecutor(1, "hash") as beside:
-        for part in parts:
-            if part.empty:
-                continue
-            names.append(f"layers/{len(names):03}.tar")
-            if part.left_out:
-                diff_ids.append(part.diff_id)
-                continue
-            write(block(names[-1].encode(), b"0", size=part.size))
-            found = write_layer(write, part, beside)
-            write(b"\0" * (-part.size % BLOCK))
-            diff_ids.append(part.diff_id or found)
+    for part in parts:
+        if part.empty:
+            continue
+        names.append(f"layers/{len(names):03}.tar")
+        if part.left_out:
+            diff_ids.append(part.diff_id)
+            continue
+        write(block(names[-1].encode(), b"0", size=part.size))
+        if part.layer:
+            diff_ids.append(write_layer(write, part.layer))
+        else:
+            diff_ids.append(part.diff_id)
+            for chunk in raw_chunks(part.raw):
+                write(chunk)
+        write(b"\0" * (-part.size % BLOCK))
     sealed = Sealed(image_config(config, os=os, architecture=architecture, diff_ids=diff_ids), tuple(diff_ids))
     manifest = [{"Config": ARCHIVE_CONFIG, "Layers": names, "RepoTags": [tag]}]
     last = {ARCHIVE_CONFIG: sealed.config, ARCHIVE_MANIFEST: json.dumps(manifest).encode(), **more(sealed)}
@@ -217,25 +220,57 @@ def seal(
     return sealed
 
 
-def write_layer(write: Callable[[bytes], object], part: Part, beside: ThreadPoolExecutor) -> str:
-    """Write a layer's tar; its diff ID. Reading and writing go on while `beside` hashes what went before."""
-    digest, written = hashlib.sha256(), 0
-    pending: deque[Future[None]] = deque()
-    for chunk in part.layer.chunks() if part.layer else raw_chunks(part.raw):
-        if not part.diff_id:
-            pending.append(beside.submit(digest.update, chunk))
-        write(chunk)
-        written += len(chunk)
-        if len(pending) > BEHIND:
-            pending.popleft().result()
-    for hashed in pending:
-        hashed.result()
-    if written != part.size:
-        raise BuildError(f"a layer of {part.size} bytes came to {written}", next_step="run the build again")
-    return f"sha256:{digest.hexdigest()}"
+def write_layer(write: Callable[[bytes | memoryview], object], layer: CanonicalLayer) -> str:
+    """Write a layer's tar; its diff ID."""
+    written = 0
+    with Hasher() as hasher:
+        for chunk in layer.chunks(hasher.buffer):
+            hasher.update(chunk)
+            write(chunk)
+            written += len(chunk)
+    if written != layer.size:
+        raise BuildError(f"a layer of {layer.size} bytes came to {written}", next_step="run the build again")
+    return f"sha256:{hasher.digest.hexdigest()}"
+
+
+class Hasher:
+    """SHA-256 in a thread of its own, over pieces that lie in its buffers while others read and write."""
+
+    def __init__(self) -> None:
+        self.digest = hashlib.sha256()
+        self.free: SimpleQueue[bytearray] = SimpleQueue()
+        self.todo: SimpleQueue[memoryview | None] = SimpleQueue()
+        for _ in range(BUFFERS):
+            self.free.put(bytearray(ROOM))
+        self.thread = threading.Thread(target=self.run, name="hash", daemon=True)
+
+    def buffer(self) -> bytearray:
+        return self.free.get()
+
+    def update(self, piece: memoryview) -> None:
+        """A piece in a buffer, which is free when it is hashed."""
+        self.todo.put(piece)
+
+    def run(self) -> None:
+        while (piece := self.todo.get()) is not None:
+            self.digest.update(piece)
+            self.free.put(cast(bytearray, piece.obj))
+
+    def __enter__(self) -> Hasher:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.todo.put(None)
+        self.thread.join()
 
 
 def raw_chunks(raw: Slice | None) -> Iterator[bytes]:
     assert raw is not None
     raw.seek(0)
-    return iter(lambda: raw.read(CHUNK), b"")
+    left = raw.size
+    while chunk := raw.read(CHUNK):
+        left -= len(chunk)
+        yield chunk
+    if left:
+        raise BuildError(f"a layer of {raw.size} bytes ends {left} bytes too soon", next_step="run the build again")
