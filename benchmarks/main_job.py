@@ -24,7 +24,6 @@ sys.path.insert(0, str(PROJECT / "tests"))
 
 from checkout import INVOKE, Checkout  # noqa: E402
 from sparkpin import ui  # noqa: E402
-from sparkpin.engine import Engine  # noqa: E402
 
 
 def timed(act: Callable[[], object]) -> float:
@@ -80,10 +79,7 @@ def main() -> None:
 
             measure("one line of a mod to a loaded, tagged image", 30, change, min(runs, 3))
         finally:
-            engine = Engine.connect()
-            for image in engine.client.images.list(name="sparkpin/bench"):
-                for name in image.tags:
-                    engine.untag(name)
+            copy.remove_tags("bench")
     ui.show(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}")
     ui.table(("what", "median", "promised", "peer"), rows)
 
