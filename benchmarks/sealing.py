@@ -112,15 +112,19 @@ class Disk:
         self.pending.append((self.pool.submit(os.pwrite, self.file, buffer, self.size), buffer))
         self.size, self.filled = self.size + PIECE, 0
         if not self.free:
-            done, buffer = self.pending.popleft()
-            done.result()
-            self.free.append(buffer)
+            self.free.append(self.oldest())
+
+    def oldest(self) -> mmap.mmap:
+        done, buffer = self.pending.popleft()
+        if done.result() != PIECE:
+            raise OSError(f"{self.path}: the disk is full")
+        return buffer
 
     def close(self) -> None:
         end = self.size + self.filled
         self.flush()
-        for done, _ in self.pending:
-            done.result()
+        while self.pending:
+            self.oldest()
         os.ftruncate(self.file, end)
         os.fsync(self.file)
         os.close(self.file)

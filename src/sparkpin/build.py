@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -161,7 +162,7 @@ def require_parent(paths: Paths, engine: Engine, rendered: Rendered, say: Say) -
         parent = engine.import_rootfs(tar, rendered.parent_ref, architecture=architecture, labels=labels)
     if not has_contents(paths, parent.diff_ids):
         with tar.open("rb") as file:
-            keep_contents(paths, parent.diff_ids[0], contents_of(read_layer(file, everything=True)))
+            keep_contents(paths, parent.diff_ids[0], lambda: contents_of(read_layer(file, everything=True)))
     return parent
 
 
@@ -169,11 +170,13 @@ def has_contents(paths: Paths, diff_ids: Sequence[str]) -> bool:
     return all(layer_file(paths, diff_id).is_file() for diff_id in diff_ids)
 
 
-def keep_contents(paths: Paths, diff_id: str, contents: Contents) -> None:
+def keep_contents(paths: Paths, diff_id: str, contents: Callable[[], Contents]) -> None:
     """The listing of a layer beside the records, and for other homes that share the cache."""
-    for file in (layer_file(paths, diff_id), cached_contents(paths, diff_id)):
-        if not file.is_file():
-            write_contents(file, contents)
+    files = (layer_file(paths, diff_id), cached_contents(paths, diff_id))
+    if lacking := [file for file in files if not file.is_file()]:
+        listed = contents()
+        for file in lacking:
+            write_contents(file, listed)
 
 
 def cached_contents(paths: Paths, diff_id: str) -> Path:
@@ -290,10 +293,10 @@ class Maker:
                 break
             parts.append(Part(past))
             new.pop(0)
-        with ThreadPoolExecutor(PARALLEL_TREES) as pool, contextlib.ExitStack() as stack:
-            for layer in list(pool.map(self.make_tree, new)):
-                stack.enter_context(layer.source)
-                parts.append(Part(layer=layer))
+        with contextlib.ExitStack() as opened:
+            with ThreadPoolExecutor(PARALLEL_TREES) as pool:
+                layers = list(pool.map(lambda name: self.make_tree(name, opened), new))
+            parts += [Part(layer=layer) for layer in layers]
             self.tell("sealing and loading")
             try:
                 sealed = self.load(parts, image)
@@ -303,22 +306,24 @@ class Maker:
                 raise
         below = len(self.parent.diff_ids)
         filled = [layer for layer, part in zip(self.rendered.layers, parts[below:], strict=True) if not part.empty]
-        layers = dict(zip((name for name, _ in filled), sealed.diff_ids[below:], strict=True))
+        became = dict(zip((name for name, _ in filled), sealed.diff_ids[below:], strict=True))
         for name, key in filled:
             if self.keeps_notes:
-                write_json(self.note(key), {"diff_id": layers[name]})
-        return Made(sealed, layers)
+                write_json(self.note(key), {"diff_id": became[name]})
+        return Made(sealed, became)
 
-    def make_tree(self, name: str) -> CanonicalLayer:
-        """Trees are made side by side, each from a folder of its own.
+    def make_tree(self, name: str, opened: contextlib.ExitStack) -> CanonicalLayer:
+        """Trees are made side by side, each from a folder of its own. opened: closes the tree's tar.
 
         BuildKit keeps one copy of a context folder up to date for all its builds and sends each only the files that it
         asks for; two at once took files away from each other (20.10).
         """
-        tar, context = self.work / f"{name}.tar", self.work / f"{name}-context"
-        shutil.copytree(self.context, context, copy_function=os.link)
-        self.build(target=f"{name}-tree", output=tar, context=context)
-        return read_layer(tar.open("rb", buffering=0))
+        tar = self.work / f"{name}.tar"
+        with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=self.work) as folder:
+            context = Path(folder, "context")
+            shutil.copytree(self.context, context, copy_function=os.link)
+            self.build(target=f"{name}-tree", output=tar, context=context)
+        return read_layer(opened.enter_context(tar.open("rb", buffering=0)))
 
     def whole(self) -> Made:
         self.build(self.unsealed)
@@ -342,7 +347,7 @@ class Maker:
             filled = [part for part in parts if not part.empty]
             for diff_id, part in zip(sealed.diff_ids, filled, strict=True):
                 if part.layer:
-                    keep_contents(self.paths, diff_id, contents_of(part.layer))
+                    keep_contents(self.paths, diff_id, functools.partial(contents_of, part.layer))
 
         return self.engine.load_sealed(
             parts,
@@ -358,7 +363,8 @@ class Maker:
         """The sealed diff ID of a layer that an earlier run made from the same inputs, whose contents are known."""
         try:
             diff_id = str(json.loads(self.note(key).read_text(encoding="utf-8"))["diff_id"])
-            keep_contents(self.paths, diff_id, read_contents(cached_contents(self.paths, diff_id)))
+            contents = read_contents(cached_contents(self.paths, diff_id))
+            keep_contents(self.paths, diff_id, lambda: contents)
         except (OSError, ValueError, KeyError, TypeError, IntegrityError):
             return None
         return diff_id

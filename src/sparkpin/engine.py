@@ -338,5 +338,7 @@ def pieces_of(
     finally:
         os.close(reading)  # a reader that gave up ends the writer, too
         thread.join()
+    if failed and isinstance(failed[0], BrokenPipeError):  # which would pass for `| head`
+        raise EngineError("the engine did not read all that it was sent", next_step="run the same again")
     if failed:
         raise failed[0]

@@ -16,6 +16,7 @@ import tarfile
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,26 +127,33 @@ def image_config(config: Mapping[str, Any], *, os: str, architecture: str, diff_
 def open_saved(archive: Path) -> Iterator[Saved]:
     """Read a `docker save` archive of one image. Compressed layers are unpacked beside it while it is open."""
     with archive.open("rb", buffering=0) as file, contextlib.ExitStack() as unpacked:
-        with tarfile.open(fileobj=file, mode="r:") as tar:
-            members = {member.name: member for member in tar}
-
-            def member(name: str) -> tarfile.TarInfo:
-                found = members[name]
-                return tar._find_link_target(found) if found.issym() or found.islnk() else found  # type: ignore[attr-defined]
-
-            def content(name: str) -> Slice:
-                return Slice(file, member(name).offset_data, member(name).size)
-
-            try:
-                manifest = json.loads(content(ARCHIVE_MANIFEST).read())[0]
-                config = json.loads(content(manifest["Config"]).read())
-                layers = [content(name) for name in manifest["Layers"]]
-            except (KeyError, ValueError, IndexError) as error:
-                raise BuildError(
-                    f"the archive that the engine saved cannot be read: {type(error).__name__} {error}",
-                    next_step="run the build again; if it stays so, report the engine's version",
-                ) from None
+        try:
+            config, layers = saved_members(file)
+        except (KeyError, ValueError, IndexError, TypeError, tarfile.TarError) as error:
+            raise unreadable(error) from None
         yield Saved(config, [uncompressed(layer, archive.parent, unpacked) for layer in layers])
+
+
+def saved_members(file: BinaryIO) -> tuple[dict[str, Any], list[Slice]]:
+    """The configuration and the layers' tars, as manifest.json names them."""
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        members = {member.name: member for member in tar}
+
+        def content(name: str) -> Slice:
+            found = members[name]
+            if found.issym() or found.islnk():
+                found = tar._find_link_target(found)  # type: ignore[attr-defined]
+            return Slice(file, found.offset_data, found.size)
+
+        manifest = json.loads(content(ARCHIVE_MANIFEST).read())[0]
+        return json.loads(content(manifest["Config"]).read()), [content(name) for name in manifest["Layers"]]
+
+
+def unreadable(error: Exception) -> BuildError:
+    return BuildError(
+        f"the archive that the engine saved cannot be read: {type(error).__name__} {error}",
+        next_step="run the build again; if it stays so, report the engine's version",
+    )
 
 
 def uncompressed(layer: Slice, folder: Path, stack: contextlib.ExitStack) -> Slice:
@@ -160,8 +168,11 @@ def uncompressed(layer: Slice, folder: Path, stack: contextlib.ExitStack) -> Sli
         return layer
     with disk_errors(folder):
         file = cast(BinaryIO, stack.enter_context(tempfile.TemporaryFile(dir=folder)))  # noqa: SIM115
-        with gzip.GzipFile(fileobj=cast(BinaryIO, layer)) as plain:
-            shutil.copyfileobj(plain, file, CHUNK)
+        try:
+            with gzip.GzipFile(fileobj=cast(BinaryIO, layer)) as plain:
+                shutil.copyfileobj(plain, file, CHUNK)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise unreadable(error) from None
         return Slice(file, 0, file.tell())
 
 
@@ -192,7 +203,7 @@ def seal(
     """Write the archive for `docker load`, in one pass: layers, configuration, manifest. Layers without content go.
 
     The same parts and configuration give the same bytes. Memory does not grow with the size of the layers.
-    more: further members, by name.
+    write: must have done with what it gets when it returns: the memory is used again. more: further members, by name.
     """
     names: list[str] = []
     diff_ids: list[str] = []
