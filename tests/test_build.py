@@ -8,19 +8,20 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_images
 
-from sparkpin import build, contents, manifests, render, rootfs, schema
+from sparkpin import build, contents, manifests, render, rootfs, schema, seal
 from sparkpin.build import BuiltImage, Maker, build_image, find_built, is_built
 from sparkpin.buildrecord import read_record, record_file
 from sparkpin.context import fill
 from sparkpin.engine import Engine
-from sparkpin.errors import BuildError, IntegrityError
+from sparkpin.errors import BuildError, EngineError, IntegrityError
 from sparkpin.inputs import Inputs
 from sparkpin.paths import Paths
 from sparkpin.store import Store
@@ -141,8 +142,7 @@ def test_a_record_alone_gives_the_same_image(site: Site, tmp_path: Path) -> None
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("all_noted", [True, False], ids=["all", "some"])
-def test_layers_that_the_engine_lost_are_made_again(site: Site, all_noted: bool) -> None:
+def test_layers_that_the_engine_lost_are_made_again(site: Site) -> None:
     first = site.build_all()
     for image in reversed(first):
         site.engine.untag(image.ref)
@@ -151,12 +151,34 @@ def test_layers_that_the_engine_lost_are_made_again(site: Site, all_noted: bool)
         gone = "sha256:" + "0" * 64  # the build cache may still hold the real ones
         note.write_text(json.dumps({"diff_id": gone}))
         contents.write_contents(build.cached_contents(site.paths, gone), ())
-    for image in site.chain():
-        if len(image.layers) > 1 and not all_noted:  # this one is made at once, and again when the others are refused
-            (site.paths.cache / "layers" / f"{image.layers[-1][1]}.json").unlink()
     again = site.build_all()
     assert [image.config_digest for image in again] == [image.config_digest for image in first]
     assert any("wants more layers" in line for line in site.said)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("refusals", [1, 2])
+def test_an_engine_that_wants_more_layers_gets_all(site: Site, refusals: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After trees were made. The refusal is made up: the engine has what is left out."""
+    base, one, _ = site.chain()
+    site.build(base)
+    wanted = site.build(one)
+    record_file(site.paths, one).unlink()
+    for _, key in one.layers:
+        (site.paths.cache / "layers" / f"{key}.json").unlink()
+    load_sealed, asked = Engine.load_sealed, 0
+
+    def load(engine: Engine, parts: Sequence[seal.Part], *args: Any, **options: Any) -> seal.Sealed:
+        nonlocal asked
+        asked += 1
+        if asked <= refusals and any(part.left_out for part in parts):
+            raise EngineError("made up", next_step="none")
+        return load_sealed(engine, parts, *args, **options)
+
+    monkeypatch.setattr(Engine, "load_sealed", load)
+    again = site.build(one)
+    assert (again.config_digest, again.diff_ids) == (wanted.config_digest, wanted.diff_ids) and not again.cached
+    assert asked == refusals + 1
 
 
 @pytest.mark.engine
