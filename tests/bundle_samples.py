@@ -116,7 +116,8 @@ def with_input(parts: Parts, path: str, data: bytes) -> Parts:
     return other
 
 
-DEB, WHEEL, MODEL = b"a package", b"a wheel", b"a file of the model"  # what lies in the store of `with_store`
+DEB, WHEEL = b"a package", b"a wheel"  # what lies in the store of `with_store`
+MODELS = (b"a file of the model", b"a file of its other repository")
 
 
 def with_store(parts: Parts, sample: Sample) -> Parts:
@@ -124,13 +125,13 @@ def with_store(parts: Parts, sample: Sample) -> Parts:
     release = sample.release
     deb = {"name": "made", "version": "1.0", "file": "made_1.0_amd64.deb", "size": len(DEB), "sha256": sha256(DEB)}
     wheel = {"name": "made", "version": "1.0", "file": "made-1.0.whl", "size": len(WHEEL), "sha256": sha256(WHEEL)}
-    model = {"name": "config.json", "file": "config.json", "size": len(MODEL), "sha256": sha256(MODEL)}
-    row = {"path": "made-1.0.whl", "size": len(WHEEL), "sha256": sha256(WHEEL), "what": "wheel made 1.0"}
+    used = {"path": "made-1.0.whl", "size": len(WHEEL), "sha256": sha256(WHEEL), "what": "wheel made 1.0"}
     path, pins = f"pins/stacks/{release.stack}.lock", f"pins/models/{release.model}.lock"
     lock = json.loads(parts.members[bundle.INPUTS + release.inputs[path]])
     models = json.loads(parts.members[bundle.INPUTS + release.inputs[pins]])
-    for repository in models["repositories"].values():
-        repository["files"] = [model]
+    for repository, data in zip(models["repositories"].values(), MODELS, strict=True):
+        row = {"name": "config.json", "file": "config.json", "size": len(data), "sha256": sha256(data)}
+        repository["files"] = [row]
     other = with_input(parts, path, json.dumps(lock | {"debs": [deb], "wheels": [wheel]}).encode())
     other = with_input(other, pins, json.dumps(models).encode())
     for record in sample.records:
@@ -138,10 +139,31 @@ def with_store(parts: Parts, sample: Sample) -> Parts:
         value["context"] = [old for old in value["context"] if not old["what"].startswith("wheel ")]
         if record.rootfs:
             value["rootfs"]["debs"] = [deb]
-            value["context"].append(row)
+            value["context"].append(used)
         other.members[f"{bundle.IMAGES}{record.key}.json"] = json.dumps(value).encode()
-    other.members |= {bundle.STORE + sha256(data): data for data in (DEB, WHEEL, MODEL)}
+    other.members |= {bundle.STORE + sha256(data): data for data in (DEB, WHEEL, *MODELS)}
     return Parts(other.members, other.index | {"store": True})
+
+
+def with_top_layer(parts: Parts, sample: Sample, tar: bytes) -> Parts:
+    """With another topmost layer; configuration, records and layout say so."""
+    release, record = sample.release, sample.records[-1]
+    old, new = release.diff_ids[-1], digest_of(tar)
+    diff_ids = [*release.diff_ids[:-1], new]
+    config = json.loads(record.config)
+    config["rootfs"]["diff_ids"] = diff_ids
+    made = json.dumps(config).encode()
+    other = without_evidence(parts)
+    sizes = [oci.Layer(diff_id, len(other.members[oci.blob(diff_id)])) for diff_id in release.diff_ids]
+    for name in oci.layout(record.config.encode(), sizes, release.tag):
+        del other.members[name]
+    del other.members[oci.blob(old)]
+    other.members |= oci.layout(made, [*sizes[:-1], oci.Layer(new, len(tar))], release.tag) | {oci.blob(new): tar}
+    other.members[bundle.listing(new)] = other.members.pop(bundle.listing(old))
+    other.edit(bundle.RELEASE, lambda value: value | {"image": digest_of(made), "diff_ids": diff_ids})
+    change = {"config": made.decode(), "config_digest": digest_of(made), "diff_ids": diff_ids, "layers": []}
+    other.edit(f"{bundle.IMAGES}{record.key}.json", lambda value: value | change)
+    return other
 
 
 def tar_of(members: dict[str, bytes]) -> bytes:

@@ -18,14 +18,17 @@ name, link, extension or compression of a stranger is ever interpreted.
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
 import hashlib
 import json
 import math
 import re
 import stat
+import struct
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,12 +44,13 @@ from sparkpin.checkpoint.verify import RECORD
 from sparkpin.contents import ENTRIES, contents_of, parents_of, parse_contents
 from sparkpin.errors import InputError, IntegrityError, SparkpinError
 from sparkpin.evidence import verify
+from sparkpin.evidence.materials import model_inputs
 from sparkpin.evidence.verify import Evidence
 from sparkpin.files import CHUNK
 from sparkpin.names import is_plain
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
-from sparkpin.schema import LockedFile, Model, ModelLock, Sha256
+from sparkpin.schema import LockedFile, Model, Sha256
 from sparkpin.smoke.demands import demands_of
 
 Say = Callable[[str], None]
@@ -70,6 +74,7 @@ PINS_LIMIT, PINS_ALLOWED = (
     1000,
 )  # bytes and number of all of them: a name costs no bytes when two share a hash
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")
+UNEXPECTED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 AGAIN = "get the file again from where it was exported, and compare its SHA-256 with the one there (sha256sum)"
 
 
@@ -193,7 +198,7 @@ def read(path: Path, file: BinaryIO, say: Say) -> Bundle:
         return read_bundle(path, index, data)
     except SparkpinError as error:
         raise Refused(error.message) from None
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+    except (*UNEXPECTED, tarfile.TarError, csv.Error, zlib.error, struct.error, EOFError) as error:
         # A last net: what a stranger wrote met a reader that did not expect it.
         raise Refused(f"it cannot be read ({type(error).__name__}: {error})") from None
 
@@ -463,20 +468,18 @@ def check_demands(release: Release, data: Mapping[str, Slice]) -> verify.Check:
 
 
 def read_models(release: Release, data: Mapping[str, Slice]) -> dict[str, LockedFile]:
-    """<repo>/<revision>/<file> -> file, for each repository of the model's lock whose files are in the bundle."""
+    """<repo>/<revision>/<file> -> file: all that the checkpoint is made from, as an export with the store writes it."""
     for end in ("yaml", "lock"):
         if (pin := f"pins/models/{release.model}.{end}") not in release.inputs:
             raise Refused(f"{RELEASE} names no {pin}")
     with pins_of(release, data) as project:
-        lock: ModelLock = manifests.load_model_lock(project, manifests.load_model(project, release.model))
+        inputs = model_inputs(project, release)
     found: dict[str, LockedFile] = {}
-    for repository in lock.repositories.values():
+    for repository in inputs.repositories:
         if not REPOSITORY.fullmatch(f"{repository.repo}@{repository.revision}"):
             raise Refused(f"the lock of {release.model} names a repository {repository.repo}@{repository.revision}")
         require_names([file.file for file in repository.files], f"the lock of {release.model}")
-        rows = {f"{repository.repo}/{repository.revision}/{file.file}": file for file in repository.files}
-        if all(STORE + file.sha256 in data for file in rows.values()):
-            found |= rows
+        found |= {f"{repository.repo}/{repository.revision}/{file.file}": file for file in repository.files}
     return found
 
 

@@ -321,12 +321,13 @@ def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
             checks = [verifying.Check("bundle", "ok", f"{count} members, each of its size and hash"), *opened.checks]
             for what, there in (
                 (verifying.PACKAGES, opened.index.store),
-                (verifying.MODELS, bool(opened.model_files)),
-                (verifying.CHECKPOINT, opened.index.checkpoint),
+                (verifying.MODELS, opened.index.store),
                 (verifying.LAYERS, opened.index.image),
             ):
                 said = "in the bundle, each with its hash" if there else "not in the bundle"
                 checks.append(verifying.Check(what, "ok" if there else "open", said))
+            said = "not held against its sources" if opened.index.checkpoint else "not in the bundle"
+            checks.append(verifying.Check(verifying.CHECKPOINT, "open", said))
     elif not TAG.match(subject):
         raise InputError(
             f"{subject!r} is neither the tag of a release nor a file", next_step="invoke images lists the releases"
