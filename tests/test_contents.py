@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from test_seal import CAPABILITY, LONG, everything, layer, member, noise
 
+from sparkpin import contents
 from sparkpin.canonical import read_layer
 from sparkpin.contents import Contents, Entry, contents_of, image_contents, read_contents, write_contents
 from sparkpin.errors import IntegrityError
@@ -149,17 +150,85 @@ def test_links_in_a_circle_end() -> None:
     assert found["a"].owner == ""
 
 
+INFO = "var/lib/dpkg/info"
+
+
+def owned(*members: tuple[tarfile.TarInfo, bytes | None]) -> set[str]:
+    """What has an owner, but for the lists themselves."""
+    return {path for path, entry in listed(*members).items() if entry.owner and "info/" not in path}
+
+
+def chain(length: int) -> list[tuple[tarfile.TarInfo, bytes | None]]:
+    return [member(f"l{n}", type=tarfile.SYMTYPE, linkname=f"l{n + 1}") for n in range(length)]
+
+
+def test_as_many_links_are_followed_as_a_kernel_follows() -> None:
+    row = member(f"{INFO}/x.list", b"/l0/file\n")
+    assert owned(*chain(40), member("l40/file", b""), row) == {"l40/file"}
+    assert owned(*chain(41), member("l41/file", b""), row) == set()
+
+
+def test_a_list_that_is_a_link_names_no_owners() -> None:
+    text = member("a", b"/file\n../file,,\n")
+    for name in (f"{INFO}/x.list", "opt/x-1.dist-info/RECORD"):
+        for kind in (tarfile.LNKTYPE, tarfile.SYMTYPE):
+            assert owned(text, member(name, type=kind, linkname="a"), member("file", b"")) == set()
+
+
+def test_lists_of_a_stranger_name_no_owners(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these was an error that is not ours, or asked for hours of work or any amount of memory."""
+    file, record = member("file", b""), "x-1.dist-info/RECORD"
+    assert owned(file, member(record, b"file,,\n")) == {"file"}
+    assert owned(file, member(record, b"file,,\n" + b"x" * 131_072 + b",\n")) == {"file"}
+    assert owned(file, member(record, b"file,,\n" + b"x" * 131_073 + b",\n")) == set()
+    deep = "d/" * contents.DEPTH
+    assert owned(file, member(f"{deep}{record}", b"../" * contents.DEPTH + b"file,,\n")) == set()
+    rows = (b"/file\n", b"/l0/file\n")
+    link = member("l0", type=tarfile.SYMTYPE, linkname="/")
+    assert [owned(file, link, member(f"{INFO}/x.list", row)) for row in rows] == [{"file"}, {"file"}]
+    long = b"/l0/" + b"d/" * contents.DEPTH + b"../" * contents.DEPTH + b"file\n"
+    assert owned(file, link, member(f"{INFO}/x.list", long)) == set()
+    wide = b"/l0/" + b"d" * contents.PATH + b"/../file\n"
+    assert owned(file, link, member(f"{INFO}/x.list", wide)) == set()
+    far = member("l0", type=tarfile.SYMTYPE, linkname="d" * contents.PATH + "/..")
+    assert owned(file, far, member(f"{INFO}/x.list", rows[1])) == set()
+    monkeypatch.setattr(contents, "LIST", 8)
+    assert [owned(file, member(f"{INFO}/x.list", b"/file\n" + b"\n" * n)) for n in (2, 3)] == [{"file"}, set()]
+    assert [owned(file, member(record, b"file,,\n" + b"\n" * n)) for n in (1, 2)] == [{"file"}, set()]
+
+
+def test_only_so_many_links_are_followed_for_a_layer() -> None:
+    links = contents.Links({"bin": "usr/bin"}, left=1)
+    assert [links.real(row) for row in ("/usr/bin/a", "/bin/a", "/bin/b", "/usr/bin/b")] == [
+        *("usr/bin/a", "usr/bin/a", "", "usr/bin/b")
+    ]
+
+
+def test_the_package_of_a_path_is_found_in_one_pass() -> None:
+    """The last folder of metadata counts, and the name ends before its first hyphen; never a search through hyphens."""
+    for path, name in {
+        "a-1.dist-info/b/c-d-2.dist-info/RECORD": "c",
+        "s/--x.dist-info/f": "-",
+        "-x.dist-info/f": None,
+        "s/a-.dist-info.dist-info/f": "a",
+        "a.dist-info/f": None,
+    }.items():
+        found = contents.DIST_INFO.fullmatch(path)
+        assert (found["name"] if found else None) == name
+    assert contents.DIST_INFO.fullmatch("-" * 1_000_000 + "/.dist-info/") is None  # hours, if each were tried
+
+
 def test_a_listing_comes_back_and_has_the_same_bytes(tmp_path: Path) -> None:
-    contents = contents_of(read_layer(io.BytesIO(layer(everything()))))
-    write_contents(tmp_path / "a.gz", contents)
-    write_contents(tmp_path / "deep/b.gz", contents)
-    assert read_contents(tmp_path / "a.gz") == contents
+    found = contents_of(read_layer(io.BytesIO(layer(everything()))))
+    write_contents(tmp_path / "a.gz", found)
+    write_contents(tmp_path / "deep/b.gz", found)
+    assert read_contents(tmp_path / "a.gz") == found
     assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "deep/b.gz").read_bytes()
     write_contents(tmp_path / "none.gz", ())
     assert read_contents(tmp_path / "none.gz") == ()
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "plain", "fewer", "other", "empty"])
+@pytest.mark.parametrize("damage", ["cut", "more", "flip", "plain", "fewer", "other", "negative", "empty"])
 def test_a_damaged_listing_is_told(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "a.gz"
     write_contents(path, tuple(file(f"f{number}", b"%d" % number) for number in range(100)))
@@ -168,10 +237,12 @@ def test_a_damaged_listing_is_told(tmp_path: Path, damage: str) -> None:
     path.write_bytes(
         {
             "cut": data[:-40],
+            "more": data + b"x",
             "flip": data[:200] + bytes([data[200] ^ 1]) + data[201:],
             "plain": b"".join(lines),
             "fewer": gzip.compress(b"".join(lines[:-1])),
             "other": gzip.compress(b'{"contents":1,"entries":1}\n["a"]\n'),
+            "negative": gzip.compress(b'{"contents":1,"entries":1}\n["a","file",420,0,-1,0]\n'),
             "empty": b"",
         }[damage]
     )

@@ -638,3 +638,111 @@ def test_damage_is_told() -> None:
     for end in (1024 + 100, 1024 + 512, 512):
         with pytest.raises(BuildError, match="the layer ends"):
             canonical_bytes(bytes(data[:end]))
+
+
+def header(kind: bytes = b"0", **fields: tuple[int, bytes]) -> bytes:
+    """One header block. fields: place and bytes of what is to stand there."""
+    head = bytearray(canonical.block(b"a", kind))
+    for start, value in fields.values():
+        head[start : start + len(value)] = value
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return bytes(head)
+
+
+def told(body: bytes, kind: bytes = b"x") -> bytes:
+    """Headers that tell of the member after them."""
+    return header(kind, size=(124, b"%011o\0" % len(body))) + canonical.padded(body)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (header(size=(124, b"-0000001000\0")), "size is -512"),
+        (header(size=(124, b"\xff" * 10 + b"\xfe\0")), "size is -512"),
+        (header(size=(124, b"\x80" + b"\xff" * 11)), "size is 3"),
+        (header(b"L", size=(124, b"-0000001000\0")), "size is -512"),
+        (header(uid=(108, b"-000007\0")), "owner is -7"),
+        (header(gid=(116, b"\xff" * 8)), "owner is -1"),
+        (told(canonical.pax_record(b"size", b"-512")) + header(), "size is b'-512'"),
+        (told(canonical.pax_record(b"size", b"many")) + header(), "size is b'many'"),
+        (told(canonical.pax_record(b"uid", b"-1")) + header(), "owner is b'-1'"),
+        (told(canonical.pax_record(b"gid", b"9" * 30)) + header(), "owner is b'999"),
+        (header(b"3", major=(329, b"no\0")), "device number b'no"),
+        (header(b"4", minor=(337, b"-1\0")), "device number is -1"),
+        (told(b"20 path=a\n") + header(), "PAX records that begin b'20 path"),
+        (told(b"n" * 6_000, b"L") + told(b"x" * canonical.TOLD, b"K") + header(), "bytes of headers before one member"),
+    ],
+)
+def test_numbers_that_no_member_has_are_told(data: bytes, said: str) -> None:
+    """A layer of a bundle is a stranger's: each of these was an endless loop, another error or any amount of memory."""
+    with pytest.raises(BuildError, match=said):
+        canonical_bytes(data + canonical.END)
+
+
+def test_what_is_told_of_one_member_does_not_count_for_the_next() -> None:
+    some = told(b"n" * (canonical.TOLD // 3), b"K") + header(b"2")
+    assert canonical_bytes(4 * some + canonical.END) == canonical_bytes(some + canonical.END)
+
+
+def test_the_kind_of_file_is_no_part_of_a_mode() -> None:
+    odd = header(mode=(100, b"0104755\0"), uid=(108, b"\x80" + (7).to_bytes(7, "big")))
+    assert canonical.read_members(io.BytesIO(odd + canonical.END))[b"a"].mode == 0o4755
+
+
+def test_hard_links_in_a_ring_point_nowhere() -> None:
+    ring = [member(a, type=tarfile.LNKTYPE, linkname=b) for a, b in ("ab", "bc", "ca", "da", "ee")]
+    read = canonical.read_layer(io.BytesIO(layer(ring)))
+    assert [(m.path, m.kind, m.link) for m in read.members] == [
+        (info.name.encode(), canonical.HARDLINK, info.linkname.encode()) for info, _ in ring
+    ]
+
+
+def test_a_chain_of_hard_links_is_walked_once() -> None:
+    """Not by each of its names: a chain of a million would take days."""
+
+    class Counting(dict[bytes, canonical.Member]):
+        looks = 0
+
+        def __getitem__(self, path: bytes) -> canonical.Member:
+            self.looks += 1
+            return super().__getitem__(path)
+
+    chain = [canonical.Member(b"%03d" % n, canonical.HARDLINK, 0, 0, 0, link=b"%03d" % (n - 1)) for n in range(1, 500)]
+    for members in (chain, chain[::-1]):
+        found = Counting({m.path: m for m in (*members, canonical.Member(b"000", b"0", 0o644, 0, 0))})
+        assert {m.link for m in canonical.link_first(found).values()} == {b"", b"000"}
+        assert found.looks < 1_100
+
+
+def test_hard_links_carry_only_their_files_name() -> None:
+    read = canonical.read_layer(
+        io.BytesIO(
+            layer(
+                [
+                    member("a", b"binary", pax_headers=CAPABILITY),
+                    member("b", type=tarfile.LNKTYPE, linkname="a"),
+                    member("c", type=tarfile.CHRTYPE, devmajor=1, devminor=3),
+                    member("d", type=tarfile.LNKTYPE, linkname="c"),
+                ]
+            )
+        )
+    )
+    assert [(bool(m.capability), m.device) for m in read.members] == [
+        *((True, (0, 0)), (False, (0, 0)), (False, (1, 3)), (False, (0, 0)))
+    ]
+
+
+class Sips(io.BytesIO):
+    """A source that gives less than was asked for, as a raw file may."""
+
+    def readinto(self, view: memoryview) -> int:  # type: ignore[override]
+        return super().readinto(view[:1000])
+
+
+def test_short_reads_and_small_buffers_give_the_same() -> None:
+    data = layer([member("a", b"\7" * (MIB - 1024)), member("b" * 40_000, b"data")])
+    plain = canonical_bytes(data)
+    read = canonical.read_layer(Sips(data))
+    assert b"".join(read.chunks()) == plain
+    assert b"".join(map(bytes, read.chunks(lambda: bytearray(canonical.ROOM)))) == plain

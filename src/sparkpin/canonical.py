@@ -31,6 +31,8 @@ REGULAR, HARDLINK, SYMLINK, DIRECTORY = b"0", b"1", b"2", b"5"
 DEVICES = (b"3", b"4")
 KINDS = (REGULAR, HARDLINK, SYMLINK, *DEVICES, DIRECTORY, b"6")
 EXTRA = (b"L", b"K", b"x")  # tell of the member after them
+TOLD = 1 << 20  # bytes of such headers before one member
+SIZES, OWNERS = 1 << 62, 1 << 32  # above a member's size, and above a user's or a device's number
 GNU, PAX = b"ustar  \0", b"ustar\x0000"
 LONG = {b"L": b"path", b"K": b"linkpath"}
 # name; mode, uid, gid; size; (mtime); checksum; kind; link; magic; (names of owners); device; prefix of the name
@@ -207,32 +209,34 @@ def read_members(source: BinaryIO) -> dict[bytes, Member]:
     found: dict[bytes, Member] = {}
     window = Window(source)
     told: dict[bytes, bytes] = {}  # by the headers before a member's own, by PAX's names
-    position = 0
+    position = before = 0  # before: bytes of those headers
     while (head := window.read(position, BLOCK, may_end=True)) and head != ZEROS:
         name, numbers, size_text, checksum, kind, link, magic, major, minor, prefix = split_header(head)
         try:
             mode, uid, gid = plain_numbers(numbers)
             size = int(size_text.rstrip(b"\0 "), 8)
-            plain = byte_sum(head) == whole_sum(checksum)
+            plain = size >= 0 and byte_sum(head) == whole_sum(checksum)
         except ValueError:
             plain = False
         if not plain:
-            info = odd_header(head, position)
-            mode, uid, gid, size = info.mode, info.uid, info.gid, info.size
+            mode, uid, gid, size = odd_numbers(head, position)
         position += BLOCK
         name, target, device, capability, holes = name.partition(b"\0")[0], b"", (0, 0), b"", False
         if prefix[0] and magic != GNU:  # GNU has times there
             name = prefix.partition(b"\0")[0] + b"/" + name
         if kind in EXTRA:
+            if (before := before + BLOCK + size) > TOLD:
+                raise BuildError(f"the layer has {before:,} bytes of headers before one member", next_step=AGAIN)
             data = window.read(position, size)
             told |= pax_records(data) if kind == b"x" else {LONG[kind]: data.partition(b"\0")[0]}
             position += size + -size % BLOCK
             continue
-        if told:
+        if before:
             name, link = told.get(b"path", name), told.get(b"linkpath", link)
-            size, uid, gid = (int(told.get(key, n)) for key, n in ((b"size", size), (b"uid", uid), (b"gid", gid)))
+            size = natural("size", told.get(b"size", size), SIZES)
+            uid, gid = (natural("owner", told.get(key, n), OWNERS) for key, n in ((b"uid", uid), (b"gid", gid)))
             capability, holes = told.get(CAPABILITY, b""), any(key.startswith(b"GNU.sparse.") for key in told)
-            told = {}
+            told, before = {}, 0
         path = clean(name)
         if kind == b"\0":
             kind = DIRECTORY if name.endswith(b"/") else REGULAR
@@ -248,7 +252,7 @@ def read_members(source: BinaryIO) -> dict[bytes, Member]:
             elif kind == SYMLINK:
                 mode = 0o777
             elif kind in DEVICES:
-                device = (tarfile.nti(major), tarfile.nti(minor))  # type: ignore[attr-defined]
+                device = device_number(major), device_number(minor)
         if b".wh." in path and path.rpartition(b"/")[2].startswith(b".wh."):
             found[path] = Member(path, REGULAR, 0, 0, 0)  # a deletion mark: engines differ in its mode
         elif path:
@@ -258,7 +262,7 @@ def read_members(source: BinaryIO) -> dict[bytes, Member]:
 
 
 class Window:
-    """Reads a source in long strides: headers that follow each other cost no calls of their own."""
+    """Reads a source forward in long strides: headers that follow each other cost no calls of their own."""
 
     def __init__(self, source: BinaryIO) -> None:
         self.source, self.start, self.data = source, 0, b""
@@ -266,7 +270,7 @@ class Window:
     def read(self, position: int, size: int, *, may_end: bool = False) -> bytes:
         """may_end: nothing where the source ends just before, else a BuildError."""
         begin = position - self.start
-        if begin < 0 or begin + size > len(self.data):
+        if begin + size > len(self.data):
             self.source.seek(position)
             self.start, self.data, begin = position, self.source.read(max(size, STRIDE)), 0
         data = self.data[begin : begin + size]
@@ -279,6 +283,8 @@ class Window:
 def plain_numbers(text: bytes) -> tuple[int, int, int]:
     """mode, uid, gid; few members have ones of their own. ValueError for another form than plain octal."""
     mode, uid, gid = (int(text[start : start + 8].rstrip(b"\0 "), 8) for start in (0, 8, 16))
+    if min(uid, gid) < 0:
+        raise ValueError
     return mode & 0o7777, uid, gid
 
 
@@ -293,26 +299,46 @@ def byte_sum(data: bytes) -> int:
     return zlib.adler32(data, 0) & 0xFFFF
 
 
-def odd_header(head: bytes, position: int) -> tarfile.TarInfo:
-    """Numbers in GNU's binary form, checksums of signed bytes, and what else there was."""
+def odd_numbers(head: bytes, position: int) -> tuple[int, int, int, int]:
+    """mode, uid, gid, size: numbers in GNU's binary form, checksums of signed bytes, and what else there was."""
     try:
         info = tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
     except tarfile.HeaderError as error:
         raise BuildError(f"the layer has no tar header at byte {position:,}: {error}", next_step=AGAIN) from None
-    info.mode &= 0o7777
-    return info
+    uid, gid = natural("owner", info.uid, OWNERS), natural("owner", info.gid, OWNERS)
+    return info.mode & 0o7777, uid, gid, natural("size", info.size, SIZES)
+
+
+def device_number(field: bytes) -> int:
+    try:
+        return natural("device number", tarfile.nti(field), OWNERS)  # type: ignore[attr-defined]
+    except tarfile.HeaderError:
+        raise BuildError(f"the layer has a device number {field!r}", next_step=AGAIN) from None
+
+
+def natural(what: str, value: int | bytes, limit: int) -> int:
+    """The number, which is 0 or more and below the limit."""
+    try:
+        if 0 <= (found := int(value)) < limit:
+            return found
+    except ValueError:
+        pass
+    raise BuildError(f"the layer has a member whose {what} is {str(value)[:40]}", next_step=AGAIN)
 
 
 def pax_records(data: bytes) -> dict[bytes, bytes]:
     """`length key=value\\n` each, where the length counts itself."""
     found: dict[bytes, bytes] = {}
-    while data:
-        length = data.partition(b" ")[0]
-        if not length.isdigit() or not len(length) < int(length) <= len(data):
-            raise BuildError(f"the layer has PAX records that begin {data[:40]!r}", next_step=AGAIN)
-        record, data = data[: int(length)], data[int(length) :]
-        key, _, value = record[len(length) + 1 : -1].partition(b"=")
+    position = 0
+    while position < len(data):
+        length = data[position : position + 20].partition(b" ")[0]
+        end = position + int(length) if length.isdigit() else 0
+        if not position + len(length) < end <= len(data):
+            begin = data[position : position + 40]
+            raise BuildError(f"the layer has PAX records that begin {begin!r}", next_step=AGAIN)
+        key, _, value = data[position + len(length) + 1 : end - 1].partition(b"=")
         found[key] = value
+        position = end
     return found
 
 
@@ -328,11 +354,14 @@ def link_first(found: dict[bytes, Member], *, everything: bool = False) -> dict[
     everything: also ephemeral names last.
     """
 
+    ends: dict[bytes, Member] = {}  # by the names on the way there, so that a long chain is walked once
+
     def carrier(member: Member) -> Member:
-        seen = {member.path}
-        while member.kind == HARDLINK and member.link in found and member.link not in seen:
-            member = found[member.link]
+        seen: set[bytes] = set()
+        while member.kind == HARDLINK and member.link in found and member.path not in seen:
             seen.add(member.path)
+            member = ends.get(member.path) or found[member.link]
+        ends.update(dict.fromkeys(seen, member))
         return member
 
     names: dict[bytes, list[Member]] = {}

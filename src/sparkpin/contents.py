@@ -22,7 +22,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from sparkpin.canonical import REGULAR, ROOM, CanonicalLayer, Member
+from sparkpin.canonical import ROOM, CanonicalLayer, Member
 from sparkpin.errors import IntegrityError
 from sparkpin.files import atomic_file
 
@@ -30,12 +30,16 @@ FORMAT = 1
 LIMIT = 1 << 26  # bytes of a listing; that of a layer with 30,000 files has 6 million
 ENTRIES, ROW = 400_000, 1 << 16  # of a listing; bytes of an entry
 BATCH = 100  # entries that are parsed at once: what is not valid costs no more memory than they take
+# What may name owners in a layer of which nothing is known. Real ones: lists of 4 million bytes, 20 folders in a path.
+LIST = 1 << 24  # bytes of a RECORD or of a list of dpkg's
+PATH, DEPTH = 4096, 128  # characters of a path, as the kernel allows; folders in it
 FOLLOWED = 40  # symbolic links in a path, as the kernel follows them
+ALL_FOLLOWED = 1 << 20  # for all paths of a layer
 KINDS = {b"0": "file", b"1": "hardlink", b"2": "symlink", b"3": "char", b"4": "block", b"5": "dir", b"6": "fifo"}
 LISTED = frozenset({*KINDS.values(), "whiteout", "opaque"})
 MARK, OPAQUE = ".wh.", ".wh..wh..opq"  # OCI image specification, "Whiteouts"
 DPKG = re.compile(r"var/lib/dpkg/info/(?P<name>[^/:]+)(?::[a-z0-9]+)?\.[a-z0-9]+")
-DIST_INFO = re.compile(r"(?P<site>.*/)?(?P<name>[^/]+?)-[^/]*\.dist-info/(?P<file>.*)")
+DIST_INFO = re.compile(r"(?P<site>.*/)?(?P<name>[^/][^/-]*)-[^/]*\.dist-info/(?P<file>.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,24 +133,46 @@ def text(path: bytes) -> str:
 
 
 def owners(layer: CanonicalLayer) -> dict[str, str]:
-    """Path -> package, for all but folders: from dpkg's file lists and the wheels' RECORDs that lie in the layer."""
+    """Path -> package, for all but folders: from dpkg's file lists and the wheels' RECORDs that lie in the layer.
+
+    A list that is larger than any real one, or cannot be read, names none.
+    """
     names = {text(member.path): member for member in layer.members if member.kind != b"5"}
-    links = {path: text(member.link) for path, member in names.items() if member.kind == b"2"}
+    links = Links({path: text(m.link) for path, m in names.items() if m.kind == b"2" and len(m.link) <= PATH})
+    sources = {path: source for path in names if (source := source_of(path))}
+    wanted = names.keys() | sources.values()  # a list may name much more than there is
     found: dict[str, str] = {}
     for path, member in names.items():
+        if not is_sound(path):
+            continue
+        listed: Iterable[str] = ()
         if deb := DPKG.fullmatch(path):
             found[path] = owner = f"deb:{deb['name']}"
-            if path.endswith(".list") and member.kind == REGULAR:
-                listed = text(layer.read(member)).splitlines()
-                found.update((real(row.strip("/"), links), owner) for row in listed)
+            if path.endswith(".list") and member.size <= LIST:
+                listed = map(links.real, text(layer.read(member)).splitlines())
         elif wheel := DIST_INFO.fullmatch(path):
             found[path] = owner = f"wheel:{canonicalize_name(wheel['name'])}"
-            if wheel["file"] == "RECORD" and member.kind == REGULAR:
+            if wheel["file"] == "RECORD" and member.size <= LIST:
                 site = "/" + (wheel["site"] or "")
-                rows = csv.reader(text(layer.read(member)).splitlines())
-                found.update((posixpath.normpath(site + row[0]).lstrip("/"), owner) for row in rows if row)
-    found.update((path, found[source]) for path in names if (source := source_of(path)) in found)
+                listed = (posixpath.normpath(site + file).lstrip("/") for file in recorded(text(layer.read(member))))
+        else:
+            continue
+        found.update((name, owner) for name in listed if name in wanted)
+    found.update((path, found[source]) for path, source in sources.items() if source in found)
     return {path: found[path] for path in names if path in found}
+
+
+def recorded(record: str) -> list[str]:
+    """The files in a wheel's RECORD; none where it is no CSV."""
+    try:
+        return [row[0] for row in csv.reader(record.splitlines()) if row]
+    except csv.Error:
+        return []
+
+
+def is_sound(path: str) -> bool:
+    """That a path can be one of a real file system: of longer ones a few bytes could ask for hours of work."""
+    return len(path) <= PATH and path.count("/") <= DEPTH
 
 
 def source_of(path: str) -> str:
@@ -159,18 +185,28 @@ def source_of(path: str) -> str:
         return ""
 
 
-def real(path: str, links: Mapping[str, str]) -> str:
-    """A path of dpkg's with the folders that are links of the layer followed: /bin/sh is usr/bin/sh."""
-    for _ in range(min(len(links), FOLLOWED)):
-        for folder in above(path):
-            if folder in links:
-                path = posixpath.normpath(
-                    posixpath.join("/", posixpath.dirname(folder), links[folder]) + path[len(folder) :]
-                ).lstrip("/")
+@dataclass
+class Links:
+    """A layer's symbolic links, path -> target. left: how many more are followed."""
+
+    targets: Mapping[str, str]
+    left: int = ALL_FOLLOWED
+
+    def real(self, row: str) -> str:
+        """A path of dpkg's with the folders that are links followed: /bin/sh is usr/bin/sh. "" for none."""
+        path = row.strip("/")
+        for _ in range(min(len(self.targets), FOLLOWED)):
+            if not is_sound(path):
+                return ""
+            folder = next((folder for folder in above(path) if folder in self.targets), None)
+            if folder is None:
                 break
-        else:
-            break
-    return path
+            if not self.left:
+                return ""
+            self.left -= 1
+            target = posixpath.join("/", posixpath.dirname(folder), self.targets[folder])
+            path = posixpath.normpath(target + path[len(folder) :]).lstrip("/")
+        return path
 
 
 def above(path: str) -> Iterator[str]:
