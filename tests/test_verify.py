@@ -651,6 +651,7 @@ def test_other_image_under_the_tag(engine: Engine, loaded: Sample) -> None:
     engine.load_sealed([part], {}, os="linux", architecture="amd64", tag=loaded.release.tag)
     with pytest.raises(IntegrityError, match="engine: config digest"):
         commands.verify(loaded.release.tag, deep=False, require_signature=False)
+    (loaded.paths.work / "saved-left").mkdir(parents=True)  # by a killed run
     check = imagecheck.check_saved(loaded.paths, engine, loaded.release, lambda line: None)
     assert check.result == "wrong"
     engine.untag(loaded.release.tag)

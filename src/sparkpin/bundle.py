@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
-import hashlib
 import json
 import math
 import re
@@ -46,7 +45,7 @@ from sparkpin.errors import InputError, IntegrityError, SparkpinError
 from sparkpin.evidence import verify
 from sparkpin.evidence.materials import model_inputs
 from sparkpin.evidence.verify import Evidence
-from sparkpin.files import CHUNK
+from sparkpin.files import sha256_of
 from sparkpin.names import is_plain
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
@@ -267,12 +266,8 @@ def require_header(head: bytes, name: str, size: int) -> None:
 
 
 def require_content(data: Slice, row: Row) -> None:
-    digest = hashlib.sha256()
-    data.seek(0)
-    while chunk := data.read(CHUNK):
-        digest.update(chunk)
-    if digest.hexdigest() != row.sha256:
-        raise Refused(f"{row.name}: wanted sha256={row.sha256}, got {digest.hexdigest()}")
+    if (seen := sha256_of(data)) != row.sha256:
+        raise Refused(f"{row.name}: wanted sha256={row.sha256}, got {seen}")
 
 
 def parse_json(data: bytes, name: str) -> Any:

@@ -10,8 +10,6 @@ import dataclasses
 import hashlib
 import json
 import re
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,11 +23,12 @@ from sparkpin.canonical import BLOCK, END, Slice, block
 from sparkpin.checkpoint.build import is_complete, is_made_here
 from sparkpin.checkpoint.verify import RECORD
 from sparkpin.engine import Engine
-from sparkpin.errors import BusyError, CheckpointError, EngineError, InputError, IntegrityError
+from sparkpin.errors import CheckpointError, EngineError, InputError, IntegrityError
 from sparkpin.evidence.materials import model_inputs
 from sparkpin.inputs import Inputs, project_of
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases, now, to_json
+from sparkpin.saving import saving_folder
 from sparkpin.schema import LockedFile
 from sparkpin.seal import open_saved
 from sparkpin.store import FETCH
@@ -275,20 +274,6 @@ def saved_layers(
     if tuple(saved.diff_ids) != release.diff_ids:
         raise EngineError(f"the engine saved another image than {release.tag}", next_step="the same command again")
     return dict(zip(release.diff_ids, saved.layers, strict=True))
-
-
-@contextlib.contextmanager
-def saving_folder(paths: Paths) -> Iterator[Path]:
-    """A folder of this run's own. What a killed run left there, whose lock is free, goes."""
-    with contextlib.ExitStack() as stack:
-        with files.lock(paths.locks / "saved.lock"):
-            paths.work.mkdir(parents=True, exist_ok=True)
-            for left in paths.work.glob("saved-*"):
-                with contextlib.suppress(BusyError), files.lock(left / "lock", wait=False):
-                    shutil.rmtree(left, ignore_errors=True)
-            work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="saved-", dir=paths.work)))
-            stack.enter_context(files.lock(work / "lock"))
-        yield work
 
 
 def require_room(target: Path, needed: int) -> None:

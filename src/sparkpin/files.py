@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from io import RawIOBase
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +29,15 @@ def sha256_file(path: Path) -> tuple[str, int]:
             digest.update(chunk)
             size += len(chunk)
     return digest.hexdigest(), size
+
+
+def sha256_of(file: RawIOBase) -> str:
+    """SHA-256 (hex) of all of an open file, read in chunks."""
+    digest = hashlib.sha256()
+    file.seek(0)
+    while chunk := file.read(CHUNK):
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def git_blob_sha1(data: bytes) -> str:

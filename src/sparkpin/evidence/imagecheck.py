@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from sparkpin import manifests, seal
 from sparkpin.buildrecord import BuildRecord, records_of
-from sparkpin.canonical import Slice
 from sparkpin.checkpoint.build import is_complete
 from sparkpin.checkpoint.plan import checkpoint_steps, make_plan, used_repositories
 from sparkpin.checkpoint.verify import RECORD, verify_checkpoint
@@ -18,10 +14,11 @@ from sparkpin.engine import Engine
 from sparkpin.errors import BuildError, IntegrityError, SparkpinError
 from sparkpin.evidence.materials import recorded
 from sparkpin.evidence.verify import CHECKPOINT, LAYERS, MODELS, PACKAGES, Check, Evidence, Open, checked, same
-from sparkpin.files import CHUNK, disk_errors, require_space, sha256_file
+from sparkpin.files import disk_errors, require_space, sha256_file, sha256_of
 from sparkpin.inputs import Inputs, project_of
 from sparkpin.paths import Paths
 from sparkpin.releases import SBOM, SIGNATURE, STATEMENT, Release, Releases
+from sparkpin.saving import saving_folder
 from sparkpin.store import Store
 
 Say = Callable[[str], None]
@@ -66,25 +63,23 @@ def check_saved(paths: Paths, engine: Engine, release: Release, say: Say) -> Che
 
     def look() -> str:
         require_space(paths.work, release.size + (64 << 20), "the image's layers", "SPARKPIN_CACHE")
-        with disk_errors(paths.work):
-            paths.work.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix="verify-", dir=paths.work) as work:
-                archive = Path(work) / "saved.tar"
-                say("reading the layers from the engine")
-                with archive.open("wb") as file:
-                    engine.save(release.tag, file)
-                say("hashing them")
-                with seal.open_saved(archive) as saved:
-                    found = [f"sha256:{slice_sha256(layer)}" for layer in saved.layers]
-                    size = sum(layer.size for layer in saved.layers)
-                    same("layers", found, list(release.diff_ids))
-                    config = saved.config
-                    made = seal.image_config(
-                        config.get("config") or {},
-                        os=config["os"],
-                        architecture=config["architecture"],
-                        diff_ids=found,
-                    )
+        with disk_errors(paths.work), saving_folder(paths) as work:
+            archive = work / "image.tar"
+            say("reading the layers from the engine")
+            with archive.open("wb") as file:
+                engine.save(release.tag, file)
+            say("hashing them")
+            with seal.open_saved(archive) as saved:
+                found = [f"sha256:{sha256_of(layer)}" for layer in saved.layers]
+                size = sum(layer.size for layer in saved.layers)
+                same("layers", found, list(release.diff_ids))
+                config = saved.config
+                made = seal.image_config(
+                    config.get("config") or {},
+                    os=config["os"],
+                    architecture=config["architecture"],
+                    diff_ids=found,
+                )
         same("configuration", seal.digest_of(made), release.image)
         return f"{len(found)} of {len(found)} hashes as recorded ({size / 1e6:,.1f} MB)"
 
@@ -92,14 +87,6 @@ def check_saved(paths: Paths, engine: Engine, release: Release, say: Say) -> Che
         return checked(LAYERS, look)
     except BuildError as error:
         return Check(LAYERS, "wrong", error.message)
-
-
-def slice_sha256(layer: Slice) -> str:
-    layer.seek(0)
-    digest = hashlib.sha256()
-    while chunk := layer.read(CHUNK):
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 def check_fetched(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> Check:
