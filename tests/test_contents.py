@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,28 @@ def test_lists_of_a_stranger_name_no_owners(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(contents, "LIST", 8)
     assert [owned(file, member(f"{INFO}/x.list", b"/file\n" + b"\n" * n)) for n in (2, 3)] == [{"file"}, set()]
     assert [owned(file, member(record, b"file,,\n" + b"\n" * n)) for n in (1, 2)] == [{"file"}, set()]
+
+
+def test_bytecode_without_its_source_has_its_owner() -> None:
+    names = [f"a/__pycache__/{name}.cpython-311.pyc" for name in ("gone", "stray")]
+    assert owned(*(member(n, b"") for n in names), member("x-1.dist-info/RECORD", b"a/gone.py,,\n")) == {names[0]}
+
+
+def test_memory_does_not_grow_with_what_a_list_names() -> None:
+    """A few bytes of a row come to thousands with a link."""
+    rows = b"".join(b"/l/%d\n" % n for n in range(4_000))
+    long = member("l", type=tarfile.SYMTYPE, linkname="d" * 3_000)
+    read = read_layer(io.BytesIO(layer([long, member(f"{INFO}/x.list", rows)])))
+    tracemalloc.start()
+    contents_of(read)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 6_000_000  # bytes; the buffer for files has a million, the names would have 12
+
+
+def test_one_link_may_be_followed_twice() -> None:
+    up = member("usr/X", type=tarfile.SYMTYPE, linkname=".")
+    assert owned(up, member("usr/file", b""), member(f"{INFO}/x.list", b"/usr/X/X/file\n")) == {"usr/file"}
 
 
 def test_only_so_many_links_are_followed_for_a_layer() -> None:

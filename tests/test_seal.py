@@ -671,6 +671,7 @@ def told(body: bytes, kind: bytes = b"x") -> bytes:
         (header(b"3", major=(329, b"no\0")), "device number b'no"),
         (header(b"4", minor=(337, b"-1\0")), "device number is -1"),
         (told(b"20 path=a\n") + header(), "PAX records that begin b'20 path"),
+        (told(b"1 path=a\n") + header(), "PAX records that begin b'1 path"),
         (told(b"n" * 6_000, b"L") + told(b"x" * canonical.TOLD, b"K") + header(), "bytes of headers before one member"),
     ],
 )

@@ -195,7 +195,7 @@ class Links:
     def real(self, row: str) -> str:
         """A path of dpkg's with the folders that are links followed: /bin/sh is usr/bin/sh. "" for none."""
         path = row.strip("/")
-        for _ in range(min(len(self.targets), FOLLOWED)):
+        for _ in range(FOLLOWED):
             if not is_sound(path):
                 return ""
             folder = next((folder for folder in above(path) if folder in self.targets), None)
