@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import gzip
 import io
 import json
 import os
 import struct
 import tarfile
+import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +33,7 @@ from bundle_samples import (
     with_input,
     with_store,
     with_top_layer,
+    without_evidence,
     write_sample,
 )
 from evidence_samples import Sample
@@ -50,11 +53,12 @@ from sparkpin.bundle import (
 )
 from sparkpin.canonical import BLOCK, END, Slice, block, padded, read_layer
 from sparkpin.engine import Engine
-from sparkpin.errors import InputError, IntegrityError, ManifestError
+from sparkpin.errors import DiskError, InputError, IntegrityError, ManifestError
 from sparkpin.evidence.signing import ALLOWED_SIGNERS, Keys
 from sparkpin.exporting import Wanted, export
 from sparkpin.inputs import Inputs
 from sparkpin.paths import Paths
+from sparkpin.releases import tag_of
 from sparkpin.seal import digest_of
 
 NO_ENGINE = cast(Engine, None)  # whoever asks it anything fails
@@ -502,6 +506,46 @@ def test_a_refusal_does_nothing_to_a_terminal(parts: Parts, tmp_path: Path) -> N
     assert "\x1b" not in message and r"\x1b]0;owned" in message and len(message) < 5000
 
 
+def test_all_listings_together_have_a_limit(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundle, "ENTRIES", 2)
+    assert "the listings have more than 2 entries" in refused(tmp_path, good.read_bytes())
+
+
+@pytest.mark.parametrize("field", ["recipe", "stage", "stack", "model"])
+def test_long_names(sample: Sample, field: str) -> None:
+    release = dataclasses.replace(sample.release, **{field: "x" * 101})
+    with pytest.raises(bundle.Refused, match="names have at most 100 characters"):
+        bundle.require_paths(release, sample.records)
+
+
+def test_names_in_a_build_record(sample: Sample) -> None:
+    first, *others = sample.records
+    bundle.require_paths(sample.release, sample.records)
+    long = {"stage": "x" * 101, "ref": f"sparkpin/stack-{first.stack}:{'x' * 101}-{first.key[:12]}"}
+    with pytest.raises(bundle.Refused, match="names its image"):
+        bundle.require_paths(sample.release, [first.model_copy(update=long), *others])
+    assert first.rootfs
+    deb = first.rootfs.debs[0].model_copy(update={"file": "a/b.deb"})
+    rootfs = first.rootfs.model_copy(update={"debs": [deb]})
+    with pytest.raises(bundle.Refused, match=r"names a package 'a/b\.deb'"):
+        bundle.require_paths(sample.release, [first.model_copy(update={"rootfs": rootfs}), *others])
+
+
+def test_recipes_with_a_reserved_name(parts: Parts, tmp_path: Path, sample: Sample) -> None:
+    other = without_evidence(parts)
+    tag = tag_of("stack-x", sample.release.stage, sample.release.key)
+    other.edit(RELEASE, lambda value: value | {"recipe": "stack-x", "tag": tag})
+    other.index = other.index | {"tag": tag}
+    assert "belong to the images of stages" in refused(tmp_path, other.pack())
+
+
+def test_padding_after_the_index(good: Path, tmp_path: Path) -> None:
+    data, size = bytearray(good.read_bytes()), len(tar_index(good))
+    assert size % BLOCK
+    data[BLOCK + size] = 1
+    assert f"{INDEX} is not in the form" in refused(tmp_path, bytes(data))
+
+
 def test_a_pipe_or_folder_is_no_bundle(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path, tmp_path / "fifo", Path("/dev/null")):
@@ -568,6 +612,15 @@ def test_large_inputs_are_read_piece_by_piece(parts: Parts, tmp_path: Path, monk
     assert kept.result == "ok" and kept.detail.startswith("47 of 47")
     assert max(pieces) <= files.CHUNK
     assert len(large) < sum(pieces) < 2 * len(large), "read once, to be hashed"
+
+
+def test_a_full_disk_is_not_the_fault_of_the_bundle(
+    good: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (small_disk / "x").write_bytes(bytes((1 << 20) - 4096))
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    with pytest.raises(DiskError, match="No space left"), open_bundle(good):
+        pass
 
 
 def test_pins_whose_aliases_multiply(tmp_path: Path) -> None:
@@ -745,6 +798,26 @@ def test_stored_files_that_are_not_what_the_records_name(full: Parts, tmp_path: 
 def test_stored_files_that_are_missing(full: Parts, tmp_path: Path, name: str) -> None:
     del full.members[name]
     assert f"{name} is missing" in refused(tmp_path, full.pack())
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"repo": "../x"}, "names a repository ../x@"),
+        ({"repo": "a/b/c"}, "names a repository a/b/c@"),
+        ({"revision": "main"}, "@main"),
+        ({"file": "a" * 201}, "none for a file system"),
+        ({"file": ".git/config"}, "none for a file system"),
+    ],
+)
+def test_models_that_no_folder_can_hold(
+    full: Parts, tmp_path: Path, sample: Sample, change: dict[str, str], why: str
+) -> None:
+    path = f"pins/models/{sample.release.model}.lock"
+    lock = json.loads(full.members[INPUTS + json.loads(full.members[RELEASE])["inputs"][path]])
+    repository = next(iter(lock["repositories"].values()))
+    (repository["files"][0] if "file" in change else repository).update(change)
+    assert why in refused(tmp_path, with_input(full, path, json.dumps(lock).encode()).pack())
 
 
 def test_stored_files_that_nothing_names(full: Parts, tmp_path: Path) -> None:

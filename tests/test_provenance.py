@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from evidence_samples import Sample, make_sample
 
-from sparkpin import bundle, commands, manifests
+from sparkpin import commands, manifests
 from sparkpin.buildrecord import write_record
 from sparkpin.errors import HostError, IntegrityError
 from sparkpin.evidence.attest import attest, ensure_attested, is_attested
@@ -170,20 +170,6 @@ def test_a_build_says_that_a_signature_went(sample: Sample, signing_key: Path, m
     said: list[str] = []
     ensure_attested(sample.paths, sample.release, said.append)
     assert len(said) == 1 and "the signature over the former one is removed" in said[0]
-
-
-def test_nobody_signs_what_another_machine_built(
-    sample: Sample, signing_key: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless told to, by name."""
-    monkeypatch.setenv("SPARKPIN_SIGNING_KEY", str(signing_key))
-    (sample.folder / bundle.IMPORTS).write_text("[]\n")
-    ensure_attested(sample.paths, sample.release, lambda line: None)
-    (sample.folder / SBOM).unlink()
-    ensure_attested(sample.paths, sample.release, lambda line: None)
-    assert is_attested(sample.paths, sample.release) and not (sample.folder / SIGNATURE).exists()
-    attest(sample.paths, sample.release, Keys.from_env())
-    assert (sample.folder / SIGNATURE).is_file()
 
 
 def test_a_bad_key_does_not_stop_a_build(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:

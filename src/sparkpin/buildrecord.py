@@ -100,8 +100,12 @@ def kept_file(row: BuildInput) -> ContextFile:
     return ContextFile(row.path, row.sha256, row.size, "kept", row.what, executable=row.executable, locked=locked)
 
 
-def record_file(paths: Paths, rendered: Rendered) -> Path:
-    return paths.images / f"{rendered.stack}-{rendered.stage}-{rendered.key[:12]}.json"
+def record_file(paths: Paths, rendered: Rendered | BuildRecord) -> Path:
+    return record_path(paths, rendered.stack, rendered.stage, rendered.key)
+
+
+def record_path(paths: Paths, stack: str, stage: str, key: str) -> Path:
+    return paths.images / f"{stack}-{stage}-{key[:12]}.json"
 
 
 def layer_file(paths: Paths, diff_id: str) -> Path:
@@ -120,7 +124,7 @@ def is_imported(paths: Paths, rendered: Rendered) -> bool:
 
 def write_record(paths: Paths, record: BuildRecord, *, imported: bool = False) -> None:
     """imported: from another machine. The mark is there before the record, and goes after it was written anew."""
-    path = paths.images / f"{record.stack}-{record.stage}-{record.key[:12]}.json"
+    path = record_file(paths, record)
     if imported:
         with atomic_file(imported_mark(path)):
             pass

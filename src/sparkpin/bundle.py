@@ -26,7 +26,6 @@ import re
 import stat
 import struct
 import tarfile
-import tempfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,9 +40,10 @@ from sparkpin.buildrecord import BuildRecord
 from sparkpin.canonical import BLOCK, END, Slice, block, read_layer
 from sparkpin.checkpoint.verify import RECORD
 from sparkpin.contents import ENTRIES, contents_of, parents_of, parse_contents
-from sparkpin.errors import InputError, IntegrityError, SparkpinError
+from sparkpin.errors import DiskError, InputError, IntegrityError, SparkpinError
 from sparkpin.evidence import verify
 from sparkpin.evidence.materials import model_inputs
+from sparkpin.evidence.pins import pin_names, pins_of
 from sparkpin.evidence.verify import Evidence
 from sparkpin.files import sha256_of
 from sparkpin.names import is_plain
@@ -65,13 +65,7 @@ LAYER_LIMIT = 128  # the engine takes no more
 SAID = 2000  # characters of a refusal: it may quote what a stranger wrote
 EXPORTS, IMPORTS = "exports.json", "imports.json"  # in a release's evidence: where bundles went to and came from
 STAGE = re.compile(r"[a-z0-9][a-z0-9.-]*")
-PINS = re.compile(  # what `manifests` and `evidence.verify` read
-    r"(?:pins/models|pins/stacks|stages|dockerfiles)/[^/]+|mods/[^/]+/pyproject\.toml"
-)
-PINS_LIMIT, PINS_ALLOWED = (
-    32 << 20,
-    1000,
-)  # bytes and number of all of them: a name costs no bytes when two share a hash
+PINS_LIMIT, PINS_ALLOWED = 32 << 20, 1000  # bytes and number of pins: a name costs no bytes when two share a hash
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")
 UNEXPECTED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 AGAIN = "get the file again from where it was exported, and compare its SHA-256 with the one there (sha256sum)"
@@ -169,7 +163,8 @@ def locked_files(records: Sequence[BuildRecord]) -> tuple[LockedFile, ...]:
 def open_bundle(path: Path, say: Say = lambda line: None) -> Iterator[Bundle]:
     """A bundle for reading, after all of it was verified and held against itself; nothing is written.
 
-    Raises InputError when there is no such file, IntegrityError for anything that is not exactly what an export writes.
+    Raises InputError when there is no such file, IntegrityError for anything that is not exactly what an export writes,
+    DiskError when the pins do not fit into the temporary folder.
     """
     try:
         regular = stat.S_ISREG(path.stat().st_mode)  # before it is opened: a pipe without a writer would never open
@@ -195,6 +190,8 @@ def read(path: Path, file: BinaryIO, say: Say) -> Bundle:
     try:
         index, data = read_members(file, say)
         return read_bundle(path, index, data)
+    except DiskError:  # of this machine, for which the bundle is not to blame
+        raise
     except SparkpinError as error:
         raise Refused(error.message) from None
     except (*UNEXPECTED, tarfile.TarError, csv.Error, zlib.error, struct.error, EOFError) as error:
@@ -419,10 +416,6 @@ def require_names(names: Collection[str], what: str) -> None:
         raise Refused(f"{what}: {min(both)} is a file and a folder")
 
 
-def pin_names(release: Release) -> list[str]:
-    return [name for name in release.inputs if PINS.fullmatch(name)]
-
-
 def require_small_pins(release: Release, data: Mapping[str, Slice]) -> None:
     """Before a parser sees one of them. A missing one is told later."""
     names, total = pin_names(release), 0
@@ -437,24 +430,14 @@ def require_small_pins(release: Release, data: Mapping[str, Slice]) -> None:
         raise Refused(f"{RELEASE} names {seen}; {PINS_ALLOWED:,} of {PINS_LIMIT:,} are allowed")
 
 
-@contextlib.contextmanager
-def pins_of(release: Release, data: Mapping[str, Slice]) -> Iterator[Path]:
-    """The release's project as far as `manifests` reads it. Refused for a pin that it does not take."""
-    with tempfile.TemporaryDirectory(prefix="sparkpin-pins-") as folder:
-        for name in pin_names(release):
-            target = Path(folder, name)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(small(data, INPUTS + release.inputs[name]))
-        try:
-            yield Path(folder)
-        except (SparkpinError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            why = str(getattr(error, "message", error)).replace(f"{folder}/", "")
-            raise Refused(f"the pins of {release.tag}: {why}") from None
+def pins_in(release: Release, data: Mapping[str, Slice]) -> contextlib.AbstractContextManager[Path]:
+    """The release's project as far as `manifests` reads it. IntegrityError for a pin that it does not take."""
+    return pins_of(release, lambda name: small(data, INPUTS + release.inputs[name]))
 
 
 def check_demands(release: Release, data: Mapping[str, Slice]) -> verify.Check:
     """The smoke test asks for what the release's own stages want: a sender does not decide what proves it. Refused."""
-    with pins_of(release, data) as project:
+    with pins_in(release, data) as project:
         stack, model = manifests.load_stack(project, release.stack), manifests.load_model(project, release.model)
         wanted = demands_of(project, stack, manifests.load_chain(project, release.stage), model)
     if release.demands != wanted:
@@ -467,7 +450,7 @@ def read_models(release: Release, data: Mapping[str, Slice]) -> dict[str, Locked
     for end in ("yaml", "lock"):
         if (pin := f"pins/models/{release.model}.{end}") not in release.inputs:
             raise Refused(f"{RELEASE} names no {pin}")
-    with pins_of(release, data) as project:
+    with pins_in(release, data) as project:
         inputs = model_inputs(project, release)
     found: dict[str, LockedFile] = {}
     for repository in inputs.repositories:

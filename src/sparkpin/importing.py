@@ -35,7 +35,7 @@ from sparkpin.engine import Engine
 from sparkpin.errors import EngineError, IntegrityError
 from sparkpin.evidence import verify
 from sparkpin.evidence.verify import SBOM, SIGNATURE, STATEMENT, Check
-from sparkpin.exporting import add_row
+from sparkpin.exporting import add_row, is_brought
 from sparkpin.inputs import Inputs
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
@@ -107,7 +107,7 @@ def require_no_conflict(paths: Paths, engine: Engine, bundle: Bundle) -> bool:
         require_same_record(paths, bundle, record)
     require_same_files(paths, bundle)
     transfer.require_free(engine, transfer.images_of(bundle.release, bundle.records))
-    return known is not None and bool(known.inputs) and not (Releases(paths).evidence(known) / IMPORTS).is_file()
+    return known is not None and bool(known.inputs) and not is_brought(paths, known)
 
 
 def require_same_release(bundle: Bundle, known: Release) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from sparkpin.bundle import IMPORTS
+from sparkpin.buildrecord import record_path
 from sparkpin.errors import SparkpinError
 from sparkpin.evidence.signing import Keys, sign
 from sparkpin.files import atomic_file
@@ -30,13 +30,10 @@ class Attested:
 
 
 def ensure_attested(paths: Paths, release: Release, say: Say) -> None:
-    """For builds: make what is missing, cheaply when nothing is. A key that cannot be used is told, and no failure.
-
-    An imported release is not signed: this machine did not build what it says.
-    """
+    """For builds: make what is missing, cheaply when nothing is. A key that cannot be used is told, and no failure."""
     folder = Releases(paths).evidence(release)
     try:
-        keys = Keys() if (folder / IMPORTS).is_file() else Keys.from_env()
+        keys = Keys.from_env()
         if not is_attested(paths, release):
             if attest(paths, release, keys).removed:
                 say(REMOVED.format(release.tag))
@@ -68,7 +65,7 @@ def is_attested(paths: Paths, release: Release) -> bool:
             SBOM: hashlib.sha256((folder / SBOM).read_bytes()).hexdigest(),
             **{
                 f"build record {stage}": raw_sha256(
-                    json.loads((paths.images / f"{release.stack}-{stage}-{key[:12]}.json").read_bytes())
+                    json.loads(record_path(paths, release.stack, stage, key).read_bytes())
                 )
                 for stage, key in keys.items()
             },

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from sparkpin.buildrecord import BuildRecord
-from sparkpin.errors import HostError, IntegrityError, SparkpinError
+from sparkpin.errors import HostError, IntegrityError
 from sparkpin.evidence import signing
 from sparkpin.evidence.materials import LISTED, Material, ModelInputs, materials_of, model_inputs, recorded
-from sparkpin.files import disk_errors
+from sparkpin.evidence.pins import pins_of
 from sparkpin.layering import normal
 from sparkpin.names import is_plain
 from sparkpin.releases import SBOM as SBOM
@@ -33,9 +30,6 @@ from sparkpin.seal import digest_of
 from sparkpin.ui import printable
 
 MODEL = "model "  # how the names of a model's files start
-PINS = re.compile(
-    r"pins/models/[^/]+|stages/[^/]+|dockerfiles/[^/]+|mods/[^/]+/pyproject\.toml"
-)  # what `manifests` reads
 NAMES = (  # of the checks that every release gets, in their order
     *("image", "layers", "release key", "build records", "kept inputs", "locks"),
     *("statement", "inputs", "SBOM", "signature"),
@@ -308,21 +302,10 @@ def pinned_models(evidence: Evidence) -> ModelInputs | None:
     if evidence.read is None or not release.inputs.keys() >= set(needed):
         return None
     try:
-        pins = {path: input_bytes(evidence, path) for path in filter(PINS.fullmatch, release.inputs)}
+        with pins_of(release, lambda path: input_bytes(evidence, path)) as project:
+            return model_inputs(project, release)
     except Open:
         return None
-    with tempfile.TemporaryDirectory(prefix="sparkpin-pins-") as name:
-        with disk_errors(Path(name)):
-            for path, data in pins.items():
-                target = Path(name, path)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(data)
-        try:
-            return model_inputs(Path(name), release)
-        except SparkpinError as error:
-            raise IntegrityError(f"the pins of {release.model}: {error.message.replace(f'{name}/', '')}") from None
-        except (ValueError, TypeError, RecursionError) as error:  # YAML of a stranger
-            raise IntegrityError(f"the pins of {release.model} cannot be read: {error}") from None
 
 
 def claimed_models(inputs: Sequence[Any]) -> ModelInputs:
