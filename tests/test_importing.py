@@ -327,7 +327,10 @@ def test_one_key_has_one_record(source: Source, tmp_path: Path) -> None:
         records_of(paths, source.release)
 
 
-def test_own_builds_take_nothing_for_built_that_was_brought(source: Source, tmp_path: Path) -> None:
+def test_own_builds_take_nothing_for_built_that_was_brought(
+    source: Source, tmp_path: Path, signing_key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARKPIN_SIGNING_KEY", str(signing_key))
     paths = Paths(source.paths.project, source.paths.cache, tmp_path / "home")
     base = source.releases[0]
     import_bundle(paths, source.engine, write(source, tmp_path / "base.tar", base), quiet)
@@ -339,7 +342,10 @@ def test_own_builds_take_nothing_for_built_that_was_brought(source: Source, tmp_
     built = build.build_image(paths, source.engine, pairing.rendered, quiet)
     assert not built.cached and not is_imported(paths, record.rendered)
     assert build.build_image(paths, source.engine, pairing.rendered, quiet).cached
+    signature = Releases(paths).evidence(base) / SIGNATURE
+    assert not signature.exists(), "this machine signs what it built"
     release = jobs.record(paths, source.engine, Releases(paths), pairing, built)
+    assert signature.is_file()
     assert release.created != base.created and not exporting.is_from_elsewhere(paths, release)
     rows = json.loads((Releases(paths).evidence(release) / EXPORTS).read_text())
     assert [row["file"] for row in rows] == [str(tmp_path / "base.tar")]

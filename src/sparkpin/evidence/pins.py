@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sparkpin.errors import DiskError, IntegrityError, SparkpinError
+from sparkpin.errors import IntegrityError, SparkpinError
 from sparkpin.files import disk_errors
 from sparkpin.releases import Release
 
@@ -34,8 +34,6 @@ def pins_of(release: Release, read: Callable[[str], bytes]) -> Iterator[Path]:
                 target.write_bytes(data)
         try:
             yield Path(folder)
-        except DiskError:
-            raise
         except (SparkpinError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             why = str(getattr(error, "message", error)).replace(f"{folder}/", "")
             raise IntegrityError(f"the pins of {release.tag}: {why}") from None
