@@ -58,6 +58,12 @@ def test_a_layer_in_zstd(tmp_path: Path) -> None:
     assert "zstd" in told(archive)
 
 
+def test_a_slice_fills_any_buffer() -> None:
+    buffer = bytearray(4)
+    assert Slice(io.BytesIO(b"0123456"), 2, 3).readinto(memoryview(buffer)) == 3 and buffer == b"234\0"
+    assert Slice(io.BytesIO(b"0123456"), 1, 6).readinto(buffer) == 4 and buffer == b"1234"
+
+
 def test_more_layers_than_diff_ids() -> None:
     with pytest.raises(BuildError, match="2 layers and 1 diff IDs"):
         Saved({"rootfs": {"diff_ids": ["sha256:0"]}}, [Slice(io.BytesIO(), 0, 0)] * 2)

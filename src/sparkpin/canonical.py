@@ -77,9 +77,9 @@ class Slice(io.RawIOBase):
         self.position += len(data)
         return data
 
-    def readinto(self, view: memoryview) -> int:  # type: ignore[override]
+    def readinto(self, view: memoryview | bytearray) -> int:  # type: ignore[override]
         self.file.seek(self.start + self.position)
-        got: int = self.file.readinto(view[: max(0, self.size - self.position)])  # type: ignore[attr-defined]
+        got: int = self.file.readinto(memoryview(view)[: max(0, self.size - self.position)])  # type: ignore[attr-defined]
         self.position += got
         return got
 
