@@ -409,36 +409,25 @@ def stored_size(member: Member) -> int:
 
 def header(member: Member) -> bytes:
     """The header blocks of one member, with the blocks for a long name, a long link or an attribute before it."""
-    name = member.path + (b"/" if member.kind == DIRECTORY else b"")
-    extra = b""
-    if member.capability:
-        records = {CAPABILITY: member.capability}
+    path, kind, mode, uid, gid, size, link, device, capability, _ = member
+    name, extra = path + b"/" * (kind == DIRECTORY), b""
+    if capability:
+        records = {CAPABILITY: capability}
         if len(name) > 100:
             records[b"path"] = name
         body = b"".join(pax_record(key, value) for key, value in sorted(records.items()))
         extra = block(b"././@PaxHeader", b"x", size=len(body)) + padded(body)
-    else:
-        for kind, value in ((b"K", member.link), (b"L", name)):
+    elif len(name) > 100 or len(link) > 100:
+        for extra_kind, value in ((b"K", link), (b"L", name)):
             if len(value) > 100:
-                extra += block(b"././@LongLink", kind, size=len(value) + 1) + padded(value + b"\0")
-    return extra + block(
-        name[:100],
-        member.kind,
-        mode=member.mode,
-        uid=member.uid,
-        gid=member.gid,
-        size=member.size,
-        mtime=EPOCH,
-        link=member.link[:100],
-        device=member.device if member.kind in DEVICES else None,
-        pax=bool(member.capability),
-    )
+                extra += block(b"././@LongLink", extra_kind, size=len(value) + 1) + padded(value + b"\0")
+    shown = device if kind in DEVICES else None
+    return extra + block(name[:100], kind, mode, uid, gid, size, EPOCH, link[:100], shown, bool(capability))
 
 
 def block(
     name: bytes,
     kind: bytes,
-    *,
     mode: int = 0o644,
     uid: int = 0,
     gid: int = 0,
@@ -449,22 +438,22 @@ def block(
     pax: bool = False,
 ) -> bytes:
     """One header block of 512 bytes."""
-    owner, rest, total = frame(kind, mode, uid, gid, mtime, link, device, pax)
+    owner, times, rest, total = frame(kind, mode, uid, gid, mtime, link, device, pax)
     length = number(size, 12)
-    checksum = total + byte_sum(name) + sum(length)
-    return b"".join((name.ljust(100, b"\0"), owner, length, number(mtime, 12), b"%06o\0 " % checksum, rest))
+    return b"%b%b%b%b%06o\0 %b" % (name.ljust(100, b"\0"), owner, length, times, total + byte_sum(name + length), rest)
 
 
 @functools.lru_cache(1 << 12)
 def frame(
     kind: bytes, mode: int, uid: int, gid: int, mtime: int, link: bytes, device: tuple[int, int] | None, pax: bool
-) -> tuple[bytes, bytes, int]:
-    """What the headers of many members share: mode and owners, all after the checksum, the sum of all the bytes."""
+) -> tuple[bytes, bytes, bytes, int]:
+    """What the headers of many members share: mode and owners, time, all after the checksum, the sum of the bytes."""
     owner = number(mode, 8) + number(uid, 8) + number(gid, 8)
     rest = [kind, link.ljust(100, b"\0"), PAX if pax else GNU, b"\0" * 64]
     rest += [b"".join(number(n, 8) for n in device) if device else b"\0" * 16, b"\0" * 167]
     after = b"".join(rest)
-    return owner, after, sum(owner) + sum(number(mtime, 12)) + sum(b" " * 8) + sum(after)
+    times = number(mtime, 12)
+    return owner, times, after, sum(owner) + sum(times) + sum(b" " * 8) + sum(after)
 
 
 @functools.lru_cache(1 << 12)
