@@ -106,7 +106,7 @@ class Disk:
         os.close(done)
 
     def write_pieces(self, path: Path, todo: int, done: int) -> None:
-        """Write the pieces whose numbers come from `todo`, one after another, and say on `done` which are free again."""
+        """Write the pieces that `todo` names, one after another; tell `done` which are free again."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         try:
             file = os.open(path, flags | os.O_DIRECT)
