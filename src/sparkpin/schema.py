@@ -130,11 +130,20 @@ class Stage(Model):
     smoke: Smoke = Smoke()
 
 
+UNRESOLVED = "unresolved"
+
+
 class Repository(Model):
-    """repo: the Hub's id; revision: a commit hash, never a branch."""
+    """A model repository: of the Hub, or a folder of this machine that stands for it.
+
+    repo: the Hub's id. revision: a commit hash, never a branch; `unresolved` where nobody has fetched it yet: the first
+    `invoke lock --model` asks the Hub for the newest commit, and the lock keeps it. folder: where the files lie,
+    absolute or relative to the project; the lock's revision is then derived from the files' hashes.
+    """
 
     repo: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
-    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+    revision: Annotated[str, Field(pattern=rf"^([0-9a-f]{{40}}|{UNRESOLVED})$")]
+    folder: str = ""
 
 
 class Generator(Model):
@@ -144,23 +153,55 @@ class Generator(Model):
     seed: int
 
 
-class HybridStep(Model):
-    """Replace `<module>.weight` of each module that fits a pattern (fnmatch) by FP8 weight + weight_scale_inv."""
+class FormatRule(Model):
+    """What the modules of the base that fit a pattern (fnmatch) hold after the `hybrid` step. The first rule counts.
 
-    source: Name
+    fp8: `weight` (F8_E4M3) and `weight_scale_inv` of `source`, one scale for each `block`. plain: the `weight` (BF16,
+    F16 or F32) of `source`. Both take the place of a plain weight or of INT4's qweight, qzeros, scales and g_idx.
+    keep: what the base has.
+    """
+
     modules: Annotated[list[str], Field(min_length=1)]
-    block: Annotated[list[Annotated[int, Field(gt=0)]], Field(min_length=2, max_length=2)]
+    format: Literal["fp8", "plain", "keep"]
+    source: Name | None = None
+    block: Annotated[list[Annotated[int, Field(gt=0)]], Field(min_length=2, max_length=2)] | None = None
+
+    @model_validator(mode="after")
+    def check_keys(self) -> FormatRule:
+        for key, formats in (("source", ("fp8", "plain")), ("block", ("fp8",))):
+            if (getattr(self, key) is not None) != (self.format in formats):
+                raise ValueError(
+                    f"`{key}` goes with format {' and '.join(formats)}, and only with it; format is {self.format}"
+                )
+        return self
+
+
+class HybridStep(Model):
+    """rules: see FormatRule. unused: how many FP8 tensors of the sources stay unused, with their scales and without
+    those of experts, where that is known.
+    """
+
+    rules: Annotated[list[FormatRule], Field(min_length=1)]
+    unused: Annotated[int, Field(ge=0)] | None = None
 
 
 class MtpStep(Model):
-    """Register the tensors of `file` whose names fit a pattern (fnmatch) in the index."""
+    """Register the tensors of the MTP layer whose names fit a pattern (fnmatch) in the index.
+
+    file: where the base has them if its index lists none; where they are written if `source`, another repository,
+    gives them because the base has none.
+    """
 
     file: str
     tensors: Annotated[list[str], Field(min_length=1)]
+    source: Name | None = None
 
 
 class ModelPin(Model):
-    """pins/models/<name>.yaml: repositories with revisions, and what the checkpoint steps take from each."""
+    """pins/models/<name>.yaml: repositories with revisions, and what the checkpoint steps take from each.
+
+    base is fetched whole; of every other repository only index, config, headers and the tensors that the steps take.
+    """
 
     name: Name
     description: str
@@ -172,13 +213,22 @@ class ModelPin(Model):
 
 
 class RepositoryLock(Model):
+    """files: all of the repository, with the Hub's hashes. headers, tensors: what is fetched by ranges, to the store.
+
+    headers: one entry for each safetensors file: `name` and `file` are its path, size and sha256 those of its first
+    bytes (length prefix and JSON). tensors: `name` is the tensor's, `file` the safetensors file's; empty for a
+    repository that is fetched whole.
+    """
+
     repo: str
     revision: str
     files: list[LockedFile]
+    headers: list[LockedFile] = []
+    tensors: list[LockedFile] = []
 
 
 class ModelLock(Model):
-    """pins/models/<name>.lock: every file of every repository that is fetched whole."""
+    """pins/models/<name>.lock: what is fetched of every repository."""
 
     model: Name
     inputs: Sha256

@@ -14,8 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin import files, hub
-from sparkpin.checkpoint.plan import FORMAT, Plan, Shard, checkpoint_key, make_plan, used_repositories
-from sparkpin.checkpoint.safetensors import TensorSource, write_file
+from sparkpin.checkpoint.plan import (
+    FORMAT,
+    Plan,
+    Shard,
+    checkpoint_key,
+    header_for,
+    in_order,
+    make_plan,
+    used_repositories,
+)
+from sparkpin.checkpoint.repository import Places
+from sparkpin.checkpoint.safetensors import read_header
 from sparkpin.checkpoint.verify import REBUILD, RECORD, Reader, verify_checkpoint
 from sparkpin.errors import CheckpointError
 from sparkpin.paths import Paths
@@ -47,18 +57,19 @@ def build_checkpoint(
         if is_made_here(folder, key):
             return folder
         files.sweep(folder.parent)
-        folders = hub.fetch_model(paths, pin, lock, say, only=used_repositories(pin, steps))
-        plan = make_plan(folders, pin, steps)
-        check_disk(folder, folders[pin.base], plan)
+        used = used_repositories(pin, steps)
+        places = hub.fetch_model(paths, pin, lock, say, only=used)
+        plan = make_plan(hub.listings(paths, pin, lock, say), pin, steps)
+        check_disk(folder, places.folders[pin.base], plan)
         if folder.exists():
             why = "came from another machine" if is_imported(folder) else "is damaged or incomplete"
             say(f"checkpoint {folder.name} {why}: building it again")
             set_aside(folder)
         with files.atomic_folder(folder) as partial:
-            written = write_plan(partial, folders, plan, say)
+            written = write_plan(partial, places, plan, say)
             (partial / RECORD).write_bytes(record(pin, lock, plan, key, written))
             say(f"comparing {pin.name} {folder.name} with its sources, tensor by tensor")
-            verify_checkpoint(partial, folders, plan)
+            verify_checkpoint(partial, places, plan)
     return folder
 
 
@@ -73,8 +84,8 @@ def hold_model(paths: Paths, model: str, say: Callable[[str], None]) -> contextl
 def plan_checkpoint(
     paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Callable[[str], None]
 ) -> Plan:
-    """What `build_checkpoint` would do: `plan.lines()` for people. Fetches what the steps read, writes nothing else."""
-    return make_plan(hub.fetch_model(paths, pin, lock, say, only=used_repositories(pin, steps)), pin, steps)
+    """What `build_checkpoint` would do: `plan.lines()` for people. Fetches headers only, writes nothing else."""
+    return make_plan(hub.listings(paths, pin, lock, say), pin, steps)
 
 
 def verify_built(
@@ -87,8 +98,9 @@ def verify_built(
     folder = checkpoint_folder(paths, pin, lock, steps)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such checkpoint of {pin.name}", next_step="invoke checkpoint")
-    folders = hub.fetch_model(paths, pin, lock, say, only=used_repositories(pin, steps))
-    verify_checkpoint(folder, folders, make_plan(folders, pin, steps))
+    used = used_repositories(pin, steps)
+    places = hub.fetch_model(paths, pin, lock, say, only=used)
+    verify_checkpoint(folder, places, make_plan(hub.listings(paths, pin, lock, say), pin, steps))
     if not is_complete(folder, checkpoint_key(pin, lock, steps)):
         raise CheckpointError(f"{folder / RECORD}: is not the record of this checkpoint", next_step=REBUILD)
     return folder
@@ -116,35 +128,35 @@ def is_complete(folder: Path, key: str) -> bool:
         return False
 
 
-def write_plan(
-    partial: Path, folders: Mapping[str, Path], plan: Plan, say: Callable[[str], None]
-) -> dict[str, dict[str, Any]]:
+def write_plan(partial: Path, places: Places, plan: Plan, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
     """Write everything into a folder; gives size and SHA-256 of each file that is not a link."""
     written: dict[str, dict[str, Any]] = {}
+    base = places.folders[plan.base]
     for link in plan.links:
-        link_or_copy(folders[plan.base] / link.path, partial / link.path)
+        link_or_copy(base / link.path, partial / link.path)
     for number, shard in enumerate(plan.shards, 1):
         say(f"writing {shard.path} ({number} of {len(plan.shards)}, {shard.size / 1e6:.1f} MB)")
-        written[shard.path] = write_shard(partial / shard.path, shard, folders)
+        written[shard.path] = write_shard(partial / shard.path, shard, plan.base, places)
     for text in plan.texts:
         (partial / text.path).write_bytes(text.data)
         written[text.path] = {"size": len(text.data), "sha256": hashlib.sha256(text.data).hexdigest()}
     return written
 
 
-def write_shard(path: Path, shard: Shard, folders: Mapping[str, Path]) -> dict[str, Any]:
-    with Reader() as reader:
-        sources = [
-            TensorSource(
-                name,
-                source.info.dtype,
-                source.info.shape,
-                reader.chunks(folders[source.repository] / source.file, source.info.begin, source.info.end),
-            )
-            for name, source in shard.tensors.items()
-        ]
-        written = write_file(path, sources, shard.metadata)
-    return {"size": written.size, "sha256": written.sha256}
+def write_shard(path: Path, shard: Shard, base: str, places: Places) -> dict[str, Any]:
+    header = read_header(places.folders[base] / shard.path) if shard.in_base else None
+    sources = in_order(shard, header, base)
+    first = header_for(shard, sources)
+    digest, size = hashlib.sha256(first), len(first)
+    with Reader() as reader, files.atomic_file(path) as file:
+        file.write(first)
+        for source in sources:
+            origin, begin = places.of(source)
+            for chunk in reader.chunks(origin, begin, begin + source.info.nbytes):
+                digest.update(chunk)
+                file.write(chunk)
+                size += len(chunk)
+    return {"size": size, "sha256": digest.hexdigest()}
 
 
 def link_or_copy(source: Path, target: Path) -> None:

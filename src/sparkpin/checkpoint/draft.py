@@ -1,65 +1,77 @@
-"""A checkpoint while the steps work on it: which tensor goes where, what the index lists, what the config says."""
+"""A checkpoint while the steps work on it: how it differs from the base, as little as is different."""
 
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
+from sparkpin.checkpoint.patterns import generalise
 from sparkpin.checkpoint.repository import Repository, Source
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What happened to one tensor. before, after: bytes; note: dtypes or where from."""
+class Row(NamedTuple):
+    """What happens to tensors that are alike. before, after: bytes."""
 
     verb: str
-    name: str
+    pattern: str
+    note: str
+    tensors: int
     before: int
     after: int
-    note: str = ""
 
 
 @dataclass
 class Draft:
-    """shards: file -> tensor -> where its bytes come from; a file not in `rewritten` stays as it was published."""
+    """donors: the repositories beside the base that give tensors.
+
+    dropped, added: file -> tensor -> what goes, what comes; a file in neither stays as it was published. A tensor in
+    both is replaced. listed: tensor -> file for what the index has to list in addition.
+    """
 
     base: Repository
-    repositories: Mapping[str, Repository]
-    shards: dict[str, dict[str, Source]]
-    weight_map: dict[str, str]
+    donors: Mapping[str, Repository]
     config: dict[str, Any]
-    rewritten: set[str] = field(default_factory=set)
-    changes: list[Change] = field(default_factory=list)
+    dropped: dict[str, dict[str, Source]] = field(default_factory=dict)
+    added: dict[str, dict[str, Source]] = field(default_factory=dict)
+    listed: dict[str, str] = field(default_factory=dict)
+    tally: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def start(cls, base: Repository, repositories: Mapping[str, Repository]) -> Draft:
+    def start(cls, base: Repository, donors: Mapping[str, Repository]) -> Draft:
         """The `copy` step: the published repository as it is."""
-        shards: dict[str, dict[str, Source]] = {file: {} for file in base.metadata}
-        for name, source in base.tensors.items():
-            shards[source.file][name] = source
-        return cls(base, repositories, shards, dict(base.weight_map), copy.deepcopy(dict(base.config)))
+        return cls(base, donors, copy.deepcopy(dict(base.config)))
 
-    def put(self, file: str, name: str, source: Source) -> None:
-        """Let `file` hold `name` with the bytes of `source`; it is listed in the index from now on."""
-        self.shards[file][name] = source
-        self.weight_map[name] = file
-        self.rewritten.add(file)
+    def file_of(self, tensor: str) -> str | None:
+        """The file that will hold a tensor."""
+        for file, tensors in self.added.items():
+            if tensor in tensors:
+                return file
+        published = self.base.file_of(tensor)
+        return None if published is None or tensor in self.dropped.get(published, {}) else published
 
+    def names(self) -> Iterator[str]:
+        """Every tensor of the result."""
+        gone = {name for tensors in self.dropped.values() for name in tensors}
+        for names in (self.base.listed, self.base.unlisted):
+            yield from (name for name in names if name not in gone)
+        for tensors in self.added.values():
+            yield from tensors
 
-def matching(names: Sequence[str], pattern: str) -> list[str]:
-    return [name for name in names if fnmatchcase(name, pattern)]
+    def is_listed(self, tensor: str) -> bool:
+        return tensor in self.listed or tensor in self.base.listed
 
+    def drop(self, source: Source) -> None:
+        self.dropped.setdefault(source.file, {})[source.info.name] = source
 
-def generalise(name: str) -> str:
-    """`model.layers.12.mlp.experts.3.up_proj.scales` -> `model.layers.*.mlp.experts.*.up_proj.scales`."""
-    return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
+    def add(self, file: str, source: Source, *, listed: bool) -> None:
+        self.added.setdefault(file, {})[source.info.name] = source
+        if listed:
+            self.listed[source.info.name] = file
 
-
-def some(names: Sequence[str]) -> str:
-    """The first names of a list and how many there are, for a message."""
-    shown = ", ".join(names[:3])
-    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
+    def count(self, verb: str, name: str, note: str, before: int, after: int) -> None:
+        row = self.tally.setdefault((verb, generalise(name), note), [0, 0, 0])
+        for column, value in enumerate((1, before, after)):
+            row[column] += value

@@ -1,89 +1,153 @@
-"""The `mtp` step: list the tensors of the multi-token prediction layer in the index.
+"""The `mtp` step: the index lists every tensor of the multi-token prediction layer.
 
-A loader reads only the files that the index names, so a copy whose index leaves the MTP file out serves without
-drafts and says nothing. Some published copies list it and some do not; both end in the same index here.
+A loader reads only what the index names, so a copy whose index leaves the MTP tensors out serves without drafts and
+says nothing. Copies come in three states: listed, in a file that the index does not name, or without them; then another
+repository of the pin may give them. All three end in an index that lists them, or in an error.
 """
 
 from __future__ import annotations
 
-from sparkpin.checkpoint.draft import Change, Draft, matching, some
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparkpin.checkpoint.draft import Draft
+from sparkpin.checkpoint.formats import PACKED, SCALE, WEIGHT, extra_config_of, fp8_entry
+from sparkpin.checkpoint.patterns import Patterns, some
 from sparkpin.checkpoint.repository import CONFIG
 from sparkpin.errors import CheckpointError
 from sparkpin.schema import MtpStep
 
 PREFIX = "mtp."
 OUTER = ("mtp.fc.weight", "mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight")
-LAYERS = "mtp_num_hidden_layers"
-_PIN = "choose a base repository with MTP tensors in pins/models/, or a stage before mtp"
+LAYERS, EXPERTS = "mtp_num_hidden_layers", "num_experts"
+MATRICES = ("gate_proj", "up_proj", "down_proj")
+_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)")
+_PIN = "choose a base repository with MTP tensors, or an `mtp.source`, in pins/models/, or a stage before mtp"
 
 
 def apply_mtp(draft: Draft, step: MtpStep) -> None:
     """List what is not listed yet. Raises CheckpointError if config or tensors of the MTP layer are missing."""
-    layers = layer_count(draft)
-    held = {name: file for file, tensors in draft.shards.items() for name in tensors}
-    names = [name for name, file in held.items() if file == step.file or name in draft.weight_map]
-    found: set[str] = set()
-    for pattern in step.tensors:
-        hits = matching(names, pattern)
-        if not hits:
-            where = f"{step.file} or the index" if step.file in draft.shards else f"the index, and no {step.file}"
+    patterns = Patterns(step.tensors)
+    names = [name for name in draft.names() if patterns.first(name) is not None]
+    if not names and step.source:
+        names = take(draft, step, patterns)
+    hits = {number for name in names for number in patterns.all(name)}
+    for number, pattern in enumerate(patterns.patterns):
+        if number not in hits:
+            where = f" nor of {draft.donors[step.source].origin}" if step.source else ""
             raise CheckpointError(
-                f"{draft.base.folder}: mtp.tensors: {pattern!r} fits no tensor of {where}", next_step=_PIN
+                f"mtp.tensors: {pattern!r} fits no tensor of {draft.base.origin}{where}, listed or not", next_step=_PIN
             )
-        found.update(hits)
-    missing = missing_tensors(sorted(found), sorted(held), layers)
-    if missing:
+    check_layers(draft, names)
+    for name in sorted(names):
+        if not draft.is_listed(name):
+            file = draft.file_of(name)
+            if file is None:
+                raise AssertionError(name)
+            source = draft.added.get(file, {}).get(name) or draft.base.found[name]
+            draft.listed[name] = file
+            size = source.info.nbytes
+            draft.count("listed", name, f"{source.info.dtype}, in {file}, which the index left out", size, size)
+
+
+def take(draft: Draft, step: MtpStep, patterns: Patterns) -> list[str]:
+    """Let the file of the step hold the donor's MTP tensors; the config says which of its modules are FP8."""
+    donor = draft.donors[step.source or ""]
+    if step.file in draft.base.listing.files:
         raise CheckpointError(
-            f"{draft.base.folder}: the MTP layer lacks {some(missing)}; saw {len(found)} of its tensors", next_step=_PIN
+            f"{draft.base.origin}: {step.file} is there, without MTP tensors; wanted a name for a new file",
+            next_step="correct mtp.file in pins/models/",
         )
-    for name in sorted(found):
-        if draft.weight_map.get(name) != held[name]:
-            draft.weight_map[name] = held[name]
-            tensor = draft.shards[held[name]][name]
-            draft.changes.append(
-                Change("listed", name, tensor.info.nbytes, tensor.info.nbytes, f"{tensor.info.dtype}, in {held[name]}")
-            )
+    taken = {name: source for name, source in sorted(donor.found.items()) if patterns.first(name) is not None}
+    for name, source in taken.items():
+        draft.add(step.file, source, listed=True)
+        draft.count("added", name, f"{source.info.dtype}, from {donor.name}", 0, source.info.nbytes)
+    fp8 = sorted(name.removesuffix(f".{SCALE}") for name in taken if name.endswith(f".{SCALE}"))
+    if fp8:
+        block = (donor.config.get("quantization_config") or {}).get("weight_block_size")
+        if not isinstance(block, list):
+            where = f"{donor.origin}/{CONFIG}: quantization_config.weight_block_size"
+            raise CheckpointError(f"{where}: saw {block!r}, wanted the block of its FP8 tensors", next_step=_PIN)
+        extra_config = extra_config_of(draft)
+        for module in fp8:
+            extra_config[module] = fp8_entry(block)
+    return list(taken)
 
 
-def layer_count(draft: Draft) -> int:
-    """`mtp_num_hidden_layers` of the config (of its text_config for a multimodal model)."""
+def setting(draft: Draft, key: str) -> Any:
+    """A setting of the config, or of its text_config for a multimodal model; None if neither has it."""
     text = draft.config.get("text_config")
-    configs = [draft.config, text if isinstance(text, dict) else {}]
-    count = next((config[LAYERS] for config in configs if LAYERS in config), "(missing)")
-    if not isinstance(count, int) or count < 1:
-        raise CheckpointError(
-            f"{draft.base.folder / CONFIG}: {LAYERS}: saw {count!r}, wanted 1 or more", next_step=_PIN
-        )
-    return count
+    configs: list[Mapping[str, Any]] = [draft.config, text if isinstance(text, dict) else {}]
+    return next((config[key] for config in configs if key in config), None)
 
 
-def missing_tensors(found: list[str], names: list[str], layers: int) -> list[str]:
-    """What an MTP layer needs and `found` lacks: its four outer tensors, and each module of a full-attention layer.
-
-    Compared by module, since the base may hold `q_proj.qweight` where MTP has `q_proj.weight`. One layer of the body
-    is the model for the comparison; experts are left out of it when either side stores them fused.
-    """
+def check_layers(draft: Draft, found: Sequence[str]) -> None:
+    """Raises CheckpointError for a layer that the config counts and the tensors do not make."""
+    layers = setting(draft, LAYERS)
+    if type(layers) is not int or layers < 1:
+        seen = "'(missing)'" if layers is None else repr(layers)
+        where = f"{draft.base.origin}/{CONFIG}: {LAYERS}"
+        raise CheckpointError(f"{where}: saw {seen}, wanted 1 or more", next_step=_PIN)
     missing = [name for name in OUTER if name not in found]
-    query = ".self_attn.q_proj."
-    body = next((name.partition(query)[0] + "." for name in names if query in name and not name.startswith(PREFIX)), "")
-    wanted = modules_under(names, body) if body else set()
+    body = body_modules(draft)
     for layer in range(layers):
         prefix = f"{PREFIX}layers.{layer}."
-        seen = modules_under(found, prefix)
-        if fused_experts(seen) or fused_experts(wanted):
-            wanted = {module for module in wanted if not module.startswith("mlp.experts")}
-        missing += [f"{prefix}{module}.*" for module in sorted(wanted - seen)]
-        if not seen and not wanted:
-            missing.append(f"{prefix}*")
+        parts = parts_under(found, prefix)
+        missing += [f"{prefix}{name}" for name in missing_modules(parts, body)]
+        missing += [f"{prefix}{name}" for name in missing_parts(parts)]
+        missing += [f"{prefix}{name}" for name in missing_experts(parts, setting(draft, EXPERTS))]
+    if missing:
+        raise CheckpointError(
+            f"{draft.base.origin}: the MTP layer lacks {some(missing)}; saw {len(found)} of its tensors",
+            next_step=_PIN,
+        )
+
+
+def body_modules(draft: Draft) -> set[str]:
+    """The modules, without experts, of the first full-attention layer: an MTP layer is built like one."""
+    query = ".self_attn.q_proj."
+    names = list(draft.base.listed)
+    body = next((name.partition(query)[0] + "." for name in names if query in name and not name.startswith(PREFIX)), "")
+    return {module for module in parts_under(names, body) if not is_expert(module)} if body else set()
+
+
+def parts_under(names: Sequence[str], prefix: str) -> dict[str, set[str]]:
+    """module -> last parts of its tensors' names, of what begins with a prefix, which is cut off."""
+    parts: dict[str, set[str]] = {}
+    for name in names:
+        if name.startswith(prefix):
+            module, _, part = name.removeprefix(prefix).rpartition(".")
+            parts.setdefault(module, set()).add(part)
+    return parts
+
+
+def is_expert(module: str) -> bool:
+    return module == "mlp.experts" or module.startswith("mlp.experts.")
+
+
+def missing_modules(parts: Mapping[str, set[str]], body: set[str]) -> list[str]:
+    """Compared by module, since the base may hold `q_proj.qweight` where MTP has `q_proj.weight`."""
+    return [f"{module}.*" for module in sorted(body - set(parts))] or ([] if parts else ["*"])
+
+
+def missing_parts(parts: Mapping[str, set[str]]) -> list[str]:
+    """What a module in one of the quantised forms lacks."""
+    missing = []
+    for module, held in sorted(parts.items()):
+        if held & set(PACKED):
+            missing += [f"{module}.{part}" for part in ("qweight", "scales") if part not in held]
+        elif SCALE in held and WEIGHT not in held:
+            missing.append(f"{module}.{WEIGHT}")
     return missing
 
 
-def modules_under(names: list[str], prefix: str) -> set[str]:
-    return {name.removeprefix(prefix).rpartition(".")[0] for name in names if name.startswith(prefix)}
-
-
-def fused_experts(modules: set[str]) -> bool:
-    """Whether `mlp.experts.gate_up_proj` and its like hold all experts in one tensor."""
-    return "mlp.experts" in modules or any(
-        module.startswith("mlp.experts.") and not module.split(".")[2].isdigit() for module in modules
-    )
+def missing_experts(parts: Mapping[str, set[str]], count: Any) -> list[str]:
+    """All experts that the config counts, each matrix of them, unless they are stored as one tensor each matrix."""
+    if type(count) is not int or "mlp.experts" in parts:
+        return []
+    held = {match.groups() for module in parts if (match := _EXPERT.fullmatch(module))}
+    if any(is_expert(module) and not _EXPERT.fullmatch(module) for module in parts):
+        return []
+    wanted = ((str(number), matrix) for number in range(count) for matrix in MATRICES)
+    return [f"mlp.experts.{number}.{matrix}.*" for number, matrix in wanted if (number, matrix) not in held]

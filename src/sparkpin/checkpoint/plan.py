@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from sparkpin.checkpoint.draft import Change, Draft, generalise
-from sparkpin.checkpoint.hybrid import apply_hybrid
+from sparkpin.checkpoint.draft import Draft, Row
+from sparkpin.checkpoint.formats import Rules, apply_formats, modules_of, taken_names
 from sparkpin.checkpoint.mtp import apply_mtp
-from sparkpin.checkpoint.repository import CONFIG, INDEX, Source, read_repository
-from sparkpin.checkpoint.safetensors import build_header
+from sparkpin.checkpoint.patterns import Patterns
+from sparkpin.checkpoint.repository import CONFIG, INDEX, Kind, Listing, Repository, Source, header_of, read_repository
+from sparkpin.checkpoint.safetensors import Header, header_in_order, item_size
 from sparkpin.errors import CheckpointError, ManifestError
 from sparkpin.schema import LockedFile, ModelLock, ModelPin, Stage
 
-FORMAT = 1
+FORMAT = 2
 """Version of the builder: raise it when the same inputs and steps would give other bytes, so that keys change."""
 
+STEPS = ("copy", "hybrid", "mtp")
 
-@dataclass(frozen=True, slots=True)
-class Link:
+
+class Link(NamedTuple):
     """A file of the base repository that is taken over unchanged."""
 
     path: str
@@ -35,25 +36,42 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A safetensors file that is written anew. tensors: name -> where its bytes come from; size: of the whole file."""
+    """A safetensors file that is written anew: the base's file of this name, if it has one, with changes.
+
+    added: tensor -> where its bytes come from; dropped: the names that go, also of what is replaced; size: of the whole
+    file; tensors: how many it will hold.
+    """
 
     path: str
-    tensors: Mapping[str, Source]
+    in_base: bool
+    added: Mapping[str, Source]
+    dropped: frozenset[str]
     metadata: Mapping[str, str]
     size: int
+    tensors: int
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(NamedTuple):
     """A small file with new content: the index, the config."""
 
     path: str
     data: bytes
 
 
+class Placed(NamedTuple):
+    """A tensor of the finished checkpoint: file in it, whether its index lists it, where its bytes come from."""
+
+    file: str
+    listed: bool
+    source: Source
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """links, shards and texts are the result's files, each path once. kept: what no step touched."""
+    """links, shards and texts are the result's files, each path once. unlisted: tensors that its index leaves out.
+
+    rows: what happens to which tensors, by kind. sizes: repository -> bytes of all its files.
+    """
 
     model: str
     steps: tuple[str, ...]
@@ -61,10 +79,11 @@ class Plan:
     links: tuple[Link, ...]
     shards: tuple[Shard, ...]
     texts: tuple[Text, ...]
-    weight_map: Mapping[str, str]
+    unlisted: frozenset[str]
     config: Mapping[str, Any]
-    changes: tuple[Change, ...]
-    kept: tuple[Change, ...]
+    rows: tuple[Row, ...]
+    sizes: Mapping[str, int]
+    notes: tuple[str, ...]
 
     @property
     def paths(self) -> list[str]:
@@ -82,24 +101,18 @@ class Plan:
     def lines(self) -> list[str]:
         """A table for people: a row for each verb and pattern of names, then the files."""
         rows = [("what", "tensors", "bytes", "name")]
-        totals: dict[str, list[int]] = {verb: [0, 0] for verb in ("replaced", "added", "listed", "kept", "dropped")}
-        for (verb, pattern, note), group in grouped((*self.changes, *self.kept)).items():
-            before, after = sum(c.before for c in group), sum(c.after for c in group)
-            size = f"{before:,} -> {after:,}" if verb == "replaced" else f"{max(before, after):,}"
-            rows.append((verb, f"{len(group):,}", size, f"{pattern} ({note})"))
-            total = totals.setdefault(verb, [0, 0])
-            total[0] += len(group)
-            total[1] += max(before, after) if verb != "replaced" else after
+        for row in self.rows:
+            size = f"{row.before:,} -> {row.after:,}" if row.verb == "replaced" else f"{max(row.before, row.after):,}"
+            rows.append((row.verb, f"{row.tensors:,}", size, f"{row.pattern} ({row.note})"))
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         table = [f"{r[0]:<{widths[0]}}  {r[1]:>{widths[1]}}  {r[2]:>{widths[2]}}  {r[3]}" for r in rows]
-        summary = ", ".join(f"{verb} {count:,} ({size:,} bytes)" for verb, (count, size) in totals.items())
         return [
             f"checkpoint of {self.model}: {' + '.join(self.steps)}",
             *table,
-            f"in all: {summary}",
-            *(f"write  {shard.path}  {len(shard.tensors):,} tensors, {shard.size:,} bytes" for shard in self.shards),
+            *(f"write  {shard.path}  {shard.tensors:,} tensors, {shard.size:,} bytes" for shard in self.shards),
             *(f"write  {text.path}  {len(text.data):,} bytes" for text in self.texts),
             f"link   {len(self.links)} files of {self.base}, {self.linked_bytes:,} bytes",
+            *self.notes,
         ]
 
 
@@ -110,13 +123,18 @@ def checkpoint_steps(chain: Iterable[Stage]) -> tuple[str, ...]:
     return steps
 
 
+def all_steps(pin: ModelPin) -> tuple[str, ...]:
+    """The steps that the pin says enough for."""
+    return tuple(step for step in STEPS if step == "copy" or getattr(pin, step) is not None)
+
+
 def check_steps(steps: Sequence[str]) -> None:
     if not steps or steps[0] != "copy" or len(set(steps)) != len(steps):
         raise CheckpointError(
             f"checkpoint steps: saw {list(steps)}, wanted 'copy' first and each step once",
             next_step="correct `checkpoint:` in stages/",
         )
-    unknown = set(steps) - {"copy", "hybrid", "mtp"}
+    unknown = set(steps) - set(STEPS)
     if unknown:
         raise CheckpointError(f"checkpoint steps: {sorted(unknown)} are unknown, wanted copy, hybrid or mtp")
 
@@ -136,105 +154,207 @@ def used_repositories(pin: ModelPin, steps: Sequence[str]) -> dict[str, str]:
     require(pin, steps)
     used = {pin.base: "copy"}
     if "hybrid" in steps and pin.hybrid:
-        used.setdefault(pin.hybrid.source, "hybrid")
+        for rule in pin.hybrid.rules:
+            if rule.source:
+                used.setdefault(rule.source, "hybrid")
+    if "mtp" in steps and pin.mtp and pin.mtp.source:
+        used.setdefault(pin.mtp.source, "mtp")
     return used
 
 
 def checkpoint_key(pin: ModelPin, lock: ModelLock, steps: Sequence[str]) -> str:
     """SHA-256 (hex) over everything that decides the checkpoint's model files, and nothing else.
 
-    A source that gives only tensors counts by its safetensors files, index and config, so that a new README or
-    another name of the same bytes changes nothing.
+    A donor counts by the tensors that are taken of it, the headers that describe them, its index and config, so that a
+    new README or another name of the same bytes changes nothing.
     """
-    require(pin, steps)
-
-    def hashes(repository: str, *, all_files: bool) -> list[list[str]]:
-        files: list[LockedFile] = lock.repositories[repository].files
-        used = (f for f in files if all_files or f.file in (INDEX, CONFIG) or f.file.endswith(".safetensors"))
-        return sorted([f.file, f.sha256] for f in used)
-
+    used = used_repositories(pin, steps)
     parts: list[Any] = [["format", FORMAT]]
     for step in steps:
         if step == "copy":
-            parts.append([step, hashes(pin.base, all_files=True)])
+            parts.append([step, hashes(lock.repositories[pin.base].files)])
         elif step == "hybrid" and pin.hybrid:
-            parts.append([step, pin.hybrid.modules, list(pin.hybrid.block), hashes(pin.hybrid.source, all_files=False)])
+            parts.append([step, [rule.model_dump(mode="json") for rule in pin.hybrid.rules]])
         elif step == "mtp" and pin.mtp:
-            parts.append([step, pin.mtp.file, pin.mtp.tensors])
+            parts.append([step, pin.mtp.model_dump(mode="json")])
+    for name in used:
+        if name != pin.base:
+            donor = lock.repositories[name]
+            texts = [file for file in donor.files if file.file in (INDEX, CONFIG)]
+            files = {tensor.file for tensor in donor.tensors}
+            whole = [file for file in donor.files if file.file.endswith(".safetensors") and not donor.tensors]
+            headers = [header for header in donor.headers if header.file in files]
+            parts.append([name, hashes([*texts, *whole]), hashes(headers), hashes(donor.tensors)])
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def make_plan(folders: Mapping[str, Path], pin: ModelPin, steps: Sequence[str]) -> Plan:
+def hashes(files: Iterable[LockedFile]) -> list[list[str]]:
+    return sorted([file.name, file.sha256] for file in files)
+
+
+def make_plan(listings: Mapping[str, Listing], pin: ModelPin, steps: Sequence[str]) -> Plan:
     """Plan from headers, index and config only. Whatever does not fit is told here, before a byte is written.
 
-    folders: repository's name in the pin -> its folder. Raises CheckpointError, ManifestError, IntegrityError.
+    listings: of every repository that the steps read, by the pin's name. Raises CheckpointError, ManifestError,
+    IntegrityError.
     """
-    repositories = {name: read_repository(name, folders[name]) for name in used_repositories(pin, steps)}
-    draft = Draft.start(repositories[pin.base], repositories)
+    used = used_repositories(pin, steps)
+    rules = Rules(pin.hybrid if "hybrid" in steps else None)
+    mtp = pin.mtp if "mtp" in steps else None
+    layer = Patterns(mtp.tensors if mtp else ())
+    base = read_repository(listings[pin.base], lambda name: rules.wants(name) or layer.first(name) is not None)
+    modules = modules_of({name: source for name, source in base.found.items() if rules.wants(name)})
+    donors = {}
+    for name in used:
+        if name != pin.base:
+            names = taken_names(modules, rules, name)
+            given = layer if mtp and mtp.source == name else Patterns(())
+            donors[name] = read_donor(listings[name], names, given)
+    draft = Draft.start(base, donors)
     for step in steps:
-        if step == "hybrid" and pin.hybrid:
-            apply_hybrid(draft, pin.hybrid)
-        elif step == "mtp" and pin.mtp:
-            apply_mtp(draft, pin.mtp)
+        if step == "hybrid":
+            apply_formats(draft, modules, rules)
+        elif step == "mtp" and mtp:
+            apply_mtp(draft, mtp)
     return lay_out(draft, pin, steps)
+
+
+def read_donor(listing: Listing, names: set[str], given: Patterns) -> Repository:
+    return read_repository(listing, lambda name: name in names or given.first(name) is not None)
+
+
+def taken(plan: Plan) -> dict[str, list[Source]]:
+    """Per repository other than the base: the tensors that the plan writes from it, sorted by file and place."""
+    found: dict[str, list[Source]] = {name: [] for name in plan.sizes if name != plan.base}
+    for shard in plan.shards:
+        for source in shard.added.values():
+            found[source.repository].append(source)
+    return {name: sorted(sources, key=lambda s: (s.file, s.info.begin)) for name, sources in found.items()}
+
+
+def final_tensors(plan: Plan, listings: Mapping[str, Listing]) -> Iterator[Placed]:
+    """Every tensor of the finished checkpoint, file by file in the order of the data."""
+    base = listings[plan.base]
+    shards = {shard.path: shard for shard in plan.shards}
+    for file in sorted({*base.headers, *shards}):
+        header = header_of(base, file) if file in base.headers else None
+        shard = shards.get(file) or Shard(file, True, {}, frozenset(), {}, 0, 0)
+        for source in in_order(shard, header, plan.base):
+            yield Placed(file, source.info.name not in plan.unlisted, source)
+
+
+def in_order(shard: Shard, header: Header | None, base: str) -> list[Source]:
+    """The tensors of a shard as its data lies: falling item size, so that each is aligned to it, as loaders that view
+    a mapped file need; within that first the base's in the order of its file, so that long runs stay long, then what
+    is added, by name.
+    """
+    infos = header.tensors.values() if header else ()
+    kept = [Source(base, shard.path, info) for info in infos if info.name not in shard.dropped]
+    sources = kept + [shard.added[name] for name in sorted(shard.added)]
+    sources.sort(key=lambda source: -item_size(source.info.dtype))
+    return sources
+
+
+def header_for(shard: Shard, sources: Sequence[Source]) -> bytes:
+    return header_in_order(((s.info.name, s.info.dtype, s.info.shape) for s in sources), shard.metadata)
 
 
 def lay_out(draft: Draft, pin: ModelPin, steps: Sequence[str]) -> Plan:
     """Turn a finished draft into files."""
     base = draft.base
-    shards = []
-    for file in sorted(draft.rewritten):
-        tensors = draft.shards[file]
-        header, _ = build_header(((n, s.info.dtype, s.info.shape) for n, s in tensors.items()), base.metadata[file])
-        size = len(header) + sum(source.info.nbytes for source in tensors.values())
-        shards.append(Shard(file, tensors, base.metadata[file], size))
+    shards = [lay_out_shard(draft, file) for file in sorted({*draft.added, *draft.dropped})]
+    unlisted = frozenset(name for name in base.unlisted if not draft.is_listed(name) and draft.file_of(name))
     texts = []
-    if draft.weight_map != base.weight_map or draft.rewritten:
+    if shards or draft.listed:
         texts.append(Text(INDEX, index_bytes(draft)))
     if draft.config != base.config:
         texts.append(Text(CONFIG, json_bytes(draft.config)))
     new = {shard.path for shard in shards} | {text.path for text in texts}
-    changed = {change.name for change in draft.changes if change.verb != "unused"}
-    kept = tuple(
-        Change("kept", name, source.info.nbytes, source.info.nbytes, kept_note(draft, name, source))
-        for name, source in sorted(base.tensors.items())
-        if name not in changed
-    )
+    order = {verb: i for i, verb in enumerate(("replaced", "added", "listed", "dropped", "kept", "unused"))}
+    changed = [Row(*key, *row) for key, row in draft.tally.items()]
+    rows = sorted([*changed, *kept_rows(draft), *unused_rows(draft)], key=lambda row: (order[row.verb], row))
+    repositories: list[Repository] = [base, *draft.donors.values()]
     return Plan(
         model=pin.name,
         steps=tuple(steps),
         base=pin.base,
-        links=tuple(Link(f, (base.folder / f).stat().st_size) for f in base.files if f not in new),
+        links=tuple(Link(file, size) for file, size in sorted(base.listing.files.items()) if file not in new),
         shards=tuple(shards),
         texts=tuple(texts),
-        weight_map=draft.weight_map,
+        unlisted=unlisted,
         config=draft.config,
-        changes=tuple(draft.changes),
-        kept=kept,
+        rows=tuple(rows),
+        sizes={repository.name: sum(repository.listing.files.values()) for repository in repositories},
+        notes=tuple(draft.notes),
     )
 
 
-def kept_note(draft: Draft, name: str, source: Source) -> str:
-    return source.info.dtype if name in draft.weight_map else f"{source.info.dtype}, in {source.file}, not in the index"
+def lay_out_shard(draft: Draft, file: str) -> Shard:
+    header = draft.base.header(file) if file in draft.base.listing.headers else None
+    metadata = header.metadata if header else {"format": "pt"}
+    added, dropped = draft.added.get(file, {}), frozenset(draft.dropped.get(file, {}))
+    shard = Shard(file, header is not None, added, dropped, metadata, 0, 0)
+    sources = in_order(shard, header, draft.base.name)
+    size = len(header_for(shard, sources)) + sum(source.info.nbytes for source in sources)
+    return Shard(file, header is not None, added, dropped, metadata, size, len(sources))
+
+
+def kept_rows(draft: Draft) -> list[Row]:
+    """What no step touched, from the counts of the base less what was dropped or listed."""
+    left = {kind: list(count) for kind, count in draft.base.kinds.items()}
+    gone = [source for tensors in draft.dropped.values() for source in tensors.values()]
+    gone += [
+        draft.base.found[name]
+        for name in draft.listed
+        if (file := draft.base.unlisted.get(name)) and name not in draft.dropped.get(file, {})
+    ]
+    for source in gone:
+        count = left[draft.base.kind(source)]
+        count[0] -= 1
+        count[1] -= source.info.nbytes
+    return [
+        Row("kept", kind.pattern, kind_note(kind), count, size, size) for kind, (count, size) in left.items() if count
+    ]
+
+
+def kind_note(kind: Kind) -> str:
+    return f"{kind.dtype}, in {kind.file}, not in the index" if kind.file else kind.dtype
+
+
+def unused_rows(draft: Draft) -> list[Row]:
+    """FP8 weights of the donors that no step takes."""
+    used = {source for tensors in draft.added.values() for source in tensors.values()}
+    rows = []
+    for donor in draft.donors.values():
+        left = {kind: list(count) for kind, count in donor.kinds.items() if kind.dtype == "F8_E4M3"}
+        for source in used:
+            if source.repository == donor.name and (kind := donor.kind(source)) in left:
+                left[kind][0] -= 1
+                left[kind][1] -= source.info.nbytes
+        rows += [
+            Row("unused", kind.pattern, f"{kind.dtype} of {donor.name}", count, size, 0)
+            for kind, (count, size) in left.items()
+            if count
+        ]
+    return rows
 
 
 def index_bytes(draft: Draft) -> bytes:
     """The index with sorted names; its total_size counts the bytes of what it lists, as Transformers writes it."""
     old = dict(draft.base.index or {})
-    total = sum(draft.shards[file][name].info.nbytes for name, file in draft.weight_map.items())
+    gone = {name for tensors in draft.dropped.values() for name in tensors}
+    weight_map = {name: file for name, file in draft.base.listed.items() if name not in gone} | draft.listed
+    total = sum(size for kind, (_, size) in draft.base.kinds.items() if not kind.file)
+    for file, tensors in draft.dropped.items():
+        total -= sum(s.info.nbytes for name, s in tensors.items() if draft.base.listed.get(name) == file)
+    for name, file in draft.listed.items():
+        source = draft.added.get(file, {}).get(name) or draft.base.found[name]
+        total += source.info.nbytes
     metadata = {**(old.get("metadata") or {}), "total_size": total}
-    return json_bytes({**old, "metadata": metadata, "weight_map": dict(sorted(draft.weight_map.items()))})
+    return json_bytes({**old, "metadata": metadata, "weight_map": dict(sorted(weight_map.items()))})
 
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:
     """Indented, with the keys in the order of the published file, so that a diff shows only what was changed."""
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def grouped(changes: Sequence[Change]) -> dict[tuple[str, str, str], list[Change]]:
-    groups: dict[tuple[str, str, str], list[Change]] = {}
-    for change in changes:
-        groups.setdefault((change.verb, generalise(change.name), change.note), []).append(change)
-    order = {verb: i for i, verb in enumerate(("replaced", "added", "listed", "dropped", "kept", "unused"))}
-    return dict(sorted(groups.items(), key=lambda item: (order[item[0][0]], item[0][1])))

@@ -1,23 +1,28 @@
-"""A model repository on disk, read from headers, index and config only: no tensor's bytes."""
+"""A model repository as its headers, index and config tell of it: no tensor's bytes.
+
+A checkpoint has more than 100,000 tensors, so what is kept is the names of one index; headers are parsed one file at
+a time, as often as somebody asks.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from sparkpin.checkpoint.safetensors import TensorInfo, read_header
+from sparkpin.checkpoint.patterns import generalise
+from sparkpin.checkpoint.safetensors import Header, TensorInfo, parse_header, read_header_bytes
 from sparkpin.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
 FETCH = "invoke fetch"
+OTHER = "choose another revision of this repository in pins/models/"
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """Where a tensor's bytes lie: `info.begin` to `info.end` of `file` in the repository that the pin calls so."""
 
     repository: str
@@ -26,76 +31,193 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Repository:
-    """files: every file, relative; tensors: by name; metadata: of each safetensors file.
+class Listing:
+    """What is known of a repository before a tensor's bytes are here.
 
-    weight_map: tensor -> file for what the index lists, or every tensor if there is no index (loaders then read all
-    safetensors files). index: the index as read, None if there is none.
+    name: the pin's; origin: for messages, "repo at revision" or a folder; files: path -> size, all of them;
+    headers: safetensors file of the top folder -> its first bytes (length prefix and JSON); texts: the index and the
+    config, where there is one. Both may read a file at each access: see FileBytes.
     """
 
     name: str
-    folder: Path
-    files: tuple[str, ...]
-    tensors: Mapping[str, Source]
-    metadata: Mapping[str, Mapping[str, str]]
-    weight_map: Mapping[str, str]
+    origin: str
+    files: Mapping[str, int]
+    headers: Mapping[str, bytes]
+    texts: Mapping[str, bytes]
+
+
+class FileBytes(Mapping[str, bytes]):
+    """Bytes that are read from a file at each access, so that the headers of a repository are never all in memory."""
+
+    def __init__(self, paths: Mapping[str, Path], read: Callable[[Path], bytes] = Path.read_bytes) -> None:
+        self._paths, self._read = paths, read
+
+    def __getitem__(self, name: str) -> bytes:
+        return self._read(self._paths[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where bytes lie on this machine. folders: repository -> its files, where it is whole.
+
+    tensors: repository -> tensor -> a file of just its bytes, where only those are fetched.
+    """
+
+    folders: Mapping[str, Path]
+    tensors: Mapping[str, Mapping[str, Path]]
+
+    def of(self, source: Source) -> tuple[Path, int]:
+        """The file that holds a tensor, and where in it the tensor begins."""
+        if source.repository in self.folders:
+            return self.folders[source.repository] / source.file, source.info.begin
+        return self.tensors[source.repository][source.info.name], 0
+
+
+class Kind(NamedTuple):
+    """Tensors that are alike. pattern: their names with `*` for numbers; file: the one that no index lists, or ""."""
+
+    pattern: str
+    dtype: str
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A repository that was read and holds together.
+
+    listed: tensor -> file for what the index lists, or every tensor if there is no index (loaders then read all
+    safetensors files); unlisted: the others. found: what `read_repository` was asked for. kinds: how many tensors
+    there are of each kind, and their bytes. index: the index as read without its weight_map, None if there is none.
+    """
+
+    listing: Listing
+    listed: dict[str, str]
+    unlisted: dict[str, str]
+    found: Mapping[str, Source]
+    kinds: Mapping[Kind, tuple[int, int]]
     index: Mapping[str, Any] | None
     config: Mapping[str, Any]
 
+    @property
+    def name(self) -> str:
+        return self.listing.name
 
-def read_repository(name: str, folder: Path) -> Repository:
-    """Read and cross-check headers, index and config.
+    @property
+    def origin(self) -> str:
+        return self.listing.origin
+
+    def file_of(self, tensor: str) -> str | None:
+        return self.listed.get(tensor) or self.unlisted.get(tensor)
+
+    def kind(self, source: Source) -> Kind:
+        """The kind that a tensor is counted in."""
+        name = source.info.name
+        return Kind(generalise(name), source.info.dtype, self.unlisted.get(name, ""))
+
+    def header(self, file: str) -> Header:
+        return header_of(self.listing, file)
+
+    def sources(self) -> Iterator[Source]:
+        """Every tensor, file by file in the order of the data."""
+        for file in sorted(self.listing.headers):
+            yield from (Source(self.name, file, info) for info in self.header(file).tensors.values())
+
+
+def listing_of(name: str, folder: Path) -> Listing:
+    """A repository whose files are all here."""
+    files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
+    headers = FileBytes({file: folder / file for file in files if is_shard(file)}, read_header_bytes)
+    texts = FileBytes({file: folder / file for file in (INDEX, CONFIG) if file in files})
+    return Listing(name, str(folder), files, headers, texts)
+
+
+def is_shard(file: str) -> bool:
+    """Loaders look for safetensors files in the top folder only."""
+    return "/" not in file and file.endswith(".safetensors")
+
+
+def header_of(listing: Listing, file: str) -> Header:
+    return parse_header(listing.headers[file], file_size=listing.files[file], origin=f"{listing.origin}/{file}")
+
+
+def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda name: False) -> Repository:
+    """Read and cross-check headers, index and config, in one pass. wanted: names whose sources are kept in `found`.
 
     Raises IntegrityError for a file that is cut short or no safetensors file, CheckpointError for a tensor that stands
     in two files and for an index that lists what is not there.
     """
-    files = tuple(sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()))
-    tensors: dict[str, Source] = {}
-    metadata: dict[str, Mapping[str, str]] = {}
-    for file in files:
-        if "/" in file or not file.endswith(".safetensors"):
-            continue
-        header = read_header(folder / file)
-        metadata[file] = header.metadata
-        for info in header.tensors.values():
-            if info.name in tensors:
-                raise CheckpointError(
-                    f"{folder}: tensor {info.name!r} stands in {tensors[info.name].file} and in {file}, wanted in one",
-                    next_step="choose another revision of this repository in pins/models/",
-                )
-            tensors[info.name] = Source(name, file, info)
-    if not tensors:
-        raise CheckpointError(f"{folder}: no tensors in its safetensors files", next_step=FETCH)
-    index = read_json(folder / INDEX) if INDEX in files else None
-    weight_map = {tensor: source.file for tensor, source in tensors.items()}
-    if index is not None:
-        weight_map = index.get("weight_map")  # type: ignore[assignment]
-        if not isinstance(weight_map, dict):
-            raise CheckpointError(
-                f"{folder / INDEX}: weight_map: saw {weight_map!r}, wanted a mapping", next_step=FETCH
-            )
-        check_weight_map(folder, weight_map, tensors)
-    config = read_json(folder / CONFIG) if CONFIG in files else {}
-    return Repository(name, folder, files, tensors, metadata, weight_map, index, config)
+    index = read_json(listing, INDEX) if INDEX in listing.texts else None
+    weight_map: Any = {} if index is None else index.pop("weight_map", None)
+    if not isinstance(weight_map, dict):
+        where = f"{listing.origin}/{INDEX}"
+        raise CheckpointError(f"{where}: weight_map: saw {weight_map!r}, wanted a mapping", next_step=FETCH)
+    found: dict[str, Source] = {}
+    kinds: dict[Kind, list[int]] = {}
+    unlisted: dict[str, str] = {}
+    seen = 0
+    for file in sorted(listing.headers):
+        for info in header_of(listing, file).tensors.values():
+            name = info.name
+            listed = weight_map.get(name)
+            if listed == file:
+                weight_map[name] = file  # the one string for all of the file, not the index's 8,000 copies
+                seen += 1
+            elif listed is not None and file_has(listing, listed, name):
+                raise twice(listing, name, file, listed)
+            elif listed is not None:
+                raise misplaced(listing, weight_map, name, f"it is in {file}")
+            elif name in unlisted:
+                raise twice(listing, name, unlisted[name], file)
+            else:
+                unlisted[name] = file
+            kind = Kind(generalise(name), info.dtype, "" if index is None or listed else file)
+            count = kinds.setdefault(kind, [0, 0])
+            count[0] += 1
+            count[1] += info.nbytes
+            if wanted(name):
+                found[name] = Source(listing.name, file, info)
+    if seen != len(weight_map):
+        held = {name for file in listing.headers for name in header_of(listing, file).tensors}
+        first = next(name for name in weight_map if name not in held)
+        raise misplaced(listing, weight_map, first, "no file has it")
+    if not kinds:
+        raise CheckpointError(f"{listing.origin}: no tensors in its safetensors files", next_step=FETCH)
+    if index is None:
+        weight_map, unlisted = unlisted, {}
+    config = read_json(listing, CONFIG) if CONFIG in listing.texts else {}
+    counts = {kind: (count, size) for kind, (count, size) in kinds.items()}
+    return Repository(listing, weight_map, unlisted, found, counts, index, config)
 
 
-def check_weight_map(folder: Path, weight_map: Mapping[str, str], tensors: Mapping[str, Source]) -> None:
-    """Every tensor that the index lists is in the file that it says."""
-    wrong = [name for name, file in weight_map.items() if name not in tensors or tensors[name].file != file]
-    if wrong:
-        first = wrong[0]
-        seen = f"it is in {tensors[first].file}" if first in tensors else "no file has it"
-        raise CheckpointError(
-            f"{folder / INDEX}: {first!r} is listed in {weight_map[first]}, but {seen} ({len(wrong)} such tensors)",
-            next_step="choose another revision of this repository in pins/models/",
-        )
+def file_has(listing: Listing, file: object, tensor: str) -> bool:
+    return isinstance(file, str) and file in listing.headers and tensor in header_of(listing, file).tensors
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def twice(listing: Listing, tensor: str, *files: str) -> CheckpointError:
+    one, two = sorted(files)
+    return CheckpointError(
+        f"{listing.origin}: tensor {tensor!r} stands in {one} and in {two}, wanted in one", next_step=OTHER
+    )
+
+
+def misplaced(listing: Listing, weight_map: Mapping[str, str], tensor: str, seen: str) -> CheckpointError:
+    return CheckpointError(
+        f"{listing.origin}/{INDEX}: {tensor!r} is listed in {weight_map[tensor]}, but {seen}", next_step=OTHER
+    )
+
+
+def read_json(listing: Listing, file: str) -> dict[str, Any]:
+    where = f"{listing.origin}/{file}"
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(listing.texts[file])
     except ValueError as error:
-        raise CheckpointError(f"{path}: {error}, wanted JSON", next_step=FETCH) from None
+        raise CheckpointError(f"{where}: {error}, wanted JSON", next_step=FETCH) from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: saw {type(value).__name__}, wanted a JSON object", next_step=FETCH)
+        raise CheckpointError(f"{where}: saw {type(value).__name__}, wanted a JSON object", next_step=FETCH)
     return value

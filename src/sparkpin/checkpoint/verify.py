@@ -8,10 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from sparkpin.checkpoint.hybrid import SCALE, WEIGHT
-from sparkpin.checkpoint.plan import Plan, Shard
-from sparkpin.checkpoint.repository import CONFIG, INDEX, Repository, read_json, read_repository
-from sparkpin.checkpoint.safetensors import read_header
+from sparkpin.checkpoint.formats import SCALE, WEIGHT
+from sparkpin.checkpoint.plan import Plan, Shard, header_for, in_order
+from sparkpin.checkpoint.repository import CONFIG, INDEX, Places, Repository, listing_of, read_repository
+from sparkpin.checkpoint.safetensors import read_header, read_header_bytes
 from sparkpin.errors import CheckpointError, IntegrityError
 
 RECORD = "sparkpin.json"
@@ -47,24 +47,17 @@ class Reader:
             begin += got
 
 
-def verify_checkpoint(folder: Path, folders: Mapping[str, Path], plan: Plan) -> None:
-    """Compare a built checkpoint with its inputs. Raises CheckpointError naming the first file or tensor that differs.
-
-    folder: the checkpoint; folders: repository's name in the pin -> its folder; plan: made from the same folders.
+def verify_checkpoint(folder: Path, places: Places, plan: Plan) -> None:
+    """Compare all bytes of a built checkpoint with its inputs. Raises CheckpointError naming the first file or tensor
+    that differs.
     """
-    wanted = set(plan.paths)
-    seen = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {RECORD}
-    if seen != wanted:
-        raise bad(folder, f"missing files: {sorted(wanted - seen)}, extra files: {sorted(seen - wanted)}")
+    check_structure(folder, plan)
+    base = places.folders[plan.base]
     with Reader() as ours, Reader() as theirs:
         for link in plan.links:
-            same_file(ours, theirs, folder / link.path, folders[plan.base] / link.path)
-        for text in plan.texts:
-            if (folder / text.path).read_bytes() != text.data:
-                raise bad(folder / text.path, "its text is not the planned one")
+            same_file(ours, theirs, folder / link.path, base / link.path)
         for shard in plan.shards:
-            same_tensors(ours, theirs, folder / shard.path, shard, folders)
-    check_consistent(folder, plan)
+            same_shard(ours, theirs, folder / shard.path, shard, plan.base, places)
 
 
 def same_file(ours: Reader, theirs: Reader, path: Path, source: Path) -> None:
@@ -78,23 +71,20 @@ def same_file(ours: Reader, theirs: Reader, path: Path, source: Path) -> None:
         raise bad(path, f"its bytes are not those of {source}")
 
 
-def same_tensors(ours: Reader, theirs: Reader, path: Path, shard: Shard, folders: Mapping[str, Path]) -> None:
-    header = read_header(path)
-    missing, extra = set(shard.tensors) - set(header.tensors), set(header.tensors) - set(shard.tensors)
-    if missing or extra:
-        raise bad(path, f"missing tensors: {sorted(missing)[:3]}, extra tensors: {sorted(extra)[:3]}")
-    if dict(header.metadata) != dict(shard.metadata):
-        raise bad(path, f"metadata {dict(header.metadata)}, wanted {dict(shard.metadata)}")
-    for name, info in header.tensors.items():
-        source = shard.tensors[name]
-        if (info.dtype, info.shape) != (source.info.dtype, source.info.shape):
-            wanted = f"{source.info.dtype} {list(source.info.shape)}"
-            raise bad(path, f"tensor {name!r} is {info.dtype} {list(info.shape)}, wanted {wanted}")
-        origin = folders[source.repository] / source.file
-        mine = ours.chunks(path, info.begin, info.end)
-        other = theirs.chunks(origin, source.info.begin, source.info.end)
+def same_shard(ours: Reader, theirs: Reader, path: Path, shard: Shard, base: str, places: Places) -> None:
+    sources = in_order(shard, read_header(places.folders[base] / shard.path) if shard.in_base else None, base)
+    header = header_for(shard, sources)
+    if read_header_bytes(path) != header:
+        raise bad(path, "its header is not the planned one")
+    position = len(header)
+    for source in sources:
+        end = position + source.info.nbytes
+        origin, begin = places.of(source)
+        mine = ours.chunks(path, position, end)
+        other = theirs.chunks(origin, begin, begin + source.info.nbytes)
         if any(differ(a, b) for a, b in zip(mine, other, strict=True)):
-            raise bad(path, f"the bytes of tensor {name!r} are not those in {origin}")
+            raise bad(path, f"the bytes of tensor {source.info.name!r} are not those in {origin}")
+        position = end
 
 
 def differ(mine: memoryview, other: memoryview) -> bool:
@@ -102,16 +92,26 @@ def differ(mine: memoryview, other: memoryview) -> bool:
     return bytearray(mine) != other
 
 
-def check_consistent(folder: Path, plan: Plan) -> None:
-    """Index, config and tensors of the result fit each other, read afresh as a loader would."""
-    result = read_repository("result", folder)
-    if dict(result.weight_map) != dict(plan.weight_map):
-        raise bad(folder / INDEX, "weight_map is not the planned one")
-    if len(plan.texts) and any(text.path == INDEX for text in plan.texts):
-        total = sum(result.tensors[name].info.nbytes for name in result.weight_map)
-        seen = read_json(folder / INDEX).get("metadata", {}).get("total_size")
-        if seen != total:
-            raise bad(folder / INDEX, f"metadata.total_size: saw {seen}, wanted {total}")
+def check_structure(folder: Path, plan: Plan) -> None:
+    """Cheap: files, sizes, headers, index and config are the planned ones and fit each other."""
+    wanted = set(plan.paths)
+    seen = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {RECORD}
+    if seen != wanted:
+        raise bad(folder, f"missing files: {sorted(wanted - seen)}, extra files: {sorted(seen - wanted)}")
+    for path, size in (*plan.links, *((shard.path, shard.size) for shard in plan.shards)):
+        if (found := (folder / path).stat().st_size) != size:
+            raise bad(folder / path, f"{found} bytes, wanted {size}")
+    for text in plan.texts:
+        if (folder / text.path).read_bytes() != text.data:
+            raise bad(folder / text.path, "its text is not the planned one")
+    result = read_repository(listing_of("result", folder))
+    if result.unlisted.keys() != plan.unlisted:
+        raise bad(folder / INDEX, "it does not list what the plan lists")
+    if any(text.path == INDEX for text in plan.texts):
+        total = sum(size for kind, (_, size) in result.kinds.items() if not kind.file)
+        metadata = (result.index or {}).get("metadata", {})
+        if metadata.get("total_size") != total:
+            raise bad(folder / INDEX, f"metadata.total_size: saw {metadata.get('total_size')}, wanted {total}")
     if "hybrid" in plan.steps:
         check_fp8_entries(folder, result)
 
@@ -120,8 +120,13 @@ def check_fp8_entries(folder: Path, result: Repository) -> None:
     """An FP8 weight has a scale and an FP8 entry in extra_config; an entry and a scale have an FP8 weight."""
     config: Mapping[str, Any] = result.config.get("quantization_config", {}).get("extra_config", {})
     entries = {name for name, entry in config.items() if entry.get("data_type") == "fp" and entry.get("bits") == 8}
-    weights = {n.removesuffix(WEIGHT) for n, t in result.tensors.items() if t.info.dtype == "F8_E4M3"}
-    scales = {name.removesuffix(SCALE) for name in result.tensors if name.endswith(SCALE)}
+    weights, scales = set(), set()
+    for source in result.sources():
+        module, _, part = source.info.name.rpartition(".")
+        if part == SCALE:
+            scales.add(module)
+        elif part == WEIGHT and source.info.dtype == "F8_E4M3":
+            weights.add(module)
     if not entries == weights == scales:
         odd = sorted((entries | weights | scales) - (entries & weights & scales))
         where = ", ".join(

@@ -1,0 +1,41 @@
+"""Names and patterns: which pattern (fnmatch) a name fits first, and how to say many names in one line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fnmatch import translate
+
+_BEGIN, _END = re.compile(r"[*?\[]"), re.compile(r"[*?\]]")
+_NUMBER = re.compile(r"\.\d+(?=\.|$)")
+
+
+class Patterns:
+    """Compiled once and asked for more than 100,000 names, so a name that cannot fit must cost next to nothing."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self.patterns = tuple(patterns)
+        self._heads = tuple(_BEGIN.split(pattern)[0] for pattern in patterns)
+        self._tails = tuple(_END.split(pattern)[-1] for pattern in patterns)
+        self._compiled = tuple(re.compile(translate(pattern)) for pattern in patterns)
+
+    def first(self, name: str) -> int | None:
+        """The number of the first pattern that the name fits."""
+        return next(iter(self.all(name)), None)
+
+    def all(self, name: str) -> list[int]:
+        """The numbers of all patterns that the name fits."""
+        if not name.startswith(self._heads) or not name.endswith(self._tails):
+            return []
+        return [number for number, compiled in enumerate(self._compiled) if compiled.match(name)]
+
+
+def generalise(name: str) -> str:
+    """`model.layers.12.mlp.experts.3.up_proj.scales` -> `model.layers.*.mlp.experts.*.up_proj.scales`."""
+    return _NUMBER.sub(".*", name)
+
+
+def some(names: Sequence[str]) -> str:
+    """The first names of a list and how many there are, for a message."""
+    shown = ", ".join(names[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
