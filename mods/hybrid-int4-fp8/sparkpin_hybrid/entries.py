@@ -53,6 +53,25 @@ def fp8_entry(
     return entries[0]
 
 
+def refuse_other_layers(kind: str, prefix: str, extra_config: Mapping[str, Mapping[str, Any]] | None) -> None:
+    """For a layer that is not linear (routed experts, the LM head): no FP8 entry may name it or a part of it.
+
+    Raises:
+        ValueError: one does. Left to vLLM, the layer would be made for other weights, and loading would fail at the
+            first tensor that has no place.
+    """
+    if not extra_config or not prefix:
+        return
+    names = (prefix, f"model.{prefix}")
+    below = tuple(f"{name}." for name in names)
+    for name in extra_config:
+        if (name in names or name.startswith(below)) and _read(name, extra_config) is not None:
+            raise ValueError(
+                f"quantization_config.extra_config[{name!r}] asks for FP8 in {prefix}, a {kind}; "
+                "wanted linear layers only"
+            )
+
+
 def _lookup(name: str, extra_config: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
     entry = extra_config.get(name)
     return entry if entry is not None else extra_config.get(f"model.{name}")

@@ -13,7 +13,7 @@ from typing import Any
 from sparkpin_modkit import check_signature, require_vllm
 
 from sparkpin_hybrid.count import LayerCount
-from sparkpin_hybrid.entries import Fp8Entry, fp8_entry
+from sparkpin_hybrid.entries import Fp8Entry, fp8_entry, refuse_other_layers
 
 VLLM_VERSIONS = ("0.32.0",)
 COUNT = LayerCount()
@@ -42,6 +42,8 @@ def install() -> None:
             entry = fp8_entry(prefix, self.extra_config, getattr(self, "packed_modules_mapping", None) or {})
             if entry is not None:
                 return _fp8_method(prefix, entry)
+        else:
+            refuse_other_layers(type(layer).__name__, prefix, self.extra_config)
         return original(self, layer, prefix)
 
     INCConfig.get_quant_method = get_quant_method

@@ -3,9 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 from sparkpin_hybrid.dequantise import dequantise_blocks
-from sparkpin_hybrid.entries import Fp8Entry, fp8_entry, shard_names
+from sparkpin_hybrid.entries import Fp8Entry, fp8_entry, refuse_other_layers, shard_names
 
-PACKED = {"gate_up_proj": ["gate_proj", "up_proj"], "qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+PACKED = {
+    "gate_up_proj": ["gate_proj", "up_proj"],
+    "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+    "in_proj_qkvz": ["in_proj_qkv", "in_proj_z"],
+}
 FP8 = {"bits": 8, "group_size": [128, 128], "sym": True, "data_type": "fp"}
 FULL = {"bits": 16, "data_type": "float"}
 SHARED = "model.layers.0.mlp.shared_expert"
@@ -47,6 +51,36 @@ def test_parts_that_differ_raise(other: dict[str, object] | None) -> None:
         fp8_entry(f"{SHARED}.gate_up_proj", extra, PACKED)
     assert f"{SHARED}.gate_proj: {FP8}" in str(caught.value)
     assert f"{SHARED}.up_proj: {other or 'no entry'}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fused", "parts"),
+    [
+        ("model.layers.3.self_attn.qkv_proj", ("q_proj", "k_proj", "v_proj")),
+        ("model.layers.0.linear_attn.in_proj_qkvz", ("in_proj_qkv", "in_proj_z")),
+        ("mtp.layers.0.self_attn.qkv_proj", ("q_proj", "k_proj", "v_proj")),
+    ],
+)
+def test_fused_attention_needs_every_part(fused: str, parts: tuple[str, ...]) -> None:
+    names = [f"{fused.rpartition('.')[0]}.{part}" for part in parts]
+    assert fp8_entry(fused, dict.fromkeys(names, FP8), PACKED) == Fp8Entry((128, 128))
+    for name in names:
+        for extra in (dict.fromkeys(names, FP8) | {name: FULL}, dict.fromkeys(set(names) - {name}, FP8)):
+            with pytest.raises(ValueError, match=f"{fused} is one fused layer"):
+                fp8_entry(fused, extra, PACKED)
+
+
+@pytest.mark.parametrize("entry", ["mtp.layers.0.mlp.experts.0.down_proj", "model.mtp.layers.0.mlp.experts"])
+def test_fp8_in_layers_that_are_not_linear_is_refused(entry: str) -> None:
+    with pytest.raises(ValueError, match=rf"'{entry}'\] asks for FP8 in mtp.layers.0.mlp.experts, a RoutedExperts"):
+        refuse_other_layers("RoutedExperts", "mtp.layers.0.mlp.experts", {"lm_head": FULL, entry: FP8})
+
+
+def test_entries_of_other_layers_are_no_reason_to_refuse() -> None:
+    extra = {"mtp.layers.0.mlp.experts_gate": FP8, "mtp.layers.0.mlp.experts.0.down_proj": FULL}
+    refuse_other_layers("RoutedExperts", "mtp.layers.0.mlp.experts", extra)
+    refuse_other_layers("RoutedExperts", "", {"x": FP8})
+    refuse_other_layers("RoutedExperts", "mtp.layers.0.mlp.experts", None)
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,20 @@ from sparkpin_hybrid import hook
 from sparkpin_hybrid.count import LayerCount
 from sparkpin_modkit import SignatureChanged, plugin
 from sparkpin_modkit.testing import parse_reports, single_process_vllm
+from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import (
     MergedColumnParallelLinear,
+    QKVParallelLinear,
     RowParallelLinear,
     UnquantizedLinearMethod,
 )
 from vllm.model_executor.layers.quantization.inc import INCConfig
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.utils import configure_quant_config
+from vllm.model_executor.models.qwen3_5 import Qwen3_5MoeForCausalLM, Qwen3_5MoeForConditionalGeneration
+from vllm.model_executor.models.qwen3_5_mtp import Qwen3_5MoeMTP
 
+FULL = {"bits": 16, "data_type": "float"}
 FP8 = {"bits": 8, "group_size": [128, 128], "sym": True, "data_type": "fp"}
 SHARED = "model.layers.0.mlp.shared_expert"
 
@@ -44,7 +51,13 @@ def installed(pristine, world):
 
 
 def config(**extra: dict[str, object]) -> INCConfig:
-    out = INCConfig.from_config(
+    out = config_of({f"{SHARED}.{name}": entry for name, entry in extra.items()})
+    out.packed_modules_mapping = {"gate_up_proj": ["gate_proj", "up_proj"]}
+    return out
+
+
+def config_of(extra: dict[str, dict[str, object]]) -> INCConfig:
+    return INCConfig.from_config(
         {
             "quant_method": "auto-round",
             "bits": 4,
@@ -52,11 +65,16 @@ def config(**extra: dict[str, object]) -> INCConfig:
             "sym": True,
             "data_type": "int",
             "packing_format": "auto_round:auto_gptq",
-            "block_name_to_quantize": "model.layers",
-            "extra_config": {f"{SHARED}.{name}": entry for name, entry in extra.items()},
+            "block_name_to_quantize": "model.language_model.layers",
+            "extra_config": extra,
         }
     )
-    out.packed_modules_mapping = {"gate_up_proj": ["gate_proj", "up_proj"]}
+
+
+def configured(model: type, extra: dict[str, dict[str, object]]) -> INCConfig:
+    """The config as it is when vLLM builds the layers of `model`: its names mapped, its fused layers known."""
+    out = config_of(extra)
+    configure_quant_config(out, model)
     return out
 
 
@@ -161,3 +179,105 @@ def test_parts_that_split_a_block_are_refused(installed) -> None:
     quant = config(gate_proj=FP8, up_proj=FP8)
     with pytest.raises(ValueError, match="not divisible by"):
         MergedColumnParallelLinear(128, [64, 128], bias=False, quant_config=quant, prefix=f"{SHARED}.gate_up_proj")
+
+
+def load(layer, shards: list[tuple[object, int]]) -> torch.Tensor:
+    """Give each part of a fused layer FP8 weights and scales as vLLM's loader does; returns what they stand for."""
+    exact = []
+    for seed, (shard, rows) in enumerate(shards):
+        weight, scale, value = fp8_tensors(rows, layer.input_size, seed)
+        layer.weight.weight_loader(layer.weight, weight, shard)
+        layer.weight_scale_inv.weight_loader(layer.weight_scale_inv, scale, shard)
+        exact.append(value)
+    layer.quant_method.process_weights_after_loading(layer)
+    return torch.cat(exact)
+
+
+# The names that vLLM's text model, its multimodal model and its drafter have for modules of one checkpoint.
+MODELS = [
+    (Qwen3_5MoeForCausalLM, "model.language_model.layers.3", "model.layers.3"),
+    (Qwen3_5MoeForCausalLM, "model.layers.3", "model.layers.3"),
+    (Qwen3_5MoeForConditionalGeneration, "model.language_model.layers.3", "language_model.model.layers.3"),
+    (Qwen3_5MoeMTP, "mtp.layers.0", "mtp.layers.0"),
+]
+
+
+@pytest.mark.parametrize(("model", "saved", "prefix"), MODELS)
+def test_attention_in_fp8(installed, model: type, saved: str, prefix: str) -> None:
+    parts = ("q_proj", "k_proj", "v_proj", "o_proj")
+    quant = configured(model, {f"{saved}.self_attn.{part}": FP8 for part in parts})
+    qkv = QKVParallelLinear(
+        256,
+        64,
+        8,
+        2,
+        bias=False,
+        quant_config=quant,
+        prefix=f"{prefix}.self_attn.qkv_proj",
+        params_dtype=torch.bfloat16,
+    )
+    exact = load(qkv, [("q", 512), ("k", 128), ("v", 128)])
+    assert torch.equal(qkv.quant_method.apply(qkv, torch.eye(256, dtype=torch.bfloat16)).T, exact)
+    out = RowParallelLinear(
+        512, 256, bias=False, quant_config=quant, prefix=f"{prefix}.self_attn.o_proj", params_dtype=torch.bfloat16
+    )
+    assert hook.COUNT.dispatched == 2
+    assert out.weight.dtype == torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize(("model", "saved", "prefix"), MODELS[:3])
+def test_linear_attention_in_fp8(installed, model: type, saved: str, prefix: str) -> None:
+    """vLLM puts in_proj_qkv, itself three parts of unlike size, and in_proj_z into one layer."""
+    names = [f"{saved}.linear_attn.{part}" for part in ("in_proj_qkv", "in_proj_z")]
+    layer = MergedColumnParallelLinear(
+        256,
+        [128, 128, 384, 384],
+        bias=False,
+        quant_config=configured(model, dict.fromkeys(names, FP8)),
+        prefix=f"{prefix}.linear_attn.in_proj_qkvz",
+        params_dtype=torch.bfloat16,
+    )
+    exact = load(layer, [((0, 1, 2), 640), (3, 384)])
+    assert torch.equal(layer.quant_method.apply(layer, torch.eye(256, dtype=torch.bfloat16)).T, exact)
+
+
+def test_mtp_projection_in_fp8(installed) -> None:
+    quant = configured(Qwen3_5MoeMTP, {"mtp.fc": FP8})
+    layer = RowParallelLinear(512, 256, bias=False, quant_config=quant, prefix="mtp.fc", params_dtype=torch.bfloat16)
+    assert layer.weight.dtype == torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize(("model", "saved", "prefix"), MODELS)
+def test_plain_modules_over_int4(installed, model: type, saved: str, prefix: str) -> None:
+    """What vLLM 0.32 does with 16-bit entries by itself; the `plain` rules of hybrid checkpoints stand on it."""
+    parts = ("q_proj", "k_proj", "v_proj", "o_proj")
+    quant = configured(model, {f"{saved}.self_attn.{part}": FULL for part in parts})
+    for name in ("qkv_proj", "o_proj"):
+        layer = object.__new__(QKVParallelLinear)
+        assert isinstance(quant.get_quant_method(layer, f"{prefix}.self_attn.{name}"), UnquantizedLinearMethod)
+    assert hook.COUNT.dispatched == 0
+
+
+@pytest.mark.parametrize(("model", "saved", "prefix"), MODELS[:3])
+@pytest.mark.parametrize(
+    ("q_proj", "message"),
+    [(FULL, "Fused module .* requires consistent quant config"), (FP8, "is one fused layer in vLLM")],
+    ids=["plain", "fp8"],
+)
+def test_attention_of_two_formats_stops(installed, model: type, saved: str, prefix: str, q_proj, message: str) -> None:
+    quant = configured(model, {f"{saved}.self_attn.q_proj": q_proj})
+    with pytest.raises(ValueError, match=message):
+        QKVParallelLinear(128, 64, 8, 2, bias=False, quant_config=quant, prefix=f"{prefix}.self_attn.qkv_proj")
+
+
+@pytest.mark.parametrize(
+    ("kind", "prefix", "entry"),
+    [
+        (RoutedExperts, "mtp.layers.0.mlp.experts", "mtp.layers.0.mlp.experts.0.gate_proj"),
+        (ParallelLMHead, "lm_head", "lm_head"),
+    ],
+)
+def test_fp8_experts_and_head_are_refused(installed, kind: type, prefix: str, entry: str) -> None:
+    quant = configured(Qwen3_5MoeMTP, {entry: FP8})
+    with pytest.raises(ValueError, match=f"asks for FP8 in {prefix}, a {kind.__name__}"):
+        quant.get_quant_method(object.__new__(kind), prefix)
