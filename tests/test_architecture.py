@@ -38,7 +38,7 @@ def importers(package: str) -> set[str]:
     ("package", "modules"),
     [
         ("yaml", {"manifests"}),
-        ("huggingface_hub", {"hub", "hubclient"}),
+        ("huggingface_hub", {"hubclient", "hublock"}),
         ("httpx", {"wheels", "smoke/client"}),
         ("socket", {"endpoint", "ports"}),
         ("docker", {"engine", "endpoint", "container", "imagefiles", "remote", "serve", "smoke/server"}),
@@ -53,7 +53,8 @@ def importers(package: str) -> set[str]:
         ("socketserver", {"remote"}),
         ("sparkpin.lock", {"commands", "fetch"}),
         ("sparkpin.wheels", {"fetch", "lock", "history/why"}),
-        ("sparkpin.hub", {"checkpoint/build", "commands", "importing"}),
+        ("sparkpin.hub", {"checkpoint/build", "commands", "hublock", "importing"}),
+        ("sparkpin.hubclient", {"hub", "hublock", "hubsite"}),
     ],
 )
 def test_only_these_modules_import(package: str, modules: set[str]) -> None:

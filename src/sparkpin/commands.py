@@ -7,7 +7,21 @@ import shlex
 import time
 from pathlib import Path
 
-from sparkpin import claims, daemon, exporting, files, host, hub, importing, manifests, pinned, retention, transfer, ui
+from sparkpin import (
+    claims,
+    daemon,
+    exporting,
+    files,
+    host,
+    hub,
+    hublock,
+    importing,
+    manifests,
+    pinned,
+    retention,
+    transfer,
+    ui,
+)
 from sparkpin import fetch as fetching
 from sparkpin import lock as locking
 from sparkpin import prune as pruning
@@ -100,9 +114,16 @@ def lock(*, stack: str | None, model: str | None, keep_layers: bool) -> None:
         on_top = f", {len(made.updates)} of them on top of the former layers" if made.updates else ""
         show(f"pins/stacks/{name}.lock: {len(made.debs)} Debian packages, {len(made.wheels)} wheels{on_top}")
     for name in [model] if model else names(paths.project / "pins/models") if everything else []:
-        locked = hub.lock_model(paths, name, say)
+        if not model and not (paths.project / f"pins/models/{name}.lock").is_file():
+            show(f"pins/models/{name}.yaml has no lock; to make it: invoke lock --model {name}")
+            continue
+        locked = hublock.lock_model(paths, name, say)
         for repository in locked.repositories.values():
-            show(f"pins/models/{name}.lock: {repository.repo} at {repository.revision}: {len(repository.files)} files")
+            parts = f"{len(repository.files)} files, {len(repository.headers)} headers"
+            if repository.tensors:
+                size = ui.size(sum(tensor.size for tensor in repository.tensors))
+                parts += f", {len(repository.tensors)} tensors of {size}"
+            show(f"pins/models/{name}.lock: {repository.repo} at {repository.revision}: {parts}")
 
 
 def names(folder: Path) -> list[str]:
@@ -117,8 +138,11 @@ def fetch(*, recipe: str | None, stack: str | None) -> None:
         f"stack {last.stack.name}: {report.files} files, {ui.size(report.bytes_total)} verified, "
         f"{ui.size(report.bytes_fetched)} fetched"
     )
-    for name, folder in hub.fetch_model(paths, last.model, last.model_lock, say).items():
+    places = hub.fetch_model(paths, last.model, last.model_lock, say)
+    for name, folder in places.folders.items():
         show(f"model {last.model.name}: {name} in {folder}")
+    for name, tensors in places.tensors.items():
+        show(f"model {last.model.name}: {len(tensors)} tensors of {name} in {paths.store}")
 
 
 def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None) -> None:

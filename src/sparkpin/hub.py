@@ -1,78 +1,167 @@
-"""Model repositories: locked by hash, fetched with huggingface_hub, used only when every byte is the locked one.
+"""Model repositories: fetched as far as they are needed, used only when every byte is the locked one.
 
-A repository lies in `models/<repo>/<revision>/`. Files arrive in `<revision>.download/` beside it and move over once
-their hash is right, so that the folder never holds a wrong or half a file; a killed run loses the file it was at.
+The base of a pin lies whole in `models/<repo>/<revision>/`. Of a donor its index and config lie there, and in the store
+its headers and the tensors that are taken, each under its SHA-256. What is on its way lies in `<revision>.download/`.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
+import itertools
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-from sparkpin import files, manifests
-from sparkpin.errors import IntegrityError
-from sparkpin.hubclient import Say, download, endpoint, plain_errors, token_for
+from sparkpin import files, ranges
+from sparkpin.checkpoint.repository import CONFIG, INDEX, FileBytes, Listing, Places, header_of, is_shard
+from sparkpin.errors import ManifestError
+from sparkpin.hubclient import endpoint
+from sparkpin.hubsite import Site, download_folder, repository_folder, site_of
+from sparkpin.origins import Say
 from sparkpin.paths import Paths
-from sparkpin.schema import LockedFile, ModelLock, ModelPin, Repository, RepositoryLock
+from sparkpin.pieces import Piece
+from sparkpin.schema import LockedFile, ModelLock, ModelPin, RepositoryLock
+from sparkpin.store import Store
 
 HASH_WORKERS = min(4, os.cpu_count() or 1)
-
-
-def lock_model(paths: Paths, name: str, say: Say) -> ModelLock:
-    """Resolve every file of a model's repositories and write `pins/models/<name>.lock`.
-
-    Large files' hashes come from the Hub; small files, for which it has none, are downloaded and hashed.
-    Raises ManifestError if a generated model's commit is not the pinned one, NetworkError, DiskError.
-    """
-    pin = manifests.load_model(paths.project, name)
-    with hold(paths, pin, say), endpoint(paths, pin, say) as url:
-        repositories = {
-            key: lock_repository(paths, repository, url, say) for key, repository in pin.repositories.items()
-        }
-    path = paths.project / f"pins/models/{name}.lock"
-    value = {"model": name, "inputs": manifests.model_inputs(pin), "repositories": repositories}
-    lock = manifests.parse(ModelLock, value, path, next_step="report this: the Hub has a file name that is not allowed")
-    with files.atomic_file(path) as file:
-        file.write(manifests.lock_text(lock).encode())
-    return lock
+SiteOf = Callable[[str], Site]
 
 
 def fetch_model(
     paths: Paths, pin: ModelPin, lock: ModelLock, say: Say, *, only: Collection[str] | None = None
-) -> dict[str, Path]:
-    """Folders of the model's repositories (all, or those named in `only`), each file of the locked size and SHA-256.
+) -> Places:
+    """Where the bytes of the model's repositories lie (all, or those named in `only`), verified.
 
     What is there and right costs a hash and no network; a damaged file is told and fetched again. Raises NetworkError,
-    DiskError, and IntegrityError if the Hub's bytes are not the locked ones.
+    DiskError, ManifestError for a lock that lacks what the pin asks for, IntegrityError for other bytes than locked.
     """
-    wanted = {name: entry for name, entry in lock.repositories.items() if only is None or name in only}
-    folders = {name: repository_folder(paths, entry) for name, entry in wanted.items()}
-    with hold(paths, pin, say):
-        missing = {name: missing_files(folders[name], entry, say) for name, entry in wanted.items()}
-        if any(missing.values()):
-            needed = sum(file.size for group in missing.values() for file in group)
-            files.require_space(paths.models, needed, "the model's files", "SPARKPIN_CACHE")
-            with endpoint(paths, pin, say) as url:
-                for name, entry in wanted.items():
-                    for file in missing[name]:
-                        say(f"fetching {entry.repo} {file.file} ({file.size / 1e6:.1f} MB)")
-                        fetch_file(folders[name], entry, file, url, pin.name, say)
-        for folder in folders.values():
-            shutil.rmtree(download_folder(folder), ignore_errors=True)
-    return folders
+    wanted = wanted_of(paths, pin, lock, only)
+    store = Store(paths.store)
+    donors = {name: entry for name, entry in wanted.items() if name != pin.base}
+    with hold(paths, pin, say), sites(paths, pin, lock, say) as site:
+        fetched = bring(paths, pin, outlines(paths, site, donors, say), say)
+        pieces: list[Piece] = []
+        for name, entry in wanted.items():
+            if name == pin.base:
+                remove_strays(repository_folder(paths, entry), entry, say)
+                absent = missing_files(repository_folder(paths, entry), entry.files, say)
+                pieces += [whole(site(name), file) for file in absent if not site(name).linked(file)]
+            elif absent := lacking(store, entry.tensors, say):
+                pieces += tensor_pieces(site(name), listing_of(paths, name, entry), absent)
+        fetched += bring(paths, pin, pieces, say)
+        for entry in wanted.values():
+            shutil.rmtree(download_folder(paths, entry), ignore_errors=True)
+    if fetched:
+        tell_share(pin.name, fetched, sum(file.size for entry in wanted.values() for file in entry.files), say)
+    folders = {name: repository_folder(paths, entry) for name, entry in wanted.items() if name == pin.base}
+    return Places(folders, {name: {t.name: store.path(t.sha256) for t in e.tensors} for name, e in donors.items()})
 
 
-def repository_folder(paths: Paths, repository: Repository | RepositoryLock) -> Path:
-    return paths.models / repository.repo / repository.revision
+def listings(
+    paths: Paths, pin: ModelPin, lock: ModelLock, say: Say, *, only: Collection[str] | None = None
+) -> dict[str, Listing]:
+    """What a plan is made from, verified; headers and texts that are not here are fetched, and nothing else.
+
+    Raises what `fetch_model` raises.
+    """
+    wanted = wanted_of(paths, pin, lock, only)
+    with hold(paths, pin, say), sites(paths, pin, lock, say) as site:
+        bring(paths, pin, outlines(paths, site, wanted, say), say)
+    return {name: listing_of(paths, name, entry) for name, entry in wanted.items()}
 
 
-def download_folder(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.download")
+def wanted_of(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[str] | None) -> dict[str, RepositoryLock]:
+    path, command = f"pins/models/{pin.name}.lock", f"invoke lock --model {pin.name}"
+    names = [name for name in pin.repositories if only is None or name in only]
+    for name in names:
+        entry = lock.repositories.get(name)
+        if entry is None:
+            raise ManifestError(path, f"repositories.{name}", "(missing)", "as in the pin", next_step=command)
+        shards = {file.file for file in entry.files if is_shard(file.file)}
+        if absent := shards - {header.file for header in entry.headers}:
+            wanted = f"{len(shards)} headers, that of {min(absent)}, too"
+            raise ManifestError(path, f"repositories.{name}.headers", len(entry.headers), wanted, next_step=command)
+    return {name: lock.repositories[name] for name in names}
+
+
+def outlines(paths: Paths, site: SiteOf, entries: Mapping[str, RepositoryLock], say: Say) -> list[Piece]:
+    """Pieces for the headers, indexes and configs that are not here."""
+    store = Store(paths.store)
+    pieces: list[Piece] = []
+    for name, entry in entries.items():
+        texts = [file for file in entry.files if file.file in (INDEX, CONFIG)]
+        pieces += [whole(site(name), file) for file in missing_files(repository_folder(paths, entry), texts, say)]
+        sizes = {file.file: file.size for file in entry.files}
+        for row in lacking(store, entry.headers, say):
+            pieces.append(site(name).header(row.file, sizes[row.file], row.size, row.sha256))
+    return pieces
+
+
+def listing_of(paths: Paths, name: str, entry: RepositoryLock) -> Listing:
+    """From headers and texts that are here."""
+    folder, store = repository_folder(paths, entry), Store(paths.store)
+    sizes = {file.file: file.size for file in entry.files}
+    return Listing(
+        name,
+        f"{entry.repo} at {entry.revision[:12]}",
+        sizes,
+        FileBytes({row.file: store.path(row.sha256) for row in entry.headers}),
+        FileBytes({file: folder / file for file in (INDEX, CONFIG) if file in sizes}),
+    )
+
+
+def whole(site: Site, file: LockedFile) -> Piece:
+    return site.whole(file.file, file.size, file.sha256)
+
+
+def tensor_pieces(site: Site, listing: Listing, rows: Iterable[LockedFile]) -> list[Piece]:
+    """ManifestError for a tensor that the header has not, or with another size."""
+    pieces = []
+    for file, group in itertools.groupby(sorted(rows, key=lambda row: row.file), key=lambda row: row.file):
+        infos = header_of(listing, file).tensors
+        for row in group:
+            info = infos.get(row.name)
+            if info is None or info.nbytes != row.size:
+                seen = f"{info.nbytes} bytes" if info else "no such tensor"
+                raise ManifestError(f"the lock of {listing.origin}", row.name, f"{row.size} bytes", f"{seen} in {file}")
+            pieces.append(site.tensor(row.name, file, listing.files[file], info.begin, info.end, row.sha256))
+    return pieces
+
+
+def bring(paths: Paths, pin: ModelPin, pieces: Sequence[Piece], say: Say, advice: str = "") -> int:
+    """Fetch pieces, if any; the bytes that came over the wire."""
+    return fetch_pieces(paths, pin, pieces, say, advice).received if pieces else 0
+
+
+def fetch_pieces(paths: Paths, pin: ModelPin, pieces: Sequence[Piece], say: Say, advice: str = "") -> ranges.Fetched:
+    """advice: what to do about bytes that are wrong, twice."""
+    begun = sum(piece.part.stat().st_size for piece in pieces if piece.part.is_file())
+    needed = sum(piece.length for piece in pieces) - begun
+    files.require_space(paths.models, needed, "the model's files", "SPARKPIN_CACHE")
+    usual = f"invoke fetch; if it stays, the Hub's file is not the locked one: invoke lock --model {pin.name}"
+    return ranges.fetch(pieces, say, title=f"fetching {pin.name}", advice=advice or usual)
+
+
+def tell_share(name: str, fetched: int, total: int, say: Say) -> None:
+    share = f"{100 * fetched / total:.2f} %" if total else "all"
+    say(f"{name}: {fetched / 1e6:,.1f} MB fetched, {share} of the {total / 1e6:,.1f} MB of its repositories")
+
+
+@contextlib.contextmanager
+def sites(paths: Paths, pin: ModelPin, lock: ModelLock, say: Say) -> Iterator[SiteOf]:
+    """Where each repository comes from. The Hub is looked for when the first is asked for."""
+    with contextlib.ExitStack() as stack:
+        found: dict[str, Site] = {}
+
+        def site(name: str) -> Site:
+            if not found:
+                url = stack.enter_context(endpoint(paths, pin, say))
+                found.update({n: site_of(paths, pin, n, e.revision, url) for n, e in lock.repositories.items()})
+            return found[name]
+
+        yield site
 
 
 def hold(paths: Paths, pin: ModelPin, say: Say) -> contextlib.AbstractContextManager[None]:
@@ -93,88 +182,44 @@ def hold_repositories(paths: Paths, repos: Collection[str], say: Say) -> Iterato
         yield
 
 
-def missing_files(folder: Path, repository: RepositoryLock, say: Say) -> list[LockedFile]:
-    """What is absent or damaged. A file that the lock does not name is removed: nobody but fetch writes there."""
+def remove_strays(folder: Path, repository: RepositoryLock, say: Say) -> None:
+    """A file that the lock does not name is removed: nobody but fetch writes there, and loaders read what they find."""
     named = {file.file for file in repository.files}
     for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
         if not path.is_dir() and path.relative_to(folder).as_posix() not in named:
             say(f"removing {path}: it is not part of {repository.repo} at {repository.revision[:12]}")
             path.unlink()
 
-    def wrong(file: LockedFile) -> str | None:
-        path = folder / file.file
+
+def missing_files(folder: Path, wanted: Iterable[LockedFile], say: Say) -> list[LockedFile]:
+    """What of a repository is absent or damaged."""
+    return missing(((file, folder / file.file) for file in wanted), say)
+
+
+def lacking(store: Store, wanted: Iterable[LockedFile], say: Say) -> list[LockedFile]:
+    """What of headers and tensors is absent or damaged, each content once."""
+    by_content = {row.sha256: row for row in wanted}
+    return missing(((row, store.path(sha256)) for sha256, row in by_content.items()), say)
+
+
+def missing(wanted: Iterable[tuple[LockedFile, Path]], say: Say) -> list[LockedFile]:
+    """Reads what is there. A damaged file is told and removed."""
+    rows = list(wanted)
+
+    def fault(row: tuple[LockedFile, Path]) -> str | None:
+        file, path = row
         if not path.is_file():
             return ""
-        size = path.stat().st_size
-        if size != file.size:
+        if (size := path.stat().st_size) != file.size:
             return f"size {size}, wanted {file.size}"
         sha256, _ = files.sha256_file(path)
         return None if sha256 == file.sha256 else f"sha256 {sha256}, wanted {file.sha256}"
 
-    with concurrent.futures.ThreadPoolExecutor(HASH_WORKERS) as pool:
-        found = list(pool.map(wrong, repository.files))
-    for file, why in zip(repository.files, found, strict=True):
+    with ThreadPoolExecutor(HASH_WORKERS) as pool:
+        faults = list(pool.map(fault, rows))
+    for (file, path), why in zip(rows, faults, strict=True):
         if why:
-            say(f"{folder / file.file} is damaged ({why}): fetching it again")
-    return [file for file, why in zip(repository.files, found, strict=True) if why is not None]
-
-
-def fetch_file(
-    folder: Path, repository: RepositoryLock, file: LockedFile, url: str | None, model: str, say: Say
-) -> None:
-    """Download one file, compare it with the lock, and move it to its place."""
-
-    def is_right(path: Path) -> bool:
-        return files.sha256_file(path) == (file.sha256, file.size)
-
-    staged = download(download_folder(folder), repository.repo, repository.revision, file.file, url, say, is_right)
-    sha256, size = files.sha256_file(staged)
-    if (sha256, size) != (file.sha256, file.size):
-        staged.unlink()
-        raise IntegrityError.mismatch(
-            f"{file.file} of {repository.repo} at {repository.revision}",
-            wanted_size=file.size,
-            wanted_sha256=file.sha256,
-            size=size,
-            sha256=sha256,
-            next_step=f"invoke fetch; if it stays, the Hub's file is not the locked one: invoke lock --model {model}",
-        )
-    # Read-only: checkpoints hold hard links to these files, so nothing may write into them.
-    staged.chmod(0o444)
-    files.sync_file(staged)
-    target = folder / file.file
-    with files.disk_errors(folder):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staged.replace(target)
-        files.sync_folder(target.parent)
-
-
-def lock_repository(paths: Paths, repository: Repository, url: str | None, say: Say) -> dict[str, Any]:
-    """One repository's part of the lock, as plain data."""
-    from huggingface_hub import HfApi
-
-    say(f"listing {repository.repo} at {repository.revision[:12]}")
-    with plain_errors(repository.repo, repository.revision, "its list of files"):
-        api = HfApi(endpoint=url, token=token_for(url))
-        info = api.model_info(repository.repo, revision=repository.revision, files_metadata=True)
-    staging = download_folder(repository_folder(paths, repository))
-    rows = []
-    for sibling in sorted(info.siblings or [], key=lambda sibling: sibling.rfilename):
-        name, blob = sibling.rfilename, sibling.blob_id
-        if sibling.lfs is not None:
-            sha256, size = sibling.lfs.sha256, sibling.lfs.size
-        else:
-
-            def is_right(path: Path, blob: str | None = blob) -> bool:
-                return blob is None or files.git_blob_sha1(path.read_bytes()) == blob
-
-            staged = download(staging, repository.repo, repository.revision, name, url, say, is_right)
-            if not is_right(staged):
-                raise IntegrityError(
-                    f"{name} of {repository.repo} at {repository.revision}: wanted git blob {blob} as listed; "
-                    f"got {files.git_blob_sha1(staged.read_bytes())}",
-                    next_step="the same command again: the Hub, or a proxy before it, gave a wrong file",
-                )
-            sha256, size = files.sha256_file(staged)
-        rows.append({"name": name, "file": name, "size": size, "sha256": sha256})
-    return {"repo": repository.repo, "revision": repository.revision, "files": rows}
+            what = file.file if file.name == file.file else f"{file.name} of {file.file}"
+            say(f"{path} ({what}) is damaged ({why}): fetching it again")
+            path.unlink()
+    return [file for (file, _), why in zip(rows, faults, strict=True) if why is not None]

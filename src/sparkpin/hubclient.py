@@ -1,96 +1,126 @@
-"""How the Hub is talked to: which Hub, with which token, one file at a time, and its errors in plain words."""
+"""How the Hub is talked to: which Hub, with which token, ranges of its files, and its errors in plain words."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import re
 import shutil
 import tempfile
-import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+from urllib.parse import urlsplit
 
 from sparkpin import files
 from sparkpin.errors import ManifestError, NetworkError
+from sparkpin.origins import AGAIN, Say, Temporary, patient
 from sparkpin.paths import Paths
 from sparkpin.schema import ModelPin
 
-Say = Callable[[str], None]
+T = TypeVar("T")
 
-PROGRESS_SECONDS = 5.0
+SILENCE = 30.0
+"""Seconds without an answer, or between two chunks of it, after which a connection counts as broken."""
 
 
-def download(
-    staging: Path, repo: str, revision: str, name: str, url: str | None, say: Say, is_right: Callable[[Path], bool]
-) -> Path:
-    """The path, in `staging`, of one file as the Hub gives it; the caller tells what to do if it still is not right.
+@dataclass(frozen=True, eq=False)
+class HubOrigin:
+    """Files of a repository at a commit, as LFS, Xet and git keep them: all of them answer ranges over plain HTTP.
 
-    A wrong file is asked for once more, past the library's own cache: what it holds there, it would give for ever.
+    endpoint: None for the Hub of the environment (HF_ENDPOINT), else one of our own, which gets no token.
     """
-    staged = _download(staging, repo, revision, name, url, say, force=False)
-    if is_right(staged):
-        return staged
-    say(f"{name} of {repo} arrived with wrong bytes: asking the Hub for it once more")
-    return _download(staging, repo, revision, name, url, say, force=True)
+
+    repo: str
+    revision: str
+    endpoint: str | None
+    locations: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.repo} at {self.revision[:12]}"
+
+    @contextlib.contextmanager
+    def open(self, file: str, begin: int, end: int, size: int, *, anew: bool = False) -> Iterator[Iterator[bytes]]:
+        """See Origin. The library's own client asks: the same proxies, certificates and offline mode."""
+        from huggingface_hub import get_session, hf_hub_url
+        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
+
+        url = hf_hub_url(self.repo, file, revision=self.revision, endpoint=self.endpoint)
+        with plain_errors(self.repo, self.revision, file):
+            if anew or file not in self.locations:
+                self.locations[file] = self.locate(url)
+            location = self.locations[file]
+            # The token is for the Hub alone: large files lie elsewhere, under a signed address.
+            own = build_hf_headers(token=token_for(self.endpoint) if place_of(location) == place_of(url) else False)
+            headers = {**own, "Accept-Encoding": "identity", **({"Cache-Control": "no-cache"} if anew else {})}
+            if (begin, end) != (0, size):
+                headers["Range"] = f"bytes={begin}-{end - 1}"
+            with get_session().stream(
+                "GET", location, headers=headers, follow_redirects=True, timeout=SILENCE
+            ) as answer:
+                if answer.status_code in (401, 403) and location != url:
+                    del self.locations[file]
+                    raise Temporary(f"its address there has expired (status {answer.status_code})")
+                if answer.status_code >= 400:
+                    answer.read()
+                hf_raise_for_status(answer)
+                check_range(answer.status_code, answer.headers, begin, end, size, f"{file} of {self.name}")
+                yield answer.iter_raw()
+
+    def locate(self, url: str) -> str:
+        """Where the Hub keeps the file: a signed address that expires, or itself."""
+        from huggingface_hub import get_hf_file_metadata
+
+        found = get_hf_file_metadata(url, token=token_for(self.endpoint), timeout=SILENCE, endpoint=self.endpoint)
+        return found.location
 
 
-def _download(staging: Path, repo: str, revision: str, name: str, url: str | None, say: Say, *, force: bool) -> Path:
-    from huggingface_hub import hf_hub_download
+def place_of(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc
 
-    # The library never takes up again what a killed run left; it would only fill the disk.
-    for left in (staging / ".cache").rglob("*.incomplete"):
-        left.unlink(missing_ok=True)
-    with (
-        files.disk_errors(staging),
-        plain_errors(repo, revision, name),
-        progress(staging, name, say),
-    ):
-        staging.mkdir(parents=True, exist_ok=True)
-        return Path(
-            hf_hub_download(
-                repo,
-                name,
-                revision=revision,
-                local_dir=staging,
-                endpoint=url,
-                token=token_for(url),
-                tqdm_class=silent_bar(),
-                force_download=force,
-            )
+
+def check_range(status: int, headers: Mapping[str, str], begin: int, end: int, size: int, what: str) -> None:
+    """That the answer is of the bytes that were asked for; NetworkError, for it will not be another time."""
+    encoding = headers.get("Content-Encoding", "identity")
+    if status == 206:
+        match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", headers.get("Content-Range", ""))
+        seen = (int(match[1]), int(match[2]) + 1) if match else None
+        right = match is not None and seen == (begin, end) and match[3] in ("*", str(size))
+    else:
+        right = (begin, end) == (0, size) and headers.get("Content-Length", str(size)) == str(size)
+    if not right or encoding != "identity":
+        shown = {key: headers[key] for key in ("Content-Range", "Content-Length", "Content-Encoding") if key in headers}
+        raise NetworkError(
+            f"cannot fetch {what}: asked for bytes {begin}-{end - 1} of {size}; the answer is {status}, {shown}",
+            next_step="the Hub, or a proxy before it, does not heed ranges: fetch past that proxy (NO_PROXY)",
         )
 
 
-def silent_bar() -> type[Any]:
-    """The library's progress bar, never drawn: progress goes through `say`."""
-    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+def asked(ask: Callable[[], T], repo: str, revision: str, what: str, say: Say) -> T:
+    """The answer of the Hub's API, with patience."""
 
-    def init(self: Any, *args: Any, **options: Any) -> None:
-        tqdm.__init__(self, *args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
+    def once() -> T:
+        with plain_errors(repo, revision, what):
+            return ask()
 
-    return type("Silent", (tqdm,), {"__init__": init})
+    return patient(once, f"{what} of {repo} at {revision[:12]}", say)
 
 
-@contextlib.contextmanager
-def progress(staging: Path, name: str, say: Say) -> Iterator[None]:
-    """Tell the size of the unfinished file now and then. Measured on disk: the same for every way of transfer."""
-    done = threading.Event()
+def wanted_pause(headers: Mapping[str, str]) -> float:
+    """Seconds that a server which is asked too much wants to be left alone; 0 where it does not say."""
+    from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
 
-    def watch() -> None:
-        while not done.wait(PROGRESS_SECONDS):
-            sizes = [0]
-            for path in (staging / ".cache").rglob("*.incomplete"):
-                with contextlib.suppress(OSError):
-                    sizes.append(path.stat().st_size)
-            say(f"fetching {name}: {max(sizes) / 1e6:.1f} MB so far")
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+    value = headers.get("Retry-After", "").strip()
+    with contextlib.suppress(ValueError):
+        return float(value) if value.isdecimal() else parsedate_to_datetime(value).timestamp() - time.time()
+    limit = parse_ratelimit_headers(headers)
+    return float(limit.reset_in_seconds + 1) if limit and limit.remaining == 0 else 0
 
 
 def token_for(url: str | None) -> bool | None:
@@ -117,21 +147,21 @@ def endpoint(paths: Paths, pin: ModelPin, say: Say) -> Iterator[str | None]:
         with files.disk_errors(folder):
             tinymodel.generate(folder, seed=pin.generator.seed)
         with local_hub.serve(folder) as url, no_proxy():
-            check_generated(paths, pin, url)
+            check_generated(paths, pin, url, say)
             yield url
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def check_generated(paths: Paths, pin: ModelPin, url: str) -> None:
+def check_generated(paths: Paths, pin: ModelPin, url: str, say: Say) -> None:
     """The generator gives the pinned commits: it is part of what the pin freezes."""
     from huggingface_hub import HfApi
 
     path = paths.project / f"pins/models/{pin.name}.yaml"
     made: dict[str, str | None] = {}
     for key, repository in pin.repositories.items():
-        with plain_errors(repository.repo, "main", "its commit"):
-            made[key] = HfApi(endpoint=url, token=False).model_info(repository.repo).sha
+        ask = functools.partial(HfApi(endpoint=url, token=False).model_info, repository.repo)
+        made[key] = asked(ask, repository.repo, "main", "its commit", say).sha
     changed = {key: sha for key, sha in made.items() if sha != pin.repositories[key].revision}
     for key, sha in changed.items():
         commits = ", ".join(f"repositories.{name}.revision to {commit}" for name, commit in changed.items())
@@ -168,21 +198,20 @@ def no_proxy() -> Iterator[None]:
 
 @contextlib.contextmanager
 def plain_errors(repo: str, revision: str, what: str) -> Iterator[None]:
-    """Turn the library's errors into NetworkError with a cause and a next step."""
+    """The library's errors as NetworkError with a cause and a next step, or as Temporary where asking again helps."""
     from huggingface_hub import errors
 
     where = f"{what} of {repo} at {revision[:12]}"
-    again = "check the connection, then run the same command again: what is there stays"
     try:
         yield
     except errors.GatedRepoError as error:
         raise NetworkError(
-            f"cannot fetch {where}: the repository is gated",
+            f"cannot fetch {where}: the repository is gated{NO_TOKEN if lacks_token() else ''}",
             next_step=f"accept its terms at https://huggingface.co/{repo}, then set HF_TOKEN to that account's token",
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise NetworkError(
-            f"cannot fetch {where}: no such repository, or a private one",
+            f"cannot fetch {where}: no such repository, or a private one{NO_TOKEN if lacks_token() else ''}",
             next_step="check `repo` in pins/models/; for a private one set HF_TOKEN",
         ) from error
     except errors.RevisionNotFoundError as error:
@@ -198,18 +227,26 @@ def plain_errors(repo: str, revision: str, what: str) -> Iterator[None]:
         raise NetworkError(
             f"cannot fetch {where}: the repository has no such file", next_step="invoke lock for this model"
         ) from error
-    except errors.LocalEntryNotFoundError as error:
-        raise NetworkError(f"cannot fetch {where}: the Hub does not answer", next_step=again) from error
     except errors.HfHubHTTPError as error:
-        status = getattr(error.response, "status_code", "no status")
+        status = error.response.status_code
+        if status in (408, 429) or status >= 500:
+            raise Temporary(f"the Hub answers {status}", wanted_pause(error.response.headers)) from error
         raise NetworkError(
             f"cannot fetch {where}: the Hub answers {status}",
-            next_step=f"{again}; on 401 or 403 check HF_TOKEN",
+            next_step=f"{AGAIN}; on 401 or 403 check HF_TOKEN",
         ) from error
     except Exception as error:
-        # httpx or httpx2 (it depends on the library's version), Xet, and OSError without an errno.
+        # httpx or httpx2: it depends on the library's version.
         lost = type(error).__module__.partition(".")[0] in ("httpx", "httpx2", "httpcore", "httpcore2")
-        lost = lost or isinstance(error, errors.XetDownloadError | ConnectionError | TimeoutError)
-        if lost or (isinstance(error, OSError) and error.errno is None):
-            raise NetworkError(f"cannot fetch {where}: {error or type(error).__name__}", next_step=again) from error
+        if lost or isinstance(error, ConnectionError | TimeoutError):
+            raise Temporary(f"the Hub does not answer ({error or type(error).__name__})") from error
         raise
+
+
+NO_TOKEN = ", and no token is set"
+
+
+def lacks_token() -> bool:
+    from huggingface_hub import get_token
+
+    return get_token() is None

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from sparkpin.errors import InputError, ManifestError
 from sparkpin.names import choose
-from sparkpin.schema import Model, ModelLock, ModelPin, Recipe, Stack, StackLock, Stage
+from sparkpin.schema import UNRESOLVED, Model, ModelLock, ModelPin, Recipe, Stack, StackLock, Stage
 
 M = TypeVar("M", bound=Model)
 YAML_LIMIT, LOCK_LIMIT = 256 << 10, 8 << 20  # bytes; those in use have at most 1,300 and 50,000
@@ -175,10 +175,19 @@ def load_chain(project: Path, name: str) -> tuple[Stage, ...]:
 def load_model(project: Path, name: str) -> ModelPin:
     pin = load_named(ModelPin, project / "pins/models", name, "model")
     path = project / f"pins/models/{name}.yaml"
-    sources = [("base", pin.base)] + ([("hybrid.source", pin.hybrid.source)] if pin.hybrid else [])
-    for key, source in sources:
-        if source not in pin.repositories:
+    sources: dict[str, str | None] = {"base": pin.base, "mtp.source": pin.mtp.source if pin.mtp else None}
+    sources |= {
+        f"hybrid.rules.{i}.source": rule.source for i, rule in enumerate(pin.hybrid.rules if pin.hybrid else [])
+    }
+    for key, source in sources.items():
+        if source is not None and source not in pin.repositories:
             raise ManifestError(path, key, source, f"one of the repositories ({', '.join(pin.repositories)})")
+        if source == pin.base and key != "base":
+            raise ManifestError(path, key, source, "another repository than the base")
+    for name, repository in pin.repositories.items():
+        if repository.folder and repository.revision != UNRESOLVED:
+            key, wanted = f"repositories.{name}.revision", f"{UNRESOLVED!r}: that of a folder is derived from its files"
+            raise ManifestError(path, key, repository.revision, wanted)
     return pin
 
 
@@ -193,8 +202,14 @@ def model_of(project: Path, recipe: Recipe) -> ModelPin:
         pin = load_model(project, file.stem)
         base = pin.repositories[pin.base]
         if base.repo == recipe.model:
-            if base.revision != recipe.model_revision:
-                raise ManifestError(path, "model_revision", recipe.model_revision, f"{base.revision}, as in {file}")
+            revision, where = base.revision, file
+            if revision == UNRESOLVED:
+                revision, where = (
+                    load_model_lock(project, pin).repositories[pin.base].revision,
+                    file.with_suffix(".lock"),
+                )
+            if revision != recipe.model_revision:
+                raise ManifestError(path, "model_revision", recipe.model_revision, f"{revision}, as in {where}")
             return pin
     raise ManifestError(path, "model", recipe.model, "the base repository of a model of pins/models/")
 
@@ -238,8 +253,9 @@ def stack_inputs(stack: Stack) -> str:
 
 
 def model_inputs(pin: ModelPin) -> str:
-    made = pin.generator.model_dump(mode="json") if pin.generator else None
-    return digest_of([made, {name: r.model_dump(mode="json") for name, r in pin.repositories.items()}])
+    """Over what decides which commits, files and tensors are locked."""
+    value = pin.model_dump(mode="json", exclude={"name": True, "description": True, "hybrid": {"unused"}})
+    return digest_of(value)
 
 
 def load_stack_lock(project: Path, stack: Stack) -> StackLock:
@@ -253,8 +269,24 @@ def former_stack_lock(project: Path, name: str) -> StackLock:
 
 
 def load_model_lock(project: Path, pin: ModelPin) -> ModelLock:
-    path = project / f"pins/models/{pin.name}.lock"
-    return _load_lock(ModelLock, path, model_inputs(pin), f"invoke lock --model {pin.name}")
+    path, command = project / f"pins/models/{pin.name}.lock", f"invoke lock --model {pin.name}"
+    if not path.is_file():
+        step = (
+            f"{command}: it fetches headers, small files and the tensors that the steps take, and writes their hashes; "
+            "of large files the Hub tells them"
+        )
+        raise ManifestError(
+            path, "(whole file)", "no such file", "a lock: this model has not been locked yet", next_step=step
+        )
+    return _load_lock(ModelLock, path, model_inputs(pin), command)
+
+
+def former_model_lock(project: Path, name: str) -> ModelLock | None:
+    """The lock that is there, whether or not it still fits the pin; None for none, and for one of another form."""
+    try:
+        return _read_lock(ModelLock, project / f"pins/models/{name}.lock", f"invoke lock --model {name}")
+    except ManifestError:
+        return None
 
 
 def lock_text(lock: StackLock | ModelLock) -> str:

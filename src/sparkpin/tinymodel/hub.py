@@ -12,8 +12,8 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -33,19 +33,43 @@ _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request as the server saw it; ``range`` is the header's value or ''."""
+    """One request as the server saw it; ``range``, ``token`` (Authorization) and ``host`` are headers' values or ''."""
 
     method: str
     path: str
     range: str
+    token: str = ""
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What a test wants to go wrong with one answer.
+
+    status: answer with it and nothing else; headers: more of them; cut: break the connection after that many bytes of
+    content; whole: leave the request's Range unheard; wrong: flip a bit in the first byte; wait: hold the content back,
+    but for ``cut`` bytes of it, until that is set.
+    """
+
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    cut: int | None = None
+    whole: bool = False
+    wrong: bool = False
+    wait: threading.Event | None = None
+
+
+Faults = Callable[[Request], Fault | None]
 
 
 @contextlib.contextmanager
-def serve(root: Path, *, cut_once: Mapping[str, int] | None = None, log: list[Request] | None = None) -> Iterator[str]:
+def serve(
+    root: Path, *, faults: Faults | None = None, storage: str = "127.0.0.1", log: list[Request] | None = None
+) -> Iterator[str]:
     """Serve ``root/<owner>/<name>/`` while the context lasts; gives the endpoint's URL (for ``HF_ENDPOINT``).
 
-    For tests: ``cut_once`` maps a file name to a number of bytes after which the connection breaks, the first time
-    that its content is asked for; ``log`` receives every request. Raises InputError if there is no repository.
+    For tests: ``faults`` tells what goes wrong with a request; ``storage`` is the host's name in redirects to large
+    files; ``log`` receives every request. Raises InputError if there is no repository.
     """
     repositories = {
         (name := folder.relative_to(root).as_posix()): scan(folder, name)
@@ -54,7 +78,7 @@ def serve(root: Path, *, cut_once: Mapping[str, int] | None = None, log: list[Re
     }
     if not repositories:
         raise InputError(f"{root}: no repositories, wanted folders named <owner>/<name>", next_step="invoke fetch")
-    server = _Server(repositories, dict(cut_once or {}), log if log is not None else [])
+    server = _Server(repositories, faults or (lambda request: None), storage, log if log is not None else [])
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
@@ -69,17 +93,15 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, repositories: Mapping[str, Repository], cuts: dict[str, int], log: list[Request]) -> None:
+    def __init__(
+        self, repositories: Mapping[str, Repository], faults: Faults, storage: str, log: list[Request]
+    ) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
+        self.storage = f"http://{storage}:{self.server_port}"
         self.repositories = repositories
         self.log = log
-        self._cuts = cuts
-        self._lock = threading.Lock()
-
-    def take_cut(self, path: str) -> int | None:
-        with self._lock:
-            return self._cuts.pop(path, None)
+        self.faults = faults
 
 
 class _Problem(Exception):
@@ -92,6 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 60
     server: _Server
+    fault: Fault
 
     def do_HEAD(self) -> None:
         self._handle()
@@ -106,8 +129,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Silent: a caller that wants the requests passes ``log``."""
 
     def _handle(self) -> None:
-        self.server.log.append(Request(self.command, self.path, self.headers.get("Range", "")))
+        names = ("Range", "Authorization", "Host")
+        request = Request(self.command, self.path, *(self.headers.get(name, "") for name in names))
+        self.server.log.append(request)
+        self.fault = self.server.faults(request) or Fault()
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.fault.status:
+            self._send(HTTPStatus(self.fault.status), self.fault.headers, b"")
+            return
         try:
             path = unquote(urlsplit(self.path).path)
             if match := _BLOB.fullmatch(path):
@@ -153,7 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Problem(HTTPStatus.NOT_FOUND, "EntryNotFound", f"Entry not found: {path}", repository.commit)
         headers = _file_headers(repository, entry)
         if entry.large:
-            headers["Location"] = f"{self.server.url}/blobs/{quote(name)}/{entry.etag}"
+            headers["Location"] = f"{self.server.storage}/blobs/{quote(name)}/{entry.etag}"
             self._send(HTTPStatus.FOUND, headers, b"")
         else:
             self._send_file(entry, headers)
@@ -178,7 +207,8 @@ class _Handler(BaseHTTPRequestHandler):
         begin, end = 0, entry.size
         status = HTTPStatus.OK
         headers |= {"Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
-        if wanted := _RANGE.fullmatch(self.headers.get("Range", "").strip()):
+        wanted = _RANGE.fullmatch(self.headers.get("Range", "").strip())
+        if wanted and not self.fault.whole:
             span = byte_range(wanted[1], wanted[2], entry.size)
             if span is None:
                 headers["Content-Range"] = f"bytes */{entry.size}"
@@ -187,19 +217,24 @@ class _Handler(BaseHTTPRequestHandler):
             begin, end = span
             status = HTTPStatus.PARTIAL_CONTENT
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{entry.size}"
-        cut = None if self.command == "HEAD" else self.server.take_cut(entry.path)
-        self._begin(status, headers, end - begin)
+        self._begin(status, {**headers, **self.fault.headers}, end - begin)
         if self.command == "HEAD":
             return
-        if cut is not None:
-            end = min(end, begin + cut)
-            self.close_connection = True
+        cut = end if self.fault.cut is None else min(end, begin + self.fault.cut)
         with entry.file.open("rb") as file:
             file.seek(begin)
-            self._copy(file, end - begin)
+            if self.fault.wrong and begin < end:
+                self.wfile.write(bytes([file.read(1)[0] ^ 1]))
+                begin += 1
+            self._copy(file, cut - begin)
+            if self.fault.wait:
+                self.fault.wait.wait(60)
+                self._copy(file, end - cut)
+            elif cut < end:
+                self.close_connection = True
 
     def _copy(self, file: BinaryIO, size: int) -> None:
-        while size and (chunk := file.read(min(size, CHUNK))):
+        while size > 0 and (chunk := file.read(min(size, CHUNK))):
             self.wfile.write(chunk)
             size -= len(chunk)
 

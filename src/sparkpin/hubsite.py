@@ -1,0 +1,110 @@
+"""One repository of a model: where it comes from, where its files, headers and tensors go, and where they grow."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkpin import files
+from sparkpin.checkpoint.safetensors import PREFIX_BYTES, header_length
+from sparkpin.errors import IntegrityError
+from sparkpin.hubclient import HubOrigin
+from sparkpin.origins import FolderOrigin, Origin, Say, read
+from sparkpin.paths import Paths
+from sparkpin.pieces import Piece
+from sparkpin.schema import LockedFile, ModelPin, Repository, RepositoryLock
+from sparkpin.store import Store
+
+
+def repository_folder(paths: Paths, repository: Repository | RepositoryLock) -> Path:
+    return paths.models / repository.repo / repository.revision
+
+
+def download_folder(paths: Paths, repository: Repository | RepositoryLock) -> Path:
+    """What is on its way to the folder and to the store, from this repository at this revision."""
+    return paths.models / repository.repo / f"{repository.revision}.download"
+
+
+@dataclass(frozen=True)
+class Site:
+    """folder: of the files that are here; parts: where pieces grow."""
+
+    origin: Origin
+    folder: Path
+    parts: Path
+    store: Store
+
+    def whole(self, file: str, size: int, sha256: str = "", git: str = "") -> Piece:
+        """A file, to lie in the folder. git: its blob's hash, where there is no SHA-256."""
+        part = self.parts / f"{file}.part"
+        return Piece(self.origin, file, size, 0, size, file, part, lambda seen: self.folder / file, sha256, git)
+
+    def header(self, file: str, size: int, end: int, sha256: str = "") -> Piece:
+        """The first bytes of a safetensors file of `size` bytes, for the store; from the file, where it is here."""
+        local = self.folder / file
+        is_here = local.is_file() and local.stat().st_size == size
+        origin = FolderOrigin(self.folder) if is_here else self.origin
+        return self.blob(origin, file, size, 0, end, f"the header of {file}", sha256)
+
+    def tensor(self, name: str, file: str, size: int, begin: int, end: int, sha256: str = "") -> Piece:
+        """Bytes `begin` to `end` of a safetensors file of `size` bytes, for the store."""
+        return self.blob(self.origin, file, size, begin, end, f"tensor {name} in {file}", sha256)
+
+    def blob(self, origin: Origin, file: str, size: int, begin: int, end: int, what: str, sha256: str) -> Piece:
+        part = self.parts / f"{file}.{begin}-{end}.part"
+        return Piece(origin, file, size, begin, end, what, part, self.store.path, sha256)
+
+    def header_end(self, file: str, size: int, say: Say) -> int:
+        """Where the header of a safetensors file ends, from its first eight bytes."""
+        origin = f"{file} of {self.origin.name}"
+        prefix = read(self.origin, file, 0, min(size, PREFIX_BYTES), size, say)
+        end = PREFIX_BYTES + header_length(prefix, origin=origin)
+        if end > size:
+            raise IntegrityError(f"{origin}: its header wants {end} bytes, the file has {size}")
+        return end
+
+    def linked(self, file: LockedFile) -> bool:
+        """Whether a file of a folder that stands for the Hub could be linked to its place, which saves its bytes.
+
+        It stays the folder's own file, so it is not made read-only. IntegrityError if it is not the locked one.
+        """
+        if not isinstance(self.origin, FolderOrigin) or not file.file.endswith(".safetensors"):
+            return False
+        source, part = (self.origin.folder / file.file).resolve(), self.parts / f"{file.file}.link"
+        with files.disk_errors(self.parts):
+            part.parent.mkdir(parents=True, exist_ok=True)
+            part.unlink(missing_ok=True)
+            try:
+                os.link(source, part)
+            except OSError as error:
+                if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOENT):
+                    raise
+                return False
+        sha256, size = files.sha256_file(part)
+        if (sha256, size) != (file.sha256, file.size):
+            part.unlink()
+            raise IntegrityError.mismatch(
+                str(source),
+                wanted_size=file.size,
+                wanted_sha256=file.sha256,
+                size=size,
+                sha256=sha256,
+                next_step="the folder is not what was locked: invoke lock --model",
+            )
+        with files.disk_errors(self.folder):
+            target = self.folder / file.file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            part.replace(target)
+            files.sync_folder(target.parent)
+        return True
+
+
+def site_of(paths: Paths, pin: ModelPin, name: str, revision: str, url: str | None) -> Site:
+    """url: the Hub to ask, as `hubclient.endpoint` gives it."""
+    repository = pin.repositories[name].model_copy(update={"revision": revision})
+    origin: Origin = HubOrigin(repository.repo, revision, url)
+    if repository.folder:
+        origin = FolderOrigin(paths.project / repository.folder)
+    return Site(origin, repository_folder(paths, repository), download_folder(paths, repository), Store(paths.store))
