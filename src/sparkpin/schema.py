@@ -177,8 +177,8 @@ class FormatRule(Model):
 
 
 class HybridStep(Model):
-    """rules: see FormatRule. unused: how many FP8 tensors of the sources stay unused, with their scales and without
-    those of experts, where that is known.
+    """rules: see FormatRule. unused: how many tensors of the sources outside of experts stay unused, where that is
+    known; checkpoint.unused says which count.
     """
 
     rules: Annotated[list[FormatRule], Field(min_length=1)]

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from json.encoder import encode_basestring
 from typing import Any, NamedTuple
 
 from sparkpin.checkpoint.draft import Draft, Row
@@ -18,6 +19,7 @@ from sparkpin.checkpoint.mtp import apply_mtp
 from sparkpin.checkpoint.patterns import Patterns
 from sparkpin.checkpoint.repository import CONFIG, INDEX, Kind, Listing, Repository, Source, header_of, read_repository
 from sparkpin.checkpoint.safetensors import Header, header_in_order, item_size
+from sparkpin.checkpoint.unused import outside_experts, unused_note, unused_rows
 from sparkpin.errors import CheckpointError, ManifestError
 from sparkpin.schema import LockedFile, ModelLock, ModelPin, Stage
 
@@ -221,7 +223,10 @@ def make_plan(listings: Mapping[str, Listing], pin: ModelPin, steps: Sequence[st
 
 
 def read_donor(listing: Listing, names: set[str], given: Patterns) -> Repository:
-    return read_repository(listing, lambda name: name in names or given.first(name) is not None)
+    def wanted(name: str) -> bool:
+        return outside_experts(name) or name in names or given.first(name) is not None
+
+    return read_repository(listing, wanted)
 
 
 def taken(plan: Plan) -> dict[str, list[Source]]:
@@ -274,6 +279,8 @@ def lay_out(draft: Draft, pin: ModelPin, steps: Sequence[str]) -> Plan:
     order = {verb: i for i, verb in enumerate(("replaced", "added", "listed", "dropped", "kept", "unused"))}
     changed = [Row(*key, *row) for key, row in draft.tally.items()]
     rows = sorted([*changed, *kept_rows(draft), *unused_rows(draft)], key=lambda row: (order[row.verb], row))
+    if "hybrid" in steps and pin.hybrid:
+        draft.notes.append(unused_note(rows, pin.hybrid.unused))
     repositories: list[Repository] = [base, *draft.donors.values()]
     return Plan(
         model=pin.name,
@@ -322,24 +329,6 @@ def kind_note(kind: Kind) -> str:
     return f"{kind.dtype}, in {kind.file}, not in the index" if kind.file else kind.dtype
 
 
-def unused_rows(draft: Draft) -> list[Row]:
-    """FP8 weights of the donors that no step takes."""
-    used = {source for tensors in draft.added.values() for source in tensors.values()}
-    rows = []
-    for donor in draft.donors.values():
-        left = {kind: list(count) for kind, count in donor.kinds.items() if kind.dtype == "F8_E4M3"}
-        for source in used:
-            if source.repository == donor.name and (kind := donor.kind(source)) in left:
-                left[kind][0] -= 1
-                left[kind][1] -= source.info.nbytes
-        rows += [
-            Row("unused", kind.pattern, f"{kind.dtype} of {donor.name}", count, size, 0)
-            for kind, (count, size) in left.items()
-            if count
-        ]
-    return rows
-
-
 def index_bytes(draft: Draft) -> bytes:
     """The index with sorted names; its total_size counts the bytes of what it lists, as Transformers writes it."""
     old = dict(draft.base.index or {})
@@ -352,7 +341,15 @@ def index_bytes(draft: Draft) -> bytes:
         source = draft.added.get(file, {}).get(name) or draft.base.found[name]
         total += source.info.nbytes
     metadata = {**(old.get("metadata") or {}), "total_size": total}
-    return json_bytes({**old, "metadata": metadata, "weight_map": dict(sorted(weight_map.items()))})
+    # Line by line: for 100,000 names the encoder of the standard library takes a second and 60 MB.
+    lines = (f"    {encode_basestring(name)}: {encode_basestring(weight_map[name])}" for name in sorted(weight_map))
+    parts = {key: indented(value) for key, value in {**old, "metadata": metadata}.items() if key != "weight_map"}
+    parts["weight_map"] = "{\n" + ",\n".join(lines) + "\n  }"
+    return ("{\n" + ",\n".join(f"  {encode_basestring(key)}: {text}" for key, text in parts.items()) + "\n}\n").encode()
+
+
+def indented(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False).replace("\n", "\n  ")
 
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:

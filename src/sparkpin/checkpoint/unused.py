@@ -1,0 +1,61 @@
+"""What the donors have and nothing takes, so that a person sees that nothing was forgotten.
+
+Outside of experts a tensor counts if the base has none of its name: weights that the base holds in another format. A
+tensor of the MTP layer counts, too, though the base may have the same: that is how the published scripts count, whose
+numbers pins repeat (408 for Qwen3.5-122B-A10B). Experts of a donor are not meant to be taken, and stand by themselves.
+"""
+
+from __future__ import annotations
+
+from sparkpin.checkpoint.draft import Draft, Row
+from sparkpin.checkpoint.patterns import generalise
+
+EXPERTS, MTP = ".experts.", "mtp."
+UNUSED = "unused"
+
+
+def outside_experts(name: str) -> bool:
+    return EXPERTS not in name
+
+
+def unused_rows(draft: Draft) -> list[Row]:
+    """By pattern, type and donor; the donors' `found` hold every tensor outside of experts."""
+    taken = {(s.repository, name) for tensors in draft.added.values() for name, s in tensors.items()}
+    tally: dict[tuple[str, str], list[int]] = {}
+
+    def count(pattern: str, dtype: str, donor: str, tensors: int, size: int) -> None:
+        row = tally.setdefault((pattern, f"{dtype} of {donor}"), [0, 0])
+        row[0] += tensors
+        row[1] += size
+
+    for donor in draft.donors.values():
+        for name, source in donor.found.items():
+            if outside_experts(name) and (donor.name, name) not in taken and is_without_counterpart(draft, name):
+                count(generalise(name), source.info.dtype, donor.name, 1, source.info.nbytes)
+        experts = {kind: list(held) for kind, held in donor.kinds.items() if EXPERTS in kind.pattern}
+        for tensors in draft.added.values():
+            for source in tensors.values():
+                if source.repository == donor.name and (kind := donor.kind(source)) in experts:
+                    experts[kind][0] -= 1
+                    experts[kind][1] -= source.info.nbytes
+        for kind, (tensors_left, size) in experts.items():
+            if tensors_left:
+                count(kind.pattern, kind.dtype, donor.name, tensors_left, size)
+    return [Row(UNUSED, pattern, note, tensors, size, 0) for (pattern, note), (tensors, size) in tally.items()]
+
+
+def is_without_counterpart(draft: Draft, name: str) -> bool:
+    return name.startswith(MTP) or draft.base.file_of(name) is None
+
+
+def unused_note(rows: list[Row], expected: int | None) -> str:
+    """How many stay unused outside of experts, against what the pin says."""
+    seen = sum(row.tensors for row in rows if row.verb == UNUSED and outside_experts(row.pattern))
+    if expected is None:
+        return f"{seen:,} tensors outside of experts stay unused"
+    if seen == expected:
+        return f"{seen:,} tensors outside of experts stay unused, as the pin expects"
+    return (
+        f"{seen:,} tensors outside of experts stay unused, where hybrid.unused of the pin expects {expected:,}: "
+        "compare the rows above with docs/checkpoints.md; it may be another revision"
+    )
