@@ -10,7 +10,7 @@ name, link, extension or compression of a stranger is ever interpreted.
     sparkpin/evidence/...           statement, SBOM, signature, smoke logs
     sparkpin/inputs/<sha256>        what no lock names: pins, locks, stages, wheels of mods, tools
     sparkpin/layers/<diff ID>.jsonl.gz   what each layer holds, file by file
-    sparkpin/store/<sha256>         with the store: wheels, Debian packages, files of the model's repositories
+    sparkpin/store/<sha256>         with the store: wheels, Debian packages, what is fetched of the model
     sparkpin/checkpoint.json, sparkpin/checkpoint/<sha256>   with the checkpoint: its record, its files
     oci-layout, index.json, manifest.json, blobs/sha256/...  the image, for every tool that reads OCI layouts
 """
@@ -46,6 +46,7 @@ from sparkpin.evidence.materials import model_inputs
 from sparkpin.evidence.pins import pin_names, pins_of
 from sparkpin.evidence.verify import Evidence
 from sparkpin.files import sha256_of
+from sparkpin.modelfiles import blobs_of
 from sparkpin.names import is_plain
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
@@ -113,6 +114,7 @@ class Bundle:
     records: tuple[BuildRecord, ...]
     checks: tuple[verify.Check, ...]
     model_files: Mapping[str, LockedFile]
+    model_blobs: tuple[LockedFile, ...]
     checkpoint_files: Mapping[str, CheckpointFile]
 
     @cached_property
@@ -124,6 +126,11 @@ class Bundle:
     def locked(self) -> tuple[LockedFile, ...]:
         """Debian packages and wheels of the builds, each once."""
         return locked_files(self.records)
+
+    @property
+    def stored(self) -> tuple[LockedFile, ...]:
+        """All that a bundle with its store has of what can be fetched."""
+        return (*self.locked, *self.model_files.values(), *self.model_blobs)
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -310,9 +317,9 @@ def read_bundle(path: Path, index: Index, data: Mapping[str, Slice]) -> Bundle:
     Releases(Paths(path, path, path)).check(release)
     require_paths(release, records)
     require_names([name for name in data if name.startswith(EVIDENCE)], INDEX)
-    models = read_models(release, data) if index.store else {}
+    models, blobs = read_models(release, data) if index.store else ({}, ())
     files = read_checkpoint(release, data) if index.checkpoint else {}
-    bundle = Bundle(path, index, data, release, records, checks, models, files)
+    bundle = Bundle(path, index, data, release, records, checks, models, blobs, files)
     require_members(bundle)
     more = [check_demands(release, data), check_listings(bundle)]
     if index.checkpoint:
@@ -445,8 +452,11 @@ def check_demands(release: Release, data: Mapping[str, Slice]) -> verify.Check:
     return verify.Check("demands", "ok", f"{len(wanted.checks)} checks of the smoke test, as pins and stages say")
 
 
-def read_models(release: Release, data: Mapping[str, Slice]) -> dict[str, LockedFile]:
-    """<repo>/<revision>/<file> -> file: all that the checkpoint is made from, as an export with the store writes it."""
+def read_models(release: Release, data: Mapping[str, Slice]) -> tuple[dict[str, LockedFile], tuple[LockedFile, ...]]:
+    """All that the checkpoint is made from, as an export with the store writes it.
+
+    <repo>/<revision>/<file> -> file, and the headers and tensors that lie in the store.
+    """
     for end in ("yaml", "lock"):
         if (pin := f"pins/models/{release.model}.{end}") not in release.inputs:
             raise Refused(f"{RELEASE} names no {pin}")
@@ -458,7 +468,7 @@ def read_models(release: Release, data: Mapping[str, Slice]) -> dict[str, Locked
             raise Refused(f"the lock of {release.model} names a repository {repository.repo}@{repository.revision}")
         require_names([file.file for file in repository.files], f"the lock of {release.model}")
         found |= {f"{repository.repo}/{repository.revision}/{file.file}": file for file in repository.files}
-    return found
+    return found, tuple(blob for repository in inputs.repositories for blob in blobs_of(repository))
 
 
 def read_checkpoint(release: Release, data: Mapping[str, Slice]) -> dict[str, CheckpointFile]:
@@ -508,7 +518,7 @@ def require_members(bundle: Bundle) -> None:
     wanted |= dict.fromkeys(listing(diff_id) for diff_id in release.diff_ids)
     wanted |= dict.fromkeys(name for name in rows if name.startswith(EVIDENCE))
     if bundle.index.store:
-        wanted |= {STORE + file.sha256: file for file in (*bundle.locked, *bundle.model_files.values())}
+        wanted |= {STORE + file.sha256: file for file in bundle.stored}
     if bundle.index.checkpoint:
         wanted |= {CHECKPOINTS + file.sha256: file for file in bundle.checkpoint_files.values()} | {CHECKPOINT: None}
     if bundle.index.image:

@@ -26,6 +26,7 @@ from sparkpin.engine import Engine
 from sparkpin.errors import CheckpointError, EngineError, InputError, IntegrityError
 from sparkpin.evidence.materials import model_inputs
 from sparkpin.inputs import Inputs, project_of
+from sparkpin.modelfiles import blobs_of, repository_folder
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases, now, to_json
 from sparkpin.saving import saving_folder
@@ -166,7 +167,9 @@ def store_pieces(paths: Paths, release: Release, records: Sequence[BuildRecord])
     with project_of(paths, release) as project:
         for repository in model_inputs(project, release).repositories:
             for file in repository.files:
-                found[file.sha256] = file, paths.models / repository.repo / repository.revision / file.file
+                found[file.sha256] = file, repository_folder(paths, repository) / file.file
+            for blob in blobs_of(repository):
+                found[blob.sha256] = blob, store.fetched.path(blob.sha256)
     if absent := [file for file, path in found.values() if not path.is_file() or path.stat().st_size != file.size]:
         raise IntegrityError(
             f"{len(absent)} of {len(found)} files that {release.tag} was made from are not in the cache, "

@@ -15,10 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sparkpin import files, ranges
-from sparkpin.checkpoint.repository import CONFIG, INDEX, FileBytes, Listing, Places, header_of, is_shard
+from sparkpin.checkpoint.repository import Listing, Places, header_of, is_shard
 from sparkpin.errors import ManifestError
 from sparkpin.hubclient import endpoint
-from sparkpin.hubsite import Site, download_folder, repository_folder, site_of
+from sparkpin.hubsite import Site, site_of
+from sparkpin.modelfiles import TEXTS, download_folder, listing_of, places_of, repository_folder
 from sparkpin.origins import Say
 from sparkpin.paths import Paths
 from sparkpin.pieces import Piece
@@ -55,8 +56,7 @@ def fetch_model(
             shutil.rmtree(download_folder(paths, entry), ignore_errors=True)
     if fetched:
         tell_share(pin.name, fetched, sum(file.size for entry in wanted.values() for file in entry.files), say)
-    folders = {name: repository_folder(paths, entry) for name, entry in wanted.items() if name == pin.base}
-    return Places(folders, {name: {t.name: store.path(t.sha256) for t in e.tensors} for name, e in donors.items()})
+    return places_of(paths, wanted, pin.base)
 
 
 def listings(
@@ -91,25 +91,12 @@ def outlines(paths: Paths, site: SiteOf, entries: Mapping[str, RepositoryLock], 
     store = Store(paths.store)
     pieces: list[Piece] = []
     for name, entry in entries.items():
-        texts = [file for file in entry.files if file.file in (INDEX, CONFIG)]
+        texts = [file for file in entry.files if file.file in TEXTS]
         pieces += [whole(site(name), file) for file in missing_files(repository_folder(paths, entry), texts, say)]
         sizes = {file.file: file.size for file in entry.files}
         for row in lacking(store, entry.headers, say):
             pieces.append(site(name).header(row.file, sizes[row.file], row.size, row.sha256))
     return pieces
-
-
-def listing_of(paths: Paths, name: str, entry: RepositoryLock) -> Listing:
-    """From headers and texts that are here."""
-    folder, store = repository_folder(paths, entry), Store(paths.store)
-    sizes = {file.file: file.size for file in entry.files}
-    return Listing(
-        name,
-        f"{entry.repo} at {entry.revision[:12]}",
-        sizes,
-        FileBytes({row.file: store.path(row.sha256) for row in entry.headers}),
-        FileBytes({file: folder / file for file in (INDEX, CONFIG) if file in sizes}),
-    )
 
 
 def whole(site: Site, file: LockedFile) -> Piece:

@@ -13,10 +13,11 @@ from typing import Any
 
 from sparkpin import files, hub, manifests
 from sparkpin.checkpoint.plan import all_steps, make_plan, taken
-from sparkpin.checkpoint.repository import CONFIG, INDEX, Source, is_shard
+from sparkpin.checkpoint.repository import Source, is_shard
 from sparkpin.errors import ManifestError
 from sparkpin.hubclient import asked, endpoint, token_for
-from sparkpin.hubsite import Site, download_folder, site_of
+from sparkpin.hubsite import Site, site_of
+from sparkpin.modelfiles import TEXTS, download_folder, listing_of
 from sparkpin.origins import Say
 from sparkpin.paths import Paths
 from sparkpin.pieces import Piece
@@ -41,7 +42,7 @@ def lock_model(paths: Paths, name: str, say: Say) -> ModelLock:
         locking = Locking(paths, pin, manifests.former_model_lock(paths.project, name), url, say)
         entries = {key: locking.with_headers(key, locking.listed(key)) for key in pin.repositories}
         say(f"planning what {name} takes")
-        listings = {key: hub.listing_of(paths, key, entry) for key, entry in entries.items()}
+        listings = {key: listing_of(paths, key, entry) for key, entry in entries.items()}
         entries |= locking.with_tensors(entries, taken(make_plan(listings, pin, all_steps(pin))))
         lock = ModelLock(model=name, inputs=manifests.model_inputs(pin), repositories=entries)
         with files.atomic_file(paths.project / f"pins/models/{name}.lock") as file:
@@ -88,7 +89,7 @@ class Locking:
         self.total += sum(row.size for row in rows)
         site = self.sites[key] = site_of(self.paths, self.pin, key, revision, self.url)
         known = {row.file: row.sha256 for row in rows if row.sha256}
-        wanted = [row for row in rows if is_text(row.file) or (key == self.pin.base and not row.sha256)]
+        wanted = [row for row in rows if row.file in TEXTS or (key == self.pin.base and not row.sha256)]
         absent = []
         for row in wanted:
             if (sha256 := sha256_if_here(site.folder / row.file, row)) is None:
@@ -158,7 +159,7 @@ class Locking:
         pieces: list[Piece] = []
         new: list[tuple[str, Source]] = []
         for key, sources in wanted.items():
-            site, listing = self.sites[key], hub.listing_of(self.paths, key, entries[key])
+            site, listing = self.sites[key], listing_of(self.paths, key, entries[key])
             known = {row.name: row for row in self.known(key, entries[key], "tensors")}
             old = [known[source.info.name] for source in sources if source.info.name in known]
             rows |= {(key, row.name): row for row in old}
@@ -192,10 +193,6 @@ class Locking:
     @property
     def manifest(self) -> Path:
         return self.paths.project / f"pins/models/{self.pin.name}.yaml"
-
-
-def is_text(file: str) -> bool:
-    return file in (INDEX, CONFIG)
 
 
 def locked(name: str, file: str, size: int, sha256: str) -> dict[str, Any]:

@@ -11,20 +11,12 @@ from sparkpin import files
 from sparkpin.checkpoint.safetensors import PREFIX_BYTES, header_length
 from sparkpin.errors import IntegrityError
 from sparkpin.hubclient import HubOrigin
+from sparkpin.modelfiles import download_folder, repository_folder
 from sparkpin.origins import FolderOrigin, Origin, Say, read
 from sparkpin.paths import Paths
 from sparkpin.pieces import Piece
-from sparkpin.schema import LockedFile, ModelPin, Repository, RepositoryLock
+from sparkpin.schema import LockedFile, ModelPin
 from sparkpin.store import Store
-
-
-def repository_folder(paths: Paths, repository: Repository | RepositoryLock) -> Path:
-    return paths.models / repository.repo / repository.revision
-
-
-def download_folder(paths: Paths, repository: Repository | RepositoryLock) -> Path:
-    """What is on its way to the folder and to the store, from this repository at this revision."""
-    return paths.models / repository.repo / f"{repository.revision}.download"
 
 
 @dataclass(frozen=True)

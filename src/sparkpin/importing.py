@@ -236,11 +236,11 @@ def home_files(paths: Paths, bundle: Bundle) -> dict[Path, str]:
 
 
 def cache_files(paths: Paths, bundle: Bundle) -> dict[Path, str]:
-    """Where wheels, packages and the model's files belong -> member."""
+    """Where wheels, packages and what was fetched of the model belong -> member."""
     if not bundle.index.store:
         return {}
     store = Inputs.of(paths).fetched
-    found = {store.path(file.sha256): STORE + file.sha256 for file in bundle.locked}
+    found = {store.path(file.sha256): STORE + file.sha256 for file in (*bundle.locked, *bundle.model_blobs)}
     return found | {paths.models / path: STORE + file.sha256 for path, file in bundle.model_files.items()}
 
 

@@ -19,11 +19,12 @@ from sparkpin.errors import IntegrityError
 from sparkpin.imagetags import STALE_AFTER
 from sparkpin.inputs import Inputs
 from sparkpin.layers import EngineImage
-from sparkpin.manifests import load_stack, load_stack_lock
+from sparkpin.manifests import former_model_lock, load_stack, load_stack_lock
+from sparkpin.modelfiles import blobs_of
 from sparkpin.paths import Paths
 from sparkpin.releases import ROOTFS, Release, Releases
 from sparkpin.rootfs import rootfs_spec
-from sparkpin.schema import StackLock
+from sparkpin.schema import ModelLock, StackLock
 
 WORK = ("context-*", "saved-*", "seal-*")  # what a build works in; a killed one's next run looks for its own key only
 
@@ -58,7 +59,15 @@ def project_needs(project: Path) -> Needs:
         lock = load_stack_lock(project, stack)
         needs.rootfs.add(rootfs_spec(stack, lock).key)
         needs.inputs |= {file.sha256 for file in lock.files}
+    for path in sorted((project / "pins/models").glob("*.lock")):
+        if models := former_model_lock(project, path.stem):
+            needs.inputs |= model_blobs(models)
     return needs
+
+
+def model_blobs(lock: ModelLock) -> set[str]:
+    """SHA-256 of the headers and tensors that a lock names."""
+    return {blob.sha256 for entry in lock.repositories.values() for blob in blobs_of(entry)}
 
 
 @dataclass(frozen=True)
@@ -214,12 +223,16 @@ class Search:
             (sha256, name)
             for release in self.staying
             for name, sha256 in release.inputs.items()
-            if name.startswith("pins/stacks/") and name.endswith(".lock")
+            if name.startswith(("pins/stacks/", "pins/models/")) and name.endswith(".lock")
         }
         for sha256, name in sorted(wanted):
-            if inputs.has_all([sha256]):
-                lock = StackLock.model_validate_json(inputs.read(sha256, name))
-                found |= {file.sha256 for file in lock.files}
+            if not inputs.has_all([sha256]):
+                continue
+            text = inputs.read(sha256, name)
+            if name.startswith("pins/models/"):
+                found |= model_blobs(ModelLock.model_validate_json(text))
+            else:
+                found |= {file.sha256 for file in StackLock.model_validate_json(text).files}
         return found
 
     def left_over(self) -> Iterator[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from sparkpin import manifests, seal
 from sparkpin.buildrecord import BuildRecord, records_of
@@ -16,6 +17,7 @@ from sparkpin.evidence.materials import recorded
 from sparkpin.evidence.verify import CHECKPOINT, LAYERS, MODELS, PACKAGES, Check, Evidence, Open, checked, same
 from sparkpin.files import disk_errors, require_space, sha256_file, sha256_of
 from sparkpin.inputs import Inputs, project_of
+from sparkpin.modelfiles import blobs_of, fetched_of, listing_of, places_of, repository_folder
 from sparkpin.paths import Paths
 from sparkpin.releases import SBOM, SIGNATURE, STATEMENT, Release, Releases
 from sparkpin.saving import saving_folder
@@ -122,8 +124,11 @@ def check_model(paths: Paths, release: Release, say: Say) -> list[Check]:
     except (SparkpinError, KeyError) as error:
         why = f"the release's pins cannot be read: {getattr(error, 'message', error)}"
         return [Check(MODELS, "wrong", why), Check(CHECKPOINT, "open", why)]
-    folders = {name: paths.models / entry.repo / entry.revision for name, entry in locked.items()}
-    wanted = {folders[name] / file.file: file.sha256 for name, entry in locked.items() for file in entry.files}
+    wanted: dict[Path, str] = {}
+    for name, entry in locked.items():
+        parts = fetched_of(entry, whole=name == pin.base)
+        wanted |= {repository_folder(paths, entry) / file.file: file.sha256 for file in parts.files}
+        wanted |= {Store(paths.store).path(row.sha256): row.sha256 for row in blobs_of(parts)}
     there = [path for path in wanted if path.is_file()]
 
     def look_at_files() -> str:
@@ -149,7 +154,8 @@ def check_model(paths: Paths, release: Release, say: Say) -> list[Check]:
                 same(f"{folder / name}: sha256", sha256_file(folder / name)[0], row.get("sha256"))
             return f"{len(files)} files with the hashes of its own record; not all that it was made from is there"
         try:
-            verify_checkpoint(folder, folders, make_plan(folders, pin, steps))
+            listings = {name: listing_of(paths, name, entry) for name, entry in locked.items()}
+            verify_checkpoint(folder, places_of(paths, locked, pin.base), make_plan(listings, pin, steps))
         except SparkpinError as error:
             raise IntegrityError(error.message) from None
         return "every tensor and file has the bytes of what it was made from"

@@ -17,6 +17,7 @@ from sparkpin import manifests
 from sparkpin.buildrecord import BuildInput, BuildRecord
 from sparkpin.checkpoint.plan import checkpoint_steps, used_repositories
 from sparkpin.errors import IntegrityError
+from sparkpin.modelfiles import fetched_of, named_parts
 from sparkpin.releases import Release
 from sparkpin.render import HIDDEN
 from sparkpin.schema import LockedFile, RepositoryLock
@@ -65,7 +66,10 @@ def raw_sha256(record: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """The repositories that a checkpoint is made from. generated: made here (sparkpin.tinymodel), on no Hub."""
+    """The repositories that a checkpoint is made from, as far as they are fetched (`modelfiles.fetched_of`).
+
+    generated: made here (sparkpin.tinymodel), on no Hub.
+    """
 
     repositories: tuple[RepositoryLock, ...]
     generated: bool
@@ -82,7 +86,8 @@ def model_inputs(project: Path, release: Release) -> ModelInputs:
             f"pins/models/{pin.name}.lock has no repository {missing[0]!r}",
             next_step=f"invoke lock --model {pin.name}",
         )
-    return ModelInputs(tuple(lock.repositories[name] for name in used), pin.generator is not None)
+    parts = (fetched_of(lock.repositories[name], whole=name == pin.base) for name in used)
+    return ModelInputs(tuple(parts), pin.generator is not None)
 
 
 def materials_of(release: Release, records: Sequence[BuildRecord], models: ModelInputs) -> tuple[Material, ...]:
@@ -152,16 +157,17 @@ def context_file(row: BuildInput, stage: str) -> Material:
 
 def model_files(models: ModelInputs) -> Iterator[Material]:
     for repository in models.repositories:
-        yield from (model_file(repository, file, generated=models.generated) for file in repository.files)
+        for path, part in named_parts(repository):
+            yield model_file(repository, path, part, generated=models.generated)
 
 
-def model_file(repository: RepositoryLock, file: LockedFile, *, generated: bool) -> Material:
+def model_file(repository: RepositoryLock, path: str, file: LockedFile, *, generated: bool) -> Material:
     namespace, _, name = repository.repo.partition("/")
-    purl = package_url("huggingface", namespace, name, repository.revision, subpath=file.file)
+    purl = package_url("huggingface", namespace, name, repository.revision, subpath=path)
     where = f"{repository.repo}@{repository.revision}"
     return Material(
         "model",
-        file.file,
+        path,
         repository.revision,
         file.sha256,
         file.size,

@@ -20,12 +20,12 @@ from packaging.utils import canonicalize_name
 from sparkpin import manifests, schema
 from sparkpin.buildrecord import BuildRecord, layer_file, read_record, record_file, records_of
 from sparkpin.checkpoint.plan import checkpoint_steps, used_repositories
-from sparkpin.checkpoint.repository import CONFIG, INDEX
 from sparkpin.contents import read_contents
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import InputError, IntegrityError, SparkpinError
 from sparkpin.history.comparison import TREE_NAME, Checkpoint, Difference, Part, Side, Source, compare
 from sparkpin.inputs import Inputs, project_of
+from sparkpin.modelfiles import fetched_of, named_parts
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
@@ -231,15 +231,14 @@ def checkpoint_of(
         key,
         values,
         {
-            name: Source(
-                lock.repositories[name].repo,
-                lock.repositories[name].revision,
-                {
-                    file.file: file.sha256
-                    for file in lock.repositories[name].files
-                    if name == model.base or file.file in (INDEX, CONFIG) or file.file.endswith(".safetensors")
-                },
-            )
+            name: source_of(fetched_of(lock.repositories[name], whole=name == model.base))
             for name in used_repositories(model, steps)
         },
     )
+
+
+def source_of(entry: schema.RepositoryLock) -> Source:
+    """The headers that no tensor is taken from do not count."""
+    files = {tensor.file for tensor in entry.tensors}
+    used = entry.model_copy(update={"headers": [header for header in entry.headers if header.file in files]})
+    return Source(entry.repo, entry.revision, {path: part.sha256 for path, part in named_parts(used)})
