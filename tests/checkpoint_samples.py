@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sparkpin import files
-from sparkpin.checkpoint.safetensors import TensorSource, read_header, tensor_nbytes, write_file
+from sparkpin.checkpoint.plan import all_steps, make_plan, taken
+from sparkpin.checkpoint.repository import Listing, Places, listing_of
+from sparkpin.checkpoint.safetensors import TensorSource, read_header, read_header_bytes, tensor_nbytes, write_file
 from sparkpin.manifests import model_inputs
 from sparkpin.paths import Paths
 from sparkpin.schema import LockedFile, ModelLock, ModelPin, RepositoryLock
+from sparkpin.store import Store
 
 Spec = tuple[str, tuple[int, ...]]
 Shards = dict[str, dict[str, Spec]]
@@ -20,6 +23,7 @@ Shards = dict[str, dict[str, Spec]]
 BODY = "model.language_model.layers."
 REVISIONS = {"int4": "a" * 40, "fp8": "b" * 40}
 MODULES = [f"{BODY}{layer}.mlp.shared_expert.{part}_proj" for layer in (0, 1) for part in ("down", "gate", "up")]
+TEXTS = ("model.safetensors.index.json", "config.json")
 EXTRA = "model_extra_tensors.safetensors"
 ENTRY = {"bits": 8, "group_size": [4, 4], "sym": True, "data_type": "fp"}
 MTP_MODULES = ["self_attn.q_proj", "mlp.gate", *(f"mlp.shared_expert.{part}_proj" for part in ("down", "gate", "up"))]
@@ -27,6 +31,7 @@ MTP = [f"mtp.{name}.weight" for name in ("fc", "norm", "pre_fc_norm_embedding", 
     f"mtp.layers.0.{module}.weight" for module in MTP_MODULES
 ]
 
+RULE = {"modules": ["model.*.mlp.shared_expert.*_proj"], "format": "fp8", "source": "fp8", "block": [4, 4]}
 PIN = ModelPin.model_validate(
     {
         "name": "sample",
@@ -36,7 +41,7 @@ PIN = ModelPin.model_validate(
             "int4": {"repo": "acme/sample-int4", "revision": REVISIONS["int4"]},
             "fp8": {"repo": "acme/sample-fp8", "revision": REVISIONS["fp8"]},
         },
-        "hybrid": {"source": "fp8", "modules": ["model.*.mlp.shared_expert.*_proj"], "block": [4, 4]},
+        "hybrid": {"rules": [RULE]},
         "mtp": {"file": EXTRA, "tensors": ["mtp.*"]},
     }
 )
@@ -117,36 +122,72 @@ def sample_paths(root: Path) -> Paths:
 
 
 def sample_folders(paths: Paths) -> dict[str, Path]:
-    return {name: paths.models / repo.repo / repo.revision for name, repo in PIN.repositories.items()}
+    """Whole repositories: the base where `fetch` leaves it, the donor where only the tests look."""
+    base = PIN.repositories["int4"]
+    return {"int4": paths.models / base.repo / base.revision, "fp8": paths.cache.parent / "published-fp8"}
 
 
 def write_sample(paths: Paths, *, scale: int = 1) -> dict[str, Path]:
-    """Both repositories where `fetch` would leave them. `scale` makes every weight that many times longer."""
+    """Both repositories, and of the donor what `fetch` would leave. `scale` makes every gate that many times longer."""
     folders = sample_folders(paths)
     base, fp8 = base_shards(), fp8_shards()
     if scale > 1:
-        for shards in (base, fp8):
-            for tensors in shards.values():
-                for name, (dtype, shape) in tensors.items():
-                    if name.endswith(".mlp.gate.weight"):
-                        tensors[name] = (dtype, (shape[0] * scale, *shape[1:]))
+        for tensors in base.values():
+            for name, (dtype, shape) in tensors.items():
+                if name.endswith(".mlp.gate.weight"):
+                    tensors[name] = (dtype, (shape[0] * scale, *shape[1:]))
     write_repository(folders["int4"], base, base_config(), repository="int4")
     write_repository(folders["fp8"], fp8, fp8_config(), repository="fp8")
+    bring_donor(paths, folders["fp8"])
     return folders
 
 
-def lock_of(folders: Mapping[str, Path]) -> ModelLock:
+def bring_donor(paths: Paths, folder: Path) -> None:
+    """Headers and tensors to the store, index and config to the cache, as `fetch` leaves them."""
+    repository = PIN.repositories["fp8"]
+    whole = paths.models / repository.repo / repository.revision
+    whole.mkdir(parents=True, exist_ok=True)
+    for file in TEXTS:
+        shutil.copyfile(folder / file, whole / file)
+    blobs = [read_header_bytes(path) for path in folder.glob("*.safetensors")]
+    for data in [*blobs, *(tensor[3] for tensor in read_tensors(folder).values())]:
+        sha256 = hashlib.sha256(data).hexdigest()
+        blob = Store(paths.store).path(sha256)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(data)
+
+
+def listings_of(folders: Mapping[str, Path]) -> dict[str, Listing]:
+    return {name: listing_of(name, folder) for name, folder in folders.items()}
+
+
+def places_of(folders: Mapping[str, Path]) -> Places:
+    """Every repository whole."""
+    return Places(folders, {})
+
+
+def row(name: str, file: str, data: bytes) -> LockedFile:
+    return LockedFile(name=name, file=file, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def lock_of(folders: Mapping[str, Path], pin: ModelPin = PIN) -> ModelLock:
+    """The lock that `lock --model` would write."""
+    plan = make_plan(listings_of(folders), pin, all_steps(pin))
     repositories = {}
     for name, folder in folders.items():
-        rows = []
-        for path in sorted(folder.rglob("*")):
-            if path.is_file():
-                sha256, size = files.sha256_file(path)
-                file = path.relative_to(folder).as_posix()
-                rows.append(LockedFile(name=file, file=file, size=size, sha256=sha256))
-        pinned = PIN.repositories[name]
-        repositories[name] = RepositoryLock(repo=pinned.repo, revision=pinned.revision, files=rows)
-    return ModelLock(model=PIN.name, inputs=model_inputs(PIN), repositories=repositories)
+        names = {source.info.name for source in taken(plan).get(name, [])}
+        files = {path.name: path for path in sorted(folder.iterdir())}
+        shards = {file: read_header_bytes(path) for file, path in files.items() if file.endswith(".safetensors")}
+        kept = [file for file in files if name == "int4" or file in (*TEXTS, *shards)]
+        tensors = read_tensors(folder)
+        repositories[name] = RepositoryLock(
+            repo=pin.repositories[name].repo,
+            revision=pin.repositories[name].revision,
+            files=[row(file, file, files[file].read_bytes()) for file in kept],
+            headers=[row(file, file, data) for file, data in shards.items()],
+            tensors=[row(tensor, tensors[tensor][0], tensors[tensor][3]) for tensor in sorted(names)],
+        )
+    return ModelLock(model=pin.name, inputs=model_inputs(pin), repositories=repositories)
 
 
 def read_tensors(folder: Path) -> dict[str, tuple[str, str, tuple[int, ...], bytes]]:

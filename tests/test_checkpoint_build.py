@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -22,28 +23,32 @@ from checkpoint_samples import (
     MODULES,
     MTP,
     PIN,
+    RULE,
     base_config,
     base_shards,
     data_of,
     fp8_shards,
+    listings_of,
     lock_of,
+    places_of,
     read_tensors,
+    sample_folders,
     sample_paths,
     tree,
     write_repository,
     write_sample,
 )
 
-from sparkpin.checkpoint import build
+from sparkpin.checkpoint import build, shards
 from sparkpin.checkpoint.build import build_checkpoint, checkpoint_folder, verify_built
-from sparkpin.checkpoint.plan import make_plan
+from sparkpin.checkpoint.plan import Shard, make_plan
 from sparkpin.checkpoint.verify import verify_checkpoint
 from sparkpin.errors import CheckpointError, DiskError, IntegrityError
 from sparkpin.files import PARTIAL, sha256_file
 from sparkpin.paths import Paths
 
 INDEX = "model.safetensors.index.json"
-FIRST = "model-00001-of-00002.safetensors"
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 Said = list[str]
 
 
@@ -139,8 +144,13 @@ def test_record_says_how_it_was_made(paths: Paths) -> None:
     made = build_checkpoint(paths, PIN, lock, HYBRID, print)
     record = json.loads((made / "sparkpin.json").read_text())
     assert record["key"][:16] == made.name
-    assert record["sources"]["fp8"] == {"repo": "acme/sample-fp8", "revision": "b" * 40}
-    assert [step["step"] for step in record["steps"]] == ["copy", "hybrid"]
+    fp8 = record["sources"]["fp8"]
+    assert (fp8["repo"], fp8["revision"]) == ("acme/sample-fp8", "b" * 40)
+    wanted = {name: tensor[3] for name, tensor in read_tensors(folders["fp8"]).items() if "shared_expert" in name}
+    assert fp8["tensors"] == {name: hashlib.sha256(data).hexdigest() for name, data in wanted.items()}
+    base = record["sources"]["int4"]["files"]
+    assert base == {name: sha256_file(folders["int4"] / name)[0] for name in (FIRST, SECOND, INDEX, "config.json")}
+    assert record["steps"] == [{"step": "copy"}, {"step": "hybrid", "rules": [RULE], "unused": None}]
     names = {path.name for path in made.iterdir()} - {"sparkpin.json"}
     assert set(record["files"]) == names
     for name, entry in record["files"].items():
@@ -190,12 +200,12 @@ def flip(path: Path, position: int) -> None:
 def test_verify_sees_one_flipped_bit(paths: Paths, name: str, where: str) -> None:
     folders = write_sample(paths)
     made = build_checkpoint(paths, PIN, lock_of(folders), ALL, print)
-    plan = make_plan(folders, PIN, ALL)
-    verify_checkpoint(made, folders, plan)
+    plan = make_plan(listings_of(folders), PIN, ALL)
+    verify_checkpoint(made, places_of(folders), plan)
     size = (made / name).stat().st_size
     flip(made / name, size - 1 if where == "end" else size - size // 4)
     with pytest.raises((CheckpointError, IntegrityError), match=name):
-        verify_checkpoint(made, folders, plan)
+        verify_checkpoint(made, places_of(folders), plan)
 
 
 def test_verify_names_the_tensor(paths: Paths) -> None:
@@ -204,7 +214,7 @@ def test_verify_names_the_tensor(paths: Paths) -> None:
     file, _, _, data = read_tensors(made)[f"{MODULES[1]}.weight"]
     flip(made / file, (made / file).read_bytes().index(data))
     with pytest.raises(CheckpointError, match=f"the bytes of tensor '{MODULES[1]}.weight' are not those in"):
-        verify_checkpoint(made, folders, make_plan(folders, PIN, HYBRID))
+        verify_checkpoint(made, places_of(folders), make_plan(listings_of(folders), PIN, HYBRID))
 
 
 def test_verify_on_its_own_sees_a_changed_checkpoint_and_its_absence(paths: Paths) -> None:
@@ -227,25 +237,35 @@ def test_verify_on_its_own_sees_a_changed_checkpoint_and_its_absence(paths: Path
 def test_verify_sees_missing_and_extra_files(paths: Paths, name: str) -> None:
     folders = write_sample(paths)
     made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
-    plan = make_plan(folders, PIN, HYBRID)
+    plan = make_plan(listings_of(folders), PIN, HYBRID)
     (made / name).rename(made / f"other-{name}")
     with pytest.raises(CheckpointError, match=rf"missing files: \['{name}'\], extra files: \['other-{name}'\]"):
-        verify_checkpoint(made, folders, plan)
+        verify_checkpoint(made, places_of(folders), plan)
 
 
-def test_a_build_that_wrote_wrong_bytes_is_not_kept(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("position", [20, -1])
+def test_a_shard_that_is_not_what_was_written_is_not_kept(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, position: int
+) -> None:
+    """A disk that loses bytes is played by the test."""
     folders = write_sample(paths)
-    right = build.write_shard
+    right = shards.Work.copy
 
-    def wrong(path: Path, shard: build.Shard, sources: dict[str, Path]) -> dict[str, object]:
-        result = right(path, shard, sources)
-        flip(path, path.stat().st_size - 1)
-        return result
+    def lossy(work: shards.Work, shard: Shard, contents: shards.Contents) -> None:
+        right(work, shard, contents)
+        path = work.folder / (shard.path + shards.UNFINISHED)
+        if position < 0:
+            os.truncate(path, path.stat().st_size - 1)
+        else:
+            flip(path, position)
 
-    monkeypatch.setattr(build, "write_shard", wrong)
-    with pytest.raises(CheckpointError, match="the bytes of tensor"):
+    monkeypatch.setattr(shards.Work, "copy", lossy)
+    with pytest.raises(CheckpointError, match="what was written is not there"):
         build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
-    assert list((paths.checkpoints / "sample").iterdir()) == []
+    monkeypatch.undo()
+    assert not checkpoint_folder(paths, PIN, lock_of(folders), HYBRID).exists()
+    made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+    assert read_tensors(made) == expected_tensors(hybrid=True)
 
 
 def test_copies_where_links_cannot_go(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,21 +281,23 @@ def test_copies_where_links_cannot_go(paths: Paths, monkeypatch: pytest.MonkeyPa
 
 
 BUILD_AND_STOP = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from checkpoint_samples import ALL, PIN, lock_of, sample_folders, sample_paths
-from sparkpin.checkpoint import build
+from sparkpin.checkpoint import build, shards
 paths = sample_paths(Path({root!r}))
-right = build.write_shard
-def stop(path, shard, folders):
-    if path.name.startswith("model-00002"):
-        path.write_bytes(b"half")
-        print("writing", flush=True)
-        time.sleep(600)
-    return right(path, shard, folders)
+right = shards.Work.copy
+def stop(work, shard, contents):
+    if not shard.path.startswith("model-00002"):
+        return right(work, shard, contents)
+    (work.folder / (shard.path + shards.UNFINISHED)).write_bytes(b"half")
+    while len((work.folder / shards.JOURNAL).read_text().splitlines()) < 2:
+        time.sleep(0.01)
+    print("writing", flush=True)
+    time.sleep(600)
 if {stop!r}:
-    build.write_shard = stop
+    shards.Work.copy = stop
 print(build.build_checkpoint(paths, PIN, lock_of(sample_folders(paths)), ALL, lambda line: None), flush=True)
 """
 
@@ -285,18 +307,59 @@ def start(root: Path, *, stop: bool) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
 
 
-def test_killed_build_leaves_nothing_trusted_and_the_next_completes(tmp_path: Path) -> None:
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """The folder that a run left which was killed in the middle of the second shard."""
     paths = sample_paths(tmp_path)
     lock = lock_of(write_sample(paths))
     with start(tmp_path, stop=True) as process:
         assert process.stdout and process.stdout.readline() == "writing\n"
         process.send_signal(signal.SIGKILL)
-    assert not checkpoint_folder(paths, PIN, lock, ALL).exists()
-    assert not no_partials(paths.home), "the killed run should have left its partial folder"
+    folder = checkpoint_folder(paths, PIN, lock, ALL)
+    assert not folder.exists()
+    partial = build.partial_folder(folder)
+    assert {path.name for path in partial.iterdir()} == {"journal", FIRST, f"{SECOND}.unfinished"}, "nothing to load"
+    return partial
 
-    made = build_checkpoint(paths, PIN, lock, ALL, print)
+
+def build_again(tmp_path: Path) -> tuple[Path, Said]:
+    paths, said = sample_paths(tmp_path), Said()
+    made = build_checkpoint(paths, PIN, lock_of(sample_folders(paths)), ALL, said.append)
     assert read_tensors(made) == expected_tensors(hybrid=True)
     assert no_partials(paths.home)
+    return made, said
+
+
+def test_killed_build_goes_on_at_the_first_unfinished_shard(tmp_path: Path, killed: Path) -> None:
+    finished = (killed / FIRST).stat().st_ino
+    made, said = build_again(tmp_path)
+    assert (made / FIRST).stat().st_ino == finished
+    assert "checking 1 of 2 shards that an earlier run finished" in said
+    assert [line for line in said if line.startswith("writing")] == [f"writing {SECOND} (2 of 2, 0.0 MB)"]
+    resumed = tree(made)
+    shutil.rmtree(made)
+    assert tree(build_again(tmp_path)[0]) == resumed
+
+
+def test_a_finished_shard_is_hashed_before_it_is_trusted(tmp_path: Path, killed: Path) -> None:
+    flip(killed / FIRST, (killed / FIRST).stat().st_size - 1)
+    _, said = build_again(tmp_path)
+    assert f"{FIRST} is not what it was: writing it again" in said
+    assert len([line for line in said if line.startswith("writing")]) == 2
+
+
+@pytest.mark.parametrize("journal", ["", "{", '{"key": "another"}\n', "cut"])
+def test_a_journal_that_says_nothing_is_not_believed(tmp_path: Path, killed: Path, journal: str) -> None:
+    text = (killed / "journal").read_text()
+    (killed / "journal").write_text(text[:-5] if journal == "cut" else journal + text.partition("\n")[2])
+    _, said = build_again(tmp_path)
+    assert len([line for line in said if line.startswith("writing")]) == 2
+
+
+def test_what_a_killed_run_of_other_steps_left_goes(tmp_path: Path, killed: Path) -> None:
+    paths = sample_paths(tmp_path)
+    build_checkpoint(paths, PIN, lock_of(sample_folders(paths)), HYBRID, print)
+    assert not killed.exists()
 
 
 def test_two_runs_at_once_build_it_once(tmp_path: Path) -> None:
@@ -331,9 +394,10 @@ def test_disk_that_fills_up_in_the_middle(small_disk: Path, monkeypatch: pytest.
     filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - 4_000_000))
     with pytest.raises(DiskError, match=r"cannot write to .*checkpoints/sample.*: No space left"):
         build_checkpoint(paths, PIN, lock, ALL, print)
-    assert list((paths.checkpoints / "sample").iterdir()) == []
+    assert not checkpoint_folder(paths, PIN, lock, ALL).exists()
     filler.unlink()
     made = build_checkpoint(paths, PIN, lock, ALL, print)
+    assert no_partials(paths.home)
     tensors = read_tensors(made)
     assert tensors[f"{BODY}1.mlp.gate.weight"][2] == (300_000, 5)
     assert tensors[f"{MODULES[0]}.weight"] == expected_tensors(hybrid=True)[f"{MODULES[0]}.weight"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -14,19 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin import files, hub
-from sparkpin.checkpoint.plan import (
-    FORMAT,
-    Plan,
-    Shard,
-    checkpoint_key,
-    header_for,
-    in_order,
-    make_plan,
-    used_repositories,
-)
+from sparkpin.checkpoint.copying import link_or_copy
+from sparkpin.checkpoint.plan import FORMAT, Plan, checkpoint_key, make_plan, taken, used_repositories
 from sparkpin.checkpoint.repository import Places
-from sparkpin.checkpoint.safetensors import read_header
-from sparkpin.checkpoint.verify import REBUILD, RECORD, Reader, verify_checkpoint
+from sparkpin.checkpoint.shards import JOURNAL, Written, write_shards
+from sparkpin.checkpoint.verify import REBUILD, RECORD, check_files, verify_checkpoint
 from sparkpin.errors import CheckpointError
 from sparkpin.paths import Paths
 from sparkpin.schema import ModelLock, ModelPin
@@ -46,8 +37,8 @@ def build_checkpoint(
     """The folder of the checkpoint that `steps` make of the model; built if it is not there yet.
 
     What a bundle brought is made anew: of it only its release says that it is this checkpoint.
-    Fetches the repositories that the steps use. Raises what `hub.fetch_model` and `make_plan` raise, and DiskError if
-    the disk cannot take it. Two runs at once build it once; a killed run leaves a partial folder that the next removes.
+    Fetches what the steps use. Raises what `hub.fetch_model` and `make_plan` raise, and DiskError if the disk cannot
+    take it. Two runs at once build it once; what a killed run had finished, the next one goes on from.
     """
     key = checkpoint_key(pin, lock, steps)
     folder = checkpoint_folder(paths, pin, lock, steps)
@@ -56,21 +47,63 @@ def build_checkpoint(
     with hold_model(paths, pin.name, say):
         if is_made_here(folder, key):
             return folder
-        files.sweep(folder.parent)
-        used = used_repositories(pin, steps)
-        places = hub.fetch_model(paths, pin, lock, say, only=used)
-        plan = make_plan(hub.listings(paths, pin, lock, say), pin, steps)
-        check_disk(folder, places.folders[pin.base], plan)
-        if folder.exists():
-            why = "came from another machine" if is_imported(folder) else "is damaged or incomplete"
-            say(f"checkpoint {folder.name} {why}: building it again")
-            set_aside(folder)
-        with files.atomic_folder(folder) as partial:
-            written = write_plan(partial, places, plan, say)
-            (partial / RECORD).write_bytes(record(pin, lock, plan, key, written))
-            say(f"comparing {pin.name} {folder.name} with its sources, tensor by tensor")
-            verify_checkpoint(partial, places, plan)
+        places = hub.fetch_model(paths, pin, lock, say, only=used_repositories(pin, steps))
+        plan = make_plan(hub.listings(paths, pin, lock, say, only=used_repositories(pin, steps)), pin, steps)
+        write_checkpoint(folder, pin, lock, plan, places, key, say)
     return folder
+
+
+def write_checkpoint(
+    folder: Path,
+    pin: ModelPin,
+    lock: ModelLock,
+    plan: Plan,
+    places: Places,
+    key: str,
+    say: Callable[[str], None],
+) -> None:
+    """Write everything beside `folder` and rename it last. Only while holding the model's lock."""
+    partial = partial_folder(folder)
+    for left in folder.parent.glob(files.PARTIAL + "*"):
+        if left != partial:
+            remove(left)
+    base = places.folders[plan.base]
+    check_disk(folder, base, plan)
+    if folder.exists():
+        why = "came from another machine" if is_imported(folder) else "is damaged or incomplete"
+        say(f"checkpoint {folder.name} {why}: building it again")
+        set_aside(folder)
+    written = write_shards(partial, plan, places, key, say)
+    with files.disk_errors(folder.parent):
+        try:
+            # Without index and config, which come last, nobody takes the folder for a model.
+            for link in plan.links:
+                link_or_copy(base / link.path, partial / link.path)
+            for text in plan.texts:
+                write_text(partial / text.path, text.data)
+                written[text.path] = Written(text.path, len(text.data), hashlib.sha256(text.data).hexdigest())
+            (partial / JOURNAL).unlink()
+            write_text(partial / RECORD, record(pin, lock, plan, key, written))
+            check_files(partial, plan)
+        except CheckpointError:
+            remove(partial)
+            raise
+        for path in sorted({partial, *(child for child in partial.rglob("*") if child.is_dir())}):
+            files.sync_folder(path)
+        partial.replace(folder)
+        files.sync_folder(folder.parent)
+
+
+def partial_folder(folder: Path) -> Path:
+    """Where a checkpoint grows; named after its key, so that a later run finds what an earlier one finished."""
+    return folder.with_name(f"{files.PARTIAL}{folder.name}")
+
+
+def write_text(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def hold_model(paths: Paths, model: str, say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
@@ -85,7 +118,7 @@ def plan_checkpoint(
     paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Callable[[str], None]
 ) -> Plan:
     """What `build_checkpoint` would do: `plan.lines()` for people. Fetches headers only, writes nothing else."""
-    return make_plan(hub.listings(paths, pin, lock, say), pin, steps)
+    return make_plan(hub.listings(paths, pin, lock, say, only=used_repositories(pin, steps)), pin, steps)
 
 
 def verify_built(
@@ -100,7 +133,7 @@ def verify_built(
         raise CheckpointError(f"{folder}: no such checkpoint of {pin.name}", next_step="invoke checkpoint")
     used = used_repositories(pin, steps)
     places = hub.fetch_model(paths, pin, lock, say, only=used)
-    verify_checkpoint(folder, places, make_plan(hub.listings(paths, pin, lock, say), pin, steps))
+    verify_checkpoint(folder, places, make_plan(hub.listings(paths, pin, lock, say, only=used), pin, steps))
     if not is_complete(folder, checkpoint_key(pin, lock, steps)):
         raise CheckpointError(f"{folder / RECORD}: is not the record of this checkpoint", next_step=REBUILD)
     return folder
@@ -128,72 +161,49 @@ def is_complete(folder: Path, key: str) -> bool:
         return False
 
 
-def write_plan(partial: Path, places: Places, plan: Plan, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
-    """Write everything into a folder; gives size and SHA-256 of each file that is not a link."""
-    written: dict[str, dict[str, Any]] = {}
-    base = places.folders[plan.base]
-    for link in plan.links:
-        link_or_copy(base / link.path, partial / link.path)
-    for number, shard in enumerate(plan.shards, 1):
-        say(f"writing {shard.path} ({number} of {len(plan.shards)}, {shard.size / 1e6:.1f} MB)")
-        written[shard.path] = write_shard(partial / shard.path, shard, plan.base, places)
-    for text in plan.texts:
-        (partial / text.path).write_bytes(text.data)
-        written[text.path] = {"size": len(text.data), "sha256": hashlib.sha256(text.data).hexdigest()}
-    return written
+def record(pin: ModelPin, lock: ModelLock, plan: Plan, key: str, written: Mapping[str, Written]) -> bytes:
+    """The text of sparkpin.json: how the checkpoint was made. No times, no paths: same inputs, same bytes.
 
-
-def write_shard(path: Path, shard: Shard, base: str, places: Places) -> dict[str, Any]:
-    header = read_header(places.folders[base] / shard.path) if shard.in_base else None
-    sources = in_order(shard, header, base)
-    first = header_for(shard, sources)
-    digest, size = hashlib.sha256(first), len(first)
-    with Reader() as reader, files.atomic_file(path) as file:
-        file.write(first)
-        for source in sources:
-            origin, begin = places.of(source)
-            for chunk in reader.chunks(origin, begin, begin + source.info.nbytes):
-                digest.update(chunk)
-                file.write(chunk)
-                size += len(chunk)
-    return {"size": size, "sha256": digest.hexdigest()}
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """A hard link (the cache's files are read-only and never written in place), or a copy where links cannot go."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
-            raise
-        shutil.copyfile(source, target)
-
-
-def record(pin: ModelPin, lock: ModelLock, plan: Plan, key: str, written: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """The text of sparkpin.json: how the checkpoint was made. No times, no paths: same inputs, same bytes."""
+    sources: repositories and revisions; of the base the files that were rewritten, of the others the tensors that were
+    taken, with the SHA-256 that the lock has.
+    """
     published = {f.file: {"size": f.size, "sha256": f.sha256} for f in lock.repositories[pin.base].files}
-    names = used_repositories(pin, plan.steps)
+    new = {file.path: {"size": file.size, "sha256": file.sha256} for file in written.values()}
     parts = {"hybrid": pin.hybrid, "mtp": pin.mtp}
+    sources: dict[str, dict[str, Any]] = {
+        name: {"repo": lock.repositories[name].repo, "revision": lock.repositories[name].revision}
+        for name in used_repositories(pin, plan.steps)
+    }
+    sources[pin.base]["files"] = {file: published[file]["sha256"] for file in new if file in published}
+    for name, tensors in taken(plan).items():
+        known = {tensor.name: tensor.sha256 for tensor in lock.repositories[name].tensors}
+        sources[name]["tensors"] = {source.info.name: known.get(source.info.name, "") for source in tensors}
     value = {
         "builder": FORMAT,
         "model": pin.name,
         "key": key,
         "steps": [{"step": s, **(part.model_dump(mode="json") if (part := parts.get(s)) else {})} for s in plan.steps],
-        "sources": {
-            name: {"repo": lock.repositories[name].repo, "revision": lock.repositories[name].revision} for name in names
-        },
-        "files": {**{link.path: published[link.path] for link in plan.links}, **written},
+        "sources": sources,
+        "files": {**{link.path: published[link.path] for link in plan.links}, **new},
     }
     return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
+def disk_needed(folder: Path, base: Path, plan: Plan) -> int:
+    """Bytes that building will take on the disk of `folder`, beside what an earlier run has written there."""
+    linked = files.existing_parent(folder).stat().st_dev == files.existing_parent(base).stat().st_dev
+    there = {path.name: path.stat().st_size for path in partial_folder(folder).glob("*") if path.is_file()}
+    finished = sum(shard.size for shard in plan.shards if there.get(shard.path) == shard.size)
+    return plan.written_bytes + (0 if linked else plan.linked_bytes) - finished + SPARE
+
+
 def check_disk(folder: Path, base: Path, plan: Plan) -> None:
     """Room for everything that will be written, before the first byte is."""
-    parent = files.existing_parent(folder)
-    linked = parent.stat().st_dev == base.stat().st_dev
-    needed = plan.written_bytes + (0 if linked else plan.linked_bytes) + SPARE
-    files.require_space(folder.parent, needed, "the checkpoint's files", "SPARKPIN_HOME")
+    files.require_space(folder.parent, disk_needed(folder, base, plan), "the checkpoint's files", "SPARKPIN_HOME")
+
+
+def remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def set_aside(folder: Path) -> None:

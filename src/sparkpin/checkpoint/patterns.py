@@ -21,7 +21,9 @@ class Patterns:
 
     def first(self, name: str) -> int | None:
         """The number of the first pattern that the name fits."""
-        return next(iter(self.all(name)), None)
+        if not name.startswith(self._heads) or not name.endswith(self._tails):
+            return None
+        return next((number for number, compiled in enumerate(self._compiled) if compiled.match(name)), None)
 
     def all(self, name: str) -> list[int]:
         """The numbers of all patterns that the name fits."""

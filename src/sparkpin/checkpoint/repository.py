@@ -76,7 +76,13 @@ class Places:
         """The file that holds a tensor, and where in it the tensor begins."""
         if source.repository in self.folders:
             return self.folders[source.repository] / source.file, source.info.begin
-        return self.tensors[source.repository][source.info.name], 0
+        path = self.tensors.get(source.repository, {}).get(source.info.name)
+        if path is None:
+            raise CheckpointError(
+                f"{source.info.name} of {source.repository} is not among the tensors that the model's lock names",
+                next_step="invoke lock --model MODEL, since its pin has changed",
+            )
+        return path, 0
 
 
 class Kind(NamedTuple):
@@ -158,12 +164,11 @@ def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda nam
         where = f"{listing.origin}/{INDEX}"
         raise CheckpointError(f"{where}: weight_map: saw {weight_map!r}, wanted a mapping", next_step=FETCH)
     found: dict[str, Source] = {}
-    kinds: dict[Kind, list[int]] = {}
+    kinds: dict[tuple[str, str, str], list[int]] = {}
     unlisted: dict[str, str] = {}
     seen = 0
     for file in sorted(listing.headers):
-        for info in header_of(listing, file).tensors.values():
-            name = info.name
+        for name, info in header_of(listing, file).tensors.items():
             listed = weight_map.get(name)
             if listed == file:
                 weight_map[name] = file  # the one string for all of the file, not the index's 8,000 copies
@@ -176,10 +181,12 @@ def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda nam
                 raise twice(listing, name, unlisted[name], file)
             else:
                 unlisted[name] = file
-            kind = Kind(generalise(name), info.dtype, "" if index is None or listed else file)
-            count = kinds.setdefault(kind, [0, 0])
+            kind = (generalise(name), info[1], "" if index is None or listed else file)
+            count = kinds.get(kind)
+            if count is None:
+                count = kinds[kind] = [0, 0]
             count[0] += 1
-            count[1] += info.nbytes
+            count[1] += info[4] - info[3]
             if wanted(name):
                 found[name] = Source(listing.name, file, info)
     if seen != len(weight_map):
@@ -191,7 +198,7 @@ def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda nam
     if index is None:
         weight_map, unlisted = unlisted, {}
     config = read_json(listing, CONFIG) if CONFIG in listing.texts else {}
-    counts = {kind: (count, size) for kind, (count, size) in kinds.items()}
+    counts = {Kind(*kind): (count, size) for kind, (count, size) in kinds.items()}
     return Repository(listing, weight_map, unlisted, found, counts, index, config)
 
 

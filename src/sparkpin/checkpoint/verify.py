@@ -2,56 +2,27 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from sparkpin.checkpoint.copying import Reader
 from sparkpin.checkpoint.formats import SCALE, WEIGHT
 from sparkpin.checkpoint.plan import Plan, Shard, header_for, in_order
 from sparkpin.checkpoint.repository import CONFIG, INDEX, Places, Repository, listing_of, read_repository
 from sparkpin.checkpoint.safetensors import read_header, read_header_bytes
-from sparkpin.errors import CheckpointError, IntegrityError
+from sparkpin.errors import CheckpointError
 
 RECORD = "sparkpin.json"
-CHUNK = 1 << 20
 REBUILD = "delete this folder and run `invoke checkpoint`, which builds it again"
-
-
-class Reader:
-    """Reads ranges of files through one buffer and keeps the files open. A chunk lives until the next one."""
-
-    def __init__(self) -> None:
-        self._files: dict[Path, int] = {}
-        self._buffer = bytearray(CHUNK)
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        for file in self._files.values():
-            os.close(file)
-        self._files.clear()
-
-    def chunks(self, path: Path, begin: int, end: int) -> Iterator[memoryview]:
-        """Bytes `begin` to `end` of a file. Raises IntegrityError if the file ends before."""
-        if path not in self._files:
-            self._files[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        view = memoryview(self._buffer)
-        while begin < end:
-            got = os.preadv(self._files[path], [view[: min(CHUNK, end - begin)]], begin)
-            if got == 0:
-                raise IntegrityError(f"{path}: ends at byte {begin}, wanted {end}", next_step="invoke fetch")
-            yield view[:got]
-            begin += got
 
 
 def verify_checkpoint(folder: Path, places: Places, plan: Plan) -> None:
     """Compare all bytes of a built checkpoint with its inputs. Raises CheckpointError naming the first file or tensor
     that differs.
     """
-    check_structure(folder, plan)
+    check_files(folder, plan)
+    check_consistent(folder, plan)
     base = places.folders[plan.base]
     with Reader() as ours, Reader() as theirs:
         for link in plan.links:
@@ -92,8 +63,8 @@ def differ(mine: memoryview, other: memoryview) -> bool:
     return bytearray(mine) != other
 
 
-def check_structure(folder: Path, plan: Plan) -> None:
-    """Cheap: files, sizes, headers, index and config are the planned ones and fit each other."""
+def check_files(folder: Path, plan: Plan) -> None:
+    """Cheap: files, their sizes, index and config are the planned ones. Raises CheckpointError."""
     wanted = set(plan.paths)
     seen = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {RECORD}
     if seen != wanted:
@@ -104,6 +75,10 @@ def check_structure(folder: Path, plan: Plan) -> None:
     for text in plan.texts:
         if (folder / text.path).read_bytes() != text.data:
             raise bad(folder / text.path, "its text is not the planned one")
+
+
+def check_consistent(folder: Path, plan: Plan) -> None:
+    """Headers, index and config of the result fit each other, read afresh as a loader would."""
     result = read_repository(listing_of("result", folder))
     if result.unlisted.keys() != plan.unlisted:
         raise bad(folder / INDEX, "it does not list what the plan lists")

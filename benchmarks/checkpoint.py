@@ -1,0 +1,349 @@
+"""Checkpoints: how fast they are built beside `cp`, in how much memory, how fast they are planned.
+
+usage: .venv/bin/python benchmarks/checkpoint.py [--folder FOLDER] [--runs 3] [--size 6] [--curve 1,2,4,8]
+
+Two made-up repositories with the names and tensors of the real pair: an INT4 base of random bytes (70,000 tensors and
+more in 14 shards) and an FP8 donor of which the shared experts are taken. Side by side, in turns, in one run:
+
+- `build`: sparkpin's own process; writes every shard, hashes them, links the rest, checks the structure, renames. It
+  syncs every file before it says that it is there.
+- `cp`: copies the same shards with coreutils, one process, then syncs each of them (`sync FILE...`), as a build does.
+
+Warm: the base was read before. Cold: the page cache was dropped (root), or the kernel was asked to forget the files.
+Memory: the peak of the process that plans and builds (VmHWM), Python and its imports included. The plan is made for
+113,000 tensors of the base and 76,000 of the donor, from headers on disk. Goals: medians of 0.85 of `cp`'s speed,
+warm and cold; 200 MB; 3 s. Below one of them the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sparkpin import ui
+from sparkpin.checkpoint.plan import all_steps, make_plan
+from sparkpin.checkpoint.repository import Listing, Places, listing_of
+from sparkpin.checkpoint.safetensors import build_header, tensor_nbytes
+from sparkpin.schema import LockedFile, ModelLock, ModelPin, RepositoryLock
+
+Spec = tuple[str, tuple[int, ...]]
+Tensors = dict[str, Spec]
+
+GOAL_SPEED, GOAL_MEMORY, GOAL_PLAN = 0.85, 200e6, 3.0
+SHARDS, LAYERS, BLOCK = 14, 48, 128
+EXTRA = "model_extra_tensors.safetensors"
+POOL = 64 << 20
+BODY = "model.language_model.layers."
+
+PIN = ModelPin.model_validate(
+    {
+        "name": "bench",
+        "description": "made up",
+        "base": "int4",
+        "repositories": {
+            "int4": {"repo": "bench/int4", "revision": "a" * 40},
+            "fp8": {"repo": "bench/fp8", "revision": "b" * 40},
+        },
+        "hybrid": {
+            "rules": [
+                {
+                    "modules": [f"model.*.mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")],
+                    "format": "fp8",
+                    "source": "fp8",
+                    "block": [BLOCK, BLOCK],
+                }
+            ]
+        },
+        "mtp": {"file": EXTRA, "tensors": ["mtp.*"]},
+    }
+)
+
+
+def linear_layers(experts: int, hidden: int, inner: int) -> Iterator[tuple[str, int, int]]:
+    """Name, rows and columns of every linear layer of the body."""
+    for layer in range(LAYERS):
+        prefix = f"{BODY}{layer}."
+        if layer % 4 == 3:
+            for part in "qkvo":
+                yield f"{prefix}self_attn.{part}_proj", hidden, hidden
+        else:
+            for part in ("in_proj_qkv", "in_proj_z", "out_proj"):
+                yield f"{prefix}linear_attn.{part}", hidden, hidden
+        for name in [f"experts.{number}" for number in range(experts)] + ["shared_expert"]:
+            yield f"{prefix}mlp.{name}.gate_proj", inner, hidden
+            yield f"{prefix}mlp.{name}.up_proj", inner, hidden
+            yield f"{prefix}mlp.{name}.down_proj", hidden, inner
+
+
+def plain(experts: int, hidden: int) -> Tensors:
+    """What no repository quantises."""
+    tensors: Tensors = {
+        "lm_head.weight": ("BF16", (1024, hidden)),
+        "model.embed_tokens.weight": ("BF16", (1024, hidden)),
+    }
+    for layer in range(LAYERS):
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{BODY}{layer}.{name}.weight"] = ("BF16", (hidden,))
+        tensors[f"{BODY}{layer}.mlp.gate.weight"] = ("BF16", (experts, hidden))
+    return tensors
+
+
+def mtp(experts: int, hidden: int, inner: int) -> Tensors:
+    tensors: Tensors = {"mtp.fc.weight": ("BF16", (hidden, 2 * hidden))}
+    for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+        tensors[f"mtp.{name}.weight"] = ("BF16", (hidden,))
+    prefix = f"{BODY}3."
+    for name, rows, columns in linear_layers(experts, hidden, inner):
+        if name.startswith(prefix):
+            tensors[f"mtp.layers.0.{name.removeprefix(prefix)}.weight"] = ("BF16", (rows, columns))
+    for name, spec in plain(experts, hidden).items():
+        if name.startswith(prefix):
+            tensors[f"mtp.layers.0.{name.removeprefix(prefix)}"] = spec
+    return tensors
+
+
+def base_tensors(experts: int, hidden: int, inner: int) -> Tensors:
+    tensors = plain(experts, hidden)
+    for name, rows, columns in linear_layers(experts, hidden, inner):
+        if ".shared_expert." in name:
+            tensors[f"{name}.weight"] = ("BF16", (rows, columns))
+        else:
+            tensors[f"{name}.qweight"] = ("I32", (columns // 8, rows))
+            tensors[f"{name}.qzeros"] = ("I32", (columns // BLOCK, rows // 8))
+            tensors[f"{name}.scales"] = ("F16", (columns // BLOCK, rows))
+    return tensors
+
+
+def donor_tensors(experts: int, hidden: int, inner: int) -> Tensors:
+    tensors = plain(experts, hidden)
+    for name, rows, columns in linear_layers(experts, hidden, inner):
+        tensors[f"{name}.weight"] = ("F8_E4M3", (rows, columns))
+        tensors[f"{name}.weight_scale_inv"] = ("BF16", (-(-rows // BLOCK), -(-columns // BLOCK)))
+    return tensors
+
+
+def shards_of(tensors: Tensors) -> dict[str, Tensors]:
+    """Cut by layers, as published ones are."""
+    shards: dict[str, Tensors] = {f"model-{n:05}-of-{SHARDS:05}.safetensors": {} for n in range(1, SHARDS + 1)}
+    names = list(shards)
+    for name, spec in tensors.items():
+        layer = int(name.removeprefix(BODY).partition(".")[0]) if name.startswith(BODY) else 0
+        shards[names[layer * SHARDS // LAYERS]][name] = spec
+    return shards
+
+
+def write_repository(folder: Path, shards: Mapping[str, Tensors], config: Mapping[str, Any], *, data: bool) -> None:
+    """data: random bytes; otherwise files with holes, whose headers alone are real."""
+    folder.mkdir(parents=True)
+    pool = random.Random(folder.name).randbytes(POOL) if data else b""
+    for file, tensors in shards.items():
+        header, _ = build_header((name, *spec) for name, spec in tensors.items())
+        size = sum(tensor_nbytes(*spec) for spec in tensors.values())
+        with (folder / file).open("wb") as out:
+            out.write(header)
+            while data and size:
+                size -= out.write(memoryview(pool)[: min(size, POOL - size % 4096)])
+            out.truncate(out.tell() + size)
+    weight_map = {name: file for file, tensors in shards.items() if file != EXTRA for name in tensors}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def write_pair(root: Path, experts: int, hidden: int, inner: int, *, data: bool) -> None:
+    """Both repositories."""
+    base = shards_of(base_tensors(experts, hidden, inner)) | {EXTRA: mtp(experts, hidden, inner)}
+    text = {"mtp_num_hidden_layers": 1, "num_experts": experts}
+    int4 = {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_gptq"}
+    write_repository(root / "int4", base, {"text_config": text, "quantization_config": int4}, data=data)
+    fp8 = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}
+    shards = shards_of(donor_tensors(experts, hidden, inner))
+    write_repository(root / "fp8", shards, {"quantization_config": fp8}, data=False)
+
+
+def inner_size(gigabytes: float, experts: int, hidden: int) -> int:
+    """Rows of an expert's matrices, for a base of that size."""
+    per_row = 3 * hidden * (LAYERS * experts * (0.5 + 2.5 / BLOCK) + LAYERS * 2 + experts * 2)
+    return max(BLOCK, round(gigabytes * 1e9 / per_row / BLOCK) * BLOCK)
+
+
+def listings(root: Path) -> dict[str, Listing]:
+    return {name: listing_of(name, root / name) for name in ("int4", "fp8")}
+
+
+def lock_of(root: Path) -> ModelLock:
+    """Sizes are right, hashes are not: building does not read them."""
+
+    def rows(folder: Path) -> list[LockedFile]:
+        found = sorted(folder.iterdir())
+        return [LockedFile(name=p.name, file=p.name, size=p.stat().st_size, sha256="0" * 64) for p in found]
+
+    locks = {
+        name: RepositoryLock(repo=entry.repo, revision=entry.revision, files=rows(root / name))
+        for name, entry in PIN.repositories.items()
+    }
+    return ModelLock(model=PIN.name, inputs="0" * 64, repositories=locks)
+
+
+def high_water() -> int:
+    """Peak of this process's memory in bytes; ru_maxrss would count the parent's before the exec."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("no VmHWM in /proc/self/status")
+
+
+def child_plan(root: Path) -> dict[str, float]:
+    begun = time.perf_counter()
+    plan = make_plan(listings(root), PIN, all_steps(PIN))
+    seconds = time.perf_counter() - begun
+    lines = plan.lines()
+    whole = time.perf_counter() - begun
+    return {"seconds": seconds, "with_lines": whole, "lines": len(lines), "memory": high_water()}
+
+
+def child_build(root: Path) -> dict[str, float]:
+    from sparkpin.checkpoint.build import write_checkpoint
+
+    places = Places({name: root / name for name in PIN.repositories}, {})
+    begun = time.perf_counter()
+    plan = make_plan(listings(root), PIN, all_steps(PIN))
+    planned = time.perf_counter()
+    write_checkpoint(root / "made", PIN, lock_of(root), plan, places, "0" * 64, lambda line: None)
+    ended = time.perf_counter()
+    return {"plan": planned - begun, "seconds": ended - planned, "memory": high_water(), "bytes": plan.written_bytes}
+
+
+def child(kind: str, root: Path) -> dict[str, float]:
+    argv = [sys.executable, __file__, f"--child={kind}", "--folder", str(root)]
+    done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
+    made: dict[str, float] = json.loads(done.stdout)
+    return made
+
+
+def copy(root: Path) -> float:
+    """Seconds of `cp` and `sync` for the files that a build writes."""
+    target = root / "copied"
+    target.mkdir()
+    shards = sorted(str(path) for path in (root / "int4").glob("model-*.safetensors"))
+    begun = time.perf_counter()
+    subprocess.run(["cp", "--reflink=never", "--", *shards, str(target)], check=True)
+    subprocess.run(["sync", *(str(target / Path(shard).name) for shard in shards)], check=True)
+    return time.perf_counter() - begun
+
+
+def forget(root: Path) -> None:
+    os.sync()
+    if os.geteuid() == 0:
+        Path("/proc/sys/vm/drop_caches").write_text("3\n")
+        return
+    for path in root.rglob("*.safetensors"):
+        file = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(file)
+
+
+def warm(root: Path) -> None:
+    os.sync()
+    for path in sorted((root / "int4").iterdir()):
+        with path.open("rb", buffering=0) as file:
+            buffer = bytearray(1 << 20)
+            while file.readinto(buffer):
+                pass
+
+
+def compare(root: Path, gigabytes: float, experts: int, runs: int) -> dict[str, float]:
+    """Medians of building and of cp for one size; prints each run."""
+    hidden = 512
+    write_pair(root, experts, hidden, inner_size(gigabytes, experts, hidden), data=True)
+    size = sum(path.stat().st_size for path in (root / "int4").glob("model-*.safetensors"))
+    rows, result = [], {"memory": 0.0, "size": float(size)}
+    for state, prepare in (("warm", warm), ("cold", forget)):
+        speeds: dict[str, list[float]] = {"build": [], "cp": [], "plan + build": []}
+        for number in range(runs):
+            for what in ("build", "cp") if number % 2 == 0 else ("cp", "build"):
+                for name in ("made", "copied"):
+                    shutil.rmtree(root / name, ignore_errors=True)
+                prepare(root)
+                if what == "cp":
+                    speeds["cp"].append(size / copy(root))
+                    continue
+                made = child("build", root)
+                speeds["build"].append(made["bytes"] / made["seconds"])
+                speeds["plan + build"].append(made["bytes"] / (made["seconds"] + made["plan"]))
+                result["memory"] = max(result["memory"], made["memory"])
+        medians = {what: statistics.median(found) for what, found in speeds.items()}
+        result[state] = medians["build"] / medians["cp"]
+        for what, found in speeds.items():
+            each = " ".join(f"{speed / 1e9:.2f}" for speed in found)
+            rows.append((state, what, f"{medians[what] / 1e9:.2f}", f"{medians[what] / medians['cp']:.2f}", each))
+    ui.table(("cache", "what", "GB/s", "of cp", "each run"), rows)
+    return result
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--folder", type=Path, default=None, help="on the disk to be measured")
+    options.add_argument("--runs", type=int, default=3)
+    options.add_argument("--size", type=float, default=6.0, help="GB of the base")
+    options.add_argument("--curve", default="1,2,4,8", help="GB of more bases, one run each; empty for none")
+    options.add_argument("--child", default="")
+    given = options.parse_args()
+    if given.child:
+        print(json.dumps({"plan": child_plan, "build": child_build}[given.child](given.folder)))
+        return
+    with tempfile.TemporaryDirectory(dir=given.folder, prefix="checkpoint-") as folder:
+        sys.exit(
+            measure(Path(folder), given.runs, given.size, [float(size) for size in given.curve.split(",") if size])
+        )
+
+
+def measure(folder: Path, runs: int, size: float, curve: list[float]) -> int:
+    ui.show(f"Python {platform.python_version()}, {os.cpu_count()} CPUs, {platform.machine()}, {folder}")
+    goals: list[tuple[str, str, str, bool]] = []
+
+    write_pair(folder / "plan", 256, 512, BLOCK, data=False)
+    plans = [child("plan", folder / "plan") for _ in range(runs)]
+    seconds = statistics.median(plan["seconds"] for plan in plans)
+    memory = max(plan["memory"] for plan in plans)
+    goals.append(("plan of 113,000 tensors", f"{seconds:.2f} s", f"{GOAL_PLAN} s", seconds < GOAL_PLAN))
+    goals.append(("peak memory of planning it", ui.size(int(memory)), ui.size(int(GOAL_MEMORY)), memory < GOAL_MEMORY))
+    shutil.rmtree(folder / "plan")
+
+    ui.show(f"\n{size:g} GB, {runs} runs each")
+    result = compare(folder / "main", size, 160, runs)
+    shutil.rmtree(folder / "main")
+    for state in ("warm", "cold"):
+        share = result[state]
+        goals.append((f"speed of cp, {state}", f"{share:.2f}", f"{GOAL_SPEED}", share >= GOAL_SPEED))
+    memory = result["memory"]
+    goals.append(
+        ("peak memory of plan and build", ui.size(int(memory)), ui.size(int(GOAL_MEMORY)), memory < GOAL_MEMORY)
+    )
+
+    points = []
+    for gigabytes in curve:
+        found = compare(folder / "curve", gigabytes, 160, 1)
+        shutil.rmtree(folder / "curve")
+        points.append(
+            (f"{gigabytes:g} GB", f"{found['warm']:.2f}", f"{found['cold']:.2f}", ui.size(int(found["memory"])))
+        )
+    if points:
+        ui.table(("base", "of cp, warm", "of cp, cold", "peak memory"), points)
+    ui.table(("what", "measured", "goal", "met"), [(*goal[:3], "yes" if goal[3] else "NO") for goal in goals])
+    return 0 if all(goal[3] for goal in goals) else 1
+
+
+if __name__ == "__main__":
+    main()
