@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 BLOCK = (128, 128)
+EXPERT_MATRICES = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,34 @@ def fp8_entry(
     return entries[0]
 
 
+def experts_entry(prefix: str, extra_config: Mapping[str, Mapping[str, Any]] | None) -> Fp8Entry | None:
+    """The FP8 entry for the routed experts under `prefix`, which are one layer in vLLM; None for no FP8 there.
+
+    Raises:
+        ValueError: some matrix of some expert has no FP8 entry, or one of another form.
+    """
+    if not extra_config or not prefix:
+        return None
+    below = (f"{prefix}.", f"model.{prefix}.")
+    found = {name.split(f"{prefix}.", 1)[1] for name in extra_config if name.startswith(below)}
+    fp8 = {name for name in found if _read(f"{prefix}.{name}", extra_config) is not None}
+    if not fp8:
+        return None
+    experts = {name.partition(".")[0] for name in fp8}
+    numbers = range(max((int(expert) for expert in experts if expert.isdigit()), default=-1) + 1)
+    wanted = [f"{expert}.{matrix}" for expert in numbers for matrix in EXPERT_MATRICES]
+    if fp8 != set(wanted):
+        odd = min(fp8 ^ set(wanted))
+        raise ValueError(
+            f"{prefix} is one layer of experts in vLLM, and {len(fp8)} of its modules have FP8 entries in "
+            f"quantization_config.extra_config, but {prefix}.{odd} is {_say(f'{prefix}.{odd}', extra_config)}. "
+            f"Wanted {', '.join(EXPERT_MATRICES)} of every expert, or none."
+        )
+    return Fp8Entry(block=BLOCK)
+
+
 def refuse_other_layers(kind: str, prefix: str, extra_config: Mapping[str, Mapping[str, Any]] | None) -> None:
-    """For a layer that is not linear (routed experts, the LM head): no FP8 entry may name it or a part of it.
+    """For a layer that is neither linear nor of experts (the LM head): no FP8 entry may name it or a part of it.
 
     Raises:
         ValueError: one does. Left to vLLM, the layer would be made for other weights, and loading would fail at the
@@ -68,7 +95,7 @@ def refuse_other_layers(kind: str, prefix: str, extra_config: Mapping[str, Mappi
         if (name in names or name.startswith(below)) and _read(name, extra_config) is not None:
             raise ValueError(
                 f"quantization_config.extra_config[{name!r}] asks for FP8 in {prefix}, a {kind}; "
-                "wanted linear layers only"
+                "wanted linear layers and experts only"
             )
 
 

@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 from sparkpin_hybrid.dequantise import dequantise_blocks
-from sparkpin_hybrid.entries import Fp8Entry, fp8_entry, refuse_other_layers, shard_names
+from sparkpin_hybrid.entries import (
+    EXPERT_MATRICES,
+    Fp8Entry,
+    experts_entry,
+    fp8_entry,
+    refuse_other_layers,
+    shard_names,
+)
 
 PACKED = {
     "gate_up_proj": ["gate_proj", "up_proj"],
@@ -70,17 +77,51 @@ def test_fused_attention_needs_every_part(fused: str, parts: tuple[str, ...]) ->
                 fp8_entry(fused, extra, PACKED)
 
 
-@pytest.mark.parametrize("entry", ["mtp.layers.0.mlp.experts.0.down_proj", "model.mtp.layers.0.mlp.experts"])
-def test_fp8_in_layers_that_are_not_linear_is_refused(entry: str) -> None:
-    with pytest.raises(ValueError, match=rf"'{entry}'\] asks for FP8 in mtp.layers.0.mlp.experts, a RoutedExperts"):
-        refuse_other_layers("RoutedExperts", "mtp.layers.0.mlp.experts", {"lm_head": FULL, entry: FP8})
+EXPERTS = "mtp.layers.0.mlp.experts"
+ALL_EXPERTS = {f"{EXPERTS}.{expert}.{matrix}": FP8 for expert in range(3) for matrix in EXPERT_MATRICES}
+
+
+@pytest.mark.parametrize("before", ["", "model."])
+def test_experts_take_the_entry_of_all_their_matrices(before: str) -> None:
+    extra = {before + name: entry for name, entry in ALL_EXPERTS.items()}
+    assert experts_entry(EXPERTS, extra) == Fp8Entry((128, 128))
+
+
+@pytest.mark.parametrize("extra", [None, {}, {f"{EXPERTS}_gate": FP8}, dict.fromkeys(ALL_EXPERTS, FULL)])
+def test_experts_without_an_entry_are_left_to_vllm(extra: dict[str, dict[str, object]] | None) -> None:
+    assert experts_entry(EXPERTS, extra) is None
+    assert experts_entry("", ALL_EXPERTS) is None
+
+
+@pytest.mark.parametrize("odd", ["0.gate_proj", "1.down_proj"])
+@pytest.mark.parametrize("other", [FULL, None])
+def test_experts_that_differ_raise(odd: str, other: dict[str, object] | None) -> None:
+    extra = {name: entry for name, entry in ALL_EXPERTS.items() if not name.endswith(f".{odd}")}
+    if other is not None:
+        extra[f"{EXPERTS}.{odd}"] = other
+    with pytest.raises(ValueError, match="is one layer of experts") as caught:
+        experts_entry(EXPERTS, extra)
+    assert f"8 of its modules have FP8 entries in quantization_config.extra_config, but {EXPERTS}.{odd} is" in str(
+        caught.value
+    )
+    assert str(other or "no entry") in str(caught.value)
+
+
+def test_an_unknown_matrix_of_an_expert_raises() -> None:
+    with pytest.raises(ValueError, match=rf"but {EXPERTS}.0.gate_up_proj is"):
+        experts_entry(EXPERTS, ALL_EXPERTS | {f"{EXPERTS}.0.gate_up_proj": FP8})
+
+
+@pytest.mark.parametrize("entry", ["lm_head", "model.lm_head", "lm_head.inner"])
+def test_fp8_in_layers_that_have_no_such_form_is_refused(entry: str) -> None:
+    with pytest.raises(ValueError, match=rf"'{entry}'\] asks for FP8 in lm_head, a ParallelLMHead"):
+        refuse_other_layers("ParallelLMHead", "lm_head", {EXPERTS: FULL, entry: FP8})
 
 
 def test_entries_of_other_layers_are_no_reason_to_refuse() -> None:
-    extra = {"mtp.layers.0.mlp.experts_gate": FP8, "mtp.layers.0.mlp.experts.0.down_proj": FULL}
-    refuse_other_layers("RoutedExperts", "mtp.layers.0.mlp.experts", extra)
-    refuse_other_layers("RoutedExperts", "", {"x": FP8})
-    refuse_other_layers("RoutedExperts", "mtp.layers.0.mlp.experts", None)
+    for extra in ({"lm_head_norm": FP8, "lm_head": FULL}, None):
+        refuse_other_layers("ParallelLMHead", "lm_head", extra)
+    refuse_other_layers("Attention", "", {"x": FP8})
 
 
 @pytest.mark.parametrize(

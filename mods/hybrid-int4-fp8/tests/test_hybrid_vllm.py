@@ -9,7 +9,8 @@ from sparkpin_hybrid import hook
 from sparkpin_hybrid.count import LayerCount
 from sparkpin_modkit import SignatureChanged, plugin
 from sparkpin_modkit.testing import parse_reports, single_process_vllm
-from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.fused_moe import RoutedExperts, UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
 from vllm.model_executor.layers.linear import (
     MergedColumnParallelLinear,
     QKVParallelLinear,
@@ -46,6 +47,7 @@ def pristine(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def installed(pristine, world):
+    world.compilation_config.static_forward_context.clear()  # vLLM refuses a second layer of one name
     sparkpin_hybrid.register()
     return world
 
@@ -82,8 +84,12 @@ def fp8_tensors(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(rows, columns, generator=generator).to(torch.float8_e4m3fn)
     scale = torch.rand(rows // 128, columns // 128, generator=generator) + 0.1
-    exact = weight.float() * scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
-    return weight, scale, exact.to(torch.bfloat16)
+    return weight, scale, fp8_value(weight, scale)
+
+
+def fp8_value(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    exact = weight.float() * scale.float().repeat_interleave(128, 0).repeat_interleave(128, 1)
+    return exact.to(torch.bfloat16)
 
 
 def test_off_leaves_vllm_alone(pristine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,14 +276,68 @@ def test_attention_of_two_formats_stops(installed, model: type, saved: str, pref
         QKVParallelLinear(128, 64, 8, 2, bias=False, quant_config=quant, prefix=f"{prefix}.self_attn.qkv_proj")
 
 
-@pytest.mark.parametrize(
-    ("kind", "prefix", "entry"),
-    [
-        (RoutedExperts, "mtp.layers.0.mlp.experts", "mtp.layers.0.mlp.experts.0.gate_proj"),
-        (ParallelLMHead, "lm_head", "lm_head"),
-    ],
-)
-def test_fp8_experts_and_head_are_refused(installed, kind: type, prefix: str, entry: str) -> None:
-    quant = configured(Qwen3_5MoeMTP, {entry: FP8})
-    with pytest.raises(ValueError, match=f"asks for FP8 in {prefix}, a {kind.__name__}"):
-        quant.get_quant_method(object.__new__(kind), prefix)
+def test_fp8_head_is_refused(installed) -> None:
+    quant = configured(Qwen3_5MoeMTP, {"lm_head": FP8})
+    with pytest.raises(ValueError, match="asks for FP8 in lm_head, a ParallelLMHead"):
+        quant.get_quant_method(object.__new__(ParallelLMHead), "lm_head")
+
+
+def mtp_experts(extra: dict[str, dict[str, object]], *, inner: int = 128) -> RoutedExperts:
+    module = FusedMoEFactory(
+        num_experts=3,
+        top_k=2,
+        hidden_size=256,
+        intermediate_size=inner,
+        params_dtype=torch.bfloat16,
+        quant_config=configured(Qwen3_5MoeMTP, extra),
+        prefix="mtp.layers.0.mlp.experts",
+    )
+    return next(m for m in module.modules() if isinstance(m, RoutedExperts))
+
+
+EXPERTS = {
+    f"mtp.layers.0.mlp.experts.{expert}.{matrix}_proj": FP8 for expert in range(3) for matrix in ("gate", "up", "down")
+}
+
+
+def test_experts_in_fp8(installed, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = mtp_experts(EXPERTS)
+    assert layer.w13_weight.dtype == layer.w2_weight.dtype == torch.float8_e4m3fn
+    wanted: dict[str, list[torch.Tensor]] = {"w1": [], "w2": [], "w3": []}
+    for expert in range(3):
+        for shard, rows, columns in (("w1", 128, 256), ("w3", 128, 256), ("w2", 256, 128)):
+            weight, scale, _ = fp8_tensors(rows, columns, seed=10 * expert + int(shard[1]))
+            scale = scale.to(torch.bfloat16)  # as published
+            wanted[shard].append(fp8_value(weight, scale))
+            for suffix, tensor in (("weight", weight), ("weight_scale_inv", scale)):
+                name = f"{'w2' if shard == 'w2' else 'w13'}_{suffix}"
+                parameter = getattr(layer, name)
+                parameter.weight_loader(parameter, tensor, f"experts.{name}", shard, expert)
+    # vLLM's own part packs the weights for its kernel; what it is given is what counts here.
+    monkeypatch.setattr(UnquantizedFusedMoEMethod, "process_weights_after_loading", lambda self, layer: None)
+    layer.quant_method.process_weights_after_loading(layer)
+    assert torch.equal(layer.w13_weight.data[:, :128], torch.stack(wanted["w1"]))
+    assert torch.equal(layer.w13_weight.data[:, 128:], torch.stack(wanted["w3"]))
+    assert torch.equal(layer.w2_weight.data, torch.stack(wanted["w2"]))
+    assert (hook.COUNT.dispatched, hook.COUNT.loaded) == (1, 1)
+
+
+def test_experts_whose_scales_never_came_raise(installed) -> None:
+    layer = mtp_experts(EXPERTS)
+    with pytest.raises(ValueError, match="experts: w13_weight_scale_inv: the checkpoint left scales unset"):
+        layer.quant_method.process_weights_after_loading(layer)
+
+
+def test_experts_that_split_a_block_are_refused(installed) -> None:
+    with pytest.raises(ValueError, match="experts of 64 rows, wanted a multiple of the FP8 block's 128"):
+        mtp_experts(EXPERTS, inner=64)
+
+
+def test_experts_of_two_formats_stop(installed) -> None:
+    with pytest.raises(ValueError, match="is one layer of experts in vLLM, and 8 of its modules"):
+        mtp_experts({name: entry for name, entry in EXPERTS.items() if not name.endswith("1.up_proj")})
+
+
+def test_experts_without_entries_get_what_vllm_gives(installed) -> None:
+    assert isinstance(mtp_experts({}).quant_method, UnquantizedFusedMoEMethod)
+    assert hook.COUNT.dispatched == 0

@@ -1,0 +1,77 @@
+"""Block-FP8 experts for a CPU: loaded as FP8, dequantised once, then run by vLLM's unquantised CPU experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.parameter import Parameter
+from vllm.model_executor.layers.fused_moe import FusedMoeWeightScaleSupported, UnquantizedFusedMoEMethod
+from vllm.model_executor.utils import set_weight_attrs
+
+from sparkpin_hybrid.dequantise import dequantise_blocks
+
+UNSET = -1.0
+
+
+class ReferenceFp8Experts(UnquantizedFusedMoEMethod):
+    """Same parameters and loaders as vLLM's ``Fp8MoEMethod`` with blocks, without its kernel.
+
+    w13_weight ``[E, 2 I, H]``, w2_weight ``[E, H, I]`` float8_e4m3fn; their ``weight_scale_inv`` float32, one for each
+    block. ``2 I`` is gate over up, so `I` must be a multiple of the block.
+    """
+
+    def __init__(self, prefix: str, moe: Any, block: tuple[int, int]) -> None:
+        super().__init__(moe)
+        self.prefix, self.block = prefix, block
+
+    def create_weights(
+        self,
+        layer: Any,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        if intermediate_size_per_partition % self.block[0]:
+            raise ValueError(
+                f"{self.prefix}: experts of {intermediate_size_per_partition} rows, wanted a multiple of the FP8 "
+                f"block's {self.block[0]}"
+            )
+        layer.weight_block_size = list(self.block)
+        layer.orig_dtype = params_dtype
+        shapes = {
+            "w13": (2 * intermediate_size_per_partition, hidden_size),
+            "w2": (hidden_size, intermediate_size_per_partition),
+        }
+        for name, (rows, columns) in shapes.items():
+            weight = torch.empty(num_experts, rows, columns, dtype=torch.float8_e4m3fn)
+            scale = torch.full((num_experts, -(-rows // self.block[0]), -(-columns // self.block[1])), UNSET)
+            attributes = {
+                f"{name}_weight": (weight, extra_weight_attrs),
+                f"{name}_weight_scale_inv": (
+                    scale,
+                    {**extra_weight_attrs, "quant_method": FusedMoeWeightScaleSupported.BLOCK.value},
+                ),
+            }
+            for parameter, (tensor, attrs) in attributes.items():
+                layer.register_parameter(parameter, Parameter(tensor, requires_grad=False))
+                set_weight_attrs(getattr(layer, parameter), attrs)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        for name in ("w13", "w2"):
+            scale = getattr(layer, f"{name}_weight_scale_inv").data
+            if not bool((scale >= 0).all()):
+                raise ValueError(
+                    f"{self.prefix}: {name}_weight_scale_inv: the checkpoint left scales unset or negative; wanted one "
+                    f"for each block of {self.block[0]} x {self.block[1]} weights of every expert"
+                )
+            packed = getattr(layer, f"{name}_weight").data
+            weight = torch.empty(packed.shape, dtype=layer.orig_dtype)
+            for expert in range(packed.shape[0]):
+                weight[expert] = dequantise_blocks(packed[expert], scale[expert], self.block, layer.orig_dtype)
+            delattr(layer, f"{name}_weight_scale_inv")
+            delattr(layer, f"{name}_weight")
+            layer.register_parameter(f"{name}_weight", Parameter(weight, requires_grad=False))
+        super().process_weights_after_loading(layer)
