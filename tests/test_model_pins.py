@@ -158,9 +158,11 @@ def test_the_rules_that_the_docs_show() -> None:
     assert extra[f"{layers}.3.self_attn.q_proj"] == extra[f"{layers}.0.linear_attn.in_proj_z"]
     assert f"{layers}.47.self_attn.q_proj" not in extra
     assert f"{layers}.0.linear_attn.in_proj_a" not in extra
-    assert (counts(mtp)["replaced"], counts(mtp)["added"]) == (151, 151)
+    assert counts(mtp)["replaced"] == counts(mtp)["added"] == 144 + 7 + 3 * FEW.experts
     assert [link.path for link in mtp.links if link.path.endswith(".safetensors")] == []
-    assert mtp.config["quantization_config"]["extra_config"]["mtp.layers.0.self_attn.o_proj"]["data_type"] == "fp"
+    extra = mtp.config["quantization_config"]["extra_config"]
+    for module in ("self_attn.o_proj", "mlp.shared_expert.up_proj", "mlp.experts.1.down_proj"):
+        assert extra[f"mtp.layers.0.{module}"] == {"bits": 8, "group_size": [128, 128], "sym": True, "data_type": "fp"}
 
 
 def test_half_of_a_fused_layer_is_refused() -> None:
