@@ -153,14 +153,29 @@ def rebuild(c: Context, tag: str, trust: bool = False) -> None:
     commands.rebuild(tag, trusted=trust)
 
 
-@command(help={"stage": STAGE, "recipe": RECIPE, "stack": STACK, "dry_run": "print the plan only"})
+@command(
+    help={
+        "stage": STAGE,
+        "recipe": RECIPE,
+        "stack": STACK,
+        "model": "a model of pins/models/, without a recipe (default stage: all that its pin allows)",
+        "dry_run": "print the plan, which only reads headers",
+        "verify": "compare all bytes of a checkpoint that is there with its sources",
+    }
+)
 def checkpoint(
-    c: Context, stage: str | None = None, recipe: str | None = None, stack: str | None = None, dry_run: bool = False
+    c: Context,
+    stage: str | None = None,
+    recipe: str | None = None,
+    stack: str | None = None,
+    model: str | None = None,
+    dry_run: bool = False,
+    verify: bool = False,
 ) -> None:
     """Make the checkpoint of a stage from the pinned repositories."""
     from sparkpin import commands
 
-    commands.checkpoint(recipe=recipe, stage=stage, stack=stack, dry_run=dry_run)
+    commands.checkpoint(recipe=recipe, model=model, stage=stage, stack=stack, dry_run=dry_run, verify=verify)
 
 
 @command(

@@ -27,6 +27,7 @@ from checkpoint_samples import (
 )
 
 from sparkpin import manifests, schema
+from sparkpin.checkpoint import report
 from sparkpin.checkpoint.plan import Plan, checkpoint_key, checkpoint_steps, make_plan
 from sparkpin.errors import CheckpointError, IntegrityError, ManifestError
 from sparkpin.schema import ModelPin
@@ -104,11 +105,27 @@ def test_hybrid_writes_only_the_shards_that_change(sample: Sample) -> None:
 def test_hybrid_counts_what_it_replaces_adds_and_leaves(sample: Sample) -> None:
     plan = sample.plan(HYBRID)
     assert counts(plan) == {"replaced": 6, "added": 6, "unused": 2, "kept": 15}
-    lines = plan.lines()
-    pattern = f"{BODY}*.mlp.shared_expert.up_proj.weight"
-    replaced = next(line for line in lines if pattern + " " in line)
-    assert replaced.split() == ["replaced", "2", "120", "->", "60", pattern, "(BF16", "->", "F8_E4M3,", "from", "fp8)"]
-    assert any(line.startswith("unused") and f"{BODY}*.self_attn.q_proj.weight" in line for line in lines)
+    cells = {(row[0], row[4]): row[1:4] + row[5:] for row in report.table(plan.rows)}
+    experts = f"{BODY}*.mlp.shared_expert.{{down_proj,gate_proj,up_proj}}"
+    assert cells["replaced", f"{experts}.weight"] == ("6", "360 B", "180 B", "BF16 -> F8_E4M3", "from fp8")
+    assert cells["added", f"{experts}.weight_scale_inv"] == ("6", "", "48 B", "BF16", "from fp8")
+    unused = cells["unused", f"{BODY}*.self_attn.q_proj.weight"]
+    assert unused == ("2", "128 B", "", "F8_E4M3", "of fp8; the base holds INT4 there")
+    assert cells["kept", f"{BODY}*.self_attn.q_proj.{{qweight,scales}}"] == ("4", "96 B", "", "I32, F16", "")
+
+
+def test_the_summary_of_a_plan_tells_sizes_and_what_is_fetched(sample: Sample) -> None:
+    folders = sample.write()
+    plan = make_plan(listings_of(folders), sample.pin, HYBRID)
+    before = sum(path.stat().st_size for path in folders["int4"].iterdir())
+    first, size, files, fetched, unused = report.summary(plan)
+    assert first == "checkpoint of sample, copy + hybrid: 6 replaced, 6 added, 0 listed, 0 dropped, 15 kept, 2 unused"
+    assert size.endswith(f"({plan.written_bytes + plan.linked_bytes - before:+,} bytes)")
+    assert files.startswith("files: 4 written") and ", 2 linked" in files
+    assert fetched.startswith(
+        f"of fp8 ({folders['fp8']}): 12 tensors of 0.0 MB, and 0.0 MB of headers, index and config:"
+    )
+    assert unused == "2 tensors outside of experts stay unused"
 
 
 def test_the_mtp_layer_stays_in_bf16_although_its_shared_expert_is_called_alike(sample: Sample) -> None:

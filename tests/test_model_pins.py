@@ -6,12 +6,14 @@ import functools
 import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
+from checkpoint_samples import base_config, base_shards, write_repository
 from qwen_samples import EXTRA, G35B, G122B, MULTIMODAL, TEXT, TOY, Geometry, fp8_listing, int4_listing
 
-from checkout import PROJECT
+from checkout import PROJECT, Checkout
 from sparkpin import manifests
 from sparkpin.checkpoint.plan import Plan, all_steps, make_plan, taken
 from sparkpin.checkpoint.repository import Listing, header_of
@@ -100,7 +102,7 @@ def test_the_plan_of_the_122b_pair() -> None:
     seen = counts(plan)
     assert (seen["replaced"], seen["added"], seen["dropped"], seen["listed"]) == (144, 144, 0, 0)
     assert seen["kept"] == 112_901 - 144
-    assert "408 tensors outside of experts stay unused, as the pin expects" in plan.lines()
+    assert "408 tensors outside of experts stay unused, as the pin expects" in plan.notes
     sources = taken(plan)["fp8"]
     assert (len(sources), sum(source.info.nbytes for source in sources)) == (288, 453_040_128)
     assert len(plan.shards) == 14
@@ -112,7 +114,7 @@ def test_a_revision_with_other_formats_is_told() -> None:
     pin = manifests.load_model(PROJECT, LARGE)
     pair = {"int4": int4_listing(FEW, plain_ab=True), "fp8": listings(FEW)["fp8"]}
     assert "336 tensors outside of experts stay unused, where hybrid.unused of the pin expects 408" in "\n".join(
-        plan_of(pin, pair).lines()
+        plan_of(pin, pair).notes
     )
 
 
@@ -144,6 +146,34 @@ def test_a_plain_model_has_only_the_first_step() -> None:
     for step in ("hybrid", "mtp"):
         with pytest.raises(ManifestError, match=rf"pins/models/{re.escape(PLAIN)}\.yaml: {step}: saw '\(missing\)'"):
             make_plan({"nvfp4": listings(TOY)["int4"]}, pin, ("copy", step))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
+    """With a plain model from a folder of this machine in the place of the NVFP4 one, and caches of its own."""
+    checkout = Checkout.make(tmp_path / "project")
+    monkeypatch.setenv("SPARKPIN_CACHE", str(tmp_path / "cache"))
+    folder = write_repository(tmp_path / "mine", base_shards(), base_config(), repository="int4")
+    repo = "repo: txn545/Qwen3.5-122B-A10B-NVFP4"
+    checkout.replace(f"pins/models/{PLAIN}.yaml", repo, f"{repo}\n    folder: {folder}")
+    return checkout
+
+
+def test_tasks_with_a_plain_model(checkout: Checkout) -> None:
+    asked = ("checkpoint", "--model", PLAIN)
+    unlocked = checkout.invoke(*asked, "--stage", "base", "--dry-run")
+    assert unlocked.returncode != 0
+    assert f"invoke lock --model {PLAIN}" in unlocked.stderr
+    for stage in ("hybrid", "mtp", "v2"):
+        impossible = checkout.invoke(*asked, "--stage", stage, "--dry-run")
+        assert impossible.returncode != 0
+        assert f"pins/models/{PLAIN}.yaml: hybrid: saw '(missing)'" in impossible.stderr
+    checkout.done("lock", "--model", PLAIN)
+    planned = checkout.done(*asked, "--stage", "base", "--dry-run")
+    assert "kept" in planned
+    assert not [word for word in ("replaced", "added", "dropped", "unused") if word in planned]
+    folder = Path(checkout.done(*asked, "--stage", "base").split()[-1])
+    assert (folder / EXTRA).samefile(checkout.folder.parent / "mine" / EXTRA)
 
 
 def test_the_rules_that_the_docs_show() -> None:

@@ -27,7 +27,9 @@ from sparkpin import lock as locking
 from sparkpin import prune as pruning
 from sparkpin import reproduce as reproducing
 from sparkpin import serve as serving
-from sparkpin.checkpoint.build import build_checkpoint, plan_checkpoint
+from sparkpin.checkpoint import report as checkpoint_report
+from sparkpin.checkpoint.build import build_checkpoint, disk_line, plan_checkpoint, verify_built
+from sparkpin.checkpoint.plan import all_steps, checkpoint_steps, require
 from sparkpin.errors import DifferenceError, EngineError, HostError, InputError, SmokeError
 from sparkpin.evidence import attest as attesting
 from sparkpin.evidence import signing
@@ -170,14 +172,30 @@ def next_smoke(made: tuple[Release, ...]) -> bool:
     return bool(waiting)
 
 
-def checkpoint(*, recipe: str | None, stage: str | None, stack: str | None, dry_run: bool) -> None:
-    paths, pairings = pairings_of(recipe, stage, stack)
-    last = pairings[-1]
+def checkpoint(
+    *, recipe: str | None, model: str | None, stage: str | None, stack: str | None, dry_run: bool, verify: bool
+) -> None:
+    """Of a recipe, or of a model alone: with all steps that its pin allows, or those of a stage's chain."""
+    if model and (recipe or stack):
+        raise InputError(f"--model {model} goes without --recipe and --stack", next_step="leave one of them out")
+    if model:
+        paths = Paths.from_env()
+        pin = manifests.load_model(paths.project, model)
+        steps = checkpoint_steps(manifests.load_chain(paths.project, stage)) if stage else all_steps(pin)
+        require(pin, steps)  # before the lock, which could not help
+        lock = manifests.load_model_lock(paths.project, pin)
+    else:
+        paths, pairings = pairings_of(recipe, stage, stack)
+        pin, lock, steps = pairings[-1].model, pairings[-1].model_lock, pairings[-1].steps
     if dry_run:
-        for line in plan_checkpoint(paths, last.model, last.model_lock, last.steps, say).lines():
+        plan = plan_checkpoint(paths, pin, lock, steps, say)
+        ui.table(checkpoint_report.COLUMNS, checkpoint_report.table(plan.rows))
+        for line in [*checkpoint_report.summary(plan), disk_line(paths, pin, lock, plan)]:
             show(line)
-        return
-    show(str(build_checkpoint(paths, last.model, last.model_lock, last.steps, say)))
+    elif verify:
+        show(f"{verify_built(paths, pin, lock, steps, say)}: every byte is that of its sources")
+    else:
+        show(str(build_checkpoint(paths, pin, lock, steps, say)))
 
 
 def smoke(*, tag: str | None, stage: str | None, recipe: str | None) -> tuple[Release, ...]:

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin import files, hub
+from sparkpin.checkpoint import report
 from sparkpin.checkpoint.copying import link_or_copy
 from sparkpin.checkpoint.plan import FORMAT, Plan, checkpoint_key, make_plan, taken, used_repositories
 from sparkpin.checkpoint.repository import Places
 from sparkpin.checkpoint.shards import JOURNAL, Written, write_shards
 from sparkpin.checkpoint.verify import REBUILD, RECORD, check_files, verify_checkpoint
 from sparkpin.errors import CheckpointError
+from sparkpin.modelfiles import repository_folder
 from sparkpin.paths import Paths
 from sparkpin.schema import ModelLock, ModelPin
 
@@ -49,6 +51,8 @@ def build_checkpoint(
             return folder
         places = hub.fetch_model(paths, pin, lock, say, only=used_repositories(pin, steps))
         plan = make_plan(hub.listings(paths, pin, lock, say, only=used_repositories(pin, steps)), pin, steps)
+        for note in plan.notes:
+            say(note)
         write_checkpoint(folder, pin, lock, plan, places, key, say)
     return folder
 
@@ -117,7 +121,7 @@ def hold_model(paths: Paths, model: str, say: Callable[[str], None]) -> contextl
 def plan_checkpoint(
     paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Callable[[str], None]
 ) -> Plan:
-    """What `build_checkpoint` would do: `plan.lines()` for people. Fetches headers only, writes nothing else."""
+    """What `build_checkpoint` would do; `report` has words for it. Fetches headers only, writes nothing else."""
     return make_plan(hub.listings(paths, pin, lock, say, only=used_repositories(pin, steps)), pin, steps)
 
 
@@ -187,6 +191,15 @@ def record(pin: ModelPin, lock: ModelLock, plan: Plan, key: str, written: Mappin
         "files": {**{link.path: published[link.path] for link in plan.links}, **new},
     }
     return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def disk_line(paths: Paths, pin: ModelPin, lock: ModelLock, plan: Plan) -> str:
+    """Bytes that building would take, and that are free, for people."""
+    folder = checkpoint_folder(paths, pin, lock, plan.steps)
+    if is_made_here(folder, checkpoint_key(pin, lock, plan.steps)):
+        return f"disk: nothing needed, {folder} is there"
+    needed = disk_needed(folder, repository_folder(paths, lock.repositories[pin.base]), plan)
+    return report.disk(needed, shutil.disk_usage(files.existing_parent(folder)).free, folder.parent)
 
 
 def disk_needed(folder: Path, base: Path, plan: Plan) -> int:

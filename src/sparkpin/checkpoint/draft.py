@@ -12,10 +12,14 @@ from sparkpin.checkpoint.repository import Repository, Source
 
 
 class Row(NamedTuple):
-    """What happens to tensors that are alike. before, after: bytes."""
+    """What happens to tensors that are alike.
+
+    dtype: or "before -> after"; note: why, or where from; before, after: bytes.
+    """
 
     verb: str
     pattern: str
+    dtype: str
     note: str
     tensors: int
     before: int
@@ -36,7 +40,7 @@ class Draft:
     dropped: dict[str, dict[str, Source]] = field(default_factory=dict)
     added: dict[str, dict[str, Source]] = field(default_factory=dict)
     listed: dict[str, str] = field(default_factory=dict)
-    tally: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
+    tally: dict[tuple[str, str, str, str], list[int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @classmethod
@@ -71,7 +75,7 @@ class Draft:
         if listed:
             self.listed[source.info.name] = file
 
-    def count(self, verb: str, name: str, note: str, before: int, after: int) -> None:
-        row = self.tally.setdefault((verb, generalise(name), note), [0, 0, 0])
+    def count(self, verb: str, name: str, dtype: str, note: str, before: int, after: int) -> None:
+        row = self.tally.setdefault((verb, generalise(name), dtype, note), [0, 0, 0])
         for column, value in enumerate((1, before, after)):
             row[column] += value

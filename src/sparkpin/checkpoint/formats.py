@@ -130,14 +130,15 @@ def replace(draft: Draft, module: Module, new: Mapping[str, Source], rule: Forma
         draft.drop(old)
         size = old.info.nbytes
         if part in new:
-            note = f"{old.info.dtype} -> {new[part].info.dtype}, from {rule.source}"
-            draft.count("replaced", old.info.name, note, size, new[part].info.nbytes)
+            dtype = f"{old.info.dtype} -> {new[part].info.dtype}"
+            draft.count("replaced", old.info.name, dtype, f"from {rule.source}", size, new[part].info.nbytes)
         else:
-            draft.count("dropped", old.info.name, f"{old.info.dtype}: the module holds {rule.format} now", size, 0)
+            draft.count("dropped", old.info.name, old.info.dtype, f"the module holds {rule.format} now", size, 0)
     for part, source in new.items():
         draft.add(file, source, listed=listed)
         if part not in module.parts:
-            draft.count("added", source.info.name, f"{source.info.dtype}, from {rule.source}", 0, source.info.nbytes)
+            size = source.info.nbytes
+            draft.count("added", source.info.name, source.info.dtype, f"from {rule.source}", 0, size)
 
 
 def check_module(base: Repository, donor: Repository, module: Module, rule: FormatRule) -> dict[str, Source]:

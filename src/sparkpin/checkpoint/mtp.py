@@ -48,7 +48,7 @@ def apply_mtp(draft: Draft, step: MtpStep) -> None:
             source = draft.added.get(file, {}).get(name) or draft.base.found[name]
             draft.listed[name] = file
             size = source.info.nbytes
-            draft.count("listed", name, f"{source.info.dtype}, in {file}, which the index left out", size, size)
+            draft.count("listed", name, source.info.dtype, f"in {file}; the index left it out", size, size)
 
 
 def take(draft: Draft, step: MtpStep, patterns: Patterns) -> list[str]:
@@ -62,7 +62,7 @@ def take(draft: Draft, step: MtpStep, patterns: Patterns) -> list[str]:
     taken = {name: source for name, source in sorted(donor.found.items()) if patterns.first(name) is not None}
     for name, source in taken.items():
         draft.add(step.file, source, listed=True)
-        draft.count("added", name, f"{source.info.dtype}, from {donor.name}", 0, source.info.nbytes)
+        draft.count("added", name, source.info.dtype, f"from {donor.name}", 0, source.info.nbytes)
     fp8 = sorted(name.removesuffix(f".{SCALE}") for name in taken if name.endswith(f".{SCALE}"))
     if fp8:
         block = (donor.config.get("quantization_config") or {}).get("weight_block_size")

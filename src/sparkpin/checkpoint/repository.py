@@ -99,7 +99,8 @@ class Repository:
 
     listed: tensor -> file for what the index lists, or every tensor if there is no index (loaders then read all
     safetensors files); unlisted: the others. found: what `read_repository` was asked for. kinds: how many tensors
-    there are of each kind, and their bytes. index: the index as read without its weight_map, None if there is none.
+    there are of each kind, and their bytes. header_bytes: of all headers. index: as read, without its weight_map; None
+    if there is none.
     """
 
     listing: Listing
@@ -107,6 +108,7 @@ class Repository:
     unlisted: dict[str, str]
     found: Mapping[str, Source]
     kinds: Mapping[Kind, tuple[int, int]]
+    header_bytes: int
     index: Mapping[str, Any] | None
     config: Mapping[str, Any]
 
@@ -166,9 +168,11 @@ def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda nam
     found: dict[str, Source] = {}
     kinds: dict[tuple[str, str, str], list[int]] = {}
     unlisted: dict[str, str] = {}
-    seen = 0
+    seen = header_bytes = 0
     for file in sorted(listing.headers):
-        for name, info in header_of(listing, file).tensors.items():
+        header = header_of(listing, file)
+        header_bytes += header.data_start
+        for name, info in header.tensors.items():
             listed = weight_map.get(name)
             if listed == file:
                 weight_map[name] = file  # the one string for all of the file, not the index's 8,000 copies
@@ -199,7 +203,7 @@ def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda nam
         weight_map, unlisted = unlisted, {}
     config = read_json(listing, CONFIG) if CONFIG in listing.texts else {}
     counts = {Kind(*kind): (count, size) for kind, (count, size) in kinds.items()}
-    return Repository(listing, weight_map, unlisted, found, counts, index, config)
+    return Repository(listing, weight_map, unlisted, found, counts, header_bytes, index, config)
 
 
 def file_has(listing: Listing, file: object, tensor: str) -> bool:

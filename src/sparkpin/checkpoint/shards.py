@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from sparkpin import files
 from sparkpin.checkpoint.copying import Copier, Reader, Run, Stopped, write_all
-from sparkpin.checkpoint.plan import Plan, Shard, header_for, in_order
+from sparkpin.checkpoint.layout import Shard, header_for, in_order
+from sparkpin.checkpoint.plan import Plan
 from sparkpin.checkpoint.repository import Places, Source
 from sparkpin.checkpoint.safetensors import read_header, read_header_bytes
 from sparkpin.errors import CheckpointError

@@ -21,17 +21,19 @@ def outside_experts(name: str) -> bool:
 def unused_rows(draft: Draft) -> list[Row]:
     """By pattern, type and donor; the donors' `found` hold every tensor outside of experts."""
     taken = {(s.repository, name) for tensors in draft.added.values() for name, s in tensors.items()}
-    tally: dict[tuple[str, str], list[int]] = {}
+    tally: dict[tuple[str, str, str], list[int]] = {}
 
-    def count(pattern: str, dtype: str, donor: str, tensors: int, size: int) -> None:
-        row = tally.setdefault((pattern, f"{dtype} of {donor}"), [0, 0])
+    def count(pattern: str, dtype: str, note: str, tensors: int, size: int) -> None:
+        row = tally.setdefault((pattern, dtype, note), [0, 0])
         row[0] += tensors
         row[1] += size
 
     for donor in draft.donors.values():
         for name, source in donor.found.items():
             if outside_experts(name) and (donor.name, name) not in taken and is_without_counterpart(draft, name):
-                count(generalise(name), source.info.dtype, donor.name, 1, source.info.nbytes)
+                count(
+                    generalise(name), source.info.dtype, f"of {donor.name}; {why(draft, name)}", 1, source.info.nbytes
+                )
         experts = {kind: list(held) for kind, held in donor.kinds.items() if EXPERTS in kind.pattern}
         for tensors in draft.added.values():
             for source in tensors.values():
@@ -40,12 +42,23 @@ def unused_rows(draft: Draft) -> list[Row]:
                     experts[kind][1] -= source.info.nbytes
         for kind, (tensors_left, size) in experts.items():
             if tensors_left:
-                count(kind.pattern, kind.dtype, donor.name, tensors_left, size)
-    return [Row(UNUSED, pattern, note, tensors, size, 0) for (pattern, note), (tensors, size) in tally.items()]
+                note = f"of {donor.name}; no rule takes experts"
+                count(kind.pattern, kind.dtype, note, tensors_left, size)
+    return [Row(UNUSED, *key, tensors, size, 0) for key, (tensors, size) in tally.items()]
 
 
 def is_without_counterpart(draft: Draft, name: str) -> bool:
     return name.startswith(MTP) or draft.base.file_of(name) is None
+
+
+def why(draft: Draft, name: str) -> str:
+    """Why a tensor outside of experts stays unused."""
+    module = name.rpartition(".")[0]
+    if draft.base.file_of(f"{module}.qweight"):
+        return "the base holds INT4 there"
+    if draft.base.file_of(f"{module}.weight"):
+        return "the base has its own"
+    return "the base has no such module"
 
 
 def unused_note(rows: list[Row], expected: int | None) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 
 from sparkpin.checkpoint.copying import Reader
 from sparkpin.checkpoint.formats import SCALE, WEIGHT
-from sparkpin.checkpoint.plan import Plan, Shard, header_for, in_order
+from sparkpin.checkpoint.layout import Shard, header_for, in_order
+from sparkpin.checkpoint.plan import Plan
 from sparkpin.checkpoint.repository import CONFIG, INDEX, Places, Repository, listing_of, read_repository
 from sparkpin.checkpoint.safetensors import read_header, read_header_bytes
 from sparkpin.errors import CheckpointError

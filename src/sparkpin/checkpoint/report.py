@@ -1,0 +1,107 @@
+"""A plan in words: a table with a row for each kind of module, and lines for sizes, fetching and disk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable
+from typing import NamedTuple
+
+from sparkpin import ui
+from sparkpin.checkpoint.draft import Row
+from sparkpin.checkpoint.plan import Plan, taken
+
+COLUMNS = ("what", "count", "size", "after", "tensors", "type", "why")
+
+
+class Line(NamedTuple):
+    """Rows that are told together. parent: what their names have in common; modules, parts: the two parts behind it."""
+
+    verb: str
+    parent: str
+    note: str
+    modules: tuple[str, ...]
+    parts: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    tensors: int
+    before: int
+    after: int
+
+    def cells(self) -> tuple[str, ...]:
+        after = exact(self.after) if self.after and self.after != self.before else ""
+        name = ".".join(filter(None, (self.parent, braced(self.modules), braced(self.parts))))
+        size = exact(self.before) if self.before else ""
+        return self.verb, f"{self.tensors:,}", size, after, name, ", ".join(self.dtypes), self.note
+
+
+def table(rows: Iterable[Row]) -> list[tuple[str, ...]]:
+    """A module's tensors (qweight, qzeros, scales) are told in one line, and so are its siblings of the same kind."""
+    lines = [line_of(row) for row in rows]
+    lines = joined(lines, lambda line: (line.verb, line.parent, line.note, line.modules))
+    lines = joined(lines, lambda line: (line.verb, line.parent, line.note, line.parts, line.dtypes))
+    return [line.cells() for line in lines]
+
+
+def line_of(row: Row) -> Line:
+    module, _, part = row.pattern.rpartition(".")
+    parent, _, module = module.rpartition(".")
+    return Line(row.verb, parent, row.note, (module,), (part,), (row.dtype,), row.tensors, row.before, row.after)
+
+
+def joined(lines: Iterable[Line], alike: Callable[[Line], Hashable]) -> list[Line]:
+    groups: dict[Hashable, list[Line]] = {}
+    for line in lines:
+        groups.setdefault(alike(line), []).append(line)
+    return [
+        group[0]._replace(
+            modules=union(line.modules for line in group),
+            parts=union(line.parts for line in group),
+            dtypes=union(line.dtypes for line in group),
+            tensors=sum(line.tensors for line in group),
+            before=sum(line.before for line in group),
+            after=sum(line.after for line in group),
+        )
+        for group in groups.values()
+    ]
+
+
+def union(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for group in names for name in group))
+
+
+def braced(names: tuple[str, ...]) -> str:
+    return names[0] if len(names) == 1 else "{" + ",".join(names) + "}"
+
+
+def summary(plan: Plan) -> list[str]:
+    """What the table comes to: counts, sizes before and after, what is fetched of each repository, notes."""
+    counts: Counter[str] = Counter()
+    for row in plan.rows:
+        counts[row.verb] += row.tensors
+    did = ", ".join(f"{counts[verb]:,} {verb}" for verb in ("replaced", "added", "listed", "dropped", "kept", "unused"))
+    after = plan.written_bytes + plan.linked_bytes
+    lines = [
+        f"checkpoint of {plan.model}, {' + '.join(plan.steps)}: {did}",
+        f"size: {ui.size(plan.base_bytes)} as published, {ui.size(after)} after ({after - plan.base_bytes:+,} bytes)",
+        f"files: {len(plan.shards) + len(plan.texts)} written ({ui.size(plan.written_bytes)}), "
+        f"{len(plan.links)} linked ({ui.size(plan.linked_bytes)})",
+    ]
+    wanted = taken(plan)
+    for origin in plan.origins[1:]:
+        sources = wanted[origin.name]
+        size = sum(source.info.nbytes for source in sources)
+        share = 100 * (size + origin.outline) / origin.size if origin.size else 0
+        lines.append(
+            f"of {origin.name} ({origin.where}): {len(sources):,} tensors of {ui.size(size)}, and "
+            f"{ui.size(origin.outline)} of headers, index and config: {share:.2f} % of its {ui.size(origin.size)}"
+        )
+    return [*lines, *plan.notes]
+
+
+def disk(needed: int, free: int, folder: object) -> str:
+    enough = "" if free >= needed else ": NOT ENOUGH"
+    return f"disk: {ui.size(needed)} needed in {folder}, {ui.size(free)} free{enough}"
+
+
+def exact(size: int) -> str:
+    """Small ones in bytes: a row of scales must not say 0.0 MB."""
+    return ui.size(size) if size >= 100_000 else f"{size:,} B"
