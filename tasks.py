@@ -180,6 +180,33 @@ def checkpoint(
 
 @command(
     help={
+        "recipe": RECIPE,
+        "stage": STAGE,
+        "memory": "of the machine to plan for, such as 128GB (default: this one's; a Spark's for a stack for it)",
+        "free": "of which so much is free",
+        "json": "machine-readable",
+        "exit_code": "end with 1 when it does not fit",
+    }
+)
+def plan(
+    c: Context,
+    recipe: str | None = None,
+    stage: str | None = None,
+    memory: str = "",
+    free: str = "",
+    json: bool = False,
+    exit_code: bool = False,
+) -> None:
+    """Say what memory a recipe will need, and how many users fit."""
+    from sparkpin.memory import tasks
+
+    fits = tasks.plan(recipe=recipe, stage=stage, memory=memory, free=free, as_json=json)
+    if exit_code and not fits:
+        raise Exit(code=1)
+
+
+@command(
+    help={
         "release": "tag to smoke (default: every release that is built and not yet smoked)",
         "stage": "smoke the newest release of this stage",
         "recipe": RECIPE,

@@ -53,7 +53,7 @@ def importers(package: str) -> set[str]:
         ("socketserver", {"remote"}),
         ("sparkpin.lock", {"commands", "fetch"}),
         ("sparkpin.wheels", {"fetch", "lock", "history/why"}),
-        ("sparkpin.hub", {"checkpoint/build", "commands", "hublock", "importing"}),
+        ("sparkpin.hub", {"checkpoint/build", "commands", "hublock", "importing", "memory/tasks"}),
         ("sparkpin.hubclient", {"hub", "hublock", "hubsite"}),
     ],
 )

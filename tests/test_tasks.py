@@ -10,8 +10,8 @@ import pytest
 from checkout import INVOKE, PROJECT, Checkout
 
 TASKS = ["attest", "build", "check", "checkpoint", "copy", "diff", "doctor", "export", "fetch", "images", "import"]
-TASKS += ["lock", "pin", "promote", "prune", "rebuild", "render", "reproduce", "rollback", "serve", "smoke", "stop"]
-TASKS += ["test", "unpin", "up", "verify", "why"]
+TASKS += ["lock", "pin", "plan", "promote", "prune", "rebuild", "render", "reproduce", "rollback", "serve", "smoke"]
+TASKS += ["stop", "test", "unpin", "up", "verify", "why"]
 
 
 @pytest.fixture

@@ -35,6 +35,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 RIGHT = {"size", "own size", "build", "ready", "freed", "count"}
+RIGHT |= {"in the checkpoint", "in memory", "block", "bytes a token", "states a request", "tokens", "concurrency"}
+RIGHT |= {"users at 32K", "users at 128K", "users at 256K"}
 
 
 def size(count: int | None) -> str:

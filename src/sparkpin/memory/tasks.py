@@ -1,0 +1,107 @@
+"""The task `plan`: find recipe, headers and machine, plan, report."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sparkpin import host, hub, manifests, recipes, schema, ui
+from sparkpin.checkpoint import plan as checkpoints
+from sparkpin.errors import HostError, InputError
+from sparkpin.memory import estimates, words
+from sparkpin.memory.geometry import read_geometry
+from sparkpin.memory.plan import Machine, MemoryPlan, make_plan
+from sparkpin.memory.settings import Platform, read_settings
+from sparkpin.memory.weights import Loading, weigh
+from sparkpin.paths import Paths
+
+SPARK = "linux/arm64"
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def plan(*, recipe: str | None, stage: str | None, memory: str, free: str, as_json: bool) -> bool:
+    """Print the plan; whether it fits."""
+    paths = Paths.from_env()
+    chosen = manifests.load_recipe(paths.project, recipe or default_recipe(paths))
+    chain = manifests.load_chain(paths.project, stage or chosen.stage)
+    stack = manifests.load_stack(paths.project, chosen.stack)
+    made = plan_recipe(paths, chosen, stack, chain, machine_for(stack, memory, free))
+    name = chain[-1].name
+    if as_json:
+        ui.show(words.to_json(made, chosen.name, name))
+        return made.fits
+    for line in words.title(made, chosen.name, name):
+        ui.show(line)
+    ui.table(words.MEMORY, words.memory_rows(made))
+    ui.table(words.WEIGHTS, words.weight_rows(made))
+    ui.table(words.cache_columns(made), words.cache_rows(made))
+    ui.show(words.log_line(made))
+    for note in made.notes:
+        ui.show(f"note: {note}")
+    for problem in made.problems:
+        ui.show(f"DOES NOT FIT: {problem}")
+    if made.fits:
+        ui.show("fits (docs/memory.md says how well each line is known)")
+    return made.fits
+
+
+def default_recipe(paths: Paths) -> str:
+    return manifests.load_stack(paths.project, host.default_stack(paths.project)).default_recipe
+
+
+def plan_recipe(
+    paths: Paths, recipe: schema.Recipe, stack: schema.Stack, chain: tuple[schema.Stage, ...], machine: Machine
+) -> MemoryPlan:
+    """The headers come from the model's lock, as for a checkpoint; nothing else is fetched, and no image is needed."""
+    pin = manifests.model_of(paths.project, recipe)
+    lock = manifests.load_model_lock(paths.project, pin)
+    steps = checkpoints.checkpoint_steps(chain)
+    listings = hub.listings(paths, pin, lock, ui.say, only=checkpoints.used_repositories(pin, steps))
+    planned = checkpoints.make_plan(listings, pin, steps)
+    origin = f"{listings[pin.base].origin}: config.json"
+    geometry = read_geometry(planned.config, origin)
+    argv, env = recipes.serve_argv(recipe, stack, chain)
+    platform: Platform = "cuda" if stack.platform == SPARK else "cpu"
+    settings = read_settings(
+        argv, env, geometry, platform, wide_state=has_wide_state(), origin=f"recipes/{recipe.name}.yaml"
+    )
+    loading = Loading(
+        draft=settings.draft_layers > 0,
+        vision=not settings.text_only,
+        int8_head=any("int8-lm-head" in part.mods for part in chain),
+        widened=platform == "cpu",
+        ranks=settings.ranks,
+    )
+    tensors = (placed.source.info for placed in checkpoints.final_tensors(planned, listings) if placed.listed)
+    return make_plan(geometry, settings, weigh(tensors, loading), machine)
+
+
+def has_wide_state(cpuinfo: Path = CPUINFO) -> bool:
+    """Whether this CPU has AVX512-BF16, which changes the type of the GDN state (see settings.state_dtype)."""
+    return "avx512_bf16" in host.text(cpuinfo)
+
+
+def machine_for(stack: schema.Stack, memory: str, free: str) -> Machine:
+    """The machine that was asked for, else this one if the stack is for it, else a Spark."""
+    here = host.read_host()
+    if memory:
+        total = parse_size("memory", memory)
+        return Machine(total, parse_size("free", free) if free else total, f"a machine with {memory}", "flag")
+    if here.arch != host.ARCHITECTURES[stack.platform]:
+        if stack.platform != SPARK:
+            raise HostError(
+                f"stack {stack.name} is for {stack.platform}", next_step="give --memory, such as --memory 32GB"
+            )
+        found = estimates.SPARK_FREE if not free else parse_size("free", free)
+        return Machine(estimates.SPARK_TOTAL, found, "an idle DGX Spark", "estimate")
+    return Machine(
+        here.memory_total, parse_size("free", free) if free else here.memory_available, "this machine", "measured"
+    )
+
+
+def parse_size(option: str, text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if not found or found[2].upper() not in UNITS or not float(found[1]):
+        raise InputError(f"--{option}: saw {text!r}, wanted a size", next_step=f"--{option} 128GB, or 119.2GiB")
+    return int(float(found[1]) * UNITS[found[2].upper()])

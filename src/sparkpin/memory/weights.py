@@ -1,0 +1,110 @@
+"""What a checkpoint's tensors are, by kind, and the bytes that a server holds of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sparkpin.checkpoint.safetensors import TensorInfo
+
+INT4 = ("qweight", "qzeros", "scales", "g_idx")
+FP8 = ("F8_E4M3", "F8_E5M2")
+HEAD, MTP, VISION = "LM head", "MTP layer", "vision tower"
+KINDS = (
+    "INT4 experts", "INT4 layers", "FP4 experts", "FP4 layers", "FP8 experts", "FP8 layers",
+    "16-bit experts", "16-bit layers", "32-bit layers", "embeddings", HEAD, MTP, VISION,
+)  # fmt: skip
+"""In the order of a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How a server loads a checkpoint.
+
+    draft: with the MTP drafter, which shares embeddings and LM head with the model (vLLM 0.32, v1/spec_decode/
+    llm_base_proposer.py). vision: with the vision tower. int8_head: the mod int8-lm-head quantises the LM head.
+    widened: INT4 experts and FP8 layers are expanded to 16 bits, as the mods do on a CPU. ranks: tensor-parallel GPUs;
+    each is taken to hold an equal part.
+    """
+
+    draft: bool
+    vision: bool
+    int8_head: bool
+    widened: bool
+    ranks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """One kind. stored: bytes in the checkpoint; held: bytes in the server's memory; note: why these differ."""
+
+    kind: str
+    tensors: int
+    stored: int
+    held: int
+    note: str
+
+
+def weigh(tensors: Iterable[TensorInfo], loading: Loading) -> list[Weights]:
+    """A checkpoint's tensors by kind."""
+    counts: dict[str, list[int]] = {}
+    for info in tensors:
+        kind = kind_of(info)
+        row = counts.setdefault(kind, [0, 0, 0])
+        row[0] += 1
+        row[1] += info.nbytes
+        row[2] += held_bytes(info, kind, loading)
+    notes = {
+        HEAD: "INT8 by the mod int8-lm-head" if loading.int8_head else "",
+        MTP: "" if loading.draft else "not loaded: no MTP drafter",
+        VISION: "" if loading.vision else "not loaded: --language-model-only",
+    }
+    if loading.widened:
+        notes |= dict.fromkeys(("INT4 experts", "FP8 layers"), "16 bits a weight on a CPU")
+    return [
+        Weights(kind, counts[kind][0], counts[kind][1], -(-counts[kind][2] // loading.ranks), notes.get(kind, ""))
+        for kind in KINDS
+        if kind in counts
+    ]
+
+
+def kind_of(info: TensorInfo) -> str:
+    """By the tensor's name and type: INT4 as AutoRound and GPTQ name it, FP8 as Qwen, FP4 as ModelOpt."""
+    name, part = info.name, info.name.rpartition(".")[2]
+    if re.search(r"(^|\.)mtp\.", name):
+        return MTP
+    if re.search(r"(^|\.)visual\.", name):
+        return VISION
+    if "embed_tokens" in name:
+        return "embeddings"
+    if "lm_head" in name:
+        return HEAD
+    place = "experts" if ".experts." in name else "layers"
+    if part in INT4:
+        return f"INT4 {place}"
+    if (
+        info.dtype == "U8"
+        or part in ("weight_scale_2", "input_scale")
+        or (part == "weight_scale" and info.dtype in FP8)
+    ):
+        return f"FP4 {place}"
+    if info.dtype in FP8 or part.startswith("weight_scale"):
+        return f"FP8 {place}"
+    if place == "experts":
+        return "16-bit experts"
+    return "32-bit layers" if info.dtype in ("F32", "I32") else "16-bit layers"
+
+
+def held_bytes(info: TensorInfo, kind: str, loading: Loading) -> int:
+    if (kind == MTP and not loading.draft) or (kind == VISION and not loading.vision):
+        return 0
+    if kind == HEAD and loading.int8_head:
+        # mods/int8-lm-head: codes in rows of whole 64 columns, a 16-bit scale for each row and column.
+        rows, columns = info.shape
+        return rows * (-(-columns // 64) * 64) + 2 * (rows + columns)
+    if loading.widened and kind == "INT4 experts":
+        return info.nbytes * 4 if info.name.endswith(".qweight") else 0  # eight codes in each int32
+    if loading.widened and kind == "FP8 layers":
+        return info.nbytes * 2 if info.name.endswith(".weight") else 0
+    return info.nbytes

@@ -1,0 +1,88 @@
+"""`invoke plan` as a person runs it, on the model that is generated here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from checkout import Checkout
+from sparkpin.errors import HostError, InputError
+from sparkpin.host import read_host
+from sparkpin.manifests import load_stack
+from sparkpin.memory.estimates import SPARK_FREE, SPARK_TOTAL
+from sparkpin.memory.tasks import has_wide_state, machine_for, parse_size
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Checkout:
+    return Checkout.make(tmp_path / "copy")
+
+
+def test_plans_of_two_stages(copy: Checkout) -> None:
+    text = copy.done("plan", "--memory", "32GB")
+    assert "Memory plan of recipe scripted-tiny, stage v2-tq, on a machine with 32GB (flag):" in text
+    assert "vLLM will say: CPU KV cache size: 547,693 tokens, Maximum concurrency for 2,048 tokens per request" in text
+    assert text.endswith("fits (docs/memory.md says how well each line is known)\n")
+    base = json.loads(copy.done("plan", "--stage", "base", "--memory", "32GB", "--json"))
+    assert (base["stage"], base["fits"], base["pool"]) == ("base", True, 1 << 30)
+    kinds = {row["kind"]: row["tensors"] for row in base["weights"]}
+    assert kinds["INT4 experts"] == 144
+    assert "FP8 layers" not in kinds
+
+
+def test_what_does_not_fit_is_said_and_fails_only_when_asked(copy: Checkout) -> None:
+    assert "DOES NOT FIT: it needs " in copy.done("plan", "--memory", "1GB")
+    assert copy.invoke("plan", "--memory", "1GB", "--exit-code").returncode == 1
+    assert copy.invoke("plan", "--memory", "32GB", "--exit-code").returncode == 0
+
+
+def test_wrong_options_are_one_clear_error(copy: Checkout) -> None:
+    for arguments, said in (
+        (("--memory", "much"), "--memory: saw 'much', wanted a size"),
+        (("--recipe", "qwen"), "unknown recipe 'qwen'"),
+        (("--stage", "v3"), "unknown stage 'v3'"),
+    ):
+        result = copy.invoke("plan", *arguments)
+        assert (result.returncode, "Traceback" in result.stderr) == (2, False)
+        assert said in result.stderr and "next: " in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("128GB", 128 * 10**9), ("119.25 GiB", 477 * 2**28), ("1024", 1024), ("2kib", 2048), ("1.5mb", 1_500_000)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size("memory", text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "0GB", "-1GB", "12 parsecs", "1e9"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(InputError, match="--free: saw"):
+        parse_size("free", text)
+
+
+def test_the_machine(project: Path) -> None:
+    """This one, if the stack is for it; for a Spark's stack elsewhere a Spark as users report it."""
+    cpu = load_stack(project, "cpu")
+    spark = cpu.model_copy(update={"platform": "linux/arm64"})
+    here, there = (cpu, spark) if read_host().arch == "x86_64" else (spark, cpu)
+    measured = machine_for(here, "", "")
+    assert (measured.total, measured.how) == (read_host().memory_total, "measured")
+    assert 0 < measured.free <= measured.total
+    assert machine_for(here, "", "1GiB").free == 1 << 30
+    assert (machine_for(here, "8GiB", "").total, machine_for(here, "8GiB", "7GiB").free) == (8 << 30, 7 << 30)
+    if there is spark:
+        planned = machine_for(spark, "", "")
+        assert (planned.total, planned.free, planned.how) == (SPARK_TOTAL, SPARK_FREE, "estimate")
+    else:
+        with pytest.raises(HostError, match="stack cpu is for linux/amd64"):
+            machine_for(cpu, "", "")
+
+
+def test_the_flag_of_the_cpu_that_widens_the_state(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("flags\t\t: sse2 avx512f avx512_bf16 amx_tile\n")
+    assert has_wide_state(tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text("flags\t\t: sse2 avx512f\n")
+    assert not has_wide_state(tmp_path / "cpuinfo")

@@ -1,0 +1,169 @@
+"""The plan of the caches against vLLM itself: its own code for many settings, and the log of real servers."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docker.models.containers import Container
+
+from checkout import PROJECT
+from sparkpin import manifests, recipes
+from sparkpin.engine import Engine
+from sparkpin.hub import repository_folder
+from sparkpin.memory.cache import lay_out
+from sparkpin.memory.geometry import read_geometry
+from sparkpin.memory.settings import GIB, read_settings
+from sparkpin.memory.tasks import has_wide_state
+from sparkpin.pairing import pair
+from sparkpin.paths import Paths
+
+pytestmark = pytest.mark.e2e
+
+LAYERS_122B: dict[str, Any] = {  # its layers; narrow, so that dummy weights are small
+    "num_hidden_layers": 48,
+    "layer_types": ["full_attention" if layer % 4 == 3 else "linear_attention" for layer in range(48)],
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 64,
+    "max_position_embeddings": 262_144,
+    "mamba_ssm_dtype": "float32",
+}
+MTP2 = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name -> changes of the config, arguments
+    "plain": ({}, {}),
+    "mtp-2": ({}, MTP2),
+    "block-64": ({}, {"block_size": 64}),
+    "block-1024": ({}, {"block_size": 1024}),
+    "fp8": ({}, {"kv_cache_dtype": "fp8"}),
+    "state-bf16": ({}, {"mamba_ssm_cache_dtype": "bfloat16"}),
+    "prefix-caching-mtp-2": ({}, {"enable_prefix_caching": True} | MTP2),
+    "turboquant": ({}, {"kv_cache_dtype": "turboquant_4bit_nc"}),
+    "turboquant-mtp-2": ({}, {"kv_cache_dtype": "turboquant_4bit_nc"} | MTP2),
+    "122b": (LAYERS_122B, {}),
+    "122b-mtp-2": (LAYERS_122B, MTP2),
+    "122b-32-heads": (LAYERS_122B | {"linear_num_value_heads": 32}, {}),
+    "122b-32-heads-mtp-2": (LAYERS_122B | {"linear_num_value_heads": 32}, MTP2),
+    "122b-turboquant-mtp-2": (LAYERS_122B, {"kv_cache_dtype": "turboquant_4bit_nc"} | MTP2),
+}
+
+
+def base_folder() -> Path:
+    paths = Paths.from_env(PROJECT)
+    pin = manifests.load_model(PROJECT, "scripted-tiny")
+    return repository_folder(paths, manifests.load_model_lock(PROJECT, pin).repositories[pin.base])
+
+
+def base_config() -> dict[str, Any]:
+    """Without quantisation, which has nothing to do with caches and would want its scales."""
+    config = json.loads((base_folder() / "config.json").read_text())
+    return {key: value for key, value in config.items() if key != "quantization_config"}
+
+
+def image() -> str:
+    return pair(PROJECT, "scripted-tiny")[-1].rendered.ref
+
+
+@contextmanager
+def started(command: list[str], folders: dict[Path, str], env: dict[str, str]) -> Iterator[Container]:
+    container = Engine.connect().client.containers.create(
+        image(),
+        entrypoint=command[:1],
+        command=command[1:],
+        environment=env | {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        volumes={str(path): {"bind": where, "mode": "ro"} for path, where in folders.items()},
+        network_mode="none",
+        tmpfs={"/tmp": "exec"},
+    )
+    try:
+        container.start()
+        yield container
+    finally:
+        container.remove(force=True)
+
+
+def argv_of(args: dict[str, Any], length: int) -> list[str]:
+    words = ["vllm", "serve", "/model"]
+    for name, value in ({"max_model_len": length, "enable_prefix_caching": False} | args).items():
+        words = recipes.set_flag(words, "--" + name.replace("_", "-"), value)
+    return words
+
+
+def test_caches_are_cut_as_vllms_own_code_cuts_them() -> None:
+    cases, wanted = [], {}
+    for name, (changes, args) in CASES.items():
+        config = base_config() | changes
+        lengths, pools = [1000, config["max_position_embeddings"]], [12_345_678, 3 * GIB + 12_345, 8 * GIB]
+        cases.append(
+            {"name": name, "config": config, "args": {"enable_prefix_caching": False} | args}
+            | {"lengths": lengths, "pools": pools}
+        )
+        geometry = read_geometry(config, name)
+        for length in lengths:
+            settings = read_settings(
+                argv_of(args, length), {}, geometry, "cpu", wide_state=has_wide_state(), origin=name
+            )
+            cache = lay_out(geometry, settings)
+            for pool in pools:
+                blocks = cache.blocks(pool)
+                tokens, concurrency = cache.capacity(blocks, length)
+                if not cache.users(blocks, length):
+                    wanted[name, length, pool] = {"longest": cache.longest(blocks)}
+                    continue
+                wanted[name, length, pool] = {
+                    "block_size": cache.block_size,
+                    "page_bytes": cache.page_bytes,
+                    "groups": sorted((*cache.attention_groups, *cache.state_groups)),
+                    "blocks": blocks,
+                    "tokens": tokens,
+                    "concurrency": concurrency,
+                }
+    folders = {PROJECT / "tests/vllm_caches.py": "/run/vllm_caches.py", base_folder(): "/base"}
+    with started(["python", "/run/vllm_caches.py", json.dumps(cases), "/base"], folders, {}) as container:
+        code = container.wait(timeout=600)["StatusCode"]
+        log = container.logs().decode(errors="replace")
+    assert code == 0, log[-8000:]
+    rows = [json.loads(line.removeprefix("RESULT ")) for line in log.splitlines() if line.startswith("RESULT ")]
+    seen = {(row.pop("name"), row.pop("length"), row.pop("pool")): row for row in rows}
+    assert seen == wanted
+
+
+@pytest.mark.parametrize(
+    ("stage", "length", "space"),
+    [("base", 4096, "2"), ("v2-tq", 2048, "1")],
+)
+def test_a_server_logs_what_the_plan_says(stage: str, length: int, space: str) -> None:
+    """The real command of a stage; dummy weights, since the cache does not depend on them."""
+    recipe = manifests.load_recipe(PROJECT, "scripted-tiny")
+    stack, chain = manifests.load_stack(PROJECT, recipe.stack), manifests.load_chain(PROJECT, stage)
+    argv, env = recipes.serve_argv(recipe, stack, chain, overrides={"max_model_len": length})
+    env |= {"VLLM_CPU_KVCACHE_SPACE": space}
+    config = json.loads((base_folder() / "config.json").read_text())
+    geometry = read_geometry(config, stage)
+    settings = read_settings(argv, env, geometry, "cpu", wide_state=has_wide_state(), origin=stage)
+    cache = lay_out(geometry, settings)
+    assert settings.kv_bytes == int(space) * GIB
+    tokens, concurrency = cache.capacity(cache.blocks(settings.kv_bytes), length)
+    with started([*argv, "--load-format", "dummy"], {base_folder(): recipes.MODEL_PATH}, env) as container:
+        line = wait_for(container, r"CPU KV cache size: (\S+) tokens, Maximum concurrency for (\S+) tokens .*: (\S+)x")
+    assert line == (f"{tokens:,}", f"{length:,}", f"{concurrency:.2f}")
+
+
+def wait_for(container: Container, pattern: str) -> tuple[str, ...]:
+    until = time.monotonic() + 300
+    while time.monotonic() < until:
+        log = container.logs().decode(errors="replace")
+        if found := re.search(pattern, log):
+            return found.groups()
+        container.reload()
+        assert container.status in ("created", "running"), log[-8000:]
+        time.sleep(0.5)
+    raise AssertionError(f"nothing within 300 s\n{log[-8000:]}")
