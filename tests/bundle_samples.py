@@ -117,11 +117,15 @@ def with_input(parts: Parts, path: str, data: bytes) -> Parts:
 
 
 DEB, WHEEL = b"a package", b"a wheel"  # what lies in the store of `with_store`
-MODELS = (b"a file of the model", b"a file of its other repository")
+FILES = {"int4": b"a file of the model", "fp8": b"a file of its other repository"}
+HEADER, TENSOR = b"a header of it", b"a tensor of it"
+MODELS = (*FILES.values(), HEADER, TENSOR)
 
 
 def with_store(parts: Parts, sample: Sample) -> Parts:
-    """With all that was fetched: one package, one wheel, one file in each repository; records and locks say so."""
+    """With all that was fetched: one package, one wheel, one file in each repository of the model, of that which is not
+    its base a header and a tensor; records and locks say so.
+    """
     release = sample.release
     deb = {"name": "made", "version": "1.0", "file": "made_1.0_amd64.deb", "size": len(DEB), "sha256": sha256(DEB)}
     wheel = {"name": "made", "version": "1.0", "file": "made-1.0.whl", "size": len(WHEEL), "sha256": sha256(WHEEL)}
@@ -129,9 +133,14 @@ def with_store(parts: Parts, sample: Sample) -> Parts:
     path, pins = f"pins/stacks/{release.stack}.lock", f"pins/models/{release.model}.lock"
     lock = json.loads(parts.members[bundle.INPUTS + release.inputs[path]])
     models = json.loads(parts.members[bundle.INPUTS + release.inputs[pins]])
-    for repository, data in zip(models["repositories"].values(), MODELS, strict=True):
-        row = {"name": "config.json", "file": "config.json", "size": len(data), "sha256": sha256(data)}
-        repository["files"] = [row]
+    for name, data in FILES.items():
+        models["repositories"][name] |= {
+            "files": [row("config.json", "config.json", data)],
+            "headers": [],
+            "tensors": [],
+        }
+    models["repositories"]["fp8"]["headers"] = [row("a.safetensors", "a.safetensors", HEADER)]
+    models["repositories"]["fp8"]["tensors"] = [row("x.weight", "a.safetensors", TENSOR)]
     other = with_input(parts, path, json.dumps(lock | {"debs": [deb], "wheels": [wheel]}).encode())
     other = with_input(other, pins, json.dumps(models).encode())
     for record in sample.records:
@@ -143,6 +152,10 @@ def with_store(parts: Parts, sample: Sample) -> Parts:
         other.members[f"{bundle.IMAGES}{record.key}.json"] = json.dumps(value).encode()
     other.members |= {bundle.STORE + sha256(data): data for data in (DEB, WHEEL, *MODELS)}
     return Parts(other.members, other.index | {"store": True})
+
+
+def row(name: str, file: str, data: bytes) -> dict[str, Any]:
+    return {"name": name, "file": file, "size": len(data), "sha256": sha256(data)}
 
 
 def with_top_layer(parts: Parts, sample: Sample, tar: bytes) -> Parts:

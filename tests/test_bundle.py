@@ -20,7 +20,10 @@ import pytest
 import yaml
 from bundle_samples import (
     DEB,
+    FILES,
+    HEADER,
     MODELS,
+    TENSOR,
     WHEEL,
     Parts,
     offset_of,
@@ -775,7 +778,8 @@ def test_with_store_and_checkpoint(full: Parts, tmp_path: Path) -> None:
     path.write_bytes(full.pack())
     with open_bundle(path) as opened:
         assert [file.sha256 for file in opened.locked] == sorted([sha256(DEB), sha256(WHEEL)])
-        assert sorted(file.sha256 for file in opened.model_files.values()) == sorted(map(sha256, MODELS))
+        assert [file.sha256 for file in opened.model_files.values()] == [sha256(FILES["fp8"]), sha256(FILES["int4"])]
+        assert [file.sha256 for file in opened.model_blobs] == [sha256(HEADER), sha256(TENSOR)]
         assert set(opened.checkpoint_files) == {"config.json", "a/model.safetensors"}
 
 

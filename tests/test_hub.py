@@ -1,8 +1,9 @@
-"""Locking and fetching model repositories with the real huggingface_hub against a real local Hub."""
+"""Locking and fetching model repositories against a real local Hub, of donors only what is taken."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -10,22 +11,39 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, ClassVar
 
 import pytest
-from checkpoint_samples import PIN, base_config, base_shards, fp8_config, fp8_shards, tree, write_repository
+from checkpoint_samples import (
+    MODULES,
+    PIN,
+    base_config,
+    base_shards,
+    fp8_config,
+    fp8_shards,
+    read_tensors,
+    tree,
+    write_repository,
+)
 
-from sparkpin import hub, hubclient, manifests
+from sparkpin import hub, hublock, manifests, origins, ranges
+from sparkpin.checkpoint.repository import Places, listing_of
+from sparkpin.checkpoint.safetensors import read_header_bytes
 from sparkpin.errors import DiskError, IntegrityError, ManifestError, NetworkError
 from sparkpin.files import PARTIAL, sha256_file
 from sparkpin.paths import Paths
-from sparkpin.schema import ModelLock, ModelPin
+from sparkpin.schema import UNRESOLVED, ModelLock, ModelPin
 from sparkpin.tinymodel import hub as local_hub
+from sparkpin.tinymodel.hub import Fault, Request
 
 SHARD = "model-00001-of-00002.safetensors"
+SECOND = "model-00002-of-00002.safetensors"
+INDEX, CONFIG = "model.safetensors.index.json", "config.json"
+TAKEN = {f"{module}.{part}" for module in MODULES for part in ("weight", "weight_scale_inv")}
 TINY = "scripted-tiny"
 
 
@@ -36,16 +54,19 @@ class Remote:
         self.root = root / "remote"
         self.paths = Paths(root / "project", root / "cache", root / "home")
         self.monkeypatch = monkeypatch
-        self.requests: list[local_hub.Request] = []
+        self.requests: list[Request] = []
         self.said: list[str] = []
         write_repository(self.root / "acme/sample-int4", base_shards(), base_config(), repository="int4")
         write_repository(self.root / "acme/sample-fp8", fp8_shards(), fp8_config(), repository="fp8")
         value = PIN.model_dump(mode="json", exclude={"generator"})
         for repository in value["repositories"].values():
-            repository["revision"] = local_hub.scan(self.root / repository["repo"], repository["repo"]).commit
+            repository["revision"] = self.commit(repository["repo"])
         self.pin_file = self.paths.project / "pins/models/sample.yaml"
         self.pin_file.parent.mkdir(parents=True)
         self.pin_file.write_text(json.dumps(value))  # YAML can be written as JSON
+
+    def commit(self, repo: str) -> str:
+        return local_hub.scan(self.root / repo, repo).commit
 
     @property
     def pin(self) -> ModelPin:
@@ -62,24 +83,56 @@ class Remote:
         def endpoint(*args: object) -> Iterator[str]:
             yield url
 
-        self.monkeypatch.setattr(hub, "endpoint", endpoint)
+        for module in (hub, hublock):
+            self.monkeypatch.setattr(module, "endpoint", endpoint)
 
     def lock(self) -> ModelLock:
-        return hub.lock_model(self.paths, "sample", self.said.append)
+        return hublock.lock_model(self.paths, "sample", self.said.append)
 
-    def fetch(self, lock: ModelLock) -> dict[str, Path]:
+    def fetch(self, lock: ModelLock) -> Places:
         return hub.fetch_model(self.paths, self.pin, lock, self.said.append)
 
-    def is_fetched(self, folders: dict[str, Path]) -> bool:
-        repositories = self.pin.repositories
-        return {name: tree(folder) for name, folder in folders.items()} == {
-            name: tree(self.root / repositories[name].repo) for name in repositories
-        }
+    def source(self, name: str) -> Path:
+        return self.root / self.pin.repositories[name].repo
+
+    def is_fetched(self, places: Places) -> bool:
+        """The base whole, and of the donor exactly the tensors of the shared experts."""
+        donor = read_tensors(self.source("fp8"))
+        return (
+            {name: tree(folder) for name, folder in places.folders.items()} == {"int4": tree(self.source("int4"))}
+            and list(places.tensors) == ["fp8"]
+            and {name: path.read_bytes() for name, path in places.tensors["fp8"].items()}
+            == {name: donor[name][3] for name in TAKEN}
+        )
+
+    def got(self, repo: str) -> list[tuple[str, str]]:
+        """What was asked of a repository: file and range, in order."""
+        names = {sha256_file(path)[0]: path.name for path in (self.root / repo).iterdir()}
+        found = []
+        for request in self.requests:
+            last = request.path.partition("?")[0].rpartition("/")[2]
+            if request.method == "GET" and f"/{repo}/" in request.path and "/api/" not in request.path:
+                found.append((names.get(last, last), request.range))
+        return found
+
+    def edit_pin(self, name: str, **change: Any) -> None:
+        value = json.loads(self.pin_file.read_text())
+        value["repositories"][name] |= change
+        self.pin_file.write_text(json.dumps(value))
 
 
 @pytest.fixture
 def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
     return Remote(tmp_path, monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that a run would have waited to ask again; it does not."""
+    seen: list[float] = []
+    monkeypatch.setattr(ranges.Run, "pause", lambda run, seconds: seen.append(seconds))
+    monkeypatch.setattr(origins.time, "sleep", seen.append)
+    return seen
 
 
 @pytest.fixture
@@ -92,22 +145,50 @@ def locked(remote: Remote) -> ModelLock:
     return lock
 
 
-def test_lock_names_every_file_with_its_real_size_and_hash(remote: Remote) -> None:
+def test_lock_names_what_is_fetched_with_its_real_size_and_hash(remote: Remote) -> None:
     with remote.online():
         lock = remote.lock()
-    for repository in lock.repositories.values():
-        folder = remote.root / repository.repo
-        assert [file.file for file in repository.files] == sorted(path.name for path in folder.iterdir())
-        assert all((file.sha256, file.size) == sha256_file(folder / file.file) for file in repository.files)
+    base, donor = lock.repositories["int4"], lock.repositories["fp8"]
+    names = sorted(path.name for path in remote.source("int4").iterdir())
+    assert [file.file for file in base.files] == names
+    assert [file.file for file in donor.files] == [CONFIG, SHARD, SECOND, INDEX]
+    for name, entry in lock.repositories.items():
+        folder = remote.source(name)
+        assert all((file.sha256, file.size) == sha256_file(folder / file.file) for file in entry.files)
+        shards = [path for path in sorted(folder.iterdir()) if path.suffix == ".safetensors"]
+        headers = {path.name: read_header_bytes(path) for path in shards}
+        seen = {row.file: (row.name, row.size, row.sha256) for row in entry.headers}
+        assert seen == {file: (file, len(data), sha256(data)) for file, data in headers.items()}
+    tensors = read_tensors(remote.source("fp8"))
+    assert not base.tensors
+    assert {row.name for row in donor.tensors} == TAKEN
+    for row in donor.tensors:
+        file, _, _, data = tensors[row.name]
+        assert (row.file, row.size, row.sha256) == (file, len(data), sha256(data))
     assert manifests.load_model_lock(remote.paths.project, remote.pin) == lock
 
 
-def test_lock_downloads_no_large_file(remote: Remote) -> None:
+def test_lock_fetches_headers_small_files_and_the_tensors_that_are_taken(remote: Remote) -> None:
     with remote.online():
-        remote.lock()
-    got = [request.path for request in remote.requests if request.method == "GET"]
-    assert any("README.md" in path for path in got)
-    assert not any(("safetensors" in path and "index" not in path) or "/blobs/" in path for path in got)
+        lock = remote.lock()
+    donor = lock.repositories["fp8"]
+    ends = {row.file: row.size for row in donor.headers}
+    outline = [(CONFIG, ""), (INDEX, "")]
+    for file, end in ends.items():
+        outline += [(file, "bytes=0-7"), (file, f"bytes=0-{end - 1}")]
+    got = remote.got("acme/sample-fp8")
+    assert sorted(got[: len(outline)]) == sorted(outline)
+    # All tensors of the first shard are taken; in the second the scales lie behind attention, which is not.
+    sizes = {file.file: file.size for file in donor.files}
+    assert sorted(got[len(outline) :]) == [
+        (SHARD, f"bytes={ends[SHARD]}-{sizes[SHARD] - 1}"),
+        (SECOND, f"bytes={ends[SECOND]}-{ends[SECOND] + 6 * 8 - 1}"),
+    ]
+    base = [(file, range) for file, range in remote.got("acme/sample-int4") if file.endswith(".safetensors")]
+    headers = {row.file: row.size for row in lock.repositories["int4"].headers}
+    assert {range for _, range in base} == {"bytes=0-7", *(f"bytes=0-{end - 1}" for end in headers.values())}
+    total = sum(f.stat().st_size for name in ("int4", "fp8") for f in remote.source(name).iterdir())
+    assert any(f"% of the {total / 1e6:,.1f} MB of its repositories" in line for line in remote.said)
 
 
 def test_lock_twice_gives_the_same_bytes(remote: Remote) -> None:
@@ -119,96 +200,197 @@ def test_lock_twice_gives_the_same_bytes(remote: Remote) -> None:
     assert path.read_bytes() == first
 
 
-def test_fetch_gives_the_repositories_and_then_needs_no_network(remote: Remote, locked: ModelLock) -> None:
+def test_lock_again_fetches_nothing_that_is_there(remote: Remote) -> None:
     with remote.online():
-        folders = remote.fetch(locked)
-    assert remote.is_fetched(folders)
-    assert folders["fp8"] == remote.paths.models / "acme/sample-fp8" / remote.pin.repositories["fp8"].revision
+        remote.lock()
+        remote.requests.clear()
+        remote.lock()
+    assert not [request for request in remote.requests if "/api/" not in request.path]
+
+
+@pytest.mark.parametrize("part", ["headers", "tensors"])
+def test_lock_again_holds_the_hub_to_the_former_lock(remote: Remote, part: str) -> None:
+    """On first use a tensor's hash is believed, and never after."""
+    path = remote.pin_file.with_suffix(".lock")
+    with remote.online():
+        lock = remote.lock()
+        right = getattr(lock.repositories["fp8"], part)[0].sha256
+        path.write_text(path.read_text().replace(right, "0" * 64))
+        with pytest.raises(IntegrityError, match=f"sha256={'0' * 64}; got size=[0-9]+, sha256={right}"):
+            remote.lock()
+    assert right not in path.read_text()
+
+
+def test_fetch_gives_the_places_and_then_needs_no_network(remote: Remote, locked: ModelLock) -> None:
+    with remote.online():
+        places = remote.fetch(locked)
+    assert remote.is_fetched(places)
+    assert places.folders["int4"] == remote.paths.models / "acme/sample-int4" / remote.pin.repositories["int4"].revision
+    assert set(tree(remote.paths.models / "acme/sample-fp8")) == {
+        f"{remote.pin.repositories['fp8'].revision}/{file}" for file in (CONFIG, INDEX)
+    }
     remote.point_at("http://127.0.0.1:9")
-    assert remote.fetch(locked) == folders
+    remote.said.clear()
+    assert remote.fetch(locked) == places
+    assert remote.said == []
+
+
+def test_fetch_asks_for_the_needed_bytes_and_no_others(remote: Remote, locked: ModelLock) -> None:
+    with remote.online():
+        remote.fetch(locked)
+    donor = locked.repositories["fp8"]
+    ends = {row.file: row.size for row in donor.headers}
+    sizes = {file.file: file.size for file in donor.files}
+    assert sorted(remote.got("acme/sample-fp8")) == sorted(
+        [
+            (CONFIG, ""),
+            (INDEX, ""),
+            *((file, f"bytes=0-{end - 1}") for file, end in ends.items()),
+            (SHARD, f"bytes={ends[SHARD]}-{sizes[SHARD] - 1}"),
+            (SECOND, f"bytes={ends[SECOND]}-{ends[SECOND] + 6 * 8 - 1}"),
+        ]
+    )
+    assert sorted(remote.got("acme/sample-int4")) == [(file, "") for file in sorted(tree(remote.source("int4")))]
 
 
 def test_fetch_of_one_repository(remote: Remote, locked: ModelLock) -> None:
     with remote.online():
-        folders = hub.fetch_model(remote.paths, remote.pin, locked, print, only=["int4"])
-    assert list(folders) == ["int4"]
+        places = hub.fetch_model(remote.paths, remote.pin, locked, print, only=["int4"])
+    assert (list(places.folders), places.tensors) == (["int4"], {})
     assert [path.name for path in (remote.paths.models / "acme").iterdir()] == ["sample-int4"]
+
+
+def test_listings_need_headers_and_texts_alone(remote: Remote, locked: ModelLock) -> None:
+    with remote.online():
+        found = hub.listings(remote.paths, remote.pin, locked, remote.said.append)
+    for name, listing in found.items():
+        whole = listing_of(name, remote.source(name))
+        assert dict(listing.headers) == dict(whole.headers) and dict(listing.texts) == dict(whole.texts)
+        assert all(whole.files[file] == size for file, size in listing.files.items())
+        assert listing.origin == f"{PIN.repositories[name].repo} at {remote.pin.repositories[name].revision[:12]}"
+        headers = {row.file: row.size for row in locked.repositories[name].headers}
+        wanted = [(CONFIG, ""), (INDEX, ""), *((file, f"bytes=0-{end - 1}") for file, end in headers.items())]
+        assert sorted(remote.got(PIN.repositories[name].repo)) == sorted(wanted)
+    remote.point_at("http://127.0.0.1:9")
+    hub.listings(remote.paths, remote.pin, locked, remote.said.append)
+
+
+def test_listings_of_whole_files_need_no_network(remote: Remote, locked: ModelLock) -> None:
+    with remote.online():
+        remote.fetch(locked)
+    for row in locked.repositories["int4"].headers:
+        assert not (remote.paths.store / row.sha256[:2] / row.sha256).exists()
+    remote.point_at("http://127.0.0.1:9")
+    found = hub.listings(remote.paths, remote.pin, locked, remote.said.append)
+    assert dict(found["int4"].headers) == dict(listing_of("int4", remote.source("int4")).headers)
+
+
+def damage(path: Path, harm: str) -> None:
+    data = path.read_bytes()
+    path.unlink()
+    if harm != "remove":
+        path.write_bytes(data[:-1] + (bytes([data[-1] ^ 1]) if harm == "flip" else b""))
 
 
 @pytest.mark.parametrize("harm", ["flip", "shorten", "remove"])
 def test_damaged_file_is_told_and_fetched_again_alone(remote: Remote, locked: ModelLock, harm: str) -> None:
     with remote.online():
-        folders = remote.fetch(locked)
-    path = folders["int4"] / SHARD
-    data = path.read_bytes()
-    path.unlink()
-    if harm != "remove":
-        path.write_bytes(data[:-1] + (bytes([data[-1] ^ 1]) if harm == "flip" else b""))
+        places = remote.fetch(locked)
+    damage(places.folders["int4"] / SHARD, harm)
     remote.requests.clear()
     remote.said.clear()
     with remote.online():
         remote.fetch(locked)
-    assert remote.is_fetched(folders)
+    assert remote.is_fetched(places)
     assert any("is damaged" in line and SHARD in line for line in remote.said) == (harm != "remove")
-    resolved = {request.path.rpartition("/")[2] for request in remote.requests if "/resolve/" in request.path}
-    assert resolved == {SHARD}
+    assert remote.got("acme/sample-int4") == [(SHARD, "")]
+    assert not remote.got("acme/sample-fp8")
+
+
+@pytest.mark.parametrize("harm", ["flip", "shorten", "remove"])
+def test_damaged_tensor_is_told_and_fetched_again_alone(remote: Remote, locked: ModelLock, harm: str) -> None:
+    with remote.online():
+        places = remote.fetch(locked)
+    row = locked.repositories["fp8"].tensors[0]
+    damage(places.tensors["fp8"][row.name], harm)
+    remote.requests.clear()
+    remote.said.clear()
+    with remote.online():
+        remote.fetch(locked)
+    assert remote.is_fetched(places)
+    assert any("is damaged" in line and f"{row.name} of {row.file}" in line for line in remote.said) == (
+        harm != "remove"
+    )
+    assert [file for file, _ in remote.got("acme/sample-fp8")] == [row.file]
+    assert not remote.got("acme/sample-int4")
 
 
 def test_stray_file_is_removed_and_told(remote: Remote, locked: ModelLock) -> None:
     with remote.online():
-        folders = remote.fetch(locked)
-    stray = folders["int4"] / "pytorch_model.bin"
+        places = remote.fetch(locked)
+    stray = places.folders["int4"] / "pytorch_model.bin"
     stray.write_bytes(b"x")
     remote.fetch(locked)
     assert not stray.exists()
     assert any("pytorch_model.bin" in line for line in remote.said)
 
 
-def test_other_bytes_than_locked_are_refused_with_both_sides(remote: Remote, locked: ModelLock) -> None:
-    fp8 = locked.repositories["fp8"]
-    rows = [f.model_copy(update={"sha256": "0" * 64}) if f.file == SHARD else f for f in fp8.files]
-    lock = locked.model_copy(
-        update={"repositories": {**locked.repositories, "fp8": fp8.model_copy(update={"files": rows})}}
-    )
-    sha256, size = sha256_file(remote.root / "acme/sample-fp8" / SHARD)
+def with_other_hash(lock: ModelLock, name: str, part: str, number: int) -> ModelLock:
+    entry = lock.repositories[name]
+    rows = list(getattr(entry, part))
+    rows[number] = rows[number].model_copy(update={"sha256": "0" * 64})
+    changed = entry.model_copy(update={part: rows})
+    return lock.model_copy(update={"repositories": {**lock.repositories, name: changed}})
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "what"),
+    [
+        ("int4", "files", "model-00001-of-00002.safetensors of acme/sample-int4"),
+        ("fp8", "headers", "the header of model-00001-of-00002.safetensors of acme/sample-fp8"),
+        ("fp8", "tensors", "tensor {name} in {file} of acme/sample-fp8"),
+    ],
+)
+def test_other_bytes_than_locked_are_refused_with_both_sides(
+    remote: Remote, locked: ModelLock, name: str, part: str, what: str
+) -> None:
+    rows = getattr(locked.repositories[name], part)
+    number = next(i for i, row in enumerate(rows) if row.file == SHARD)
+    row = rows[number]
     with remote.online(), pytest.raises(IntegrityError) as caught:
-        remote.fetch(lock)
-    assert SHARD in caught.value.message
-    assert f"wanted size={size}, sha256={'0' * 64}; got size={size}, sha256={sha256}" in caught.value.message
-    assert not (remote.paths.models / "acme/sample-fp8" / fp8.revision / SHARD).exists()
+        remote.fetch(with_other_hash(locked, name, part, number))
+    assert what.format(name=row.name, file=row.file) in caught.value.message
+    assert (
+        f"wanted size={row.size}, sha256={'0' * 64}; got size={row.size}, sha256={row.sha256}" in caught.value.message
+    )
+    assert "invoke lock --model sample" in caught.value.next_step
+    assert not list(remote.paths.cache.rglob("0" * 64))
     with remote.online():
         assert remote.is_fetched(remote.fetch(locked)), "the right lock must still succeed"
 
 
-@pytest.mark.parametrize("name", ["README.md", SHARD])
-def test_wrong_file_in_the_librarys_own_cache_does_not_last(
-    remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """huggingface_hub prefers its cache to the Hub and does not check it."""
-    cache = tmp_path / "huggingface"
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
-    revision = remote.pin.repositories["int4"].revision
-    poisoned = cache / "models--acme--sample-int4/snapshots" / revision / name
-    poisoned.parent.mkdir(parents=True)
-    poisoned.write_bytes(b"wrong")
-    with remote.online():
-        lock = remote.lock()
-        assert remote.is_fetched(remote.fetch(lock))
-    assert [file.sha256 for file in lock.repositories["int4"].files if file.file == name] == [
-        sha256_file(remote.root / "acme/sample-int4" / name)[0]
-    ]
-    assert f"{name} of acme/sample-int4 arrived with wrong bytes: asking the Hub for it once more" in remote.said
+def of_storage(*faults: Fault) -> Callable[[Request], Fault | None]:
+    """The first answers of the storage for the first shard go wrong."""
+    left = list(faults)
+
+    def fault(request: Request) -> Fault | None:
+        wanted = request.method == "GET" and "/blobs/acme/sample-int4/" in request.path and not request.range
+        return left.pop(0) if left and wanted else None
+
+    return fault
 
 
-def test_cut_connection_is_taken_up_where_it_broke(
-    remote: Remote, locked: ModelLock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1)  # it keeps whole chunks only
-    size = (remote.root / "acme/sample-int4" / SHARD).stat().st_size
-    with remote.online(cut_once={SHARD: size // 2}):
-        folders = remote.fetch(locked)
-    assert remote.is_fetched(folders)
-    assert [request.range for request in remote.requests if request.range] == [f"bytes={size // 2}-"]
+def test_wrong_bytes_are_asked_for_once_more(remote: Remote, locked: ModelLock) -> None:
+    with remote.online(faults=of_storage(Fault(wrong=True))):
+        assert remote.is_fetched(remote.fetch(locked))
+    assert any("arrived with wrong bytes: asking for it once more" in line for line in remote.said)
+
+
+def test_cut_connection_is_taken_up_where_it_broke(remote: Remote, locked: ModelLock, pauses: list[float]) -> None:
+    with remote.online(faults=of_storage(Fault(cut=100))):
+        assert remote.is_fetched(remote.fetch(locked))
+    assert len([range for _, range in remote.got("acme/sample-int4") if range.startswith("bytes=100-")]) == 1
+    assert pauses == [1.0]
 
 
 FETCH = """
@@ -227,39 +409,32 @@ hub.fetch_model(paths, pin, manifests.load_model_lock(paths.project, pin), lambd
 """
 
 
-def test_killed_fetch_is_completed_by_the_next(
-    remote: Remote, locked: ModelLock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stalled, go_on = threading.Event(), threading.Event()
-    copy = local_hub._Handler._copy
+def test_killed_fetch_is_completed_by_the_next(remote: Remote, locked: ModelLock, tmp_path: Path) -> None:
+    never, half = threading.Event(), (remote.source("int4") / SHARD).stat().st_size // 2
+    revision, digest = locked.repositories["int4"].revision, sha256_file(remote.source("int4") / SHARD)[0]
 
-    def stall(self: local_hub._Handler, file: BinaryIO, size: int) -> None:
-        if Path(file.name).name != SHARD:
-            return copy(self, file, size)
-        self.wfile.write(file.read(size // 2))
-        self.wfile.flush()
-        stalled.set()
-        go_on.wait(60)
+    def stall(request: Request) -> Fault | None:
+        return Fault(cut=half, wait=never) if request.method == "GET" and digest in request.path else None
 
-    monkeypatch.setattr(local_hub._Handler, "_copy", stall)
-    with remote.online() as url:
+    folder = remote.paths.models / "acme/sample-int4" / revision
+    part = folder.with_name(f"{revision}.download") / f"{SHARD}.part"
+    with remote.online(faults=stall) as url:
         process = subprocess.Popen([sys.executable, "-c", FETCH.format(url=url, root=str(tmp_path))])
-        assert stalled.wait(60)
+        while not part.exists() or part.stat().st_size < half:
+            assert process.poll() is None
+            time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        go_on.set()
-    monkeypatch.undo()
-    revision = locked.repositories["int4"].revision
-    folder = remote.paths.models / "acme/sample-int4" / revision
-    there = tree(folder)
+        never.set()
+    there = tree(folder) if folder.exists() else {}
     assert SHARD not in there
-    assert all(data == (remote.root / "acme/sample-int4" / name).read_bytes() for name, data in there.items())
-    assert list(folder.with_name(f"{revision}.download").rglob("*.incomplete"))
-
-    remote.monkeypatch = monkeypatch
+    assert all(data == (remote.source("int4") / name).read_bytes() for name, data in there.items())
+    remote.requests.clear()
     with remote.online():
         assert remote.is_fetched(remote.fetch(locked))
-    assert not list(remote.paths.models.rglob("*.incomplete"))
+    asked = dict(remote.got("acme/sample-int4"))
+    assert asked[SHARD] == f"bytes={half}-{2 * half - 1}" or asked[SHARD] == f"bytes={half}-{2 * half}"
+    assert not set(asked) & set(there)
     assert not list(remote.paths.models.rglob("*.download"))
 
 
@@ -271,31 +446,124 @@ def test_full_disk_is_told_before_fetching(remote: Remote, locked: ModelLock, mo
     assert remote.requests == []
 
 
-def test_no_hub_is_a_network_error(remote: Remote, locked: ModelLock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)  # between its many tries
+def test_no_hub_is_a_network_error(remote: Remote, locked: ModelLock) -> None:
     remote.point_at("http://127.0.0.1:9")
-    with pytest.raises(
-        NetworkError, match=r"cannot fetch README\.md of acme/sample-int4 at .*: the Hub does not answer"
-    ):
+    with pytest.raises(NetworkError, match=r"cannot fetch .* of acme/sample-fp8 at .*: the Hub does not answer"):
         remote.fetch(locked)
     with pytest.raises(NetworkError, match="cannot fetch its list of files of acme/sample-int4"):
         remote.lock()
 
 
-def edit_pin(remote: Remote, **change: str) -> None:
-    value = json.loads(remote.pin_file.read_text())
-    value["repositories"]["fp8"] |= change
-    remote.pin_file.write_text(json.dumps(value))
-
-
 def test_unknown_repository_and_revision(remote: Remote) -> None:
     with remote.online():
-        edit_pin(remote, revision="c" * 40)
+        remote.edit_pin("fp8", revision="c" * 40)
         with pytest.raises(NetworkError, match=r"acme/sample-fp8 at cccccccccccc: the repository has no such revision"):
             remote.lock()
-        edit_pin(remote, repo="acme/other")
+        remote.edit_pin("fp8", repo="acme/other")
         with pytest.raises(NetworkError, match=r"acme/other at .*: no such repository"):
             remote.lock()
+
+
+def test_a_busy_hub_is_asked_again_for_its_list(remote: Remote, pauses: list[float]) -> None:
+    left = [Fault(429, {"Retry-After": "9"})]
+    with remote.online(faults=lambda request: left.pop() if left and "/api/" in request.path else None):
+        remote.lock()
+    assert pauses == [9]
+
+
+def test_an_unresolved_revision_is_the_newest_commit_and_stays_so(remote: Remote) -> None:
+    newest = remote.commit("acme/sample-fp8")
+    remote.edit_pin("fp8", revision=UNRESOLVED)
+    with pytest.raises(ManifestError, match="has not been locked yet") as missing:
+        manifests.load_model_lock(remote.paths.project, remote.pin)
+    assert missing.value.next_step.startswith("invoke lock --model sample: it fetches headers, small files and")
+    with remote.online():
+        lock = remote.lock()
+    assert lock.repositories["fp8"].revision == newest
+    assert any(f"its newest commit is {newest}" in line for line in remote.said)
+    with remote.online():
+        assert remote.is_fetched(remote.fetch(lock))
+    (remote.source("fp8") / "README.md").write_text("changed\n")
+    assert remote.commit("acme/sample-fp8") != newest
+    with remote.online(), pytest.raises(NetworkError, match="no such revision"):  # this Hub forgets the old one
+        remote.lock()
+    assert any(f"stays at {newest}" in line for line in remote.said)
+    remote.pin_file.with_suffix(".lock").unlink()
+    with remote.online():
+        assert remote.lock().repositories["fp8"].revision == remote.commit("acme/sample-fp8")
+
+
+def test_the_recipe_of_an_unresolved_model_names_the_locked_commit(project: Path, tmp_path: Path) -> None:
+    path = project / f"pins/models/{TINY}.yaml"
+    pinned = manifests.load_model(project, TINY).repositories["int4"].revision
+    path.write_text(path.read_text().replace(f'"{pinned}"', UNRESOLVED))
+    recipe = manifests.load_recipe(project, TINY)
+    with pytest.raises(ManifestError, match="the pins have changed since"):
+        manifests.model_of(project, recipe)
+    lock = path.with_suffix(".lock")
+    pin = manifests.load_model(project, TINY)
+    value = json.loads(lock.read_text()) | {"inputs": manifests.model_inputs(pin)}
+    lock.write_text(json.dumps(value))
+    assert manifests.model_of(project, recipe) == pin
+    value["repositories"]["int4"]["revision"] = "e" * 40
+    lock.write_text(json.dumps(value))
+    with pytest.raises(ManifestError, match=f"model_revision: saw '{pinned}', wanted {'e' * 40}, as in .*{TINY}.lock"):
+        manifests.model_of(project, recipe)
+
+
+@pytest.mark.parametrize("relative", [True, False])
+def test_a_folder_stands_for_the_hub(remote: Remote, relative: bool) -> None:
+    for name in ("int4", "fp8"):
+        folder = remote.source(name)
+        shown = os.path.relpath(folder, remote.paths.project) if relative else str(folder)
+        remote.edit_pin(name, revision=UNRESOLVED, folder=shown)
+        (folder / ".git").mkdir()
+        (folder / ".git/HEAD").write_text("not a file of the model\n")
+    remote.point_at("http://127.0.0.1:9")
+    before = {name: tree(remote.source(name)) for name in ("int4", "fp8")}
+    lock = remote.lock()
+    assert all(len(entry.revision) == 40 for entry in lock.repositories.values())
+    assert remote.lock() == lock, "the revision follows from the files"
+    places = remote.fetch(lock)
+    for path in remote.source("int4").glob(".git/*"):
+        path.unlink()
+    (remote.source("int4") / ".git").rmdir()
+    assert remote.is_fetched(places)
+    assert (places.folders["int4"] / SHARD).samefile(remote.source("int4") / SHARD), "a link, not a copy"
+    assert not (places.folders["int4"] / CONFIG).samefile(remote.source("int4") / CONFIG)
+    assert before["fp8"] == tree(remote.source("fp8"))
+    mode = (remote.source("int4") / SHARD).stat().st_mode
+    assert mode & 0o200, "files of the folder stay as they are"
+
+
+def test_a_folder_that_is_no_longer_what_was_locked(remote: Remote) -> None:
+    for name in ("int4", "fp8"):
+        remote.edit_pin(name, revision=UNRESOLVED, folder=str(remote.source(name)))
+    lock = remote.lock()
+    damage(remote.source("int4") / SHARD, "flip")
+    with pytest.raises(IntegrityError, match=SHARD):
+        remote.fetch(lock)
+    assert not list(remote.paths.models.rglob(SHARD))
+
+
+def test_a_folder_that_is_not_there(remote: Remote) -> None:
+    remote.edit_pin("fp8", revision=UNRESOLVED, folder="nowhere")
+    with remote.online(), pytest.raises(ManifestError, match=r"repositories\.fp8\.folder.*nowhere"):
+        remote.lock()
+
+
+def test_a_folder_has_no_pinned_revision(remote: Remote) -> None:
+    remote.edit_pin("fp8", folder="somewhere")
+    with pytest.raises(ManifestError, match=r"repositories\.fp8\.revision: .*derived from its files"):
+        remote.lock()
+
+
+def test_a_lock_without_headers_says_how_to_make_one(remote: Remote, locked: ModelLock) -> None:
+    bare = locked.repositories["fp8"].model_copy(update={"headers": []})
+    old = locked.model_copy(update={"repositories": {**locked.repositories, "fp8": bare}})
+    with pytest.raises(ManifestError, match=r"repositories\.fp8\.headers: saw 0") as caught:
+        remote.fetch(old)
+    assert caught.value.next_step == "invoke lock --model sample"
 
 
 class Gate(BaseHTTPRequestHandler):
@@ -319,12 +587,12 @@ class Gate(BaseHTTPRequestHandler):
 LOCK = """
 import sys
 from pathlib import Path
-from sparkpin import hub
+from sparkpin import hublock
 from sparkpin.errors import NetworkError
 from sparkpin.paths import Paths
 root = Path({root!r})
 try:
-    hub.lock_model(Paths(root / "project", root / "cache", root / "home"), "sample", lambda line: None)
+    hublock.lock_model(Paths(root / "project", root / "cache", root / "home"), "sample", lambda line: None)
 except NetworkError as error:
     print(error)
 """
@@ -356,12 +624,16 @@ def test_generated_model_goes_through_the_hub_and_only_once(tiny: Paths, monkeyp
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     path = tiny.project / f"pins/models/{TINY}.lock"
     committed = path.read_bytes() if path.exists() else None
-    lock = hub.lock_model(tiny, TINY, print)
+    lock = hublock.lock_model(tiny, TINY, print)
     assert committed == path.read_bytes(), "pins/models/scripted-tiny.lock is not what the generator makes"
     pin = manifests.load_model(tiny.project, TINY)
-    folders = hub.fetch_model(tiny, pin, lock, print)
-    for name, repository in lock.repositories.items():
-        assert sorted(tree(folders[name])) == [file.file for file in repository.files]
+    places = hub.fetch_model(tiny, pin, lock, print)
+    assert sorted(tree(places.folders["int4"])) == [file.file for file in lock.repositories["int4"].files]
+    donor = lock.repositories["fp8"]
+    assert len(places.tensors["fp8"]) == len(donor.tensors) == 24
+    needed = sum(row.size for row in (*donor.headers, *donor.tensors))
+    assert sum(tensor.size for tensor in donor.tensors) == 196_632
+    assert needed < 0.2 * sum(file.size for file in donor.files)
     assert os.environ["HTTP_PROXY"] and "127.0.0.1" not in os.environ.get("NO_PROXY", "")
     assert not list(tiny.work.rglob(f"{PARTIAL}*"))
 
@@ -370,7 +642,7 @@ def test_generated_model_goes_through_the_hub_and_only_once(tiny: Paths, monkeyp
 
     monkeypatch.setattr("sparkpin.tinymodel.generate", never)
     said: list[str] = []
-    assert hub.fetch_model(tiny, pin, lock, said.append) == folders
+    assert hub.fetch_model(tiny, pin, lock, said.append) == places
     assert said == []
 
 
@@ -379,7 +651,7 @@ def test_pinned_revision_that_the_generator_does_not_make(tiny: Paths) -> None:
     right = manifests.load_model(tiny.project, TINY).repositories["fp8"].revision
     path.write_text(path.read_text().replace(right, "d" * 40))
     with pytest.raises(ManifestError) as caught:
-        hub.lock_model(tiny, TINY, print)
+        hublock.lock_model(tiny, TINY, print)
     assert (caught.value.key, caught.value.seen) == ("repositories.fp8.revision", "d" * 40)
     assert right in caught.value.wanted
     assert f"repositories.fp8.revision to {right} in {path}" in caught.value.next_step
@@ -390,23 +662,5 @@ def test_model_revision_of_the_recipe_is_the_pinned_one(project: Path) -> None:
     assert manifests.model_of(project, recipe).name == TINY
 
 
-def test_progress_is_told_while_a_file_arrives(
-    remote: Remote, locked: ModelLock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = local_hub._Handler._copy
-    told = threading.Event()
-
-    def slow(self: local_hub._Handler, file: BinaryIO, size: int) -> None:
-        if Path(file.name).name == SHARD:
-            told.wait(60)
-        copy(self, file, size)
-
-    def say(line: str) -> None:
-        if f"fetching {SHARD}: " in line and "so far" in line:
-            told.set()
-
-    monkeypatch.setattr(local_hub._Handler, "_copy", slow)
-    monkeypatch.setattr(hubclient, "PROGRESS_SECONDS", 0.01)
-    with remote.online():
-        hub.fetch_model(remote.paths, remote.pin, locked, say)
-    assert told.is_set()
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -13,7 +13,7 @@ from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, 
 
 from sparkpin.errors import InputError
 from sparkpin.files import git_blob_sha1
-from sparkpin.tinymodel.hub import Request, byte_range, serve
+from sparkpin.tinymodel.hub import Fault, Request, byte_range, serve
 from sparkpin.tinymodel.hub_repository import scan
 
 REPO = "some/model"
@@ -109,7 +109,12 @@ def test_cut_download_resumes_where_it_broke(root: Path, tmp_path: Path, monkeyp
     # huggingface_hub keeps what it has only in whole chunks of 10 MB; smaller ones let a small file show it.
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 1 << 16)
     log: list[Request] = []
-    with serve(root, cut_once={LARGE: 300_000}, log=log) as url:
+    cuts = [Fault(cut=300_000)]
+
+    def cut_once(request: Request) -> Fault | None:
+        return cuts.pop() if cuts and request.method == "GET" and request.path.startswith("/blobs/") else None
+
+    with serve(root, faults=cut_once, log=log) as url:
         huggingface_hub.snapshot_download(REPO, endpoint=url, local_dir=tmp_path / "got")
     assert contents(tmp_path / "got") == FILES
     blob_gets = [r.range for r in log if r.method == "GET" and r.path.startswith("/blobs/")]

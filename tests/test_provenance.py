@@ -66,8 +66,14 @@ def test_every_input_has_its_hash(sample: Sample) -> None:
     lock = manifests.load_model_lock(
         sample.paths.project, manifests.load_model(sample.paths.project, sample.release.model)
     )
-    wanted |= {file.sha256 for repository in lock.repositories.values() for file in repository.files}
+    base, donor = lock.repositories["int4"], lock.repositories["fp8"]
+    texts = [file for file in donor.files if file.file in ("config.json", "model.safetensors.index.json")]
+    assert len(texts) == 2 and len(donor.headers) == 2 and len(donor.tensors) == 24
+    wanted |= {file.sha256 for file in (*base.files, *texts, *donor.headers, *donor.tensors)}
     assert found == wanted
+    tensor = donor.tensors[0]
+    (named,) = [row for row in rows if row["name"].endswith(f"/{tensor.file}/{tensor.name}")]
+    assert named["digest"]["sha256"] == tensor.sha256 and f"{donor.repo}@{donor.revision}" in named["name"]
 
 
 def test_byproducts(sample: Sample) -> None:

@@ -7,10 +7,11 @@ its headers and the tensors that are taken, each under its SHA-256. What is on i
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,7 +28,6 @@ from sparkpin.schema import LockedFile, ModelLock, ModelPin, RepositoryLock
 from sparkpin.store import Store
 
 HASH_WORKERS = min(4, os.cpu_count() or 1)
-SiteOf = Callable[[str], Site]
 
 
 def fetch_model(
@@ -48,9 +48,9 @@ def fetch_model(
             if name == pin.base:
                 remove_strays(repository_folder(paths, entry), entry, say)
                 absent = missing_files(repository_folder(paths, entry), entry.files, say)
-                pieces += [whole(site(name), file) for file in absent if not site(name).linked(file)]
+                pieces += [whole(site[name], file) for file in absent if not site[name].linked(file)]
             elif absent := lacking(store, entry.tensors, say):
-                pieces += tensor_pieces(site(name), listing_of(paths, name, entry), absent)
+                pieces += tensor_pieces(site[name], listing_of(paths, name, entry), absent)
         fetched += bring(paths, pin, pieces, say)
         for entry in wanted.values():
             shutil.rmtree(download_folder(paths, entry), ignore_errors=True)
@@ -86,16 +86,16 @@ def wanted_of(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[str
     return {name: lock.repositories[name] for name in names}
 
 
-def outlines(paths: Paths, site: SiteOf, entries: Mapping[str, RepositoryLock], say: Say) -> list[Piece]:
+def outlines(paths: Paths, site: Mapping[str, Site], entries: Mapping[str, RepositoryLock], say: Say) -> list[Piece]:
     """Pieces for the headers, indexes and configs that are not here."""
     store = Store(paths.store)
     pieces: list[Piece] = []
     for name, entry in entries.items():
         texts = [file for file in entry.files if file.file in TEXTS]
-        pieces += [whole(site(name), file) for file in missing_files(repository_folder(paths, entry), texts, say)]
+        pieces += [whole(site[name], file) for file in missing_files(repository_folder(paths, entry), texts, say)]
         sizes = {file.file: file.size for file in entry.files}
         for row in lacking(store, entry.headers, say):
-            pieces.append(site(name).header(row.file, sizes[row.file], row.size, row.sha256))
+            pieces.append(site[name].header(row.file, sizes[row.file], row.size, row.sha256))
     return pieces
 
 
@@ -137,18 +137,11 @@ def tell_share(name: str, fetched: int, total: int, say: Say) -> None:
 
 
 @contextlib.contextmanager
-def sites(paths: Paths, pin: ModelPin, lock: ModelLock, say: Say) -> Iterator[SiteOf]:
-    """Where each repository comes from. The Hub is looked for when the first is asked for."""
+def sites(paths: Paths, pin: ModelPin, lock: ModelLock, say: Say) -> Iterator[Mapping[str, Site]]:
+    """Where each repository comes from. The Hub is looked for when a byte of it is needed."""
     with contextlib.ExitStack() as stack:
-        found: dict[str, Site] = {}
-
-        def site(name: str) -> Site:
-            if not found:
-                url = stack.enter_context(endpoint(paths, pin, say))
-                found.update({n: site_of(paths, pin, n, e.revision, url) for n, e in lock.repositories.items()})
-            return found[name]
-
-        yield site
+        url = functools.cache(lambda: stack.enter_context(endpoint(paths, pin, say)))
+        yield {name: site_of(paths, pin, name, entry.revision, url) for name, entry in lock.repositories.items()}
 
 
 def hold(paths: Paths, pin: ModelPin, say: Say) -> contextlib.AbstractContextManager[None]:

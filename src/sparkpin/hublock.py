@@ -87,7 +87,7 @@ class Locking:
             self.say(f"listing {repository.repo} at {revision[:12]}")
             rows = list(self.listing(repository, revision))
         self.total += sum(row.size for row in rows)
-        site = self.sites[key] = site_of(self.paths, self.pin, key, revision, self.url)
+        site = self.sites[key] = site_of(self.paths, self.pin, key, revision, lambda: self.url)
         known = {row.file: row.sha256 for row in rows if row.sha256}
         wanted = [row for row in rows if row.file in TEXTS or (key == self.pin.base and not row.sha256)]
         absent = []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from sparkpin import files
@@ -19,14 +21,18 @@ from sparkpin.schema import LockedFile, ModelPin
 from sparkpin.store import Store
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Site:
-    """folder: of the files that are here; parts: where pieces grow."""
+    """find: gives the origin, once a byte of it is needed; folder: of whole files; parts: where pieces grow."""
 
-    origin: Origin
+    find: Callable[[], Origin]
     folder: Path
     parts: Path
     store: Store
+
+    @cached_property
+    def origin(self) -> Origin:
+        return self.find()
 
     def whole(self, file: str, size: int, sha256: str = "", git: str = "") -> Piece:
         """A file, to lie in the folder. git: its blob's hash, where there is no SHA-256."""
@@ -37,7 +43,7 @@ class Site:
         """The first bytes of a safetensors file of `size` bytes, for the store; from the file, where it is here."""
         local = self.folder / file
         is_here = local.is_file() and local.stat().st_size == size
-        origin = FolderOrigin(self.folder) if is_here else self.origin
+        origin: Origin = FolderOrigin(self.folder) if is_here else self.origin
         return self.blob(origin, file, size, 0, end, f"the header of {file}", sha256)
 
     def tensor(self, name: str, file: str, size: int, begin: int, end: int, sha256: str = "") -> Piece:
@@ -93,10 +99,13 @@ class Site:
         return True
 
 
-def site_of(paths: Paths, pin: ModelPin, name: str, revision: str, url: str | None) -> Site:
+def site_of(paths: Paths, pin: ModelPin, name: str, revision: str, url: Callable[[], str | None]) -> Site:
     """url: the Hub to ask, as `hubclient.endpoint` gives it."""
     repository = pin.repositories[name].model_copy(update={"revision": revision})
-    origin: Origin = HubOrigin(repository.repo, revision, url)
-    if repository.folder:
-        origin = FolderOrigin(paths.project / repository.folder)
-    return Site(origin, repository_folder(paths, repository), download_folder(paths, repository), Store(paths.store))
+
+    def find() -> Origin:
+        if repository.folder:
+            return FolderOrigin(paths.project / repository.folder)
+        return HubOrigin(repository.repo, revision, url())
+
+    return Site(find, repository_folder(paths, repository), download_folder(paths, repository), Store(paths.store))
