@@ -56,6 +56,14 @@ class Draft:
         published = self.base.file_of(tensor)
         return None if published is None or tensor in self.dropped.get(published, {}) else published
 
+    def source(self, tensor: str) -> tuple[str, Source]:
+        """The file that will hold a tensor, and where its bytes are; of the base's tensors only those asked for."""
+        for file, tensors in self.added.items():
+            if tensor in tensors:
+                return file, tensors[tensor]
+        source = self.base.found[tensor]
+        return source.file, source
+
     def names(self) -> Iterator[str]:
         """Every tensor of the result."""
         gone = {name for tensors in self.dropped.values() for name in tensors}
@@ -63,6 +71,12 @@ class Draft:
             yield from (name for name in names if name not in gone)
         for tensors in self.added.values():
             yield from tensors
+
+    def unlisted(self) -> frozenset[str]:
+        """Every tensor of the result that its index leaves out."""
+        added = (name for tensors in self.added.values() for name in tensors)
+        names = (name for name in (*self.base.unlisted, *added) if not self.is_listed(name))
+        return frozenset(name for name in names if self.file_of(name))
 
     def is_listed(self, tensor: str) -> bool:
         return tensor in self.listed or tensor in self.base.listed

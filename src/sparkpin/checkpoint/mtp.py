@@ -8,13 +8,13 @@ repository of the pin may give them. All three end in an index that lists them, 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sparkpin.checkpoint.draft import Draft
 from sparkpin.checkpoint.formats import PACKED, SCALE, WEIGHT, extra_config_of, fp8_entry
 from sparkpin.checkpoint.patterns import Patterns, some
-from sparkpin.checkpoint.repository import CONFIG
+from sparkpin.checkpoint.repository import CONFIG, Source
 from sparkpin.errors import CheckpointError
 from sparkpin.schema import MtpStep
 
@@ -22,8 +22,12 @@ PREFIX = "mtp."
 OUTER = ("mtp.fc.weight", "mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight")
 LAYERS, EXPERTS = "mtp_num_hidden_layers", "num_experts"
 MATRICES = ("gate_proj", "up_proj", "down_proj")
+_FUSED = re.compile(r"\.mlp\.experts\.(gate_up|down)_proj(\.weight)?$")  # all experts in one tensor
 _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)")
-_PIN = "choose a base repository with MTP tensors, or an `mtp.source`, in pins/models/, or a stage before mtp"
+_PIN = (
+    "choose a base repository with MTP tensors, or an `mtp.source`, in pins/models/; "
+    "without any take `mtp` out of the pin and use a stage before mtp"
+)
 
 
 def apply_mtp(draft: Draft, step: MtpStep) -> None:
@@ -39,13 +43,10 @@ def apply_mtp(draft: Draft, step: MtpStep) -> None:
             raise CheckpointError(
                 f"mtp.tensors: {pattern!r} fits no tensor of {draft.base.origin}{where}, listed or not", next_step=_PIN
             )
-    check_layers(draft, names)
-    for name in sorted(names):
+    found = {name: draft.source(name) for name in sorted(names)}
+    check_layers(draft, found)
+    for name, (file, source) in found.items():
         if not draft.is_listed(name):
-            file = draft.file_of(name)
-            if file is None:
-                raise AssertionError(name)
-            source = draft.added.get(file, {}).get(name) or draft.base.found[name]
             draft.listed[name] = file
             size = source.info.nbytes
             draft.count("listed", name, source.info.dtype, f"in {file}; the index left it out", size, size)
@@ -82,7 +83,7 @@ def setting(draft: Draft, key: str) -> Any:
     return next((config[key] for config in configs if key in config), None)
 
 
-def check_layers(draft: Draft, found: Sequence[str]) -> None:
+def check_layers(draft: Draft, found: Mapping[str, tuple[str, Source]]) -> None:
     """Raises CheckpointError for a layer that the config counts and the tensors do not make."""
     layers = setting(draft, LAYERS)
     if type(layers) is not int or layers < 1:
@@ -91,12 +92,19 @@ def check_layers(draft: Draft, found: Sequence[str]) -> None:
         raise CheckpointError(f"{where}: saw {seen}, wanted 1 or more", next_step=_PIN)
     missing = [name for name in OUTER if name not in found]
     body = body_modules(draft)
+    fp8 = {name.removesuffix(f".{WEIGHT}") for name, (_, source) in found.items() if source.info.dtype == "F8_E4M3"}
+    missing += [f"{module}.{SCALE}" for module in sorted(fp8) if f"{module}.{SCALE}" not in found]
+    experts = setting(draft, EXPERTS)
     for layer in range(layers):
         prefix = f"{PREFIX}layers.{layer}."
         parts = parts_under(found, prefix)
         missing += [f"{prefix}{name}" for name in missing_modules(parts, body)]
         missing += [f"{prefix}{name}" for name in missing_parts(parts)]
-        missing += [f"{prefix}{name}" for name in missing_experts(parts, setting(draft, EXPERTS))]
+        missing += [f"{prefix}{name}" for name in missing_experts(parts, experts)]
+    for name, (_, source) in found.items():
+        if _FUSED.search(name) and source.info.shape[:1] != (experts,):
+            seen = f"{list(source.info.shape)}, wanted {EXPERTS} of the config ({experts}) first"
+            raise CheckpointError(f"{draft.base.origin}: {name}: shape: saw {seen}", next_step=_PIN)
     if missing:
         raise CheckpointError(
             f"{draft.base.origin}: the MTP layer lacks {some(missing)}; saw {len(found)} of its tensors",
@@ -112,7 +120,7 @@ def body_modules(draft: Draft) -> set[str]:
     return {module for module in parts_under(names, body) if not is_expert(module)} if body else set()
 
 
-def parts_under(names: Sequence[str], prefix: str) -> dict[str, set[str]]:
+def parts_under(names: Iterable[str], prefix: str) -> dict[str, set[str]]:
     """module -> last parts of its tensors' names, of what begins with a prefix, which is cut off."""
     parts: dict[str, set[str]] = {}
     for name in names:

@@ -228,7 +228,7 @@ def lay_out(draft: Draft, pin: ModelPin, steps: Sequence[str]) -> Plan:
         links=tuple(Link(file, size) for file, size in sorted(base.listing.files.items()) if file not in new),
         shards=shards,
         texts=texts,
-        unlisted=frozenset(name for name in base.unlisted if not draft.is_listed(name) and draft.file_of(name)),
+        unlisted=draft.unlisted(),
         config=draft.config,
         rows=rows,
         origins=tuple(origin_of(repository) for repository in (base, *draft.donors.values())),

@@ -1,0 +1,136 @@
+"""Copying bytes: the kernel's way, what happens where it refuses, and files that end too early."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from sparkpin.checkpoint import copying
+from sparkpin.checkpoint.copying import Copier, Reader, Run, Stopped, link_or_copy
+from sparkpin.errors import IntegrityError
+
+DATA = bytes(range(256)) * 40_961  # ten chunks and an odd rest
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.write_bytes(DATA)
+    return path
+
+
+def copied(target: Path, *runs: Run, stop: threading.Event | None = None) -> bytes:
+    with Reader() as reader, target.open("wb") as file:
+        copier = Copier(file.fileno(), stop or threading.Event())
+        for run in runs:
+            copier.copy(reader, run)
+    return target.read_bytes()
+
+
+def runs_of(source: Path) -> list[Run]:
+    return [Run(source, 3, 1_000_001), Run(source, 0, 1), Run(source, 1_000_001, len(DATA)), Run(source, 7, 7)]
+
+
+WANTED = DATA[3:1_000_001] + DATA[:1] + DATA[1_000_001:]
+
+
+def test_runs_are_appended_wherever_they_begin(tmp_path: Path, source: Path) -> None:
+    assert copied(tmp_path / "target", *runs_of(source)) == WANTED
+
+
+@pytest.mark.parametrize("code", ["EXDEV", "EINVAL", "ENOSYS", "EOPNOTSUPP"])
+def test_where_the_kernel_refuses_bytes_are_read_and_written(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    """A file system that refuses is played: none is at hand."""
+    asked = []
+
+    def refuse(*args: object) -> int:
+        asked.append(args)
+        raise OSError(getattr(errno, code), code)
+
+    monkeypatch.setattr(os, "copy_file_range", refuse)
+    assert copied(tmp_path / "target", *runs_of(source)) == WANTED
+    assert len(asked) == 1, "refused once, it is not asked again"
+
+
+def test_the_kernel_may_refuse_in_the_middle_and_copy_less_than_it_is_asked(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.copy_file_range, []
+
+    def sometimes(src: int, dst: int, count: int, offset: int) -> int:
+        calls.append(count)
+        return real(src, dst, min(count, 99_999), offset) if len(calls) < 4 else 0
+
+    monkeypatch.setattr(os, "copy_file_range", sometimes)
+    assert copied(tmp_path / "target", *runs_of(source)) == WANTED
+    assert len(calls) == 4
+
+
+def test_other_errors_are_not_hidden(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "copy_file_range", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        copied(tmp_path / "target", *runs_of(source))
+
+
+def test_a_source_that_ends_too_early(tmp_path: Path, source: Path) -> None:
+    with pytest.raises(IntegrityError, match=f"source: ends at byte {len(DATA)}, wanted {len(DATA) + 1}"):
+        copied(tmp_path / "target", Run(source, 5, len(DATA) + 1))
+
+
+def test_a_stop_is_heeded(tmp_path: Path, source: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Stopped):
+        copied(tmp_path / "target", *runs_of(source), stop=stop)
+
+
+def test_more_files_than_stay_open(tmp_path: Path) -> None:
+    runs = []
+    for number in range(200):
+        (tmp_path / f"{number}").write_bytes(b"%03d" % number)
+        runs.append(Run(tmp_path / f"{number}", 0, 3))
+    before = len(os.listdir("/proc/self/fd"))
+    assert copied(tmp_path / "target", *runs, runs[0]) == b"".join(b"%03d" % number for number in range(200)) + b"000"
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_link_is_a_link(tmp_path: Path, source: Path) -> None:
+    link_or_copy(source, tmp_path / "folder" / "target")
+    assert source.samefile(tmp_path / "folder" / "target")
+
+
+@pytest.mark.parametrize("code", ["EXDEV", "EPERM", "EMLINK"])
+def test_where_links_cannot_go_blocks_are_shared_or_copied(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    asked = []
+
+    def refuse(*args: object) -> None:
+        raise OSError(getattr(errno, code), code)
+
+    def clone(file: object, request: int, other: int) -> int:
+        asked.append(request)
+        raise OSError(errno.EOPNOTSUPP, "no clones here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(fcntl, "ioctl", clone)
+    target = tmp_path / "target"
+    link_or_copy(source, target)
+    assert target.read_bytes() == DATA
+    assert not source.samefile(target)
+    assert asked == [copying.FICLONE]
+
+
+def test_a_link_that_fails_otherwise_is_told(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        link_or_copy(tmp_path / "nothing", tmp_path / "target")
