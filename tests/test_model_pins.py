@@ -74,6 +74,14 @@ def test_pins_without_a_lock_are_no_obstacle_to_other_models() -> None:
     assert {one.model.name for one in pair(PROJECT, "scripted-tiny")} == {"scripted-tiny"}
 
 
+def test_two_pins_of_one_base_are_not_chosen_between_in_silence(project: Path) -> None:
+    """A copy with other rules is how people will try other formats."""
+    recipe = manifests.load_recipe(project, "scripted-tiny")
+    (project / "pins/models/copy.yaml").write_text((project / "pins/models/scripted-tiny.yaml").read_text())
+    with pytest.raises(ManifestError, match="of one model of pins/models/, not of copy and scripted-tiny"):
+        manifests.model_of(project, recipe)
+
+
 def test_the_made_up_pair_has_the_published_counts_and_sizes() -> None:
     """The sums that docs/checkpoints.md shows. Sharp: a wrong dtype of the scales alone is worth 15 MB."""
     int4, fp8 = listings(G122B)["int4"], listings(G122B)["fp8"]

@@ -198,20 +198,20 @@ def load_recipe(project: Path, name: str) -> Recipe:
 def model_of(project: Path, recipe: Recipe) -> ModelPin:
     """The model pin whose base repository the recipe names."""
     path = project / f"recipes/{recipe.name}.yaml"
-    for file in sorted((project / "pins/models").glob("*.yaml")):
-        pin = load_model(project, file.stem)
-        base = pin.repositories[pin.base]
-        if base.repo == recipe.model:
-            revision, where = base.revision, file
-            if revision == UNRESOLVED:
-                revision, where = (
-                    load_model_lock(project, pin).repositories[pin.base].revision,
-                    file.with_suffix(".lock"),
-                )
-            if revision != recipe.model_revision:
-                raise ManifestError(path, "model_revision", recipe.model_revision, f"{revision}, as in {where}")
-            return pin
-    raise ManifestError(path, "model", recipe.model, "the base repository of a model of pins/models/")
+    pins = [load_model(project, file.stem) for file in sorted((project / "pins/models").glob("*.yaml"))]
+    found = [pin for pin in pins if pin.repositories[pin.base].repo == recipe.model]
+    if len(found) != 1:
+        several = f"of one model of pins/models/, not of {' and '.join(pin.name for pin in found)}"
+        wanted = several if found else "of a model of pins/models/"
+        raise ManifestError(path, "model", recipe.model, f"the base repository {wanted}")
+    pin = found[0]
+    revision, where = pin.repositories[pin.base].revision, project / f"pins/models/{pin.name}.yaml"
+    if revision == UNRESOLVED:
+        revision = load_model_lock(project, pin).repositories[pin.base].revision
+        where = where.with_suffix(".lock")
+    if revision != recipe.model_revision:
+        raise ManifestError(path, "model_revision", recipe.model_revision, f"{revision}, as in {where}")
+    return pin
 
 
 def digest_of(value: Any) -> str:
