@@ -40,9 +40,11 @@ def geometry_122b(**changes: Any) -> Geometry:
     return geometry_of(qwen_samples.G122B, **changes)
 
 
-def settings_of(geometry: Geometry, flags: str = "", platform: Platform = "cpu", **env: str) -> Settings:
+def settings_of(
+    geometry: Geometry, flags: str = "", platform: Platform = "cpu", vllm: tuple[int, int] = (0, 32), **env: str
+) -> Settings:
     argv = ["vllm", "serve", "/model", *flags.split()]
-    return read_settings(argv, env, geometry, platform, wide_state=False, origin="recipes/r.yaml")
+    return read_settings(argv, env, geometry, platform, vllm=vllm, wide_state=False, origin="recipes/r.yaml")
 
 
 def cache_of(flags: str = "", platform: Platform = "cpu", **changes: Any) -> Cache:
@@ -157,9 +159,28 @@ def test_the_state_types_flag_goes_before_the_config_and_the_cpu_before_the_acti
     assert settings_of(unsaid, "--mamba-ssm-cache-dtype float16").ssm_dtype == "float16"
     assert settings_of(geometry_122b(), "--mamba-ssm-cache-dtype bfloat16").ssm_dtype == "bfloat16"
     argv = ["vllm", "serve", "/model"]
-    wide = read_settings(argv, {}, unsaid, "cpu", wide_state=True, origin="r")
+    wide = read_settings(argv, {}, unsaid, "cpu", vllm=(0, 32), wide_state=True, origin="r")
     assert wide.ssm_dtype == "float32"
-    assert read_settings(argv, {}, unsaid, "cuda", wide_state=True, origin="r").ssm_dtype == "bfloat16"
+    narrow = read_settings(argv, {}, unsaid, "cuda", vllm=(0, 32), wide_state=True, origin="r")
+    assert narrow.ssm_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("flags", "vllm", "block", "states"),
+    [
+        ("", (0, 32), 2096, 2),
+        ("", (0, 33), 2112, 3),
+        (MTP2, (0, 33), 2112, 5),
+        ("--gdn-prefill-backend triton", (0, 33), 2096, 2),
+        ("--no-enable-prefix-caching", (0, 33), 2096, 1),
+    ],
+)
+def test_vllm_0_33_keeps_a_state_more_for_prefix_caching_on_a_spark(
+    flags: str, vllm: tuple[int, int], block: int, states: int
+) -> None:
+    geometry = geometry_122b()
+    cache = lay_out(geometry, settings_of(geometry, flags, "cuda", vllm))
+    assert (cache.block_size, cache.state_blocks) == (block, states)
 
 
 @pytest.mark.parametrize(
@@ -233,6 +254,23 @@ def test_the_cpus_own_variable_goes_before_the_flag() -> None:
     flags = "--kv-cache-memory-bytes 4G"
     assert settings_of(geometry_122b(), flags, VLLM_CPU_KVCACHE_SPACE="8").kv_bytes == 8 * GIB
     assert settings_of(geometry_122b(), flags, "cuda", VLLM_CPU_KVCACHE_SPACE="8").kv_bytes == 4 * GIB
+    assert settings_of(geometry_122b(), flags, VLLM_CPU_KVCACHE_SPACE="0").kv_bytes == 0
+    with pytest.raises(ManifestError, match=r"VLLM_CPU_KVCACHE_SPACE: saw '1\.5', wanted a whole number of GiB"):
+        settings_of(geometry_122b(), flags, VLLM_CPU_KVCACHE_SPACE="1.5")
+
+
+def test_an_mtp_drafter_needs_a_model_that_has_one() -> None:
+    with pytest.raises(ManifestError, match="wanted a model whose config has mtp_num_hidden_layers"):
+        settings_of(geometry_122b(mtp_num_hidden_layers=0), MTP2)
+
+
+def test_a_cpu_without_a_given_pool_takes_a_share_of_all_memory() -> None:
+    """cpu_worker.py: the share, without what the processes hold by then."""
+    made = plan_122b(
+        "--gpu-memory-utilization 0.5 --max-num-seqs 4", Machine(1 << 40, 1 << 40, "m", "flag"), platform="cpu"
+    )
+    assert made.budget == 1 << 39
+    assert sum(line.bytes for line in made.lines) == made.budget == made.needed
 
 
 @pytest.mark.parametrize(
@@ -245,6 +283,9 @@ def test_the_cpus_own_variable_goes_before_the_flag() -> None:
         ("--gpu-memory-utilization 0.0", "--gpu-memory-utilization: saw '0.0'"),
         ("--pipeline-parallel-size 2", "--pipeline-parallel-size: saw '2'"),
         ("""--speculative-config {"method":"eagle3"}""", "saw 'eagle3'"),
+        ("--speculative-config mtp", "--speculative-config: saw 'mtp', wanted a JSON object"),
+        ("--speculative-config [1]", "--speculative-config: saw '[1]', wanted a JSON object"),
+        ("""--speculative-config {"method":"mtp","num_speculative_tokens":"2"}""", "num_speculative_tokens: saw '2'"),
         ("--dtype int8", "--dtype: saw 'int8'"),
     ],
 )
@@ -280,6 +321,7 @@ def test_a_config_that_the_plan_does_not_know_is_refused(changes: dict[str, Any]
 
 def test_layer_types_may_be_given_as_an_interval() -> None:
     assert geometry_122b(layer_types=None, full_attention_interval=4) == geometry_122b()
+    assert geometry_122b(layer_types=None, full_attention_interval=4, num_hidden_layers=50).attention == 12
 
 
 def test_weights_of_the_122b_by_kind() -> None:
@@ -355,15 +397,22 @@ def test_a_plan_that_does_not_fit_says_why() -> None:
 
 
 def test_a_pool_that_does_not_hold_one_request_names_the_length_that_it_holds() -> None:
-    made = plan_122b("--kv-cache-memory-bytes 4G --max-num-seqs 16")
+    made = plan_122b("--kv-cache-memory-bytes 4G --gpu-memory-utilization 0.8 --max-num-seqs 16")
     longest = made.chosen.cache.longest(made.chosen.blocks)
     assert made.problems == (
         f"the KV pool of 4.00 GiB does not hold one request of 262,144 tokens, so vLLM would not start: "
         f"--max-model-len {longest} fits",
     )
-    assert plan_122b(f"--kv-cache-memory-bytes 4G --max-num-seqs 16 --max-model-len {longest}").fits
-    assert plan_122b("--kv-cache-memory-bytes 4G --max-num-seqs 16 --max-model-len auto").max_model_len == longest
-    none = plan_122b("--kv-cache-memory-bytes 100m --max-num-seqs 16 --max-model-len auto")
+    assert plan_122b(
+        f"--kv-cache-memory-bytes 4G --gpu-memory-utilization 0.8 --max-num-seqs 16 --max-model-len {longest}"
+    ).fits
+    assert (
+        plan_122b(
+            "--kv-cache-memory-bytes 4G --gpu-memory-utilization 0.8 --max-num-seqs 16 --max-model-len auto"
+        ).max_model_len
+        == longest
+    )
+    none = plan_122b("--kv-cache-memory-bytes 100m --gpu-memory-utilization 0.8 --max-num-seqs 16 --max-model-len auto")
     assert none.problems == ("the KV pool of 95.4 MiB does not hold a single request",)
 
 
@@ -372,6 +421,15 @@ def test_free_memory_counts_and_not_all_memory() -> None:
     full = replace(SPARK, free=100 * GIB, source="this machine")
     assert plan_122b(flags).fits
     assert plan_122b(flags, full).problems == ("it needs 108.44 GiB and 100.00 GiB are free (this machine)",)
+
+
+def test_a_gpus_share_must_be_free_even_if_the_pool_is_given() -> None:
+    """gpu_worker.py of vLLM 0.32 asks for it before it looks at --kv-cache-memory-bytes."""
+    made = plan_122b(
+        "--kv-cache-memory-bytes 16G --gpu-memory-utilization 0.95 --max-num-seqs 16 --max-model-len 32768"
+    )
+    assert made.pool == 16 * GIB
+    assert made.problems == ("it needs 120.61 GiB and 110.00 GiB are free (an idle DGX Spark)",)
 
 
 def test_blocks_that_are_given_count_for_the_pool() -> None:
@@ -402,6 +460,8 @@ def test_estimates() -> None:
     many = replace(few, max_num_seqs=1024)
     assert activations(geometry, many) == activations(geometry, few)
     assert activations(geometry, replace(many, max_num_batched_tokens=8192)) == 1024 * 248_320 * 10  # logits
+    drafting = replace(many, max_num_batched_tokens=8192, draft_tokens=2)
+    assert activations(geometry, drafting) == 2 * 1024 * 248_320 * 10
 
 
 def test_the_plan_as_json_and_as_a_table() -> None:

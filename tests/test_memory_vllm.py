@@ -109,7 +109,7 @@ def test_caches_are_cut_as_vllms_own_code_cuts_them() -> None:
         geometry = read_geometry(config, name)
         for length in lengths:
             settings = read_settings(
-                argv_of(args, length), {}, geometry, "cpu", wide_state=has_wide_state(), origin=name
+                argv_of(args, length), {}, geometry, "cpu", vllm=(0, 32), wide_state=has_wide_state(), origin=name
             )
             cache = lay_out(geometry, settings)
             for pool in pools:
@@ -148,7 +148,7 @@ def test_a_server_logs_what_the_plan_says(stage: str, length: int, space: str) -
     env |= {"VLLM_CPU_KVCACHE_SPACE": space}
     config = json.loads((base_folder() / "config.json").read_text())
     geometry = read_geometry(config, stage)
-    settings = read_settings(argv, env, geometry, "cpu", wide_state=has_wide_state(), origin=stage)
+    settings = read_settings(argv, env, geometry, "cpu", vllm=(0, 32), wide_state=has_wide_state(), origin=stage)
     cache = lay_out(geometry, settings)
     assert settings.kv_bytes == int(space) * GIB
     tokens, concurrency = cache.capacity(cache.blocks(settings.kv_bytes), length)

@@ -115,8 +115,9 @@ def lay_out(geometry: Geometry, settings: Settings, cache_dtype: str | None = No
     block = block_size(settings, cache_dtype, slot, conv + ssm)
     attention = geometry.attention + settings.draft_layers
     counts = group_counts(attention, geometry.linear)
-    # One state is running. "align" (prefix caching) keeps a second; each drafted token has its own: MambaSpec.
-    state_blocks = (2 if settings.prefix_caching else 1) + settings.draft_tokens if geometry.linear else 0
+    # One state is running. "align" (prefix caching) keeps a second, and a third where a prefill stores one on its way;
+    # each drafted token has its own: MambaSpec.
+    states = 1 + settings.prefix_caching + settings.checkpoints + settings.draft_tokens
     return Cache(
         cache_dtype=cache_dtype,
         slot_bytes=slot,
@@ -126,7 +127,7 @@ def lay_out(geometry: Geometry, settings: Settings, cache_dtype: str | None = No
         page_bytes=block * slot,
         attention_groups=split(attention, counts[0]),
         state_groups=split(geometry.linear, counts[1]),
-        state_blocks=state_blocks,
+        state_blocks=states if geometry.linear else 0,
     )
 
 
@@ -173,7 +174,7 @@ def block_size(settings: Settings, cache_dtype: str, slot: int, state: int) -> i
     if not state:
         return asked
     kernel = 16 if cache_dtype in TURBOQUANT else KERNEL_BLOCK[settings.platform]
-    step = max(kernel, asked)
+    step = math.lcm(max(kernel, asked), 64 if settings.checkpoints else 1)
     wanted = step * -(-state // (step * slot))
     return max(asked, kernel * -(-wanted // kernel))
 

@@ -54,7 +54,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """budget: what vLLM allows itself; None where the KV pool's size is given. pool: bytes for the KV cache.
+    """budget: what vLLM wants to be free at its start; None where nothing is asked. pool: bytes for the KV cache.
 
     needed: of the machine's free memory. problems: why it does not fit; notes: what else to know.
     """
@@ -86,9 +86,10 @@ def make_plan(geometry: Geometry, settings: Settings, weights: Sequence[Weights]
     lines = fixed_lines(geometry, settings, weights)
     fixed = sum(line.bytes for line in lines)
     outside = estimates.SPARK_HOST if cuda else 0
-    # gpu_worker.py, cpu_worker.py: the share of all memory, free or not; an explicit pool makes it count for nothing.
-    budget = None if settings.kv_bytes else math.ceil(machine.total * settings.utilization)
-    pool = settings.kv_bytes or max(0, (budget or 0) - fixed)
+    # gpu_worker.py, cpu_worker.py: a share of all memory must be free at the start, on a GPU even if the pool is given.
+    share = math.ceil(machine.total * settings.utilization)
+    budget = share if settings.kv_bytes is None or cuda else None
+    pool = max(0, share - fixed) if settings.kv_bytes is None else settings.kv_bytes
     own = lay_out(geometry, settings)
     if settings.blocks:
         pool = settings.blocks * own.block_bytes
@@ -106,7 +107,12 @@ def make_plan(geometry: Geometry, settings: Settings, weights: Sequence[Weights]
             Line("server outside the budget", outside, "estimate", "unified memory: users report about 5.6 GiB")
         )
     lines.append(
-        Line("KV pool", pool, "flag" if budget is None or settings.blocks else "vLLM's rule", pool_note(settings))
+        Line(
+            "KV pool",
+            pool,
+            "flag" if settings.kv_bytes is not None or settings.blocks else "vLLM's rule",
+            pool_note(settings),
+        )
     )
     return MemoryPlan(
         settings=settings,
@@ -142,7 +148,7 @@ def fixed_lines(geometry: Geometry, settings: Settings, weights: Sequence[Weight
 def pool_note(settings: Settings) -> str:
     if settings.blocks:
         return "--num-gpu-blocks-override"
-    if settings.kv_bytes:
+    if settings.kv_bytes is not None:
         return "VLLM_CPU_KVCACHE_SPACE or --kv-cache-memory-bytes"
     return f"what is left of {settings.utilization:g} of all memory"
 
@@ -160,7 +166,7 @@ def problems(
     cache: Cache, pool: int, max_len: int, needed: int, fixed: int, budget: int | None, machine: Machine
 ) -> list[str]:
     found = []
-    if budget is not None and fixed >= budget:
+    if not pool and budget is not None and fixed >= budget:
         found.append(
             f"weights and the rest take {gib(fixed)}, the budget is {gib(budget)}: nothing is left for the cache"
         )

@@ -19,6 +19,7 @@ from sparkpin.recipes import Flag, parse_flags
 Platform = Literal["cpu", "cuda"]
 GIB = 1 << 30
 AUTO = -1
+CPU_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 NEXT = "correct the command or the flags of recipe, stack or stage"
@@ -29,7 +30,8 @@ class Settings:
     """max_model_len: AUTO where vLLM shall find the longest that fits. cache_dtype: vLLM's word, never `auto`.
 
     draft_tokens: per step, 0 without speculation; draft_layers: attention layers of the drafter. block_size: None where
-    nobody asks for one. kv_bytes: an explicit size of the KV pool, which makes `utilization` count for nothing.
+    nobody asks for one. kv_bytes: an explicit size of the KV pool, instead of what `utilization` leaves.
+    checkpoints: see `takes_checkpoints`.
     """
 
     platform: Platform
@@ -50,6 +52,7 @@ class Settings:
     blocks: int | None
     ranks: int
     text_only: bool
+    checkpoints: bool
 
 
 def read_settings(
@@ -58,10 +61,13 @@ def read_settings(
     geometry: Geometry,
     platform: Platform,
     *,
+    vllm: tuple[int, int],
     wide_state: bool,
     origin: str,
 ) -> Settings:
-    """Settings of a command line. wide_state: the CPU has AVX512-BF16, see `state_dtype`.
+    """Settings of a command line.
+
+    vllm: major and minor version. wide_state: the CPU has AVX512-BF16, see `state_dtype`.
 
     Raises ManifestError for a value that is not what the flag takes, and for flags that change the caches in a way that
     this plan does not know.
@@ -81,9 +87,12 @@ def read_settings(
     conv = dtype if conv == "auto" else conv
     ssm = flags.text("--mamba-ssm-cache-dtype") or "auto"
     kv_bytes = flags.number("--kv-cache-memory-bytes")
-    if platform == "cpu" and env.get("VLLM_CPU_KVCACHE_SPACE"):
-        kv_bytes = int(env["VLLM_CPU_KVCACHE_SPACE"]) * GIB
+    if platform == "cpu" and (space := env.get(CPU_SPACE)):
+        if not space.isdecimal():
+            raise ManifestError(origin, CPU_SPACE, space, "a whole number of GiB", next_step=NEXT)
+        kv_bytes = int(space) * GIB
     draft_tokens, draft_layers = drafting(flags, geometry, origin)
+    caching = flags.on("--enable-prefix-caching", default=True)
     max_len = flags.number("--max-model-len", auto=True) or geometry.max_positions
     seqs = flags.number("--max-num-seqs") or (128 if platform == "cpu" else 1024)
     batched = flags.number("--max-num-batched-tokens")
@@ -102,12 +111,13 @@ def read_settings(
         block_size=flags.number("--block-size"),
         draft_tokens=draft_tokens,
         draft_layers=draft_layers,
-        prefix_caching=flags.on("--enable-prefix-caching", default=True),
+        prefix_caching=caching,
         eager=flags.on("--enforce-eager") or platform == "cpu",
         kv_bytes=kv_bytes,
         blocks=flags.number("--num-gpu-blocks-override"),
         ranks=flags.number("--tensor-parallel-size") or 1,
         text_only=not geometry.vision or flags.on("--language-model-only"),
+        checkpoints=caching and platform == "cuda" and vllm >= (0, 33) and takes_checkpoints(flags, geometry),
     )
 
 
@@ -121,6 +131,15 @@ def state_dtype(asked: str, conv: str, geometry: Geometry, *, wide_state: bool) 
     if chosen is not None:
         return chosen
     return "float32" if wide_state else conv
+
+
+def takes_checkpoints(flags: Flags, geometry: Geometry) -> bool:
+    """Whether a prefill stores a state on its way for prefix caching, in blocks of a multiple of 64 tokens.
+
+    vLLM 0.33, model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py: FlashInfer's kernel does, which is taken on
+    SM12x with CUDA 13 and heads of 128. Read there, not run.
+    """
+    return geometry.key_dim == 128 and flags.text("--gdn-prefill-backend") in (None, "auto", "flashinfer")
 
 
 def drafting(flags: Flags, geometry: Geometry, origin: str) -> tuple[int, int]:
@@ -190,12 +209,21 @@ class Flags:
             raise ManifestError(self._origin, key, text, "a number above 0 and not above 1", next_step=NEXT)
         return float(text)
 
+    def _mapping(self, flag: Flag) -> dict[str, Any]:
+        try:
+            value = json.loads(flag.value or "")
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise ManifestError(self._origin, flag.key, flag.value, "a JSON object", next_step=NEXT)
+        return value
+
     def json(self, key: str) -> dict[str, Any]:
         """A flag's mapping, parts of it given as `--flag.part value` included."""
         value: dict[str, Any] = {}
         for flag in self._flags:
             if flag.key == key:
-                value = json.loads(flag.value or "{}")
+                value = self._mapping(flag)
             elif flag.key.startswith(key + "."):
                 part = flag.key.removeprefix(key + ".").replace("-", "_")
                 value = {**value, part: int(flag.value or 0) if (flag.value or "").isdigit() else flag.value}

