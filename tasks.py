@@ -17,6 +17,8 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
+from sparkpin import usage
+
 PROJECT = Path(__file__).resolve().parent
 RECIPE = "recipe of recipes/ (default: the one of the stack)"
 STAGE = "stage of stages/ (default: the recipe's)"
@@ -422,3 +424,7 @@ def run_all(*commands: list[str]) -> None:
     codes = [subprocess.run(argv, cwd=PROJECT).returncode for argv in commands]
     if failed := [code for code in codes if code]:
         raise Exit(code=failed[0])
+
+
+if usage.is_invoke(sys.argv[0]) and guarded(usage.answered)(sys.argv, sys.modules[__name__]):
+    raise Exit(code=0)  # invoke, which reads the line next, has nothing left to do

@@ -1,0 +1,94 @@
+"""What a person types wrongly, and how they ask for help. The real `invoke` ends before a task begins."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from types import ModuleType
+
+import pytest
+from invoke.collection import Collection
+
+from checkout import INVOKE, PROJECT
+from sparkpin import usage
+from sparkpin.errors import InputError
+
+
+def loaded() -> ModuleType:
+    """tasks.py, as invoke loads it: each time anew, since invoke tells what an option means only once."""
+    spec = importlib.util.spec_from_file_location("tasks", PROJECT / "tasks.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def answer(line: str) -> str | None:
+    return usage.answer(["invoke", *line.split()], Collection.from_module(loaded()))
+
+
+def invoke(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*INVOKE, *arguments], cwd=PROJECT, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "following"),
+    [
+        ("imagse", "invoke has no task 'imagse'", "did you mean images?"),
+        ("--help imagse", "invoke has no task 'imagse'", "did you mean images?"),
+        ("xyzzy", "invoke has no task 'xyzzy'", "`invoke` alone lists the tasks"),
+        ("build smoek", "invoke build does not take 'smoek'", "did you mean smoke?"),
+        ("build --ofline", "invoke build has no option --ofline", "did you mean --offline?"),
+        ("render v2-tq", "invoke render does not take 'v2-tq'", "invoke render --stage v2-tq"),
+        ("serve v2", "invoke serve does not take 'v2'", "invoke serve --release v2"),
+        ("diff a b c", "invoke diff does not take 'c'", "invoke diff --help"),
+        ("pin", "invoke pin: TAG missing", "invoke pin TAG [options]"),
+        ("diff a", "invoke diff: AFTER missing", "invoke diff BEFORE AFTER"),
+        ("export --with-everything x -o y", "invoke export has no option --with-everything", "invoke export --help"),
+        ("verify --depp x", "invoke verify has no option --depp", "did you mean --deep?"),
+        ("build --stage", "invoke build: --stage wants a value", "invoke build --stage STAGE"),
+        ("build --stage --offline", "invoke build: --stage wants a value", "invoke build --stage STAGE"),
+    ],
+)
+def test_a_slip_is_one_error_with_what_was_meant(line: str, said: str, following: str) -> None:
+    with pytest.raises(InputError) as caught:
+        answer(line)
+    assert caught.value.message == said and following in caught.value.next_step
+
+
+def test_a_slip_ends_as_every_error_does() -> None:
+    result = invoke("imagse")
+    wanted = "error: invoke has no task 'imagse'\n  next: did you mean images? `invoke` alone lists the tasks\n"
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", wanted)
+
+
+@pytest.mark.parametrize("line", ["export --help", "export TAG --help", "--help export", "help export", "export -h"])
+def test_help_of_a_task_with_positionals(line: str) -> None:
+    lines = (answer(line) or "").splitlines()
+    assert lines[0] == "usage: invoke export TAG -o FILE [options]"
+    assert "  TAG                release to export" in lines
+    assert "  -o, --output FILE  file to write" in lines
+    assert max(map(len, lines)) <= 80
+
+
+def test_every_task_has_help_and_bare_invoke_lists_them_all() -> None:
+    listed = invoke()
+    assert (listed.returncode, listed.stderr) == (0, "")
+    names = [line.split()[0] for line in listed.stdout.splitlines() if line.startswith("  ")]
+    assert names == sorted(Collection.from_module(loaded()).task_names)
+    for name in names:
+        text = answer(f"{name} --help")
+        assert text and text.startswith(f"usage: invoke {name}")
+    shown = invoke("verify", "--help")
+    assert (shown.returncode, shown.stderr, shown.stdout.splitlines()[0]) == (
+        0,
+        "",
+        "usage: invoke verify TAG|FILE [options]",
+    )
+
+
+def test_what_follows_is_left_to_the_task() -> None:
+    """Values that look like options, several tasks in a line, invoke's own options."""
+    lines = ("--echo prune --keep=-1", "prune --keep -1 images", "export TAG -oFILE --no-image", "diff build images")
+    for line in (*lines, "--list", "build --echo smoke --stage=v2", "--complete -- inv"):
+        assert answer(line) is None
