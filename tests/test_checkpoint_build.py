@@ -41,7 +41,8 @@ from checkpoint_samples import (
 
 from sparkpin.checkpoint import build, shards
 from sparkpin.checkpoint.build import build_checkpoint, checkpoint_folder, verify_built
-from sparkpin.checkpoint.plan import Shard, make_plan
+from sparkpin.checkpoint.layout import Shard
+from sparkpin.checkpoint.plan import make_plan
 from sparkpin.checkpoint.verify import verify_checkpoint
 from sparkpin.errors import CheckpointError, DiskError, IntegrityError
 from sparkpin.files import PARTIAL, sha256_file
@@ -249,17 +250,17 @@ def test_a_shard_that_is_not_what_was_written_is_not_kept(
 ) -> None:
     """A disk that loses bytes is played by the test."""
     folders = write_sample(paths)
-    right = shards.Work.copy
+    right = shards.Work.write
 
-    def lossy(work: shards.Work, shard: Shard, contents: shards.Contents) -> None:
-        right(work, shard, contents)
-        path = work.folder / (shard.path + shards.UNFINISHED)
+    def lossy(work: shards.Work, shard: Shard, contents: shards.Contents) -> str:
+        sha256, path = right(work, shard, contents), work.unfinished(shard)
         if position < 0:
             os.truncate(path, path.stat().st_size - 1)
         else:
             flip(path, position)
+        return sha256
 
-    monkeypatch.setattr(shards.Work, "copy", lossy)
+    monkeypatch.setattr(shards.Work, "write", lossy)
     with pytest.raises(CheckpointError, match="what was written is not there"):
         build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
     monkeypatch.undo()
@@ -287,17 +288,17 @@ sys.path.insert(0, {tests!r})
 from checkpoint_samples import ALL, PIN, lock_of, sample_folders, sample_paths
 from sparkpin.checkpoint import build, shards
 paths = sample_paths(Path({root!r}))
-right = shards.Work.copy
+right = shards.Work.write
 def stop(work, shard, contents):
     if not shard.path.startswith("model-00002"):
         return right(work, shard, contents)
-    (work.folder / (shard.path + shards.UNFINISHED)).write_bytes(b"half")
+    work.unfinished(shard).write_bytes(b"half")
     while len((work.folder / shards.JOURNAL).read_text().splitlines()) < 2:
         time.sleep(0.01)
     print("writing", flush=True)
     time.sleep(600)
 if {stop!r}:
-    shards.Work.copy = stop
+    shards.Work.write = stop
 print(build.build_checkpoint(paths, PIN, lock_of(sample_folders(paths)), ALL, lambda line: None), flush=True)
 """
 

@@ -1,9 +1,10 @@
-"""Copying bytes: the kernel's way, what happens where it refuses, and files that end too early."""
+"""Bytes on their way to the disk: past the page cache, through it, by the kernel; and files that end too early."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import threading
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sparkpin.checkpoint import copying
-from sparkpin.checkpoint.copying import Copier, Reader, Run, Stopped, link_or_copy
+from sparkpin.checkpoint.copying import BLOCK, PIECE, Copier, Reader, Run, Stopped, gather, link_or_copy
 from sparkpin.errors import IntegrityError
 
 DATA = bytes(range(256)) * 40_961  # ten chunks and an odd rest
@@ -32,6 +33,15 @@ def copied(target: Path, *runs: Run, stop: threading.Event | None = None) -> byt
     return target.read_bytes()
 
 
+def gathered(target: Path, first: bytes, *runs: Run, stop: threading.Event | None = None) -> bytes:
+    """What is in the file; its hash is compared here."""
+    size = len(first) + sum(run.end - run.begin for run in runs)
+    sha256 = gather(target, size, first, runs, stop or threading.Event())
+    data = target.read_bytes()
+    assert sha256 == hashlib.sha256(data).hexdigest()
+    return data
+
+
 def runs_of(source: Path) -> list[Run]:
     return [Run(source, 3, 1_000_001), Run(source, 0, 1), Run(source, 1_000_001, len(DATA)), Run(source, 7, 7)]
 
@@ -41,6 +51,89 @@ WANTED = DATA[3:1_000_001] + DATA[:1] + DATA[1_000_001:]
 
 def test_runs_are_appended_wherever_they_begin(tmp_path: Path, source: Path) -> None:
     assert copied(tmp_path / "target", *runs_of(source)) == WANTED
+
+
+@pytest.mark.parametrize("first", [0, 1, 5000, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE])
+def test_gathering_header_and_runs_of_any_length(tmp_path: Path, source: Path, first: int) -> None:
+    header = (b"header" * PIECE)[:first]
+    assert gathered(tmp_path / "target", header, *runs_of(source)) == header + WANTED
+
+
+@pytest.mark.parametrize(
+    "length", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, len(DATA)]
+)
+def test_gathering_files_of_any_size(tmp_path: Path, source: Path, length: int) -> None:
+    assert gathered(tmp_path / "target", b"", Run(source, 0, length)) == DATA[:length]
+
+
+def test_gathering_many_small_runs(tmp_path: Path, source: Path) -> None:
+    runs = [Run(source, begin, begin + 4999) for begin in range(5_000_001, 0, -5003)]
+    assert gathered(tmp_path / "target", b"{}", *runs) == b"{}" + b"".join(DATA[r.begin : r.end] for r in runs)
+
+
+def test_gathering_on_a_file_system_without_direct_writes(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some refuse at open, some at the first write: both are played here."""
+    real_open, real_write = os.open, os.pwrite
+
+    def refuse_open(path: object, flags: int, *mode: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real_open(path, flags, *mode)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", refuse_open)
+    assert gathered(tmp_path / "open", b"first", *runs_of(source)) == b"first" + WANTED
+    monkeypatch.setattr(os, "open", real_open)
+
+    def refuse_write(file: int, data: memoryview, offset: int) -> int:
+        if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT and offset >= PIECE:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real_write(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", refuse_write)
+    assert gathered(tmp_path / "write", b"first", *runs_of(source)) == b"first" + WANTED
+
+
+@pytest.mark.parametrize("most", [BLOCK * 100, 1000])
+def test_gathering_when_writes_are_cut_short(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Also at a place where a write past the page cache cannot go on."""
+    real, target = os.pwrite, tmp_path / "target"
+
+    def short(file: int, data: memoryview, offset: int) -> int:
+        direct = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_DIRECT
+        if not direct or not most % BLOCK:
+            return real(file, data[: most if direct else None], offset)
+        with target.open("r+b") as other:
+            return real(other.fileno(), data[:most], offset)
+
+    monkeypatch.setattr(os, "pwrite", short)
+    assert gathered(target, b"first", *runs_of(source)) == b"first" + WANTED
+
+
+def test_gathering_tells_of_a_full_disk(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int, data: memoryview, offset: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left"):
+        gathered(tmp_path / "target", b"", *runs_of(source))
+
+
+def test_gathering_a_source_that_ends_too_early_and_a_wrong_size(tmp_path: Path, source: Path) -> None:
+    with pytest.raises(IntegrityError, match=f"source: ends at byte {len(DATA)}, wanted {len(DATA) + 1}"):
+        gathered(tmp_path / "target", b"", Run(source, 5, len(DATA) + 1))
+    with pytest.raises(IntegrityError, match="10 bytes were gathered, wanted 11"):
+        gather(tmp_path / "target", 11, b"", [Run(source, 0, 10)], threading.Event())
+
+
+def test_gathering_stops(tmp_path: Path, source: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Stopped):
+        gathered(tmp_path / "target", b"", *runs_of(source), stop=stop)
 
 
 @pytest.mark.parametrize("code", ["EXDEV", "EINVAL", "ENOSYS", "EOPNOTSUPP"])

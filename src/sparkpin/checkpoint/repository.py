@@ -74,8 +74,8 @@ class Places:
 
     def of(self, source: Source) -> tuple[Path, int]:
         """The file that holds a tensor, and where in it the tensor begins."""
-        if source.repository in self.folders:
-            return self.folders[source.repository] / source.file, source.info.begin
+        if folder := self.folders.get(source.repository):
+            return folder / source.file, source.info.begin
         path = self.tensors.get(source.repository, {}).get(source.info.name)
         if path is None:
             raise CheckpointError(

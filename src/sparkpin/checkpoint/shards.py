@@ -1,25 +1,22 @@
 """Write the shards of a plan: several at once, each whole or not there, the finished ones kept for the next run.
 
-While the kernel copies a shard, another thread reads the same bytes at their sources and hashes them, so that the
-SHA-256 says what should be in the file, not what is. A shard that is whole, on disk and hashed gets a line in the
-journal; a later run of the same plan trusts such a shard once its hash is right again.
+A shard that is whole and on disk gets a line in the journal with the SHA-256 of what was sent there; a later run of the
+same plan trusts such a shard once its hash is right again.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sparkpin import files
-from sparkpin.checkpoint.copying import Copier, Reader, Run, Stopped, write_all
+from sparkpin.checkpoint.copying import Run, gather, write_all
 from sparkpin.checkpoint.layout import Shard, header_for, in_order
 from sparkpin.checkpoint.plan import Plan
 from sparkpin.checkpoint.repository import Places, Source
@@ -28,7 +25,8 @@ from sparkpin.errors import CheckpointError
 
 JOURNAL = "journal"
 UNFINISHED = ".unfinished"
-THREADS = max(2, min(8, os.cpu_count() or 2))
+THREADS = max(2, min(4, os.cpu_count() or 2))
+"""Shards at once: each fills a processor with hashing, and so many fill a disk."""
 
 
 class Written(NamedTuple):
@@ -112,12 +110,11 @@ def journal_line(entry: Written) -> bytes:
 
 
 class Running(NamedTuple):
-    """A shard that threads are at."""
+    """A shard that a thread is at."""
 
     shard: Shard
     header: bytes
-    copied: Future[None]
-    hashed: Future[str]
+    sha256: Future[str]
 
 
 class Work:
@@ -130,13 +127,12 @@ class Work:
     def all(self, left: Sequence[Shard], before: int) -> dict[str, Written]:
         done: dict[str, Written] = {}
         running: deque[Running] = deque()
-        with ThreadPoolExecutor(THREADS, "checkpoint") as pool, (self.folder / JOURNAL).open("ab") as journal:
+        with ThreadPoolExecutor(THREADS, "shard") as pool, (self.folder / JOURNAL).open("ab") as journal:
             try:
                 for number, shard in enumerate(left, before + 1):
                     contents = self.contents(shard)
                     self.say(f"writing {shard.path} ({number} of {len(self.plan.shards)}, {shard.size / 1e6:,.1f} MB)")
-                    copied, hashed = pool.submit(self.copy, shard, contents), pool.submit(self.hash, contents)
-                    running.append(Running(shard, contents.header, copied, hashed))
+                    running.append(Running(shard, contents.header, pool.submit(self.write, shard, contents)))
                     while len(running) >= THREADS or (running and shard is left[-1]):
                         entry = self.settle(running.popleft())
                         write_all(journal.fileno(), journal_line(entry))
@@ -144,17 +140,13 @@ class Work:
                         done[entry.path] = entry
             except BaseException:
                 self.stop.set()
-                pool.shutdown(wait=True, cancel_futures=True)
                 raise
         return done
 
     def settle(self, running: Running) -> Written:
         """Wait for a shard and give it its name."""
-        shard = running.shard
-        parts: list[Future[Any]] = [running.copied, running.hashed]
-        for part in wait_for(parts, return_when=FIRST_EXCEPTION).done:
-            part.result()
-        unfinished = self.folder / (shard.path + UNFINISHED)
+        shard, sha256 = running.shard, running.sha256.result()
+        unfinished = self.unfinished(shard)
         if unfinished.stat().st_size != shard.size or read_header_bytes(unfinished) != running.header:
             raise CheckpointError(
                 f"{unfinished}: what was written is not there ({unfinished.stat().st_size} bytes, wanted {shard.size}, "
@@ -163,7 +155,13 @@ class Work:
             )
         unfinished.replace(self.folder / shard.path)
         files.sync_folder(self.folder)
-        return Written(shard.path, shard.size, running.hashed.result())
+        return Written(shard.path, shard.size, sha256)
+
+    def unfinished(self, shard: Shard) -> Path:
+        return self.folder / (shard.path + UNFINISHED)
+
+    def write(self, shard: Shard, contents: Contents) -> str:
+        return gather(self.unfinished(shard), shard.size, contents.header, contents.runs, self.stop)
 
     def contents(self, shard: Shard) -> Contents:
         base = self.places.folders[self.plan.base]
@@ -179,43 +177,21 @@ class Work:
             )
         return Contents(first, runs)
 
-    def copy(self, shard: Shard, contents: Contents) -> None:
-        path = self.folder / (shard.path + UNFINISHED)
-        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        try:
-            write_all(target, contents.header)
-            copier = Copier(target, self.stop)
-            with Reader() as reader:
-                for run in contents.runs:
-                    copier.copy(reader, run)
-            os.fsync(target)
-        finally:
-            os.close(target)
-
-    def hash(self, contents: Contents) -> str:
-        digest = hashlib.sha256(contents.header)
-        with Reader() as reader:
-            for run in contents.runs:
-                for chunk in reader.chunks(*run):
-                    if self.stop.is_set():
-                        raise Stopped
-                    digest.update(chunk)
-        return digest.hexdigest()
-
 
 def joined(sources: Iterable[Source], places: Places) -> Iterator[Run]:
-    """Where the tensors lie, as few runs as there can be."""
-    last: Run | None = None
+    """Where the tensors lie, as few runs as there can be: in a whole file neighbours are one run."""
+    first = last = None
     for source in sources:
-        if not source.info.nbytes:
+        if last and last.info.end == source.info.begin and last[:2] == source[:2] and last.repository in places.folders:
+            last = source
             continue
-        path, begin = places.of(source)
-        end = begin + source.info.nbytes
-        if last and (last.path, last.end) == (path, begin):
-            last = Run(path, last.begin, end)
-            continue
-        if last:
-            yield last
-        last = Run(path, begin, end)
-    if last:
-        yield last
+        if first and last:
+            yield run_of(first, last, places)
+        first = last = source
+    if first and last:
+        yield run_of(first, last, places)
+
+
+def run_of(first: Source, last: Source, places: Places) -> Run:
+    path, begin = places.of(first)
+    return Run(path, begin, begin + last.info.end - first.info.begin)
