@@ -45,12 +45,63 @@ def test_an_unknown_release_lists_the_known(paths: Paths) -> None:
     records = Releases(paths)
     with pytest.raises(InputError, match="unknown release 'nope'") as caught:
         records.get("nope")
-    assert "invoke build" in caught.value.next_step
+    assert caught.value.next_step.startswith("invoke up")
     records.save(release(1))
     for tag in ("sparkpin/tiny:v2-000000000000", "../../etc/passwd", "sparkpin/tiny:current"):
         with pytest.raises(InputError) as caught:
             records.get(tag)
         assert release(1).tag in caught.value.next_step
+
+
+def test_the_end_of_a_tag_or_a_stage_is_enough(paths: Paths) -> None:
+    records = Releases(paths)
+    old, new, upper = release(1), release(2), release(3, stage="v2-tq")
+    for made in (old, new, upper):
+        records.save(made)
+    for wanted, name in ((old, old.name), (new, "v2"), (upper, "v2-tq")):
+        for written in (name, f"tiny:{name}", f"sparkpin/tiny:{name}"):
+            assert records.get(written) == wanted
+    with pytest.raises(InputError):
+        records.get("current")
+    records.point(old)
+    assert records.get("current").tag == records.get("tiny:current").tag == old.tag
+
+
+def test_a_stage_of_several_recipes_is_no_name(paths: Paths) -> None:
+    records, other = Releases(paths), release(2, recipe="other")
+    for made in (release(1), other):
+        records.save(made)
+    with pytest.raises(InputError, match="'v2' may be of several recipes") as caught:
+        records.get("v2")
+    assert release(1).tag in caught.value.next_step and other.tag in caught.value.next_step
+    assert records.get("other:v2") == records.get(other.name) == other
+
+
+def test_a_slip_in_a_tag_tells_the_nearest(paths: Paths) -> None:
+    records = Releases(paths)
+    made = [release(number) for number in range(1, 8)]
+    for one in made:
+        records.save(one)
+    slip = made[3].name[:-1] + "x"
+    with pytest.raises(InputError, match=f"unknown release '{slip}'") as caught:
+        records.get(slip)
+    assert caught.value.next_step.startswith(f"did you mean {made[3].tag}")
+    with pytest.raises(InputError) as caught:
+        records.get("nonsense")
+    assert "invoke images" in caught.value.next_step and made[0].tag not in caught.value.next_step
+
+
+def test_the_newest_of_a_stage_is_not_told_from_what_is_left(paths: Paths) -> None:
+    """A damaged record may be the newest one; a whole tag still names its own."""
+    records = Releases(paths)
+    for number in (1, 2):
+        records.save(release(number))
+    records.record_path(release(2)).write_text("{")
+    assert records.get(release(1).name) == release(1)
+    with pytest.raises(ManifestError):
+        records.get("v2")
+    assert records.readable("tiny")[0] == [release(1)]
+    assert [fault.file for fault in records.faults()] == [str(records.record_path(release(2)))]
 
 
 @pytest.mark.parametrize(

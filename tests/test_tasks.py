@@ -40,7 +40,7 @@ def test_the_list_has_one_line_for_each_task() -> None:
         (["pin", "nonsense"], 2, ["unknown release 'nonsense'"]),
         (["unpin", "nonsense"], 2, ["unknown release 'nonsense'"]),
         (["attest", "nonsense"], 2, ["unknown release 'nonsense'"]),
-        (["verify", "nonsense"], 2, ["'nonsense' is neither the tag of a release nor a file"]),
+        (["verify", "nonsense"], 2, ["unknown release 'nonsense', and no file of that name"]),
         (["smoke", "--release", "nonsense"], 2, ["unknown release 'nonsense'"]),
     ],
 )

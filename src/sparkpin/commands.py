@@ -37,7 +37,7 @@ from sparkpin.jobs import build_releases, checkpoint_of, engine_of, smoke_releas
 from sparkpin.jobs import rebuild as remake
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
-from sparkpin.releases import TAG, Release, Releases
+from sparkpin.releases import Release, Releases
 from sparkpin.smoke.server import clear_leftovers, leftovers
 from sparkpin.store import Store
 from sparkpin.ui import say, show
@@ -370,12 +370,11 @@ def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
                 checks.append(verifying.Check(what, "ok" if there else "open", said))
             said = "not held against its sources" if opened.index.checkpoint else "not in the bundle"
             checks.append(verifying.Check(verifying.CHECKPOINT, "open", said))
-    elif not TAG.match(subject):
-        raise InputError(
-            f"{subject!r} is neither the tag of a release nor a file", next_step="invoke images lists the releases"
-        )
     else:
-        release = Releases(paths).get(subject)
+        try:
+            release = Releases(paths).get(subject)
+        except InputError as error:
+            raise InputError(f"{error.message}, and no file of that name", next_step=error.next_step) from None
         how = (
             f"invoke attest {release.tag}, if only statement, SBOM or signature are at fault; else "
             f"{retention.how_to_rebuild(release)}"

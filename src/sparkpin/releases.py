@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from sparkpin import files
+from sparkpin import files, lookup
 from sparkpin.errors import InputError, IntegrityError, ManifestError
 from sparkpin.paths import Paths
 from sparkpin.schema import Model, Name, Sha256
@@ -207,10 +207,31 @@ class Releases:
         return [release for recipe in self.recipes() for release in self.of_recipe(recipe)]
 
     def of_recipe(self, recipe: str) -> list[Release]:
-        """From the oldest to the newest."""
-        current = self.current_tag(recipe)
-        found = [with_state(read_record(path), current) for path in self.record_files(recipe)]
-        return sorted(found, key=lambda release: release.age)
+        """From the oldest to the newest. Raises ManifestError for the first record that is damaged."""
+        found, faults = self.readable(recipe)
+        if faults:
+            raise faults[0]
+        return found
+
+    def readable(self, recipe: str) -> tuple[list[Release], list[ManifestError]]:
+        """The releases, from the oldest to the newest, and what is wrong with a pointer or records that are damaged."""
+        found: list[Release] = []
+        faults: list[ManifestError] = []
+        current = None
+        try:
+            current = self.current_tag(recipe)
+        except ManifestError as fault:
+            faults.append(fault)
+        for path in self.record_files(recipe):
+            try:
+                found.append(with_state(read_record(path), current))
+            except ManifestError as fault:
+                faults.append(fault)
+        return sorted(found, key=lambda release: release.age), faults
+
+    def faults(self) -> list[ManifestError]:
+        """What is wrong with damaged records and pointers, of all recipes."""
+        return [fault for recipe in self.recipes() for fault in self.readable(recipe)[1]]
 
     def find(self, tag: str) -> Release | None:
         """The release of a tag, with or without `sparkpin/` in front."""
@@ -223,14 +244,13 @@ class Releases:
             return None
         return with_state(release, self.current_tag(release.recipe))
 
-    def get(self, tag: str) -> Release:
-        release = self.find(tag)
-        if release is None:
-            known = [release.tag for release in reversed(self.all())]
-            raise InputError(
-                f"unknown release {tag!r}",
-                next_step=f"choose one of: {', '.join(known)}" if known else "invoke build (there is no release yet)",
-            )
+    def get(self, name: str) -> Release:
+        """The release of a tag, or of anything else that `lookup` takes for one. InputError."""
+        if release := self.find(name):
+            return release
+        release = lookup.choose(name, [r for recipe in self.recipes() for r in self.readable(recipe)[0]])
+        if not name.endswith(release.name):
+            self.of_recipe(release.recipe)  # raises: the newest that can be read need not be the newest
         return release
 
     def current_tag(self, recipe: str) -> str | None:
@@ -313,7 +333,10 @@ class Releases:
         value = {"schema": SCHEMA, "tag": release.tag, "promoted": now()}
         files.write_json(self.pointer_path(release.recipe), value)
         for path in self.record_files(release.recipe):
-            written = read_record(path)
+            try:
+                written = read_record(path)
+            except ManifestError:  # another record is damaged: it has no state to settle
+                continue
             if (settled := with_state(written, release.tag)) != written:
                 self._write(settled)
 
