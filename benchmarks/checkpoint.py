@@ -5,14 +5,15 @@ usage: .venv/bin/python benchmarks/checkpoint.py [--folder FOLDER] [--runs 3] [-
 Two made-up repositories with the names and tensors of the real pair: an INT4 base of random bytes (70,000 tensors and
 more in 14 shards) and an FP8 donor of which the shared experts are taken. Side by side, in turns, in one run:
 
-- `build`: sparkpin's own process; writes every shard, hashes them, links the rest, checks the structure, renames. It
-  syncs every file before it says that it is there.
+- `build`: sparkpin's own process; writes every shard, hashes it, checks sizes and headers, links the rest, renames.
+  What it writes is on disk (direct writes, and fsync of each file and folder) before it says that it is there.
 - `cp`: copies the same shards with coreutils, one process, then syncs each of them (`sync FILE...`), as a build does.
 
 Warm: the base was read before. Cold: the page cache was dropped (root), or the kernel was asked to forget the files.
 Memory: the peak of the process that plans and builds (VmHWM), Python and its imports included. The plan is made for
-113,000 tensors of the base and 76,000 of the donor, from headers on disk. Goals: medians of 0.85 of `cp`'s speed,
-warm and cold; 200 MB; 3 s. Below one of them the exit status is 1.
+113,000 tensors of the base and 75,000 of the donor, from headers on disk. Fetching: the pair is locked over HTTP, and
+the server counts what it sends of their files. Goals: medians of 0.85 of `cp`'s speed, warm and cold; 200 MB; 3 s; at
+most 1.01 of the bytes that are needed. Below one of them the exit status is 1.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import json
 import os
 import platform
 import random
+import re
 import shutil
 import statistics
 import subprocess
@@ -36,12 +38,14 @@ from sparkpin import ui
 from sparkpin.checkpoint.plan import all_steps, make_plan
 from sparkpin.checkpoint.repository import Listing, Places, listing_of
 from sparkpin.checkpoint.safetensors import build_header, tensor_nbytes
-from sparkpin.schema import LockedFile, ModelLock, ModelPin, RepositoryLock
+from sparkpin.paths import Paths
+from sparkpin.schema import UNRESOLVED, LockedFile, ModelLock, ModelPin, RepositoryLock
+from sparkpin.tinymodel.hub import Request, serve
 
 Spec = tuple[str, tuple[int, ...]]
 Tensors = dict[str, Spec]
 
-GOAL_SPEED, GOAL_MEMORY, GOAL_PLAN = 0.85, 200e6, 3.0
+GOAL_SPEED, GOAL_MEMORY, GOAL_PLAN, GOAL_FETCH = 0.85, 200e6, 3.0, 1.01
 SHARDS, LAYERS, BLOCK = 14, 48, 128
 EXTRA = "model_extra_tensors.safetensors"
 POOL = 64 << 20
@@ -225,6 +229,43 @@ def child_build(root: Path) -> dict[str, float]:
     return {"plan": planned - begun, "seconds": ended - planned, "memory": high_water(), "bytes": plan.written_bytes}
 
 
+def child_fetch(root: Path) -> dict[str, float]:
+    """Lock the pair over HTTP from a Hub of our own, which counts what it sends of the repositories' files."""
+    sent: list[Request] = []
+    with serve(root / "hub", log=sent) as url:
+        os.environ |= {"HF_ENDPOINT": url, "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1"}
+        from sparkpin import hublock  # reads the environment
+
+        pin = PIN.model_dump(mode="json", exclude={"name"})
+        for repository in pin["repositories"].values():
+            repository["revision"] = UNRESOLVED
+        project = root / "project"
+        (project / "pins/models").mkdir(parents=True)
+        (project / "pins/models/bench.yaml").write_text(json.dumps(pin))
+        begun = time.perf_counter()
+        lock = hublock.lock_model(Paths(project, root / "cache", root / "home"), "bench", lambda line: None)
+        seconds = time.perf_counter() - begun
+    texts = {"model.safetensors.index.json", "config.json"}
+    needed = total = 0
+    for entry in lock.repositories.values():
+        needed += sum(part.size for part in (*entry.headers, *entry.tensors))
+        needed += sum(file.size for file in entry.files if file.file in texts)
+        total += sum(file.size for file in entry.files)
+    return {"needed": needed, "sent": sum(content(root, r) for r in sent), "total": total, "seconds": seconds}
+
+
+def content(root: Path, request: Request) -> int:
+    """Bytes of a file that an answer carries: of large ones the part asked for, behind a redirect; small ones whole."""
+    if request.method != "GET":
+        return 0
+    if span := re.fullmatch(r"bytes=(\d+)-(\d+)", request.range):
+        return int(span[2]) - int(span[1]) + 1 if request.path.startswith("/blobs/") else 0
+    if request.path.startswith("/blobs/"):
+        raise RuntimeError(f"{request.path} was asked for without a range")
+    found = re.fullmatch(r"/(bench/\w+)/resolve/\w+/(.*\.json)", request.path)
+    return (root / "hub" / found[1] / found[2]).stat().st_size if found else 0
+
+
 def child(kind: str, root: Path) -> dict[str, float]:
     argv = [sys.executable, __file__, f"--child={kind}", "--folder", str(root)]
     done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True)
@@ -301,7 +342,7 @@ def main() -> None:
     options.add_argument("--child", default="")
     given = options.parse_args()
     if given.child:
-        print(json.dumps({"plan": child_plan, "build": child_build}[given.child](given.folder)))
+        print(json.dumps({"plan": child_plan, "build": child_build, "fetch": child_fetch}[given.child](given.folder)))
         return
     with tempfile.TemporaryDirectory(dir=given.folder, prefix="checkpoint-") as folder:
         sys.exit(
@@ -313,13 +354,22 @@ def measure(folder: Path, runs: int, size: float, curve: list[float]) -> int:
     ui.show(f"Python {platform.python_version()}, {os.cpu_count()} CPUs, {platform.machine()}, {folder}")
     goals: list[tuple[str, str, str, bool]] = []
 
-    write_pair(folder / "plan", 256, 512, BLOCK, data=False)
+    write_pair(folder / "plan", 258, 512, BLOCK, data=False)
     plans = [child("plan", folder / "plan") for _ in range(runs)]
     seconds = statistics.median(plan["seconds"] for plan in plans)
     memory = max(plan["memory"] for plan in plans)
     goals.append(("plan of 113,000 tensors", f"{seconds:.2f} s", f"{GOAL_PLAN} s", seconds < GOAL_PLAN))
     goals.append(("peak memory of planning it", ui.size(int(memory)), ui.size(int(GOAL_MEMORY)), memory < GOAL_MEMORY))
-    shutil.rmtree(folder / "plan")
+    (folder / "fetch/hub").mkdir(parents=True)
+    (folder / "plan").rename(folder / "fetch/hub/bench")
+    fetched = child("fetch", folder / "fetch")
+    share = fetched["sent"] / fetched["needed"]
+    ui.show(
+        f"locking it over HTTP: {ui.size(int(fetched['sent']))} sent, {ui.size(int(fetched['needed']))} needed, "
+        f"of {ui.size(int(fetched['total']))} of both repositories, in {fetched['seconds']:.1f} s"
+    )
+    goals.append(("bytes fetched, of those needed", f"{share:.4f}", f"{GOAL_FETCH}", share <= GOAL_FETCH))
+    shutil.rmtree(folder / "fetch")
 
     ui.show(f"\n{size:g} GB, {runs} runs each")
     result = compare(folder / "main", size, 160, runs)
