@@ -151,7 +151,7 @@ def test_record_says_how_it_was_made(paths: Paths) -> None:
     assert fp8["tensors"] == {name: hashlib.sha256(data).hexdigest() for name, data in wanted.items()}
     base = record["sources"]["int4"]["files"]
     assert base == {name: sha256_file(folders["int4"] / name)[0] for name in (FIRST, SECOND, INDEX, "config.json")}
-    assert record["steps"] == [{"step": "copy"}, {"step": "hybrid", "rules": [RULE], "unused": None}]
+    assert record["steps"] == [{"step": "copy"}, {"step": "hybrid", "rules": [RULE]}]
     names = {path.name for path in made.iterdir()} - {"sparkpin.json"}
     assert set(record["files"]) == names
     for name, entry in record["files"].items():

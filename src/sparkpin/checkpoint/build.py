@@ -173,7 +173,7 @@ def record(pin: ModelPin, lock: ModelLock, plan: Plan, key: str, written: Mappin
     """
     published = {f.file: {"size": f.size, "sha256": f.sha256} for f in lock.repositories[pin.base].files}
     new = {file.path: {"size": file.size, "sha256": file.sha256} for file in written.values()}
-    parts = {"hybrid": pin.hybrid, "mtp": pin.mtp}
+    dumped = pin.model_dump(mode="json", include={"hybrid": {"rules"}, "mtp": True})
     sources: dict[str, dict[str, Any]] = {
         name: {"repo": lock.repositories[name].repo, "revision": lock.repositories[name].revision}
         for name in used_repositories(pin, plan.steps)
@@ -186,7 +186,7 @@ def record(pin: ModelPin, lock: ModelLock, plan: Plan, key: str, written: Mappin
         "builder": FORMAT,
         "model": pin.name,
         "key": key,
-        "steps": [{"step": s, **(part.model_dump(mode="json") if (part := parts.get(s)) else {})} for s in plan.steps],
+        "steps": [{"step": step, **(dumped.get(step) or {})} for step in plan.steps],
         "sources": sources,
         "files": {**{link.path: published[link.path] for link in plan.links}, **new},
     }

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparkpin import files
-from sparkpin.checkpoint.copying import Run, gather, write_all
+from sparkpin.checkpoint.copying import Run, write_all
+from sparkpin.checkpoint.gathering import gather
 from sparkpin.checkpoint.layout import Shard, header_for, in_order
 from sparkpin.checkpoint.plan import Plan
 from sparkpin.checkpoint.repository import Places, Source
