@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from checkout import PROJECT, Checkout
+from sparkpin import serve
 from sparkpin.engine import Engine
 from sparkpin.paths import Paths
 from sparkpin.releases import Releases
@@ -118,7 +119,8 @@ def test_promote_serve_and_roll_back_take_the_flags_with_them(main_job: Releases
     body = {"model": "scripted-tiny", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
     answer = ask(f"http://127.0.0.1:{port}/v1/chat/completions", body)["choices"][0]["message"]["content"]
     assert answer == CHAT.expected_content
-    argv = Engine.connect().client.containers.get("sparkpin-trial").attrs["Config"]["Cmd"]
+    name = serve.name_of(Paths(copy.folder, copy.home, copy.home), "trial")
+    argv = Engine.connect().client.containers.get(name).attrs["Config"]["Cmd"]
     assert argv[argv.index("--max-model-len") + 1] == "2048"
     copy.done("stop", "--recipe", "trial")
 

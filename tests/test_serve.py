@@ -13,13 +13,14 @@ import httpx
 import pytest
 
 from sparkpin import serve
+from sparkpin.container import HOME_LABEL
 from sparkpin.engine import Engine
 from sparkpin.errors import BusyError, InputError, SmokeError
+from sparkpin.paths import Paths
 from sparkpin.releases import Release, tag_of
 
 pytest_plugins = ["fake_release"]
 pytestmark = pytest.mark.engine
-NAME = "sparkpin-fake"
 
 
 def free_port() -> int:
@@ -29,12 +30,21 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def port(fake_engine: Engine) -> Iterator[int]:
+def other_home(paths: Paths, tmp_path: Path) -> Paths:
+    return dataclasses.replace(paths, home=tmp_path / "other-home")
+
+
+@pytest.fixture
+def name(paths: Paths) -> str:
+    return serve.name_of(paths, "fake")
+
+
+@pytest.fixture
+def port(fake_engine: Engine, paths: Paths, other_home: Paths) -> Iterator[int]:
     yield free_port()
-    for name in (NAME, NAME + serve.FORMER):
-        found = serve.find(fake_engine, name)
-        if found is not None:
-            found.remove(force=True)
+    for home in (paths.home, other_home.home):
+        for container in fake_engine.client.containers.list(all=True, filters={"label": f"{HOME_LABEL}={home}"}):
+            container.remove(force=True)
 
 
 @pytest.fixture
@@ -52,19 +62,21 @@ def quiet(line: str) -> None:
 
 
 def test_a_release_is_served_on_this_machine_only(
+    paths: Paths,
+    name: str,
     fake_engine: Engine,
     release: Release,
     checkpoint: Path,
     port: int,
 ) -> None:
     said: list[str] = []
-    served = serve.start(fake_engine, release, checkpoint, port=port, say=said.append)
+    served = serve.start(paths, fake_engine, release, checkpoint, port=port, say=said.append)
     assert served.url == f"http://127.0.0.1:{port}/v1" and served.ready and served.state == "running"
     assert served.release == release.tag and served.model == "scripted-tiny"
     assert said[-1].endswith(f"at {served.url} (model scripted-tiny)")
     answer = httpx.post(f"{served.url}/completions", json={"prompt": "x"}, trust_env=False)
     assert answer.json()["choices"][0]["text"].startswith(" a pinned build")
-    container = fake_engine.client.containers.get(NAME)
+    container = fake_engine.client.containers.get(name)
     host = container.attrs["HostConfig"]
     assert container.ports == {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(port)}]}
     assert host["RestartPolicy"] == {"Name": "on-failure", "MaximumRetryCount": 3}
@@ -74,56 +86,64 @@ def test_a_release_is_served_on_this_machine_only(
 
 
 def test_serving_it_again_leaves_it_alone(
+    paths: Paths,
+    name: str,
     fake_engine: Engine,
     release: Release,
     checkpoint: Path,
     port: int,
 ) -> None:
-    serve.start(fake_engine, release, checkpoint, port=port, say=quiet)
-    before = fake_engine.client.containers.get(NAME).id
+    serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+    before = fake_engine.client.containers.get(name).id
     said: list[str] = []
-    serve.start(fake_engine, release, checkpoint, port=port, say=said.append)
-    assert said[0] == f"{release.tag} already runs as {NAME}"
-    assert fake_engine.client.containers.get(NAME).id == before
+    serve.start(paths, fake_engine, release, checkpoint, port=port, say=said.append)
+    assert said == [f"{release.tag} already runs as {name}"], "what its log said as it started is no news"
+    assert fake_engine.client.containers.get(name).id == before
 
 
 def test_another_port_or_release_replaces_it(
+    paths: Paths,
+    name: str,
     fake_engine: Engine,
     release: Release,
     newer: Release,
     checkpoint: Path,
     port: int,
 ) -> None:
-    serve.start(fake_engine, release, checkpoint, port=port, say=quiet)
+    serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
     other = free_port()
-    assert serve.start(fake_engine, release, checkpoint, port=other, say=quiet).port == other
+    assert serve.start(paths, fake_engine, release, checkpoint, port=other, say=quiet).port == other
     said: list[str] = []
-    served = serve.start(fake_engine, newer, checkpoint, port=other, say=said.append)
+    served = serve.start(paths, fake_engine, newer, checkpoint, port=other, say=said.append)
     assert said[0] == f"stopping {release.tag}, which {newer.tag} replaces"
     assert served.release == newer.tag and served.ready
-    assert [s.container for s in serve.status(fake_engine) if s.recipe == "fake"] == [NAME]
+    assert [s.container for s in serve.status(fake_engine) if s.recipe == "fake"] == [name]
 
 
 def test_a_release_that_does_not_start_gives_way_to_the_former_one(
+    paths: Paths,
+    name: str,
     fake_engine: Engine,
     release: Release,
     newer: Release,
     checkpoint: Path,
     port: int,
 ) -> None:
-    serve.start(fake_engine, release, checkpoint, port=port, say=quiet)
+    serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
     said: list[str] = []
     bad = dataclasses.replace(newer, env={"FAKE_VLLM": "exit"})
     with pytest.raises(SmokeError, match=r"exited with 1\n[\s\S]*no such architecture[\s\S]*invoke smoke") as caught:
-        serve.start(fake_engine, bad, checkpoint, port=port, say=said.append)
+        serve.start(paths, fake_engine, bad, checkpoint, port=port, say=said.append)
     assert newer.tag in str(caught.value) and said[-1] == f"starting {release.tag} again"
-    container = fake_engine.client.containers.get(NAME)
+    container = fake_engine.client.containers.get(name)
     assert container.labels["sparkpin.release"] == release.tag
-    served = serve.start(fake_engine, release, checkpoint, port=port, say=quiet)
-    assert served.ready and serve.find(fake_engine, NAME + serve.FORMER) is None
+    served = serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+    assert served.ready and serve.find(fake_engine, name + serve.FORMER) is None
 
 
 def test_a_first_release_that_does_not_start_leaves_nothing(
+    paths: Paths,
+    name: str,
     fake_engine: Engine,
     release: Release,
     checkpoint: Path,
@@ -131,28 +151,37 @@ def test_a_first_release_that_does_not_start_leaves_nothing(
 ) -> None:
     with pytest.raises(SmokeError):
         serve.start(
-            fake_engine, dataclasses.replace(release, env={"FAKE_VLLM": "exit"}), checkpoint, port=port, say=quiet
+            paths,
+            fake_engine,
+            dataclasses.replace(release, env={"FAKE_VLLM": "exit"}),
+            checkpoint,
+            port=port,
+            say=quiet,
         )
-    assert serve.find(fake_engine, NAME) is None
+    assert serve.find(fake_engine, name) is None
 
 
 def test_a_former_one_left_by_a_killed_run_is_taken_up(
+    paths: Paths,
+    name: str,
     fake_engine: Engine,
     release: Release,
     newer: Release,
     checkpoint: Path,
     port: int,
 ) -> None:
-    serve.start(fake_engine, release, checkpoint, port=port, say=quiet)
-    container = fake_engine.client.containers.get(NAME)
+    serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+    container = fake_engine.client.containers.get(name)
     container.stop(timeout=5)
-    container.rename(NAME + serve.FORMER)
-    assert serve.start(fake_engine, newer, checkpoint, port=port, say=quiet).ready
+    container.rename(name + serve.FORMER)
+    assert serve.start(paths, fake_engine, newer, checkpoint, port=port, say=quiet).ready
     with pytest.raises(docker.errors.NotFound):
         container.reload()
 
 
 def test_a_taken_port_is_told_with_its_holder(
+    paths: Paths,
+    name: str,
     fake_engine: Engine,
     release: Release,
     checkpoint: Path,
@@ -162,64 +191,99 @@ def test_a_taken_port_is_told_with_its_holder(
         holder.bind(("127.0.0.1", port))
         holder.listen()
         with pytest.raises(BusyError) as caught:
-            serve.start(fake_engine, release, checkpoint, port=port, say=quiet)
+            serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
     assert f"port {port} on 127.0.0.1 is taken by " in caught.value.message
     assert f"(process {os.getpid()})" in caught.value.message
     assert caught.value.next_step.endswith(f"invoke serve --port {port + 1}")
-    assert serve.find(fake_engine, NAME) is None
+    assert serve.find(fake_engine, name) is None
 
 
 def test_a_taken_port_does_not_end_what_is_served(
+    paths: Paths,
     fake_engine: Engine,
     release: Release,
     newer: Release,
     checkpoint: Path,
     port: int,
 ) -> None:
-    serve.start(fake_engine, release, checkpoint, port=port, say=quiet)
+    serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         with pytest.raises(BusyError):
-            serve.start(fake_engine, newer, checkpoint, port=holder.getsockname()[1], say=quiet)
+            serve.start(paths, fake_engine, newer, checkpoint, port=holder.getsockname()[1], say=quiet)
     (served,) = (s for s in serve.status(fake_engine) if s.recipe == "fake")
     assert served.ready and served.release == release.tag
 
 
 def test_a_port_that_another_recipe_s_container_has(
+    paths: Paths,
+    name: str,
     fake_engine: Engine,
     release: Release,
     checkpoint: Path,
     port: int,
 ) -> None:
-    serve.start(fake_engine, release, checkpoint, port=port, say=quiet)
-    with pytest.raises(BusyError, match=f"taken by the container {NAME}"):
-        serve.start(fake_engine, dataclasses.replace(release, recipe="other"), checkpoint, port=port, say=quiet)
-    assert serve.find(fake_engine, "sparkpin-other") is None
+    serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+    with pytest.raises(BusyError, match=f"taken by the container {name}"):
+        serve.start(paths, fake_engine, dataclasses.replace(release, recipe="other"), checkpoint, port=port, say=quiet)
+    assert serve.find(fake_engine, serve.name_of(paths, "other")) is None
+
+
+def test_homes_on_one_engine_serve_side_by_side(
+    paths: Paths,
+    name: str,
+    other_home: Paths,
+    fake_engine: Engine,
+    release: Release,
+    newer: Release,
+    checkpoint: Path,
+    port: int,
+) -> None:
+    serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+    with pytest.raises(BusyError) as caught:
+        serve.start(other_home, fake_engine, release, checkpoint, port=port, say=quiet)
+    assert f"the container {name}, a server of the home {paths.home}" in caught.value.message
+    assert f"SPARKPIN_HOME={paths.home} invoke stop" in caught.value.next_step
+    said: list[str] = []
+    second = free_port()
+    serve.start(other_home, fake_engine, newer, checkpoint, port=second, say=said.append)
+    assert not [line for line in said if "stopping" in line]
+    both = {(served.home, served.release, served.port) for served in serve.status(fake_engine) if served.ready}
+    assert {(str(paths.home), release.tag, port), (str(other_home.home), newer.tag, second)} <= both
+    assert serve.running_release(paths, fake_engine, "fake") == release.tag
+    assert serve.stop(other_home, fake_engine, None, quiet) == (serve.name_of(other_home, "fake"),)
+    assert serve.stop(other_home, fake_engine, None, quiet) == ()
+    with pytest.raises(InputError, match="no service of recipe 'fake' runs"):
+        serve.stop(other_home, fake_engine, "fake", quiet)
+    assert serve.running_release(paths, fake_engine, "fake") == release.tag
 
 
 @pytest.mark.parametrize("bad", [0, 70000])
 def test_a_port_that_is_none(
+    paths: Paths,
     fake_engine: Engine,
     release: Release,
     checkpoint: Path,
     bad: int,
 ) -> None:
     with pytest.raises(InputError, match=f"port {bad}: wanted 1 to 65535"):
-        serve.start(fake_engine, release, checkpoint, port=bad, say=quiet)
+        serve.start(paths, fake_engine, release, checkpoint, port=bad, say=quiet)
 
 
 def test_stop_and_status(
+    paths: Paths,
+    name: str,
     fake_engine: Engine,
     release: Release,
     checkpoint: Path,
     port: int,
 ) -> None:
-    serve.start(fake_engine, release, checkpoint, port=port, say=quiet)
+    serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
     assert [(s.recipe, s.port, s.ready) for s in serve.status(fake_engine) if s.recipe == "fake"] == [
         ("fake", port, True)
     ]
-    assert serve.stop(fake_engine, "fake", quiet) == (NAME,)
+    assert serve.stop(paths, fake_engine, "fake", quiet) == (name,)
     assert not [s for s in serve.status(fake_engine) if s.recipe == "fake"]
     with pytest.raises(InputError, match="no service of recipe 'fake' runs"):
-        serve.stop(fake_engine, "fake", quiet)
+        serve.stop(paths, fake_engine, "fake", quiet)

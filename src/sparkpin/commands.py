@@ -413,10 +413,11 @@ def rollback(*, recipe: str | None) -> None:
 
 def next_serve(paths: Paths, release: Release) -> None:
     """What answers now goes on answering until `serve` changes it."""
-    running = serving.running_release(engine_of(paths), release.recipe)
-    if running and running != release.tag:
-        show(f"{running} still answers until then")
-    show("next: invoke serve" if running != release.tag else "it is being served already")
+    running = serving.running_release(paths, engine_of(paths), release.recipe)
+    if running == release.tag:
+        show("it is being served already")
+    else:
+        show(f"next: invoke serve{f' (until then {running} still answers)' if running else ''}")
 
 
 def export(tag: str, output: str, *, store: bool, checkpoint: bool, image: bool) -> None:
@@ -531,7 +532,7 @@ def serve(*, recipe: str | None, release: str | None, port: int | None) -> None:
         chosen = current
     if not chosen.smoke_passed:
         say(f"warning: {chosen.tag} is {chosen.state}: no smoke test stands behind its answers")
-    served = serving.start(engine_of(paths), chosen, checkpoint_of(paths, chosen), port=port, say=say)
+    served = serving.start(paths, engine_of(paths), chosen, checkpoint_of(paths, chosen), port=port, say=say)
     show(f"{chosen.tag} answers at {served.url}\nnext: invoke stop")
 
 
@@ -539,8 +540,10 @@ def stop(*, recipe: str | None) -> None:
     paths = Paths.from_env()
     engine = engine_of(paths)
     clear_leftovers(paths, engine, say)
-    stopped = serving.stop(engine, recipe, say)
+    stopped = serving.stop(paths, engine, recipe, say)
     for name in stopped:
         show(f"stopped {name}")
     if not stopped:
         show("nothing is served")
+        for served in serving.status(engine):
+            show(f"not touched: {served.container}, {served.release} of the home {served.home or '(not known)'}")

@@ -24,6 +24,7 @@ Say = Callable[[str], None]
 UID = 10001
 NETWORK = "sparkpin"
 CACHE_LABEL = "sparkpin.cache"
+HOME_LABEL = "sparkpin.home"  # its value is the SPARKPIN_HOME whose release is served
 HOME = "/home/sparkpin"
 ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HOME": HOME}
 GIB = 1 << 30

@@ -7,6 +7,7 @@ import errno
 import socket
 from pathlib import Path
 
+from sparkpin.container import HOME_LABEL
 from sparkpin.engine import Engine, engine_errors
 from sparkpin.errors import BusyError, InputError
 
@@ -28,28 +29,31 @@ def require_free(engine: Engine, host: str, port: int) -> None:
 
 
 def busy(engine: Engine, host: str, port: int) -> BusyError:
-    holder = port_holder(engine, port)
+    holder, home = port_holder(engine, port)
     free = port + 1 if port < 65535 else port - 1
+    whose = f", a server of the home {home}" if home else ""
     return BusyError(
-        f"port {port} on {host} is taken{f' by {holder}' if holder else ''}",
-        next_step=f"stop that, or choose another port: invoke serve --port {free}",
+        f"port {port} on {host} is taken{f' by {holder}{whose}' if holder else ''}",
+        next_step=f"stop that{f' (SPARKPIN_HOME={home} invoke stop)' if home else ''}, or choose another port: "
+        f"invoke serve --port {free}",
     )
 
 
-def port_holder(engine: Engine, port: int) -> str:
-    """The container or process that listens on a port of this machine; "" where neither can be seen."""
+def port_holder(engine: Engine, port: int) -> tuple[str, str]:
+    """The container or process that listens on a port of this machine, "" where neither can be seen; and SPARKPIN_HOME
+    of the release that it serves, "" for what is no server of ours."""
     with engine_errors():
         for container in engine.client.containers.list():
             bindings = [b for found in container.ports.values() for b in found or []]
             if any(binding["HostPort"] == str(port) for binding in bindings):
-                return f"the container {container.name}"
+                return f"the container {container.name}", container.labels.get(HOME_LABEL, "")
     inodes = listening_inodes(port)
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):  # other people's processes, and those that end meanwhile
             if link.readlink().name in inodes:
                 process = link.parent.parent
-                return f"{(process / 'comm').read_text().strip()} (process {process.name})"
-    return ""
+                return f"{(process / 'comm').read_text().strip()} (process {process.name})", ""
+    return "", ""
 
 
 def listening_inodes(port: int) -> set[str]:

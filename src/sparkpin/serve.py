@@ -1,4 +1,4 @@
-"""A release as a service: one container a recipe, its port published on this machine only."""
+"""A release as a service: one container for each recipe of a home, its port published on this machine only."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from docker.models.containers import Container
 from docker.types import LogConfig
 
 from sparkpin import container as running
-from sparkpin.container import Say
+from sparkpin.container import HOME_LABEL, Say
 from sparkpin.engine import Engine, engine_errors
 from sparkpin.errors import InputError, SmokeError
+from sparkpin.paths import Paths
 from sparkpin.ports import busy, require_free
 from sparkpin.recipes import drop_flags, flag_value, served_name, set_flag
 from sparkpin.releases import Release
+from sparkpin.smoke.server import owner
 
 if TYPE_CHECKING:
     from sparkpin.smoke.client import Client
@@ -37,8 +39,12 @@ STOP_SECONDS = 30
 
 @dataclass(frozen=True)
 class Served:
-    """A service. state: Docker's word for the container; ready: whether it answers; url: the OpenAI endpoint's base."""
+    """A service. home: SPARKPIN_HOME of its release; state: Docker's word for the container; ready: whether it answers.
 
+    url: the OpenAI endpoint's base.
+    """
+
+    home: str
     recipe: str
     release: str
     container: str
@@ -59,7 +65,13 @@ def reachable(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def name_of(paths: Paths, recipe: str) -> str:
+    """The name of a recipe's container. Homes may share an engine, and each serves its own releases."""
+    return f"{PREFIX}{recipe}-{owner(paths)[:8]}"
+
+
 def start(
+    paths: Paths,
     engine: Engine,
     release: Release,
     checkpoint: Path,
@@ -71,27 +83,28 @@ def start(
 ) -> Served:
     """Serve a release and return once it answers. One that already runs at this address is left alone.
 
-    Another release of the recipe is stopped first, since two may not fit into the memory; when the new one does not
-    become ready, the former one is started again. The container restarts after a crash, three times at most.
+    Another release of the home's recipe is stopped first, since two may not fit into the memory; when the new one does
+    not become ready, the former one is started again. The container restarts after a crash, three times at most.
 
     Args:
         port: on the host; None takes the recipe's own (`--port` of its command, else 8000).
         gpus: give the container all GPUs.
 
     Raises:
-        BusyError: someone else has the port.
+        BusyError: someone else has the port; another home's server, too.
         SmokeError: the server did not become ready; with the last lines of its log.
     """
     port = port if port is not None else int(flag_value(release.argv, "--port") or DEFAULT_PORT)
     running.require_readable(checkpoint)
     running.require_image(engine, release)
-    name = PREFIX + release.recipe
+    name = name_of(paths, release.recipe)
     old = find(engine, name)
     if old is not None and is_running(old):
         known = describe(old)
         if (known.release, known.host, known.port) == (release.tag, host, port):
             say(f"{release.tag} already runs as {name}")
-            wait_ready(old, known, running.ready_timeout(checkpoint), say)
+            if not known.ready:
+                wait_ready(old, known, running.ready_timeout(checkpoint), say)
             keep_up(old)  # a run that was killed while it waited did not get to it
             return describe(old)
         if (known.host, known.port) != (host, port):
@@ -99,11 +112,21 @@ def start(
     else:
         require_free(engine, host, port)
     with replaced(engine, name, old, release, say), engine_errors():
-        return launch(engine, name, release, checkpoint, host=host, port=port, gpus=gpus, say=say)
+        home = {HOME_LABEL: str(paths.home)}
+        return launch(engine, name, release, checkpoint, host=host, port=port, gpus=gpus, labels=home, say=say)
 
 
 def launch(
-    engine: Engine, name: str, release: Release, checkpoint: Path, *, host: str, port: int, gpus: bool, say: Say
+    engine: Engine,
+    name: str,
+    release: Release,
+    checkpoint: Path,
+    *,
+    host: str,
+    port: int,
+    gpus: bool,
+    labels: dict[str, str],
+    say: Say,
 ) -> Served:
     """Create, start and wait. A container that does not become ready is removed again."""
     argv = set_flag(drop_flags(release.argv, "--uds"), "--host", "0.0.0.0")  # within the container only
@@ -116,6 +139,7 @@ def launch(
         network=running.network(engine),
         ports={f"{INSIDE}/tcp": (host, port)},
         labels={
+            **labels,
             LABEL: release.recipe,
             RELEASE_LABEL: release.tag,
             f"{LABEL}.host": host,
@@ -205,10 +229,13 @@ def wait_ready(container: Container, served: Served, timeout: float, say: Say) -
             time.sleep(1)
 
 
-def stop(engine: Engine, recipe: str | None, say: Say) -> tuple[str, ...]:
-    """Stop and remove a recipe's container, or all of them; returns their names. An unknown recipe is an InputError."""
+def stop(paths: Paths, engine: Engine, recipe: str | None, say: Say) -> tuple[str, ...]:
+    """Stop and remove the container of a recipe of this home, or all of this home; returns their names.
+
+    InputError for a recipe of which nothing is served.
+    """
     with engine_errors():
-        every = services(engine)
+        every = [container for container in services(engine) if container.labels.get(HOME_LABEL) == str(paths.home)]
         chosen = [c for c in every if recipe in (None, c.labels[LABEL])]
         if recipe is not None and not chosen:
             known = ", ".join(sorted({c.labels[LABEL] for c in every}))
@@ -224,9 +251,9 @@ def stop(engine: Engine, recipe: str | None, say: Say) -> tuple[str, ...]:
 
 
 def status(engine: Engine) -> tuple[Served, ...]:
-    """All services, by recipe, whether they run or not."""
+    """All services, of all homes, by recipe, whether they run or not."""
     with engine_errors():
-        return tuple(sorted((describe(c) for c in services(engine)), key=lambda served: served.recipe))
+        return tuple(sorted((describe(c) for c in services(engine)), key=lambda served: (served.recipe, served.home)))
 
 
 def services(engine: Engine) -> list[Container]:
@@ -241,9 +268,9 @@ def find(engine: Engine, name: str) -> Container | None:
             return None
 
 
-def running_release(engine: Engine, recipe: str) -> str | None:
-    """Tag of the release that a recipe's container runs."""
-    container = find(engine, PREFIX + recipe)
+def running_release(paths: Paths, engine: Engine, recipe: str) -> str | None:
+    """Tag of the release that the container of a recipe of this home runs."""
+    container = find(engine, name_of(paths, recipe))
     return container.labels.get(RELEASE_LABEL) if container is not None and is_running(container) else None
 
 
@@ -254,6 +281,7 @@ def is_running(container: Container) -> bool:
 def describe(container: Container) -> Served:
     labels = container.labels
     served = Served(
+        home=labels.get(HOME_LABEL, ""),
         recipe=labels.get(LABEL, ""),
         release=labels.get(RELEASE_LABEL, ""),
         container=str(container.name),
