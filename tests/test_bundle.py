@@ -41,7 +41,8 @@ from bundle_samples import (
 )
 from evidence_samples import Sample
 
-from sparkpin import bundle, commands, contents, files, importing, manifests, oci
+from sparkpin import bundle, commands, contents, exporting, files, importing, manifests, oci
+from sparkpin.buildrecord import layer_file
 from sparkpin.bundle import (
     CHECKPOINT,
     CHECKPOINTS,
@@ -61,7 +62,7 @@ from sparkpin.evidence.signing import ALLOWED_SIGNERS, Keys
 from sparkpin.exporting import Wanted, export
 from sparkpin.inputs import Inputs
 from sparkpin.paths import Paths
-from sparkpin.releases import tag_of
+from sparkpin.releases import SBOM, STATEMENT, tag_of
 from sparkpin.seal import digest_of
 
 NO_ENGINE = cast(Engine, None)  # whoever asks it anything fails
@@ -114,8 +115,9 @@ def test_packing_again_gives_the_same(parts: Parts, good: Path) -> None:
 
 
 def test_no_such_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="No such file"), open_bundle(tmp_path / "none.tar"):
+    with pytest.raises(InputError, match="No such file") as failed, open_bundle(tmp_path / "none.tar"):
         pass
+    assert f"ls {tmp_path}" in failed.value.next_step and "import" not in failed.value.next_step
 
 
 def test_cut_short_anywhere(good: Path, tmp_path: Path) -> None:
@@ -425,9 +427,89 @@ def test_flags_and_members_agree(parts: Parts, tmp_path: Path) -> None:
 
 def test_a_file_that_is_there_is_not_overwritten(sample: Sample, tmp_path: Path) -> None:
     before = state_of(sample)
-    with pytest.raises(InputError, match="is there already"):
-        export(sample.paths, lambda: NO_ENGINE, sample.release, tmp_path, Wanted(image=False), quiet)
-    assert state_of(sample) == before
+    there = tmp_path / "there.tar"
+    there.write_text("x")
+    for target, why, step in (
+        (there, "is there already", f"rm {there}"),
+        (tmp_path, "is a folder", f"-o {tmp_path / sample.release.name}.tar"),
+        (tmp_path / "missing/x.tar", "there is no folder", f"mkdir -p {tmp_path / 'missing'}"),
+    ):
+        with pytest.raises(InputError, match=why) as failed:
+            export(sample.paths, lambda: NO_ENGINE, sample.release, target, Wanted(image=False), quiet)
+        assert step in failed.value.next_step
+    assert state_of(sample) == before and [path.name for path in tmp_path.iterdir()] == ["there.tar"]
+
+
+def test_what_every_import_would_refuse_is_not_exported(tmp_path: Path) -> None:
+    own, target = sample_of(tmp_path / "own"), tmp_path / "out.tar"
+
+    def refused_export() -> IntegrityError:
+        with pytest.raises(IntegrityError) as caught:
+            export(own.paths, lambda: NO_ENGINE, own.release, target, Wanted(image=False), quiet)
+        assert [child.name for child in tmp_path.iterdir()] == ["own"]
+        return caught.value
+
+    said, bill = own.folder / STATEMENT, own.folder / SBOM
+    data = said.read_bytes()
+    said.write_bytes(data.replace(b"linux/amd64", b"linux/arm64") if b"linux/amd64" in data else data + b"x")
+    found = refused_export()
+    assert "statement" in found.message and own.release.tag in found.next_step
+    said.unlink()
+    assert refused_export().next_step == f"invoke attest {own.release.tag} makes it"
+    said.write_bytes(data)
+    parts_of_bill = bill.read_bytes()
+    bill.unlink()
+    assert "SBOM" in refused_export().message
+    bill.write_bytes(parts_of_bill)
+    listed = layer_file(own.paths, own.release.diff_ids[0])
+    packed = listed.read_bytes()
+    listed.write_bytes(packed[:-9])
+    assert "sparkpin/layers/" in refused_export().message
+    listed.write_bytes(packed)
+    export(own.paths, lambda: NO_ENGINE, own.release, target, Wanted(image=False), quiet)
+
+
+def test_whom_this_machine_trusts_stops_no_export(
+    tmp_path: Path, signing_key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "allowed_signers").write_text("")
+    monkeypatch.setenv(ALLOWED_SIGNERS, str(tmp_path / "allowed_signers"))
+    own = sample_of(tmp_path / "own", Keys(signing_key))
+    export(own.paths, lambda: NO_ENGINE, own.release, tmp_path / "out.tar", Wanted(image=False), quiet)
+    with pytest.raises(IntegrityError, match="does not allow"), open_bundle(tmp_path / "out.tar"):
+        pass
+
+
+def test_an_export_says_beforehand_what_no_signature_is_over(
+    tmp_path: Path, signing_key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint's pieces are left out: what is said does not depend on them."""
+    monkeypatch.setattr(exporting, "checkpoint_pieces", lambda *args: [])
+    for keys, count in ((Keys(), 0), (Keys(signing_key), 1)):
+        own, said = sample_of(tmp_path / f"own{count}", keys), list[str]()
+        with pytest.raises(IntegrityError):
+            wanted = Wanted(image=False, checkpoint=True)
+            export(own.paths, lambda: NO_ENGINE, own.release, tmp_path / "out.tar", wanted, said.append)
+        assert sum("no signature is over a finished checkpoint" in line for line in said) == count
+
+
+@pytest.mark.parametrize(
+    ("length", "why"), [(0, "it is empty"), (300, "it is cut short after 300 bytes"), (512, "has ")]
+)
+def test_a_bundle_that_is_hardly_there(good: Path, tmp_path: Path, length: int, why: str) -> None:
+    assert why in refused(tmp_path, good.read_bytes()[:length])
+
+
+def test_a_changed_byte_in_what_comes_first(good: Path, tmp_path: Path) -> None:
+    data = bytearray(good.read_bytes())
+    data[130] ^= 1
+    assert "the header of that is damaged" in refused(tmp_path, bytes(data))
+    data[130] ^= 1
+    place = data.index(b'"sha256": "') + len(b'"sha256": "')
+    data[place] = ord("z")
+    message = refused(tmp_path, bytes(data))
+    assert f"{INDEX} is damaged, or something else wrote it: members.0.sha256: saw 'z" in message
+    assert "wanted 64 hexadecimal digits" in message and "pattern" not in message
 
 
 def test_an_export_with_a_damaged_input_leaves_no_file(tmp_path: Path) -> None:
@@ -551,9 +633,13 @@ def test_padding_after_the_index(good: Path, tmp_path: Path) -> None:
 
 def test_a_pipe_or_folder_is_no_bundle(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    for path in (tmp_path, tmp_path / "fifo", Path("/dev/null")):
+    for path in (tmp_path / "fifo", Path("/dev/null")):
         with pytest.raises(InputError, match="no regular file"), open_bundle(path):
             pass
+    (tmp_path / "a.tar").touch()
+    with pytest.raises(InputError, match="is a folder") as failed, open_bundle(tmp_path):
+        pass
+    assert "(in it: a.tar)" in failed.value.next_step
 
 
 def test_layers_without_number(parts: Parts, tmp_path: Path) -> None:
@@ -612,7 +698,7 @@ def test_large_inputs_are_read_piece_by_piece(parts: Parts, tmp_path: Path, monk
     with open_bundle(path) as opened:
         assert f"{INPUTS}{sha256(large)}" in opened.data
         (kept,) = [check for check in opened.checks if check.what == "kept inputs"]
-    assert kept.result == "ok" and kept.detail.startswith("47 of 47")
+    assert kept.result == "ok" and kept.detail.startswith("48 of 48")
     assert max(pieces) <= files.CHUNK
     assert len(large) < sum(pieces) < 2 * len(large), "read once, to be hashed"
 
@@ -758,12 +844,14 @@ def test_no_signature_is_over_a_finished_checkpoint(
     assert "ok     checkpoint" not in shown, "only its own record says so"
     paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
     for take in (
-        lambda: commands.verify(str(finished), deep=False, require_signature=True),
+        lambda: commands.verify(str(finished), deep=True, require_signature=True),
         lambda: importing.import_bundle(paths, NO_ENGINE, finished, quiet, signed=True),
     ):
-        with pytest.raises(IntegrityError, match=r"finished checkpoint: .* export it --with-store instead") as caught:
+        with pytest.raises(IntegrityError, match=r"lacks a trusted signature: finished checkpoint") as caught:
             take()
         assert "signature of an allowed signer" not in caught.value.message, "it is signed"
+        assert "export --with-store instead" in caught.value.next_step and "again from" not in caught.value.next_step
+    assert "--deep adds nothing for a bundle" in capsys.readouterr().err
     assert not paths.home.exists() and not paths.cache.exists()
 
 
