@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin import ui
+from sparkpin.checkpoint import report
 from sparkpin.checkpoint.plan import all_steps, make_plan
 from sparkpin.checkpoint.repository import Listing, Places, listing_of
 from sparkpin.checkpoint.safetensors import build_header, tensor_nbytes
@@ -212,9 +213,9 @@ def child_plan(root: Path) -> dict[str, float]:
     begun = time.perf_counter()
     plan = make_plan(listings(root), PIN, all_steps(PIN))
     seconds = time.perf_counter() - begun
-    lines = plan.lines()
+    lines = [*report.table(plan.rows), *report.summary(plan)]
     whole = time.perf_counter() - begun
-    return {"seconds": seconds, "with_lines": whole, "lines": len(lines), "memory": high_water()}
+    return {"seconds": seconds, "in_words": whole, "lines": len(lines), "memory": high_water()}
 
 
 def child_build(root: Path) -> dict[str, float]:

@@ -88,20 +88,24 @@ def texts_of(draft: Draft) -> tuple[Text, ...]:
 def index_bytes(draft: Draft) -> bytes:
     """The index with sorted names; its total_size counts the bytes of what it lists, as Transformers writes it."""
     old = dict(draft.base.index or {})
-    gone = {name for tensors in draft.dropped.values() for name in tensors}
-    weight_map = {name: file for name, file in draft.base.listed.items() if name not in gone} | draft.listed
+    published, listed = draft.base.listed, draft.listed
     total = sum(size for kind, (_, size) in draft.base.kinds.items() if not kind.file)
+    gone: set[str] = set()
     for file, tensors in draft.dropped.items():
-        total -= sum(s.info.nbytes for name, s in tensors.items() if draft.base.listed.get(name) == file)
-    for name, file in draft.listed.items():
-        source = draft.added.get(file, {}).get(name) or draft.base.found[name]
-        total += source.info.nbytes
-    metadata = {**(old.get("metadata") or {}), "total_size": total}
+        gone |= tensors.keys()
+        total -= sum(s.info.nbytes for name, s in tensors.items() if published.get(name) == file)
+    total += sum(draft.source(name)[1].info.nbytes for name in listed)
+    metadata = {**(old.pop("metadata", None) or {}), "total_size": total}
+    names = sorted([*(name for name in published if name not in gone and name not in listed), *listed])
     # Line by line: for 100,000 names the encoder of the standard library takes a second and 60 MB.
-    lines = (f"    {encode_basestring(name)}: {encode_basestring(weight_map[name])}" for name in sorted(weight_map))
-    parts = {key: indented(value) for key, value in {**old, "metadata": metadata}.items() if key != "weight_map"}
-    parts["weight_map"] = "{\n" + ",\n".join(lines) + "\n  }"
-    return ("{\n" + ",\n".join(f"  {encode_basestring(key)}: {text}" for key, text in parts.items()) + "\n}\n").encode()
+    out = bytearray(b"{\n")
+    for key, value in {"metadata": metadata, **old}.items():
+        out += f"  {encode_basestring(key)}: {indented(value)},\n".encode()
+    out += b'  "weight_map": {\n'
+    for name in names:
+        out += f"    {encode_basestring(name)}: {encode_basestring(listed.get(name) or published[name])},\n".encode()
+    out[-2:] = b"\n  }\n}\n"
+    return bytes(out)
 
 
 def indented(value: Any) -> str:
