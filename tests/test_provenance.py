@@ -162,10 +162,37 @@ def test_no_signature_outlives_its_statement(
         monkeypatch.setenv(variable, str(folder))
     monkeypatch.delenv("SPARKPIN_SIGNING_KEY", raising=False)
     commands.attest(sample.release.tag)
-    assert "the signature over the former one is removed" in capsys.readouterr().out
+    assert "the signature from before is removed" in capsys.readouterr().out
     assert not (sample.folder / SIGNATURE).exists()
     commands.attest(sample.release.tag)
     assert "removed" not in capsys.readouterr().out
+
+
+def test_attest_says_who_signed(
+    sample: Sample, signing_key: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for variable, value in (
+        ("SPARKPIN_HOME", sample.paths.home),
+        ("SPARKPIN_CACHE", sample.paths.cache),
+        ("XDG_CONFIG_HOME", sample.paths.home / "config"),
+        ("SPARKPIN_SIGNING_KEY", signing_key),
+    ):
+        monkeypatch.setenv(variable, str(value))
+    commands.attest(sample.release.tag)
+    assert f"signed with {signing_key}: ED25519 key SHA256:" in capsys.readouterr().out
+    monkeypatch.delenv("SPARKPIN_SIGNING_KEY")
+    commands.attest(sample.release.tag)
+    said = capsys.readouterr().out
+    assert "the signature from before stays, it is over this very statement: ED25519 key SHA256:" in said
+    assert "not signed now" in said and "SPARKPIN_SIGNING_KEY" in said
+
+
+def test_a_damaged_signature_goes(sample: Sample, signing_key: Path) -> None:
+    """Else `verify` says that it is wrong, and `attest`, which it proposes, would leave it so."""
+    attest(sample.paths, sample.release, Keys(signing_key))
+    (sample.folder / SIGNATURE).write_text("damaged")
+    assert attest(sample.paths, sample.release, Keys()).removed
+    assert not (sample.folder / SIGNATURE).exists()
 
 
 def test_a_build_says_that_a_signature_went(sample: Sample, signing_key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +202,7 @@ def test_a_build_says_that_a_signature_went(sample: Sample, signing_key: Path, m
     monkeypatch.delenv("SPARKPIN_SIGNING_KEY", raising=False)
     said: list[str] = []
     ensure_attested(sample.paths, sample.release, said.append)
-    assert len(said) == 1 and "the signature over the former one is removed" in said[0]
+    assert len(said) == 1 and "the signature from before is removed" in said[0]
 
 
 def test_a_bad_key_does_not_stop_a_build(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:

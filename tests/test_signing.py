@@ -14,7 +14,7 @@ import pytest
 
 from sparkpin.errors import HostError, InputError, IntegrityError
 from sparkpin.evidence import signing
-from sparkpin.evidence.signing import Keys, sign, verify
+from sparkpin.evidence.signing import Keys, UntrustedError, sign, verify
 
 DATA = b"what is said\n"
 pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="apt-get install openssh-client")
@@ -100,10 +100,25 @@ def test_unknown_signer(tmp_path: Path, key: Path) -> None:
     assert str(allowed) in failed.value.next_step
 
 
+def test_lines_that_nobody_can_read_are_told(tmp_path: Path, key: Path) -> None:
+    allowed = tmp_path / "allowed_signers"
+    allowed.write_text("# who may what\ngarbage\n")
+    with pytest.raises(UntrustedError, match=r"no line of it can be read \(line 2: missing key\)") as failed:
+        verify(DATA, sign(DATA, key), allowed)
+    assert "ALLOWED SIGNERS" in failed.value.next_step
+    other = keygen(tmp_path / "other").with_suffix(".pub").read_text()
+    allowed.write_text(f"x@example {other}lead@example ssh-ed25519 AAAA\n")
+    with pytest.raises(UntrustedError, match=r"has this key for today \(line 2: invalid key\)") as failed:
+        verify(DATA, sign(DATA, key), allowed)
+    assert "find out whose key that is" in failed.value.next_step
+
+
 def test_passphrase_is_not_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(HostError, match="incorrect passphrase") as failed:
-        sign(DATA, keygen(tmp_path / "locked", "secret"))
-    assert "ssh-add" in failed.value.next_step
+    locked = keygen(tmp_path / "locked", "secret")
+    with pytest.raises(HostError, match="it has a passphrase, and nothing asks for one here") as failed:
+        sign(DATA, locked)
+    assert f"ssh-add {locked}" in failed.value.next_step and f"{locked}.pub" in failed.value.next_step
+    assert "TAG" not in failed.value.next_step
 
 
 @dataclass(frozen=True)

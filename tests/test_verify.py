@@ -17,15 +17,17 @@ import pytest
 from evidence_samples import Sample, make_sample
 from private_engine import file_layer, private_engine
 
-from sparkpin import commands, jobs
+from sparkpin import commands, exporting, jobs, manifests
 from sparkpin.buildrecord import write_record
+from sparkpin.bundle import IMPORTS
 from sparkpin.canonical import read_layer
 from sparkpin.engine import Engine
 from sparkpin.errors import HostError, IntegrityError, ManifestError
 from sparkpin.evidence import imagecheck
 from sparkpin.evidence.attest import attest
-from sparkpin.evidence.signing import Keys
-from sparkpin.evidence.verify import NAMES, Check, Evidence, check_evidence, conclusion, demanded, require
+from sparkpin.evidence.signing import ALLOWED_SIGNERS, SIGNING_KEY, Keys
+from sparkpin.evidence.verify import NAMES, Check, Evidence, check_evidence, conclusion, demanded, require, same
+from sparkpin.files import sha256_file
 from sparkpin.names import is_plain
 from sparkpin.pairing import pair
 from sparkpin.releases import SBOM, STATEMENT, Releases, release_key, tag_of
@@ -64,16 +66,48 @@ def test_what_is_not_there_is_said(sample: Sample) -> None:
     checks = check_evidence(sample.evidence(read=None, config=None), Keys())
     assert found(checks, "open") == ["image", "kept inputs", "locks", "signature"]
     assert found(checks, "wrong") == []
-    assert "17 of the model were not looked at" in next(check.detail for check in checks if check.what == "inputs")
+    assert "37 of the model were not looked at" in next(check.detail for check in checks if check.what == "inputs")
     assert "not checked: image, kept inputs, locks, signature" in conclusion(checks)
     checks = check_evidence(sample.evidence(files={}), Keys())
     assert found(checks, "open") == ["statement", "signature"]
+
+
+def test_a_statement_that_a_build_left_does_not_go_unnoticed(tmp_path: Path) -> None:
+    """Whoever removes all of the evidence has no better result than who removes a part of it."""
+    sample = make_sample(tmp_path)
+    attest(sample.paths, sample.release, Keys())
+    shutil.rmtree(sample.folder)
+    checks = check_evidence(imagecheck.evidence_of(sample.paths, sample.release), Keys())
+    assert found(checks, "wrong") == ["statement"]
+    with pytest.raises(IntegrityError) as failed:
+        require(checks, "it", next_step="something else")
+    assert failed.value.next_step.startswith(f"invoke attest {sample.release.tag}")
+    attest(sample.paths, sample.release, Keys())
+    require(check_evidence(imagecheck.evidence_of(sample.paths, sample.release), Keys()), "it")
+
+
+@pytest.mark.parametrize(
+    ("rows", "result"),
+    [
+        ([{"with_statement": False}], "open"),
+        ([{"with_statement": False}, {"with_statement": True}], "wrong"),
+        ([{"file": "of an earlier sparkpin"}], "wrong"),
+        (["damaged"], "wrong"),
+    ],
+)
+def test_a_bundle_may_have_come_without_a_statement(tmp_path: Path, rows: list[Any], result: str) -> None:
+    sample = make_sample(tmp_path)
+    sample.folder.mkdir(parents=True)
+    (sample.folder / IMPORTS).write_text(json.dumps(rows))
+    checks = check_evidence(imagecheck.evidence_of(sample.paths, sample.release), Keys())
+    assert next(check.result for check in checks if check.what == "statement") == result
 
 
 def test_what_nobody_came_to_is_said() -> None:
     """After a wrong image nothing else is looked at; without a statement there is nothing to hold inputs against."""
     for looked in (NAMES[:4], [name for name in NAMES if name not in ("inputs", "SBOM")], NAMES):
         said = conclusion([Check(name, "wrong", "") for name in looked])
+        assert said.startswith(f"0 checks hold; WRONG: {', '.join(looked)}; not checked: ")
         missed = said.rpartition("not checked: ")[2]
         assert all((name in missed.split(", ")) == (name not in looked) for name in NAMES)
         for name in ("fetched packages", "model files", "checkpoint", "the layers' bytes"):
@@ -83,8 +117,26 @@ def test_what_nobody_came_to_is_said() -> None:
 def test_checks_after_a_wrong_image_are_named(sample: Sample) -> None:
     for broken in (sample.evidence(config=b"{}"), sample.evidence(files={STATEMENT: b"{}"})):
         checks = check_evidence(broken, Keys())
-        words = conclusion(checks).replace(";", ",").replace(": ", ", ").split(", ")
-        assert set(NAMES) <= set(words), words
+        missed = conclusion(checks).partition("not checked: ")[2].split(", ")
+        assert {check.what for check in checks} | set(missed) >= set(NAMES), missed
+
+
+def test_the_conclusion_repeats_no_name_that_holds() -> None:
+    examined = Check("signature", "open", "by a key", missed="whose signature it is")
+    said = conclusion([Check("image", "ok", ""), examined])
+    assert said.startswith("1 check holds; none is wrong; not checked: whose signature it is, layers, ")
+    assert "image" not in said
+
+
+def test_values_that_differ_near_their_end_are_cut_where_they_differ() -> None:
+    seen = ["vllm", "serve", *(f"--flag-{number}" for number in range(60)), "--enable-x", *map(str, range(99))]
+    wanted = [*seen[:62], "--enable-y", *seen[63:]]
+    with pytest.raises(IntegrityError) as failed:
+        same("command", seen, wanted)
+    one, _, other = failed.value.message.partition(", wanted ")
+    assert "'--enable-x'" in one and "'--enable-y'" in other and len(failed.value.message) < 600
+    with pytest.raises(IntegrityError, match="saw short, wanted s"):
+        same("it", "short", "s")
 
 
 def test_a_line_is_one_line_whatever_stands_in_it(sample: Sample) -> None:
@@ -103,13 +155,29 @@ def test_valid_signature_of_whomever(tmp_path: Path, keys: Keys) -> None:
     attest(sample.paths, sample.release, keys)
     check = check_evidence(sample.evidence(), Keys())[-1]
     assert (check.result, demanded(check).result) == ("open", "wrong") and "nobody says" in check.detail
+    assert ALLOWED_SIGNERS in check.detail and ALLOWED_SIGNERS in demanded(check).next_step
 
 
 def test_demanded_signature(sample: Sample) -> None:
     checks = [demanded(check) for check in check_evidence(sample.evidence(), Keys())]
     with pytest.raises(IntegrityError, match="not signed; the signature of an allowed signer is required") as failed:
         require(checks, sample.release.tag)
-    assert failed.value.exit_code == 5
+    assert failed.value.exit_code == 5 and "holds, but lacks a trusted signature" in failed.value.message
+
+
+def test_a_signer_who_is_not_trusted_is_no_damage(tmp_path: Path, keys: Keys) -> None:
+    sample = make_sample(tmp_path)
+    attest(sample.paths, sample.release, keys)
+    assert keys.allowed
+    keys.allowed.write_text("garbage\n")
+    with pytest.raises(IntegrityError, match="holds, but lacks a trusted signature") as failed:
+        require(check_evidence(sample.evidence(), keys), sample.release.tag, next_step="invoke rebuild")
+    assert "no line of it can be read (line 1: missing key)" in failed.value.message
+    assert str(keys.allowed) in failed.value.next_step and "invoke" not in failed.value.next_step
+    both = [Check("image", "wrong", "other", ""), *check_evidence(sample.evidence(), keys)]
+    with pytest.raises(IntegrityError, match="is not what its evidence says") as failed:
+        require(both, sample.release.tag, next_step="invoke rebuild")
+    assert failed.value.next_step.startswith("invoke rebuild; ")
 
 
 @pytest.mark.parametrize(
@@ -556,7 +624,7 @@ def test_model_and_checkpoint_are_read(with_checkpoint: Sample, tmp_path: Path) 
     shutil.copytree(with_checkpoint.paths.home, sample.paths.home)
     shutil.copytree(with_checkpoint.paths.cache, sample.paths.cache)
     (models, checkpoint) = deep(sample)
-    assert models == ("ok", "37 of 37 are in the cache, each with its hash") and checkpoint[0] == "ok", checkpoint
+    assert models == ("ok", "26 of 26 are in the cache, each with its hash") and checkpoint[0] == "ok", checkpoint
     assert "every tensor" in checkpoint[1]
 
     folder = Releases(sample.paths).checkpoint(sample.release)
@@ -569,7 +637,7 @@ def test_model_and_checkpoint_are_read(with_checkpoint: Sample, tmp_path: Path) 
     gone = next(sample.paths.models.rglob("config.json"))
     gone.unlink()
     (models, checkpoint) = deep(sample)
-    assert models == ("ok", "36 of 37 are in the cache, each with its hash")
+    assert models == ("ok", "25 of 26 are in the cache, each with its hash")
     assert checkpoint[0] == "wrong" and f"{shard}: sha256" in checkpoint[1]
     replace(shard, data)
     assert deep(sample)[1][0] == "ok" and "its own record" in deep(sample)[1][1]
@@ -584,6 +652,17 @@ def test_model_and_checkpoint_are_read(with_checkpoint: Sample, tmp_path: Path) 
     assert [result for result, _ in deep(sample)] == ["open", "wrong"]
     shutil.rmtree(folder)
     assert [result for result, _ in deep(sample)] == ["open", "open"]
+
+
+def test_an_export_with_the_store_has_all_that_the_checkpoint_is_made_of(with_checkpoint: Sample) -> None:
+    pieces = exporting.store_pieces(with_checkpoint.paths, with_checkpoint.release, [])
+    project = with_checkpoint.paths.project
+    lock = manifests.load_model_lock(project, manifests.load_model(project, with_checkpoint.release.model))
+    base, donor = lock.repositories["int4"], lock.repositories["fp8"]
+    texts = [file for file in donor.files if file.file in ("config.json", "model.safetensors.index.json")]
+    wanted = {file.sha256 for file in (*base.files, *texts, *donor.headers, *donor.tensors)}
+    assert {piece.sha256 for piece in pieces} == wanted
+    assert all(piece.sha256 == sha256_file(Path(piece.what))[0] for piece in pieces)
 
 
 @pytest.fixture(scope="module")
@@ -628,6 +707,7 @@ def loaded(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
     monkeypatch.setenv("SPARKPIN_HOME", str(made.paths.home))
     monkeypatch.setenv("SPARKPIN_CACHE", str(made.paths.cache))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv(SIGNING_KEY, raising=False)
     monkeypatch.setattr(commands, "engine_of", lambda paths: engine)
     return made
 
@@ -639,25 +719,29 @@ def test_task_says_what_it_checked(loaded: Sample, capsys: pytest.CaptureFixture
     assert [line.split(":")[0].split("  ")[0] for line in lines[:-1]].count("ok") == 11, lines
     assert any(line.startswith("--") and "not signed" in line for line in lines)
     assert any("the layers' bytes: 2 of 2 hashes" in line for line in lines)
-    assert "11 checks hold" in lines[-1]
+    assert "11 checks hold; none is wrong; not checked: signature" in lines[-1]
     assert "not checked: signature, fetched packages, model files, checkpoint, what the smoke" in lines[-1]
-    with pytest.raises(IntegrityError, match="signature"):
+    with pytest.raises(IntegrityError, match="lacks a trusted signature: signature\n") as failed:
         commands.verify(loaded.release.tag, deep=False, require_signature=True)
+    assert SIGNING_KEY in failed.value.next_step, "without a key `invoke attest` alone leads in a circle"
+    assert failed.value.next_step.endswith(f"then invoke attest {loaded.release.tag}")
 
 
 @pytest.mark.engine
-def test_other_image_under_the_tag(engine: Engine, loaded: Sample) -> None:
+def test_other_image_under_the_tag(engine: Engine, loaded: Sample, capsys: pytest.CaptureFixture[str]) -> None:
     engine.untag(loaded.release.tag)
     part = Part(layer=read_layer(io.BytesIO(file_layer("other", b"x")), everything=True))
     engine.load_sealed([part], {}, os="linux", architecture="amd64", tag=loaded.release.tag)
-    with pytest.raises(IntegrityError, match="engine: config digest"):
+    with pytest.raises(IntegrityError, match="says: engine\n"):
         commands.verify(loaded.release.tag, deep=False, require_signature=False)
+    assert "WRONG  engine: config digest: saw" in capsys.readouterr().out
     (loaded.paths.work / "saved-left").mkdir(parents=True)  # by a killed run
     check = imagecheck.check_saved(loaded.paths, engine, loaded.release, lambda line: None)
     assert check.result == "wrong"
     engine.untag(loaded.release.tag)
-    with pytest.raises(IntegrityError, match="engine: it has no"):
+    with pytest.raises(IntegrityError, match="says: engine\n"):
         commands.verify(loaded.release.tag, deep=False, require_signature=False)
+    assert "WRONG  engine: it has no" in capsys.readouterr().out
     assert not list(loaded.paths.work.iterdir())
 
 

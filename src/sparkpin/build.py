@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sparkpin import rootfs, seal
+from sparkpin import ownimages, rootfs, seal
 from sparkpin.buildrecord import (
     BuildRecord,
     LayerRecord,
@@ -33,7 +33,6 @@ from sparkpin.engine import Engine, ImageInfo
 from sparkpin.errors import BuildError, DifferenceError, EngineError, IntegrityError
 from sparkpin.files import disk_errors, lock, sha256_file, write_json
 from sparkpin.paths import Paths
-from sparkpin.releases import UNSEALED
 from sparkpin.render import Rendered
 from sparkpin.seal import Part, Sealed
 
@@ -99,6 +98,7 @@ def build_image(
         require_closed(rendered.dockerfile, rendered.parent_ref)
         for left in paths.work.glob(f"*-{rendered.key[:12]}-*"):  # by a killed run
             shutil.rmtree(left, ignore_errors=True)
+        ownimages.begun(paths, rendered)
         parent = require_parent(paths, engine, rendered, say)
         with context_folder(paths, rendered) as context:
             made = make_sealed(paths, engine, rendered, parent, context.folder, say, fresh, note=not imported)
@@ -141,6 +141,7 @@ def build_image(
             ),
             imported=imported,
         )
+        ownimages.recorded(paths, rendered)
         say(f"{rendered.stage}: {rendered.ref} in {seconds:.1f} s")
         return BuiltImage(rendered.ref, sealed.config_digest, sealed.diff_ids, image.size, seconds, cached=False)
 
@@ -241,7 +242,7 @@ class Maker:
 
     @property
     def unsealed(self) -> str:
-        return f"sparkpin/{UNSEALED}:{self.rendered.stage}-{self.rendered.key[:12]}"
+        return ownimages.unsealed_ref(self.rendered)
 
     def run(self) -> Made:
         if " AS config\n" not in self.rendered.dockerfile:

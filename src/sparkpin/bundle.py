@@ -44,14 +44,16 @@ from sparkpin.errors import DiskError, InputError, IntegrityError, SparkpinError
 from sparkpin.evidence import verify
 from sparkpin.evidence.materials import model_inputs
 from sparkpin.evidence.pins import pin_names, pins_of
+from sparkpin.evidence.signing import Keys
 from sparkpin.evidence.verify import Evidence
-from sparkpin.files import sha256_of
+from sparkpin.files import existing_parent, sha256_of
 from sparkpin.modelfiles import blobs_of
 from sparkpin.names import is_plain
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
 from sparkpin.schema import LockedFile, Model, Sha256
 from sparkpin.smoke.demands import demands_of
+from sparkpin.ui import printable
 
 Say = Callable[[str], None]
 SCHEMA: Literal[1] = 1
@@ -63,6 +65,8 @@ NAME = r"(?:[A-Za-z0-9][A-Za-z0-9._-]*/)*[A-Za-z0-9][A-Za-z0-9._-]*"
 NAME_LIMIT = 100  # bytes: longer ones need more than one header
 PART_LIMIT, PATH_LIMIT = 200, 1000  # bytes of a file name and of a path: a half-written file has a longer one
 LAYER_LIMIT = 128  # the engine takes no more
+SHOWN = 3  # bundles that lie in a folder
+SAID_VALUE = 100  # characters of a value that does not fit
 SAID = 2000  # characters of a refusal: it may quote what a stranger wrote
 EXPORTS, IMPORTS = "exports.json", "imports.json"  # in a release's evidence: where bundles went to and came from
 STAGE = re.compile(r"[a-z0-9][a-z0-9.-]*")
@@ -173,14 +177,7 @@ def open_bundle(path: Path, say: Say = lambda line: None) -> Iterator[Bundle]:
     Raises InputError when there is no such file, IntegrityError for anything that is not exactly what an export writes,
     DiskError when the pins do not fit into the temporary folder.
     """
-    try:
-        regular = stat.S_ISREG(path.stat().st_mode)  # before it is opened: a pipe without a writer would never open
-        file = path.open("rb") if regular else None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}", next_step="invoke import FILE") from None
-    if file is None:
-        raise InputError(f"{path} is no regular file, and a bundle is read twice", next_step="write it to a disk first")
-    with file:
+    with open_regular(path) as file:
         try:
             bundle = read(path, file, say)
         except Refused as refusal:
@@ -189,14 +186,39 @@ def open_bundle(path: Path, say: Say = lambda line: None) -> Iterator[Bundle]:
         yield bundle
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """InputError for what is no file that can be read."""
+    written = "name the file that `invoke export` wrote"
+    try:
+        kind = path.stat().st_mode  # before it is opened: a pipe without a writer would never open
+        if stat.S_ISDIR(kind):
+            there = ", ".join(sorted(found.name for found in path.glob("*.tar"))[:SHOWN])
+            hint = f" (in it: {printable(there)})" if there else ""
+            raise InputError(f"{path} is a folder, and a bundle is one file", next_step=f"{written}{hint}")
+        if not stat.S_ISREG(kind):
+            why = f"{path} is no regular file, and a bundle is read twice"
+            raise InputError(why, next_step="write it to a disk first")
+        return path.open("rb")
+    except OSError as error:
+        step = f"{written}: ls {existing_parent(path.absolute().parent)}"
+        raise InputError(f"cannot read {path}: {error.strerror}", next_step=step) from None
+
+
 class Refused(Exception):
     """Why a bundle is not taken."""
 
 
 def read(path: Path, file: BinaryIO, say: Say) -> Bundle:
-    try:
+    with refusing():
         index, data = read_members(file, say)
         return read_bundle(path, index, data)
+
+
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """Whatever is wrong with a bundle is Refused."""
+    try:
+        yield
     except DiskError:  # of this machine, for which the bundle is not to blame
         raise
     except SparkpinError as error:
@@ -244,18 +266,29 @@ def read_index(file: BinaryIO) -> tuple[Index, int]:
     except ValueError:
         size = -1
     if not 0 <= size <= JSON_LIMIT or head != block(INDEX.encode(), b"0", size=size):
-        raise Refused(f"it does not begin with {INDEX}: not a bundle, or one that something else has rewritten")
+        raise Refused(f"it does not begin with {INDEX}: {why_no_index(head)}")
     data = file.read(size)
+    if len(data) < size:
+        raise Refused(f"{INDEX} is cut short after {len(data):,} of {size:,} bytes")
     value = parse_json(data, INDEX)
     if isinstance(value, dict) and isinstance(value.get("schema"), int) and value["schema"] > SCHEMA:
         raise Refused(f"its schema is {value['schema']}, this sparkpin reads {SCHEMA}: a newer one wrote it")
     try:
         index = Index.model_validate(value)
     except ValidationError as error:
-        raise Refused(f"{INDEX}: {first_fault(error)}") from None
+        raise Refused(f"{INDEX} is damaged, or something else wrote it: {first_fault(error)}") from None
     if index.text != data or file.read(-size % BLOCK).strip(b"\0"):
         raise Refused(f"{INDEX} is not in the form that an export writes")
     return index, BLOCK + size + -size % BLOCK
+
+
+def why_no_index(head: bytes) -> str:
+    """head: of the file, as far as it goes."""
+    if not head:
+        return "it is empty"
+    if not head.startswith(INDEX.encode()):
+        return "not a bundle, or one that something else has rewritten"
+    return f"it is cut short after {len(head)} bytes" if len(head) < BLOCK else "the header of that is damaged"
 
 
 def require_header(head: bytes, name: str, size: int) -> None:
@@ -299,12 +332,20 @@ def parse_json(data: bytes, name: str) -> Any:
 
 
 def first_fault(error: ValidationError) -> str:
+    """Key, value seen and what was wanted, in pydantic's words where sparkpin has none."""
     fault = error.errors()[0]
-    return f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}"
+    where, seen = ".".join(str(part) for part in fault["loc"]), repr(fault["input"])
+    if fault["type"] in ("missing", "extra_forbidden"):
+        return f"{where}: {'it is missing' if fault['type'] == 'missing' else 'no such key is known'}"
+    wanted = "64 hexadecimal digits" if where.endswith("sha256") else fault["msg"]
+    return f"{where}: saw {seen if len(seen) <= SAID_VALUE else f'{seen[:SAID_VALUE]}...'}, wanted {wanted}"
 
 
-def read_bundle(path: Path, index: Index, data: Mapping[str, Slice]) -> Bundle:
-    """What the members say, each held against the others."""
+def read_bundle(path: Path, index: Index, data: Mapping[str, Slice], keys: Keys | None = None) -> Bundle:
+    """What the members say, each held against the others. keys: for the signature; those that are configured, if None.
+
+    Refused, and whatever else `refusing` makes that of.
+    """
     release = read_release(small(data, RELEASE))
     if release.tag != index.tag:
         raise Refused(f"{INDEX} is of {index.tag}, {RELEASE} of {release.tag}")
@@ -312,7 +353,7 @@ def read_bundle(path: Path, index: Index, data: Mapping[str, Slice]) -> Bundle:
     require_names(release.inputs, RELEASE)  # first: what follows writes some of them to a folder of its own
     require_small_pins(release, data)
     evidence = evidence_of(release, records, data, {row.name: row.sha256 for row in index.members})
-    checks = tuple(verify.check_evidence(evidence))
+    checks = tuple(verify.check_evidence(evidence, keys))
     verify.require(checks, release.tag)
     Releases(Paths(path, path, path)).check(release)
     require_paths(release, records)
@@ -325,7 +366,8 @@ def read_bundle(path: Path, index: Index, data: Mapping[str, Slice]) -> Bundle:
     if index.checkpoint:
         files_named = f"{len(bundle.checkpoint_files)} files as its own record names them; no statement does"
         more.append(verify.Check(verify.FINISHED, "open", files_named))
-    more.append(verify.Check(verify.UNSIGNED, "open", "which files may be executed, times and sizes, logs"))
+    uncovered = "which files may be executed, times and sizes, logs"
+    more.append(verify.Check(verify.UNSIGNED, "open", uncovered, missed=f"what no statement says ({uncovered})"))
     return dataclasses.replace(bundle, checks=(*checks, *more))
 
 

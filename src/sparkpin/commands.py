@@ -18,6 +18,7 @@ from sparkpin import (
     importing,
     manifests,
     pinned,
+    reports,
     retention,
     transfer,
     ui,
@@ -103,7 +104,7 @@ def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool,
     if newest.smoke_passed and records.current(newest.recipe) is None:
         retention.promote(paths, engine_of(paths), newest.tag)
         say(f"{newest.tag} is the first release that passed, so it is current")
-    report(made)
+    reports.show_built(made)
     if not next_smoke(made) and smoke:
         finish(records, made)
 
@@ -159,7 +160,7 @@ def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None) -
 
 def build(*, recipe: str | None, stage: str | None, stack: str | None, offline: bool) -> tuple[Release, ...]:
     made = build_releases(*pairings_of(recipe, stage, stack), offline=offline)
-    report(made)
+    reports.show_built(made)
     next_smoke(made)
     return made
 
@@ -211,7 +212,7 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None) -> tuple[Re
         show("nothing to smoke: every release that is built has been smoked (invoke smoke --release TAG repeats one)")
         return ()
     done = smoke_releases(paths, tuple(wanted))
-    report(done)
+    reports.show_built(done)
     finish(records, done)
     return done
 
@@ -275,7 +276,7 @@ def reproduce(*, tag: str | None, stage: str | None, recipe: str | None, trusted
             f"{release.tag} came out {result.verdict}: not the recorded bytes",
             next_step="what differs stands above; a build step that reads time, chance or the machine makes it so",
         )
-    show(f"identical: {len(result.stages)} images of {release.tag}, built with Docker {result.engine}")
+    show(f"identical: {ui.count(len(result.stages), 'image')} of {release.tag}, built with Docker {result.engine}")
 
 
 def finish(records: Releases, done: tuple[Release, ...]) -> None:
@@ -295,44 +296,21 @@ def finish(records: Releases, done: tuple[Release, ...]) -> None:
         show("next: invoke serve" if is_current else f"next: invoke promote {newest.tag}, then invoke serve")
 
 
-def report(rows: tuple[Release, ...]) -> None:
-    ui.table(
-        ("stage", "tag", "image", "size", "build", "smoke"),
-        [
-            (
-                r.stage,
-                r.tag,
-                ui.digest(r.image),
-                ui.size(r.size),
-                ui.seconds(r.build_seconds),
-                r.smoke_text,
-            )
-            for r in rows
-        ],
-    )
-
-
 def images(*, as_json: bool) -> None:
+    """What can be read of the releases; then ManifestError for a record that is damaged."""
     paths = Paths.from_env()
-    rows = retention.rows(paths, engine_of(paths))
+    rows, shared = retention.rows(paths, engine_of(paths))
     if as_json:
         show(json.dumps(rows, indent=2, sort_keys=True))
-        return
-    ui.table(
-        ("tag", "state", "smoke", "image", "size", "own size", "created"),
-        [
-            (
-                r["tag"],
-                f"{r['state']}, pinned" if r["pin"] else r["state"],
-                r["smoke"],
-                ui.digest(r["image"]),
-                ui.size(r["size"]),
-                ui.size(r["unique_size"]),
-                r["created"],
-            )
-            for r in rows
-        ],
-    )
+    elif rows:
+        reports.show_images(rows, shared)
+    else:
+        show("no release yet; next: invoke up")
+    faults = Releases(paths).faults()
+    for fault in faults[1:]:
+        say(f"damaged, too: {fault}")
+    if faults:
+        raise faults[0]
 
 
 def attest(tag: str) -> None:
@@ -345,8 +323,12 @@ def attest(tag: str) -> None:
         show(str(path))
     if made.removed:
         show(attesting.REMOVED.format(release.tag))
+    if keys.signing:
+        show(f"signed with {keys.signing}: {made.signer}")
+    elif made.signer:
+        show(f"the signature from before stays, it is over this very statement: {made.signer}")
     if not keys.signing:
-        show(f"not signed now: no key in {signing.config_folder() / 'signing_key'} and no {signing.SIGNING_KEY}")
+        show(f"not signed now: no key in {signing.places(signing.SIGNING_KEY)}")
 
 
 def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
@@ -356,8 +338,11 @@ def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
     from sparkpin.evidence import verify as verifying
 
     paths = Paths.from_env()
+    sign = "on the machine that exported it: name a key in SPARKPIN_SIGNING_KEY, invoke attest, and export it again"
     if Path(subject).is_file():
         how = "get the bundle again from where it was exported"
+        if deep:
+            say("--deep adds nothing for a bundle: all of it is read and hashed in any case")
         with bundle.open_bundle(Path(subject), say) as opened:
             count = len(opened.index.members)
             checks = [verifying.Check("bundle", "ok", f"{count} members, each of its size and hash"), *opened.checks]
@@ -379,6 +364,8 @@ def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
             f"invoke attest {release.tag}, if only statement, SBOM or signature are at fault; else "
             f"{retention.how_to_rebuild(release)}"
         )
+        key = "" if signing.Keys.from_env().signing else f"name a key in {signing.places(signing.SIGNING_KEY)}; then "
+        sign = f"{key}invoke attest {release.tag}"
         engine, evidence = engine_of(paths), imagecheck.evidence_of(paths, release)
         checks = [*verifying.check_evidence(evidence), imagecheck.check_loaded(engine, release)]
         if deep:
@@ -386,11 +373,11 @@ def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
             checks += imagecheck.check_model(paths, release, say)
             checks.append(imagecheck.check_saved(paths, engine, release, say))
     if require_signature:
-        checks = [verifying.demanded(check) for check in checks]
+        checks = [verifying.demanded(check, sign) for check in checks]
     for check in checks:
         show(check.line)
     show(verifying.conclusion(checks))
-    verifying.require(checks, subject, next_step=how)
+    verifying.require(checks, subject, next_step=how, told=True)
 
 
 def promote(tag: str) -> None:
@@ -433,7 +420,7 @@ def export(tag: str, output: str, *, store: bool, checkpoint: bool, image: bool)
             "without its checkpoint: the other machine makes it from the model's files, which it has or fetches "
             "(--with-store and --with-checkpoint take along what a machine without network needs)"
         )
-    show("next: on the other machine: invoke import FILE")
+    show(f"next, on the other machine: invoke import {Path(output).name}")
 
 
 def import_bundle(file: str, *, signed: bool) -> None:
@@ -458,7 +445,8 @@ def copy(tag: str, to: str) -> None:
         f"{release.tag} is at {to}: sent {ui.count(sent.layers, 'layer')}, {ui.size(sent.bytes)}; "
         f"{ui.count(sent.skipped, 'layer')} were there"
     )
-    show(f"next, for its record: invoke export {release.tag} --no-image -o FILE, and there: invoke import FILE")
+    record = f"{release.name}.tar"
+    show(f"next, for its record: invoke export {release.tag} --no-image -o {record}, and there: invoke import {record}")
 
 
 def pin(tag: str, *, note: str) -> None:
@@ -483,38 +471,7 @@ def prune(*, keep: int, dry_run: bool, store: bool) -> None:
         ignored = frozenset()
     now = time.time()
     done = pruning.prune(paths, engine, keep, say, now=now, dry_run=dry_run, store=store, ignored=ignored)
-    report_prune(done, dry_run=dry_run, store=store)
-
-
-def report_prune(done: pruning.Pruned, *, dry_run: bool, store: bool) -> None:
-    rows = [
-        (v.release.tag, v.release.state, "stays" if v.reasons else "goes" if dry_run else "gone", ", ".join(v.reasons))
-        for v in done.verdicts
-    ]
-    if rows:
-        ui.table(("release", "state", "", "why"), rows)
-    if done.counts:
-        freed = [(kind, count, ui.size(done.bytes[kind])) for kind, count in done.counts.items()]
-        ui.table(("what goes" if dry_run else "what went", "count", "freed"), freed)
-    would = "would remove" if dry_run else "removed"
-    show(f"{would} {ui.count(len(done.tags), 'release')}, free{'' if dry_run else 'd'} {ui.size(done.total)}")
-    if done.held:
-        show(
-            f"{ui.size(done.held)} more when the engine's build cache lets go of layers that builds stood on: "
-            "docker builder prune --all (it clears the cache of everybody's builds on this engine)"
-        )
-    if done.cache and done.cache.records:
-        show(f"the engine's build cache, which stays, takes {ui.size(done.cache.bytes)} besides")
-    if done.unmeasured:
-        show(f"not counted: {ui.count(done.unmeasured, 'cache volume')} that only root can measure")
-    if done.unsized:
-        show(f"not counted: layers of {ui.count(done.unsized, 'image')} whose sizes the engine does not tell")
-    if store and done.store_bytes is None:
-        show("the store stays: a remaining release's build record cannot be read, so what it needs is not known")
-    if done.store_bytes and not store:
-        show(f"--store would free {ui.size(done.store_bytes)} more: fetched files that no lock and no release needs")
-    if dry_run:
-        show("Dry run: nothing was changed.")
+    reports.show_prune(done, dry_run=dry_run, store=store)
 
 
 def serve(*, recipe: str | None, release: str | None, port: int | None) -> None:

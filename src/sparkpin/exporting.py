@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,14 +26,16 @@ from sparkpin.checkpoint.verify import RECORD
 from sparkpin.engine import Engine
 from sparkpin.errors import CheckpointError, EngineError, InputError, IntegrityError
 from sparkpin.evidence.materials import model_inputs
+from sparkpin.evidence.signing import Keys
 from sparkpin.inputs import Inputs, project_of
 from sparkpin.modelfiles import blobs_of, repository_folder
 from sparkpin.paths import Paths
-from sparkpin.releases import Release, Releases, now, to_json
+from sparkpin.releases import SIGNATURE, STATEMENT, Release, Releases, now, to_json
 from sparkpin.saving import saving_folder
 from sparkpin.schema import LockedFile
 from sparkpin.seal import open_saved
 from sparkpin.store import FETCH
+from sparkpin.ui import printable
 
 Say = Callable[[str], None]
 LOCAL = (bundle.EXPORTS, bundle.IMPORTS)
@@ -80,17 +83,24 @@ def export(
 ) -> int:
     """Write the bundle of a release; its size in bytes. The file appears whole or not at all.
 
-    connect: gives the engine, which is asked only when the image is wanted. Raises InputError for a file that is there,
-    IntegrityError for an input that is gone or damaged, EngineError for an image that is, DiskError.
+    connect: gives the engine, which is asked only when the image is wanted. Raises InputError for a file that is there
+    or has no folder, IntegrityError for an input that is gone or damaged and for what every import would refuse,
+    EngineError for an image that is gone or damaged, DiskError.
     """
-    if target.exists():
-        raise InputError(f"{target} is there already", next_step=f"name another file, or rm {target}")
+    require_new(target, release)
     records = records_of(paths, release)
     pieces = [*release_pieces(paths, release, records, say), *input_pieces(paths, release, records)]
     if wanted.store:
         pieces += store_pieces(paths, release, records)
     if wanted.checkpoint:
         pieces += checkpoint_pieces(paths, release)
+        if (Releases(paths).evidence(release) / SIGNATURE).is_file():
+            say(
+                "no signature is over a finished checkpoint: where one is required (--require-signature) the other "
+                "machine refuses this bundle; --with-store instead takes along what the checkpoint is made from"
+            )
+    say("reading it as an import would")
+    require_importable(paths, release, target, wanted, pieces)
     with contextlib.ExitStack() as stack:
         if wanted.image:
             known = sum(piece.size for piece in pieces)
@@ -98,6 +108,58 @@ def export(
         size = write(target, release, wanted, pieces, say)
     note(paths, release, target, wanted)
     return size
+
+
+def require_new(target: Path, release: Release) -> None:
+    if target.is_dir():
+        raise InputError(f"{target} is a folder", next_step=f"name a file in it: -o {target / f'{release.name}.tar'}")
+    if target.exists():
+        raise InputError(f"{target} is there already", next_step=f"name another file, or rm {target}")
+    if not target.parent.is_dir():
+        raise InputError(f"there is no folder {target.parent}", next_step=f"mkdir -p {target.parent}")
+
+
+def require_importable(paths: Paths, release: Release, target: Path, wanted: Wanted, pieces: Sequence[Piece]) -> None:
+    """IntegrityError, before anything is written, for what `verify` or every import would find wrong.
+
+    The image is not in it: it is compared with the record when it is read. Whom the other machine trusts is its own
+    business.
+    """
+    verify_next = f"invoke verify {release.tag} tells all that is wrong"
+    if is_attested(paths, release) and not (Releases(paths).evidence(release) / STATEMENT).is_file():
+        raise IntegrityError(f"{release.tag} has no statement", next_step=f"invoke attest {release.tag} makes it")
+    rows = [piece.row for piece in pieces]
+    index = bundle.Index(tag=release.tag, image=False, store=wanted.store, checkpoint=wanted.checkpoint, members=rows)
+    try:
+        with contextlib.ExitStack() as stack, bundle.refusing():
+            bundle.read_bundle(target, index, Members(pieces, stack), Keys())
+    except bundle.Refused as refusal:
+        why = printable(f"{release.tag} is not exported, for every import would refuse it: {refusal}")
+        raise IntegrityError(why, next_step=verify_next) from None
+
+
+class Members(Mapping[str, Slice]):
+    """Pieces as the members of a bundle that is open; a file is opened when it is asked for."""
+
+    def __init__(self, pieces: Sequence[Piece], stack: contextlib.ExitStack) -> None:
+        self.pieces, self.stack = {piece.name: piece for piece in pieces}, stack
+        self.opened: dict[str, Slice] = {}
+
+    def __getitem__(self, name: str) -> Slice:
+        if name not in self.opened:
+            piece = self.pieces[name]
+            self.opened[name] = piece.source if isinstance(piece.source, Slice) else self.open(piece.source, piece.size)
+        return self.opened[name]
+
+    def open(self, source: bytes | Path, size: int) -> Slice:
+        file = io.BytesIO(source) if isinstance(source, bytes) else self.stack.enter_context(source.open("rb"))
+        return Slice(file, 0, size)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.pieces)
+
+    def __len__(self) -> int:
+        return len(self.pieces)
 
 
 def release_pieces(
@@ -185,6 +247,15 @@ def store_pieces(paths: Paths, release: Release, records: Sequence[BuildRecord])
 def is_brought(paths: Paths, release: Release) -> bool:
     """Whether a bundle brought the release, and this machine did not build it since."""
     return (Releases(paths).evidence(release) / bundle.IMPORTS).is_file()
+
+
+def is_attested(paths: Paths, release: Release) -> bool:
+    """Whether whoever made the release left a statement: every build does; a bundle may have come without one."""
+    try:
+        rows = json.loads((Releases(paths).evidence(release) / bundle.IMPORTS).read_text(encoding="utf-8"))
+        return any(row.get("with_statement", True) for row in rows)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return True
 
 
 def adopt(paths: Paths, release: Release) -> None:

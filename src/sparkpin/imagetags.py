@@ -17,10 +17,14 @@ STALE_AFTER = 3600.0  # seconds
 
 @dataclass(frozen=True)
 class TagPlan:
-    """retag: moving tag -> release tag that it must name afterwards; that comes first."""
+    """retag: moving tag -> release tag that it must name afterwards; that comes first.
+
+    internal: those of `untag` that no release is named by.
+    """
 
     untag: tuple[str, ...]
     retag: Mapping[str, str]
+    internal: tuple[str, ...] = ()
 
     def applied(self, images: Sequence[EngineImage]) -> tuple[EngineImage, ...]:
         """The images that the engine has afterwards: one goes when its last tag is taken from it."""
@@ -39,16 +43,17 @@ def plan_tags(
     used: Collection[str],
     remaining: Sequence[Release],
     removed: Sequence[Release],
+    made_here: Collection[str],
     now: float,
 ) -> TagPlan:
-    """used: ids of images that containers use; now: seconds since the epoch."""
+    """used: ids of images that containers use; made_here: see `ownimages`; now: seconds since the epoch."""
     ids = {tag: image.id for image in images for tag in image.tags}
     moving, retag = moving_tags(remaining, removed, ids)
     moving = [tag for tag in moving if ids[tag] not in used]  # the engine would refuse
     release_tags = [release.tag for release in removed if release.tag in ids]
     leaving = {*release_tags, *moving, *retag}
-    internal = internal_tags(images, used, remaining, removed, leaving, now)
-    return TagPlan((*release_tags, *moving, *internal), retag)
+    internal = tuple(internal_tags(images, used, remaining, removed, leaving, made_here, now))
+    return TagPlan((*release_tags, *moving, *internal), retag, internal)
 
 
 def moving_tags(
@@ -80,13 +85,14 @@ def internal_tags(
     remaining: Sequence[Release],
     removed: Sequence[Release],
     leaving: Collection[str],
+    made_here: Collection[str],
     now: float,
 ) -> Iterator[str]:
     """Tags of stages' images and root file systems that no remaining release stands on, and of unfinished images.
 
-    What no record has ever named may belong to a build that runs right now: it goes once it is `STALE_AFTER` old.
-    Releases of another home on the same engine count too: their records are not here, their tags are. leaving: the tags
-    that will no longer name what they name now.
+    What no release has ever named may belong to a build that runs right now: it goes once it is `STALE_AFTER` old, and
+    only where this home made it, for homes share an engine and another home's records are not here. The tags of its
+    releases are: what they stand on stays. leaving: the tags that will no longer name what they name now.
     """
 
     def is_internal(tag: str) -> bool:
@@ -110,10 +116,11 @@ def internal_tags(
         if not internal or image.id in used:
             continue
         if all(tag.startswith(f"sparkpin/{UNSEALED}:") for tag in internal):  # a killed build left it
-            yield from internal if is_stale(image) else ()
+            yield from (tag for tag in internal if tag in made_here and is_stale(image))
             continue
         if any(is_below(image.diff_ids, upper) for upper in needed):
             continue
-        was_theirs = any(is_below(image.diff_ids, release.diff_ids) for release in removed)
-        if was_theirs or is_stale(image):
+        if any(is_below(image.diff_ids, release.diff_ids) for release in removed):
             yield from internal
+        elif is_stale(image):
+            yield from (tag for tag in internal if tag in made_here)

@@ -83,8 +83,12 @@ def take_in(paths: Paths, engine: Engine, bundle: Bundle, say: Say) -> Imported:
         keep_checkpoint(paths, bundle, say)
     keep_evidence(paths, bundle)
     if not is_own:
-        checks = [check.line for check in bundle.checks]
-        row = {"file": str(bundle.path.absolute()), "with_store": bundle.index.store, "checks": checks}
+        row = {
+            "file": str(bundle.path.absolute()),
+            "with_store": bundle.index.store,
+            "with_statement": STATEMENT in bundle.evidence,
+            "checks": [check.line for check in bundle.checks],
+        }
         add_row(Releases(paths).evidence(bundle.release) / IMPORTS, row)
     release = Releases(paths).update(bundle.release.tag, lambda known: merged(bundle, known))
     return Imported(release, sent, bundle.checks)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparkpin import claims, diskspace, files, layers, retention
+from sparkpin import claims, diskspace, files, layers, ownimages, retention
 from sparkpin.container import CACHE_LABEL
 from sparkpin.engine import Engine, engine_errors
 from sparkpin.errors import EngineError, InputError, ManifestError
@@ -65,13 +65,16 @@ class Rest:
 class Pruned:
     """What went, or would go.
 
-    counts, bytes: by kind; held: bytes of image layers, not in `bytes`, which the engine may keep until its build cache
+    images: tags of images that go besides those of releases; volumes: names; files: by kind; counts, bytes: by kind; held: bytes of image layers, not in `bytes`, which the engine may keep until its build cache
     lets them go; unmeasured: cache volumes, not in `bytes`, that this user cannot look into; unsized: images, not
     wholly in `bytes`, whose layers' sizes the engine does not tell; store_bytes: what `store` would free besides, None
     where that is not known; cache: the engine's build cache, which stays.
     """
 
     verdicts: tuple[Verdict, ...]
+    images: tuple[str, ...]
+    volumes: tuple[str, ...]
+    files: Mapping[str, tuple[Path, ...]]
     counts: Mapping[str, int]
     bytes: Mapping[str, int]
     held: int
@@ -128,7 +131,8 @@ def prune(
         seen = look(engine, ignored)
         verdicts = judge(records, seen, keep)
         remaining, removed = split(verdicts)
-        tags = plan_tags(seen.images, seen.used, remaining, removed, now)
+        tags = plan_tags(seen.images, seen.used, remaining, removed, ownimages.made_here(paths), now)
+        images = tags.internal
         if dry_run:
             after = tags.applied(seen.images)
         else:
@@ -139,8 +143,10 @@ def prune(
                 for verdict in verdicts
             )
             remaining, removed = split(verdicts)
+            images = tuple(tag for tag in images if tag not in stuck)
         rest = plan_rest(Search(paths, remaining, removed, after, needs, now), seen.volumes, store=store)
-        pruned = sum_up(verdicts, layers.freed(seen.images, after, seen.cache), rest, seen.cache, store=store)
+        freed = layers.freed(seen.images, after, seen.cache)
+        pruned = sum_up(verdicts, images, freed, rest, seen.cache, store=store)
         if not dry_run:
             remove_volumes(engine, rest.volumes, say)
             for kind, going in rest.files.items():
@@ -186,7 +192,13 @@ def plan_rest(search: Search, volumes: Sequence[CacheVolume], *, store: bool) ->
 
 
 def sum_up(
-    verdicts: tuple[Verdict, ...], freed: layers.Freed, rest: Rest, cache: BuildCache | None, *, store: bool
+    verdicts: tuple[Verdict, ...],
+    images: tuple[str, ...],
+    freed: layers.Freed,
+    rest: Rest,
+    cache: BuildCache | None,
+    *,
+    store: bool,
 ) -> Pruned:
     measured = [volume.folder for volume in rest.volumes if volume.folder]
     going = {kind: paths for kind, paths in rest.files.items() if paths}
@@ -195,6 +207,9 @@ def sum_up(
     counts = {IMAGES: freed.count, VOLUMES: len(rest.volumes), **{kind: len(paths) for kind, paths in going.items()}}
     return Pruned(
         verdicts=verdicts,
+        images=images,
+        volumes=tuple(volume.name for volume in rest.volumes),
+        files=going,
         counts={kind: count for kind, count in counts.items() if count},
         bytes={kind: size for kind, size in {IMAGES: freed.bytes - freed.held, **sizes}.items() if counts[kind]},
         held=freed.held,

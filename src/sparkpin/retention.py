@@ -140,21 +140,28 @@ def how_to_rebuild(release: Release) -> str:
     return f"invoke rebuild {release.tag} makes image and checkpoint again from the record; then the same command"
 
 
-def rows(paths: Paths, engine: Engine) -> list[dict[str, Any]]:
+def rows(paths: Paths, engine: Engine) -> tuple[list[dict[str, Any]], int | None]:
     """One mapping per release for `invoke images`, from the newest to the oldest in each recipe; plain JSON values.
+    Besides, the bytes of the layers of these images that are in no row's unique_size, each counted once.
+
+    Records that are damaged are left out: `Releases.faults` tells of them.
 
     image is None where the engine does not hold the recorded image; sizes in bytes; unique_size counts the layers that
     no other image of the engine shares, None where the engine does not tell; pin: since when and why, None for most.
     """
     records = Releases(paths)
-    releases, pins = records.all(), all_pins(records)
+    releases = [release for recipe in records.recipes() for release in records.readable(recipe)[0]]
+    pins = all_pins(records)
     images = layers.inventory(engine)
     by_tag = {tag: image for image in images for tag in image.tags}
-    found = []
+    found: list[dict[str, Any]] = []
+    present: dict[str, layers.EngineImage] = {}
     for release in sorted(releases, key=lambda release: release.age, reverse=True):
         info = engine.image(release.tag)
         is_present = info is not None and info.config_digest == release.image
         image = by_tag.get(release.tag) if is_present else None
+        if image:
+            present[image.id] = image
         found.append(
             {
                 "tag": release.tag,
@@ -170,4 +177,8 @@ def rows(paths: Paths, engine: Engine) -> list[dict[str, Any]]:
                 "pin": pins[release.tag].model_dump() if release.tag in pins else None,
             }
         )
-    return sorted(found, key=lambda row: str(row["recipe"]))
+    own = [layers.unique_size(image, images) for image in present.values()]
+    shared = None
+    if present and None not in own:
+        shared = sum(layers.all_layers(present.values()).values()) - sum(filter(None, own))
+    return sorted(found, key=lambda row: str(row["recipe"])), shared

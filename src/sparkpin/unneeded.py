@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from sparkpin import diskspace
+from sparkpin import diskspace, ownimages
 from sparkpin.buildrecord import BuildRecord, imported_mark, layer_file, read_record
 from sparkpin.errors import IntegrityError
 from sparkpin.imagetags import STALE_AFTER
@@ -238,6 +238,8 @@ class Search:
     def left_over(self) -> Iterator[Path]:
         found = [path for root in (self.paths.home, self.paths.cache) for path in sorted(diskspace.partials(root))]
         found += sorted(path for pattern in WORK for path in self.paths.work.glob(pattern))
+        tags = {tag for image in self.images for tag in image.tags}
+        found += [note for note, refs in ownimages.notes(self.paths).items() if not refs & tags]
         yield from (path for path in dict.fromkeys(found) if self.is_stale(path))
 
     def build_records(self) -> Iterator[Path]:

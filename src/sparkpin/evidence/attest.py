@@ -10,23 +10,26 @@ from datetime import datetime
 from pathlib import Path
 
 from sparkpin.buildrecord import record_path
-from sparkpin.errors import SparkpinError
-from sparkpin.evidence.signing import Keys, sign
+from sparkpin.errors import HostError, IntegrityError, SparkpinError
+from sparkpin.evidence.signing import Keys, sign, verify
 from sparkpin.files import atomic_file
 from sparkpin.inputs import project_of
 from sparkpin.paths import Paths
 from sparkpin.releases import SBOM, SIGNATURE, STATEMENT, Release, Releases
 
 Say = Callable[[str], None]
-REMOVED = "{}: the statement is another than before, so the signature over the former one is removed"
+REMOVED = "{}: the signature from before is removed: it is not over this statement"
 
 
 @dataclass(frozen=True)
 class Attested:
-    """files: all that is there now; removed: a signature went, because it was over another statement."""
+    """files: all that is there now; removed: a signature went, because it was over another statement; signer: whose
+    signature is there, "" for none.
+    """
 
     files: tuple[Path, ...]
     removed: bool
+    signer: str
 
 
 def ensure_attested(paths: Paths, release: Release, say: Say) -> None:
@@ -82,7 +85,7 @@ def is_attested(paths: Paths, release: Release) -> bool:
 
 
 def attest(paths: Paths, release: Release, keys: Keys) -> Attested:
-    """Write all of it anew. A signature over another statement goes first, so that none is ever wrong."""
+    """Write all of it anew. A signature that is not over it goes first, so that none is ever wrong."""
     # These are slow to import, and most runs find all of it there.
     from sparkpin.buildrecord import records_of
     from sparkpin.evidence.materials import materials_of, model_inputs
@@ -99,15 +102,27 @@ def attest(paths: Paths, release: Release, keys: Keys) -> Attested:
     signature, statement = folder / SIGNATURE, folder / STATEMENT
     with releases.locked(release.recipe):
         stays = statement.is_file() and statement.read_bytes() == made[STATEMENT]
-        removed = signature.is_file() and not stays
+        signer = signer_of(made[STATEMENT], signature) if stays else ""
+        removed = signature.is_file() and not signer
         if removed:
             signature.unlink()
         for name, data in made.items():
             write(folder / name, data)
         if keys.signing:
             write(signature, sign(made[STATEMENT], keys.signing))
+            signer = signer_of(made[STATEMENT], signature)
         files = [folder / name for name in (SBOM, STATEMENT, SIGNATURE) if (folder / name).is_file()]
-    return Attested(tuple(files), removed and signature not in files)
+    return Attested(tuple(files), removed and signature not in files, signer)
+
+
+def signer_of(statement: bytes, signature: Path) -> str:
+    """Whose signature it is, in words; "" for one that is not over the statement, and for none."""
+    try:
+        return str(verify(statement, signature.read_bytes(), None)) if signature.is_file() else ""
+    except IntegrityError:
+        return ""
+    except HostError as error:
+        return f"whose, nobody can tell ({error.message})"
 
 
 def write(path: Path, data: bytes) -> None:

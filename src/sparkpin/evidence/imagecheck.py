@@ -15,6 +15,7 @@ from sparkpin.engine import Engine
 from sparkpin.errors import BuildError, IntegrityError, SparkpinError
 from sparkpin.evidence.materials import recorded
 from sparkpin.evidence.verify import CHECKPOINT, LAYERS, MODELS, PACKAGES, Check, Evidence, Open, checked, same
+from sparkpin.exporting import is_attested
 from sparkpin.files import disk_errors, require_space, sha256_file, sha256_of
 from sparkpin.inputs import Inputs, project_of
 from sparkpin.modelfiles import blobs_of, fetched_of, listing_of, places_of, repository_folder
@@ -43,6 +44,7 @@ def evidence_of(paths: Paths, release: Release) -> Evidence:
         {name: path.read_bytes() for name, path in files.items() if path.is_file()},
         records[-1].config.encode(),
         read,
+        attested=is_attested(paths, release),
     )
 
 

@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,8 @@ from sparkpin.errors import HostError, InputError, IntegrityError
 
 NAMESPACE = "sparkpin"  # a signature that was made for something else does not count
 SIGNING_KEY, ALLOWED_SIGNERS = "SPARKPIN_SIGNING_KEY", "SPARKPIN_ALLOWED_SIGNERS"
+LINE = 'NAME namespaces="sparkpin" ssh-ed25519 AAAA...'
+SHOWN = 3  # lines that cannot be read
 PATIENCE = 60  # seconds; an agent may wait for somebody to touch a token
 
 
@@ -40,6 +41,12 @@ def config_folder() -> Path:
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "sparkpin"
 
 
+def places(variable: str) -> str:
+    """Where a key or a list of signers is looked for, in words."""
+    default = {SIGNING_KEY: "signing_key", ALLOWED_SIGNERS: "allowed_signers"}[variable]
+    return f"{config_folder() / default} or {variable}"
+
+
 def configured(variable: str, default: str) -> Path | None:
     if name := os.environ.get(variable):
         path = Path(name).expanduser().absolute()
@@ -48,6 +55,10 @@ def configured(variable: str, default: str) -> Path | None:
         return path
     path = config_folder() / default
     return path if path.is_file() else None
+
+
+class UntrustedError(IntegrityError):
+    """A signature that holds, by a key that nobody said to trust."""
 
 
 @dataclass(frozen=True)
@@ -65,19 +76,21 @@ def sign(data: bytes, key: Path) -> bytes:
     """An armored SSH signature. HostError when ssh-keygen or the key cannot be used; never asks for a passphrase."""
     done = ssh_keygen("-Y", "sign", "-f", str(key), "-n", NAMESPACE, data=data)
     if done.returncode or not done.stdout.startswith(b"-----BEGIN SSH SIGNATURE-----"):
-        raise HostError(
-            f"cannot sign with {key}: {reason(done)}",
-            next_step="a key with a passphrase: ssh-add it and name its public part (the .pub file) in "
-            f"{SIGNING_KEY}; then invoke attest TAG",
-        )
+        why, step = reason(done), f"name a key in {SIGNING_KEY} that ssh-keygen can sign with"
+        if "passphrase" in why:  # which ssh-keygen calls incorrect, though nobody was asked for it
+            why = "it has a passphrase, and nothing asks for one here"
+            step = f"ssh-add {key}, and name its public part in {SIGNING_KEY} ({key}.pub)"
+        elif key.suffix == ".pub":
+            step = f"ssh-add the private part of {key}: a public key signs through an agent"
+        raise HostError(f"cannot sign with {key}: {why}", next_step=f"{step}; then the same command again")
     return done.stdout
 
 
 def verify(data: bytes, signature: bytes, allowed: Path | None) -> Signer:
     """Who signed exactly these bytes.
 
-    IntegrityError for a signature over other bytes or for another purpose, and for a signer who is not in `allowed`
-    (or is there no longer, or not yet).
+    IntegrityError for a signature over other bytes or for another purpose, UntrustedError for a signer who is not in
+    `allowed` (or is there no longer, or not yet).
     """
     with tempfile.TemporaryDirectory(prefix="sparkpin-signature-") as folder:
         file = Path(folder) / "signature"
@@ -87,13 +100,17 @@ def verify(data: bytes, signature: bytes, allowed: Path | None) -> Signer:
         if done.returncode or not found:
             raise IntegrityError(
                 f"the signature is not over this statement, or damaged: {reason(done)}",
-                next_step="get statement and signature again from where they came; your own: invoke attest TAG",
+                next_step="get statement and signature again from where they came",
             )
         key = found[1].decode(errors="replace").strip()
         if allowed is None:
             return Signer(key, None)
+        principals, unreadable, lines = principals_of(file, allowed)
         why = "no line of it has this key for today"
-        for principal in principals_of(file, allowed):
+        is_broken = bool(unreadable) and len(unreadable) == lines
+        if unreadable:
+            why = f"{'no line of it can be read' if is_broken else why} ({'; '.join(unreadable[:SHOWN])})"
+        for principal in principals:
             done = ssh_keygen(
                 "-Y",
                 "verify",
@@ -106,27 +123,34 @@ def verify(data: bytes, signature: bytes, allowed: Path | None) -> Signer:
             if not done.returncode:
                 return Signer(key, principal)
             why = reason(done)
-    raise IntegrityError(
-        f"signed with {key}, which {allowed} does not allow: {why}",
-        next_step=f"if you trust that key, add it to {allowed} (ssh-keygen(1), ALLOWED SIGNERS)",
-    )
+    if is_broken:
+        step = f"write lines as ssh-keygen(1) wants them under ALLOWED SIGNERS into {allowed}: {LINE}"
+    else:
+        step = f"find out whose key that is; if you trust it, add to {allowed}: {LINE}"
+    raise UntrustedError(f"signed with {key}, which {allowed} does not allow: {why}", next_step=step)
 
 
-def principals_of(signature: Path, allowed: Path) -> Iterator[str]:
-    """Whose key it may be, by every line that has it, each once. ssh-keygen stops at the first such line, which may
-    allow the key for something else, so it is asked line by line.
+def principals_of(signature: Path, allowed: Path) -> tuple[list[str], list[str], int]:
+    """(whose key it may be, by every line that has it, each once; what is wrong with the lines that cannot be read;
+    number of lines). ssh-keygen stops at the first line with the key, which may allow it for something else, so it is
+    asked line by line.
     """
-    one, seen = signature.with_name("line"), set()
-    for line in allowed.read_bytes().splitlines():
+    one, lines = signature.with_name("line"), 0
+    found: dict[str, None] = {}
+    unreadable = []
+    for number, line in enumerate(allowed.read_bytes().splitlines(), 1):
         if not line.strip() or line.lstrip().startswith(b"#"):
             continue
+        lines += 1
         one.write_bytes(line + b"\n")
         done = ssh_keygen("-Y", "find-principals", "-f", str(one), "-s", str(signature))
-        names = [] if done.returncode else done.stdout.decode(errors="replace").splitlines()
-        for name in names:
-            if name and not name.startswith("!") and name not in seen:  # "!": whose it is not
-                seen.add(name)
-                yield name
+        if done.returncode:
+            if (said := reason(done)).startswith(f"{one}:"):  # else no more than that this is not the key
+                unreadable.append(f"line {number}: {said.rpartition(': ')[2]}")
+            continue
+        names = done.stdout.decode(errors="replace").splitlines()
+        found |= dict.fromkeys(name for name in names if name and not name.startswith("!"))  # "!": whose it is not
+    return list(found), unreadable, lines
 
 
 def ssh_keygen(*arguments: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -27,7 +27,7 @@ from sparkpin.releases import STATEMENT as STATEMENT
 from sparkpin.releases import Release, release_key, tag_of
 from sparkpin.schema import LockedFile, RepositoryLock, StackLock
 from sparkpin.seal import digest_of
-from sparkpin.ui import printable
+from sparkpin.ui import count, printable
 
 MODEL = "model "  # how the names of a model's files start
 NAMES = (  # of the checks that every release gets, in their order
@@ -38,16 +38,25 @@ LAYERS, PACKAGES, MODELS, CHECKPOINT = "the layers' bytes", "fetched packages", 
 DEEP = (PACKAGES, MODELS, CHECKPOINT, LAYERS)
 SHOWN = 200  # characters of a value that is wrong
 FINISHED, UNSIGNED = "finished checkpoint", "not in the statement"  # of a bundle
+NOT_SO = "is not what its evidence says"
 MARKS = {"ok": "ok", "wrong": "WRONG", "open": "--"}
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. result "open": there is nothing to hold it against, or it is not there."""
+    """One thing that was looked at. result "open": there is nothing to hold it against, or it is not there.
+
+    next_step: what mends it, "" where nothing is known that is only for this check; missed: what an open one leaves
+    unchecked, where its name does not say it; is_trust: the bytes hold, and what lacks is a signature by
+    somebody whom this machine trusts.
+    """
 
     what: str
     result: Literal["ok", "wrong", "open"]
     detail: str
+    next_step: str = ""
+    missed: str = ""
+    is_trust: bool = False
 
     @property
     def line(self) -> str:
@@ -62,7 +71,8 @@ class Evidence:
     records: of the whole chain, first stage first, as read from their files; files: name -> bytes of the evidence
     (provenance.json, sbom.cdx.json, provenance.json.sig), as far as they are there; config: the image's configuration
     as it would be loaded, None when there is no image; read: gives the kept input of a SHA-256, or None; whole: SHA-256
-    of kept inputs that were hashed before, and need not be read for that.
+    of kept inputs that were hashed before, and need not be read for that; attested: whoever made the release left a
+    statement, so that its absence is wrong.
     """
 
     release: Release
@@ -71,6 +81,7 @@ class Evidence:
     config: bytes | None = None
     read: Callable[[str], bytes | None] | None = None
     whole: frozenset[str] = frozenset()
+    attested: bool = False
 
 
 def check_evidence(evidence: Evidence, keys: signing.Keys | None = None) -> list[Check]:
@@ -99,48 +110,75 @@ def checked(what: str, check: Callable[[], str]) -> Check:
     except Open as reason:
         return Check(what, "open", str(reason))
     except IntegrityError as error:
-        return Check(what, "wrong", error.message)
+        return Check(what, "wrong", error.message, error.next_step)
 
 
 def require(
-    checks: Sequence[Check], what: str, *, next_step: str = "do not use it; ask for it where it comes from"
+    checks: Sequence[Check],
+    what: str,
+    *,
+    next_step: str = "do not use it; ask for it where it comes from",
+    told: bool = False,
 ) -> None:
-    """IntegrityError when one of the checks is wrong. what: the release or the bundle."""
-    wrong = [printable(f"{check.what}: {check.detail}") for check in checks if check.result == "wrong"]
-    if wrong:
-        raise IntegrityError(f"{what} is not what its evidence says: {'; '.join(wrong)}", next_step=next_step)
+    """IntegrityError when one of the checks is wrong.
+
+    what: the release or the bundle; next_step: for a check that knows none of its own; told: the checks' lines stand
+    above already, so that names are enough.
+    """
+    wrong = [check for check in checks if check.result == "wrong"]
+    if not wrong:
+        return
+    why = [check.what if told else printable(f"{check.what}: {check.detail}") for check in wrong]
+    fault = "holds, but lacks a trusted signature" if all(check.is_trust for check in wrong) else NOT_SO
+    steps = dict.fromkeys(check.next_step or next_step for check in wrong)
+    raise IntegrityError(f"{what} {fault}: {(', ' if told else '; ').join(why)}", next_step="; ".join(steps))
 
 
-def demanded(check: Check) -> Check:
-    """The check where a release has to be signed by somebody who is trusted."""
+def demanded(check: Check, sign: str = "ask for a bundle that its maker has signed") -> Check:
+    """The check where a release has to be signed by somebody who is trusted. sign: how an unsigned one is signed."""
     if check.what == FINISHED:
-        return Check(check.what, "wrong", f"{check.detail}: export it --with-store instead")
+        step = "on the machine that exported it: the same export --with-store instead of --with-checkpoint"
+        detail = f"{check.detail}, so no signature is over it"
+        return replace(check, result="wrong", detail=detail, next_step=step, is_trust=True)
     if check.what != "signature" or check.result != "open":
         return check
-    return Check(check.what, "wrong", f"{check.detail}; the signature of an allowed signer is required")
+    detail = f"{check.detail}; the signature of an allowed signer is required"
+    return replace(check, result="wrong", detail=detail, next_step=check.next_step or sign, is_trust=True)
 
 
 def conclusion(checks: Sequence[Check]) -> str:
-    """One sentence: what was and what was not checked."""
-    done, missed, wrong = ([check.what for check in checks if check.result == way] for way in ("ok", "open", "wrong"))
+    """One sentence: how it came out, and what was not checked. The checks' own lines stand above it."""
+    done, wrong = ([check.what for check in checks if check.result == way] for way in ("ok", "wrong"))
+    missed = [check.missed or check.what for check in checks if check.result == "open"]
     looked = {check.what for check in checks}
     missed += [name for name in NAMES if name not in looked]
     missed += [f"{name} (--deep)" for name in DEEP if name not in looked]
     missed.append("what the smoke tests found (invoke smoke repeats them)")
-    return (
-        f"{len(done)} checks hold: {', '.join(done) or '-'}; {len(wrong)} do not: {', '.join(wrong) or '-'}; "
-        f"not checked: {', '.join(missed)}."
-    )
+    hold = f"{count(len(done), 'check')} {'holds' if len(done) == 1 else 'hold'}"
+    fault = f"WRONG: {', '.join(wrong)}" if wrong else "none is wrong"
+    return f"{hold}; {fault}; not checked: {', '.join(missed)}."
 
 
 def same(what: str, seen: object, wanted: object) -> None:
     if seen != wanted:
-        raise IntegrityError(f"{what}: saw {shown(seen)}, wanted {shown(wanted)}")
+        one, other = apart(str(seen), str(wanted))
+        raise IntegrityError(f"{what}: saw {one}, wanted {other}")
 
 
-def shown(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text):,} characters)"
+def apart(seen: str, wanted: str) -> tuple[str, str]:
+    """Two texts that differ, long ones cut so that the first difference is to be seen."""
+    if max(len(seen), len(wanted)) <= SHOWN:
+        return seen, wanted
+    pairs = enumerate(zip(seen, wanted, strict=False))
+    first = next((at for at, (one, other) in pairs if one != other), min(len(seen), len(wanted)))
+    start = max(0, first - SHOWN // 4)
+
+    def cut(text: str) -> str:
+        end = start + SHOWN
+        part = f"{'...' if start else ''}{text[start:end]}{'...' if text[end:] else ''}"
+        return f"{part} ({len(text):,} characters)"
+
+    return cut(seen), cut(wanted)
 
 
 def check_image(evidence: Evidence) -> str:
@@ -191,7 +229,8 @@ def check_records(release: Release, records: Sequence[BuildRecord]) -> str:
     same("build key", parent.key, release.build_key)
     same("stage and stack", (parent.stage, parent.stack), (release.stage, release.stack))
     same("image", parent.config_digest, release.image)
-    return f"a chain of {len(records)} from {records[0].stage} to {release.stage}, which ends in this image"
+    chain = f"a chain of {len(records)} from {records[0].stage} to {release.stage}" if records[1:] else release.stage
+    return f"{chain}, which ends in this image"
 
 
 def kept(evidence: Evidence) -> dict[str, str]:
@@ -252,7 +291,10 @@ def check_statement(evidence: Evidence) -> list[Check]:
 
     data, bill = evidence.files.get(STATEMENT), evidence.files.get(SBOM, b"")
     if data is None:
-        return [Check("statement", "open", "there is none (invoke attest TAG makes it)")]
+        step = f"invoke attest {evidence.release.tag} makes it again, of what the records say"
+        if evidence.attested:
+            return [Check("statement", "wrong", "there is none, and whoever made the release left one", step)]
+        return [Check("statement", "open", "there is none: the bundle came without one")]
     try:
         seen = parts_of(provenance.read_statement(data))
         models = pinned_models(evidence)
@@ -392,10 +434,14 @@ def check_signature(evidence: Evidence, keys: signing.Keys) -> Check:
     try:
         signer = signing.verify(statement, signature, keys.allowed)
     except IntegrityError as error:
-        return Check("signature", "wrong", error.message)
+        is_trust = isinstance(error, signing.UntrustedError)
+        own = "" if is_trust else f"; of a release of your own: invoke attest {evidence.release.tag}"
+        return Check("signature", "wrong", error.message, f"{error.next_step}{own}", is_trust=is_trust)
     except HostError as error:
-        return Check("signature", "open", f"not looked at: {error.message}")
+        return Check("signature", "open", f"not looked at: {error.message}", error.next_step)
     if signer.principal is None:
-        trust = f"whose that is nobody says: no {signing.config_folder() / 'allowed_signers'}"
-        return Check("signature", "open", f"over this statement, by {signer}; {trust}")
+        where = signing.places(signing.ALLOWED_SIGNERS)
+        step = f"find out whose key that is; if you trust it, write into {where}: {signing.LINE}"
+        said = f"over this statement, by {signer}; whose that is nobody says: no {where}"
+        return Check("signature", "open", said, step, missed="whose signature it is")
     return Check("signature", "ok", f"over this statement, by {signer}")
