@@ -16,13 +16,13 @@ from test_build import Site as RealSite
 from test_build import site as real_site  # noqa: F401  (a fixture)
 
 from checkout import INVOKE, Checkout
-from sparkpin import jobs
+from sparkpin import jobs, manifests
 from sparkpin.build import BuiltImage, cached_contents
 from sparkpin.buildrecord import BuildInput, BuildRecord, LayerRecord, layer_file, records_of, write_record
 from sparkpin.contents import write_contents
 from sparkpin.errors import InputError
 from sparkpin.history import sides
-from sparkpin.history.comparison import Difference, PartChange, ValueChange, text_diff
+from sparkpin.history.comparison import Difference, PartChange, ValueChange, checkpoints_apart, text_diff
 from sparkpin.history.why import why
 from sparkpin.history.words import difference_json, difference_lines
 from sparkpin.inputs import Inputs
@@ -291,6 +291,19 @@ def test_a_comment_decides_nothing(copy: Checkout) -> None:
     lines = copy.done("diff", release.tag, ".").splitlines()
     assert lines[2] == f"one release (key {release.key[:12]}): what differs decides nothing of it"
     assert lines[4:6] == ["files that people edit", "  ~ pins/models/scripted-tiny.yaml"]
+
+
+def test_another_tensor_of_a_donor_is_told_by_its_name(copy: Checkout) -> None:
+    project = copy.folder
+    model = manifests.load_model(project, "scripted-tiny")
+    lock, chain = manifests.load_model_lock(project, model), manifests.load_chain(project, "hybrid")
+    row, donor = lock.repositories["fp8"].tensors[0], lock.repositories["fp8"]
+    other = donor.model_copy(update={"tensors": [row.model_copy(update={"sha256": "0" * 64}), *donor.tensors[1:]]})
+    moved = lock.model_copy(update={"repositories": {**lock.repositories, "fp8": other}})
+    sides_of = [sides.checkpoint_of(key * 64, model, one, chain) for key, one in (("c", lock), ("d", moved))]
+    assert [change for change in checkpoints_apart(*sides_of) if change.name != "key"] == [
+        ValueChange(f"fp8/{row.file}/{row.name}", row.sha256[:12], "0" * 12)
+    ]
 
 
 def test_stages_of_one_recipe(copy: Checkout) -> None:

@@ -30,7 +30,7 @@ from checkpoint_samples import (
     write_repository,
 )
 
-from sparkpin import hub, hublock, manifests, origins, ranges
+from sparkpin import commands, hub, hublock, manifests, origins, ranges
 from sparkpin.checkpoint.repository import Places, listing_of
 from sparkpin.checkpoint.safetensors import read_header_bytes
 from sparkpin.errors import DiskError, IntegrityError, ManifestError, NetworkError
@@ -464,6 +464,24 @@ def test_unknown_repository_and_revision(remote: Remote) -> None:
             remote.lock()
 
 
+@pytest.mark.parametrize("name", ["../../evil", "a/../../evil", "/etc/evil"])
+def test_a_name_that_leaves_the_folder_is_refused_before_it_is_a_path(
+    remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The listing is changed: no real repository holds such a name."""
+    info = local_hub.model_info
+
+    def hostile(repository: Any, *, blobs: bool) -> dict[str, Any]:
+        listed = info(repository, blobs=blobs)
+        return listed | {"siblings": [*listed["siblings"], {"rfilename": name, "size": 1, "blobId": "0" * 40}]}
+
+    monkeypatch.setattr(local_hub, "model_info", hostile)
+    with remote.online(), pytest.raises(ManifestError, match=r"files.*evil"):
+        remote.lock()
+    assert not list(tmp_path.rglob("evil*"))
+    assert not [path for _, path in remote.got("acme/sample-int4")]
+
+
 def test_a_busy_hub_is_asked_again_for_its_list(remote: Remote, pauses: list[float]) -> None:
     left = [Fault(429, {"Retry-After": "9"})]
     with remote.online(faults=lambda request: left.pop() if left and "/api/" in request.path else None):
@@ -613,6 +631,61 @@ def test_gated_repository_is_told_and_the_token_of_the_environment_is_sent(remot
     asked = [token for path, token in Gate.seen if "acme/sample-int4" in path]
     assert asked and set(asked) == {"Bearer hf_secret"}, Gate.seen
     assert "hf_secret" not in done.stdout + done.stderr
+
+
+LOCK_AND_FETCH = """
+import sys
+from pathlib import Path
+from sparkpin import hub, hublock, manifests
+from sparkpin.paths import Paths
+root = Path({root!r})
+paths = Paths(root / "project", root / "cache", root / "home")
+lock = hublock.lock_model(paths, "sample", print)
+hub.fetch_model(paths, manifests.load_model(paths.project, "sample"), lock, print)
+"""
+
+
+def test_the_hub_of_the_environment_gets_the_token_and_its_storage_does_not(remote: Remote, tmp_path: Path) -> None:
+    with local_hub.serve(remote.root, log=remote.requests, storage="localhost") as url:
+        env = {**os.environ, "HF_ENDPOINT": url, "HF_TOKEN": "hf_secret"}
+        code = LOCK_AND_FETCH.format(root=str(tmp_path))
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "hf_secret" not in done.stdout + done.stderr
+    asked = [request for request in remote.requests if "/acme/" in request.path]  # the library asks for more
+    sent = {(request.host.partition(":")[0], request.token) for request in asked}
+    assert sent == {("127.0.0.1", "Bearer hf_secret"), ("localhost", "")}
+    remote.point_at("http://127.0.0.1:9")
+    assert remote.is_fetched(remote.fetch(manifests.load_model_lock(remote.paths.project, remote.pin)))
+
+
+def test_offline_mode_is_told_by_what_was_to_be_fetched(
+    remote: Remote, locked: ModelLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with remote.online():
+        with pytest.raises(NetworkError, match=r"of acme/sample-.*: HF_HUB_OFFLINE forbids it"):
+            remote.fetch(locked)
+        with pytest.raises(NetworkError, match=r"its list of files of acme/.*: HF_HUB_OFFLINE forbids it"):
+            remote.lock()
+    assert not remote.requests
+
+
+def test_a_plain_lock_leaves_models_alone_that_nobody_locked(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands.Paths, "from_env", lambda: remote.paths)
+    (remote.paths.project / "pins/stacks").mkdir()
+    with remote.online():
+        commands.lock(stack=None, model=None, keep_layers=False)
+        assert "invoke lock --model sample" in capsys.readouterr().out
+        assert not remote.requests
+        commands.lock(stack=None, model="sample", keep_layers=False)
+        told = capsys.readouterr().out
+        assert "pins/models/sample.lock: acme/sample-fp8 at " in told and "4 files, 2 headers, 12 tensors of" in told
+        remote.requests.clear()
+        commands.lock(stack=None, model=None, keep_layers=False)
+    assert remote.requests
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -450,6 +451,7 @@ def test_what_cannot_be_removed_is_one_clear_error(small_disk: Path, tmp_path: P
 # Files that no release needs
 
 OLD_LOCK = "pins/stacks/cpu.lock"
+MODEL_LOCK = "pins/models/scripted-tiny.lock"
 
 
 def diff_id(number: int) -> str:
@@ -617,17 +619,28 @@ def test_of_what_cannot_be_read_nothing_is_taken_for_unneeded(paths: Paths) -> N
     assert "root file systems" not in going(search)
 
 
-def test_the_store_keeps_what_the_lock_of_a_release_names(paths: Paths, project: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "part"), [(OLD_LOCK, "wheels"), (MODEL_LOCK, "headers"), (MODEL_LOCK, "tensors"), (MODEL_LOCK, "base")]
+)
+def test_the_store_keeps_what_the_lock_of_a_release_names(paths: Paths, project: Path, path: str, part: str) -> None:
+    """Wheels, and of a model's repositories headers and tensors; the lock of the working tree has moved on."""
     paths = dataclasses.replace(paths, project=project)
     home = Home.make(paths)
-    lock = (project / OLD_LOCK).read_bytes()
+    lock = (project / path).read_bytes()
     old, new = home.wheel(7), home.wheel(8)
-    first = next(iter(sorted(project_needs(project).inputs)))
-    kept_lock = kept_input(paths, lock.replace(first.encode(), old.name.encode()))
-    write_bytes(project / OLD_LOCK, lock.replace(first.encode(), new.name.encode()))
+    repositories = json.loads(lock).get("repositories", {})
+    rows = {
+        "wheels": json.loads(lock).get("wheels"),
+        "headers": repositories and repositories["fp8"]["headers"],
+        "tensors": repositories and repositories["fp8"]["tensors"],
+        "base": repositories and repositories["int4"]["headers"],
+    }[part]
+    first = rows[0]["sha256"].encode()
+    kept_lock = kept_input(paths, lock.replace(first, old.name.encode()))
+    write_bytes(project / path, lock.replace(first, new.name.encode()))
     search = home.search([1, 2], [], later=LATER)
     assert search.store() == (old,)
-    with_lock = dataclasses.replace(search.staying[0], inputs={OLD_LOCK: kept_lock})
+    with_lock = dataclasses.replace(search.staying[0], inputs={path: kept_lock})
     assert dataclasses.replace(search, staying=[with_lock, search.staying[1]]).store() == ()
 
 

@@ -15,7 +15,7 @@ from sparkpin import files, hub, manifests
 from sparkpin.checkpoint.plan import all_steps, make_plan, taken
 from sparkpin.checkpoint.repository import Source, is_shard
 from sparkpin.errors import ManifestError
-from sparkpin.hubclient import asked, endpoint, token_for
+from sparkpin.hubclient import SILENCE, asked, endpoint, token_for
 from sparkpin.hubsite import Site, site_of
 from sparkpin.modelfiles import TEXTS, download_folder, listing_of
 from sparkpin.origins import Say
@@ -87,6 +87,8 @@ class Locking:
             self.say(f"listing {repository.repo} at {revision[:12]}")
             rows = list(self.listing(repository, revision))
         self.total += sum(row.size for row in rows)
+        unknown = "0" * 64
+        self.parsed(repository, revision, {row.file: (row.size, unknown) for row in rows})  # before a name is a path
         site = self.sites[key] = site_of(self.paths, self.pin, key, revision, lambda: self.url)
         known = {row.file: row.sha256 for row in rows if row.sha256}
         wanted = [row for row in rows if row.file in TEXTS or (key == self.pin.base and not row.sha256)]
@@ -98,8 +100,13 @@ class Locking:
                 known[row.file] = sha256
         pieces = [site.whole(row.file, row.size, row.sha256, row.git) for row in absent]
         known |= zip((row.file for row in absent), self.fetch(pieces).sha256, strict=True)
-        found = [locked(row.file, row.file, row.size, known[row.file]) for row in rows if row.file in known]
-        value = {"repo": repository.repo, "revision": revision, "files": sorted(found, key=lambda row: row["file"])}
+        return self.parsed(
+            repository, revision, {row.file: (row.size, known[row.file]) for row in rows if row.file in known}
+        )
+
+    def parsed(self, repository: Repository, revision: str, rows: Mapping[str, tuple[int, str]]) -> RepositoryLock:
+        found = [locked(file, file, size, sha256) for file, (size, sha256) in sorted(rows.items())]
+        value = {"repo": repository.repo, "revision": revision, "files": found}
         step = "report this: the repository has a file name that is not allowed"
         return manifests.parse(RepositoryLock, value, self.manifest, next_step=step)
 
@@ -122,7 +129,7 @@ class Locking:
         from huggingface_hub import HfApi
 
         api = HfApi(endpoint=self.url, token=token_for(self.url))
-        ask = functools.partial(api.model_info, repo, revision=revision, files_metadata=True)
+        ask = functools.partial(api.model_info, repo, revision=revision, files_metadata=True, timeout=SILENCE)
         return asked(ask, repo, revision, "its list of files", self.say)
 
     def listing(self, repository: Repository, revision: str) -> Iterator[Listed]:
