@@ -98,10 +98,12 @@ def test_ssh_hosts_without_docker_or_engine(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_hosts_that_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(NetworkError, match="Could not resolve"), engine_at("ssh://no-such-host.invalid"):
+    with pytest.raises(NetworkError, match="Could not resolve") as failed, engine_at("ssh://no-such-host.invalid"):
         pass
-    with pytest.raises(NetworkError, match="refused"), engine_at("ssh://127.0.0.1:9"):
+    assert "correct the name no-such-host.invalid" in failed.value.next_step
+    with pytest.raises(NetworkError, match="refused") as failed, engine_at("ssh://127.0.0.1:9"):
         pass
+    assert "port 9" in failed.value.next_step and "password" not in failed.value.next_step
     nowhere = "unix:///nowhere.sock"
     with pytest.raises(EngineError, match=f"{nowhere}: no Docker engine answers there"), engine_at(nowhere):
         pass
@@ -111,11 +113,25 @@ def test_hosts_that_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "url", ["", "host", "http://host", "ssh://", "ssh://host/path", "ssh://user:secret@host", "ssh://host:port"]
+    ("url", "step"),
+    [
+        ("", "--to ssh://user@host"),
+        ("host", "--to ssh://user@host"),
+        ("http://host", "--to ssh://user@host"),
+        ("ssh://", "--to ssh://HOST"),
+        ("ssh://nobody@", "--to ssh://nobody@HOST"),
+        ("ssh://host/path", "--to ssh://host"),
+        ("ssh://user:secret@Host:22", "--to ssh://user@Host:22"),
+        ("ssh://host:port", "--to ssh://user@host[:port]"),
+        ("tcp://127.0.0.1", "--to tcp://127.0.0.1:2375"),
+        ("tcp://", "--to tcp://host:2375"),
+    ],
 )
-def test_urls_that_are_none(url: str) -> None:
-    with pytest.raises(InputError), engine_at(url):
+def test_urls_that_are_none(url: str, step: str) -> None:
+    with pytest.raises(InputError) as failed, engine_at(url):
         pass
+    assert step in failed.value.next_step and "TAG" not in failed.value.next_step
+    assert "secret" not in failed.value.next_step
 
 
 def test_the_host_is_no_option_of_ssh() -> None:

@@ -29,6 +29,7 @@ OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30")
 SHARED = ("-o", "ControlMaster=auto", "-o", "ControlPersist=60", "-o")
 DIAL = ("docker", "system", "dial-stdio")
 SHAPES = "ssh://user@host[:port], unix:///path/of/docker.sock or tcp://host:port"
+AGAIN = "the same command with --to"
 
 
 @contextlib.contextmanager
@@ -37,9 +38,12 @@ def engine_at(url: str) -> Iterator[Engine]:
 
     Raises InputError for no such url, NetworkError when ssh does not get there, EngineError when no engine answers.
     """
-    scheme = urlsplit(url).scheme
+    scheme, host, port = place_of(url)
     if scheme not in ("ssh", "unix", "tcp"):
-        raise InputError(f"saw {url!r}, wanted {SHAPES}", next_step="invoke copy TAG --to ssh://user@host")
+        raise InputError(f"saw {url!r}, wanted {SHAPES}", next_step=f"{AGAIN} ssh://user@host")
+    if scheme == "tcp" and not (host and port):
+        step = f"{AGAIN} tcp://{host or 'host'}:2375, or whatever port that engine listens on"
+        raise InputError(f"saw {url!r}, wanted tcp://host:port", next_step=step)
     with bridge(url) if scheme == "ssh" else contextlib.nullcontext(url) as local:
         with errors_of(url):
             engine = connect(local)
@@ -67,15 +71,23 @@ def connect(url: str) -> Engine:
     return Engine(client)
 
 
-def ssh_command(url: str, *options: str) -> list[str]:
+def place_of(url: str) -> tuple[str, str, int | None]:
+    """(scheme, host, port). InputError for a port that is none."""
     try:
         parts = urlsplit(url)
-        port = parts.port
+        return parts.scheme, host_of(parts.netloc), parts.port
     except ValueError as error:
-        raise InputError(f"{url}: {error}", next_step=SHAPES) from None
-    host = host_of(parts.netloc)
+        raise InputError(f"{url}: {error}", next_step=f"{AGAIN} {SHAPES}") from None
+
+
+def ssh_command(url: str, *options: str) -> list[str]:
+    _, host, port = place_of(url)
+    parts = urlsplit(url)
     if not host or parts.path not in ("", "/") or parts.password or parts.query or parts.fragment:
-        raise InputError(f"saw {url!r}, wanted ssh://user@host[:port]", next_step="name keys and jump hosts in ~/.ssh")
+        login = f"{parts.username}@" if parts.username else ""
+        number = f":{port}" if port else ""
+        step = f"{AGAIN} ssh://{login}{host or 'HOST'}{number} (keys and jump hosts belong into ~/.ssh/config)"
+        raise InputError(f"saw {url!r}, wanted ssh://user@host[:port]", next_step=step)
     program = shutil.which("ssh")
     if program is None:
         raise HostError("there is no ssh on this machine", next_step="apt-get install openssh-client (as root)")
@@ -136,13 +148,22 @@ def require_docker(url: str, command: list[str]) -> None:
     said = " ".join(words) or f"it ended with exit code {done.returncode}"
     if done.returncode == 255:
         target = url.removeprefix("ssh://").rstrip("/")
-        raise NetworkError(
-            f"ssh does not get to {target}: {said}",
-            next_step=f"`ssh {url}` has to work without a password (ssh-keygen, ssh-copy-id)",
-        )
+        raise NetworkError(f"ssh does not get to {target}: {said}", next_step=way_in(url, said))
     if done.returncode == 127:
         raise EngineError(f"{url}: there is no docker: {said}", next_step="install Docker there (./install.sh)")
     raise EngineError(
         f"{url}: its Docker engine does not answer: {said}",
         next_step=f"ssh {url} docker info; the user there may have to be in the group docker",
     )
+
+
+def way_in(url: str, said: str) -> str:
+    """What to do about ssh's reason not to get there."""
+    _, host, port = place_of(url)
+    if "resolve hostname" in said:
+        return f"correct the name {host}, or give it an address (DNS, /etc/hosts, HostName in ~/.ssh/config)"
+    if "Host key verification failed" in said:
+        return f"`ssh {url}` once by hand, to look at its key and take it"
+    if "Permission denied" in said:
+        return f"`ssh {url}` has to work without a password (ssh-keygen, ssh-copy-id)"
+    return f"look whether {host} is on and ssh listens there at port {port or 22}; `ssh {url}` has to work"

@@ -19,19 +19,22 @@ def show(text: str = "") -> None:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table on standard output. It is never cut: a tag that cannot be copied is of no use."""
+    """A table on standard output. It is never cut: a tag that cannot be copied is of no use. On a terminal that is too
+    narrow a column `why` takes several lines."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
-        grid.add_column(column, no_wrap=True, justify="right" if column in RIGHT else "left")
+        grid.add_column(column, no_wrap=column != "why", justify="right" if column in RIGHT else "left")
     for row in rows:
         grid.add_row(*(Text("" if cell is None else str(cell)) for cell in row))  # a str would be read as markup
-    needed = Console(width=1000).measure(grid).maximum
-    Console(width=max(needed, 80)).print(grid)
+    needed = Console(width=1000).measure(grid)
+    here = Console()
+    wanted = max(needed.minimum, min(needed.maximum, here.width)) if here.is_terminal else needed.maximum
+    Console(width=max(wanted, 80)).print(grid)
 
 
 RIGHT = {"size", "own size", "build", "ready", "freed", "count"}
