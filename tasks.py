@@ -56,12 +56,13 @@ def command(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     return lambda body: task(auto_shortflags=False, **options)(guarded(body))
 
 
-def whole(option: str, value: str) -> int:
+def whole(option: str, value: str, example: int) -> int:
     """invoke's own conversion of a number ends in a traceback."""
     from sparkpin.errors import InputError
 
     if not value.isdecimal():
-        raise InputError(f"--{option}: saw {value!r}, wanted a whole number", next_step=f"for example --{option} 5")
+        wanted = "a whole number, 0 or more"
+        raise InputError(f"--{option}: saw {value!r}, wanted {wanted}", next_step=f"for example --{option} {example}")
     return int(value)
 
 
@@ -371,7 +372,7 @@ def prune(c: Context, keep: str = "5", dry_run: bool = False, store: bool = Fals
     """Remove old releases and say what that freed."""
     from sparkpin import commands
 
-    commands.prune(keep=whole("keep", keep), dry_run=dry_run, store=store)
+    commands.prune(keep=whole("keep", keep, 5), dry_run=dry_run, store=store)
 
 
 @command(
@@ -385,7 +386,7 @@ def serve(c: Context, recipe: str | None = None, release: str | None = None, por
     """Serve a release on 127.0.0.1."""
     from sparkpin import commands
 
-    commands.serve(recipe=recipe, release=release, port=whole("port", port) if port else None)
+    commands.serve(recipe=recipe, release=release, port=whole("port", port, 8001) if port else None)
 
 
 @command(help={"recipe": RECIPE})

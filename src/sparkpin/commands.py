@@ -151,11 +151,10 @@ def fetch(*, recipe: str | None, stack: str | None) -> None:
 def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None) -> None:
     _, pairings = pairings_of(recipe, stage, stack)
     image = pairings[-1].rendered
-    for line in (f"# {image.ref}", f"# build key {image.key}", image.dockerfile.rstrip(), ""):
-        show(line)
+    show(f"# {image.ref}\n{image.dockerfile.rstrip()}\n")
     show("# The build sees these files and no network:")
     for file in image.context:
-        show(f"#   {file.sha256[:12]} {ui.size(file.size):>10}  {file.path}")
+        show(f"#   {file.sha256[:12]} {ui.small_size(file.size):>10}  {file.path}")
 
 
 def build(*, recipe: str | None, stage: str | None, stack: str | None, offline: bool) -> tuple[Release, ...]:
@@ -390,12 +389,33 @@ def promote(tag: str) -> None:
 def rollback(*, recipe: str | None) -> None:
     paths = Paths.from_env()
     name = choose_recipe(paths, recipe, None)
-    if not Releases(paths).of_recipe(name):
+    records = Releases(paths)
+    known, faults = records.readable(name)
+    if not known and not faults:
         manifests.load_recipe(paths.project, name)
+    for fault in faults:
+        say(f"passed over: {fault}")
+    former = retention.require_current(records, name)
     release = retention.rollback(paths, engine_of(paths), name)
-    show(f"back to {release.tag}: image {release.image}, checkpoint {release.checkpoint_key[:16]}")
-    show(f"flags: {shlex.join(release.argv)}")
+    show(f"back to {release.tag}: image {ui.digest(release.image)}, checkpoint {release.checkpoint_key[:12]}")
+    for line in changed_flags(former.argv, release.argv):
+        show(line)
     next_serve(paths, release)
+
+
+def changed_flags(before: tuple[str, ...], after: tuple[str, ...]) -> list[str]:
+    """One line for each flag, with its values, that went or came."""
+    old, new = flags(before), flags(after)
+    if old == new:
+        return ["flags: the same"]
+    return [f"  - {flag}" for flag in old if flag not in new] + [f"  + {flag}" for flag in new if flag not in old]
+
+
+def flags(argv: tuple[str, ...]) -> list[str]:
+    """Each flag with the words that follow it."""
+    starts = [place for place, word in enumerate(argv) if word.startswith("--")]
+    ends = [*starts[1:], len(argv)]
+    return [shlex.join(argv[start:end]) for start, end in zip(starts, ends, strict=True)]
 
 
 def next_serve(paths: Paths, release: Release) -> None:
@@ -477,16 +497,8 @@ def prune(*, keep: int, dry_run: bool, store: bool) -> None:
 def serve(*, recipe: str | None, release: str | None, port: int | None) -> None:
     paths = Paths.from_env()
     records = Releases(paths)
-    if release:
-        chosen = records.get(release)
-    else:
-        name = choose_recipe(paths, recipe, None)
-        current = records.current(name)
-        if not current:
-            raise InputError(
-                f"recipe {name!r} has no current release", next_step="invoke images, then invoke promote TAG"
-            )
-        chosen = current
+    current = retention.require_current
+    chosen = records.get(release) if release else current(records, choose_recipe(paths, recipe, None))
     if not chosen.smoke_passed:
         say(f"warning: {chosen.tag} is {chosen.state}: no smoke test stands behind its answers")
     served = serving.start(paths, engine_of(paths), chosen, checkpoint_of(paths, chosen), port=port, say=say)

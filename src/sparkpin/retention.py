@@ -38,14 +38,10 @@ def rollback(paths: Paths, engine: Engine, recipe: str) -> Release:
     Image, checkpoint and flags come back together: the record names all three. Nothing changes unless all are there.
     """
     records = Releases(paths)
+    require_current(records, recipe)  # before the lock, which makes a folder
     with records.locked(recipe):
-        current = records.current(recipe)
-        if current is None:
-            raise InputError(
-                f"recipe {recipe!r} has no current release, so there is nothing to go back from",
-                next_step="invoke promote TAG (invoke images lists the releases)",
-            )
-        target = rollback_target(records.of_recipe(recipe), current)
+        current = require_current(records, recipe)
+        target = rollback_target(records.readable(recipe)[0], current)
         if target is None:
             raise InputError(
                 f"{current.tag} is the oldest release of {recipe!r} that passed its smoke test: "
@@ -134,6 +130,17 @@ def present_ref(engine: Engine, release: Release) -> str | None:
         if info is not None and info.config_digest == release.image:
             return ref
     return None
+
+
+def require_current(records: Releases, recipe: str) -> Release:
+    if current := records.current(recipe):
+        return current
+    known = records.of_recipe(recipe)
+    step = "invoke up (it builds and smokes; the first release that passes becomes current)"
+    if known:
+        good = next((release for release in reversed(known) if release.is_good), None)
+        step = f"invoke promote {good.tag}" if good else "invoke smoke, then invoke promote TAG (one that passed)"
+    raise InputError(f"recipe {recipe!r} has no current release", next_step=step)
 
 
 def how_to_rebuild(release: Release) -> str:

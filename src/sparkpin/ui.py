@@ -49,6 +49,11 @@ def size(count: int | None) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
+def small_size(count: int) -> str:
+    """As `size`, but small files do not come to 0.0 MB."""
+    return size(count) if count >= 100_000 else f"{count / 1e3:.1f} kB" if count >= 1000 else f"{count} B"
+
+
 def count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 

@@ -291,6 +291,8 @@ def text_diff(before: bytes | None, after: bytes | None) -> tuple[tuple[str, ...
     """(unified diff, why there is none)."""
     if before is None or after is None:
         return (), "its text is not kept here"
+    if before == after:
+        return (), "nothing"
     try:
         old, new = before.decode().splitlines(), after.decode().splitlines()
     except UnicodeDecodeError:

@@ -22,8 +22,8 @@ from sparkpin.buildrecord import BuildRecord, layer_file, read_record, record_fi
 from sparkpin.checkpoint.plan import checkpoint_steps, used_repositories
 from sparkpin.contents import read_contents
 from sparkpin.epoch import EPOCH
-from sparkpin.errors import InputError, IntegrityError, SparkpinError
-from sparkpin.history.comparison import TREE_NAME, Checkpoint, Difference, Part, Side, Source, compare
+from sparkpin.errors import InputError, IntegrityError, ManifestError, SparkpinError
+from sparkpin.history.comparison import TREE_NAME, Checkpoint, Difference, Part, Side, Source, compare, text_diff
 from sparkpin.inputs import Inputs, project_of
 from sparkpin.modelfiles import fetched_of, named_parts
 from sparkpin.pairing import pair
@@ -32,6 +32,7 @@ from sparkpin.releases import Release, Releases
 from sparkpin.render import HIDDEN, ContextFile, Rendered
 from sparkpin.rootfs import RootfsSpec
 from sparkpin.seal import VERSION
+from sparkpin.ui import printable
 
 TREE = "."
 OWN_LABEL = "sparkpin.key"
@@ -45,14 +46,11 @@ def difference(paths: Paths, before: str, after: str) -> Difference:
     old, new = (None if name == TREE else records.get(name) for name in (before, after))
     left, right = side_of(paths, old, new), side_of(paths, new, old)
     edited = {sha256: path for side in (left, right) if side.name == TREE_NAME for path, sha256 in side.files.items()}
-    inputs = Inputs.of(paths)
 
     def read(sha256: str) -> bytes | None:
         if sha256 in edited:
             return (paths.project / edited[sha256]).read_bytes()
-        with contextlib.suppress(IntegrityError):
-            return inputs.read(sha256, "a file of the project")
-        return None
+        return kept_text(paths, sha256)
 
     with uncollected():
         return compare(left, right, read, lambda diff_id: read_contents(layer_file(paths, diff_id)))
@@ -68,6 +66,33 @@ def uncollected() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+@contextlib.contextmanager
+def pin_named(paths: Paths, release: Release) -> Iterator[None]:
+    """A lock that no longer fits its pin is told with what changed in the pin since the release, not as two hashes."""
+    try:
+        yield
+    except ManifestError as error:
+        lock = Path(error.file).resolve()
+        if error.key != "inputs" or not lock.is_relative_to(paths.project.resolve()):
+            raise
+        pin = lock.with_suffix(".yaml")
+        name = pin.relative_to(paths.project.resolve()).as_posix()
+        lines, why = text_diff(kept_text(paths, release.inputs.get(name, "")), pin.read_bytes())
+        changed = "".join(f"\n    {printable(line)}" for line in lines or (why,))
+        error.message = (
+            f"{name} and {lock.name} do not fit each other, so what the working tree would build is not known. "
+            f"In {name}, since {release.name}:{changed}"
+        )
+        error.next_step = f"{error.next_step}, then the same command again"
+        raise
+
+
+def kept_text(paths: Paths, sha256: str) -> bytes | None:
+    with contextlib.suppress(IntegrityError):
+        return Inputs.of(paths).read(sha256, "a file of the project")
+    return None
 
 
 def side_of(paths: Paths, release: Release | None, other: Release | None) -> Side:
@@ -104,7 +129,8 @@ def release_side(paths: Paths, release: Release) -> Side:
 
 def tree_side(paths: Paths, like: Release) -> Side:
     """What the working tree makes of a release's recipe and stage."""
-    pairings = pair(paths.project, like.recipe, stage=like.stage)
+    with pin_named(paths, like):
+        pairings = pair(paths.project, like.recipe, stage=like.stage)
     last = pairings[-1]
     images = [pairing.rendered for pairing in pairings]
     try:
