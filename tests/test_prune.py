@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,10 +19,22 @@ import pytest
 from made_releases import BASE, built, digest, release, tags
 from private_engine import file_layer, load_image, quiet, sleeper
 
-from sparkpin import buildkit, claims, commands, diskspace, imagetags, importing, jobs, pinned, retention
+from sparkpin import (
+    buildkit,
+    claims,
+    commands,
+    diskspace,
+    imagetags,
+    importing,
+    jobs,
+    ownimages,
+    pinned,
+    reports,
+    retention,
+)
 from sparkpin import layers as layer_sizes
 from sparkpin import prune as pruning
-from sparkpin.buildrecord import BuildInput, BuildRecord, LayerRecord, layer_file, write_record
+from sparkpin.buildrecord import BuildInput, BuildRecord, LayerRecord, layer_file, read_record, write_record
 from sparkpin.container import CACHE_LABEL, cache_volume
 from sparkpin.engine import Engine
 from sparkpin.errors import BusyError, DiskError, InputError, ManifestError
@@ -218,6 +231,8 @@ def test_prune_leaves_the_work_of_a_build_that_runs_now(paths: Paths, engine: En
     kept = built(paths, engine, 1)
     load_image(engine, "sparkpin/stack-cpu:base-aaaaaaaaaaaa", [BASE])  # stands below the release: stays for ever
     load_image(engine, "sparkpin/stack-cpu:base-bbbbbbbbbbbb", [file_layer("lonely", b"x" * 50_000)])
+    load_image(engine, "sparkpin/stack-cpu:base-ffffffffffff", [file_layer("of another home", b"w" * 60_000)])
+    note = write_note(paths, "sparkpin/stack-cpu:base-bbbbbbbbbbbb")  # as the build left it that was killed
     load_image(engine, "somebody/elses:1", [file_layer("theirs", b"y" * 70_000)])
     load_image(engine, "sparkpin/other-home:v2-cccccccccccc", [file_layer("home", b"z" * 10), file_layer("b", b"z")])
     load_image(engine, "sparkpin/stack-cpu:base-dddddddddddd", [file_layer("home", b"z" * 10)])
@@ -235,9 +250,44 @@ def test_prune_leaves_the_work_of_a_build_that_runs_now(paths: Paths, engine: En
 
     freed = prune(paths, engine, 1, later=LATER)
     assert tags(engine) == before - {"sparkpin/stack-cpu:base-bbbbbbbbbbbb"}
+    assert freed.images == ("sparkpin/stack-cpu:base-bbbbbbbbbbbb",) and not note.exists()
     assert freed.bytes["image layers"] == 50_000
     assert not young.exists() and not partial.exists() and not cached.exists()
     assert Releases(paths).checkpoint(kept).is_dir()
+
+
+def write_note(paths: Paths, *refs: str) -> Path:
+    path = paths.home / "begun/cpu-base-bbbbbbbbbbbb.json"
+    write_json(path, {"refs": list(refs)})
+    return path
+
+
+@pytest.mark.engine
+def test_a_home_that_made_nothing_removes_nothing_from_the_engine_however_old(paths: Paths, engine: Engine) -> None:
+    for name in ("stack-cpu:v2-aaaaaaaaaaaa", "rootfs:bookworm-bbbbbbbbbbbb", "unsealed:v2-cccccccccccc"):
+        load_image(engine, f"sparkpin/{name}", [file_layer(name, name.encode() * 1000)])
+    before = tags(engine)
+    freed = prune(paths, engine, 0, later=LATER)
+    assert tags(engine) == before and (freed.images, freed.counts) == ((), {})
+
+
+def test_what_a_home_has_made_or_begun_to_make(paths: Paths) -> None:
+    home = Home.make(paths)
+    numbers = {f"sparkpin/stack-cpu:v2-{n * 6}" for n in ("01", "02", "a0")}
+    assert ownimages.made_here(paths) == numbers | {"sparkpin/whatever:1"}
+    rendered = read_record(paths.images / f"cpu-v2-{'a0' * 6}.json").rendered
+    shutil.rmtree(paths.images)
+    ownimages.begun(paths, rendered)
+    unsealed = f"sparkpin/unsealed:v2-{'a0' * 6}"
+    assert ownimages.made_here(paths) == {rendered.ref, "sparkpin/whatever:1", unsealed}
+    search = dataclasses.replace(home.search([], [], later=LATER), images=[engine_image(unsealed, diff_id(1))])
+    note = ownimages.note_file(paths, rendered)
+    assert note not in search.left_over()
+    assert note in dataclasses.replace(search, images=[]).left_over()
+    note.write_text("[")
+    assert ownimages.made_here(paths) == frozenset()
+    ownimages.recorded(paths, rendered)
+    assert not note.exists()
 
 
 @pytest.mark.engine
@@ -252,10 +302,10 @@ def test_a_prune_that_was_killed_is_completed_by_the_next(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(diskspace, "remove_path", killed)
         prune(paths, engine, 1)
-    assert {row["tag"]: row["image"] for row in retention.rows(paths, engine)}[first.tag] is None
+    assert {row["tag"]: row["image"] for row in retention.rows(paths, engine)[0]}[first.tag] is None
     assert prune(paths, engine, 1).tags == (first.tag,)
     assert not Releases(paths).checkpoint(first).exists()
-    assert len(retention.rows(paths, engine)) == 1
+    assert len(retention.rows(paths, engine)[0]) == 1
 
 
 @pytest.mark.engine
@@ -281,8 +331,10 @@ def test_root_file_systems_and_unfinished_images_go_once_nothing_needs_them(age:
         engine_image("sparkpin/unsealed:v2-cccccccccccc", kept.diff_ids[0]),
     ]
     then = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
-    plan = imagetags.plan_tags(images, (), [kept], [], then + age)
-    assert plan.untag == (() if age < STALE_AFTER else tuple(image.tags[0] for image in images[2:]))
+    gone = tuple(image.tags[0] for image in images[2:])
+    plan = imagetags.plan_tags(images, (), [kept], [], gone, then + age)
+    assert plan.untag == plan.internal == (() if age < STALE_AFTER else gone)
+    assert imagetags.plan_tags(images, (), [kept], [], gone[:1], then + LATER).untag == gone[:1], "not another home's"
     assert plan.applied(images) == tuple(image for image in images if image.tags[0] not in plan.untag)
 
 
@@ -409,15 +461,19 @@ def test_the_task_says_what_stays_and_why_and_what_is_freed(
     for dry_run in (True, False):
         capsys.readouterr()
         commands.prune(keep=1, dry_run=dry_run, store=False)
-        said = " ".join(capsys.readouterr().out.split())
-        assert f"{three.tag} current stays current, passed last, one of the 1 to keep" in said
-        assert f"{one.tag} passed stays pinned: [the first] :star:" in said
-        assert f"{two.tag} passed {'goes' if dry_run else 'gone'}" in said
-        assert "image layers 1 0.2 MB" in said
+        out = capsys.readouterr().out
+        assert out.startswith("sparkpin/tiny:\n") and max(map(len, out.splitlines()[:9])) <= 80
+        said = " ".join(out.split())
+        assert f"{three.name} current stays current, passed last, one of the 1 to keep" in said
+        assert f"{one.name} passed stays pinned: [the first] :star:" in said
+        assert f"{two.name} passed {'goes' if dry_run else 'gone'}" in said
+        assert "image layers 1 0.2 MB in none of the images that stay" in said
+        assert f"sparkpin/stack-cpu:v2-{two.build_key[:12]}: no release that stays stands on it" in said
+        assert f"checkpoints of {paths.checkpoints}/tiny-model: {two.checkpoint_key[:16]}" in said
         assert ("would remove 1 release, free 0.2 MB" if dry_run else "removed 1 release, freed 0.2 MB") in said
         assert ("nothing was changed" in said) == dry_run
     commands.images(as_json=False)
-    assert f"{one.tag} passed, pinned passed in 3 s" in " ".join(capsys.readouterr().out.split())
+    assert f"{one.name} passed passed 3 s" in " ".join(capsys.readouterr().out.split())
     commands.unpin(one.tag)
     assert f"{one.tag} is no longer pinned" in capsys.readouterr().out
 
@@ -683,12 +739,12 @@ def test_what_a_killed_build_worked_in_goes_once_it_is_old(paths: Paths) -> None
 
 
 def test_a_store_that_must_stay_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    commands.report_prune(Pruned((), {}, {}, 0, 0, 0, None, None), dry_run=True, store=True)
+    reports.show_prune(Pruned((), (), (), {}, {}, {}, 0, 0, 0, None, None), dry_run=True, store=True)
     assert "the store stays" in capsys.readouterr().out
 
 
 def test_images_whose_sizes_are_not_known_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    commands.report_prune(Pruned((), {}, {}, 0, 0, 2, 0, None), dry_run=True, store=False)
+    reports.show_prune(Pruned((), (), (), {}, {}, {}, 0, 0, 2, 0, None), dry_run=True, store=False)
     assert "not counted: layers of 2 images whose sizes the engine does not tell" in capsys.readouterr().out
 
 

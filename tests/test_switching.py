@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from made_releases import built, digest, release, states
 
-from sparkpin import jobs, retention
+from sparkpin import commands, jobs, pinned, retention
 from sparkpin.engine import Engine
-from sparkpin.errors import CheckpointError, EngineError, InputError
+from sparkpin.errors import CheckpointError, EngineError, InputError, ManifestError
 from sparkpin.inputs import Inputs
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths
@@ -70,10 +70,13 @@ def test_rollback_passes_over_what_did_not_pass() -> None:
 
 @pytest.mark.engine
 def test_rollback_without_a_current_release(paths: Paths, engine: Engine) -> None:
-    built(paths, engine, 1)
     with pytest.raises(InputError, match="no current release") as caught:
         retention.rollback(paths, engine, "tiny")
-    assert "invoke promote TAG" in caught.value.next_step
+    assert caught.value.next_step.startswith("invoke up")
+    made = built(paths, engine, 1)
+    with pytest.raises(InputError, match="no current release") as caught:
+        retention.rollback(paths, engine, "tiny")
+    assert caught.value.next_step == f"invoke promote {made.tag}"
 
 
 @pytest.mark.engine
@@ -143,14 +146,83 @@ def test_rows_tell_sizes_and_what_is_missing(paths: Paths, engine: Engine) -> No
     first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
     retention.promote(paths, engine, second.tag)
     engine.client.api.remove_image(third.image, force=True)
-    rows = retention.rows(paths, engine)
+    rows, shared = retention.rows(paths, engine)
     assert json.loads(json.dumps(rows)) == rows
     assert [row["tag"] for row in rows] == [third.tag, second.tag, first.tag]
     assert [row["state"] for row in rows] == ["passed", "current", "passed"]
     assert [row["image"] for row in rows] == [None, second.image, first.image]
     assert [row["unique_size"] for row in rows] == [0, 200_000, 100_000]
     assert [row["size"] for row in rows] == [600_000, 500_000, 400_000]
+    assert shared == 300_000, "the layer that all stand on, once"
     assert rows[0]["smoke"] == "passed in 3 s"
+
+
+@pytest.mark.engine
+def test_a_damaged_record_stops_neither_the_list_nor_a_rollback(paths: Paths, engine: Engine) -> None:
+    first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
+    retention.promote(paths, engine, third.tag)
+    records = Releases(paths)
+    records.record_path(second).write_text("{")
+    rows, _ = retention.rows(paths, engine)
+    assert [row["tag"] for row in rows] == [third.tag, first.tag]
+    assert retention.rollback(paths, engine, "tiny").tag == first.tag
+    assert digest(engine, "sparkpin/tiny:current") == first.image
+    assert retention.promote(paths, engine, third.tag).state == "current"
+
+
+@pytest.mark.engine
+def test_the_tasks_tell_of_a_damaged_record(
+    paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{Path(engine.client.info()['DockerRootDir']).parent / 'docker.sock'}")
+    monkeypatch.setenv("SPARKPIN_CACHE", str(paths.cache))
+    monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
+    first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
+    retention.promote(paths, engine, third.tag)
+    path = Releases(paths).record_path(second)
+    path.write_text("{")
+    with pytest.raises(ManifestError) as caught:
+        commands.images(as_json=False)
+    assert caught.value.file == str(path)
+    out = capsys.readouterr().out
+    assert third.name in out and first.name in out
+    commands.rollback(recipe="tiny")
+    said = capsys.readouterr()
+    assert f"passed over: {path}" in said.err
+    lines = said.out.splitlines()
+    assert lines[0] == f"back to {first.tag}: image {first.image[7:19]}, checkpoint {first.checkpoint_key[:12]}"
+    assert lines[-1] == "next: invoke serve"
+
+
+@pytest.mark.engine
+def test_the_list_fits_a_terminal_and_tells_notes_and_what_is_shared(
+    paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{Path(engine.client.info()['DockerRootDir']).parent / 'docker.sock'}")
+    monkeypatch.setenv("SPARKPIN_CACHE", str(paths.cache))
+    monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
+    commands.images(as_json=False)
+    assert capsys.readouterr().out == "no release yet; next: invoke up\n"
+    first = built(paths, engine, 1, stage="hybrid")
+    smoke = {"passed": False, "seconds": 1.0, "checks": [{"name": "chat", "passed": False, "detail": "500"}]}
+    second = built(paths, engine, 2, "failed", smoke=smoke)
+    pinned.pin(Releases(paths), first.tag, "the one that works")
+    engine.client.api.remove_image(second.image, force=True)
+    commands.images(as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    found = [" ".join(line.split()) for line in lines]
+    assert found[:2] == ["sparkpin/tiny:", "release state smoke size own size created"]
+    assert found[3:5] == [
+        f"{second.name} failed failed missing 0.0 MB 2026-01-02 00:00",
+        f"{first.name} passed passed 3 s 0.4 MB 0.4 MB 2026-01-01 00:00",
+    ]
+    assert lines[5:] == [
+        f"{second.name}: smoke test failed: chat",
+        f"{second.name}: the engine has not its image: invoke rebuild {second.name}",
+        f"{first.name}: pinned since {pinned.all_pins(Releases(paths))[first.tag].since[:10]}: the one that works",
+        "own size: layers that no other image has. Those that images share, once: 0.0 MB.",
+    ]
 
 
 def complete_checkpoint(paths: Paths, wanted: Release) -> Path:

@@ -65,10 +65,11 @@ class Rest:
 class Pruned:
     """What went, or would go.
 
-    images: tags of images that go besides those of releases; volumes: names; files: by kind; counts, bytes: by kind; held: bytes of image layers, not in `bytes`, which the engine may keep until its build cache
-    lets them go; unmeasured: cache volumes, not in `bytes`, that this user cannot look into; unsized: images, not
-    wholly in `bytes`, whose layers' sizes the engine does not tell; store_bytes: what `store` would free besides, None
-    where that is not known; cache: the engine's build cache, which stays.
+    images: tags of images that go besides those of releases; volumes: names; files: by kind; counts, bytes: by kind;
+    held: bytes of image layers, not in `bytes`, which the engine may keep until its build cache lets them go;
+    unmeasured: cache volumes, not in `bytes`, that this user cannot look into; unsized: images, not wholly in `bytes`,
+    whose layers' sizes the engine does not tell; store_bytes: what `store` would free besides, None where that is not
+    known; cache: the engine's build cache, which stays.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -132,7 +133,7 @@ def prune(
         verdicts = judge(records, seen, keep)
         remaining, removed = split(verdicts)
         tags = plan_tags(seen.images, seen.used, remaining, removed, ownimages.made_here(paths), now)
-        images = tags.internal
+        images = tuple(sorted(tags.internal))
         if dry_run:
             after = tags.applied(seen.images)
         else:
