@@ -483,6 +483,38 @@ def test_a_killed_fetch_goes_on_where_it_was(remote: Remote, tmp_path: Path) -> 
     assert any("2.1 MB are there from an earlier run" in line for line in remote.said)
 
 
+LARGE = """
+import resource, sys
+from pathlib import Path
+from sparkpin import ranges
+from sparkpin.hubclient import HubOrigin
+from sparkpin.pieces import Piece
+url, revision, size, out = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
+origin = HubOrigin("acme/large", revision, url)
+pieces = [
+    Piece(origin, "large.safetensors", size, b, e, "", out / f"{b}-{e}.part", lambda s, b=b, e=e: out / f"{b}-{e}")
+    for b, e in [(0, size), (0, size // 2), (size // 2, size)]
+]
+fetched = ranges.fetch(pieces, print, title="", advice="")
+print(fetched.received, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def test_memory_does_not_grow_with_what_is_fetched(tmp_path: Path) -> None:
+    size = 300 * MB
+    folder = tmp_path / "remote/acme/large"
+    folder.mkdir(parents=True)
+    with (folder / "large.safetensors").open("wb") as file:
+        file.truncate(size)
+    revision = local_hub.scan(folder, "acme/large").commit
+    with local_hub.serve(tmp_path / "remote") as url:
+        words = [sys.executable, "-c", LARGE, url, revision, str(size), str(tmp_path / "out")]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+    received, peak = map(int, done.stdout.splitlines()[-1].split())
+    assert received == 2 * size
+    assert peak < 100 * MB
+
+
 def test_a_full_disk_keeps_what_came(remote: Remote, small_disk: Path) -> None:
     with remote.serve() as url:
         remote.out = small_disk

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -102,6 +103,11 @@ class _Server(ThreadingHTTPServer):
         self.repositories = repositories
         self.log = log
         self.faults = faults
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away amid an answer is none of the server's business."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Problem(Exception):
