@@ -19,7 +19,7 @@ import pytest
 from carried_release import CHECKOUT, Source, carried_release, engine_with_url
 from private_engine import file_layer, load_image, quiet
 
-from sparkpin import build, exporting, files, importing, jobs, transfer
+from sparkpin import build, exporting, files, importing, jobs, progress, transfer
 from sparkpin.buildrecord import is_imported, layer_file, records_of, write_record
 from sparkpin.bundle import EXPORTS, IMPORTS, Bundle, open_bundle
 from sparkpin.checkpoint.build import IMPORTED as MARK
@@ -121,6 +121,26 @@ def test_same_bytes_each_time(source: Source, bundle: Path, tmp_path: Path) -> N
     assert write(source, tmp_path / "again.tar", store=True).read_bytes() == bundle.read_bytes()
     rows = json.loads((Releases(source.paths).evidence(source.release) / EXPORTS).read_text())
     assert {(row["file"], row["with_store"]) for row in rows} >= {(str(bundle), True)}
+
+
+def test_bytes_are_told_while_layers_are_read_and_loaded(
+    source: Source, tmp_path: Path, empty: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    said: list[str] = []
+
+    def far(start: str, end: str) -> int:
+        """Lines with bytes between the line that starts so and the next that does."""
+        first = next(at for at, line in enumerate(said) if line.startswith(start))
+        last = next((at for at, line in enumerate(said) if line.startswith(end)), len(said))
+        return sum(" MB" in line and " of " in line for line in said[first + 1 : last])
+
+    target = tmp_path / "out.tar"
+    export(source.paths, lambda: source.engine, source.release, target, Wanted(), said.append)
+    assert far("reading 3 layers from the engine", "writing") and far("writing", "nothing more")
+    said.clear()
+    import_bundle(source.elsewhere(tmp_path), empty, target, said.append)
+    assert far("sending 3 of 3 layers", "keeping its files")
 
 
 def test_taken_in_without_network(

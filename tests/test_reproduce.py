@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import tiny_images
 
-from sparkpin import build, jobs, rootfs, schema
+from sparkpin import build, jobs, progress, rootfs, schema
 from sparkpin.buildrecord import BuildRecord, layer_file, record_file, records_of, write_record
 from sparkpin.daemon import SYSTEM_PATH
 from sparkpin.endpoint import ask
@@ -87,7 +87,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
                 site.engine.untag(tag)
 
 
-def test_the_same_images_come_out_when_the_project_has_moved_on(site: Site) -> None:
+def test_the_same_images_come_out_when_the_project_has_moved_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.0)
     release = site.build()[-1]
     tiny_images.write(site.paths.project / "mods/hello/sparkpin_hello/__init__.py", '"""Made up."""\nVALUE = 3\n')
     shutil.rmtree(site.paths.project / "stages")
@@ -97,6 +98,13 @@ def test_the_same_images_come_out_when_the_project_has_moved_on(site: Site) -> N
     assert [stage.got for stage in result.stages][-1] == release.image
     assert result.notes == ("the recorded pins, locks and mods give the same build keys today",)
     assert list(site.paths.work.iterdir()) == [], "the engine's data was not removed"
+    for start, far in (
+        ("base: loading the root", " MB: the engine unpacks them"),
+        ("base: sealing and loading", " MB: the engine unpacks them"),
+        ("removing its images", " MB removed"),
+    ):
+        place = next(at for at, line in enumerate(site.said) if line.startswith(start))
+        assert far in "".join(site.said[place : place + 20]), start
     assert Releases(site.paths).get(release.tag) == release
 
 

@@ -17,7 +17,7 @@ import pytest
 from evidence_samples import Sample, make_sample
 from private_engine import file_layer, private_engine
 
-from sparkpin import commands, exporting, jobs, manifests
+from sparkpin import commands, exporting, jobs, manifests, progress
 from sparkpin.buildrecord import write_record
 from sparkpin.bundle import IMPORTS
 from sparkpin.canonical import read_layer
@@ -743,6 +743,18 @@ def test_other_image_under_the_tag(engine: Engine, loaded: Sample, capsys: pytes
         commands.verify(loaded.release.tag, deep=False, require_signature=False)
     assert "WRONG  engine: it has no" in capsys.readouterr().out
     assert not list(loaded.paths.work.iterdir())
+
+
+@pytest.mark.engine
+def test_bytes_are_told_while_layers_are_hashed(
+    engine: Engine, loaded: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    said: list[str] = []
+    imagecheck.check_saved(loaded.paths, engine, loaded.release, said.append)
+    place = said.index("hashing them")
+    assert any(" of 0.0 MB" in line for line in said[:place]), "as the sample's record says"
+    assert any(" of 0.1 MB" in line for line in said[place:])
 
 
 @pytest.mark.engine

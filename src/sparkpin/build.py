@@ -33,10 +33,12 @@ from sparkpin.engine import Engine, ImageInfo
 from sparkpin.errors import BuildError, DifferenceError, EngineError, IntegrityError
 from sparkpin.files import disk_errors, lock, sha256_file, write_json
 from sparkpin.paths import Paths
+from sparkpin.progress import progress
 from sparkpin.render import Rendered
 from sparkpin.seal import Part, Sealed
 
 Say = Callable[[str], None]
+UNPACKS = "the engine unpacks them"
 PARALLEL_TREES = 3  # one installs while another is copied: the engine waits for its disk half of the time
 
 
@@ -160,7 +162,8 @@ def require_parent(paths: Paths, engine: Engine, rendered: Rendered, say: Say) -
         say(f"{rendered.stage}: loading the root file system")
         architecture = rendered.platform.partition("/")[2]
         labels = {"sparkpin.rootfs": key}
-        parent = engine.import_rootfs(tar, rendered.parent_ref, architecture=architecture, labels=labels)
+        with progress(say, tar.stat().st_size, UNPACKS) as sent:
+            parent = engine.import_rootfs(tar, rendered.parent_ref, architecture=architecture, labels=labels, sent=sent)
     if not has_contents(paths, parent.diff_ids):
         with tar.open("rb") as file:
             keep_contents(paths, parent.diff_ids[0], lambda: contents_of(read_layer(file, everything=True)))
@@ -331,8 +334,8 @@ class Maker:
         image = self.image()
         self.tell("reading the layers from the engine")
         archive = self.work / "saved.tar"
-        with archive.open("wb") as file:
-            self.engine.save(self.unsealed, file)
+        with archive.open("wb") as file, progress(self.say) as came:
+            self.engine.save(self.unsealed, file, came)
         self.tell("sealing and loading")
         with seal.open_saved(archive) as saved:
             return Made(self.load(seal.parts_of(saved, self.parent.diff_ids), image), {})
@@ -350,15 +353,17 @@ class Maker:
                 if part.layer:
                     keep_contents(self.paths, diff_id, functools.partial(contents_of, part.layer))
 
-        return self.engine.load_sealed(
-            parts,
-            image.config,
-            os=image.os,
-            architecture=image.architecture,
-            tag=self.rendered.ref,
-            sizes=Sizes(self.paths.cache / "layers"),
-            meanwhile=list_contents,
-        )
+        with progress(self.say, sum(part.size for part in parts), UNPACKS) as sent:
+            return self.engine.load_sealed(
+                parts,
+                image.config,
+                os=image.os,
+                architecture=image.architecture,
+                tag=self.rendered.ref,
+                sizes=Sizes(self.paths.cache / "layers"),
+                meanwhile=list_contents,
+                sent=sent,
+            )
 
     def known(self, key: str) -> str | None:
         """The sealed diff ID of a layer that an earlier run made from the same inputs, whose contents are known."""

@@ -126,14 +126,18 @@ class Engine:
         with engine_errors(), contextlib.suppress(docker.errors.ImageNotFound):
             self.client.api.remove_image(ref)
 
-    def save(self, ref: str, out: Path | IO[bytes]) -> None:
-        """`docker save` of one image into a file that is whole or absent, or into an open one."""
+    def save(self, ref: str, out: Path | IO[bytes], saved: Callable[[int], object] = lambda count: None) -> None:
+        """`docker save` of one image into a file that is whole or absent, or into an open one.
+
+        saved: is told the bytes as they come, which begins when the engine has gathered them.
+        """
         if isinstance(out, Path):
             with atomic_file(out) as file:
-                return self.save(ref, file)
+                return self.save(ref, file, saved)
         with engine_errors():
             for chunk in self.client.api.get_image(ref, chunk_size=CHUNK):
                 out.write(chunk)
+                saved(len(chunk))
         return None
 
     def load(self, source: Path | IO[bytes] | Iterable[bytes]) -> None:
@@ -158,11 +162,13 @@ class Engine:
         tag: str,
         sizes: Sizes = NO_SIZES,
         meanwhile: Callable[[Sealed], object] = lambda sealed: None,
+        sent: Callable[[int], object] = lambda count: None,
     ) -> Sealed:
         """Seal and load in one pass, without a copy on the disk. The tag appears when all of it is in.
 
         sizes: notes that containerd's store is read and written with. meanwhile: runs when all is sent and the engine
-        still unpacks. Raises EngineError when the engine lacks a layer that is left out.
+        still unpacks. sent: is told the bytes as they go. Raises EngineError when the engine lacks a layer that is left
+        out.
         """
         made: list[Sealed] = []
         nameless: list[Index] = []  # what containerd's store takes in by an index has no tag yet
@@ -175,7 +181,11 @@ class Engine:
             return nameless[0].members
 
         def produce(write: Callable[[bytes | memoryview], object]) -> None:
-            made.append(seal(write, parts, config, os=os, architecture=architecture, tag=tag, more=more))
+            def counted(data: bytes | memoryview) -> None:
+                write(data)
+                sent(len(data))
+
+            made.append(seal(counted, parts, config, os=os, architecture=architecture, tag=tag, more=more))
 
         try:
             with pieces_of(produce, lambda: meanwhile(made[0])) as pieces:
@@ -221,7 +231,15 @@ class Engine:
         sizes.keep(found[0]["RootFS"]["Layers"], blobs)
         return blobs[: len(diff_ids)]
 
-    def import_rootfs(self, tar: Path, ref: str, *, architecture: str, labels: Mapping[str, str]) -> ImageInfo:
+    def import_rootfs(
+        self,
+        tar: Path,
+        ref: str,
+        *,
+        architecture: str,
+        labels: Mapping[str, str],
+        sent: Callable[[int], object] = lambda count: None,
+    ) -> ImageInfo:
         """Load a root file system's tar, as it is, as an image of one layer.
 
         Not `docker import`: that dates the image, and before 23 it takes every image for the host's architecture.
@@ -229,7 +247,8 @@ class Engine:
         digest, size = sha256_file(tar)
         with tar.open("rb") as file:
             part = Part(f"sha256:{digest}", raw=Slice(file, 0, size))
-            self.load_sealed([part], {"Labels": dict(labels)}, os="linux", architecture=architecture, tag=ref)
+            config = {"Labels": dict(labels)}
+            self.load_sealed([part], config, os="linux", architecture=architecture, tag=ref, sent=sent)
         image = self.image(ref)
         if image is None:
             raise EngineError(f"the engine took {ref} and does not have it", next_step="invoke doctor")

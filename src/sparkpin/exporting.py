@@ -11,7 +11,6 @@ import hashlib
 import io
 import json
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from sparkpin.evidence.signing import Keys
 from sparkpin.inputs import Inputs, project_of
 from sparkpin.modelfiles import blobs_of, repository_folder
 from sparkpin.paths import Paths
+from sparkpin.progress import progress
 from sparkpin.releases import SIGNATURE, STATEMENT, Release, Releases, now, to_json
 from sparkpin.saving import saving_folder
 from sparkpin.schema import LockedFile
@@ -39,7 +39,6 @@ from sparkpin.ui import printable
 
 Say = Callable[[str], None]
 LOCAL = (bundle.EXPORTS, bundle.IMPORTS)
-PROGRESS = 10  # seconds between two lines
 
 
 @dataclass(frozen=True)
@@ -342,8 +341,8 @@ def saved_layers(
     say(f"reading {len(release.diff_ids)} layers from the engine, {release.size / 1e6:.1f} MB")
     with files.disk_errors(paths.work):
         work = stack.enter_context(saving_folder(paths))
-        with (work / "image.tar").open("wb") as file:
-            engine.save(ref, file)
+        with (work / "image.tar").open("wb") as file, progress(say, release.size) as came:
+            engine.save(ref, file, came)
     saved = stack.enter_context(open_saved(work / "image.tar"))
     if tuple(saved.diff_ids) != release.diff_ids:
         raise EngineError(f"the engine saved another image than {release.tag}", next_step="the same command again")
@@ -366,25 +365,22 @@ def write(target: Path, release: Release, wanted: Wanted, pieces: Sequence[Piece
     total = sum(BLOCK + piece.size + -piece.size % BLOCK for piece in pieces)
     require_room(target, total)
     say(f"writing {target}: {len(pieces)} members, {total / 1e6:.1f} MB")
-    told = time.monotonic()
-    with files.atomic_file(target) as out:
+    with files.atomic_file(target) as out, progress(say, total) as written:
         for piece in (of_bytes(bundle.INDEX, index.text), *pieces):
             out.write(block(piece.name.encode(), b"0", size=piece.size))
-            copy(piece, out)
+            copy(piece, out, written)
             out.write(b"\0" * (-piece.size % BLOCK))
-            if time.monotonic() - told > PROGRESS:
-                told = time.monotonic()
-                say(f"  {out.tell() / 1e6:.1f} of {total / 1e6:.1f} MB")
         out.write(END)
         return out.tell()
 
 
-def copy(piece: Piece, out: BinaryIO | Any) -> None:
+def copy(piece: Piece, out: BinaryIO | Any, written: Callable[[int], object]) -> None:
     digest, size = hashlib.sha256(), 0
     for chunk in piece.chunks():
         digest.update(chunk)
         size += len(chunk)
         out.write(chunk)
+        written(len(chunk))
     if (size, digest.hexdigest()) != (piece.size, piece.sha256):
         raise IntegrityError.mismatch(
             piece.what,

@@ -131,6 +131,20 @@ def write_json(path: Path, value: Any) -> None:
         file.write((json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())
 
 
+def remove_tree(folder: Path, removed: Callable[[int], object]) -> None:
+    """Remove a folder as far as that goes. removed: is told the bytes of each file that went."""
+    for root, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            path = os.path.join(root, name)
+            with contextlib.suppress(OSError):
+                size = os.lstat(path).st_size
+                os.unlink(path)
+                removed(size)
+        with contextlib.suppress(OSError):
+            os.rmdir(root)
+    shutil.rmtree(folder, ignore_errors=True)  # links to folders, and what has to be made writable
+
+
 def sync_file(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:

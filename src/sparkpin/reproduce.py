@@ -28,6 +28,7 @@ from sparkpin.history.difference import ContentsDifference, compare_contents
 from sparkpin.inputs import Inputs, project_of
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths
+from sparkpin.progress import progress
 from sparkpin.releases import Release, now
 from sparkpin.schema import LockedFile
 from sparkpin.ui import printable
@@ -87,7 +88,7 @@ def reproduce(paths: Paths, release: Release, original: Engine | None, say: Say)
     notes = rendered_again(paths, release, records)
     results: list[StageResult] = []
     clear_leftovers(paths, say)
-    with scratch(paths) as own, private_engine(paths, own, say) as (engine, version):
+    with scratch(paths, say) as own, private_engine(paths, own, say) as (engine, version):
         for record in records:
             built = build.build_image(own, engine, record.rendered, say)
             results.append(compare(paths, own, record, built, original, engine))
@@ -150,19 +151,24 @@ def rendered_again(paths: Paths, release: Release, records: Sequence[BuildRecord
 
 
 @contextlib.contextmanager
-def scratch(paths: Paths) -> Iterator[Paths]:
+def scratch(paths: Paths, say: Say = lambda line: None) -> Iterator[Paths]:
     """State folders that know nothing but the inputs, on the cache's disk; removed afterwards."""
     with files.disk_errors(paths.work):
         paths.work.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=paths.work))
     with files.lock(folder / ALIVE), contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        stack.callback(remove_told, folder, say)
         own = Paths(paths.project, folder / "cache", folder / "home")
         for link, target in ((own.store, paths.store), (own.inputs, paths.inputs)):
             link.parent.mkdir(parents=True)
             target.mkdir(parents=True, exist_ok=True)
             link.symlink_to(target)
         yield own
+
+
+def remove_told(folder: Path, say: Say) -> None:
+    with progress(lambda line: say(f"{line} removed")) as removed:
+        files.remove_tree(folder, removed)
 
 
 def clear_leftovers(paths: Paths, say: Say) -> None:
@@ -173,7 +179,7 @@ def clear_leftovers(paths: Paths, say: Say) -> None:
             if (note := folder / SOCKETS).is_file() and (sockets := Path(note.read_text())).is_dir():
                 stop_engine(Daemon.private(sockets, folder / "cache" / DATA), say)
                 shutil.rmtree(sockets, ignore_errors=True)
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_told(folder, say)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,11 +13,12 @@ from sparkpin.engine import Engine
 from sparkpin.errors import EngineError, IntegrityError
 from sparkpin.layers import inventory
 from sparkpin.paths import Paths
+from sparkpin.progress import progress
 from sparkpin.releases import Release
 from sparkpin.remote import engine_at, errors_of
 
 Say = Callable[[str], None]
-PROGRESS = 10  # seconds between two lines
+UNPACKS = "the engine unpacks them"
 
 
 @dataclass(frozen=True)
@@ -123,15 +123,13 @@ def load(engine: Engine, images: Sequence[oci.Image], layers: Mapping[str, Slice
     say(f"sending {len(layers)} of {count} layers, {total / 1e6:.1f} MB{rest}")
     written = 0
 
-    def counted() -> Iterator[bytes]:
+    def counted(sent: Callable[[int], None]) -> Iterator[bytes]:
         nonlocal written
-        told = time.monotonic()
         for chunk in oci.load_archive(images, layers):
             written += len(chunk)
             yield chunk
-            if time.monotonic() - told > PROGRESS:
-                told = time.monotonic()
-                say(f"  {written / 1e6:.1f} of {total / 1e6:.1f} MB")
+            sent(len(chunk))
 
-    engine.load(counted())
+    with progress(say, total, UNPACKS) as sent:
+        engine.load(counted(sent))
     return Sent(len(layers), count - len(layers), written)

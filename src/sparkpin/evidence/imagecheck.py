@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sparkpin import manifests, seal
 from sparkpin.buildrecord import BuildRecord, records_of
+from sparkpin.canonical import Slice
 from sparkpin.checkpoint.build import is_complete
 from sparkpin.checkpoint.plan import checkpoint_steps, make_plan, used_repositories
 from sparkpin.checkpoint.verify import RECORD, verify_checkpoint
@@ -20,6 +21,7 @@ from sparkpin.files import disk_errors, require_space, sha256_file, sha256_of
 from sparkpin.inputs import Inputs, project_of
 from sparkpin.modelfiles import blobs_of, fetched_of, listing_of, places_of, repository_folder
 from sparkpin.paths import Paths
+from sparkpin.progress import progress
 from sparkpin.releases import SBOM, SIGNATURE, STATEMENT, Release, Releases
 from sparkpin.saving import saving_folder
 from sparkpin.store import Store
@@ -70,12 +72,13 @@ def check_saved(paths: Paths, engine: Engine, release: Release, say: Say) -> Che
         with disk_errors(paths.work), saving_folder(paths) as work:
             archive = work / "image.tar"
             say("reading the layers from the engine")
-            with archive.open("wb") as file:
-                engine.save(release.tag, file)
+            with archive.open("wb") as file, progress(say, release.size) as came:
+                engine.save(release.tag, file, came)
             say("hashing them")
             with seal.open_saved(archive) as saved:
-                found = [f"sha256:{sha256_of(layer)}" for layer in saved.layers]
                 size = sum(layer.size for layer in saved.layers)
+                with progress(say, size) as hashed:
+                    found = [hash_of(layer, hashed) for layer in saved.layers]
                 same("layers", found, list(release.diff_ids))
                 config = saved.config
                 made = seal.image_config(
@@ -91,6 +94,12 @@ def check_saved(paths: Paths, engine: Engine, release: Release, say: Say) -> Che
         return checked(LAYERS, look)
     except BuildError as error:
         return Check(LAYERS, "wrong", error.message)
+
+
+def hash_of(layer: Slice, hashed: Callable[[int], object]) -> str:
+    digest = f"sha256:{sha256_of(layer)}"
+    hashed(layer.size)
+    return digest
 
 
 def check_fetched(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> Check:

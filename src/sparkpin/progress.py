@@ -1,0 +1,62 @@
+"""How far long work is, told every few seconds. Also while nothing moves: an engine is silent until it has gathered
+what it was asked for, and while it unpacks what it was sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+Say = Callable[[str], None]
+EVERY = 5.0  # seconds between two lines
+
+
+class Progress:
+    """Bytes that are done, of `total` where that is known. after: what still goes on when all of them are."""
+
+    def __init__(self, say: Say, total: int | None, after: str) -> None:
+        self.say, self.total, self.after = say, total, after
+        self.done, self.told = 0, time.monotonic()
+        self.lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        with self.lock:
+            self.done += count
+        self.tell()
+
+    def tell(self) -> None:
+        """Unless a line was told just now."""
+        with self.lock:
+            if time.monotonic() - self.told < EVERY:
+                return
+            self.told = time.monotonic()
+            line = self.line
+        self.say(line)
+
+    @property
+    def line(self) -> str:
+        if self.total is None:
+            return f"  {self.done / 1e6:.1f} MB"
+        done = min(self.done, self.total)
+        rest = f": {self.after}" if self.after and done == self.total else ""
+        return f"  {done / 1e6:.1f} of {self.total / 1e6:.1f} MB{rest}"
+
+
+@contextlib.contextmanager
+def progress(say: Say, total: int | None = None, after: str = "") -> Iterator[Callable[[int], None]]:
+    """Gives a function to call with each number of bytes that is done; it may be called from any thread."""
+    work, ended = Progress(say, total, after), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(max(EVERY, 0.1)):
+            work.tell()
+
+    thread = threading.Thread(target=watch, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield work.add
+    finally:
+        ended.set()
+        thread.join()
