@@ -64,6 +64,7 @@ from sparkpin.inputs import Inputs
 from sparkpin.paths import Paths
 from sparkpin.releases import SBOM, STATEMENT, tag_of
 from sparkpin.seal import digest_of
+from sparkpin.store import Store
 
 NO_ENGINE = cast(Engine, None)  # whoever asks it anything fails
 
@@ -862,13 +863,18 @@ def full(parts: Parts, sample: Sample) -> Parts:
     return with_checkpoint(with_store(parts, sample), sample, ["config.json", "a/model.safetensors"], b"a checkpoint")
 
 
-def test_with_store_and_checkpoint(full: Parts, tmp_path: Path) -> None:
+def test_with_store_and_checkpoint(full: Parts, tmp_path: Path, sample: Sample) -> None:
     path = tmp_path / "full.tar"
     path.write_bytes(full.pack())
     with open_bundle(path) as opened:
         assert [file.sha256 for file in opened.locked] == sorted([sha256(DEB), sha256(WHEEL)])
         assert [file.sha256 for file in opened.model_files.values()] == [sha256(FILES["fp8"]), sha256(FILES["int4"])]
         assert [file.sha256 for file in opened.model_blobs] == [sha256(HEADER), sha256(TENSOR)]
+        places = importing.cache_files(sample.paths, opened)
+        for data in (DEB, WHEEL, HEADER, TENSOR):
+            assert places[Store(sample.paths.store).path(sha256(data))] == f"{STORE}{sha256(data)}"
+        models = {path for path in places if path.is_relative_to(sample.paths.models)}
+        assert [path.name for path in models] == ["config.json"] * 2
         assert set(opened.checkpoint_files) == {"config.json", "a/model.safetensors"}
 
 
