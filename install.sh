@@ -51,6 +51,19 @@ find_python() {
   done
 }
 
+# What pip says, in fewer lines. What is neither a step nor a warning is an error, and passes.
+steps_of_pip() {
+  local line count=0
+  while IFS= read -r line; do
+    case $line in
+      Collecting\ * | Processing\ *) ((++count % 20)) || echo "  $count packages looked up" ;;
+      'Installing collected packages:'*) echo "  all $count are here; installing them" ;;
+      WARNING:* | Looking\ * | Ignoring\ * | *Downloading\ * | *Using\ cached* | *already\ * | Successfully\ * | '') ;;
+      *) echo "$line" >&2 ;;
+    esac
+  done
+}
+
 python=$(find_python)
 if [[ -z $python ]]; then
   commands='apt-get update && apt-get install -y --no-install-recommends python3 python3-venv'
@@ -75,13 +88,14 @@ stamp=.venv/.requirements.sha256
 wanted=$(pwd && sha256sum requirements.lock pyproject.toml)
 if [[ $(cat "$stamp" 2>/dev/null) != "$wanted" ]]; then
   if [[ -n $dry_run ]]; then
-    echo 'would make .venv from requirements.lock, then run: invoke up' "${arguments[*]}"
+    echo "would make .venv from requirements.lock, then run: invoke up${arguments[*]:+ ${arguments[*]}}"
     exit 0
   fi
   echo 'making .venv from requirements.lock (each package is checked against its hash) ...'
   # A .venv that was cut off half-way has no stamp and is made anew.
   "$python" -m venv --clear .venv
-  .venv/bin/python -m pip install -qq --disable-pip-version-check --require-hashes --only-binary :all: -r requirements.lock
+  .venv/bin/python -m pip install --disable-pip-version-check --require-hashes --only-binary :all: \
+    --progress-bar off -r requirements.lock 2>&1 | steps_of_pip
   .venv/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
   echo "$wanted" >"$stamp"
 fi

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import tiny_images
 
-from sparkpin import build, contents, manifests, render, rootfs, schema, seal
+from sparkpin import build, contents, manifests, ownimages, render, rootfs, schema, seal
 from sparkpin.build import BuiltImage, Maker, build_image, find_built, is_built
 from sparkpin.buildrecord import read_record, record_file
 from sparkpin.context import fill
@@ -316,7 +316,12 @@ def test_after_a_killed_build_the_next_one_completes(site: Site, tmp_path: Path)
     assert process.exitcode == -signal.SIGKILL
     assert site.engine.image(base.ref) is None and not is_built(site.paths, site.engine, base)
     assert list(site.paths.work.iterdir()), "the killed build left something behind"
+    mine = {base.ref, base.parent_ref, ownimages.unsealed_ref(base)}
+    assert ownimages.made_here(site.paths) == mine, "a prune may remove what it left"
     built = site.build(base)
+    assert ownimages.notes(site.paths) == {} and ownimages.made_here(site.paths) == mine - {
+        ownimages.unsealed_ref(base)
+    }
     assert not built.cached and is_built(site.paths, site.engine, base)
     assert leftovers(site) == []
 

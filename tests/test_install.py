@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from checkout import PROJECT
+from checkout import PROJECT, Checkout
 from sparkpin import manifests, render, rootfs
 from sparkpin.engine import Engine
 
@@ -44,6 +46,35 @@ def test_a_dry_run_says_what_would_be_done() -> None:
     assert "hybrid" in result.stdout
     assert "v2-tq" not in result.stdout
     assert "nothing was changed" in result.stdout
+
+
+def test_a_dry_run_without_a_venv_ends_with_what_it_would_do(tmp_path: Path) -> None:
+    folder = Checkout.make(tmp_path / "copy").folder
+    for name in ("install.sh", "requirements.lock", "pyproject.toml"):
+        shutil.copy(PROJECT / name, folder)
+    for options in ([], ["--stage", "mtp"]):
+        done = subprocess.run(["./install.sh", "--dry-run", *options], cwd=folder, capture_output=True, text=True)
+        wanted = " ".join(["would make .venv from requirements.lock, then run: invoke up", *options])
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, wanted), done.stderr
+    assert not (folder / ".venv").exists()
+
+
+def test_the_long_silence_of_pip_is_broken() -> None:
+    """With lines as pip writes them."""
+    text = (PROJECT / "install.sh").read_text()
+    function = text[text.index("steps_of_pip() {") :].partition("\n}\n")[0] + "\n}\n"
+    said = [
+        f"Collecting x{number}==1 (from -r requirements.lock (line 1))\n  Downloading x.whl" for number in range(45)
+    ]
+    said += ["WARNING: Location 'x' is ignored", "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES"]
+    lines = "\n".join([*said, "Installing collected packages: x0, x1", "Successfully installed x0-1", ""])
+    done = subprocess.run(["bash", "-euc", f"{function}steps_of_pip"], input=lines, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES\n")
+    assert done.stdout.splitlines() == [
+        "  20 packages looked up",
+        "  40 packages looked up",
+        "  all 45 are here; installing them",
+    ]
 
 
 def on_fresh_debian(command: list[str], user: str) -> tuple[int, str]:
