@@ -12,7 +12,7 @@ import docker.errors
 import httpx
 import pytest
 
-from sparkpin import serve
+from sparkpin import commands, serve
 from sparkpin.container import HOME_LABEL
 from sparkpin.engine import Engine
 from sparkpin.errors import BusyError, InputError, SmokeError
@@ -118,6 +118,26 @@ def test_another_port_or_release_replaces_it(
     assert said[0] == f"stopping {release.tag}, which {newer.tag} replaces"
     assert served.release == newer.tag and served.ready
     assert [s.container for s in serve.status(fake_engine) if s.recipe == "fake"] == [name]
+
+
+def test_what_answers_until_serve_is_told_after_serve(
+    paths: Paths,
+    fake_engine: Engine,
+    release: Release,
+    newer: Release,
+    checkpoint: Path,
+    port: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    commands.next_serve(paths, newer)
+    serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+    commands.next_serve(paths, newer)
+    commands.next_serve(paths, release)
+    assert capsys.readouterr().out.splitlines() == [
+        "next: invoke serve",
+        f"next: invoke serve (until then {release.tag} still answers)",
+        "it is being served already",
+    ]
 
 
 def test_a_release_that_does_not_start_gives_way_to_the_former_one(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from checkout import INVOKE, PROJECT, Checkout
+from sparkpin import commands
 
 TASKS = ["attest", "build", "check", "checkpoint", "copy", "diff", "doctor", "export", "fetch", "images", "import"]
 TASKS += ["lock", "pin", "plan", "promote", "prune", "rebuild", "render", "reproduce", "rollback", "serve", "smoke"]
@@ -87,5 +88,15 @@ def test_render_prints_a_dockerfile_and_its_key_does_not_depend_on_the_checkout(
     text = copy.done("render", "--stage", "v2-tq")
     assert "FROM sparkpin/stack-cpu:v2-" in text
     assert "turboquant" in text
+    assert text.lower().count("build key") == 1
+    sizes = [line.split()[2:4] for line in text.splitlines() if line.endswith("tools/install.py")]
+    assert sizes and sizes[0][1] == "kB", "a small file is not of 0.0 MB"
     here = subprocess.run([*INVOKE, "render", "--stage", "v2-tq"], cwd=PROJECT, capture_output=True, text=True)
     assert here.stdout == text
+
+
+def test_a_rollback_tells_the_flags_that_change() -> None:
+    before = ("vllm", "serve", "/model", "--a", "1", "--b", "--c", '{"x": 1}')
+    after = ("vllm", "serve", "/model", "--a", "2", "--b", "--d")
+    assert commands.changed_flags(before, before) == ["flags: the same"]
+    assert commands.changed_flags(before, after) == ["  - --a 1", "  - --c '{\"x\": 1}'", "  + --a 2", "  + --d"]
