@@ -65,6 +65,7 @@ from sparkpin.paths import Paths
 from sparkpin.releases import SBOM, STATEMENT, tag_of
 from sparkpin.seal import digest_of
 from sparkpin.store import Store
+from sparkpin.transfer import Sent
 
 NO_ENGINE = cast(Engine, None)  # whoever asks it anything fails
 
@@ -468,6 +469,24 @@ def test_what_every_import_would_refuse_is_not_exported(tmp_path: Path) -> None:
     assert "sparkpin/layers/" in refused_export().message
     listed.write_bytes(packed)
     export(own.paths, lambda: NO_ENGINE, own.release, target, Wanted(image=False), quiet)
+
+
+def test_next_steps_name_what_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = sample_of(tmp_path / "own")
+    monkeypatch.setenv("SPARKPIN_HOME", str(own.paths.home))
+    monkeypatch.setenv("SPARKPIN_CACHE", str(own.paths.cache))
+    target = tmp_path / "out.tar"
+    commands.export(own.release.tag, str(target), store=False, checkpoint=False, image=False)
+    assert "next, on the other machine: invoke import out.tar" in capsys.readouterr().out
+    with monkeypatch.context() as patch:  # what it says afterwards needs no second engine
+        patch.setattr(commands.transfer, "copy", lambda *args: Sent(1, 0, 1))
+        patch.setattr(commands, "engine_of", lambda paths: NO_ENGINE)
+        commands.copy(own.release.tag, "ssh://host")
+    said = capsys.readouterr().out
+    name = f"{own.release.name}.tar"
+    assert f"invoke export {own.release.tag} --no-image -o {name}, and there: invoke import {name}" in said
 
 
 def test_whom_this_machine_trusts_stops_no_export(

@@ -13,7 +13,7 @@ from sparkpin.progress import progress
 def test_bytes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(telling, "EVERY", 0.0)
-    with progress(said.append, 3_000_000, "the engine unpacks them") as add:
+    with progress(said.append, 3_000_000, after="the engine unpacks them") as add:
         add(1_000_000)
         add(2_000_000)
         add(1)  # a tar is larger than what it holds
@@ -26,9 +26,15 @@ def test_bytes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_silence_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing comes, as from an engine that gathers what it was asked for."""
     monkeypatch.setattr(telling, "EVERY", 0.0)
-    told = threading.Event()
-    with progress(lambda line: told.set(), 1):
+    told, said = threading.Event(), list[str]()
+
+    def say(line: str) -> None:
+        said.append(line)
+        told.set()
+
+    with progress(say, 2_000_000, before="the engine gathers them"):
         assert told.wait(60)
+    assert said[0] == "  0.0 of 2.0 MB: the engine gathers them"
 
 
 def test_short_work_says_nothing() -> None:

@@ -128,6 +128,11 @@ def test_the_conclusion_repeats_no_name_that_holds() -> None:
     assert "image" not in said
 
 
+def test_a_chain_of_one_is_none(tmp_path: Path) -> None:
+    checks = check_evidence(make_sample(tmp_path, "base").evidence(files={}), Keys())
+    assert next(check.detail for check in checks if check.what == "build records") == "base, which ends in this image"
+
+
 def test_values_that_differ_near_their_end_are_cut_where_they_differ() -> None:
     seen = ["vllm", "serve", *(f"--flag-{number}" for number in range(60)), "--enable-x", *map(str, range(99))]
     wanted = [*seen[:62], "--enable-y", *seen[63:]]

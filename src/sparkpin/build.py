@@ -33,12 +33,11 @@ from sparkpin.engine import Engine, ImageInfo
 from sparkpin.errors import BuildError, DifferenceError, EngineError, IntegrityError
 from sparkpin.files import disk_errors, lock, sha256_file, write_json
 from sparkpin.paths import Paths
-from sparkpin.progress import progress
+from sparkpin.progress import GATHERS, UNPACKS, progress
 from sparkpin.render import Rendered
 from sparkpin.seal import Part, Sealed
 
 Say = Callable[[str], None]
-UNPACKS = "the engine unpacks them"
 PARALLEL_TREES = 3  # one installs while another is copied: the engine waits for its disk half of the time
 
 
@@ -162,7 +161,7 @@ def require_parent(paths: Paths, engine: Engine, rendered: Rendered, say: Say) -
         say(f"{rendered.stage}: loading the root file system")
         architecture = rendered.platform.partition("/")[2]
         labels = {"sparkpin.rootfs": key}
-        with progress(say, tar.stat().st_size, UNPACKS) as sent:
+        with progress(say, tar.stat().st_size, after=UNPACKS) as sent:
             parent = engine.import_rootfs(tar, rendered.parent_ref, architecture=architecture, labels=labels, sent=sent)
     if not has_contents(paths, parent.diff_ids):
         with tar.open("rb") as file:
@@ -334,7 +333,7 @@ class Maker:
         image = self.image()
         self.tell("reading the layers from the engine")
         archive = self.work / "saved.tar"
-        with archive.open("wb") as file, progress(self.say) as came:
+        with archive.open("wb") as file, progress(self.say, before=GATHERS) as came:
             self.engine.save(self.unsealed, file, came)
         self.tell("sealing and loading")
         with seal.open_saved(archive) as saved:
@@ -353,7 +352,7 @@ class Maker:
                 if part.layer:
                     keep_contents(self.paths, diff_id, functools.partial(contents_of, part.layer))
 
-        with progress(self.say, sum(part.size for part in parts), UNPACKS) as sent:
+        with progress(self.say, sum(part.size for part in parts), after=UNPACKS) as sent:
             return self.engine.load_sealed(
                 parts,
                 image.config,

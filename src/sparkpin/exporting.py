@@ -29,7 +29,7 @@ from sparkpin.evidence.signing import Keys
 from sparkpin.inputs import Inputs, project_of
 from sparkpin.modelfiles import blobs_of, repository_folder
 from sparkpin.paths import Paths
-from sparkpin.progress import progress
+from sparkpin.progress import GATHERS, progress
 from sparkpin.releases import SIGNATURE, STATEMENT, Release, Releases, now, to_json
 from sparkpin.saving import saving_folder
 from sparkpin.schema import LockedFile
@@ -341,7 +341,7 @@ def saved_layers(
     say(f"reading {len(release.diff_ids)} layers from the engine, {release.size / 1e6:.1f} MB")
     with files.disk_errors(paths.work):
         work = stack.enter_context(saving_folder(paths))
-        with (work / "image.tar").open("wb") as file, progress(say, release.size) as came:
+        with (work / "image.tar").open("wb") as file, progress(say, release.size, before=GATHERS) as came:
             engine.save(ref, file, came)
     saved = stack.enter_context(open_saved(work / "image.tar"))
     if tuple(saved.diff_ids) != release.diff_ids:

@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterator
 
 Say = Callable[[str], None]
 EVERY = 5.0  # seconds between two lines
+GATHERS, UNPACKS = "the engine gathers them", "the engine unpacks them"
 
 
 class Progress:
-    """Bytes that are done, of `total` where that is known. after: what still goes on when all of them are."""
+    """Bytes that are done, of `total` where that is known.
 
-    def __init__(self, say: Say, total: int | None, after: str) -> None:
-        self.say, self.total, self.after = say, total, after
+    before, after: what goes on until the first and after the last of them.
+    """
+
+    def __init__(self, say: Say, total: int | None, before: str, after: str) -> None:
+        self.say, self.total, self.before, self.after = say, total, before, after
         self.done, self.told = 0, time.monotonic()
         self.lock = threading.Lock()
 
@@ -37,17 +41,18 @@ class Progress:
 
     @property
     def line(self) -> str:
-        if self.total is None:
-            return f"  {self.done / 1e6:.1f} MB"
-        done = min(self.done, self.total)
-        rest = f": {self.after}" if self.after and done == self.total else ""
-        return f"  {done / 1e6:.1f} of {self.total / 1e6:.1f} MB{rest}"
+        done = self.done if self.total is None else min(self.done, self.total)
+        total = "" if self.total is None else f" of {self.total / 1e6:.1f}"
+        now = self.before if not done else self.after if done == self.total else ""
+        return f"  {done / 1e6:.1f}{total} MB{f': {now}' if now else ''}"
 
 
 @contextlib.contextmanager
-def progress(say: Say, total: int | None = None, after: str = "") -> Iterator[Callable[[int], None]]:
+def progress(
+    say: Say, total: int | None = None, *, before: str = "", after: str = ""
+) -> Iterator[Callable[[int], None]]:
     """Gives a function to call with each number of bytes that is done; it may be called from any thread."""
-    work, ended = Progress(say, total, after), threading.Event()
+    work, ended = Progress(say, total, before, after), threading.Event()
 
     def watch() -> None:
         while not ended.wait(max(EVERY, 0.1)):

@@ -13,12 +13,11 @@ from sparkpin.engine import Engine
 from sparkpin.errors import EngineError, IntegrityError
 from sparkpin.layers import inventory
 from sparkpin.paths import Paths
-from sparkpin.progress import progress
+from sparkpin.progress import UNPACKS, progress
 from sparkpin.releases import Release
 from sparkpin.remote import engine_at, errors_of
 
 Say = Callable[[str], None]
-UNPACKS = "the engine unpacks them"
 
 
 @dataclass(frozen=True)
@@ -130,6 +129,6 @@ def load(engine: Engine, images: Sequence[oci.Image], layers: Mapping[str, Slice
             yield chunk
             sent(len(chunk))
 
-    with progress(say, total, UNPACKS) as sent:
+    with progress(say, total, after=UNPACKS) as sent:
         engine.load(counted(sent))
     return Sent(len(layers), count - len(layers), written)

@@ -21,7 +21,7 @@ from sparkpin.files import disk_errors, require_space, sha256_file, sha256_of
 from sparkpin.inputs import Inputs, project_of
 from sparkpin.modelfiles import blobs_of, fetched_of, listing_of, places_of, repository_folder
 from sparkpin.paths import Paths
-from sparkpin.progress import progress
+from sparkpin.progress import GATHERS, progress
 from sparkpin.releases import SBOM, SIGNATURE, STATEMENT, Release, Releases
 from sparkpin.saving import saving_folder
 from sparkpin.store import Store
@@ -72,7 +72,7 @@ def check_saved(paths: Paths, engine: Engine, release: Release, say: Say) -> Che
         with disk_errors(paths.work), saving_folder(paths) as work:
             archive = work / "image.tar"
             say("reading the layers from the engine")
-            with archive.open("wb") as file, progress(say, release.size) as came:
+            with archive.open("wb") as file, progress(say, release.size, before=GATHERS) as came:
                 engine.save(release.tag, file, came)
             say("hashing them")
             with seal.open_saved(archive) as saved:
