@@ -34,13 +34,14 @@ _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request as the server saw it; ``range``, ``token`` (Authorization) and ``host`` are headers' values or ''."""
+    """One request as the server saw it; headers' values or '', ``token``: Authorization, ``cache``: Cache-Control."""
 
     method: str
     path: str
     range: str
     token: str = ""
     host: str = ""
+    cache: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Silent: a caller that wants the requests passes ``log``."""
 
     def _handle(self) -> None:
-        names = ("Range", "Authorization", "Host")
+        names = ("Range", "Authorization", "Host", "Cache-Control")
         request = Request(self.command, self.path, *(self.headers.get(name, "") for name in names))
         self.server.log.append(request)
         self.fault = self.server.faults(request) or Fault()
