@@ -22,7 +22,7 @@ from sparkpin.errors import DiskError, IntegrityError, NetworkError
 from sparkpin.files import git_blob_sha1
 from sparkpin.hubclient import HubOrigin
 from sparkpin.origins import FolderOrigin, Origin
-from sparkpin.pieces import Piece, joined
+from sparkpin.pieces import Growing, Piece, joined
 from sparkpin.tinymodel import hub as local_hub
 from sparkpin.tinymodel.hub import Fault, Request
 
@@ -129,6 +129,15 @@ def test_an_empty_piece_alone_asks_nobody(remote: Remote) -> None:
     piece = remote.piece(remote.origin("http://127.0.0.1:9"), 7, 7)
     assert remote.fetch([piece]).sha256 == (sha256(b""),)
     assert remote.is_there(piece)
+
+
+def test_an_empty_piece_behind_a_gap(remote: Remote) -> None:
+    with remote.serve() as url:
+        origin = remote.origin(url)
+        pieces = [remote.piece(origin, 0, MB), remote.piece(origin, MB + 100, MB + 100)]
+        remote.fetch(pieces)
+    assert all(map(remote.is_there, pieces))
+    assert remote.blobs == [f"bytes=0-{MB - 1}"]
 
 
 def test_small_gaps_are_bridged_while_they_cost_less_than_one_percent(remote: Remote) -> None:
@@ -288,6 +297,24 @@ def test_an_expired_address_is_asked_for_anew(remote: Remote) -> None:
     assert ("HEAD", "") in asked and asked[-1] == ("GET", "")
 
 
+def test_an_address_that_expires_for_two_transfers_at_once(remote: Remote) -> None:
+    """While the storage says so, the other one has found it out and dropped the address."""
+    origins_seen: list[HubOrigin] = []
+
+    def expired(request: Request) -> Fault | None:
+        if not request.path.endswith("Expires=1"):
+            return None
+        origins_seen[0].locations.clear()
+        return Fault(403)
+
+    with remote.serve(expired) as url:
+        origins_seen.append(remote.origin(url))
+        origins_seen[0].locations[BIG] = f"{url}/blobs/{REPO}/{sha256(DATA[BIG])}?Expires=1"
+        piece = remote.piece(origins_seen[0], 10, 20)
+        remote.fetch([piece])
+    assert remote.is_there(piece)
+
+
 def test_an_address_is_asked_for_once_a_file(remote: Remote) -> None:
     with remote.serve() as url:
         origin = remote.origin(url)
@@ -386,6 +413,16 @@ def test_what_a_crash_left_wrong_does_not_last(remote: Remote) -> None:
         remote.fetch([piece])
     assert remote.is_there(piece)
     assert remote.blobs == [f"bytes={MB}-{len(DATA[BIG]) - 1}", ""]
+
+
+def test_a_part_that_a_killed_run_made_read_only_can_be_written_to(remote: Remote) -> None:
+    """Looked at in the mode's bits: root, who may run this, may write into any file."""
+    piece = remote.piece(FolderOrigin(remote.root / REPO))
+    piece.part.parent.mkdir(parents=True)
+    piece.part.write_bytes(DATA[BIG][:1000])
+    piece.part.chmod(0o444)
+    Growing(piece, fresh=False).close()
+    assert piece.part.stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.parametrize("left", [len(DATA[BIG]), len(DATA[BIG]) + 1])

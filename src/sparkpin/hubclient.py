@@ -52,9 +52,9 @@ class HubOrigin:
 
         url = hf_hub_url(self.repo, file, revision=self.revision, endpoint=self.endpoint)
         with plain_errors(self.repo, self.revision, file):
-            if anew or file not in self.locations:
-                self.locations[file] = self.locate(url)
-            location = self.locations[file]
+            location = None if anew else self.locations.get(file)
+            if location is None:
+                location = self.locations[file] = self.locate(url)
             # The token is for the Hub alone: large files lie elsewhere, under a signed address.
             own = build_hf_headers(token=token_for(self.endpoint) if place_of(location) == place_of(url) else False)
             headers = {**own, "Accept-Encoding": "identity", **({"Cache-Control": "no-cache"} if anew else {})}
@@ -64,7 +64,7 @@ class HubOrigin:
                 "GET", location, headers=headers, follow_redirects=True, timeout=SILENCE
             ) as answer:
                 if answer.status_code in (401, 403) and location != url:
-                    del self.locations[file]
+                    self.locations.pop(file, None)  # which another transfer may have done
                     raise Temporary(f"its address there has expired (status {answer.status_code})")
                 if answer.status_code >= 400:
                     answer.read()

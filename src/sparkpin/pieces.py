@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -73,7 +74,8 @@ def joined(pieces: Iterable[Piece]) -> list[list[Piece]]:
 
 def can_follow(left: Piece, right: Piece) -> bool:
     same = left.origin is right.origin and left.file == right.file
-    return same and right.begin >= left.end and not right.part.exists()
+    behind = right.begin == left.end or (right.begin > left.end and right.length > 0)
+    return same and behind and not right.part.exists()
 
 
 class Growing:
@@ -85,6 +87,8 @@ class Growing:
         self.git = hashlib.sha1(b"blob %d\0" % piece.length, usedforsecurity=False) if piece.git else None
         with files.disk_errors(piece.part.parent):
             piece.part.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                piece.part.chmod(0o644)  # a run that was killed in `keep` left it read-only
             self.file = piece.part.open("wb+" if fresh else "ab+", buffering=0)
             if self.file.seek(0, os.SEEK_END) > piece.length:
                 self.file.truncate(0)
