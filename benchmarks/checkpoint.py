@@ -280,7 +280,7 @@ def copy(root: Path) -> float:
     target.mkdir()
     shards = sorted(str(path) for path in (root / "int4").glob("model-*.safetensors"))
     begun = time.perf_counter()
-    subprocess.run(["cp", "--reflink=never", "--", *shards, str(target)], check=True)
+    subprocess.run(["cp", "--", *shards, str(target)], check=True)
     subprocess.run(["sync", *(str(target / Path(shard).name) for shard in shards)], check=True)
     return time.perf_counter() - begun
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from json.encoder import encode_basestring
 from typing import Any, NamedTuple
 
@@ -20,21 +20,31 @@ class Link(NamedTuple):
     size: int
 
 
+class Span(NamedTuple):
+    """Bytes that are taken over in one go: those of a tensor, and of its neighbours in a file of the base."""
+
+    first: Source
+    length: int
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """A safetensors file that is written anew: the base's file of this name, if it has one, with changes.
 
-    added: tensor -> where its bytes come from; dropped: the names that go, also of what is replaced; size: of the whole
-    file; tensors: how many it will hold.
+    added: tensor -> where its bytes come from; dropped: the names that go, also of what is replaced; header, then the
+    spans: all bytes of the file.
     """
 
     path: str
     in_base: bool
-    added: Mapping[str, Source]
-    dropped: frozenset[str]
-    metadata: Mapping[str, str]
-    size: int
-    tensors: int
+    added: Mapping[str, Source] = field(default_factory=dict)
+    dropped: frozenset[str] = frozenset()
+    header: bytes = b""
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return len(self.header) + sum(span.length for span in self.spans)
 
 
 class Text(NamedTuple):
@@ -56,8 +66,19 @@ def in_order(shard: Shard, header: Header | None, base: str) -> list[Source]:
     return sources
 
 
-def header_for(shard: Shard, sources: Sequence[Source]) -> bytes:
-    return header_in_order(((s.info.name, s.info.dtype, s.info.shape) for s in sources), shard.metadata)
+def spans_of(sources: Iterable[Source], base: str) -> Iterator[Span]:
+    """As few as there can be. Tensors of other repositories may lie apart, where they were fetched to."""
+    first, end = None, 0
+    for source in sources:
+        repository, file, info = source
+        if first and end == info.begin and first.file == file and first.repository == repository == base:
+            end = info.end
+            continue
+        if first:
+            yield Span(first, end - first.info.begin)
+        first, end = source, info.end
+    if first:
+        yield Span(first, end - first.info.begin)
 
 
 def shards_of(draft: Draft) -> tuple[Shard, ...]:
@@ -66,13 +87,13 @@ def shards_of(draft: Draft) -> tuple[Shard, ...]:
 
 
 def lay_out_shard(draft: Draft, file: str) -> Shard:
-    header = draft.base.header(file) if file in draft.base.listing.headers else None
-    metadata = header.metadata if header else {"format": "pt"}
-    added, dropped = draft.added.get(file, {}), frozenset(draft.dropped.get(file, {}))
-    shard = Shard(file, header is not None, added, dropped, metadata, 0, 0)
-    sources = in_order(shard, header, draft.base.name)
-    size = len(header_for(shard, sources)) + sum(source.info.nbytes for source in sources)
-    return Shard(file, header is not None, added, dropped, metadata, size, len(sources))
+    base = draft.base
+    old = base.header(file) if file in base.listing.headers else None
+    metadata = old.metadata if old else {"format": "pt"}
+    shard = Shard(file, old is not None, draft.added.get(file, {}), frozenset(draft.dropped.get(file, {})))
+    sources = in_order(shard, old, base.name)
+    header = header_in_order(((s.info.name, s.info.dtype, s.info.shape) for s in sources), metadata)
+    return replace(shard, header=header, spans=tuple(spans_of(sources, base.name)))
 
 
 def texts_of(draft: Draft) -> tuple[Text, ...]:

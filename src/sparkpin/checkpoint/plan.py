@@ -228,7 +228,7 @@ def final_tensors(plan: Plan, listings: Mapping[str, Listing]) -> Iterator[Place
     shards = {shard.path: shard for shard in plan.shards}
     for file in sorted({*base.headers, *shards}):
         header = header_of(base, file) if file in base.headers else None
-        shard = shards.get(file) or Shard(file, True, {}, frozenset(), {}, 0, 0)
+        shard = shards.get(file) or Shard(file, in_base=True)
         for source in in_order(shard, header, plan.base):
             yield Placed(file, source.info.name not in plan.unlisted, source)
 

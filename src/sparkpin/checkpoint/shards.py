@@ -10,7 +10,7 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -18,10 +18,10 @@ from typing import NamedTuple
 from sparkpin import files
 from sparkpin.checkpoint.copying import Run, write_all
 from sparkpin.checkpoint.gathering import gather
-from sparkpin.checkpoint.layout import Shard, header_for, in_order
+from sparkpin.checkpoint.layout import Shard
 from sparkpin.checkpoint.plan import Plan
-from sparkpin.checkpoint.repository import Places, Source
-from sparkpin.checkpoint.safetensors import read_header, read_header_bytes
+from sparkpin.checkpoint.repository import Places
+from sparkpin.checkpoint.safetensors import read_header_bytes
 from sparkpin.errors import CheckpointError
 
 JOURNAL = "journal"
@@ -36,13 +36,6 @@ class Written(NamedTuple):
     path: str
     size: int
     sha256: str
-
-
-class Contents(NamedTuple):
-    """What a shard will hold: its header, then the runs of bytes, one behind the other."""
-
-    header: bytes
-    runs: list[Run]
 
 
 def write_shards(folder: Path, plan: Plan, places: Places, key: str, say: Callable[[str], None]) -> dict[str, Written]:
@@ -114,7 +107,6 @@ class Running(NamedTuple):
     """A shard that a thread is at."""
 
     shard: Shard
-    header: bytes
     sha256: Future[str]
 
 
@@ -131,9 +123,8 @@ class Work:
         with ThreadPoolExecutor(THREADS, "shard") as pool, (self.folder / JOURNAL).open("ab") as journal:
             try:
                 for number, shard in enumerate(left, before + 1):
-                    contents = self.contents(shard)
                     self.say(f"writing {shard.path} ({number} of {len(self.plan.shards)}, {shard.size / 1e6:,.1f} MB)")
-                    running.append(Running(shard, contents.header, pool.submit(self.write, shard, contents)))
+                    running.append(Running(shard, pool.submit(self.write, shard)))
                     while len(running) >= THREADS or (running and shard is left[-1]):
                         entry = self.settle(running.popleft())
                         write_all(journal.fileno(), journal_line(entry))
@@ -148,7 +139,7 @@ class Work:
         """Wait for a shard and give it its name."""
         shard, sha256 = running.shard, running.sha256.result()
         unfinished = self.unfinished(shard)
-        if unfinished.stat().st_size != shard.size or read_header_bytes(unfinished) != running.header:
+        if unfinished.stat().st_size != shard.size or read_header_bytes(unfinished) != shard.header:
             raise CheckpointError(
                 f"{unfinished}: what was written is not there ({unfinished.stat().st_size} bytes, wanted {shard.size}, "
                 "or another header)",
@@ -161,38 +152,9 @@ class Work:
     def unfinished(self, shard: Shard) -> Path:
         return self.folder / (shard.path + UNFINISHED)
 
-    def write(self, shard: Shard, contents: Contents) -> str:
-        return gather(self.unfinished(shard), shard.size, contents.header, contents.runs, self.stop)
-
-    def contents(self, shard: Shard) -> Contents:
-        base = self.places.folders[self.plan.base]
-        header = read_header(base / shard.path) if shard.in_base else None
-        sources = in_order(shard, header, self.plan.base)
-        first, runs = header_for(shard, sources), list(joined(sources, self.places))
-        size = len(first) + sum(run.end - run.begin for run in runs)
-        if size != shard.size:
-            raise CheckpointError(
-                f"{base / shard.path}: its header is not the one that the plan was made from "
-                f"({size} bytes would be written, wanted {shard.size})",
-                next_step="invoke fetch",
-            )
-        return Contents(first, runs)
-
-
-def joined(sources: Iterable[Source], places: Places) -> Iterator[Run]:
-    """Where the tensors lie, as few runs as there can be: in a whole file neighbours are one run."""
-    first = last = None
-    for source in sources:
-        if last and last.info.end == source.info.begin and last[:2] == source[:2] and last.repository in places.folders:
-            last = source
-            continue
-        if first and last:
-            yield run_of(first, last, places)
-        first = last = source
-    if first and last:
-        yield run_of(first, last, places)
-
-
-def run_of(first: Source, last: Source, places: Places) -> Run:
-    path, begin = places.of(first)
-    return Run(path, begin, begin + last.info.end - first.info.begin)
+    def write(self, shard: Shard) -> str:
+        runs = []
+        for span in shard.spans:
+            path, begin = self.places.of(span.first)
+            runs.append(Run(path, begin, begin + span.length))
+        return gather(self.unfinished(shard), shard.size, shard.header, runs, self.stop)

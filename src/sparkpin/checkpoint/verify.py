@@ -8,7 +8,7 @@ from typing import Any
 
 from sparkpin.checkpoint.copying import Reader
 from sparkpin.checkpoint.formats import SCALE, WEIGHT
-from sparkpin.checkpoint.layout import Shard, header_for, in_order
+from sparkpin.checkpoint.layout import Shard, in_order
 from sparkpin.checkpoint.plan import Plan
 from sparkpin.checkpoint.repository import CONFIG, INDEX, Places, Repository, listing_of, read_repository
 from sparkpin.checkpoint.safetensors import read_header, read_header_bytes
@@ -45,10 +45,9 @@ def same_file(ours: Reader, theirs: Reader, path: Path, source: Path) -> None:
 
 def same_shard(ours: Reader, theirs: Reader, path: Path, shard: Shard, base: str, places: Places) -> None:
     sources = in_order(shard, read_header(places.folders[base] / shard.path) if shard.in_base else None, base)
-    header = header_for(shard, sources)
-    if read_header_bytes(path) != header:
+    if read_header_bytes(path) != shard.header:
         raise bad(path, "its header is not the planned one")
-    position = len(header)
+    position = len(shard.header)
     for source in sources:
         end = position + source.info.nbytes
         origin, begin = places.of(source)
