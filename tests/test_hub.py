@@ -208,7 +208,7 @@ def test_lock_again_fetches_nothing_that_is_there(remote: Remote) -> None:
     assert not [request for request in remote.requests if "/api/" not in request.path]
 
 
-@pytest.mark.parametrize("part", ["headers", "tensors"])
+@pytest.mark.parametrize("part", ["files", "headers", "tensors"])
 def test_lock_again_holds_the_hub_to_the_former_lock(remote: Remote, part: str) -> None:
     """On first use a tensor's hash is believed, and never after."""
     path = remote.pin_file.with_suffix(".lock")
@@ -219,6 +219,31 @@ def test_lock_again_holds_the_hub_to_the_former_lock(remote: Remote, part: str) 
         with pytest.raises(IntegrityError, match=f"sha256={'0' * 64}; got size=[0-9]+, sha256={right}"):
             remote.lock()
     assert right not in path.read_text()
+
+
+def test_a_lock_that_cannot_be_read_is_told_before_its_hashes_are_believed_anew(remote: Remote) -> None:
+    path = remote.pin_file.with_suffix(".lock")
+    with remote.online():
+        remote.lock()
+        right = path.read_bytes()
+        path.write_text("<<<<<<< HEAD\n")
+        remote.said.clear()
+        remote.lock()
+    assert path.read_bytes() == right
+    assert any("sample.lock" in line and "all hashes are believed anew" in line for line in remote.said)
+
+
+@pytest.mark.parametrize(
+    "change", [{"repo": "../project"}, {"repo": "acme/other"}, {"revision": ".."}, {"revision": "main"}]
+)
+def test_a_lock_of_another_repository_names_no_folder(
+    remote: Remote, locked: ModelLock, change: dict[str, str]
+) -> None:
+    """What a folder of models/ holds besides the lock's files is removed: it must be the repository's own."""
+    entries = locked.repositories | {"int4": locked.repositories["int4"].model_copy(update=change)}
+    with pytest.raises(ManifestError, match=r"repositories\.int4: .* wanted acme/sample-int4 at a commit") as caught:
+        remote.fetch(locked.model_copy(update={"repositories": entries}))
+    assert caught.value.next_step == "invoke lock --model sample"
 
 
 def test_fetch_gives_the_places_and_then_needs_no_network(remote: Remote, locked: ModelLock) -> None:

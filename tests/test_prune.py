@@ -700,6 +700,13 @@ def test_the_store_keeps_what_the_lock_of_a_release_names(paths: Paths, project:
     assert dataclasses.replace(search, staying=[with_lock, search.staying[1]]).store() == ()
 
 
+def test_a_broken_lock_of_a_model_leaves_open_what_the_store_needs(project: Path) -> None:
+    (project / MODEL_LOCK).write_text("{")
+    with pytest.raises(ManifestError, match=r"scripted-tiny\.lock") as caught:
+        project_needs(project)
+    assert caught.value.next_step == "invoke lock --model scripted-tiny"
+
+
 @pytest.mark.engine
 def test_the_store_is_only_pruned_when_told_to(paths: Paths, engine: Engine) -> None:
     unneeded = Home(paths, RootfsSpec(suite="", platform="", debs=[], arguments=[], customize="", epoch=0)).wheel(1)

@@ -483,6 +483,29 @@ def test_the_first_failure_stops_the_others_and_keeps_what_is_whole(remote: Remo
     )
 
 
+def test_a_failure_ends_a_fetch_of_more_requests_than_connections(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "CONNECTIONS", 1)
+    failures: list[BaseException] = []
+
+    def fetch(pieces: list[Piece]) -> None:
+        try:
+            remote.fetch(pieces)
+        except NetworkError as error:
+            failures.append(error)
+
+    with remote.serve(lambda request: Fault(404) if request.method == "GET" else None) as url:
+        origin = remote.origin(url)
+        pieces = [remote.piece(origin, n * 100_000, n * 100_000 + 10) for n in range(20)]
+        thread = threading.Thread(target=fetch, args=[pieces], daemon=True)
+        thread.start()
+        thread.join(60)
+    assert not thread.is_alive()
+    assert len(failures) == 1
+    assert len(remote.blobs) < 20
+
+
 def test_a_gated_file_is_told(remote: Remote) -> None:
     gate = Fault(403, {"X-Error-Code": "GatedRepo"})
     with remote.serve(lambda request: gate) as url, pytest.raises(NetworkError, match="is gated") as caught:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import itertools
 import os
+import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from sparkpin.pieces import Piece
 from sparkpin.schema import LockedFile, ModelLock, ModelPin, RepositoryLock
 from sparkpin.store import Store
 
+COMMIT = re.compile(r"[0-9a-f]{40}")
 HASH_WORKERS = min(4, os.cpu_count() or 1)
 
 
@@ -79,6 +81,10 @@ def wanted_of(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[str
         entry = lock.repositories.get(name)
         if entry is None:
             raise ManifestError(path, f"repositories.{name}", "(missing)", "as in the pin", next_step=command)
+        if entry.repo != pin.repositories[name].repo or not COMMIT.fullmatch(entry.revision):  # they name a folder
+            seen, own = f"{entry.repo} at {entry.revision}", pin.repositories[name].repo
+            wanted = f"{own} at a commit of 40 hexadecimal digits"
+            raise ManifestError(path, f"repositories.{name}", seen, wanted, next_step=command)
         shards = {file.file for file in entry.files if is_shard(file.file)}
         if absent := shards - {header.file for header in entry.headers}:
             wanted = f"{len(shards)} headers, that of {min(absent)}, too"

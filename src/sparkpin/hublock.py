@@ -14,7 +14,7 @@ from typing import Any
 from sparkpin import files, hub, manifests
 from sparkpin.checkpoint.plan import all_steps, make_plan, taken
 from sparkpin.checkpoint.repository import Source, is_shard
-from sparkpin.errors import ManifestError
+from sparkpin.errors import IntegrityError, ManifestError
 from sparkpin.hubclient import SILENCE, asked, endpoint, token_for
 from sparkpin.hubsite import Site, site_of
 from sparkpin.modelfiles import TEXTS, download_folder, listing_of
@@ -39,7 +39,7 @@ def lock_model(paths: Paths, name: str, say: Say) -> ModelLock:
     """
     pin = manifests.load_model(paths.project, name)
     with hub.hold(paths, pin, say), endpoint(paths, pin, say) as url:
-        locking = Locking(paths, pin, manifests.former_model_lock(paths.project, name), url, say)
+        locking = Locking(paths, pin, former_lock(paths.project, name, say), url, say)
         entries = {key: locking.with_headers(key, locking.listed(key)) for key in pin.repositories}
         say(f"planning what {name} takes")
         listings = {key: listing_of(paths, key, entry) for key, entry in entries.items()}
@@ -51,6 +51,17 @@ def lock_model(paths: Paths, name: str, say: Say) -> ModelLock:
             shutil.rmtree(download_folder(paths, entry), ignore_errors=True)
     hub.tell_share(name, locking.received, locking.total, say)
     return lock
+
+
+def former_lock(project: Path, name: str, say: Say) -> ModelLock | None:
+    """None where there is none, and for one that cannot be read, which is told: nothing is held to it then."""
+    if not (project / f"pins/models/{name}.lock").is_file():
+        return None
+    try:
+        return manifests.former_model_lock(project, name)
+    except ManifestError as error:
+        say(f"{error.message}: what it said is not compared, and all hashes are believed anew")
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +111,24 @@ class Locking:
                 known[row.file] = sha256
         pieces = [site.whole(row.file, row.size, row.sha256, row.git) for row in absent]
         known |= zip((row.file for row in absent), self.fetch(pieces).sha256, strict=True)
-        return self.parsed(
-            repository, revision, {row.file: (row.size, known[row.file]) for row in rows if row.file in known}
-        )
+        sums = {row.file: (row.size, known[row.file]) for row in rows if row.file in known}
+        entry = self.parsed(repository, revision, sums)
+        for former in self.known(key, entry, "files"):
+            self.hold(entry, former, *sums.get(former.file, (former.size, former.sha256)))
+        return entry
+
+    def hold(self, entry: RepositoryLock, row: LockedFile, size: int, sha256: str) -> None:
+        """A commit's files never change: IntegrityError when the Hub has come to say otherwise."""
+        if (size, sha256) != (row.size, row.sha256):
+            lock = self.manifest.with_suffix(".lock")
+            raise IntegrityError.mismatch(
+                f"{row.file} of {entry.repo} at {entry.revision[:12]}",
+                wanted_size=row.size,
+                wanted_sha256=row.sha256,
+                size=size,
+                sha256=sha256,
+                next_step=f"{AGAIN}. If {lock} is what is wrong: rm {lock}, and lock again",
+            )
 
     def parsed(self, repository: Repository, revision: str, rows: Mapping[str, tuple[int, str]]) -> RepositoryLock:
         found = [locked(file, file, size, sha256) for file, (size, sha256) in sorted(rows.items())]

@@ -281,12 +281,9 @@ def load_model_lock(project: Path, pin: ModelPin) -> ModelLock:
     return _load_lock(ModelLock, path, model_inputs(pin), command)
 
 
-def former_model_lock(project: Path, name: str) -> ModelLock | None:
-    """The lock that is there, whether or not it still fits the pin; None for none, and for one of another form."""
-    try:
-        return _read_lock(ModelLock, project / f"pins/models/{name}.lock", f"invoke lock --model {name}")
-    except ManifestError:
-        return None
+def former_model_lock(project: Path, name: str) -> ModelLock:
+    """The lock that is there, whether or not it still fits the pin."""
+    return _read_lock(ModelLock, project / f"pins/models/{name}.lock", f"invoke lock --model {name}")
 
 
 def lock_text(lock: StackLock | ModelLock) -> str:

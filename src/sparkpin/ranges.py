@@ -58,17 +58,15 @@ class Run:
             try:
                 while left:
                     ended, left = wait(left, timeout=PROGRESS_SECONDS, return_when=FIRST_COMPLETED)
-                    errors = [future.exception() for future in ended if not future.cancelled()]
+                    errors = [future.exception() for future in ended]
                     failure = failure or next((e for e in errors if e and not isinstance(e, Stopped)), None)
-                    if failure and not self.stop.is_set():
-                        self.stop.set()
-                        pool.shutdown(wait=False, cancel_futures=True)
+                    if failure:
+                        self.stop.set()  # those that wait for a connection end as they begin: `wait` knows no other end
                     if left and time.monotonic() - told >= PROGRESS_SECONDS:
                         told = time.monotonic()
                         self.say(self.progress(told - begun))
             except BaseException:
                 self.stop.set()
-                pool.shutdown(wait=False, cancel_futures=True)
                 raise
         if failure:
             raise failure

@@ -141,7 +141,7 @@ class Repository(Model):
     absolute or relative to the project; the lock's revision is then derived from the files' hashes.
     """
 
-    repo: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
+    repo: Annotated[str, Field(pattern=r"^\w[\w.-]*/\w[\w.-]*$")]
     revision: Annotated[str, Field(pattern=rf"^([0-9a-f]{{40}}|{UNRESOLVED})$")]
     folder: str = ""
 

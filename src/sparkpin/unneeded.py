@@ -60,8 +60,7 @@ def project_needs(project: Path) -> Needs:
         needs.rootfs.add(rootfs_spec(stack, lock).key)
         needs.inputs |= {file.sha256 for file in lock.files}
     for path in sorted((project / "pins/models").glob("*.lock")):
-        if models := former_model_lock(project, path.stem):
-            needs.inputs |= model_blobs(models)
+        needs.inputs |= model_blobs(former_model_lock(project, path.stem))
     return needs
 
 
