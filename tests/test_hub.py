@@ -418,20 +418,22 @@ def test_cut_connection_is_taken_up_where_it_broke(remote: Remote, locked: Model
     assert pauses == [1.0]
 
 
-FETCH = """
+ALONE = """
 import contextlib, sys
 from pathlib import Path
-from sparkpin import hub, manifests
+from sparkpin import hub, hublock, manifests
 from sparkpin.paths import Paths
 @contextlib.contextmanager
 def endpoint(*args):
     yield {url!r}
-hub.endpoint = endpoint
+hub.endpoint = hublock.endpoint = endpoint
 root = Path({root!r})
 paths = Paths(root / "project", root / "cache", root / "home")
 pin = manifests.load_model(paths.project, "sample")
-hub.fetch_model(paths, pin, manifests.load_model_lock(paths.project, pin), lambda line: None)
+{call}
 """
+CALL_FETCH = "hub.fetch_model(paths, pin, manifests.load_model_lock(paths.project, pin), lambda line: None)"
+CALL_LOCK = "hublock.lock_model(paths, 'sample', lambda line: None)"
 
 
 def test_killed_fetch_is_completed_by_the_next(remote: Remote, locked: ModelLock, tmp_path: Path) -> None:
@@ -444,7 +446,7 @@ def test_killed_fetch_is_completed_by_the_next(remote: Remote, locked: ModelLock
     folder = remote.paths.models / "acme/sample-int4" / revision
     part = folder.with_name(f"{revision}.download") / f"{SHARD}.part"
     with remote.online(faults=stall) as url:
-        process = subprocess.Popen([sys.executable, "-c", FETCH.format(url=url, root=str(tmp_path))])
+        process = subprocess.Popen([sys.executable, "-c", ALONE.format(url=url, root=str(tmp_path), call=CALL_FETCH)])
         while not part.exists() or part.stat().st_size < half:
             assert process.poll() is None
             time.sleep(0.01)
@@ -461,6 +463,39 @@ def test_killed_fetch_is_completed_by_the_next(remote: Remote, locked: ModelLock
     assert asked[SHARD] == f"bytes={half}-{2 * half - 1}" or asked[SHARD] == f"bytes={half}-{2 * half}"
     assert not set(asked) & set(there)
     assert not list(remote.paths.models.rglob("*.download"))
+
+
+def test_a_killed_lock_is_completed_by_the_next(remote: Remote, locked: ModelLock, tmp_path: Path) -> None:
+    """Its tensors are in the store, under hashes that no lock names yet."""
+    donor = locked.repositories["fp8"]
+    begin = next(row.size for row in donor.headers if row.file == SHARD)
+    last = begin + sum(row.size for row in donor.tensors if row.file == SHARD) - 1
+    never = threading.Event()
+    path = remote.pin_file.with_suffix(".lock")
+    whole = path.read_bytes()
+    path.unlink()
+
+    def stall(request: Request) -> Fault | None:
+        return Fault(cut=last - begin, wait=never) if request.range == f"bytes={begin}-{last}" else None
+
+    downloads = remote.paths.models / "acme/sample-fp8" / f"{donor.revision}.download"
+    with remote.online(faults=stall) as url:
+        code = ALONE.format(url=url, root=str(tmp_path), call=CALL_LOCK)
+        process = subprocess.Popen([sys.executable, "-c", code])
+        while not any(part.stat().st_size for part in downloads.glob(f"{SHARD}.*-{last + 1}.part")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        never.set()
+    assert not path.exists()
+    remote.requests.clear()
+    with remote.online():
+        remote.lock()
+    assert path.read_bytes() == whole
+    asked = [wanted for file, wanted in remote.got("acme/sample-fp8") if file == SHARD]
+    assert [wanted for wanted in asked if not wanted.startswith("bytes=0-")] == [f"bytes={last}-{last}"]
+    assert not downloads.exists()
 
 
 def test_full_disk_is_told_before_fetching(remote: Remote, locked: ModelLock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,7 +193,7 @@ class Locking:
         new: list[tuple[str, Source]] = []
         for key, sources in wanted.items():
             site, listing = self.sites[key], listing_of(self.paths, key, entries[key])
-            known = {row.name: row for row in self.known(key, entries[key], "tensors")}
+            known = {row.name: row for row in [*noted(site, sources), *self.known(key, entries[key], "tensors")]}
             old = [known[source.info.name] for source in sources if source.info.name in known]
             rows |= {(key, row.name): row for row in old}
             pieces += hub.tensor_pieces(site, listing, hub.lacking(store, old, self.say))
@@ -226,6 +226,13 @@ class Locking:
     @property
     def manifest(self) -> Path:
         return self.paths.project / f"pins/models/{self.pin.name}.yaml"
+
+
+def noted(site: Site, sources: Sequence[Source]) -> Iterator[LockedFile]:
+    """Tensors that a killed run had fetched already."""
+    for _, file, info in sources:
+        if sha256 := site.noted(file, info.begin, info.end):
+            yield LockedFile(**locked(info.name, file, info.nbytes, sha256))
 
 
 def locked(name: str, file: str, size: int, sha256: str) -> dict[str, Any]:

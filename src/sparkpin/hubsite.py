@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,9 @@ from sparkpin.paths import Paths
 from sparkpin.pieces import Piece
 from sparkpin.schema import LockedFile, ModelPin
 from sparkpin.store import Store
+
+NOTE = ".sha256"
+"""Ends the name of a note beside the parts: what the bytes were that are in the store by now."""
 
 
 @dataclass(eq=False)
@@ -52,7 +56,21 @@ class Site:
 
     def blob(self, origin: Origin, file: str, size: int, begin: int, end: int, what: str, sha256: str) -> Piece:
         part = self.parts / f"{file}.{begin}-{end}.part"
-        return Piece(origin, file, size, begin, end, what, part, self.store.path, sha256)
+
+        def place(seen: str) -> Path:
+            if not sha256:
+                part.with_suffix(NOTE).write_text(seen, encoding="ascii")
+            return self.store.path(seen)
+
+        return Piece(origin, file, size, begin, end, what, part, place, sha256)
+
+    def noted(self, file: str, begin: int, end: int) -> str:
+        """SHA-256 of bytes that a run fetched for a lock which it did not come to write; "" where none did."""
+        try:
+            text = (self.parts / f"{file}.{begin}-{end}{NOTE}").read_text(encoding="ascii")
+        except FileNotFoundError:
+            return ""
+        return text if re.fullmatch("[0-9a-f]{64}", text) else ""  # a crash may have cut it
 
     def header_end(self, file: str, size: int, say: Say) -> int:
         """Where the header of a safetensors file ends, from its first eight bytes."""
