@@ -332,6 +332,51 @@ def test_damaged_file_is_told_and_fetched_again_alone(remote: Remote, locked: Mo
     assert not remote.got("acme/sample-fp8")
 
 
+def test_a_damaged_file_is_gone_before_another_can_be_had(remote: Remote, locked: ModelLock) -> None:
+    """Whoever only looks at sizes finds no file, not a wrong one."""
+    with remote.online():
+        places = remote.fetch(locked)
+    damage(places.folders["int4"] / SHARD, "flip")
+    remote.point_at("http://127.0.0.1:9")
+    with pytest.raises(NetworkError):
+        remote.fetch(locked)
+    assert not (places.folders["int4"] / SHARD).exists()
+
+
+def test_lock_believes_no_file_that_is_there(remote: Remote) -> None:
+    path = remote.pin_file.with_suffix(".lock")
+    with remote.online():
+        remote.lock()
+        right = path.read_bytes()
+        path.unlink()
+        for name in ("int4", "fp8"):
+            repository = remote.pin.repositories[name]
+            damage(remote.paths.models / repository.repo / repository.revision / CONFIG, "flip")
+        remote.lock()
+    assert path.read_bytes() == right
+
+
+def test_a_repository_is_fetched_by_one_run_at_a_time(remote: Remote, locked: ModelLock) -> None:
+    waits, ended = threading.Event(), threading.Event()
+
+    def fetch() -> None:
+        def say(line: str) -> None:
+            if line == "waiting for another run that uses acme/sample-int4":
+                waits.set()
+
+        hub.fetch_model(remote.paths, remote.pin, locked, say)
+        ended.set()
+
+    with remote.online():
+        with hub.hold_repositories(remote.paths, ["acme/sample-int4"], print):
+            thread = threading.Thread(target=fetch)
+            thread.start()
+            assert waits.wait(60)
+            assert not ended.is_set() and not remote.requests
+        thread.join(60)
+    assert ended.is_set()
+
+
 @pytest.mark.parametrize("harm", ["flip", "shorten", "remove"])
 def test_damaged_tensor_is_told_and_fetched_again_alone(remote: Remote, locked: ModelLock, harm: str) -> None:
     with remote.online():
