@@ -629,7 +629,7 @@ def test_model_and_checkpoint_are_read(with_checkpoint: Sample, tmp_path: Path) 
     shutil.copytree(with_checkpoint.paths.home, sample.paths.home)
     shutil.copytree(with_checkpoint.paths.cache, sample.paths.cache)
     (models, checkpoint) = deep(sample)
-    assert models == ("ok", "26 of 26 are in the cache, each with its hash") and checkpoint[0] == "ok", checkpoint
+    assert models == ("ok", "29 of 29 are in the cache, each with its hash") and checkpoint[0] == "ok", checkpoint
     assert "every tensor" in checkpoint[1]
 
     folder = Releases(sample.paths).checkpoint(sample.release)
@@ -642,7 +642,7 @@ def test_model_and_checkpoint_are_read(with_checkpoint: Sample, tmp_path: Path) 
     gone = next(sample.paths.models.rglob("config.json"))
     gone.unlink()
     (models, checkpoint) = deep(sample)
-    assert models == ("ok", "25 of 26 are in the cache, each with its hash")
+    assert models == ("ok", "28 of 29 are in the cache, each with its hash")
     assert checkpoint[0] == "wrong" and f"{shard}: sha256" in checkpoint[1]
     replace(shard, data)
     assert deep(sample)[1][0] == "ok" and "its own record" in deep(sample)[1][1]
@@ -650,6 +650,12 @@ def test_model_and_checkpoint_are_read(with_checkpoint: Sample, tmp_path: Path) 
     damaged = next(sample.paths.models.rglob("tokenizer.json"))
     replace(damaged, b"damaged")
     assert deep(sample)[0][0] == "wrong" and str(damaged) in deep(sample)[0][1]
+
+    lock = json.loads((sample.paths.project / "pins/models/scripted-tiny.lock").read_text())
+    header = Store(sample.paths.store).path(lock["repositories"]["int4"]["headers"][0]["sha256"])
+    replace(damaged, (with_checkpoint.paths.cache / damaged.relative_to(sample.paths.cache)).read_bytes())
+    replace(header, header.read_bytes().replace(b'"F16"', b'"F61"'))
+    assert deep(sample)[0][0] == "wrong" and str(header) in deep(sample)[0][1]
 
     shutil.rmtree(sample.paths.models)
     shutil.rmtree(sample.paths.store)

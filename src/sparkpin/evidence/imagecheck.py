@@ -136,10 +136,13 @@ def check_model(paths: Paths, release: Release, say: Say) -> list[Check]:
         why = f"the release's pins cannot be read: {getattr(error, 'message', error)}"
         return [Check(MODELS, "wrong", why), Check(CHECKPOINT, "open", why)]
     wanted: dict[Path, str] = {}
+    store = Store(paths.store)
     for name, entry in locked.items():
         parts = fetched_of(entry, whole=name == pin.base)
         wanted |= {repository_folder(paths, entry) / file.file: file.sha256 for file in parts.files}
-        wanted |= {Store(paths.store).path(row.sha256): row.sha256 for row in blobs_of(parts)}
+        wanted |= {store.path(row.sha256): row.sha256 for row in blobs_of(parts)}
+        # Of the base they need not be there; where they are, its plan is made from them.
+        wanted |= {store.path(row.sha256): row.sha256 for row in entry.headers if store.has(row)}
     there = [path for path in wanted if path.is_file()]
 
     def look_at_files() -> str:
