@@ -35,8 +35,11 @@ from sparkpin.checkpoint.repository import Places, listing_of
 from sparkpin.checkpoint.safetensors import read_header_bytes
 from sparkpin.errors import DiskError, IntegrityError, ManifestError, NetworkError
 from sparkpin.files import PARTIAL, sha256_file
+from sparkpin.hubsite import Site
+from sparkpin.origins import FolderOrigin
 from sparkpin.paths import Paths
 from sparkpin.schema import UNRESOLVED, ModelLock, ModelPin
+from sparkpin.store import Store
 from sparkpin.tinymodel import hub as local_hub
 from sparkpin.tinymodel.hub import Fault, Request
 
@@ -567,6 +570,27 @@ def test_unknown_repository_and_revision(remote: Remote) -> None:
         remote.edit_pin("fp8", repo="acme/other")
         with pytest.raises(NetworkError, match=r"acme/other at .*: no such repository"):
             remote.lock()
+
+
+def site(root: Path, folder: Path) -> Site:
+    return Site(lambda: FolderOrigin(root), folder, root.parent / "parts", Store(root.parent / "store"))
+
+
+def test_a_header_that_is_longer_than_its_file(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / SHARD).write_bytes((100).to_bytes(8, "little") + b"{}" + bytes(97))
+    with pytest.raises(IntegrityError, match="its header wants 108 bytes, the file has 107"):
+        site(tmp_path / "a", tmp_path / "b").header_end(SHARD, 107, print)
+
+
+def test_a_header_is_read_from_the_whole_file_if_that_is_of_the_right_size(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / SHARD).write_bytes(bytes(10))
+    found = site(tmp_path / "a", tmp_path / "b")
+    assert found.header(SHARD, 10, 5).origin.name == str(tmp_path / "b")
+    (tmp_path / "b" / SHARD).write_bytes(bytes(9))
+    assert found.header(SHARD, 10, 5).origin.name == str(tmp_path / "a")
 
 
 @pytest.mark.parametrize("name", ["../../evil", "a/../../evil", "/etc/evil"])
