@@ -231,6 +231,7 @@ def test_a_model_of_attention_alone_has_one_group_and_small_blocks() -> None:
         ("", "max_num_batched_tokens", 8192),
         ("--max-num-seqs 2 --max-model-len 100", "max_num_batched_tokens", 200),
         ("--gpu-memory-utilization .76", "utilization", 0.76),
+        ("", "utilization", 0.92),
         ("--kv-cache-memory-bytes 2G", "kv_bytes", 2 * GIB),
         ("--no-enable-prefix-caching --enable-prefix-caching", "prefix_caching", True),
         ("--no-enable-prefix-caching", "prefix_caching", False),
