@@ -220,8 +220,9 @@ def test_verify_names_the_tensor(paths: Paths) -> None:
 
 def test_verify_on_its_own_sees_a_changed_checkpoint_and_its_absence(paths: Paths) -> None:
     lock = lock_of(write_sample(paths))
-    with pytest.raises(CheckpointError, match="no such checkpoint of sample"):
+    with pytest.raises(CheckpointError, match="no such checkpoint of sample") as caught:
         verify_built(paths, PIN, lock, ALL, print)
+    assert "invoke checkpoint --model sample" in caught.value.next_step
     made = build_checkpoint(paths, PIN, lock, ALL, print)
     assert verify_built(paths, PIN, lock, ALL, print) == made
     record = (made / "sparkpin.json").read_text()

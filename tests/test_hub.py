@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -33,7 +34,7 @@ from checkpoint_samples import (
 from sparkpin import commands, hub, hublock, manifests, origins, ranges
 from sparkpin.checkpoint.repository import Places, listing_of
 from sparkpin.checkpoint.safetensors import read_header_bytes
-from sparkpin.errors import DiskError, IntegrityError, ManifestError, NetworkError
+from sparkpin.errors import CheckpointError, DiskError, IntegrityError, ManifestError, NetworkError
 from sparkpin.files import PARTIAL, sha256_file
 from sparkpin.hubsite import Site
 from sparkpin.origins import FolderOrigin
@@ -579,8 +580,9 @@ def site(root: Path, folder: Path) -> Site:
 def test_a_header_that_is_longer_than_its_file(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / SHARD).write_bytes((100).to_bytes(8, "little") + b"{}" + bytes(97))
-    with pytest.raises(IntegrityError, match="its header wants 108 bytes, the file has 107"):
+    with pytest.raises(IntegrityError, match="its header wants 108 bytes, the file has 107") as caught:
         site(tmp_path / "a", tmp_path / "b").header_end(SHARD, 107, print)
+    assert "choose another revision" in caught.value.next_step
 
 
 def test_a_header_is_read_from_the_whole_file_if_that_is_of_the_right_size(tmp_path: Path) -> None:
@@ -688,9 +690,52 @@ def test_a_folder_that_is_no_longer_what_was_locked(remote: Remote) -> None:
         remote.edit_pin(name, revision=UNRESOLVED, folder=str(remote.source(name)))
     lock = remote.lock()
     damage(remote.source("int4") / SHARD, "flip")
-    with pytest.raises(IntegrityError, match=SHARD):
+    with pytest.raises(IntegrityError, match=SHARD) as caught:
         remote.fetch(lock)
+    assert_folder_is_the_users(remote, "int4", caught.value.next_step)
     assert not list(remote.paths.models.rglob(SHARD))
+
+
+@pytest.mark.parametrize("file", [SHARD, CONFIG, INDEX])
+def test_a_small_file_or_a_cut_one_of_a_folder_after_it_was_locked(remote: Remote, file: str) -> None:
+    remote.edit_pin("int4", revision=UNRESOLVED, folder=str(remote.source("int4")))
+    with remote.online():
+        lock = remote.lock()
+        shutil.rmtree(remote.paths.cache)
+        damage(remote.source("int4") / file, "flip" if file != SHARD else "cut")
+        with pytest.raises(IntegrityError, match=re.escape(file)) as caught:
+            remote.fetch(lock)
+    assert_folder_is_the_users(remote, "int4", caught.value.next_step)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "kept"),
+    [("int4", SHARD, -10), ("fp8", SHARD, -10), ("fp8", SHARD, 20), ("fp8", SHARD, 4), ("int4", CONFIG, 20),
+     ("int4", INDEX, 20), ("fp8", CONFIG, 20)],
+)  # fmt: skip
+def test_a_folder_with_a_file_that_is_cut_short_is_never_to_be_deleted(
+    remote: Remote, name: str, file: str, kept: int
+) -> None:
+    remote.edit_pin(name, revision=UNRESOLVED, folder=str(remote.source(name)))
+    path = remote.source(name) / file
+    path.write_bytes(path.read_bytes()[:kept])
+    with remote.online(), pytest.raises((IntegrityError, CheckpointError), match=re.escape(str(path.parent))) as caught:
+        remote.lock()
+    assert file in caught.value.message
+    assert_folder_is_the_users(remote, name, caught.value.next_step)
+
+
+def test_a_folder_whose_index_lists_what_is_not_there(remote: Remote) -> None:
+    remote.edit_pin("int4", revision=UNRESOLVED, folder=str(remote.source("int4")))
+    (remote.source("int4") / SECOND).unlink()
+    with remote.online(), pytest.raises(CheckpointError, match="no file has it") as caught:
+        remote.lock()
+    assert_folder_is_the_users(remote, "int4", caught.value.next_step)
+
+
+def assert_folder_is_the_users(remote: Remote, name: str, step: str) -> None:
+    assert str(remote.source(name)) in step and "invoke lock --model sample" in step
+    assert "delete" not in step and "another revision" not in step
 
 
 def test_a_folder_that_is_not_there(remote: Remote) -> None:

@@ -176,6 +176,7 @@ def test_tasks_with_a_plain_model(checkout: Checkout) -> None:
         impossible = checkout.invoke(*asked, "--stage", stage, "--dry-run")
         assert impossible.returncode != 0
         assert f"pins/models/{PLAIN}.yaml: hybrid: saw '(missing)'" in impossible.stderr
+        assert "a plain model, served as published" in impossible.stderr and "--stage base" in impossible.stderr
     checkout.done("lock", "--model", PLAIN)
     held = sum(map(len, base_shards().values()))
     planned = checkout.done(*asked, "--stage", "base", "--dry-run")

@@ -52,7 +52,7 @@ def fetch_model(
                 absent = missing_files(repository_folder(paths, entry), entry.files, say)
                 pieces += [whole(site[name], file) for file in absent if not site[name].linked(file)]
             elif absent := lacking(store, entry.tensors, say):
-                pieces += tensor_pieces(site[name], listing_of(paths, name, entry), absent)
+                pieces += tensor_pieces(site[name], listing_of(paths, pin, name, entry), absent)
         fetched += bring(paths, pin, pieces, say)
         for entry in wanted.values():
             shutil.rmtree(download_folder(paths, entry), ignore_errors=True)
@@ -71,7 +71,7 @@ def listings(
     wanted = wanted_of(paths, pin, lock, only)
     with hold(paths, pin, say), sites(paths, pin, lock, say) as site:
         bring(paths, pin, outlines(paths, site, wanted, say), say)
-    return {name: listing_of(paths, name, entry) for name, entry in wanted.items()}
+    return {name: listing_of(paths, pin, name, entry) for name, entry in wanted.items()}
 
 
 def wanted_of(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[str] | None) -> dict[str, RepositoryLock]:

@@ -39,6 +39,7 @@ class HubOrigin:
     revision: str
     endpoint: str | None
     locations: dict[str, str] = field(default_factory=dict)
+    mend: str = ""
 
     @property
     def name(self) -> str:

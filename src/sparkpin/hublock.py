@@ -42,7 +42,7 @@ def lock_model(paths: Paths, name: str, say: Say) -> ModelLock:
         locking = Locking(paths, pin, former_lock(paths.project, name, say), url, say)
         entries = {key: locking.with_headers(key, locking.listed(key)) for key in pin.repositories}
         say(f"planning what {name} takes")
-        listings = {key: listing_of(paths, key, entry) for key, entry in entries.items()}
+        listings = {key: listing_of(paths, pin, key, entry) for key, entry in entries.items()}
         entries |= locking.with_tensors(entries, taken(make_plan(listings, pin, all_steps(pin))))
         lock = ModelLock(model=name, inputs=manifests.model_inputs(pin), repositories=entries)
         with files.atomic_file(paths.project / f"pins/models/{name}.lock") as file:
@@ -192,7 +192,7 @@ class Locking:
         pieces: list[Piece] = []
         new: list[tuple[str, Source]] = []
         for key, sources in wanted.items():
-            site, listing = self.sites[key], listing_of(self.paths, key, entries[key])
+            site, listing = self.sites[key], listing_of(self.paths, self.pin, key, entries[key])
             known = {row.name: row for row in [*noted(site, sources), *self.known(key, entries[key], "tensors")]}
             old = [known[source.info.name] for source in sources if source.info.name in known]
             rows |= {(key, row.name): row for row in old}

@@ -11,10 +11,11 @@ from functools import cached_property
 from pathlib import Path
 
 from sparkpin import files
+from sparkpin.checkpoint.repository import OTHER
 from sparkpin.checkpoint.safetensors import PREFIX_BYTES, header_length
 from sparkpin.errors import IntegrityError
 from sparkpin.hubclient import HubOrigin
-from sparkpin.modelfiles import download_folder, repository_folder
+from sparkpin.modelfiles import download_folder, mend_folder, repository_folder, source_folder
 from sparkpin.origins import FolderOrigin, Origin, Say, read
 from sparkpin.paths import Paths
 from sparkpin.pieces import Piece
@@ -76,9 +77,13 @@ class Site:
         """Where the header of a safetensors file ends, from its first eight bytes."""
         origin = f"{file} of {self.origin.name}"
         prefix = read(self.origin, file, 0, min(size, PREFIX_BYTES), size, say)
-        end = PREFIX_BYTES + header_length(prefix, origin=origin)
+        try:
+            end = PREFIX_BYTES + header_length(prefix, origin=origin)
+        except IntegrityError as error:
+            raise IntegrityError(error.message, next_step=self.origin.mend or OTHER) from None
         if end > size:
-            raise IntegrityError(f"{origin}: its header wants {end} bytes, the file has {size}")
+            message = f"{origin}: its header wants {end} bytes, the file has {size}"
+            raise IntegrityError(message, next_step=self.origin.mend or OTHER)
         return end
 
     def linked(self, file: LockedFile) -> bool:
@@ -107,7 +112,7 @@ class Site:
                 wanted_sha256=file.sha256,
                 size=size,
                 sha256=sha256,
-                next_step="the folder is not what was locked: invoke lock --model",
+                next_step=self.origin.mend,
             )
         with files.disk_errors(self.folder):
             target = self.folder / file.file
@@ -122,8 +127,8 @@ def site_of(paths: Paths, pin: ModelPin, name: str, revision: str, url: Callable
     repository = pin.repositories[name].model_copy(update={"revision": revision})
 
     def find() -> Origin:
-        if repository.folder:
-            return FolderOrigin(paths.project / repository.folder)
+        if own := source_folder(paths, pin, name):
+            return FolderOrigin(own, mend_folder(own, pin))
         return HubOrigin(repository.repo, revision, url())
 
     return Site(find, repository_folder(paths, repository), download_folder(paths, repository), Store(paths.store))

@@ -8,7 +8,7 @@ from pathlib import Path
 from sparkpin.checkpoint.repository import CONFIG, INDEX, FileBytes, Listing, Places
 from sparkpin.checkpoint.safetensors import read_header_bytes
 from sparkpin.paths import Paths
-from sparkpin.schema import LockedFile, Repository, RepositoryLock
+from sparkpin.schema import LockedFile, ModelPin, Repository, RepositoryLock
 from sparkpin.store import Store
 
 TEXTS = (INDEX, CONFIG)
@@ -42,14 +42,29 @@ def blobs_of(entry: RepositoryLock) -> list[LockedFile]:
     return [*entry.headers, *entry.tensors]
 
 
-def listing_of(paths: Paths, name: str, entry: RepositoryLock) -> Listing:
+def source_folder(paths: Paths, pin: ModelPin, name: str) -> Path | None:
+    """The folder of this machine that stands for a repository. It is somebody's own: only read, never mended."""
+    folder = pin.repositories[name].folder
+    return paths.project / folder if folder else None
+
+
+def mend_folder(folder: Path, pin: ModelPin) -> str:
+    """The next step for a broken or changed file of such a folder. To lock what is broken would make it right."""
+    return (
+        f"put a right copy of it into {folder}, which is only read here; once its files are as they should be: "
+        f"invoke lock --model {pin.name}"
+    )
+
+
+def listing_of(paths: Paths, pin: ModelPin, name: str, entry: RepositoryLock) -> Listing:
     """From what is here: a header of a whole file may be read from the file."""
     folder, store = repository_folder(paths, entry), Store(paths.store)
     sizes = {file.file: file.size for file in entry.files}
     headers = {row.file: store.path(row.sha256) if store.has(row) else folder / row.file for row in entry.headers}
     texts = {file: folder / file for file in TEXTS if file in sizes}
-    origin = f"{entry.repo} at {entry.revision[:12]}"
-    return Listing(name, origin, sizes, FileBytes(headers, read_header_bytes), FileBytes(texts))
+    own = source_folder(paths, pin, name)
+    origin, mend = (str(own), mend_folder(own, pin)) if own else (f"{entry.repo} at {entry.revision[:12]}", "")
+    return Listing(name, origin, sizes, FileBytes(headers, read_header_bytes), FileBytes(texts), mend)
 
 
 def places_of(paths: Paths, entries: Mapping[str, RepositoryLock], base: str) -> Places:

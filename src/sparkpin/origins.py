@@ -40,6 +40,10 @@ class Origin(Protocol):
     def name(self) -> str:
         """For messages."""
 
+    @property
+    def mend(self) -> str:
+        """What to do about bytes that are wrong twice; "" where the caller knows better."""
+
     def open(
         self, file: str, begin: int, end: int, size: int, *, anew: bool = False
     ) -> AbstractContextManager[Iterator[bytes]]:
@@ -52,9 +56,10 @@ class Origin(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FolderOrigin:
-    """A plain folder of this machine. It is only read."""
+    """A plain folder of this machine. It is only read. mend: the next step where it is not what it should be."""
 
     folder: Path
+    mend: str = ""
 
     @property
     def name(self) -> str:
@@ -63,12 +68,11 @@ class FolderOrigin:
     @contextlib.contextmanager
     def open(self, file: str, begin: int, end: int, size: int, *, anew: bool = False) -> Iterator[Iterator[bytes]]:
         path = self.folder / file
-        step = "correct `folder` in pins/models/, or lock what is there: invoke lock --model"
         if not path.is_file():
-            raise IntegrityError(f"{path}: no such file", next_step=step)
+            raise IntegrityError(f"{path}: no such file", next_step=self.mend or AGAIN)
         with path.open("rb") as opened:
             if (seen := os.fstat(opened.fileno()).st_size) != size:
-                raise IntegrityError(f"{path}: has {seen} bytes, wanted {size}", next_step=step)
+                raise IntegrityError(f"{path}: has {seen} bytes, wanted {size}", next_step=self.mend or AGAIN)
             opened.seek(begin)
 
             def chunks() -> Iterator[bytes]:

@@ -159,7 +159,7 @@ class Transfer:
         """Move the whole piece to its place; False if its bytes are wrong and are to be asked for once more."""
         assert self.growing
         piece, growing, self.growing = self.left[0], self.growing, None
-        mismatch = growing.mismatch(self.owner.advice)
+        mismatch = growing.mismatch(piece.origin.mend or self.owner.advice)
         if mismatch is None:
             growing.keep(piece.place(growing.sha256.hexdigest()))
             self.owner.done[piece] = growing.sha256.hexdigest()

@@ -134,7 +134,8 @@ def verify_built(
     """
     folder = checkpoint_folder(paths, pin, lock, steps)
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such checkpoint of {pin.name}", next_step="invoke checkpoint")
+        step = f"the same line without --verify builds it: invoke checkpoint --model {pin.name}, or with its --stage"
+        raise CheckpointError(f"{folder}: no such checkpoint of {pin.name}", next_step=step)
     used = used_repositories(pin, steps)
     places = hub.fetch_model(paths, pin, lock, say, only=used)
     verify_checkpoint(folder, places, make_plan(hub.listings(paths, pin, lock, say, only=used), pin, steps))

@@ -113,8 +113,13 @@ def require(pin: ModelPin, steps: Sequence[str]) -> None:
     check_steps(steps)
     for step in ("hybrid", "mtp"):
         if step in steps and getattr(pin, step) is None:
+            kind = "; it is a plain model, served as published" if all_steps(pin) == ("copy",) else ""
             raise ManifestError(
-                f"pins/models/{pin.name}.yaml", step, "(missing)", f"what the checkpoint step {step!r} takes from where"
+                f"pins/models/{pin.name}.yaml",
+                step,
+                "(missing)",
+                f"what the checkpoint step {step!r} takes from where{kind}",
+                next_step=f"a stage without that step, such as --stage base; or write `{step}` (docs/checkpoints.md)",
             )
 
 

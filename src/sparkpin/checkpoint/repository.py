@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from sparkpin.checkpoint.patterns import generalise
 from sparkpin.checkpoint.safetensors import Header, TensorInfo, parse_header, read_header_bytes
-from sparkpin.errors import CheckpointError
+from sparkpin.errors import CheckpointError, IntegrityError
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"
@@ -36,7 +36,8 @@ class Listing:
 
     name: the pin's; origin: for messages, "repo at revision" or a folder; files: path -> size, all of them;
     headers: safetensors file of the top folder -> its first bytes (length prefix and JSON); texts: the index and the
-    config, where there is one. Both may read a file at each access: see FileBytes.
+    config, where there is one. Both may read a file at each access: see FileBytes. mend: what to do about a file that is
+    broken, where that is known better than here.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Listing:
     files: Mapping[str, int]
     headers: Mapping[str, bytes]
     texts: Mapping[str, bytes]
+    mend: str = ""
 
 
 class FileBytes(Mapping[str, bytes]):
@@ -151,7 +153,10 @@ def is_shard(file: str) -> bool:
 
 
 def header_of(listing: Listing, file: str) -> Header:
-    return parse_header(listing.headers[file], file_size=listing.files[file], origin=f"{listing.origin}/{file}")
+    try:
+        return parse_header(listing.headers[file], file_size=listing.files[file], origin=f"{listing.origin}/{file}")
+    except IntegrityError as error:
+        raise IntegrityError(error.message, next_step=listing.mend or error.next_step) from None
 
 
 def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda name: False) -> Repository:
@@ -164,7 +169,9 @@ def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda nam
     weight_map: Any = {} if index is None else index.pop("weight_map", None)
     if not isinstance(weight_map, dict):
         where = f"{listing.origin}/{INDEX}"
-        raise CheckpointError(f"{where}: weight_map: saw {weight_map!r}, wanted a mapping", next_step=FETCH)
+        raise CheckpointError(
+            f"{where}: weight_map: saw {weight_map!r}, wanted a mapping", next_step=listing.mend or FETCH
+        )
     found: dict[str, Source] = {}
     kinds: dict[tuple[str, str, str], list[int]] = {}
     unlisted: dict[str, str] = {}
@@ -198,7 +205,7 @@ def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda nam
         first = next(name for name in weight_map if name not in held)
         raise misplaced(listing, weight_map, first, "no file has it")
     if not kinds:
-        raise CheckpointError(f"{listing.origin}: no tensors in its safetensors files", next_step=FETCH)
+        raise CheckpointError(f"{listing.origin}: no tensors in its safetensors files", next_step=listing.mend or FETCH)
     if index is None:
         weight_map, unlisted = unlisted, {}
     config = read_json(listing, CONFIG) if CONFIG in listing.texts else {}
@@ -213,13 +220,15 @@ def file_has(listing: Listing, file: object, tensor: str) -> bool:
 def twice(listing: Listing, tensor: str, *files: str) -> CheckpointError:
     one, two = sorted(files)
     return CheckpointError(
-        f"{listing.origin}: tensor {tensor!r} stands in {one} and in {two}, wanted in one", next_step=OTHER
+        f"{listing.origin}: tensor {tensor!r} stands in {one} and in {two}, wanted in one",
+        next_step=listing.mend or OTHER,
     )
 
 
 def misplaced(listing: Listing, weight_map: Mapping[str, str], tensor: str, seen: str) -> CheckpointError:
     return CheckpointError(
-        f"{listing.origin}/{INDEX}: {tensor!r} is listed in {weight_map[tensor]}, but {seen}", next_step=OTHER
+        f"{listing.origin}/{INDEX}: {tensor!r} is listed in {weight_map[tensor]}, but {seen}",
+        next_step=listing.mend or OTHER,
     )
 
 
@@ -228,7 +237,9 @@ def read_json(listing: Listing, file: str) -> dict[str, Any]:
     try:
         value = json.loads(listing.texts[file])
     except ValueError as error:
-        raise CheckpointError(f"{where}: {error}, wanted JSON", next_step=FETCH) from None
+        raise CheckpointError(f"{where}: {error}, wanted JSON", next_step=listing.mend or FETCH) from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{where}: saw {type(value).__name__}, wanted a JSON object", next_step=FETCH)
+        raise CheckpointError(
+            f"{where}: saw {type(value).__name__}, wanted a JSON object", next_step=listing.mend or FETCH
+        )
     return value

@@ -15,7 +15,7 @@ from sparkpin.checkpoint.safetensors import read_header, read_header_bytes
 from sparkpin.errors import CheckpointError
 
 RECORD = "sparkpin.json"
-REBUILD = "delete this folder and run `invoke checkpoint`, which builds it again"
+REBUILD = "delete this folder and run `invoke checkpoint` with the same options, which builds it again"
 
 
 def verify_checkpoint(folder: Path, places: Places, plan: Plan) -> None:

@@ -168,7 +168,7 @@ def check_model(paths: Paths, release: Release, say: Say) -> list[Check]:
                 same(f"{folder / name}: sha256", sha256_file(folder / name)[0], row.get("sha256"))
             return f"{len(files)} files with the hashes of its own record; not all that it was made from is there"
         try:
-            listings = {name: listing_of(paths, name, entry) for name, entry in locked.items()}
+            listings = {name: listing_of(paths, pin, name, entry) for name, entry in locked.items()}
             verify_checkpoint(folder, places_of(paths, locked, pin.base), make_plan(listings, pin, steps))
         except SparkpinError as error:
             raise IntegrityError(error.message) from None
