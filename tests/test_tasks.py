@@ -41,6 +41,8 @@ def test_the_list_has_one_line_for_each_task() -> None:
         (["rollback", "--recipe", "qwen"], 2, ["unknown recipe 'qwen'", "scripted-tiny"]),
         (["prune", "--keep", "x"], 2, ["--keep: saw 'x'"]),
         (["prune", "--keep", "-1"], 2, ["--keep: saw '-1', wanted a whole number, 0 or more", "for example --keep 5"]),
+        (["lock", "--model", "my", "--stack", "cpu"], 2, ["--stack cpu locks that stack only", "--model my"]),
+        (["checkpoint", "--model", "scripted-tiny", "--verify", "--dry-run"], 2, ["--dry-run tells what would"]),
         (["pin", "nonsense"], 2, ["unknown release 'nonsense'"]),
         (["unpin", "nonsense"], 2, ["unknown release 'nonsense'"]),
         (["attest", "nonsense"], 2, ["unknown release 'nonsense'"]),

@@ -40,6 +40,11 @@ def invoke(*arguments: str) -> subprocess.CompletedProcess[str]:
         ("build smoek", "invoke build does not take 'smoek'", "did you mean smoke?"),
         ("build --ofline", "invoke build has no option --ofline", "did you mean --offline?"),
         ("render v2-tq", "invoke render does not take 'v2-tq'", "invoke render --stage v2-tq"),
+        ("checkpoint scripted-tiny", "invoke checkpoint does not take 'scripted-tiny'", "--model scripted-tiny"),
+        ("plan scripted-tiny", "invoke plan does not take 'scripted-tiny'", "invoke plan --recipe scripted-tiny"),
+        ("lock my", "invoke lock does not take 'my'", "invoke lock --model my"),
+        ("lock cpu", "invoke lock does not take 'cpu'", "invoke lock --stack cpu"),
+        ("checkpoint --model=", "invoke checkpoint: --model wants a value", "invoke checkpoint --model MODEL"),
         ("serve v2", "invoke serve does not take 'v2'", "invoke serve --release v2"),
         ("diff a b c", "invoke diff does not take 'c'", "invoke diff --help"),
         ("pin", "invoke pin: TAG missing", "invoke pin TAG [options]"),
@@ -54,6 +59,11 @@ def test_a_slip_is_one_error_with_what_was_meant(line: str, said: str, following
     with pytest.raises(InputError) as caught:
         answer(line)
     assert caught.value.message == said and following in caught.value.next_step
+
+
+def test_an_empty_value_is_none() -> None:
+    with pytest.raises(InputError, match="invoke checkpoint: --model wants a value"):
+        usage.answer(["invoke", "checkpoint", "--model", ""], Collection.from_module(loaded()))
 
 
 def test_a_slip_ends_as_every_error_does() -> None:

@@ -110,6 +110,11 @@ def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool,
 
 
 def lock(*, stack: str | None, model: str | None, keep_layers: bool) -> None:
+    if stack and model:
+        raise InputError(
+            f"--stack {stack} locks that stack only, --model {model} that model only",
+            next_step=f"one after the other: invoke lock --stack {stack}, then invoke lock --model {model}",
+        )
     paths = Paths.from_env()
     everything = not stack and not model
     for name in [stack] if stack else names(paths.project / "pins/stacks") if everything else []:
@@ -178,6 +183,11 @@ def checkpoint(
     """Of a recipe, or of a model alone: with all steps that its pin allows, or those of a stage's chain."""
     if model and (recipe or stack):
         raise InputError(f"--model {model} goes without --recipe and --stack", next_step="leave one of them out")
+    if dry_run and verify:
+        raise InputError(
+            "--dry-run tells what would be built, --verify reads what is built: one of them",
+            next_step="leave --dry-run out: --verify changes no checkpoint either",
+        )
     if model:
         paths = Paths.from_env()
         pin = manifests.load_model(paths.project, model)

@@ -24,6 +24,9 @@ NEEDED = {"copy": "--to ENGINE", "export": "-o FILE"}  # the option without whic
 NAMES = {"keep": "COUNT", "output": "FILE", "release": "TAG", "subject": "TAG|FILE", "to": "ENGINE"}
 SAME = "the same"  # the help of an option that is another name of the one before it
 WIDTH = 80
+PLACES = {"--stage": "stages", "--model": "pins/models", "--recipe": "recipes", "--stack": "pins/stacks"}
+"""Where the names lie that such an option takes."""
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 def is_invoke(program: str) -> bool:
@@ -87,12 +90,12 @@ def help_wanted(words: Iterable[str], tasks: Mapping[str, ParserContext], core: 
                 raise unknown_option(task, flag)
             option = task.flags.get(flag) or core.flags.get(flag)
             if option and option.takes_value and not option.optional and value is None:
-                if not rest or rest[0].partition("=")[0] in task.flags:
-                    raise InputError(
-                        f"invoke {task.name}: {flag} wants a value",
-                        next_step=f"invoke {task.name} {shown(option)} (invoke {task.name} --help says more)",
-                    )
-                rest.pop(0)
+                value = "" if not rest or rest[0].partition("=")[0] in task.flags else rest.pop(0)
+            if option and option.takes_value and value == "":  # which a script's unset variable is, too
+                raise InputError(
+                    f"invoke {task.name}: {flag} wants a value",
+                    next_step=f"invoke {task.name} {shown(option)} (invoke {task.name} --help says more)",
+                )
         elif missing:
             missing.pop(0)
         elif word in tasks:  # invoke runs several tasks, one after the other
@@ -139,8 +142,10 @@ def unknown_option(task: ParserContext, flag: str) -> InputError:
 
 def surplus(task: ParserContext, word: str, tasks: Iterable[str]) -> InputError:
     """A word too many: the tag or stage that an option wants, or the next task, misspelt."""
-    option = next((flag for flag in ("--release", "--stage") if flag in task.flags), None)
-    near = nearest(word, tasks)
+    known = (flag for flag, folder in PLACES.items() if (PROJECT / folder / f"{Path(word).name}.yaml").is_file())
+    named = next((flag for flag in known if flag in task.flags), None)
+    option = named or next((flag for flag in ("--release", *PLACES) if flag in task.flags), None)
+    near = "" if named else nearest(word, tasks)
     guess = f"invoke {task.name} {option} {word}, or " if option else ""
     guess = f"did you mean {near}? or " if near else guess
     return InputError(
