@@ -10,19 +10,21 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import itertools
 import mmap
 import os
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from sparkpin.checkpoint.copying import Reader, Run
 from sparkpin.errors import IntegrityError
 
-PIECE, BUFFERS = 4 << 20, 3
+STEP = 256 << 10
+"""Bytes that are read and hashed at once: they stay in the processor's nearest caches in between."""
+
+PIECE, BUFFERS = 1 << 20, 8
 """Bytes of a write past the page cache, and how many pieces a file has in memory."""
 
 BLOCK = 4096
@@ -36,57 +38,73 @@ class Stopped(Exception):
 def gather(path: Path, size: int, first: bytes, runs: Iterable[Run], stop: threading.Event) -> str:
     """Write a file of `size` bytes, `first` and then the runs; it is on disk when this returns its SHA-256 (hex).
 
-    Memory: BUFFERS pieces. While one is filled and hashed, others are on their way to the disk. Raises IntegrityError
-    for a source that ends before its run or runs that are not `size` long, OSError, Stopped.
+    Raises IntegrityError for a source that ends before its run or runs that are not `size` long, OSError, Stopped.
     """
-    digest, offset = hashlib.sha256(), 0
-    buffers = [memoryview(mmap.mmap(-1, PIECE)) for _ in range(BUFFERS)]
-    pending: deque[Future[None]] = deque()
-    with DirectFile(path) as target, Reader() as reader, ThreadPoolExecutor(1, "disk") as disk:
-        pieces = filled(itertools.cycle(buffers), first, runs, reader)
-        while True:
-            if stop.is_set():
-                raise Stopped
-            if len(pending) == BUFFERS:  # its buffer is the next to be filled
-                pending.popleft().result()
-            if (piece := next(pieces, None)) is None:
-                break
-            digest.update(piece)
-            pending.append(disk.submit(target.write, piece, offset))
-            offset += len(piece)
-        for written in pending:
-            written.result()
-        if offset != size:
-            raise IntegrityError(f"{path}: {offset} bytes were gathered, wanted {size}", next_step="invoke fetch")
+    digest = hashlib.sha256(first)
+    with DirectFile(path) as target, Pieces(target) as pieces, Reader() as reader:
+        rest = memoryview(first)
+        while rest:
+            room = pieces.room(len(rest))
+            room[:] = rest[: len(room)]
+            rest = rest[pieces.fill(len(room)) :]
+        for run in runs:
+            at = run.begin
+            while at < run.end:
+                if stop.is_set():
+                    raise Stopped
+                room = pieces.room(min(STEP, run.end - at))
+                got = reader.into(room, run.path, at, run.end)
+                digest.update(room[:got])
+                at += pieces.fill(got)
+        pieces.flush()
+        if pieces.offset != size:
+            raise IntegrityError(
+                f"{path}: {pieces.offset} bytes were gathered, wanted {size}", next_step="invoke fetch"
+            )
         target.finish(size)
     return digest.hexdigest()
 
 
-def filled(
-    buffers: Iterator[memoryview], first: bytes, runs: Iterable[Run], reader: Reader
-) -> Generator[memoryview, None, None]:
-    """The bytes in buffers that are full, but for the last one. A buffer is taken when the next piece is asked for."""
-    buffer, position = next(buffers), 0
-    for begin in range(0, len(first), PIECE):
-        part = first[begin : begin + PIECE]
-        if len(part) == PIECE:
-            buffer[:] = part
-            yield buffer
-            buffer = next(buffers)
-        else:
-            buffer[: len(part)] = part
-            position = len(part)
-    for run in runs:
-        at = run.begin
-        while at < run.end:
-            got = reader.into(buffer[position : position + run.end - at], run.path, at, run.end)
-            at += got
-            position += got
-            if position == PIECE:
-                yield buffer
-                buffer, position = next(buffers), 0
-    if position:
-        yield buffer[:position]
+class Pieces:
+    """Memory in pieces: while one is filled, others are on their way to the disk."""
+
+    def __init__(self, target: DirectFile) -> None:
+        self.target, self.offset, self.filled = target, 0, 0
+        self.buffers = deque(memoryview(mmap.mmap(-1, PIECE)) for _ in range(BUFFERS))
+        self.pending: deque[Future[None]] = deque()
+        self.disk = ThreadPoolExecutor(1, "disk")
+
+    def __enter__(self) -> Pieces:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.disk.shutdown(wait=True, cancel_futures=True)
+
+    def room(self, most: int) -> memoryview:
+        """Where the next bytes go: at most so many, at least one."""
+        return self.buffers[0][self.filled : self.filled + most]
+
+    def fill(self, count: int) -> int:
+        """So many bytes of the room are filled."""
+        self.filled += count
+        if self.filled == PIECE:
+            self.send()
+        return count
+
+    def send(self) -> None:
+        piece = self.buffers[0][: self.filled]
+        self.pending.append(self.disk.submit(self.target.write, piece, self.offset))
+        self.offset, self.filled = self.offset + len(piece), 0
+        self.buffers.rotate(-1)
+        if len(self.pending) == BUFFERS:  # the buffer that is the next to be filled is on its way
+            self.pending.popleft().result()
+
+    def flush(self) -> None:
+        """All is written. Raises what writing raises."""
+        if self.filled:
+            self.send()
+        for written in self.pending:
+            written.result()
 
 
 class DirectFile:

@@ -26,8 +26,8 @@ from sparkpin.errors import CheckpointError
 
 JOURNAL = "journal"
 UNFINISHED = ".unfinished"
-THREADS = max(2, min(4, os.cpu_count() or 2))
-"""Shards at once: each fills a processor with hashing, and so many fill a disk."""
+THREADS = max(4, min(8, os.cpu_count() or 4))
+"""Shards at once: some are hashed, each by one processor, while others wait for the disk."""
 
 
 class Written(NamedTuple):
