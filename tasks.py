@@ -401,9 +401,11 @@ def stop(c: Context, recipe: str | None = None) -> None:
 def test(c: Context, fast: bool = False, select: str = "") -> None:
     """Run the tests, for real: with engine, images and servers."""
     argv = [sys.executable, "-m", "pytest"]
-    argv += ["-m", "not engine and not e2e", "-n", "auto"] if fast else []
-    argv += ["-k", select] if select else []
-    run_all(argv)
+    quick = ["-m", "not engine and not e2e", "-n", "auto"]
+    if select:
+        run_all([*argv, "-k", select, *(quick if fast else [])])
+    else:  # what uses the one engine runs one by one
+        run_all([*argv, *quick], *([] if fast else [[*argv, "-m", "engine or e2e"]]))
 
 
 @command()
