@@ -15,9 +15,10 @@ from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.errors import ManifestError
 from sparkpin.memory.cache import FORMATS, Cache, group_counts, lay_out, slot_bytes, split
 from sparkpin.memory.estimates import SPARK_FREE, SPARK_TOTAL, activations, graphs
+from sparkpin.memory.flags import AUTO
 from sparkpin.memory.geometry import Geometry, read_geometry
-from sparkpin.memory.plan import Machine, MemoryPlan, make_plan
-from sparkpin.memory.settings import AUTO, GIB, Platform, Settings, read_settings
+from sparkpin.memory.plan import Machine, MemoryPlan, gib, make_plan
+from sparkpin.memory.settings import GIB, Platform, Settings, read_settings
 from sparkpin.memory.weights import Loading, kind_of, weigh
 from sparkpin.memory.words import log_line, memory_rows, to_json
 
@@ -282,6 +283,11 @@ def test_a_cpu_without_a_given_pool_takes_a_share_of_all_memory() -> None:
         ("--max-num-seqs 0", "--max-num-seqs: saw '0'"),
         ("--gpu-memory-utilization 1.5", "--gpu-memory-utilization: saw '1.5'"),
         ("--gpu-memory-utilization 0.0", "--gpu-memory-utilization: saw '0.0'"),
+        ("--cpu-offload-gb 4", "--cpu-offload-gb: saw '4', wanted flags whose effect"),
+        ("--kv-offloading-size 1", "--kv-offloading-size: saw '1'"),
+        ("--offload-group-size 2", "--offload-group-size: saw '2'"),
+        ("-dp 2", "--data-parallel-size: saw '2'"),
+        ("""--kv-transfer-config {"kv_connector":"x"}""", "--kv-transfer-config: saw"),
         ("--pipeline-parallel-size 2", "--pipeline-parallel-size: saw '2'"),
         ("""--speculative-config {"method":"eagle3"}""", "saw 'eagle3'"),
         ("--speculative-config mtp", "--speculative-config: saw 'mtp', wanted a JSON object"),
@@ -294,6 +300,51 @@ def test_flags_that_the_plan_does_not_know_are_refused(flags: str, said: str) ->
     with pytest.raises(ManifestError, match=r"^recipes/r\.yaml: ") as caught:
         settings_of(geometry_122b(), flags)
     assert said in str(caught.value)
+
+
+def test_flags_that_have_no_effect_are_not_refused() -> None:
+    made = settings_of(geometry_122b(), "--cpu-offload-gb 0.0 -pp 1 -dp 1 --kv-offloading-size 0 --host h --seed 1")
+    assert made.unread == ()
+    assert settings_of(geometry_122b(), "--frobnicate 3 --lora.rank 8").unread == ("--frobnicate 3", "--lora.rank 8")
+
+
+def test_more_tokens_than_positions_do_not_fit_unless_vllm_is_told_to_take_them() -> None:
+    geometry = geometry_122b(max_position_embeddings=8192)
+    weights = weigh(tensors_122b(), Loading(draft=False, vision=True, int8_head=False, widened=False))
+    flags = "--max-model-len 16384 --max-num-seqs 16 --gpu-memory-utilization 0.85"
+    said = "--max-model-len 16,384 is more than the model's 8,192 positions"
+    made = make_plan(geometry, settings_of(geometry, flags, "cuda"), weights, SPARK)
+    assert made.problems == (said + ": vLLM refuses it",)
+    allowed = settings_of(geometry, flags, "cuda", VLLM_ALLOW_LONG_MAX_MODEL_LEN="1")
+    made = make_plan(geometry, allowed, weights, SPARK)
+    assert made.fits and said in made.notes
+    assert settings_of(geometry, flags + """ --hf-overrides {"a":1}""").longer
+    rope = {"rope_type": "linear", "factor": 2.0}
+    assert geometry_122b(max_position_embeddings=8192, rope_parameters=rope).max_positions == 16_384
+    yarn = {"rope_type": "yarn", "factor": 2.0}
+    assert geometry_122b(max_position_embeddings=8192, rope_parameters=yarn).max_positions == 8192
+
+
+def test_what_does_not_fit_comes_with_what_would() -> None:
+    made = plan_122b("--gpu-memory-utilization 0.95 --max-num-seqs 16 --max-model-len 32768")
+    assert made.hints == ("--gpu-memory-utilization 0.86 asks for no more than is free",)
+    assert plan_122b("--gpu-memory-utilization 0.86 --max-num-seqs 16 --max-model-len 32768").fits
+    given = plan_122b(
+        "--gpu-memory-utilization 0.8 --max-num-seqs 16 --max-model-len 32768 --kv-cache-memory-bytes 60G"
+    )
+    assert given.hints == ("a KV pool of at most 39.31 GiB fits (--kv-cache-memory-bytes 60G of recipes/r.yaml)",)
+    share = "--gpu-memory-utilization 0.8 --max-num-seqs 16 --max-model-len 32768 --kv-cache-memory-bytes "
+    assert plan_122b(share + str(int(39.3 * GIB))).fits and not plan_122b(share + str(int(39.32 * GIB))).fits
+    small = plan_122b("--max-num-seqs 16 --max-model-len 32768", replace(SPARK, free=GIB))
+    assert len(small.hints) == 1 and small.hints[0].startswith("without any cache it needs 70.57 GiB: ")
+    assert plan_122b("--gpu-memory-utilization 0.8 --max-num-seqs 16 --max-model-len 32768").hints == ()
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0.00 GiB"), (2048, "2.0 KiB"), (200_000, "0.2 MiB"), (3 << 29, "1.50 GiB")]
+)
+def test_no_size_shows_as_nothing_but_nothing(size: int, text: str) -> None:
+    assert gib(size) == text
 
 
 def test_a_cache_format_that_is_not_known_is_refused() -> None:

@@ -33,14 +33,33 @@ def test_plans_of_two_stages(copy: Checkout) -> None:
 
 
 def test_what_does_not_fit_is_said_and_fails_only_when_asked(copy: Checkout) -> None:
-    assert "DOES NOT FIT: it needs " in copy.done("plan", "--memory", "1GB")
+    text = copy.done("plan", "--memory", "1GB")
+    assert "a machine with 1GB (flag): DOES NOT FIT, see the end\n" in text
+    assert "DOES NOT FIT: it needs " in text and text.endswith("a smaller model or fewer tokens a step\n")
     assert copy.invoke("plan", "--memory", "1GB", "--exit-code").returncode == 1
     assert copy.invoke("plan", "--memory", "32GB", "--exit-code").returncode == 0
 
 
+def test_settings_are_told_with_the_file_that_has_them(copy: Checkout) -> None:
+    text = copy.done("plan", "--memory", "32GB")
+    assert "VLLM_CPU_KVCACHE_SPACE=1 of pins/stacks/cpu.yaml" in text
+    assert "users at 2K" in text and "users at 32K" not in text
+    command = "    --tool-call-parser qwen3_coder"
+    copy.replace("recipes/scripted-tiny.yaml", command, command + " --frobnicate 3")
+    text = copy.done("plan", "--memory", "32GB")
+    assert "note: not counted, since this plan does not know what they do: --frobnicate 3\n" in text
+    assert text.endswith("fits, with what is not counted aside (docs/memory.md says how well each line is known)\n")
+    copy.replace("stages/v2-tq.yaml", "turboquant_4bit_nc", "turboquant_5bit")
+    wrong = copy.invoke("plan", "--memory", "32GB").stderr
+    assert "stages/v2-tq.yaml: --kv-cache-dtype: saw 'turboquant_5bit', wanted one of auto" in wrong
+    assert "next: " in wrong
+
+
 def test_wrong_options_are_one_clear_error(copy: Checkout) -> None:
     for arguments, said in (
-        (("--memory", "much"), "--memory: saw 'much', wanted a size"),
+        (("--memory", "much"), "--memory: saw 'much', wanted a number and one of B, kB, MB, GB, TB, KiB"),
+        (("--memory", "128"), "--memory: saw '128', wanted a number and one of"),
+        (("--memory", "8GB", "--free", "16GB"), "--free: saw 14.90 GiB, wanted no more than the 7.45 GiB of a machine"),
         (("--recipe", "qwen"), "unknown recipe 'qwen'"),
         (("--stage", "v3"), "unknown stage 'v3'"),
     ):
@@ -51,13 +70,20 @@ def test_wrong_options_are_one_clear_error(copy: Checkout) -> None:
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("128GB", 128 * 10**9), ("119.25 GiB", 477 * 2**28), ("1024", 1024), ("2kib", 2048), ("1.5mb", 1_500_000)],
+    [
+        ("128GB", 128 * 10**9),
+        ("119.25 GiB", 477 * 2**28),
+        ("1024B", 1024),
+        ("1.5TB", 15 * 10**11),
+        ("2kib", 2048),
+        ("1.5mb", 1_500_000),
+    ],
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size("memory", text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GB", "0GB", "-1GB", "12 parsecs", "1e9"])
+@pytest.mark.parametrize("text", ["", "GB", "128", "128G", "0GB", "-1GB", "12 parsecs", "1e9"])
 def test_no_sizes(text: str) -> None:
     with pytest.raises(InputError, match="--free: saw"):
         parse_size("free", text)
@@ -71,7 +97,10 @@ def test_the_machine(project: Path) -> None:
     measured = machine_for(here, "", "")
     assert (measured.total, measured.how) == (read_host().memory_total, "measured")
     assert 0 < measured.free <= measured.total
-    assert machine_for(here, "", "1GiB").free == 1 << 30
+    given = machine_for(here, "", "1GiB")
+    assert (given.free, given.how, given.free_how) == (1 << 30, "measured", "flag")
+    with pytest.raises(InputError, match=r"--free: saw 1,048,576\.00 GiB, wanted no more than .* of this machine"):
+        machine_for(here, "", "1024TiB")
     assert (machine_for(here, "8GiB", "").total, machine_for(here, "8GiB", "7GiB").free) == (8 << 30, 7 << 30)
     if there is spark:
         planned = machine_for(spark, "", "")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from sparkpin import (
@@ -20,6 +22,7 @@ from sparkpin import (
     pinned,
     reports,
     retention,
+    schema,
     transfer,
     ui,
 )
@@ -31,11 +34,13 @@ from sparkpin import serve as serving
 from sparkpin.checkpoint import report as checkpoint_report
 from sparkpin.checkpoint.build import build_checkpoint, disk_line, plan_checkpoint, verify_built
 from sparkpin.checkpoint.plan import all_steps, checkpoint_steps, require
-from sparkpin.errors import DifferenceError, EngineError, HostError, InputError, SmokeError
+from sparkpin.errors import DifferenceError, EngineError, HostError, InputError, SmokeError, SparkpinError
 from sparkpin.evidence import attest as attesting
 from sparkpin.evidence import signing
+from sparkpin.inputs import project_of
 from sparkpin.jobs import build_releases, checkpoint_of, engine_of, smoke_releases
 from sparkpin.jobs import rebuild as remake
+from sparkpin.overruled import overruled
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
@@ -89,6 +94,7 @@ def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool,
     locked = last.stack_lock.files
     if absent := [file for file in locked if not Store(paths.store).has(file)]:
         show(f"To be fetched: {len(absent)} of {len(locked)} files, {ui.size(sum(file.size for file in absent))}.")
+    say_overruled(last.recipe, last.stack, last.chain)
     lacking = host.missing(paths, machine, stack=last.stack)
     for requirement in lacking:
         show(f"missing: {requirement.name}: {requirement.detail}; {requirement.fix}")
@@ -163,10 +169,25 @@ def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None) -
 
 
 def build(*, recipe: str | None, stage: str | None, stack: str | None, offline: bool) -> tuple[Release, ...]:
-    made = build_releases(*pairings_of(recipe, stage, stack), offline=offline)
+    paths, pairings = pairings_of(recipe, stage, stack)
+    say_overruled(pairings[-1].recipe, pairings[-1].stack, pairings[-1].chain)
+    made = build_releases(paths, pairings, offline=offline)
     reports.show_built(made)
     next_smoke(made)
     return made
+
+
+def say_overruled(recipe: schema.Recipe, stack: schema.Stack, chain: Sequence[schema.Stage]) -> None:
+    for line in overruled(recipe, stack, chain):
+        say(f"note: {line}")
+
+
+def say_overruled_of(paths: Paths, release: Release) -> None:
+    """Of the files that a release was made from; nothing where they are not kept: serving needs none of them."""
+    with contextlib.suppress(SparkpinError), project_of(paths, release) as project:
+        recipe = manifests.load_recipe(project, release.recipe)
+        stack, chain = manifests.load_stack(project, recipe.stack), manifests.load_chain(project, release.stage)
+        say_overruled(recipe, stack, chain)
 
 
 def next_smoke(made: tuple[Release, ...]) -> bool:
@@ -511,6 +532,7 @@ def serve(*, recipe: str | None, release: str | None, port: int | None) -> None:
     chosen = records.get(release) if release else current(records, choose_recipe(paths, recipe, None))
     if not chosen.smoke_passed:
         say(f"warning: {chosen.tag} is {chosen.state}: no smoke test stands behind its answers")
+    say_overruled_of(paths, chosen)
     served = serving.start(paths, engine_of(paths), chosen, checkpoint_of(paths, chosen), port=port, say=say)
     show(f"{chosen.tag} answers at {served.url}\nnext: invoke stop")
 

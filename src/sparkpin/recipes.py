@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkpin.errors import InputError, ManifestError
-from sparkpin.schema import FlagValue, Recipe, Scalar, Stack, Stage
+from sparkpin.schema import FlagValue, Recipe, Scalar, Serve, Stack, Stage
 
 MODEL_PATH = "/model"
 ALIASES = {
@@ -49,6 +49,20 @@ class Flag:
         """``--speculative-config.method mtp`` sets a part of ``--speculative-config``."""
         return self.key == key or self.key.startswith(key + ".")
 
+    def same(self, other: Flag) -> bool:
+        """Whether both say the same, however the flag and its JSON are spelled."""
+        negated = [flag.words[0].startswith("--no-") for flag in (self, other)]
+        return self.key == other.key and negated[0] == negated[1] and self.meaning == other.meaning
+
+    @property
+    def meaning(self) -> object:
+        _, equals, value = self.words[0].partition("=")
+        values = [value, *self.words[1:]] if equals else list(self.words[1:])
+        try:
+            return [json.loads(word) if word.startswith("{") else word for word in values]
+        except ValueError:
+            return values
+
     @property
     def value(self) -> str | None:
         _, equals, value = self.words[0].partition("=")
@@ -74,7 +88,20 @@ def serve_argv(
         ManifestError: the command cannot be filled in or split, or does not start with `vllm serve <model>`.
         InputError: an override that the recipe does not know.
     """
-    file = f"recipes/{recipe.name}.yaml"
+    argv = own_argv(recipe, model_path, overrides)
+    if flag_value(argv, "--served-model-name") is None:
+        argv = set_flag(argv, "--served-model-name", recipe.model)
+    env = environment(recipe.env)
+    for _, serve in setters(stack, chain):
+        for name, value in serve.flags.items():
+            argv = set_flag(argv, name, value)
+        env |= environment(serve.env)
+    return argv, env
+
+
+def own_argv(recipe: Recipe, model_path: str = MODEL_PATH, overrides: Mapping[str, Scalar] | None = None) -> list[str]:
+    """The recipe's command alone, filled in and split. Errors: see `serve_argv`."""
+    file = file_of(recipe)
     overrides = dict(overrides or {})
     known = sorted({*recipe.defaults, *ADDRESS})
     if unknown := sorted(set(overrides) - set(known)):
@@ -89,14 +116,17 @@ def serve_argv(
     for key in ADDRESS:
         if key in overrides:
             argv = set_flag(argv, f"--{key}", overrides[key])
-    if flag_value(argv, "--served-model-name") is None:
-        argv = set_flag(argv, "--served-model-name", recipe.model)
-    env = environment(recipe.env)
-    for serve in (stack.serve, *(stage.serve for stage in chain)):
-        for name, value in serve.flags.items():
-            argv = set_flag(argv, name, value)
-        env |= environment(serve.env)
-    return argv, env
+    return argv
+
+
+def file_of(recipe: Recipe) -> str:
+    return f"recipes/{recipe.name}.yaml"
+
+
+def setters(stack: Stack, chain: Iterable[Stage]) -> list[tuple[str, Serve]]:
+    """The files whose settings replace the recipe's, each those of the ones before it."""
+    stages = [(f"stages/{stage.name}.yaml", stage.serve) for stage in chain]
+    return [(f"pins/stacks/{stack.name}.yaml", stack.serve), *stages]
 
 
 def fill(command: str, defaults: Mapping[str, Scalar], file: object) -> str:
@@ -106,6 +136,8 @@ def fill(command: str, defaults: Mapping[str, Scalar], file: object) -> str:
     except (KeyError, IndexError, AttributeError) as error:
         seen = error.args[0] if isinstance(error, KeyError) else str(error)
         known = ", ".join(sorted(defaults)) or "none"
+        if isinstance(error, KeyError) and not re.fullmatch(r"\w+", str(seen)):  # JSON, and no misspelt name
+            raise ManifestError(file, "command", "{" + str(seen) + "}", DOUBLED, next_step=DOUBLE) from None
         raise ManifestError(
             file,
             "command",
@@ -116,6 +148,10 @@ def fill(command: str, defaults: Mapping[str, Scalar], file: object) -> str:
         raise ManifestError(
             file, "command", str(error), "placeholders {name}; a brace of JSON is written {{ }}"
         ) from None
+
+
+DOUBLED = "a brace of JSON doubled, {{ }}, since { } is a placeholder for a key of `defaults`"
+DOUBLE = """write JSON as in --flag '{{"key": {name}}}', or hold it in a default and write '{name}'"""
 
 
 def split(text: str, file: object) -> list[str]:
@@ -138,7 +174,9 @@ def check_json(argv: Iterable[str], file: object) -> None:
             continue
         try:
             json.loads(word)
-        except ValueError:
+        except ValueError as error:
+            if '"' in word:  # so it was quoted
+                raise ManifestError(file, "command", word, f"JSON ({error})") from None
             raise ManifestError(
                 file, "command", word, "JSON; put single quotes around it or its placeholder, as in '{config}'"
             ) from None

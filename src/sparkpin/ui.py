@@ -28,7 +28,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
-        grid.add_column(column, no_wrap=column != "why", justify="right" if column in RIGHT else "left")
+        grid.add_column(
+            column,
+            no_wrap=column != "why",
+            justify="right" if column in RIGHT or column.startswith("users at ") else "left",
+        )
     for row in rows:
         grid.add_row(*(Text("" if cell is None else str(cell)) for cell in row))  # a str would be read as markup
     needed = Console(width=1000).measure(grid)
@@ -39,7 +43,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 RIGHT = {"size", "own size", "build", "ready", "freed", "count"}
 RIGHT |= {"in the checkpoint", "in memory", "block", "bytes a token", "states a request", "tokens", "concurrency"}
-RIGHT |= {"users at 32K", "users at 128K", "users at 256K"}
 
 
 def size(count: int | None) -> str:

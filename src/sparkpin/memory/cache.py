@@ -10,18 +10,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sparkpin.errors import ManifestError
-from sparkpin.memory.geometry import DTYPE_BYTES, Geometry
+from sparkpin.memory.geometry import DTYPE_BYTES, ONE_BYTE, TURBOQUANT, Geometry
 from sparkpin.memory.settings import Settings
 
-# Bits of a key's and of a value's component: model_executor/layers/quantization/turboquant/config.py.
-TURBOQUANT: Mapping[str, tuple[int, int]] = {
-    "turboquant_k8v4": (8, 4),
-    "turboquant_4bit_nc": (4, 4),
-    "turboquant_k3v4_nc": (3, 4),
-    "turboquant_3bit_nc": (3, 3),
-}
-ONE_BYTE = ("fp8", "fp8_e4m3", "fp8_e5m2")
 FORMATS = ("bfloat16", "fp8", *TURBOQUANT)
 """What a plan compares."""
 
@@ -141,9 +132,6 @@ def slot_bytes(cache_dtype: str, head_dim: int) -> int:
         return 2 * head_dim * DTYPE_BYTES[cache_dtype]
     if cache_dtype in ONE_BYTE:
         return 2 * head_dim
-    if cache_dtype not in TURBOQUANT:
-        known = ", ".join(("auto", *DTYPE_BYTES, *ONE_BYTE, *TURBOQUANT))
-        raise ManifestError("the recipe", "--kv-cache-dtype", cache_dtype, f"one of {known}")
     key_bits, value_bits = TURBOQUANT[cache_dtype]
     key = math.ceil(head_dim * key_bits / 8) + (0 if key_bits == 8 else 2)
     value = math.ceil(head_dim * value_bits / 8) + 4

@@ -9,6 +9,14 @@ from typing import Any
 from sparkpin.errors import ManifestError
 
 DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
+# Bits of a cached key's and of a value's component: vLLM, model_executor/layers/quantization/turboquant/config.py.
+TURBOQUANT: Mapping[str, tuple[int, int]] = {
+    "turboquant_k8v4": (8, 4),
+    "turboquant_4bit_nc": (4, 4),
+    "turboquant_k3v4_nc": (3, 4),
+    "turboquant_3bit_nc": (3, 3),
+}
+ONE_BYTE = ("fp8", "fp8_e4m3", "fp8_e5m2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,7 @@ def read_geometry(config: Mapping[str, Any], origin: str) -> Geometry:
         value_dim=number("linear_value_head_dim", default),
         experts_per_token=number("num_experts_per_tok", 0),
         expert_width=number("moe_intermediate_size", 0) or number("intermediate_size", 0),
-        max_positions=number("max_position_embeddings"),
+        max_positions=positions(number("max_position_embeddings"), text),
         dtype=dtype_of(config, text, origin),
         ssm_dtype=state_dtype(text, origin),
         vision=any(str(name).endswith("ForConditionalGeneration") for name in config.get("architectures") or ()),
@@ -104,6 +112,14 @@ def read_geometry(config: Mapping[str, Any], origin: str) -> Geometry:
 
 
 NEXT = "choose a model whose config.json describes a Qwen3.5 or a plain attention model"
+
+
+def positions(stored: int, text: Mapping[str, Any]) -> int:
+    """vllm/config/model.py, _get_and_verify_max_len: `linear` and `dynamic` RoPE count times their factor."""
+    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    rope = rope if isinstance(rope, dict) else {}
+    factor = rope.get("factor") if rope.get("rope_type", rope.get("type")) in ("linear", "dynamic") else 1
+    return int(stored * factor) if isinstance(factor, int | float) else stored
 
 
 def layer_kinds(text: Mapping[str, Any], layers: int, origin: str) -> list[str]:

@@ -9,8 +9,9 @@ from typing import Literal
 
 from sparkpin.memory import estimates
 from sparkpin.memory.cache import FORMATS, Cache, lay_out
+from sparkpin.memory.flags import AUTO
 from sparkpin.memory.geometry import Geometry
-from sparkpin.memory.settings import AUTO, GIB, Settings
+from sparkpin.memory.settings import GIB, Settings
 from sparkpin.memory.weights import HEAD, Weights
 
 LENGTHS = (32_768, 131_072, 262_144)
@@ -19,12 +20,13 @@ How = Literal["header", "config", "flag", "vLLM's rule", "estimate", "measured"]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """total, free: bytes; source: where these are from, and how well they are known."""
+    """total, free: bytes; source: where these are from, and how well they are known; free_how: `free` alone."""
 
     total: int
     free: int
     source: str
     how: How
+    free_how: How | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Capacity:
 class MemoryPlan:
     """budget: what vLLM wants to be free at its start; None where nothing is asked. pool: bytes for the KV cache.
 
-    needed: of the machine's free memory. problems: why it does not fit; notes: what else to know.
+    needed: of the machine's free memory. problems: why it does not fit; hints: what would; notes: what else to know.
     """
 
     settings: Settings
@@ -69,6 +71,7 @@ class MemoryPlan:
     needed: int
     capacities: tuple[Capacity, ...]
     problems: tuple[str, ...]
+    hints: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
@@ -81,7 +84,6 @@ class MemoryPlan:
 
 
 def make_plan(geometry: Geometry, settings: Settings, weights: Sequence[Weights], machine: Machine) -> MemoryPlan:
-    """Raises ManifestError for a cache format that is not known."""
     cuda = settings.platform == "cuda"
     lines = fixed_lines(geometry, settings, weights)
     fixed = sum(line.bytes for line in lines)
@@ -124,7 +126,11 @@ def make_plan(geometry: Geometry, settings: Settings, weights: Sequence[Weights]
         pool=pool,
         needed=needed,
         capacities=capacities,
-        problems=tuple(problems(own, pool, max_len, needed, fixed, budget, machine)),
+        problems=(
+            *too_long(geometry, settings, max_len),
+            *problems(own, pool, max_len, needed, fixed, budget, machine),
+        ),
+        hints=tuple(hints(settings, pool, needed, fixed, budget, machine, outside)),
         notes=tuple(notes(geometry, settings, weights, own, capacities, max_len)),
     )
 
@@ -149,7 +155,7 @@ def pool_note(settings: Settings) -> str:
     if settings.blocks:
         return "--num-gpu-blocks-override"
     if settings.kv_bytes is not None:
-        return "VLLM_CPU_KVCACHE_SPACE or --kv-cache-memory-bytes"
+        return settings.kv_from
     return f"what is left of {settings.utilization:g} of all memory"
 
 
@@ -183,6 +189,35 @@ def problems(
     return found
 
 
+def too_long(geometry: Geometry, settings: Settings, max_len: int) -> list[str]:
+    """vllm/config/model.py, _get_and_verify_max_len."""
+    if max_len <= geometry.max_positions or settings.longer:
+        return []
+    return [
+        f"--max-model-len {max_len:,} is more than the model's {geometry.max_positions:,} positions: vLLM refuses it"
+    ]
+
+
+def hints(
+    settings: Settings, pool: int, needed: int, fixed: int, budget: int | None, machine: Machine, outside: int
+) -> list[str]:
+    """What would fit into the free memory."""
+    if needed <= machine.free:
+        return []
+    left = machine.free - outside - fixed
+    if left < 0:
+        return [
+            f"without any cache it needs {gib(fixed + outside)}: more memory, a smaller model or fewer tokens a step"
+        ]
+    found = []
+    if budget is not None and budget + outside > machine.free:
+        share = math.floor((machine.free - outside) / machine.total * 100) / 100
+        found.append(f"--gpu-memory-utilization {share:g} asks for no more than is free")
+    if pool > left and settings.kv_bytes is not None:
+        found.append(f"a KV pool of at most {gib(left)} fits ({settings.kv_from})")
+    return found
+
+
 def notes(
     geometry: Geometry,
     settings: Settings,
@@ -197,7 +232,9 @@ def notes(
         found.append(
             f"--max-num-seqs {settings.max_num_seqs} lets no more than that many of the {users} users run at once"
         )
-    if max_len > geometry.max_positions:
+    if settings.unread:
+        found.append(f"not counted, since this plan does not know what they do: {', '.join(settings.unread)}")
+    if max_len > geometry.max_positions and settings.longer:
         found.append(f"--max-model-len {max_len:,} is more than the model's {geometry.max_positions:,} positions")
     if cache.padding:
         groups = (*cache.attention_groups, *cache.state_groups)
@@ -212,5 +249,7 @@ def notes(
 
 
 def gib(count: int) -> str:
-    """Or MiB, where GiB would show nothing."""
-    return f"{count / GIB:,.2f} GiB" if count >= GIB or not count else f"{count / (1 << 20):,.1f} MiB"
+    """Or a smaller unit, where GiB would show nothing."""
+    if count >= GIB or not count:
+        return f"{count / GIB:,.2f} GiB"
+    return f"{count / (1 << 20):,.1f} MiB" if count >= 100_000 else f"{count / 1024:,.1f} KiB"

@@ -6,23 +6,21 @@ vllm/utils/argparse_utils.py; VLLM_CPU_KVCACHE_SPACE: vllm/platforms/cpu.py.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Literal
 
 from sparkpin.errors import ManifestError
-from sparkpin.memory.geometry import DTYPE_BYTES, Geometry
-from sparkpin.recipes import Flag, parse_flags
+from sparkpin.memory.flags import NEXT, WANTED, Flags
+from sparkpin.memory.geometry import DTYPE_BYTES, ONE_BYTE, TURBOQUANT, Geometry
+from sparkpin.overruled import CPU_SPACE, KV_BYTES
 
 Platform = Literal["cpu", "cuda"]
 GIB = 1 << 30
-AUTO = -1
-CPU_SPACE = "VLLM_CPU_KVCACHE_SPACE"
-DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-NEXT = "correct the command or the flags of recipe, stack or stage"
+CACHE_DTYPES = ("auto", *DTYPE_BYTES, *ONE_BYTE, *TURBOQUANT)
+LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+NOWHERE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,8 @@ class Settings:
 
     draft_tokens: per step, 0 without speculation; draft_layers: attention layers of the drafter. block_size: None where
     nobody asks for one. kv_bytes: an explicit size of the KV pool, instead of what `utilization` leaves.
-    checkpoints: see `takes_checkpoints`.
+    kv_from: the setting that gives kv_bytes, and its file. checkpoints: see `takes_checkpoints`. longer: whether
+    max_model_len may be more than the model's positions. unread: flags whose share of the memory is not known.
     """
 
     platform: Platform
@@ -53,6 +52,9 @@ class Settings:
     ranks: int
     text_only: bool
     checkpoints: bool
+    kv_from: str
+    longer: bool
+    unread: tuple[str, ...]
 
 
 def read_settings(
@@ -64,16 +66,19 @@ def read_settings(
     vllm: tuple[int, int],
     wide_state: bool,
     origin: str,
+    origins: Mapping[str, str] = NOWHERE,
 ) -> Settings:
     """Settings of a command line.
 
+    origin: the file to name in an error; origins: flag or variable -> its own file, where that is another.
     vllm: major and minor version. wide_state: the CPU has AVX512-BF16, see `state_dtype`.
 
     Raises ManifestError for a value that is not what the flag takes, and for flags that change the caches in a way that
     this plan does not know.
     """
-    flags = Flags(argv, origin)
-    flags.refuse("--pipeline-parallel-size", "--decode-context-parallel-size", "--kv-offloading-size")
+    flags = Flags(argv, origin, origins)
+    flags.refuse(pipeline_parallel_size="1", decode_context_parallel_size="1", data_parallel_size="1")
+    flags.refuse(kv_offloading_size="0", cpu_offload_gb="0", offload_group_size="0", kv_transfer_config="{}")
     if flags.on("--use-replayssm") or flags.values("--kv-cache-dtype-skip-layers"):
         raise ManifestError(
             origin, "command", "--use-replayssm or --kv-cache-dtype-skip-layers", WANTED, next_step=NEXT
@@ -81,23 +86,33 @@ def read_settings(
     dtype = flags.text("--dtype") or "auto"
     dtype = geometry.dtype if dtype == "auto" else dtype
     if dtype not in DTYPE_BYTES:
-        raise ManifestError(origin, "--dtype", dtype, f"auto or one of {', '.join(DTYPE_BYTES)}", next_step=NEXT)
+        raise ManifestError(
+            flags.origin("--dtype"), "--dtype", dtype, f"auto or one of {', '.join(DTYPE_BYTES)}", next_step=NEXT
+        )
     cache_dtype = flags.text("--kv-cache-dtype") or "auto"
+    if cache_dtype not in CACHE_DTYPES:
+        file, wanted = flags.origin("--kv-cache-dtype"), f"one of {', '.join(CACHE_DTYPES)}"
+        raise ManifestError(file, "--kv-cache-dtype", cache_dtype, wanted, next_step=NEXT)
     conv = flags.text("--mamba-cache-dtype") or "auto"
     conv = dtype if conv == "auto" else conv
     ssm = flags.text("--mamba-ssm-cache-dtype") or "auto"
-    kv_bytes = flags.number("--kv-cache-memory-bytes")
+    kv_bytes = flags.number(KV_BYTES)
+    kv_from = f"{KV_BYTES} {flags.text(KV_BYTES)} of {flags.origin(KV_BYTES)}" if kv_bytes is not None else ""
     if platform == "cpu" and (space := env.get(CPU_SPACE)):
         if not space.isdecimal():
-            raise ManifestError(origin, CPU_SPACE, space, "a whole number of GiB", next_step=NEXT)
-        kv_bytes = int(space) * GIB
-    draft_tokens, draft_layers = drafting(flags, geometry, origin)
+            raise ManifestError(flags.origin(CPU_SPACE), CPU_SPACE, space, "a whole number of GiB", next_step=NEXT)
+        kv_bytes, kv_from = int(space) * GIB, f"{CPU_SPACE}={space} of {flags.origin(CPU_SPACE)}"
+    draft_tokens, draft_layers = drafting(flags, geometry)
     caching = flags.on("--enable-prefix-caching", default=True)
     max_len = flags.number("--max-model-len", auto=True) or geometry.max_positions
     seqs = flags.number("--max-num-seqs") or (128 if platform == "cpu" else 1024)
     batched = flags.number("--max-num-batched-tokens")
     if batched is None:
         batched = min(2048 if platform == "cpu" else 8192, seqs * (max_len if max_len > 0 else geometry.max_positions))
+    text_only = flags.on("--language-model-only") or not geometry.vision
+    eager = flags.on("--enforce-eager") or platform == "cpu"
+    # --hf-overrides may change the positions, so that what the config says does not decide.
+    longer = env.get(LONG, "").strip().lower() in ("1", "true") or any("--hf-overrides" in word for word in argv)
     return Settings(
         platform=platform,
         max_model_len=max_len,
@@ -112,12 +127,15 @@ def read_settings(
         draft_tokens=draft_tokens,
         draft_layers=draft_layers,
         prefix_caching=caching,
-        eager=flags.on("--enforce-eager") or platform == "cpu",
+        eager=eager,
         kv_bytes=kv_bytes,
         blocks=flags.number("--num-gpu-blocks-override"),
         ranks=flags.number("--tensor-parallel-size") or 1,
-        text_only=not geometry.vision or flags.on("--language-model-only"),
+        text_only=text_only,
         checkpoints=caching and platform == "cuda" and vllm >= (0, 33) and takes_checkpoints(flags, geometry),
+        kv_from=kv_from,
+        longer=longer,
+        unread=flags.unread(),
     )
 
 
@@ -142,7 +160,7 @@ def takes_checkpoints(flags: Flags, geometry: Geometry) -> bool:
     return geometry.key_dim == 128 and flags.text("--gdn-prefill-backend") in (None, "auto", "flashinfer")
 
 
-def drafting(flags: Flags, geometry: Geometry, origin: str) -> tuple[int, int]:
+def drafting(flags: Flags, geometry: Geometry) -> tuple[int, int]:
     """Tokens drafted in a step and attention layers of the drafter: (0, 0) without speculation."""
     config = flags.json("--speculative-config")
     if not config:
@@ -151,80 +169,22 @@ def drafting(flags: Flags, geometry: Geometry, origin: str) -> tuple[int, int]:
     is_mtp = method == "mtp" or method.endswith("_mtp")
     if not is_mtp and method != "ngram":
         wanted = "mtp or ngram, whose caches this plan knows"
-        raise ManifestError(origin, "--speculative-config method", method, wanted, next_step=NEXT)
+        raise ManifestError(
+            flags.origin("--speculative-config"), "--speculative-config method", method, wanted, next_step=NEXT
+        )
     if is_mtp and not geometry.draft:
         wanted = "a model whose config has mtp_num_hidden_layers"
-        raise ManifestError(origin, "--speculative-config method", method, wanted, next_step=NEXT)
+        raise ManifestError(
+            flags.origin("--speculative-config"), "--speculative-config method", method, wanted, next_step=NEXT
+        )
     layers = geometry.draft if is_mtp else 0
     tokens = config.get("num_speculative_tokens") or layers
     if not isinstance(tokens, int) or tokens < 1:
-        raise ManifestError(origin, "num_speculative_tokens", tokens, "a positive whole number", next_step=NEXT)
+        raise ManifestError(
+            flags.origin("--speculative-config"),
+            "num_speculative_tokens",
+            tokens,
+            "a positive whole number",
+            next_step=NEXT,
+        )
     return tokens, layers
-
-
-WANTED = "flags whose effect on the caches this plan knows"
-
-
-class Flags:
-    """Typed access to a command line; of a flag that stands twice the last one counts."""
-
-    def __init__(self, argv: Sequence[str], origin: str) -> None:
-        self._flags, self._origin = parse_flags(argv)[1], origin
-
-    def values(self, key: str) -> list[Flag]:
-        return [flag for flag in self._flags if flag.key == key]
-
-    def text(self, key: str) -> str | None:
-        found = self.values(key)
-        return found[-1].value if found else None
-
-    def on(self, key: str, *, default: bool = False) -> bool:
-        """Of a bare flag and its `--no-` form: Flag.key is the same for both."""
-        found = self.values(key)
-        return not found[-1].words[0].startswith("--no-") if found else default
-
-    def refuse(self, *keys: str) -> None:
-        for key in keys:
-            if self.text(key) not in (None, "1"):
-                raise ManifestError(self._origin, key, self.text(key), WANTED, next_step=NEXT)
-
-    def number(self, key: str, *, auto: bool = False) -> int | None:
-        text = self.text(key)
-        if text is None:
-            return None
-        if auto and text in ("-1", "auto"):
-            return AUTO
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)", text.strip())
-        if not found or ("." in found[1] and found[2] not in DECIMAL) or float(found[1]) == 0:
-            raise ManifestError(self._origin, key, text, "a positive number such as 32768, 32k or 32K", next_step=NEXT)
-        if found[2] in DECIMAL:
-            return int(float(found[1]) * DECIMAL[found[2]])
-        return int(found[1]) * BINARY.get(found[2], 1)
-
-    def fraction(self, key: str) -> float | None:
-        text = self.text(key)
-        if text is None:
-            return None
-        if not re.fullmatch(r"0?\.\d+|1(\.0*)?", text) or not 0 < float(text) <= 1:
-            raise ManifestError(self._origin, key, text, "a number above 0 and not above 1", next_step=NEXT)
-        return float(text)
-
-    def _mapping(self, flag: Flag) -> dict[str, Any]:
-        try:
-            value = json.loads(flag.value or "")
-        except ValueError:
-            value = None
-        if not isinstance(value, dict):
-            raise ManifestError(self._origin, flag.key, flag.value, "a JSON object", next_step=NEXT)
-        return value
-
-    def json(self, key: str) -> dict[str, Any]:
-        """A flag's mapping, parts of it given as `--flag.part value` included."""
-        value: dict[str, Any] = {}
-        for flag in self._flags:
-            if flag.key == key:
-                value = self._mapping(flag)
-            elif flag.key.startswith(key + "."):
-                part = flag.key.removeprefix(key + ".").replace("-", "_")
-                value = {**value, part: int(flag.value or 0) if (flag.value or "").isdigit() else flag.value}
-        return value

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from sparkpin import host, hub, manifests, recipes, schema, ui
+from sparkpin import overruled as overruling
 from sparkpin.checkpoint import plan as checkpoints
 from sparkpin.errors import HostError, InputError, ManifestError
 from sparkpin.memory import estimates, words
 from sparkpin.memory.geometry import read_geometry
-from sparkpin.memory.plan import Machine, MemoryPlan, make_plan
+from sparkpin.memory.plan import Machine, MemoryPlan, gib, make_plan
 from sparkpin.memory.settings import Platform, read_settings
 from sparkpin.memory.weights import Loading, weigh
 from sparkpin.paths import Paths
 
 SPARK = "linux/arm64"
-UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+NAMES = ("B", "kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB")
 CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -28,7 +32,10 @@ def plan(*, recipe: str | None, stage: str | None, memory: str, free: str, as_js
     stack = manifests.load_stack(paths.project, chosen.stack)
     made = plan_recipe(paths, chosen, stack, chain, machine_for(stack, memory, free))
     name = chain[-1].name
+    overruled = overruling.overruled(chosen, stack, chain)
     if as_json:
+        for line in overruled:
+            ui.say(f"note: {line}")
         ui.show(words.to_json(made, chosen.name, name))
         return made.fits
     for line in words.title(made, chosen.name, name):
@@ -37,12 +44,15 @@ def plan(*, recipe: str | None, stage: str | None, memory: str, free: str, as_js
     ui.table(words.WEIGHTS, words.weight_rows(made))
     ui.table(words.cache_columns(made), words.cache_rows(made))
     ui.show(words.log_line(made))
-    for note in made.notes:
+    for note in [*overruled, *made.notes]:
         ui.show(f"note: {note}")
     for problem in made.problems:
         ui.show(f"DOES NOT FIT: {problem}")
+    for hint in made.hints:
+        ui.show(f"  {hint}")
     if made.fits:
-        ui.show("fits (docs/memory.md says how well each line is known)")
+        rest = ", with what is not counted aside" if made.settings.unread else ""
+        ui.show(f"fits{rest} (docs/memory.md says how well each line is known)")
     return made.fits
 
 
@@ -70,7 +80,8 @@ def plan_recipe(
         platform,
         vllm=vllm_version(stack),
         wide_state=has_wide_state(),
-        origin=f"recipes/{recipe.name}.yaml",
+        origin=recipes.file_of(recipe),
+        origins=overruling.origins(recipe, stack, chain),
     )
     loading = Loading(
         draft=settings.draft_layers > 0,
@@ -100,23 +111,35 @@ def has_wide_state(cpuinfo: Path = CPUINFO) -> bool:
 def machine_for(stack: schema.Stack, memory: str, free: str) -> Machine:
     """The machine that was asked for, else this one if the stack is for it, else a Spark."""
     here = host.read_host()
+    given = parse_size("free", free) if free else None
     if memory:
         total = parse_size("memory", memory)
-        return Machine(total, parse_size("free", free) if free else total, f"a machine with {memory}", "flag")
+        return checked(Machine(total, total if given is None else given, f"a machine with {memory}", "flag"))
     if here.arch != host.ARCHITECTURES[stack.platform]:
         if stack.platform != SPARK:
             raise HostError(
                 f"stack {stack.name} is for {stack.platform}", next_step="give --memory, such as --memory 32GB"
             )
-        found = estimates.SPARK_FREE if not free else parse_size("free", free)
-        return Machine(estimates.SPARK_TOTAL, found, "an idle DGX Spark", "estimate")
-    return Machine(
-        here.memory_total, parse_size("free", free) if free else here.memory_available, "this machine", "measured"
-    )
+        made = Machine(estimates.SPARK_TOTAL, estimates.SPARK_FREE, "an idle DGX Spark", "estimate")
+    else:
+        made = Machine(here.memory_total, here.memory_available, "this machine", "measured")
+    return made if given is None else checked(replace(made, free=given, free_how="flag"))
+
+
+def checked(machine: Machine) -> Machine:
+    if machine.free > machine.total:
+        raise InputError(
+            f"--free: saw {gib(machine.free)}, wanted no more than the {gib(machine.total)} of {machine.source}",
+            next_step="give --memory, the size of all memory, too, or a smaller --free",
+        )
+    return machine
 
 
 def parse_size(option: str, text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if not found or found[2].upper() not in UNITS or not float(found[1]):
-        raise InputError(f"--{option}: saw {text!r}, wanted a size", next_step=f"--{option} 128GB, or 119.2GiB")
+        raise InputError(
+            f"--{option}: saw {text!r}, wanted a number and one of {', '.join(NAMES)}",
+            next_step=f"--{option} 128GB, or 119.2GiB",
+        )
     return int(float(found[1]) * UNITS[found[2].upper()])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from sparkpin.memory.plan import LENGTHS, Capacity, MemoryPlan, gib
+from sparkpin.memory.plan import Capacity, MemoryPlan, gib
 
 Row = tuple[str, ...]
 MEMORY = ("what", "size", "known from", "")
@@ -17,8 +17,10 @@ CACHES = ("cache", "block", "bytes a token", "states a request", "tokens", "conc
 
 def title(plan: MemoryPlan, recipe: str, stage: str) -> Iterator[str]:
     machine = plan.machine
-    yield f"Memory plan of recipe {recipe}, stage {stage}, on {machine.source} ({machine.how}):"
-    yield f"  {gib(machine.total)} in all, {gib(machine.free)} free"
+    verdict = "fits" if plan.fits else "DOES NOT FIT, see the end"
+    yield f"Memory plan of recipe {recipe}, stage {stage}, on {machine.source} ({machine.how}): {verdict}"
+    free = f"{gib(machine.free)} free" + (f" ({machine.free_how})" if machine.free_how else "")
+    yield f"  {gib(machine.total)} in all, {free}"
 
 
 def memory_rows(plan: MemoryPlan) -> list[Row]:
@@ -37,7 +39,9 @@ def weight_rows(plan: MemoryPlan) -> list[Row]:
 
 
 def cache_columns(plan: MemoryPlan) -> tuple[str, ...]:
-    return (*CACHES, *(f"users at {length // 1024}K" for length in LENGTHS))
+    """The lengths that users are counted for are those up to max_model_len."""
+    names = (f"{length // 1024}K" if length % 1024 == 0 else f"{length:,}" for length in plan.chosen.users)
+    return (*CACHES, *(f"users at {name}" for name in names))
 
 
 def cache_rows(plan: MemoryPlan) -> list[Row]:
@@ -53,7 +57,7 @@ def cache_row(capacity: Capacity) -> Row:
         f"{cache.states_bytes:,}" if cache.state_groups else "-",
         f"{capacity.tokens:,}",
         f"{capacity.concurrency:.2f}x",
-        *(str(capacity.users[length]) if length in capacity.users else "-" for length in LENGTHS),
+        *(str(users) for users in capacity.users.values()),
     )
 
 
