@@ -124,10 +124,15 @@ def test_mtp_gives_the_same_tensors_whether_the_index_lists_them_or_not(paths: P
 def test_mtp_in_an_ordinary_shard_is_found(paths: Paths) -> None:
     folders = write_sample(paths)
     shards = base_shards()
-    shards["model-00003-of-00003.safetensors"] = shards.pop(EXTRA)
+    third = "model-00003-of-00003.safetensors"
+    shards[third] = shards.pop(EXTRA)
     (folders["int4"] / EXTRA).unlink()
     write_repository(folders["int4"], shards, base_config(), repository="int4")
-    made = build_checkpoint(paths, PIN, lock_of(folders), ("copy", "mtp"), print)
+    with pytest.raises(CheckpointError, match=f"mtp.file: saw '{EXTRA}', wanted .*tensors are in {third}"):
+        make_plan(listings_of(folders), PIN, ("copy", "mtp"))
+    assert PIN.mtp
+    pin = PIN.model_copy(update={"mtp": PIN.mtp.model_copy(update={"file": third})})
+    made = build_checkpoint(paths, pin, lock_of(folders, pin), ("copy", "mtp"), print)
     assert set(MTP) <= set(json.loads((made / INDEX).read_text())["weight_map"])
 
 

@@ -268,6 +268,25 @@ def test_a_plain_source_that_is_quantised(pair: Pair) -> None:
         pair.plan(PLAIN_ATTENTION)
 
 
+def test_a_base_without_a_config(pair: Pair) -> None:
+    folders = pair.folders()
+    (folders["int4"] / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no config\.json: saw no such file") as caught:
+        make_plan(listings_of(folders), pair.pin(FP8_ATTENTION), HYBRID)
+    assert "quantised" not in caught.value.next_step
+
+
+def test_what_vllm_would_stop_at_is_told_at_planning(pair: Pair) -> None:
+    pair.base[FIRST]["lm_head.weight"] = ("BF16", (8, 8))
+    with pytest.raises(CheckpointError, match=r"lm_head: saw format fp8; the LM head cannot be FP8"):
+        pair.plan(FP8_ATTENTION | {"modules": ["lm_head"]})
+    expert = f"{BODY}0.mlp.experts.0.up_proj"
+    pair.base[FIRST] |= {f"{expert}.qweight": ("I32", (1, 8)), f"{expert}.scales": ("F16", (1, 8))}
+    with pytest.raises(CheckpointError, match="saw format plain; experts over INT4 cannot be plain") as caught:
+        pair.plan(PLAIN_ATTENTION | {"modules": ["*.experts.*"]})
+    assert "`keep`" in caught.value.next_step
+
+
 def test_a_norm_is_no_matrix(pair: Pair) -> None:
     pair.base[FIRST][f"{BODY}0.input_layernorm.weight"] = ("BF16", (5,))
     with pytest.raises(CheckpointError, match=r"input_layernorm\.weight: saw BF16 \[5\], wanted a matrix"):

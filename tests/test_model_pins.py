@@ -78,8 +78,9 @@ def test_two_pins_of_one_base_are_not_chosen_between_in_silence(project: Path) -
     """A copy with other rules is how people will try other formats."""
     recipe = manifests.load_recipe(project, "scripted-tiny")
     (project / "pins/models/copy.yaml").write_text((project / "pins/models/scripted-tiny.yaml").read_text())
-    with pytest.raises(ManifestError, match="of one model of pins/models/, not of copy and scripted-tiny"):
+    with pytest.raises(ManifestError, match="of one model of pins/models/, not of copy and scripted-tiny") as caught:
         manifests.model_of(project, recipe)
+    assert "move one of these pins out" in caught.value.next_step
 
 
 def test_the_made_up_pair_has_the_published_counts_and_sizes() -> None:

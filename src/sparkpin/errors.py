@@ -5,6 +5,9 @@ A message states the cause (file, key, value seen, value wanted); `next_step` is
 
 from __future__ import annotations
 
+WHOLE = "(whole file)"
+"""The key of what is wrong with all of a file, or with none of its keys."""
+
 
 class SparkpinError(Exception):
     """Base of every failure that a user can cause or meet. Exit code 1."""
@@ -38,7 +41,10 @@ class ManifestError(SparkpinError):
     exit_code = 4
 
     def __init__(self, file: object, key: str, seen: object, wanted: str, *, next_step: str = "") -> None:
-        super().__init__(f"{file}: {key}: saw {seen!r}, wanted {wanted}", next_step=next_step)
+        if not next_step and str(file).endswith(".yaml"):  # people write those, and nothing else
+            next_step = f"correct {file if key == WHOLE else f'{key} in {file}'}, then run the same command again"
+        where = file if key == WHOLE else f"{file}: {key}"
+        super().__init__(f"{where}: saw {seen!r}, wanted {wanted}", next_step=next_step)
         self.file, self.key, self.seen, self.wanted = str(file), key, seen, wanted
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +31,8 @@ def parse(kind: type[M], value: Any, file: object, *, next_step: str = "") -> M:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
+        faults = error.errors()  # a misspelt key is told before the one that is missing for it
+        first = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
         key = ".".join(str(part) for part in first["loc"]) or "(whole file)"
         if first["type"] == "extra_forbidden":
             known = ", ".join(sorted(known_keys(kind, first["loc"][:-1])))
@@ -38,8 +40,17 @@ def parse(kind: type[M], value: Any, file: object, *, next_step: str = "") -> M:
                 file, key, first["input"], f"no such key (known here: {known})", next_step=next_step
             ) from None
         missing = first["type"] == "missing"
-        seen, wanted = ("(missing)", "a value: the key must be there") if missing else (first["input"], first["msg"])
+        seen, wanted = (
+            ("(missing)", "a value: the key must be there") if missing else (first["input"], plain(first["msg"]))
+        )
         raise ManifestError(file, key, seen, wanted, next_step=next_step) from None
+
+
+def plain(message: str) -> str:
+    """What pydantic wants, as the end of `wanted ...`."""
+    text = re.sub(r"^(Value error, |Input should be |\w+ should have )", "", message)
+    text = re.sub(r"^String should match pattern ", "text of the pattern ", text)
+    return re.sub(r" after validation, not \d+$", "", text)
 
 
 def known_keys(kind: type[BaseModel], location: Sequence[int | str]) -> list[str]:
@@ -198,12 +209,16 @@ def load_recipe(project: Path, name: str) -> Recipe:
 def model_of(project: Path, recipe: Recipe) -> ModelPin:
     """The model pin whose base repository the recipe names."""
     path = project / f"recipes/{recipe.name}.yaml"
-    pins = [load_model(project, file.stem) for file in sorted((project / "pins/models").glob("*.yaml"))]
+    pins, faults = readable_models(project)
     found = [pin for pin in pins if pin.repositories[pin.base].repo == recipe.model]
+    if not found and faults:
+        raise faults[0]  # it may be of the one that was meant
     if len(found) != 1:
         several = f"of one model of pins/models/, not of {' and '.join(pin.name for pin in found)}"
-        wanted = several if found else "of a model of pins/models/"
-        raise ManifestError(path, "model", recipe.model, f"the base repository {wanted}")
+        known = ", ".join(sorted({pin.repositories[pin.base].repo for pin in pins}))
+        wanted = several if found else f"of a model of pins/models/ ({known})"
+        step = "move one of these pins out of pins/models/" if found else f"correct it in {path}, or pin that model"
+        raise ManifestError(path, "model", recipe.model, f"the base repository {wanted}", next_step=step)
     pin = found[0]
     revision, where = pin.repositories[pin.base].revision, project / f"pins/models/{pin.name}.yaml"
     if revision == UNRESOLVED:
@@ -212,6 +227,18 @@ def model_of(project: Path, recipe: Recipe) -> ModelPin:
     if revision != recipe.model_revision:
         raise ManifestError(path, "model_revision", recipe.model_revision, f"{revision}, as in {where}")
     return pin
+
+
+def readable_models(project: Path) -> tuple[list[ModelPin], list[ManifestError]]:
+    """Every pin of a model, and what is wrong with those that cannot be read: they concern nobody but their users."""
+    pins: list[ModelPin] = []
+    faults: list[ManifestError] = []
+    for file in sorted((project / "pins/models").glob("*.yaml")):
+        try:
+            pins.append(load_model(project, file.stem))
+        except ManifestError as error:
+            faults.append(error)
+    return pins, faults
 
 
 def digest_of(value: Any) -> str:

@@ -147,6 +147,7 @@ def check_module(base: Repository, donor: Repository, module: Module, rule: Form
     def wrong(part: str, where: Repository, seen: object, wanted: object) -> CheckpointError:
         return CheckpointError(f"{where.origin}: {module.name}.{part}: saw {seen}, wanted {wanted}", next_step=PIN)
 
+    check_loadable(module, rule)
     if module.form == "fp8":
         raise wrong(SCALE, base, "a scale", "none: this module is FP8 already")
     shape = packed_shape(base, module) if module.form == "int4" else module.parts[WEIGHT].info.shape
@@ -177,6 +178,20 @@ def check_module(base: Repository, donor: Repository, module: Module, rule: Form
         what = f"{list(wanted_shape)} for a weight of {list(shape)} in blocks of {rule.block}"
         raise wrong(SCALE, donor, f"shape {list(scale.info.shape)}", what)
     return {WEIGHT: weight, SCALE: scale}
+
+
+def check_loadable(module: Module, rule: FormatRule) -> None:
+    """CheckpointError for what vLLM 0.32 stops at while it loads, and which a plan can tell hours earlier."""
+    why = ""
+    if rule.format == "fp8" and module.name.rpartition(".")[2] == "lm_head":
+        why = "the LM head cannot be FP8"
+    elif rule.format == "plain" and module.form == "int4" and ".experts." in module.name:
+        why = "experts over INT4 cannot be plain"
+    if why:
+        raise CheckpointError(
+            f"hybrid.rules: {module.name}: saw format {rule.format}; {why}: vLLM 0.32 would not read it",
+            next_step="let no such rule fit it, or `keep` it by an earlier one (docs/checkpoints.md, rules)",
+        )
 
 
 def packed_shape(base: Repository, module: Module) -> tuple[int, ...]:
@@ -220,6 +235,11 @@ def check_source_config(source: Repository, block: Sequence[int]) -> None:
 def extra_config_of(draft: Draft) -> dict[str, Any]:
     """The mapping of the draft's config to write entries into, made if absent."""
     config = draft.config.get("quantization_config")
+    if CONFIG not in draft.base.listing.texts:
+        raise CheckpointError(
+            f"{draft.base.origin}: no {CONFIG}: saw no such file, wanted one with AutoRound's quantization_config",
+            next_step=draft.base.listing.mend or "choose a repository or revision that has it, in pins/models/",
+        )
     if not isinstance(config, dict):
         raise CheckpointError(
             f"{draft.base.origin}/{CONFIG}: quantization_config: saw {config!r}, wanted AutoRound's settings",

@@ -44,6 +44,12 @@ def apply_mtp(draft: Draft, step: MtpStep) -> None:
                 f"mtp.tensors: {pattern!r} fits no tensor of {draft.base.origin}{where}, listed or not", next_step=_PIN
             )
     found = {name: draft.source(name) for name in sorted(names)}
+    if not step.source and step.file not in draft.base.listing.files:
+        held = ", ".join(sorted({file for file, _ in found.values()}))
+        raise CheckpointError(
+            f"{draft.base.origin}: mtp.file: saw {step.file!r}, wanted a file of it; its MTP tensors are in {held}",
+            next_step="correct mtp.file in pins/models/",
+        )
     check_layers(draft, found)
     for name, (file, source) in found.items():
         if not draft.is_listed(name):
