@@ -182,10 +182,12 @@ def test_damaged_checkpoint_is_built_again(paths: Paths, harm: str) -> None:
     if harm == "remove":
         (made / FIRST).unlink()
     elif harm == "shorten":
+        (made / FIRST).chmod(0o644)
         os.truncate(made / FIRST, 100)
     elif harm == "extra":
         (made / "pytorch_model.bin").write_bytes(b"x")
     else:
+        (made / "sparkpin.json").chmod(0o644)
         (made / "sparkpin.json").write_text("{")
     said: Said = []
     assert build_checkpoint(paths, PIN, lock, ALL, said.append) == made
@@ -231,6 +233,7 @@ def test_verify_on_its_own_sees_a_changed_checkpoint_and_its_absence(paths: Path
     made = build_checkpoint(paths, PIN, lock, ALL, print)
     assert verify_built(paths, PIN, lock, ALL, print) == made
     record = (made / "sparkpin.json").read_text()
+    (made / "sparkpin.json").chmod(0o644)
     (made / "sparkpin.json").write_text(record.replace(made.name, "0" * 16))
     with pytest.raises(CheckpointError, match="is not the record of this checkpoint"):
         verify_built(paths, PIN, lock, ALL, print)
@@ -285,6 +288,16 @@ def test_copies_where_links_cannot_go(paths: Paths, monkeypatch: pytest.MonkeyPa
     made = build_checkpoint(paths, PIN, lock_of(folders), ALL, print)
     assert read_tensors(made) == expected_tensors(hybrid=True)
     assert not (made / EXTRA).samefile(folders["int4"] / EXTRA)
+    assert {path.stat().st_mode & 0o777 for path in made.iterdir()} == {0o444}
+
+
+def test_what_is_written_is_read_only_and_what_is_linked_stays_the_folders(paths: Paths) -> None:
+    folders = write_sample(paths)
+    (folders["int4"] / EXTRA).chmod(0o640)
+    made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in made.iterdir()}
+    assert modes.pop(EXTRA) == 0o640
+    assert {modes[name] for name in (FIRST, INDEX, "config.json", "sparkpin.json")} == {0o444}
 
 
 BUILD_AND_STOP = """

@@ -40,6 +40,7 @@ def test_plan_build_and_verify(copy: Checkout) -> None:
     shard = made / "model-00001-of-00002.safetensors"
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
+    shard.chmod(0o644)
     shard.write_bytes(data)
     spoiled = copy.invoke(*MTP, "--verify")
     assert spoiled.returncode != 0

@@ -744,6 +744,30 @@ def test_a_folder_that_is_not_there(remote: Remote) -> None:
         remote.lock()
 
 
+@pytest.mark.parametrize("name", ["int4", "fp8"])
+def test_a_changed_folder_is_locked_anew_with_a_word_about_each_file(remote: Remote, name: str) -> None:
+    for key in ("int4", "fp8"):
+        remote.edit_pin(key, revision=UNRESOLVED, folder=str(remote.source(key)))
+    remote.point_at("http://127.0.0.1:9")
+    former = remote.lock().repositories
+    assert "sample: nothing fetched: what it takes is in folders of this machine, or was here" in remote.said
+    remote.said.clear()
+    remote.lock()
+    assert not [line for line in remote.said if "former lock" in line or "becomes" in line]
+    folder = remote.source(name)
+    damage(folder / SHARD, "flip")
+    (folder / "README.md").unlink()
+    (folder / "NOTICE").write_text("new\n")
+    changed = remote.lock().repositories
+    told = [line.removeprefix(f"{folder}: ") for line in remote.said if "former lock" in line]
+    assert told == [
+        f"{file} is {word} since the former lock"
+        for file, word in (("NOTICE", "new"), ("README.md", "gone"), (SHARD, "changed"))
+    ]
+    revisions = former[name].revision[:12], changed[name].revision[:12]
+    assert any(line.startswith(f"{name}: revision {revisions[0]} becomes {revisions[1]}") for line in remote.said)
+
+
 def test_a_folder_has_no_pinned_revision(remote: Remote) -> None:
     remote.edit_pin("fp8", folder="somewhere")
     with pytest.raises(ManifestError, match=r"repositories\.fp8\.revision: .*derived from its files"):

@@ -138,6 +138,9 @@ def fetch_pieces(paths: Paths, pin: ModelPin, pieces: Sequence[Piece], say: Say,
 
 
 def tell_share(name: str, fetched: int, total: int, say: Say) -> None:
+    if not fetched:
+        say(f"{name}: nothing fetched: what it takes is in folders of this machine, or was here")
+        return
     share = f"{100 * fetched / total:.2f} %" if total else "all"
     say(f"{name}: {fetched / 1e6:,.1f} MB fetched, {share} of the {total / 1e6:,.1f} MB of its repositories")
 

@@ -93,6 +93,7 @@ class Locking:
         if repository.folder:
             rows = list(hashed(self.paths.project / repository.folder, self.manifest, key, self.say))
             revision = commit_of(rows)
+            self.tell_changes(key, revision, rows)
         else:
             revision = self.resolve(key, repository)
             self.say(f"listing {repository.repo} at {revision[:12]}")
@@ -116,6 +117,21 @@ class Locking:
         for former in self.known(key, entry, "files"):
             self.hold(entry, former, *sums.get(former.file, (former.size, former.sha256)))
         return entry
+
+    def tell_changes(self, key: str, revision: str, rows: Sequence[Listed]) -> None:
+        """A folder may change, and by mistake, too: then the lock takes it as it is, but not in silence."""
+        former = self.former.repositories.get(key) if self.former else None
+        if former is None or former.repo != self.pin.repositories[key].repo or former.revision == revision:
+            return
+        new, old = {row.file: row.sha256 for row in rows}, {row.file: row.sha256 for row in former.files}
+        for file in sorted(new.keys() | old.keys()):
+            if new.get(file) != old.get(file):
+                word = "new" if file not in old else "gone" if file not in new else "changed"
+                self.say(f"{self.pin.repositories[key].folder}: {file} is {word} since the former lock")
+        self.say(
+            f"{key}: revision {former.revision[:12]} becomes {revision[:12]}, so checkpoints are built anew; if that is "
+            f"not meant, put the files back, then: invoke lock --model {self.pin.name}"
+        )
 
     def hold(self, entry: RepositoryLock, row: LockedFile, size: int, sha256: str) -> None:
         """A commit's files never change: IntegrityError when the Hub has come to say otherwise."""

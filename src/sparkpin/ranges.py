@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from sparkpin.origins import Say, Temporary, patient
+from sparkpin.origins import FolderOrigin, Say, Temporary, patient
 from sparkpin.pieces import Growing, Piece, joined
 
 CONNECTIONS = 8
@@ -42,11 +42,11 @@ class Stopped(Exception):
 
 
 class Run:
-    """One call of `fetch`. received: bytes that came over the wire; there: bytes of the pieces, from wherever."""
+    """One call of `fetch`. received: bytes that came, `local` of them from a folder; there: bytes of the pieces."""
 
     def __init__(self, say: Say, title: str, advice: str, total: int) -> None:
         self.say, self.title, self.advice, self.total = say, title, advice, total
-        self.received = self.there = 0
+        self.received = self.there = self.local = 0
         self.done: dict[Piece, str] = {}
         self.lock, self.stop = threading.Lock(), threading.Event()
 
@@ -70,7 +70,7 @@ class Run:
                 raise
         if failure:
             raise failure
-        return Fetched(tuple(self.done[piece] for piece in pieces), self.received, self.total)
+        return Fetched(tuple(self.done[piece] for piece in pieces), self.received - self.local, self.total)
 
     def progress(self, seconds: float) -> str:
         rate = self.received / seconds
@@ -79,9 +79,10 @@ class Run:
             f"{duration((self.total - self.there) / rate) if rate else 'who knows how long'} left"
         )
 
-    def count(self, *, received: int = 0, there: int = 0) -> None:
+    def count(self, *, received: int = 0, there: int = 0, local: bool = False) -> None:
         with self.lock:
             self.received += received
+            self.local += received if local else 0
             self.there += there
 
     def pause(self, seconds: float) -> None:
@@ -127,10 +128,10 @@ class Transfer:
 
     def take(self, chunks: Iterable[bytes], at: int, end: int) -> None:
         """Cut what comes, from byte `at` of the file on, into the pieces; ends early at a piece that is wrong."""
-        begin = at
+        begin, local = at, isinstance(self.left[0].origin, FolderOrigin)
         for chunk in chunks:
             self.owner.go_on()
-            self.owner.count(received=len(chunk))
+            self.owner.count(received=len(chunk), local=local)
             self.received += len(chunk)
             view = memoryview(chunk)
             while view and self.left:

@@ -92,6 +92,8 @@ def write_checkpoint(
         except CheckpointError:
             remove(partial)
             raise
+        for name in (*written, RECORD):  # as the files of the cache: one that is changed by mistake still has its size
+            (partial / name).chmod(0o444)
         for path in sorted({partial, *(child for child in partial.rglob("*") if child.is_dir())}):
             files.sync_folder(path)
         partial.replace(folder)

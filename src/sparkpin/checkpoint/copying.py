@@ -128,4 +128,5 @@ def link_or_copy(source: Path, target: Path) -> None:
             fcntl.ioctl(new, FICLONE, reader.files[source])
         except OSError:
             append(new.fileno(), reader, Run(source, 0, source.stat().st_size))
+        os.fchmod(new.fileno(), 0o444)
         os.fsync(new.fileno())
