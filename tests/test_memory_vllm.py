@@ -42,17 +42,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name -> changes o
     "plain": ({}, {}),
     "mtp-2": ({}, MTP2),
     "block-64": ({}, {"block_size": 64}),
-    "block-1024": ({}, {"block_size": 1024}),
     "fp8": ({}, {"kv_cache_dtype": "fp8"}),
     "state-bf16": ({}, {"mamba_ssm_cache_dtype": "bfloat16"}),
     "prefix-caching-mtp-2": ({}, {"enable_prefix_caching": True} | MTP2),
-    "turboquant": ({}, {"kv_cache_dtype": "turboquant_4bit_nc"}),
     "turboquant-mtp-2": ({}, {"kv_cache_dtype": "turboquant_4bit_nc"} | MTP2),
     "122b": (LAYERS_122B, {}),
     "122b-mtp-2": (LAYERS_122B, MTP2),
     "122b-32-heads": (LAYERS_122B | {"linear_num_value_heads": 32}, {}),
     "122b-32-heads-mtp-2": (LAYERS_122B | {"linear_num_value_heads": 32}, MTP2),
-    "122b-turboquant-mtp-2": (LAYERS_122B, {"kv_cache_dtype": "turboquant_4bit_nc"} | MTP2),
 }
 
 
@@ -97,8 +94,40 @@ def argv_of(args: dict[str, Any], length: int) -> list[str]:
     return words
 
 
-def test_caches_are_cut_as_vllms_own_code_cuts_them() -> None:
-    cases, wanted = [], {}
+def test_plans_say_what_vllm_says() -> None:
+    """vLLM's own code for CASES, while the real server of the last stage starts. Dummy weights: caches do not
+    depend on them."""
+    length = 2048
+    recipe = manifests.load_recipe(PROJECT, "scripted-tiny")
+    stack, chain = manifests.load_stack(PROJECT, recipe.stack), manifests.load_chain(PROJECT, recipe.stage)
+    argv, env = recipes.serve_argv(recipe, stack, chain, overrides={"max_model_len": length})
+    config = json.loads((base_folder() / "config.json").read_text())
+    geometry = read_geometry(config, recipe.stage)
+    settings = read_settings(argv, env, geometry, "cpu", vllm=(0, 32), wide_state=has_wide_state(), origin="")
+    cache = lay_out(geometry, settings)
+    assert settings.kv_bytes == GIB
+    tokens, concurrency = cache.capacity(cache.blocks(GIB), length)
+
+    cases, wanted = wanted_cases()
+    folders = {PROJECT / "tests/vllm_caches.py": "/run/vllm_caches.py", base_folder(): "/base"}
+    code = ["python", "/run/vllm_caches.py", json.dumps(cases), "/base"]
+    with (
+        started([*argv, "--load-format", "dummy"], {base_folder(): recipes.MODEL_PATH}, env) as server,
+        started(code, folders, {"OMP_NUM_THREADS": "1"}) as container,
+    ):
+        status = container.wait(timeout=600)["StatusCode"]
+        log = container.logs().decode(errors="replace")
+        line = wait_for(server, r"CPU KV cache size: (\S+) tokens, Maximum concurrency for (\S+) tokens .*: (\S+)x")
+    assert status == 0, log[-8000:]
+    rows = [json.loads(line.removeprefix("RESULT ")) for line in log.splitlines() if line.startswith("RESULT ")]
+    assert {(row.pop("name"), row.pop("length"), row.pop("pool")): row for row in rows} == wanted
+    assert line == (f"{tokens:,}", f"{length:,}", f"{concurrency:.2f}")
+
+
+def wanted_cases() -> tuple[list[dict[str, Any]], dict[tuple[str, int, int], dict[str, Any]]]:
+    """What vllm_caches.py is asked, and what the plan says of each case, length and pool."""
+    cases: list[dict[str, Any]] = []
+    wanted: dict[tuple[str, int, int], dict[str, Any]] = {}
     for name, (changes, args) in CASES.items():
         config = base_config() | changes
         lengths, pools = [1000, config["max_position_embeddings"]], [12_345_678, 3 * GIB + 12_345, 8 * GIB]
@@ -126,35 +155,7 @@ def test_caches_are_cut_as_vllms_own_code_cuts_them() -> None:
                     "tokens": tokens,
                     "concurrency": concurrency,
                 }
-    folders = {PROJECT / "tests/vllm_caches.py": "/run/vllm_caches.py", base_folder(): "/base"}
-    with started(["python", "/run/vllm_caches.py", json.dumps(cases), "/base"], folders, {}) as container:
-        code = container.wait(timeout=600)["StatusCode"]
-        log = container.logs().decode(errors="replace")
-    assert code == 0, log[-8000:]
-    rows = [json.loads(line.removeprefix("RESULT ")) for line in log.splitlines() if line.startswith("RESULT ")]
-    seen = {(row.pop("name"), row.pop("length"), row.pop("pool")): row for row in rows}
-    assert seen == wanted
-
-
-@pytest.mark.parametrize(
-    ("stage", "length", "space"),
-    [("base", 4096, "2"), ("v2-tq", 2048, "1")],
-)
-def test_a_server_logs_what_the_plan_says(stage: str, length: int, space: str) -> None:
-    """The real command of a stage; dummy weights, since the cache does not depend on them."""
-    recipe = manifests.load_recipe(PROJECT, "scripted-tiny")
-    stack, chain = manifests.load_stack(PROJECT, recipe.stack), manifests.load_chain(PROJECT, stage)
-    argv, env = recipes.serve_argv(recipe, stack, chain, overrides={"max_model_len": length})
-    env |= {"VLLM_CPU_KVCACHE_SPACE": space}
-    config = json.loads((base_folder() / "config.json").read_text())
-    geometry = read_geometry(config, stage)
-    settings = read_settings(argv, env, geometry, "cpu", vllm=(0, 32), wide_state=has_wide_state(), origin=stage)
-    cache = lay_out(geometry, settings)
-    assert settings.kv_bytes == int(space) * GIB
-    tokens, concurrency = cache.capacity(cache.blocks(settings.kv_bytes), length)
-    with started([*argv, "--load-format", "dummy"], {base_folder(): recipes.MODEL_PATH}, env) as container:
-        line = wait_for(container, r"CPU KV cache size: (\S+) tokens, Maximum concurrency for (\S+) tokens .*: (\S+)x")
-    assert line == (f"{tokens:,}", f"{length:,}", f"{concurrency:.2f}")
+    return cases, wanted
 
 
 def wait_for(container: Container, pattern: str) -> tuple[str, ...]:
