@@ -333,6 +333,8 @@ def test_what_does_not_fit_comes_with_what_would() -> None:
         "--gpu-memory-utilization 0.8 --max-num-seqs 16 --max-model-len 32768 --kv-cache-memory-bytes 60G"
     )
     assert given.hints == ("a KV pool of at most 39.31 GiB fits (--kv-cache-memory-bytes 60G of recipes/r.yaml)",)
+    blocks = plan_122b("--gpu-memory-utilization 0.8 --max-num-seqs 16 --num-gpu-blocks-override 2000")
+    assert blocks.hints == ("a KV pool of at most 39.31 GiB fits (--num-gpu-blocks-override)",)
     share = "--gpu-memory-utilization 0.8 --max-num-seqs 16 --max-model-len 32768 --kv-cache-memory-bytes "
     assert plan_122b(share + str(int(39.3 * GIB))).fits and not plan_122b(share + str(int(39.32 * GIB))).fits
     small = plan_122b("--max-num-seqs 16 --max-model-len 32768", replace(SPARK, free=GIB))

@@ -75,7 +75,7 @@ def test_a_default_may_hold_several_words() -> None:
         ("vllm serve --port 1", "vllm serve --port", "starts with: vllm serve <model>"),
         ("vllm serve other/model", "other/model", r"'a/b' \(the recipe's model\) or '/model'"),
         ('vllm serve a/b --x {{"n":2}}', "{n:2}", "put single quotes around it"),
-        ("""vllm serve a/b --x '{{"n":2,}}'""", '{"n":2,}', r"wanted JSON \([^\n]*line 1 column \d+[^\n]*\)$"),
+        ("""vllm serve a/b --x '{{"n":2,}}'""", '{"n":2,}', r"wanted JSON \([^\n]*line 1 column \d+[^\n]*\)(\n|$)"),
     ],
 )
 def test_a_faulty_command_is_told_with_file_and_key(command: str, seen: str, wanted: str) -> None:

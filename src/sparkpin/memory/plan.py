@@ -213,8 +213,8 @@ def hints(
     if budget is not None and budget + outside > machine.free:
         share = math.floor((machine.free - outside) / machine.total * 100) / 100
         found.append(f"--gpu-memory-utilization {share:g} asks for no more than is free")
-    if pool > left and settings.kv_bytes is not None:
-        found.append(f"a KV pool of at most {gib(left)} fits ({settings.kv_from})")
+    if pool > left and (settings.kv_bytes is not None or settings.blocks):
+        found.append(f"a KV pool of at most {gib(left)} fits ({pool_note(settings)})")
     return found
 
 
