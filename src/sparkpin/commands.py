@@ -220,9 +220,10 @@ def checkpoint(
         pin, lock, steps = pairings[-1].model, pairings[-1].model_lock, pairings[-1].steps
     if dry_run:
         plan = plan_checkpoint(paths, pin, lock, steps, say)
-        ui.table(checkpoint_report.COLUMNS, checkpoint_report.table(plan.rows))
         for line in [*checkpoint_report.summary(plan), disk_line(paths, pin, lock, plan)]:
             show(line)
+        show()
+        ui.table(checkpoint_report.COLUMNS, checkpoint_report.table(plan.rows))
     elif verify:
         show(f"{verify_built(paths, pin, lock, steps, say)}: every byte is that of its sources")
     else:

@@ -129,8 +129,8 @@ class Locking:
                 word = "new" if file not in old else "gone" if file not in new else "changed"
                 self.say(f"{self.pin.repositories[key].folder}: {file} is {word} since the former lock")
         self.say(
-            f"{key}: revision {former.revision[:12]} becomes {revision[:12]}, so checkpoints are built anew; if that is "
-            f"not meant, put the files back, then: invoke lock --model {self.pin.name}"
+            f"{key}: revision {former.revision[:12]} becomes {revision[:12]}, so checkpoints are built anew; if that "
+            f"is not meant, put the files back, then: invoke lock --model {self.pin.name}"
         )
 
     def hold(self, entry: RepositoryLock, row: LockedFile, size: int, sha256: str) -> None:

@@ -20,7 +20,7 @@ def show(text: str = "") -> None:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A table on standard output. It is never cut: a tag that cannot be copied is of no use. On a terminal that is too
-    narrow a column `why` takes several lines."""
+    narrow a column `why` takes several lines; with long patterns (`tensors`) those, too."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -35,12 +35,22 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         )
     for row in rows:
         grid.add_row(*(Text("" if cell is None else str(cell)) for cell in row))  # a str would be read as markup
-    needed = Console(width=1000).measure(grid)
     here = Console()
+    needed = Console(width=1000).measure(grid)
     wanted = max(needed.minimum, min(needed.maximum, here.width)) if here.is_terminal else needed.maximum
-    Console(width=max(wanted, 80)).print(grid)
+    if wanted > here.width >= 80 and here.is_terminal and "tensors" in columns:
+        wanted = here.width
+        for title, cells in zip(columns, grid.columns, strict=True):
+            if title in FOLDED:
+                cells.no_wrap, cells.overflow = False, "fold"
+    console = Console(width=max(wanted, 80))
+    with console.capture() as drawn:
+        console.print(grid)
+    for line in drawn.get().splitlines():
+        print(line.rstrip(), flush=True)
 
 
+FOLDED = {"tensors", "type", "why"}
 RIGHT = {"size", "own size", "build", "ready", "freed", "count"}
 RIGHT |= {"in the checkpoint", "in memory", "block", "bytes a token", "states a request", "tokens", "concurrency"}
 
