@@ -555,12 +555,15 @@ def test_full_disk_is_told_before_fetching(remote: Remote, locked: ModelLock, mo
     assert remote.requests == []
 
 
-def test_no_hub_is_a_network_error(remote: Remote, locked: ModelLock) -> None:
+def test_no_hub_is_a_network_error(remote: Remote, locked: ModelLock, pauses: list[float]) -> None:
     remote.point_at("http://127.0.0.1:9")
     with pytest.raises(NetworkError, match=r"cannot fetch .* of acme/sample-fp8 at .*: the Hub does not answer"):
         remote.fetch(locked)
-    with pytest.raises(NetworkError, match="cannot fetch its list of files of acme/sample-int4"):
+    with pytest.raises(NetworkError, match="cannot fetch the list of files of acme/sample-int4") as caught:
         remote.lock()
+    assert "(at http://127.0.0.1:9: " in caught.value.message
+    assert all(word in caught.value.next_step for word in ("HF_ENDPOINT", "HTTPS_PROXY", "`folder`"))
+    assert pauses[-3:] == [1, 2, 4] and "(4 times in a row)" in caught.value.message, "no half a minute for a list"
 
 
 def test_unknown_repository_and_revision(remote: Remote) -> None:
@@ -864,7 +867,7 @@ def test_offline_mode_is_told_by_what_was_to_be_fetched(
     with remote.online():
         with pytest.raises(NetworkError, match=r"of acme/sample-.*: HF_HUB_OFFLINE forbids it"):
             remote.fetch(locked)
-        with pytest.raises(NetworkError, match=r"its list of files of acme/.*: HF_HUB_OFFLINE forbids it"):
+        with pytest.raises(NetworkError, match=r"the list of files of acme/.*: HF_HUB_OFFLINE forbids it"):
             remote.lock()
     assert not remote.requests
 

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from sparkpin import files
 from sparkpin.errors import ManifestError, NetworkError
-from sparkpin.origins import AGAIN, Say, Temporary, patient
+from sparkpin.origins import AGAIN, TRIES, Say, Temporary, patient
 from sparkpin.paths import Paths
 from sparkpin.schema import ModelPin
 
@@ -26,6 +26,10 @@ T = TypeVar("T")
 
 SILENCE = 30.0
 """Seconds without an answer, or between two chunks of it, after which a connection counts as broken."""
+
+
+FIRST_TRIES = 4
+"""Times in a row that no connection to the API may come about: 7 s of pauses, since no transfer is lost yet."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +111,7 @@ def asked(ask: Callable[[], T], repo: str, revision: str, what: str, say: Say) -
     """The answer of the Hub's API, with patience."""
 
     def once() -> T:
-        with plain_errors(repo, revision, what):
+        with plain_errors(repo, revision, what, tries=FIRST_TRIES):
             return ask()
 
     return patient(once, f"{what} of {repo} at {revision[:12]}", say)
@@ -162,7 +166,7 @@ def check_generated(paths: Paths, pin: ModelPin, url: str, say: Say) -> None:
     made: dict[str, str | None] = {}
     for key, repository in pin.repositories.items():
         ask = functools.partial(HfApi(endpoint=url, token=False).model_info, repository.repo)
-        made[key] = asked(ask, repository.repo, "main", "its commit", say).sha
+        made[key] = asked(ask, repository.repo, "main", "the commit", say).sha
     changed = {key: sha for key, sha in made.items() if sha != pin.repositories[key].revision}
     for key, sha in changed.items():
         commits = ", ".join(f"repositories.{name}.revision to {commit}" for name, commit in changed.items())
@@ -198,7 +202,7 @@ def no_proxy() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def plain_errors(repo: str, revision: str, what: str) -> Iterator[None]:
+def plain_errors(repo: str, revision: str, what: str, *, tries: int = TRIES) -> Iterator[None]:
     """The library's errors as NetworkError with a cause and a next step, or as Temporary where asking again helps."""
     from huggingface_hub import errors
 
@@ -240,8 +244,26 @@ def plain_errors(repo: str, revision: str, what: str) -> Iterator[None]:
         # httpx or httpx2: it depends on the library's version.
         lost = type(error).__module__.partition(".")[0] in ("httpx", "httpx2", "httpcore", "httpcore2")
         if lost or isinstance(error, ConnectionError | TimeoutError):
-            raise Temporary(f"the Hub does not answer ({error or type(error).__name__})") from error
+            cause = f"the Hub does not answer (at {address(error)}: {error or type(error).__name__})"
+            raise Temporary(cause, tries=tries, next_step=UNREACHED) from error
         raise
+
+
+def address(error: Any) -> str:
+    """Which server was asked: large files lie elsewhere than the Hub. Without what the address may say of a user."""
+    from huggingface_hub import constants
+
+    with contextlib.suppress(Exception):  # an error of httpx may have no request
+        url = error.request.url
+        return f"{url.scheme}://{url.host}" + (f":{url.port}" if url.port else "")
+    return str(constants.ENDPOINT)
+
+
+UNREACHED = (
+    "check the connection, HTTPS_PROXY, and HF_ENDPOINT where another Hub is meant; then the same command again: what "
+    "is there stays. Files that are on this machine need no Hub: name their `folder` in pins/models/ "
+    "(docs/checkpoints.md)"
+)
 
 
 NO_TOKEN = ", and no token is set"

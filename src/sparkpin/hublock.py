@@ -172,7 +172,7 @@ class Locking:
 
         api = HfApi(endpoint=self.url, token=token_for(self.url))
         ask = functools.partial(api.model_info, repo, revision=revision, files_metadata=True, timeout=SILENCE)
-        return asked(ask, repo, revision, "its list of files", self.say)
+        return asked(ask, repo, revision, "the list of files", self.say)
 
     def listing(self, repository: Repository, revision: str) -> Iterator[Listed]:
         for sibling in self.info(repository.repo, revision).siblings or []:

@@ -26,11 +26,14 @@ AGAIN = "check the connection, then run the same command again: what is there st
 
 
 class Temporary(Exception):
-    """A failure that may be over when one asks again. after: seconds that the server wants us to wait."""
+    """A failure that may be over when one asks again.
 
-    def __init__(self, cause: str, after: float = 0) -> None:
+    after: seconds that the server wants us to wait; tries: in a row, then it will not pass; next_step: for then.
+    """
+
+    def __init__(self, cause: str, after: float = 0, *, tries: int = TRIES, next_step: str = AGAIN) -> None:
         super().__init__(cause)
-        self.cause, self.after = cause, after
+        self.cause, self.after, self.tries, self.next_step = cause, after, tries, next_step
 
 
 class Origin(Protocol):
@@ -105,7 +108,7 @@ def patient(
     pause: Callable[[float], object] | None = None,
     moved: Callable[[], int] = int,
 ) -> T:
-    """Ask until there is an answer; NetworkError after TRIES failures in a row. moved: bytes that came so far."""
+    """Ask until there is an answer; NetworkError after as many failures as the last allows. moved: bytes so far."""
     tries, before = 0, moved()
     while True:
         try:
@@ -113,9 +116,9 @@ def patient(
         except Temporary as error:
             now = moved()
             tries, before = (1 if now - before >= MOVED else tries + 1), now
-            if tries >= TRIES:
+            if tries >= error.tries:
                 message = f"cannot fetch {what}: {error.cause} ({tries} times in a row)"
-                raise NetworkError(message, next_step=AGAIN) from error
+                raise NetworkError(message, next_step=error.next_step) from error
             seconds = min(max(error.after, 2.0 ** (tries - 1)), LONGEST_PAUSE)
             say(f"{what}: {error.cause}; asking again in {seconds:.0f} s")
             (pause or time.sleep)(seconds)
