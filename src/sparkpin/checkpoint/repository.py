@@ -36,8 +36,8 @@ class Listing:
 
     name: the pin's; origin: for messages, "repo at revision" or a folder; files: path -> size, all of them;
     headers: safetensors file of the top folder -> its first bytes (length prefix and JSON); texts: the index and the
-    config, where there is one. Both may read a file at each access: see FileBytes. mend: what to do about a file that is
-    broken, where that is known better than here.
+    config, where there is one. Both may read a file at each access: see FileBytes. mend: what to do about a file
+    that is broken, where that is known better than here.
     """
 
     name: str
