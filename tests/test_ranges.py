@@ -230,7 +230,7 @@ def test_it_gives_up_after_some_tries_and_keeps_what_came(remote: Remote, pauses
         piece = remote.piece(remote.origin(url), 0, 1000)
         with pytest.raises(NetworkError, match=rf"{REPO} at .*\(6 times in a row\)") as caught:
             remote.fetch([piece])
-        assert "run the same command again" in caught.value.next_step
+        assert "the same command again: what is there stays" in caught.value.next_step
         assert pauses == [1, 2, 4, 8, 16]
         assert not piece.place("").exists()
         assert piece.part.read_bytes() == DATA[BIG][: 10 * len(cuts)]
