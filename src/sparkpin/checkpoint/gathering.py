@@ -24,6 +24,10 @@ from sparkpin.errors import IntegrityError
 STEP = 256 << 10
 """Bytes that are read and hashed at once: they stay in the processor's nearest caches in between."""
 
+AHEAD = 4 << 20
+"""Bytes that the disk is asked for before they are needed; what the kernel does by itself is too little for several files
+that are read at once while others are written."""
+
 PIECE, BUFFERS = 1 << 20, 8
 """Bytes of a write past the page cache, and how many pieces a file has in memory."""
 
@@ -48,10 +52,13 @@ def gather(path: Path, size: int, first: bytes, runs: Iterable[Run], stop: threa
             room[:] = rest[: len(room)]
             rest = rest[pieces.fill(len(room)) :]
         for run in runs:
-            at = run.begin
+            at = asked = run.begin
             while at < run.end:
                 if stop.is_set():
                     raise Stopped
+                while asked < min(at + AHEAD, run.end):
+                    reader.ask(run.path, asked, PIECE)
+                    asked += PIECE
                 room = pieces.room(min(STEP, run.end - at))
                 got = reader.into(room, run.path, at, run.end)
                 digest.update(room[:got])
