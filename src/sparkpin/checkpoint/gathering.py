@@ -25,8 +25,8 @@ STEP = 256 << 10
 """Bytes that are read and hashed at once: they stay in the processor's nearest caches in between."""
 
 AHEAD = 4 << 20
-"""Bytes that the disk is asked for before they are needed; what the kernel does by itself is too little for several files
-that are read at once while others are written."""
+"""Bytes that the disk is asked for before they are needed; what the kernel does by itself is too little for several
+files that are read at once while others are written."""
 
 PIECE, BUFFERS = 1 << 20, 8
 """Bytes of a write past the page cache, and how many pieces a file has in memory."""
