@@ -224,7 +224,8 @@ def sum_up(
 def look(engine: Engine, ignored: Collection[str]) -> Seen:
     with engine_errors():
         containers = [c for c in engine.client.api.containers(all=True) if c["Id"] not in ignored]
-        volumes = engine.client.volumes.list(filters={"label": CACHE_LABEL})
+        found = engine.client.volumes.list(filters={"label": CACHE_LABEL})
+    volumes = sorted(found, key=lambda volume: volume.name)  # an engine lists them in any order
     mounted = {mount.get("Name") for container in containers for mount in container.get("Mounts") or ()}
     return Seen(
         images=tuple(layers.inventory(engine)),

@@ -28,8 +28,8 @@ AHEAD = 4 << 20
 """Bytes that the disk is asked for before they are needed; what the kernel does by itself is too little for several
 files that are read at once while others are written."""
 
-PIECE, BUFFERS = 1 << 20, 8
-"""Bytes of a write past the page cache, and how many pieces a file has in memory."""
+PIECE, BUFFERS, WRITES = 1 << 20, 6, 2
+"""Bytes of a write past the page cache, how many pieces a file has in memory, and how many of them go out at once."""
 
 BLOCK = 4096
 """What offsets, sizes and memory of such a write are multiples of; no disk wants more."""
@@ -45,7 +45,7 @@ def gather(path: Path, size: int, first: bytes, runs: Iterable[Run], stop: threa
     Raises IntegrityError for a source that ends before its run or runs that are not `size` long, OSError, Stopped.
     """
     digest = hashlib.sha256(first)
-    with DirectFile(path) as target, Pieces(target) as pieces, Reader() as reader:
+    with DirectFile(path, size) as target, Pieces(target) as pieces, Reader() as reader:
         rest = memoryview(first)
         while rest:
             room = pieces.room(len(rest))
@@ -79,7 +79,7 @@ class Pieces:
         self.target, self.offset, self.filled = target, 0, 0
         self.buffers = deque(memoryview(mmap.mmap(-1, PIECE)) for _ in range(BUFFERS))
         self.pending: deque[Future[None]] = deque()
-        self.disk = ThreadPoolExecutor(1, "disk")
+        self.disk = ThreadPoolExecutor(WRITES, "disk")
 
     def __enter__(self) -> Pieces:
         return self
@@ -117,7 +117,8 @@ class Pieces:
 class DirectFile:
     """A new file, written past the page cache where the file system can do that, otherwise through it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, size: int) -> None:
+        """Raises OSError; a full disk is told here, where the file system can set blocks aside."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         try:
             self.file, self.direct = os.open(path, flags | os.O_DIRECT, 0o644), True
@@ -125,6 +126,13 @@ class DirectFile:
             if error.errno != errno.EINVAL:
                 raise
             self.file, self.direct = os.open(path, flags, 0o644), False
+        if self.direct and size:  # writes inside a file need not wait for each other, those that extend it do
+            try:
+                os.posix_fallocate(self.file, 0, size)
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                    os.close(self.file)
+                    raise
 
     def __enter__(self) -> DirectFile:
         return self

@@ -26,7 +26,7 @@ from sparkpin.errors import CheckpointError
 
 JOURNAL = "journal"
 UNFINISHED = ".unfinished"
-THREADS = max(4, min(8, os.cpu_count() or 4))
+THREADS = 8
 """Shards at once: some are hashed, each by one processor, while others wait for the disk."""
 
 
