@@ -9,6 +9,10 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -169,3 +173,50 @@ def test_real_rootfs_is_made_offline_and_twice_the_same(tmp_path: Path, stack: S
     argv = ["chroot", "--userspec=10001:10001", str(root), "python3", "-c", check]
     assert subprocess.check_output(argv, text=True).strip() == "(3, 11) /home/sparkpin"
     assert not (root / "usr/bin/apt-get").exists()
+
+
+@pytest.mark.e2e
+def test_a_killed_run_leaves_neither_mounts_nor_processes(
+    tmp_path: Path, stack: Stack, lock: StackLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = Paths.from_env(PROJECT)
+    if not all(Store(mine.store).has(deb) for deb in lock.debs):
+        pytest.skip("the packages of the cpu stack are not in the store: invoke fetch")
+    if os.geteuid() != 0 or not shutil.which("mmdebstrap"):
+        pytest.skip("needs root (others' mmdebstrap makes its own namespaces) and mmdebstrap")
+    work = tmp_path / "tmp"
+    work.mkdir(mode=0o755)
+    program = (
+        "import sys; from pathlib import Path; from sparkpin import rootfs; from sparkpin.paths import Paths; "
+        "from sparkpin.manifests import load_stack, load_stack_lock; "
+        "paths = Paths(*map(Path, sys.argv[1:])); stack = load_stack(paths.project, 'cpu'); "
+        "rootfs.build_rootfs(paths, rootfs.rootfs_spec(stack, load_stack_lock(paths.project, stack)), print)"
+    )
+    other = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    other.cache.mkdir()
+    (other.cache / "store").symlink_to(mine.store)
+    argv = [sys.executable, "-c", program, str(PROJECT), str(other.cache), str(other.home)]
+    with subprocess.Popen(argv, env={**os.environ, "TMPDIR": str(work)}) as run:
+        until(lambda: any(str(work) in mounts for mounts in mounts_by_process().values()), "mmdebstrap's mounts")
+        assert str(work) not in Path("/proc/self/mounts").read_text()
+        run.kill()
+    until(lambda: not any(str(work) in mounts for mounts in mounts_by_process().values()), "the end of all of it")
+    (left,) = work.iterdir()  # only files, which the next run of this cache removes
+    monkeypatch.setattr(tempfile, "tempdir", str(work))
+    with rootfs.workplace(other) as fresh:
+        assert list(work.iterdir()) == [fresh] != [left]
+
+
+def mounts_by_process() -> dict[str, str]:
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/mounts"):
+        with suppress(OSError):  # it ended
+            found[path.parent.name] = path.read_text()
+    return found
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        time.sleep(0.05)

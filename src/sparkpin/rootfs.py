@@ -27,6 +27,11 @@ CUSTOMIZE = Path(__file__).with_name("rootfs.sh")
 # Folders that are links into /usr in a merged system. They must be there before the first package is unpacked.
 MERGED = {"linux/amd64": ("bin", "lib", "lib64", "sbin"), "linux/arm64": ("bin", "lib", "sbin")}
 
+# As root, mmdebstrap mounts /proc, /sys and more where it works. In namespaces of its own these end with it, and it
+# ends with us, however we end; in the host's they would lie in wait for the next `rm -rf` in /tmp. Run by other users,
+# mmdebstrap makes such namespaces by itself.
+ISOLATED = ("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child")
+
 
 def arguments(stack: Stack, lock: StackLock) -> list[str]:
     """mmdebstrap's arguments that decide the bytes."""
@@ -90,8 +95,8 @@ def build_rootfs(paths: Paths, spec: RootfsSpec, say: Callable[[str], None]) -> 
                 return target
             say(f"damaged, making it again: {target}")
         say(f"rootfs: {len(spec.debs)} packages of Debian {spec.suite}")
-        with repository(Store(paths.store), spec.debs) as repo, atomic_file(target) as out:
-            for chunk in made(spec, repo):
+        with workplace(paths) as work, atomic_file(target) as out:
+            for chunk in made(spec, repository(work, Store(paths.store), spec.debs)):
                 out.write(chunk)
         sha256, size = sha256_file(target)
         with atomic_file(digest) as out:
@@ -101,20 +106,28 @@ def build_rootfs(paths: Paths, spec: RootfsSpec, say: Callable[[str], None]) -> 
 
 
 @contextmanager
-def repository(store: Store, debs: Sequence[LockedFile]) -> Iterator[Path]:
-    """A flat apt repository of the locked packages, in a folder that an unprivileged mmdebstrap can read too."""
-    work = Path(tempfile.mkdtemp(prefix="sparkpin-rootfs-"))
+def workplace(paths: Paths) -> Iterator[Path]:
+    """A folder that an unprivileged mmdebstrap can read too. Those of killed runs go; the caller holds the lock."""
+    prefix = f"sparkpin-rootfs-{hashlib.sha256(bytes(paths.cache)).hexdigest()[:8]}-"
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    work = Path(tempfile.mkdtemp(prefix=prefix))
     try:
         work.chmod(0o755)
-        repo = work / "repo"
-        with files.disk_errors(work):
-            repo.mkdir()
-            for deb in debs:
-                store.link(deb, repo / deb.file)
-            (repo / "Packages").write_text("\n".join(stanza(deb, repo) for deb in debs))
-        yield repo
+        yield work
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def repository(work: Path, store: Store, debs: Sequence[LockedFile]) -> Path:
+    """A flat apt repository of the locked packages."""
+    repo = work / "repo"
+    with files.disk_errors(work):
+        repo.mkdir()
+        for deb in debs:
+            store.link(deb, repo / deb.file)
+        (repo / "Packages").write_text("\n".join(stanza(deb, repo) for deb in debs))
+    return repo
 
 
 def stanza(deb: LockedFile, repo: Path) -> str:
@@ -130,10 +143,12 @@ def made(spec: RootfsSpec, repo: Path) -> Iterator[memoryview]:
     """Run mmdebstrap and yield its tar in canonical form."""
     if not shutil.which("mmdebstrap"):
         raise HostError("mmdebstrap is missing", next_step=HOST_PACKAGES)
-    customize = repo.parent / "customize.sh"
+    work = repo.parent
+    customize = work / "customize.sh"
     customize.write_text(spec.customize, encoding="utf-8")
     customize.chmod(0o755)
     argv = [
+        *(ISOLATED if os.geteuid() == 0 else ()),
         *("mmdebstrap", *spec.arguments, f'--customize-hook="{customize}" "$1"'),
         # No suite and no signature: each package was verified against the lock, there is no release to verify.
         *("", "-", f"deb [trusted=yes] copy://{repo} ./"),
@@ -143,12 +158,13 @@ def made(spec: RootfsSpec, repo: Path) -> Iterator[memoryview]:
         "SOURCE_DATE_EPOCH": str(spec.epoch),
         "LC_ALL": "C.UTF-8",
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        "TMPDIR": str(work),
     }
-    with tempfile.TemporaryFile(dir=repo.parent) as raw:
+    with tempfile.TemporaryFile(dir=work) as raw:
         done = subprocess.run(argv, stdout=raw, stderr=subprocess.PIPE, text=True, env=env, check=False)
         if done.returncode:
             if "No space left on device" in done.stderr:
-                raise_no_space(repo)
+                raise_no_space(work)
             raise BuildError(f"mmdebstrap failed:\n{tail(done, 15)}", next_step="read what it says above")
         yield from canonical(raw)
 
