@@ -32,6 +32,7 @@ from sparkpin.dockerfile import require_closed
 from sparkpin.engine import Engine, ImageInfo
 from sparkpin.errors import BuildError, DifferenceError, EngineError, IntegrityError
 from sparkpin.files import disk_errors, lock, sha256_file, write_json
+from sparkpin.following import read_layer_of
 from sparkpin.paths import Paths
 from sparkpin.progress import GATHERS, UNPACKS, progress
 from sparkpin.render import Rendered
@@ -325,8 +326,9 @@ class Maker:
         with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=self.work) as folder:
             context = Path(folder, "context")
             shutil.copytree(self.context, context, copy_function=os.link)
-            self.build(target=f"{name}-tree", output=tar, context=context)
-        return read_layer(opened.enter_context(tar.open("rb", buffering=0)))
+            layer = read_layer_of(tar, lambda: self.build(target=f"{name}-tree", output=tar, context=context))
+        opened.callback(layer.source.close)
+        return layer
 
     def whole(self) -> Made:
         self.build(self.unsealed)
