@@ -25,6 +25,8 @@ from sparkpin.paths import Paths
 from sparkpin.schema import LockedFile, Stack, StackLock
 from sparkpin.store import Store
 
+pytestmark = pytest.mark.own_engine
+
 PROJECT = Path(__file__).resolve().parents[1]
 
 
