@@ -41,7 +41,7 @@ from checkpoint_samples import (
 
 from sparkpin.checkpoint import build, shards
 from sparkpin.checkpoint.build import build_checkpoint, checkpoint_folder, verify_built
-from sparkpin.checkpoint.layout import Shard
+from sparkpin.checkpoint.layout import IMPORTED, JOURNAL, OWN, RECORD, Shard
 from sparkpin.checkpoint.plan import make_plan
 from sparkpin.checkpoint.verify import verify_checkpoint
 from sparkpin.errors import CheckpointError, DiskError, IntegrityError
@@ -163,6 +163,21 @@ def test_record_says_how_it_was_made(paths: Paths) -> None:
         assert (entry["sha256"], entry["size"]) == sha256_file(made / name)
 
 
+def test_a_base_that_is_a_checkpoint_of_ours_does_not_lend_its_record(paths: Paths) -> None:
+    folders = write_sample(paths)
+    for name in OWN:
+        (folders["int4"] / name).write_text(f"{name} of the base")
+    said: Said = []
+    made = build_checkpoint(paths, PIN, lock_of(folders), ALL, said.append)
+    assert f"left out: {', '.join(OWN)} of the base; a checkpoint has its own" in said
+    assert [(folders["int4"] / name).read_text() for name in OWN] == [f"{name} of the base" for name in OWN]
+    assert json.loads((made / RECORD).read_text())["key"][:16] == made.name
+    assert not (made / JOURNAL).exists() and not (made / IMPORTED).exists()
+    assert build_checkpoint(paths, PIN, lock_of(folders), ALL, said.append) == made
+    assert said.count("writing model-00001-of-00002.safetensors (1 of 2, 0.0 MB)") == 1
+    assert verify_built(paths, PIN, lock_of(folders), ALL, print) == made
+
+
 def test_complete_checkpoint_needs_no_repositories(paths: Paths) -> None:
     folders = write_sample(paths)
     lock = lock_of(folders)
@@ -243,6 +258,13 @@ def test_verify_on_its_own_sees_a_changed_checkpoint_and_its_absence(paths: Path
         verify_built(paths, PIN, lock, ALL, print)
 
 
+def test_what_a_bundle_brought_can_be_verified(paths: Paths) -> None:
+    lock = lock_of(write_sample(paths))
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    (made / IMPORTED).touch()
+    assert verify_built(paths, PIN, lock, ALL, print) == made
+
+
 @pytest.mark.parametrize("name", ["README.md", FIRST])
 def test_verify_sees_missing_and_extra_files(paths: Paths, name: str) -> None:
     folders = write_sample(paths)
@@ -306,13 +328,14 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from checkpoint_samples import ALL, PIN, lock_of, sample_folders, sample_paths
 from sparkpin.checkpoint import build, shards
+from sparkpin.checkpoint.layout import JOURNAL
 paths = sample_paths(Path({root!r}))
 right = shards.Work.write
 def stop(work, shard):
     if not shard.path.startswith("model-00002"):
         return right(work, shard)
     work.unfinished(shard).write_bytes(b"half")
-    while len((work.folder / shards.JOURNAL).read_text().splitlines()) < 2:
+    while len((work.folder / JOURNAL).read_text().splitlines()) < 2:
         time.sleep(0.01)
     print("writing", flush=True)
     time.sleep(600)

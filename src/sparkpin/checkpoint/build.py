@@ -15,16 +15,16 @@ from typing import Any
 from sparkpin import files, hub
 from sparkpin.checkpoint import report
 from sparkpin.checkpoint.copying import link_or_copy
+from sparkpin.checkpoint.layout import IMPORTED, JOURNAL, RECORD
 from sparkpin.checkpoint.plan import FORMAT, Plan, checkpoint_key, make_plan, taken, used_repositories
 from sparkpin.checkpoint.repository import Places
-from sparkpin.checkpoint.shards import JOURNAL, Written, write_shards
-from sparkpin.checkpoint.verify import REBUILD, RECORD, check_files, verify_checkpoint
+from sparkpin.checkpoint.shards import Written, write_shards
+from sparkpin.checkpoint.verify import REBUILD, check_files, verify_checkpoint
 from sparkpin.errors import CheckpointError
 from sparkpin.modelfiles import repository_folder
 from sparkpin.paths import Paths
 from sparkpin.schema import ModelLock, ModelPin
 
-IMPORTED = ".imported"  # an empty file in a checkpoint that a bundle brought
 SPARE = 64 << 20
 """Bytes that must stay free on the disk beside what is written."""
 

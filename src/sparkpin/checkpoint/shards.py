@@ -18,13 +18,12 @@ from typing import NamedTuple
 from sparkpin import files
 from sparkpin.checkpoint.copying import Run, write_all
 from sparkpin.checkpoint.gathering import gather
-from sparkpin.checkpoint.layout import Shard
+from sparkpin.checkpoint.layout import JOURNAL, Shard
 from sparkpin.checkpoint.plan import Plan
 from sparkpin.checkpoint.repository import Places
 from sparkpin.checkpoint.safetensors import read_header_bytes
 from sparkpin.errors import CheckpointError
 
-JOURNAL = "journal"
 UNFINISHED = ".unfinished"
 THREADS = 8
 """Shards at once: some are hashed, each by one processor, while others wait for the disk."""

@@ -8,13 +8,12 @@ from typing import Any
 
 from sparkpin.checkpoint.copying import Reader
 from sparkpin.checkpoint.formats import SCALE, WEIGHT
-from sparkpin.checkpoint.layout import Shard, in_order
+from sparkpin.checkpoint.layout import IMPORTED, RECORD, Shard, in_order
 from sparkpin.checkpoint.plan import Plan
 from sparkpin.checkpoint.repository import CONFIG, INDEX, Places, Repository, listing_of, read_repository
 from sparkpin.checkpoint.safetensors import read_header, read_header_bytes
 from sparkpin.errors import CheckpointError
 
-RECORD = "sparkpin.json"
 REBUILD = "delete this folder and run `invoke checkpoint` with the same options, which builds it again"
 
 
@@ -66,7 +65,7 @@ def differ(mine: memoryview, other: memoryview) -> bool:
 def check_files(folder: Path, plan: Plan) -> None:
     """Cheap: files, their sizes, index and config are the planned ones. Raises CheckpointError."""
     wanted = set(plan.paths)
-    seen = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {RECORD}
+    seen = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {RECORD, IMPORTED}
     if seen != wanted:
         raise bad(folder, f"missing files: {sorted(wanted - seen)}, extra files: {sorted(seen - wanted)}")
     for path, size in (*plan.links, *((shard.path, shard.size) for shard in plan.shards)):
