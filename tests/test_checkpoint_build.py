@@ -429,6 +429,25 @@ def test_disk_is_checked_before_the_first_byte(small_disk: Path) -> None:
     assert not paths.checkpoints.exists()
 
 
+def test_what_a_killed_run_had_begun_counts_for_the_next(paths: Paths) -> None:
+    """A shard's blocks are set aside when it is begun, so eight of them may fill the rest of a disk."""
+    folders = write_sample(paths, scale=10_000)
+    lock, plan = lock_of(folders), make_plan(listings_of(folders), PIN, ALL)
+    folder = checkpoint_folder(paths, PIN, lock, ALL)
+    needed = build.disk_needed(folder, folders["int4"], plan)
+    assert needed == plan.written_bytes + build.SPARE
+    partial = build.partial_folder(folder)
+    partial.mkdir(parents=True)
+    for name in (FIRST, f"{SECOND}.unfinished"):
+        (partial / name).write_bytes(bytes(8192))
+    os.link(folders["int4"] / EXTRA, partial / EXTRA)
+    assert build.disk_needed(folder, folders["int4"], plan) == needed - 16384
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    (made / FIRST).unlink()
+    (made / "spoiled").write_bytes(bytes(4096))
+    assert build.disk_needed(made, folders["int4"], plan) < needed - plan.shards[1].size
+
+
 def test_disk_that_fills_up_in_the_middle(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "check_disk", lambda *args: None)
     paths = sample_paths(small_disk)

@@ -18,7 +18,7 @@ from sparkpin.checkpoint.copying import link_or_copy
 from sparkpin.checkpoint.layout import IMPORTED, JOURNAL, RECORD
 from sparkpin.checkpoint.plan import FORMAT, Plan, checkpoint_key, make_plan, taken, used_repositories
 from sparkpin.checkpoint.repository import Places
-from sparkpin.checkpoint.shards import Written, write_shards
+from sparkpin.checkpoint.shards import UNFINISHED, Written, write_shards
 from sparkpin.checkpoint.verify import REBUILD, check_files, verify_checkpoint
 from sparkpin.errors import CheckpointError
 from sparkpin.modelfiles import repository_folder
@@ -206,11 +206,22 @@ def disk_line(paths: Paths, pin: ModelPin, lock: ModelLock, plan: Plan) -> str:
 
 
 def disk_needed(folder: Path, base: Path, plan: Plan) -> int:
-    """Bytes that building will take on the disk of `folder`, beside what an earlier run has written there."""
+    """Bytes that building will take on the disk of `folder`.
+
+    What an earlier run had begun there counts for it, finished or not: it is kept, or goes before its shard is written
+    again, and so does a folder that is not trusted.
+    """
     linked = files.existing_parent(folder).stat().st_dev == files.existing_parent(base).stat().st_dev
-    there = {path.name: path.stat().st_size for path in partial_folder(folder).glob("*") if path.is_file()}
-    finished = sum(shard.size for shard in plan.shards if there.get(shard.path) == shard.size)
-    return plan.written_bytes + (0 if linked else plan.linked_bytes) - finished + SPARE
+    names = {name for shard in plan.shards for name in (shard.path, shard.path + UNFINISHED)}
+    begun = [path for path in partial_folder(folder).glob("*") if path.name in names]
+    freed = sum(allocated(path) for path in (*begun, *folder.rglob("*")) if path.is_file())
+    return max(0, plan.written_bytes + (0 if linked else plan.linked_bytes) - freed) + SPARE
+
+
+def allocated(path: Path) -> int:
+    """Bytes of the disk that are free again when a file goes: none if it has another name."""
+    seen = path.stat()
+    return seen.st_blocks * 512 if seen.st_nlink == 1 else 0
 
 
 def check_disk(folder: Path, base: Path, plan: Plan) -> None:
