@@ -240,6 +240,16 @@ def test_verify_names_the_tensor(paths: Paths) -> None:
         verify_checkpoint(made, places_of(folders), make_plan(listings_of(folders), PIN, HYBRID))
 
 
+@pytest.mark.parametrize("name", [FIRST, EXTRA])
+def test_verify_says_what_to_do_about_a_broken_header(paths: Paths, name: str) -> None:
+    lock = lock_of(write_sample(paths))
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    flip(made / name, 8)
+    with pytest.raises(IntegrityError, match=f"{name}: the header begins with") as caught:
+        verify_built(paths, PIN, lock, ALL, print)
+    assert "delete this folder" in caught.value.next_step
+
+
 def test_verify_on_its_own_sees_a_changed_checkpoint_and_its_absence(paths: Paths) -> None:
     lock = lock_of(write_sample(paths))
     with pytest.raises(CheckpointError, match="no such checkpoint of sample") as caught:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def check_files(folder: Path, plan: Plan) -> None:
 
 def check_consistent(folder: Path, plan: Plan) -> None:
     """Headers, index and config of the result fit each other, read afresh as a loader would."""
-    result = read_repository(listing_of("result", folder))
+    result = read_repository(replace(listing_of("result", folder), mend=REBUILD))
     if result.unlisted.keys() != plan.unlisted:
         raise bad(folder / INDEX, "it does not list what the plan lists")
     if any(text.path == INDEX for text in plan.texts):
