@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -307,6 +308,54 @@ def test_a_shard_that_is_not_what_was_written_is_not_kept(
     monkeypatch.undo()
     assert not checkpoint_folder(paths, PIN, lock_of(folders), HYBRID).exists()
     made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+    assert read_tensors(made) == expected_tensors(hybrid=True)
+
+
+def test_a_shard_that_cannot_be_written_costs_no_other(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of two fails, when the second is finished: that one is kept."""
+    folders = write_sample(paths)
+    right, finished = shards.Work.write, threading.Event()
+
+    def failing(work: shards.Work, shard: Shard) -> str:
+        if shard.path == FIRST:
+            assert finished.wait(60)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return right(work, shard)
+
+    def named(work: shards.Work, shard: Shard, sha256: str) -> shards.Written:
+        entry = name(work, shard, sha256)
+        finished.set()
+        return entry
+
+    name = shards.Work.named
+    monkeypatch.setattr(shards.Work, "write", failing)
+    monkeypatch.setattr(shards.Work, "named", named)
+    with pytest.raises(DiskError, match="No space left"):
+        build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+    monkeypatch.undo()
+    said: Said = []
+    made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, said.append)
+    assert [line for line in said if line.startswith("writing")] == [f"writing {FIRST} (2 of 2, 0.0 MB)"]
+    assert read_tensors(made) == expected_tensors(hybrid=True)
+
+
+def test_a_disk_that_is_full_at_the_last_file_costs_no_shard(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = write_sample(paths)
+    right = build.write_text
+
+    def full(path: Path, data: bytes) -> None:
+        if path.name == RECORD:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        right(path, data)
+
+    monkeypatch.setattr(build, "write_text", full)
+    with pytest.raises(DiskError, match="No space left"):
+        build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+    monkeypatch.undo()
+    said: Said = []
+    made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, said.append)
+    assert "checking 2 of 2 shards that an earlier run finished" in said
+    assert not [line for line in said if line.startswith("writing")] and not (made / JOURNAL).exists()
     assert read_tensors(made) == expected_tensors(hybrid=True)
 
 

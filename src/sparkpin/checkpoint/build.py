@@ -86,7 +86,6 @@ def write_checkpoint(
             for text in plan.texts:
                 write_text(partial / text.path, text.data)
                 written[text.path] = Written(text.path, len(text.data), hashlib.sha256(text.data).hexdigest())
-            (partial / JOURNAL).unlink()
             write_text(partial / RECORD, record(pin, lock, plan, key, written))
             check_files(partial, plan)
         except CheckpointError:
@@ -94,6 +93,7 @@ def write_checkpoint(
             raise
         for name in (*written, RECORD):  # as the files of the cache: one that is changed by mistake still has its size
             (partial / name).chmod(0o444)
+        (partial / JOURNAL).unlink()  # last: until here the next run goes on from the finished shards
         for path in sorted({partial, *(child for child in partial.rglob("*") if child.is_dir())}):
             files.sync_folder(path)
         partial.replace(folder)

@@ -9,7 +9,7 @@ from typing import Any
 
 from sparkpin.checkpoint.copying import Reader
 from sparkpin.checkpoint.formats import SCALE, WEIGHT
-from sparkpin.checkpoint.layout import IMPORTED, RECORD, Shard, in_order
+from sparkpin.checkpoint.layout import OWN, Shard, in_order
 from sparkpin.checkpoint.plan import Plan
 from sparkpin.checkpoint.repository import CONFIG, INDEX, Places, Repository, listing_of, read_repository
 from sparkpin.checkpoint.safetensors import read_header, read_header_bytes
@@ -66,7 +66,7 @@ def differ(mine: memoryview, other: memoryview) -> bool:
 def check_files(folder: Path, plan: Plan) -> None:
     """Cheap: files, their sizes, index and config are the planned ones. Raises CheckpointError."""
     wanted = set(plan.paths)
-    seen = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {RECORD, IMPORTED}
+    seen = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - set(OWN)
     if seen != wanted:
         raise bad(folder, f"missing files: {sorted(wanted - seen)}, extra files: {sorted(seen - wanted)}")
     for path, size in (*plan.links, *((shard.path, shard.size) for shard in plan.shards)):
