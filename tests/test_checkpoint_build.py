@@ -269,6 +269,18 @@ def test_verify_on_its_own_sees_a_changed_checkpoint_and_its_absence(paths: Path
         verify_built(paths, PIN, lock, ALL, print)
 
 
+@pytest.mark.parametrize("name", [FIRST, EXTRA, INDEX, "README.md"])
+def test_verify_sees_a_record_that_says_another_hash(paths: Paths, name: str) -> None:
+    lock = lock_of(write_sample(paths))
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    record = json.loads((made / RECORD).read_text())
+    record["files"][name]["sha256"] = "0" * 64
+    (made / RECORD).unlink()
+    (made / RECORD).write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match=rf"sparkpin\.json: files\['{name}'\]: saw .*0{{64}}.*, wanted "):
+        verify_built(paths, PIN, lock, ALL, print)
+
+
 def test_what_a_bundle_brought_can_be_verified(paths: Paths) -> None:
     lock = lock_of(write_sample(paths))
     made = build_checkpoint(paths, PIN, lock, ALL, print)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from sparkpin import files, hub
 from sparkpin.checkpoint import report
 from sparkpin.checkpoint.copying import link_or_copy
 from sparkpin.checkpoint.layout import IMPORTED, JOURNAL, RECORD
-from sparkpin.checkpoint.plan import FORMAT, Plan, checkpoint_key, make_plan, taken, used_repositories
+from sparkpin.checkpoint.plan import Plan, checkpoint_key, make_plan, used_repositories
+from sparkpin.checkpoint.record import check_record, file_rows, record, texts_written
 from sparkpin.checkpoint.repository import Places
 from sparkpin.checkpoint.shards import UNFINISHED, Written, write_shards
 from sparkpin.checkpoint.verify import REBUILD, check_files, verify_checkpoint
@@ -85,7 +84,7 @@ def write_checkpoint(
                 link_or_copy(base / link.path, partial / link.path)
             for text in plan.texts:
                 write_text(partial / text.path, text.data)
-                written[text.path] = Written(text.path, len(text.data), hashlib.sha256(text.data).hexdigest())
+            written |= texts_written(plan)
             write_text(partial / RECORD, record(pin, lock, plan, key, written))
             check_files(partial, plan)
         except CheckpointError:
@@ -140,9 +139,12 @@ def verify_built(
         raise CheckpointError(f"{folder}: no such checkpoint of {pin.name}", next_step=step)
     used = used_repositories(pin, steps)
     places = hub.fetch_model(paths, pin, lock, say, only=used)
-    verify_checkpoint(folder, places, make_plan(hub.listings(paths, pin, lock, say, only=used), pin, steps))
+    plan = make_plan(hub.listings(paths, pin, lock, say, only=used), pin, steps)
+    shards = verify_checkpoint(folder, places, plan)
     if not is_complete(folder, checkpoint_key(pin, lock, steps)):
         raise CheckpointError(f"{folder / RECORD}: is not the record of this checkpoint", next_step=REBUILD)
+    written = {shard.path: Written(shard.path, shard.size, shards[shard.path]) for shard in plan.shards}
+    check_record(folder, file_rows(pin, lock, plan, written | texts_written(plan)))
     return folder
 
 
@@ -166,34 +168,6 @@ def is_complete(folder: Path, key: str) -> bool:
         return bool(seen == {name: entry["size"] for name, entry in made["files"].items()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
-
-
-def record(pin: ModelPin, lock: ModelLock, plan: Plan, key: str, written: Mapping[str, Written]) -> bytes:
-    """The text of sparkpin.json: how the checkpoint was made. No times, no paths: same inputs, same bytes.
-
-    sources: repositories and revisions; of the base the files that were rewritten, of the others the tensors that were
-    taken, with the SHA-256 that the lock has.
-    """
-    published = {f.file: {"size": f.size, "sha256": f.sha256} for f in lock.repositories[pin.base].files}
-    new = {file.path: {"size": file.size, "sha256": file.sha256} for file in written.values()}
-    dumped = pin.model_dump(mode="json", include={"hybrid": {"rules"}, "mtp": True})
-    sources: dict[str, dict[str, Any]] = {
-        name: {"repo": lock.repositories[name].repo, "revision": lock.repositories[name].revision}
-        for name in used_repositories(pin, plan.steps)
-    }
-    sources[pin.base]["files"] = {file: published[file]["sha256"] for file in new if file in published}
-    for name, tensors in taken(plan).items():
-        known = {tensor.name: tensor.sha256 for tensor in lock.repositories[name].tensors}
-        sources[name]["tensors"] = {source.info.name: known.get(source.info.name, "") for source in tensors}
-    value = {
-        "builder": FORMAT,
-        "model": pin.name,
-        "key": key,
-        "steps": [{"step": step, **(dumped.get(step) or {})} for step in plan.steps],
-        "sources": sources,
-        "files": {**{link.path: published[link.path] for link in plan.links}, **new},
-    }
-    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 def disk_line(paths: Paths, pin: ModelPin, lock: ModelLock, plan: Plan) -> str:
