@@ -193,8 +193,11 @@ def disk_needed(folder: Path, base: Path, plan: Plan) -> int:
 
 
 def allocated(path: Path) -> int:
-    """Bytes of the disk that are free again when a file goes: none if it has another name."""
-    seen = path.stat()
+    """Bytes of the disk that are free again when a file goes: none if it has another name, or has just gone."""
+    try:
+        seen = path.stat()  # a dry run holds no lock
+    except FileNotFoundError:
+        return 0
     return seen.st_blocks * 512 if seen.st_nlink == 1 else 0
 
 
