@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,7 +42,7 @@ from checkpoint_samples import (
 
 from sparkpin.checkpoint import build, shards
 from sparkpin.checkpoint.build import build_checkpoint, checkpoint_folder, verify_built
-from sparkpin.checkpoint.layout import Shard
+from sparkpin.checkpoint.layout import IMPORTED, JOURNAL, OWN, RECORD, Shard
 from sparkpin.checkpoint.plan import make_plan
 from sparkpin.checkpoint.verify import verify_checkpoint
 from sparkpin.errors import CheckpointError, DiskError, IntegrityError
@@ -163,6 +164,21 @@ def test_record_says_how_it_was_made(paths: Paths) -> None:
         assert (entry["sha256"], entry["size"]) == sha256_file(made / name)
 
 
+def test_a_base_that_is_a_checkpoint_of_ours_does_not_lend_its_record(paths: Paths) -> None:
+    folders = write_sample(paths)
+    for name in OWN:
+        (folders["int4"] / name).write_text(f"{name} of the base")
+    said: Said = []
+    made = build_checkpoint(paths, PIN, lock_of(folders), ALL, said.append)
+    assert f"left out: {', '.join(OWN)} of the base; a checkpoint has its own" in said
+    assert [(folders["int4"] / name).read_text() for name in OWN] == [f"{name} of the base" for name in OWN]
+    assert json.loads((made / RECORD).read_text())["key"][:16] == made.name
+    assert not (made / JOURNAL).exists() and not (made / IMPORTED).exists()
+    assert build_checkpoint(paths, PIN, lock_of(folders), ALL, said.append) == made
+    assert said.count("writing model-00001-of-00002.safetensors (1 of 2, 0.0 MB)") == 1
+    assert verify_built(paths, PIN, lock_of(folders), ALL, print) == made
+
+
 def test_complete_checkpoint_needs_no_repositories(paths: Paths) -> None:
     folders = write_sample(paths)
     lock = lock_of(folders)
@@ -225,6 +241,16 @@ def test_verify_names_the_tensor(paths: Paths) -> None:
         verify_checkpoint(made, places_of(folders), make_plan(listings_of(folders), PIN, HYBRID))
 
 
+@pytest.mark.parametrize("name", [FIRST, EXTRA])
+def test_verify_says_what_to_do_about_a_broken_header(paths: Paths, name: str) -> None:
+    lock = lock_of(write_sample(paths))
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    flip(made / name, 8)
+    with pytest.raises(IntegrityError, match=f"{name}: the header begins with") as caught:
+        verify_built(paths, PIN, lock, ALL, print)
+    assert "delete this folder" in caught.value.next_step
+
+
 def test_verify_on_its_own_sees_a_changed_checkpoint_and_its_absence(paths: Paths) -> None:
     lock = lock_of(write_sample(paths))
     with pytest.raises(CheckpointError, match="no such checkpoint of sample") as caught:
@@ -241,6 +267,25 @@ def test_verify_on_its_own_sees_a_changed_checkpoint_and_its_absence(paths: Path
     flip(made / FIRST, (made / FIRST).stat().st_size - 1)
     with pytest.raises(CheckpointError, match="the bytes of tensor"):
         verify_built(paths, PIN, lock, ALL, print)
+
+
+@pytest.mark.parametrize("name", [FIRST, EXTRA, INDEX, "README.md"])
+def test_verify_sees_a_record_that_says_another_hash(paths: Paths, name: str) -> None:
+    lock = lock_of(write_sample(paths))
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    record = json.loads((made / RECORD).read_text())
+    record["files"][name]["sha256"] = "0" * 64
+    (made / RECORD).unlink()
+    (made / RECORD).write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match=rf"sparkpin\.json: files\['{name}'\]: saw .*0{{64}}.*, wanted "):
+        verify_built(paths, PIN, lock, ALL, print)
+
+
+def test_what_a_bundle_brought_can_be_verified(paths: Paths) -> None:
+    lock = lock_of(write_sample(paths))
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    (made / IMPORTED).touch()
+    assert verify_built(paths, PIN, lock, ALL, print) == made
 
 
 @pytest.mark.parametrize("name", ["README.md", FIRST])
@@ -278,6 +323,54 @@ def test_a_shard_that_is_not_what_was_written_is_not_kept(
     assert read_tensors(made) == expected_tensors(hybrid=True)
 
 
+def test_a_shard_that_cannot_be_written_costs_no_other(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of two fails, when the second is finished: that one is kept."""
+    folders = write_sample(paths)
+    right, finished = shards.Work.write, threading.Event()
+
+    def failing(work: shards.Work, shard: Shard) -> str:
+        if shard.path == FIRST:
+            assert finished.wait(60)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return right(work, shard)
+
+    def named(work: shards.Work, shard: Shard, sha256: str) -> shards.Written:
+        entry = name(work, shard, sha256)
+        finished.set()
+        return entry
+
+    name = shards.Work.named
+    monkeypatch.setattr(shards.Work, "write", failing)
+    monkeypatch.setattr(shards.Work, "named", named)
+    with pytest.raises(DiskError, match="No space left"):
+        build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+    monkeypatch.undo()
+    said: Said = []
+    made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, said.append)
+    assert [line for line in said if line.startswith("writing")] == [f"writing {FIRST} (2 of 2, 0.0 MB)"]
+    assert read_tensors(made) == expected_tensors(hybrid=True)
+
+
+def test_a_disk_that_is_full_at_the_last_file_costs_no_shard(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = write_sample(paths)
+    right = build.write_text
+
+    def full(path: Path, data: bytes) -> None:
+        if path.name == RECORD:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        right(path, data)
+
+    monkeypatch.setattr(build, "write_text", full)
+    with pytest.raises(DiskError, match="No space left"):
+        build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+    monkeypatch.undo()
+    said: Said = []
+    made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, said.append)
+    assert "checking 2 of 2 shards that an earlier run finished" in said
+    assert not [line for line in said if line.startswith("writing")] and not (made / JOURNAL).exists()
+    assert read_tensors(made) == expected_tensors(hybrid=True)
+
+
 def test_copies_where_links_cannot_go(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = write_sample(paths)
 
@@ -306,13 +399,14 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from checkpoint_samples import ALL, PIN, lock_of, sample_folders, sample_paths
 from sparkpin.checkpoint import build, shards
+from sparkpin.checkpoint.layout import JOURNAL
 paths = sample_paths(Path({root!r}))
 right = shards.Work.write
 def stop(work, shard):
     if not shard.path.startswith("model-00002"):
         return right(work, shard)
     work.unfinished(shard).write_bytes(b"half")
-    while len((work.folder / shards.JOURNAL).read_text().splitlines()) < 2:
+    while len((work.folder / JOURNAL).read_text().splitlines()) < 2:
         time.sleep(0.01)
     print("writing", flush=True)
     time.sleep(600)
@@ -404,6 +498,25 @@ def test_disk_is_checked_before_the_first_byte(small_disk: Path) -> None:
     with pytest.raises(DiskError, match=r"need 6[0-9,]+ bytes in .*, 2[0-9,]+ are free"):
         build_checkpoint(paths, PIN, lock, ALL, print)
     assert not paths.checkpoints.exists()
+
+
+def test_what_a_killed_run_had_begun_counts_for_the_next(paths: Paths) -> None:
+    """A shard's blocks are set aside when it is begun, so eight of them may fill the rest of a disk."""
+    folders = write_sample(paths, scale=10_000)
+    lock, plan = lock_of(folders), make_plan(listings_of(folders), PIN, ALL)
+    folder = checkpoint_folder(paths, PIN, lock, ALL)
+    needed = build.disk_needed(folder, folders["int4"], plan)
+    assert needed == plan.written_bytes + build.SPARE
+    partial = build.partial_folder(folder)
+    partial.mkdir(parents=True)
+    for name in (FIRST, f"{SECOND}.unfinished"):
+        (partial / name).write_bytes(bytes(8192))
+    os.link(folders["int4"] / EXTRA, partial / EXTRA)
+    assert build.disk_needed(folder, folders["int4"], plan) == needed - 16384
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    (made / FIRST).unlink()
+    (made / "spoiled").write_bytes(bytes(4096))
+    assert build.disk_needed(made, folders["int4"], plan) < needed - plan.shards[1].size
 
 
 def test_disk_that_fills_up_in_the_middle(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import hashlib
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from sparkpin.checkpoint import copying
+from sparkpin.checkpoint import copying, gathering
 from sparkpin.checkpoint.copying import Reader, Run, append, link_or_copy
-from sparkpin.checkpoint.gathering import BLOCK, PIECE, Stopped, gather
+from sparkpin.checkpoint.gathering import BLOCK, PIECE, DirectFile, Stopped, gather
 from sparkpin.errors import IntegrityError
 
 DATA = bytes(range(256)) * 40_961  # ten chunks and an odd rest
@@ -93,6 +95,43 @@ def test_gathering_on_a_file_system_without_direct_writes(
 
     monkeypatch.setattr(os, "pwrite", refuse_write)
     assert gathered(tmp_path / "write", b"first", *runs_of(source)) == b"first" + WANTED
+
+
+def refusing(code: int) -> Callable[..., int]:
+    """A fallocate that fails once."""
+    answers = iter([code])
+
+    def fallocate(file: int, mode: int, begin: int, size: int) -> int:
+        ctypes.set_errno(next(answers, 0))
+        return -1 if ctypes.get_errno() else 0
+
+    return fallocate
+
+
+def test_blocks_are_set_aside_where_the_file_system_can(tmp_path: Path) -> None:
+    with DirectFile(tmp_path / "target", 10 * PIECE) as file:
+        if not file.direct:
+            pytest.skip(f"{tmp_path} is on a file system without direct writes; try another TMPDIR")
+        seen = (tmp_path / "target").stat()
+    assert (seen.st_size, seen.st_blocks * 512 >= seen.st_size) == (10 * PIECE, True)
+
+
+@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EINTR])
+def test_gathering_where_no_blocks_can_be_set_aside(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(gathering, "FALLOCATE", refusing(code))
+    assert gathered(tmp_path / "target", b"first", *runs_of(source)) == b"first" + WANTED
+
+
+def test_too_few_blocks_are_told_before_the_first_byte(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "FALLOCATE", refusing(errno.ENOSPC))
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="No space left"):
+        gathered(tmp_path / "target", b"", *runs_of(source))
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("most", [BLOCK * 100, 1000])

@@ -250,6 +250,21 @@ def test_bits_that_do_not_pack(pair: Pair, bits: object) -> None:
         pair.plan(FP8_ATTENTION)
 
 
+@pytest.mark.parametrize("extra", [["a"], "a", {"a": 3}])
+def test_entries_of_a_base_that_are_none(pair: Pair, extra: object) -> None:
+    pair.configs["int4"]["quantization_config"]["extra_config"] = extra
+    with pytest.raises(
+        CheckpointError, match=r"quantization_config\.extra_config: saw .*, wanted modules with settings"
+    ):
+        pair.plan(FP8_ATTENTION)
+
+
+def test_a_source_whose_settings_are_none(pair: Pair) -> None:
+    pair.configs["fp8"]["quantization_config"] = "fp8"
+    with pytest.raises(CheckpointError, match=r"fp8/config\.json: quantization_config: saw 'fp8', wanted a mapping"):
+        pair.plan(FP8_ATTENTION)
+
+
 def test_a_modules_own_bits_count(pair: Pair) -> None:
     pair.configs["int4"]["quantization_config"]["extra_config"][ATTENTION[0]] = {"bits": 8}
     with pytest.raises(CheckpointError, match=r"wanted \[8, 4\] as in the base"):

@@ -171,6 +171,38 @@ def test_fp8_tensors_of_a_source_that_does_not_say_their_block(pair: Pair) -> No
         pair.plan()
 
 
+@pytest.mark.parametrize("block", [[4], ["4", 4], [4, 0], 128])
+def test_a_block_that_is_none(pair: Pair, block: object) -> None:
+    pair.from_donor(quantised=True)
+    pair.fp8_config["quantization_config"]["weight_block_size"] = block
+    with pytest.raises(CheckpointError, match=r"weight_block_size: saw .*, wanted \[rows, columns\]"):
+        pair.plan()
+
+
+@pytest.mark.parametrize(
+    ("part", "dtype", "shape", "message"),
+    [
+        ("weight_scale_inv", "BF16", (2, 1), r"saw shape \[2, 1\], wanted \[1, 1\] for a weight of \[2, 3\] in blocks"),
+        ("weight_scale_inv", "F16", (1, 1), "saw dtype F16, wanted BF16 or F32"),
+        ("weight", "BF16", (2, 3), r"saw BF16 \[2, 3\], wanted an F8_E4M3 matrix beside its scales"),
+    ],
+)
+def test_fp8_tensors_of_a_source_that_do_not_fit(
+    pair: Pair, part: str, dtype: str, shape: tuple[int, ...], message: str
+) -> None:
+    pair.from_donor(quantised=True)
+    pair.fp8[DONOR][f"{GATE}.{part}"] = (dtype, shape)
+    with pytest.raises(CheckpointError, match=rf"{GATE}\.{part}: {message}"):
+        pair.plan()
+
+
+def test_a_scale_of_a_source_without_its_weight(pair: Pair) -> None:
+    pair.from_donor(quantised=True)
+    del pair.fp8[DONOR][f"{GATE}.weight"]
+    with pytest.raises(CheckpointError, match=rf"the MTP layer lacks {GATE}\.weight"):
+        pair.plan()
+
+
 def experts(pair: Pair, form: str, count: int = 4) -> dict[str, tuple[str, tuple[int, ...]]]:
     """All experts of the MTP layer in a form, into the base's file; the config counts them."""
     pair.config["text_config"]["num_experts"] = count
@@ -206,10 +238,40 @@ def test_experts_in_one_tensor_each_matrix_are_not_counted_one_by_one(pair: Pair
     prefix = "mtp.layers.0.mlp.experts"
     pair.base[EXTRA] |= {f"{prefix}.gate_up_proj": ("BF16", (4, 3, 4)), f"{prefix}.down_proj": ("BF16", (4, 2, 3))}
     assert len(pair.plan().unlisted) == 0
+    down = pair.base[EXTRA].pop(f"{prefix}.down_proj")
+    with pytest.raises(CheckpointError, match=r"the MTP layer lacks mtp\.layers\.0\.mlp\.experts\.down_proj;"):
+        pair.plan()
+    pair.base[EXTRA] |= {
+        f"{prefix}.{name}.weight": spec for name, spec in (("gate_up_proj", down), ("down_proj", down))
+    }
+    assert len(pair.plan().unlisted) == 0
     pair.base[EXTRA][f"{prefix}.down_proj"] = ("BF16", (3, 2, 3))
     with pytest.raises(
         CheckpointError, match=r"down_proj: shape: saw \[3, 2, 3\], wanted num_experts of the config \(4\)"
     ):
+        pair.plan()
+
+
+def test_no_expert_is_excused_by_another_tensor_of_theirs(pair: Pair) -> None:
+    pair.config["text_config"]["num_experts"] = 4
+    pair.base[EXTRA]["mtp.layers.0.mlp.experts.e_score_correction_bias"] = ("F32", (4,))
+    with pytest.raises(CheckpointError, match=r"the MTP layer lacks mtp\.layers\.0\.mlp\.experts\.0\.gate_proj"):
+        pair.plan()
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_the_layer_of_a_model_of_another_size(pair: Pair, quantised: bool) -> None:
+    pair.from_donor(quantised=quantised)
+    pair.fp8[DONOR] |= {f"mtp.{name}.weight": ("BF16", (2,)) for name in ("norm", "pre_fc_norm_embedding")}
+    pair.fp8[DONOR] |= {"mtp.fc.weight": ("BF16", (2, 4)), "mtp.pre_fc_norm_hidden.weight": ("BF16", (2,))}
+    pair.config["text_config"]["hidden_size"] = 2
+    assert pair.plan().shards
+    pair.config["text_config"]["hidden_size"] = 3
+    wanted = r"fp8: mtp\.fc\.weight: shape: saw \[2, 4\], wanted \[3, 6\], by hidden_size of the config"
+    with pytest.raises(CheckpointError, match=wanted):
+        pair.plan()
+    pair.fp8[DONOR]["mtp.fc.weight"] = ("BF16", (3, 6))
+    with pytest.raises(CheckpointError, match=r"mtp\.norm\.weight: shape: saw \[2\], wanted \[3\]"):
         pair.plan()
 
 

@@ -229,6 +229,30 @@ def test_index_that_lists_what_no_shard_has(sample: Sample) -> None:
         make_plan(listings_of(folders), sample.pin, ("copy",))
 
 
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"weight_map": ["a"]}, "weight_map: saw list, wanted a mapping"),
+        ({"weight_map": {f"{UP}.weight": None}}, rf"weight_map\['{UP}.weight'\]: saw None, wanted the name of a file"),
+        ({"metadata": ["total_size"]}, "metadata: saw list, wanted a mapping"),
+    ],
+)
+def test_index_of_another_form(sample: Sample, change: dict[str, Any], cause: str) -> None:
+    folders = sample.write()
+    path = folders["int4"] / "model.safetensors.index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(CheckpointError, match=rf"int4/{path.name}: {cause}"):
+        make_plan(listings_of(folders), sample.pin, ALL)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a":' + "[" * 200_000])
+def test_config_that_is_none(sample: Sample, text: str) -> None:
+    folders = sample.write()
+    (folders["int4"] / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"int4/config\.json: .*wanted (a )?JSON"):
+        make_plan(listings_of(folders), sample.pin, ALL)
+
+
 @pytest.mark.parametrize("name", MTP)
 def test_each_missing_mtp_tensor_is_told(sample: Sample, name: str) -> None:
     del sample.base[EXTRA][name]

@@ -22,7 +22,7 @@ from private_engine import file_layer, load_image, quiet
 from sparkpin import build, exporting, files, importing, jobs, progress, transfer
 from sparkpin.buildrecord import is_imported, layer_file, records_of, write_record
 from sparkpin.bundle import EXPORTS, IMPORTS, Bundle, open_bundle
-from sparkpin.checkpoint.build import IMPORTED as MARK
+from sparkpin.checkpoint.layout import IMPORTED as MARK
 from sparkpin.contents import Entry, write_contents
 from sparkpin.engine import Engine
 from sparkpin.errors import DiskError, EngineError, IntegrityError

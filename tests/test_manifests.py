@@ -72,6 +72,15 @@ def test_a_wrong_stack_says_file_key_seen_and_wanted(
             r"mtp\.tensor: saw .*known here: file, source, tensors",
             "mtp.tensor in",
         ),
+        *(
+            (
+                "file: model_extra_tensors.safetensors",
+                f"file: {file}",
+                rf"mtp\.file: saw '{re.escape(file)}', wanted text of the pattern",
+                "mtp.file in",
+            )
+            for file in ("../../x.safetensors", "/x.safetensors", "sub/x.safetensors", "journal", "x.safetensors.txt")
+        ),
         ("format: fp8", "format: int3", r"format: saw 'int3', wanted 'fp8', 'plain' or 'keep'", ".format in"),
         ("block: [128, 128]", "block: [128]", r"block: saw \[128\], wanted at least 2 items", ".block in"),
         ("source: fp8", "source: fp9", r"source: saw 'fp9', wanted one of the repositories", "source in"),

@@ -87,6 +87,14 @@ def test_reference_reader_agrees(tmp_path: Path) -> None:
         (packed(b"{]"), "not JSON"),
         (packed(b'{"a": "\xff"}'), "not JSON"),
         (packed(b'{"a":' + json.dumps(entry()).encode() + b',"a":' + json.dumps(entry()).encode() + b"}"), "twice"),
+        (packed(b'{"a":5,"a":' + json.dumps(entry()).encode() + b"}"), "'a' appears twice"),
+        (packed(json.dumps({"a": entry()}).encode().replace(b'"dtype"', b'"dtype":"F16","dtype"')), "'dtype' appears"),
+        (packed(json.dumps({"b": entry(), "a": entry()}).encode().replace(b'"b"', b'"\\u0061"')), "'a' appears twice"),
+        (packed(b'{"__metadata__":{},"__metadata__":{}}'), "'__metadata__' appears twice"),
+        (packed(b'{"__metadata__":{"a":"1","a":"2"}}'), "'a' appears twice"),
+        (packed({"\ud800": entry()}), "not JSON: 'utf-8' codec can't encode"),
+        (packed(b'{"a":' + b"[" * 200_000 + b"}"), "not JSON: maximum recursion depth"),
+        (packed({"a": entry(shape=[0, 1 << 64], offsets=[0, 0])}), "below 2**64"),
         (packed({"a": {"dtype": "U8", "shape": [2]}}), "exactly the keys"),
         (packed({"a": entry() | {"more": 1}}), "exactly the keys"),
         (packed({"a": entry("U7")}), "dtype 'U7'"),
@@ -105,6 +113,15 @@ def test_reference_reader_agrees(tmp_path: Path) -> None:
 def test_bad_header_is_refused(data: bytes, cause: str) -> None:
     with pytest.raises(IntegrityError, match="(?s)^" + "x.safetensors: .*" + re.escape(cause)):
         parse_header(data, origin="x.safetensors")
+
+
+@pytest.mark.parametrize("name", ["a:b", "a\u20ac", 'quote"', "data_offsets"])
+def test_any_name_may_be_a_tensors(tmp_path: Path, name: str) -> None:
+    written = write_file(tmp_path / "x", [TensorSource(name, "U8", (2,), (b"ab",))], {"a:b": "c:d", "e": name})
+    header = read_header(tmp_path / "x")
+    assert (list(header.tensors), header.metadata, header.data_end) == ([name], {"a:b": "c:d", "e": name}, written.size)
+    text = json.dumps({name: entry()}).encode()  # as the standard library escapes it
+    assert list(parse_header(packed(text)).tensors) == [name]
 
 
 @pytest.mark.parametrize("data", [b"\1", b"\1\2\3"])

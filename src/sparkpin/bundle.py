@@ -38,7 +38,7 @@ from pydantic import Field, ValidationError
 from sparkpin import manifests, oci, ui
 from sparkpin.buildrecord import BuildRecord
 from sparkpin.canonical import BLOCK, END, Slice, block, read_layer
-from sparkpin.checkpoint.verify import RECORD
+from sparkpin.checkpoint.layout import RECORD
 from sparkpin.contents import ENTRIES, contents_of, parents_of, parse_contents
 from sparkpin.errors import DiskError, InputError, IntegrityError, SparkpinError
 from sparkpin.evidence import verify

@@ -21,7 +21,7 @@ from sparkpin.buildrecord import BuildRecord, is_imported, layer_file, records_o
 from sparkpin.bundle import Row
 from sparkpin.canonical import BLOCK, END, Slice, block
 from sparkpin.checkpoint.build import is_complete, is_made_here
-from sparkpin.checkpoint.verify import RECORD
+from sparkpin.checkpoint.layout import RECORD
 from sparkpin.engine import Engine
 from sparkpin.errors import CheckpointError, EngineError, InputError, IntegrityError
 from sparkpin.evidence.materials import model_inputs

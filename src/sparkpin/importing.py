@@ -28,9 +28,9 @@ from sparkpin.buildrecord import (
     write_record,
 )
 from sparkpin.bundle import CHECKPOINT, CHECKPOINTS, IMPORTS, INPUTS, LAYERS, STORE, Bundle, listing, open_bundle
-from sparkpin.checkpoint import build as checkpoint
+from sparkpin.checkpoint import layout
 from sparkpin.checkpoint.build import hold_model, is_complete, set_aside
-from sparkpin.checkpoint.verify import RECORD
+from sparkpin.checkpoint.layout import RECORD
 from sparkpin.engine import Engine
 from sparkpin.errors import EngineError, IntegrityError
 from sparkpin.evidence import verify
@@ -296,7 +296,7 @@ def keep_checkpoint(paths: Paths, bundle: Bundle, say: Say) -> None:
                 (partial / name).parent.mkdir(parents=True, exist_ok=True)
                 with (partial / name).open("wb") as out:
                     copy(bundle, member, out)
-            (partial / checkpoint.IMPORTED).touch()
+            (partial / layout.IMPORTED).touch()
 
 
 def keep_evidence(paths: Paths, bundle: Bundle) -> None:

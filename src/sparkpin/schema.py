@@ -189,10 +189,10 @@ class MtpStep(Model):
     """Register the tensors of the MTP layer whose names fit a pattern (fnmatch) in the index.
 
     file: where the base has them if its index lists none; where they are written if `source`, another repository,
-    gives them because the base has none.
+    gives them because the base has none. Loaders look for such files in the top folder only.
     """
 
-    file: str
+    file: Annotated[str, Field(pattern=r"^\w[\w.-]*\.safetensors$")]
     tensors: Annotated[list[str], Field(min_length=1)]
     source: Name | None = None
 

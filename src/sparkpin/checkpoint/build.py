@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from sparkpin import files, hub
 from sparkpin.checkpoint import report
 from sparkpin.checkpoint.copying import link_or_copy
-from sparkpin.checkpoint.plan import FORMAT, Plan, checkpoint_key, make_plan, taken, used_repositories
+from sparkpin.checkpoint.layout import IMPORTED, JOURNAL, RECORD
+from sparkpin.checkpoint.plan import Plan, checkpoint_key, make_plan, used_repositories
+from sparkpin.checkpoint.record import check_record, file_rows, record, texts_written
 from sparkpin.checkpoint.repository import Places
-from sparkpin.checkpoint.shards import JOURNAL, Written, write_shards
-from sparkpin.checkpoint.verify import REBUILD, RECORD, check_files, verify_checkpoint
+from sparkpin.checkpoint.shards import UNFINISHED, Written, write_shards
+from sparkpin.checkpoint.verify import REBUILD, check_files, verify_checkpoint
 from sparkpin.errors import CheckpointError
 from sparkpin.modelfiles import repository_folder
 from sparkpin.paths import Paths
 from sparkpin.schema import ModelLock, ModelPin
 
-IMPORTED = ".imported"  # an empty file in a checkpoint that a bundle brought
 SPARE = 64 << 20
 """Bytes that must stay free on the disk beside what is written."""
 
@@ -85,8 +84,7 @@ def write_checkpoint(
                 link_or_copy(base / link.path, partial / link.path)
             for text in plan.texts:
                 write_text(partial / text.path, text.data)
-                written[text.path] = Written(text.path, len(text.data), hashlib.sha256(text.data).hexdigest())
-            (partial / JOURNAL).unlink()
+            written |= texts_written(plan)
             write_text(partial / RECORD, record(pin, lock, plan, key, written))
             check_files(partial, plan)
         except CheckpointError:
@@ -94,6 +92,7 @@ def write_checkpoint(
             raise
         for name in (*written, RECORD):  # as the files of the cache: one that is changed by mistake still has its size
             (partial / name).chmod(0o444)
+        (partial / JOURNAL).unlink()  # last: until here the next run goes on from the finished shards
         for path in sorted({partial, *(child for child in partial.rglob("*") if child.is_dir())}):
             files.sync_folder(path)
         partial.replace(folder)
@@ -140,9 +139,12 @@ def verify_built(
         raise CheckpointError(f"{folder}: no such checkpoint of {pin.name}", next_step=step)
     used = used_repositories(pin, steps)
     places = hub.fetch_model(paths, pin, lock, say, only=used)
-    verify_checkpoint(folder, places, make_plan(hub.listings(paths, pin, lock, say, only=used), pin, steps))
+    plan = make_plan(hub.listings(paths, pin, lock, say, only=used), pin, steps)
+    shards = verify_checkpoint(folder, places, plan)
     if not is_complete(folder, checkpoint_key(pin, lock, steps)):
         raise CheckpointError(f"{folder / RECORD}: is not the record of this checkpoint", next_step=REBUILD)
+    written = {shard.path: Written(shard.path, shard.size, shards[shard.path]) for shard in plan.shards}
+    check_record(folder, file_rows(pin, lock, plan, written | texts_written(plan)))
     return folder
 
 
@@ -168,34 +170,6 @@ def is_complete(folder: Path, key: str) -> bool:
         return False
 
 
-def record(pin: ModelPin, lock: ModelLock, plan: Plan, key: str, written: Mapping[str, Written]) -> bytes:
-    """The text of sparkpin.json: how the checkpoint was made. No times, no paths: same inputs, same bytes.
-
-    sources: repositories and revisions; of the base the files that were rewritten, of the others the tensors that were
-    taken, with the SHA-256 that the lock has.
-    """
-    published = {f.file: {"size": f.size, "sha256": f.sha256} for f in lock.repositories[pin.base].files}
-    new = {file.path: {"size": file.size, "sha256": file.sha256} for file in written.values()}
-    dumped = pin.model_dump(mode="json", include={"hybrid": {"rules"}, "mtp": True})
-    sources: dict[str, dict[str, Any]] = {
-        name: {"repo": lock.repositories[name].repo, "revision": lock.repositories[name].revision}
-        for name in used_repositories(pin, plan.steps)
-    }
-    sources[pin.base]["files"] = {file: published[file]["sha256"] for file in new if file in published}
-    for name, tensors in taken(plan).items():
-        known = {tensor.name: tensor.sha256 for tensor in lock.repositories[name].tensors}
-        sources[name]["tensors"] = {source.info.name: known.get(source.info.name, "") for source in tensors}
-    value = {
-        "builder": FORMAT,
-        "model": pin.name,
-        "key": key,
-        "steps": [{"step": step, **(dumped.get(step) or {})} for step in plan.steps],
-        "sources": sources,
-        "files": {**{link.path: published[link.path] for link in plan.links}, **new},
-    }
-    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
-
-
 def disk_line(paths: Paths, pin: ModelPin, lock: ModelLock, plan: Plan) -> str:
     """Bytes that building would take, and that are free, for people."""
     folder = checkpoint_folder(paths, pin, lock, plan.steps)
@@ -206,11 +180,25 @@ def disk_line(paths: Paths, pin: ModelPin, lock: ModelLock, plan: Plan) -> str:
 
 
 def disk_needed(folder: Path, base: Path, plan: Plan) -> int:
-    """Bytes that building will take on the disk of `folder`, beside what an earlier run has written there."""
+    """Bytes that building will take on the disk of `folder`.
+
+    What an earlier run had begun there counts for it, finished or not: it is kept, or goes before its shard is written
+    again, and so does a folder that is not trusted.
+    """
     linked = files.existing_parent(folder).stat().st_dev == files.existing_parent(base).stat().st_dev
-    there = {path.name: path.stat().st_size for path in partial_folder(folder).glob("*") if path.is_file()}
-    finished = sum(shard.size for shard in plan.shards if there.get(shard.path) == shard.size)
-    return plan.written_bytes + (0 if linked else plan.linked_bytes) - finished + SPARE
+    names = {name for shard in plan.shards for name in (shard.path, shard.path + UNFINISHED)}
+    begun = [path for path in partial_folder(folder).glob("*") if path.name in names]
+    freed = sum(allocated(path) for path in (*begun, *folder.rglob("*")) if path.is_file())
+    return max(0, plan.written_bytes + (0 if linked else plan.linked_bytes) - freed) + SPARE
+
+
+def allocated(path: Path) -> int:
+    """Bytes of the disk that are free again when a file goes: none if it has another name, or has just gone."""
+    try:
+        seen = path.stat()  # a dry run holds no lock
+    except FileNotFoundError:
+        return 0
+    return seen.st_blocks * 512 if seen.st_nlink == 1 else 0
 
 
 def check_disk(folder: Path, base: Path, plan: Plan) -> None:

@@ -36,12 +36,6 @@ class Files:
     def __init__(self) -> None:
         self._open: dict[Path, int] = {}
 
-    def __enter__(self) -> Files:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
     def close(self) -> None:
         for file in self._open.values():
             os.close(file)

@@ -9,12 +9,14 @@ gives comes into the shard of what it takes away, and `quantization_config.extra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sparkpin.checkpoint.draft import Draft
 from sparkpin.checkpoint.fused import check_fused
 from sparkpin.checkpoint.patterns import Patterns
+from sparkpin.checkpoint.quantization import PLAIN_ENTRY, check_source_config, extra_config_of, fp8_entry
 from sparkpin.checkpoint.repository import CONFIG, Repository, Source
+from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.errors import CheckpointError
 from sparkpin.schema import FormatRule, HybridStep
 
@@ -22,8 +24,7 @@ WEIGHT, SCALE = "weight", "weight_scale_inv"
 PACKED = ("qweight", "qzeros", "scales", "g_idx")
 PLAIN_DTYPES = ("BF16", "F16", "F32")
 SCALE_DTYPES = ("BF16", "F32")
-PLAIN_ENTRY: Mapping[str, Any] = {"bits": 16, "data_type": "float"}
-PIN = "compare hybrid.rules and the revisions in pins/models/ with the repositories' indexes"
+PIN = "compare the rules and the revisions in pins/models/ with the repositories' indexes"
 
 
 class Module(NamedTuple):
@@ -77,11 +78,6 @@ class Rules:
                 raise CheckpointError(
                     f"hybrid.rules: {pattern!r} fits no module with a weight in {origin}", next_step=PIN
                 )
-
-
-def fp8_entry(block: Sequence[int]) -> dict[str, Any]:
-    """What the hybrid-int4-fp8 mod looks for in `quantization_config.extra_config`."""
-    return {"bits": 8, "group_size": list(block), "sym": True, "data_type": "fp"}
 
 
 def modules_of(found: Mapping[str, Source]) -> dict[str, Module]:
@@ -145,7 +141,7 @@ def check_module(base: Repository, donor: Repository, module: Module, rule: Form
     """The donor's tensors for a module, by part, checked against what they replace and against each other."""
 
     def wrong(part: str, where: Repository, seen: object, wanted: object) -> CheckpointError:
-        return CheckpointError(f"{where.origin}: {module.name}.{part}: saw {seen}, wanted {wanted}", next_step=PIN)
+        return unfit(where, f"{module.name}.{part}", seen, wanted)
 
     check_loadable(module, rule)
     if module.form == "fp8":
@@ -171,13 +167,24 @@ def check_module(base: Repository, donor: Repository, module: Module, rule: Form
         return {WEIGHT: weight}
     if scale is None:
         raise wrong(SCALE, donor, "no such tensor", "the scales of the FP8 weight")
-    if scale.info.dtype not in SCALE_DTYPES:
-        raise wrong(SCALE, donor, f"dtype {scale.info.dtype}", " or ".join(SCALE_DTYPES))
-    wanted_shape = tuple(-(-size // step) for size, step in zip(shape, rule.block, strict=True))
-    if scale.info.shape != wanted_shape:
-        what = f"{list(wanted_shape)} for a weight of {list(shape)} in blocks of {rule.block}"
-        raise wrong(SCALE, donor, f"shape {list(scale.info.shape)}", what)
+    check_scale(donor, weight.info, scale.info, rule.block)
     return {WEIGHT: weight, SCALE: scale}
+
+
+def check_scale(donor: Repository, weight: TensorInfo, scale: TensorInfo, block: Sequence[int]) -> None:
+    """CheckpointError unless `weight` is an FP8 matrix and `scale` has one number for each `block` of it."""
+    if weight.dtype != "F8_E4M3" or len(weight.shape) != 2:
+        raise unfit(donor, weight.name, f"{weight.dtype} {list(weight.shape)}", "an F8_E4M3 matrix beside its scales")
+    if scale.dtype not in SCALE_DTYPES:
+        raise unfit(donor, scale.name, f"dtype {scale.dtype}", " or ".join(SCALE_DTYPES))
+    wanted = [-(-size // step) for size, step in zip(weight.shape, block, strict=True)]
+    if list(scale.shape) != wanted:
+        what = f"{wanted} for a weight of {list(weight.shape)} in blocks of {list(block)}"
+        raise unfit(donor, scale.name, f"shape {list(scale.shape)}", what)
+
+
+def unfit(where: Repository, name: str, seen: object, wanted: object) -> CheckpointError:
+    return CheckpointError(f"{where.origin}: {name}: saw {seen}, wanted {wanted}", next_step=PIN)
 
 
 def check_loadable(module: Module, rule: FormatRule) -> None:
@@ -208,8 +215,7 @@ def packed_shape(base: Repository, module: Module) -> tuple[int, ...]:
         where = f"{base.origin}/{CONFIG}: quantization_config.bits"
         raise CheckpointError(f"{where}: saw {bits!r} for {module.name}, wanted 2, 4 or 8", next_step=PIN)
     if qweight.dtype != "I32" or len(qweight.shape) != 2:
-        seen = f"{qweight.dtype} {list(qweight.shape)}"
-        raise CheckpointError(f"{base.origin}: {qweight.name}: saw {seen}, wanted an I32 matrix", next_step=PIN)
+        raise unfit(base, qweight.name, f"{qweight.dtype} {list(qweight.shape)}", "an I32 matrix")
     rows, columns = qweight.shape
     pack = 32 // bits
     awq = "awq" in str(config.get("packing_format", ""))
@@ -217,35 +223,5 @@ def packed_shape(base: Repository, module: Module) -> tuple[int, ...]:
     if scales is None or len(scales.info.shape) != 2 or scales.info.shape[1] != shape[0]:
         seen = "no such tensor" if scales is None else f"shape {list(scales.info.shape)}"
         wanted = f"[groups, {shape[0]}] beside a qweight of {list(qweight.shape)}"
-        raise CheckpointError(f"{base.origin}: {module.name}.scales: saw {seen}, wanted {wanted}", next_step=PIN)
+        raise unfit(base, f"{module.name}.scales", seen, wanted)
     return shape
-
-
-def check_source_config(source: Repository, block: Sequence[int]) -> None:
-    """The FP8 repository says the same block size as the pin."""
-    config = source.config.get("quantization_config") or {}
-    for key, wanted in (("quant_method", "fp8"), ("weight_block_size", list(block))):
-        if config.get(key) != wanted:
-            raise CheckpointError(
-                f"{source.origin}/{CONFIG}: quantization_config.{key}: saw {config.get(key)!r}, wanted {wanted!r}",
-                next_step="correct `block` or `source` of hybrid.rules in pins/models/",
-            )
-
-
-def extra_config_of(draft: Draft) -> dict[str, Any]:
-    """The mapping of the draft's config to write entries into, made if absent."""
-    config = draft.config.get("quantization_config")
-    if CONFIG not in draft.base.listing.texts:
-        raise CheckpointError(
-            f"{draft.base.origin}: no {CONFIG}: saw no such file, wanted one with AutoRound's quantization_config",
-            next_step=draft.base.listing.mend or "choose a repository or revision that has it, in pins/models/",
-        )
-    if not isinstance(config, dict):
-        raise CheckpointError(
-            f"{draft.base.origin}/{CONFIG}: quantization_config: saw {config!r}, wanted AutoRound's settings",
-            next_step="choose a quantised base repository in pins/models/",
-        )
-    extra: Mapping[str, Any] | None = config.get("extra_config")
-    config["extra_config"] = dict(extra or {})
-    made: dict[str, Any] = config["extra_config"]
-    return made

@@ -7,6 +7,7 @@ not drive other files out of the memory.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -33,6 +34,10 @@ PIECE, BUFFERS, WRITES = 1 << 20, 6, 2
 
 BLOCK = 4096
 """What offsets, sizes and memory of such a write are multiples of; no disk wants more."""
+
+
+FALLOCATE = ctypes.CDLL(None, use_errno=True).fallocate
+FALLOCATE.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class Stopped(Exception):
@@ -114,6 +119,20 @@ class Pieces:
             written.result()
 
 
+def reserve(file: int, size: int) -> None:
+    """Set blocks aside, where the file system can do that. Raises OSError if there are not so many.
+
+    Not by os.posix_fallocate: where the kernel refuses, as over NFS before 4.2, glibc writes a byte into each block
+    instead, which takes longer than the data.
+    """
+    while FALLOCATE(file, 0, 0, size) != 0:
+        code = ctypes.get_errno()
+        if code in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            return
+        if code != errno.EINTR:
+            raise OSError(code, os.strerror(code))
+
+
 class DirectFile:
     """A new file, written past the page cache where the file system can do that, otherwise through it."""
 
@@ -128,11 +147,10 @@ class DirectFile:
             self.file, self.direct = os.open(path, flags, 0o644), False
         if self.direct and size:  # writes inside a file need not wait for each other, those that extend it do
             try:
-                os.posix_fallocate(self.file, 0, size)
-            except OSError as error:
-                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-                    os.close(self.file)
-                    raise
+                reserve(self.file, size)
+            except OSError:
+                os.close(self.file)
+                raise
 
     def __enter__(self) -> DirectFile:
         return self

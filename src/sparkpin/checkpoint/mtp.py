@@ -12,17 +12,21 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sparkpin.checkpoint.draft import Draft
-from sparkpin.checkpoint.formats import PACKED, SCALE, WEIGHT, extra_config_of, fp8_entry
+from sparkpin.checkpoint.formats import PACKED, SCALE, WEIGHT, check_scale
 from sparkpin.checkpoint.patterns import Patterns, some
+from sparkpin.checkpoint.quantization import block_of, extra_config_of, fp8_entry
 from sparkpin.checkpoint.repository import CONFIG, Source
 from sparkpin.errors import CheckpointError
 from sparkpin.schema import MtpStep
 
 PREFIX = "mtp."
-OUTER = ("mtp.fc.weight", "mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight")
-LAYERS, EXPERTS = "mtp_num_hidden_layers", "num_experts"
-MATRICES = ("gate_proj", "up_proj", "down_proj")
-_FUSED = re.compile(r"\.mlp\.experts\.(gate_up|down)_proj(\.weight)?$")  # all experts in one tensor
+FC = "mtp.fc.weight"
+OUTER = (FC, "mtp.norm.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight")
+LAYERS, EXPERTS, HIDDEN = "mtp_num_hidden_layers", "num_experts", "hidden_size"
+MATRICES, TOGETHER = ("gate_proj", "up_proj", "down_proj"), ("gate_up_proj", "down_proj")
+"""Of an expert each by itself, and of all experts in one tensor each."""
+
+_FUSED = re.compile(rf"\.mlp\.experts\.({'|'.join(TOGETHER)})(\.weight)?$")
 _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)")
 _PIN = (
     "choose a base repository with MTP tensors, or an `mtp.source`, in pins/models/; "
@@ -72,12 +76,10 @@ def take(draft: Draft, step: MtpStep, patterns: Patterns) -> list[str]:
         draft.count("added", name, source.info.dtype, f"from {donor.name}", 0, source.info.nbytes)
     fp8 = sorted(name.removesuffix(f".{SCALE}") for name in taken if name.endswith(f".{SCALE}"))
     if fp8:
-        block = (donor.config.get("quantization_config") or {}).get("weight_block_size")
-        if not isinstance(block, list):
-            where = f"{donor.origin}/{CONFIG}: quantization_config.weight_block_size"
-            raise CheckpointError(f"{where}: saw {block!r}, wanted the block of its FP8 tensors", next_step=_PIN)
-        extra_config = extra_config_of(draft)
+        block, extra_config = block_of(donor), extra_config_of(draft)
         for module in fp8:
+            if f"{module}.{WEIGHT}" in taken:  # else `check_layers` says what lacks
+                check_scale(donor, taken[f"{module}.{WEIGHT}"].info, taken[f"{module}.{SCALE}"].info, block)
             extra_config[module] = fp8_entry(block)
     return list(taken)
 
@@ -107,15 +109,26 @@ def check_layers(draft: Draft, found: Mapping[str, tuple[str, Source]]) -> None:
         missing += [f"{prefix}{name}" for name in missing_modules(parts, body)]
         missing += [f"{prefix}{name}" for name in missing_parts(parts)]
         missing += [f"{prefix}{name}" for name in missing_experts(parts, experts)]
-    for name, (_, source) in found.items():
-        if _FUSED.search(name) and source.info.shape[:1] != (experts,):
-            seen = f"{list(source.info.shape)}, wanted {EXPERTS} of the config ({experts}) first"
-            raise CheckpointError(f"{draft.base.origin}: {name}: shape: saw {seen}", next_step=_PIN)
     if missing:
         raise CheckpointError(
             f"{draft.base.origin}: the MTP layer lacks {some(missing)}; saw {len(found)} of its tensors",
             next_step=_PIN,
         )
+    check_shapes(draft, found)
+
+
+def check_shapes(draft: Draft, found: Mapping[str, tuple[str, Source]]) -> None:
+    """Raises CheckpointError for the layer of a model of another size, as far as the config tells sizes."""
+    hidden, experts = setting(draft, HIDDEN), setting(draft, EXPERTS)
+    for name, (_, source) in found.items():
+        shape, wanted = source.info.shape, ""
+        if _FUSED.search(name) and shape[:1] != (experts,):
+            wanted = f"{EXPERTS} of the config ({experts}) first"
+        elif type(hidden) is int and name in OUTER and shape != ((hidden, 2 * hidden) if name == FC else (hidden,)):
+            wanted = f"{[hidden, 2 * hidden] if name == FC else [hidden]}, by {HIDDEN} of the config"
+        if wanted:
+            origin = draft.donors.get(source.repository, draft.base).origin
+            raise CheckpointError(f"{origin}: {name}: shape: saw {list(shape)}, wanted {wanted}", next_step=_PIN)
 
 
 def body_modules(draft: Draft) -> set[str]:
@@ -158,10 +171,11 @@ def missing_parts(parts: Mapping[str, set[str]]) -> list[str]:
 
 def missing_experts(parts: Mapping[str, set[str]], count: Any) -> list[str]:
     """All experts that the config counts, each matrix of them, unless they are stored as one tensor each matrix."""
-    if type(count) is not int or "mlp.experts" in parts:
+    if type(count) is not int:
         return []
+    together = {name for name in TOGETHER if name in parts.get("mlp.experts", ()) or f"mlp.experts.{name}" in parts}
+    if together:
+        return [f"mlp.experts.{name}" for name in TOGETHER if name not in together]
     held = {match.groups() for module in parts if (match := _EXPERT.fullmatch(module))}
-    if any(is_expert(module) and not _EXPERT.fullmatch(module) for module in parts):
-        return []
     wanted = ((str(number), matrix) for number in range(count) for matrix in MATRICES)
     return [f"mlp.experts.{number}.{matrix}.*" for number, matrix in wanted if (number, matrix) not in held]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from sparkpin.checkpoint.draft import Draft, Row
 from sparkpin.checkpoint.formats import Rules, apply_formats, modules_of, taken_names
-from sparkpin.checkpoint.layout import Link, Shard, Text, in_order, shards_of, texts_of
+from sparkpin.checkpoint.layout import OWN, Link, Shard, Text, in_order, shards_of, texts_of
 from sparkpin.checkpoint.mtp import apply_mtp
 from sparkpin.checkpoint.patterns import Patterns
 from sparkpin.checkpoint.repository import CONFIG, INDEX, Listing, Repository, Source, header_of, read_repository
@@ -245,11 +245,14 @@ def lay_out(draft: Draft, pin: ModelPin, steps: Sequence[str]) -> Plan:
     if "hybrid" in steps and pin.hybrid:
         draft.notes.append(unused_note(list(rows), pin.hybrid.unused))
     new = {shard.path for shard in shards} | {text.path for text in texts}
+    left_out = [file for file in OWN if file in base.listing.files]
+    if left_out:
+        draft.notes.append(f"left out: {', '.join(left_out)} of the base; a checkpoint has its own")
     return Plan(
         model=pin.name,
         steps=tuple(steps),
         base=pin.base,
-        links=tuple(Link(file, size) for file, size in sorted(base.listing.files.items()) if file not in new),
+        links=tuple(Link(file, size) for file, size in sorted(base.listing.files.items()) if file not in {*new, *OWN}),
         shards=shards,
         texts=texts,
         unlisted=draft.unlisted(),

@@ -165,13 +165,8 @@ def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda nam
     Raises IntegrityError for a file that is cut short or no safetensors file, CheckpointError for a tensor that stands
     in two files and for an index that lists what is not there.
     """
-    index = read_json(listing, INDEX) if INDEX in listing.texts else None
-    weight_map: Any = {} if index is None else index.pop("weight_map", None)
-    if not isinstance(weight_map, dict):
-        where = f"{listing.origin}/{INDEX}"
-        raise CheckpointError(
-            f"{where}: weight_map: saw {weight_map!r}, wanted a mapping", next_step=listing.mend or FETCH
-        )
+    index = read_index(listing) if INDEX in listing.texts else None
+    weight_map: dict[str, str] = {} if index is None else index.pop("weight_map")
     found: dict[str, Source] = {}
     kinds: dict[tuple[str, str, str], list[int]] = {}
     unlisted: dict[str, str] = {}
@@ -213,8 +208,8 @@ def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda nam
     return Repository(listing, weight_map, unlisted, found, counts, header_bytes, index, config)
 
 
-def file_has(listing: Listing, file: object, tensor: str) -> bool:
-    return isinstance(file, str) and file in listing.headers and tensor in header_of(listing, file).tensors
+def file_has(listing: Listing, file: str, tensor: str) -> bool:
+    return file in listing.headers and tensor in header_of(listing, file).tensors
 
 
 def twice(listing: Listing, tensor: str, *files: str) -> CheckpointError:
@@ -232,11 +227,30 @@ def misplaced(listing: Listing, weight_map: Mapping[str, str], tensor: str, seen
     )
 
 
+def read_index(listing: Listing) -> dict[str, Any]:
+    """Its weight_map is a mapping of strings, and so is its metadata, if there is any, of whatever."""
+    index = read_json(listing, INDEX)
+    weight_map, metadata = index.get("weight_map"), index.get("metadata")
+    if not isinstance(weight_map, dict):
+        raise wrong_index(listing, "weight_map", type(weight_map).__name__, "a mapping")
+    for name, file in weight_map.items():
+        if not isinstance(file, str):
+            raise wrong_index(listing, f"weight_map[{name!r}]", repr(file), "the name of a file")
+    if metadata is not None and not isinstance(metadata, dict):
+        raise wrong_index(listing, "metadata", type(metadata).__name__, "a mapping")
+    return index
+
+
+def wrong_index(listing: Listing, key: str, seen: str, wanted: str) -> CheckpointError:
+    where = f"{listing.origin}/{INDEX}"
+    return CheckpointError(f"{where}: {key}: saw {seen}, wanted {wanted}", next_step=listing.mend or OTHER)
+
+
 def read_json(listing: Listing, file: str) -> dict[str, Any]:
     where = f"{listing.origin}/{file}"
     try:
         value = json.loads(listing.texts[file])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{where}: {error}, wanted JSON", next_step=listing.mend or FETCH) from None
     if not isinstance(value, dict):
         raise CheckpointError(

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import struct
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
@@ -36,7 +37,7 @@ MAX_HEADER_BYTES = 100_000_000
 _ALIGN = 8
 _METADATA = "__metadata__"
 _ENTRY_KEYS = {"dtype", "shape", "data_offsets"}
-_OFFSETS = b'"data_offsets"'
+_LARGEST = (1 << 64) - 1  # the reference reader counts in 64 bits
 _NEXT = "delete the file and run `invoke fetch`, which gets it again"
 
 
@@ -104,7 +105,7 @@ def parse_header(data: bytes, *, file_size: int | None = None, origin: str = "sa
     """Parse the first bytes of a file (length prefix and JSON; what follows is ignored).
 
     ``file_size`` is checked against the last tensor's end if given; ``origin`` names the file in messages.
-    Raises IntegrityError for anything that the reference reader would refuse, and for duplicate names.
+    Raises IntegrityError for anything that the reference reader would refuse, and for a key that stands there twice.
     """
     length = header_length(data, origin=origin)
     data_start = PREFIX_BYTES + length
@@ -212,8 +213,7 @@ def _load_json(text: bytes, origin: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            names = [key for key, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
             raise _bad(origin, f"key {twice!r} appears twice in the header")
         return found
 
@@ -223,14 +223,23 @@ def _load_json(text: bytes, origin: str) -> dict[str, Any]:
     if not text.startswith(b"{"):
         raise _bad(origin, f"the header begins with {text[:1]!r}, wanted b'{{'")
     try:
-        loaded = json.loads(text.decode(), parse_float=refuse, parse_constant=refuse)
-        if text.count(_OFFSETS) != len(loaded) - (_METADATA in loaded):
+        loaded: dict[str, Any] = json.loads(text.decode(), parse_float=refuse, parse_constant=refuse)
+        # Each pair of key and value has its colon. More colons than pairs: a key is there twice, or a name holds one.
+        if text.count(b":") != _pairs(loaded):
             loaded = json.loads(text.decode(), object_pairs_hook=unique)  # three times slower, and tells duplicates
-    except ValueError as error:
+        if b"\\u" in text:
+            json.dumps(loaded, ensure_ascii=False).encode()  # half of a surrogate pair is no character
+    except (ValueError, RecursionError) as error:
         raise _bad(origin, f"the header is not JSON: {error}") from error
-    if not isinstance(loaded, dict):
-        raise _bad(origin, "the header is not a JSON object")
     return loaded
+
+
+def _pairs(loaded: Mapping[str, Any]) -> int:
+    """Pairs of key and value in a header that holds together: each tensor's own, and those in it."""
+    metadata = loaded.get(_METADATA)
+    tensors = len(loaded) - (_METADATA in loaded)
+    inside = len(metadata) if isinstance(metadata, dict) else 0
+    return len(loaded) + inside + tensors * len(_ENTRY_KEYS)
 
 
 def _tensor_infos(raw: Mapping[str, Any], text: bytes, data_start: int, origin: str) -> list[TensorInfo]:
@@ -264,7 +273,7 @@ def _check_entry(name: str, entry: object, origin: str) -> tuple[int, int]:
     if not isinstance(dtype, str) or dtype not in ITEM_SIZE:
         raise _bad(origin, f"tensor {name!r} has dtype {dtype!r}, wanted one of {', '.join(ITEM_SIZE)}")
     if not _naturals(shape):
-        raise _bad(origin, f"tensor {name!r} has shape {shape!r}, wanted a list of non-negative integers")
+        raise _bad(origin, f"tensor {name!r} has shape {shape!r}, wanted a list of whole numbers below 2**64")
     if not _naturals(offsets) or len(offsets) != 2 or offsets[1] < offsets[0]:
         raise _bad(origin, f"tensor {name!r} has data_offsets {offsets!r}, wanted [begin, end]")
     begin, end = offsets
@@ -276,7 +285,7 @@ def _check_entry(name: str, entry: object, origin: str) -> tuple[int, int]:
 
 def _naturals(value: object) -> bool:
     # bool is an int in Python but not in the format.
-    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+    return isinstance(value, list) and all(type(item) is int and 0 <= item <= _LARGEST for item in value)
 
 
 def _bad(origin: str, cause: str) -> IntegrityError:

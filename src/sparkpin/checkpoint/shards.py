@@ -9,22 +9,20 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
 
 from sparkpin import files
 from sparkpin.checkpoint.copying import Run, write_all
 from sparkpin.checkpoint.gathering import gather
-from sparkpin.checkpoint.layout import Shard
+from sparkpin.checkpoint.layout import JOURNAL, Shard
 from sparkpin.checkpoint.plan import Plan
 from sparkpin.checkpoint.repository import Places
 from sparkpin.checkpoint.safetensors import read_header_bytes
 from sparkpin.errors import CheckpointError
 
-JOURNAL = "journal"
 UNFINISHED = ".unfinished"
 THREADS = 8
 """Shards at once: some are hashed, each by one processor, while others wait for the disk."""
@@ -103,13 +101,6 @@ def journal_line(entry: Written) -> bytes:
     return (json.dumps(entry._asdict()) + "\n").encode()
 
 
-class Running(NamedTuple):
-    """A shard that a thread is at."""
-
-    shard: Shard
-    sha256: Future[str]
-
-
 class Work:
     """One call of `write_shards`."""
 
@@ -118,26 +109,34 @@ class Work:
         self.stop = threading.Event()
 
     def all(self, left: Sequence[Shard], before: int) -> dict[str, Written]:
+        """Write shards; before: how many of the plan's were there. A finished one is kept, whatever comes of others."""
         done: dict[str, Written] = {}
-        running: deque[Running] = deque()
+        running: dict[Future[str], Shard] = {}
         with ThreadPoolExecutor(THREADS, "shard") as pool, (self.folder / JOURNAL).open("ab") as journal:
+
+            def settle() -> None:
+                ended, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in sorted(ended, key=lambda future: future.exception() is not None):
+                    entry = self.named(running.pop(future), future.result())
+                    write_all(journal.fileno(), journal_line(entry))
+                    os.fsync(journal.fileno())
+                    done[entry.path] = entry
+
             try:
                 for number, shard in enumerate(left, before + 1):
+                    if len(running) == THREADS:
+                        settle()
                     self.say(f"writing {shard.path} ({number} of {len(self.plan.shards)}, {shard.size / 1e6:,.1f} MB)")
-                    running.append(Running(shard, pool.submit(self.write, shard)))
-                    while len(running) >= THREADS or (running and shard is left[-1]):
-                        entry = self.settle(running.popleft())
-                        write_all(journal.fileno(), journal_line(entry))
-                        os.fsync(journal.fileno())
-                        done[entry.path] = entry
+                    running[pool.submit(self.write, shard)] = shard
+                while running:
+                    settle()
             except BaseException:
                 self.stop.set()
                 raise
         return done
 
-    def settle(self, running: Running) -> Written:
-        """Wait for a shard and give it its name."""
-        shard, sha256 = running.shard, running.sha256.result()
+    def named(self, shard: Shard, sha256: str) -> Written:
+        """Give a written shard its name."""
         unfinished = self.unfinished(shard)
         if unfinished.stat().st_size != shard.size or read_header_bytes(unfinished) != shard.header:
             raise CheckpointError(

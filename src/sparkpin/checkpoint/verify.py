@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sparkpin.checkpoint.copying import Reader
 from sparkpin.checkpoint.formats import SCALE, WEIGHT
-from sparkpin.checkpoint.layout import Shard, in_order
+from sparkpin.checkpoint.layout import OWN, Shard, in_order
 from sparkpin.checkpoint.plan import Plan
 from sparkpin.checkpoint.repository import CONFIG, INDEX, Places, Repository, listing_of, read_repository
 from sparkpin.checkpoint.safetensors import read_header, read_header_bytes
 from sparkpin.errors import CheckpointError
 
-RECORD = "sparkpin.json"
 REBUILD = "delete this folder and run `invoke checkpoint` with the same options, which builds it again"
 
 
-def verify_checkpoint(folder: Path, places: Places, plan: Plan) -> None:
-    """Compare all bytes of a built checkpoint with its inputs. Raises CheckpointError naming the first file or tensor
-    that differs.
+def verify_checkpoint(folder: Path, places: Places, plan: Plan) -> dict[str, str]:
+    """Compare all bytes of a built checkpoint with its inputs; gives the SHA-256 (hex) of each shard.
+
+    Raises CheckpointError naming the first file or tensor that differs. sparkpin.json is not read: `verify_built` does.
     """
     check_files(folder, plan)
     check_consistent(folder, plan)
@@ -28,8 +30,9 @@ def verify_checkpoint(folder: Path, places: Places, plan: Plan) -> None:
     with Reader() as ours, Reader() as theirs:
         for link in plan.links:
             same_file(ours, theirs, folder / link.path, base / link.path)
-        for shard in plan.shards:
-            same_shard(ours, theirs, folder / shard.path, shard, plan.base, places)
+        return {
+            shard.path: same_shard(ours, theirs, folder / shard.path, shard, plan.base, places) for shard in plan.shards
+        }
 
 
 def same_file(ours: Reader, theirs: Reader, path: Path, source: Path) -> None:
@@ -43,19 +46,24 @@ def same_file(ours: Reader, theirs: Reader, path: Path, source: Path) -> None:
         raise bad(path, f"its bytes are not those of {source}")
 
 
-def same_shard(ours: Reader, theirs: Reader, path: Path, shard: Shard, base: str, places: Places) -> None:
+def same_shard(ours: Reader, theirs: Reader, path: Path, shard: Shard, base: str, places: Places) -> str:
+    """SHA-256 (hex) of a shard that is what it should be."""
     sources = in_order(shard, read_header(places.folders[base] / shard.path) if shard.in_base else None, base)
     if read_header_bytes(path) != shard.header:
         raise bad(path, "its header is not the planned one")
+    digest = hashlib.sha256(shard.header)
     position = len(shard.header)
     for source in sources:
         end = position + source.info.nbytes
         origin, begin = places.of(source)
         mine = ours.chunks(path, position, end)
         other = theirs.chunks(origin, begin, begin + source.info.nbytes)
-        if any(differ(a, b) for a, b in zip(mine, other, strict=True)):
-            raise bad(path, f"the bytes of tensor {source.info.name!r} are not those in {origin}")
+        for chunk, wanted in zip(mine, other, strict=True):
+            if differ(chunk, wanted):
+                raise bad(path, f"the bytes of tensor {source.info.name!r} are not those in {origin}")
+            digest.update(chunk)
         position = end
+    return digest.hexdigest()
 
 
 def differ(mine: memoryview, other: memoryview) -> bool:
@@ -66,7 +74,7 @@ def differ(mine: memoryview, other: memoryview) -> bool:
 def check_files(folder: Path, plan: Plan) -> None:
     """Cheap: files, their sizes, index and config are the planned ones. Raises CheckpointError."""
     wanted = set(plan.paths)
-    seen = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {RECORD}
+    seen = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - set(OWN)
     if seen != wanted:
         raise bad(folder, f"missing files: {sorted(wanted - seen)}, extra files: {sorted(seen - wanted)}")
     for path, size in (*plan.links, *((shard.path, shard.size) for shard in plan.shards)):
@@ -79,7 +87,7 @@ def check_files(folder: Path, plan: Plan) -> None:
 
 def check_consistent(folder: Path, plan: Plan) -> None:
     """Headers, index and config of the result fit each other, read afresh as a loader would."""
-    result = read_repository(listing_of("result", folder))
+    result = read_repository(replace(listing_of("result", folder), mend=REBUILD))
     if result.unlisted.keys() != plan.unlisted:
         raise bad(folder / INDEX, "it does not list what the plan lists")
     if any(text.path == INDEX for text in plan.texts):

@@ -10,8 +10,9 @@ from sparkpin import manifests, seal
 from sparkpin.buildrecord import BuildRecord, records_of
 from sparkpin.canonical import Slice
 from sparkpin.checkpoint.build import is_complete
+from sparkpin.checkpoint.layout import RECORD
 from sparkpin.checkpoint.plan import checkpoint_steps, make_plan, used_repositories
-from sparkpin.checkpoint.verify import RECORD, verify_checkpoint
+from sparkpin.checkpoint.verify import verify_checkpoint
 from sparkpin.engine import Engine
 from sparkpin.errors import BuildError, IntegrityError, SparkpinError
 from sparkpin.evidence.materials import recorded
