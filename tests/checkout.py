@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from private_engine import tags_in
+
 from sparkpin.engine import Engine
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -74,10 +76,9 @@ class Checkout:
     def remove_tags(recipe: str) -> None:
         """The tags of a recipe; the images under them may be the machine's own and keep their other tags."""
         engine = Engine.connect()
-        for image in engine.client.images.list(name=f"sparkpin/{recipe}"):
-            for tag in image.tags:
-                if tag.startswith(f"sparkpin/{recipe}:"):
-                    engine.untag(tag)
+        for tag in tags_in(engine):
+            if tag.startswith(f"sparkpin/{recipe}:"):
+                engine.untag(tag)
 
     def add_recipe(self, name: str, **changes: str) -> None:
         """A copy of the scripted-tiny recipe under another name, so that its tags meet nobody else's."""

@@ -106,3 +106,8 @@ def sleeper() -> bytes:
         for name in sorted(names):
             tar.add(name)
     return buffer.getvalue()
+
+
+def tags_in(engine: Engine) -> list[str]:
+    """All tags. docker-py's images.list() asks for each image, too, which another test may remove meanwhile."""
+    return [tag for image in engine.client.api.images() for tag in image["RepoTags"] or () if tag != "<none>:<none>"]

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import tiny_images
+from private_engine import tags_in
 
 from sparkpin import build, contents, manifests, ownimages, render, rootfs, schema, seal
 from sparkpin.build import BuiltImage, Maker, build_image, find_built, is_built
@@ -67,17 +68,15 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     engine = Engine.connect()
     site = Site(Paths(project, tmp_path / "cache", tmp_path / "home"), engine, stack, lock, [])
     yield site
-    for tags in [image.tags for image in engine.client.images.list()]:
-        for tag in tags:
-            if f"/stack-{name}:" in tag:
-                engine.untag(tag)
+    for tag in tags_in(engine):
+        if f"/stack-{name}:" in tag:
+            engine.untag(tag)
     engine.untag(site.chain()[0].parent_ref)
 
 
 def leftovers(site: Site) -> list[str]:
-    tags = [tag for image in site.engine.client.images.list() for tag in image.tags]
     keys = [image.key[:12] for image in site.chain()]
-    unsealed = [tag for tag in tags if tag.startswith("sparkpin/unsealed:") and tag[-12:] in keys]
+    unsealed = [tag for tag in tags_in(site.engine) if tag.startswith("sparkpin/unsealed:") and tag[-12:] in keys]
     return unsealed + [path.name for path in site.paths.work.iterdir()]
 
 

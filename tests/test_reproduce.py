@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import tiny_images
+from private_engine import tags_in
 
 from sparkpin import build, jobs, progress, rootfs, schema
 from sparkpin.buildrecord import BuildRecord, layer_file, record_file, records_of, write_record
@@ -79,12 +80,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     tiny_images.add_recipe(project, name, name, [deb])
     site = Site(paths, Engine.connect(), name, [])
     yield site
-    for tag in [tag for image in site.engine.client.images.list() for tag in image.tags if name in tag]:
-        site.engine.untag(tag)
-    for image in site.engine.client.images.list(name="sparkpin/rootfs"):
-        for tag in image.tags:
-            if any(tag in path.read_text() for path in paths.images.glob("*-base-*.json")):
-                site.engine.untag(tag)
+    records = [path.read_text() for path in paths.images.glob("*-base-*.json")]
+    for tag in tags_in(site.engine):
+        if name in tag or (tag.startswith("sparkpin/rootfs:") and any(tag in text for text in records)):
+            site.engine.untag(tag)
 
 
 def test_the_same_images_come_out_when_the_project_has_moved_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +165,7 @@ def test_a_release_whose_image_is_gone_is_made_again(site: Site, monkeypatch: py
     monkeypatch.setattr(jobs, "checkpoint_of", lambda *args: None)
     release = site.build()[-1]
     shutil.rmtree(site.paths.project)
-    for tag in [tag for image in site.engine.client.images.list() for tag in image.tags if site.recipe in tag]:
+    for tag in [tag for tag in tags_in(site.engine) if site.recipe in tag]:
         site.engine.untag(tag)
     assert site.engine.image(release.tag) is None
     jobs.rebuild(site.paths, release)

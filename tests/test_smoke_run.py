@@ -33,7 +33,7 @@ def smoke(paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path)
     said: list[str] = []
     result = run_smoke(paths, fake_engine, release, checkpoint, said.append)
     left = fake_engine.client.containers.list(all=True, filters={"label": f"{server.LABEL}={server.owner(paths)}"})
-    assert not left and not list(paths.work.glob("smoke-*"))
+    assert not left and not list(paths.work.glob(f"{server.prefix(paths)}*"))
     return result, said
 
 
@@ -150,12 +150,16 @@ def test_what_a_killed_run_left_is_removed(
     other = fake_engine.client.containers.create(
         release.tag, entrypoint=["vllm"], labels={server.LABEL: "another home"}
     )
-    (paths.work / "smoke-left").mkdir(parents=True)
+    theirs, left = (paths.work / f"smoke-{whose}-x" for whose in ("another", server.owner(paths)[:8]))
+    for folder in (theirs, left):  # homes may share a cache
+        folder.mkdir(parents=True)
     try:
         _, said = smoke(paths, fake_engine, release, checkpoint)
         assert f"removing {mine.name}, left by a smoke test that was killed" in said
         other.reload()
+        assert theirs.is_dir() and not left.exists()
     finally:
+        theirs.rmdir()
         other.remove(force=True)
 
 

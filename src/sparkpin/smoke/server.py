@@ -44,13 +44,18 @@ def owner(paths: Paths) -> str:
     return hashlib.sha256(str(paths.home).encode()).hexdigest()[:16]
 
 
+def prefix(paths: Paths) -> str:
+    """Of this home's socket folders, which lie in a cache that other homes may share."""
+    return f"smoke-{owner(paths)[:8]}-"
+
+
 def remove_leftovers(paths: Paths, engine: Engine, say: Say) -> None:
     """Remove what killed runs left. Call it only while holding the lock of the smoke test."""
     with engine_errors():
         for left in engine.client.containers.list(all=True, filters={"label": f"{LABEL}={owner(paths)}"}):
             say(f"removing {left.name}, left by a smoke test that was killed")
             left.remove(force=True, v=True)
-    for folder in paths.work.glob("smoke-*"):
+    for folder in paths.work.glob(f"{prefix(paths)}*"):
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -137,7 +142,7 @@ def started(
 ) -> Iterator[Server]:
     """A container of the release, removed in the end with its socket folder."""
     paths.work.mkdir(parents=True, exist_ok=True)
-    private = Path(tempfile.mkdtemp(prefix="smoke-", dir=paths.work))
+    private = Path(tempfile.mkdtemp(prefix=prefix(paths), dir=paths.work))
     try:
         folder = private / "run"
         folder.mkdir()
