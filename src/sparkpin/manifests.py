@@ -20,7 +20,7 @@ from sparkpin.names import choose
 from sparkpin.schema import UNRESOLVED, Model, ModelLock, ModelPin, Recipe, Stack, StackLock, Stage
 
 M = TypeVar("M", bound=Model)
-YAML_LIMIT, LOCK_LIMIT = 256 << 10, 32 << 20  # bytes; each locked tensor takes 150
+YAML_LIMIT, LOCK_LIMIT = 256 << 10, 24 << 20  # bytes; each locked tensor takes 150
 DEPTH, NODES = 50, 50_000  # of a YAML file, aliases counted as what they stand for
 
 
