@@ -692,7 +692,8 @@ def test_many_names_of_one_large_pin(parts: Parts, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "limit"), [("mods/vllm-cpu/pyproject.toml", manifests.YAML_LIMIT), ("pins/stacks/cpu.lock", manifests.LOCK_LIMIT)]
+    ("name", "limit"),
+    [("mods/vllm-cpu/pyproject.toml", manifests.YAML_LIMIT), ("pins/stacks/cpu.lock", manifests.LOCK_LIMIT)],
 )
 def test_a_pin_is_measured_before_it_is_parsed(
     parts: Parts, tmp_path: Path, name: str, limit: int, monkeypatch: pytest.MonkeyPatch
