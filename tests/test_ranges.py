@@ -60,6 +60,9 @@ class Remote:
         part = self.out / "parts" / f"{name}.part"
         return Piece(origin, file, size, begin, end, name, part, lambda sha256: target, **more)
 
+    def known_piece(self, origin: Origin, begin: int, end: int) -> Piece:
+        return self.piece(origin, begin, end, sha256=hashlib.sha256(DATA[BIG][begin:end]).hexdigest())
+
     def fetch(self, pieces: list[Piece]) -> ranges.Fetched:
         return ranges.fetch(pieces, self.said.append, title="fetching", advice="do something")
 
@@ -198,13 +201,24 @@ def test_a_cut_amid_joined_pieces_keeps_those_that_are_whole(remote: Remote) -> 
 def test_a_piece_that_a_killed_run_began_amid_others_is_not_fetched_anew(remote: Remote) -> None:
     with remote.serve() as url:
         origin = remote.origin(url)
-        pieces = [remote.piece(origin, n * 1000, (n + 1) * 1000) for n in range(4)]
+        pieces = [remote.known_piece(origin, n * 1000, (n + 1) * 1000) for n in range(4)]
         pieces[2].part.parent.mkdir(parents=True)
         pieces[2].part.write_bytes(DATA[BIG][2000:2400])
         fetched = remote.fetch(pieces)
     assert all(map(remote.is_there, pieces))
     assert sorted(remote.blobs) == ["bytes=0-1999", "bytes=2400-3999"]
     assert fetched.received == 3600
+
+
+def test_a_piece_without_a_known_hash_is_begun_anew(remote: Remote) -> None:
+    """Where power was lost, a file can have the right length and wrong bytes, and nothing would tell."""
+    with remote.serve() as url:
+        piece = remote.piece(remote.origin(url), 0, 1000)
+        piece.part.parent.mkdir(parents=True)
+        piece.part.write_bytes(bytes(400))
+        remote.fetch([piece])
+    assert remote.is_there(piece)
+    assert remote.blobs == ["bytes=0-999"]
 
 
 class Short(FolderOrigin):
@@ -227,7 +241,7 @@ def test_an_answer_that_ends_early_is_a_broken_connection(remote: Remote, pauses
 def test_it_gives_up_after_some_tries_and_keeps_what_came(remote: Remote, pauses: list[float]) -> None:
     cuts = [Fault(cut=10)] * origins.TRIES
     with remote.serve(once(*cuts)) as url:
-        piece = remote.piece(remote.origin(url), 0, 1000)
+        piece = remote.known_piece(remote.origin(url), 0, 1000)
         with pytest.raises(NetworkError, match=rf"{REPO} at .*\(6 times in a row\)") as caught:
             remote.fetch([piece])
         assert "the same command again: what is there stays" in caught.value.next_step

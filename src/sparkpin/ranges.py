@@ -117,7 +117,7 @@ class Transfer:
         while self.left:
             piece = self.left[0]
             if self.growing is None:
-                self.begin(fresh=False)
+                self.begin(fresh=not (piece.sha256 or piece.git))  # a lost power may leave wrong bytes, untold
             assert self.growing
             if self.growing.size == piece.length:
                 self.finish()
