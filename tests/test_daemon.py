@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -197,3 +197,20 @@ def until(condition: object, limit: float = 30) -> None:
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def test_a_mount_that_is_in_use_for_a_moment_is_waited_for(
+    tmpfs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount = tmpfs("1m") / "inner"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", mount], check=True)
+    with (mount / "used").open("w"):
+        monkeypatch.setattr(daemons, "UNMOUNT_TIMEOUT", 0.3)
+        with pytest.raises(HostError, match=rf"cannot unmount {mount}: .*busy") as caught:
+            daemons.unmount(mount)
+        assert caught.value.next_step == f"sudo umount -l {mount}"
+    monkeypatch.setattr(daemons, "UNMOUNT_TIMEOUT", 30.0)
+    user = subprocess.Popen(["sleep", "0.5"], cwd=mount)
+    daemons.unmount(mount)
+    assert user.wait() == 0 and mounts_below(mount) == []

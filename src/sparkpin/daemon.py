@@ -27,6 +27,7 @@ from sparkpin.paths import Paths
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 START_TIMEOUT = 120.0  # seconds
 STOP_TIMEOUT = 60.0
+UNMOUNT_TIMEOUT = 10.0
 LOG_LINES = 15
 LOG_LIMIT = 10 << 20  # bytes; a longer log is put aside when the next engine starts
 
@@ -264,9 +265,16 @@ def stop_engine(daemon: Daemon, say: Callable[[str], None]) -> None:
             wait_for_end(pidfile, name, pid)
         pidfile.unlink(missing_ok=True)
     for mount in mounts_below(daemon.exec_root, daemon.data_root):
-        done = subprocess.run(["umount", str(mount)], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
+        unmount(mount)
+
+
+def unmount(mount: Path) -> None:
+    """Tried for a while: a process that was killed is gone from /proc before its last thread lets go of its files."""
+    started = time.monotonic()
+    while (done := subprocess.run(["umount", str(mount)], capture_output=True, text=True, check=False)).returncode:
+        if time.monotonic() - started > UNMOUNT_TIMEOUT:
             raise HostError(f"cannot unmount {mount}: {done.stderr.strip()}", next_step=f"sudo umount -l {mount}")
+        time.sleep(0.1)
 
 
 def wait_for_end(pidfile: Path, name: str, pid: int) -> None:
