@@ -407,14 +407,21 @@ def test(c: Context, fast: bool = False, select: str = "") -> None:
 
 @command()
 def check(c: Context) -> None:
-    """Run ruff, mypy and shellcheck."""
+    """Run ruff, mypy, shellcheck and hadolint."""
     python = [sys.executable, "-m"]
     run_all(
         [*python, "ruff", "check", "."],
         [*python, "ruff", "format", "--check", "."],
         [*python, "mypy"],
-        [str(Path(sys.executable).parent / "shellcheck"), "install.sh", ".ci/run"],
+        [str(Path(sys.executable).parent / "shellcheck"), *scripts()],
+        [*python, "sparkpin.lint", "."],
     )
+
+
+def scripts() -> list[str]:
+    """Every shell script that this machine or an image runs."""
+    found = [path for top in ("src", "mods") for path in sorted((PROJECT / top).rglob("*.sh"))]
+    return ["install.sh", ".ci/run", *(str(path.relative_to(PROJECT)) for path in found)]
 
 
 def run_all(*commands: list[str]) -> None:
