@@ -81,12 +81,19 @@ def up(
     commands.up(recipe=recipe, stage=stage, stack=stack, smoke=not no_smoke, dry_run=dry_run)
 
 
-@command(help={"fix": "install what is missing and start an engine", "stack": STACK})
-def doctor(c: Context, fix: bool = False, stack: str | None = None) -> None:
+@command(
+    help={
+        "fix": "install what is missing and start an engine",
+        "stack": STACK,
+        "online": "ask the Hub, too: whether it answers, and what time it is",
+        "json": "machine-readable",
+    }
+)
+def doctor(c: Context, fix: bool = False, stack: str | None = None, online: bool = False, json: bool = False) -> None:
     """Say what this machine is and has, and what it lacks."""
-    from sparkpin import commands
+    from sparkpin.doctor import tasks
 
-    commands.doctor(fix=fix, stack=stack)
+    tasks.doctor(fix=fix, stack=stack, online=online, as_json=json)
 
 
 @command(
