@@ -309,3 +309,19 @@ def test_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
     assert value["stack"] == "cpu" and value["host"]["cores"] >= 1
     assert {"name", "state", "detail", "fix"} == set(value["findings"][0])
     assert {"docker engine", "disk space", "memory plan", "swap", "Hub token"} <= {f["name"] for f in value["findings"]}
+
+
+def test_a_spark_without_a_driver_gets_the_table_and_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """This machine, called a Spark: its other facts are its own, so it lacks what a Spark's driver brings."""
+    here = dataclasses.replace(host.read_host(), is_spark=True)
+    monkeypatch.setattr(host, "read_host", lambda *_: here)
+    monkeypatch.setattr(reading, "read_gpus", lambda run: ())
+    monkeypatch.setattr(reading, "toolkit_version", lambda run: "")
+    with pytest.raises(HostError, match="NVIDIA driver") as caught:
+        tasks.doctor(fix=False, stack="cpu", online=False, as_json=False)
+    assert caught.value.exit_code == 3
+    out = capsys.readouterr().out
+    assert "none is loaded; 580.65.06 or newer wanted for CUDA 13.0" in out
+    assert "do not apply" not in out

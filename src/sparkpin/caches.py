@@ -1,7 +1,7 @@
 """Where a served image keeps what it compiles at run time: one volume for each build key, and the variables that point
 into it. Pure.
 
-Read in vLLM 0.33.0, PyTorch 2.13 and FlashInfer 0.7.2.post1; what of these is off the path of a model costs nothing.
+Read in vLLM 0.33.0, PyTorch 2.13, FlashInfer 0.7.2.post1 and 0.6.8.post1. What a model does not use costs nothing.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # ./install.sh imports this before .venv exists, with the sta
 
 ARCHITECTURES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 ROOT = Path("/")
+GPU_RUNTIME = "GPU runtime"
 
 
 @dataclass(frozen=True)
@@ -277,9 +278,9 @@ def emulation(host: Host, arch: str, root: Path = ROOT) -> Requirement:
 def gpu_runtime() -> Requirement:
     """NVIDIA's packages come from NVIDIA's repository, which is not ours to add."""
     if path := find_program("nvidia-ctk"):
-        return Requirement("GPU runtime", True, path)
+        return Requirement(GPU_RUNTIME, True, path)
     return Requirement(
-        "GPU runtime",
+        GPU_RUNTIME,
         False,
         "no nvidia-ctk: containers do not see the GPU",
         "install nvidia-container-toolkit (NVIDIA)",

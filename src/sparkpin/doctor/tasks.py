@@ -31,7 +31,8 @@ def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool) -> None
         ui.say(f"engine: {daemon.start_engine(paths, ui.say)}")
     recipe = manifests.load_recipe(paths.project, chosen.default_recipe)
     facts = read_facts(machine, port_of(recipe), online=online)
-    found = [rules.of_requirement(one) for one in host.requirements(paths, machine, stack=chosen)]
+    needed = host.requirements(paths, machine, stack=chosen)
+    found = [rules.of_requirement(one) for one in needed if one.name != host.GPU_RUNTIME]  # the rules know more of it
     found += rules.findings(facts, memory_of(paths, recipe, chosen), cuda_of(paths.project, chosen))
     if as_json:
         whom = fingerprint_of(machine, facts.gpus, host.ROOT, facts.docker.version).model_dump(mode="json")
