@@ -61,7 +61,11 @@ def findings(facts: Facts, memory: Memory, cuda: str | None) -> list[Finding]:
         own = [Finding(name, "n/a", why) for name in ("NVIDIA driver", "GPU", "GPU in containers", "power")]
         own.append(Finding("page cache", "n/a", f"{where}: the kernel frees it by itself for a server without a GPU"))
         own.append(Finding("swap", "n/a", f"{where}: it is no harm to a server without a GPU"))
-    return [*own, docker(facts), memory_plan(facts, memory), port(facts), token(facts), *hub(facts), clock(facts)]
+    if facts.host.is_spark or cuda is None:
+        own.append(memory_plan(facts, memory))
+    else:
+        own.append(Finding("memory plan", "n/a", f"{memory.recipe} runs on a DGX Spark, and this is none: invoke plan"))
+    return [*own, docker(facts), port(facts), token(facts), *hub(facts), clock(facts)]
 
 
 def version(text: str) -> tuple[int, ...]:
