@@ -81,12 +81,19 @@ def up(
     commands.up(recipe=recipe, stage=stage, stack=stack, smoke=not no_smoke, dry_run=dry_run)
 
 
-@command(help={"fix": "install what is missing and start an engine", "stack": STACK})
-def doctor(c: Context, fix: bool = False, stack: str | None = None) -> None:
+@command(
+    help={
+        "fix": "install what is missing and start an engine",
+        "stack": STACK,
+        "online": "ask the Hub, too: whether it answers, and what time it is",
+        "json": "machine-readable",
+    }
+)
+def doctor(c: Context, fix: bool = False, stack: str | None = None, online: bool = False, json: bool = False) -> None:
     """Say what this machine is and has, and what it lacks."""
-    from sparkpin import commands
+    from sparkpin.doctor import tasks
 
-    commands.doctor(fix=fix, stack=stack)
+    tasks.doctor(fix=fix, stack=stack, online=online, as_json=json)
 
 
 @command(
@@ -407,14 +414,21 @@ def test(c: Context, fast: bool = False, select: str = "") -> None:
 
 @command()
 def check(c: Context) -> None:
-    """Run ruff, mypy and shellcheck."""
+    """Run ruff, mypy, shellcheck and hadolint."""
     python = [sys.executable, "-m"]
     run_all(
         [*python, "ruff", "check", "."],
         [*python, "ruff", "format", "--check", "."],
         [*python, "mypy"],
-        [str(Path(sys.executable).parent / "shellcheck"), "install.sh", ".ci/run"],
+        [str(Path(sys.executable).parent / "shellcheck"), *scripts()],
+        [*python, "sparkpin.lint", "."],
     )
+
+
+def scripts() -> list[str]:
+    """Every shell script that this machine or an image runs."""
+    found = [path for top in ("src", "mods") for path in sorted((PROJECT / top).rglob("*.sh"))]
+    return ["install.sh", ".ci/run", *(str(path.relative_to(PROJECT)) for path in found)]
 
 
 def run_all(*commands: list[str]) -> None:

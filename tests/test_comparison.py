@@ -104,6 +104,19 @@ def test_a_release_has_no_difference_from_itself(site: Site) -> None:
     assert list(difference_lines(found, all_files=False))[2:] == ["no difference"]
 
 
+def test_two_machines_that_made_the_same_are_told_and_are_no_difference(site: Site) -> None:
+    found = sides.difference(site.paths, site.first().tag, site.first().tag)
+    machines = [dataclasses.replace(found.before, host=name) for name in ("NVIDIA_DGX_Spark", "AMD EPYC", "")]
+    spark, server, unknown = machines
+    both = dataclasses.replace(found, before=spark, after=server)
+    assert both.identical
+    assert "made on other machines: NVIDIA_DGX_Spark -> AMD EPYC" in difference_lines(both, all_files=False)
+    assert difference_json(both)["after"]["host"] == "AMD EPYC"
+    for after in (spark, unknown):
+        lines = difference_lines(dataclasses.replace(found, before=spark, after=after), all_files=False)
+        assert not any("other machines" in line for line in lines)
+
+
 def test_other_flags_over_one_image_say_so(site: Site) -> None:
     first = site.first()
     other = site.release(records_of(site.paths, first)[-1], ["--quiet", "--port", "8000"])

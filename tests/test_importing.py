@@ -19,7 +19,7 @@ import pytest
 from carried_release import CHECKOUT, Source, carried_release, engine_with_url
 from private_engine import file_layer, load_image, quiet
 
-from sparkpin import build, exporting, files, importing, jobs, progress, transfer
+from sparkpin import build, exporting, files, fingerprint, importing, jobs, progress, transfer
 from sparkpin.buildrecord import is_imported, layer_file, records_of, write_record
 from sparkpin.bundle import EXPORTS, IMPORTS, Bundle, open_bundle
 from sparkpin.checkpoint.layout import IMPORTED as MARK
@@ -410,6 +410,21 @@ def test_a_brought_checkpoint_is_not_that_of_an_own_release(source: Source, tmp_
     import_bundle(paths, source.engine, bundle, quiet)
     assert not folder.exists(), "the bundle of an own release brings no checkpoint"
     assert not exporting.is_brought(paths, base)
+
+
+def test_the_machine_that_made_a_release_is_told_and_is_no_difference(
+    source: Source, bundle: Path, tmp_path: Path, empty: Engine
+) -> None:
+    made = source.release.host
+    assert made == fingerprint.read_fingerprint(source.engine.version)
+    paths = source.elsewhere(tmp_path)
+    assert import_bundle(paths, empty, bundle, quiet).release.host == made
+    with open_bundle(bundle) as opened:
+        other = dataclasses.replace(opened.release, host=made.model_copy(update={"machine": "NVIDIA_DGX_Spark"}))
+        require_no_conflict(paths, empty, dataclasses.replace(opened, release=other))
+    records = Releases(paths)
+    records.save(dataclasses.replace(source.release, host=None))
+    assert import_bundle(paths, empty, bundle, quiet).release.host is None, "the record that is here stays"
 
 
 @pytest.mark.parametrize(

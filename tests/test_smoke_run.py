@@ -13,6 +13,7 @@ import pytest
 from sparkpin.engine import Engine
 from sparkpin.errors import CheckpointError, EngineError, IntegrityError
 from sparkpin.files import lock
+from sparkpin.fingerprint import read_fingerprint
 from sparkpin.paths import Paths
 from sparkpin.recipes import set_flag
 from sparkpin.releases import Release, Releases, tag_of
@@ -54,6 +55,7 @@ def test_a_server_that_answers_passes_and_leaves_evidence(
     record = json.loads((folder / "result.json").read_text())
     assert record["passed"] and record["release"] == release.tag and record["image"] == release.image
     assert "--uds" in record["argv"] and "--port" not in record["argv"]
+    assert record["host"] == read_fingerprint(fake_engine.version).model_dump(mode="json")
     assert result.log_path.read_bytes().startswith(b"version 0.32.0\n")
     json.dumps(result.as_dict())
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from sparkpin import (
     claims,
-    daemon,
     exporting,
     files,
     host,
@@ -59,25 +58,6 @@ def choose_recipe(paths: Paths, recipe: str | None, stack: str | None) -> str:
 def pairings_of(recipe: str | None, stage: str | None, stack: str | None = None) -> tuple[Paths, tuple[Pairing, ...]]:
     paths = Paths.from_env()
     return paths, pair(paths.project, choose_recipe(paths, recipe, stack), stage=stage, stack_name=stack)
-
-
-def doctor(*, fix: bool, stack: str | None) -> None:
-    paths = Paths.from_env()
-    machine = host.read_host()
-    chosen = manifests.load_stack(paths.project, stack or host.default_stack(paths.project, machine))
-    show(f"{machine.fingerprint}; stack {chosen.name}: {chosen.description}")
-    if fix:
-        host.install(host.missing(paths, machine, stack=chosen), machine, say)
-        show(f"engine: {daemon.start_engine(paths, say)}")
-    found = host.requirements(paths, machine, stack=chosen)
-    ui.table(
-        ("", "what", "found", "to mend it"), [("ok" if r.ok else "MISSING", r.name, r.detail, r.fix) for r in found]
-    )
-    if lacking := [requirement for requirement in found if not requirement.ok]:
-        raise HostError(
-            f"this machine lacks: {', '.join(requirement.name for requirement in lacking)}",
-            next_step="invoke doctor --fix (as root), or the commands in the table",
-        )
 
 
 def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool, dry_run: bool) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from docker.models.containers import Container
 from docker.types import DeviceRequest, Ulimit
 
+from sparkpin import caches
 from sparkpin.engine import Engine
 from sparkpin.errors import CheckpointError, EngineError, IntegrityError
 from sparkpin.recipes import MODEL_PATH
@@ -25,8 +26,8 @@ UID = 10001
 NETWORK = "sparkpin"
 CACHE_LABEL = "sparkpin.cache"
 HOME_LABEL = "sparkpin.home"  # its value is the SPARKPIN_HOME whose release is served
-HOME = "/home/sparkpin"
-ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HOME": HOME}
+HOME = caches.HOME
+ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HOME": HOME, **caches.ENV}
 GIB = 1 << 30
 TMPFS_BYTES = 2 * GIB
 LAST_LINES = 12
@@ -64,9 +65,9 @@ def require_image(engine: Engine, release: Release) -> None:
 def cache_volume(engine: Engine, release: Release) -> str:
     """The volume that keeps an image's own caches (inspected models, compiled kernels) from start to start.
 
-    One an image: what another vLLM has written is never read.
+    One a build key: what another vLLM has written is never read. The label is what `prune` goes by.
     """
-    name = f"sparkpin-cache-{release.image.removeprefix('sha256:')[:12]}"
+    name = caches.volume_name(release.build_key)
     engine.client.volumes.create(name, labels={CACHE_LABEL: release.image})
     return name
 

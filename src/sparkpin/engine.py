@@ -74,6 +74,11 @@ class Engine:
     def containers(self) -> Any:
         return self.client.containers
 
+    @property
+    def version(self) -> str:
+        with engine_errors():
+            return str(self.client.version()["Version"])
+
     @cached_property
     def keeps_layers(self) -> bool:
         """Whether images stand on layers (overlay2 and its like) and not on containerd's content store."""

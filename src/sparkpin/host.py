@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # ./install.sh imports this before .venv exists, with the sta
 
 ARCHITECTURES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 ROOT = Path("/")
+GPU_RUNTIME = "GPU runtime"
 
 
 @dataclass(frozen=True)
@@ -134,9 +135,14 @@ class Needs:
     memory: int = 6 * 10**9
 
 
+SPARK_NEEDS = Needs(cache=16 * 10**9, home=10**9, engine=30 * 10**9, memory=100 * 10**9)
+"""For the stack `spark`: 4.4 GB to fetch, an image of about 9 GB, which is unpacked, sealed and loaded. An estimate: no
+Spark has built it yet. A model comes on top, as `invoke checkpoint --dry-run` tells."""
+
+
 def requirements(paths: Paths, host: Host, needs: Needs | None = None, stack: Stack | None = None) -> list[Requirement]:
     """Everything that a build needs from the machine, met or not. Changes nothing, starts nothing."""
-    needs = needs or Needs()
+    needs = needs or (SPARK_NEEDS if host.is_spark else Needs())
     found = [
         engine_requirement(paths, host),
         client_requirement(host),
@@ -176,6 +182,20 @@ def from_packages(host: Host, name: str, detail: str, *packages: str) -> Require
 def find_program(name: str) -> str | None:
     """System folders too: a user's PATH often lacks sbin."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{daemon.SYSTEM_PATH}")
+
+
+def output(argv: Sequence[str], timeout: float = 20) -> str | None:
+    """What a program prints; None when it is not there, fails, or takes longer than `timeout` seconds."""
+    path = find_program(argv[0])
+    if path is None:
+        return None
+    try:
+        done = subprocess.run(
+            [path, *argv[1:]], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout
+        )
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def program(host: Host, name: str, package: str, purpose: str) -> Requirement:
@@ -258,9 +278,9 @@ def emulation(host: Host, arch: str, root: Path = ROOT) -> Requirement:
 def gpu_runtime() -> Requirement:
     """NVIDIA's packages come from NVIDIA's repository, which is not ours to add."""
     if path := find_program("nvidia-ctk"):
-        return Requirement("GPU runtime", True, path)
+        return Requirement(GPU_RUNTIME, True, path)
     return Requirement(
-        "GPU runtime",
+        GPU_RUNTIME,
         False,
         "no nvidia-ctk: containers do not see the GPU",
         "install nvidia-container-toolkit (NVIDIA)",

@@ -43,7 +43,7 @@ from sparkpin.releases import Release, Releases
 Say = Callable[[str], None]
 IMPORTED = "imported"  # folder of the evidence that other machines made
 TOGETHER = (STATEMENT, SBOM, SIGNATURE)
-HAPPENED = ("state", "smoke", "created", "build_seconds", "size")  # what another machine's record may say otherwise
+HAPPENED = ("state", "smoke", "created", "build_seconds", "size", "host")  # another machine's record may differ here
 SHOWN = 100  # characters of a value in a message
 SPARE = 64 << 20  # bytes that stay free
 

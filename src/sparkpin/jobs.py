@@ -14,6 +14,7 @@ from sparkpin.engine import Engine
 from sparkpin.errors import CheckpointError, EngineError
 from sparkpin.evidence.attest import ensure_attested
 from sparkpin.exporting import adopt, is_brought, ready_checkpoint
+from sparkpin.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.inputs import Inputs, project_of
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
@@ -60,7 +61,7 @@ def record(paths: Paths, engine: Engine, records: Releases, pairing: Pairing, bu
     if known and is_brought(paths, known):
         say(f"{pairing.tag}: a bundle brought it, and this machine has built it now; it must be smoked anew")
         known = None
-    release = known or new_release(pairing, built)
+    release = known or new_release(pairing, built, read_fingerprint(engine.version))
     if release.demands != pairing.demands:
         release = dataclasses.replace(release, demands=pairing.demands)
         if release.state in ("passed", "failed"):
@@ -79,7 +80,7 @@ def record(paths: Paths, engine: Engine, records: Releases, pairing: Pairing, bu
     return release
 
 
-def new_release(pairing: Pairing, built: builder.BuiltImage) -> Release:
+def new_release(pairing: Pairing, built: builder.BuiltImage, host: Fingerprint | None = None) -> Release:
     return Release(
         tag=pairing.tag,
         recipe=pairing.recipe.name,
@@ -99,6 +100,7 @@ def new_release(pairing: Pairing, built: builder.BuiltImage) -> Release:
         demands=pairing.demands,
         inputs=pairing.inputs,
         executable=pairing.executable,
+        host=host,
     )
 
 

@@ -26,6 +26,7 @@ from pydantic.dataclasses import dataclass
 
 from sparkpin import files, lookup
 from sparkpin.errors import InputError, IntegrityError, ManifestError
+from sparkpin.fingerprint import Fingerprint
 from sparkpin.paths import Paths
 from sparkpin.schema import Model, Name, Sha256
 
@@ -81,7 +82,8 @@ class Release:
 
     image: config digest; diff_ids: uncompressed layers from the lowest; size: bytes of all layers; smoke: the result of
     the last smoke test; inputs: project file -> SHA-256 of the manifests, locks, templates and mods at build time
-    (`sparkpin.inputs` keeps their bytes); executable: those of them that may be executed.
+    (`sparkpin.inputs` keeps their bytes); executable: those of them that may be executed; host: the machine that made
+    it, which is in no key, None in records from before it was noted.
     """
 
     schema: Literal[1] = SCHEMA
@@ -105,6 +107,7 @@ class Release:
     smoke: dict[str, Any] | None = None
     inputs: dict[str, Sha256]
     executable: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    host: Fingerprint | None = None
 
     @property
     def age(self) -> tuple[str, str]:

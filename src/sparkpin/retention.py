@@ -154,7 +154,8 @@ def rows(paths: Paths, engine: Engine) -> tuple[list[dict[str, Any]], int | None
     Records that are damaged are left out: `Releases.faults` tells of them.
 
     image is None where the engine does not hold the recorded image; sizes in bytes; unique_size counts the layers that
-    no other image of the engine shares, None where the engine does not tell; pin: since when and why, None for most.
+    no other image of the engine shares, None where the engine does not tell; pin: since when and why, None for most;
+    host: the machine that made it, None in old records.
     """
     records = Releases(paths)
     releases = [release for recipe in records.recipes() for release in records.readable(recipe)[0]]
@@ -182,6 +183,7 @@ def rows(paths: Paths, engine: Engine) -> tuple[list[dict[str, Any]], int | None
                 "state": release.state,
                 "smoke": release.smoke_text,
                 "pin": pins[release.tag].model_dump() if release.tag in pins else None,
+                "host": release.host.model_dump() if release.host else None,
             }
         )
     own = [layers.unique_size(image, images) for image in present.values()]

@@ -57,7 +57,8 @@ class Side:
     key: release key; image: config digest, "" while it is not built; stages: name -> description, first stage first;
     files: project path -> SHA-256; texts: name -> text of what no project file holds (rendered Dockerfiles without
     what follows from keys, the root file system's script); values: what else decides the images (platform, ...);
-    config: the image's configuration, flat; layers: diff IDs; None of both while the image is not built.
+    config: the image's configuration, flat; layers: diff IDs; None of both while the image is not built. host: the
+    machine that made it, "" where that is not known; two machines make the same release, so it is no difference.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Side:
     checkpoint: Checkpoint
     config: Mapping[str, str] | None
     layers: tuple[str, ...] | None
+    host: str = ""
 
     @property
     def roles(self) -> dict[str, str]:

@@ -123,6 +123,7 @@ def release_side(paths: Paths, release: Release) -> Side:
         argv=release.argv,
         env=release.env,
         checkpoint=checkpoint,
+        host=release.host.line if release.host else "",
         **of_records(paths, records),
     )
 

@@ -13,6 +13,7 @@ from sparkpin.history.difference import METADATA, Tally, empty_folders
 from sparkpin.history.why import Layer, Origin, Package, Place
 
 NEEDED = 6  # packages that need another, or lie in a folder
+SIDE = ("name", "key", "recipe", "stage", "stack", "model", "image", "host")  # what machines are told of a side
 SHOWN = 20  # paths, where not all are asked for
 KINDS = {"debs": "Debian packages", "wheels": "Python packages", "tools": "tools of the build", "mods": "mods"}
 WORDS = {"up": "up", "down": "down", "changed": "changed", "bytes": "other file", "added": "in", "removed": "out"}
@@ -37,6 +38,8 @@ def head(found: Difference) -> Iterator[str]:
     for sign, side in (("-", found.before), ("+", found.after)):
         image = f"image {ui.digest(side.image)}" if side.image else "not built yet"
         yield f"{sign} {side.name} ({image})"
+    if found.before.host != found.after.host and found.before.host and found.after.host:
+        yield f"made on other machines: {found.before.host} -> {found.after.host}"
     if found.identical:
         yield "no difference"
     elif found.before.key == found.after.key and not found.other_image:
@@ -270,7 +273,7 @@ def difference_json(found: Difference) -> dict[str, Any]:
     """All that differs, and of the sides themselves only what they are."""
     whole = asdict(found)
     for name in ("before", "after"):
-        whole[name] = {key: whole[name][key] for key in ("name", "key", "recipe", "stage", "stack", "model", "image")}
+        whole[name] = {key: whole[name][key] for key in SIDE}
     return {"identical": found.identical, **whole}
 
 

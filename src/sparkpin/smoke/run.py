@@ -20,6 +20,7 @@ from sparkpin import container as running
 from sparkpin.container import Say
 from sparkpin.engine import Engine
 from sparkpin.files import PARTIAL, atomic_folder, lock, write_json
+from sparkpin.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.paths import Paths
 from sparkpin.recipes import served_name
 from sparkpin.releases import Release, Releases
@@ -104,7 +105,8 @@ def run_smoke(
                 evidence.exchanges = client.exchanges
             server.stop()
             evidence.log = server.log()
-        return save(paths, release, evidence, time.monotonic() - begin)
+        seconds = time.monotonic() - begin
+        return save(paths, release, evidence, seconds, read_fingerprint(engine.version))
 
 
 def examine(server: Server, subject: Subject, names: Sequence[str], evidence: Evidence, say: Say) -> None:
@@ -143,8 +145,8 @@ def measured_acceptance(client: Client) -> metrics.Acceptance | None:
     return seen if seen and seen.drafted else None
 
 
-def save(paths: Paths, release: Release, evidence: Evidence, seconds: float) -> SmokeResult:
-    """Write the evidence folder whole; it takes the place of an earlier one."""
+def save(paths: Paths, release: Release, evidence: Evidence, seconds: float, host: Fingerprint) -> SmokeResult:
+    """Write the evidence folder whole; it takes the place of an earlier one. host: where the server ran."""
     folder = evidence_folder(paths, release)
     result = SmokeResult(
         passed=all(check.passed for check in evidence.checks),
@@ -161,6 +163,7 @@ def save(paths: Paths, release: Release, evidence: Evidence, seconds: float) -> 
         "image": release.image,
         "argv": list(evidence.argv),
         "env": dict(release.env),
+        "host": host.model_dump(mode="json"),
         "drafted_tokens": evidence.acceptance.drafted if evidence.acceptance else None,
         "accepted_tokens": evidence.acceptance.accepted if evidence.acceptance else None,
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

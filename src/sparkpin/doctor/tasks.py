@@ -1,0 +1,104 @@
+"""The task `doctor`: read, judge, report."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from sparkpin import daemon, host, manifests, schema, ui
+from sparkpin.doctor import rules
+from sparkpin.doctor.facts import read_facts
+from sparkpin.doctor.rules import Finding, Memory
+from sparkpin.errors import HostError, SparkpinError
+from sparkpin.fingerprint import fingerprint_of
+from sparkpin.memory import tasks as planning
+from sparkpin.modelfiles import TEXTS, repository_folder
+from sparkpin.paths import Paths
+from sparkpin.serve import DEFAULT_PORT
+from sparkpin.store import Store
+
+
+def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool) -> None:
+    """HostError, after all is told, where something is MISSING."""
+    paths = Paths.from_env()
+    machine = host.read_host()
+    chosen = manifests.load_stack(paths.project, stack or host.default_stack(paths.project, machine))
+    if not as_json:
+        ui.show(f"{machine.fingerprint}; stack {chosen.name}: {chosen.description}")
+    if fix:
+        host.install(host.missing(paths, machine, stack=chosen), machine, ui.say)
+        ui.say(f"engine: {daemon.start_engine(paths, ui.say)}")
+    recipe = manifests.load_recipe(paths.project, chosen.default_recipe)
+    facts = read_facts(machine, port_of(recipe), online=online)
+    needed = host.requirements(paths, machine, stack=chosen)
+    found = [rules.of_requirement(one) for one in needed if one.name != host.GPU_RUNTIME]  # the rules know more of it
+    found += rules.findings(facts, memory_of(paths, recipe, chosen), cuda_of(paths.project, chosen))
+    if as_json:
+        whom = fingerprint_of(machine, facts.gpus, host.ROOT, facts.docker.version).model_dump(mode="json")
+        value = {"host": whom, "is_spark": machine.is_spark, "stack": chosen.name, "findings": to_json(found)}
+        ui.show(json.dumps(value, indent=2, sort_keys=True))
+    else:
+        states = {"n/a": "-"}
+        ui.table(
+            ("", "what", "found", "to mend it"),
+            [(states.get(f.state, f.state), f.name, f.detail, f.fix) for f in found],
+        )
+        if not machine.is_spark:
+            skipped = [finding.name for finding in found if finding.state == "n/a" and "Spark" in finding.detail]
+            ui.show(f"Not a DGX Spark, so these do not apply: {', '.join(skipped)}.")
+    if lacking := [finding.name for finding in found if finding.state == "MISSING"]:
+        raise HostError(
+            f"this machine lacks: {', '.join(lacking)}",
+            next_step="invoke doctor --fix (as root), or the commands in the table",
+        )
+
+
+def to_json(found: list[Finding]) -> list[dict[str, str]]:
+    return [{"name": f.name, "state": f.state, "detail": f.detail, "fix": f.fix} for f in found]
+
+
+def port_of(recipe: schema.Recipe) -> int:
+    """The one that `serve` will publish, as far as the recipe's defaults tell."""
+    port = str(recipe.defaults.get("port", DEFAULT_PORT))
+    return int(port) if port.isdecimal() else DEFAULT_PORT
+
+
+def cuda_of(project: Path, stack: schema.Stack) -> str | None:
+    """The release of the CUDA runtime in a stack's lock ("13.0"); None without one, or without a lock."""
+    try:
+        lock = manifests.load_stack_lock(project, stack)
+    except SparkpinError:
+        return None
+    for wheel in lock.wheels:
+        if re.fullmatch(r"nvidia-cuda-runtime(-cu\d+)?", wheel.name):
+            return ".".join(wheel.version.split(".")[:2])
+    return None
+
+
+def memory_of(paths: Paths, recipe: schema.Recipe, stack: schema.Stack) -> Memory:
+    """From the headers that are here: doctor fetches nothing. This machine's own memory, whatever the stack is for."""
+    name = f"recipe {recipe.name}"
+    try:
+        pin = manifests.model_of(paths.project, recipe)
+        lock = manifests.load_model_lock(paths.project, pin)
+        if not is_here(paths, lock):
+            return Memory(name, None, "its headers are not fetched yet", "invoke plan (it fetches them)")
+        chain = manifests.load_chain(paths.project, recipe.stage)
+        plan = planning.plan_recipe(paths, recipe, stack, chain, planning.machine_for(stack, "", ""))
+    except SparkpinError as error:
+        return Memory(name, None, f"no plan: {error.message}", error.next_step)
+    return Memory(f"{name}, stage {recipe.stage},", plan.needed)
+
+
+def is_here(paths: Paths, lock: schema.ModelLock) -> bool:
+    """Whether a plan can be made of this model without the network: every header and each small text."""
+    store = Store(paths.store)
+    for entry in lock.repositories.values():
+        folder = repository_folder(paths, entry)
+        texts = [folder / file.file for file in entry.files if file.file in TEXTS]
+        if not all(path.is_file() for path in texts):
+            return False
+        if not all(store.has(header) or (folder / header.file).is_file() for header in entry.headers):
+            return False
+    return True
