@@ -1,0 +1,116 @@
+"""The result of an inspection: for people a table and a verdict, for machines JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sparkpin import ui
+from sparkpin.inspection.finding import Finding
+from sparkpin.inspection.gpu import Coverage, coverages
+from sparkpin.inspection.packages import PLUGINS
+from sparkpin.inspection.rules import cuda_release, minimum_driver
+from sparkpin.inspection.scan import Facts
+
+FORMAT = 1
+WORDS = {"error": "ERROR", "warning": "warning", "note": "note", "allowed": "allowed"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """subject: tag or folder. sm: the GPU that was asked for (121), None for none."""
+
+    subject: str
+    platform: str
+    sm: int | None
+    facts: Facts
+    findings: Sequence[Finding]
+
+    @property
+    def errors(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.severity == "error"]
+
+    @property
+    def coverages(self) -> list[Coverage]:
+        return sorted(coverages(self.facts, self.sm), key=lambda row: row.path) if self.sm else []
+
+    @property
+    def verdict(self) -> str:
+        gpu = f" for sm_{self.sm}" if self.sm else ""
+        return f"{'fails' if self.errors else 'inspected'}{gpu}: {counted(self.findings)}"
+
+    def as_json(self) -> dict[str, Any]:
+        facts = self.facts
+        return {
+            "format": FORMAT,
+            "subject": self.subject,
+            "platform": self.platform,
+            "sm": self.sm,
+            "passed": not self.errors,
+            "verdict": self.verdict,
+            "files": facts.files,
+            "bytes": facts.size,
+            "libraries": len(facts.libraries),
+            "cuda": cuda_release(facts),
+            "minimum_driver": minimum_driver(facts),
+            "torch": facts.torch and {"version": facts.torch.version, "cuda": facts.torch.cuda},
+            "packages": {package.name: package.version for package in facts.packages},
+            "plugins": {p.name: list(p.plugins) for p in facts.packages if p.plugins},
+            "gpu": [
+                {**asdict(row), "archs": dict(row.archs), "verdict": row.verdict}  #
+                for row in self.coverages
+            ],
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
+
+def counted(findings: Sequence[Finding]) -> str:
+    """ "1 error, 2 warnings, 3 notes, 4 allowed" """
+    seen: Mapping[str, int] = Counter(finding.severity for finding in findings)
+    words = [ui.count(seen.get(kind, 0), kind) for kind in ("error", "warning", "note")]
+    return ", ".join([*words, f"{seen.get('allowed', 0)} allowed with a reason"])
+
+
+def show(result: Result) -> None:
+    facts = result.facts
+    ui.show(
+        f"{result.subject}: {result.platform}, {facts.files} files, {ui.size(facts.size)}, "
+        f"{len(facts.libraries)} libraries and programs, {len(facts.packages)} Python packages"
+    )
+    vllm, torch = facts.package("vllm"), facts.torch
+    ui.show(
+        f"vLLM {vllm.version if vllm else 'none'}; torch {torch.version if torch else 'none'}; plugins ({PLUGINS}):"
+    )
+    for package in facts.packages:
+        if package.plugins:
+            made = f", for vLLM {', '.join(package.accepts)}" if package.accepts else ""
+            ui.show(f"  {package.name} {package.version}{made}")
+    if cuda := cuda_release(facts):
+        ui.show(f"CUDA {cuda}, driver {minimum_driver(facts) or 'not known'} or newer")
+    if result.coverages:
+        ui.show()
+        rows = [(named(row), row.verdict, row.runs, row.compiles, row.neither, archs(row)) for row in result.coverages]
+        ui.table(("library", f"sm_{result.sm}", "runs", "PTX", "neither", "why"), rows)
+    if result.findings:
+        ui.show()
+        rows_ = [
+            (WORDS[one.severity], one.rule, ui.printable(one.subject), ui.printable(text_of(one)))
+            for one in result.findings
+        ]
+        ui.table(("", "rule", "what", "why"), rows_)
+    ui.show()
+    ui.show(result.verdict)
+
+
+def named(row: Coverage) -> str:
+    return ui.printable(row.path.partition("-packages/")[2] or row.path)
+
+
+def archs(row: Coverage) -> str:
+    return ", ".join(f"{count} {name}" for name, count in row.archs)
+
+
+def text_of(finding: Finding) -> str:
+    return f"{finding.text}. {finding.why}" if finding.why else finding.text
