@@ -94,6 +94,7 @@ class Linker:
 
     def findings(self) -> Iterator[Finding]:
         yield from self.missing()
+        yield from self.hidden()
         yield from self.unsearched()
         for library in self.facts.libraries.values():
             if library.dynamic:
@@ -112,6 +113,17 @@ class Linker:
             text = f"{name} is nowhere in the image; {some(paths)} {'needs' if len(paths) == 1 else 'need'} it"
             step = "" if why else f"put the package with {name} into the stack's pins, or leave out what needs it"
             yield Finding("allowed" if why else "error", "needed", paths[0], text, step, what=name, why=why)
+
+    def hidden(self) -> Iterator[Finding]:
+        """What an accepted lack takes along: a library that needs one which may not load, and has no such excuse."""
+        for library in self.facts.libraries.values():
+            for other in self.closure(library)[1:]:
+                for name in other.needed:
+                    why = "" if self.find(other, name) else reason(self.allowed, "needed", other.path, name)
+                    if why and not reason(self.allowed, "needed", library.path, name):
+                        text = f"needs {other.path}, which does not load without {name}: accepted there, not here"
+                        step = f"put the package with {name} into the stack's pins, or leave out what needs it"
+                        yield Finding("error", "needed", library.path, text, step, what=name)
 
     def unsearched(self) -> Iterator[Finding]:
         """Needed libraries that are there, but only where something else has to load them first."""

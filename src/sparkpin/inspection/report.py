@@ -95,11 +95,7 @@ def show(result: Result) -> None:
         ui.table(("library", f"sm_{result.sm}", "runs", "PTX", "neither", "why"), rows)
     if result.findings:
         ui.show()
-        rows_ = [
-            (WORDS[one.severity], one.rule, ui.printable(one.subject), ui.printable(text_of(one)))
-            for one in result.findings
-        ]
-        ui.table(("", "rule", "what", "why"), rows_)
+        ui.table(("", "rule", "what", "why"), rows_of(result.findings))
     ui.show()
     ui.show(result.verdict)
 
@@ -112,5 +108,17 @@ def archs(row: Coverage) -> str:
     return ", ".join(f"{count} {name}" for name, count in row.archs)
 
 
-def text_of(finding: Finding) -> str:
-    return f"{finding.text}. {finding.why}" if finding.why else finding.text
+def rows_of(findings: Sequence[Finding]) -> list[tuple[str, str, str, str]]:
+    """One row a finding; of what is allowed one row a reason."""
+    rows = []
+    reasons: dict[tuple[str, str], list[Finding]] = {}
+    for one in findings:
+        if one.severity == "allowed":
+            reasons.setdefault((one.rule, one.why), []).append(one)
+        else:
+            rows.append((WORDS[one.severity], one.rule, ui.printable(one.subject), ui.printable(one.text)))
+    for (rule, why), same in reasons.items():
+        names = dict.fromkeys(ui.printable(one.subject.rpartition("/")[2]) for one in same)
+        what = f"{next(iter(names))} and {len(names) - 1} more" if len(names) > 1 else next(iter(names))
+        rows.append((WORDS["allowed"], rule, what, why))
+    return rows

@@ -23,7 +23,10 @@ OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
 
 @dataclass(frozen=True)
 class Found:
-    """A file or link. path: without a slash in front. link: target as it stands. open: until the next one is asked for."""
+    """A file or link. path: without a slash in front. link: its target, as it stands.
+
+    open: gives the content, until the next file is asked for.
+    """
 
     path: str
     size: int = 0
@@ -103,8 +106,7 @@ class Spooled:
 
     def get(self) -> BinaryIO:
         if self.file is None:
-            large = self.member.size > IN_MEMORY
-            self.file = tempfile.TemporaryFile(dir=self.work) if large else io.BytesIO()
+            self.file = tempfile.SpooledTemporaryFile(IN_MEMORY, dir=str(self.work))  # noqa: SIM115 - __exit__ closes it
             data = self.tar.extractfile(self.member)
             while data and (piece := data.read(1 << 20)):
                 self.file.write(piece)
