@@ -10,6 +10,7 @@ from typing import Literal
 
 Severity = Literal["error", "warning", "note", "allowed"]
 ORDER: tuple[Severity, ...] = ("error", "warning", "note", "allowed")
+RULES = ("torch", "packages", "plugins", "cuda", "driver", "files", "gpu", "needed", "versions", "symbols")
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Allowed:
-    """subject: pattern (fnmatch) of paths; what: regular expression of the library or symbol, all of it.
+    """subject: pattern (fnmatch) of paths, with a slash in front; what: regular expression of the whole symbol or name.
 
     package: the entry counts only in images that have this distribution.
     """
@@ -42,7 +43,8 @@ class Allowed:
     package: str = ""
 
     def fits(self, rule: str, subject: str, what: str) -> bool:
-        return self.rule == rule and fnmatch.fnmatchcase(subject, self.subject) and bool(re.fullmatch(self.what, what))
+        path = "/" + subject
+        return self.rule == rule and fnmatch.fnmatchcase(path, self.subject) and bool(re.fullmatch(self.what, what))
 
 
 def reason(allowed: Iterable[Allowed], rule: str, subject: str, what: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
@@ -14,6 +15,7 @@ TRIPLETS = {X86_64: "x86_64-linux-gnu", AARCH64: "aarch64-linux-gnu"}
 # Loaded by Python before what needs them: a library of that name is in memory by then, wherever it lies.
 LOADED_FIRST = ("/torch/lib/", "/nvidia/")
 SHOWN = 4
+TORCH = re.compile(r"^_ZN?K?(3c10|2at|5torch)|^(aoti_)?torch_")  # told first: what people meet
 
 
 class Linker:
@@ -67,7 +69,8 @@ class Linker:
 
     def elsewhere(self, library: Library, name: str) -> str:
         places = self.names.get((library.machine, name), [])
-        return next((path for part in LOADED_FIRST for path in places if part in path), places[0] if places else "")
+        first = (path for part in LOADED_FIRST for path in places if part in f"/{path}")
+        return next(first, places[0] if places else "")
 
     def closure(self, library: Library) -> tuple[Library, ...]:
         """The library and all that it needs, in the order of loading."""
@@ -96,10 +99,28 @@ class Linker:
         yield from self.missing()
         yield from self.hidden()
         yield from self.unsearched()
+        follows: list[Finding] = []  # from what is missing: told in one line
         for library in self.facts.libraries.values():
             if library.dynamic:
-                yield from self.unresolved(library)
+                for finding in self.unresolved(library):
+                    if finding.severity == "error" and self.lacks(library):
+                        follows.append(finding)
+                    else:
+                        yield finding
                 yield from self.versions(library)
+        if follows:
+            follows.sort(key=lambda finding: not TORCH.search(finding.what))
+            text = f"{len(follows)} libraries and programs lack a library, and with it symbols: "
+            text += "; ".join(f"{one.subject}: {one.text}" for one in follows[:SHOWN])
+            yield Finding("error", "symbols", follows[0].subject, text, follows[0].next_step, what=follows[0].what)
+
+    def lacks(self, library: Library) -> bool:
+        """Whether anything is missing, and not accepted, that the library needs, or what it needs does."""
+        return any(
+            not self.find(one, name) and not reason(self.allowed, "needed", one.path, name)
+            for one in self.closure(library)
+            for name in one.needed
+        )
 
     def missing(self) -> Iterator[Finding]:
         """Needed libraries that the image does not have, one finding for each name and reason."""
@@ -131,7 +152,7 @@ class Linker:
         for library in self.facts.libraries.values():
             for name in library.needed:
                 path = self.find(library, name)
-                if path and not self.on_path(library, name) and not any(part in path for part in LOADED_FIRST):
+                if path and not self.on_path(library, name) and not any(part in f"/{path}" for part in LOADED_FIRST):
                     users.setdefault(path, []).append(library.path)
         for path, by in sorted(users.items()):
             text = f"is on no search path of {some(by)}: it must be loaded before"
@@ -142,13 +163,12 @@ class Linker:
 
         Python loads with RTLD_NOW: each of them is the end of the import.
         """
-        left = library.undefined
-        for other in (*self.closure(library), *self.interpreter):
-            if not left:
-                return
-            left = left - other.defined
+        left = self.beyond(library.undefined, self.closure(library))
+        if left and (loaders := self.loaders.get(library.path)):
+            # Never loaded alone: what loads it may bring the symbols. NVPL's LAPACK takes either of two BLAS that way.
+            left = frozenset().union(*(self.beyond(left, self.closure(loader)) for loader in loaders))
         by_reason: dict[str, list[str]] = {}
-        for symbol in sorted(left):
+        for symbol in sorted(left, key=lambda name: (not TORCH.search(name.decode("utf-8", "replace")), name)):
             name = symbol.decode("utf-8", "replace")
             by_reason.setdefault(
                 reason(self.allowed, "symbols", library.path, name) or self.driver(library, name), []
@@ -161,6 +181,25 @@ class Linker:
                 else "take builds of one release: this library was built against another one of those it needs"
             )
             yield Finding("allowed" if why else "error", "symbols", library.path, text, step, what=names[0], why=why)
+
+    def beyond(self, symbols: frozenset[bytes], loaded: Iterable[Library]) -> frozenset[bytes]:
+        """Those that neither the loaded libraries define nor Python."""
+        for other in (*loaded, *self.interpreter):
+            if not symbols:
+                break
+            symbols = symbols - other.defined
+        return symbols
+
+    @cached_property
+    def loaders(self) -> dict[str, list[Library]]:
+        """Of each library that others need: those of them that nothing else needs."""
+        needed = {self.find(library, name) for library in self.facts.libraries.values() for name in library.needed}
+        found: dict[str, list[Library]] = {}
+        for library in self.facts.libraries.values():
+            if library.dynamic and library.path not in needed:
+                for one in self.closure(library)[1:]:
+                    found.setdefault(one.path, []).append(library)
+        return found
 
     def driver(self, library: Library, symbol: str) -> str:
         """Why a symbol of the GPU's driver may be missing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from sparkpin.inspection.rules import cuda_release, minimum_driver
 from sparkpin.inspection.scan import Facts
 
 FORMAT = 1
+SITE = re.compile(r"\S*/(site|dist)-packages/")
 WORDS = {"error": "ERROR", "warning": "warning", "note": "note", "allowed": "allowed"}
 
 
@@ -91,7 +93,9 @@ def show(result: Result) -> None:
         ui.show(f"CUDA {cuda}, driver {minimum_driver(facts) or 'not known'} or newer")
     if result.coverages:
         ui.show()
-        rows = [(named(row), row.verdict, row.runs, row.compiles, row.neither, archs(row)) for row in result.coverages]
+        rows = [
+            (short(row.path), row.verdict, row.runs, row.compiles, row.neither, archs(row)) for row in result.coverages
+        ]
         ui.table(("library", f"sm_{result.sm}", "runs", "PTX", "neither", "why"), rows)
     if result.findings:
         ui.show()
@@ -100,8 +104,9 @@ def show(result: Result) -> None:
     ui.show(result.verdict)
 
 
-def named(row: Coverage) -> str:
-    return ui.printable(row.path.partition("-packages/")[2] or row.path)
+def short(text: str) -> str:
+    """Without the folder that all Python packages lie in, and without what a terminal would obey."""
+    return ui.printable(SITE.sub("", text))
 
 
 def archs(row: Coverage) -> str:
@@ -116,7 +121,7 @@ def rows_of(findings: Sequence[Finding]) -> list[tuple[str, str, str, str]]:
         if one.severity == "allowed":
             reasons.setdefault((one.rule, one.why), []).append(one)
         else:
-            rows.append((WORDS[one.severity], one.rule, ui.printable(one.subject), ui.printable(one.text)))
+            rows.append((WORDS[one.severity], one.rule, short(one.subject), short(one.text)))
     for (rule, why), same in reasons.items():
         names = dict.fromkeys(ui.printable(one.subject.rpartition("/")[2]) for one in same)
         what = f"{next(iter(names))} and {len(names) - 1} more" if len(names) > 1 else next(iter(names))

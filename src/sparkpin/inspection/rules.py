@@ -9,7 +9,7 @@ from packaging.version import InvalidVersion, Version
 
 from sparkpin.inspection.allowed import ALLOWED
 from sparkpin.inspection.elf import AARCH64, MACHINES, X86_64
-from sparkpin.inspection.finding import ORDER, Allowed, Finding, settle
+from sparkpin.inspection.finding import ORDER, RULES, Allowed, Finding, settle
 from sparkpin.inspection.gpu import gpu_findings
 from sparkpin.inspection.linking import Linker, some
 from sparkpin.inspection.packages import Package
@@ -43,7 +43,8 @@ def findings(
         *package_findings(facts),
         *plugin_findings(facts, mods),
     ]
-    return sorted((settle(one, allowed) for one in found), key=lambda one: ORDER.index(one.severity))
+    settled = (settle(one, allowed) for one in found)
+    return sorted(settled, key=lambda one: (ORDER.index(one.severity), RULES.index(one.rule)))
 
 
 def file_findings(facts: Facts, platform: str) -> Iterator[Finding]:
