@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import io
+import lzma
 import os
 import random
 import struct
@@ -16,6 +17,7 @@ from sparkpin.errors import InspectionError
 from sparkpin.inspection.elf import Library, read_library
 from sparkpin.inspection.fatbin import Code
 
+DATA = Path(__file__).parent / "data/inspection"
 SAMPLE = Elf(
     soname="libsample.so.1",
     needed=["libtorch.so", "libcudart.so.13"],
@@ -101,6 +103,21 @@ def test_cubin_files(data: bytes, name: str) -> None:
     library = read(data)
     assert library.machine_name == "cuda"
     assert [code.name for unit, _ in library.code for code in unit] == [name]
+
+
+@pytest.mark.parametrize("file", ["kernels.so", "kernels.o"])
+def test_gpu_code_as_nvcc_writes_it(file: str) -> None:
+    ((unit, count),) = read(lzma.decompress((DATA / f"{file}.xz").read_bytes())).code
+    assert count == 1
+    assert sorted(code.name for code in unit) == [
+        "compute_120f", "compute_80", "sm_120", "sm_120a", "sm_121a", "sm_121f", "sm_90a",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", ["120", "120a", "121f"])
+def test_a_cubin_file_as_nvcc_writes_it(arch: str) -> None:
+    library = read(lzma.decompress((DATA / f"kernels-{arch}.cubin.xz").read_bytes()))
+    assert [code.name for unit, _ in library.code for code in unit] == [f"sm_{arch}"]
 
 
 def test_files_of_other_machines_say_which() -> None:

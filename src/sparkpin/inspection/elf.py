@@ -6,6 +6,7 @@ alone, and of a GPU's (.cubin) what it was compiled for.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ SYMBOLS, DYNAMIC, NOBITS, NAMES, VERSIONS_HAD, VERSIONS_NEEDED = 11, 6, 8, 3, 0x
 NEEDED, SONAME, RPATH, RUNPATH = 1, 14, 15, 29
 GLOBAL, WEAK, UNIQUE = 1, 2, 10
 SHARED = 3
+COMPILER_NOTE = b".note.nv.tkinfo"
 FATBINS = (b".nv_fatbin", b"__nv_relfatbin")
 ENTRIES = 1 << 16  # of the dynamic section and of lists of versions
 
@@ -76,7 +78,7 @@ def read_library(file: BinaryIO, path: str) -> Library:
             raise source.wrong(f"{len(head)} bytes of header, byte order {head[5]}; wanted 64, little-endian")
         return Library(path, machine)
     if machine == CUDA:
-        return Library(path, machine, code=(((fatbin.cubin_code(head),), 1),))
+        return Library(path, machine, code=(((cubin_code(source, head),), 1),))
     if machine not in MACHINES:
         return Library(path, machine)
     return of_sections(source, machine, head)
@@ -115,6 +117,17 @@ def of_sections(source: Reader, machine: int, head: bytes) -> Library:
         versions=frozenset(versions_had(source, sections)),
         code=library.code,
     )
+
+
+def cubin_code(source: Reader, head: bytes) -> fatbin.Code:
+    """What a .cubin file was compiled for, by its compiler's note; by its header where it has none."""
+    sections, names = section_table(source, head)
+    for section in sections:
+        if name_at(source, names, section.name) == COMPILER_NOTE:
+            note = source.at(section.offset, section.size, "the compiler's note", limit=1 << 16)
+            if match := re.search(rb"-arch sm_(\d{2,3})([af]?)\b", note):
+                return fatbin.Code(fatbin.CUBIN, int(match[1]), match[2].decode())
+    return fatbin.cubin_code(head)
 
 
 def folders(paths: Sequence[str]) -> tuple[str, ...]:

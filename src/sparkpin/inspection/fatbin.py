@@ -86,7 +86,10 @@ def entries(source: Reader, position: int, end: int) -> Iterator[Code]:
 
 
 def cubin_code(head: bytes) -> Code:
-    """What a .cubin, a GPU's own ELF file, was compiled for. head: its first 64 bytes."""
+    """What a .cubin, a GPU's own ELF file, was compiled for, as far as its first 64 bytes tell.
+
+    nvcc 13.0 does not mark "a" and "f" there; the compilers of flashinfer-cubin's files without a note mark "a".
+    """
     flags = int.from_bytes(head[48:52], "little")
     if head[8] <= OLD_ABI:
         return Code(CUBIN, flags & 0xFF, "a" if flags & SPECIFIC_OLD else "")
