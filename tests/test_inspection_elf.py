@@ -163,6 +163,20 @@ def test_no_damage_ends_in_anything_but_an_inspection_error() -> None:
     assert 500 < refused < 3000
 
 
+def test_a_list_of_versions_that_repeats_itself_ends() -> None:
+    """It names as many files as fit into a number, each with as many versions, a byte after the last."""
+    data = bytearray(bytes(Elf(versions_needed={"libc.so.6": ["GLIBC_2.17"]}, versions=["x" * 40] * 4000)))
+    row = struct.unpack_from("<Q", data, 40)[0] + 4 * 64
+    assert struct.unpack_from("<I", data, row + 4)[0] == 0x6FFFFFFE
+    (place,) = struct.unpack_from("<Q", data, row + 24)
+    struct.pack_into("<Q", data, row + 32, 100_000)  # size: what comes after is a part of it
+    struct.pack_into("<I", data, row + 44, 0xFFFFFFFF)
+    for step in range(0, 99_000, 16):
+        struct.pack_into("<HHIII", data, place + step, 1, 0xFFFF, 1, 16, 16)
+    with pytest.raises(InspectionError, match="more than 65536 versions needed"):
+        read(bytes(data))
+
+
 def test_a_large_table_is_not_read() -> None:
     class Huge(io.BytesIO):
         """Says that it is large: stands for a sparse file of a hostile package."""

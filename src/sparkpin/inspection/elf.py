@@ -194,10 +194,13 @@ def versions_needed(source: Reader, sections: Sequence[Section]) -> dict[str, fr
             continue
         names = linked(source, sections, section)
         rows = source.at(section.offset, section.size, "the versions needed", limit=16 * ENTRIES)
-        position = 0
+        position, told = 0, 0
         for _ in range(min(section.info, ENTRIES)):
             _, count, file, first, following = unpack(source, "<HHIII", rows, position)
             wanted, place = set(), position + first
+            told += count
+            if told > ENTRIES:
+                raise source.wrong(f"more than {ENTRIES} versions needed")
             for _ in range(count):
                 _, flags, _, name, step = unpack(source, "<IHHII", rows, place)
                 if not flags & 2:  # weak

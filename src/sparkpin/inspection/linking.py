@@ -148,15 +148,17 @@ class Linker:
 
     def unsearched(self) -> Iterator[Finding]:
         """Needed libraries that are there, but only where something else has to load them first."""
-        users: dict[str, list[str]] = {}
+        users: dict[tuple[str, str, str], list[str]] = {}
         for library in self.facts.libraries.values():
             for name in library.needed:
                 path = self.find(library, name)
                 if path and not self.on_path(library, name) and not any(part in f"/{path}" for part in LOADED_FIRST):
-                    users.setdefault(path, []).append(library.path)
-        for path, by in sorted(users.items()):
-            text = f"is on no search path of {some(by)}: it must be loaded before"
-            yield Finding("note", "needed", path, text, what=path.rpartition("/")[2])
+                    why = reason(self.allowed, "needed", library.path, name)
+                    users.setdefault((name, path, why), []).append(library.path)
+        for (name, path, why), by in sorted(users.items()):
+            text = f"{some(by)} {'needs' if len(by) == 1 else 'need'} {name}; {path} is on no search path"
+            step = "" if why else "see that Python loads it before, and say so in sparkpin/inspection/allowed.py"
+            yield Finding("allowed" if why else "warning", "needed", by[0], text, step, what=name, why=why)
 
     def unresolved(self, library: Library) -> Iterator[Finding]:
         """Strong symbols that nothing which is loaded with the library defines.

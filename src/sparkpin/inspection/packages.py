@@ -77,7 +77,7 @@ def assigned(source: str, name: str) -> Iterable[ast.expr]:
     """What a module assigns to a name at its top."""
     try:
         body = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for line in body:
         targets = (

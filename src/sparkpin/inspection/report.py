@@ -81,16 +81,16 @@ def show(result: Result) -> None:
         f"{result.subject}: {result.platform}, {facts.files} files, {ui.size(facts.size)}, "
         f"{len(facts.libraries)} libraries and programs, {len(facts.packages)} Python packages"
     )
-    vllm, torch = facts.package("vllm"), facts.torch
-    ui.show(
-        f"vLLM {vllm.version if vllm else 'none'}; torch {torch.version if torch else 'none'}; plugins ({PLUGINS}):"
-    )
+    vllm, torch, cuda = facts.package("vllm"), facts.torch, cuda_release(facts)
+    lines = [f"vLLM {vllm.version if vllm else 'none'}; torch {torch.version if torch else 'none'}; {PLUGINS}:"]
     for package in facts.packages:
         if package.plugins:
             made = f", for vLLM {', '.join(package.accepts)}" if package.accepts else ""
-            ui.show(f"  {package.name} {package.version}{made}")
-    if cuda := cuda_release(facts):
-        ui.show(f"CUDA {cuda}, driver {minimum_driver(facts) or 'not known'} or newer")
+            lines.append(f"  {package.name} {package.version}{made}")
+    if cuda:
+        lines.append(f"CUDA {cuda}, driver {minimum_driver(facts) or 'not known'} or newer")
+    for line in lines:
+        ui.show(ui.printable(line))
     if result.coverages:
         ui.show()
         rows = [
