@@ -12,7 +12,7 @@ from elf_samples import CUBIN, FAMILY, PLAIN, PTX, SPECIFIC, X86_64, Elf, contai
 from sparkpin.inspection.fatbin import Code
 from sparkpin.inspection.finding import Allowed, Finding
 from sparkpin.inspection.gpu import compiles, runs
-from sparkpin.inspection.rules import findings
+from sparkpin.inspection.rules import cuda_release, findings, minimum_driver
 from sparkpin.inspection.scan import Facts, scan
 from sparkpin.inspection.tree import in_folders
 
@@ -312,6 +312,15 @@ def test_compiler_headers_and_runtime_of_several_cuda_releases(root: Root) -> No
         "of several CUDA releases: nvidia-cuda-nvcc 13.5.70, nvidia-cuda-runtime 13.0.96, nvidia-nvvm 13.5.70"
     )
     assert only.next_step == "constrain them to 13.0.* in the stack's pins"
+
+
+def test_two_runtimes_are_of_several_releases_and_the_newer_one_asks_for_the_driver(root: Root) -> None:
+    facts = root(
+        {f"{SITE}/nvidia_cuda_runtime_cu12-12.8.90.dist-info/METADATA": metadata("nvidia-cuda-runtime-cu12", "12.8.90")}
+    )
+    (only,) = found(facts)
+    assert "nvidia-cuda-runtime 13.0.96, nvidia-cuda-runtime-cu12 12.8.90" in only.text
+    assert (cuda_release(facts), minimum_driver(facts)) == ("13.0", "580.65.06")
 
 
 def test_a_cuda_release_whose_driver_is_not_known(root: Root) -> None:

@@ -58,7 +58,7 @@ class Result:
             "cuda": cuda_release(facts),
             "minimum_driver": minimum_driver(facts),
             "torch": facts.torch and {"version": facts.torch.version, "cuda": facts.torch.cuda},
-            "packages": {package.name: package.version for package in facts.packages},
+            "packages": [{"name": p.name, "version": p.version, "folder": p.folder} for p in facts.packages],
             "plugins": {p.name: list(p.plugins) for p in facts.packages if p.plugins},
             "gpu": [
                 {**asdict(row), "archs": dict(row.archs), "verdict": row.verdict}  #
@@ -96,7 +96,7 @@ def show(result: Result) -> None:
         rows = [
             (short(row.path), row.verdict, row.runs, row.compiles, row.neither, archs(row)) for row in result.coverages
         ]
-        ui.table(("library", f"sm_{result.sm}", "runs", "PTX", "neither", "why"), rows)
+        ui.table(("library", f"sm_{result.sm}", "runs", "PTX", "neither", "holds"), rows)
     if result.findings:
         ui.show()
         ui.table(("", "rule", "what", "why"), rows_of(result.findings))

@@ -16,8 +16,9 @@ from sparkpin.inspection.packages import Package
 from sparkpin.inspection.scan import Facts
 
 PLATFORMS = {"linux/amd64": X86_64, "linux/arm64": AARCH64}
+RUNTIME = "cuda-runtime"
 # Packages whose major and minor version are those of the CUDA release that they belong to.
-TOOLKIT = ("cuda-nvcc", "cuda-crt", "cuda-cccl", "nvvm", "nvjitlink", "cuda-runtime", "cuda-nvrtc")
+TOOLKIT = ("cuda-nvcc", "cuda-crt", "cuda-cccl", "nvvm", "nvjitlink", "cuda-nvrtc", RUNTIME)
 # CUDA's major version -> the oldest Linux driver that runs it (CUDA's release notes, minor version compatibility).
 DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 
@@ -114,13 +115,13 @@ def torch_findings(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def toolkit(facts: Facts) -> dict[str, Package]:
-    """Part of CUDA's toolkit -> its package."""
-    found = {}
+def toolkit(facts: Facts) -> list[tuple[str, Package]]:
+    """Parts of CUDA's toolkit with their packages."""
+    found = []
     for package in facts.packages:
         part = re.sub(r"-cu\d+$", "", package.name.removeprefix("nvidia-"))
         if package.name.startswith("nvidia-") and part in TOOLKIT:
-            found[part] = package
+            found.append((part, package))
     return found
 
 
@@ -131,23 +132,28 @@ def release(version: str) -> str:
 
 def cuda_findings(facts: Facts) -> Iterator[Finding]:
     """Compiler, headers and runtime of one CUDA release: code that is compiled at run time meets all of them."""
-    parts = toolkit(facts)
-    if len({release(package.version) for package in parts.values()}) > 1:
-        listed = ", ".join(f"{package.name} {package.version}" for package in parts.values())
-        wanted = parts.get("cuda-runtime") or next(iter(parts.values()))
+    parts = [package for _, package in toolkit(facts)]
+    if len({release(package.version) for package in parts}) > 1:
+        listed = ", ".join(f"{package.name} {package.version}" for package in parts)
         yield Finding(
             "error",
             "cuda",
             "CUDA toolkit",
             f"of several CUDA releases: {listed}",
-            f"constrain them to {release(wanted.version)}.* in the stack's pins",
+            f"constrain them to {cuda_release(facts) or release(parts[0].version)}.* in the stack's pins",
         )
 
 
 def cuda_release(facts: Facts) -> str:
-    """The CUDA release whose runtime the image has; "" where it has none."""
-    runtime = toolkit(facts).get("cuda-runtime")
-    return release(runtime.version) if runtime else facts.torch.cuda if facts.torch else ""
+    """The CUDA release whose runtime the image has, the newest of several; "" where it has none."""
+    runtimes = [package.version for part, package in toolkit(facts) if part == RUNTIME]
+    if runtimes:
+        return release(max(runtimes, key=numbers))
+    return facts.torch.cuda if facts.torch else ""
+
+
+def numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d{1,9}", version)]
 
 
 def minimum_driver(facts: Facts) -> str:
