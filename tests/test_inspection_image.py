@@ -201,9 +201,8 @@ def test_the_image_of_the_cpu_stack_passes() -> None:
 
 def test_a_shell_of_this_machine_has_all_that_it_needs(tmp_path: Path) -> None:
     """Real programs and libraries, taken from here with what ldd names."""
-    with tarfile.open(make_rootfs(tmp_path / "rootfs.tar")) as tar:
-        tar.extractall(tmp_path / "root", filter="tar")
-    (tmp_path / "root/lib64").mkdir(exist_ok=True)
+    (tmp_path / "root").mkdir()
+    subprocess.run(["tar", "-xf", make_rootfs(tmp_path / "rootfs.tar"), "-C", tmp_path / "root"], check=True)
     machine = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}[os.uname().machine]
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
     result = inspect(paths, None, str(tmp_path / "root"), sm="", platform="", say=quiet)
