@@ -20,9 +20,9 @@ from checkout import PROJECT
 from sparkpin import imagefiles
 from sparkpin.engine import Engine
 from sparkpin.errors import InspectionError
-from sparkpin.inspection.image import open_image
+from sparkpin.inspection.image import Opened, open_image
 from sparkpin.inspection.scan import Facts, scan
-from sparkpin.inspection.tasks import inspect
+from sparkpin.inspection.tasks import inspect, mods_of, sm_of
 from sparkpin.inspection.tree import in_archive, in_folders, real
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths
@@ -186,6 +186,19 @@ def test_options_that_cannot_be(tmp_path: Path, option: str, value: str, words: 
     put(tmp_path / "good.so", bytes(GPU))
     done = invoke(str(tmp_path), option, value)
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_what_an_image_must_have_is_said_by_its_stack_and_stage(project: Path, tmp_path: Path) -> None:
+    paths, told = Paths(project, tmp_path / "cache", tmp_path / "home"), list[str]()
+    labelled = Opened(iter(()), "linux/amd64", stack="cpu", stage="hybrid")
+    assert sm_of(paths, "", labelled) is None
+    with (project / "pins/stacks/cpu.yaml").open("a") as file:
+        file.write('gpu: {sm: "12.1"}\n')
+    assert (sm_of(paths, "", labelled), sm_of(paths, "90", labelled)) == (121, 90)
+    assert mods_of(paths, labelled, told.append) == ["sparkpin-modkit", "vllm", "sparkpin-hybrid-int4-fp8"]
+    unknown = Opened(iter(()), "linux/amd64", stack="elsewhere", stage="hybrid")
+    assert (sm_of(paths, "", unknown), mods_of(paths, unknown, told.append)) == (None, [])
+    assert told == ["note: which mods belong into the image is not known here: unknown stack 'elsewhere'"]
 
 
 @pytest.mark.e2e
