@@ -286,6 +286,22 @@ def why(c: Context, tag: str, path: str, json: bool = False) -> None:
     tasks.why(tag, path, as_json=json)
 
 
+@command(
+    positional=["tag"],
+    help={
+        "tag": "release, another image of the engine, or a folder with a root file system",
+        "sm": "GPU that it has to run on, such as 121 (default: the one of the image's stack)",
+        "platform": "linux/arm64 or linux/amd64 (default: the image's)",
+        "json": "machine-readable",
+    },
+)
+def inspect(c: Context, tag: str, sm: str = "", platform: str = "", json: bool = False) -> None:
+    """Say what of an image would fail on a GPU, without one."""
+    from sparkpin import commands
+
+    commands.inspect(tag, sm=sm, platform=platform, as_json=json)
+
+
 @command(positional=["tag"], help={"tag": "release that passed its smoke test"})
 def promote(c: Context, tag: str) -> None:
     """Make a release the current one of its recipe."""

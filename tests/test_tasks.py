@@ -11,7 +11,20 @@ from checkout import INVOKE, PROJECT, Checkout
 from sparkpin import commands
 
 TASKS = ["attest", "build", "check", "checkpoint", "copy", "diff", "doctor", "export", "fetch", "images", "import"]
-TASKS += ["lock", "pin", "plan", "promote", "prune", "rebuild", "render", "reproduce", "rollback", "serve", "smoke"]
+TASKS += [
+    "inspect",
+    "lock",
+    "pin",
+    "plan",
+    "promote",
+    "prune",
+    "rebuild",
+    "render",
+    "reproduce",
+    "rollback",
+    "serve",
+    "smoke",
+]
 TASKS += ["stop", "test", "unpin", "up", "verify", "why"]
 
 

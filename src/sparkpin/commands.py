@@ -37,6 +37,7 @@ from sparkpin.errors import DifferenceError, EngineError, HostError, InputError,
 from sparkpin.evidence import attest as attesting
 from sparkpin.evidence import signing
 from sparkpin.inputs import project_of
+from sparkpin.inspection import tasks as inspecting
 from sparkpin.jobs import build_releases, checkpoint_of, engine_of, smoke_releases
 from sparkpin.jobs import rebuild as remake
 from sparkpin.overruled import overruled
@@ -389,6 +390,13 @@ def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
         show(check.line)
     show(verifying.conclusion(checks))
     verifying.require(checks, subject, next_step=how, told=True)
+
+
+def inspect(subject: str, *, sm: str, platform: str, as_json: bool) -> None:
+    paths = Paths.from_env()
+    engine = None if Path(subject).is_dir() else engine_of(paths)
+    result = inspecting.inspect(paths, engine, subject, sm=sm, platform=platform, say=say)
+    inspecting.show(result, as_json=as_json)
 
 
 def promote(tag: str) -> None:

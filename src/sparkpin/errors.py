@@ -111,3 +111,9 @@ class BusyError(SparkpinError):
     """Another run holds what this one needs: a lock, a port. Exit code 12."""
 
     exit_code = 12
+
+
+class InspectionError(SparkpinError):
+    """An image holds what would fail where it is to run, or what cannot be read. Exit code 14."""
+
+    exit_code = 14

@@ -67,6 +67,12 @@ class Serve(Model):
     env: dict[str, Scalar] = {}
 
 
+class Gpu(Model):
+    """sm: compute capability of the GPU that the stack's images are for."""
+
+    sm: Annotated[str, Field(pattern=r"^\d{1,2}\.\d$")]
+
+
 class Stack(Model):
     """pins/stacks/<name>.yaml: every external input of the images for one platform."""
 
@@ -76,6 +82,7 @@ class Stack(Model):
     default_recipe: Name
     debian: Debian
     python: Python
+    gpu: Gpu | None = None
     mods: list[Name] = []
     serve: Serve = Serve()
 

