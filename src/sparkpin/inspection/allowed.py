@@ -41,7 +41,7 @@ ALLOWED = (
         for name in ("omptarget", "archer", "pi_level_zero", "sycl_pi", "ur_")
         for rule in ("needed", "symbols")
     ),
-    # vLLM's own libraries for other GPUs. Of the first two and the last, 0.33.0's Python source was read for who loads it.
+    # vLLM's own libraries for other GPUs. 0.33.0's Python source was read for who loads them, except for qutlass.
     Allowed("gpu", "*/vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so", r"sm_90a", f"FlashAttention 3, for 9.x: {ASKS}"),
     Allowed("gpu", "*/vllm/_flashmla*_C.abi3.so", r"sm_90a|sm_90a, sm_100f", f"FlashMLA, for 9.x and 10.x: {ASKS}"),
     Allowed("gpu", "*/vllm/_qutlass_C.abi3.so", r"sm_100f", "FP-Quant checkpoints alone, which no recipe has"),
