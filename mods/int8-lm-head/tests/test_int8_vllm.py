@@ -170,7 +170,7 @@ def test_changed_signature_stops(pristine, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_unknown_vllm_stops(pristine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm.__version__", "0.33.0")
+    monkeypatch.setattr("vllm.__version__", "0.34.0")
     assert isinstance(refusal(pristine), UnsupportedVLLM)
     assert ParallelLMHead.__init__ is pristine
 
