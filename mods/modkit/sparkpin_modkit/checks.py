@@ -81,6 +81,8 @@ def _find(name: str) -> Any:
     try:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise  # vLLM has the module, but not what that imports
         raise SignatureChanged(f"vLLM has no {module}, wanted {name}") from error
     for part in qualified.split("."):
         if hasattr(found, part):
