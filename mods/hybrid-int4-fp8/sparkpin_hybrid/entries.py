@@ -89,7 +89,8 @@ def refuse_other_layers(kind: str, prefix: str, extra_config: Mapping[str, Mappi
     """
     if not extra_config or not prefix:
         return
-    names = (prefix, f"model.{prefix}")
+    # A multimodal model's map renames what lies below ``lm_head.``, but not an entry that is ``lm_head`` itself.
+    names = (prefix, f"model.{prefix}", prefix.removeprefix("language_model."))
     below = tuple(f"{name}." for name in names)
     for name in extra_config:
         if (name in names or name.startswith(below)) and _read(name, extra_config) is not None:

@@ -276,10 +276,14 @@ def test_attention_of_two_formats_stops(installed, model: type, saved: str, pref
         QKVParallelLinear(128, 64, 8, 2, bias=False, quant_config=quant, prefix=f"{prefix}.self_attn.qkv_proj")
 
 
-def test_fp8_head_is_refused(installed) -> None:
-    quant = configured(Qwen3_5MoeMTP, {"lm_head": FP8})
-    with pytest.raises(ValueError, match="asks for FP8 in lm_head, a ParallelLMHead"):
-        quant.get_quant_method(object.__new__(ParallelLMHead), "lm_head")
+@pytest.mark.parametrize(
+    ("model", "prefix"),
+    [(Qwen3_5MoeMTP, "lm_head"), (Qwen3_5MoeForConditionalGeneration, "language_model.lm_head")],
+)
+def test_fp8_head_is_refused(installed, model: type, prefix: str) -> None:
+    quant = configured(model, {"lm_head": FP8})
+    with pytest.raises(ValueError, match=f"asks for FP8 in {prefix}, a ParallelLMHead"):
+        quant.get_quant_method(object.__new__(ParallelLMHead), prefix)
 
 
 def mtp_experts(extra: dict[str, dict[str, object]], *, inner: int = 128) -> RoutedExperts:

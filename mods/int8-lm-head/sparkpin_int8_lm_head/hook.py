@@ -1,8 +1,8 @@
 """Give every LM head the INT8 method.
 
-For vLLM 0.32.0. Wrapping ``ParallelLMHead.__init__`` catches the head whatever quantisation config chose its method:
-under AutoRound (INC) it is ``UnquantizedLinearMethod``, elsewhere ``UnquantizedEmbeddingMethod``. May go when vLLM can
-quantise an LM head on its own while it loads.
+For the releases in touches.py. Wrapping ``ParallelLMHead.__init__`` catches the head whatever quantisation config chose
+its method: under AutoRound (INC) it is ``UnquantizedLinearMethod``, elsewhere ``UnquantizedEmbeddingMethod``. May go
+when vLLM can quantise an LM head on its own while it loads.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from sparkpin_modkit import ModError, UnsupportedPlatform, check_signature, reporting_failure, require_vllm
+from sparkpin_modkit import ModError, UnsupportedPlatform, check_vllm, reporting_failure
 
 from sparkpin_int8_lm_head import MOD, VERSION
-
-VLLM_VERSIONS = ("0.32.0",)
+from sparkpin_int8_lm_head.touches import REFUSED, TIES_BY_ITSELF, TOUCHES
 
 
 def install() -> None:
-    """Wrap ``ParallelLMHead.__init__``."""
-    require_vllm(VLLM_VERSIONS)
+    """Wrap ``ParallelLMHead.__init__``; in an old vLLM, also let ``tie_weights`` ask the method as a new one does."""
+    release = check_vllm(TOUCHES, REFUSED)
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
-    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
     from vllm.platforms import current_platform
 
@@ -31,13 +29,6 @@ def install() -> None:
             "the kernel arrives with a later release; set SPARKPIN_MOD_INT8_LM_HEAD=0"
         )
     original = ParallelLMHead.__init__
-    check_signature(
-        original,
-        "self, num_embeddings, embedding_dim, bias, params_dtype, org_num_embeddings, padding_size, quant_config, "
-        "prefix, disable_tp",
-    )
-    check_signature(QuantizeMethodBase.process_weights_after_loading, "self, layer")
-    check_signature(UnquantizedEmbeddingMethod.apply, "self, layer, x, bias")
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -55,6 +46,13 @@ def install() -> None:
             self.quant_method = Int8LMHeadMethod(inner)
 
     ParallelLMHead.__init__ = init
+    if release in TIES_BY_ITSELF:
+        ParallelLMHead.tie_weights = _tie_weights
+
+
+def _tie_weights(self: Any, embed_tokens: Any) -> Any:
+    """What vLLM 0.32 has in its place."""
+    return self.quant_method.tie_weights(self, embed_tokens)
 
 
 def _refuse_lora() -> None:

@@ -46,6 +46,9 @@ def pristine(monkeypatch: pytest.MonkeyPatch):
     original = ParallelLMHead.__init__
     original = getattr(original, "__wrapped__", original)
     monkeypatch.setattr(ParallelLMHead, "__init__", original)
+    monkeypatch.setattr(
+        ParallelLMHead, "tie_weights", ParallelLMHead.tie_weights
+    )  # some releases': put back at the end
     monkeypatch.setattr(plugin, "_installed", set())
     monkeypatch.delenv("SPARKPIN_MOD_INT8_LM_HEAD", raising=False)
     return original
@@ -170,7 +173,7 @@ def test_changed_signature_stops(pristine, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_unknown_vllm_stops(pristine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm.__version__", "0.33.0")
+    monkeypatch.setattr("vllm.__version__", "0.34.0")
     assert isinstance(refusal(pristine), UnsupportedVLLM)
     assert ParallelLMHead.__init__ is pristine
 

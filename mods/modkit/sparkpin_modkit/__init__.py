@@ -5,7 +5,7 @@ Importing this package imports neither torch nor vLLM.
 
 from __future__ import annotations
 
-from sparkpin_modkit.checks import check_signature, require_vllm
+from sparkpin_modkit.checks import Touches, check_signature, check_vllm, require_vllm
 from sparkpin_modkit.errors import BadSwitch, ModError, SignatureChanged, UnsupportedPlatform, UnsupportedVLLM
 from sparkpin_modkit.plugin import EXIT_CODE, install_once
 from sparkpin_modkit.reports import MARKER, report, reporting_failure
@@ -17,9 +17,11 @@ __all__ = [
     "BadSwitch",
     "ModError",
     "SignatureChanged",
+    "Touches",
     "UnsupportedPlatform",
     "UnsupportedVLLM",
     "check_signature",
+    "check_vllm",
     "enabled",
     "install_once",
     "report",

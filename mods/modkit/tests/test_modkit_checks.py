@@ -11,6 +11,7 @@ from sparkpin_modkit import (
     SignatureChanged,
     UnsupportedVLLM,
     check_signature,
+    check_vllm,
     enabled,
     require_vllm,
     switch_name,
@@ -96,3 +97,46 @@ def test_import_loads_neither_torch_nor_vllm() -> None:
     code = "import sys, sparkpin_modkit; print([m for m in ('torch', 'vllm') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, **touches: str | None) -> dict[str, dict[str, str | None]]:
+    monkeypatch.setattr(vllm, "__version__", "0.32.0+cpu")
+    return {"0.32.0": {f"{__name__}:{name.replace('__of__', '.')}": wanted for name, wanted in touches.items()}}
+
+
+class Fields:
+    annotated: int
+
+
+class Heir(Fields):
+    pass
+
+
+def test_check_vllm_returns_the_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    touches = installed(monkeypatch, Replaced__of__chosen="backend, num_heads", Replaced=None, Heir__of__annotated=None)
+    assert check_vllm(touches) == "0.32.0"
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "message"),
+    [
+        ("Replaced__of__chosen", "backend", r"Replaced.chosen takes \(backend, num_heads\), wanted \(backend\)"),
+        ("Replaced__of__gone", None, r"has no Replaced.gone"),
+        ("Gone", "x", r"has no Gone"),
+    ],
+)
+def test_check_vllm_names_what_differs(monkeypatch: pytest.MonkeyPatch, name: str, wanted: str, message: str) -> None:
+    with pytest.raises(SignatureChanged, match=message):
+        check_vllm(installed(monkeypatch, **{name: wanted}))
+
+
+def test_check_vllm_names_a_missing_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "__version__", "0.32.0")
+    with pytest.raises(SignatureChanged, match=r"vLLM has no vllm.gone, wanted vllm.gone:A"):
+        check_vllm({"0.32.0": {"vllm.gone:A": None}})
+
+
+def test_a_refused_release_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "__version__", "0.20.2")
+    with pytest.raises(UnsupportedVLLM, match=r"vLLM 0.20.2 is installed, wanted one of: 0.32.0: no such cache$"):
+        check_vllm({"0.32.0": {}}, {"0.20.2": "no such cache"})

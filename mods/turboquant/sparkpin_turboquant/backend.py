@@ -24,7 +24,7 @@ from sparkpin_turboquant.rotation import check_head_dim, rotate, unrotate
 
 
 def vllm_slot_bytes(head_dim: int) -> int:
-    """Bytes that vLLM 0.32 reserves for a slot, at least ``naive.slot_bytes``.
+    """Bytes that vLLM reserves for a slot, at least ``naive.slot_bytes``.
 
     When vLLM matches attention pages to GDN state pages it asks its own preset for this size, not the backend.
     """

@@ -1,0 +1,39 @@
+"""Block-FP8 layers for a vLLM whose ``INCConfig`` is made of schemes (0.32.0, 0.33.0)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.platforms import current_platform
+
+from sparkpin_hybrid.entries import Fp8Entry
+
+EXPERTS = RoutedExperts
+
+
+def linear(layer: Any, prefix: str, entry: Fp8Entry) -> tuple[Any, str]:
+    """The quantisation method of a linear layer, and what it does, for the report."""
+    from vllm.model_executor.layers.quantization.inc.inc_linear import INCLinearMethod
+
+    if current_platform.is_cpu():
+        from sparkpin_hybrid.reference import ReferenceFp8Scheme
+
+        return INCLinearMethod(ReferenceFp8Scheme(prefix, entry.block)), "dequantised at load"
+    from vllm.model_executor.layers.quantization.inc.schemes.inc_fp8_linear import INCFp8LinearScheme
+
+    return INCLinearMethod(INCFp8LinearScheme(prefix, entry.block)), "vLLM block FP8"
+
+
+def experts(layer: Any, prefix: str, entry: Fp8Entry) -> tuple[Any, str]:
+    """The quantisation method of a layer of routed experts, and what it does."""
+    if current_platform.is_cpu():
+        from sparkpin_hybrid.experts import ReferenceFp8Experts
+
+        return ReferenceFp8Experts(prefix, layer.moe_config, entry.block), "dequantised at load"
+    from vllm.model_executor.layers.quantization.fp8 import Fp8Config, Fp8MoEMethod
+
+    config = Fp8Config(
+        is_checkpoint_fp8_serialized=True, activation_scheme="dynamic", weight_block_size=list(entry.block)
+    )
+    return Fp8MoEMethod(config, layer), "vLLM block FP8"
