@@ -16,6 +16,7 @@ from sparkpin import files, layering
 from sparkpin.debs import open_apt
 from sparkpin.errors import ManifestError
 from sparkpin.files import PARTIAL, atomic_file, disk_errors, sha256_file
+from sparkpin.indexed import index_closure
 from sparkpin.manifests import former_stack_lock, load_stack, lock_text, stack_inputs
 from sparkpin.paths import Paths
 from sparkpin.schema import LockedFile, Stack, StackLock
@@ -24,7 +25,7 @@ from sparkpin.wheels import TICK, Dist, Target, arrived, download_closure, reach
 
 
 def lock_stack(paths: Paths, name: str, say: Callable[[str], None], *, keep_layers: bool = False) -> StackLock:
-    """Resolve pins/stacks/<name>.yaml and write <name>.lock. Network. The wheels that are locked stay in the store.
+    """Resolve pins/stacks/<name>.yaml and write <name>.lock. Network. Wheels that were downloaded stay in the store.
 
     keep_layers: keep the lower layers of the lock that is there, and put the wheels that changed on top. As little as
     possible changes: what the stack file does not name stays at its version, if that still fits.
@@ -45,19 +46,11 @@ def lock_stack(paths: Paths, name: str, say: Callable[[str], None], *, keep_laye
             target = target_of(stack, debs)
             say(f"  {len(debs)} packages, {sum(deb.size for deb in debs) / 1e6:.1f} MB")
             say(f"lock {name}: {', '.join(stack.python.requirements)} for Python {target.python}, {target.machine}")
-            wheels_folder = folder / "wheels"
-            wheels_folder.mkdir()
-            with ThreadPoolExecutor(1) as pool:
-                keep = former.wheels if keep_layers and former else []
-                job = pool.submit(download_closure, stack, target, wheels_folder, keep, say)
-                while not wait([job], timeout=TICK).done:
-                    say(f"  {arrived(wheels_folder) / 1e6:.0f} MB so far")
-                job.result()
-            kept = closure([read_dist(path) for path in sorted(wheels_folder.glob("*.whl"))], stack, target, file)
-            wheels = [locked_wheel(dist) for dist in kept]
-            store = Store(paths.store)
-            for dist, wheel in zip(kept, wheels, strict=True):
-                store.add(dist.path, wheel, move=True)
+            keep = former.wheels if keep_layers and former else []
+            if stack.python.overrides:
+                wheels = index_closure(stack, target, keep, file)
+            else:
+                wheels = downloaded(stack, target, keep, folder / "wheels", Store(paths.store), file, say)
             say(f"  {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.1f} MB")
         finally:
             files.sweep(folder.parent)
@@ -70,6 +63,29 @@ def lock_stack(paths: Paths, name: str, say: Callable[[str], None], *, keep_laye
     if former:
         tell_disk(paths, stack, former, lock, say)
     return lock
+
+
+def downloaded(
+    stack: Stack,
+    target: Target,
+    keep: list[LockedFile],
+    folder: Path,
+    store: Store,
+    file: str,
+    say: Callable[[str], None],
+) -> list[LockedFile]:
+    """The closure by pip, which reads it from the wheels; they go to the store. folder: does not exist yet."""
+    folder.mkdir()
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(download_closure, stack, target, folder, keep, say)
+        while not wait([job], timeout=TICK).done:
+            say(f"  {arrived(folder) / 1e6:.0f} MB so far")
+        job.result()
+    kept = closure([read_dist(path) for path in sorted(folder.glob("*.whl"))], stack, target, file)
+    wheels = [locked_wheel(dist) for dist in kept]
+    for dist, wheel in zip(kept, wheels, strict=True):
+        store.add(dist.path, wheel, move=True)
+    return wheels
 
 
 def former_lock(paths: Paths, name: str, *, needed: bool) -> StackLock | None:
@@ -155,6 +171,9 @@ def scratch_folder(paths: Paths) -> Path:
 def check_requirements(stack: Stack, file: str) -> None:
     """No distribution is asked for twice, or both asked for and excluded."""
     names = [canonicalize_name(Requirement(row).name) for row in stack.python.requirements]
+    for row in stack.python.overrides:
+        if canonicalize_name(Requirement(row).name) in names:
+            raise ManifestError(file, "python.overrides", row, "one that python.requirements does not ask for")
     if twice := repeated(names):
         raise ManifestError(file, "python.requirements", stack.python.requirements, f"{twice} only once")
     for name in stack.python.exclude:

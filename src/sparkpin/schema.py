@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Exactly = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==[^=]+$")]
+Bound = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+(==|!=|<=|>=|~=|<|>)[^=;\s]+$")]
+Reason = Annotated[str, Field(min_length=1)]
 Scalar = str | int | float | bool
 FlagValue = Scalar | list[Any] | dict[str, Any] | None
 CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp"]
@@ -48,12 +51,16 @@ class Python(Model):
     """requirements: `name==version`; exclude: distribution -> why it is left out.
 
     torch_backend: uv's word for PyTorch's own index that carries what the default index lacks.
+    constraints: requirement -> why: bounds on what others bring in; asks for nothing by itself.
+    overrides: requirement -> why: takes the place of what every distribution says about that one.
     """
 
     version: Annotated[str, Field(pattern=r"^3\.\d+$")]
-    requirements: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==[^=]+$")]]
+    requirements: list[Exactly]
     exclude: dict[str, str] = {}
     torch_backend: str = ""
+    constraints: dict[Bound, Reason] = {}
+    overrides: dict[Exactly, Reason] = {}
     layers: list[PythonLayer]
 
 
@@ -67,8 +74,18 @@ class Serve(Model):
     env: dict[str, Scalar] = {}
 
 
+class Gpu(Model):
+    """What the images are for. sm: compute capability; cuda: the release of compiler, headers and runtime alike."""
+
+    sm: Annotated[str, Field(pattern=r"^\d{1,2}\.\d$")]
+    cuda: Annotated[str, Field(pattern=r"^\d{1,2}\.\d$")]
+
+
 class Stack(Model):
-    """pins/stacks/<name>.yaml: every external input of the images for one platform."""
+    """pins/stacks/<name>.yaml: every external input of the images for one platform.
+
+    gpu: absent for images that use none.
+    """
 
     name: Name
     description: str
@@ -76,6 +93,7 @@ class Stack(Model):
     default_recipe: Name
     debian: Debian
     python: Python
+    gpu: Gpu | None = None
     mods: list[Name] = []
     serve: Serve = Serve()
 

@@ -122,6 +122,9 @@ def download_closure(
 
 
 def resolve(stack: Stack, target: Target, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    if stack.python.constraints:
+        (folder / "constraints.txt").write_text("".join(f"{row}\n" for row in stack.python.constraints))
+        options = (*options, "--constraint", str(folder / "constraints.txt"))
     done = pip(target, folder, *options, *stack.python.requirements)
     if done.returncode and stack.python.torch_backend and (name := no_such_file(done.stderr)):
         wanted = next((row for row in stack.python.requirements if row.partition("==")[0] == name), None)
