@@ -167,7 +167,7 @@ def test_an_engine_that_may_not_be_asked(bare: Paths, monkeypatch: pytest.Monkey
 
 def test_another_architecture_needs_emulation(bare: Paths, tmp_path: Path) -> None:
     lacking = host.emulation(DEBIAN, "aarch64", tmp_path)
-    assert lacking.packages == ("qemu-user-static", "binfmt-support")
+    assert lacking.packages == ("qemu-user-static", "binfmt-support", "arch-test")
     root_with(tmp_path, {"proc/sys/fs/binfmt_misc/qemu-aarch64": "enabled\ninterpreter /usr/bin/qemu-aarch64\n"})
     assert host.emulation(DEBIAN, "aarch64", tmp_path).ok
 

@@ -10,9 +10,13 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Exactly = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==[^=]+$")]
 Bound = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+(==|!=|<=|>=|~=|<|>)[^=;\s]+$")]
+ImageText = Annotated[str, Field(pattern=r"^[\w@%+=:,./-]+$")]  # stands in a Dockerfile as it is
+ImagePath = Annotated[str, Field(pattern=r"^(/[\w@%+=:,-][\w@%+=:,.-]*)+$")]
 Reason = Annotated[str, Field(min_length=1)]
 Scalar = str | int | float | bool
 FlagValue = Scalar | list[Any] | dict[str, Any] | None
+PLATFORMS = Literal["linux/amd64", "linux/arm64"]
+MACHINES: dict[str, str] = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}  # as `uname -m` says it
 CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp"]
 
 
@@ -74,6 +78,18 @@ class Serve(Model):
     env: dict[str, Scalar] = {}
 
 
+class Image(Model):
+    """What the images have beside packages.
+
+    env: variables; path: folders that stand before the others in PATH; links: path of a symbolic link -> its target.
+    A link's target need not be there: the GPU's driver comes with the container.
+    """
+
+    env: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], ImageText] = {}
+    path: list[ImagePath] = []
+    links: dict[ImagePath, ImageText] = {}
+
+
 class Gpu(Model):
     """What the images are for. sm: compute capability; cuda: the release of compiler, headers and runtime alike."""
 
@@ -84,16 +100,19 @@ class Gpu(Model):
 class Stack(Model):
     """pins/stacks/<name>.yaml: every external input of the images for one platform.
 
-    gpu: absent for images that use none.
+    gpu: absent for images that use none. build_on: platform of another machine -> the stack in whose root file system
+    the build's steps run there, natively: of the same Debian and the same Python.
     """
 
     name: Name
     description: str
-    platform: Literal["linux/amd64", "linux/arm64"]
+    platform: PLATFORMS
     default_recipe: Name
     debian: Debian
     python: Python
+    build_on: dict[PLATFORMS, Name] = {}
     gpu: Gpu | None = None
+    image: Image = Image()
     mods: list[Name] = []
     serve: Serve = Serve()
 
