@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from sparkpin import crossing, ownimages, rootfs, seal
 from sparkpin.buildrecord import (
@@ -36,6 +37,7 @@ from sparkpin.following import read_layer_of
 from sparkpin.paths import Paths
 from sparkpin.progress import GATHERS, UNPACKS, progress
 from sparkpin.render import Rendered, rootfs_ref
+from sparkpin.schema import BY_DIGEST
 from sparkpin.seal import Part, Sealed
 
 Say = Callable[[str], None]
@@ -151,16 +153,37 @@ def build_image(
 
 def require_parent(paths: Paths, engine: Engine, rendered: Rendered, say: Say) -> ImageInfo:
     """The image that the stage stands on; the root file system is made when the engine lacks it."""
-    parent = engine.image(rendered.parent_ref)
+    parent, by_digest = engine.image(rendered.parent_ref), BY_DIGEST.fullmatch(rendered.parent_ref)
     if rendered.rootfs is None:
         if parent is None:
-            raise BuildError(f"{rendered.stage}: the engine has no {rendered.parent_ref}", next_step="invoke build")
+            get = f"docker pull --platform {rendered.platform} {rendered.parent_ref}" if by_digest else "invoke build"
+            raise BuildError(f"{rendered.stage}: the engine has no {rendered.parent_ref}", next_step=get)
+        if by_digest and f"{parent.os}/{parent.architecture}" != rendered.platform:
+            raise BuildError(
+                f"{rendered.parent_ref} is for {parent.os}/{parent.architecture}, the stack for {rendered.platform}",
+                next_step=f"name that platform's own digest as `base.image` of pins/stacks/{rendered.stack}.yaml",
+            )
+        if not has_contents(paths, parent.diff_ids):
+            keep_foreign(paths, engine, parent)
         return parent
     tar, parent = require_rootfs(paths, engine, rendered.rootfs, rendered.parent_ref, say)
     if not has_contents(paths, parent.diff_ids):
         with tar.open("rb") as file:
             keep_contents(paths, parent.diff_ids[0], lambda: contents_of(read_layer(file, everything=True)))
     return parent
+
+
+def keep_foreign(paths: Paths, engine: Engine, image: ImageInfo) -> None:
+    """The listings of the layers of an image that was not made here: from the engine, which gives the image whole."""
+    paths.work.mkdir(parents=True, exist_ok=True)
+    with disk_errors(paths.work), tempfile.TemporaryDirectory(prefix="base-", dir=paths.work) as folder:
+        archive = Path(folder, "saved.tar")
+        with archive.open("wb") as file:
+            engine.save(image.ref, file)
+        with seal.open_saved(archive) as saved:
+            for diff_id, tar in zip(saved.diff_ids, saved.layers, strict=True):
+                layer = read_layer(cast(BinaryIO, tar), everything=True)
+                keep_contents(paths, diff_id, functools.partial(contents_of, layer))
 
 
 def require_rootfs(paths: Paths, engine: Engine, spec: rootfs.RootfsSpec, ref: str, say: Say) -> tuple[Path, ImageInfo]:

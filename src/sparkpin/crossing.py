@@ -26,12 +26,12 @@ def stand_in(paths: Paths, stack: str, machine: str) -> RootfsSpec:
     wanted = load_stack(paths.project, stack)
     native, lock = stand_in_stack(paths, wanted, machine)
     seen, own = pythons(lock), pythons(load_stack_lock(paths.project, wanted))
-    if (native.debian.suite, seen) != (wanted.debian.suite, own):
+    if (native.system.suite, seen) != (wanted.system.suite, own):
         raise ManifestError(
             f"pins/stacks/{stack}.yaml",
             f"build_on.{machine}",
-            f"{native.name}: Debian {native.debian.suite}, {', '.join(seen)}",
-            f"a stack with Debian {wanted.debian.suite} and {', '.join(own)}",
+            f"{native.name}: Debian {native.system.suite}, {', '.join(seen)}",
+            f"a stack with Debian {wanted.system.suite} and {', '.join(own)}",
             next_step=f"invoke lock --stack {native.name}, then invoke lock --stack {stack}",
         )
     return rootfs_spec(native, lock)

@@ -37,14 +37,10 @@ def lock_stack(paths: Paths, name: str, say: Callable[[str], None], *, keep_laye
     with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
         folder = scratch_folder(paths)
         try:
-            say(f"lock {name}: Debian {stack.debian.suite}, {len(stack.debian.packages)} packages asked for")
-            root = folder / "apt"
-            root.mkdir()
-            debs = open_apt(root, stack).closure(stack)
+            debs = debian_closure(stack, folder / "apt", say)
             if keep_layers and former:
                 debs = keep_debs(former.debs, debs, Store(paths.store), say)
             target = target_of(stack, debs)
-            say(f"  {len(debs)} packages, {sum(deb.size for deb in debs) / 1e6:.1f} MB")
             say(f"lock {name}: {', '.join(stack.python.requirements)} for Python {target.python}, {target.machine}")
             keep = former.wheels if keep_layers and former else []
             if stack.python.overrides:
@@ -54,8 +50,9 @@ def lock_stack(paths: Paths, name: str, say: Callable[[str], None], *, keep_laye
             say(f"  {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.1f} MB")
         finally:
             files.sweep(folder.parent)
-    lock = flat = StackLock(stack=name, inputs=stack_inputs(stack), debs=debs, wheels=wheels)
-    if keep_layers and former and former.debs == debs:
+    base = stack.base.image if stack.base else ""
+    lock = flat = StackLock(stack=name, inputs=stack_inputs(stack), base=base, debs=debs, wheels=wheels)
+    if keep_layers and former and (former.base, former.debs) == (base, debs):
         lock = layering.keep_layers(former, flat)
     check_unique(lock, f"pins/stacks/{name}.lock")
     with atomic_file(paths.project / f"pins/stacks/{name}.lock") as out:
@@ -86,6 +83,17 @@ def downloaded(
     for dist, wheel in zip(kept, wheels, strict=True):
         store.add(dist.path, wheel, move=True)
     return wheels
+
+
+def debian_closure(stack: Stack, root: Path, say: Callable[[str], None]) -> list[LockedFile]:
+    """The root file system's packages; none where images stand on somebody else's. root: does not exist yet."""
+    if stack.debian is None:
+        return []
+    say(f"lock {stack.name}: Debian {stack.debian.suite}, {len(stack.debian.packages)} packages asked for")
+    root.mkdir()
+    debs = open_apt(root, stack).closure(stack)
+    say(f"  {len(debs)} packages, {sum(deb.size for deb in debs) / 1e6:.1f} MB")
+    return debs
 
 
 def former_lock(paths: Paths, name: str, *, needed: bool) -> StackLock | None:

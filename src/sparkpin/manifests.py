@@ -274,7 +274,7 @@ def stack_inputs(stack: Stack) -> str:
     return digest_of(
         [
             stack.platform,
-            stack.debian.model_dump(mode="json"),
+            (stack.base or stack.system).model_dump(mode="json"),
             [python.version, python.requirements, sorted(python.exclude), python.torch_backend],
             *([bounds] if any(bounds) else []),  # a lock from before these keys stays good
         ]
@@ -330,5 +330,5 @@ def lock_text(lock: StackLock | ModelLock) -> str:
             return "{\n" + inner + "\n" + indent + "}"
         return json.dumps(value, ensure_ascii=False)
 
-    unused = {key for key in ("underlay", "updates") if not getattr(lock, key, None)}
+    unused = {key for key in ("base", "underlay", "updates") if not getattr(lock, key, None)}
     return item(lock.model_dump(mode="json", exclude=unused), "") + "\n"

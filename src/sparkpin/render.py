@@ -59,8 +59,8 @@ class Rendered:
     """One stage's image, before it is built.
 
     key: build key (hex); parent_key: None for the first stage; ref: the internal tag; parent_ref: what it is built on;
-    rootfs: what the first stage stands on, None for the others; layers: (name, key) of each layer that it adds, where
-    the key is over all that decides the layer.
+    rootfs: what the first stage stands on, None for the others and on a base by digest;
+    layers: (name, key) of each layer that it adds, where the key is over all that decides the layer.
     """
 
     stage: str
@@ -97,9 +97,12 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
     layers: dict[str, list[ContextFile]] = {}
     spec = None
     if parent is None:
-        spec = rootfs_spec(stack, stack_lock)
-        below = spec.key
-        parent_ref = rootfs_ref(stack.debian.suite, below)
+        if stack.base:
+            below = parent_ref = stack.base.image
+        else:
+            spec = rootfs_spec(stack, stack_lock)
+            below = spec.key
+            parent_ref = rootfs_ref(stack.system.suite, below)
         layers[VENV] = []
         groups = wheel_groups(project, stack, stack_lock)
         for name, wheels in groups.items():
