@@ -1,8 +1,11 @@
 """Runs inside a build step: make the venv, or a tree with exactly the wheels of a folder; the same bytes each time.
 
 usage: install.py                  make the empty venv /opt/vllm
-       install.py WHEELS ROOT      install WHEELS (wheels and requirements.txt: name==version with hash) for the venv,
-                                   below ROOT: the tree that becomes a layer
+       install.py WHEELS ROOT FOR  install WHEELS (wheels and requirements.txt: name==version with hash) for the venv,
+                                   below ROOT: the tree that becomes a layer. FOR: uv's name of the images' platform,
+                                   which need not be this machine's: nothing that is installed is run
+
+Where WHEELS has links.json (path -> target), ROOT gets these symbolic links.
 
 Where WHEELS has hidden.txt (requirements) and kept.txt (`sha256  folder/wheel`), the wheels that they name lie in
 folders beside it and are in the layers below. ROOT then also gets deletion marks for what is in a hidden wheel and
@@ -16,6 +19,7 @@ import configparser
 import csv
 import functools
 import importlib.util
+import json
 import os
 import py_compile
 import subprocess
@@ -34,13 +38,16 @@ EXACTLY = ["--no-index", "--no-deps", "--require-hashes", "--link-mode", "hardli
 
 
 def make_venv() -> None:
+    """The same on every architecture: it holds links to the system's Python, and text."""
     subprocess.run([*UV, "venv", "--python", "/usr/bin/python3", VENV], check=True)
     (VENV / ".lock").unlink(missing_ok=True)
 
 
-def install(requirements: Path, folders: list[Path], root: str) -> None:
+def install(requirements: Path, folders: list[Path], root: str, wheels_for: str) -> None:
     prefix = Path(f"{root}{VENV}")
     prefix.mkdir(parents=True)
+    if not VENV.exists():  # a native stand-in for the parent image
+        make_venv()
     if requirements.stat().st_size == 0:
         return
     subprocess.run(
@@ -48,6 +55,7 @@ def install(requirements: Path, folders: list[Path], root: str) -> None:
             *(*UV, "pip", "install", *EXACTLY),
             *("--python", VENV / "bin/python"),
             *("--prefix", prefix),
+            *("--python-platform", wheels_for),
             *(part for folder in folders for part in ("--find-links", folder)),
             *("--requirements", requirements),
         ],
@@ -92,11 +100,11 @@ def compile_file(root: str, source: Path) -> None:
     )
 
 
-def hide(wheels: Path, root: str) -> None:
+def hide(wheels: Path, root: str, wheels_for: str) -> None:
     """Put the deletion marks into the tree. The hidden wheels are installed once more, to see what comes of them."""
     beside = [folder for folder in wheels.parent.iterdir() if folder != wheels]
     with tempfile.TemporaryDirectory() as scratch:
-        install(wheels / "hidden.txt", beside, scratch)
+        install(wheels / "hidden.txt", beside, scratch, wheels_for)
         hidden = files_below(Path(f"{scratch}{VENV}"))
     (site,) = (path.relative_to(VENV) for path in VENV.glob("lib/python3*/site-packages"))
     stays = files_below(Path(f"{root}{VENV}")) | files_below(VENV)
@@ -149,14 +157,23 @@ def marks(hidden: set[Path], stays: set[Path], site: Path) -> set[Path]:
     return found
 
 
+def link(links: Path, root: str) -> None:
+    for path, target in json.loads(links.read_text(encoding="utf-8")).items():
+        place = Path(f"{root}{path}")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(target)
+
+
 def main(arguments: list[str]) -> None:
     if not arguments:
         make_venv()
     else:
-        wheels, root = Path(arguments[0]), arguments[1]
-        install(wheels / "requirements.txt", [wheels], root)
+        wheels, root, wheels_for = Path(arguments[0]), *arguments[1:]
+        install(wheels / "requirements.txt", [wheels], root, wheels_for)
         if (wheels / "hidden.txt").exists():
-            hide(wheels, root)
+            hide(wheels, root, wheels_for)
+        if (wheels / "links.json").exists():
+            link(wheels / "links.json", root)
 
 
 if __name__ == "__main__":

@@ -165,10 +165,13 @@ def test_an_engine_that_may_not_be_asked(bare: Paths, monkeypatch: pytest.Monkey
     assert not found.ok and found.fix.startswith("sudo usermod -aG docker")
 
 
-def test_another_architecture_needs_emulation(bare: Paths, tmp_path: Path) -> None:
+def test_another_architecture_needs_emulation(bare: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lacking = host.emulation(DEBIAN, "aarch64", tmp_path)
-    assert lacking.packages == ("qemu-user-static", "binfmt-support")
+    assert lacking.packages == ("qemu-user-static", "binfmt-support", "arch-test")
     root_with(tmp_path, {"proc/sys/fs/binfmt_misc/qemu-aarch64": "enabled\ninterpreter /usr/bin/qemu-aarch64\n"})
+    monkeypatch.setattr(host, "find_program", lambda name: None)
+    assert not host.emulation(DEBIAN, "aarch64", tmp_path).ok
+    monkeypatch.setattr(host, "find_program", lambda name: f"/usr/bin/{name}")
     assert host.emulation(DEBIAN, "aarch64", tmp_path).ok
 
 

@@ -193,7 +193,7 @@ def test_what_an_image_must_have_is_said_by_its_stack_and_stage(project: Path, t
     labelled = Opened(iter(()), "linux/amd64", stack="cpu", stage="hybrid")
     assert sm_of(paths, "", labelled) is None
     with (project / "pins/stacks/cpu.yaml").open("a") as file:
-        file.write('gpu: {sm: "12.1"}\n')
+        file.write('gpu: {sm: "12.1", cuda: "13.0"}\n')
     assert (sm_of(paths, "", labelled), sm_of(paths, "90", labelled)) == (121, 90)
     assert mods_of(paths, labelled, told.append) == ["sparkpin-modkit", "vllm", "sparkpin-hybrid-int4-fp8"]
     unknown = Opened(iter(()), "linux/amd64", stack="elsewhere", stage="hybrid")

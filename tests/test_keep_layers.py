@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -313,7 +314,7 @@ def test_layers_show_what_a_flat_install_shows(tmp_path: Path, install: ModuleTy
         for layer, _ in image.layers:
             if (wheels := context / "wheels" / layer).is_dir():
                 tree = tmp_path / f"{name}-{layer}"
-                install.main([str(wheels), str(tree)])
+                install.main([str(wheels), str(tree), f"{os.uname().machine}-manylinux_2_40"])
                 found.append(tree_contents(tree, install.VENV))
         return found
 

@@ -19,7 +19,7 @@ from sparkpin.manifests import load_stack, load_stack_lock, lock_text
 from sparkpin.paths import Paths
 from sparkpin.schema import LockedFile, StackLock
 from sparkpin.store import Store
-from sparkpin.wheels import Target
+from sparkpin.wheels import Target, download, target_of
 
 SPARK = Target("3.12.3", "aarch64", 39)
 
@@ -111,6 +111,49 @@ def test_markers_and_wheels_are_the_targets(paths: Paths, index: Index) -> None:
         assert set(versions(lock)) == {"app", "native", "old", "patch", other}
         (native,) = [wheel.file for wheel in lock.wheels if wheel.name == "native"]
         assert native == f"native-1.0-cp311-cp311-manylinux_2_35_{machine}.whl"
+
+
+def test_an_override_takes_the_place_of_what_distributions_say(paths: Paths, index: Index) -> None:
+    index.sizes = True
+    make_wheel(index.folder, "app", requires=["dep>=3", "bound", 'x86-only; platform_machine == "x86_64"'])
+    make_wheel(index.folder, "dep", "2.0")
+    make_wheel(index.folder, "bound", "13.0.1", tag="py3-none-manylinux_2_17_aarch64", size=9)
+    best = make_wheel(index.folder, "bound", "13.0.1", tag="py3-none-manylinux_2_28_aarch64")
+    make_wheel(index.folder, "bound", "13.0.1", tag="py3-none-manylinux_2_40_aarch64")  # for a newer glibc
+    make_wheel(index.folder, "bound", "13.5.0", tag="py3-none-manylinux_2_17_aarch64")
+    bounds = {"constraints": {"bound==13.0.*": "one release"}, "overrides": {"dep==2.0": "3 is not served"}}
+    write(paths, ["app==1.0"], "linux/arm64", **bounds)
+    lock = lock_stack(paths, "s", lambda _: None)
+    assert versions(lock) == {"app": "1.0", "bound": "13.0.1", "dep": "2.0"}
+    assert best in lock.wheels
+    assert not any(paths.store.rglob("*.whl")), "locking from the index brings nothing into the store"
+    stack, fetched = load_stack(paths.project, "s"), paths.cache / "fetched"
+    fetched.mkdir(parents=True)
+    download(stack, target_of(stack, lock.debs), lock.wheels, fetched, lambda _: "")
+    assert {wheel.file for wheel in lock.wheels} == {path.name for path in fetched.glob("*.whl")}
+
+    write(paths, ["app==1.0"], "linux/arm64", overrides=bounds["overrides"])
+    assert versions(lock_stack(paths, "s", lambda _: None))["bound"] == "13.5.0"
+    write(paths, ["app==1.0"], "linux/arm64", constraints={"dep<3": "none"}, overrides={"bound==12.0": "none"})
+    with pytest.raises(ManifestError, match=r"python\.requirements: .*uv says"):
+        lock_stack(paths, "s", lambda _: None)
+
+
+def test_a_constraint_alone_is_pips(paths: Paths, index: Index) -> None:
+    make_wheel(index.folder, "app", requires=["bound"])
+    make_wheel(index.folder, "bound", "13.0")
+    make_wheel(index.folder, "bound", "13.5")
+    write(paths, ["app==1.0"], constraints={"bound==13.0.*": "one release"})
+    assert versions(lock_stack(paths, "s", lambda _: None)) == {"app": "1.0", "bound": "13.0"}
+
+
+def test_bounds_are_part_of_what_decides_a_lock(paths: Paths, index: Index) -> None:
+    make_wheel(index.folder, "app")
+    write(paths, ["app==1.0"])
+    lock_stack(paths, "s", lambda _: None)
+    write(paths, ["app==1.0"], constraints={"app<2": "a reason"})
+    with pytest.raises(ManifestError, match="the pins have changed since"):
+        load_stack_lock(paths.project, load_stack(paths.project, "s"))
 
 
 def test_platforms_are_ranked_newest_first() -> None:

@@ -49,6 +49,9 @@ def test_every_manifest_of_the_project_loads(project: Path) -> None:
             "text of the pattern",
         ),
         ("pins/stacks/cpu.yaml", {"mods": ["no-such-mod"]}, "mods", "a mod of mods/"),
+        ("pins/stacks/cpu.yaml", {"gpu": {"sm": "121", "cuda": "13.0"}}, "gpu.sm", "text of the pattern"),
+        ("pins/stacks/cpu.yaml", {"gpu": {"sm": "12.1", "arch": "a"}}, "gpu.arch", "known here: cuda, sm"),
+        ("pins/stacks/cpu.yaml", {"python__overrides": {"x==1": ""}}, "python.overrides.x==1", "at least 1 character"),
     ],
 )
 def test_a_wrong_stack_says_file_key_seen_and_wanted(

@@ -122,6 +122,15 @@ def make_rootfs(path: Path) -> Path:
     return path
 
 
+def without_programs(path: Path) -> None:
+    """Leave only the folders of such a root file system."""
+    with tarfile.open(path) as tar:
+        folders = [member for member in tar.getmembers() if member.isdir()]
+    with tarfile.open(path, "w") as tar:
+        for folder in folders:
+            tar.addfile(folder)
+
+
 REVISION = "1" * 40
 MODEL = f"""\
 description: made up

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.server
+import json
 import threading
 import time
 import zipfile
@@ -51,7 +52,7 @@ def make_wheel(
 class Index:
     """slow: file -> seconds between pieces of 64 KiB; hashes: whether pages carry them; asked: file names served.
 
-    gone: files that the pages name and that are not there any more.
+    gone: files that the pages name and that are not there any more. sizes: pages are JSON and tell them (PEP 700).
     """
 
     folder: Path
@@ -60,6 +61,7 @@ class Index:
     slow: dict[str, float] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     gone: set[str] = field(default_factory=set)
+    sizes: bool = False
 
 
 @contextmanager
@@ -68,10 +70,16 @@ def serve(folder: Path) -> Iterator[Index]:
     index = Index(folder)
 
     class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.answer(200, "application/octet-stream", (folder / self.path.rpartition("/")[2]).read_bytes())
+
         def do_GET(self) -> None:
             kind, _, name = self.path.strip("/").partition("/")
             if kind == "simple":
                 files = sorted(p for p in folder.glob("*.whl") if p.name.split("-")[0].replace("_", "-") == name)
+                if index.sizes and files:
+                    self.answer(200, "application/vnd.pypi.simple.v1+json", page(name, files))
+                    return
                 body = "".join(f'<a href="/files/{p.name}{self.fragment(p)}">{p.name}</a>\n' for p in files).encode()
                 self.answer(200 if files else 404, "text/html", body)
             else:
@@ -89,6 +97,8 @@ def serve(folder: Path) -> Iterator[Index]:
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
+            if self.command == "HEAD":
+                return
             try:
                 for start in range(0, len(body), 1 << 16):
                     self.wfile.write(body[start : start + (1 << 16)])
@@ -109,6 +119,21 @@ def serve(folder: Path) -> Iterator[Index]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def page(name: str, files: Sequence[Path]) -> bytes:
+    """A project's page in the simple index's JSON form."""
+    rows = [
+        {
+            "filename": file.name,
+            "url": f"/files/{file.name}",
+            "hashes": {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()},
+            "size": file.stat().st_size,
+        }
+        for file in files
+    ]
+    versions = sorted({file.name.split("-")[1] for file in files})
+    return json.dumps({"meta": {"api-version": "1.1"}, "name": name, "versions": versions, "files": rows}).encode()
 
 
 def use_index(monkeypatch: pytest.MonkeyPatch, url: str) -> None:

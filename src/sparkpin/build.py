@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO, cast
 
-from sparkpin import ownimages, rootfs, seal
+from sparkpin import crossing, ownimages, rootfs, seal
 from sparkpin.buildrecord import (
     BuildRecord,
     LayerRecord,
@@ -28,14 +29,15 @@ from sparkpin.canonical import CanonicalLayer, read_layer
 from sparkpin.contents import Contents, contents_of, read_contents, write_contents
 from sparkpin.contentstore import Sizes
 from sparkpin.context import context_folder
-from sparkpin.dockerfile import require_closed
+from sparkpin.dockerfile import BUILDER, require_closed
 from sparkpin.engine import Engine, ImageInfo
 from sparkpin.errors import BuildError, DifferenceError, EngineError, IntegrityError
 from sparkpin.files import disk_errors, lock, sha256_file, write_json
 from sparkpin.following import read_layer_of
 from sparkpin.paths import Paths
 from sparkpin.progress import GATHERS, UNPACKS, progress
-from sparkpin.render import Rendered
+from sparkpin.render import Rendered, rootfs_ref
+from sparkpin.schema import BY_DIGEST
 from sparkpin.seal import Part, Sealed
 
 Say = Callable[[str], None]
@@ -102,8 +104,9 @@ def build_image(
             shutil.rmtree(left, ignore_errors=True)
         ownimages.begun(paths, rendered)
         parent = require_parent(paths, engine, rendered, say)
+        builder = require_builder(paths, engine, rendered, say)
         with context_folder(paths, rendered) as context:
-            made = make_sealed(paths, engine, rendered, parent, context.folder, say, fresh, note=not imported)
+            made = make_sealed(paths, engine, rendered, parent, builder, context.folder, say, fresh, note=not imported)
         sealed = made.sealed
         image = engine.image(rendered.ref)
         if image is None or (image.config_digest, image.diff_ids) != (sealed.config_digest, sealed.diff_ids):
@@ -150,24 +153,61 @@ def build_image(
 
 def require_parent(paths: Paths, engine: Engine, rendered: Rendered, say: Say) -> ImageInfo:
     """The image that the stage stands on; the root file system is made when the engine lacks it."""
-    parent = engine.image(rendered.parent_ref)
+    parent, by_digest = engine.image(rendered.parent_ref), BY_DIGEST.fullmatch(rendered.parent_ref)
     if rendered.rootfs is None:
         if parent is None:
-            raise BuildError(f"{rendered.stage}: the engine has no {rendered.parent_ref}", next_step="invoke build")
+            get = f"docker pull --platform {rendered.platform} {rendered.parent_ref}" if by_digest else "invoke build"
+            raise BuildError(f"{rendered.stage}: the engine has no {rendered.parent_ref}", next_step=get)
+        if by_digest and f"{parent.os}/{parent.architecture}" != rendered.platform:
+            raise BuildError(
+                f"{rendered.parent_ref} is for {parent.os}/{parent.architecture}, the stack for {rendered.platform}",
+                next_step=f"name that platform's own digest as `base.image` of pins/stacks/{rendered.stack}.yaml",
+            )
+        if not has_contents(paths, parent.diff_ids):
+            keep_foreign(paths, engine, parent)
         return parent
-    key = rendered.rootfs.key
-    tar = rootfs.build_rootfs(paths, rendered.rootfs, say)
-    # Labels are inherited: only the bytes tell that it is this root file system and nothing on top of it.
-    if parent is None or parent.diff_ids != (f"sha256:{sha256_file(tar)[0]}",):
-        say(f"{rendered.stage}: loading the root file system")
-        architecture = rendered.platform.partition("/")[2]
-        labels = {"sparkpin.rootfs": key}
-        with progress(say, tar.stat().st_size, after=UNPACKS) as sent:
-            parent = engine.import_rootfs(tar, rendered.parent_ref, architecture=architecture, labels=labels, sent=sent)
+    tar, parent = require_rootfs(paths, engine, rendered.rootfs, rendered.parent_ref, say)
     if not has_contents(paths, parent.diff_ids):
         with tar.open("rb") as file:
             keep_contents(paths, parent.diff_ids[0], lambda: contents_of(read_layer(file, everything=True)))
     return parent
+
+
+def keep_foreign(paths: Paths, engine: Engine, image: ImageInfo) -> None:
+    """The listings of the layers of an image that was not made here: from the engine, which gives the image whole."""
+    paths.work.mkdir(parents=True, exist_ok=True)
+    with disk_errors(paths.work), tempfile.TemporaryDirectory(prefix="base-", dir=paths.work) as folder:
+        archive = Path(folder, "saved.tar")
+        with archive.open("wb") as file:
+            engine.save(image.ref, file)
+        with seal.open_saved(archive) as saved:
+            for diff_id, tar in zip(saved.diff_ids, saved.layers, strict=True):
+                layer = read_layer(cast(BinaryIO, tar), everything=True)
+                keep_contents(paths, diff_id, functools.partial(contents_of, layer))
+
+
+def require_rootfs(paths: Paths, engine: Engine, spec: rootfs.RootfsSpec, ref: str, say: Say) -> tuple[Path, ImageInfo]:
+    """The root file system's tar, and the image of it, which is loaded when the engine lacks it."""
+    tar = rootfs.build_rootfs(paths, spec, say)
+    found = engine.image(ref)
+    # Labels are inherited: only the bytes tell that it is this root file system and nothing on top of it.
+    if found is None or found.diff_ids != (f"sha256:{sha256_file(tar)[0]}",):
+        say(f"loading the root file system for {spec.platform}")
+        architecture = spec.platform.partition("/")[2]
+        labels = {"sparkpin.rootfs": spec.key}
+        with progress(say, tar.stat().st_size, after=UNPACKS) as sent:
+            found = engine.import_rootfs(tar, ref, architecture=architecture, labels=labels, sent=sent)
+    return tar, found
+
+
+def require_builder(paths: Paths, engine: Engine, rendered: Rendered, say: Say) -> str | None:
+    """What the steps run in where the engine's machine is of another architecture than the image; else None."""
+    if f"ARG {BUILDER}=" not in rendered.dockerfile or (machine := engine.platform) == rendered.platform:
+        return None
+    spec = crossing.stand_in(paths, rendered.stack, machine)
+    ref = rootfs_ref(spec.suite, spec.key)
+    require_rootfs(paths, engine, spec, ref, say)
+    return ref
 
 
 def has_contents(paths: Paths, diff_ids: Sequence[str]) -> bool:
@@ -192,6 +232,7 @@ def make_sealed(
     engine: Engine,
     rendered: Rendered,
     parent: ImageInfo,
+    builder: str | None,
     context: Path,
     say: Say,
     fresh: bool,
@@ -203,7 +244,7 @@ def make_sealed(
         disk_errors(paths.work),
         tempfile.TemporaryDirectory(prefix=f"seal-{rendered.key[:12]}-", dir=paths.work) as work,
     ):
-        maker = Maker(paths, engine, rendered, parent, context, Path(work), say, fresh, note)
+        maker = Maker(paths, engine, rendered, parent, builder, context, Path(work), say, fresh, note)
         try:
             return maker.run()
         finally:
@@ -229,6 +270,7 @@ class Maker:
 
     `from_trees` takes each new layer alone and sends the engine no layer that it has. `whole` builds the last stage,
     lets the engine save all of it and sends all of it: for templates without trees, and where the engine refuses less.
+    builder: what the steps run in, None for what the Dockerfile says.
     keeps_notes: for later builds, of which layer became of which inputs.
     """
 
@@ -236,6 +278,7 @@ class Maker:
     engine: Engine
     rendered: Rendered
     parent: ImageInfo
+    builder: str | None
     context: Path
     work: Path
     say: Say
@@ -279,6 +322,7 @@ class Maker:
             output=output,
             platform=self.rendered.platform,
             no_cache=self.fresh,
+            arguments={BUILDER: self.builder} if self.builder else None,
         )
 
     def from_trees(self, trust: bool) -> Made:

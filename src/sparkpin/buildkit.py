@@ -54,6 +54,7 @@ def build(
     output: Path | None = None,
     platform: str | None = None,
     no_cache: bool = False,
+    arguments: Mapping[str, str] | None = None,
     host: Mapping[str, str] | None = None,
 ) -> None:
     """Build context/Dockerfile, one line of progress for each step. The BuildError has a failing step's last lines."""
@@ -65,6 +66,7 @@ def build(
     argv += ["--output", f"type=tar,dest={output}"] if output else []
     argv += ["--platform", platform] if platform else []
     argv += ["--no-cache"] if no_cache else []
+    argv += [word for name, value in (arguments or {}).items() for word in ("--build-arg", f"{name}={value}")]
     env = {
         **os.environ,
         **(host or {}),

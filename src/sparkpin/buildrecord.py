@@ -23,7 +23,7 @@ from sparkpin.paths import Paths
 from sparkpin.releases import Digest, Release
 from sparkpin.render import ContextFile, Rendered, image_ref, rootfs_ref
 from sparkpin.rootfs import RootfsSpec
-from sparkpin.schema import LockedFile, Model, Sha256
+from sparkpin.schema import BY_DIGEST, LockedFile, Model, Sha256
 
 SCHEMA: Literal[1] = 1
 
@@ -197,6 +197,8 @@ def check_form(records: Sequence[BuildRecord]) -> None:
     for record in records:
         if record.rootfs:
             below = rootfs_ref(record.rootfs.suite, record.rootfs.key)
+        elif record.parent_key is None and BY_DIGEST.fullmatch(record.parent_ref):
+            below = record.parent_ref
         if (record.ref, record.parent_ref) != (image_ref(record.stack, record.stage, record.key), below):
             raise IntegrityError(
                 f"the record of {record.ref} on {record.parent_ref} does not fit its keys",

@@ -54,14 +54,14 @@ class Apt:
     def closure(self, stack: Stack) -> list[LockedFile]:
         """Everything that a new system of Essential packages plus `debian.packages` holds, sorted by name."""
         # usr-is-merged: rootfs merges /usr itself, so the package that would do it, and Perl with it, stays out.
-        wanted = ["?essential", "usr-is-merged", *stack.debian.packages]
+        wanted = ["?essential", "usr-is-merged", *stack.system.packages]
         done = self.run("apt-get", "-qq", "--print-uris", "install", *wanted)
         if done.returncode != 0:
             raise ManifestError(
                 f"pins/stacks/{stack.name}.yaml",
                 "debian.packages",
-                stack.debian.packages,
-                f"packages that Debian {stack.debian.suite} has and that fit together; apt says:\n{tail(done)}",
+                stack.system.packages,
+                f"packages that Debian {stack.system.suite} has and that fit together; apt says:\n{tail(done)}",
             )
         return parse_uris(done.stdout)
 
@@ -130,14 +130,14 @@ def open_apt(root: Path, stack: Stack) -> Apt:
     (root / "status").touch()
     dumped = subprocess.run(["apt-config", "dump", "--no-empty"], capture_output=True, text=True, check=False).stdout
     (root / "apt.conf").write_text(apt_conf(root, ARCHITECTURES[stack.platform], dumped))
-    (root / "sources.list").write_text("\n".join(sources(stack.debian.suite)) + "\n")
+    (root / "sources.list").write_text("\n".join(sources(stack.system.suite)) + "\n")
     apt = Apt(root)
     done = apt.run("apt-get", "-qq", "--error-on=any", "update")
     if done.returncode != 0:
         if "No space left on device" in done.stderr:
             raise_no_space(root)
         raise NetworkError(
-            f"apt could not fetch the package lists of {stack.debian.suite}:\n{tail(done)}", next_step=OFFLINE
+            f"apt could not fetch the package lists of {stack.system.suite}:\n{tail(done)}", next_step=OFFLINE
         )
     return apt
 

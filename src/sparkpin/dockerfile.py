@@ -15,9 +15,14 @@ FROM = re.compile(r"(?:--platform=\S+\s+)?(?P<image>\S+)(?:\s+as\s+(?P<name>\S+)
 SOURCE = re.compile(r"(?:--|,)from=(?P<image>[^\s,]+)", re.I)
 
 
+BUILDER = "BUILDER"  # the argument that names where the steps run: what the image stands on, or a native stand-in
+
+
 def require_closed(text: str, parent_ref: str) -> None:
     """BuildError, with the line, for a Dockerfile that could let the engine open a connection."""
     known = {"scratch", parent_ref}
+    if f"ARG {BUILDER}={parent_ref}" in (line for _, line in instructions(text)):
+        known.add(f"${BUILDER}")
     for number, line in instructions(text):
         if DIRECTIVE.match(line):
             raise refused(number, line, "no parser directive: a frontend would be fetched")

@@ -236,6 +236,13 @@ class Engine:
         sizes.keep(found[0]["RootFS"]["Layers"], blobs)
         return blobs[: len(diff_ids)]
 
+    @property
+    def platform(self) -> str:
+        """Of the machine that the engine runs on, as "linux/arm64"."""
+        with engine_errors():
+            version = self.client.version()
+        return f"{version['Os']}/{version['Arch']}"
+
     def import_rootfs(
         self,
         tar: Path,
@@ -269,6 +276,7 @@ class Engine:
         output: Path | None = None,
         platform: str | None = None,
         no_cache: bool = False,
+        arguments: Mapping[str, str] | None = None,
     ) -> None:
         """Build context/Dockerfile without network into an image (`tag`) or a tar of its files (`output`)."""
         buildkit.build(
@@ -279,6 +287,7 @@ class Engine:
             output=output,
             platform=platform,
             no_cache=no_cache,
+            arguments=arguments,
             host=self.host,
         )
 

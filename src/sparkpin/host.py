@@ -268,11 +268,11 @@ def venv(host: Host) -> Requirement:
 
 def emulation(host: Host, arch: str, root: Path = ROOT) -> Requirement:
     name = f"{arch} emulation"
-    if text(root / f"proc/sys/fs/binfmt_misc/qemu-{arch}").startswith("enabled"):
+    registered = text(root / f"proc/sys/fs/binfmt_misc/qemu-{arch}").startswith("enabled")
+    if registered and find_program("arch-test"):  # mmdebstrap asks it
         return Requirement(name, True, f"binfmt_misc: qemu-{arch}")
-    return from_packages(
-        host, name, f"this machine is {host.arch}, the stack is for {arch}", "qemu-user-static", "binfmt-support"
-    )
+    detail = f"this machine is {host.arch}, the stack is for {arch}: its root file system is made under emulation"
+    return from_packages(host, name, detail, "qemu-user-static", "binfmt-support", "arch-test")
 
 
 def gpu_runtime() -> Requirement:

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from sparkpin import build as builder
-from sparkpin import claims, daemon, releases
+from sparkpin import claims, crossing, daemon, releases
 from sparkpin import fetch as fetching
 from sparkpin.buildrecord import check_form, records_of
 from sparkpin.checkpoint.build import build_checkpoint
@@ -41,10 +41,12 @@ def build_releases(paths: Paths, pairings: tuple[Pairing, ...], *, offline: bool
         for pairing in pairings:
             image = pairing.rendered
             if image.parent_key is None and not builder.is_built(paths, engine, image):
-                if offline:
-                    fetching.require_fetched(paths, pairing.stack_lock)
-                else:
-                    fetching.fetch_stack(paths, pairing.stack, pairing.stack_lock, say)
+                native = crossing.stand_in_debs(paths, pairing.stack, engine.platform)
+                for stack, lock in filter(None, ((pairing.stack, pairing.stack_lock), native)):
+                    if offline:
+                        fetching.require_fetched(paths, lock)
+                    else:
+                        fetching.fetch_stack(paths, stack, lock, say)
             built = builder.build_image(paths, engine, image, say)
             made.append(record(paths, engine, records, pairing, built))
         return tuple(made)

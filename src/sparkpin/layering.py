@@ -14,8 +14,9 @@ from pathlib import Path
 from sparkpin.errors import ManifestError
 from sparkpin.schema import LockedFile, Stack, StackLock
 
-VENV, UPDATES, STACK_MODS = "venv", "updates", "stack-mods"  # layers beside those that the stack names
-RESERVED = frozenset({VENV, UPDATES, STACK_MODS})
+# layers beside those that the stack names
+VENV, UPDATES, LINKS, STACK_MODS = "venv", "updates", "links", "stack-mods"
+RESERVED = frozenset({VENV, UPDATES, LINKS, STACK_MODS})
 
 Groups = dict[str, list[LockedFile]]
 

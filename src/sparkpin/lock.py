@@ -16,6 +16,7 @@ from sparkpin import files, layering
 from sparkpin.debs import open_apt
 from sparkpin.errors import ManifestError
 from sparkpin.files import PARTIAL, atomic_file, disk_errors, sha256_file
+from sparkpin.indexed import index_closure
 from sparkpin.manifests import former_stack_lock, load_stack, lock_text, stack_inputs
 from sparkpin.paths import Paths
 from sparkpin.schema import LockedFile, Stack, StackLock
@@ -24,7 +25,7 @@ from sparkpin.wheels import TICK, Dist, Target, arrived, download_closure, reach
 
 
 def lock_stack(paths: Paths, name: str, say: Callable[[str], None], *, keep_layers: bool = False) -> StackLock:
-    """Resolve pins/stacks/<name>.yaml and write <name>.lock. Network. The wheels that are locked stay in the store.
+    """Resolve pins/stacks/<name>.yaml and write <name>.lock. Network. Wheels that were downloaded stay in the store.
 
     keep_layers: keep the lower layers of the lock that is there, and put the wheels that changed on top. As little as
     possible changes: what the stack file does not name stays at its version, if that still fits.
@@ -36,33 +37,22 @@ def lock_stack(paths: Paths, name: str, say: Callable[[str], None], *, keep_laye
     with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
         folder = scratch_folder(paths)
         try:
-            say(f"lock {name}: Debian {stack.debian.suite}, {len(stack.debian.packages)} packages asked for")
-            root = folder / "apt"
-            root.mkdir()
-            debs = open_apt(root, stack).closure(stack)
+            debs = debian_closure(stack, folder / "apt", say)
             if keep_layers and former:
                 debs = keep_debs(former.debs, debs, Store(paths.store), say)
             target = target_of(stack, debs)
-            say(f"  {len(debs)} packages, {sum(deb.size for deb in debs) / 1e6:.1f} MB")
             say(f"lock {name}: {', '.join(stack.python.requirements)} for Python {target.python}, {target.machine}")
-            wheels_folder = folder / "wheels"
-            wheels_folder.mkdir()
-            with ThreadPoolExecutor(1) as pool:
-                keep = former.wheels if keep_layers and former else []
-                job = pool.submit(download_closure, stack, target, wheels_folder, keep, say)
-                while not wait([job], timeout=TICK).done:
-                    say(f"  {arrived(wheels_folder) / 1e6:.0f} MB so far")
-                job.result()
-            kept = closure([read_dist(path) for path in sorted(wheels_folder.glob("*.whl"))], stack, target, file)
-            wheels = [locked_wheel(dist) for dist in kept]
-            store = Store(paths.store)
-            for dist, wheel in zip(kept, wheels, strict=True):
-                store.add(dist.path, wheel, move=True)
+            keep = former.wheels if keep_layers and former else []
+            if stack.python.overrides:
+                wheels = index_closure(stack, target, keep, file)
+            else:
+                wheels = downloaded(stack, target, keep, folder / "wheels", Store(paths.store), file, say)
             say(f"  {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.1f} MB")
         finally:
             files.sweep(folder.parent)
-    lock = flat = StackLock(stack=name, inputs=stack_inputs(stack), debs=debs, wheels=wheels)
-    if keep_layers and former and former.debs == debs:
+    base = stack.base.image if stack.base else ""
+    lock = flat = StackLock(stack=name, inputs=stack_inputs(stack), base=base, debs=debs, wheels=wheels)
+    if keep_layers and former and (former.base, former.debs) == (base, debs):
         lock = layering.keep_layers(former, flat)
     check_unique(lock, f"pins/stacks/{name}.lock")
     with atomic_file(paths.project / f"pins/stacks/{name}.lock") as out:
@@ -70,6 +60,40 @@ def lock_stack(paths: Paths, name: str, say: Callable[[str], None], *, keep_laye
     if former:
         tell_disk(paths, stack, former, lock, say)
     return lock
+
+
+def downloaded(
+    stack: Stack,
+    target: Target,
+    keep: list[LockedFile],
+    folder: Path,
+    store: Store,
+    file: str,
+    say: Callable[[str], None],
+) -> list[LockedFile]:
+    """The closure by pip, which reads it from the wheels; they go to the store. folder: does not exist yet."""
+    folder.mkdir()
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(download_closure, stack, target, folder, keep, say)
+        while not wait([job], timeout=TICK).done:
+            say(f"  {arrived(folder) / 1e6:.0f} MB so far")
+        job.result()
+    kept = closure([read_dist(path) for path in sorted(folder.glob("*.whl"))], stack, target, file)
+    wheels = [locked_wheel(dist) for dist in kept]
+    for dist, wheel in zip(kept, wheels, strict=True):
+        store.add(dist.path, wheel, move=True)
+    return wheels
+
+
+def debian_closure(stack: Stack, root: Path, say: Callable[[str], None]) -> list[LockedFile]:
+    """The root file system's packages; none where images stand on somebody else's. root: does not exist yet."""
+    if stack.debian is None:
+        return []
+    say(f"lock {stack.name}: Debian {stack.debian.suite}, {len(stack.debian.packages)} packages asked for")
+    root.mkdir()
+    debs = open_apt(root, stack).closure(stack)
+    say(f"  {len(debs)} packages, {sum(deb.size for deb in debs) / 1e6:.1f} MB")
+    return debs
 
 
 def former_lock(paths: Paths, name: str, *, needed: bool) -> StackLock | None:
@@ -155,6 +179,9 @@ def scratch_folder(paths: Paths) -> Path:
 def check_requirements(stack: Stack, file: str) -> None:
     """No distribution is asked for twice, or both asked for and excluded."""
     names = [canonicalize_name(Requirement(row).name) for row in stack.python.requirements]
+    for row in stack.python.overrides:
+        if canonicalize_name(Requirement(row).name) in names:
+            raise ManifestError(file, "python.overrides", row, "one that python.requirements does not ask for")
     if twice := repeated(names):
         raise ManifestError(file, "python.requirements", stack.python.requirements, f"{twice} only once")
     for name in stack.python.exclude:

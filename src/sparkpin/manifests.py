@@ -270,11 +270,13 @@ def _load_lock(kind: type[M], path: Path, wanted_inputs: str, command: str) -> M
 def stack_inputs(stack: Stack) -> str:
     """Over what decides the closure; how wheels are grouped into layers and why some are left out does not."""
     python = stack.python
+    bounds = [sorted(python.constraints), sorted(python.overrides)]
     return digest_of(
         [
             stack.platform,
-            stack.debian.model_dump(mode="json"),
+            (stack.base or stack.system).model_dump(mode="json"),
             [python.version, python.requirements, sorted(python.exclude), python.torch_backend],
+            *([bounds] if any(bounds) else []),  # a lock from before these keys stays good
         ]
     )
 
@@ -328,5 +330,5 @@ def lock_text(lock: StackLock | ModelLock) -> str:
             return "{\n" + inner + "\n" + indent + "}"
         return json.dumps(value, ensure_ascii=False)
 
-    unused = {key for key in ("underlay", "updates") if not getattr(lock, key, None)}
+    unused = {key for key in ("base", "underlay", "updates") if not getattr(lock, key, None)}
     return item(lock.model_dump(mode="json", exclude=unused), "") + "\n"

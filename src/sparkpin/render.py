@@ -10,7 +10,7 @@ import hashlib
 import importlib.metadata
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -23,11 +23,11 @@ from sparkpin import seal
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import ManifestError
 from sparkpin.files import sha256_file
-from sparkpin.layering import RESERVED, STACK_MODS, UPDATES, VENV, normal, updated, wheel_groups
+from sparkpin.layering import LINKS, RESERVED, STACK_MODS, UPDATES, VENV, normal, updated, wheel_groups
 from sparkpin.modwheels import Mod, read_mod
 from sparkpin.releases import INTERNAL, ROOTFS
 from sparkpin.rootfs import RootfsSpec, rootfs_spec
-from sparkpin.schema import LockedFile, Stack, StackLock, Stage
+from sparkpin.schema import MACHINES, LockedFile, Stack, StackLock, Stage
 
 HIDDEN = "(hidden)"  # at the end of what a wheel is called that a layer above hides
 
@@ -36,6 +36,7 @@ HIDDEN = "(hidden)"  # at the end of what a wheel is called that a layer above h
 class ContextFile:
     """One file that a build sees. A mod stands for its wheel: `sha256` is its sources' key, `size` their bytes.
 
+    identity: stands for the file in keys, where machines have different files that do the same.
     source: "store" (a locked wheel), "host" (a file of this machine, `origin`), "text" (`text`), "mod", or "kept" (of
     an earlier build, by its SHA-256 alone). what: what a person calls it, with its version.
     """
@@ -49,6 +50,7 @@ class ContextFile:
     text: str = field(default="", repr=False)
     origin: Path | None = None
     locked: LockedFile | None = None
+    identity: str = ""
     mod: Mod | None = None
 
 
@@ -57,8 +59,8 @@ class Rendered:
     """One stage's image, before it is built.
 
     key: build key (hex); parent_key: None for the first stage; ref: the internal tag; parent_ref: what it is built on;
-    rootfs: what the first stage stands on, None for the others; layers: (name, key) of each layer that it adds, where
-    the key is over all that decides the layer.
+    rootfs: what the first stage stands on, None for the others and on a base by digest;
+    layers: (name, key) of each layer that it adds, where the key is over all that decides the layer.
     """
 
     stage: str
@@ -95,15 +97,20 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
     layers: dict[str, list[ContextFile]] = {}
     spec = None
     if parent is None:
-        spec = rootfs_spec(stack, stack_lock)
-        below = spec.key
-        parent_ref = rootfs_ref(stack.debian.suite, below)
+        if stack.base:
+            below = parent_ref = stack.base.image
+        else:
+            spec = rootfs_spec(stack, stack_lock)
+            below = spec.key
+            parent_ref = rootfs_ref(stack.system.suite, below)
         layers[VENV] = []
         groups = wheel_groups(project, stack, stack_lock)
         for name, wheels in groups.items():
             layers[name] = wheel_files(name, wheels, stack_lock.underlay)
         if stack_lock.updates or stack_lock.underlay:
             layers[UPDATES] = update_files(stack_lock, groups)
+        if stack.image.links:
+            layers[LINKS] = link_files(stack)
         if stack.mods:
             layers[STACK_MODS] = [mod_file(STACK_MODS, read_mod(project, name)) for name in stack.mods]
     else:
@@ -120,7 +127,14 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
     names = list(layers)
 
     def dockerfile(key: str, count: int = len(names)) -> str:
-        return template.render(stage=stage, stack=stack, parent_ref=parent_ref, layers=names[:count], key=key)
+        return template.render(
+            stage=stage,
+            stack=stack,
+            parent_ref=parent_ref,
+            layers=names[:count],
+            key=key,
+            wheels_for=f"{MACHINES[stack.platform]}-manylinux_2_40",  # the hashes say which wheels, not this
+        )
 
     def layer_key(count: int) -> str:
         """As if the image ended with this layer: those above have no say in it."""
@@ -155,7 +169,7 @@ def build_key(stack: Stack, below: str, dockerfile: str, files: Sequence[Context
         "below": below,
         "dockerfile": dockerfile,
         "epoch": EPOCH,
-        "files": [(file.path, file.sha256, file.executable) for file in files],
+        "files": [(file.path, file.identity or file.sha256, file.executable) for file in files],
         "platform": stack.platform,
         "seal": seal.VERSION,
     }
@@ -209,21 +223,29 @@ def update_files(stack_lock: StackLock, groups: Mapping[str, Sequence[LockedFile
     ]
 
 
+def link_files(stack: Stack) -> list[ContextFile]:
+    links = json.dumps(stack.image.links, indent=1, sort_keys=True)
+    return [
+        text_file(f"wheels/{LINKS}/requirements.txt", ""),
+        text_file(f"wheels/{LINKS}/links.json", f"{links}\n", "list of links"),
+    ]
+
+
 def mod_file(layer: str, mod: Mod) -> ContextFile:
     return ContextFile(f"wheels/{layer}/{mod.name}", mod.key, mod.size, "mod", f"mod {mod.name} {mod.version}", mod=mod)
 
 
-def text_file(path: str, text: str) -> ContextFile:
+def text_file(path: str, text: str, what: str = "list of wheels") -> ContextFile:
     data = text.encode()
-    return ContextFile(path, hashlib.sha256(data).hexdigest(), len(data), "text", "list of wheels", text=text)
+    return ContextFile(path, hashlib.sha256(data).hexdigest(), len(data), "text", what, text=text)
 
 
 def tool_files(project: Path) -> list[ContextFile]:
     script = project / "dockerfiles/install.py"
-    return [
-        host_file("tools/install.py", script, f"sparkpin {script.name}"),
-        host_file("tools/uv", Path(uv.find_uv_bin()), f"uv {importlib.metadata.version('uv')}", executable=True),
-    ]
+    version = f"uv {importlib.metadata.version('uv')}"
+    binary = host_file("tools/uv", Path(uv.find_uv_bin()), version, executable=True)
+    # Each architecture has a binary of its own, and what it installs is the same.
+    return [host_file("tools/install.py", script, f"sparkpin {script.name}"), replace(binary, identity=version)]
 
 
 def host_file(path: str, origin: Path, what: str, *, executable: bool = False) -> ContextFile:

@@ -71,7 +71,7 @@ class RootfsSpec(Model):
 
 def rootfs_spec(stack: Stack, lock: StackLock) -> RootfsSpec:
     return RootfsSpec(
-        suite=stack.debian.suite,
+        suite=stack.system.suite,
         platform=stack.platform,
         debs=lock.debs,
         arguments=arguments(stack, lock),

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Exactly = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==[^=]+$")]
+Bound = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+(==|!=|<=|>=|~=|<|>)[^=;\s]+$")]
+ImageText = Annotated[str, Field(pattern=r"^[\w@%+=:,./-]+$")]  # stands in a Dockerfile as it is
+ImagePath = Annotated[str, Field(pattern=r"^(/[\w@%+=:,-][\w@%+=:,.-]*)+$")]
+BY_DIGEST = re.compile(r"[a-z0-9][\w./:-]*@sha256:[0-9a-f]{64}")
+Reason = Annotated[str, Field(min_length=1)]
 Scalar = str | int | float | bool
 FlagValue = Scalar | list[Any] | dict[str, Any] | None
+PLATFORMS = Literal["linux/amd64", "linux/arm64"]
+MACHINES: dict[str, str] = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}  # as `uname -m` says it
 CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp"]
 
 
@@ -34,6 +43,26 @@ class Debian(Model):
     packages: list[str]
 
 
+class Base(Model):
+    """An image that somebody else made, in place of a root file system of Debian's packages.
+
+    image: `name@sha256:...`. python: full version of its /usr/bin/python3; glibc: minor version of its 2.x.
+    """
+
+    image: str
+    python: Annotated[str, Field(pattern=r"^3\.\d+\.\d+$")]
+    glibc: Annotated[int, Field(ge=17)]
+
+    @field_validator("image")
+    @classmethod
+    def by_digest(cls, image: str) -> str:
+        if not BY_DIGEST.fullmatch(image):
+            raise ValueError(
+                "an image by its digest, name@sha256:<64 hex digits>: behind a tag lie other bytes tomorrow"
+            )
+        return image
+
+
 class PythonLayer(Model):
     """packages: distribution names, or ["*"] for all that no other layer names.
 
@@ -48,12 +77,16 @@ class Python(Model):
     """requirements: `name==version`; exclude: distribution -> why it is left out.
 
     torch_backend: uv's word for PyTorch's own index that carries what the default index lacks.
+    constraints: requirement -> why: bounds on what others bring in; asks for nothing by itself.
+    overrides: requirement -> why: takes the place of what every distribution says about that one.
     """
 
     version: Annotated[str, Field(pattern=r"^3\.\d+$")]
-    requirements: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==[^=]+$")]]
+    requirements: list[Exactly]
     exclude: dict[str, str] = {}
     torch_backend: str = ""
+    constraints: dict[Bound, Reason] = {}
+    overrides: dict[Exactly, Reason] = {}
     layers: list[PythonLayer]
 
 
@@ -67,28 +100,67 @@ class Serve(Model):
     env: dict[str, Scalar] = {}
 
 
+class Image(Model):
+    """What the images have beside packages.
+
+    env: variables; path: folders that stand before the others in PATH; links: path of a symbolic link -> its target.
+    A link's target need not be there: the GPU's driver comes with the container.
+    """
+
+    env: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], ImageText] = {}
+    path: list[ImagePath] = []
+    links: dict[ImagePath, ImageText] = {}
+
+
 class Gpu(Model):
-    """sm: compute capability of the GPU that the stack's images are for."""
+    """What the images are for. sm: compute capability; cuda: the release of compiler, headers and runtime alike."""
 
     sm: Annotated[str, Field(pattern=r"^\d{1,2}\.\d$")]
+    cuda: Annotated[str, Field(pattern=r"^\d{1,2}\.\d$")]
 
 
 class Stack(Model):
-    """pins/stacks/<name>.yaml: every external input of the images for one platform."""
+    """pins/stacks/<name>.yaml: every external input of the images for one platform.
+
+    debian, base: one of them, what the images stand on. gpu: absent for images that use none.
+    build_on: platform of another machine -> the stack in whose root file system the build's steps run there, natively:
+    of the same Debian and the same Python.
+    """
 
     name: Name
     description: str
-    platform: Literal["linux/amd64", "linux/arm64"]
+    platform: PLATFORMS
     default_recipe: Name
-    debian: Debian
+    debian: Debian | None = None
+    base: Base | None = None
     python: Python
+    build_on: dict[PLATFORMS, Name] = {}
     gpu: Gpu | None = None
+    image: Image = Image()
     mods: list[Name] = []
     serve: Serve = Serve()
+
+    @model_validator(mode="after")
+    def check_base(self) -> Stack:
+        if (self.debian is None) == (self.base is None):
+            raise ValueError("either `debian` or `base`: what the images stand on")
+        if self.base and self.build_on:
+            raise ValueError("`build_on` only with `debian`: nobody knows how the Python of `base` was built")
+        if self.base and not self.base.python.startswith(f"{self.python.version}."):
+            raise ValueError(f"`python.version` is {self.python.version}, `base.python` {self.base.python}: one Python")
+        return self
+
+    @property
+    def system(self) -> Debian:
+        """For stacks without `base`."""
+        assert self.debian is not None
+        return self.debian
 
 
 class StackLock(Model):
     """pins/stacks/<name>.lock. inputs: SHA-256 of the parts of the stack file that decide the closure.
+
+    base: the image by digest that the images stand on; empty where `debs` make their root file system.
 
     wheels: what the images have in effect. Two more lists stand in a lock that keeps the layers of a former one.
     updates: names in `wheels` that lie in a layer of their own, on top of those layers; underlay: wheels of the former
@@ -97,6 +169,7 @@ class StackLock(Model):
 
     stack: Name
     inputs: Sha256
+    base: str = ""
     debs: list[LockedFile]
     wheels: list[LockedFile]
     underlay: list[LockedFile] = []

@@ -68,7 +68,9 @@ class Target:
 
 
 def target_of(stack: Stack, debs: Iterable[LockedFile]) -> Target:
-    """The target, read from the locked Debian packages: its Python's full version and its glibc."""
+    """The target, read from the locked Debian packages or the stack's base: its Python's full version and its glibc."""
+    if stack.base:
+        return Target(stack.base.python, MACHINES[stack.platform], stack.base.glibc)
     versions = {deb.name: deb.version for deb in debs}
     python, glibc = versions.get(f"python{stack.python.version}-minimal"), versions.get("libc6")
     if not python or not glibc:
@@ -76,7 +78,7 @@ def target_of(stack: Stack, debs: Iterable[LockedFile]) -> Target:
             f"pins/stacks/{stack.name}.yaml",
             "python.version",
             stack.python.version,
-            f"a Python that Debian {stack.debian.suite} has, with python3 in debian.packages",
+            f"a Python that Debian {stack.system.suite} has, with python3 in debian.packages",
         )
     full, minor = re.match(r"[\d.]+", python), re.match(r"2\.(\d+)", glibc)
     assert full and minor, (python, glibc)
@@ -122,6 +124,9 @@ def download_closure(
 
 
 def resolve(stack: Stack, target: Target, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    if stack.python.constraints:
+        (folder / "constraints.txt").write_text("".join(f"{row}\n" for row in stack.python.constraints))
+        options = (*options, "--constraint", str(folder / "constraints.txt"))
     done = pip(target, folder, *options, *stack.python.requirements)
     if done.returncode and stack.python.torch_backend and (name := no_such_file(done.stderr)):
         wanted = next((row for row in stack.python.requirements if row.partition("==")[0] == name), None)

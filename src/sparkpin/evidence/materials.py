@@ -20,12 +20,12 @@ from sparkpin.errors import IntegrityError
 from sparkpin.modelfiles import fetched_of, named_parts
 from sparkpin.releases import Release
 from sparkpin.render import HIDDEN
-from sparkpin.schema import LockedFile, RepositoryLock
+from sparkpin.schema import BY_DIGEST, LockedFile, RepositoryLock
 
 PASSING = ("seconds", "size", "layers")  # of a build record: another build of the same image may say otherwise
 LISTED = ("deb", "wheel", "mod", "tool", "model")  # in the SBOM; the statement names texts and project files, too
 
-Kind = Literal["deb", "wheel", "mod", "tool", "text", "project", "model"]
+Kind = Literal["deb", "wheel", "mod", "tool", "text", "project", "model", "image"]
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Material:
     """One input.
 
     kind: "mod" is the wheel that a mod's sources became, "text" what was written for a build (Dockerfile, lists of
-    wheels), "project" a file that people edit or a lock; name: with `where` unique among its kind; version: of a
-    model's file the revision; size: bytes, None where it is not recorded; where: the first stage that read it, of a
-    model's file the repository, else ""; purl: "" where nobody else offers these bytes; hidden: it lies in a layer of
-    the image, and one above hides it.
+    wheels), "project" a file that people edit or a lock, "image" a base by digest; name: with `where` unique among its
+    kind; version: of a model's file the revision; size: bytes, None where it is not recorded; where: the first stage
+    that read it, of a model's file the repository, else ""; purl: "" where nobody else offers these bytes; hidden: it
+    lies in a layer of the image, and one above hides it.
     """
 
     kind: Kind
@@ -116,6 +116,9 @@ def recorded(release: Release, records: Sequence[BuildRecord]) -> Iterator[Mater
         if record.rootfs:
             yield text("rootfs.sh", record.stage, record.rootfs.customize)
             yield from (deb(file, record.rootfs.suite) for file in record.rootfs.debs)
+        elif BY_DIGEST.fullmatch(record.parent_ref):
+            name, _, digest = record.parent_ref.partition("@sha256:")
+            yield Material("image", name, "", digest, None, record.stage, "")
         yield from (context_file(row, record.stage) for row in record.context)
 
 

@@ -25,7 +25,7 @@ from sparkpin.releases import SBOM as SBOM
 from sparkpin.releases import SIGNATURE as SIGNATURE
 from sparkpin.releases import STATEMENT as STATEMENT
 from sparkpin.releases import Release, release_key, tag_of
-from sparkpin.schema import LockedFile, RepositoryLock, StackLock
+from sparkpin.schema import BY_DIGEST, LockedFile, RepositoryLock, StackLock
 from sparkpin.seal import digest_of
 from sparkpin.ui import count, printable
 
@@ -217,7 +217,11 @@ def check_records(release: Release, records: Sequence[BuildRecord]) -> str:
     for record in records:
         name = f"record of {record.stage}"
         same(f"{name}: parent key", record.parent_key, parent and parent.key)
-        same(f"{name}: root file system", record.rootfs is not None, parent is None)
+        same(
+            f"{name}: root file system",
+            record.rootfs is not None or bool(BY_DIGEST.fullmatch(record.parent_ref)),
+            parent is None,
+        )
         same(f"{name}: config digest", digest_of(record.config.encode()), record.config_digest)
         below = parent.diff_ids if parent else []
         same(f"{name}: layers of its parent", record.diff_ids[: len(below)], below)

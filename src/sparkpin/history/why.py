@@ -311,7 +311,7 @@ class Witness:
             asked += [f"mods of stages/{stage.name}.yaml" for stage in chain if package.name in stage.mods]
             return replace(package, asked=tuple(asked))
         if package.kind == "deb":
-            if package.name in stack.debian.packages:
+            if stack.debian and package.name in stack.debian.packages:
                 return replace(package, asked=(f"debian.packages of {file}",))
             return replace(package, note="not asked for by name: essential in Debian, or another package needs it")
         asked = [row for row in stack.python.requirements if canonicalize_name(Requirement(row).name) == package.name]

@@ -1,0 +1,123 @@
+"""A closure by uv, from what the index says of its files: nothing is downloaded. For stacks with `python.overrides`.
+
+pip cannot set aside what a distribution requires; uv can, and its pylock.toml (PEP 751) has every file's size and hash.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+from sparkpin.debs import tail
+from sparkpin.errors import ManifestError, NetworkError
+from sparkpin.schema import LockedFile, Stack
+from sparkpin.wheels import CONFIG, Target
+
+
+def index_closure(stack: Stack, target: Target, keep: Sequence[LockedFile], file: str) -> list[LockedFile]:
+    """Every wheel that the requirements need on the target, sorted by name. Network.
+
+    keep: wheels whose versions stay where all of them fit together. Raises ManifestError (what is asked for does not
+    fit together, or `python.exclude`, which would need the wheels' own metadata) or NetworkError.
+    """
+    python = stack.python
+    if python.exclude:
+        wanted = "nothing beside `python.overrides`: the closure is taken from the index as it is"
+        raise ManifestError(file, "python.exclude", ", ".join(python.exclude), wanted)
+    free = {canonicalize_name(row.partition("==")[0]) for row in (*python.requirements, *python.overrides)}
+    kept = [f"{wheel.name}=={wheel.version}" for wheel in keep if canonicalize_name(wheel.name) not in free]
+    done = compiled(stack, target, [*python.constraints, *kept])
+    if done.returncode and kept:
+        done = compiled(stack, target, list(python.constraints))
+    if done.returncode:
+        said = tail(done, 15)
+        if "requirements are unsatisfiable" in said:
+            raise ManifestError(
+                file, "python.requirements", python.requirements, f"requirements that fit together; uv says:\n{said}"
+            )
+        raise NetworkError(f"uv could not resolve {python.requirements}:\n{said}", next_step=CONFIG)
+    return parse(done.stdout, target, file)
+
+
+def compiled(stack: Stack, target: Target, constraints: Iterable[str]) -> subprocess.CompletedProcess[str]:
+    with tempfile.TemporaryDirectory(prefix="sparkpin-") as name:
+        bounds, overrides = Path(name, "constraints.txt"), Path(name, "overrides.txt")
+        bounds.write_text("".join(f"{row}\n" for row in constraints), encoding="utf-8")
+        overrides.write_text("".join(f"{row}\n" for row in stack.python.overrides), encoding="utf-8")
+        argv = [
+            *("uv", "pip", "compile", "--no-config", "--quiet", "--format=pylock.toml", "--only-binary=:all:"),
+            *(f"--constraints={bounds}", f"--overrides={overrides}", f"--python-version={target.python}"),
+            f"--python-platform={target.machine}-manylinux_2_{target.glibc}",
+            *([f"--torch-backend={stack.python.torch_backend}"] if stack.python.torch_backend else []),
+            "-",
+        ]
+        env = {
+            **os.environ,
+            **index_of_pip(),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
+        }
+        wanted = "\n".join(stack.python.requirements)
+        return subprocess.run(argv, input=wanted, env=env, capture_output=True, text=True, check=False)
+
+
+def index_of_pip() -> dict[str, str]:
+    """uv's word for the index that the user's pip is configured for: `fetch` brings the files from there."""
+    for key in (":env:.index-url", "global.index-url"):
+        argv = [sys.executable, "-m", "pip", "config", "get", key]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if done.returncode == 0 and (url := done.stdout.strip()):
+            return {"UV_DEFAULT_INDEX": url}
+    return {}
+
+
+def parse(text: str, target: Target, file: str) -> list[LockedFile]:
+    """Of each distribution in a pylock.toml the wheel that fits the target best."""
+    tags = ranks(target)
+    found = [best(package, tags, file) for package in tomllib.loads(text).get("packages", [])]
+    return sorted(found, key=lambda wheel: wheel.name)
+
+
+def best(package: Mapping[str, Any], tags: Mapping[Tag, int], file: str) -> LockedFile:
+    ranked = []
+    for wheel in package.get("wheels", []):
+        name = unquote(urlsplit(wheel["url"]).path).rpartition("/")[2]
+        try:
+            ranks = [tags[tag] for tag in parse_wheel_filename(name)[3] if tag in tags]
+        except InvalidWheelFilename:
+            continue
+        if ranks:
+            ranked.append((min(ranks), name, wheel))
+    if not ranked:
+        wanted = "distributions with wheels for the stack's platform, Python and glibc"
+        raise ManifestError(file, "python.requirements", f"{package['name']}=={package.get('version')}", wanted)
+    _, name, wheel = min(ranked, key=lambda row: row[:2])
+    if "size" not in wheel or "sha256" not in wheel.get("hashes", {}):
+        raise NetworkError(f"the index tells no size or no SHA-256 of {name}", next_step=CONFIG)
+    return LockedFile(
+        name=canonicalize_name(package["name"]),
+        version=package["version"],
+        file=name,
+        size=wheel["size"],
+        sha256=wheel["hashes"]["sha256"],
+    )
+
+
+def ranks(target: Target) -> dict[Tag, int]:
+    """Every wheel tag that the target takes -> its place, 0 for the best."""
+    major, minor = (int(part) for part in target.python.split(".")[:2])
+    platforms = target.platforms()
+    tags = [
+        *cpython_tags((major, minor), platforms=platforms),
+        *compatible_tags((major, minor), interpreter=f"cp{major}{minor}", platforms=platforms),
+    ]
+    return {tag: place for place, tag in reversed(list(enumerate(tags)))}

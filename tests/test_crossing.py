@@ -1,0 +1,163 @@
+"""Images for another architecture than the building machine's: the steps run natively, and keys know nothing of it."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import shutil
+import uuid
+from pathlib import Path
+
+import pytest
+import tiny_images
+import uv
+import yaml
+from private_engine import tags_in
+
+from sparkpin import crossing, manifests, render, rootfs, schema
+from sparkpin.build import build_image
+from sparkpin.engine import Engine
+from sparkpin.errors import HostError, ManifestError
+from sparkpin.paths import Paths
+from sparkpin.schema import LockedFile
+
+PROJECT = Path(__file__).resolve().parents[1]
+CROSS_BASE = tiny_images.BASE.replace(
+    "FROM {{ parent_ref }} AS venv",
+    "ARG BUILDER={{ parent_ref }}\nFROM --platform=$BUILDPLATFORM $BUILDER AS venv",
+)
+
+
+def python_debs(version: str) -> list[LockedFile]:
+    names = ("dash", "python3.11-minimal", "libpython3.11-stdlib")
+    return [LockedFile(name=n, version=version, file=f"{n}.deb", size=1, sha256="a" * 64) for n in names]
+
+
+def write_stack(project: Path, name: str, version: str = "3.11.2-6", **keys: object) -> schema.Stack:
+    """A stack of the made-up project without wheels, and its lock."""
+    data = yaml.safe_load(tiny_images.STACK) | keys
+    data["python"]["layers"] = [{"name": "rest", "packages": ["*"]}]
+    (project / f"pins/stacks/{name}.yaml").write_text(yaml.safe_dump(data))
+    stack = manifests.load_stack(project, name)
+    lock = schema.StackLock(stack=name, inputs=manifests.stack_inputs(stack), debs=python_debs(version), wheels=[])
+    (project / f"pins/stacks/{name}.lock").write_text(manifests.lock_text(lock))
+    return stack
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    project = tiny_images.make_project(tmp_path / "project")
+    (project / "dockerfiles/base.j2").write_text(CROSS_BASE)
+    write_stack(project, "native")
+    write_stack(project, "far", platform="linux/arm64", build_on={"linux/amd64": "native"})
+    return Paths(project, tmp_path / "cache", tmp_path / "home")
+
+
+def chain_of(paths: Paths, name: str) -> tuple[render.Rendered, ...]:
+    stack = manifests.load_stack(paths.project, name)
+    lock = manifests.load_stack_lock(paths.project, stack)
+    return render.render_chain(paths.project, stack, lock, manifests.load_chain(paths.project, "two"))
+
+
+def test_the_stack_for_a_spark_can_be_built_on_x86_64() -> None:
+    paths = Paths(PROJECT, Path(), Path())
+    cpu = manifests.load_stack(PROJECT, "cpu")
+    expected = rootfs.rootfs_spec(cpu, manifests.load_stack_lock(PROJECT, cpu))
+    assert crossing.stand_in(paths, "spark", "linux/amd64") == expected
+
+
+def test_what_is_fetched_beside_the_stacks_own(paths: Paths) -> None:
+    far = manifests.load_stack(paths.project, "far")
+    assert crossing.stand_in_debs(paths, far, "linux/arm64") is None
+    found = crossing.stand_in_debs(paths, far, "linux/amd64")
+    assert found is not None and found[0].name == "native"
+    assert found[1].files == python_debs("3.11.2-6")
+
+
+def test_a_machine_that_the_stack_does_not_name_is_refused(paths: Paths) -> None:
+    with pytest.raises(HostError, match="is built on linux/amd64; this machine's engine is linux/arm64"):
+        crossing.stand_in(paths, "native", "linux/arm64")
+
+
+def test_another_python_is_refused(paths: Paths) -> None:
+    write_stack(paths.project, "native", "3.11.2-7")
+    with pytest.raises(ManifestError, match=r"build_on\.linux/amd64: saw .*3\.11\.2-7.*wanted .*3\.11\.2-6") as caught:
+        crossing.stand_in(paths, "far", "linux/amd64")
+    assert caught.value.next_step == "invoke lock --stack native, then invoke lock --stack far"
+
+
+def test_a_stack_for_the_wrong_platform_is_refused(paths: Paths) -> None:
+    write_stack(paths.project, "far", platform="linux/arm64", build_on={"linux/amd64": "far"})
+    with pytest.raises(ManifestError, match="which is for linux/arm64"):
+        crossing.stand_in(paths, "far", "linux/amd64")
+
+
+def test_keys_do_not_depend_on_the_machine(paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = chain_of(paths, "far")
+    other = tmp_path / "uv-of-another-architecture"
+    other.write_text("the same version of uv, other bytes")
+    monkeypatch.setattr(uv, "find_uv_bin", lambda: str(other))
+    after = chain_of(paths, "far")
+    tools = [next(file.sha256 for file in chain[0].context if file.path == "tools/uv") for chain in (before, after)]
+    assert tools[0] != tools[1]
+    assert [(image.key, image.layers, image.dockerfile) for image in before] == [
+        (image.key, image.layers, image.dockerfile) for image in after
+    ]
+
+
+def test_links_of_the_stack_are_a_layer(paths: Paths, tmp_path: Path) -> None:
+    links = {"/opt/cuda/lib64": "lib", "/opt/cuda/lib/stubs/libcuda.so": "/usr/lib/libcuda.so.1"}
+    write_stack(paths.project, "far", platform="linux/arm64", image={"links": links})
+    base = chain_of(paths, "far")[0]
+    assert [name for name, _ in base.layers] == ["venv", "links"]
+    (file,) = [file for file in base.context if file.path == "wheels/links/links.json"]
+    written = tmp_path / "links.json"
+    written.write_text(file.text)
+    install = runpy.run_path(str(PROJECT / "dockerfiles/install.py"))
+    install["link"](written, str(tmp_path / "layer"))
+    found = {path: str((tmp_path / f"layer{path}").readlink()) for path in links}
+    assert found == links == json.loads(file.text)
+
+
+@pytest.mark.parametrize(
+    ("image", "key"),
+    [
+        ({"links": {"relative": "x"}}, "image.links.relative.[key]"),
+        ({"links": {"/a/../b": "x"}}, "image.links./a/../b.[key]"),
+        ({"env": {"A": "x\nUSER 0:0"}}, "image.env.A"),
+        ({"path": ["/a b"]}, "image.path.0"),
+    ],
+)
+def test_what_would_not_stand_in_a_dockerfile_is_refused(paths: Paths, image: dict[str, object], key: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        write_stack(paths.project, "far", image=image)
+    assert caught.value.key == key
+
+
+@pytest.mark.engine
+def test_an_image_for_another_architecture_without_emulation(
+    paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The far root file system has no program at all: a step that ran in it would fail."""
+    engine, name = Engine.connect(), f"test{uuid.uuid4().hex[:8]}"
+    machine = engine.platform
+    other = "linux/arm64" if machine == "linux/amd64" else "linux/amd64"
+    write_stack(paths.project, "native", f"3.11.2-{name}", platform=machine)
+    write_stack(paths.project, name, f"3.11.2-{name}", platform=other, build_on={machine: "native"})
+    shell, empty = tiny_images.make_rootfs(tmp_path / "shell.tar"), tmp_path / "empty.tar"
+    shutil.copy(shell, empty)
+    tiny_images.without_programs(empty)
+    monkeypatch.setattr(rootfs, "build_rootfs", lambda _, spec, say: shell if spec.platform == machine else empty)
+    chain = chain_of(paths, name)
+    try:
+        built = [build_image(paths, engine, image, lambda _: None) for image in chain]
+        found = [engine.image(image.ref) for image in built]
+        assert [image.architecture for image in found if image] == [other.partition("/")[2]] * 3
+        assert len(built[0].diff_ids) == 2  # the far root file system and what the native step left
+    finally:
+        for tag in tags_in(engine):
+            if f"/stack-{name}:" in tag:
+                engine.untag(tag)
+        native = crossing.stand_in(paths, name, machine)
+        for ref in (chain[0].parent_ref, render.rootfs_ref(native.suite, native.key)):
+            engine.untag(ref)
