@@ -46,8 +46,8 @@ def test_every_stage_of_the_cpu_stack_is_looked_at() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "seen"),
     [
-        ('["python3", "/tmp/tools/install.py"]', "cd /tmp && echo $HOME", "cpu-base.Dockerfile:9 DL3003"),
-        ('["python3", "/tmp/tools/install.py"]', "echo $HOME", "cpu-base.Dockerfile:9 SC2086"),  # shellcheck, inside
+        ('["python3", "/tmp/tools/install.py"]', "cd /tmp && echo $HOME", "cpu-base.Dockerfile:11 DL3003"),
+        ('["python3", "/tmp/tools/install.py"]', "echo $HOME", "cpu-base.Dockerfile:11 SC2086"),  # shellcheck, inside
         ("USER 10001:10001", "USER 0:0", "USER 0:0, wanted numbers other than 0"),
         ("USER 10001:10001", "USER root", "USER root, wanted numbers"),
         ("USER 10001:10001\n", "", "no USER in the stage `config`"),
