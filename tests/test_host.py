@@ -14,6 +14,7 @@ import pytest
 from sparkpin import buildkit, daemon, endpoint, host, preflight
 from sparkpin.errors import HostError
 from sparkpin.host import Host, Needs, Requirement
+from sparkpin.manifests import load_stack
 from sparkpin.paths import Paths
 
 GB = 10**9
@@ -173,6 +174,16 @@ def test_another_architecture_needs_emulation(bare: Paths, tmp_path: Path, monke
     assert not host.emulation(DEBIAN, "aarch64", tmp_path).ok
     monkeypatch.setattr(host, "find_program", lambda name: f"/usr/bin/{name}")
     assert host.emulation(DEBIAN, "aarch64", tmp_path).ok
+
+
+def test_a_stack_with_a_gpu_takes_more_disk_and_only_a_spark_its_memory() -> None:
+    project = Path(__file__).resolve().parents[1]
+    cpu, spark = (load_stack(project, name) for name in ("cpu", "spark"))
+    here, there = DEBIAN, dataclasses.replace(DEBIAN, is_spark=True)
+    assert host.needs_for(here, cpu) == host.needs_for(here, None) == Needs()
+    assert host.needs_for(here, spark) == host.GPU_NEEDS
+    assert host.GPU_NEEDS.engine > Needs().engine and host.GPU_NEEDS.memory == Needs().memory
+    assert host.needs_for(there, spark) == dataclasses.replace(host.GPU_NEEDS, memory=host.SPARK_MEMORY)
 
 
 def test_disk_space_is_summed_per_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -135,14 +135,23 @@ class Needs:
     memory: int = 6 * 10**9
 
 
-SPARK_NEEDS = Needs(cache=16 * 10**9, home=10**9, engine=30 * 10**9, memory=100 * 10**9)
-"""For the stack `spark`: 4.4 GB to fetch, an image of about 9 GB, which is unpacked, sealed and loaded. An estimate: no
-Spark has built it yet. A model comes on top, as `invoke checkpoint --dry-run` tells."""
+GPU_NEEDS = Needs(cache=16 * 10**9, home=10**9, engine=30 * 10**9)
+"""For a stack with a GPU: 4.4 GB to fetch, an image of about 10 GB, of which BuildKit keeps two copies beside the one
+that is sealed and loaded. An estimate: its layers were built one by one. A model comes on top, as `invoke checkpoint
+--dry-run` tells."""
+
+SPARK_MEMORY = 100 * 10**9
+
+
+def needs_for(host: Host, stack: Stack | None) -> Needs:
+    """A Spark's memory is only wanted where the images run, not where they are built."""
+    needs = GPU_NEEDS if host.is_spark or (stack and stack.gpu) else Needs()
+    return replace(needs, memory=SPARK_MEMORY) if host.is_spark else needs
 
 
 def requirements(paths: Paths, host: Host, needs: Needs | None = None, stack: Stack | None = None) -> list[Requirement]:
     """Everything that a build needs from the machine, met or not. Changes nothing, starts nothing."""
-    needs = needs or (SPARK_NEEDS if host.is_spark else Needs())
+    needs = needs or needs_for(host, stack)
     found = [
         engine_requirement(paths, host),
         client_requirement(host),
@@ -301,6 +310,7 @@ def disk(paths: Paths, needs: Needs) -> list[Requirement]:
         free = shutil.disk_usage(existing_parent(path)).free
         used = sum(size_of(wanted[use][0], wanted[use][1]) for use in uses if free < need)
         detail = f"{free / 1e9:.0f} GB free at {path}, {need / 1e9:.0f} GB wanted for {', '.join(uses)}"
+        detail += f", of which {used / 1e9:.0f} GB may lie there" if used else ""
         ok = free + used >= need
         fix = "" if ok else "free space (`invoke prune --keep 2`), or set SPARKPIN_CACHE and SPARKPIN_HOME elsewhere"
         found.append(Requirement("disk space", ok, detail, fix))
@@ -308,7 +318,10 @@ def disk(paths: Paths, needs: Needs) -> list[Requirement]:
 
 
 def size_of(folder: Path, limit: int) -> int:
-    """Bytes that the folder holds already, at most `limit`: a second build does not need its space twice."""
+    """Bytes that the folder holds already, at most `limit`: a second build does not need its space twice.
+
+    Whose they are nobody can tell here: what another stack left is counted, too.
+    """
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
