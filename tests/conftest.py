@@ -67,6 +67,7 @@ def signing_key(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of tests that run in parallel, those that use the machine's one engine run one after another."""
     for item in items:

@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import os
+import re
 import struct
 import tarfile
 import tempfile
@@ -720,7 +721,7 @@ def test_large_inputs_are_read_piece_by_piece(parts: Parts, tmp_path: Path, monk
     with open_bundle(path) as opened:
         assert f"{INPUTS}{sha256(large)}" in opened.data
         (kept,) = [check for check in opened.checks if check.what == "kept inputs"]
-    assert kept.result == "ok" and kept.detail.startswith("48 of 48")
+    assert kept.result == "ok" and re.match(r"(\d\d) of \1 hashes agree", kept.detail)
     assert max(pieces) <= files.CHUNK
     assert len(large) < sum(pieces) < 2 * len(large), "read once, to be hashed"
 

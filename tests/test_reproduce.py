@@ -98,7 +98,7 @@ def test_the_same_images_come_out_when_the_project_has_moved_on(site: Site, monk
     assert result.notes == ("the recorded pins, locks and mods give the same build keys today",)
     assert list(site.paths.work.iterdir()) == [], "the engine's data was not removed"
     for start, far in (
-        ("base: loading the root", " MB: the engine unpacks them"),
+        ("loading the root", " MB: the engine unpacks them"),
         ("base: sealing and loading", " MB: the engine unpacks them"),
         ("removing its images", " MB removed"),
     ):

@@ -12,7 +12,10 @@ from email.parser import HeaderParser
 from packaging.utils import canonicalize_name
 
 PLUGINS = "vllm.general_plugins"
-VERSIONS = "VLLM_VERSIONS"  # a mod's own list of the vLLM releases that it was made for
+VERSIONS, TOUCHES = (
+    "VLLM_VERSIONS",
+    "TOUCHES",
+)  # a mod's own list of the vLLM releases that it was made for; a table by release
 DIST_INFO = re.compile(r"(?P<site>(?:.*/)?)(?P<stem>[^/]+)\.dist-info/(?P<file>METADATA|entry_points\.txt)")
 SMALL = 1 << 20  # bytes of a text that is read
 
@@ -54,7 +57,7 @@ def packages_of(texts: Mapping[str, str]) -> tuple[Package, ...]:
             for module in modules
             for file, source in texts.items()
             if file.startswith(f"{info['site']}{module.partition('.')[0]}/") and file.endswith(".py")
-            for version in strings(source, VERSIONS)
+            for version in (*strings(source, VERSIONS), *keys(source, TOUCHES))
         }
         name = canonicalize_name(head.get("Name") or info["stem"].partition("-")[0])
         found.append(
@@ -92,6 +95,13 @@ def strings(source: str, name: str) -> list[str]:
     """The texts in what a module assigns to a name: one, or those of a tuple, list or dict."""
     nodes = [node for value in assigned(source, name) for node in ast.walk(value)]
     return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+def keys(source: str, name: str) -> list[str]:
+    """The keys that are texts, of the dict that a module assigns to a name."""
+    tables = [value for value in assigned(source, name) if isinstance(value, ast.Dict)]
+    nodes = [key for table in tables for key in table.keys if isinstance(key, ast.Constant)]
+    return [node.value for node in nodes if isinstance(node.value, str)]
 
 
 def torch_of(texts: Mapping[str, str]) -> Torch | None:
