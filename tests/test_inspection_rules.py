@@ -357,6 +357,15 @@ def test_our_plugins_are_made_for_this_vllm(root: Root, accepts: str, good: bool
     )
 
 
+def test_the_table_of_what_a_mod_touches_names_the_releases(root: Root) -> None:
+    """As our mods have it: by release, a text for each function."""
+    table = 'TOUCHES: dict = {"0.32.0": {"vllm.a:b": "self, x"}, "0.31.0": _EARLIER | {"vllm.a:c": "0.33.0"}}'
+    facts = root({**MOD, f"{SITE}/sparkpin_made/touches.py": table})
+    assert texts(facts, mods=["sparkpin-made"]) == [
+        "plugins sparkpin-made: sparkpin_made 1 is made for vLLM 0.31.0, 0.32.0, the image has 0.33.0"
+    ]
+
+
 def test_a_mod_of_the_stage_that_is_not_there(root: Root) -> None:
     assert texts(root({}), mods=["sparkpin-made"]) == [
         "plugins sparkpin-made: the stage has this mod, the image does not"
