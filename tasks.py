@@ -423,9 +423,12 @@ def stop(c: Context, recipe: str | None = None) -> None:
 @command(help={"fast": "leave out what needs an engine or images", "select": "pytest's -k expression"})
 def test(c: Context, fast: bool = False, select: str = "") -> None:
     """Run the tests, for real: with engine, images and servers."""
-    argv = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "loadgroup", "--durations", "15"]
-    argv += ["-m", "not engine and not e2e"] if fast else []
-    run_all([*argv, "-k", select] if select else argv)
+    argv = [sys.executable, "-m", "pytest", "--durations", "15"]
+    quick = ["-m", "not engine and not e2e", "-n", "auto"]
+    if select:
+        run_all([*argv, "-k", select, *(quick if fast else [])])
+    else:  # what uses the one engine runs one by one
+        run_all([*argv, *quick], *([] if fast else [[*argv, "-m", "engine or e2e"]]))
 
 
 @command()
