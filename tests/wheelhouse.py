@@ -53,6 +53,7 @@ class Index:
     """slow: file -> seconds between pieces of 64 KiB; hashes: whether pages carry them; asked: file names served.
 
     gone: files that the pages name and that are not there any more. sizes: pages are JSON and tell them (PEP 700).
+    uploaded: file -> when it came ("2026-05-10T07:38:37Z"), which JSON pages tell, too.
     """
 
     folder: Path
@@ -62,6 +63,7 @@ class Index:
     asked: list[str] = field(default_factory=list)
     gone: set[str] = field(default_factory=set)
     sizes: bool = False
+    uploaded: dict[str, str] = field(default_factory=dict)
 
 
 @contextmanager
@@ -78,7 +80,7 @@ def serve(folder: Path) -> Iterator[Index]:
             if kind == "simple":
                 files = sorted(p for p in folder.glob("*.whl") if p.name.split("-")[0].replace("_", "-") == name)
                 if index.sizes and files:
-                    self.answer(200, "application/vnd.pypi.simple.v1+json", page(name, files))
+                    self.answer(200, "application/vnd.pypi.simple.v1+json", page(name, files, index.uploaded))
                     return
                 body = "".join(f'<a href="/files/{p.name}{self.fragment(p)}">{p.name}</a>\n' for p in files).encode()
                 self.answer(200 if files else 404, "text/html", body)
@@ -121,7 +123,7 @@ def serve(folder: Path) -> Iterator[Index]:
         server.server_close()
 
 
-def page(name: str, files: Sequence[Path]) -> bytes:
+def page(name: str, files: Sequence[Path], uploaded: Mapping[str, str]) -> bytes:
     """A project's page in the simple index's JSON form."""
     rows = [
         {
@@ -129,6 +131,7 @@ def page(name: str, files: Sequence[Path]) -> bytes:
             "url": f"/files/{file.name}",
             "hashes": {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()},
             "size": file.stat().st_size,
+            **({"upload-time": uploaded[file.name]} if file.name in uploaded else {}),
         }
         for file in files
     ]

@@ -1,6 +1,8 @@
-"""A closure by uv, from what the index says of its files: nothing is downloaded. For stacks with `python.overrides`.
+"""A closure by uv, from what the index says of its files: nothing is downloaded. For stacks with `python.overrides` or
+`python.as_of`.
 
-pip cannot set aside what a distribution requires; uv can, and its pylock.toml (PEP 751) has every file's size and hash.
+pip cannot set aside what a distribution requires, nor what came later than a day; uv can, and its pylock.toml (PEP 751)
+has every file's size and hash.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ def index_closure(stack: Stack, target: Target, keep: Sequence[LockedFile], file
     """
     python = stack.python
     if python.exclude:
-        wanted = "nothing beside `python.overrides`: the closure is taken from the index as it is"
+        wanted = "nothing beside `overrides` and `as_of`: the closure is taken from the index as it is"
         raise ManifestError(file, "python.exclude", ", ".join(python.exclude), wanted)
     free = {canonicalize_name(row.partition("==")[0]) for row in (*python.requirements, *python.overrides)}
     kept = [f"{wheel.name}=={wheel.version}" for wheel in keep if canonicalize_name(wheel.name) not in free]
@@ -59,6 +61,7 @@ def compiled(stack: Stack, target: Target, constraints: Iterable[str]) -> subpro
             *(f"--constraints={bounds}", f"--overrides={overrides}", f"--python-version={target.python}"),
             f"--python-platform={target.machine}-manylinux_2_{target.glibc}",
             *([f"--torch-backend={stack.python.torch_backend}"] if stack.python.torch_backend else []),
+            *([f"--exclude-newer={stack.python.as_of}T00:00:00Z"] if stack.python.as_of else []),
             "-",
         ]
         env = {

@@ -43,7 +43,7 @@ def lock_stack(paths: Paths, name: str, say: Callable[[str], None], *, keep_laye
             target = target_of(stack, debs)
             say(f"lock {name}: {', '.join(stack.python.requirements)} for Python {target.python}, {target.machine}")
             keep = former.wheels if keep_layers and former else []
-            if stack.python.overrides:
+            if stack.python.by_index:
                 wheels = index_closure(stack, target, keep, file)
             else:
                 wheels = downloaded(stack, target, keep, folder / "wheels", Store(paths.store), file, say)

@@ -270,7 +270,7 @@ def _load_lock(kind: type[M], path: Path, wanted_inputs: str, command: str) -> M
 def stack_inputs(stack: Stack) -> str:
     """Over what decides the closure; how wheels are grouped into layers and why some are left out does not."""
     python = stack.python
-    bounds = [sorted(python.constraints), sorted(python.overrides)]
+    bounds = [sorted(python.constraints), sorted(python.overrides), *filter(None, [python.as_of])]
     return digest_of(
         [
             stack.platform,

@@ -79,6 +79,7 @@ class Python(Model):
     torch_backend: uv's word for PyTorch's own index that carries what the default index lacks.
     constraints: requirement -> why: bounds on what others bring in; asks for nothing by itself.
     overrides: requirement -> why: takes the place of what every distribution says about that one.
+    as_of: the index as it was when that day (UTC) began: what came later does not exist.
     """
 
     version: Annotated[str, Field(pattern=r"^3\.\d+$")]
@@ -87,7 +88,13 @@ class Python(Model):
     torch_backend: str = ""
     constraints: dict[Bound, Reason] = {}
     overrides: dict[Exactly, Reason] = {}
+    as_of: Annotated[str, Field(pattern=r"^(20\d\d-\d\d-\d\d)?$")] = ""
     layers: list[PythonLayer]
+
+    @property
+    def by_index(self) -> bool:
+        """Whether uv resolves from what the index says: pip can neither override nor look back."""
+        return bool(self.overrides or self.as_of)
 
 
 class Serve(Model):
