@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -73,12 +74,13 @@ def serve(folder: Path) -> Iterator[Index]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
-            self.answer(200, "application/octet-stream", (folder / self.path.rpartition("/")[2]).read_bytes())
+            self.answer(200, "application/octet-stream", (folder / unquote(self.path).rpartition("/")[2]).read_bytes())
 
         def do_GET(self) -> None:
-            kind, _, name = self.path.strip("/").partition("/")
+            kind, _, name = unquote(self.path).strip("/").partition("/")
             if kind == "simple":
-                files = sorted(p for p in folder.glob("*.whl") if p.name.split("-")[0].replace("_", "-") == name)
+                files = [*folder.glob("*.whl"), *folder.glob("*.tar.gz")]
+                files = sorted(p for p in files if p.name.split("-")[0].replace("_", "-") == name)
                 if index.sizes and files:
                     self.answer(200, "application/vnd.pypi.simple.v1+json", page(name, files, index.uploaded))
                     return
@@ -135,7 +137,7 @@ def page(name: str, files: Sequence[Path], uploaded: Mapping[str, str]) -> bytes
         }
         for file in files
     ]
-    versions = sorted({file.name.split("-")[1] for file in files})
+    versions = sorted({file.name.removesuffix(".tar.gz").split("-")[1] for file in files})
     return json.dumps({"meta": {"api-version": "1.1"}, "name": name, "versions": versions, "files": rows}).encode()
 
 

@@ -23,7 +23,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from sparkpin.debs import tail
 from sparkpin.errors import ManifestError, NetworkError
 from sparkpin.schema import LockedFile, Stack
-from sparkpin.wheels import CONFIG, Target
+from sparkpin.wheels import CONFIG, Target, length
 
 
 def index_closure(stack: Stack, target: Target, keep: Sequence[LockedFile], file: str) -> list[LockedFile]:
@@ -51,13 +51,23 @@ def index_closure(stack: Stack, target: Target, keep: Sequence[LockedFile], file
     return parse(done.stdout, target, file)
 
 
-def compiled(stack: Stack, target: Target, constraints: Iterable[str]) -> subprocess.CompletedProcess[str]:
+def compiled(
+    stack: Stack,
+    target: Target,
+    constraints: Iterable[str],
+    *,
+    requirements: Sequence[str] = (),
+    options: Sequence[str] = (),
+    only_binary: bool = True,
+) -> subprocess.CompletedProcess[str]:
+    """uv's answer as a pylock.toml. requirements: in place of the stack's own."""
     with tempfile.TemporaryDirectory(prefix="sparkpin-") as name:
         bounds, overrides = Path(name, "constraints.txt"), Path(name, "overrides.txt")
         bounds.write_text("".join(f"{row}\n" for row in constraints), encoding="utf-8")
         overrides.write_text("".join(f"{row}\n" for row in stack.python.overrides), encoding="utf-8")
         argv = [
-            *("uv", "pip", "compile", "--no-config", "--quiet", "--format=pylock.toml", "--only-binary=:all:"),
+            *("uv", "pip", "compile", "--no-config", "--quiet", "--format=pylock.toml", *options),
+            *(["--only-binary=:all:"] if only_binary else []),
             *(f"--constraints={bounds}", f"--overrides={overrides}", f"--python-version={target.python}"),
             f"--python-platform={target.machine}-manylinux_2_{target.glibc}",
             *([f"--torch-backend={stack.python.torch_backend}"] if stack.python.torch_backend else []),
@@ -69,7 +79,7 @@ def compiled(stack: Stack, target: Target, constraints: Iterable[str]) -> subpro
             **index_of_pip(),
             "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
         }
-        wanted = "\n".join(stack.python.requirements)
+        wanted = "\n".join(requirements or stack.python.requirements)
         return subprocess.run(argv, input=wanted, env=env, capture_output=True, text=True, check=False)
 
 
@@ -104,13 +114,13 @@ def best(package: Mapping[str, Any], tags: Mapping[Tag, int], file: str) -> Lock
         wanted = "distributions with wheels for the stack's platform, Python and glibc"
         raise ManifestError(file, "python.requirements", f"{package['name']}=={package.get('version')}", wanted)
     _, name, wheel = min(ranked, key=lambda row: row[:2])
-    if "size" not in wheel or "sha256" not in wheel.get("hashes", {}):
-        raise NetworkError(f"the index tells no size or no SHA-256 of {name}", next_step=CONFIG)
+    if "sha256" not in wheel.get("hashes", {}):
+        raise NetworkError(f"the index tells no SHA-256 of {name}", next_step=CONFIG)
     return LockedFile(
         name=canonicalize_name(package["name"]),
         version=package["version"],
         file=name,
-        size=wheel["size"],
+        size=wheel["size"] if "size" in wheel else length(wheel["url"]),  # PyTorch's own index tells none
         sha256=wheel["hashes"]["sha256"],
     )
 

@@ -251,6 +251,17 @@ def stream(url: str, target: Path) -> None:
         raise NetworkError(f"could not fetch {target.name}: {error}", next_step=CONFIG) from error
 
 
+def length(url: str) -> int:
+    """The size of what lies at a URL, in bytes. Raises NetworkError."""
+    import httpx
+
+    try:
+        answer = httpx.head(url, follow_redirects=True, timeout=60).raise_for_status()
+        return int(answer.headers["Content-Length"])
+    except (httpx.HTTPError, KeyError, ValueError) as error:
+        raise NetworkError(f"the index tells no size of {url}: {error}", next_step=CONFIG) from error
+
+
 @dataclass(frozen=True)
 class Dist:
     """A wheel's own account of itself. name, extras: canonical (PEP 503)."""
