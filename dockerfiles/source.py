@@ -58,7 +58,7 @@ def unpack_debs(folder: Path) -> None:
 def unpack(archive: Path, target: Path) -> Path:
     """The folder that the archive's files are in: its only one, or `target` itself."""
     target.mkdir(parents=True)
-    with tarfile.open(archive) as tar:
+    with tarfile.open(archive) as tar:  # of the bytes that the lock names
         tar.extractall(target)
     found = list(target.iterdir())
     only = archive.name.endswith(".gz") and len(found) == 1 and found[0].is_dir()  # a source distribution
@@ -150,11 +150,15 @@ def main(given: Path, wheels: Path) -> None:
     apply_patches(source, [given / "patches" / name for name in plan["patches"]])
     if plan["driver"]:
         stub_driver(Path(plan["driver"]))
-    wheel = build_wheel(source, wheels, environment(plan, inputs))
+    env = environment(plan, inputs)
+    ccache = shutil.which("ccache")
+    if ccache:
+        subprocess.run([ccache, "--quiet", "--zero-stats"], env=env, stdout=subprocess.DEVNULL, check=False)
+    wheel = build_wheel(source, wheels, env)
     line = f"{require(plan, wheel)} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
     (wheels / "requirements.txt").write_text(line)
-    if shutil.which("ccache"):
-        subprocess.run(["ccache", "--show-stats"], env={**os.environ, "CCACHE_DIR": str(CCACHE)}, check=False)
+    if ccache:
+        subprocess.run([ccache, "--show-stats"], env=env, check=False)
 
 
 if __name__ == "__main__":

@@ -19,21 +19,25 @@ import yaml
 from private_engine import tags_in
 from wheelhouse import Index, make_wheel
 
+from sparkpin import lint, manifests, render, sources
 from sparkpin import lock as lock_module
-from sparkpin import manifests, render
 from sparkpin.build import build_image
+from sparkpin.buildrecord import LOCKED, BuildInput
 from sparkpin.dockerfile import require_closed
 from sparkpin.engine import Engine
 from sparkpin.errors import BuildError, DifferenceError, IntegrityError, ManifestError, NetworkError
+from sparkpin.evidence.materials import context_file
 from sparkpin.fetch import fetch_stack
 from sparkpin.lock import lock_stack
 from sparkpin.paths import Paths
-from sparkpin.schema import LockedFile, Stack, StackLock
+from sparkpin.schema import LockedFile, SourceLock, Stack, StackLock
+from sparkpin.sourcelock import trees
 from sparkpin.store import Store
 
 PROJECT = Path(__file__).resolve().parents[1]
 BUILD = runpy.run_path(str(PROJECT / "dockerfiles/source.py"))
 GB = 1 << 30
+CUDA_STUB = "/opt/vllm/lib/python3.11/site-packages/nvidia/cu13/lib/stubs/libcuda.so"
 
 
 class FakeApt:
@@ -247,6 +251,7 @@ def test_the_dockerfile_gives_builder_and_images_the_same_trees(paths: Paths, pu
     locked(paths)
     base = rendered(paths)
     require_closed(base.dockerfile, base.parent_ref)
+    assert lint.hadolint(PROJECT, {"stand-in.Dockerfile": base.dockerfile}) == []
     builder = base.dockerfile.split(" AS source-builder\n")[1].split("\nFROM ")[0]
     below = ["venv", "torch", "links", "source-wheels"]
     assert re.findall(r"COPY --from=(\S+)-tree / /", builder) == below
@@ -288,6 +293,73 @@ def test_another_torch_is_another_vllm(paths: Paths, published: dict[str, Any]) 
     other = lock.model_copy(update={"wheels": [lock.wheels[0].model_copy(update={"sha256": "f" * 64})]})
     one, two = (dict(render.render_chain(paths.project, stack, each, chain)[0].layers) for each in (lock, other))
     assert one["vllm"] != two["vllm"]
+
+
+def test_what_was_compiled_is_in_the_bill_of_materials_and_what_compiled_it_is_not(
+    paths: Paths, published: dict[str, Any]
+) -> None:
+    write_stack(paths.project, published)
+    locked(paths)
+    rows = [
+        BuildInput(path=file.path, sha256=file.sha256, size=file.size, what=file.what)
+        for file in rendered(paths).context
+        if file.locked
+    ]
+    assert all(row.what.startswith(LOCKED) for row in rows)
+    found = {(material.kind, material.name) for row in rows for material in [context_file(row, "base")]}
+    assert found == {
+        ("source", "standin"),
+        ("source", "fastlib"),
+        ("tool", "buildtool"),
+        ("tool", "ccache"),
+        ("tool", "git"),
+        ("wheel", "torch"),
+    }
+
+
+def made_up_lock(stack: Stack) -> StackLock:
+    """A lock with all that the stack's file names: the real one needs PyTorch's own index and GitHub."""
+
+    def made_up(name: str, end: str, version: str = "1.0") -> LockedFile:
+        return LockedFile(name=name, version=version, file=f"{name}-{version}{end}", size=1, sha256="0" * 64)
+
+    source = stack.python.source
+    assert source
+    named = {package for layer in stack.python.layers for package in layer.packages} - {"*", source.name}
+    return StackLock(
+        stack=stack.name,
+        inputs=manifests.stack_inputs(stack),
+        debs=[made_up(name, ".deb") for name in stack.system.packages],
+        wheels=[made_up(name, "-py3-none-any.whl") for name in sorted(named)],
+        source=SourceLock(
+            archives=[made_up(name, ".tar") for name, _ in trees(source)],
+            debs=[made_up(name, ".deb") for name in source.packages],
+            wheels=[made_up(row.partition("==")[0], "-py3-none-any.whl") for row in source.requirements],
+        ),
+    )
+
+
+def test_the_seeds_own_version_renders_once_it_is_locked() -> None:
+    stack = manifests.load_stack(PROJECT, "spark-seed-source")
+    source = stack.python.source
+    assert source and (source.name, source.version, source.arch_list) == ("vllm", "0.19.1", "12.1a")
+    assert manifests.load_recipe(PROJECT, stack.default_recipe).stack == stack.name
+    lock = made_up_lock(stack)
+    images = render.render_chain(PROJECT, stack, lock, manifests.load_chain(PROJECT, "v2-tq"))
+    assert [image.stage for image in images] == ["base", "hybrid", "mtp", "v2", "v2-tq"]
+    for image in images:
+        require_closed(image.dockerfile, image.parent_ref)
+    assert lint.hadolint(PROJECT, {f"{image.stage}.Dockerfile": image.dockerfile for image in images}) == []
+    plan = json.loads(sources.build_plan(stack, lock))
+    assert plan["driver"] == "/usr/lib/aarch64-linux-gnu/libcuda.so.1" == stack.image.links[CUDA_STUB]
+    assert plan["env"]["TORCH_CUDA_ARCH_LIST"] == "12.1a" and plan["env"]["CUDA_HOME"] in stack.image.path[0]
+    assert {entry["variable"] for entry in plan["inputs"].values()} == {
+        "FLASH_MLA_SRC_DIR",
+        "QUTLASS_SRC_DIR",
+        "TRITON_KERNELS_SRC_DIR",
+        "VLLM_CUTLASS_SRC_DIR",
+        "VLLM_FLASH_ATTN_SRC_DIR",
+    }
 
 
 def test_a_lock_of_another_source_is_refused(paths: Paths, published: dict[str, Any]) -> None:
