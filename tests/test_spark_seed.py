@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sparkpin import manifests
 from sparkpin.pairing import pair
+from sparkpin.unneeded import project_needs
 
 PROJECT = Path(__file__).resolve().parents[1]
 STAGES = ("base", "hybrid", "mtp", "v2", "v2-tq")
@@ -35,3 +36,11 @@ def test_compiler_headers_and_runtime_are_of_one_cuda_release() -> None:
     assert stack.gpu and {re.sub(r"\.\d+$", "", version) for version in versions} == {stack.gpu.cuda}
     assert (locked["vllm"], locked["flashinfer-cubin"]) == ("0.20.2", "0.6.8.post1")
     assert not [name for name in locked if re.search(r"-cu12$|-cu12-", name)]
+
+
+def test_a_stack_that_is_not_locked_yet_does_not_stop_prune(project: Path) -> None:
+    """Nothing was fetched for it. `spark-seed-source` waits for a machine that reaches PyTorch's index and GitHub."""
+    before = project_needs(project)
+    assert before.inputs
+    (project / "pins/stacks/spark-seed.lock").unlink()
+    assert project_needs(project).inputs < before.inputs
