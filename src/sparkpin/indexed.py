@@ -1,5 +1,5 @@
-"""A closure by uv, from what the index says of its files: nothing is downloaded. For stacks with `python.overrides` or
-`python.as_of`.
+"""A closure by uv, from what the index says of its files: nothing is downloaded. For stacks with `python.overrides`,
+`python.as_of` or `python.source`.
 
 pip cannot set aside what a distribution requires, nor what came later than a day; uv can, and its pylock.toml (PEP 751)
 has every file's size and hash.
@@ -34,7 +34,7 @@ def index_closure(stack: Stack, target: Target, keep: Sequence[LockedFile], file
     """
     python = stack.python
     if python.exclude:
-        wanted = "nothing beside `overrides` and `as_of`: the closure is taken from the index as it is"
+        wanted = "nothing beside `overrides`, `as_of` and `source`: the closure is taken from the index as it is"
         raise ManifestError(file, "python.exclude", ", ".join(python.exclude), wanted)
     free = {canonicalize_name(row.partition("==")[0]) for row in (*python.requirements, *python.overrides)}
     kept = [f"{wheel.name}=={wheel.version}" for wheel in keep if canonicalize_name(wheel.name) not in free]
