@@ -82,9 +82,6 @@ def apply_patches(source: Path, patches: list[Path]) -> None:
             rejected = "".join(path.read_text() for path in sorted(set(source.rglob("*.rej")) - before))
             sys.exit(f"{patch.name} does not fit the source:\n{checked.stderr}{rejected}")
         git_apply(patch).check_returncode()
-        undo = git_apply(patch, "--check", "--reverse")
-        if undo.returncode or not git_apply(patch, "--numstat").stdout:
-            sys.exit(f"{patch.name} changed nothing:\n{undo.stderr}")
         print(f"applied {patch.name}", flush=True)
 
 

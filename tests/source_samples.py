@@ -70,6 +70,7 @@ SOURCE = {
 PATCH = """\
 What the stand-in answers.
 
+diff --git a/csrc/answer.cpp b/csrc/answer.cpp
 --- a/csrc/answer.cpp
 +++ b/csrc/answer.cpp
 @@ -2,5 +2,5 @@

@@ -203,6 +203,18 @@ def test_two_torches_are_refused(paths: Paths, published: dict[str, Any]) -> Non
     assert not (paths.project / "pins/stacks/made-up.lock").exists()
 
 
+def test_the_build_gets_no_other_version_of_what_the_images_have(
+    paths: Paths, published: dict[str, Any], index: Index
+) -> None:
+    make_wheel(index.folder, "torch", "2.10.0+cu130", requires=["shared"])
+    for version in ("1.0", "2.0"):
+        make_wheel(index.folder, "shared", version)
+    make_wheel(index.folder, "buildtool", "3.0", requires=["shared<2"])
+    write_stack(paths.project, published | {"requirements": ["buildtool==3.0"]})
+    with pytest.raises(ManifestError, match="that fit the versions that the images have"):
+        locked(paths)
+
+
 def test_two_torches_in_a_merged_lock_are_refused(paths: Paths, published: dict[str, Any]) -> None:
     stack = write_stack(paths.project, published)
     lock = locked(paths)
@@ -295,6 +307,18 @@ def test_keys_follow_the_source_and_nothing_else(paths: Paths, published: dict[s
     write_stack(paths.project, published, mods=["modkit"])
     with_mod = dict(rendered(paths).layers)
     assert with_mod["vllm"] == dict(first.layers)["vllm"], "what lies above has no say in it"
+
+
+def test_a_patch_that_changed_is_not_built(paths: Paths, published: dict[str, Any]) -> None:
+    patch = source_samples.write_patch(paths.project)
+    write_stack(paths.project, published, patches=[patch])
+    locked(paths)
+    rendered(paths)
+    (paths.project / patch["file"]).write_text(source_samples.PATCH.replace("+ 2;", "+ 3;"))
+    with pytest.raises(IntegrityError, match=r"answer\.patch: sha256="):
+        rendered(paths)
+    with pytest.raises(IntegrityError, match=r"answer\.patch: sha256="):
+        locked(paths)
 
 
 def test_another_torch_is_another_vllm(paths: Paths, published: dict[str, Any]) -> None:
