@@ -37,6 +37,7 @@ from sparkpin.following import read_layer_of
 from sparkpin.paths import Paths
 from sparkpin.progress import GATHERS, UNPACKS, progress
 from sparkpin.render import Rendered, rootfs_ref
+from sparkpin.saving import saving_folder
 from sparkpin.schema import BY_DIGEST
 from sparkpin.seal import Part, Sealed
 
@@ -175,9 +176,8 @@ def require_parent(paths: Paths, engine: Engine, rendered: Rendered, say: Say) -
 
 def keep_foreign(paths: Paths, engine: Engine, image: ImageInfo) -> None:
     """The listings of the layers of an image that was not made here: from the engine, which gives the image whole."""
-    paths.work.mkdir(parents=True, exist_ok=True)
-    with disk_errors(paths.work), tempfile.TemporaryDirectory(prefix="base-", dir=paths.work) as folder:
-        archive = Path(folder, "saved.tar")
+    with disk_errors(paths.work), saving_folder(paths) as folder:
+        archive = folder / "saved.tar"
         with archive.open("wb") as file:
             engine.save(image.ref, file)
         with seal.open_saved(archive) as saved:
