@@ -5,7 +5,6 @@ pip cannot set aside what a distribution requires; uv can, and its pylock.toml (
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from sparkpin.debs import tail
 from sparkpin.errors import ManifestError, NetworkError
 from sparkpin.schema import LockedFile, Stack
-from sparkpin.wheels import CONFIG, Target
+from sparkpin.wheels import CONFIG, Target, compiled
 
 
 def index_closure(stack: Stack, target: Target, keep: Sequence[LockedFile], file: str) -> list[LockedFile]:
@@ -36,9 +35,9 @@ def index_closure(stack: Stack, target: Target, keep: Sequence[LockedFile], file
         raise ManifestError(file, "python.exclude", ", ".join(python.exclude), wanted)
     free = {canonicalize_name(row.partition("==")[0]) for row in (*python.requirements, *python.overrides)}
     kept = [f"{wheel.name}=={wheel.version}" for wheel in keep if canonicalize_name(wheel.name) not in free]
-    done = compiled(stack, target, [*python.constraints, *kept])
+    done = resolved(stack, target, [*python.constraints, *kept])
     if done.returncode and kept:
-        done = compiled(stack, target, list(python.constraints))
+        done = resolved(stack, target, list(python.constraints))
     if done.returncode:
         said = tail(done, 15)
         if "requirements are unsatisfiable" in said:
@@ -49,25 +48,13 @@ def index_closure(stack: Stack, target: Target, keep: Sequence[LockedFile], file
     return parse(done.stdout, target, file)
 
 
-def compiled(stack: Stack, target: Target, constraints: Iterable[str]) -> subprocess.CompletedProcess[str]:
+def resolved(stack: Stack, target: Target, constraints: Iterable[str]) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory(prefix="sparkpin-") as name:
         bounds, overrides = Path(name, "constraints.txt"), Path(name, "overrides.txt")
         bounds.write_text("".join(f"{row}\n" for row in constraints), encoding="utf-8")
         overrides.write_text("".join(f"{row}\n" for row in stack.python.overrides), encoding="utf-8")
-        argv = [
-            *("uv", "pip", "compile", "--no-config", "--quiet", "--format=pylock.toml", "--only-binary=:all:"),
-            *(f"--constraints={bounds}", f"--overrides={overrides}", f"--python-version={target.python}"),
-            f"--python-platform={target.machine}-manylinux_2_{target.glibc}",
-            *([f"--torch-backend={stack.python.torch_backend}"] if stack.python.torch_backend else []),
-            "-",
-        ]
-        env = {
-            **os.environ,
-            **index_of_pip(),
-            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
-        }
-        wanted = "\n".join(stack.python.requirements)
-        return subprocess.run(argv, input=wanted, env=env, capture_output=True, text=True, check=False)
+        options = (f"--constraints={bounds}", f"--overrides={overrides}")
+        return compiled(stack, target, "\n".join(stack.python.requirements), *options, env=index_of_pip())
 
 
 def index_of_pip() -> dict[str, str]:
