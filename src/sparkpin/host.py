@@ -47,8 +47,8 @@ class Host:
         return bool({"debian", "ubuntu"} & set(self.family))
 
     @property
-    def fingerprint(self) -> str:
-        """One line for evidence: enough to tell two kinds of machine apart."""
+    def summary(self) -> str:
+        """One line for people. What a record keeps is `fingerprint.Fingerprint`."""
         name = "DGX Spark" if self.is_spark else "with GPU" if self.has_gpu else "no GPU"
         return f"{self.distribution}, {self.arch}, {name}, {self.memory_total / 1e9:.0f} GB"
 
