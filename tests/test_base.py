@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tiny_images
 import yaml
-from private_engine import tags_in
+from private_engine import remove_tags
 from tiny_registry import registry
 
 from sparkpin import contents, lock, manifests, render, schema
@@ -111,9 +111,7 @@ def test_images_stand_on_what_the_engine_has_under_the_digest(tmp_path: Path) ->
         listed = contents.read_contents(layer_file(paths, below.diff_ids[0]))
         assert "bin/sh" in {entry.path for entry in listed}
     finally:
-        for tag in tags_in(engine):
-            if f"/stack-{name}:" in tag:
-                engine.untag(tag)
+        remove_tags(engine, f"stack-{name}")
         engine.client.api.remove_image(image)
 
 

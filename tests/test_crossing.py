@@ -12,7 +12,7 @@ import pytest
 import tiny_images
 import uv
 import yaml
-from private_engine import tags_in
+from private_engine import remove_tags
 
 from sparkpin import crossing, manifests, render, rootfs, schema
 from sparkpin.build import build_image
@@ -155,9 +155,7 @@ def test_an_image_for_another_architecture_without_emulation(
         assert [image.architecture for image in found if image] == [other.partition("/")[2]] * 3
         assert len(built[0].diff_ids) == 2  # the far root file system and what the native step left
     finally:
-        for tag in tags_in(engine):
-            if f"/stack-{name}:" in tag:
-                engine.untag(tag)
+        remove_tags(engine, f"stack-{name}")
         native = crossing.stand_in(paths, name, machine)
         for ref in (chain[0].parent_ref, render.rootfs_ref(native.suite, native.key)):
             engine.untag(ref)
