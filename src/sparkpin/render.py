@@ -29,6 +29,7 @@ from sparkpin.releases import INTERNAL, ROOTFS
 from sparkpin.rootfs import RootfsSpec, rootfs_spec
 from sparkpin.schema import MACHINES, LockedFile, Stack, StackLock, Stage
 
+UV = "tools/uv"
 HIDDEN = "(hidden)"  # at the end of what a wheel is called that a layer above hides
 
 
@@ -60,7 +61,8 @@ class Rendered:
 
     key: build key (hex); parent_key: None for the first stage; ref: the internal tag; parent_ref: what it is built on;
     rootfs: what the first stage stands on, None for the others and on a base by digest;
-    layers: (name, key) of each layer that it adds, where the key is over all that decides the layer.
+    layers: (name, key) of each layer that it adds, where the key is over all that decides the layer;
+    builder: of an image for another architecture, where its steps ran before; None where the project's pins say it.
     """
 
     stage: str
@@ -74,6 +76,7 @@ class Rendered:
     dockerfile: str
     context: tuple[ContextFile, ...]
     layers: tuple[tuple[str, str], ...] = ()
+    builder: RootfsSpec | None = None
 
 
 def render_chain(project: Path, stack: Stack, stack_lock: StackLock, chain: Sequence[Stage]) -> tuple[Rendered, ...]:
@@ -242,10 +245,13 @@ def text_file(path: str, text: str, what: str = "list of wheels") -> ContextFile
 
 def tool_files(project: Path) -> list[ContextFile]:
     script = project / "dockerfiles/install.py"
+    return [host_file("tools/install.py", script, f"sparkpin {script.name}"), uv_file()]
+
+
+def uv_file() -> ContextFile:
+    """This machine's. Each architecture has a binary of its own, and what it installs is the same."""
     version = f"uv {importlib.metadata.version('uv')}"
-    binary = host_file("tools/uv", Path(uv.find_uv_bin()), version, executable=True)
-    # Each architecture has a binary of its own, and what it installs is the same.
-    return [host_file("tools/install.py", script, f"sparkpin {script.name}"), replace(binary, identity=version)]
+    return replace(host_file(UV, Path(uv.find_uv_bin()), version, executable=True), identity=version)
 
 
 def host_file(path: str, origin: Path, what: str, *, executable: bool = False) -> ContextFile:
