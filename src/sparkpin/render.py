@@ -23,13 +23,14 @@ from sparkpin import seal
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import ManifestError
 from sparkpin.files import sha256_file
-from sparkpin.layering import LINKS, RESERVED, STACK_MODS, UPDATES, VENV, normal, updated, wheel_groups
+from sparkpin.layering import LINKS, RESERVED, STACK_MODS, UPDATES, USER, VENV, normal, updated, wheel_groups
 from sparkpin.modwheels import Mod, read_mod
 from sparkpin.releases import INTERNAL, ROOTFS
 from sparkpin.rootfs import RootfsSpec, rootfs_spec
 from sparkpin.schema import MACHINES, LockedFile, Stack, StackLock, Stage
 
 UV = "tools/uv"
+PASSWD, GROUP = "sparkpin:*:10001:10001:sparkpin:/home/sparkpin:/bin/sh", "sparkpin:*:10001:"
 HIDDEN = "(hidden)"  # at the end of what a wheel is called that a layer above hides
 
 
@@ -107,6 +108,8 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
             below = spec.key
             parent_ref = rootfs_ref(stack.system.suite, below)
         layers[VENV] = []
+        if stack.base:
+            layers[USER] = user_files()
         groups = wheel_groups(project, stack, stack_lock)
         for name, wheels in groups.items():
             layers[name] = wheel_files(name, wheels, stack_lock.underlay)
@@ -223,6 +226,15 @@ def update_files(stack_lock: StackLock, groups: Mapping[str, Sequence[LockedFile
         *wheel_files(UPDATES, updated(stack_lock)),
         requirements_file(f"wheels/{UPDATES}/hidden.txt", stack_lock.underlay),
         text_file(f"wheels/{UPDATES}/kept.txt", "".join(stay)),
+    ]
+
+
+def user_files() -> list[ContextFile]:
+    """The images' user where no root file system of ours brings it (rootfs.sh has the same lines)."""
+    return [
+        text_file(f"wheels/{USER}/requirements.txt", ""),
+        text_file(f"wheels/{USER}/passwd", f"{PASSWD}\n", "the images' user"),
+        text_file(f"wheels/{USER}/group", f"{GROUP}\n", "the images' group"),
     ]
 
 
