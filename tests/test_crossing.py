@@ -15,12 +15,14 @@ import uv
 import yaml
 from private_engine import remove_tags
 
-from sparkpin import crossing, manifests, render, rootfs, schema
+from sparkpin import commands, crossing, fetch, hub, manifests, render, rootfs, schema
 from sparkpin.build import build_image
 from sparkpin.buildrecord import BuildRecord, LayerRecord, read_record, record_file
+from sparkpin.checkpoint.repository import Places
 from sparkpin.context import row
 from sparkpin.engine import Engine
 from sparkpin.errors import HostError, ManifestError
+from sparkpin.fetch import FetchReport
 from sparkpin.files import sha256_file
 from sparkpin.paths import Paths
 from sparkpin.schema import LockedFile
@@ -76,6 +78,25 @@ def test_what_is_fetched_beside_the_stacks_own(paths: Paths) -> None:
     found = crossing.stand_in_debs(paths, far, "linux/amd64")
     assert found is not None and found[0].name == "native"
     assert found[1].files == python_debs("3.11.2-6")
+
+
+def test_fetch_brings_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a build without a network would lack it, and say that `fetch` brings it."""
+    fetched: list[tuple[str, int, bool]] = []
+
+    def fetch_stack(paths: Paths, stack: schema.Stack, lock: schema.StackLock, say: object) -> FetchReport:
+        fetched.append((stack.name, len(lock.debs), bool(lock.wheels)))
+        return FetchReport(0, 0, 0)
+
+    monkeypatch.setattr(fetch, "fetch_stack", fetch_stack)
+    monkeypatch.setattr(hub, "fetch_model", lambda *_: Places({}, {}))
+    monkeypatch.setattr(Paths, "from_env", lambda: Paths(PROJECT, Path(), Path()))
+    spark, cpu = (manifests.load_stack_lock(PROJECT, manifests.load_stack(PROJECT, name)) for name in ("spark", "cpu"))
+    for machine, more in (("linux/amd64", [("cpu", len(cpu.debs), False)]), ("linux/arm64", []), ("riscv64", [])):
+        monkeypatch.setattr(crossing, "this_platform", lambda machine=machine: machine)
+        commands.fetch(recipe="scripted-tiny-spark", stack=None)
+        assert fetched == [("spark", len(spark.debs), True), *more]
+        fetched.clear()
 
 
 def test_a_machine_that_the_stack_does_not_name_is_refused(paths: Paths) -> None:

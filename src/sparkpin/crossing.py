@@ -7,6 +7,7 @@ is the same bytes. The image's own root file system is the only part that is mad
 
 from __future__ import annotations
 
+import platform
 import re
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from sparkpin.manifests import load_stack, load_stack_lock
 from sparkpin.paths import Paths
 from sparkpin.render import UV, ContextFile, Rendered, uv_file
 from sparkpin.rootfs import RootfsSpec, rootfs_spec
-from sparkpin.schema import LockedFile, Stack, StackLock
+from sparkpin.schema import MACHINES, LockedFile, Stack, StackLock
 
 PYTHON = re.compile(r"(?:lib)?python3(?:\.\d+)?-(?:minimal|stdlib)$")  # the interpreter and its compiler to bytecode
 
@@ -116,6 +117,12 @@ def fetched_with(spec: RootfsSpec, stack: Stack, lock: StackLock) -> tuple[Stack
         stack.model_copy(update={"platform": spec.platform, "debian": system}),
         lock.model_copy(update={"debs": spec.debs, **nothing}),
     )
+
+
+def this_platform() -> str:
+    """Of this machine, whose engine may be another's."""
+    machine = platform.machine()
+    return next((name for name, known in MACHINES.items() if known == machine), machine)
 
 
 def pythons(lock: StackLock) -> list[str]:

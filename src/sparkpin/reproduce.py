@@ -10,7 +10,6 @@ import contextlib
 import difflib
 import json
 import os
-import platform
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from sparkpin.paths import Paths
 from sparkpin.progress import progress
 from sparkpin.releases import Release, now
 from sparkpin.render import Rendered
-from sparkpin.schema import MACHINES, LockedFile
+from sparkpin.schema import LockedFile
 from sparkpin.ui import printable
 
 Say = Callable[[str], None]
@@ -86,7 +85,7 @@ def reproduce(paths: Paths, release: Release, original: Engine | None, say: Say)
     records = records_of(paths, release)
     check_form(records)
     require_listings(paths, release, records)
-    images = [crossing.again(paths, record, this_platform()) for record in records]
+    images = [crossing.again(paths, record, crossing.this_platform()) for record in records]
     require_inputs(paths, release, images, say)
     notes = (*rendered_again(paths, release, records), *filter(None, map(crossing.moved, records, images)))
     results: list[StageResult] = []
@@ -134,11 +133,6 @@ def inputs_of(images: Sequence[Rendered]) -> list[LockedFile]:
             found += spec.debs
         found += [file.locked for file in image.context if file.locked]
     return found
-
-
-def this_platform() -> str:
-    """Of this machine, where the engine of a rebuild from scratch runs, too."""
-    return next((name for name, machine in MACHINES.items() if machine == platform.machine()), platform.machine())
 
 
 def rendered_again(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> tuple[str, ...]:

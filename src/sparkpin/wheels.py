@@ -23,9 +23,8 @@ from packaging.utils import canonicalize_name
 from sparkpin.debs import HowToGet, raise_no_space, tail
 from sparkpin.errors import HostError, IntegrityError, ManifestError, NetworkError
 from sparkpin.files import CHUNK, disk_errors
-from sparkpin.schema import LockedFile, Stack
+from sparkpin.schema import MACHINES, LockedFile, Stack
 
-MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 TICK = 5.0  # seconds between two lines of progress
 CONFIG = "look at `pip config list` and the network, then run the command again"
