@@ -191,14 +191,17 @@ def test_options_that_cannot_be(tmp_path: Path, option: str, value: str, words: 
 def test_what_an_image_must_have_is_said_by_its_stack_and_stage(project: Path, tmp_path: Path) -> None:
     paths, told = Paths(project, tmp_path / "cache", tmp_path / "home"), list[str]()
     labelled = Opened(iter(()), "linux/amd64", stack="cpu", stage="hybrid")
-    assert sm_of(paths, "", labelled) is None
+    assert sm_of(paths, "", labelled, told.append) is None
     with (project / "pins/stacks/cpu.yaml").open("a") as file:
         file.write('gpu: {sm: "12.1", cuda: "13.0"}\n')
-    assert (sm_of(paths, "", labelled), sm_of(paths, "90", labelled)) == (121, 90)
+    assert [sm_of(paths, asked, labelled, told.append) for asked in ("", "90")] == [121, 90]
     assert mods_of(paths, labelled, told.append) == ["sparkpin-modkit", "vllm", "sparkpin-hybrid-int4-fp8"]
     unknown = Opened(iter(()), "linux/amd64", stack="elsewhere", stage="hybrid")
-    assert (sm_of(paths, "", unknown), mods_of(paths, unknown, told.append)) == (None, [])
-    assert told == ["note: which mods belong into the image is not known here: unknown stack 'elsewhere'"]
+    assert (sm_of(paths, "", unknown, told.append), mods_of(paths, unknown, told.append)) == (None, [])
+    assert told == [
+        "note: which GPU the image is for is not known here, so its GPU code is not judged: unknown stack 'elsewhere'",
+        "note: which mods belong into the image is not known here: unknown stack 'elsewhere'",
+    ]
 
 
 @pytest.mark.e2e

@@ -195,6 +195,9 @@ def plugin_findings(facts: Facts, mods: Sequence[str]) -> Iterator[Finding]:
             text = "the stage has this mod, the image does not"
             yield Finding("error", "plugins", name, text, "build the image again: invoke build")
     for package in facts.packages:
+        if package.plugins and not package.accepts and package.name in mods:
+            text = f"{', '.join(package.plugins)} {package.version} does not say which vLLM it is made for"
+            yield Finding("warning", "plugins", package.name, text, "name the releases in its TOUCHES, as a literal")
         if not package.plugins or not package.accepts:
             continue
         where = ", ".join(package.plugins)

@@ -34,7 +34,7 @@ def inspect(paths: Paths, engine: Engine | None, subject: str, *, sm: str, platf
             opened = stack.enter_context(open_image(paths, engine, ref_of(paths, engine, subject), say))
         facts = scan(opened.files, say, opened.env)
     chosen = platform_of(platform, opened, facts)
-    gpu = sm_of(paths, sm, opened)
+    gpu = sm_of(paths, sm, opened, say)
     return Result(
         subject, chosen, gpu, facts, findings(facts, sm=gpu, platform=chosen, mods=mods_of(paths, opened, say))
     )
@@ -62,16 +62,18 @@ def platform_of(asked: str, opened: Opened, facts: Facts) -> str:
     return chosen
 
 
-def sm_of(paths: Paths, asked: str, opened: Opened) -> int | None:
+def sm_of(paths: Paths, asked: str, opened: Opened, say: Say) -> int | None:
     """As asked for ("121" or "12.1"), else what the image's stack is for."""
     if asked:
         if not re.fullmatch(r"\d{2,3}|\d{1,2}\.\d", asked):
             raise InputError(f"--sm: saw {asked!r}, wanted a compute capability", next_step="for example --sm 121")
         return int(asked.replace(".", ""))
-    with contextlib.suppress(SparkpinError):  # a stack of another project says nothing here
+    try:
         gpu = manifests.load_stack(paths.project, opened.stack).gpu if opened.stack else None
         return int(gpu.sm.replace(".", "")) if gpu else None
-    return None
+    except SparkpinError as error:  # a stack of another project
+        say(f"note: which GPU the image is for is not known here, so its GPU code is not judged: {error.message}")
+        return None
 
 
 def mods_of(paths: Paths, opened: Opened, say: Say) -> list[str]:
