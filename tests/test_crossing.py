@@ -26,6 +26,7 @@ from sparkpin.fetch import FetchReport
 from sparkpin.files import sha256_file
 from sparkpin.paths import Paths
 from sparkpin.schema import LockedFile
+from sparkpin.unneeded import Needs
 
 PROJECT = Path(__file__).resolve().parents[1]
 CROSS_BASE = tiny_images.BASE.replace(
@@ -186,6 +187,9 @@ def test_a_recorded_build_runs_where_it_ran_though_the_pins_have_moved_on(paths:
     image = crossing.again(paths, record, "linux/amd64")
     assert (image.builder, uv_of(image), crossing.moved(record, image)) == (then, uv_of(record.rendered), "")
     assert BuildRecord.model_validate_json(record.model_dump_json(by_alias=True)) == record
+    needs = Needs()
+    needs.add(record)
+    assert record.rootfs and needs.rootfs == {record.rootfs.key, then.key}, "prune keeps what both are made from"
     far = manifests.load_stack(paths.project, "far")
     stack, lock = crossing.fetched_with(then, far, manifests.load_stack_lock(paths.project, far))
     assert (stack.platform, lock.files) == ("linux/amd64", then.debs)

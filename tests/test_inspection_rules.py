@@ -162,7 +162,7 @@ def test_ptx_alone_is_named_and_code_for_other_gpus_alone_refused(root: Root) ->
     )
     assert notes[f"{SITE}/made_up"] == "1 of 2 .cubin files run on sm_121 (1 sm_100a, 1 sm_120)"
     assert "sm_90a" in notes[f"{SITE}/vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"]
-    assert texts(facts, sm=120) == []
+    assert texts(facts, sm=120) == [f"gpu {SITE}/for_others: 0 of 1 .cubin files run on sm_120 (1 sm_100a)"]
     assert texts(facts, sm=None) == []
 
 
