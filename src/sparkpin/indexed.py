@@ -26,13 +26,11 @@ from sparkpin.wheels import CONFIG, Target, compiled
 def index_closure(stack: Stack, target: Target, keep: Sequence[LockedFile], file: str) -> list[LockedFile]:
     """Every wheel that the requirements need on the target, sorted by name. Network.
 
-    keep: wheels whose versions stay where all of them fit together. Raises ManifestError (what is asked for does not
-    fit together, or `python.exclude`, which would need the wheels' own metadata) or NetworkError.
+    keep: wheels whose versions stay where all of them fit together. `python.exclude` goes with what only it needs.
+    Raises ManifestError (what is asked for does not fit together; an excluded distribution that nothing asks for) or
+    NetworkError.
     """
     python = stack.python
-    if python.exclude:
-        wanted = "nothing beside `python.overrides`: the closure is taken from the index as it is"
-        raise ManifestError(file, "python.exclude", ", ".join(python.exclude), wanted)
     free = {canonicalize_name(row.partition("==")[0]) for row in (*python.requirements, *python.overrides)}
     kept = [f"{wheel.name}=={wheel.version}" for wheel in keep if canonicalize_name(wheel.name) not in free]
     done = resolved(stack, target, [*python.constraints, *kept])
@@ -45,15 +43,35 @@ def index_closure(stack: Stack, target: Target, keep: Sequence[LockedFile], file
                 file, "python.requirements", python.requirements, f"requirements that fit together; uv says:\n{said}"
             )
         raise NetworkError(f"uv could not resolve {python.requirements}:\n{said}", next_step=CONFIG)
+    check_excluded(stack, target, file)
     return parse(done.stdout, target, file)
 
 
-def resolved(stack: Stack, target: Target, constraints: Iterable[str]) -> subprocess.CompletedProcess[str]:
+def check_excluded(stack: Stack, target: Target, file: str) -> None:
+    """Each excluded distribution would come without being excluded. Says nothing where that does not resolve."""
+    python = stack.python
+    whole = resolved(stack, target, list(python.constraints), exclude=()) if python.exclude else None
+    if whole is not None and whole.returncode == 0:
+        names = {package["name"] for package in tomllib.loads(whole.stdout).get("packages", [])}
+        for name in python.exclude:
+            if name not in names:
+                raise ManifestError(file, "python.exclude", name, "a distribution that the requirements would bring in")
+
+
+def resolved(
+    stack: Stack, target: Target, constraints: Iterable[str], *, exclude: Iterable[str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """uv's pylock.toml of the stack's requirements. exclude: by default what the stack excludes."""
+    rows = {
+        "constraints": constraints,
+        "overrides": stack.python.overrides,
+        "excludes": stack.python.exclude if exclude is None else exclude,
+    }
     with tempfile.TemporaryDirectory(prefix="sparkpin-") as name:
-        bounds, overrides = Path(name, "constraints.txt"), Path(name, "overrides.txt")
-        bounds.write_text("".join(f"{row}\n" for row in constraints), encoding="utf-8")
-        overrides.write_text("".join(f"{row}\n" for row in stack.python.overrides), encoding="utf-8")
-        options = (f"--constraints={bounds}", f"--overrides={overrides}")
+        given = {option: Path(name, f"{option}.txt") for option in rows}
+        for option, path in given.items():
+            path.write_text("".join(f"{row}\n" for row in rows[option]), encoding="utf-8")
+        options = [f"--{option}={path}" for option, path in given.items()]
         return compiled(stack, target, "\n".join(stack.python.requirements), *options, env=index_of_pip())
 
 
