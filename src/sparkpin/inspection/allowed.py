@@ -39,6 +39,8 @@ ALLOWED = (
         Allowed(rule, "*/torch_c_dlpack_ext/libtorch_c_dlpack_addon_torch*.so", r".*", OTHER_TORCH)
         for rule in ("needed", "symbols")
     ),
+    # The spark-seed stack.
+    Allowed("gpu", "*/site-packages/flashinfer_cubin", r".*", "for 10.x; for 12.x FlashInfer compiles at run time"),
     # The cpu stack.
     Allowed(
         "needed",
@@ -57,7 +59,6 @@ ALLOWED = (
     # vLLM's own libraries for other GPUs. 0.33.0's Python source was read for who loads them, except for qutlass.
     Allowed("gpu", "*/vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so", r"sm_90a", f"FlashAttention 3, for 9.x: {ASKS}"),
     Allowed("gpu", "*/vllm/_flashmla*_C.abi3.so", r"sm_90a|sm_90a, sm_100f", f"FlashMLA, for 9.x and 10.x: {ASKS}"),
-    Allowed("gpu", "*/site-packages/flashinfer_cubin", r".*", "for 10.x; for 12.x FlashInfer compiles at run time"),
     Allowed("gpu", "*/vllm/_qutlass_C.abi3.so", r"sm_100f", "FP-Quant checkpoints alone, which no recipe has"),
     Allowed("gpu", "*/vllm/_deepselect_C.abi3.so", r"sm_100f", "sparse attention of DeepSeek's, which no recipe has"),
 )
