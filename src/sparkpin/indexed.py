@@ -27,13 +27,11 @@ from sparkpin.wheels import CONFIG, Target
 def index_closure(stack: Stack, target: Target, keep: Sequence[LockedFile], file: str) -> list[LockedFile]:
     """Every wheel that the requirements need on the target, sorted by name. Network.
 
-    keep: wheels whose versions stay where all of them fit together. Raises ManifestError (what is asked for does not
-    fit together, or `python.exclude`, which would need the wheels' own metadata) or NetworkError.
+    keep: wheels whose versions stay where all of them fit together. `python.exclude` goes with what only it needs.
+    Raises ManifestError (what is asked for does not fit together; an excluded distribution that nothing asks for) or
+    NetworkError.
     """
     python = stack.python
-    if python.exclude:
-        wanted = "nothing beside `python.overrides`: the closure is taken from the index as it is"
-        raise ManifestError(file, "python.exclude", ", ".join(python.exclude), wanted)
     free = {canonicalize_name(row.partition("==")[0]) for row in (*python.requirements, *python.overrides)}
     kept = [f"{wheel.name}=={wheel.version}" for wheel in keep if canonicalize_name(wheel.name) not in free]
     done = compiled(stack, target, [*python.constraints, *kept])
@@ -46,17 +44,38 @@ def index_closure(stack: Stack, target: Target, keep: Sequence[LockedFile], file
                 file, "python.requirements", python.requirements, f"requirements that fit together; uv says:\n{said}"
             )
         raise NetworkError(f"uv could not resolve {python.requirements}:\n{said}", next_step=CONFIG)
+    check_excluded(stack, target, file)
     return parse(done.stdout, target, file)
 
 
-def compiled(stack: Stack, target: Target, constraints: Iterable[str]) -> subprocess.CompletedProcess[str]:
+def check_excluded(stack: Stack, target: Target, file: str) -> None:
+    """Each excluded distribution would come without being excluded. Says nothing where that does not resolve."""
+    python = stack.python
+    whole = compiled(stack, target, list(python.constraints), exclude=()) if python.exclude else None
+    if whole is not None and whole.returncode == 0:
+        names = {package["name"] for package in tomllib.loads(whole.stdout).get("packages", [])}
+        for name in python.exclude:
+            if name not in names:
+                raise ManifestError(file, "python.exclude", name, "a distribution that the requirements would bring in")
+
+
+def compiled(
+    stack: Stack, target: Target, constraints: Iterable[str], *, exclude: Iterable[str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """uv's pylock.toml of the stack's requirements. exclude: by default what the stack excludes."""
+    rows = {
+        "constraints": constraints,
+        "overrides": stack.python.overrides,
+        "excludes": stack.python.exclude if exclude is None else exclude,
+    }
     with tempfile.TemporaryDirectory(prefix="sparkpin-") as name:
-        bounds, overrides = Path(name, "constraints.txt"), Path(name, "overrides.txt")
-        bounds.write_text("".join(f"{row}\n" for row in constraints), encoding="utf-8")
-        overrides.write_text("".join(f"{row}\n" for row in stack.python.overrides), encoding="utf-8")
+        given = {option: Path(name, f"{option}.txt") for option in rows}
+        for option, path in given.items():
+            path.write_text("".join(f"{row}\n" for row in rows[option]), encoding="utf-8")
         argv = [
             *("uv", "pip", "compile", "--no-config", "--quiet", "--format=pylock.toml", "--only-binary=:all:"),
-            *(f"--constraints={bounds}", f"--overrides={overrides}", f"--python-version={target.python}"),
+            *(f"--{option}={path}" for option, path in given.items()),
+            f"--python-version={target.python}",
             f"--python-platform={target.machine}-manylinux_2_{target.glibc}",
             *([f"--torch-backend={stack.python.torch_backend}"] if stack.python.torch_backend else []),
             "-",
