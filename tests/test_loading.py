@@ -196,8 +196,19 @@ def test_only_a_plugin_may_refuse(kind: str) -> None:
 
 
 def test_lines_of_others_and_half_lines_are_passed_over() -> None:
-    log = b"INFO hello\n" + lines(TORCH[0]) + inside.MARKER.encode() + b'{"kind": 1}\n' + lines(TORCH[1])[:-1]
-    assert [row.state for row in read_rows(log)] == ["begin"]
+    others = [
+        b'{"kind": 1}',
+        b"[]",
+        b'{"kind":"import","name":1,"state":"ok"}',
+        b'{"kind":"x","name":"x","state":"ok"}',
+    ]
+    log = b"INFO hello\n" + lines(TORCH[0]) + b"".join(inside.MARKER.encode() + text + b"\n" for text in others)
+    assert [row.state for row in read_rows(log + lines(TORCH[1])[:-1])] == ["begin"]
+
+
+def test_what_an_image_says_does_not_reach_the_terminal_as_it_is() -> None:
+    (row,) = read_rows(lines({"kind": "plugin", "name": "x\x1b[2J", "state": "failed", "detail": "\x1b]0;title\x07"}))
+    assert "\x1b" not in row.name + row.detail and "title" in row.detail
 
 
 @pytest.mark.parametrize(

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_releases import release
+from private_engine import load_image
 
 from sparkpin import commands, jobs, manifests, reports, retention
 from sparkpin.engine import Engine
-from sparkpin.errors import InputError, SmokeError
+from sparkpin.errors import HostError, InputError, SmokeError
 from sparkpin.gpus import Gpu
 from sparkpin.inspection.finding import Finding
 from sparkpin.inspection.report import Result
 from sparkpin.inspection.scan import Facts
 from sparkpin.loading.rows import Row
-from sparkpin.loading.run import Loaded
+from sparkpin.loading.run import Loaded, load
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
 from sparkpin.schema import Stack
@@ -204,3 +207,23 @@ def test_a_release_for_another_machine_is_inspected_for_real(
     records.smoked(done.tag, PASSED)
     with pytest.raises(InputError, match="has passed its smoke test, and here it can only be inspected"):
         jobs.smoke_releases(paths, (records.get(release.tag),))
+
+
+@pytest.mark.engine
+def test_a_machine_that_cannot_run_the_image_s_programs_is_told_what_to_install(
+    paths: Paths, fake_engine: Engine, release: Release
+) -> None:
+    """As without qemu-user: the kernel knows no way to run the image's Python."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        member = tarfile.TarInfo("usr/local/bin/python")
+        member.size, member.mode = 8, 0o755
+        tar.addfile(member, io.BytesIO(b"\x7fNO-ELF\n"))
+    tag = "sparkpin/fake:unknown-code"
+    load_image(fake_engine, tag, [buffer.getvalue()])
+    try:
+        with pytest.raises(HostError, match="runs no programs for linux/amd64") as caught:
+            load(paths, fake_engine, dataclasses.replace(release, tag=tag), Facts({}, {}), "linux/amd64", len)
+        assert caught.value.next_step == "invoke doctor --stack cpu --fix"
+    finally:
+        fake_engine.untag(tag)

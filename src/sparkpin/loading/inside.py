@@ -43,7 +43,7 @@ def verdict(error: BaseException) -> tuple[str, str]:
     chain = list(causes(error))
     text = f"{type(chain[-1]).__name__}: {chain[-1]}"
     wants = any(type(one).__name__ == REFUSAL or NO_GPU.search(str(one)) for one in chain)
-    return ("refused" if wants else "failed"), " ".join(text.split())
+    return ("refused" if wants else "failed"), " ".join(text.split())[:500]
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

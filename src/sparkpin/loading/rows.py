@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 from sparkpin.loading.inside import MARKER
 from sparkpin.smoke import mods
+from sparkpin.ui import printable
 
+DONE = {"library": "loaded", "import": "imported", "plugin": "registered", "platform": "found"}
+STATES = ("begin", "ok", "refused", "failed")
 MAY_REFUSE = ("plugin", "platform")  # for want of a GPU; a library or an import that does so does not load
 
 
@@ -33,8 +36,7 @@ class Row:
 
     @property
     def word(self) -> str:
-        done = {"library": "loaded", "import": "imported", "plugin": "registered", "platform": "found"}
-        return done[self.kind] if self.state == "ok" else self.state if self.kind in done else "failed"
+        return DONE.get(self.kind, "ok") if self.state == "ok" else self.state
 
 
 def read_rows(log: bytes) -> list[Row]:
@@ -48,13 +50,14 @@ def read_rows(log: bytes) -> list[Row]:
 
 
 def row_of(text: bytes) -> Row | None:
+    """The image wrote it: nothing that a terminal would obey gets through."""
     try:
         value = json.loads(text)
-        row = Row(value["kind"], value["name"], value["state"], value.get("detail", ""), value.get("seconds", 0.0))
-    except (ValueError, KeyError, TypeError):
+        kind, state, seconds = value["kind"], value["state"], float(value.get("seconds", 0))
+        name, detail = printable(value["name"]), printable(value.get("detail", ""))
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    texts = (row.kind, row.name, row.state, row.detail)
-    return row if all(isinstance(text, str) for text in texts) and isinstance(row.seconds, int | float) else None
+    return Row(kind, name, state, detail, seconds) if kind in (*DONE, "end") and state in STATES else None
 
 
 def open_step(rows: Sequence[Row]) -> Row | None:

@@ -172,12 +172,12 @@ def watch(container: Container, limit: float, say: Say) -> str:
                 told = now
                 say(f"  {row.label}: {row.word} in {row.seconds:.1f} s{f', {row.detail}' if row.detail else ''}")
         count = len(rows)
-        if reason:
-            return reason
+        if reason or (rows and rows[-1].kind == "end"):  # a large process takes long to leave
+            return reason or "is done"
         if now - begin > limit:
             with engine_errors():
                 container.kill()
-            return f"was ended after {limit:.0f} s, the time that it may take"
+            return f"was ended after {limit:g} s, the time that it may take"
         if now - told > TOLD_SECONDS:
             told = now
             step = open_step(rows)
