@@ -28,7 +28,7 @@ def test_mod(mod: str) -> None:
         volumes[str(source)] = {"bind": f"/pytest/{target}", "mode": "ro"}
     container = Engine.connect().client.containers.create(
         image,
-        ["python", "-m", "pytest", "-p", "no:cacheprovider", "-q", f"/mods/{mod}/tests"],
+        ["python", "-m", "pytest", "-p", "no:cacheprovider", "--confcutdir=/mods", "-q", f"/mods/{mod}/tests"],
         environment={"PYTHONPATH": "/pytest", "PYTHONDONTWRITEBYTECODE": "1"},
         volumes=volumes,
         network_mode="none",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sparkpin import (
     claims,
+    crossing,
     exporting,
     files,
     host,
@@ -129,11 +130,16 @@ def names(folder: Path) -> list[str]:
 def fetch(*, recipe: str | None, stack: str | None) -> None:
     paths, pairings = pairings_of(recipe, None, stack)
     last = pairings[-1]
-    report = fetching.fetch_stack(paths, last.stack, last.stack_lock, say)
-    show(
-        f"stack {last.stack.name}: {report.files} files, {ui.size(report.bytes_total)} verified, "
-        f"{ui.size(report.bytes_fetched)} fetched"
-    )
+    wanted = [(last.stack, last.stack_lock)]
+    if (machine := crossing.this_platform()) in last.stack.build_on:
+        wanted += filter(None, [crossing.stand_in_debs(paths, last.stack, machine)])
+    for one, lock in wanted:
+        report = fetching.fetch_stack(paths, one, lock, say)
+        what = "stack" if one is last.stack else "root file system to build it in, stack"
+        show(
+            f"{what} {one.name}: {report.files} files, {ui.size(report.bytes_total)} verified, "
+            f"{ui.size(report.bytes_fetched)} fetched"
+        )
     places = hub.fetch_model(paths, last.model, last.model_lock, say)
     for name, folder in places.folders.items():
         show(f"model {last.model.name}: {name} in {folder}")

@@ -5,7 +5,6 @@ pip cannot set aside what a distribution requires; uv can, and its pylock.toml (
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from sparkpin.debs import tail
 from sparkpin.errors import ManifestError, NetworkError
 from sparkpin.schema import LockedFile, Stack
-from sparkpin.wheels import CONFIG, Target
+from sparkpin.wheels import CONFIG, Target, compiled
 
 
 def index_closure(stack: Stack, target: Target, keep: Sequence[LockedFile], file: str) -> list[LockedFile]:
@@ -34,9 +33,9 @@ def index_closure(stack: Stack, target: Target, keep: Sequence[LockedFile], file
     python = stack.python
     free = {canonicalize_name(row.partition("==")[0]) for row in (*python.requirements, *python.overrides)}
     kept = [f"{wheel.name}=={wheel.version}" for wheel in keep if canonicalize_name(wheel.name) not in free]
-    done = compiled(stack, target, [*python.constraints, *kept])
+    done = resolved(stack, target, [*python.constraints, *kept])
     if done.returncode and kept:
-        done = compiled(stack, target, list(python.constraints))
+        done = resolved(stack, target, list(python.constraints))
     if done.returncode:
         said = tail(done, 15)
         if "requirements are unsatisfiable" in said:
@@ -51,7 +50,7 @@ def index_closure(stack: Stack, target: Target, keep: Sequence[LockedFile], file
 def check_excluded(stack: Stack, target: Target, file: str) -> None:
     """Each excluded distribution would come without being excluded. Says nothing where that does not resolve."""
     python = stack.python
-    whole = compiled(stack, target, list(python.constraints), exclude=()) if python.exclude else None
+    whole = resolved(stack, target, list(python.constraints), exclude=()) if python.exclude else None
     if whole is not None and whole.returncode == 0:
         names = {package["name"] for package in tomllib.loads(whole.stdout).get("packages", [])}
         for name in python.exclude:
@@ -59,7 +58,7 @@ def check_excluded(stack: Stack, target: Target, file: str) -> None:
                 raise ManifestError(file, "python.exclude", name, "a distribution that the requirements would bring in")
 
 
-def compiled(
+def resolved(
     stack: Stack, target: Target, constraints: Iterable[str], *, exclude: Iterable[str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """uv's pylock.toml of the stack's requirements. exclude: by default what the stack excludes."""
@@ -72,21 +71,8 @@ def compiled(
         given = {option: Path(name, f"{option}.txt") for option in rows}
         for option, path in given.items():
             path.write_text("".join(f"{row}\n" for row in rows[option]), encoding="utf-8")
-        argv = [
-            *("uv", "pip", "compile", "--no-config", "--quiet", "--format=pylock.toml", "--only-binary=:all:"),
-            *(f"--{option}={path}" for option, path in given.items()),
-            f"--python-version={target.python}",
-            f"--python-platform={target.machine}-manylinux_2_{target.glibc}",
-            *([f"--torch-backend={stack.python.torch_backend}"] if stack.python.torch_backend else []),
-            "-",
-        ]
-        env = {
-            **os.environ,
-            **index_of_pip(),
-            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
-        }
-        wanted = "\n".join(stack.python.requirements)
-        return subprocess.run(argv, input=wanted, env=env, capture_output=True, text=True, check=False)
+        options = [f"--{option}={path}" for option, path in given.items()]
+        return compiled(stack, target, "\n".join(stack.python.requirements), *options, env=index_of_pip())
 
 
 def index_of_pip() -> dict[str, str]:

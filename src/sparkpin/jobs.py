@@ -131,9 +131,12 @@ def rebuild(paths: Paths, release: Release) -> None:
         engine = engine_of(paths)
         chain = records_of(paths, release)
         check_form(chain)
-        require_inputs(paths, release, chain, say)
-        for built in chain:
-            builder.build_image(paths, engine, built.rendered, say, wanted=built.config_digest)
+        images = [crossing.again(paths, built, engine.platform) for built in chain]
+        for line in filter(None, map(crossing.moved, chain, images)):
+            say(f"note: {line}")
+        require_inputs(paths, release, images, say)
+        for built, image in zip(chain, images, strict=True):
+            builder.build_image(paths, engine, image, say, wanted=built.config_digest)
         engine.tag(chain[-1].ref, release.tag)
         checkpoint_of(paths, release)
 

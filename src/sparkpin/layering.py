@@ -15,8 +15,8 @@ from sparkpin.errors import ManifestError
 from sparkpin.schema import LockedFile, Stack, StackLock
 
 # layers beside those that the stack names
-VENV, UPDATES, LINKS, STACK_MODS = "venv", "updates", "links", "stack-mods"
-RESERVED = frozenset({VENV, UPDATES, LINKS, STACK_MODS})
+VENV, USER, UPDATES, LINKS, STACK_MODS = "venv", "user", "updates", "links", "stack-mods"
+RESERVED = frozenset({VENV, USER, UPDATES, LINKS, STACK_MODS})
 
 Groups = dict[str, list[LockedFile]]
 

@@ -25,7 +25,7 @@ def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool) -> None
     machine = host.read_host()
     chosen = manifests.load_stack(paths.project, stack or host.default_stack(paths.project, machine))
     if not as_json:
-        ui.show(f"{machine.fingerprint}; stack {chosen.name}: {chosen.description}")
+        ui.show(f"{machine.summary}; stack {chosen.name}: {chosen.description}")
     if fix:
         host.install(host.missing(paths, machine, stack=chosen), machine, ui.say)
         ui.say(f"engine: {daemon.start_engine(paths, ui.say)}")

@@ -19,7 +19,8 @@ PLATFORMS = {"linux/amd64": X86_64, "linux/arm64": AARCH64}
 RUNTIME = "cuda-runtime"
 # Packages whose major and minor version are those of the CUDA release that they belong to.
 TOOLKIT = ("cuda-nvcc", "cuda-crt", "cuda-cccl", "nvvm", "nvjitlink", "cuda-nvrtc", RUNTIME)
-# CUDA's major version -> the oldest Linux driver that runs it (CUDA's release notes, minor version compatibility).
+# CUDA's major version -> the oldest Linux driver that runs it: CUDA Toolkit release notes, table 2 "CUDA Toolkit and
+# Minimum Required Driver Version for CUDA Minor Version Compatibility" (450, 525, 580), the first of each branch.
 DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 
 
