@@ -27,7 +27,7 @@ from sparkpin.releases import Release, Releases
 from sparkpin.schema import Stack
 from sparkpin.smoke import choice
 from sparkpin.smoke.choice import obstacle_of
-from sparkpin.smoke.inspected import InspectedResult, result_of
+from sparkpin.smoke.inspected import InspectedResult, result_of, show_load
 
 pytest_plugins = ["fake_release"]
 WHY = "stack spark is for linux/arm64, and this engine's machine is linux/amd64"
@@ -227,3 +227,12 @@ def test_a_machine_that_cannot_run_the_image_s_programs_is_told_what_to_install(
         assert caught.value.next_step == "invoke doctor --stack cpu --fix"
     finally:
         fake_engine.untag(tag)
+
+
+def test_the_table_of_the_load_names_what_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    show_load(loaded())
+    said = capsys.readouterr().out
+    assert "library vllm/_C.so  loaded" in said and "wants CUDA" in said
+    assert said.endswith("emulated load, 500 s: nothing failed; refused without a GPU: head\n")
+    show_load(loaded(Row("import", "vllm", "failed", "no"), emulated=False))
+    assert capsys.readouterr().out.endswith("native load, 500 s: 1 step failed\n")

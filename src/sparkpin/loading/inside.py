@@ -39,7 +39,7 @@ def step(kind: str, name: str, act: Callable[[], str]) -> None:
 
 
 def verdict(error: BaseException) -> tuple[str, str]:
-    """ "refused" for want of the GPU, or "failed"; and the first cause in one line."""
+    """ "refused" (no GPU, or a mod that has nothing for the platform found without) or "failed"; the first cause."""
     chain = list(causes(error))
     text = f"{type(chain[-1]).__name__}: {chain[-1]}"
     wants = any(type(one).__name__ == REFUSAL or NO_GPU.search(str(one)) for one in chain)

@@ -12,7 +12,7 @@ from sparkpin.ui import printable
 
 DONE = {"library": "loaded", "import": "imported", "plugin": "registered", "platform": "found"}
 STATES = ("begin", "ok", "refused", "failed")
-MAY_REFUSE = ("plugin", "platform")  # for want of a GPU; a library or an import that does so does not load
+MAY_REFUSE = ("plugin", "platform")  # a library or an import that wants a GPU for itself does not load
 
 
 @dataclass(frozen=True)

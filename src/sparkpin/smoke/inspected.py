@@ -86,9 +86,10 @@ def show_load(loaded: Loaded) -> None:
         [(ui.printable(row.label), row.word, ui.seconds(row.seconds), ui.printable(row.detail)) for row in loaded.rows],
     )
     failed = sum(not row.passed for row in loaded.rows)
-    how = "emulated" if loaded.emulated else "native"
-    verdict = f"{ui.count(failed, 'step')} failed" if failed else "all of it loaded, or refuses for want of a GPU"
-    ui.show(f"{how} load, {loaded.seconds:.0f} s: {verdict}")
+    refused = [ui.printable(row.name) for row in loaded.rows if row.state == "refused"]
+    verdict = f"{ui.count(failed, 'step')} failed" if failed else "nothing failed"
+    without = f"; refused without a GPU: {', '.join(refused)}" if refused else ""
+    ui.show(f"{'emulated' if loaded.emulated else 'native'} load, {loaded.seconds:.0f} s: {verdict}{without}")
 
 
 def save(
