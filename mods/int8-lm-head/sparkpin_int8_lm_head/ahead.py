@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
+from triton import language as tl
 from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 
 from sparkpin_int8_lm_head.kernel import int8_head
 from sparkpin_int8_lm_head.tuned import Tuned, tuned_for
 
-DTYPES = (torch.bfloat16, torch.float16)
+DTYPES = (tl.bfloat16, tl.float16)
+"""Triton's names or torch's, which come to the same kernels: a build has no use for torch."""
 
 
-def warm_up(dtypes: Iterable[torch.dtype] = DTYPES, biases: Sequence[bool] = (False,)) -> list[Any]:
+def warm_up(dtypes: Iterable[Any] = DTYPES, biases: Sequence[bool] = (False,)) -> list[Any]:
     """Compile for the current target of Triton's driver: each dtype, with or without a bias, for each tuned tile.
 
     Variants differ in nothing else: the number of tokens is not specialised, vLLM makes V a multiple of 64, and K is
@@ -33,13 +34,13 @@ def warm_up(dtypes: Iterable[torch.dtype] = DTYPES, biases: Sequence[bool] = (Fa
     return [compile_one(entry, dtype, has_bias) for dtype in dtypes for has_bias in biases for entry in tuned.values()]
 
 
-def compile_one(tuned: Tuned, dtype: torch.dtype, has_bias: bool) -> Any:
+def compile_one(tuned: Tuned, dtype: Any, has_bias: bool) -> Any:
     """One variant, from Triton's cache if it is there."""
     some = MockTensor(dtype)
     return int8_head.warmup(
         some,
         some,
-        MockTensor(torch.int8),
+        MockTensor(tl.int8),
         some,
         some if has_bias else None,
         2,

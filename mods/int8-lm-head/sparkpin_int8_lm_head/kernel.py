@@ -6,11 +6,15 @@ The conversion is exact in both types: bfloat16 holds every integer up to 256, f
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
 import triton
 import triton.language as tl
 
 from sparkpin_int8_lm_head.tuned import Tuned
+
+if TYPE_CHECKING:  # an image's build imports this under emulation, where torch takes minutes
+    import torch
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Triton's interpreter has no inline assembly, and multiplies the bits of bfloat16 numbers: there float32 stands for
