@@ -4,7 +4,7 @@ usage: python -m sparkpin_modkit.ahead MOD SM FOLDER
 
 MOD names an entry point of the group ``sparkpin.kernels``; SM is a compute capability ("12.1"). FOLDER becomes a cache
 in Triton's layout, with absolute paths: it must be where the image will have it. The same Triton with the same ptxas
-writes the same bytes each time.
+writes the same bytes each time, if its own files have the same times, as those of a sealed image have.
 """
 
 from __future__ import annotations
@@ -59,6 +59,16 @@ def compile_all(warm_up: Callable[[], object], sm: str, folder: Path) -> list[di
     return made
 
 
+def without_times(package: str) -> None:
+    """ptxas writes into a cubin when each source was last changed (DWARF's line table); 0 means that it is not known.
+
+    Those of Triton came with the image, where all times are alike; the mod was installed a moment ago.
+    """
+    for folder in sys.modules[package].__path__:
+        for source in Path(folder).rglob("*.py"):
+            os.utime(source, (0, 0))
+
+
 def main(arguments: list[str]) -> None:
     if len(arguments) != 3:
         print(__doc__, file=sys.stderr)
@@ -68,7 +78,9 @@ def main(arguments: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise SystemExit(f"{folder} is not empty: what lies there was not compiled now")
-    made = compile_all(point.load(), sm, folder)
+    warm_up = point.load()
+    without_times(point.module.partition(".")[0])
+    made = compile_all(warm_up, sm, folder)
     if not made:
         raise SystemExit(f"{mod}: {point.value} compiled no kernel")
     record = {
