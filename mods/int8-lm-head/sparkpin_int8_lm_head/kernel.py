@@ -1,7 +1,8 @@
-"""The Triton kernel: INT8 weights times 16-bit activations, each weight read once for a whole tile of tokens.
+"""The Triton kernels: INT8 weights times 16-bit fixed-point activations, in whole numbers.
 
-Weights go through shared memory as INT8 and become 16-bit numbers in registers, so memory carries one byte for each.
-The conversion is exact in both types: bfloat16 holds every integer up to 256, float16 up to 2048.
+An activation is written as two INT8 digits (naive.digits), so the matrix units multiply INT8 by INT8 and add up in
+int32, exactly. Nothing is converted on the way: weights go from memory to shared memory to the matrix units, each
+read once for a whole tile of tokens.
 """
 
 from __future__ import annotations
@@ -16,135 +17,131 @@ from sparkpin_int8_lm_head.tuned import Tuned
 if TYPE_CHECKING:  # an image's build imports this under emulation, where torch takes minutes
     import torch
 
-INTERPRETED = bool(triton.knobs.runtime.interpret)
-"""Triton's interpreter has no inline assembly, and multiplies the bits of bfloat16 numbers: there float32 stands for
-both 16-bit types, which is as exact."""
+INPUT_BLOCK = 4096
+INPUT_WARPS = 8
 
 
 @triton.jit
-def _to_float16(w):
-    """int8 -> float16. ``0x6400 | u`` is the float16 number 1024 + u, for u = w + 128 in one byte."""
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 u, bias;
-        mov.b32 bias, 0x64806480;
-        xor.b32 u, $2, 0x80808080;
-        prmt.b32 $0, u, 0x64646464, 0x4140;
-        prmt.b32 $1, u, 0x64646464, 0x4342;
-        sub.f16x2 $0, $0, bias;
-        sub.f16x2 $1, $1, bias;
-        }""",
-        "=r,=r,r",
-        [w],
-        dtype=tl.float16,
-        is_pure=True,
-        pack=4,
-    )
+def input_digits(digits, scale, x, column_scale, K, S, HAS_COLUMN_SCALE: tl.constexpr, BLOCK: tl.constexpr):
+    """naive.digits for one token: x ``[B, K]`` contiguous -> digits ``[B, 2, S]`` int8, zero beyond K; scale ``[B]``.
 
-
-@triton.jit
-def _to_bfloat16(w):
-    """int8 -> bfloat16. ``0x4300 | low`` is 128 + low, for the lower seven bits; the sign bit alone makes 128 or 256.
-
-    Their difference is w; it is written as a fused multiply-add because sub.bf16x2 needs SM90.
+    A token that holds NaN or infinity gets scale NaN, and so do its logits.
     """
-    return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 a, b, low, high, minus;
-        mov.b32 minus, 0xBF80BF80;
-        prmt.b32 a, $2, 0x43434343, 0x4140;
-        prmt.b32 b, $2, 0x43434343, 0x4342;
-        and.b32 low, a, 0xFF7FFF7F;
-        and.b32 high, a, 0xFF80FF80;
-        fma.rn.bf16x2 $0, high, minus, low;
-        and.b32 low, b, 0xFF7FFF7F;
-        and.b32 high, b, 0xFF80FF80;
-        fma.rn.bf16x2 $1, high, minus, low;
-        }""",
-        "=&r,=&r,r",
-        [w],
-        dtype=tl.bfloat16,
-        is_pure=True,
-        pack=4,
-    )
+    token = tl.program_id(0).to(tl.int64)
+    x += token * K
+    digits += token * 2 * S
+    ks = tl.arange(0, BLOCK)
+    top = tl.zeros((BLOCK,), dtype=tl.float32)
+    bad = tl.zeros((BLOCK,), dtype=tl.int32)
+    for k in range(0, K, BLOCK):
+        h = tl.load(x + k + ks, mask=ks < K - k, other=0.0).to(tl.float32)
+        if HAS_COLUMN_SCALE:
+            h *= tl.load(column_scale + k + ks, mask=ks < K - k, other=0.0).to(tl.float32)
+        top = tl.maximum(top, tl.abs(h))
+        bad = tl.maximum(bad, (tl.abs(h) < float("inf")).to(tl.int32) ^ 1)
+    largest = tl.max(top, axis=0)
+    step = tl.where(largest > 1e-30, largest / 32512.0, 1.0)
+    for k in range(0, S, BLOCK):
+        h = tl.load(x + k + ks, mask=ks < K - k, other=0.0).to(tl.float32)
+        if HAS_COLUMN_SCALE:
+            h *= tl.load(column_scale + k + ks, mask=ks < K - k, other=0.0).to(tl.float32)
+        number = tl.floor(h / step + 0.5).to(tl.int32)
+        high = (number + 128) >> 8
+        tl.store(digits + k + ks, high.to(tl.int8), mask=ks < S - k)
+        tl.store(digits + S + k + ks, (number - high * 256).to(tl.int8), mask=ks < S - k)
+    tl.store(scale + token, tl.where(tl.max(bad, axis=0) > 0, float("nan"), step))
 
 
 @triton.jit(do_not_specialize=["B"])
 def int8_head(
     out,
-    x,
+    digits,
+    scale,
     q,
     row_scale,
     bias,
     B,
     V,
-    K,
-    stride_q,
+    S,
     BLOCK_B: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
 ):
-    """``out[b, v] = row_scale[v] * sum_k q[v, k] * x[b, k] + bias[v]`` for one tile of V and one of B.
+    """``out[b, v] = row_scale[v] * scale[b] * sum_k q[v, k] * (256 * digits[b, 0, k] + digits[b, 1, k]) + bias[v]``.
 
-    out ``[B, V]`` and x ``[B, K]`` are contiguous; q ``[V, >= K]`` int8 has rows of stride_q bytes. Its last row must
-    be followed by BLOCK_K bytes that may be read: beyond K the weights are not masked (any INT8 number times zero is
-    zero, it has no NaN), x is.
+    One tile of V and one of B. out ``[B, V]`` and digits ``[B, 2, S]`` are contiguous; rows of q are S bytes apart, and
+    BLOCK_K bytes behind the last may be read: beyond S the weights are not masked (any INT8 number times zero is zero,
+    it has no NaN), the digits are.
     """
     tiles_b = tl.cdiv(B, BLOCK_B)
-    pid = tl.program_id(0)
+    tile = tl.program_id(0)
     # Tiles of B that share weights are neighbours in time: only the first reads them from memory, the others from L2.
-    rows = (pid // tiles_b) * BLOCK_V + tl.arange(0, BLOCK_V)
-    tokens = (pid % tiles_b) * BLOCK_B + tl.arange(0, BLOCK_B)
+    rows = (tile // tiles_b) * BLOCK_V + tl.arange(0, BLOCK_V)
+    tokens = (tile % tiles_b) * BLOCK_B + tl.arange(0, BLOCK_B)
+    lines = (tile % tiles_b) * (2 * BLOCK_B) + tl.arange(0, 2 * BLOCK_B)
     ks = tl.arange(0, BLOCK_K)
     is_row = rows < V
-    is_token = tokens < B
-    weights = q + tl.where(is_row, rows, 0).to(tl.int64)[:, None] * stride_q + ks[None, :]
-    inputs = x + tokens.to(tl.int64)[None, :] * K + ks[:, None]
-    sums = tl.zeros((BLOCK_V, BLOCK_B), dtype=tl.float32)
-    for k in range(0, K, BLOCK_K):
+    weights = q + tl.where(is_row, rows, 0).to(tl.int64)[:, None] * S + ks[None, :]
+    inputs = digits + lines.to(tl.int64)[None, :] * S + ks[:, None]
+    sums = tl.zeros((BLOCK_V, 2 * BLOCK_B), dtype=tl.int32)
+    for k in range(0, S, BLOCK_K):
         w = tl.load(weights + k, eviction_policy="evict_first")
-        h = tl.load(inputs + k, mask=is_token[None, :] & (ks < K - k)[:, None], other=0.0)
-        if not ASSEMBLY:
-            sums = tl.dot(w.to(tl.float32), h.to(tl.float32), sums)
-        elif h.dtype == tl.float16:
-            sums = tl.dot(_to_float16(w), h, sums)
-        else:
-            sums = tl.dot(_to_bfloat16(w), h, sums)
-    logits = sums * tl.load(row_scale + rows, mask=is_row, other=0.0).to(tl.float32)[:, None]
+        d = tl.load(inputs + k, mask=(lines < 2 * B)[None, :] & (ks < S - k)[:, None], other=0)
+        sums = tl.dot(w, d, sums, out_dtype=tl.int32)
+    high, low = tl.split(tl.reshape(sums, (BLOCK_V, BLOCK_B, 2)))
+    is_token = tokens < B
+    by_row = tl.load(row_scale + rows, mask=is_row, other=0.0).to(tl.float32)
+    by_token = tl.load(scale + tokens, mask=is_token, other=0.0)
+    logits = (high.to(tl.float32) * 256.0 + low.to(tl.float32)) * by_token[None, :] * by_row[:, None]
     if HAS_BIAS:
         logits += tl.load(bias + rows, mask=is_row, other=0.0).to(tl.float32)[:, None]
     places = out + tokens.to(tl.int64)[None, :] * V + rows[:, None]
     tl.store(places, logits.to(out.dtype.element_ty), mask=is_row[:, None] & is_token[None, :])
 
 
-def launch(
+def launch_digits(
+    digits: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, column_scale: torch.Tensor | None
+) -> None:
+    """Run `input_digits` on contiguous ``x`` ``[B, K]``: digits ``[B, 2, S]`` int8 and scale ``[B]`` float32 come."""
+    input_digits[(x.shape[0],)](
+        digits,
+        scale,
+        x,
+        column_scale,
+        x.shape[1],
+        digits.shape[2],
+        HAS_COLUMN_SCALE=column_scale is not None,
+        BLOCK=INPUT_BLOCK,
+        num_warps=INPUT_WARPS,
+    )
+
+
+def launch_head(
     out: torch.Tensor,
-    x: torch.Tensor,
+    digits: torch.Tensor,
+    scale: torch.Tensor,
     q: torch.Tensor,
     row_scale: torch.Tensor,
     bias: torch.Tensor | None,
     tuned: Tuned,
 ) -> None:
-    """Run `int8_head` on contiguous ``out`` ``[B, V]``, ``x`` ``[B, K]`` and ``q`` from `layout.lay_out`."""
+    """Run `int8_head` on what `launch_digits` wrote and on ``q`` from `layout.lay_out`, into ``out`` ``[B, V]``."""
     tokens, rows = out.shape
-    grid = (triton.cdiv(rows, tuned.block_v) * triton.cdiv(tokens, tuned.block_b),)
-    int8_head[grid](
+    int8_head[(triton.cdiv(rows, tuned.block_v) * triton.cdiv(tokens, tuned.block_b),)](
         out,
-        x,
+        digits,
+        scale,
         q,
         row_scale,
         bias,
         tokens,
         rows,
-        x.shape[1],
-        q.stride(0),
+        digits.shape[2],
         BLOCK_B=tuned.block_b,
         BLOCK_V=tuned.block_v,
         BLOCK_K=tuned.block_k,
         HAS_BIAS=bias is not None,
-        ASSEMBLY=not INTERPRETED,
         num_warps=tuned.warps,
         num_stages=tuned.stages,
     )

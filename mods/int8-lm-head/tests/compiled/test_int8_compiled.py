@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import triton
-from sparkpin_int8_lm_head.ahead import DTYPES, compile_one, warm_up
-from sparkpin_int8_lm_head.kernel import int8_head
+from sparkpin_int8_lm_head.ahead import DTYPES, compile_digits, compile_head, warm_up
+from sparkpin_int8_lm_head.kernel import input_digits, int8_head
 from sparkpin_int8_lm_head.layout import READ_AHEAD
 from sparkpin_int8_lm_head.tuned import tuned_for
 from sparkpin_modkit import ModError
@@ -32,22 +32,32 @@ def resources(cubin: bytes) -> dict[str, int]:
 
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("size", [16, 32, 64, 128])
+@pytest.mark.parametrize("size", [8, 16, 32, 64, 128])
 def test_no_spills_and_enough_shared_memory(architecture: int, size: int, dtype: torch.dtype, has_bias: bool) -> None:
-    compiled = compile_one(tuned_for(architecture)[size], dtype, has_bias)
+    compiled = compile_head(tuned_for(architecture)[size], dtype, has_bias)
     used = resources(compiled.asm["cubin"])
     assert used["STACK"] == used["LOCAL"] == 0 and 0 < used["REG"] <= 255
     assert compiled.metadata.shared <= SHARED_MEMORY[architecture]
-    assert "mma" in compiled.asm["ptx"]
+    instruction = r"wgmma\.mma_async\S*\.s32\.s8\.s8" if architecture == 90 else r"mma\.sync\S*\.s32\.s8\.s8\.s32"
+    assert re.search(instruction, compiled.asm["ptx"])
+
+
+@pytest.mark.parametrize("has_column_scale", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_digits_compile_without_spills(architecture: int, dtype: torch.dtype, has_column_scale: bool) -> None:
+    used = resources(compile_digits(dtype, has_column_scale).asm["cubin"])
+    assert used["STACK"] == used["LOCAL"] == 0
 
 
 def test_warm_up_compiles_each_variant_once(architecture: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    int8_head.device_caches.clear()  # of other tests, whose cache on disk was another
+    for function in (int8_head, input_digits):
+        function.device_caches.clear()  # of other tests, whose cache on disk was another
     first = warm_up()
-    assert len(first) == len(DTYPES) * len(tuned_for(architecture))
+    assert len(first) == len(DTYPES) * (2 + len(tuned_for(architecture)))
     assert len({kernel.hash for kernel in first}) == len(first)
     # From here on the compiler would fail: what is asked for again comes from Triton's cache on disk.
     int8_head.device_caches.clear()
+    input_digits.device_caches.clear()
     monkeypatch.setattr("triton.backends.nvidia.compiler.CUDABackend.make_cubin", None)
     assert [kernel.hash for kernel in warm_up()] == [kernel.hash for kernel in first]
 
