@@ -66,11 +66,12 @@ def chain_of(paths: Paths, name: str) -> tuple[render.Rendered, ...]:
     return render.render_chain(paths.project, stack, lock, manifests.load_chain(paths.project, "two"))
 
 
-def test_the_stack_for_a_spark_can_be_built_on_x86_64() -> None:
+@pytest.mark.parametrize("stack", ["spark", "spark-seed"])
+def test_the_stacks_for_a_spark_can_be_built_on_x86_64(stack: str) -> None:
     paths = Paths(PROJECT, Path(), Path())
     cpu = manifests.load_stack(PROJECT, "cpu")
     expected = rootfs.rootfs_spec(cpu, manifests.load_stack_lock(PROJECT, cpu))
-    assert crossing.stand_in(paths, "spark", "linux/amd64") == expected
+    assert crossing.stand_in(paths, stack, "linux/amd64") == expected
 
 
 def test_what_is_fetched_beside_the_stacks_own(paths: Paths) -> None:

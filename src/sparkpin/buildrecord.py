@@ -26,6 +26,7 @@ from sparkpin.rootfs import RootfsSpec
 from sparkpin.schema import BY_DIGEST, LockedFile, Model, Sha256
 
 SCHEMA: Literal[1] = 1
+LOCKED = ("wheel ", "source ")  # how `what` begins of files that a lock names
 
 
 class BuildInput(Model):

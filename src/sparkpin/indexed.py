@@ -1,6 +1,8 @@
-"""A closure by uv, from what the index says of its files: nothing is downloaded. For stacks with `python.overrides`.
+"""A closure by uv, from what the index says of its files: nothing is downloaded. For stacks with `python.overrides` or
+`python.as_of`.
 
-pip cannot set aside what a distribution requires; uv can, and its pylock.toml (PEP 751) has every file's size and hash.
+pip cannot set aside what a distribution requires, nor what came later than a day; uv can, and its pylock.toml (PEP 751)
+has every file's size and hash.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from sparkpin.debs import tail
 from sparkpin.errors import ManifestError, NetworkError
 from sparkpin.schema import LockedFile, Stack
-from sparkpin.wheels import CONFIG, Target, compiled
+from sparkpin.wheels import CONFIG, Target, compiled, length
 
 
 def index_closure(stack: Stack, target: Target, keep: Sequence[LockedFile], file: str) -> list[LockedFile]:
@@ -59,20 +61,30 @@ def check_excluded(stack: Stack, target: Target, file: str) -> None:
 
 
 def resolved(
-    stack: Stack, target: Target, constraints: Iterable[str], *, exclude: Iterable[str] | None = None
+    stack: Stack,
+    target: Target,
+    constraints: Iterable[str],
+    *,
+    requirements: Sequence[str] = (),
+    exclude: Iterable[str] | None = None,
+    options: Sequence[str] = (),
+    only_binary: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    """uv's pylock.toml of the stack's requirements. exclude: by default what the stack excludes."""
+    """uv's pylock.toml. requirements, exclude: in place of the stack's own."""
+    python = stack.python
     rows = {
         "constraints": constraints,
-        "overrides": stack.python.overrides,
-        "excludes": stack.python.exclude if exclude is None else exclude,
+        "overrides": python.overrides,
+        "excludes": python.exclude if exclude is None else exclude,
     }
     with tempfile.TemporaryDirectory(prefix="sparkpin-") as name:
         given = {option: Path(name, f"{option}.txt") for option in rows}
         for option, path in given.items():
             path.write_text("".join(f"{row}\n" for row in rows[option]), encoding="utf-8")
-        options = [f"--{option}={path}" for option, path in given.items()]
-        return compiled(stack, target, "\n".join(stack.python.requirements), *options, env=index_of_pip())
+        argv = [*options, *(f"--{option}={path}" for option, path in given.items())]
+        argv += [f"--exclude-newer={python.as_of}T00:00:00Z"] if python.as_of else []
+        wanted = "\n".join(requirements or python.requirements)
+        return compiled(stack, target, wanted, *argv, only_binary=only_binary, env=index_of_pip())
 
 
 def index_of_pip() -> dict[str, str]:
@@ -106,13 +118,13 @@ def best(package: Mapping[str, Any], tags: Mapping[Tag, int], file: str) -> Lock
         wanted = "distributions with wheels for the stack's platform, Python and glibc"
         raise ManifestError(file, "python.requirements", f"{package['name']}=={package.get('version')}", wanted)
     _, name, wheel = min(ranked, key=lambda row: row[:2])
-    if "size" not in wheel or "sha256" not in wheel.get("hashes", {}):
-        raise NetworkError(f"the index tells no size or no SHA-256 of {name}", next_step=CONFIG)
+    if "sha256" not in wheel.get("hashes", {}):
+        raise NetworkError(f"the index tells no SHA-256 of {name}", next_step=CONFIG)
     return LockedFile(
         name=canonicalize_name(package["name"]),
         version=package["version"],
         file=name,
-        size=wheel["size"],
+        size=wheel["size"] if "size" in wheel else length(wheel["url"]),  # PyTorch's own index tells none
         sha256=wheel["hashes"]["sha256"],
     )
 

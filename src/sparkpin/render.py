@@ -19,12 +19,24 @@ import jinja2
 import jinja2.sandbox
 import uv
 
-from sparkpin import seal
+from sparkpin import seal, sources
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import ManifestError
 from sparkpin.files import sha256_file
-from sparkpin.layering import LINKS, RESERVED, STACK_MODS, UPDATES, USER, VENV, normal, updated, wheel_groups
+from sparkpin.layering import (
+    LINKS,
+    RESERVED,
+    SOURCE_STAGES,
+    STACK_MODS,
+    UPDATES,
+    USER,
+    VENV,
+    normal,
+    updated,
+    wheel_groups,
+)
 from sparkpin.modwheels import Mod, read_mod
+from sparkpin.patches import name_of
 from sparkpin.releases import INTERNAL, ROOTFS
 from sparkpin.rootfs import RootfsSpec, rootfs_spec
 from sparkpin.schema import MACHINES, LockedFile, Stack, StackLock, Stage
@@ -99,7 +111,9 @@ def render_chain(project: Path, stack: Stack, stack_lock: StackLock, chain: Sequ
 
 def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, parent: Rendered | None) -> Rendered:
     layers: dict[str, list[ContextFile]] = {}
+    extra: dict[str, list[ContextFile]] = {}  # of trees that are no layers
     spec = None
+    built, below_source = "", list[str]()
     if parent is None:
         if stack.base:
             below = parent_ref = stack.base.image
@@ -117,6 +131,11 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
             layers[UPDATES] = update_files(stack_lock, groups)
         if stack.image.links:
             layers[LINKS] = link_files(stack)
+        if source := sources.source_of(project, stack, stack_lock):
+            below_source = [*layers, SOURCE_STAGES[0]]
+            extra[SOURCE_STAGES[0]] = source_wheel_files(stack_lock)
+            built = sources.layer_of(stack, source)
+            layers[built] = source_files(project, stack, stack_lock)
         if stack.mods:
             layers[STACK_MODS] = [mod_file(STACK_MODS, read_mod(project, name)) for name in stack.mods]
     else:
@@ -128,7 +147,8 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
         layers[name] = [mod_file(name, read_mod(project, name))]
     kernels = kernel_layers(stack, stage, layers)
     tools = tool_files(project) if layers else []
-    files = sorted((file for part in (tools, *layers.values()) for file in part), key=lambda file: file.path)
+    parts = (tools, *layers.values(), *extra.values())
+    files = sorted((file for part in parts for file in part), key=lambda file: file.path)
 
     template = environment(project / "dockerfiles").get_template(stage.template)
     names = list(layers)
@@ -140,13 +160,18 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
             parent_ref=parent_ref,
             layers=names[:count],
             kernels=kernels,
+            trees=[name for name in names[1:count] if name != built] + (list(extra) if built in names[:count] else []),
+            source={"layer": built, "below": below_source} if built in names[:count] else None,
             key=key,
             wheels_for=f"{MACHINES[stack.platform]}-manylinux_2_40",  # the hashes say which wheels, not this
         )
 
     def layer_key(count: int) -> str:
         """As if the image ended with this layer: those above have no say in it."""
-        return build_key(stack, below, dockerfile("", count), [*tools, *layers[names[count - 1]]])
+        compiled = names[count - 1] == built  # follows from all that it was compiled with, and not from its files alone
+        seen = [layers[name] for name in names[0 if compiled else count - 1 : count]]
+        seen += extra.values() if compiled else []
+        return build_key(stack, below, dockerfile("", count), [*tools, *(file for part in seen for file in part)])
 
     key = build_key(stack, below, dockerfile(""), files)
     return Rendered(
@@ -259,6 +284,32 @@ def link_files(stack: Stack) -> list[ContextFile]:
     return [
         text_file(f"wheels/{LINKS}/requirements.txt", ""),
         text_file(f"wheels/{LINKS}/links.json", f"{links}\n", "list of links"),
+    ]
+
+
+def source_files(project: Path, stack: Stack, stack_lock: StackLock) -> list[ContextFile]:
+    """What a build from source sees beside the trees of the layers below it."""
+    files = [
+        ContextFile(path, file.sha256, file.size, "store", sources.called(file), locked=file)
+        for path, file in sources.places(stack_lock)
+    ]
+    for number, patch in enumerate(stack.patches):
+        name = name_of(number, patch)
+        files.append(host_file(f"{sources.FOLDER}/patches/{name}", project / patch.file, f"patch {patch.file}"))
+    script = project / "dockerfiles/source.py"
+    return [
+        *files,
+        host_file(f"{sources.FOLDER}/build.py", script, f"sparkpin {script.name}"),
+        text_file(f"{sources.FOLDER}/build.json", sources.build_plan(stack, stack_lock), "plan of a build from source"),
+    ]
+
+
+def source_wheel_files(stack_lock: StackLock) -> list[ContextFile]:
+    assert stack_lock.source
+    wheels = stack_lock.source.wheels
+    return [
+        replace(file, what=sources.called(file.locked)) if file.locked else file
+        for file in wheel_files(SOURCE_STAGES[0], wheels)
     ]
 
 

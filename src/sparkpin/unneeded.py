@@ -55,6 +55,8 @@ def project_needs(project: Path) -> Needs:
     """What the locks of the project name. Raises ManifestError."""
     needs = Needs()
     for path in sorted((project / "pins/stacks").glob("*.yaml")):
+        if not path.with_suffix(".lock").is_file():
+            continue  # not locked yet: nothing was fetched for it
         stack = load_stack(project, path.stem)
         lock = load_stack_lock(project, stack)
         needs.rootfs.add(rootfs_spec(stack, lock).key)

@@ -222,11 +222,17 @@ def backend_urls(stack: Stack, target: Target, requirement: str) -> list[tuple[s
 
 
 def compiled(
-    stack: Stack, target: Target, requirements: str, *options: str, env: Mapping[str, str] = MappingProxyType({})
+    stack: Stack,
+    target: Target,
+    requirements: str,
+    *options: str,
+    only_binary: bool = True,
+    env: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.CompletedProcess[str]:
-    """`uv pip compile` for the target, to a pylock.toml with wheels alone. requirements: one a line. Network."""
+    """`uv pip compile` for the target, to a pylock.toml, of wheels alone or not. requirements: one a line. Network."""
     argv = [
-        *("uv", "pip", "compile", "--no-config", "--quiet", "--format=pylock.toml", "--only-binary=:all:"),
+        *("uv", "pip", "compile", "--no-config", "--quiet", "--format=pylock.toml"),
+        *(["--only-binary=:all:"] if only_binary else []),
         *(f"--python-version={target.python}", f"--python-platform={target.machine}-manylinux_2_{target.glibc}"),
         *([f"--torch-backend={stack.python.torch_backend}"] if stack.python.torch_backend else []),
         *(*options, "-"),
@@ -260,6 +266,17 @@ def stream(url: str, target: Path) -> None:
                     file.write(chunk)
     except httpx.HTTPError as error:
         raise NetworkError(f"could not fetch {target.name}: {error}", next_step=CONFIG) from error
+
+
+def length(url: str) -> int:
+    """The size of what lies at a URL, in bytes. Raises NetworkError."""
+    import httpx
+
+    try:
+        answer = httpx.head(url, follow_redirects=True, timeout=60).raise_for_status()
+        return int(answer.headers["Content-Length"])
+    except (httpx.HTTPError, KeyError, ValueError) as error:
+        raise NetworkError(f"the index tells no size of {url}: {error}", next_step=CONFIG) from error
 
 
 @dataclass(frozen=True)
