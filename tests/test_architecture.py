@@ -41,7 +41,7 @@ def importers(package: str) -> set[str]:
         ("huggingface_hub", {"hubclient", "hublock"}),
         ("httpx", {"wheels", "smoke/client"}),
         ("socket", {"endpoint", "ports"}),
-        ("docker", {"engine", "endpoint", "container", "imagefiles", "remote", "serve", "smoke/server"}),
+        ("docker", {"engine", "endpoint", "container", "imagefiles", "remote", "serve", "smoke/server", "loading/run"}),
         (
             "subprocess",
             {

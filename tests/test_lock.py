@@ -134,6 +134,11 @@ def test_an_override_takes_the_place_of_what_distributions_say(paths: Paths, ind
 
     write(paths, ["app==1.0"], "linux/arm64", overrides=bounds["overrides"])
     assert versions(lock_stack(paths, "s", lambda _: None))["bound"] == "13.5.0"
+    write(paths, ["app==1.0"], "linux/arm64", overrides=bounds["overrides"], exclude={"bound": "not here"})
+    assert versions(lock_stack(paths, "s", lambda _: None)) == {"app": "1.0", "dep": "2.0"}
+    write(paths, ["app==1.0"], "linux/arm64", overrides=bounds["overrides"], exclude={"bond": "misspelt"})
+    with pytest.raises(ManifestError, match=r"python\.exclude: .*bond.* that the requirements would bring in"):
+        lock_stack(paths, "s", lambda _: None)
     write(paths, ["app==1.0"], "linux/arm64", constraints={"dep<3": "none"}, overrides={"bound==12.0": "none"})
     with pytest.raises(ManifestError, match=r"python\.requirements: .*uv says"):
         lock_stack(paths, "s", lambda _: None)

@@ -15,9 +15,9 @@ from sparkpin.errors import ManifestError
 from sparkpin.schema import LockedFile, Stack, StackLock
 
 # layers beside those that the stack names
-VENV, UPDATES, LINKS, STACK_MODS = "venv", "updates", "links", "stack-mods"
+VENV, USER, UPDATES, LINKS, STACK_MODS = "venv", "user", "updates", "links", "stack-mods"
 SOURCE_STAGES = ("source-wheels", "source-builder", "source-wheel")  # of the Dockerfile; no layers of an image
-RESERVED = frozenset({VENV, UPDATES, LINKS, STACK_MODS, *SOURCE_STAGES})
+RESERVED = frozenset({VENV, USER, UPDATES, LINKS, STACK_MODS, *SOURCE_STAGES})
 
 Groups = dict[str, list[LockedFile]]
 

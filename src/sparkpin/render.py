@@ -23,13 +23,26 @@ from sparkpin import seal, sources
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import ManifestError
 from sparkpin.files import sha256_file
-from sparkpin.layering import LINKS, RESERVED, SOURCE_STAGES, STACK_MODS, UPDATES, VENV, normal, updated, wheel_groups
+from sparkpin.layering import (
+    LINKS,
+    RESERVED,
+    SOURCE_STAGES,
+    STACK_MODS,
+    UPDATES,
+    USER,
+    VENV,
+    normal,
+    updated,
+    wheel_groups,
+)
 from sparkpin.modwheels import Mod, read_mod
 from sparkpin.patches import name_of
 from sparkpin.releases import INTERNAL, ROOTFS
 from sparkpin.rootfs import RootfsSpec, rootfs_spec
 from sparkpin.schema import MACHINES, LockedFile, Stack, StackLock, Stage
 
+UV = "tools/uv"
+PASSWD, GROUP = "sparkpin:*:10001:10001:sparkpin:/home/sparkpin:/bin/sh", "sparkpin:*:10001:"
 HIDDEN = "(hidden)"  # at the end of what a wheel is called that a layer above hides
 
 
@@ -61,7 +74,8 @@ class Rendered:
 
     key: build key (hex); parent_key: None for the first stage; ref: the internal tag; parent_ref: what it is built on;
     rootfs: what the first stage stands on, None for the others and on a base by digest;
-    layers: (name, key) of each layer that it adds, where the key is over all that decides the layer.
+    layers: (name, key) of each layer that it adds, where the key is over all that decides the layer;
+    builder: of an image for another architecture, where its steps ran before; None where the project's pins say it.
     """
 
     stage: str
@@ -75,6 +89,7 @@ class Rendered:
     dockerfile: str
     context: tuple[ContextFile, ...]
     layers: tuple[tuple[str, str], ...] = ()
+    builder: RootfsSpec | None = None
 
 
 def render_chain(project: Path, stack: Stack, stack_lock: StackLock, chain: Sequence[Stage]) -> tuple[Rendered, ...]:
@@ -107,6 +122,8 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
             below = spec.key
             parent_ref = rootfs_ref(stack.system.suite, below)
         layers[VENV] = []
+        if stack.base:
+            layers[USER] = user_files()
         groups = wheel_groups(project, stack, stack_lock)
         for name, wheels in groups.items():
             layers[name] = wheel_files(name, wheels, stack_lock.underlay)
@@ -128,6 +145,7 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
             file = project / f"stages/{stage.name}.yaml"
             raise ManifestError(file, "mods", name, "a mod whose name no other layer of the images has")
         layers[name] = [mod_file(name, read_mod(project, name))]
+    kernels = kernel_layers(stack, stage, layers)
     tools = tool_files(project) if layers else []
     parts = (tools, *layers.values(), *extra.values())
     files = sorted((file for part in parts for file in part), key=lambda file: file.path)
@@ -141,6 +159,7 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
             stack=stack,
             parent_ref=parent_ref,
             layers=names[:count],
+            kernels=kernels,
             trees=[name for name in names[1:count] if name != built] + (list(extra) if built in names[:count] else []),
             source={"layer": built, "below": below_source} if built in names[:count] else None,
             key=key,
@@ -168,6 +187,20 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
         context=tuple(files),
         layers=tuple((name, layer_key(count)) for count, name in enumerate(names, start=1)),
     )
+
+
+def kernel_layers(stack: Stack, stage: Stage, layers: Mapping[str, Sequence[ContextFile]]) -> list[str]:
+    """The layers, each of one mod, that get the mod's kernels for the stack's GPU."""
+    found = [name for name, files in layers.items() if any(file.mod and file.mod.kernels for file in files)]
+    if not stack.gpu:
+        return []
+    if STACK_MODS in found:
+        wanted = "mods without kernels: those are compiled by what a stage's parent image holds. Name it in a stage"
+        raise ManifestError(f"pins/stacks/{stack.name}.yaml", "mods", stack.mods, wanted)
+    if found and stage.parent is None:
+        wanted = "none with kernels: those are compiled by what the parent image holds, and it has no parent"
+        raise ManifestError(f"stages/{stage.name}.yaml", "mods", stage.mods, wanted)
+    return found
 
 
 def rootfs_ref(suite: str, key: str) -> str:
@@ -237,6 +270,15 @@ def update_files(stack_lock: StackLock, groups: Mapping[str, Sequence[LockedFile
     ]
 
 
+def user_files() -> list[ContextFile]:
+    """The images' user where no root file system of ours brings it (rootfs.sh has the same lines)."""
+    return [
+        text_file(f"wheels/{USER}/requirements.txt", ""),
+        text_file(f"wheels/{USER}/passwd", f"{PASSWD}\n", "the images' user"),
+        text_file(f"wheels/{USER}/group", f"{GROUP}\n", "the images' group"),
+    ]
+
+
 def link_files(stack: Stack) -> list[ContextFile]:
     links = json.dumps(stack.image.links, indent=1, sort_keys=True)
     return [
@@ -282,10 +324,13 @@ def text_file(path: str, text: str, what: str = "list of wheels") -> ContextFile
 
 def tool_files(project: Path) -> list[ContextFile]:
     script = project / "dockerfiles/install.py"
+    return [host_file("tools/install.py", script, f"sparkpin {script.name}"), uv_file()]
+
+
+def uv_file() -> ContextFile:
+    """This machine's. Each architecture has a binary of its own, and what it installs is the same."""
     version = f"uv {importlib.metadata.version('uv')}"
-    binary = host_file("tools/uv", Path(uv.find_uv_bin()), version, executable=True)
-    # Each architecture has a binary of its own, and what it installs is the same.
-    return [host_file("tools/install.py", script, f"sparkpin {script.name}"), replace(binary, identity=version)]
+    return replace(host_file(UV, Path(uv.find_uv_bin()), version, executable=True), identity=version)
 
 
 def host_file(path: str, origin: Path, what: str, *, executable: bool = False) -> ContextFile:

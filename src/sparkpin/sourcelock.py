@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from sparkpin import gittree
 from sparkpin.errors import IntegrityError, ManifestError, NetworkError
 from sparkpin.files import sha256_file
-from sparkpin.indexed import compiled, index_closure
+from sparkpin.indexed import index_closure, resolved
 from sparkpin.schema import GitTree, LockedFile, Source, SourceLock, Stack
 from sparkpin.store import Store
 from sparkpin.wheels import CONFIG, Target, stream
@@ -110,7 +110,7 @@ def make(stack: Stack, target: Target, name: str, tree: GitTree | None, version:
 
 def source_distribution(stack: Stack, target: Target, requirement: str, folder: Path) -> Path:
     """The index's own archive of a release, checked against the hash that the index tells."""
-    done = compiled(stack, target, (), requirements=[requirement], options=["--no-deps"], only_binary=False)
+    done = resolved(stack, target, (), requirements=[requirement], options=["--no-deps"], only_binary=False)
     if done.returncode:
         raise NetworkError(f"uv does not find {requirement}:\n{done.stderr.strip()}", next_step=CONFIG)
     found = [row["sdist"] for row in tomllib.loads(done.stdout).get("packages", []) if "sdist" in row]

@@ -46,9 +46,9 @@ class Needs:
     def add(self, record: BuildRecord) -> None:
         self.inputs |= {file.sha256 for file in record.context}
         self.layers |= set(record.diff_ids)
-        if record.rootfs:
-            self.rootfs.add(record.rootfs.key)
-            self.inputs |= {deb.sha256 for deb in record.rootfs.debs}
+        for spec in record.root_file_systems:
+            self.rootfs.add(spec.key)
+            self.inputs |= {deb.sha256 for deb in spec.debs}
 
 
 def project_needs(project: Path) -> Needs:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 
 QMAX = 127
+INPUT_MAX = 127 * 256
 
 
 def round_up_to(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -52,3 +53,24 @@ def dequantise(q: torch.Tensor, row_scale: torch.Tensor, column_scale: torch.Ten
 def logits(x: torch.Tensor, q: torch.Tensor, row_scale: torch.Tensor, column_scale: torch.Tensor) -> torch.Tensor:
     """``x`` ``[M, K]`` -> ``[M, V]`` float32."""
     return ((x.float() * column_scale) @ q.float().T) * row_scale
+
+
+def digits(x: torch.Tensor, column_scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Activations as the GPU multiplies them: 16-bit fixed point with a scale per token, in two INT8 digits::
+
+        column_scale[k] * x[m, k]  ~  scale[m] * (256 * digits[m, 0, k] + digits[m, 1, k])
+
+    A step is 1/32512 of the token's largest component. The root mean square error, relative to the norm of the scaled
+    token, is 0.00004 for normally distributed components and K = 3072, and 0.0005 at worst, when one component has all
+    of the norm. The rounding of `x` to bfloat16, which came before, is 0.0017.
+
+    Returns:
+        ``[M, 2, K]`` int8 and ``[M]`` float32.
+    """
+    scaled = x.float() * column_scale
+    largest = scaled.abs().amax(dim=1)
+    scale = torch.where(largest > 1e-30, largest / INPUT_MAX, torch.ones_like(largest))
+    number = torch.floor(scaled / scale[:, None] + 0.5).to(torch.int32)
+    high = (number + 128) >> 8
+    scale = torch.where(scaled.isfinite().all(dim=1), scale, torch.nan)
+    return torch.stack([high, number - high * 256], dim=1).to(torch.int8), scale

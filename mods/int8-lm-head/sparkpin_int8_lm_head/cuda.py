@@ -1,0 +1,83 @@
+"""The GPU's INT8 matrix product: the kernels behind checked shapes, and their rehearsal while the model loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from sparkpin_modkit import ModError
+
+from sparkpin_int8_lm_head import naive
+from sparkpin_int8_lm_head.kernel import launch_digits, launch_head
+from sparkpin_int8_lm_head.tuned import Tuned, tile_for
+
+DTYPES = (torch.bfloat16, torch.float16)
+CHECKED_ROWS = 64
+
+
+def int8_linear(
+    x: torch.Tensor,
+    q: torch.Tensor,
+    row_scale: torch.Tensor,
+    column_scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    tuned: Mapping[int, Tuned],
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``naive.logits(x, q, row_scale, column_scale) + bias``. May be captured in a CUDA graph.
+
+    Args:
+        x: ``[B, K]`` bfloat16 or float16.
+        q: ``[V, K]`` int8 from `layout.lay_out`.
+        row_scale, column_scale, bias: ``[V]``, ``[K]`` and ``[V]``, any floating type.
+        tuned: from `tuned.tuned_for`.
+        out: ``[B, V]`` contiguous, to be written; a new tensor of x's type where it is None.
+
+    Returns:
+        ``out``.
+    """
+    if x.dtype not in DTYPES or x.dim() != 2 or x.shape[1] != q.shape[1]:
+        raise ValueError(f"int8_linear: x {tuple(x.shape)} {x.dtype}, q {tuple(q.shape)}; wanted [B, K] in 16 bits")
+    tokens, rows = x.shape[0], q.shape[0]
+    if out is None:
+        out = torch.empty(tokens, rows, dtype=x.dtype, device=x.device)
+    if tokens:
+        x = x.contiguous()
+        if x.data_ptr() % 16:  # the kernels are compiled for memory that lies on 16 bytes
+            x = x.clone()
+        digits = torch.empty(tokens, 2, q.stride(0), dtype=torch.int8, device=x.device)
+        scale = torch.empty(tokens, dtype=torch.float32, device=x.device)
+        launch_digits(digits, scale, x, column_scale)
+        launch_head(out, digits, scale, q, row_scale, bias, tile_for(tokens, tuned))
+    return out
+
+
+def rehearse(
+    q: torch.Tensor,
+    row_scale: torch.Tensor,
+    column_scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+    tuned: Mapping[int, Tuned],
+) -> None:
+    """Run each tile size on this head once, so that no request compiles or loads a kernel, and check what comes out.
+
+    Raises:
+        ModError: some logits of the first or last rows are not what naive.logits gives.
+    """
+    generator = torch.Generator(device=q.device).manual_seed(0)
+    last = slice(max(0, q.shape[0] - CHECKED_ROWS), q.shape[0])
+    ones = torch.ones(q.shape[1], device=q.device)
+    for size in tuned:
+        x = torch.randn(size, q.shape[1], generator=generator, device=q.device).to(dtype)
+        out = int8_linear(x, q, row_scale, column_scale, bias, tuned)
+        for rows in (slice(0, CHECKED_ROWS), last):
+            wanted = naive.logits(x, q[rows], row_scale[rows].float(), ones if column_scale is None else column_scale)
+            if bias is not None:
+                wanted += bias[rows].float()
+            error = float((out[:, rows].float() - wanted).norm() / wanted.norm().clamp(min=1e-30))
+            if not error < 0.01:
+                raise ModError(
+                    f"int8-lm-head: for {size} tokens the kernel differs from the reference by {error:.3g} (relative "
+                    f"norm), wanted less than 0.01, with {tuned[size]}; set SPARKPIN_MOD_INT8_LM_HEAD=0"
+                )
