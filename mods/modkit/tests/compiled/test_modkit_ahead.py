@@ -98,6 +98,10 @@ class Sample:
         env = {"TRITON_PTXAS_BLACKWELL_PATH": str(ptxas)} if ptxas else {}
         done = self.run("-c", START, str(sm), str(self.image), *map(str, blocks), **env)
         assert done.returncode == 0, done.stderr[-3000:]
+        return self.reports(done)
+
+    @staticmethod
+    def reports(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
         return parse_reports(done.stdout + done.stderr)
 
     def files(self) -> dict[str, bytes]:
