@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
+from triton import language as tl
 from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 
 from sparkpin_int8_lm_head.kernel import INPUT_BLOCK, INPUT_WARPS, input_digits, int8_head
 from sparkpin_int8_lm_head.tuned import Tuned, tuned_for
 
-DTYPES = (torch.bfloat16, torch.float16)
+DTYPES = (tl.bfloat16, tl.float16)
+"""Triton's names or torch's, which come to the same kernels: a build has no use for torch."""
 
 
 def warm_up(
-    dtypes: Iterable[torch.dtype] = DTYPES,
+    dtypes: Iterable[Any] = DTYPES,
     column_scales: Sequence[bool] = (False, True),
     biases: Sequence[bool] = (False,),
 ) -> list[Any]:
@@ -44,11 +45,11 @@ def warm_up(
     return compiled
 
 
-def compile_digits(dtype: torch.dtype, has_column_scale: bool) -> Any:
+def compile_digits(dtype: Any, has_column_scale: bool) -> Any:
     """One variant of `input_digits`, from Triton's cache if it is there."""
     return input_digits.warmup(
-        MockTensor(torch.int8),
-        MockTensor(torch.float32),
+        MockTensor(tl.int8),
+        MockTensor(tl.float32),
         MockTensor(dtype),
         MockTensor(dtype) if has_column_scale else None,
         256,
@@ -60,13 +61,13 @@ def compile_digits(dtype: torch.dtype, has_column_scale: bool) -> Any:
     )
 
 
-def compile_head(tuned: Tuned, dtype: torch.dtype, has_bias: bool, logits: torch.dtype = torch.float32) -> Any:
+def compile_head(tuned: Tuned, dtype: Any, has_bias: bool, logits: Any = tl.float32) -> Any:
     """One variant of `int8_head`, from Triton's cache if it is there. dtype: of scales and bias."""
     return int8_head.warmup(
         MockTensor(logits),
-        MockTensor(torch.int8),
-        MockTensor(torch.float32),
-        MockTensor(torch.int8),
+        MockTensor(tl.int8),
+        MockTensor(tl.float32),
+        MockTensor(tl.int8),
         MockTensor(dtype),
         MockTensor(dtype) if has_bias else None,
         2,

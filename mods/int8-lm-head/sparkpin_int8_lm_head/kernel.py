@@ -7,11 +7,15 @@ read once for a whole tile of tokens.
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
 import triton
 import triton.language as tl
 
 from sparkpin_int8_lm_head.tuned import Tuned
+
+if TYPE_CHECKING:  # an image's build imports this under emulation, where torch takes minutes
+    import torch
 
 INPUT_BLOCK = 4096
 INPUT_WARPS = 8

@@ -113,9 +113,13 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         return quantise_head(weight, lay_out(*weight.shape, weight.device))
 
     def _rehearse(self, layer: torch.nn.Module, dtype: torch.dtype) -> None:
+        from sparkpin_modkit import kernels
+
         from sparkpin_int8_lm_head import cuda
+        from sparkpin_int8_lm_head.ahead import warm_up
 
         bias = getattr(layer, "bias", None)
+        kernels.warm(MOD, lambda: warm_up((dtype,), biases=(bias is not None,)))
         scales = layer.weight_row_scale, layer.weight_column_scale if self.has_column_scale else None
         assert self.tuned is not None
         cuda.rehearse(layer.weight_int8, *scales, bias, dtype, self.tuned)

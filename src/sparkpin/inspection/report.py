@@ -11,6 +11,7 @@ from typing import Any
 from sparkpin import ui
 from sparkpin.inspection.finding import Finding
 from sparkpin.inspection.gpu import Coverage, coverages
+from sparkpin.inspection.kernels import ahead
 from sparkpin.inspection.packages import PLUGINS
 from sparkpin.inspection.rules import cuda_release, minimum_driver
 from sparkpin.inspection.scan import Facts
@@ -60,10 +61,8 @@ class Result:
             "torch": facts.torch and {"version": facts.torch.version, "cuda": facts.torch.cuda},
             "packages": [{"name": p.name, "version": p.version, "folder": p.folder} for p in facts.packages],
             "plugins": {p.name: list(p.plugins) for p in facts.packages if p.plugins},
-            "gpu": [
-                {**asdict(row), "archs": dict(row.archs), "verdict": row.verdict}  #
-                for row in self.coverages
-            ],
+            "gpu": [asdict(row) | {"archs": dict(row.archs), "verdict": row.verdict} for row in self.coverages],
+            "kernels": [{**asdict(row), "archs": dict(row.archs)} for row in ahead(facts, self.sm)] if self.sm else [],
             "findings": [asdict(finding) for finding in self.findings],
         }
 
