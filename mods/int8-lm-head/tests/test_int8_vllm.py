@@ -14,6 +14,7 @@ from sparkpin_modkit import ModError, SignatureChanged, UnsupportedPlatform, Uns
 from sparkpin_modkit.testing import parse_reports
 from vllm.config.lora import LoRAConfig
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
@@ -114,6 +115,20 @@ def test_head_loads_converts_and_computes(installed, inner, monkeypatch, capfd) 
         x.view(6, 100), head.weight_int8[:, :100], head.weight_row_scale.float(), head.weight_column_scale.float()
     )
     assert float((got.view(6, 512).float() - exact).abs().max() / exact.abs().max()) < 2**-8
+
+
+def test_logits_and_top_tokens_through_vllm_s_processor(installed) -> None:
+    """What sampling, logprobs, prompt_logprobs and a drafter's greedy choice call."""
+    head = new_head()
+    weight = fill(head, 500, 100)
+    head.quant_method.process_weights_after_loading(head)
+    x = weight[[3, 499, 77]].clone()  # each aimed at one token
+    x[:, 5] = 0  # the outlier column
+    processor = LogitsProcessor(500)
+    logits = processor(head, x)
+    assert logits.shape == (3, 500) and logits.argmax(1).tolist() == [3, 499, 77]
+    assert torch.equal(logits, head.quant_method.apply(head, x)[:, :500])
+    assert processor.get_top_tokens(head, x).tolist() == [3, 499, 77]
 
 
 def test_two_heads_are_independent(installed) -> None:
