@@ -220,13 +220,17 @@ def plan(
         "release": "tag to smoke (default: every release that is built and not yet smoked)",
         "stage": "smoke the newest release of this stage",
         "recipe": RECIPE,
+        "load": "what this machine cannot serve and so inspects: load its libraries and plugins, too, emulated where "
+        "that must be (up to 15 minutes a release)",
     }
 )
-def smoke(c: Context, release: str | None = None, stage: str | None = None, recipe: str | None = None) -> None:
+def smoke(
+    c: Context, release: str | None = None, stage: str | None = None, recipe: str | None = None, load: bool = False
+) -> None:
     """Start each new image with a real server and check its answers."""
     from sparkpin import commands
 
-    commands.smoke(tag=release, stage=stage, recipe=recipe)
+    commands.smoke(tag=release, stage=stage, recipe=recipe, load=load)
 
 
 @command(help={"json": "machine-readable"})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from private_engine import tags_in
+from private_engine import remove_tags
 
 from sparkpin.engine import Engine
 
@@ -75,10 +75,7 @@ class Checkout:
     @staticmethod
     def remove_tags(recipe: str) -> None:
         """The tags of a recipe; the images under them may be the machine's own and keep their other tags."""
-        engine = Engine.connect()
-        for tag in tags_in(engine):
-            if tag.startswith(f"sparkpin/{recipe}:"):
-                engine.untag(tag)
+        remove_tags(Engine.connect(), recipe)
 
     def add_recipe(self, name: str, **changes: str) -> None:
         """A copy of the scripted-tiny recipe under another name, so that its tags meet nobody else's."""

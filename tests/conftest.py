@@ -67,15 +67,6 @@ def signing_key(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of tests that run in parallel, those that use the machine's one engine run one after another."""
-    for item in items:
-        if item.get_closest_marker("engine") or item.get_closest_marker("e2e"):
-            own = item.get_closest_marker("own_engine") is not None
-            item.add_marker(pytest.mark.xdist_group(item.path.stem if own else "engine"))
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if os.environ.get("CI") and terminalreporter.stats.get("skipped"):
         terminalreporter.write_line("error: no test may be skipped in CI", red=True)

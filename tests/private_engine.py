@@ -108,6 +108,13 @@ def sleeper() -> bytes:
     return buffer.getvalue()
 
 
+def remove_tags(engine: Engine, repository: str) -> None:
+    """The tags of `sparkpin/<repository>`; the images under them may have others, which stay."""
+    for tag in tags_in(engine):
+        if tag.startswith(f"sparkpin/{repository}:"):
+            engine.untag(tag)
+
+
 def tags_in(engine: Engine) -> list[str]:
     """All tags. docker-py's images.list() asks for each image, too, which another test may remove meanwhile."""
     return [tag for image in engine.client.api.images() for tag in image["RepoTags"] or () if tag != "<none>:<none>"]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import runpy
 import uuid
 from pathlib import Path
 
 import pytest
 import tiny_images
 import yaml
-from private_engine import tags_in
+from private_engine import remove_tags
 from tiny_registry import registry
 
-from sparkpin import contents, lock, manifests, render, schema
+from checkout import PROJECT
+from sparkpin import contents, lock, manifests, render, rootfs, schema
 from sparkpin.build import build_image, is_built
 from sparkpin.buildrecord import check_form, layer_file, read_record, record_file
 from sparkpin.engine import Engine
@@ -20,12 +23,24 @@ from sparkpin.lock import lock_stack
 from sparkpin.paths import Paths
 from sparkpin.wheels import target_of
 
+# The made-up images have no Python for install.py: a program of the base makes the home.
+USER_TREE = """\
+FROM {{ parent_ref }} AS user
+RUN ["/bin/install", "-d", "-o", "10001", "-g", "10001", "/layer/home/sparkpin"]
+FROM scratch AS user-tree
+COPY --from=user /layer/ /
+"""
+TEMPLATE = (
+    tiny_images.BASE.replace("FROM {{ parent_ref }} AS config", f"{USER_TREE}FROM {{{{ parent_ref }}}} AS config")
+    + "COPY --from=user-tree / /\n"
+)
 DIGEST = "sha256:" + "0" * 64
 
 
 def on_base(folder: Path, image: str = f"somebody/base@{DIGEST}", stack: str = "tiny", **keys: object) -> Path:
     """The made-up project with a base in place of Debian."""
     project = tiny_images.make_project(folder, stack)
+    tiny_images.write(project / "dockerfiles/base.j2", TEMPLATE)
     file = project / f"pins/stacks/{stack}.yaml"
     data = yaml.safe_load(file.read_text())
     del data["debian"]
@@ -77,6 +92,7 @@ def test_the_digest_is_part_of_lock_and_keys(tmp_path: Path) -> None:
     assert base.parent_ref == f"somebody/base@{DIGEST}" and base.rootfs is None and base.parent_key is None
     assert f"FROM somebody/base@{DIGEST} AS config" in base.dockerfile
     assert all(a.key != b.key for a, b in zip(chain_of(one), chain_of(other), strict=True))
+    assert [name for name, _ in base.layers] == ["venv", "user"]
     assert target_of(first, []).platforms()[0] == "manylinux_2_39_x86_64"
 
 
@@ -88,10 +104,60 @@ def test_locking_asks_no_debian_mirror(tmp_path: Path, monkeypatch: pytest.Monke
     assert manifests.load_stack_lock(project, manifests.load_stack(project, "tiny")) == made
 
 
+def test_the_user_is_the_one_of_our_own_root_file_systems(tmp_path: Path) -> None:
+    script = rootfs.CUSTOMIZE.read_text()
+    for kind, line in (("passwd", render.PASSWD), ("group", render.GROUP)):
+        assert f"echo '{line}' >>\"$root/etc/{kind}\"" in script
+    files = {file.path: file.text for file in chain_of(on_base(tmp_path))[0].context if "/user/" in file.path}
+    assert files == {
+        "wheels/user/requirements.txt": "",
+        "wheels/user/passwd": f"{render.PASSWD}\n",
+        "wheels/user/group": f"{render.GROUP}\n",
+    }
+
+
+ROOT_LINE, OTHER = "root:x:0:0:root:/root:/bin/bash", "vendor:x:10001:10001::/srv:/bin/sh"
+
+
+@pytest.mark.parametrize(
+    ("there", "comes"),
+    [
+        (f"{ROOT_LINE}\n", f"{ROOT_LINE}\n{render.PASSWD}\n"),
+        (ROOT_LINE, f"{ROOT_LINE}\n{render.PASSWD}\n"),  # the last line is not ended
+        (None, f"{render.PASSWD}\n"),
+        (f"{ROOT_LINE}\n{OTHER}\n", None),  # the base has a user of that number: it stays as it is
+    ],
+)
+def test_a_base_gets_the_user_and_its_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str | None, comes: str | None
+) -> None:
+    given: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(os, "chown", lambda *arguments: given.append(arguments))  # only root may
+    install = runpy.run_path(str(PROJECT / "dockerfiles/install.py"))
+    lines, etc, layer = tmp_path / "lines", tmp_path / "etc", tmp_path / "layer"
+    tiny_images.write(lines / "passwd", f"{render.PASSWD}\n")
+    tiny_images.write(lines / "group", f"{render.GROUP}\n")
+    if there is not None:
+        tiny_images.write(etc / "passwd", there)
+    install["add_user"](lines, str(layer), etc)
+    home, made = layer / "home/sparkpin", layer / "etc/passwd"
+    assert home.is_dir() and given == [(str(home), 10001, 10001)]
+    assert (made.read_text() if made.exists() else None) == comes
+    assert (layer / "etc/group").read_text() == f"{render.GROUP}\n"
+
+
+def test_a_base_with_another_user_of_that_name_is_refused(tmp_path: Path) -> None:
+    install = runpy.run_path(str(PROJECT / "dockerfiles/install.py"))
+    for folder, line in (("lines", render.PASSWD), ("etc", render.PASSWD.replace("10001", "999"))):
+        tiny_images.write(tmp_path / folder / "passwd", f"{line}\n")
+    with pytest.raises(SystemExit, match="has a 'sparkpin' with another number than 10001"):
+        install["add_user"](tmp_path / "lines", str(tmp_path / "layer"), tmp_path / "etc")
+
+
 @pytest.mark.engine
 def test_images_stand_on_what_the_engine_has_under_the_digest(tmp_path: Path) -> None:
     engine, name, said = Engine.connect(), f"test{uuid.uuid4().hex[:8]}", [""]
-    with registry(tiny_images.make_rootfs(tmp_path / "base.tar")) as image:
+    with registry(tiny_images.make_rootfs(tmp_path / "base.tar", ["install"])) as image:
         project = on_base(tmp_path / "project", image, name)
         paths = Paths(project, tmp_path / "cache", tmp_path / "home")
         chain = chain_of(project, name)
@@ -110,10 +176,11 @@ def test_images_stand_on_what_the_engine_has_under_the_digest(tmp_path: Path) ->
         check_form([read_record(record_file(paths, stage)) for stage in chain])
         listed = contents.read_contents(layer_file(paths, below.diff_ids[0]))
         assert "bin/sh" in {entry.path for entry in listed}
+        added = contents.read_contents(layer_file(paths, built[0].diff_ids[-1]))
+        (home,) = [entry for entry in added if entry.path == "home/sparkpin"]
+        assert (home.kind, home.uid, home.gid, home.mode) == ("dir", 10001, 10001, 0o755)
     finally:
-        for tag in tags_in(engine):
-            if f"/stack-{name}:" in tag:
-                engine.untag(tag)
+        remove_tags(engine, f"stack-{name}")
         engine.client.api.remove_image(image)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import tiny_images
-from private_engine import tags_in
+from private_engine import remove_tags, tags_in
 
 from sparkpin import build, contents, manifests, ownimages, render, rootfs, schema, seal
 from sparkpin.build import BuiltImage, Maker, build_image, find_built, is_built
@@ -68,9 +68,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     engine = Engine.connect()
     site = Site(Paths(project, tmp_path / "cache", tmp_path / "home"), engine, stack, lock, [])
     yield site
-    for tag in tags_in(engine):
-        if f"/stack-{name}:" in tag:
-            engine.untag(tag)
+    remove_tags(engine, f"stack-{name}")
     engine.untag(site.chain()[0].parent_ref)
 
 

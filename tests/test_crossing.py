@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import runpy
 import shutil
@@ -12,14 +13,20 @@ import pytest
 import tiny_images
 import uv
 import yaml
-from private_engine import tags_in
+from private_engine import remove_tags
 
-from sparkpin import crossing, manifests, render, rootfs, schema
+from sparkpin import commands, crossing, fetch, hub, manifests, render, rootfs, schema
 from sparkpin.build import build_image
+from sparkpin.buildrecord import BuildRecord, LayerRecord, read_record, record_file
+from sparkpin.checkpoint.repository import Places
+from sparkpin.context import row
 from sparkpin.engine import Engine
 from sparkpin.errors import HostError, ManifestError
+from sparkpin.fetch import FetchReport
+from sparkpin.files import sha256_file
 from sparkpin.paths import Paths
 from sparkpin.schema import LockedFile
+from sparkpin.unneeded import Needs
 
 PROJECT = Path(__file__).resolve().parents[1]
 CROSS_BASE = tiny_images.BASE.replace(
@@ -59,11 +66,12 @@ def chain_of(paths: Paths, name: str) -> tuple[render.Rendered, ...]:
     return render.render_chain(paths.project, stack, lock, manifests.load_chain(paths.project, "two"))
 
 
-def test_the_stack_for_a_spark_can_be_built_on_x86_64() -> None:
+@pytest.mark.parametrize("stack", ["spark", "spark-seed"])
+def test_the_stacks_for_a_spark_can_be_built_on_x86_64(stack: str) -> None:
     paths = Paths(PROJECT, Path(), Path())
     cpu = manifests.load_stack(PROJECT, "cpu")
     expected = rootfs.rootfs_spec(cpu, manifests.load_stack_lock(PROJECT, cpu))
-    assert crossing.stand_in(paths, "spark", "linux/amd64") == expected
+    assert crossing.stand_in(paths, stack, "linux/amd64") == expected
 
 
 def test_what_is_fetched_beside_the_stacks_own(paths: Paths) -> None:
@@ -72,6 +80,25 @@ def test_what_is_fetched_beside_the_stacks_own(paths: Paths) -> None:
     found = crossing.stand_in_debs(paths, far, "linux/amd64")
     assert found is not None and found[0].name == "native"
     assert found[1].files == python_debs("3.11.2-6")
+
+
+def test_fetch_brings_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a build without a network would lack it, and say that `fetch` brings it."""
+    fetched: list[tuple[str, int, bool]] = []
+
+    def fetch_stack(paths: Paths, stack: schema.Stack, lock: schema.StackLock, say: object) -> FetchReport:
+        fetched.append((stack.name, len(lock.debs), bool(lock.wheels)))
+        return FetchReport(0, 0, 0)
+
+    monkeypatch.setattr(fetch, "fetch_stack", fetch_stack)
+    monkeypatch.setattr(hub, "fetch_model", lambda *_: Places({}, {}))
+    monkeypatch.setattr(Paths, "from_env", lambda: Paths(PROJECT, Path(), Path()))
+    spark, cpu = (manifests.load_stack_lock(PROJECT, manifests.load_stack(PROJECT, name)) for name in ("spark", "cpu"))
+    for machine, more in (("linux/amd64", [("cpu", len(cpu.debs), False)]), ("linux/arm64", []), ("riscv64", [])):
+        monkeypatch.setattr(crossing, "this_platform", lambda machine=machine: machine)
+        commands.fetch(recipe="scripted-tiny-spark", stack=None)
+        assert fetched == [("spark", len(spark.debs), True), *more]
+        fetched.clear()
 
 
 def test_a_machine_that_the_stack_does_not_name_is_refused(paths: Paths) -> None:
@@ -134,6 +161,72 @@ def test_what_would_not_stand_in_a_dockerfile_is_refused(paths: Paths, image: di
     assert caught.value.key == key
 
 
+def recorded(image: render.Rendered, builder: rootfs.RootfsSpec | None) -> BuildRecord:
+    return BuildRecord(
+        **{name: getattr(image, name) for name in ("stack", "stage", "key", "parent_key", "ref", "parent_ref")},
+        **{name: getattr(image, name) for name in ("platform", "rootfs", "dockerfile")},
+        builder=builder,
+        context=list(map(row, image.context)),
+        layers=[LayerRecord(name=name, key=key, diff_id=None) for name, key in image.layers],
+        config="{}",
+        config_digest=f"sha256:{'0' * 64}",
+        diff_ids=[],
+        size=0,
+        seconds=0.0,
+    )
+
+
+def uv_of(image: render.Rendered) -> str:
+    (file,) = [file for file in image.context if file.path == render.UV]
+    return file.sha256
+
+
+def test_a_recorded_build_runs_where_it_ran_though_the_pins_have_moved_on(paths: Paths) -> None:
+    then = crossing.stand_in(paths, "far", "linux/amd64")
+    record = recorded(chain_of(paths, "far")[0], then)
+    write_stack(paths.project, "native", "3.11.2-7")
+    image = crossing.again(paths, record, "linux/amd64")
+    assert (image.builder, uv_of(image), crossing.moved(record, image)) == (then, uv_of(record.rendered), "")
+    assert BuildRecord.model_validate_json(record.model_dump_json(by_alias=True)) == record
+    needs = Needs()
+    needs.add(record)
+    assert record.rootfs and needs.rootfs == {record.rootfs.key, then.key}, "prune keeps what both are made from"
+    far = manifests.load_stack(paths.project, "far")
+    stack, lock = crossing.fetched_with(then, far, manifests.load_stack_lock(paths.project, far))
+    assert (stack.platform, lock.files) == ("linux/amd64", then.debs)
+
+
+def test_a_record_that_does_not_say_where_its_steps_ran(paths: Paths) -> None:
+    """As those from before that was kept. Today's pins say it, which is told, or the build is refused."""
+    value = recorded(chain_of(paths, "far")[0], None).model_dump(mode="json", by_alias=True)
+    del value["builder"]
+    record = BuildRecord.model_validate(value)
+    image = crossing.again(paths, record, "linux/amd64")
+    assert image.builder == crossing.stand_in(paths, "far", "linux/amd64")
+    assert crossing.moved(record, image) == (
+        "base: its record names no root file system for linux/amd64; its steps run in today's, "
+        f"{image.builder.key[:12]}"
+    )
+    (paths.project / "pins/stacks/far.yaml").unlink()
+    with pytest.raises(HostError, match=r"does not say where its steps could run on .*, nor do today"):
+        crossing.again(paths, record, "linux/amd64")
+
+
+def test_on_the_images_own_architecture_its_own_uv_runs(
+    paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = recorded(chain_of(paths, "far")[0], crossing.stand_in(paths, "far", "linux/amd64"))
+    other = tmp_path / "uv-of-another-architecture"
+    other.write_text("the same version of uv, other bytes")
+    monkeypatch.setattr(uv, "find_uv_bin", lambda: str(other))
+    image = crossing.again(paths, record, "linux/arm64")
+    assert (image.builder, uv_of(image), image.key) == (None, sha256_file(other)[0], record.key)
+    assert crossing.moved(record, image) == "base: its steps ran on linux/amd64 then, and run on linux/arm64 now"
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0.1")
+    with pytest.raises(HostError, match=r"made with uv .* on another architecture; this machine has uv 0\.0\.1"):
+        crossing.again(paths, record, "linux/arm64")
+
+
 @pytest.mark.engine
 def test_an_image_for_another_architecture_without_emulation(
     paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -148,16 +241,18 @@ def test_an_image_for_another_architecture_without_emulation(
     shutil.copy(shell, empty)
     tiny_images.without_programs(empty)
     monkeypatch.setattr(rootfs, "build_rootfs", lambda _, spec, say: shell if spec.platform == machine else empty)
-    chain = chain_of(paths, name)
+    chain, then = chain_of(paths, name), crossing.stand_in(paths, name, machine)
     try:
         built = [build_image(paths, engine, image, lambda _: None) for image in chain]
         found = [engine.image(image.ref) for image in built]
         assert [image.architecture for image in found if image] == [other.partition("/")[2]] * 3
         assert len(built[0].diff_ids) == 2  # the far root file system and what the native step left
+        records = [read_record(record_file(paths, image)) for image in chain]
+        assert [record.builder for record in records] == [then, None, None]  # the others' steps are none of its own
+        write_stack(paths.project, "native", "3.11.2-7", platform=machine)
+        again = crossing.again(paths, records[0], machine)
+        assert build_image(paths, engine, again, lambda _: None, fresh=True).config_digest == built[0].config_digest
     finally:
-        for tag in tags_in(engine):
-            if f"/stack-{name}:" in tag:
-                engine.untag(tag)
-        native = crossing.stand_in(paths, name, machine)
-        for ref in (chain[0].parent_ref, render.rootfs_ref(native.suite, native.key)):
+        remove_tags(engine, f"stack-{name}")
+        for ref in (chain[0].parent_ref, render.rootfs_ref(then.suite, then.key)):
             engine.untag(ref)

@@ -29,7 +29,6 @@ from sparkpin.errors import HostError
 from sparkpin.gpus import PLAIN, QUERY, parse_gpus, read_gpus
 from sparkpin.host import Host
 from sparkpin.paths import Paths
-from sparkpin.schema import LockedFile
 
 GIB = 1 << 30
 ROW = "NVIDIA GB10, 12.1, 580.159.04, [N/A], [N/A], {clock}, 3003, {busy}, {reasons}\n"
@@ -243,11 +242,11 @@ def test_where_a_token_is_and_never_the_token(tmp_path: Path) -> None:
 
 
 class Front(http.server.BaseHTTPRequestHandler):
-    """A front page; an hour slow where its path says so."""
+    """A front page; broken, missing or oddly dated where its path says so."""
 
     def do_HEAD(self) -> None:
         self.send_response_only(500 if "broken" in self.path else 404 if "missing" in self.path else 200)
-        self.send_header("Date", formatdate(usegmt=True))
+        self.send_header("Date", "yesterday" if "odd" in self.path else formatdate(usegmt=True))
         self.end_headers()
         assert "Authorization" not in self.headers
 
@@ -261,10 +260,11 @@ def front() -> Iterator[str]:
 
 
 def test_the_hub_is_asked(front: str) -> None:
-    good, missing, broken = (reading.ask_hub(f"{front}/{path}") for path in ("", "missing", "broken"))
+    good, missing, broken, odd = (reading.ask_hub(f"{front}/{path}") for path in ("", "missing", "broken", "odd"))
     assert good.error == "" and good.offset is not None and abs(good.offset) < minimums.DRIFT
     assert missing.error == ""
     assert "500" in broken.error
+    assert (odd.error, odd.offset) == ("", None)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         assert reading.ask_hub(f"http://127.0.0.1:{closed.getsockname()[1]}").error
@@ -284,14 +284,14 @@ def test_who_has_a_port() -> None:
     assert reading.holder_of(None, 1) == ""
 
 
-def test_the_cuda_release_is_that_of_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    stack = manifests.load_stack(PROJECT, "cpu")
-    assert tasks.cuda_of(PROJECT, stack) is None
-    lock = manifests.load_stack_lock(PROJECT, stack)
-    runtime = LockedFile(name="nvidia-cuda-runtime", version="13.0.96", file="a.whl", size=1, sha256="0" * 64)
-    changed = lock.model_copy(update={"wheels": [*lock.wheels, runtime]})
-    monkeypatch.setattr(manifests, "load_stack_lock", lambda *_: changed)
-    assert tasks.cuda_of(PROJECT, stack) == "13.0"
+def test_the_cuda_release_of_each_stack_is_that_of_its_lock() -> None:
+    stacks = [manifests.load_stack(PROJECT, path.stem) for path in (PROJECT / "pins/stacks").glob("*.lock")]
+    told = {stack.name: stack.gpu.cuda for stack in stacks if stack.gpu}
+    assert told["spark"] == "13.0"
+    for stack in stacks:
+        wheels = manifests.load_stack_lock(PROJECT, stack).wheels
+        runtimes = {wheel.version for wheel in wheels if wheel.name.startswith("nvidia-cuda-runtime")}
+        assert {".".join(version.split(".")[:2]) for version in runtimes} == set(filter(None, [told.get(stack.name)]))
 
 
 def test_a_plan_that_wants_the_network_is_not_made(tmp_path: Path) -> None:

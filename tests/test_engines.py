@@ -31,7 +31,7 @@ from sparkpin.layers import chain_ids, inventory
 from sparkpin.paths import Paths
 from sparkpin.seal import Part, open_saved, parts_of
 
-pytestmark = [pytest.mark.engine, pytest.mark.own_engine]
+pytestmark = pytest.mark.engine
 
 NEWER: dict[str, dict[str, object]] = {
     "newer-overlay2": {},

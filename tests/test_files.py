@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import subprocess
 import sys
@@ -25,6 +26,13 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         raise RuntimeError
     assert path.read_text() == '{\n  "a": 1\n}\n'
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_pieces_that_come_are_a_file_though_some_are_empty() -> None:
+    pieces = [b"", b"abc", b"", b"defgh", b""]
+    assert io.BufferedReader(files.Joined(iter(pieces)), 4).read() == b"abcdefgh"
+    with files.Joined(iter(pieces)) as file:
+        assert [file.read(2) for _ in range(6)] == [b"ab", b"c", b"de", b"fg", b"h", b""]
 
 
 def test_a_failed_folder_leaves_nothing(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_facts(tmp_path: Path) -> None:
     assert (found.has_gpu, found.has_systemd, found.has_apt) == (True, True, True)
     assert (found.distribution, found.family) == ("ubuntu 24.04", ("ubuntu", "debian"))
     assert (found.memory_total, found.memory_available) == (128_000_000_000, 102_400_000_000)
-    assert found.fingerprint == f"ubuntu 24.04, {os.uname().machine}, with GPU, 128 GB"
+    assert found.summary == f"ubuntu 24.04, {os.uname().machine}, with GPU, 128 GB"
 
 
 def test_a_root_without_anything_gives_a_plain_machine(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from sparkpin.releases import SBOM, SIGNATURE, STATEMENT, Release, Releases
 from sparkpin.transfer import copy
 from sparkpin.unneeded import Search
 
-pytestmark = [pytest.mark.engine, pytest.mark.own_engine]
+pytestmark = pytest.mark.engine
 INVOKE = Path(sys.executable).parent / "invoke"
 CHECKPOINT = """
 from pathlib import Path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,18 +15,21 @@ from pathlib import Path
 
 import pytest
 from elf_samples import CUBIN, PLAIN, SPECIFIC, Elf, container, entry
+from made_releases import release
 from tiny_images import make_rootfs
 
 from checkout import PROJECT
 from sparkpin import imagefiles
 from sparkpin.engine import Engine
 from sparkpin.errors import InspectionError
+from sparkpin.inputs import Inputs
 from sparkpin.inspection.image import Opened, open_image
 from sparkpin.inspection.scan import Facts, scan
-from sparkpin.inspection.tasks import inspect, mods_of, sm_of
+from sparkpin.inspection.tasks import inspect, mods_of, pins_of, sm_of
 from sparkpin.inspection.tree import in_archive, in_folders, real
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths
+from sparkpin.releases import Releases
 
 GPU = Elf(gpu=container(entry(CUBIN, 120, PLAIN)))
 
@@ -191,14 +195,37 @@ def test_options_that_cannot_be(tmp_path: Path, option: str, value: str, words: 
 def test_what_an_image_must_have_is_said_by_its_stack_and_stage(project: Path, tmp_path: Path) -> None:
     paths, told = Paths(project, tmp_path / "cache", tmp_path / "home"), list[str]()
     labelled = Opened(iter(()), "linux/amd64", stack="cpu", stage="hybrid")
-    assert sm_of(paths, "", labelled) is None
+    assert sm_of(paths, "", labelled, told.append) is None
     with (project / "pins/stacks/cpu.yaml").open("a") as file:
         file.write('gpu: {sm: "12.1", cuda: "13.0"}\n')
-    assert (sm_of(paths, "", labelled), sm_of(paths, "90", labelled)) == (121, 90)
+    assert [sm_of(paths, asked, labelled, told.append) for asked in ("", "90")] == [121, 90]
     assert mods_of(paths, labelled, told.append) == ["sparkpin-modkit", "vllm", "sparkpin-hybrid-int4-fp8"]
     unknown = Opened(iter(()), "linux/amd64", stack="elsewhere", stage="hybrid")
-    assert (sm_of(paths, "", unknown), mods_of(paths, unknown, told.append)) == (None, [])
-    assert told == ["note: which mods belong into the image is not known here: unknown stack 'elsewhere'"]
+    assert (sm_of(paths, "", unknown, told.append), mods_of(paths, unknown, told.append)) == (None, [])
+    assert told == [
+        "note: which GPU the image is for is not known here, so its GPU code is not judged: unknown stack 'elsewhere'",
+        "note: which mods belong into the image is not known here: unknown stack 'elsewhere'",
+    ]
+
+
+def test_a_release_is_held_against_its_own_pins(project: Path, tmp_path: Path) -> None:
+    paths, told = Paths(project, tmp_path / "cache", tmp_path / "home"), list[str]()
+    last = pair(project, "scripted-tiny")[-1]
+    made = release(1, inputs=last.inputs, executable=last.executable)
+    Inputs.of(paths).keep_project(project, made.inputs)
+    Releases(paths).save(made)
+    opened = Opened(iter(()), "linux/amd64", stack="cpu", stage="mtp")
+    (project / "stages/mtp.yaml").write_text((project / "stages/mtp.yaml").read_text() + "mods: [turboquant]\n")
+    before = ["sparkpin-modkit", "vllm", "sparkpin-hybrid-int4-fp8"]
+    with pins_of(paths, made.tag, told.append) as then:
+        assert mods_of(then, opened, told.append) == before
+    with pins_of(paths, "sparkpin/whatever:1", told.append) as then:
+        assert mods_of(then, opened, told.append) == [*before, "sparkpin-turboquant"]
+    assert told == []
+    shutil.rmtree(paths.inputs)
+    with pins_of(paths, made.tag, told.append) as then:
+        assert then == paths
+    assert told[0].startswith("note: held against today's pins, not its own: ")
 
 
 @pytest.mark.e2e

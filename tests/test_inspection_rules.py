@@ -149,16 +149,20 @@ def test_ptx_alone_is_named_and_code_for_other_gpus_alone_refused(root: Root) ->
             f"{SITE}/vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so": Elf(gpu=gpu((CUBIN, 90, SPECIFIC))),
             f"{SITE}/made_up/cubins/a.cubin": cubin(0x6007804),
             f"{SITE}/made_up/cubins/deep/b.cubin": cubin(0x600640A),
+            f"{SITE}/for_others/b.cubin": cubin(0x600640A),
         }
     )
-    assert texts(facts) == [f"gpu {SITE}/vllm/other.so: nothing in it runs on sm_121: it holds sm_90, sm_120a"]
+    assert texts(facts) == [
+        f"gpu {SITE}/vllm/other.so: nothing in it runs on sm_121: it holds sm_90, sm_120a",
+        f"gpu {SITE}/for_others: 0 of 1 .cubin files run on sm_121 (1 sm_100a)",
+    ]
     notes = {one.subject: one.text for one in findings(facts, sm=121, platform="linux/arm64") if one.rule == "gpu"}
     assert notes[f"{SITE}/vllm/ptx.so"] == (
         "PTX only for sm_121: the driver compiles 1 units at their first use (sm_80, compute_80)"
     )
     assert notes[f"{SITE}/made_up"] == "1 of 2 .cubin files run on sm_121 (1 sm_100a, 1 sm_120)"
     assert "sm_90a" in notes[f"{SITE}/vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"]
-    assert texts(facts, sm=120) == []
+    assert texts(facts, sm=120) == [f"gpu {SITE}/for_others: 0 of 1 .cubin files run on sm_120 (1 sm_100a)"]
     assert texts(facts, sm=None) == []
 
 
@@ -347,14 +351,23 @@ MOD = {
 
 
 @pytest.mark.parametrize(
-    ("accepts", "good"),
-    [('("0.33.0",)', True), ('["0.32.0", "0.33"]', True), ('("0.32.0",)', False), ("SOMETHING", True)],
+    ("accepts", "wrong"),
+    [
+        ('("0.33.0",)', ""),
+        ('["0.32.0", "0.33"]', ""),
+        ('("0.32.0",)', "is made for vLLM 0.32.0, the image has 0.33.0"),
+        ("SOMETHING", "does not say which vLLM it is made for"),
+    ],
 )
-def test_our_plugins_are_made_for_this_vllm(root: Root, accepts: str, good: bool) -> None:
+def test_our_plugins_are_made_for_this_vllm(root: Root, accepts: str, wrong: str) -> None:
     facts = root({**MOD, f"{SITE}/sparkpin_made/hook.py": f"import vllm\nVLLM_VERSIONS: tuple = {accepts}\n"})
     assert texts(facts, mods=["sparkpin-made"]) == (
-        [] if good else ["plugins sparkpin-made: sparkpin_made 1 is made for vLLM 0.32.0, the image has 0.33.0"]
+        [f"plugins sparkpin-made: sparkpin_made 1 {wrong}"] if wrong else []
     )
+
+
+def test_a_plugin_of_others_need_not_say_which_vllm_it_is_made_for(root: Root) -> None:
+    assert texts(root({**MOD, f"{SITE}/sparkpin_made/__init__.py": ""})) == []
 
 
 def test_the_table_of_what_a_mod_touches_names_the_releases(root: Root) -> None:

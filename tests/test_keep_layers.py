@@ -19,6 +19,7 @@ import uv
 import yaml
 from newer_engine import newer_engine
 from newer_engine import newer_root as newer_root
+from private_engine import remove_tags
 from test_engines import NEWER
 from test_lock import paths as paths  # a project whose Debian half of the lock is made up
 from test_lock import versions, write
@@ -388,10 +389,7 @@ class Bench:
 def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path, Engine.connect())
     yield bench
-    for image in bench.engine.client.api.images():
-        for tag in image["RepoTags"] or ():
-            if f"/stack-{bench.name}:" in tag:
-                bench.engine.untag(tag)
+    remove_tags(bench.engine, f"stack-{bench.name}")
 
 
 PROGRAM = """

@@ -134,9 +134,36 @@ def test_an_override_takes_the_place_of_what_distributions_say(paths: Paths, ind
 
     write(paths, ["app==1.0"], "linux/arm64", overrides=bounds["overrides"])
     assert versions(lock_stack(paths, "s", lambda _: None))["bound"] == "13.5.0"
+    write(paths, ["app==1.0"], "linux/arm64", overrides=bounds["overrides"], exclude={"bound": "not here"})
+    assert versions(lock_stack(paths, "s", lambda _: None)) == {"app": "1.0", "dep": "2.0"}
+    write(paths, ["app==1.0"], "linux/arm64", overrides=bounds["overrides"], exclude={"bond": "misspelt"})
+    with pytest.raises(ManifestError, match=r"python\.exclude: .*bond.* that the requirements would bring in"):
+        lock_stack(paths, "s", lambda _: None)
     write(paths, ["app==1.0"], "linux/arm64", constraints={"dep<3": "none"}, overrides={"bound==12.0": "none"})
     with pytest.raises(ManifestError, match=r"python\.requirements: .*uv says"):
         lock_stack(paths, "s", lambda _: None)
+
+
+def test_the_index_as_it_was_on_a_day(paths: Paths, index: Index) -> None:
+    index.sizes = True
+    app = make_wheel(index.folder, "app", requires=["dep"])
+    old, new = (make_wheel(index.folder, "dep", version) for version in ("1.0", "1.1"))
+    index.uploaded |= {app.file: "2026-05-10T07:38:37Z", old.file: "2026-05-31T23:59:59Z"}
+    index.uploaded[new.file] = "2026-06-01T00:00:00Z"
+    write(paths, ["app==1.0"], as_of="2026-06-01")
+    before = lock_stack(paths, "s", lambda _: None)
+    assert versions(before) == {"app": "1.0", "dep": "1.0"}
+    assert not any(paths.store.rglob("*.whl"))
+    write(paths, ["app==1.0"], as_of="2026-06-02")
+    with pytest.raises(ManifestError, match="the pins have changed since"):
+        load_stack_lock(paths.project, load_stack(paths.project, "s"))
+    assert versions(lock_stack(paths, "s", lambda _: None))["dep"] == "1.1"
+    write(paths, ["app==1.0"], as_of="2026-05-01")
+    with pytest.raises(ManifestError, match=r"python\.requirements: .*uv says"):
+        lock_stack(paths, "s", lambda _: None)
+    write(paths, ["app==1.0"], as_of="yesterday")
+    with pytest.raises(ManifestError, match=r"python\.as_of"):
+        load_stack(paths.project, "s")
 
 
 def test_a_constraint_alone_is_pips(paths: Paths, index: Index) -> None:

@@ -52,7 +52,7 @@ def run_pytest(tests: str, python_path: dict[str, Path], **environment: str) -> 
     paths = os.pathsep.join(["/pytest", *(f"/{name}" for name in python_path)])
     container = Engine.connect().client.containers.create(
         image,
-        ["python", "-m", "pytest", "-p", "no:cacheprovider", "-q", f"/mods/{tests}"],
+        ["python", "-m", "pytest", "-p", "no:cacheprovider", "--confcutdir=/mods", "-q", f"/mods/{tests}"],
         environment={"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", **environment},
         volumes=volumes,
         network_mode="none",

@@ -29,6 +29,10 @@ REFUSED = [(mod, release) for mod, (_, refused) in DECLARED.items() for release 
 SOURCES = os.environ.get("SPARKPIN_VLLM_SOURCES")
 
 
+def test_every_mod_that_declares_something_is_looked_at() -> None:
+    assert set(vllm_source.MODULES) == {path.parts[-3] for path in PROJECT.glob("mods/*/sparkpin_*/touches.py")}
+
+
 @pytest.mark.parametrize("mod", DECLARED)
 def test_each_release_is_accepted_or_refused_with_a_reason(mod: str) -> None:
     touches, refused = DECLARED[mod]

@@ -78,7 +78,6 @@ def copy(tmp_path: Path) -> Iterator[Checkout]:
     made.remove_tags("offline")
 
 
-@pytest.mark.own_engine
 def test_every_stage_comes_out_identical_in_an_engine_of_its_own(main_job: Releases) -> None:
     """Both from scratch: another data root, empty caches, the root file system and every layer made anew."""
     newest = [release for release in main_job.of_recipe("scripted-tiny") if release.stage == "v2-tq"][-1]

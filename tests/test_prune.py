@@ -50,8 +50,6 @@ from sparkpin.retention import verdicts
 from sparkpin.rootfs import RootfsSpec
 from sparkpin.unneeded import Search, project_needs
 
-pytestmark = pytest.mark.own_engine
-
 pytest_plugins = ["empty_engine"]
 
 

@@ -25,8 +25,6 @@ from sparkpin.paths import Paths
 from sparkpin.schema import LockedFile, Stack, StackLock
 from sparkpin.store import Store
 
-pytestmark = pytest.mark.own_engine
-
 PROJECT = Path(__file__).resolve().parents[1]
 
 

@@ -18,8 +18,6 @@ from sparkpin.pairing import pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
 
-pytestmark = pytest.mark.own_engine
-
 pytest_plugins = ["empty_engine"]
 
 

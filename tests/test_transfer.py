@@ -21,8 +21,6 @@ from sparkpin.releases import Release
 from sparkpin.remote import engine_at, ssh_command
 from sparkpin.transfer import Sent, copy
 
-pytestmark = pytest.mark.own_engine
-
 HEADERS = 64 << 10  # bytes: configurations and headers of an archive, whatever its layers
 
 

@@ -34,8 +34,6 @@ from sparkpin.releases import SBOM, STATEMENT, Releases, release_key, tag_of
 from sparkpin.seal import Part, image_config
 from sparkpin.store import Store
 
-pytestmark = pytest.mark.own_engine
-
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:

@@ -105,11 +105,13 @@ def stack_lock(stack: schema.Stack, wheels: Sequence[schema.LockedFile] = ()) ->
     )
 
 
-def make_rootfs(path: Path) -> Path:
-    """A shell and its libraries, from this machine."""
-    shell = shutil.which("dash") or "/bin/sh"
-    found = subprocess.run(["ldd", shell], capture_output=True, text=True, check=True).stdout
-    files = {"bin/sh": Path(shell), **{name.lstrip("/"): Path(name) for name in re.findall(r"(/\S+)", found)}}
+def make_rootfs(path: Path, programs: Sequence[str] = ()) -> Path:
+    """A shell, more programs and their libraries, from this machine."""
+    wanted = {"sh": shutil.which("dash") or "/bin/sh", **{name: str(shutil.which(name)) for name in programs}}
+    files = {f"bin/{name}": Path(program) for name, program in wanted.items()}
+    for program in wanted.values():
+        found = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+        files |= {name.lstrip("/"): Path(name) for name in re.findall(r"(/\S+)", found)}
     with tarfile.open(path, "w") as tar:
         for name in ("tmp", "opt", "etc", "proc", "sys", "dev"):
             info = tarfile.TarInfo(name)

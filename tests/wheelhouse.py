@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -53,6 +54,7 @@ class Index:
     """slow: file -> seconds between pieces of 64 KiB; hashes: whether pages carry them; asked: file names served.
 
     gone: files that the pages name and that are not there any more. sizes: pages are JSON and tell them (PEP 700).
+    uploaded: file -> when it came ("2026-05-10T07:38:37Z"), which JSON pages tell, too.
     """
 
     folder: Path
@@ -62,6 +64,7 @@ class Index:
     asked: list[str] = field(default_factory=list)
     gone: set[str] = field(default_factory=set)
     sizes: bool = False
+    uploaded: dict[str, str] = field(default_factory=dict)
 
 
 @contextmanager
@@ -71,14 +74,15 @@ def serve(folder: Path) -> Iterator[Index]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
-            self.answer(200, "application/octet-stream", (folder / self.path.rpartition("/")[2]).read_bytes())
+            self.answer(200, "application/octet-stream", (folder / unquote(self.path).rpartition("/")[2]).read_bytes())
 
         def do_GET(self) -> None:
-            kind, _, name = self.path.strip("/").partition("/")
+            kind, _, name = unquote(self.path).strip("/").partition("/")
             if kind == "simple":
-                files = sorted(p for p in folder.glob("*.whl") if p.name.split("-")[0].replace("_", "-") == name)
+                files = [*folder.glob("*.whl"), *folder.glob("*.tar.gz")]
+                files = sorted(p for p in files if p.name.split("-")[0].replace("_", "-") == name)
                 if index.sizes and files:
-                    self.answer(200, "application/vnd.pypi.simple.v1+json", page(name, files))
+                    self.answer(200, "application/vnd.pypi.simple.v1+json", page(name, files, index.uploaded))
                     return
                 body = "".join(f'<a href="/files/{p.name}{self.fragment(p)}">{p.name}</a>\n' for p in files).encode()
                 self.answer(200 if files else 404, "text/html", body)
@@ -121,7 +125,7 @@ def serve(folder: Path) -> Iterator[Index]:
         server.server_close()
 
 
-def page(name: str, files: Sequence[Path]) -> bytes:
+def page(name: str, files: Sequence[Path], uploaded: Mapping[str, str]) -> bytes:
     """A project's page in the simple index's JSON form."""
     rows = [
         {
@@ -129,10 +133,11 @@ def page(name: str, files: Sequence[Path]) -> bytes:
             "url": f"/files/{file.name}",
             "hashes": {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()},
             "size": file.stat().st_size,
+            **({"upload-time": uploaded[file.name]} if file.name in uploaded else {}),
         }
         for file in files
     ]
-    versions = sorted({file.name.split("-")[1] for file in files})
+    versions = sorted({file.name.removesuffix(".tar.gz").split("-")[1] for file in files})
     return json.dumps({"meta": {"api-version": "1.1"}, "name": name, "versions": versions, "files": rows}).encode()
 
 

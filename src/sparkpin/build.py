@@ -37,6 +37,7 @@ from sparkpin.following import read_layer_of
 from sparkpin.paths import Paths
 from sparkpin.progress import GATHERS, UNPACKS, progress
 from sparkpin.render import Rendered, rootfs_ref
+from sparkpin.saving import saving_folder
 from sparkpin.schema import BY_DIGEST
 from sparkpin.seal import Part, Sealed
 
@@ -106,7 +107,8 @@ def build_image(
         parent = require_parent(paths, engine, rendered, say)
         builder = require_builder(paths, engine, rendered, say)
         with context_folder(paths, rendered) as context:
-            made = make_sealed(paths, engine, rendered, parent, builder, context.folder, say, fresh, note=not imported)
+            ref = rootfs_ref(builder.suite, builder.key) if builder else None
+            made = make_sealed(paths, engine, rendered, parent, ref, context.folder, say, fresh, note=not imported)
         sealed = made.sealed
         image = engine.image(rendered.ref)
         if image is None or (image.config_digest, image.diff_ids) != (sealed.config_digest, sealed.diff_ids):
@@ -133,6 +135,7 @@ def build_image(
                 parent_ref=rendered.parent_ref,
                 platform=rendered.platform,
                 rootfs=rendered.rootfs,
+                builder=builder,
                 dockerfile=rendered.dockerfile,
                 context=list(context.files),
                 layers=[
@@ -175,9 +178,8 @@ def require_parent(paths: Paths, engine: Engine, rendered: Rendered, say: Say) -
 
 def keep_foreign(paths: Paths, engine: Engine, image: ImageInfo) -> None:
     """The listings of the layers of an image that was not made here: from the engine, which gives the image whole."""
-    paths.work.mkdir(parents=True, exist_ok=True)
-    with disk_errors(paths.work), tempfile.TemporaryDirectory(prefix="base-", dir=paths.work) as folder:
-        archive = Path(folder, "saved.tar")
+    with disk_errors(paths.work), saving_folder(paths) as folder:
+        archive = folder / "saved.tar"
         with archive.open("wb") as file:
             engine.save(image.ref, file)
         with seal.open_saved(archive) as saved:
@@ -200,14 +202,15 @@ def require_rootfs(paths: Paths, engine: Engine, spec: rootfs.RootfsSpec, ref: s
     return tar, found
 
 
-def require_builder(paths: Paths, engine: Engine, rendered: Rendered, say: Say) -> str | None:
+def require_builder(paths: Paths, engine: Engine, rendered: Rendered, say: Say) -> rootfs.RootfsSpec | None:
     """What the steps run in where the engine's machine is of another architecture than the image; else None."""
     if f"ARG {BUILDER}=" not in rendered.dockerfile or (machine := engine.platform) == rendered.platform:
         return None
-    spec = crossing.stand_in(paths, rendered.stack, machine)
-    ref = rootfs_ref(spec.suite, spec.key)
-    require_rootfs(paths, engine, spec, ref, say)
-    return ref
+    spec = rendered.builder
+    if spec is None or spec.platform != machine:
+        spec = crossing.stand_in(paths, rendered.stack, machine)
+    require_rootfs(paths, engine, spec, rootfs_ref(spec.suite, spec.key), say)
+    return spec
 
 
 def has_contents(paths: Paths, diff_ids: Sequence[str]) -> bool:

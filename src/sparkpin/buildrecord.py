@@ -26,6 +26,7 @@ from sparkpin.rootfs import RootfsSpec
 from sparkpin.schema import BY_DIGEST, LockedFile, Model, Sha256
 
 SCHEMA: Literal[1] = 1
+LOCKED = ("wheel ", "source ")  # how `what` begins of files that a lock names
 
 
 class BuildInput(Model):
@@ -54,7 +55,8 @@ class BuildRecord(Model):
 
     config: the image's configuration (JSON), whose SHA-256 is config_digest; diff_ids: of the whole image, of which the
     lowest is the root file system; size: bytes of all layers; seconds: what the build took; epoch, seal: of the
-    canonical form.
+    canonical form; builder: of an image for another architecture, the root file system that its steps ran in, None
+    where they ran in the image's own, and in records from before this was kept.
     """
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = SCHEMA
@@ -68,6 +70,7 @@ class BuildRecord(Model):
     epoch: int = EPOCH
     seal: int = seal.VERSION
     rootfs: RootfsSpec | None
+    builder: RootfsSpec | None = None
     dockerfile: str
     context: list[BuildInput]
     layers: list[LayerRecord]
@@ -76,6 +79,11 @@ class BuildRecord(Model):
     diff_ids: list[Digest]
     size: int
     seconds: float
+
+    @property
+    def root_file_systems(self) -> tuple[RootfsSpec, ...]:
+        """That of the image, and that in which its steps ran."""
+        return tuple(filter(None, (self.rootfs, self.builder)))
 
     @property
     def rendered(self) -> Rendered:
@@ -92,6 +100,7 @@ class BuildRecord(Model):
             dockerfile=self.dockerfile,
             context=tuple(map(kept_file, self.context)),
             layers=tuple((layer.name, layer.key) for layer in self.layers),
+            builder=self.builder,
         )
 
 

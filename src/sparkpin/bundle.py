@@ -36,7 +36,7 @@ from typing import Annotated, Any, BinaryIO, Literal, cast
 from pydantic import Field, ValidationError
 
 from sparkpin import manifests, oci, ui
-from sparkpin.buildrecord import BuildRecord
+from sparkpin.buildrecord import LOCKED, BuildRecord
 from sparkpin.canonical import BLOCK, END, Slice, block, read_layer
 from sparkpin.checkpoint.layout import RECORD
 from sparkpin.contents import ENTRIES, contents_of, parents_of, parse_contents
@@ -154,18 +154,18 @@ class Bundle:
 
 def kept_hashes(release: Release, records: Sequence[BuildRecord]) -> tuple[str, ...]:
     """SHA-256 of all that the release was made from and that no lock names, each once."""
-    made = {row.sha256 for record in records for row in record.context if not row.what.startswith("wheel ")}
+    made = {row.sha256 for record in records for row in record.context if not row.what.startswith(LOCKED)}
     return tuple(sorted(made | set(release.inputs.values())))
 
 
 def locked_files(records: Sequence[BuildRecord]) -> tuple[LockedFile, ...]:
-    """The Debian packages and wheels that the images were made from, each once."""
+    """The Debian packages, wheels and sources that the images were made from, and in, each once."""
     found: dict[str, LockedFile] = {}
     for record in records:
-        for deb in record.rootfs.debs if record.rootfs else ():
-            found[deb.sha256] = deb
+        for spec in record.root_file_systems:
+            found |= {deb.sha256: deb for deb in spec.debs}
         for file in record.rendered.context:
-            if file.locked and file.what.startswith("wheel "):
+            if file.locked and file.what.startswith(LOCKED):
                 found[file.sha256] = file.locked
     return tuple(found[sha256] for sha256 in sorted(found))
 
@@ -439,7 +439,7 @@ def require_paths(release: Release, records: Sequence[BuildRecord]) -> None:
         if not named or (record.stack, record.ref) != (release.stack, ref):
             raise Refused(f"the record of {record.stage!r} names its image {record.ref!r}, wanted {ref!r}")
         require_names([row.path for row in record.context], f"the record of {record.stage}")
-        debs = [deb.file for deb in record.rootfs.debs] if record.rootfs else []
+        debs = [deb.file for spec in record.root_file_systems for deb in spec.debs]
         require_names(debs, f"the record of {record.stage}")
         if folders := [name for name in debs if "/" in name]:
             raise Refused(f"the record of {record.stage} names a package {folders[0]!r}")

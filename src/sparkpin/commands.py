@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sparkpin import (
     claims,
+    crossing,
     exporting,
     files,
     host,
@@ -44,6 +45,7 @@ from sparkpin.overruled import overruled
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
+from sparkpin.smoke.choice import owes, uses_gpu
 from sparkpin.smoke.server import clear_leftovers, leftovers
 from sparkpin.store import Store
 from sparkpin.ui import say, show
@@ -84,7 +86,7 @@ def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool,
         return
     host.install(lacking, machine, say)
     made = build_releases(paths, pairings)
-    if smoke and (waiting := tuple(release for release in made if not release.smoke_passed)):
+    if smoke and (waiting := waiting_for_smoke(paths, made)):
         smoke_releases(paths, waiting)
         made = tuple(records.get(release.tag) for release in made)
     newest = made[-1]
@@ -128,11 +130,16 @@ def names(folder: Path) -> list[str]:
 def fetch(*, recipe: str | None, stack: str | None) -> None:
     paths, pairings = pairings_of(recipe, None, stack)
     last = pairings[-1]
-    report = fetching.fetch_stack(paths, last.stack, last.stack_lock, say)
-    show(
-        f"stack {last.stack.name}: {report.files} files, {ui.size(report.bytes_total)} verified, "
-        f"{ui.size(report.bytes_fetched)} fetched"
-    )
+    wanted = [(last.stack, last.stack_lock)]
+    if (machine := crossing.this_platform()) in last.stack.build_on:
+        wanted += filter(None, [crossing.stand_in_debs(paths, last.stack, machine)])
+    for one, lock in wanted:
+        report = fetching.fetch_stack(paths, one, lock, say)
+        what = "stack" if one is last.stack else "root file system to build it in, stack"
+        show(
+            f"{what} {one.name}: {report.files} files, {ui.size(report.bytes_total)} verified, "
+            f"{ui.size(report.bytes_fetched)} fetched"
+        )
     places = hub.fetch_model(paths, last.model, last.model_lock, say)
     for name, folder in places.folders.items():
         show(f"model {last.model.name}: {name} in {folder}")
@@ -211,7 +218,15 @@ def checkpoint(
         show(str(build_checkpoint(paths, pin, lock, steps, say)))
 
 
-def smoke(*, tag: str | None, stage: str | None, recipe: str | None) -> tuple[Release, ...]:
+def waiting_for_smoke(paths: Paths, made: Sequence[Release], *, load: bool = False) -> tuple[Release, ...]:
+    """Those that no smoke test has told what it could here, and those that failed."""
+    if all(release.smoke_passed for release in made):
+        return ()
+    engine = engine_of(paths)
+    return tuple(r for r in made if r.smoke_failed or owes(paths, engine, r, load=load))
+
+
+def smoke(*, tag: str | None, stage: str | None, recipe: str | None, load: bool) -> tuple[Release, ...]:
     paths = Paths.from_env()
     records = Releases(paths)
     if tag:
@@ -219,11 +234,13 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None) -> tuple[Re
     elif stage:
         wanted = [newest_of_stage(paths, choose_recipe(paths, recipe, None), stage)]
     else:
-        wanted = [release for release in records.all() if release.state == "built" and recipe in (None, release.recipe)]
+        known = [release for release in records.all() if recipe in (None, release.recipe)]
+        fresh = [release for release in known if release.state in ("built", "inspected")]
+        wanted = list(waiting_for_smoke(paths, fresh, load=load))
     if not wanted:
         show("nothing to smoke: every release that is built has been smoked (invoke smoke --release TAG repeats one)")
         return ()
-    done = smoke_releases(paths, tuple(wanted))
+    done = smoke_releases(paths, tuple(wanted), load=load)
     reports.show_built(done)
     finish(records, done)
     return done
@@ -291,19 +308,27 @@ def reproduce(*, tag: str | None, stage: str | None, recipe: str | None, trusted
     show(f"identical: {ui.count(len(result.stages), 'image')} of {release.tag}, built with Docker {result.engine}")
 
 
+def how_to_carry(release: Release) -> str:
+    """To a machine that can run it."""
+    return f"invoke export {release.tag} -o {release.name}.tar, and there invoke import and invoke smoke"
+
+
 def finish(records: Releases, done: tuple[Release, ...]) -> None:
     """Say what to type next; a failed smoke test is the task's failure."""
-    failed = [release for release in done if not release.smoke_passed]
+    failed = [release for release in done if release.smoke_failed]
     for release in failed:
         for failure in release.smoke_failures:
             show(f"{release.tag}: {failure}")
     if failed:
         raise SmokeError(
             f"{len(failed)} of {len(done)} smoke tests failed; their images are kept, marked failed",
-            next_step=f"read {records.evidence(failed[0])}/smoke/server.log",
+            next_step=f"read {records.evidence(failed[0])}/smoke/{failed[0].smoke_log}",
         )
     if done:
         newest = done[-1]
+        if not newest.smoke_passed:
+            show(f"next, where it can run: {how_to_carry(newest)}")
+            return
         is_current = newest.tag == records.current_tag(newest.recipe)
         show("next: invoke serve" if is_current else f"next: invoke promote {newest.tag}, then invoke serve")
 
@@ -522,7 +547,8 @@ def serve(*, recipe: str | None, release: str | None, port: int | None) -> None:
     if not chosen.smoke_passed:
         say(f"warning: {chosen.tag} is {chosen.state}: no smoke test stands behind its answers")
     say_overruled_of(paths, chosen)
-    served = serving.start(paths, engine_of(paths), chosen, checkpoint_of(paths, chosen), port=port, say=say)
+    gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)
+    served = serving.start(paths, engine_of(paths), chosen, checkpoint, port=port, gpus=gpus, say=say)
     show(f"{chosen.tag} answers at {served.url}\nnext: invoke stop")
 
 

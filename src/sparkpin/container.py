@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from docker.models.containers import Container
-from docker.types import DeviceRequest, Ulimit
+from docker.types import DeviceRequest, LogConfig, Ulimit
 
 from sparkpin import caches
 from sparkpin.engine import Engine
@@ -92,6 +92,31 @@ def network(engine: Engine) -> str:
     return NETWORK
 
 
+def sandbox(env: Mapping[str, str], *, memory: int | None) -> dict[str, Any]:
+    """Keyword arguments of the SDK's `containers.create` that close a container in, whatever it runs.
+
+    memory: limit in bytes, swap included; None for none.
+    """
+    settings: dict[str, Any] = {
+        "environment": {**ENV, **env},
+        "user": f"{UID}:{UID}",
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "read_only": True,
+        "tmpfs": {"/tmp": f"rw,exec,nosuid,nodev,size={TMPFS_BYTES},mode=1777"},  # exec: compiled kernels load from it
+        "pids_limit": 4096,
+        "working_dir": HOME,
+    }
+    if memory is not None:
+        settings |= {"mem_limit": memory, "memswap_limit": memory}
+    return settings
+
+
+def apart(container_settings: dict[str, Any]) -> dict[str, Any]:
+    """For a container that nobody outside asks: no network, and a log that the engine keeps."""
+    return container_settings | {"network_mode": "none", "log_config": LogConfig(type=LogConfig.types.JSON)}
+
+
 def options(release: Release, checkpoint: Path, *, memory: int | None, gpus: bool, cache: str) -> dict[str, Any]:
     """Keyword arguments of the SDK's `containers.create` that do not depend on who runs it.
 
@@ -99,23 +124,13 @@ def options(release: Release, checkpoint: Path, *, memory: int | None, gpus: boo
         memory: limit in bytes, swap included; None on machines whose GPU shares the memory.
         cache: name of a volume for the user's home; a new one takes its owner from the image's own folder.
     """
-    settings: dict[str, Any] = {
-        "environment": {**ENV, **release.env},
-        "user": f"{UID}:{UID}",
-        "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges:true"],
-        "read_only": True,
-        "tmpfs": {"/tmp": f"rw,exec,nosuid,nodev,size={TMPFS_BYTES},mode=1777"},  # exec: compiled kernels load from it
+    settings = sandbox(release.env, memory=memory) | {
         "volumes": {
             str(checkpoint.absolute()): {"bind": MODEL_PATH, "mode": "ro"},
             cache: {"bind": HOME, "mode": "rw"},
         },
-        "pids_limit": 4096,
         "stop_signal": "SIGINT",
-        "working_dir": HOME,
     }
-    if memory is not None:
-        settings |= {"mem_limit": memory, "memswap_limit": memory}
     if gpus:
         settings |= {
             "device_requests": [DeviceRequest(count=-1, capabilities=[["gpu"]])],

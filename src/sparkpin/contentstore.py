@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.errors import BuildError
-from sparkpin.files import CHUNK, write_json
+from sparkpin.files import CHUNK, Joined, write_json
 from sparkpin.seal import Part, Sealed, digest_of
 
 # containerd gives these types to what it reads from a `docker save` archive: both ways lead to the same manifest.
@@ -130,7 +130,7 @@ def read_blobs(archive: Iterable[bytes]) -> list[Blob]:
     """The layers of an image, lowest first, from a `docker save` archive (25 and later) that comes in pieces."""
     small: dict[str, bytes] = {}
     try:
-        with tarfile.open(fileobj=io.BufferedReader(Reader(archive), CHUNK), mode="r|", bufsize=CHUNK) as tar:
+        with tarfile.open(fileobj=io.BufferedReader(Joined(archive), CHUNK), mode="r|", bufsize=CHUNK) as tar:
             for member in tar:
                 if member.isfile() and member.size < SMALL and (data := tar.extractfile(member)):
                     small[member.name] = data.read()
@@ -148,19 +148,3 @@ def read_blobs(archive: Iterable[bytes]) -> list[Blob]:
 
 def blob_name(digest: str) -> str:
     return f"blobs/{digest.replace(':', '/')}"
-
-
-class Reader(io.RawIOBase):
-    """Bytes that come in pieces, as a file that can be read once."""
-
-    def __init__(self, pieces: Iterable[bytes]) -> None:
-        self.pieces, self.left = iter(pieces), b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        self.left = self.left or next(self.pieces, b"")
-        size = min(len(buffer), len(self.left))
-        buffer[:size], self.left = self.left[:size], self.left[size:]
-        return size

@@ -8,13 +8,18 @@ kernels, by the image's Triton (dockerfiles/layers.j2 says why).
 
 from __future__ import annotations
 
+import platform
 import re
+from dataclasses import replace
 
-from sparkpin.errors import HostError, ManifestError
+from sparkpin.buildrecord import BuildRecord
+from sparkpin.dockerfile import BUILDER
+from sparkpin.errors import HostError, ManifestError, SparkpinError
 from sparkpin.manifests import load_stack, load_stack_lock
 from sparkpin.paths import Paths
+from sparkpin.render import UV, ContextFile, Rendered, uv_file
 from sparkpin.rootfs import RootfsSpec, rootfs_spec
-from sparkpin.schema import LockedFile, Stack, StackLock
+from sparkpin.schema import MACHINES, LockedFile, Stack, StackLock
 
 PYTHON = re.compile(r"(?:lib)?python3(?:\.\d+)?-(?:minimal|stdlib)$")  # the interpreter and its compiler to bytecode
 
@@ -58,6 +63,67 @@ def stand_in_debs(paths: Paths, stack: Stack, machine: str) -> tuple[Stack, Stac
         return None
     native, lock = stand_in_stack(paths, stack, machine)
     return native, lock.model_copy(update={"wheels": [], "underlay": [], "updates": []})
+
+
+def again(paths: Paths, record: BuildRecord, machine: str) -> Rendered:
+    """A recorded build as it can run on a machine (its platform): where its steps ran then, if that is such a machine.
+
+    Raises HostError: the steps ran on another architecture with another version of uv than is here, or nothing says
+    where they could run on this machine.
+    """
+    image = record.rendered
+    if f"ARG {BUILDER}=" not in image.dockerfile:
+        return image
+    if machine != (record.builder.platform if record.builder else record.platform):
+        image = replace(image, context=tuple(own_uv(file) if file.path == UV else file for file in image.context))
+    if machine == record.platform:
+        return replace(image, builder=None)
+    if record.builder and record.builder.platform == machine:
+        return image
+    try:
+        return replace(image, builder=stand_in(paths, record.stack, machine))
+    except SparkpinError as error:
+        raise HostError(
+            f"the record of {record.ref} does not say where its steps could run on {machine}, nor do today's pins: "
+            f"{error.message}",
+            next_step=f"the same command on a machine of {record.platform}",
+        ) from None
+
+
+def own_uv(recorded: ContextFile) -> ContextFile:
+    """This machine's binary in place of that of another architecture."""
+    if (own := uv_file()).what != recorded.what:
+        raise HostError(
+            f"the images were made with {recorded.what} on another architecture; this machine has {own.what}",
+            next_step=f"install {recorded.what.replace(' ', '==')} into .venv, then run the same command again",
+        )
+    return own
+
+
+def moved(record: BuildRecord, image: Rendered) -> str:
+    """In words, where the steps run now if the record says another place or none; else ""."""
+    if image.builder and record.builder != image.builder:
+        where, key = image.builder.platform, image.builder.key[:12]
+        return f"{record.stage}: its record names no root file system for {where}; its steps run in today's, {key}"
+    if record.builder and not image.builder:
+        return f"{record.stage}: its steps ran on {record.builder.platform} then, and run on {record.platform} now"
+    return ""
+
+
+def fetched_with(spec: RootfsSpec, stack: Stack, lock: StackLock) -> tuple[Stack, StackLock]:
+    """What to fetch for a recorded root file system. stack, lock: those of the image, which has the same Python."""
+    system = stack.system.model_copy(update={"suite": spec.suite})
+    nothing: dict[str, list[LockedFile]] = {"wheels": [], "underlay": [], "updates": []}
+    return (
+        stack.model_copy(update={"platform": spec.platform, "debian": system}),
+        lock.model_copy(update={"debs": spec.debs, **nothing}),
+    )
+
+
+def this_platform() -> str:
+    """Of this machine, whose engine may be another's."""
+    machine = platform.machine()
+    return next((name for name, known in MACHINES.items() if known == machine), machine)
 
 
 def pythons(lock: StackLock) -> list[str]:

@@ -288,7 +288,7 @@ def checkpoint_pieces(paths: Paths, release: Release) -> list[Piece]:
     if folder is None:
         raise CheckpointError(
             f"the checkpoint of {release.tag} ({Releases(paths).checkpoint(release)}) is not there or not whole",
-            next_step=f"invoke smoke --release {release.tag} makes it",
+            next_step=f"invoke rebuild {release.tag} makes it",
         )
     made = (folder / RECORD).read_bytes()
     rows = {row["sha256"]: (row["size"], folder / name) for name, row in json.loads(made)["files"].items()}

@@ -16,6 +16,7 @@ from sparkpin.lastseen import how_to_get
 from sparkpin.lock import check_unique, scratch_folder
 from sparkpin.paths import Paths
 from sparkpin.schema import LockedFile, Stack, StackLock
+from sparkpin.sourcelock import fetch_archives
 from sparkpin.store import Store
 from sparkpin.wheels import TICK, Target, arrived, download, target_of
 
@@ -44,10 +45,12 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Callable[[str]
     store = Store(paths.store)
     with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
         store.sweep()
-        wheels = missing(store, lock.wheels, say)
+        source = lock.source
+        wheels = missing(store, [*lock.wheels, *(source.wheels if source else ())], say)
         underlay = missing(store, lock.underlay, say)
-        debs = missing(store, lock.debs, say)
-        wanted = [*wheels, *underlay, *debs]
+        debs = missing(store, [*lock.debs, *(source.debs if source else ())], say)
+        archives = missing(store, source.archives if source else (), say)
+        wanted = [*wheels, *underlay, *debs, *archives]
         if wanted:
             # apt hangs on a full disk, so there is no finding out on the way.
             needed = sum(file.size for file in wanted) + (PACKAGE_LISTS if debs else 0)
@@ -56,8 +59,11 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Callable[[str]
             try:
                 ask = functools.partial(how_to_get, paths)
                 # pip takes one version of a distribution at a time.
-                parts = [*slices(wheels), *slices(underlay)]
-                Fetch(stack, target_of(stack, lock.debs), store, folder, say, ask).run(parts, debs)
+                parts, target = [*slices(wheels), *slices(underlay)], target_of(stack, lock.debs)
+                if parts or debs:
+                    Fetch(stack, target, store, folder, say, ask).run(parts, debs)
+                if archives:
+                    fetch_archives(stack, target, archives, folder / "source", store, say)
             finally:
                 files.sweep(folder.parent)
     total = lock.files
@@ -171,9 +177,13 @@ class Fetch:
 
 
 def slices(wheels: list[LockedFile]) -> Iterator[list[LockedFile]]:
-    """Big wheels alone and first, the others by the dozen: four pips stay busy and none is started for a few bytes."""
+    """Big wheels alone and first, the others by the dozen: four pips stay busy and none is started for a few bytes.
+
+    Alone, too, are those that only PyTorch's own index may have (2.10.0+cu130), which are asked for one by one.
+    """
     rows = sorted(wheels, key=lambda wheel: (-wheel.size, wheel.name))
-    small = [wheel for wheel in rows if wheel.size < BIG]
-    yield from ([wheel] for wheel in rows if wheel.size >= BIG)
+    alone = [wheel for wheel in rows if wheel.size >= BIG or "+" in wheel.version]
+    small = [wheel for wheel in rows if wheel not in alone]
+    yield from ([wheel] for wheel in alone)
     for start in range(0, len(small), SLICE):
         yield small[start : start + SLICE]

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import RawIOBase
 from pathlib import Path
 from typing import IO, Any
@@ -38,6 +38,26 @@ def sha256_of(file: RawIOBase) -> str:
     while chunk := file.read(CHUNK):
         digest.update(chunk)
     return digest.hexdigest()
+
+
+class Joined(RawIOBase):
+    """Bytes that come in pieces, of which some may be empty, as a file that can be read once."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self.pieces, self.left = iter(pieces), memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview | bytearray) -> int:  # type: ignore[override]
+        while not self.left:
+            piece = next(self.pieces, None)
+            if piece is None:
+                return 0
+            self.left = memoryview(piece)
+        count = min(len(buffer), len(self.left))
+        buffer[:count], self.left = self.left[:count], self.left[count:]
+        return count
 
 
 def git_blob_sha1(data: bytes) -> str:

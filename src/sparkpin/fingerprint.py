@@ -59,7 +59,7 @@ def read_fingerprint(docker: str, *, root: Path = hosts.ROOT, run: Run = hosts.o
 
 def fingerprint_of(host: hosts.Host, gpus: Sequence[Gpu], root: Path, docker: str) -> Fingerprint:
     return Fingerprint(
-        machine=short(product(root)),
+        machine=short(next(iter(hosts.product_names(root)), "")),
         arch=host.arch,
         cpu=short(cpu_model(hosts.text(root / "proc/cpuinfo"))),
         cores=os.cpu_count() or 0,
@@ -72,12 +72,6 @@ def fingerprint_of(host: hosts.Host, gpus: Sequence[Gpu], root: Path, docker: st
         os=short(host.distribution),
         docker=short(docker),
     )
-
-
-def product(root: Path) -> str:
-    """The machine's kind by its firmware. A name that somebody gave to this one machine is not in these files."""
-    names = (root / "sys/class/dmi/id/product_name", root / "sys/firmware/devicetree/base/model")
-    return next((name for path in names if (name := hosts.text(path).strip("\0 \n"))), "")
 
 
 def cpu_model(cpuinfo: str) -> str:

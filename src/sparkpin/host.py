@@ -47,8 +47,8 @@ class Host:
         return bool({"debian", "ubuntu"} & set(self.family))
 
     @property
-    def fingerprint(self) -> str:
-        """One line for evidence: enough to tell two kinds of machine apart."""
+    def summary(self) -> str:
+        """One line for people. What a record keeps is `fingerprint.Fingerprint`."""
         name = "DGX Spark" if self.is_spark else "with GPU" if self.has_gpu else "no GPU"
         return f"{self.distribution}, {self.arch}, {name}, {self.memory_total / 1e9:.0f} GB"
 
@@ -73,12 +73,14 @@ def read_host(root: Path = ROOT) -> Host:
 
 def is_spark(root: Path, gpus: Sequence[str]) -> bool:
     """By the firmware's product name, NVIDIA's release file or, for other makers' machines, the GB10 chip itself."""
-    names = [
-        text(root / "sys/class/dmi/id/product_name"),
-        text(root / "sys/firmware/devicetree/base/model"),
-        text(root / "etc/dgx-release"),
-    ]
+    names = [*product_names(root), text(root / "etc/dgx-release")]
     return any("DGX SPARK" in name.upper().replace("_", " ") for name in names) or any("GB10" in gpu for gpu in gpus)
+
+
+def product_names(root: Path) -> list[str]:
+    """The machine's kind by its firmware. A name that somebody gave to this one machine is not in these files."""
+    files = ("sys/class/dmi/id/product_name", "sys/firmware/devicetree/base/model")
+    return [name for file in files if (name := text(root / file).strip("\0 \n"))]
 
 
 def text(path: Path) -> str:

@@ -1,11 +1,12 @@
-"""A closure by uv, from what the index says of its files: nothing is downloaded. For stacks with `python.overrides`.
+"""A closure by uv, from what the index says of its files: nothing is downloaded. For stacks with `python.overrides`,
+`python.as_of` or `python.source`.
 
-pip cannot set aside what a distribution requires; uv can, and its pylock.toml (PEP 751) has every file's size and hash.
+pip cannot set aside what a distribution requires, nor what came later than a day; uv can, and its pylock.toml (PEP 751)
+has every file's size and hash.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -21,24 +22,22 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from sparkpin.debs import tail
 from sparkpin.errors import ManifestError, NetworkError
 from sparkpin.schema import LockedFile, Stack
-from sparkpin.wheels import CONFIG, Target
+from sparkpin.wheels import CONFIG, Target, compiled, length
 
 
 def index_closure(stack: Stack, target: Target, keep: Sequence[LockedFile], file: str) -> list[LockedFile]:
     """Every wheel that the requirements need on the target, sorted by name. Network.
 
-    keep: wheels whose versions stay where all of them fit together. Raises ManifestError (what is asked for does not
-    fit together, or `python.exclude`, which would need the wheels' own metadata) or NetworkError.
+    keep: wheels whose versions stay where all of them fit together. `python.exclude` goes with what only it needs.
+    Raises ManifestError (what is asked for does not fit together; an excluded distribution that nothing asks for) or
+    NetworkError.
     """
     python = stack.python
-    if python.exclude:
-        wanted = "nothing beside `python.overrides`: the closure is taken from the index as it is"
-        raise ManifestError(file, "python.exclude", ", ".join(python.exclude), wanted)
     free = {canonicalize_name(row.partition("==")[0]) for row in (*python.requirements, *python.overrides)}
     kept = [f"{wheel.name}=={wheel.version}" for wheel in keep if canonicalize_name(wheel.name) not in free]
-    done = compiled(stack, target, [*python.constraints, *kept])
+    done = resolved(stack, target, [*python.constraints, *kept])
     if done.returncode and kept:
-        done = compiled(stack, target, list(python.constraints))
+        done = resolved(stack, target, list(python.constraints))
     if done.returncode:
         said = tail(done, 15)
         if "requirements are unsatisfiable" in said:
@@ -46,28 +45,46 @@ def index_closure(stack: Stack, target: Target, keep: Sequence[LockedFile], file
                 file, "python.requirements", python.requirements, f"requirements that fit together; uv says:\n{said}"
             )
         raise NetworkError(f"uv could not resolve {python.requirements}:\n{said}", next_step=CONFIG)
+    check_excluded(stack, target, file)
     return parse(done.stdout, target, file)
 
 
-def compiled(stack: Stack, target: Target, constraints: Iterable[str]) -> subprocess.CompletedProcess[str]:
+def check_excluded(stack: Stack, target: Target, file: str) -> None:
+    """Each excluded distribution would come without being excluded. Says nothing where that does not resolve."""
+    python = stack.python
+    whole = resolved(stack, target, list(python.constraints), exclude=()) if python.exclude else None
+    if whole is not None and whole.returncode == 0:
+        names = {package["name"] for package in tomllib.loads(whole.stdout).get("packages", [])}
+        for name in python.exclude:
+            if name not in names:
+                raise ManifestError(file, "python.exclude", name, "a distribution that the requirements would bring in")
+
+
+def resolved(
+    stack: Stack,
+    target: Target,
+    constraints: Iterable[str],
+    *,
+    requirements: Sequence[str] = (),
+    exclude: Iterable[str] | None = None,
+    options: Sequence[str] = (),
+    only_binary: bool = True,
+) -> subprocess.CompletedProcess[str]:
+    """uv's pylock.toml. requirements, exclude: in place of the stack's own."""
+    python = stack.python
+    rows = {
+        "constraints": constraints,
+        "overrides": python.overrides,
+        "excludes": python.exclude if exclude is None else exclude,
+    }
     with tempfile.TemporaryDirectory(prefix="sparkpin-") as name:
-        bounds, overrides = Path(name, "constraints.txt"), Path(name, "overrides.txt")
-        bounds.write_text("".join(f"{row}\n" for row in constraints), encoding="utf-8")
-        overrides.write_text("".join(f"{row}\n" for row in stack.python.overrides), encoding="utf-8")
-        argv = [
-            *("uv", "pip", "compile", "--no-config", "--quiet", "--format=pylock.toml", "--only-binary=:all:"),
-            *(f"--constraints={bounds}", f"--overrides={overrides}", f"--python-version={target.python}"),
-            f"--python-platform={target.machine}-manylinux_2_{target.glibc}",
-            *([f"--torch-backend={stack.python.torch_backend}"] if stack.python.torch_backend else []),
-            "-",
-        ]
-        env = {
-            **os.environ,
-            **index_of_pip(),
-            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
-        }
-        wanted = "\n".join(stack.python.requirements)
-        return subprocess.run(argv, input=wanted, env=env, capture_output=True, text=True, check=False)
+        given = {option: Path(name, f"{option}.txt") for option in rows}
+        for option, path in given.items():
+            path.write_text("".join(f"{row}\n" for row in rows[option]), encoding="utf-8")
+        argv = [*options, *(f"--{option}={path}" for option, path in given.items())]
+        argv += [f"--exclude-newer={python.as_of}T00:00:00Z"] if python.as_of else []
+        wanted = "\n".join(requirements or python.requirements)
+        return compiled(stack, target, wanted, *argv, only_binary=only_binary, env=index_of_pip())
 
 
 def index_of_pip() -> dict[str, str]:
@@ -101,13 +118,13 @@ def best(package: Mapping[str, Any], tags: Mapping[Tag, int], file: str) -> Lock
         wanted = "distributions with wheels for the stack's platform, Python and glibc"
         raise ManifestError(file, "python.requirements", f"{package['name']}=={package.get('version')}", wanted)
     _, name, wheel = min(ranked, key=lambda row: row[:2])
-    if "size" not in wheel or "sha256" not in wheel.get("hashes", {}):
-        raise NetworkError(f"the index tells no size or no SHA-256 of {name}", next_step=CONFIG)
+    if "sha256" not in wheel.get("hashes", {}):
+        raise NetworkError(f"the index tells no SHA-256 of {name}", next_step=CONFIG)
     return LockedFile(
         name=canonicalize_name(package["name"]),
         version=package["version"],
         file=name,
-        size=wheel["size"],
+        size=wheel["size"] if "size" in wheel else length(wheel["url"]),  # PyTorch's own index tells none
         sha256=wheel["hashes"]["sha256"],
     )
 

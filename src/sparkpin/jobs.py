@@ -11,7 +11,7 @@ from sparkpin import fetch as fetching
 from sparkpin.buildrecord import check_form, records_of
 from sparkpin.checkpoint.build import build_checkpoint
 from sparkpin.engine import Engine
-from sparkpin.errors import CheckpointError, EngineError
+from sparkpin.errors import CheckpointError, EngineError, InputError
 from sparkpin.evidence.attest import ensure_attested
 from sparkpin.exporting import adopt, is_brought, ready_checkpoint
 from sparkpin.fingerprint import Fingerprint, read_fingerprint
@@ -20,6 +20,7 @@ from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
 from sparkpin.reproduce import require_inputs
+from sparkpin.smoke.choice import obstacle, uses_gpu
 from sparkpin.ui import say
 
 
@@ -66,7 +67,7 @@ def record(paths: Paths, engine: Engine, records: Releases, pairing: Pairing, bu
     release = known or new_release(pairing, built, read_fingerprint(engine.version))
     if release.demands != pairing.demands:
         release = dataclasses.replace(release, demands=pairing.demands)
-        if release.state in ("passed", "failed"):
+        if release.state in ("inspected", "passed", "failed"):
             say(f"{pairing.tag}: its smoke test asks for something else now; it must be smoked anew")
             release = dataclasses.replace(release, state="built", smoke=None)
     inputs = Inputs.of(paths)
@@ -130,14 +131,19 @@ def rebuild(paths: Paths, release: Release) -> None:
         engine = engine_of(paths)
         chain = records_of(paths, release)
         check_form(chain)
-        require_inputs(paths, release, chain, say)
-        for built in chain:
-            builder.build_image(paths, engine, built.rendered, say, wanted=built.config_digest)
+        images = [crossing.again(paths, built, engine.platform) for built in chain]
+        for line in filter(None, map(crossing.moved, chain, images)):
+            say(f"note: {line}")
+        require_inputs(paths, release, images, say)
+        for built, image in zip(chain, images, strict=True):
+            builder.build_image(paths, engine, image, say, wanted=built.config_digest)
         engine.tag(chain[-1].ref, release.tag)
         checkpoint_of(paths, release)
 
 
-def smoke_releases(paths: Paths, wanted: tuple[Release, ...]) -> tuple[Release, ...]:
+def smoke_releases(paths: Paths, wanted: tuple[Release, ...], *, load: bool = False) -> tuple[Release, ...]:
+    """A server for each that can run here; the others are inspected. load: and their libraries loaded, too."""
+    from sparkpin.smoke.inspected import run_inspection
     from sparkpin.smoke.run import run_smoke  # slow to import, as all that asks a server
 
     engine = engine_of(paths)
@@ -145,6 +151,15 @@ def smoke_releases(paths: Paths, wanted: tuple[Release, ...]) -> tuple[Release, 
     done = []
     for number, release in enumerate(wanted, start=1):
         say(f"smoke test {number} of {len(wanted)}: {release.tag}")
-        result = run_smoke(paths, engine, release, checkpoint_of(paths, release), say)
-        done.append(records.smoked(release.tag, result))
+        if why := obstacle(paths, engine, release):
+            if release.smoke_passed:
+                raise InputError(
+                    f"{release.tag} has passed its smoke test, and here it can only be inspected: {why}",
+                    next_step=f"invoke inspect {release.tag}, which changes no record",
+                )
+            done.append(records.smoked(release.tag, run_inspection(paths, engine, release, why, say, load=load)))
+        else:
+            gpus = uses_gpu(paths, release)
+            result = run_smoke(paths, engine, release, checkpoint_of(paths, release), say, gpus=gpus)
+            done.append(records.smoked(release.tag, result))
     return tuple(done)

@@ -76,7 +76,7 @@ def made_from(paths: Paths, release: Release) -> frozenset[str]:
         records = records_of(paths, release)
     except SparkpinError:
         return frozenset()
-    debs = {deb.sha256 for record in records if record.rootfs for deb in record.rootfs.debs}
+    debs = {deb.sha256 for record in records for spec in record.root_file_systems for deb in spec.debs}
     return frozenset(debs | {file.sha256 for record in records for file in record.context})
 
 

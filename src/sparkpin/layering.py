@@ -15,8 +15,9 @@ from sparkpin.errors import ManifestError
 from sparkpin.schema import LockedFile, Stack, StackLock
 
 # layers beside those that the stack names
-VENV, UPDATES, LINKS, STACK_MODS = "venv", "updates", "links", "stack-mods"
-RESERVED = frozenset({VENV, UPDATES, LINKS, STACK_MODS})
+VENV, USER, UPDATES, LINKS, STACK_MODS = "venv", "user", "updates", "links", "stack-mods"
+SOURCE_STAGES = ("source-wheels", "source-builder", "source-wheel")  # of the Dockerfile; no layers of an image
+RESERVED = frozenset({VENV, USER, UPDATES, LINKS, STACK_MODS, *SOURCE_STAGES})
 
 Groups = dict[str, list[LockedFile]]
 
@@ -37,7 +38,10 @@ def wheel_groups(project: Path, stack: Stack, lock: StackLock) -> Groups:
     left = {normal(wheel.name): wheel for wheel in lower_wheels(lock)}
     above = {normal(name) for name in lock.updates} - left.keys()
     groups: Groups = {}
+    built = [stack.python.source.name] if stack.python.source else []
     for layer in stack.python.layers:
+        if layer.packages == built:
+            continue
         if layer.name in RESERVED:
             raise ManifestError(file, "python.layers", layer.name, "a name that no other layer of the images has")
         groups[layer.name] = []

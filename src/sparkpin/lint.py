@@ -56,8 +56,11 @@ def variables(name: str, dockerfile: str) -> Iterator[str]:
                     yield f"{name}:{number}: {word.upper()} {key}, a secret by its name, would stay in the image"
 
 
-def users(name: str, dockerfile: str, *, stands_on_rootfs: bool) -> Iterator[str]:
-    """The image's user is set by its stage `config`, or inherited from the image below; it is a number and not root."""
+def users(name: str, dockerfile: str, *, first: bool) -> Iterator[str]:
+    """The image's user is set by its stage `config`, or inherited from the image below; it is a number and not root.
+
+    first: whether what is below is no image of ours: then it has to be set.
+    """
     stage, user = "", None
     for number, line in instructions(dockerfile):
         word, _, rest = line.partition(" ")
@@ -68,7 +71,7 @@ def users(name: str, dockerfile: str, *, stands_on_rootfs: bool) -> Iterator[str
                 user = rest.strip()
             if stage == "config" and not re.fullmatch(r"[1-9]\d*:[1-9]\d*", rest.strip()):
                 yield f"{name}:{number}: USER {rest.strip()}, wanted numbers other than 0, such as 10001:10001"
-    if stands_on_rootfs and user is None:
+    if first and user is None:
         yield f"{name}: no USER in the stage `config`: the image would run as root"
 
 
@@ -122,7 +125,7 @@ def findings(project: Path, images: dict[str, Rendered]) -> Iterable[str]:
     yield from hadolint(project, texts)
     for name, image in images.items():
         yield from variables(name, image.dockerfile)
-        yield from users(name, image.dockerfile, stands_on_rootfs=image.parent_key is None)
+        yield from users(name, image.dockerfile, first=image.parent_key is None)
     for name, text in [*texts.items(), *project_texts(project)]:
         yield from secrets(name, text)
 

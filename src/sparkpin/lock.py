@@ -18,8 +18,10 @@ from sparkpin.errors import ManifestError
 from sparkpin.files import PARTIAL, atomic_file, disk_errors, sha256_file
 from sparkpin.indexed import index_closure
 from sparkpin.manifests import former_stack_lock, load_stack, lock_text, stack_inputs
+from sparkpin.patches import require_patches, require_wanted
 from sparkpin.paths import Paths
-from sparkpin.schema import LockedFile, Stack, StackLock
+from sparkpin.schema import LockedFile, SourceLock, Stack, StackLock
+from sparkpin.sourcelock import lock_source
 from sparkpin.store import Store
 from sparkpin.wheels import TICK, Dist, Target, arrived, download_closure, reachable, read_dist, target_of
 
@@ -33,6 +35,12 @@ def lock_stack(paths: Paths, name: str, say: Callable[[str], None], *, keep_laye
     stack = load_stack(paths.project, name)
     file = f"pins/stacks/{name}.yaml"
     check_requirements(stack, file)
+    require_patches(paths.project, stack)
+    if keep_layers and stack.python.source:
+        wanted = "no --keep-layers: what is compiled here follows from every layer below it"
+        raise ManifestError(
+            file, "python.source", stack.python.source.name, wanted, next_step=f"invoke lock --stack {name}"
+        )
     former = former_lock(paths, name, needed=keep_layers)
     with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
         folder = scratch_folder(paths)
@@ -43,15 +51,21 @@ def lock_stack(paths: Paths, name: str, say: Callable[[str], None], *, keep_laye
             target = target_of(stack, debs)
             say(f"lock {name}: {', '.join(stack.python.requirements)} for Python {target.python}, {target.machine}")
             keep = former.wheels if keep_layers and former else []
-            if stack.python.overrides:
+            if stack.python.by_index:
                 wheels = index_closure(stack, target, keep, file)
             else:
                 wheels = downloaded(stack, target, keep, folder / "wheels", Store(paths.store), file, say)
             say(f"  {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.1f} MB")
+            made = [wheel for wheel in wheels if not is_built(stack, wheel)]
+            versions = {wheel.name: wheel.version for wheel in made}
+            if stack.python.source:
+                versions[canonicalize_name(stack.python.source.name)] = stack.python.source.version
+            require_wanted(stack, versions, file)
+            source = source_of(stack, target, debs, made, folder, Store(paths.store), file, say)
         finally:
             files.sweep(folder.parent)
     base = stack.base.image if stack.base else ""
-    lock = flat = StackLock(stack=name, inputs=stack_inputs(stack), base=base, debs=debs, wheels=wheels)
+    lock = flat = StackLock(stack=name, inputs=stack_inputs(stack), base=base, debs=debs, wheels=made, source=source)
     if keep_layers and former and (former.base, former.debs) == (base, debs):
         lock = layering.keep_layers(former, flat)
     check_unique(lock, f"pins/stacks/{name}.lock")
@@ -60,6 +74,34 @@ def lock_stack(paths: Paths, name: str, say: Callable[[str], None], *, keep_laye
     if former:
         tell_disk(paths, stack, former, lock, say)
     return lock
+
+
+def is_built(stack: Stack, wheel: LockedFile) -> bool:
+    """Whether the images hold what is built here in place of this wheel of the index."""
+    source = stack.python.source
+    return source is not None and wheel.name == canonicalize_name(source.name)
+
+
+def source_of(
+    stack: Stack,
+    target: Target,
+    debs: list[LockedFile],
+    wheels: list[LockedFile],
+    folder: Path,
+    store: Store,
+    file: str,
+    say: Callable[[str], None],
+) -> SourceLock | None:
+    """What the build from source needs beside what the images have."""
+    source = stack.python.source
+    if source is None:
+        return None
+    all_debs = debs
+    if stack.debian and source.packages:
+        packages = [*stack.debian.packages, *source.packages]
+        wider = stack.model_copy(update={"debian": stack.debian.model_copy(update={"packages": packages})})
+        all_debs = debian_closure(wider, folder / "apt-source", say)
+    return lock_source(stack, target, debs, wheels, all_debs, folder / "source", store, file, say)
 
 
 def downloaded(
@@ -182,6 +224,11 @@ def check_requirements(stack: Stack, file: str) -> None:
     for row in stack.python.overrides:
         if canonicalize_name(Requirement(row).name) in names:
             raise ManifestError(file, "python.overrides", row, "one that python.requirements does not ask for")
+    if source := stack.python.source:
+        own = f"{source.name}=={source.version}"
+        for row in stack.python.requirements:
+            if canonicalize_name(Requirement(row).name) == canonicalize_name(source.name) and row != own:
+                raise ManifestError(file, "python.requirements", row, f"{own}, as python.source has it")
     if twice := repeated(names):
         raise ManifestError(file, "python.requirements", stack.python.requirements, f"{twice} only once")
     for name in stack.python.exclude:

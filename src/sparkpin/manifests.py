@@ -267,16 +267,20 @@ def _load_lock(kind: type[M], path: Path, wanted_inputs: str, command: str) -> M
     return lock
 
 
+BUILD_ONLY = {"arch_list", "env"}  # of a source: they change what is compiled, not what it is compiled from
+
+
 def stack_inputs(stack: Stack) -> str:
     """Over what decides the closure; how wheels are grouped into layers and why some are left out does not."""
     python = stack.python
-    bounds = [sorted(python.constraints), sorted(python.overrides)]
+    bounds = [sorted(python.constraints), sorted(python.overrides), *filter(None, [python.as_of])]
     return digest_of(
         [
             stack.platform,
             (stack.base or stack.system).model_dump(mode="json"),
             [python.version, python.requirements, sorted(python.exclude), python.torch_backend],
             *([bounds] if any(bounds) else []),  # a lock from before these keys stays good
+            *([python.source.model_dump(mode="json", exclude=BUILD_ONLY)] if python.source else []),
         ]
     )
 
@@ -330,5 +334,5 @@ def lock_text(lock: StackLock | ModelLock) -> str:
             return "{\n" + inner + "\n" + indent + "}"
         return json.dumps(value, ensure_ascii=False)
 
-    unused = {key for key in ("base", "underlay", "updates") if not getattr(lock, key, None)}
+    unused = {key for key in ("base", "source", "underlay", "updates") if not getattr(lock, key, None)}
     return item(lock.model_dump(mode="json", exclude=unused), "") + "\n"

@@ -15,7 +15,7 @@ from sparkpin.errors import IntegrityError, ManifestError
 from sparkpin.files import write_json
 from sparkpin.paths import Paths
 from sparkpin.releases import UNSEALED
-from sparkpin.render import Rendered
+from sparkpin.render import Rendered, rootfs_ref
 
 
 def unsealed_ref(rendered: Rendered) -> str:
@@ -57,4 +57,5 @@ def made_here(paths: Paths) -> frozenset[str]:
         with contextlib.suppress(IntegrityError, ManifestError, FileNotFoundError):
             record = read_record(path)
             refs |= {record.ref, *([record.parent_ref] if record.rootfs else [])}
+            refs |= {rootfs_ref(record.builder.suite, record.builder.key)} if record.builder else set()
     return frozenset(refs)

@@ -106,6 +106,7 @@ def input_hashes(
         f"pins/{kind}.{end}" for kind in (f"stacks/{stack.name}", f"models/{model.name}") for end in ("yaml", "lock")
     ]
     names += [f"stages/{stage.name}.yaml" for stage in chain]
+    names += [patch.file for patch in stack.patches]
     names += [f"dockerfiles/{path.name}" for path in sorted((project / "dockerfiles").iterdir()) if path.is_file()]
     found = {name: hashlib.sha256((project / name).read_bytes()).hexdigest() for name in names}
     return found | {f"mods/{mod.name}/{path}": sha256 for mod in mods for path, sha256, _ in mod.files}

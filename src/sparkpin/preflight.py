@@ -51,7 +51,7 @@ def look(
     stack: None for the one for this machine; say: is told each command that is run, before it runs.
     """
     host = hosts.read_host()
-    show(f"This machine: {host.fingerprint}. Stack: {stack or hosts.default_stack(paths.project, host)}.")
+    show(f"This machine: {host.summary}. Stack: {stack or hosts.default_stack(paths.project, host)}.")
     lacking = hosts.missing(paths, host)
     if not lacking:
         show("It has what is needed; nothing to install.")

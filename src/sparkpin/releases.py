@@ -36,7 +36,7 @@ STATEMENT, SIGNATURE, SBOM = "provenance.json", "provenance.json.sig", "sbom.cdx
 INTERNAL = "stack-"  # repositories sparkpin/stack-<stack> hold the images of stages, which no recipe owns
 ROOTFS, UNSEALED = "rootfs", "unsealed"  # so do these: what the first stage stands on, and a build's unfinished image
 
-State = Literal["built", "passed", "failed", "current", "retired"]
+State = Literal["built", "inspected", "passed", "failed", "current", "retired"]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 RECORD = re.compile(r"^[a-z0-9][a-z0-9.-]*-[0-9a-f]{12}\.json$")  # other files of a recipe's folder are no records
 TAG = re.compile(r"^(?:sparkpin/)?(?P<recipe>[a-z0-9][a-z0-9.-]*):(?P<name>[a-z0-9][a-z0-9.-]*-[0-9a-f]{12})$")
@@ -83,9 +83,10 @@ class Release:
     """Everything needed to serve a release without the pins, and what it was made from.
 
     image: config digest; diff_ids: uncompressed layers from the lowest; size: bytes of all layers; smoke: the result of
-    the last smoke test; inputs: project file -> SHA-256 of the manifests, locks, templates and mods at build time
-    (`sparkpin.inputs` keeps their bytes); executable: those of them that may be executed; host: the machine that made
-    it, which is in no key, None in records from before it was noted.
+    the last smoke test (of `smoke.inspected`, where no server could run: then it has the key "inspected"); inputs:
+    project file -> SHA-256 of the manifests, locks, templates and mods at build time (`sparkpin.inputs` keeps their
+    bytes); executable: those of them that may be executed; host: the machine that made it, which is in no key, None in
+    records from before it was noted.
     """
 
     schema: Literal[1] = SCHEMA
@@ -130,6 +131,31 @@ class Release:
         return self.smoke is not None and self.smoke.get("passed") is True
 
     @property
+    def smoke_inspected(self) -> bool:
+        """Whether its image was examined and nothing was found, but no server has run: neither passed nor failed."""
+        return self.smoke is not None and not self.smoke_passed and self.smoke.get("inspected") is True
+
+    @property
+    def smoke_failed(self) -> bool:
+        return self.smoke is not None and not self.smoke_passed and not self.smoke_inspected
+
+    @property
+    def smoke_served(self) -> bool:
+        """Whether the result is a server's, and not an inspection's."""
+        return self.smoke is not None and "inspected" not in self.smoke
+
+    @property
+    def smoke_why(self) -> str:
+        """Why no server ran; "" where one did."""
+        return str((self.smoke or {}).get("why", ""))
+
+    @property
+    def smoke_log(self) -> str:
+        """The file of the evidence folder `smoke` that says most of what went wrong."""
+        loaded = self.smoke is not None and self.smoke.get("loaded") is True
+        return "server.log" if self.smoke_served else "load.log" if loaded else "inspection.json"
+
+    @property
     def smoke_failures(self) -> list[str]:
         """`check: detail` of each check that did not pass; a detail that several share stands once."""
         checks = [check for check in (self.smoke or {}).get("checks", []) if not check["passed"]]
@@ -144,9 +170,12 @@ class Release:
             return ""
         if self.smoke_passed:
             return f"passed in {self.smoke['seconds']:.0f} s" if "seconds" in self.smoke else "passed"
+        if self.smoke_inspected:
+            return str(self.smoke.get("how", "inspected"))
         failed = [check["name"] for check in self.smoke.get("checks", []) if not check["passed"]]
         more = f", +{len(failed) - 2}" if len(failed) > 2 else ""
-        return "failed: " + (", ".join(failed[:2]) or "did not start") + more
+        word = "failed" if self.smoke_served else "inspection failed"
+        return f"{word}: " + (", ".join(failed[:2]) or "did not start") + more
 
 
 RELEASE = TypeAdapter(Release)
@@ -168,7 +197,14 @@ def with_state(release: Release, current: str | None) -> Release:
 
 def after_current(release: Release) -> State:
     """A release that fails a later smoke test while it is current is nothing to go back to."""
-    return "failed" if release.smoke is not None and not release.smoke_passed else "retired"
+    return "failed" if release.smoke_failed else "inspected" if release.smoke_inspected else "retired"
+
+
+def after_smoke(release: Release) -> State:
+    """What a release that is not current becomes by its smoke test."""
+    if not release.smoke_passed:
+        return "inspected" if release.smoke_inspected else "failed"
+    return "retired" if release.state == "retired" else "passed"
 
 
 class Releases:
@@ -321,15 +357,17 @@ class Releases:
         """Keep the result of a smoke test (a dataclass or a mapping with `passed`) and the state that follows.
 
         The current release stays current; a result of it that fails is told by `smoke` and keeps it from being
-        gone back to later.
+        gone back to later. That a server passed stays when its image is merely inspected afterwards.
         """
         value = dataclasses.asdict(result) if dataclasses.is_dataclass(result) else dict(result)  # type: ignore[arg-type]
         smoke: dict[str, Any] = json.loads(json.dumps(value, default=str))
         with self.locked(self.get(tag).recipe):
-            release = dataclasses.replace(self.get(tag), smoke=smoke)
+            known = self.get(tag)
+            if "inspected" in smoke and known.smoke_passed:
+                return known
+            release = dataclasses.replace(known, smoke=smoke)
             if release.state != "current":
-                good: State = "retired" if release.state == "retired" else "passed"
-                release = dataclasses.replace(release, state=good if release.smoke_passed else "failed")
+                release = dataclasses.replace(release, state=after_smoke(release))
             self._write(release)
         return release
 

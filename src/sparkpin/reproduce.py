@@ -18,7 +18,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
-from sparkpin import build, fetch, files, imagefiles
+from sparkpin import build, crossing, fetch, files, imagefiles
 from sparkpin.buildrecord import BuildRecord, check_form, layer_file, read_record, record_file, records_of
 from sparkpin.contents import Contents, image_contents, read_contents
 from sparkpin.daemon import Daemon, start_engine, stop_engine
@@ -30,6 +30,7 @@ from sparkpin.pairing import pair
 from sparkpin.paths import Paths
 from sparkpin.progress import progress
 from sparkpin.releases import Release, now
+from sparkpin.render import Rendered
 from sparkpin.schema import LockedFile
 from sparkpin.ui import printable
 
@@ -84,13 +85,14 @@ def reproduce(paths: Paths, release: Release, original: Engine | None, say: Say)
     records = records_of(paths, release)
     check_form(records)
     require_listings(paths, release, records)
-    require_inputs(paths, release, records, say)
-    notes = rendered_again(paths, release, records)
+    images = [crossing.again(paths, record, crossing.this_platform()) for record in records]
+    require_inputs(paths, release, images, say)
+    notes = (*rendered_again(paths, release, records), *filter(None, map(crossing.moved, records, images)))
     results: list[StageResult] = []
     clear_leftovers(paths, say)
     with scratch(paths, say) as own, private_engine(paths, own, say) as (engine, version):
-        for record in records:
-            built = build.build_image(own, engine, record.rendered, say)
+        for record, image in zip(records, images, strict=True):
+            built = build.build_image(own, engine, image, say)
             results.append(compare(paths, own, record, built, original, engine))
     return Reproduction(release.tag, version, tuple(results), notes)
 
@@ -105,15 +107,17 @@ def require_listings(paths: Paths, release: Release, records: Sequence[BuildReco
         )
 
 
-def require_inputs(paths: Paths, release: Release, records: Sequence[BuildRecord], say: Say) -> None:
+def require_inputs(paths: Paths, release: Release, images: Sequence[Rendered], say: Say) -> None:
     """Fetch what the stores lack of the release's own lock; what nobody offers is an error of `fetch`."""
     inputs = Inputs.of(paths)
-    if not [file for file in inputs_of(records) if not inputs.holding(file).has(file)]:
+    if not [file for file in inputs_of(images) if not inputs.holding(file).has(file)]:
         return
     with project_of(paths, release) as project:
         last = pair(project, release.recipe, stage=release.stage)[-1]
         fetch.fetch_stack(paths, last.stack, last.stack_lock, say)
-    if lost := [file for file in inputs_of(records) if not inputs.holding(file).has(file)]:
+        for spec in {image.builder.key: image.builder for image in images if image.builder}.values():
+            fetch.fetch_stack(paths, *crossing.fetched_with(spec, last.stack, last.stack_lock), say)
+    if lost := [file for file in inputs_of(images) if not inputs.holding(file).has(file)]:
         raise IntegrityError(
             f"{len(lost)} inputs of {release.tag} are gone from {paths.inputs}, the first: {lost[0].name} "
             f"(sha256={lost[0].sha256})",
@@ -121,12 +125,13 @@ def require_inputs(paths: Paths, release: Release, records: Sequence[BuildRecord
         )
 
 
-def inputs_of(records: Sequence[BuildRecord]) -> list[LockedFile]:
-    """Every file that the images were made from."""
+def inputs_of(images: Sequence[Rendered]) -> list[LockedFile]:
+    """Every file that they are made from, and in."""
     found: list[LockedFile] = []
-    for record in records:
-        found += record.rootfs.debs if record.rootfs else []
-        found += [file.locked for file in record.rendered.context if file.locked]
+    for image in images:
+        for spec in filter(None, (image.rootfs, image.builder)):
+            found += spec.debs
+        found += [file.locked for file in image.context if file.locked]
     return found
 
 

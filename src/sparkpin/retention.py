@@ -23,6 +23,12 @@ def promote(paths: Paths, engine: Engine, tag: str) -> Release:
     with records.locked(records.get(tag).recipe):
         release = records.get(tag)
         if not release.is_good:
+            if release.smoke_inspected:
+                raise InputError(
+                    f"{release.tag} is {release.smoke_text}, and no server of it has run: {release.smoke_why}; "
+                    "only a release that passed its smoke test is promoted",
+                    next_step=f"where it can run: invoke smoke --release {release.tag} (invoke export takes it there)",
+                )
             why = f" (smoke test {release.smoke_text})" if release.smoke else ""
             raise InputError(
                 f"{release.tag} is {release.state}{why}; only a release that passed its smoke test is promoted",

@@ -15,6 +15,8 @@ ImageText = Annotated[str, Field(pattern=r"^[\w@%+=:,./-]+$")]  # stands in a Do
 ImagePath = Annotated[str, Field(pattern=r"^(/[\w@%+=:,-][\w@%+=:,.-]*)+$")]
 BY_DIGEST = re.compile(r"[a-z0-9][\w./:-]*@sha256:[0-9a-f]{64}")
 Reason = Annotated[str, Field(min_length=1)]
+Variable = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
+UNRESOLVED = "unresolved"
 Scalar = str | int | float | bool
 FlagValue = Scalar | list[Any] | dict[str, Any] | None
 PLATFORMS = Literal["linux/amd64", "linux/arm64"]
@@ -73,12 +75,78 @@ class PythonLayer(Model):
     packages: list[str]
 
 
+class GitTree(Model):
+    """The files of a Git repository at one commit, those of its submodules included.
+
+    commit: all of it, or `unresolved`: then `tag` says which, and the lock keeps the commit that it meant.
+    """
+
+    repository: Annotated[str, Field(pattern=r"^(https|file)://[^\s@]+$")]
+    commit: Annotated[str, Field(pattern=rf"^([0-9a-f]{{40}}|{UNRESOLVED})$")]
+    tag: Annotated[str, Field(pattern=r"^(\w[\w.+/-]*)?$")] = ""
+
+    @model_validator(mode="after")
+    def check_commit(self) -> GitTree:
+        if self.commit == UNRESOLVED and not self.tag:
+            raise ValueError(f"a commit, or `tag` beside commit: {UNRESOLVED}")
+        return self
+
+
+class SourceInput(GitTree):
+    """What a source's own build would clone. variable: of the environment, through which the build takes a folder in
+    its place; folder: which one below the tree, "" for all of it.
+    """
+
+    variable: Variable
+    folder: Annotated[str, Field(pattern=r"^(\w[\w.-]*(/\w[\w.-]*)*)?$")] = ""
+
+
+class Source(Model):
+    """A distribution that is built from source, in place of the index's wheel: docs/spark-seed.md.
+
+    name, version: of the distribution; it is the only one of its layer. git: where its source lies, if not in the
+    index's source distribution of that version. inputs: what its build would clone. requirements: what the build alone
+    needs of Python, to the version; packages: of Debian. arch_list: TORCH_CUDA_ARCH_LIST.
+    """
+
+    name: Name
+    version: Annotated[str, Field(pattern=r"^[\w.+]+$")]
+    git: GitTree | None = None
+    inputs: dict[Name, SourceInput] = {}
+    requirements: list[Exactly] = []
+    packages: list[str] = []
+    arch_list: Annotated[str, Field(pattern=r"^(\d+\.\d[af]?(\+PTX)?( |;|$))*$")] = ""
+    env: dict[Variable, ImageText] = {}
+
+    @model_validator(mode="after")
+    def check_inputs(self) -> Source:
+        if self.name in self.inputs:
+            raise ValueError(f"`inputs` of other names than {self.name}, the source's own")
+        return self
+
+
+class Patch(Model):
+    """A change to the source that is built. Nothing that is installed is ever patched.
+
+    file, sha256: the patch, which is kept in the project. upstream: where it comes from or is talked about.
+    drop_when: `vllm >= 0.20.0`: `invoke lock` refuses the patch from there on.
+    """
+
+    file: Annotated[str, Field(pattern=r"^pins/patches/\w[\w.-]*/\w[\w.+-]*\.patch$")]
+    sha256: Sha256
+    reason: Reason
+    upstream: Annotated[str, Field(pattern=r"^https://\S+$")]
+    drop_when: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+ ?(==|!=|<=|>=|~=|<|>) ?[^=;\s]+$")]
+
+
 class Python(Model):
     """requirements: `name==version`; exclude: distribution -> why it is left out.
 
     torch_backend: uv's word for PyTorch's own index that carries what the default index lacks.
     constraints: requirement -> why: bounds on what others bring in; asks for nothing by itself.
     overrides: requirement -> why: takes the place of what every distribution says about that one.
+    as_of: the index as it was when that day (UTC) began: what came later does not exist.
+    source: one distribution of the closure that is built here.
     """
 
     version: Annotated[str, Field(pattern=r"^3\.\d+$")]
@@ -87,7 +155,20 @@ class Python(Model):
     torch_backend: str = ""
     constraints: dict[Bound, Reason] = {}
     overrides: dict[Exactly, Reason] = {}
+    as_of: Annotated[str, Field(pattern=r"^(20\d\d-\d\d-\d\d)?$")] = ""
+    source: Source | None = None
     layers: list[PythonLayer]
+
+    @model_validator(mode="after")
+    def check_source(self) -> Python:
+        if self.source and [self.source.name] not in [layer.packages for layer in self.layers]:
+            raise ValueError(f"a layer of {self.source.name} alone, which is built from source")
+        return self
+
+    @property
+    def by_index(self) -> bool:
+        """Whether uv resolves from what the index says: pip can neither override nor look back."""
+        return bool(self.overrides or self.as_of or self.source)
 
 
 class Serve(Model):
@@ -107,7 +188,7 @@ class Image(Model):
     A link's target need not be there: the GPU's driver comes with the container.
     """
 
-    env: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], ImageText] = {}
+    env: dict[Variable, ImageText] = {}
     path: list[ImagePath] = []
     links: dict[ImagePath, ImageText] = {}
 
@@ -124,7 +205,7 @@ class Stack(Model):
 
     debian, base: one of them, what the images stand on. gpu: absent for images that use none.
     build_on: platform of another machine -> the stack in whose root file system the build's steps run there, natively:
-    of the same Debian and the same Python.
+    of the same Debian and the same Python. patches: in the order in which they are applied.
     """
 
     name: Name
@@ -137,6 +218,7 @@ class Stack(Model):
     build_on: dict[PLATFORMS, Name] = {}
     gpu: Gpu | None = None
     image: Image = Image()
+    patches: list[Patch] = []
     mods: list[Name] = []
     serve: Serve = Serve()
 
@@ -144,6 +226,10 @@ class Stack(Model):
     def check_base(self) -> Stack:
         if (self.debian is None) == (self.base is None):
             raise ValueError("either `debian` or `base`: what the images stand on")
+        if self.patches and not self.python.source:
+            raise ValueError("`patches` only with `python.source`: what comes as a wheel is not patched")
+        if self.base and self.python.source and self.python.source.packages:
+            raise ValueError("`python.source.packages` only with `debian`: nobody knows what `base` has")
         if self.base and self.build_on:
             raise ValueError("`build_on` only with `debian`: nobody knows how the Python of `base` was built")
         if self.base and not self.base.python.startswith(f"{self.python.version}."):
@@ -155,6 +241,21 @@ class Stack(Model):
         """For stacks without `base`."""
         assert self.debian is not None
         return self.debian
+
+
+class SourceLock(Model):
+    """What building from source needs beside the images' own packages; nothing of it but its result is in an image.
+
+    archives: the source first, then its inputs by name; version: a release's, or a commit.
+    """
+
+    archives: Annotated[list[LockedFile], Field(min_length=1)]
+    debs: list[LockedFile]
+    wheels: list[LockedFile]
+
+    @property
+    def files(self) -> list[LockedFile]:
+        return [*self.archives, *self.debs, *self.wheels]
 
 
 class StackLock(Model):
@@ -174,11 +275,12 @@ class StackLock(Model):
     wheels: list[LockedFile]
     underlay: list[LockedFile] = []
     updates: list[Name] = []
+    source: SourceLock | None = None
 
     @property
     def files(self) -> list[LockedFile]:
         """All that a build needs."""
-        return [*self.debs, *self.wheels, *self.underlay]
+        return [*self.debs, *self.wheels, *self.underlay, *(self.source.files if self.source else ())]
 
     @model_validator(mode="after")
     def check_updates(self) -> StackLock:
@@ -187,6 +289,17 @@ class StackLock(Model):
             raise ValueError(f"`updates` names {', '.join(sorted(unknown))}, which `wheels` does not have")
         if both := {wheel.name for wheel in self.underlay} & names - set(self.updates):
             raise ValueError(f"{', '.join(sorted(both))} of `underlay` stands in `wheels`, but not in `updates`")
+        return self
+
+    @model_validator(mode="after")
+    def check_source(self) -> StackLock:
+        """Builder and images share what both need: with two of one, code is compiled for another than it runs with."""
+        if self.source and (self.updates or self.underlay):
+            raise ValueError("`source` without `updates` and `underlay`: the builder would meet what the images hide")
+        for key in ("debs", "wheels") if self.source else ():
+            own = {file.name for file in getattr(self, key)}
+            if twice := sorted(own & {file.name for file in getattr(self.source, key)}):
+                raise ValueError(f"{', '.join(twice)} once, not in `{key}` and again in `source.{key}`")
         return self
 
 
@@ -208,9 +321,6 @@ class Stage(Model):
     checkpoint: CHECKPOINT_STEPS | None = None
     serve: Serve = Serve()
     smoke: Smoke = Smoke()
-
-
-UNRESOLVED = "unresolved"
 
 
 class Repository(Model):

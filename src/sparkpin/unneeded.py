@@ -46,15 +46,17 @@ class Needs:
     def add(self, record: BuildRecord) -> None:
         self.inputs |= {file.sha256 for file in record.context}
         self.layers |= set(record.diff_ids)
-        if record.rootfs:
-            self.rootfs.add(record.rootfs.key)
-            self.inputs |= {deb.sha256 for deb in record.rootfs.debs}
+        for spec in record.root_file_systems:
+            self.rootfs.add(spec.key)
+            self.inputs |= {deb.sha256 for deb in spec.debs}
 
 
 def project_needs(project: Path) -> Needs:
     """What the locks of the project name. Raises ManifestError."""
     needs = Needs()
     for path in sorted((project / "pins/stacks").glob("*.yaml")):
+        if not path.with_suffix(".lock").is_file():
+            continue  # not locked yet: nothing was fetched for it
         stack = load_stack(project, path.stem)
         lock = load_stack_lock(project, stack)
         needs.rootfs.add(rootfs_spec(stack, lock).key)

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 
 from packaging.requirements import Requirement
@@ -22,9 +23,8 @@ from packaging.utils import canonicalize_name
 from sparkpin.debs import HowToGet, raise_no_space, tail
 from sparkpin.errors import HostError, IntegrityError, ManifestError, NetworkError
 from sparkpin.files import CHUNK, disk_errors
-from sparkpin.schema import LockedFile, Stack
+from sparkpin.schema import MACHINES, LockedFile, Stack
 
-MACHINES = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}
 LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 TICK = 5.0  # seconds between two lines of progress
 CONFIG = "look at `pip config list` and the network, then run the command again"
@@ -215,16 +215,33 @@ def download_from_backend(stack: Stack, target: Target, wheel: LockedFile, folde
 
 def backend_urls(stack: Stack, target: Target, requirement: str) -> list[tuple[str, str, str]]:
     """(URL, SHA-256, distribution) of the wheels that uv would take for one requirement. Network."""
-    argv = [
-        *("uv", "pip", "compile", "--no-config", "--no-deps", "--quiet", "--format=pylock.toml", "--only-binary=:all:"),
-        *(f"--torch-backend={stack.python.torch_backend}", f"--python-version={target.python}"),
-        *(f"--python-platform={target.machine}-manylinux_2_{target.glibc}", "-"),
-    ]
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"}
-    done = subprocess.run(argv, input=requirement, env=env, capture_output=True, text=True, check=False)
+    done = compiled(stack, target, requirement, "--no-deps")
     if done.returncode:
         raise NetworkError(f"neither pip nor uv finds {requirement}; uv says:\n{tail(done)}", next_step=CONFIG)
     return parse_pylock(done.stdout)
+
+
+def compiled(
+    stack: Stack,
+    target: Target,
+    requirements: str,
+    *options: str,
+    only_binary: bool = True,
+    env: Mapping[str, str] = MappingProxyType({}),
+) -> subprocess.CompletedProcess[str]:
+    """`uv pip compile` for the target, to a pylock.toml, of wheels alone or not. requirements: one a line. Network."""
+    argv = [
+        *("uv", "pip", "compile", "--no-config", "--quiet", "--format=pylock.toml"),
+        *(["--only-binary=:all:"] if only_binary else []),
+        *(f"--python-version={target.python}", f"--python-platform={target.machine}-manylinux_2_{target.glibc}"),
+        *([f"--torch-backend={stack.python.torch_backend}"] if stack.python.torch_backend else []),
+        *(*options, "-"),
+    ]
+    # uv lies beside the Python that runs this, whether or not its environment was activated.
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
+    return subprocess.run(
+        argv, input=requirements, env={**os.environ, **env, "PATH": path}, capture_output=True, text=True, check=False
+    )
 
 
 def parse_pylock(text: str) -> list[tuple[str, str, str]]:
@@ -249,6 +266,17 @@ def stream(url: str, target: Path) -> None:
                     file.write(chunk)
     except httpx.HTTPError as error:
         raise NetworkError(f"could not fetch {target.name}: {error}", next_step=CONFIG) from error
+
+
+def length(url: str) -> int:
+    """The size of what lies at a URL, in bytes. Raises NetworkError."""
+    import httpx
+
+    try:
+        answer = httpx.head(url, follow_redirects=True, timeout=60).raise_for_status()
+        return int(answer.headers["Content-Length"])
+    except (httpx.HTTPError, KeyError, ValueError) as error:
+        raise NetworkError(f"the index tells no size of {url}: {error}", next_step=CONFIG) from error
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from sparkpin_hybrid import hook
 from sparkpin_hybrid.count import LayerCount
 from sparkpin_hybrid.touches import BEFORE_SCHEMES
 from sparkpin_modkit import UnsupportedPlatform, plugin
-from sparkpin_modkit.testing import parse_reports, single_process_vllm
+from sparkpin_modkit.testing import parse_reports
 from vllm import __version__
 from vllm.model_executor.layers.fused_moe import FusedMoE
 from vllm.model_executor.layers.linear import (
@@ -39,23 +39,15 @@ def test_this_is_such_a_vllm() -> None:
     assert __version__.partition("+")[0] in BEFORE_SCHEMES
 
 
-@pytest.fixture(scope="module")
-def world():
-    with single_process_vllm() as config:
-        yield config
-
-
 @pytest.fixture
-def installed(world, monkeypatch: pytest.MonkeyPatch):
+def installed(world, monkeypatch: pytest.MonkeyPatch, unregistered: None):
     original = INCConfig.get_quant_method
     monkeypatch.setattr(INCConfig, "get_quant_method", getattr(original, "__wrapped__", original))
-    monkeypatch.setattr(plugin, "_installed", set())
     monkeypatch.setattr(hook, "COUNT", LayerCount())
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
     monkeypatch.setattr(fp8, "init_fp8_linear_kernel", lambda **_: NoKernel())
     monkeypatch.setattr(fp8, "select_fp8_moe_backend", lambda **_: (None, None))
     monkeypatch.setattr(world, "model_config", type("Config", (), {"dtype": torch.bfloat16})(), raising=False)
-    monkeypatch.delenv("SPARKPIN_MOD_HYBRID_INT4_FP8", raising=False)
     sparkpin_hybrid.register()
 
 

@@ -7,8 +7,8 @@ import sparkpin_hybrid
 import torch
 from sparkpin_hybrid import hook
 from sparkpin_hybrid.count import LayerCount
-from sparkpin_modkit import SignatureChanged, plugin
-from sparkpin_modkit.testing import parse_reports, single_process_vllm
+from sparkpin_modkit import SignatureChanged
+from sparkpin_modkit.testing import parse_reports
 from vllm.model_executor.layers.fused_moe import RoutedExperts, UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
 from vllm.model_executor.layers.linear import (
@@ -28,20 +28,12 @@ FP8 = {"bits": 8, "group_size": [128, 128], "sym": True, "data_type": "fp"}
 SHARED = "model.layers.0.mlp.shared_expert"
 
 
-@pytest.fixture(scope="module")
-def world():
-    with single_process_vllm() as config:
-        yield config
-
-
 @pytest.fixture
-def pristine(monkeypatch: pytest.MonkeyPatch):
+def pristine(monkeypatch: pytest.MonkeyPatch, unregistered: None):
     original = INCConfig.get_quant_method
     original = getattr(original, "__wrapped__", original)
     monkeypatch.setattr(INCConfig, "get_quant_method", original)
-    monkeypatch.setattr(plugin, "_installed", set())
     monkeypatch.setattr(hook, "COUNT", LayerCount())
-    monkeypatch.delenv("SPARKPIN_MOD_HYBRID_INT4_FP8", raising=False)
     return original
 
 

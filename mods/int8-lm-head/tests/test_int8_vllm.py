@@ -10,8 +10,8 @@ import sparkpin_int8_lm_head
 import torch
 from sparkpin_int8_lm_head import method, naive
 from sparkpin_int8_lm_head.method import Int8LMHeadMethod
-from sparkpin_modkit import ModError, SignatureChanged, UnsupportedPlatform, UnsupportedVLLM, plugin
-from sparkpin_modkit.testing import parse_reports, single_process_vllm
+from sparkpin_modkit import ModError, SignatureChanged, UnsupportedPlatform, UnsupportedVLLM
+from sparkpin_modkit.testing import parse_reports
 from vllm.config.lora import LoRAConfig
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
@@ -38,23 +38,15 @@ class HeadConfig(QuantizationConfig):
 HeadConfig.__abstractmethods__ = frozenset()
 
 
-@pytest.fixture(scope="module")
-def world():
-    with single_process_vllm() as config:
-        yield config
-
-
 @pytest.fixture
-def pristine(monkeypatch: pytest.MonkeyPatch):
+def pristine(monkeypatch: pytest.MonkeyPatch, unregistered: None):
     original = ParallelLMHead.__init__
     original = getattr(original, "__wrapped__", original)
     monkeypatch.setattr(ParallelLMHead, "__init__", original)
     monkeypatch.setattr(
         ParallelLMHead, "tie_weights", ParallelLMHead.tie_weights
     )  # some releases': put back at the end
-    monkeypatch.setattr(plugin, "_installed", set())
     monkeypatch.setattr(method, "_heads", weakref.WeakSet())  # those of other tests may wait for the collector
-    monkeypatch.delenv("SPARKPIN_MOD_INT8_LM_HEAD", raising=False)
     return original
 
 

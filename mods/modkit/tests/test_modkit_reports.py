@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from sparkpin_modkit import EXIT_CODE, install_once, plugin, report, reporting_failure
+from sparkpin_modkit import EXIT_CODE, install_once, report, reporting_failure
 from sparkpin_modkit.testing import parse_reports
+
+pytestmark = pytest.mark.usefixtures("unregistered")
 
 
 @pytest.fixture
@@ -21,12 +23,6 @@ def vllm_log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     logger.manager._clear_cache()
     yield stream
     logger.manager._clear_cache()
-
-
-@pytest.fixture(autouse=True)
-def fresh_process_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugin, "_installed", set())
-    monkeypatch.delenv("SPARKPIN_MOD_SAMPLE", raising=False)
 
 
 def test_report_is_one_compact_line(vllm_log: io.StringIO, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import sparkpin_turboquant
 import torch
-from sparkpin_modkit import SignatureChanged, UnsupportedPlatform, plugin
+from sparkpin_modkit import SignatureChanged, UnsupportedPlatform
 from sparkpin_modkit.testing import parse_reports
 from sparkpin_turboquant import naive
 from sparkpin_turboquant.backend import (
@@ -37,7 +37,7 @@ def choose(cache_dtype: str | None) -> str:
 
 
 @pytest.fixture
-def pristine(monkeypatch: pytest.MonkeyPatch):
+def pristine(monkeypatch: pytest.MonkeyPatch, unregistered: None):
     """The method as vLLM wrote it; a method that the mod has replaced hides it in its closure."""
     bound = CpuPlatform.__dict__["get_attn_backend_cls"]
     for cell in bound.__func__.__closure__ or ():
@@ -45,8 +45,6 @@ def pristine(monkeypatch: pytest.MonkeyPatch):
             bound = classmethod(cell.cell_contents.__func__)
     monkeypatch.setattr(CpuPlatform, "get_attn_backend_cls", bound)
     AttentionBackendEnum.TURBOQUANT.clear_override()
-    monkeypatch.setattr(plugin, "_installed", set())
-    monkeypatch.delenv("SPARKPIN_MOD_TURBOQUANT", raising=False)
     yield bound
     AttentionBackendEnum.TURBOQUANT.clear_override()
 

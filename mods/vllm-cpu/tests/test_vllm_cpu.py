@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import sparkpin_vllm_cpu
 import torch
-from sparkpin_modkit import SignatureChanged, UnsupportedPlatform, plugin
+from sparkpin_modkit import SignatureChanged, UnsupportedPlatform
 from sparkpin_vllm_cpu import sampling
 from sparkpin_vllm_cpu.int4 import dequantise_int4
 from vllm.model_executor.layers.quantization.inc.schemes.inc_wna16_scheme import INCWna16Scheme
@@ -17,15 +17,13 @@ from vllm.v1.sample.ops import topk_topp_sampler
 
 
 @pytest.fixture
-def pristine(monkeypatch: pytest.MonkeyPatch):
+def pristine(monkeypatch: pytest.MonkeyPatch, unregistered: None):
     """vLLM without the mod, put back after the test."""
     original = INCWna16Scheme.get_moe_method
     original = getattr(original, "__wrapped__", original)
     monkeypatch.setattr(INCWna16Scheme, "get_moe_method", original)
     monkeypatch.setattr(cpu_triton_utils, "_expand_kernel_impl", cpu_triton_utils._expand_kernel_impl)
     monkeypatch.setattr(topk_topp_sampler, "apply_top_k_only", topk_topp_sampler.apply_top_k_only)
-    monkeypatch.setattr(plugin, "_installed", set())
-    monkeypatch.delenv("SPARKPIN_MOD_VLLM_CPU", raising=False)
     return original
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import sparkpin_vllm_cpu
 import torch
-from sparkpin_modkit import plugin
-from sparkpin_modkit.testing import parse_reports, single_process_vllm
+from sparkpin_modkit.testing import parse_reports
 from sparkpin_vllm_cpu import experts as experts_module
 from sparkpin_vllm_cpu.experts import ReferenceInt4Experts
 from vllm.model_executor.layers.fused_moe import RoutedExperts
@@ -17,20 +16,12 @@ from vllm.model_executor.layers.quantization.inc.schemes.inc_wna16_scheme import
 EXPERTS, HIDDEN, INTER, GROUP = 4, 256, 128, 64
 
 
-@pytest.fixture(scope="module")
-def world():
-    with single_process_vllm() as config:
-        yield config
-
-
 @pytest.fixture
-def installed(world, monkeypatch: pytest.MonkeyPatch):
+def installed(world, monkeypatch: pytest.MonkeyPatch, unregistered: None):
     original = INCWna16Scheme.get_moe_method
     monkeypatch.setattr(INCWna16Scheme, "get_moe_method", getattr(original, "__wrapped__", original))
-    monkeypatch.setattr(plugin, "_installed", set())
     monkeypatch.setattr(experts_module, "_created", 0)
     monkeypatch.setattr(experts_module, "_loaded", 0)
-    monkeypatch.delenv("SPARKPIN_MOD_VLLM_CPU", raising=False)
     sparkpin_vllm_cpu.register()
 
 

@@ -159,4 +159,7 @@ def ask_hub(url: str) -> Hub:
             return Hub(url, f"it answers with {error.code}")
     except (OSError, ValueError) as error:
         return Hub(url, str(getattr(error, "reason", "") or error))
-    return Hub(url, offset=time.time() - parsedate_to_datetime(date).timestamp() if date else None)
+    try:
+        return Hub(url, offset=time.time() - parsedate_to_datetime(date).timestamp() if date else None)
+    except ValueError:  # no date: a proxy's page may have anything there
+        return Hub(url)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+# CUDA Toolkit release notes (13.2 Update 2, which lists all releases), table 3 "CUDA Toolkit and Corresponding Driver
+# Versions", Linux: the rows "GA". An update's own driver is newer (13.0 Update 2: 580.95.05); its PTX is the release's.
 MINIMUM_DRIVER = {
-    "13.0": "580.65.06",  # CUDA 13.0 release notes, table "CUDA Toolkit and Corresponding Driver Versions", Linux
-    "12.9": "575.51.03",  # CUDA 12.9 release notes, the same table
-    "12.8": "570.26",  # CUDA 12.8 release notes, the same table
+    "13.0": "580.65.06",
+    "12.9": "575.51.03",
+    "12.8": "570.26",
 }
 """CUDA release -> the driver that has all of it. What the driver itself compiles (FA2's PTX) needs it, whatever "minor
 version compatibility" allows for the rest."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 
 from sparkpin import daemon, host, manifests, schema, ui
 from sparkpin.doctor import rules
@@ -25,7 +23,7 @@ def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool) -> None
     machine = host.read_host()
     chosen = manifests.load_stack(paths.project, stack or host.default_stack(paths.project, machine))
     if not as_json:
-        ui.show(f"{machine.fingerprint}; stack {chosen.name}: {chosen.description}")
+        ui.show(f"{machine.summary}; stack {chosen.name}: {chosen.description}")
     if fix:
         host.install(host.missing(paths, machine, stack=chosen), machine, ui.say)
         ui.say(f"engine: {daemon.start_engine(paths, ui.say)}")
@@ -33,7 +31,8 @@ def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool) -> None
     facts = read_facts(machine, port_of(recipe), online=online)
     needed = host.requirements(paths, machine, stack=chosen)
     found = [rules.of_requirement(one) for one in needed if one.name != host.GPU_RUNTIME]  # the rules know more of it
-    found += rules.findings(facts, memory_of(paths, recipe, chosen), cuda_of(paths.project, chosen))
+    cuda = chosen.gpu.cuda if chosen.gpu else None
+    found += rules.findings(facts, memory_of(paths, recipe, chosen), cuda)
     if as_json:
         whom = fingerprint_of(machine, facts.gpus, host.ROOT, facts.docker.version).model_dump(mode="json")
         value = {"host": whom, "is_spark": machine.is_spark, "stack": chosen.name, "findings": to_json(found)}
@@ -62,18 +61,6 @@ def port_of(recipe: schema.Recipe) -> int:
     """The one that `serve` will publish, as far as the recipe's defaults tell."""
     port = str(recipe.defaults.get("port", DEFAULT_PORT))
     return int(port) if port.isdecimal() else DEFAULT_PORT
-
-
-def cuda_of(project: Path, stack: schema.Stack) -> str | None:
-    """The release of the CUDA runtime in a stack's lock ("13.0"); None without one, or without a lock."""
-    try:
-        lock = manifests.load_stack_lock(project, stack)
-    except SparkpinError:
-        return None
-    for wheel in lock.wheels:
-        if re.fullmatch(r"nvidia-cuda-runtime(-cu\d+)?", wheel.name):
-            return ".".join(wheel.version.split(".")[:2])
-    return None
 
 
 def memory_of(paths: Paths, recipe: schema.Recipe, stack: schema.Stack) -> Memory:

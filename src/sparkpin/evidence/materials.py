@@ -23,20 +23,27 @@ from sparkpin.render import HIDDEN
 from sparkpin.schema import BY_DIGEST, LockedFile, RepositoryLock
 
 PASSING = ("seconds", "size", "layers")  # of a build record: another build of the same image may say otherwise
-LISTED = ("deb", "wheel", "mod", "tool", "model")  # in the SBOM; the statement names texts and project files, too
+LISTED = (
+    "deb",
+    "wheel",
+    "source",
+    "mod",
+    "tool",
+    "model",
+)  # in the SBOM; the statement has texts and project files, too
 
-Kind = Literal["deb", "wheel", "mod", "tool", "text", "project", "model", "image"]
+Kind = Literal["deb", "wheel", "source", "mod", "tool", "text", "project", "model", "image"]
 
 
 @dataclass(frozen=True)
 class Material:
     """One input.
 
-    kind: "mod" is the wheel that a mod's sources became, "text" what was written for a build (Dockerfile, lists of
-    wheels), "project" a file that people edit or a lock, "image" a base by digest; name: with `where` unique among its
-    kind; version: of a model's file the revision; size: bytes, None where it is not recorded; where: the first stage
-    that read it, of a model's file the repository, else ""; purl: "" where nobody else offers these bytes; hidden: it
-    lies in a layer of the image, and one above hides it.
+    kind: "source" is what was compiled, "mod" the wheel that a mod's sources became, "text" what was written for a
+    build (Dockerfile, lists of wheels), "project" a file that people edit or a lock, "image" a base by digest; name:
+    with `where` unique among its kind; version: of a model's file the revision; size: bytes, None where it is not
+    recorded; where: the first stage that read it, of a model's file the repository, else ""; purl: "" where nobody else
+    offers these bytes; hidden: it lies in a layer of the image, and one above hides it.
     """
 
     kind: Kind
@@ -147,6 +154,8 @@ def context_file(row: BuildInput, stage: str) -> Material:
     kind: Kind
     if words[0] in ("wheel", "mod"):
         kind, words = ("wheel" if words[0] == "wheel" else "mod"), words[1:]
+    elif words[0] == "source":  # the packages that are beside the archives made the image and are not in it
+        kind, words = ("source" if row.path.startswith("source/archives/") else "tool"), words[1:]
     elif row.path.startswith("tools/"):
         kind = "tool"
     else:

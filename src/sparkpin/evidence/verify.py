@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from sparkpin.buildrecord import BuildRecord
+from sparkpin.buildrecord import LOCKED, BuildRecord
 from sparkpin.errors import HostError, IntegrityError
 from sparkpin.evidence import signing
 from sparkpin.evidence.materials import LISTED, Material, ModelInputs, materials_of, model_inputs, recorded
@@ -240,7 +240,7 @@ def check_records(release: Release, records: Sequence[BuildRecord]) -> str:
 def kept(evidence: Evidence) -> dict[str, str]:
     """Name -> SHA-256 (hex) of what sparkpin keeps the bytes of: all that no lock names."""
     rows = [(record.stage, row) for record in evidence.records for row in record.context]
-    own = {f"{stage}: {row.path}": row.sha256 for stage, row in rows if not row.what.startswith("wheel ")}
+    own = {f"{stage}: {row.path}": row.sha256 for stage, row in rows if not row.what.startswith(LOCKED)}
     return {**evidence.release.inputs, **own}
 
 
@@ -276,10 +276,12 @@ def check_locks(evidence: Evidence) -> str:
         raise IntegrityError(f"{path} cannot be read: {error.errors()[0]['msg']}") from None
     locked = {("deb", file.name, file.version, file.sha256) for file in lock.debs}
     locked |= {("wheel", normal(file.name), file.version, file.sha256) for file in (*lock.wheels, *lock.underlay)}
+    archives = lock.source.archives if lock.source else []
+    locked |= {("source", file.name, file.version, file.sha256) for file in archives}
     found = {
         (material.kind, material.name, material.version, material.sha256)
         for material in recorded(evidence.release, evidence.records)
-        if material.kind in ("deb", "wheel")
+        if material.kind in ("deb", "wheel", "source")
     }
     if strange := sorted(found - locked):
         raise IntegrityError(f"{path} does not name {' '.join(strange[0])}")

@@ -205,6 +205,8 @@ def parts_of(rootfs: RootfsSpec | None, rows: Iterable[tuple[str, str, str, int]
             found["wheels"][name] = Part(version, sha256, size)
         elif kind == "mod":
             found["mods"][name] = Part(version, sha256, size, canonicalize_name(Path(path).name.partition("-")[0]))
+        elif kind == "source":
+            found["tools"][name] = Part(version, sha256, size)
         elif path.startswith("tools/") and kind != "sparkpin":  # its own scripts are files of the project
             found["tools"][kind] = Part(rest, sha256, size)
     return found

@@ -11,7 +11,7 @@ import posixpath
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -51,8 +51,9 @@ class Layer:
 
 @dataclass(frozen=True)
 class Package:
-    """kind: "deb", "wheel" or "mod"; lock: the file whose entry names it, "" for a mod; asked: where people ask for it;
-    needed: "package (its requirement)" of each that needs it; chain: from what people ask for down to it, if longer.
+    """kind: "deb", "wheel", "source" or "mod"; lock: the file whose entry names it, "" for a mod; asked: where people
+    ask for it; needed: "package (its requirement)" of each that needs it; chain: from what people ask for down to it,
+    if longer.
     """
 
     kind: str
@@ -283,14 +284,7 @@ class Witness:
             for deb in rootfs.debs:
                 if deb.name == name:
                     return Package("deb", name, deb.version, deb.file, deb.size, deb.sha256, lock)
-        for file in self.inputs(layer) if kind == "wheel" else ():
-            what, _, rest = file.what.removesuffix(f" {HIDDEN}").partition(" ")
-            called, _, version = rest.rpartition(" ")
-            distribution = distribution_of(file)
-            if what in ("wheel", "mod") and distribution == name:
-                locked = lock if what == "wheel" else ""
-                return Package(what, called, version, Path(file.path).name, file.size, file.sha256, locked)
-        return None
+        return distribution_in(self.inputs(layer), name, lock) if kind == "wheel" else None
 
     def with_reasons(self, place: Place) -> Place:
         """Who asked for its package, read from the release's project as it was."""
@@ -425,6 +419,18 @@ def dist_of(path: Path) -> Dist | None:
         return read_dist(path)
     except (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error):
         return None
+
+
+def distribution_in(rows: Iterable[BuildInput], name: str, lock: str) -> Package | None:
+    """What a build read that a distribution came from: its wheel, its mod, or the archive that it was compiled from."""
+    for file in rows:
+        what, _, rest = file.what.removesuffix(f" {HIDDEN}").partition(" ")
+        called, _, version = rest.rpartition(" ")
+        compiled = what == "source" and canonicalize_name(called) == name and file.path.startswith("source/archives/")
+        if compiled or (what in ("wheel", "mod") and distribution_of(file) == name):
+            locked = "" if what == "mod" else lock
+            return Package(what, called, version, Path(file.path).name, file.size, file.sha256, locked)
+    return None
 
 
 def distribution_of(wheel: BuildInput) -> str:

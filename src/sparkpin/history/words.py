@@ -334,7 +334,7 @@ def entry_text(entry: Entry) -> str:
 
 
 def package_text(package: Package) -> str:
-    kind = {"deb": "Debian package", "wheel": "wheel", "mod": "mod"}[package.kind]
+    kind = {"deb": "Debian package", "wheel": "wheel", "source": "source", "mod": "mod"}[package.kind]
     return f"{kind} {package.name} {package.version}"
 
 

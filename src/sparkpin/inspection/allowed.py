@@ -12,6 +12,10 @@ TORCHVISION = (
 DEBUGGER = "only a debugger loads it, and has these symbols"
 RDMA = "GPUDirect Storage over RDMA: libcufile loads it where it finds the network's libraries, else goes without"
 OTHER_TORCH = "one for each release of torch; the package loads that of the torch which is there, and does without"
+NETWORKS = "NVSHMEM tries the networks and launchers that it knows, one library each, and one host has none of them"
+AFTER_TORCH = "cuda.core imports it once torch is there, which has these symbols"
+CUFFT = "cuFFT keeps its kernels in a form of its own, in .data; what it has besides is one stub"
+PLUGINS = "examples of plugins of Triton's, which it loads into itself, in its own tests"
 ASKS = "vLLM asks for the GPU's compute capability before it loads it"
 
 ALLOWED = (
@@ -20,12 +24,23 @@ ALLOWED = (
     Allowed("symbols", "*/libthread_db.so.1", r"ps_.*", DEBUGGER),
     Allowed("symbols", "*/gcc/*/plugin/lib*plugin.so*", r".*", "loaded by gcc, which has these symbols itself"),
     Allowed("needed", "*/xgrammar/libxgrammar_bindings.so", r"libtvm_ffi\.so", "xgrammar imports tvm_ffi first"),
-    # The spark stack. Both reasons are from what is known of these packages; the whole image was not looked at yet.
+    # The spark stack.
     Allowed("needed", "*/libcufile_rdma.so.1", r"lib(ibverbs|rdmacm|mlx5)\.so\.1", RDMA),
+    Allowed("symbols", "*/libcufile_rdma.so.1", r"ibv_.*", RDMA),
+    *(
+        Allowed(rule, f"*/nvshmem/lib/nvshmem_{kind}_*.so.3", r".*", NETWORKS)
+        for kind in ("bootstrap", "transport")
+        for rule in ("needed", "symbols")
+    ),
+    Allowed("symbols", "*/cuda/core/cu*/_tensor_bridge.*.so", r"aoti_torch_.*", AFTER_TORCH),
+    *(Allowed(rule, "*/triton/plugins/lib*.so*", r".*", PLUGINS) for rule in ("needed", "symbols")),
+    *(Allowed("gpu", f"*/lib/{name}.so.12", r"sm_75", CUFFT) for name in ("libcufft", "libcufftw")),
     *(
         Allowed(rule, "*/torch_c_dlpack_ext/libtorch_c_dlpack_addon_torch*.so", r".*", OTHER_TORCH)
         for rule in ("needed", "symbols")
     ),
+    # The spark-seed stack.
+    Allowed("gpu", "*/site-packages/flashinfer_cubin", r".*", "for 10.x; for 12.x FlashInfer compiles at run time"),
     # The cpu stack.
     Allowed(
         "needed",

@@ -95,7 +95,7 @@ def of_sections(source: Reader, machine: int, head: bytes) -> Library:
     if dynamic is None:
         return library
     strings = linked(source, sections, dynamic)
-    text = {tag: [] for tag in (NEEDED, SONAME, RPATH, RUNPATH)}  # type: dict[int, list[str]]
+    text: dict[int, list[str]] = {tag: [] for tag in (NEEDED, SONAME, RPATH, RUNPATH)}
     rows = source.at(dynamic.offset, dynamic.size // 16 * 16, "the dynamic section", limit=16 * ENTRIES)
     for tag, value in struct.iter_unpack("<QQ", rows):
         if tag == 0:

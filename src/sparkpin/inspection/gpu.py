@@ -8,7 +8,7 @@ from typing import Literal
 
 from sparkpin.inspection.elf import Library
 from sparkpin.inspection.fatbin import CUBIN, PTX, Code, Unit
-from sparkpin.inspection.finding import Finding
+from sparkpin.inspection.finding import Finding, Severity
 from sparkpin.inspection.scan import Facts
 
 FOLDER = "opt/sparkpin/kernels"  # kernels of our mods, a folder for each mod
@@ -94,4 +94,5 @@ def gpu_findings(facts: Facts, sm: int) -> Iterator[Finding]:
             continue  # the rule `kernels` judges them
         good, all_ = sum(count for code, count in codes if runs(code, sm)), sum(count for _, count in codes)
         held = ", ".join(f"{count} {code.name}" for code, count in codes)
-        yield Finding("note", "gpu", folder, f"{good} of {all_} .cubin files run on sm_{sm} ({held})")
+        severity: Severity = "note" if good else "warning"
+        yield Finding(severity, "gpu", folder, f"{good} of {all_} .cubin files run on sm_{sm} ({held})", what=held)

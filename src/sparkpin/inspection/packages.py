@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import configparser
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from email.parser import HeaderParser
 
@@ -14,10 +14,8 @@ from packaging.utils import canonicalize_name
 from sparkpin.modwheels import KERNELS
 
 PLUGINS = "vllm.general_plugins"
-VERSIONS, TOUCHES = (
-    "VLLM_VERSIONS",
-    "TOUCHES",
-)  # a mod's own list of the vLLM releases that it was made for; a table by release
+# Where a mod names the vLLM releases that it was made for: a list of them, or the keys of a table.
+VERSIONS, TOUCHES = "VLLM_VERSIONS", "TOUCHES"
 DIST_INFO = re.compile(r"(?P<site>(?:.*/)?)(?P<stem>[^/]+)\.dist-info/(?P<file>METADATA|entry_points\.txt)")
 SMALL = 1 << 20  # bytes of a text that is read
 
@@ -62,7 +60,7 @@ def packages_of(texts: Mapping[str, str]) -> tuple[Package, ...]:
             for module in modules
             for file, source in texts.items()
             if file.startswith(f"{info['site']}{module.partition('.')[0]}/") and file.endswith(".py")
-            for version in (*strings(source, VERSIONS), *keys(source, TOUCHES))
+            for version in releases(source)
         }
         name = canonicalize_name(head.get("Name") or info["stem"].partition("-")[0])
         found.append(
@@ -89,37 +87,38 @@ def entry_points(text: str, group: str) -> dict[str, str]:
     return dict(parser[group]) if group in parser else {}
 
 
-def assigned(source: str, name: str) -> Iterable[ast.expr]:
-    """What a module assigns to a name at its top."""
+def releases(source: str) -> Iterator[str]:
+    """What a mod's module says of the vLLM releases that it was made for."""
+    values = assigned(source)
+    for value in values.get(VERSIONS, ()):
+        yield from texts_in(ast.walk(value))
+    for value in values.get(TOUCHES, ()):
+        yield from texts_in(value.keys if isinstance(value, ast.Dict) else ())
+
+
+def assigned(source: str) -> dict[str, list[ast.expr]]:
+    """What a module assigns to names at its top, by name; nothing where it is no Python."""
+    found: dict[str, list[ast.expr]] = {}
     try:
         body = ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return
+        return found
     for line in body:
-        targets = (
-            line.targets if isinstance(line, ast.Assign) else [line.target] if isinstance(line, ast.AnnAssign) else []
-        )
-        value = line.value if isinstance(line, ast.Assign | ast.AnnAssign) else None
-        if value is not None and any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            yield value
+        if isinstance(line, ast.Assign | ast.AnnAssign) and line.value is not None:
+            for target in line.targets if isinstance(line, ast.Assign) else [line.target]:
+                if isinstance(target, ast.Name):
+                    found.setdefault(target.id, []).append(line.value)
+    return found
 
 
-def strings(source: str, name: str) -> list[str]:
-    """The texts in what a module assigns to a name: one, or those of a tuple, list or dict."""
-    nodes = [node for value in assigned(source, name) for node in ast.walk(value)]
+def texts_in(nodes: Iterable[ast.AST | None]) -> list[str]:
     return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-
-
-def keys(source: str, name: str) -> list[str]:
-    """The keys that are texts, of the dict that a module assigns to a name."""
-    tables = [value for value in assigned(source, name) if isinstance(value, ast.Dict)]
-    nodes = [key for table in tables for key in table.keys if isinstance(key, ast.Constant)]
-    return [node.value for node in nodes if isinstance(node.value, str)]
 
 
 def torch_of(texts: Mapping[str, str]) -> Torch | None:
     for path, text in sorted(texts.items()):
         if path.endswith("torch/version.py"):
-            version, cuda = strings(text, "__version__"), strings(text, "cuda")
+            values = assigned(text)
+            version, cuda = (texts_in(values.get(name, ())) for name in ("__version__", "cuda"))
             return Torch(path, version[0] if version else "?", cuda[0] if cuda else "")
     return None

@@ -61,10 +61,7 @@ class Result:
             "torch": facts.torch and {"version": facts.torch.version, "cuda": facts.torch.cuda},
             "packages": [{"name": p.name, "version": p.version, "folder": p.folder} for p in facts.packages],
             "plugins": {p.name: list(p.plugins) for p in facts.packages if p.plugins},
-            "gpu": [
-                {**asdict(row), "archs": dict(row.archs), "verdict": row.verdict}  #
-                for row in self.coverages
-            ],
+            "gpu": [asdict(row) | {"archs": dict(row.archs), "verdict": row.verdict} for row in self.coverages],
             "kernels": [{**asdict(row), "archs": dict(row.archs)} for row in ahead(facts, self.sm)] if self.sm else [],
             "findings": [asdict(finding) for finding in self.findings],
         }

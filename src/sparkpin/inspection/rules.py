@@ -20,7 +20,8 @@ PLATFORMS = {"linux/amd64": X86_64, "linux/arm64": AARCH64}
 RUNTIME = "cuda-runtime"
 # Packages whose major and minor version are those of the CUDA release that they belong to.
 TOOLKIT = ("cuda-nvcc", "cuda-crt", "cuda-cccl", "nvvm", "nvjitlink", "cuda-nvrtc", RUNTIME)
-# CUDA's major version -> the oldest Linux driver that runs it (CUDA's release notes, minor version compatibility).
+# CUDA's major version -> the oldest Linux driver that runs it: CUDA Toolkit release notes, table 2 "CUDA Toolkit and
+# Minimum Required Driver Version for CUDA Minor Version Compatibility" (450, 525, 580), the first of each branch.
 DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 
 
@@ -196,6 +197,9 @@ def plugin_findings(facts: Facts, mods: Sequence[str]) -> Iterator[Finding]:
             text = "the stage has this mod, the image does not"
             yield Finding("error", "plugins", name, text, "build the image again: invoke build")
     for package in facts.packages:
+        if package.plugins and not package.accepts and package.name in mods:
+            text = f"{', '.join(package.plugins)} {package.version} does not say which vLLM it is made for"
+            yield Finding("warning", "plugins", package.name, text, "name the releases in its TOUCHES, as a literal")
         if not package.plugins or not package.accepts:
             continue
         where = ", ".join(package.plugins)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from sparkpin import manifests, ui
 from sparkpin.engine import Engine
 from sparkpin.errors import InputError, InspectionError, SparkpinError
+from sparkpin.inputs import project_of
 from sparkpin.inspection import report
 from sparkpin.inspection.elf import MACHINES
 from sparkpin.inspection.image import Opened, open_folder, open_image
@@ -33,11 +36,10 @@ def inspect(paths: Paths, engine: Engine | None, subject: str, *, sm: str, platf
         else:
             opened = stack.enter_context(open_image(paths, engine, ref_of(paths, engine, subject), say))
         facts = scan(opened.files, say, opened.env)
-    chosen = platform_of(platform, opened, facts)
-    gpu = sm_of(paths, sm, opened)
-    return Result(
-        subject, chosen, gpu, facts, findings(facts, sm=gpu, platform=chosen, mods=mods_of(paths, opened, say))
-    )
+        chosen = platform_of(platform, opened, facts)
+        then = paths if engine is None else stack.enter_context(pins_of(paths, subject, say))
+        gpu, mods = sm_of(then, sm, opened, say), mods_of(then, opened, say)
+    return Result(subject, chosen, gpu, facts, findings(facts, sm=gpu, platform=chosen, mods=mods))
 
 
 def ref_of(paths: Paths, engine: Engine, subject: str) -> str:
@@ -48,6 +50,20 @@ def ref_of(paths: Paths, engine: Engine, subject: str) -> str:
         if engine.image(subject):
             return subject
         raise
+
+
+@contextlib.contextmanager
+def pins_of(paths: Paths, subject: str, say: Say) -> Iterator[Paths]:
+    """With the project as it was when a release was made, for its stage may have other mods today."""
+    project = paths.project
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(InputError):  # no release: today's
+            release = Releases(paths).get(subject)
+            try:
+                project = stack.enter_context(project_of(paths, release))
+            except SparkpinError as error:
+                say(f"note: held against today's pins, not its own: {error.message}")
+        yield replace(paths, project=project)
 
 
 def platform_of(asked: str, opened: Opened, facts: Facts) -> str:
@@ -62,16 +78,18 @@ def platform_of(asked: str, opened: Opened, facts: Facts) -> str:
     return chosen
 
 
-def sm_of(paths: Paths, asked: str, opened: Opened) -> int | None:
+def sm_of(paths: Paths, asked: str, opened: Opened, say: Say) -> int | None:
     """As asked for ("121" or "12.1"), else what the image's stack is for."""
     if asked:
         if not re.fullmatch(r"\d{2,3}|\d{1,2}\.\d", asked):
             raise InputError(f"--sm: saw {asked!r}, wanted a compute capability", next_step="for example --sm 121")
         return int(asked.replace(".", ""))
-    with contextlib.suppress(SparkpinError):  # a stack of another project says nothing here
+    try:
         gpu = manifests.load_stack(paths.project, opened.stack).gpu if opened.stack else None
         return int(gpu.sm.replace(".", "")) if gpu else None
-    return None
+    except SparkpinError as error:  # a stack of another project
+        say(f"note: which GPU the image is for is not known here, so its GPU code is not judged: {error.message}")
+        return None
 
 
 def mods_of(paths: Paths, opened: Opened, say: Say) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 from sparkpin.errors import InspectionError
+from sparkpin.files import Joined
 
 DEPTH = 128  # folders in a path
 FOLLOWED = 40  # links in a path, as the kernel follows them
@@ -81,7 +82,7 @@ def is_opaque(folder: Path) -> bool:
 
 def in_archive(chunks: Iterable[bytes], work: Path) -> Iterator[Found]:
     """The same of an archive that comes in pieces, such as `docker export` gives. work: folder for large files."""
-    source = cast(IO[bytes], io.BufferedReader(Pieces(chunks), 1 << 20))
+    source = cast(IO[bytes], io.BufferedReader(Joined(chunks), 1 << 20))
     try:
         with tarfile.open(fileobj=source, mode="r|", bufsize=1 << 20) as tar:
             for member in tar:
@@ -138,27 +139,6 @@ class Unclosed(io.RawIOBase):
 
     def readable(self) -> bool:
         return True
-
-
-class Pieces(io.RawIOBase):
-    """Bytes that come in pieces, as a file."""
-
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self.chunks, self.rest = iter(chunks), memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, view: memoryview | bytearray) -> int:  # type: ignore[override]
-        while not self.rest:
-            piece = next(self.chunks, None)
-            if piece is None:
-                return 0
-            self.rest = memoryview(piece)
-        count = min(len(view), len(self.rest))
-        view[:count] = self.rest[:count]
-        self.rest = self.rest[count:]
-        return count
 
 
 def real(path: str, links: Mapping[str, str]) -> str:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import shutil
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,14 +17,15 @@ from typing import Any
 from sparkpin import container as running
 from sparkpin.container import Say
 from sparkpin.engine import Engine
-from sparkpin.files import PARTIAL, atomic_folder, lock, write_json
+from sparkpin.files import lock, write_json
 from sparkpin.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.paths import Paths
 from sparkpin.recipes import served_name
-from sparkpin.releases import Release, Releases
+from sparkpin.releases import Release
 from sparkpin.smoke import metrics, mods
 from sparkpin.smoke.checks import CheckResult, Subject, require_known, run_check
 from sparkpin.smoke.client import Client
+from sparkpin.smoke.evidence import evidence_folder, replaced
 from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.replies import Exchange, Fault
 from sparkpin.smoke.server import Server, StartFault, remove_leftovers, smoke_lock, socket_argv, started
@@ -64,10 +63,6 @@ class Evidence:
     log: bytes = b""
     ready_seconds: float | None = None
     acceptance: metrics.Acceptance | None = None
-
-
-def evidence_folder(paths: Paths, release: Release) -> Path:
-    return Releases(paths).evidence(release) / "smoke"
 
 
 def run_smoke(
@@ -170,15 +165,9 @@ def save(paths: Paths, release: Release, evidence: Evidence, seconds: float, hos
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "log_path": "server.log",
     }
-    former = None
-    with atomic_folder(folder) as partial:
+    with replaced(folder) as partial:
         (partial / "server.log").write_bytes(evidence.log)
         lines = [json.dumps(exchange.as_dict(), ensure_ascii=False) + "\n" for exchange in evidence.exchanges]
         (partial / "exchanges.jsonl").write_text("".join(lines), encoding="utf-8")
         write_json(partial / "result.json", record)
-        if folder.exists():
-            former = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=folder.parent))
-            folder.rename(former / folder.name)
-    if former:
-        shutil.rmtree(former)
     return result

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from docker.models.containers import Container
-from docker.types import LogConfig
 
 from sparkpin import container as running
 from sparkpin.container import Say
@@ -162,10 +161,8 @@ def started(
                 name=f"sparkpin-smoke-{release.name}-{secrets.token_hex(3)}",
                 entrypoint=argv[:1],
                 command=argv[1:],
-                network_mode="none",
                 labels={LABEL: owner(paths), "sparkpin.release": release.tag},
-                log_config=LogConfig(type=LogConfig.types.JSON),
-                **settings,
+                **running.apart(settings),
             )
         try:
             with engine_errors():

@@ -1,0 +1,56 @@
+"""Which smoke test a release gets on this machine: a real server, or an inspection where none can run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from sparkpin import host as hosts
+from sparkpin import manifests
+from sparkpin.engine import Engine
+from sparkpin.errors import SparkpinError
+from sparkpin.gpus import Gpu, read_gpus
+from sparkpin.inputs import project_of
+from sparkpin.paths import Paths
+from sparkpin.releases import Release
+from sparkpin.schema import Stack
+
+
+def stack_of(paths: Paths, release: Release) -> Stack | None:
+    """The stack as the release was made from it, else as it is now; None where neither is there."""
+    with contextlib.suppress(SparkpinError), project_of(paths, release) as project:
+        return manifests.load_stack(project, release.stack)
+    with contextlib.suppress(SparkpinError):
+        return manifests.load_stack(paths.project, release.stack)
+    return None
+
+
+def uses_gpu(paths: Paths, release: Release) -> bool:
+    stack = stack_of(paths, release)
+    return stack is not None and stack.gpu is not None
+
+
+def obstacle(paths: Paths, engine: Engine, release: Release) -> str:
+    """Why no server of the release can run on this machine; "" when one can, or when its stack is nowhere any more."""
+    stack = stack_of(paths, release)
+    return obstacle_of(stack, engine.platform, read_gpus(hosts.output) if stack and stack.gpu else ()) if stack else ""
+
+
+def obstacle_of(stack: Stack, platform: str, gpus: Sequence[Gpu]) -> str:
+    """platform: the engine's. gpus: of this machine."""
+    if stack.platform != platform:
+        return f"stack {stack.name} is for {stack.platform}, and this engine's machine is {platform}"
+    if stack.gpu and not any(gpu.compute_capability == stack.gpu.sm for gpu in gpus):
+        there = ", ".join(f"{gpu.name}, {gpu.compute_capability}" for gpu in gpus) or "none"
+        return f"stack {stack.name} is for a GPU of compute capability {stack.gpu.sm}; here: {there}"
+    return ""
+
+
+def owes(paths: Paths, engine: Engine, release: Release, *, load: bool) -> bool:
+    """Whether a smoke test here could tell more of a release that has not failed than its record does."""
+    if release.smoke is None:
+        return True
+    if not release.smoke_inspected:
+        return False
+    wants_load = load and not release.smoke.get("loaded")
+    return wants_load or not obstacle(paths, engine, release)

@@ -1,0 +1,110 @@
+"""In place of a server that cannot run here: the image is inspected and, if wanted, its libraries are loaded.
+
+What it says is never "passed". The evidence lies where a smoke test's would: inspection.json (that of
+`invoke inspect --json`), load.log (all that the load's container wrote) and result.json.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from dataclasses import asdict, dataclass
+
+from sparkpin import container as running
+from sparkpin import ui
+from sparkpin.engine import Engine
+from sparkpin.files import write_json
+from sparkpin.fingerprint import read_fingerprint
+from sparkpin.inspection import report
+from sparkpin.inspection.report import Result
+from sparkpin.inspection.tasks import inspect
+from sparkpin.loading.rows import Row
+from sparkpin.loading.run import Loaded
+from sparkpin.loading.run import load as run_load
+from sparkpin.paths import Paths
+from sparkpin.progress import Say
+from sparkpin.releases import Release
+from sparkpin.smoke.checks import CheckResult
+from sparkpin.smoke.evidence import evidence_folder, replaced
+
+INSPECTED, LOADED, EMULATED = "inspected", "inspected, load without GPU", "inspected, emulated load"
+
+
+@dataclass(frozen=True)
+class InspectedResult:
+    """inspected: whether nothing was found. how: in words, what was done. loaded: whether that included the load.
+
+    why: why no server ran. passed: never; a server has to.
+    """
+
+    inspected: bool
+    how: str
+    loaded: bool
+    why: str
+    seconds: float
+    checks: tuple[CheckResult, ...]
+    passed: bool = False
+
+
+def run_inspection(
+    paths: Paths, engine: Engine, release: Release, why: str, say: Say, *, load: bool = False
+) -> InspectedResult:
+    """Examine the release's image without running it; load: then load its libraries and plugins, too.
+
+    Raises EngineError, IntegrityError as the smoke test does; HostError where nothing of the image can run here.
+    """
+    running.require_image(engine, release)
+    begin = time.monotonic()
+    say(f"inspected, not served: {why}")
+    examined = inspect(paths, engine, release.tag, sm="", platform="", say=say)
+    report.show(examined)
+    loaded = run_load(paths, engine, release, examined.facts, examined.platform, say) if load else None
+    if loaded:
+        show_load(loaded)
+    result = result_of(examined, loaded, why, round(time.monotonic() - begin, 1))
+    save(paths, release, engine, examined, loaded, result)
+    return result
+
+
+def result_of(examined: Result, loaded: Loaded | None, why: str, seconds: float) -> InspectedResult:
+    checks = [CheckResult(one.rule, False, f"{one.subject}: {one.text}", 0.0) for one in examined.errors]
+    checks = checks or [CheckResult("inspection", True, examined.verdict, 0.0)]
+    checks += [CheckResult(row.label, row.passed, detail_of(row), row.seconds) for row in loaded.rows] if loaded else []
+    how = INSPECTED if loaded is None else EMULATED if loaded.emulated else LOADED
+    return InspectedResult(all(one.passed for one in checks), how, loaded is not None, why, seconds, tuple(checks))
+
+
+def detail_of(row: Row) -> str:
+    return f"{row.word}{f', {row.detail}' if row.detail else ''}"
+
+
+def show_load(loaded: Loaded) -> None:
+    """One row for each library and plugin."""
+    ui.show()
+    ui.table(
+        ("what", "load", "time", "why"),
+        [(ui.printable(row.label), row.word, ui.seconds(row.seconds), ui.printable(row.detail)) for row in loaded.rows],
+    )
+    failed = sum(not row.passed for row in loaded.rows)
+    refused = [ui.printable(row.name) for row in loaded.rows if row.state == "refused"]
+    verdict = f"{ui.count(failed, 'step')} failed" if failed else "nothing failed"
+    without = f"; refused without a GPU: {', '.join(refused)}" if refused else ""
+    ui.show(f"{'emulated' if loaded.emulated else 'native'} load, {loaded.seconds:.0f} s: {verdict}{without}")
+
+
+def save(
+    paths: Paths, release: Release, engine: Engine, examined: Result, loaded: Loaded | None, result: InspectedResult
+) -> None:
+    record = asdict(result) | {
+        "schema": 1,
+        "release": release.tag,
+        "image": release.image,
+        "host": read_fingerprint(engine.version).model_dump(mode="json"),
+        "stubbed": loaded.stubbed if loaded else None,
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    with replaced(evidence_folder(paths, release)) as partial:
+        write_json(partial / "inspection.json", examined.as_json())
+        if loaded:
+            (partial / "load.log").write_bytes(loaded.log)
+        write_json(partial / "result.json", record)

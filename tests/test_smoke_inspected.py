@@ -1,0 +1,238 @@
+"""A release that this machine cannot serve: inspected in place of the smoke test, and never "passed"."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_releases import release
+from private_engine import load_image
+
+from sparkpin import commands, jobs, manifests, reports, retention
+from sparkpin.engine import Engine
+from sparkpin.errors import HostError, InputError, SmokeError
+from sparkpin.gpus import Gpu
+from sparkpin.inspection.finding import Finding
+from sparkpin.inspection.report import Result
+from sparkpin.inspection.scan import Facts
+from sparkpin.loading.rows import Row
+from sparkpin.loading.run import Loaded, load
+from sparkpin.paths import Paths
+from sparkpin.releases import Release, Releases
+from sparkpin.schema import Stack
+from sparkpin.smoke import choice
+from sparkpin.smoke.choice import obstacle_of
+from sparkpin.smoke.inspected import InspectedResult, result_of, show_load
+
+pytest_plugins = ["fake_release"]
+WHY = "stack spark is for linux/arm64, and this engine's machine is linux/amd64"
+GPU = "stack spark is for a GPU of compute capability 12.1; here:"
+BROKEN = Finding(
+    "error", "torch", "opt/vllm/_C.so", "vLLM is built for CUDA 12, but torch is built without CUDA", "..."
+)
+GB10, H100 = Gpu("NVIDIA GB10", "12.1", "580.95"), Gpu("NVIDIA H100", "9.0", "580.95")
+GOOD_ROWS = (Row("library", "/opt/site-packages/vllm/_C.so", "ok"), Row("plugin", "head", "refused", "wants CUDA"))
+
+
+def examined(*found: Finding) -> Result:
+    return Result("sparkpin/tiny:v2", "linux/arm64", 121, Facts({}, {}), found)
+
+
+def loaded(*rows: Row, emulated: bool = True) -> Loaded:
+    return Loaded(rows or GOOD_ROWS, b"", 500.0, emulated, 12)
+
+
+INSPECTED = result_of(examined(), None, WHY, 4.0)
+EMULATED = result_of(examined(), loaded(), WHY, 504.0)
+FAILED = result_of(examined(BROKEN), None, WHY, 4.0)
+PASSED: dict[str, Any] = {"passed": True, "seconds": 20.0, "checks": []}
+SERVER_FAILED = {"passed": False, "checks": [{"name": "start", "passed": False, "detail": "exited with 1"}]}
+
+
+@pytest.fixture
+def records(project: Path, tmp_path: Path) -> Releases:
+    return Releases(Paths(project, tmp_path / "cache", tmp_path / "home"))
+
+
+def kept(records: Releases, *results: InspectedResult | dict[str, Any], state: str = "built") -> Release:
+    """A release after these smoke tests."""
+    records.save(release(1, state))
+    for result in results:
+        records.smoked(release(1).tag, result)
+    return records.get(release(1).tag)
+
+
+@pytest.mark.parametrize(
+    ("stack", "platform", "gpus", "why"),
+    [
+        ("cpu", "linux/amd64", (), ""),
+        ("cpu", "linux/amd64", (H100,), ""),
+        ("cpu", "linux/arm64", (), "stack cpu is for linux/amd64, and this engine's machine is linux/arm64"),
+        ("spark", "linux/amd64", (GB10,), WHY),
+        ("spark", "linux/arm64", (), f"{GPU} none"),
+        (
+            "spark",
+            "linux/arm64",
+            (H100,),
+            f"{GPU} NVIDIA H100, 9.0",
+        ),
+        ("spark", "linux/arm64", (H100, GB10), ""),
+    ],
+)
+def test_what_keeps_a_server_from_running(
+    project: Path, stack: str, platform: str, gpus: tuple[Gpu, ...], why: str
+) -> None:
+    loaded: Stack = manifests.load_stack(project, stack)
+    assert obstacle_of(loaded, platform, gpus) == why
+
+
+@pytest.mark.parametrize(
+    ("results", "state", "text"),
+    [
+        ([INSPECTED], "inspected", "inspected"),
+        ([EMULATED], "inspected", "inspected, emulated load"),
+        ([result_of(examined(), loaded(emulated=False), WHY, 9.0)], "inspected", "inspected, load without GPU"),
+        ([FAILED], "failed", "inspection failed: torch"),
+        ([FAILED, INSPECTED], "inspected", "inspected"),
+        ([INSPECTED, FAILED], "failed", "inspection failed: torch"),
+        ([SERVER_FAILED, INSPECTED], "inspected", "inspected"),
+        ([EMULATED, SERVER_FAILED], "failed", "failed: start"),
+        ([EMULATED, PASSED], "passed", "passed in 20 s"),
+        ([PASSED, FAILED], "passed", "passed in 20 s"),
+    ],
+)
+def test_what_the_record_and_the_tables_say(
+    records: Releases, capsys: pytest.CaptureFixture[str], results: list[Any], state: str, text: str
+) -> None:
+    made = kept(records, *results)
+    assert (made.state, made.smoke_text) == (state, text)
+    assert made.is_good == made.smoke_passed == (state == "passed")
+    reports.show_built([made])
+    assert text.partition(":")[0] in capsys.readouterr().out
+    assert made == records.get(made.tag), "the record can be read again"
+
+
+def test_a_load_that_fails_fails_the_inspection_and_names_the_library(records: Releases) -> None:
+    bad = Row("library", "/opt/site-packages/vllm/_moe_C.so", "failed", "OSError: undefined symbol: _ZN3c10")
+    made = kept(records, result_of(examined(), loaded(*GOOD_ROWS, bad), WHY, 500.0))
+    assert made.smoke_text == "inspection failed: library vllm/_moe_C.so"
+    assert made.smoke_failures == ["library vllm/_moe_C.so: failed, OSError: undefined symbol: _ZN3c10"]
+    assert made.smoke_log == "load.log"
+
+
+def test_a_plugin_that_wants_a_gpu_says_so_in_the_record(records: Releases) -> None:
+    made = kept(records, EMULATED)
+    assert made.smoke and made.smoke["passed"] is False
+    assert made.smoke["checks"][-1] == {
+        "name": "plugin head",
+        "passed": True,
+        "detail": "refused, wants CUDA",
+        "seconds": 0.0,
+    }
+
+
+def test_what_was_only_inspected_is_not_promoted(records: Releases) -> None:
+    made = kept(records, EMULATED)
+    with pytest.raises(InputError) as caught:
+        retention.promote(records.paths, Any, made.tag)  # type: ignore[arg-type]  # no engine is asked
+    assert caught.value.message == (
+        f"{made.tag} is inspected, emulated load, and no server of it has run: {WHY}; "
+        "only a release that passed its smoke test is promoted"
+    )
+    assert f"invoke smoke --release {made.tag}" in caught.value.next_step
+
+
+def test_a_current_release_that_is_inspected_meanwhile_stays_good(records: Releases) -> None:
+    made = kept(records, state="passed")
+    records.point(made)
+    records.smoked(made.tag, FAILED)
+    records.save(release(2, "passed"))
+    records.point(release(2))
+    assert [one.state for one in records.of_recipe("tiny")] == ["retired", "current"]
+
+
+def test_the_summary_says_where_to_go_on(records: Releases, capsys: pytest.CaptureFixture[str]) -> None:
+    commands.finish(records, (kept(records, EMULATED),))
+    said = capsys.readouterr().out
+    assert "passed" not in said
+    assert f"next, where it can run: invoke export {release(1).tag} -o" in said
+    with pytest.raises(SmokeError) as caught:
+        commands.finish(records, (kept(records, FAILED),))
+    assert caught.value.next_step.endswith("/smoke/inspection.json")
+    assert "torch: opt/vllm/_C.so: vLLM is built for CUDA 12" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("result", "load", "runs_here", "owed"),
+    [
+        (None, False, False, True),
+        (INSPECTED, False, False, False),
+        (INSPECTED, True, False, True),
+        (INSPECTED, False, True, True),
+        (EMULATED, True, False, False),
+        (EMULATED, True, True, True),
+        (PASSED, True, True, False),
+        (SERVER_FAILED, True, True, False),
+    ],
+)
+def test_which_releases_wait_for_a_smoke_test(
+    records: Releases, monkeypatch: pytest.MonkeyPatch, result: Any, load: bool, runs_here: bool, owed: bool
+) -> None:
+    made = kept(records, *([result] if result else []))
+    monkeypatch.setattr(choice, "obstacle", lambda *_: "" if runs_here else WHY)
+    engine: Any = None  # the machine is a fault that cannot be made otherwise
+    assert choice.owes(records.paths, engine, made, load=load) == owed
+
+
+@pytest.mark.engine
+def test_a_release_for_another_machine_is_inspected_for_real(
+    paths: Paths, fake_engine: Engine, release: Release, monkeypatch: pytest.MonkeyPatch, checkpoint: Path
+) -> None:
+    """The fake image holds this machine's Python; its record says that it is of the stack for a Spark."""
+    monkeypatch.setattr(jobs, "engine_of", lambda _: fake_engine)
+    records = Releases(paths)
+    records.save(dataclasses.replace(release, stack="spark"))
+    (done,) = jobs.smoke_releases(paths, (records.get(release.tag),))
+    assert (done.state, done.smoke_text, done.smoke_why) == ("inspected", "inspected", WHY)
+    folder = records.evidence(done) / "smoke"
+    assert sorted(file.name for file in folder.iterdir()) == ["inspection.json", "result.json"]
+    assert json.loads((folder / "inspection.json").read_text())["libraries"] > 10
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["inspected"], result["passed"], result["image"]) == (True, False, release.image)
+    records.smoked(done.tag, PASSED)
+    with pytest.raises(InputError, match="has passed its smoke test, and here it can only be inspected"):
+        jobs.smoke_releases(paths, (records.get(release.tag),))
+
+
+@pytest.mark.engine
+def test_a_machine_that_cannot_run_the_image_s_programs_is_told_what_to_install(
+    paths: Paths, fake_engine: Engine, release: Release
+) -> None:
+    """As without qemu-user: the kernel knows no way to run the image's Python."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        member = tarfile.TarInfo("usr/local/bin/python")
+        member.size, member.mode = 8, 0o755
+        tar.addfile(member, io.BytesIO(b"\x7fNO-ELF\n"))
+    tag = "sparkpin/fake:unknown-code"
+    load_image(fake_engine, tag, [buffer.getvalue()])
+    try:
+        with pytest.raises(HostError, match="runs no programs for linux/amd64") as caught:
+            load(paths, fake_engine, dataclasses.replace(release, tag=tag), Facts({}, {}), "linux/amd64", len)
+        assert caught.value.next_step == "invoke doctor --stack cpu --fix"
+    finally:
+        fake_engine.untag(tag)
+
+
+def test_the_table_of_the_load_names_what_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    show_load(loaded())
+    said = capsys.readouterr().out
+    assert "library vllm/_C.so  loaded" in said and "wants CUDA" in said
+    assert said.endswith("emulated load, 500 s: nothing failed; refused without a GPU: head\n")
+    show_load(loaded(Row("import", "vllm", "failed", "no"), emulated=False))
+    assert capsys.readouterr().out.endswith("native load, 500 s: 1 step failed\n")
