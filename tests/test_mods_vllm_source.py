@@ -124,6 +124,7 @@ def modules(mod: str) -> Iterator[Path]:
 SAME = {
     # The platform is an instance; its class is chosen at run time.
     "vllm.platforms:current_platform.is_cpu": "vllm.platforms.interface:Platform.is_cpu",
+    "vllm.platforms:current_platform.is_cuda": "vllm.platforms.interface:Platform.is_cuda",
     "vllm.platforms:current_platform.device_type": "vllm.platforms.interface:Platform.device_type",
 }
 UNQUANTISED = {

@@ -16,7 +16,7 @@ import pytest
 import source_samples
 import tiny_images
 import yaml
-from private_engine import tags_in
+from private_engine import remove_tags
 from wheelhouse import Index, make_wheel
 
 from sparkpin import lint, manifests, render, sources
@@ -31,6 +31,7 @@ from sparkpin.fetch import fetch_stack
 from sparkpin.history.why import distribution_in
 from sparkpin.lock import lock_stack
 from sparkpin.paths import Paths
+from sparkpin.rootfs import rootfs_spec
 from sparkpin.schema import LockedFile, SourceLock, Stack, StackLock
 from sparkpin.sourcelock import trees
 from sparkpin.store import Store
@@ -467,6 +468,12 @@ def test_both_scripts_date_by_the_same_moment() -> None:
     assert BUILD["EPOCH"] == str(EPOCH)
 
 
+def rootfs_of_cpu(project: Path) -> str:
+    """What the images of the stack `cpu` stand on: the stand-in asks for the same packages, of today."""
+    stack = manifests.load_stack(project, "cpu")
+    return render.rootfs_ref(stack.system.suite, rootfs_spec(stack, manifests.load_stack_lock(project, stack)).key)
+
+
 @pytest.mark.engine
 def test_a_stand_in_is_compiled_with_the_torch_that_it_runs_with(
     project: Path, published: dict[str, Any], tmp_path: Path
@@ -500,6 +507,6 @@ def test_a_stand_in_is_compiled_with_the_torch_that_it_runs_with(
             build_image(paths, engine, rendered(paths, name), said.append)
         assert "-  return FASTLIB_OTHER + FASTLIB_MORE;" in caught.value.message
     finally:
-        for tag in tags_in(engine):
-            if f"/stack-{name}:" in tag:
-                engine.untag(tag)
+        remove_tags(engine, f"stack-{name}")
+        if image.parent_ref != rootfs_of_cpu(project):  # which others use
+            engine.untag(image.parent_ref)

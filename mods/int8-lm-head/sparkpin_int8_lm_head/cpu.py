@@ -9,9 +9,14 @@ K_MULTIPLE = 64
 AVX-512) it reads past the end of each row and answers garbage. 64 covers any width up to 512 bits of int8."""
 
 
+def padded(columns: int) -> int:
+    """The next multiple of K_MULTIPLE."""
+    return columns + -columns % K_MULTIPLE
+
+
 def pad_columns(tensor: torch.Tensor) -> torch.Tensor:
     """Append zeros to the last dimension up to a multiple of K_MULTIPLE; contiguous, and a copy only where needed."""
-    missing = -tensor.shape[-1] % K_MULTIPLE
+    missing = padded(tensor.shape[-1]) - tensor.shape[-1]
     return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor.contiguous()
 
 

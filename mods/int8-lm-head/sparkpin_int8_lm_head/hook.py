@@ -23,10 +23,10 @@ def install() -> None:
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
     from vllm.platforms import current_platform
 
-    if not current_platform.is_cpu():
+    if not (current_platform.is_cpu() or current_platform.is_cuda()):
         raise UnsupportedPlatform(
-            f"int8-lm-head runs on vLLM's CPU platform only, this is {current_platform.device_type!r}: "
-            "the kernel arrives with a later release; set SPARKPIN_MOD_INT8_LM_HEAD=0"
+            f"int8-lm-head has code for vLLM's CPU and CUDA platforms, this is {current_platform.device_type!r}: "
+            "set SPARKPIN_MOD_INT8_LM_HEAD=0"
         )
     original = ParallelLMHead.__init__
 

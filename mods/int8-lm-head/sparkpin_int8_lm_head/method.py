@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,10 +11,14 @@ from sparkpin_modkit import ModError, report, reporting_failure
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
 from sparkpin_int8_lm_head import MOD, VERSION
-from sparkpin_int8_lm_head.cpu import int8_linear, pad_columns
-from sparkpin_int8_lm_head.quantise import quantise_head
+from sparkpin_int8_lm_head.cpu import int8_linear, padded
+from sparkpin_int8_lm_head.quantise import Int8Head, quantise_head, same_head
+from sparkpin_int8_lm_head.tuned import Tuned
 
 MIB = 2**20
+
+_heads: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+"""Heads of this process, so that a drafter whose head is the target's takes no memory of its own."""
 
 
 class Int8LMHeadMethod(QuantizeMethodBase):
@@ -20,46 +26,106 @@ class Int8LMHeadMethod(QuantizeMethodBase):
 
     def __init__(self, inner: QuantizeMethodBase) -> None:
         self.inner = inner
+        self.tied = False
+        self.has_column_scale = False
+        self.tuned: Mapping[int, Tuned] | None = None  # of the GPU; None on a CPU
 
     def create_weights(self, layer: torch.nn.Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
         self.inner.create_weights(layer, *weight_args, **extra_weight_attrs)
 
     def tie_weights(self, layer: torch.nn.Module, embed_tokens: torch.nn.Module) -> torch.nn.Module:
-        raise ModError(
-            "int8-lm-head: this model ties its LM head to the input embedding, which must stay as it is; "
-            "set SPARKPIN_MOD_INT8_LM_HEAD=0"
-        )
+        """The embedding keeps its 16-bit weight for looking up tokens; the head gets INT8 codes of its own."""
+        layer.weight = embed_tokens.weight
+        self.tied = True
+        return layer
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         with reporting_failure(MOD, version=VERSION), torch.no_grad():
             weight = layer.weight.data
-            head = quantise_head(weight)
+            kernel = self._choose_kernel(weight)
+            head = self._quantise(weight)
             rows, columns = weight.shape
             before = weight.numel() * weight.element_size()
             # The parameter goes rather than becoming an empty one: vLLM compares the weights of a target's and a
             # drafter's head to decide whether to share them, and two empty tensors are equal.
             del layer.weight
-            layer.register_buffer("weight_int8", pad_columns(head.q), persistent=False)
+            twin = next((other for other in _heads if same_head(_of(other), head)), None)
+            if twin is not None:
+                head = _of(twin)
+            layer.register_buffer("weight_int8", head.q, persistent=False)
             layer.register_buffer("weight_row_scale", head.row_scale, persistent=False)
             layer.register_buffer("weight_column_scale", head.column_scale, persistent=False)
+            layer.int8_head = head
             self.has_column_scale = head.alpha is not None
+            if self.tuned is not None and twin is None:
+                self._rehearse(layer, weight.dtype)
+            _heads.add(layer)
         report(
             MOD,
             "active",
             version=VERSION,
             V=rows,
             K=columns,
+            kernel=kernel,
             mib_before=round(before / MIB, 3),
             mib_after=round(head.nbytes / MIB, 3),
             outlier_columns=head.outlier_columns,
             alpha=head.alpha,
             weight_error=round(head.error, 5),
+            **({"tied": True} if self.tied else {}),
+            **({"shared": True} if twin is not None else {}),
         )
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """``x`` ``[..., K]`` -> logits ``[..., V]`` of the same type, accumulated in float32."""
+        """``x`` ``[..., K]`` -> logits ``[..., V]`` of the same type."""
         rows = x.reshape(-1, x.shape[-1])
-        if self.has_column_scale:
-            rows = rows * layer.weight_column_scale
+        column_scale = layer.weight_column_scale if self.has_column_scale else None
+        if self.tuned is not None:
+            from sparkpin_int8_lm_head import cuda
+
+            out = cuda.int8_linear(rows, layer.weight_int8, layer.weight_row_scale, column_scale, bias, self.tuned)
+            return out.view(*x.shape[:-1], -1)
+        if column_scale is not None:
+            rows = rows * column_scale
         out = int8_linear(rows, layer.weight_int8, layer.weight_row_scale).view(*x.shape[:-1], -1)
         return out if bias is None else out + bias
+
+    def _choose_kernel(self, weight: torch.Tensor) -> str:
+        if weight.device.type != "cuda":
+            return "int8pack"
+        from sparkpin_int8_lm_head import cuda
+        from sparkpin_int8_lm_head.tuned import tuned_for
+
+        if weight.dtype not in cuda.DTYPES:
+            raise ModError(
+                f"int8-lm-head: the LM head is {weight.dtype}; on a GPU the kernel takes bfloat16 and float16: leave "
+                "out --dtype float32 or set SPARKPIN_MOD_INT8_LM_HEAD=0"
+            )
+        major, minor = torch.cuda.get_device_capability(weight.device)
+        self.tuned = tuned_for(10 * major + minor)
+        return f"triton sm_{major}{minor}"
+
+    def _quantise(self, weight: torch.Tensor) -> Int8Head:
+        if self.tuned is None:
+            return quantise_head(weight, torch.zeros(weight.shape[0], padded(weight.shape[1]), dtype=torch.int8))
+        from sparkpin_int8_lm_head.layout import lay_out
+
+        return quantise_head(weight, lay_out(*weight.shape, weight.device))
+
+    def _rehearse(self, layer: torch.nn.Module, dtype: torch.dtype) -> None:
+        from sparkpin_modkit import kernels
+
+        from sparkpin_int8_lm_head import cuda
+        from sparkpin_int8_lm_head.ahead import warm_up
+
+        bias = getattr(layer, "bias", None)
+        kernels.warm(MOD, lambda: warm_up((dtype,), biases=(bias is not None,)))
+        scales = layer.weight_row_scale, layer.weight_column_scale if self.has_column_scale else None
+        assert self.tuned is not None
+        cuda.rehearse(layer.weight_int8, *scales, bias, dtype, self.tuned)
+
+
+def _of(layer: torch.nn.Module) -> Int8Head:
+    head = layer.int8_head
+    assert isinstance(head, Int8Head)
+    return head

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,13 +12,14 @@ from sparkpin_int8_lm_head import naive
 ALPHAS = (2.0, 3.0, 4.0, 6.0)
 """A column is an outlier when its largest weight exceeds alpha times the median column's; each is tried."""
 
-SLICE_ROWS = 8192
 SAMPLE_ROWS = 4096
+SLICES = 512
+LEAST_SLICE = 64
 
 
 @dataclass(frozen=True)
 class Int8Head:
-    """``q`` ``[V, K]`` int8, ``row_scale`` ``[V]`` and ``column_scale`` ``[K]`` in the head's own type.
+    """``q`` ``[V, K]`` int8 (or wider), ``row_scale`` ``[V]`` and ``column_scale`` ``[K]`` in the head's own type.
 
     ``alpha`` is None when no column is scaled; ``error`` is the relative root mean square error of the sampled weights.
     """
@@ -37,11 +39,20 @@ class Int8Head:
         return sum(t.numel() * t.element_size() for t in (self.q, self.row_scale, self.column_scale))
 
 
+def slices(rows: int) -> Iterator[slice]:
+    """Parts of a head, at most 1/SLICES of it (or LEAST_SLICE rows): what is copied to float32 at a time.
+
+    Some six such copies live at once, each of twice the bytes of 16 bits: 2.5 % of a large head.
+    """
+    size = max(LEAST_SLICE, rows // SLICES)
+    return (slice(start, min(rows, start + size)) for start in range(0, rows, size))
+
+
 def column_amax(weight: torch.Tensor) -> torch.Tensor:
     """``[K]`` float32: the largest magnitude in each column of ``weight`` ``[V, K]``."""
     amax = torch.zeros(weight.shape[1], dtype=torch.float32, device=weight.device)
-    for start in range(0, weight.shape[0], SLICE_ROWS):
-        amax = torch.maximum(amax, weight[start : start + SLICE_ROWS].abs().amax(dim=0).float())
+    for part in slices(weight.shape[0]):
+        amax = torch.maximum(amax, weight[part].abs().amax(dim=0).float())
     return amax
 
 
@@ -57,11 +68,14 @@ def relative_error(weight: torch.Tensor, column_scale: torch.Tensor) -> float:
 
     For inputs of independent components of equal variance this is the relative error of the logits.
     """
-    scale_dtype = weight.dtype
-    q, row_scale = naive.quantise(weight, column_scale, scale_dtype)
-    difference = naive.dequantise(q, row_scale, column_scale) - weight.float()
-    norm = weight.float().norm()
-    return float(difference.norm() / norm) if norm > 0 else 0.0
+    lost = torch.zeros((), dtype=torch.float64, device=weight.device)
+    whole = torch.zeros_like(lost)
+    for start in range(0, weight.shape[0], LEAST_SLICE):
+        part = weight[start : start + LEAST_SLICE]
+        q, row_scale = naive.quantise(part, column_scale, weight.dtype)
+        lost += (naive.dequantise(q, row_scale, column_scale) - part.float()).square().sum()
+        whole += part.float().square().sum()
+    return float((lost / whole).sqrt()) if whole > 0 else 0.0
 
 
 def choose_column_scale(weight: torch.Tensor) -> tuple[torch.Tensor, float | None, float]:
@@ -86,10 +100,11 @@ def choose_column_scale(weight: torch.Tensor) -> tuple[torch.Tensor, float | Non
     return best, chosen, error
 
 
-def quantise_head(weight: torch.Tensor) -> Int8Head:
+def quantise_head(weight: torch.Tensor, q: torch.Tensor | None = None) -> Int8Head:
     """Quantise ``weight`` ``[V, K]`` (bfloat16, float16 or float32).
 
-    Needs, beside the result, float32 copies of SLICE_ROWS rows only.
+    Args:
+        q: where the codes go, ``[V, >= K]`` int8; columns beyond K stay as they are. Memory of its own if None.
 
     Raises:
         ValueError: the weight is not two-dimensional floating point, or holds NaN or infinity.
@@ -100,13 +115,22 @@ def quantise_head(weight: torch.Tensor) -> Int8Head:
         )
     column_scale, alpha, error = choose_column_scale(weight)
     rows, columns = weight.shape
-    q = torch.empty(rows, columns, dtype=torch.int8, device=weight.device)
+    if q is None:
+        q = torch.empty(rows, columns, dtype=torch.int8, device=weight.device)
     row_scale = torch.empty(rows, dtype=weight.dtype, device=weight.device)
-    for start in range(0, rows, SLICE_ROWS):
-        part = slice(start, start + SLICE_ROWS)
-        slice_q, slice_scale = naive.quantise(weight[part], column_scale, weight.dtype)
-        if not bool(torch.isfinite(slice_scale).all()):
-            raise ValueError(f"LM head weight has NaN or infinity in rows {start} to {start + slice_scale.numel() - 1}")
-        q[part] = slice_q
-        row_scale[part] = slice_scale.to(weight.dtype)
+    for part in slices(rows):
+        q[part, :columns], scale = naive.quantise(weight[part], column_scale, weight.dtype)
+        row_scale[part] = scale.to(weight.dtype)
+    bad = (~torch.isfinite(row_scale)).nonzero()
+    if bad.numel():
+        raise ValueError(f"LM head weight has NaN or infinity in row {int(bad[0])}")
     return Int8Head(q, row_scale, column_scale.to(weight.dtype), alpha, error)
+
+
+def same_head(one: Int8Head, other: Int8Head) -> bool:
+    """Whether both hold the same numbers in memory of the same kind."""
+    if one.q.shape != other.q.shape or one.q.device != other.q.device or one.row_scale.dtype != other.row_scale.dtype:
+        return False
+    if not (torch.equal(one.row_scale, other.row_scale) and torch.equal(one.column_scale, other.column_scale)):
+        return False
+    return all(torch.equal(one.q[part], other.q[part]) for part in slices(one.q.shape[0]))

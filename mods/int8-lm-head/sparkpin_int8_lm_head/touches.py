@@ -19,6 +19,7 @@ _EVERYWHERE: Touches = {
     "vllm.config:VllmConfig.lora_config": None,
     "vllm.platforms:current_platform": None,
     "vllm.platforms.interface:Platform.is_cpu": "self",
+    "vllm.platforms.interface:Platform.is_cuda": "self",
     "vllm.platforms.interface:Platform.device_type": None,
 }
 _INIT = (

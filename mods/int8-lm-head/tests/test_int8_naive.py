@@ -5,12 +5,15 @@ import torch
 from sparkpin_int8_lm_head import naive
 from sparkpin_int8_lm_head.cpu import K_MULTIPLE, int8_linear, pad_columns
 from sparkpin_int8_lm_head.quantise import (
-    SLICE_ROWS,
+    LEAST_SLICE,
+    SLICES,
     choose_column_scale,
     column_amax,
     outlier_scales,
     quantise_head,
     relative_error,
+    same_head,
+    slices,
 )
 
 SHAPES = [(1, 1), (7, 33), (77, 100), (130, 384), (1001, 130), (64, 64)]
@@ -137,11 +140,50 @@ def test_zero_median_scales_nothing() -> None:
 
 
 def test_slices_do_not_show() -> None:
-    weight = head(SLICE_ROWS + 5, 24, outliers=2)
+    weight = head(3 * LEAST_SLICE + 5, 24, outliers=2)
     quantised = quantise_head(weight)
     q, row_scale = naive.quantise(weight, quantised.column_scale.float(), weight.dtype)
     assert torch.equal(quantised.q, q) and torch.equal(quantised.row_scale.float(), row_scale)
     assert torch.equal(column_amax(weight), weight.float().abs().amax(dim=0))
+
+
+@pytest.mark.parametrize("rows", [1, LEAST_SLICE, LEAST_SLICE + 1, 248_320])
+def test_slices_cover_a_head_in_small_parts(rows: int) -> None:
+    parts = list(slices(rows))
+    assert [row for part in parts for row in (part.start, part.stop)][1:-1:2] == [part.start for part in parts[1:]]
+    assert (parts[0].start, parts[-1].stop) == (0, rows)
+    assert max(part.stop - part.start for part in parts) <= max(LEAST_SLICE, rows / SLICES)
+
+
+def test_codes_go_where_they_are_wanted() -> None:
+    weight = head(70, 40)
+    wide = torch.full((70, 64), 9, dtype=torch.int8)
+    quantised = quantise_head(weight, wide)
+    assert (
+        quantised.q is wide and torch.equal(wide[:, :40], quantise_head(weight).q) and bool((wide[:, 40:] == 9).all())
+    )
+
+
+def test_heads_are_the_same_when_all_their_numbers_are() -> None:
+    weight = head(300, 64)
+    other = weight.clone()
+    other[299, 63] = -other[299, 63]
+    assert same_head(quantise_head(weight), quantise_head(weight.clone()))
+    assert not same_head(quantise_head(weight), quantise_head(other))
+    assert not same_head(quantise_head(weight), quantise_head(weight[:200]))
+    assert not same_head(quantise_head(weight), quantise_head(weight.float()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_digits_come_back_within_half_a_step(dtype: torch.dtype) -> None:
+    x = hidden(5, 500, dtype)
+    column_scale = torch.ones(500)
+    column_scale[3] = 8
+    digits, scale = naive.digits(x, column_scale)
+    assert digits.dtype == torch.int8 and digits.shape == (5, 2, 500)
+    back = scale[:, None] * (256 * digits[:, 0].float() + digits[:, 1].float())
+    assert bool(((back - x.float() * column_scale).abs() <= 0.505 * scale[:, None]).all())
+    assert float((back - x.float() * column_scale).norm() / (x.float() * column_scale).norm()) < 1e-4
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -35,50 +35,66 @@ class Seen:
     cached: list[str] = field(default_factory=list)
     compiled: list[str] = field(default_factory=list)
 
+    @property
+    def total(self) -> int:
+        return len(self.image) + len(self.cached) + len(self.compiled)
+
+
+class Listener:
+    """Triton's one listener for compilations (knobs.compilation.listener), in front of whatever it was.
+
+    Triton calls it for each kernel that the process has not loaded yet, found or compiled. warming: where to note that,
+    and the mod's folder in the image; None when no warm-up runs. mods: package -> mod of those that were warmed.
+    """
+
+    def __init__(self, before: Callable[..., object] | None) -> None:
+        self.before = before
+        self.warming: tuple[Seen, Path] | None = None
+        self.mods: dict[str, str] = {}
+
+    def __call__(self, **event: Any) -> None:
+        name, hit = event["src"].name, event["cache_hit"]
+        if self.warming:
+            seen, folder = self.warming
+            ours = all(folder in Path(file).parents for file in event["metadata_group"].values())
+            (seen.compiled if not hit else seen.image if ours else seen.cached).append(name)
+        elif not hit:
+            package = (getattr(getattr(event["src"], "fn", None), "__module__", None) or "").partition(".")[0]
+            if package in self.mods:
+                report(self.mods[package], "compiled", kernel=name)
+        if self.before is not None:
+            self.before(**event)
+
 
 def warm(mod: str, warm_up: Callable[[], object], image: Path = IMAGE) -> Seen:
     """Load all kernels that a mod may launch, before the first request, and report where they came from.
 
     Writes ``{"mod":..,"event":"kernels","total":12,"image":12,"cached":0,"compiled":[]}``; from then on each kernel of
-    the mod's package that Triton compiles in this process is reported as event "compiled".
+    the mod's package that Triton compiles in this process is reported as event "compiled". A second call for what is
+    loaded already says nothing.
 
     Args:
         mod: name of the mod, as in ``mods/<name>``.
-        warm_up: the mod's entry point of the group ``sparkpin.kernels``.
+        warm_up: the mod's entry point of the group ``sparkpin.kernels``, or a function of the same package that asks it
+            for less.
         image: where the image has its kernels; a parameter for tests.
     """
     from triton import knobs
 
-    package = warm_up.__module__.partition(".")[0]
-    folder = image / mod
+    listener = knobs.compilation.listener
+    if not isinstance(listener, Listener):
+        listener = knobs.compilation.listener = Listener(listener)
+    folder, seen = image / mod, Seen()
     lead(folder, Path(knobs.cache.dir))
-    seen, before = Seen(), knobs.compilation.listener
-
-    def during(**event: Any) -> None:
-        name, files = event["src"].name, event["metadata_group"].values()
-        if not event["cache_hit"]:
-            seen.compiled.append(name)
-        elif all(folder in Path(file).parents for file in files):
-            seen.image.append(name)
-        else:
-            seen.cached.append(name)
-        if before is not None:
-            before(**event)
-
-    def afterwards(**event: Any) -> None:
-        module = getattr(getattr(event["src"], "fn", None), "__module__", None) or ""
-        if not event["cache_hit"] and module.partition(".")[0] == package:
-            report(mod, "compiled", kernel=event["src"].name)
-        if before is not None:
-            before(**event)
-
-    knobs.compilation.listener = during
+    listener.warming = seen, folder
     try:
         warm_up()
     finally:
-        knobs.compilation.listener = afterwards
-    total = len(seen.image) + len(seen.cached) + len(seen.compiled)
-    report(mod, "kernels", total=total, image=len(seen.image), cached=len(seen.cached), compiled=seen.compiled)
+        listener.warming = None
+    package = warm_up.__module__.partition(".")[0]
+    if seen.total or package not in listener.mods:
+        report(mod, "kernels", total=seen.total, image=len(seen.image), cached=len(seen.cached), compiled=seen.compiled)
+    listener.mods[package] = mod
     return seen
 
 
