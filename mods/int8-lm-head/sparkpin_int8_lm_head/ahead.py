@@ -29,7 +29,8 @@ def warm_up(
     """Compile for the current target of Triton's driver: each type of activation, each thing that a head may have.
 
     Variants differ in nothing else: the number of tokens is not specialised, vLLM makes V a multiple of 64, and K is
-    one of 16. With another V or K, or a bias, one more is compiled when `cuda.rehearse` tries the head.
+    one of 16. With another V or K, or a bias, one more is compiled when `cuda.rehearse` tries the head. The largest
+    tile is compiled for logits of the activations' type, too, which only prompt_logprobs of many tokens want.
 
     Returns:
         Triton's compiled kernels.
@@ -38,7 +39,9 @@ def warm_up(
     compiled = []
     for dtype in dtypes:
         compiled += [compile_digits(dtype, has_column_scale) for has_column_scale in column_scales]
-        compiled += [compile_head(entry, dtype, has_bias) for has_bias in biases for entry in tuned.values()]
+        for has_bias in biases:
+            compiled += [compile_head(entry, dtype, has_bias) for entry in tuned.values()]
+            compiled.append(compile_head(tuned[max(tuned)], dtype, has_bias, dtype))
     return compiled
 
 
@@ -58,10 +61,10 @@ def compile_digits(dtype: Any, has_column_scale: bool) -> Any:
     )
 
 
-def compile_head(tuned: Tuned, dtype: Any, has_bias: bool) -> Any:
-    """One variant of `int8_head`, from Triton's cache if it is there."""
+def compile_head(tuned: Tuned, dtype: Any, has_bias: bool, logits: Any = tl.float32) -> Any:
+    """One variant of `int8_head`, from Triton's cache if it is there. dtype: of scales and bias."""
     return int8_head.warmup(
-        MockTensor(dtype),
+        MockTensor(logits),
         MockTensor(tl.int8),
         MockTensor(tl.float32),
         MockTensor(tl.int8),

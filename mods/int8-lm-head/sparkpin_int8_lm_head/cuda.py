@@ -13,6 +13,9 @@ from sparkpin_int8_lm_head.tuned import Tuned, tile_for
 
 DTYPES = (torch.bfloat16, torch.float16)
 CHECKED_ROWS = 64
+FLOAT32_TOKENS = 1024
+"""Up to so many tokens logits are not rounded to the model's type: vLLM's samplers make float32 numbers of them anyway,
+and bfloat16 makes ties of what INT8 still tells apart. More come with prompt_logprobs only, where memory counts."""
 
 
 def int8_linear(
@@ -31,7 +34,8 @@ def int8_linear(
         q: ``[V, K]`` int8 from `layout.lay_out`.
         row_scale, column_scale, bias: ``[V]``, ``[K]`` and ``[V]``, any floating type.
         tuned: from `tuned.tuned_for`.
-        out: ``[B, V]`` contiguous, to be written; a new tensor of x's type where it is None.
+        out: ``[B, V]`` contiguous, to be written. A new tensor where it is None: float32, for more than FLOAT32_TOKENS
+            tokens of x's type.
 
     Returns:
         ``out``.
@@ -40,7 +44,8 @@ def int8_linear(
         raise ValueError(f"int8_linear: x {tuple(x.shape)} {x.dtype}, q {tuple(q.shape)}; wanted [B, K] in 16 bits")
     tokens, rows = x.shape[0], q.shape[0]
     if out is None:
-        out = torch.empty(tokens, rows, dtype=x.dtype, device=x.device)
+        dtype = torch.float32 if tokens <= FLOAT32_TOKENS else x.dtype
+        out = torch.empty(tokens, rows, dtype=dtype, device=x.device)
     if tokens:
         x = x.contiguous()
         if x.data_ptr() % 16:  # the kernels are compiled for memory that lies on 16 bytes

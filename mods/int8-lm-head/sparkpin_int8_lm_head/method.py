@@ -77,7 +77,7 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         )
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """``x`` ``[..., K]`` -> logits ``[..., V]`` of the same type."""
+        """``x`` ``[..., K]`` -> logits ``[..., V]``: on a CPU of the same type, on a GPU see `cuda.int8_linear`."""
         rows = x.reshape(-1, x.shape[-1])
         column_scale = layer.weight_column_scale if self.has_column_scale else None
         if self.tuned is not None:

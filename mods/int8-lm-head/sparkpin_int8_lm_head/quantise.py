@@ -9,7 +9,7 @@ import torch
 
 from sparkpin_int8_lm_head import naive
 
-ALPHAS = (2.0, 3.0, 4.0, 6.0)
+ALPHAS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """A column is an outlier when its largest weight exceeds alpha times the median column's; each is tried."""
 
 SAMPLE_ROWS = 4096

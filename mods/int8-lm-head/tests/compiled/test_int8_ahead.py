@@ -8,7 +8,7 @@ import pytest
 import torch
 from sparkpin_int8_lm_head import kernel
 from sparkpin_int8_lm_head.ahead import warm_up
-from sparkpin_int8_lm_head.cuda import int8_linear
+from sparkpin_int8_lm_head.cuda import FLOAT32_TOKENS, int8_linear
 from sparkpin_int8_lm_head.layout import lay_out
 from sparkpin_int8_lm_head.tuned import tuned_for
 from triton import knobs
@@ -39,7 +39,7 @@ def test_each_launch_of_a_server_was_compiled(architecture: int, compiled: list[
         q = lay_out(rows, columns, torch.device("cpu"))
         for dtype in (torch.bfloat16, torch.float16):
             scales = torch.ones(rows, dtype=dtype), torch.ones(columns, dtype=dtype)
-            for tokens in (1, 2, 3, 16, 17, 33, 64, 128, 129):
+            for tokens in (1, 2, 3, 16, 17, 33, 64, 128, 129, FLOAT32_TOKENS + 1):
                 for column_scale in (None, scales[1]):
                     int8_linear(torch.zeros(tokens, columns, dtype=dtype), q, scales[0], column_scale, None, tuned)
     assert compiled == []

@@ -32,7 +32,7 @@ def resources(cubin: bytes) -> dict[str, int]:
 
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("size", [8, 16, 32, 64, 128])
+@pytest.mark.parametrize("size", [8, 16, 32, 64])
 def test_no_spills_and_enough_shared_memory(architecture: int, size: int, dtype: torch.dtype, has_bias: bool) -> None:
     compiled = compile_head(tuned_for(architecture)[size], dtype, has_bias)
     used = resources(compiled.asm["cubin"])
@@ -53,7 +53,7 @@ def test_warm_up_compiles_each_variant_once(architecture: int, monkeypatch: pyte
     for function in (int8_head, input_digits):
         function.device_caches.clear()  # of other tests, whose cache on disk was another
     first = warm_up()
-    assert len(first) == len(DTYPES) * (2 + len(tuned_for(architecture)))
+    assert len(first) == len(DTYPES) * (3 + len(tuned_for(architecture)))
     assert len({kernel.hash for kernel in first}) == len(first)
     # From here on the compiler would fail: what is asked for again comes from Triton's cache on disk.
     int8_head.device_caches.clear()

@@ -126,7 +126,17 @@ def test_every_code_comes_out() -> None:
     x = torch.zeros(2, 16, dtype=torch.bfloat16)
     x[0, 0], x[1, 0] = 1, -2
     out = int8_linear(x, q, torch.ones(255), None, None, SMALL)
-    assert torch.equal(out[0].float(), q[:, 0].float()) and torch.equal(out[1].float(), -2 * q[:, 0].float())
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, torch.stack([q[:, 0], -2 * q[:, 0].int()]).float(), rtol=1e-6, atol=0)
+
+
+def test_logits_of_very_many_tokens_are_of_the_model_s_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkpin_int8_lm_head.cuda.FLOAT32_TOKENS", 2)
+    q, row_scale, _ = head(20, 33)
+    x = hidden(3, 33, torch.bfloat16)
+    few, many = (int8_linear(x[:tokens], q, row_scale, None, None, SMALL) for tokens in (2, 3))
+    assert (few.dtype, many.dtype) == (torch.float32, torch.bfloat16)
+    torch.testing.assert_close(many[:2].float(), few, rtol=2**-7, atol=0)  # the interpreter rounds towards zero
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

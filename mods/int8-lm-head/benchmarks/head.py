@@ -1,0 +1,130 @@
+"""The INT8 head beside cuBLAS BF16 and a row-looping kernel, in one run on one GPU.
+
+    python mods/int8-lm-head/benchmarks/head.py --out head.json
+
+Needs 20 GB of GPU memory. Every time is the median of replays of a CUDA graph over three copies of the weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+import triton
+from row_loop import SHAPES, TOGETHER, row_loop
+from sparkpin_int8_lm_head.cuda import int8_linear, rehearse
+from sparkpin_int8_lm_head.layout import lay_out
+from sparkpin_int8_lm_head.quantise import quantise_head
+from sparkpin_int8_lm_head.tuned import tuned_for
+from timing import microseconds, read_bandwidth
+
+V, K = 248_320, 3072
+TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 192, 256, 512)
+LOOPED = (1, 4, 8, 16, 32, 64, 128)
+COPIES = 3
+ROUNDS = 6
+PAUSE = 0.04
+
+
+def side_by_side(contenders: dict[str, list[Callable[[], object]]]) -> dict[str, float]:
+    """Median times, each contender's turns spread over the same seconds.
+
+    A GPU under load lowers its clock, and keeps it low for a while: each turn begins after a pause, as a head's short
+    work does between layers that wait for memory, and the order changes from round to round.
+    """
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    names = list(contenders)
+    for turn in range(ROUNDS):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            torch.cuda.synchronize()
+            time.sleep(PAUSE)
+            times[name].append(microseconds(contenders[name] * (1 if name == "row_loop" else 2), replays=3))
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    out_file = parser.parse_args().out
+    major, minor = torch.cuda.get_device_capability()
+    tuned = tuned_for(10 * major + minor)
+    torch.manual_seed(0)
+    weight = torch.randn(V, K, device="cuda").mul_(0.02)
+    weight[:, torch.randperm(K)[:8]] *= 5
+    weight = weight.bfloat16()
+    codes = lay_out(V, K, weight.device)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    made = quantise_head(weight, codes)
+    torch.cuda.synchronize()
+    quantised = time.perf_counter() - start
+    start = time.perf_counter()
+    rehearse(made.q, made.row_scale, made.column_scale, None, torch.bfloat16, tuned)
+    torch.cuda.synchronize()
+    rehearsed = time.perf_counter() - start
+
+    def copy() -> torch.Tensor:
+        other = lay_out(V, K, weight.device)
+        other.copy_(made.q)
+        return other
+
+    heads = [made.q, *(copy() for _ in range(COPIES - 1))]
+    dense = [weight, *(weight.clone() for _ in range(COPIES - 1))]
+    plain = [torch.empty(V, K, dtype=torch.int8, device="cuda").copy_(made.q) for _ in range(COPIES)]
+    bandwidth = read_bandwidth([head.view(-1).view(torch.int32) for head in plain])
+    inputs = {tokens: torch.randn(tokens, K, device="cuda").bfloat16() for tokens in TOKENS}
+    rows = []
+    best = {}
+    for together in (1, TOGETHER):
+        x, out = inputs[together], torch.empty(together, V, device="cuda", dtype=torch.bfloat16)
+        times = {
+            shape: microseconds([partial(row_loop, out, x, q, made.row_scale, shape) for q in plain], replays=3)
+            for shape in SHAPES
+        }
+        best[together] = min(times, key=lambda shape: times[shape])
+    for tokens in TOKENS:
+        x = inputs[tokens]
+        narrow = torch.empty(tokens, V, device="cuda", dtype=torch.bfloat16)
+        wide = torch.empty(tokens, V, device="cuda")
+        arguments = (made.row_scale, made.column_scale, None, tuned)
+        contenders = {
+            "int8": [partial(int8_linear, x, q, *arguments, wide) for q in heads],
+            "int8_bf16_logits": [partial(int8_linear, x, q, *arguments, narrow) for q in heads],
+            "cublas": [partial(torch.mm, x, w.T, out=narrow) for w in dense],
+        }
+        if tokens in LOOPED:
+            shape = best.get(tokens, best[1])
+            scaled = x * made.column_scale
+            contenders["row_loop"] = [partial(row_loop, narrow, scaled, q, made.row_scale, shape) for q in plain]
+            contenders["row_loop"][0]()
+            int8_linear(x, heads[0], *arguments, wide)
+            assert float((narrow - wide).norm() / wide.norm()) < 0.01
+        rows.append({"tokens": tokens, **side_by_side(contenders)})
+        print(json.dumps({name: round(value, 1) for name, value in rows[-1].items()}), flush=True)
+    result = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "V": V,
+        "K": K,
+        "read_GBps": bandwidth,
+        "quantise_s": quantised,
+        "rehearse_s": rehearsed,
+        "alpha": made.alpha,
+        "outlier_columns": made.outlier_columns,
+        "weight_error": made.error,
+        "row_loop_shapes": {str(key): value for key, value in best.items()},
+        "times_us": rows,
+    }
+    out_file.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({key: value for key, value in result.items() if key != "times_us"}))
+
+
+if __name__ == "__main__":
+    main()
