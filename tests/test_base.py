@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import runpy
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from private_engine import remove_tags
 from tiny_registry import registry
 
 from checkout import PROJECT
-from sparkpin import contents, lock, manifests, render, rootfs, schema
+from sparkpin import contents, lint, lock, manifests, render, rootfs, schema
 from sparkpin.build import build_image, is_built
 from sparkpin.buildrecord import check_form, layer_file, read_record, record_file
 from sparkpin.engine import Engine
@@ -35,12 +37,14 @@ TEMPLATE = (
     + "COPY --from=user-tree / /\n"
 )
 DIGEST = "sha256:" + "0" * 64
+SCRIPT = str(PROJECT / "dockerfiles/base.py")
 
 
 def on_base(folder: Path, image: str = f"somebody/base@{DIGEST}", stack: str = "tiny", **keys: object) -> Path:
     """The made-up project with a base in place of Debian."""
     project = tiny_images.make_project(folder, stack)
     tiny_images.write(project / "dockerfiles/base.j2", TEMPLATE)
+    tiny_images.write(project / "dockerfiles/base.py", "pass\n")
     file = project / f"pins/stacks/{stack}.yaml"
     data = yaml.safe_load(file.read_text())
     del data["debian"]
@@ -114,6 +118,38 @@ def test_the_user_is_the_one_of_our_own_root_file_systems(tmp_path: Path) -> Non
         "wheels/user/passwd": f"{render.PASSWD}\n",
         "wheels/user/group": f"{render.GROUP}\n",
     }
+
+
+@pytest.mark.parametrize(
+    ("python", "glibc", "told"),
+    [
+        (sys.version.split()[0], "36", ""),
+        ("3.11.99", "36", f"base.python of the stack says 3.11.99, and the image has {sys.version.split()[0]}"),
+        (sys.version.split()[0], "12", "base.glibc of the stack says glibc 2.12, and the image has glibc 2.36"),
+    ],
+)
+def test_a_base_that_is_not_what_the_stack_says_ends_the_build(python: str, glibc: str, told: str) -> None:
+    """The script as the step runs it, in the Python here and a C library that calls itself 2.36."""
+    code = f"import os, runpy; os.confstr = lambda _: 'glibc 2.36'; runpy.run_path({SCRIPT!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code, python, glibc], capture_output=True, text=True, check=False)
+    assert (done.returncode, told in done.stderr) == (1 if told else 0, True)
+
+
+def test_the_check_of_a_base_is_the_first_step(project: Path) -> None:
+    """Of the project's own template, which hadolint finds clean."""
+    file = project / "pins/stacks/cpu.yaml"
+    data = yaml.safe_load(file.read_text())
+    del data["debian"]
+    file.write_text(yaml.safe_dump(data | {"base": {"image": f"a@{DIGEST}", "python": "3.11.2", "glibc": 36}}))
+    stack = manifests.load_stack(project, "cpu")
+    known = schema.StackLock.model_validate_json((project / "pins/stacks/cpu.lock").read_text())
+    lock = known.model_copy(update={"base": f"a@{DIGEST}", "debs": []})
+    (image,) = render.render_chain(project, stack, lock, manifests.load_chain(project, "base"))
+    step = '["python3", "/tmp/tools/base.py", "3.11.2", "36"]'
+    lines = [line.strip() for line in image.dockerfile.splitlines()]
+    assert lines[lines.index(step) + 1] == "FROM known AS venv" and lines[lines.index(step) - 2].endswith("AS known")
+    assert "tools/base.py" in [file.path for file in image.context]
+    assert lint.hadolint(PROJECT, {"base.Dockerfile": image.dockerfile}) == []
 
 
 ROOT_LINE, OTHER = "root:x:0:0:root:/root:/bin/bash", "vendor:x:10001:10001::/srv:/bin/sh"

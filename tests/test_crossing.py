@@ -227,6 +227,27 @@ def test_on_the_images_own_architecture_its_own_uv_runs(
         crossing.again(paths, record, "linux/arm64")
 
 
+def test_an_engine_of_another_architecture_gets_no_uv_of_this_one(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be told as `exec format error`, in the middle of a build."""
+    monkeypatch.setattr(crossing, "this_platform", lambda: "linux/amd64")
+    image = chain_of(paths, "far")[0]
+    crossing.require_own_uv(image, "linux/amd64")
+    with pytest.raises(HostError, match=r"uv, which is here for linux/amd64, and the engine's machine is linux/arm64"):
+        crossing.require_own_uv(image, "linux/arm64")
+    crossing.require_own_uv(recorded(image, None).rendered, "linux/arm64")  # with the uv of its record
+
+
+def test_what_a_stack_builds_from_source_is_no_part_of_the_root_file_system_that_it_is_built_in(paths: Paths) -> None:
+    far = manifests.load_stack(paths.project, "far")
+    file = LockedFile(name="far", version="1", file="far.tar", size=1, sha256="b" * 64)
+    source = schema.SourceLock(archives=[file], debs=[file], wheels=[])
+    lock = manifests.load_stack_lock(paths.project, far).model_copy(update={"source": source})
+    then = crossing.stand_in(paths, "far", "linux/amd64")
+    assert crossing.fetched_with(then, far, lock)[1].files == then.debs
+
+
 @pytest.mark.engine
 def test_an_image_for_another_architecture_without_emulation(
     paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -147,7 +147,7 @@ def test_each_finding_has_the_command_that_mends_it(
         ("575.57.08", "13.0", "MISSING"),
         ("575.57.08", "12.9", "ok"),
         ("575.57.08", "13.1", "MISSING"),
-        ("580.65.06", None, "ok"),
+        ("1.0", None, "n/a"),  # a stack without a GPU asks nothing of it
     ],
 )
 def test_the_driver_against_the_image_s_minimum(driver: str, cuda: str | None, state: str) -> None:
@@ -174,11 +174,19 @@ def test_more_memory_than_there_is() -> None:
     assert (unknown.state, unknown.fix) == ("advice", "invoke plan")
 
 
+def test_a_stack_without_a_gpu_asks_nothing_of_a_spark_s() -> None:
+    states = found(cuda=None, gpus=(), toolkit="", hook=False, memory={"SwapTotal": GIB})
+    assert {name for name, one in states.items() if one.state == "n/a"} == {*rules.OF_A_SPARK, "Hub"}
+    assert states["NVIDIA driver"].detail == "the stack uses no GPU"
+    assert states[rules.PLAN].state == "ok"
+    assert "CUDA" not in str(states)
+
+
 def test_off_a_spark_it_says_what_does_not_apply() -> None:
     here = dataclasses.replace(SPARK, host=dataclasses.replace(SPARK.host, is_spark=False), gpus=(), module="")
     for cuda, why in ((None, "uses no GPU"), ("13.0", "built here, not run")):
         states = {one.name: one for one in rules.findings(here, NEEDS, cuda)}
-        for name in ("NVIDIA driver", "GPU", "GPU in containers", "power", "page cache", "swap"):
+        for name in rules.OF_A_SPARK:
             assert states[name].state == "n/a" and "not a DGX Spark" in states[name].detail
         assert why in states["power"].detail
         assert states["memory plan"].state == ("ok" if cuda is None else "n/a")
@@ -320,7 +328,7 @@ def test_a_spark_without_a_driver_gets_the_table_and_an_error(
     monkeypatch.setattr(reading, "read_gpus", lambda run: ())
     monkeypatch.setattr(reading, "toolkit_version", lambda run: "")
     with pytest.raises(HostError, match="NVIDIA driver") as caught:
-        tasks.doctor(fix=False, stack="cpu", online=False, as_json=False)
+        tasks.doctor(fix=False, stack="spark", online=False, as_json=False)
     assert caught.value.exit_code == 3
     out = capsys.readouterr().out
     assert "none is loaded; 580.65.06 or newer wanted for CUDA 13.0" in out

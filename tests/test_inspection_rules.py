@@ -302,6 +302,43 @@ def test_what_is_accepted_there_does_not_excuse_what_needs_it(root: Root) -> Non
     assert texts(root(files), allowed=other)[0].startswith(f"needed {SITE}/a/liboptional.so: libgone.so is nowhere")
 
 
+def test_what_is_accepted_and_no_longer_lacks_is_told(root: Root) -> None:
+    why = "nothing loads it"
+    facts = root({f"{SITE}/a/liboptional.so": Elf(needed=["libc.so.6"])})
+    old = Allowed("needed", "*/liboptional.so", r"libgone\.so", why)
+    others = [Allowed("needed", "*/not-here.so", r".*", why), Allowed("needed", "*", r"libcuda\.so\.1", "the driver")]
+    told = [
+        one
+        for one in findings(facts, sm=121, platform="linux/arm64", allowed=[old, *others])
+        if "allowed.py" in one.text
+    ]
+    assert [(one.severity, one.rule, one.subject) for one in told] == [("note", "needed", "*/liboptional.so")]
+    assert r"accepts libgone\.so there, and nothing in this image asks for it: nothing loads it" in told[0].text
+
+
+@pytest.mark.parametrize(
+    ("path", "library", "seen"),
+    [
+        ("nvshmem/lib/nvshmem_transport_ucx.so.3", Elf(needed=["libucp.so.0"]), ""),
+        ("nvshmem/lib/nvshmem_transport_ucx.so.3", Elf(needed=["libnvshmem_host.so.3"]), "libnvshmem_host.so.3 is"),
+        ("torch_c_dlpack_ext/libtorch_c_dlpack_addon_torch29-cuda.so", Elf(undefined=["_ZN3c104goneEv"]), ""),
+        ("torch_c_dlpack_ext/libtorch_c_dlpack_addon_torch29-cuda.so", Elf(undefined=["cudaGone"]), "cudaGone"),
+        ("torch_c_dlpack_ext/libtorch_c_dlpack_addon_torch214-cuda.so", Elf(undefined=["_ZN3c104goneEv"]), "c104gone"),
+        ("triton/plugins/libTest.so", Elf(needed=["libgone.so"]), "libgone.so is nowhere"),
+    ],
+)
+def test_what_is_accepted_of_a_package_excuses_no_other_lack_of_it(
+    root: Root, path: str, library: Elf, seen: str
+) -> None:
+    told = [
+        one
+        for one in findings(root({f"{SITE}/{path}": library}), sm=121, platform="linux/arm64")
+        if path in one.subject
+    ]
+    assert [one.severity for one in told] == (["error"] if seen else ["allowed"])
+    assert seen in told[0].text
+
+
 def test_compiler_headers_and_runtime_of_several_cuda_releases(root: Root) -> None:
     """What the raw closure of vLLM 0.33.0 comes to."""
     facts = root(

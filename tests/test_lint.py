@@ -43,6 +43,16 @@ def test_every_stage_of_the_cpu_stack_is_looked_at() -> None:
     assert wanted <= set(images)
 
 
+def test_a_stack_that_no_recipe_names_is_looked_at(copy: Path) -> None:
+    for end in ("yaml", "lock"):
+        text = (copy / f"pins/stacks/cpu.{end}").read_text()
+        (copy / f"pins/stacks/other.{end}").write_text(text.replace('"stack": "cpu"', '"stack": "other"'))
+    images, without = lint.rendered(copy)
+    assert {"other-base.Dockerfile", "other-v2-tq.Dockerfile"} <= set(images)
+    (copy / "pins/stacks/other.lock").unlink()
+    assert "other" in lint.rendered(copy)[1] and "other" not in without
+
+
 @pytest.mark.parametrize(
     ("old", "new", "seen"),
     [
@@ -90,8 +100,8 @@ def test_names_that_only_sound_like_secrets() -> None:
 
 def test_a_stack_without_a_lock_is_said(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (copy / "pins/stacks/cpu.lock").unlink()
-    for other in (copy / "recipes").glob("*.yaml"):
-        if other.stem != "scripted-tiny":
+    for other in [*(copy / "recipes").glob("*.yaml"), *(copy / "pins/stacks").glob("*.yaml")]:
+        if other.stem not in ("scripted-tiny", "cpu"):
             other.unlink()
     assert lint.main([str(copy)]) == 1, "nothing looked at is not clean"
     assert "not looked at: stack cpu has no lock" in capsys.readouterr().out

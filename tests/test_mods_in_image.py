@@ -31,7 +31,15 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Triton for the image's Python, as locked. Its interpreter runs kernels on a CPU, its compiler needs no GPU."""
     folder = tmp_path_factory.mktemp("triton")
     install = ["pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
-    target = ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28", "--target", str(folder)]
+    target = [
+        "--compile-bytecode",
+        "--python-version",
+        "3.11",
+        "--python-platform",
+        "x86_64-manylinux_2_28",
+        "--target",
+        str(folder),
+    ]
     uv = Path(sys.executable).with_name("uv")
     subprocess.run([uv, *install, *target, "-r", TRITON], check=True, timeout=600)
     return folder

@@ -55,6 +55,8 @@ def test_a_patch_is_what_the_stack_says(tmp_path: Path) -> None:
         ("upstream", "somewhere"),
         ("drop_when", "later"),
         ("drop_when", "vllm"),
+        ("drop_when", "vllm >= later"),
+        ("drop_when", "vllm ~= 1"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(tmp_path: Path, key: str, value: str) -> None:

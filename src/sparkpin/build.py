@@ -103,6 +103,7 @@ def build_image(
         require_closed(rendered.dockerfile, rendered.parent_ref)
         for left in paths.work.glob(f"*-{rendered.key[:12]}-*"):  # by a killed run
             shutil.rmtree(left, ignore_errors=True)
+        crossing.require_own_uv(rendered, engine.platform)
         ownimages.begun(paths, rendered)
         parent = require_parent(paths, engine, rendered, say)
         builder = require_builder(paths, engine, rendered, say)

@@ -308,9 +308,12 @@ def reproduce(*, tag: str | None, stage: str | None, recipe: str | None, trusted
     show(f"identical: {ui.count(len(result.stages), 'image')} of {release.tag}, built with Docker {result.engine}")
 
 
-def how_to_carry(release: Release) -> str:
-    """To a machine that can run it."""
-    return f"invoke export {release.tag} -o {release.name}.tar, and there invoke import and invoke smoke"
+def how_to_carry(records: Releases, release: Release) -> str:
+    """To a machine that can run it. An inspection makes no checkpoint, and a bundle wants one."""
+    first = (
+        "" if records.checkpoint(release).is_dir() else f"invoke rebuild {release.tag} (makes its checkpoint), then "
+    )
+    return f"{first}invoke export {release.tag} -o {release.name}.tar, and there invoke import and invoke smoke"
 
 
 def finish(records: Releases, done: tuple[Release, ...]) -> None:
@@ -327,7 +330,7 @@ def finish(records: Releases, done: tuple[Release, ...]) -> None:
     if done:
         newest = done[-1]
         if not newest.smoke_passed:
-            show(f"next, where it can run: {how_to_carry(newest)}")
+            show(f"next, where it can run: {how_to_carry(records, newest)}")
             return
         is_current = newest.tag == records.current_tag(newest.recipe)
         show("next: invoke serve" if is_current else f"next: invoke promote {newest.tag}, then invoke serve")

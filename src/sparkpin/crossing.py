@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import platform
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from sparkpin.buildrecord import BuildRecord
@@ -62,7 +63,7 @@ def stand_in_debs(paths: Paths, stack: Stack, machine: str) -> tuple[Stack, Stac
     if machine == stack.platform:
         return None
     native, lock = stand_in_stack(paths, stack, machine)
-    return native, lock.model_copy(update={"wheels": [], "underlay": [], "updates": []})
+    return native, of_debs(lock, lock.debs)
 
 
 def again(paths: Paths, record: BuildRecord, machine: str) -> Rendered:
@@ -100,6 +101,16 @@ def own_uv(recorded: ContextFile) -> ContextFile:
     return own
 
 
+def require_own_uv(image: Rendered, machine: str) -> None:
+    """HostError where the engine's machine (its platform) is none for this machine's uv, which the steps run."""
+    own = this_platform()
+    if machine != own and any(file.path == UV and file.origin for file in image.context):
+        raise HostError(
+            f"{image.ref}: its steps run uv, which is here for {own}, and the engine's machine is {machine}",
+            next_step=f"the same command on that machine, or with an engine on {own} (DOCKER_HOST, docker context)",
+        )
+
+
 def moved(record: BuildRecord, image: Rendered) -> str:
     """In words, where the steps run now if the record says another place or none; else ""."""
     if image.builder and record.builder != image.builder:
@@ -113,11 +124,12 @@ def moved(record: BuildRecord, image: Rendered) -> str:
 def fetched_with(spec: RootfsSpec, stack: Stack, lock: StackLock) -> tuple[Stack, StackLock]:
     """What to fetch for a recorded root file system. stack, lock: those of the image, which has the same Python."""
     system = stack.system.model_copy(update={"suite": spec.suite})
-    nothing: dict[str, list[LockedFile]] = {"wheels": [], "underlay": [], "updates": []}
-    return (
-        stack.model_copy(update={"platform": spec.platform, "debian": system}),
-        lock.model_copy(update={"debs": spec.debs, **nothing}),
-    )
+    return stack.model_copy(update={"platform": spec.platform, "debian": system}), of_debs(lock, spec.debs)
+
+
+def of_debs(lock: StackLock, debs: Sequence[LockedFile]) -> StackLock:
+    """A lock of nothing but these."""
+    return StackLock(stack=lock.stack, inputs=lock.inputs, debs=list(debs), wheels=[])
 
 
 def this_platform() -> str:

@@ -42,6 +42,7 @@ def build_releases(paths: Paths, pairings: tuple[Pairing, ...], *, offline: bool
         for pairing in pairings:
             image = pairing.rendered
             if image.parent_key is None and not builder.is_built(paths, engine, image):
+                crossing.require_own_uv(image, engine.platform)  # before gigabytes are fetched for nothing
                 native = crossing.stand_in_debs(paths, pairing.stack, engine.platform)
                 for stack, lock in filter(None, ((pairing.stack, pairing.stack_lock), native)):
                     if offline:

@@ -1,4 +1,4 @@
-"""What `invoke check` looks for in the images' recipes: hadolint over rendered Dockerfiles, root as the user, secrets.
+"""What `invoke check` looks for in the stacks' images: hadolint over rendered Dockerfiles, root as the user, secrets.
 
     python -m sparkpin.lint [PROJECT]
 
@@ -75,17 +75,27 @@ def users(name: str, dockerfile: str, *, first: bool) -> Iterator[str]:
         yield f"{name}: no USER in the stage `config`: the image would run as root"
 
 
+def chains(project: Path) -> list[tuple[str, str]]:
+    """(stack, last stage) of every recipe, and of its default recipe for a stack that no recipe names."""
+    recipes = [manifests.load_recipe(project, path.stem) for path in sorted((project / "recipes").glob("*.yaml"))]
+    found = [(recipe.stack, recipe.stage) for recipe in recipes]
+    for path in sorted((project / "pins/stacks").glob("*.yaml")):
+        if path.stem not in {recipe.stack for recipe in recipes}:
+            default = manifests.load_stack(project, path.stem).default_recipe
+            found.append((path.stem, manifests.load_recipe(project, default).stage))
+    return list(dict.fromkeys(found))
+
+
 def rendered(project: Path) -> tuple[dict[str, Rendered], list[str]]:
-    """`<stack>-<stage>.Dockerfile` -> image, of every recipe's chain; and the stacks that have no lock."""
+    """`<stack>-<stage>.Dockerfile` -> image, of every stack's chains; and the stacks that have no lock."""
     found: dict[str, Rendered] = {}
     without: dict[str, None] = {}
-    for path in sorted((project / "recipes").glob("*.yaml")):
-        recipe = manifests.load_recipe(project, path.stem)
-        stack = manifests.load_stack(project, recipe.stack)
-        if not (project / f"pins/stacks/{stack.name}.lock").is_file():
-            without[stack.name] = None
+    for name, stage in chains(project):
+        stack = manifests.load_stack(project, name)
+        if not (project / f"pins/stacks/{name}.lock").is_file():
+            without[name] = None
             continue
-        chain = manifests.load_chain(project, recipe.stage)
+        chain = manifests.load_chain(project, stage)
         for image in render_chain(project, stack, manifests.load_stack_lock(project, stack), chain):
             found[f"{image.stack}-{image.stage}.Dockerfile"] = image
     return found, list(without)

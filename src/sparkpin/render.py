@@ -147,6 +147,8 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
         layers[name] = [mod_file(name, read_mod(project, name))]
     kernels = kernel_layers(stack, stage, layers)
     tools = tool_files(project) if layers else []
+    if parent is None and stack.base:
+        tools.append(script_file(project, "base.py"))
     parts = (tools, *layers.values(), *extra.values())
     files = sorted((file for part in parts for file in part), key=lambda file: file.path)
 
@@ -323,8 +325,11 @@ def text_file(path: str, text: str, what: str = "list of wheels") -> ContextFile
 
 
 def tool_files(project: Path) -> list[ContextFile]:
-    script = project / "dockerfiles/install.py"
-    return [host_file("tools/install.py", script, f"sparkpin {script.name}"), uv_file()]
+    return [script_file(project, "install.py"), uv_file()]
+
+
+def script_file(project: Path, name: str) -> ContextFile:
+    return host_file(f"tools/{name}", project / "dockerfiles" / name, f"sparkpin {name}")
 
 
 def uv_file() -> ContextFile:

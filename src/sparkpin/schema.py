@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
+from packaging.requirements import InvalidRequirement, Requirement
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
@@ -137,6 +138,15 @@ class Patch(Model):
     reason: Reason
     upstream: Annotated[str, Field(pattern=r"^https://\S+$")]
     drop_when: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+ ?(==|!=|<=|>=|~=|<|>) ?[^=;\s]+$")]
+
+    @field_validator("drop_when")
+    @classmethod
+    def a_condition(cls, text: str) -> str:
+        try:
+            Requirement(text)
+        except InvalidRequirement:
+            raise ValueError("a condition on a version, such as `vllm >= 0.20.0`") from None
+        return text
 
 
 class Python(Model):

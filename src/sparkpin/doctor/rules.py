@@ -22,6 +22,13 @@ DROP = "sudo sh -c 'sync; echo 3 > /proc/sys/vm/drop_caches'"
 NO_SWAP = "sudo swapoff -a, until the next start; for good, take the swap lines out of /etc/fstab"
 UNPLUG = "shut down, unplug the power supply for a minute, start again"
 CLOCK = "sudo timedatectl set-ntp true"
+# Rows of a server that shares its memory with a GB10.
+OF_A_SPARK = ("NVIDIA driver", "GPU", "GPU in containers", "power", "page cache", "swap")
+PLAN = "memory plan"
+NO_GPU = {
+    "page cache": "the kernel frees it by itself for a server without a GPU",
+    "swap": "it is no harm to a server without a GPU",
+}
 
 
 @dataclass(frozen=True)
@@ -50,21 +57,16 @@ def of_requirement(requirement: Requirement) -> Finding:
 
 def findings(facts: Facts, memory: Memory, cuda: str | None) -> list[Finding]:
     """cuda: release of the stack's CUDA ("13.0"), None for a stack without."""
-    if facts.host.is_spark:
-        own = [*driver(facts, cuda or "13.0"), *containers(facts), *power(facts.gpus), page_cache(facts, memory)]
-        own.append(swap(facts))
+    if facts.host.is_spark and cuda:
+        own = [*driver(facts, cuda), *containers(facts), *power(facts.gpus), page_cache(facts, memory), swap(facts)]
     else:
-        where = "not a DGX Spark"
-        why = (
-            f"{where}, and its stack uses no GPU" if cuda is None else f"{where}: images for it are built here, not run"
-        )
-        own = [Finding(name, "n/a", why) for name in ("NVIDIA driver", "GPU", "GPU in containers", "power")]
-        own.append(Finding("page cache", "n/a", f"{where}: the kernel frees it by itself for a server without a GPU"))
-        own.append(Finding("swap", "n/a", f"{where}: it is no harm to a server without a GPU"))
+        where = "" if facts.host.is_spark else "not a DGX Spark: "
+        why = "images for it are built here, not run" if cuda else "the stack uses no GPU"
+        own = [Finding(name, "n/a", f"{where}{NO_GPU.get(name, why)}") for name in OF_A_SPARK]
     if facts.host.is_spark or cuda is None:
         own.append(memory_plan(facts, memory))
     else:
-        own.append(Finding("memory plan", "n/a", f"{memory.recipe} runs on a DGX Spark, and this is none: invoke plan"))
+        own.append(Finding(PLAN, "n/a", f"{memory.recipe} runs on a DGX Spark, and this is none: invoke plan"))
     return [*own, docker(facts), port(facts), token(facts), *hub(facts), clock(facts)]
 
 
@@ -74,7 +76,7 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(map(int, found[0].split("."))) if found else ()
 
 
-def minimum_driver(cuda: str) -> str:
+def driver_of(cuda: str) -> str:
     """That of the release itself, else of the nearest one below that is known."""
     known = sorted(minimums.MINIMUM_DRIVER, key=version)
     below = [release for release in known if version(release) <= version(cuda)] or known[:1]
@@ -82,7 +84,7 @@ def minimum_driver(cuda: str) -> str:
 
 
 def driver(facts: Facts, cuda: str) -> Iterator[Finding]:
-    wanted = minimum_driver(cuda)
+    wanted = driver_of(cuda)
     seen = facts.gpus[0].driver if facts.gpus else facts.module
     if not seen:
         yield Finding("NVIDIA driver", "MISSING", f"none is loaded; {wanted} or newer wanted for CUDA {cuda}", UPDATE)
@@ -194,16 +196,15 @@ def docker(facts: Facts) -> Finding:
 
 
 def memory_plan(facts: Facts, memory: Memory) -> Finding:
-    name = "memory plan"
     if memory.needed is None:
-        return Finding(name, "advice", f"{memory.recipe}: {memory.why}", memory.fix)
+        return Finding(PLAN, "advice", f"{memory.recipe}: {memory.why}", memory.fix)
     free = facts.host.memory_available
     detail = f"{memory.recipe} needs {gib(memory.needed)}, {gib(free)} are available"
     if memory.needed <= free:
-        return Finding(name, "ok", detail)
+        return Finding(PLAN, "ok", detail)
     if memory.needed > facts.host.memory_total:
-        return Finding(name, "advice", f"{detail}: more than this machine has", "invoke plan says what would fit")
-    return Finding(name, "advice", detail, "invoke stop, if a server runs; invoke plan says what would fit")
+        return Finding(PLAN, "advice", f"{detail}: more than this machine has", "invoke plan says what would fit")
+    return Finding(PLAN, "advice", detail, "invoke stop, if a server runs; invoke plan says what would fit")
 
 
 def port(facts: Facts) -> Finding:

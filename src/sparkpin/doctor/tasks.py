@@ -44,7 +44,8 @@ def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool) -> None
             [(states.get(f.state, f.state), f.name, f.detail, f.fix) for f in found],
         )
         if not machine.is_spark:
-            skipped = [finding.name for finding in found if finding.state == "n/a" and "Spark" in finding.detail]
+            own = (*rules.OF_A_SPARK, rules.PLAN)
+            skipped = [finding.name for finding in found if finding.state == "n/a" and finding.name in own]
             ui.show(f"Not a DGX Spark, so these do not apply: {', '.join(skipped)}.")
     if lacking := [finding.name for finding in found if finding.state == "MISSING"]:
         raise HostError(

@@ -11,7 +11,7 @@ TORCHVISION = (
 )
 DEBUGGER = "only a debugger loads it, and has these symbols"
 RDMA = "GPUDirect Storage over RDMA: libcufile loads it where it finds the network's libraries, else goes without"
-OTHER_TORCH = "one for each release of torch; the package loads that of the torch which is there, and does without"
+OTHER_TORCH = "for torch 2.7 to 2.9; the package loads that of the torch which is there, and does without"
 NETWORKS = "NVSHMEM tries the networks and launchers that it knows, one library each, and one host has none of them"
 AFTER_TORCH = "cuda.core imports it once torch is there, which has these symbols"
 CUFFT = "cuFFT keeps its kernels in a form of its own, in .data; what it has besides is one stub"
@@ -27,20 +27,31 @@ ALLOWED = (
     # The spark stack.
     Allowed("needed", "*/libcufile_rdma.so.1", r"lib(ibverbs|rdmacm|mlx5)\.so\.1", RDMA),
     Allowed("symbols", "*/libcufile_rdma.so.1", r"ibv_.*", RDMA),
-    *(
-        Allowed(rule, f"*/nvshmem/lib/nvshmem_{kind}_*.so.3", r".*", NETWORKS)
-        for kind in ("bootstrap", "transport")
-        for rule in ("needed", "symbols")
+    Allowed("needed", "*/nvshmem/lib/nvshmem_bootstrap_*.so.3", r"lib(mpi|oshmem|pmix)\.so\.\d+", NETWORKS),
+    Allowed("symbols", "*/nvshmem/lib/nvshmem_bootstrap_*.so.3", r"(MPI|ompi|PMIx|pmix|shmem)_.*", NETWORKS),
+    Allowed(
+        "needed",
+        "*/nvshmem/lib/nvshmem_transport_*.so.3",
+        r"lib(mlx5|ibverbs|fabric|ucp|ucs)\.so\.\d+",
+        NETWORKS,
     ),
+    Allowed("symbols", "*/nvshmem/lib/nvshmem_transport_*.so.3", r"(mlx5dv|ibv|fi|ucp|ucs)_.*", NETWORKS),
     Allowed("symbols", "*/cuda/core/cu*/_tensor_bridge.*.so", r"aoti_torch_.*", AFTER_TORCH),
-    *(Allowed(rule, "*/triton/plugins/lib*.so*", r".*", PLUGINS) for rule in ("needed", "symbols")),
+    Allowed("needed", "*/triton/plugins/lib*.so*", r"libtriton\.so", PLUGINS),
     *(Allowed("gpu", f"*/lib/{name}.so.12", r"sm_75", CUFFT) for name in ("libcufft", "libcufftw")),
-    *(
-        Allowed(rule, "*/torch_c_dlpack_ext/libtorch_c_dlpack_addon_torch*.so", r".*", OTHER_TORCH)
-        for rule in ("needed", "symbols")
+    Allowed(
+        "symbols",
+        "*/torch_c_dlpack_ext/libtorch_c_dlpack_addon_torch2[789]-*.so",  # no stack has such a torch
+        r"_ZNK?(3c10|2at|5torch).*",
+        OTHER_TORCH,
     ),
     # The spark-seed stack.
-    Allowed("gpu", "*/site-packages/flashinfer_cubin", r".*", "for 10.x; for 12.x FlashInfer compiles at run time"),
+    Allowed(
+        "gpu",
+        "*/site-packages/flashinfer_cubin",
+        r"(?!.*sm_12).*",
+        "for 10.x; for 12.x FlashInfer compiles at run time",
+    ),
     # The cpu stack.
     Allowed(
         "needed",

@@ -43,8 +43,10 @@ class Allowed:
     package: str = ""
 
     def fits(self, rule: str, subject: str, what: str) -> bool:
-        path = "/" + subject
-        return self.rule == rule and fnmatch.fnmatchcase(path, self.subject) and bool(re.fullmatch(self.what, what))
+        return self.rule == rule and self.is_about(subject) and bool(re.fullmatch(self.what, what))
+
+    def is_about(self, path: str) -> bool:
+        return fnmatch.fnmatchcase(f"/{path}", self.subject)
 
 
 def reason(allowed: Iterable[Allowed], rule: str, subject: str, what: str) -> str:

@@ -47,8 +47,20 @@ def findings(
         *package_findings(facts),
         *plugin_findings(facts, mods),
     ]
-    settled = (settle(one, allowed) for one in found)
+    settled = [settle(one, allowed) for one in found]
+    judged = [entry for entry in allowed if sm or entry.rule not in ("gpu", "kernels")]
+    settled += idle_findings(facts, judged, settled)
     return sorted(settled, key=lambda one: (ORDER.index(one.severity), RULES.index(one.rule)))
+
+
+def idle_findings(facts: Facts, allowed: Sequence[Allowed], settled: Sequence[Finding]) -> Iterator[Finding]:
+    """Of what is allowed about files that the image has: what no rule objects to any more."""
+    used = {(one.rule, one.why) for one in settled if one.severity == "allowed"}
+    paths = [*facts.libraries, *facts.cubins]
+    for entry in allowed:
+        if (entry.rule, entry.why) not in used and entry.subject != "*" and any(map(entry.is_about, paths)):
+            text = f"allowed.py accepts {entry.what} there, and nothing in this image asks for it: {entry.why}"
+            yield Finding("note", entry.rule, entry.subject, text)
 
 
 def file_findings(facts: Facts, platform: str) -> Iterator[Finding]:
