@@ -119,6 +119,9 @@ def test_promote_serve_and_roll_back_take_the_flags_with_them(main_job: Releases
     body = {"model": "scripted-tiny", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
     answer = ask(f"http://127.0.0.1:{port}/v1/chat/completions", body)["choices"][0]["message"]["content"]
     assert answer == CHAT.expected_content
+    more = ask(f"http://127.0.0.1:{port}/v1/chat/completions", {**body, "logprobs": True, "top_logprobs": 2})
+    told = [token["logprob"] for token in more["choices"][0]["logprobs"]["content"]]
+    assert len(told) == more["usage"]["completion_tokens"] and all(-20 < logprob <= 0 for logprob in told), told
     name = serve.name_of(Paths(copy.folder, copy.home, copy.home), "trial")
     argv = Engine.connect().client.containers.get(name).attrs["Config"]["Cmd"]
     assert argv[argv.index("--max-model-len") + 1] == "2048"
