@@ -30,6 +30,7 @@ TRITON = Path(__file__).with_name("triton.lock")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Triton for the image's Python, as locked. Its interpreter runs kernels on a CPU, its compiler needs no GPU."""
     folder = tmp_path_factory.mktemp("triton")
+    folder.chmod(0o755)  # the image's user reads it
     install = ["pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
     target = [
         "--compile-bytecode",
