@@ -495,7 +495,7 @@ TAMPERED: dict[str, tuple[str, Callable[[Evidence], Evidence]]] = {
 SOURCES = {  # where a build from source sees them -> part of the lock, name
     "source/archives/vllm.tar": ("archives", "vllm"),
     "source/debs/g++.deb": ("debs", "g++"),
-    "wheels/source-wheels/ninja.whl": ("wheels", "ninja"),
+    "wheels/source-wheels/setuptools-scm.whl": ("wheels", "setuptools-scm"),
 }
 
 
@@ -515,7 +515,7 @@ def compiled(evidence: Evidence, **other: str) -> Evidence:
 def test_all_that_a_build_from_source_saw_is_held_against_the_lock(sample: Sample) -> None:
     checks = {check.what: check for check in check_evidence(compiled(sample.evidence()), Keys())}
     assert checks["locks"].result == "ok", checks["locks"].line
-    for name in ("vllm", "g++", "ninja"):
+    for name in ("vllm", "g++", "setuptools-scm"):
         checks = {check.what: check for check in check_evidence(compiled(sample.evidence(), **{name: ZERO}), Keys())}
         assert checks["locks"].result == "wrong"
         assert f"does not name {'source' if name == 'vllm' else 'tool'} {name} 1.0 {ZERO}" in checks["locks"].detail
