@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import http.server
 import io
 import json
+import os
+import platform
+import socket
 import tarfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +19,8 @@ import pytest
 from made_releases import release
 from private_engine import load_image
 
-from sparkpin import commands, jobs, manifests, reports, retention
+from sparkpin import commands, jobs, manifests, reports, retention, serve
+from sparkpin.endpoint import OWN, elsewhere
 from sparkpin.engine import Engine
 from sparkpin.errors import HostError, InputError, SmokeError
 from sparkpin.gpus import Gpu
@@ -89,6 +96,68 @@ def test_what_keeps_a_server_from_running(
 ) -> None:
     loaded: Stack = manifests.load_stack(project, stack)
     assert obstacle_of(loaded, platform, gpus) == why
+
+
+SPARK = {
+    "Name": "spark-2",
+    "KernelVersion": "6.11.0-1016-nvidia",
+    "MemTotal": 128 << 30,
+    "Os": "linux",
+    "Arch": "arm64",
+}
+
+
+class EngineOfASpark(http.server.BaseHTTPRequestHandler):
+    """What an engine says of its machine; there is no second machine to ask."""
+
+    def do_GET(self) -> None:
+        data = json.dumps(SPARK | {"Version": "29.2.1", "ApiVersion": "1.52", "MinAPIVersion": "1.24"}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def far_engine() -> Iterator[Engine]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), EngineOfASpark) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield Engine.at(f"tcp://127.0.0.1:{server.server_port}")
+        server.shutdown()
+
+
+def test_the_gpus_of_this_machine_are_not_those_of_an_engine_elsewhere(
+    records: Releases, far_engine: Engine, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "read_gpus", lambda run: (GB10,))  # as on a Spark
+    spark = dataclasses.replace(release(1), stack="spark")
+    assert choice.obstacle(records.paths, far_engine, spark) == (
+        "the engine runs on spark-2, and a server is given folders of this machine"
+    )
+    for start in (
+        lambda: load(records.paths, far_engine, spark, Facts({}, {}), "linux/arm64", len),
+        lambda: serve.start(records.paths, far_engine, spark, checkpoint, port=None, gpus=True, say=len),
+    ):
+        with pytest.raises(HostError, match="the engine runs on spark-2") as caught:
+            start()
+        assert "unset DOCKER_HOST" in caught.value.next_step
+
+
+def test_whose_machine_an_engine_runs_on() -> None:
+    """A socket that is named may be forwarded, and tcp may lead back: what the engine says of its machine counts."""
+    here = {
+        "Name": socket.gethostname(),
+        "KernelVersion": platform.release(),
+        "MemTotal": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    }
+    named = ("unix:///tmp/forwarded.sock", "tcp://127.0.0.1:2375", "ssh://me@spark-2")
+    assert {elsewhere(url, here) for url in named} == {""}
+    assert {elsewhere(url, SPARK) for url in named} == {"spark-2"}
+    assert {elsewhere(url, here | {"MemTotal": 1}) for url in named} == {here["Name"]}
+    assert {elsewhere(url, SPARK) for url in OWN} == {""}
 
 
 @pytest.mark.parametrize(

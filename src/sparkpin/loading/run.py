@@ -75,8 +75,10 @@ def load(
 ) -> Loaded:
     """facts: what `inspection` read of the image. platform: the image's. limit: seconds (default: 15 minutes).
 
-    Raises HostError where this machine cannot run the image's programs, EngineError where the engine refuses.
+    Raises HostError where this machine cannot run the image's programs or the engine is on another, EngineError where
+    the engine refuses.
     """
+    running.require_here(engine)
     limit = LIMIT_SECONDS if limit is None else limit
     machine = PLATFORMS[platform]
     symbols = wanted_symbols(facts, machine)
