@@ -19,10 +19,10 @@ import pytest
 from made_releases import release
 from private_engine import load_image
 
-from sparkpin import commands, jobs, manifests, reports, retention, serve
+from sparkpin import commands, files, jobs, manifests, reports, retention, serve
 from sparkpin.endpoint import OWN, elsewhere
 from sparkpin.engine import Engine
-from sparkpin.errors import HostError, InputError, SmokeError
+from sparkpin.errors import BusyError, HostError, InputError, SmokeError
 from sparkpin.gpus import Gpu
 from sparkpin.inspection.finding import Finding
 from sparkpin.inspection.report import Result
@@ -32,7 +32,7 @@ from sparkpin.loading.run import Loaded, load
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
 from sparkpin.schema import Stack
-from sparkpin.smoke import choice
+from sparkpin.smoke import choice, evidence
 from sparkpin.smoke.choice import obstacle_of
 from sparkpin.smoke.inspected import InspectedResult, result_of, show_load
 
@@ -235,6 +235,30 @@ def test_the_summary_says_where_to_go_on(records: Releases, capsys: pytest.Captu
         commands.finish(records, (kept(records, FAILED),))
     assert caught.value.next_step.endswith("/smoke/inspection.json")
     assert "torch: opt/vllm/_C.so: vLLM is built for CUDA 12" in capsys.readouterr().out
+
+
+def test_record_and_evidence_are_of_one_test(records: Releases) -> None:
+    """An inspection that ends after another run's server has passed leaves neither; both are written under one lock."""
+    records.save(release(1))
+
+    def keep(result: Any, text: str) -> Release:
+        def write(folder: Path) -> None:
+            with pytest.raises(BusyError), files.lock(records.root / "tiny/.lock", wait=False):
+                pass
+            (folder / "result.json").write_text(text)
+
+        return evidence.kept(records.paths, release(1), result, write)
+
+    folder = evidence.evidence_folder(records.paths, release(1))
+    for result, text, state, stays in (
+        (INSPECTED, "inspected", "inspected", "inspected"),
+        (PASSED, "passed", "passed", "passed"),
+        (FAILED, "inspected again", "passed", "passed"),
+        (SERVER_FAILED, "server failed", "failed", "server failed"),
+    ):
+        assert keep(result, text).state == records.get(release(1).tag).state == state
+        assert [(file.name, file.read_text()) for file in folder.iterdir()] == [("result.json", stays)]
+    assert [file.name for file in folder.parent.iterdir()] == ["smoke"]
 
 
 @pytest.mark.parametrize(

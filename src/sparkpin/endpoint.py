@@ -53,8 +53,8 @@ def named_engine() -> str | None:
 def elsewhere(url: str | None, info: Mapping[str, Any]) -> str:
     """The name of the machine that an engine runs on, as its `info` tells it; "" when that is this machine.
 
-    url: where it was found. The address of an engine that is named does not tell: a socket may be forwarded from another
-    machine, and tcp may lead back to this one.
+    url: where it was found. The address of an engine that is named does not tell: a socket may be forwarded from
+    another machine, and tcp may lead back to this one.
     """
     if url in OWN:
         return ""

@@ -25,7 +25,7 @@ SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Docker:
-    """version: "" where no engine answers; elsewhere: the machine that it runs on, "" for this; runtimes: their names."""
+    """version: "" where no engine answers; elsewhere: its machine, "" for this one; runtimes: their names."""
 
     version: str = ""
     elsewhere: str = ""
