@@ -79,7 +79,7 @@ def serve(folder: Path) -> Iterator[Index]:
         def do_GET(self) -> None:
             kind, _, name = unquote(self.path).strip("/").partition("/")
             if kind == "simple":
-                files = [*folder.glob("*.whl"), *folder.glob("*.tar.gz")]
+                files = [*folder.glob("*.whl"), *folder.glob("*.tar.gz"), *folder.glob("*.zip")]
                 files = sorted(p for p in files if p.name.split("-")[0].replace("_", "-") == name)
                 if index.sizes and files:
                     self.answer(200, "application/vnd.pypi.simple.v1+json", page(name, files, index.uploaded))
@@ -137,7 +137,7 @@ def page(name: str, files: Sequence[Path], uploaded: Mapping[str, str]) -> bytes
         }
         for file in files
     ]
-    versions = sorted({file.name.removesuffix(".tar.gz").split("-")[1] for file in files})
+    versions = sorted({file.name.removesuffix(".zip").removesuffix(".tar.gz").split("-")[1] for file in files})
     return json.dumps({"meta": {"api-version": "1.1"}, "name": name, "versions": versions, "files": rows}).encode()
 
 
