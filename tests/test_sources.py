@@ -330,6 +330,22 @@ def test_the_dockerfile_gives_builder_and_images_the_same_trees(paths: Paths, pu
     assert "JOBS" not in base.dockerfile + files["source/build.json"].text
 
 
+def test_trees_in_their_order(paths: Paths, published: dict[str, Any]) -> None:
+    stack = write_stack(paths.project, published, mods=["modkit"])
+    (stage,) = manifests.load_chain(paths.project, "base")
+    trees = list(render.base_trees(paths.project, stack, locked(paths)))
+    assert [(tree.name, tree.kind) for tree in trees] == [
+        ("venv", "layer"),
+        ("torch", "layer"),
+        ("source-wheels", "tool"),
+        ("vllm", "compiled"),
+        ("stack-mods", "layer"),
+    ]
+    named = stage.model_copy(update={"mods": ["torch"]})
+    with pytest.raises(ManifestError, match="saw 'torch', wanted a mod whose name no other layer of the images has"):
+        render.require_apart(paths.project, named, [*trees, render.Tree("torch", ())])
+
+
 def test_keys_follow_the_source_and_nothing_else(paths: Paths, published: dict[str, Any]) -> None:
     write_stack(paths.project, published)
     locked(paths)

@@ -16,10 +16,10 @@ from packageurl import PackageURL
 from sparkpin import manifests
 from sparkpin.buildrecord import LOCKED, BuildInput, BuildRecord
 from sparkpin.checkpoint.plan import checkpoint_steps, used_repositories
+from sparkpin.contextfiles import HIDDEN
 from sparkpin.errors import IntegrityError
 from sparkpin.modelfiles import fetched_of, named_parts
 from sparkpin.releases import Release
-from sparkpin.render import HIDDEN
 from sparkpin.schema import BY_DIGEST, LockedFile, RepositoryLock
 
 PASSING = ("seconds", "size", "layers")  # of a build record: another build of the same image may say otherwise
