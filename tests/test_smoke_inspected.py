@@ -28,7 +28,7 @@ from sparkpin.inspection.finding import Finding
 from sparkpin.inspection.report import Result
 from sparkpin.inspection.scan import Facts
 from sparkpin.loading.rows import Row
-from sparkpin.loading.run import Loaded, load
+from sparkpin.loading.run import Loaded, run_load
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
 from sparkpin.schema import Stack
@@ -138,7 +138,7 @@ def test_the_gpus_of_this_machine_are_not_those_of_an_engine_elsewhere(
         "the engine runs on spark-2, and a server is given folders of this machine"
     )
     for start in (
-        lambda: load(records.paths, far_engine, spark, Facts({}, {}), "linux/arm64", len),
+        lambda: run_load(records.paths, far_engine, spark, Facts({}, {}), "linux/arm64", len),
         lambda: serve.start(records.paths, far_engine, spark, checkpoint, port=None, gpus=True, say=len),
     ):
         with pytest.raises(HostError, match="the engine runs on spark-2") as caught:
@@ -317,7 +317,7 @@ def test_a_machine_that_cannot_run_the_image_s_programs_is_told_what_to_install(
     load_image(fake_engine, tag, [buffer.getvalue()])
     try:
         with pytest.raises(HostError, match="runs no programs for linux/amd64") as caught:
-            load(paths, fake_engine, dataclasses.replace(release, tag=tag), Facts({}, {}), "linux/amd64", len)
+            run_load(paths, fake_engine, dataclasses.replace(release, tag=tag), Facts({}, {}), "linux/amd64", len)
         assert caught.value.next_step == "invoke doctor --stack cpu --fix"
     finally:
         fake_engine.untag(tag)

@@ -79,7 +79,7 @@ def apart(act: Callable[[], str]) -> str:
     return text
 
 
-def load(path: str) -> str:
+def load_library(path: str) -> str:
     """With all its symbols at once. Loading runs its initialisers, which register PyTorch's operators."""
     before = operators()
     ctypes.CDLL(path)
@@ -129,7 +129,7 @@ def main(text: str) -> None:
     wanted = json.loads(text)
     step("import", "torch", functools.partial(imported, "torch"))
     for path in wanted["libraries"]:
-        step("library", path, functools.partial(apart, functools.partial(load, path)))
+        step("library", path, functools.partial(apart, functools.partial(load_library, path)))
     for name in wanted["imports"]:
         step("import", name, functools.partial(imported, name))
     step("platform", "vllm.platforms", platform)

@@ -70,7 +70,7 @@ def libraries_of(facts: Facts, machine: int) -> list[str]:
     )
 
 
-def load(
+def run_load(
     paths: Paths, engine: Engine, release: Release, facts: Facts, platform: str, say: Say, *, limit: float | None = None
 ) -> Loaded:
     """facts: what `inspection` read of the image. platform: the image's. limit: seconds (default: 15 minutes).

@@ -20,8 +20,7 @@ from sparkpin.inspection import report
 from sparkpin.inspection.report import Result
 from sparkpin.inspection.tasks import inspect
 from sparkpin.loading.rows import Row
-from sparkpin.loading.run import Loaded
-from sparkpin.loading.run import load as run_load
+from sparkpin.loading.run import Loaded, run_load
 from sparkpin.paths import Paths
 from sparkpin.progress import Say
 from sparkpin.releases import Release
