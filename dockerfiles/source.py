@@ -24,6 +24,10 @@ BUILD = Path("/build")  # the same folder each time: compilers write paths down
 CCACHE = Path("/tmp/ccache")
 EPOCH = "1767225600"  # sparkpin.epoch.EPOCH
 JOB_MEMORY = 8 << 30  # bytes; nvcc takes 4 to 8 GB for one of vLLM's files
+CONTROL_GROUPS = (  # folder, limit, use, pages of files in memory.stat that count as used
+    ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 HOOK = """\
 import importlib, sys
 sys.path[:0] = sys.argv[3:]
@@ -37,13 +41,23 @@ def jobs(free: int, cpus: int) -> int:
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """Bytes that this step may take: of the machine, and of its control group where that has less."""
+    """Bytes that this step may still take: of the machine, and of its control group where that has less."""
     lines = (root / "proc/meminfo").read_text().splitlines()
     found = [next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))]
-    for name in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        text = (root / name).read_text().strip() if (root / name).is_file() else "max"
-        found += [int(text)] if text.isdecimal() else []
+    for folder, limit, usage, pages in CONTROL_GROUPS:
+        most = number(root / folder / limit, -1)
+        if most >= 0:
+            stat = root / folder / "memory.stat"
+            rows = dict(line.split() for line in stat.read_text().splitlines()) if stat.is_file() else {}
+            used = number(root / folder / usage, 0) - int(rows.get(pages, 0))  # those are given back when others want
+            found.append(max(0, most - max(0, used)))
     return min(found)
+
+
+def number(path: Path, other: int) -> int:
+    """What the file says; other: where there is none, or none is set ("max")."""
+    text = path.read_text().strip() if path.is_file() else ""
+    return int(text) if text.isdecimal() else other
 
 
 def unpack_debs(folder: Path) -> None:
@@ -59,9 +73,13 @@ def unpack(archive: Path, target: Path) -> Path:
     """The folder that the archive's files are in: its only one, or `target` itself."""
     target.mkdir(parents=True)
     with tarfile.open(archive) as tar:  # of the bytes that the lock names
+        # As Python 3.11 does it: from 3.14 on the default refuses links that repositories have. It is no argument,
+        # which Debian's 3.11 does not take.
+        tar.extraction_filter = lambda member, path: member
         tar.extractall(target)
     found = list(target.iterdir())
-    only = archive.name.endswith(".gz") and len(found) == 1 and found[0].is_dir()  # a source distribution
+    # A source distribution: a lock takes no other form of it, and a repository's archive is a plain .tar.
+    only = archive.name.endswith(".tar.gz") and len(found) == 1 and found[0].is_dir()
     return found[0] if only else target
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from sparkpin.build import BuiltImage
 from sparkpin.buildrecord import BuildInput, BuildRecord, LayerRecord, records_of, write_record
 from sparkpin.canonical import END, block, padded
+from sparkpin.contextfiles import ContextFile
 from sparkpin.epoch import EPOCH
 from sparkpin.evidence.verify import Evidence
 from sparkpin.inputs import Inputs
@@ -19,7 +20,6 @@ from sparkpin.jobs import new_release
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
-from sparkpin.render import ContextFile
 from sparkpin.seal import digest_of, image_config
 
 PROJECT = Path(__file__).resolve().parents[1]

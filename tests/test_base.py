@@ -16,7 +16,7 @@ from private_engine import remove_tags
 from tiny_registry import registry
 
 from checkout import PROJECT
-from sparkpin import contents, lint, lock, manifests, render, rootfs, schema
+from sparkpin import contents, contextfiles, lint, lock, manifests, render, rootfs, schema
 from sparkpin.build import build_image, is_built
 from sparkpin.buildrecord import check_form, layer_file, read_record, record_file
 from sparkpin.engine import Engine
@@ -110,13 +110,13 @@ def test_locking_asks_no_debian_mirror(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_user_is_the_one_of_our_own_root_file_systems(tmp_path: Path) -> None:
     script = rootfs.CUSTOMIZE.read_text()
-    for kind, line in (("passwd", render.PASSWD), ("group", render.GROUP)):
+    for kind, line in (("passwd", contextfiles.PASSWD), ("group", contextfiles.GROUP)):
         assert f"echo '{line}' >>\"$root/etc/{kind}\"" in script
     files = {file.path: file.text for file in chain_of(on_base(tmp_path))[0].context if "/user/" in file.path}
     assert files == {
         "wheels/user/requirements.txt": "",
-        "wheels/user/passwd": f"{render.PASSWD}\n",
-        "wheels/user/group": f"{render.GROUP}\n",
+        "wheels/user/passwd": f"{contextfiles.PASSWD}\n",
+        "wheels/user/group": f"{contextfiles.GROUP}\n",
     }
 
 
@@ -158,9 +158,9 @@ ROOT_LINE, OTHER = "root:x:0:0:root:/root:/bin/bash", "vendor:x:10001:10001::/sr
 @pytest.mark.parametrize(
     ("there", "comes"),
     [
-        (f"{ROOT_LINE}\n", f"{ROOT_LINE}\n{render.PASSWD}\n"),
-        (ROOT_LINE, f"{ROOT_LINE}\n{render.PASSWD}\n"),  # the last line is not ended
-        (None, f"{render.PASSWD}\n"),
+        (f"{ROOT_LINE}\n", f"{ROOT_LINE}\n{contextfiles.PASSWD}\n"),
+        (ROOT_LINE, f"{ROOT_LINE}\n{contextfiles.PASSWD}\n"),  # the last line is not ended
+        (None, f"{contextfiles.PASSWD}\n"),
         (f"{ROOT_LINE}\n{OTHER}\n", None),  # the base has a user of that number: it stays as it is
     ],
 )
@@ -171,20 +171,20 @@ def test_a_base_gets_the_user_and_its_home(
     monkeypatch.setattr(os, "chown", lambda *arguments: given.append(arguments))  # only root may
     install = runpy.run_path(str(PROJECT / "dockerfiles/install.py"))
     lines, etc, layer = tmp_path / "lines", tmp_path / "etc", tmp_path / "layer"
-    tiny_images.write(lines / "passwd", f"{render.PASSWD}\n")
-    tiny_images.write(lines / "group", f"{render.GROUP}\n")
+    tiny_images.write(lines / "passwd", f"{contextfiles.PASSWD}\n")
+    tiny_images.write(lines / "group", f"{contextfiles.GROUP}\n")
     if there is not None:
         tiny_images.write(etc / "passwd", there)
     install["add_user"](lines, str(layer), etc)
     home, made = layer / "home/sparkpin", layer / "etc/passwd"
     assert home.is_dir() and given == [(str(home), 10001, 10001)]
     assert (made.read_text() if made.exists() else None) == comes
-    assert (layer / "etc/group").read_text() == f"{render.GROUP}\n"
+    assert (layer / "etc/group").read_text() == f"{contextfiles.GROUP}\n"
 
 
 def test_a_base_with_another_user_of_that_name_is_refused(tmp_path: Path) -> None:
     install = runpy.run_path(str(PROJECT / "dockerfiles/install.py"))
-    for folder, line in (("lines", render.PASSWD), ("etc", render.PASSWD.replace("10001", "999"))):
+    for folder, line in (("lines", contextfiles.PASSWD), ("etc", contextfiles.PASSWD.replace("10001", "999"))):
         tiny_images.write(tmp_path / folder / "passwd", f"{line}\n")
     with pytest.raises(SystemExit, match="has a 'sparkpin' with another number than 10001"):
         install["add_user"](tmp_path / "lines", str(tmp_path / "layer"), tmp_path / "etc")

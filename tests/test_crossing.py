@@ -15,7 +15,7 @@ import uv
 import yaml
 from private_engine import remove_tags
 
-from sparkpin import commands, crossing, fetch, hub, manifests, render, rootfs, schema
+from sparkpin import commands, contextfiles, crossing, fetch, hub, manifests, render, rootfs, schema
 from sparkpin.build import build_image
 from sparkpin.buildrecord import BuildRecord, LayerRecord, read_record, record_file
 from sparkpin.checkpoint.repository import Places
@@ -177,7 +177,7 @@ def recorded(image: render.Rendered, builder: rootfs.RootfsSpec | None) -> Build
 
 
 def uv_of(image: render.Rendered) -> str:
-    (file,) = [file for file in image.context if file.path == render.UV]
+    (file,) = [file for file in image.context if file.path == contextfiles.UV]
     return file.sha256
 
 

@@ -192,6 +192,14 @@ def test_off_a_spark_it_says_what_does_not_apply() -> None:
         assert states["memory plan"].state == ("ok" if cuda is None else "n/a")
 
 
+def test_with_an_engine_elsewhere_this_machine_is_not_judged_as_a_server() -> None:
+    """Of that machine's GPU and memory nothing is known here."""
+    rows = found(gpus=(), module="", docker=Docker("29.2.1", elsewhere="spark-2", runtimes=("nvidia",)))
+    own = [name for name, one in rows.items() if one.state == "n/a" and "spark-2" in one.detail]
+    assert own == [*rules.OF_A_SPARK, rules.PLAN]
+    assert rows["Docker version"].state == "ok" and "on spark-2" in rows["Docker version"].detail
+
+
 def test_nvidia_smi_s_rows() -> None:
     (gpu,) = parse_gpus(H200.format(limit="700.00"))
     assert (gpu.name, gpu.power_limit, gpu.clock, gpu.utilization, gpu.slowed) == ("NVIDIA H200", 700, 360, 0, ())

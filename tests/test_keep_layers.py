@@ -25,7 +25,7 @@ from test_lock import paths as paths  # a project whose Debian half of the lock 
 from test_lock import versions, write
 from wheelhouse import Index, make_wheel
 
-from sparkpin import fetch, layering, lock, manifests, render, wheels
+from sparkpin import contextfiles, fetch, layering, lock, manifests, render, wheels
 from sparkpin.build import BuiltImage, Maker, build_image
 from sparkpin.buildrecord import layer_file
 from sparkpin.canonical import read_layer
@@ -268,7 +268,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def put(context: Path, files: Sequence[render.ContextFile], house: Path) -> None:
+def put(context: Path, files: Sequence[contextfiles.ContextFile], house: Path) -> None:
     for file in files:
         target = context / file.path
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -234,3 +234,10 @@ def test_kernels_are_compiled_without_torch(mod: str) -> None:
     """Where an image is built for another architecture this runs under emulation."""
     assert "triton" in imported(mod)
     assert imported(mod).isdisjoint({"torch", "vllm"})
+
+
+@pytest.mark.parametrize("mod", MODS)
+def test_kernels_are_entered_under_the_name_of_the_mod_s_folder(mod: str) -> None:
+    """By which the image's build asks for them."""
+    pyproject = tomllib.loads((PROJECT / "mods" / mod / "pyproject.toml").read_text())
+    assert set(pyproject["project"].get("entry-points", {}).get(KERNELS, {})) <= {mod}

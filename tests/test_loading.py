@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from elf_samples import AARCH64, X86_64, Elf
 
 from sparkpin.inspection.elf import MACHINES, read_library
+from sparkpin.inspection.packages import PLUGINS as PLUGINS_GROUP
 from sparkpin.inspection.scan import Facts
 from sparkpin.loading import inside, stub
 from sparkpin.loading.rows import Row, outcomes, read_rows
@@ -93,6 +95,11 @@ def register():
     except Exception as error:
         raise SystemExit(78) from error
 """,
+    "talks": """
+MOD = 'talking-mod'
+def register():
+    raise RuntimeError("Found no NVIDIA driver on your system")
+""",
     "broken": "MOD = 'broken-mod'\nimport no_such_module\n",
 }
 
@@ -107,7 +114,11 @@ def site(tmp_path: Path) -> Path:
         "vllm/_custom_ops.py": "raise ImportError('libcudart.so.13: cannot open shared object file')\n",
         "vllm/platforms.py": "class None_: device_type = ''\ncurrent_platform = None_()\n",
         **{f"plugin_{name}.py": text for name, text in PLUGINS.items()},
-        "mods-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: mods\nVersion: 1.0\n",
+        "mods-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: mods\nVersion: 1.0\n"
+        "Requires-Dist: sparkpin-modkit\n",
+        "others-2.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: others\nVersion: 2.0\nRequires-Dist: torch\n",
+        "others-2.0.dist-info/entry_points.txt": "[vllm.general_plugins]\nothers = plugin_others:register\n",
+        "plugin_others.py": "def register():\n    raise RuntimeError('NVML: no such device')\n",
         "mods-1.0.dist-info/entry_points.txt": "[vllm.general_plugins]\n"
         + "".join(f"{name} = plugin_{name}:register\n" for name in PLUGINS),
     }.items():
@@ -148,6 +159,8 @@ def test_the_script_tells_of_each_library_and_plugin_also_after_one_that_crashes
         "good-mod": ("plugin", "ok"),
         "off-mod": ("plugin", "failed"),
         "gpu-mod": ("plugin", "refused"),
+        "talking-mod": ("plugin", "failed"),
+        "others": ("plugin", "refused"),
         "lost-mod": ("plugin", "failed"),
     }
     assert rows["vllm"].detail == "0.33.0"
@@ -222,3 +235,15 @@ def test_what_an_image_says_does_not_reach_the_terminal_as_it_is() -> None:
 )
 def test_what_counts_as_want_of_a_gpu(error: BaseException, state: str) -> None:
     assert inside.verdict(error)[0] == state
+
+
+def test_a_mod_of_ours_refuses_only_in_so_many_words() -> None:
+    """Every mod requires the modkit: that is how the script knows one."""
+    for text in ("Found no NVIDIA driver on your system", "NVML: no such device"):
+        assert inside.verdict(RuntimeError(text), own=True)[0] == "failed"
+    assert inside.verdict(type("UnsupportedPlatform", (Exception,), {})(), own=True)[0] == "refused"
+    for file in Path(__file__).parents[1].glob("mods/*/pyproject.toml"):
+        project = tomllib.loads(file.read_text())["project"]
+        groups = project.get("entry-points", {})
+        own = any(inside.MODKIT.match(row) for row in project["dependencies"])
+        assert own or PLUGINS_GROUP not in groups, file

@@ -16,7 +16,7 @@ from sparkpin.engine import Engine
 from sparkpin.inspection.elf import X86_64, Library
 from sparkpin.inspection.image import open_image
 from sparkpin.inspection.scan import Facts, scan
-from sparkpin.loading.run import load
+from sparkpin.loading.run import run_load
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release
@@ -53,7 +53,7 @@ def test_libraries_and_plugins_of_the_image_load(paths: Paths, engine: Engine, i
         facts = scan(opened.files, len, opened.env)
     facts = dataclasses.replace(facts, libraries={**facts.libraries, WANTS_DRIVER.path: WANTS_DRIVER})
     said: list[str] = []
-    loaded = load(paths, engine, image, facts, "linux/amd64", said.append)
+    loaded = run_load(paths, engine, image, facts, "linux/amd64", said.append)
     assert loaded.passed, [row for row in loaded.rows if not row.passed]
     assert (loaded.emulated, loaded.stubbed) == (False, 1)
     done = {(row.kind, row.name.rpartition("/")[2]): row for row in loaded.rows}
@@ -69,7 +69,7 @@ def test_libraries_and_plugins_of_the_image_load(paths: Paths, engine: Engine, i
 def test_a_load_that_takes_too_long_is_ended_and_says_where_it_was(
     paths: Paths, engine: Engine, image: Release
 ) -> None:
-    loaded = load(paths, engine, image, Facts({}, {}), "linux/amd64", len, limit=0.5)
+    loaded = run_load(paths, engine, image, Facts({}, {}), "linux/amd64", len, limit=0.5)
     assert not loaded.passed
     assert any("was ended after 0.5 s, the time that it may take" in row.detail for row in loaded.rows)
     assert {row.name for row in loaded.rows if row.detail == "not reached"} == set(MODS)

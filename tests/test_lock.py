@@ -19,7 +19,7 @@ from sparkpin.manifests import load_stack, load_stack_lock, lock_text
 from sparkpin.paths import Paths
 from sparkpin.schema import LockedFile, StackLock
 from sparkpin.store import Store
-from sparkpin.wheels import Target, download, target_of
+from sparkpin.wheels import Target, download, length, target_of
 
 SPARK = Target("3.12.3", "aarch64", 39)
 
@@ -317,3 +317,9 @@ def test_another_platform_starts_anew(paths: Paths, index: Index, monkeypatch: p
     write(paths, ["app==1.0"], platform="linux/arm64")
     lock = lock_stack(paths, "s", print, keep_layers=True)
     assert lock.debs == debs and lock.updates == lock.underlay == []
+
+
+def test_the_size_of_a_file_is_not_that_of_a_compressed_answer(index: Index) -> None:
+    index.compresses = True
+    wheel = make_wheel(index.folder, "one", "1.0")
+    assert length(index.url.replace("/simple/", f"/files/{wheel.file}")) == wheel.size

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import http.server
 import io
 import json
+import os
+import platform
+import socket
 import tarfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +19,20 @@ import pytest
 from made_releases import release
 from private_engine import load_image
 
-from sparkpin import commands, jobs, manifests, reports, retention
+from sparkpin import commands, files, jobs, manifests, reports, retention, serve
+from sparkpin.endpoint import OWN, elsewhere
 from sparkpin.engine import Engine
-from sparkpin.errors import HostError, InputError, SmokeError
+from sparkpin.errors import BusyError, HostError, InputError, SmokeError
 from sparkpin.gpus import Gpu
 from sparkpin.inspection.finding import Finding
 from sparkpin.inspection.report import Result
 from sparkpin.inspection.scan import Facts
 from sparkpin.loading.rows import Row
-from sparkpin.loading.run import Loaded, load
+from sparkpin.loading.run import Loaded, run_load
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
 from sparkpin.schema import Stack
-from sparkpin.smoke import choice
+from sparkpin.smoke import choice, evidence
 from sparkpin.smoke.choice import obstacle_of
 from sparkpin.smoke.inspected import InspectedResult, result_of, show_load
 
@@ -89,6 +96,68 @@ def test_what_keeps_a_server_from_running(
 ) -> None:
     loaded: Stack = manifests.load_stack(project, stack)
     assert obstacle_of(loaded, platform, gpus) == why
+
+
+SPARK = {
+    "Name": "spark-2",
+    "KernelVersion": "6.11.0-1016-nvidia",
+    "MemTotal": 128 << 30,
+    "Os": "linux",
+    "Arch": "arm64",
+}
+
+
+class EngineOfASpark(http.server.BaseHTTPRequestHandler):
+    """What an engine says of its machine; there is no second machine to ask."""
+
+    def do_GET(self) -> None:
+        data = json.dumps(SPARK | {"Version": "29.2.1", "ApiVersion": "1.52", "MinAPIVersion": "1.24"}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def far_engine() -> Iterator[Engine]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), EngineOfASpark) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield Engine.at(f"tcp://127.0.0.1:{server.server_port}")
+        server.shutdown()
+
+
+def test_the_gpus_of_this_machine_are_not_those_of_an_engine_elsewhere(
+    records: Releases, far_engine: Engine, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "read_gpus", lambda run: (GB10,))  # as on a Spark
+    spark = dataclasses.replace(release(1), stack="spark")
+    assert choice.obstacle(records.paths, far_engine, spark) == (
+        "the engine runs on spark-2, and a server is given folders of this machine"
+    )
+    for start in (
+        lambda: run_load(records.paths, far_engine, spark, Facts({}, {}), "linux/arm64", len),
+        lambda: serve.start(records.paths, far_engine, spark, checkpoint, port=None, gpus=True, say=len),
+    ):
+        with pytest.raises(HostError, match="the engine runs on spark-2") as caught:
+            start()
+        assert "unset DOCKER_HOST" in caught.value.next_step
+
+
+def test_whose_machine_an_engine_runs_on() -> None:
+    """A socket that is named may be forwarded, and tcp may lead back: what the engine says of its machine counts."""
+    here = {
+        "Name": socket.gethostname(),
+        "KernelVersion": platform.release(),
+        "MemTotal": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    }
+    named = ("unix:///tmp/forwarded.sock", "tcp://127.0.0.1:2375", "ssh://me@spark-2")
+    assert {elsewhere(url, here) for url in named} == {""}
+    assert {elsewhere(url, SPARK) for url in named} == {"spark-2"}
+    assert {elsewhere(url, here | {"MemTotal": 1}) for url in named} == {here["Name"]}
+    assert {elsewhere(url, SPARK) for url in OWN} == {""}
 
 
 @pytest.mark.parametrize(
@@ -168,6 +237,30 @@ def test_the_summary_says_where_to_go_on(records: Releases, capsys: pytest.Captu
     assert "torch: opt/vllm/_C.so: vLLM is built for CUDA 12" in capsys.readouterr().out
 
 
+def test_record_and_evidence_are_of_one_test(records: Releases) -> None:
+    """An inspection that ends after another run's server has passed leaves neither; both are written under one lock."""
+    records.save(release(1))
+
+    def keep(result: Any, text: str) -> Release:
+        def write(folder: Path) -> None:
+            with pytest.raises(BusyError), files.lock(records.root / "tiny/.lock", wait=False):
+                pass
+            (folder / "result.json").write_text(text)
+
+        return evidence.kept(records.paths, release(1), result, write)
+
+    folder = evidence.evidence_folder(records.paths, release(1))
+    for result, text, state, stays in (
+        (INSPECTED, "inspected", "inspected", "inspected"),
+        (PASSED, "passed", "passed", "passed"),
+        (FAILED, "inspected again", "passed", "passed"),
+        (SERVER_FAILED, "server failed", "failed", "server failed"),
+    ):
+        assert keep(result, text).state == records.get(release(1).tag).state == state
+        assert [(file.name, file.read_text()) for file in folder.iterdir()] == [("result.json", stays)]
+    assert [file.name for file in folder.parent.iterdir()] == ["smoke"]
+
+
 @pytest.mark.parametrize(
     ("result", "load", "runs_here", "owed"),
     [
@@ -224,7 +317,7 @@ def test_a_machine_that_cannot_run_the_image_s_programs_is_told_what_to_install(
     load_image(fake_engine, tag, [buffer.getvalue()])
     try:
         with pytest.raises(HostError, match="runs no programs for linux/amd64") as caught:
-            load(paths, fake_engine, dataclasses.replace(release, tag=tag), Facts({}, {}), "linux/amd64", len)
+            run_load(paths, fake_engine, dataclasses.replace(release, tag=tag), Facts({}, {}), "linux/amd64", len)
         assert caught.value.next_step == "invoke doctor --stack cpu --fix"
     finally:
         fake_engine.untag(tag)

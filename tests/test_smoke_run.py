@@ -18,7 +18,8 @@ from sparkpin.paths import Paths
 from sparkpin.recipes import set_flag
 from sparkpin.releases import Release, Releases, tag_of
 from sparkpin.smoke import server
-from sparkpin.smoke.run import SmokeResult, evidence_folder, run_smoke
+from sparkpin.smoke.evidence import evidence_folder, replaced
+from sparkpin.smoke.run import SmokeResult, run_smoke
 
 pytest_plugins = ["fake_release"]
 pytestmark = pytest.mark.engine
@@ -32,7 +33,9 @@ def faulty(release: Release, fault: str) -> Release:
 
 def smoke(paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path) -> tuple[SmokeResult, list[str]]:
     said: list[str] = []
-    result = run_smoke(paths, fake_engine, release, checkpoint, said.append)
+    result, write = run_smoke(paths, fake_engine, release, checkpoint, said.append)
+    with replaced(evidence_folder(paths, release)) as folder:
+        write(folder)
     left = fake_engine.client.containers.list(all=True, filters={"label": f"{server.LABEL}={server.owner(paths)}"})
     assert not left and not list(paths.work.glob(f"{server.prefix(paths)}*"))
     return result, said

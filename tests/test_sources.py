@@ -6,8 +6,10 @@ vLLM 0.19.1 itself is not built here: docs/spark-seed.md says what was and was n
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
+import tarfile
 import uuid
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import yaml
 from private_engine import remove_tags
 from wheelhouse import Index, make_wheel
 
-from sparkpin import lint, manifests, render, sources
+from sparkpin import lint, manifests, render, sourcelock, sources
 from sparkpin import lock as lock_module
 from sparkpin.build import build_image
 from sparkpin.buildrecord import LOCKED, BuildInput, read_record, record_file
@@ -35,6 +37,7 @@ from sparkpin.rootfs import rootfs_spec
 from sparkpin.schema import LockedFile, SourceLock, Stack, StackLock
 from sparkpin.sourcelock import trees
 from sparkpin.store import Store
+from sparkpin.wheels import Target
 
 PROJECT = Path(__file__).resolve().parents[1]
 BUILD = runpy.run_path(str(PROJECT / "dockerfiles/source.py"))
@@ -216,6 +219,40 @@ def test_the_build_gets_no_other_version_of_what_the_images_have(
         locked(paths)
 
 
+def test_a_source_distribution_of_another_form_is_refused(
+    paths: Paths, published: dict[str, Any], index: Index
+) -> None:
+    (index.folder / "standin-0.19.1.tar.gz").rename(index.folder / "standin-0.19.1.zip")
+    del published["git"]
+    write_stack(paths.project, published)
+    with pytest.raises(ManifestError, match=r"saw 'standin-0\.19\.1\.zip', wanted .* is a \.tar\.gz") as caught:
+        locked(paths)
+    assert caught.value.key == "python.source.version" and "standin-0.19.1.zip" not in index.asked
+
+
+@pytest.mark.parametrize(
+    ("key", "seen", "wanted"),
+    [
+        ("python.requirements", "buildtool==1.0", "python.source.requirements"),
+        ("python.exclude", "nobody", "python.exclude"),
+    ],
+)
+def test_a_tool_without_a_wheel_is_named_and_other_errors_stay_what_they_are(
+    paths: Paths, published: dict[str, Any], monkeypatch: pytest.MonkeyPatch, key: str, seen: str, wanted: str
+) -> None:
+    """uv finds such a tool unsatisfiable before; what it lets pass for a glibc that is too new is not made here."""
+    stack = write_stack(paths.project, published)
+    assert stack.python.source
+
+    def closure(*_: object) -> list[LockedFile]:
+        raise ManifestError("made-up.yaml", key, seen, "something else")
+
+    monkeypatch.setattr(sourcelock, "index_closure", closure)
+    with pytest.raises(ManifestError) as caught:
+        sourcelock.build_wheels(stack, stack.python.source, Target("3.11.2", "x86_64", 36), [], "made-up.yaml")
+    assert (caught.value.key, caught.value.seen, caught.value.wanted) == (wanted, seen, "something else")
+
+
 def test_two_torches_in_a_merged_lock_are_refused(paths: Paths, published: dict[str, Any]) -> None:
     stack = write_stack(paths.project, published)
     lock = locked(paths)
@@ -291,6 +328,22 @@ def test_the_dockerfile_gives_builder_and_images_the_same_trees(paths: Paths, pu
     assert plan["inputs"]["fastlib"]["variable"] == "FASTLIB_SRC_DIR"
     assert files["source/patches/000-answer.patch"].sha256 == patch["sha256"]
     assert "JOBS" not in base.dockerfile + files["source/build.json"].text
+
+
+def test_trees_in_their_order(paths: Paths, published: dict[str, Any]) -> None:
+    stack = write_stack(paths.project, published, mods=["modkit"])
+    (stage,) = manifests.load_chain(paths.project, "base")
+    trees = list(render.base_trees(paths.project, stack, locked(paths)))
+    assert [(tree.name, tree.kind) for tree in trees] == [
+        ("venv", "layer"),
+        ("torch", "layer"),
+        ("source-wheels", "tool"),
+        ("vllm", "compiled"),
+        ("stack-mods", "layer"),
+    ]
+    named = stage.model_copy(update={"mods": ["torch"]})
+    with pytest.raises(ManifestError, match="saw 'torch', wanted a mod whose name no other layer of the images has"):
+        render.require_apart(paths.project, named, [*trees, render.Tree("torch", ())])
 
 
 def test_keys_follow_the_source_and_nothing_else(paths: Paths, published: dict[str, Any]) -> None:
@@ -435,6 +488,25 @@ def test_jobs_by_memory(free: int, cpus: int, wanted: int) -> None:
         ({"sys/fs/cgroup/memory.max": f"{20 * GB}\n"}, 20 * GB),
         ({"sys/fs/cgroup/memory/memory.limit_in_bytes": f"{30 * GB}\n"}, 30 * GB),
         ({"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, 64 * GB),
+        ({"sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": f"{30 * GB}\n"}, 64 * GB),
+        ({"sys/fs/cgroup/memory.max": f"{20 * GB}\n", "sys/fs/cgroup/memory.current": f"{15 * GB}\n"}, 5 * GB),
+        ({"sys/fs/cgroup/memory.max": f"{20 * GB}\n", "sys/fs/cgroup/memory.current": f"{21 * GB}\n"}, 0),
+        (
+            {
+                "sys/fs/cgroup/memory.max": f"{20 * GB}\n",
+                "sys/fs/cgroup/memory.current": f"{15 * GB}\n",
+                "sys/fs/cgroup/memory.stat": f"anon {5 * GB}\ninactive_file {9 * GB}\n",
+            },
+            14 * GB,
+        ),
+        (
+            {
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{30 * GB}\n",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{9 * GB}\n",
+                "sys/fs/cgroup/memory/memory.stat": f"inactive_file 0\ntotal_inactive_file {GB}\n",
+            },
+            22 * GB,
+        ),
     ],
 )
 def test_memory_is_that_of_the_machine_or_of_the_container(tmp_path: Path, files: dict[str, str], wanted: int) -> None:
@@ -442,6 +514,20 @@ def test_memory_is_that_of_the_machine_or_of_the_container(tmp_path: Path, files
     for name, text in {"proc/meminfo": meminfo, **files}.items():
         tiny_images.write(tmp_path / name, text)
     assert BUILD["free_memory"](tmp_path) == wanted
+
+
+def test_links_of_a_repository_are_unpacked_by_every_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the default refuses them, as from 3.14 on. A Python that knows no filters ignores the attribute."""
+    refuse = getattr(tarfile, "data_filter", None)
+    monkeypatch.setattr(tarfile.TarFile, "extraction_filter", refuse and staticmethod(refuse), raising=False)
+    archive = tmp_path / "standin-0123.tar"
+    with tarfile.open(archive, "w") as tar:
+        for name, target in (("docs", "/opt/docs"), ("up", "../up")):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = tarfile.SYMTYPE, target
+            tar.addfile(info)
+    folder = BUILD["unpack"](archive, tmp_path / "standin")
+    assert {path.name: os.readlink(path) for path in folder.iterdir()} == {"docs": "/opt/docs", "up": "../up"}
 
 
 @pytest.mark.parametrize(

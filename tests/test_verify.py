@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence_samples import Sample, make_sample
+from evidence_samples import PROJECT, Sample, make_sample
 from private_engine import file_layer, private_engine
 
 from sparkpin import commands, exporting, jobs, manifests, progress
-from sparkpin.buildrecord import write_record
+from sparkpin.buildrecord import BuildInput, write_record
 from sparkpin.bundle import IMPORTS
 from sparkpin.canonical import read_layer
 from sparkpin.engine import Engine
@@ -490,6 +490,35 @@ TAMPERED: dict[str, tuple[str, Callable[[Evidence], Evidence]]] = {
     "model repository less": ("inputs", without_repository),
     "SBOM is no SBOM": ("SBOM", lambda e: sbom(e, b'"components"', b'"other"', named=True)),
 }
+
+
+SOURCES = {  # where a build from source sees them -> part of the lock, name
+    "source/archives/vllm.tar": ("archives", "vllm"),
+    "source/debs/g++.deb": ("debs", "g++"),
+    "wheels/source-wheels/setuptools-scm.whl": ("wheels", "setuptools-scm"),
+}
+
+
+def compiled(evidence: Evidence, **other: str) -> Evidence:
+    """As if a distribution had been built from source. other: SHA-256 (hex) of the record, in place of the lock's."""
+    lock = json.loads((PROJECT / LOCK).read_text())
+    lock["source"] = {"archives": [], "debs": [], "wheels": []}
+    rows = list(evidence.records[0].context)
+    for path, (part, name) in SOURCES.items():
+        file = {"name": name, "version": "1.0", "file": path.rpartition("/")[2], "size": 1, "sha256": "1" * 64}
+        lock["source"][part].append(file)
+        seen = other.get(name, file["sha256"])
+        rows.append(BuildInput(path=path, sha256=seen, size=1, what=f"source {name} 1.0"))
+    return kept(record(evidence, 0, context=rows), LOCK, json.dumps(lock).encode())
+
+
+def test_all_that_a_build_from_source_saw_is_held_against_the_lock(sample: Sample) -> None:
+    checks = {check.what: check for check in check_evidence(compiled(sample.evidence()), Keys())}
+    assert checks["locks"].result == "ok", checks["locks"].line
+    for name in ("vllm", "g++", "setuptools-scm"):
+        checks = {check.what: check for check in check_evidence(compiled(sample.evidence(), **{name: ZERO}), Keys())}
+        assert checks["locks"].result == "wrong"
+        assert f"does not name {'source' if name == 'vllm' else 'tool'} {name} 1.0 {ZERO}" in checks["locks"].detail
 
 
 def drop(value: dict[str, Any], end: str) -> None:

@@ -54,6 +54,7 @@ class Index:
     """slow: file -> seconds between pieces of 64 KiB; hashes: whether pages carry them; asked: file names served.
 
     gone: files that the pages name and that are not there any more. sizes: pages are JSON and tell them (PEP 700).
+    compresses: a HEAD tells the size of what would be sent compressed, to whom takes that.
     uploaded: file -> when it came ("2026-05-10T07:38:37Z"), which JSON pages tell, too.
     """
 
@@ -65,6 +66,7 @@ class Index:
     gone: set[str] = field(default_factory=set)
     sizes: bool = False
     uploaded: dict[str, str] = field(default_factory=dict)
+    compresses: bool = False
 
 
 @contextmanager
@@ -74,12 +76,15 @@ def serve(folder: Path) -> Iterator[Index]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
+            if index.compresses and "gzip" in self.headers.get("Accept-Encoding", ""):
+                self.answer(200, "application/octet-stream", b"less")
+                return
             self.answer(200, "application/octet-stream", (folder / unquote(self.path).rpartition("/")[2]).read_bytes())
 
         def do_GET(self) -> None:
             kind, _, name = unquote(self.path).strip("/").partition("/")
             if kind == "simple":
-                files = [*folder.glob("*.whl"), *folder.glob("*.tar.gz")]
+                files = [*folder.glob("*.whl"), *folder.glob("*.tar.gz"), *folder.glob("*.zip")]
                 files = sorted(p for p in files if p.name.split("-")[0].replace("_", "-") == name)
                 if index.sizes and files:
                     self.answer(200, "application/vnd.pypi.simple.v1+json", page(name, files, index.uploaded))
@@ -137,7 +142,7 @@ def page(name: str, files: Sequence[Path], uploaded: Mapping[str, str]) -> bytes
         }
         for file in files
     ]
-    versions = sorted({file.name.removesuffix(".tar.gz").split("-")[1] for file in files})
+    versions = sorted({file.name.removesuffix(".zip").removesuffix(".tar.gz").split("-")[1] for file in files})
     return json.dumps({"meta": {"api-version": "1.1"}, "name": name, "versions": versions, "files": rows}).encode()
 
 

@@ -16,12 +16,13 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from sparkpin import seal
+from sparkpin.contextfiles import ContextFile
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import IntegrityError, ManifestError
 from sparkpin.files import atomic_file, write_json
 from sparkpin.paths import Paths
 from sparkpin.releases import Digest, Release
-from sparkpin.render import ContextFile, Rendered, image_ref, rootfs_ref
+from sparkpin.render import Rendered, image_ref, rootfs_ref
 from sparkpin.rootfs import RootfsSpec
 from sparkpin.schema import BY_DIGEST, LockedFile, Model, Sha256
 

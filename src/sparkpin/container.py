@@ -16,7 +16,7 @@ from docker.types import DeviceRequest, LogConfig, Ulimit
 
 from sparkpin import caches
 from sparkpin.engine import Engine
-from sparkpin.errors import CheckpointError, EngineError, IntegrityError
+from sparkpin.errors import CheckpointError, EngineError, HostError, IntegrityError
 from sparkpin.recipes import MODEL_PATH
 from sparkpin.releases import Release
 
@@ -59,6 +59,15 @@ def require_image(engine: Engine, release: Release) -> None:
         raise IntegrityError(
             f"{release.tag} names another image: wanted {release.image}, got {info.config_digest}",
             next_step=f"invoke build --recipe {release.recipe} --stage {release.stage}",
+        )
+
+
+def require_here(engine: Engine) -> None:
+    """HostError for an engine on another machine, which has none of the folders that a container is given."""
+    if engine.elsewhere:
+        raise HostError(
+            f"the engine runs on {engine.elsewhere}, and what a container is given lies in folders of this machine",
+            next_step="unset DOCKER_HOST (or docker context use default), or export the release and import it there",
         )
 
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkpin.buildrecord import BuildInput
+from sparkpin.contextfiles import ContextFile
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import IntegrityError
 from sparkpin.files import disk_errors, sha256_file
 from sparkpin.inputs import Inputs
 from sparkpin.modwheels import build_wheel
 from sparkpin.paths import Paths
-from sparkpin.render import ContextFile, Rendered
+from sparkpin.render import Rendered
 
 
 @dataclass(frozen=True)

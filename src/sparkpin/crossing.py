@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sparkpin.buildrecord import BuildRecord
+from sparkpin.contextfiles import UV, ContextFile, uv_file
 from sparkpin.dockerfile import BUILDER
 from sparkpin.errors import HostError, ManifestError, SparkpinError
 from sparkpin.manifests import load_stack, load_stack_lock
 from sparkpin.paths import Paths
-from sparkpin.render import UV, ContextFile, Rendered, uv_file
+from sparkpin.render import Rendered
 from sparkpin.rootfs import RootfsSpec, rootfs_spec
 from sparkpin.schema import MACHINES, LockedFile, Stack, StackLock
 

@@ -9,7 +9,10 @@ import contextlib
 import http.client
 import json
 import os
+import platform
 import socket
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 OWN = (None, "", "unix:///var/run/docker.sock", "unix:///run/docker.sock")
@@ -45,6 +48,19 @@ def named_engine() -> str | None:
     """The engine that the user names by DOCKER_HOST or a context of the CLI; None for this machine's own."""
     host = environment().get("DOCKER_HOST")
     return None if host in OWN else host
+
+
+def elsewhere(url: str | None, info: Mapping[str, Any]) -> str:
+    """The name of the machine that an engine runs on, as its `info` tells it; "" when that is this machine.
+
+    url: where it was found. The address of an engine that is named does not tell: a socket may be forwarded from
+    another machine, and tcp may lead back to this one.
+    """
+    if url in OWN:
+        return ""
+    here = (socket.gethostname(), platform.release(), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    there = (info.get("Name"), info.get("KernelVersion"), info.get("MemTotal"))
+    return "" if here == there else str(there[0] or "another machine")
 
 
 def ask(url: str, timeout: float = 10) -> str | None:

@@ -22,7 +22,7 @@ import requests
 from sparkpin import buildkit
 from sparkpin.canonical import Slice
 from sparkpin.contentstore import NO_SIZES, Blob, Index, Sizes, image_index, image_manifest, plain_blobs, read_blobs
-from sparkpin.endpoint import environment
+from sparkpin.endpoint import elsewhere, environment
 from sparkpin.errors import DiskError, EngineError
 from sparkpin.files import CHUNK, atomic_file, sha256_file
 from sparkpin.seal import CREATED, CREATED_BY, Part, Sealed, digest_of, image_config, seal
@@ -78,6 +78,12 @@ class Engine:
     def version(self) -> str:
         with engine_errors():
             return str(self.client.version()["Version"])
+
+    @cached_property
+    def elsewhere(self) -> str:
+        """The machine that it runs on, "" for this one: only there does a folder that is mounted exist."""
+        with engine_errors():
+            return elsewhere(self.host.get("DOCKER_HOST"), self.client.info())
 
     @cached_property
     def keeps_layers(self) -> bool:

@@ -21,6 +21,7 @@ from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
 from sparkpin.reproduce import require_inputs
 from sparkpin.smoke.choice import obstacle, uses_gpu
+from sparkpin.smoke.evidence import kept
 from sparkpin.ui import say
 
 
@@ -148,7 +149,6 @@ def smoke_releases(paths: Paths, wanted: tuple[Release, ...], *, load: bool = Fa
     from sparkpin.smoke.run import run_smoke  # slow to import, as all that asks a server
 
     engine = engine_of(paths)
-    records = Releases(paths)
     done = []
     for number, release in enumerate(wanted, start=1):
         say(f"smoke test {number} of {len(wanted)}: {release.tag}")
@@ -158,9 +158,9 @@ def smoke_releases(paths: Paths, wanted: tuple[Release, ...], *, load: bool = Fa
                     f"{release.tag} has passed its smoke test, and here it can only be inspected: {why}",
                     next_step=f"invoke inspect {release.tag}, which changes no record",
                 )
-            done.append(records.smoked(release.tag, run_inspection(paths, engine, release, why, say, load=load)))
+            done.append(kept(paths, release, *run_inspection(paths, engine, release, why, say, load=load)))
         else:
             gpus = uses_gpu(paths, release)
-            result = run_smoke(paths, engine, release, checkpoint_of(paths, release), say, gpus=gpus)
-            done.append(records.smoked(release.tag, result))
+            checkpoint = checkpoint_of(paths, release)
+            done.append(kept(paths, release, *run_smoke(paths, engine, release, checkpoint, say, gpus=gpus)))
     return tuple(done)

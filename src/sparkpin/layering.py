@@ -16,7 +16,8 @@ from sparkpin.schema import LockedFile, Stack, StackLock
 
 # layers beside those that the stack names
 VENV, USER, UPDATES, LINKS, STACK_MODS = "venv", "user", "updates", "links", "stack-mods"
-SOURCE_STAGES = ("source-wheels", "source-builder", "source-wheel")  # of the Dockerfile; no layers of an image
+SOURCE_WHEELS = "source-wheels"  # what a build from source needs beside them, a tree and no layer
+SOURCE_STAGES = (SOURCE_WHEELS, "source-builder", "source-wheel")  # of the Dockerfile
 RESERVED = frozenset({VENV, USER, UPDATES, LINKS, STACK_MODS, *SOURCE_STAGES})
 
 Groups = dict[str, list[LockedFile]]

@@ -56,12 +56,12 @@ def lock_stack(paths: Paths, name: str, say: Callable[[str], None], *, keep_laye
             else:
                 wheels = downloaded(stack, target, keep, folder / "wheels", Store(paths.store), file, say)
             say(f"  {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.1f} MB")
-            made = [wheel for wheel in wheels if not is_built(stack, wheel)]
+            made = [wheel for wheel in wheels if not is_from_source(stack, wheel)]
             versions = {wheel.name: wheel.version for wheel in made}
             if stack.python.source:
                 versions[canonicalize_name(stack.python.source.name)] = stack.python.source.version
             require_wanted(stack, versions, file)
-            source = source_of(stack, target, debs, made, folder, Store(paths.store), file, say)
+            source = locked_source(stack, target, debs, made, folder, Store(paths.store), file, say)
         finally:
             files.sweep(folder.parent)
     base = stack.base.image if stack.base else ""
@@ -76,13 +76,13 @@ def lock_stack(paths: Paths, name: str, say: Callable[[str], None], *, keep_laye
     return lock
 
 
-def is_built(stack: Stack, wheel: LockedFile) -> bool:
+def is_from_source(stack: Stack, wheel: LockedFile) -> bool:
     """Whether the images hold what is built here in place of this wheel of the index."""
     source = stack.python.source
     return source is not None and wheel.name == canonicalize_name(source.name)
 
 
-def source_of(
+def locked_source(
     stack: Stack,
     target: Target,
     debs: list[LockedFile],

@@ -353,8 +353,11 @@ class Releases:
                 next_step="give the recipe another name",
             )
 
-    def smoked(self, tag: str, result: Any) -> Release:
+    def smoked(self, tag: str, result: Any, place: Callable[[], object] = lambda: None) -> Release:
         """Keep the result of a smoke test (a dataclass or a mapping with `passed`) and the state that follows.
+
+        place: puts its evidence where it belongs. Called under the recipe's lock, and only for a result that is kept,
+        so that record and evidence are of one test.
 
         The current release stays current; a result of it that fails is told by `smoke` and keeps it from being
         gone back to later. That a server passed stays when its image is merely inspected afterwards.
@@ -365,6 +368,7 @@ class Releases:
             known = self.get(tag)
             if "inspected" in smoke and known.smoke_passed:
                 return known
+            place()
             release = dataclasses.replace(known, smoke=smoke)
             if release.state != "current":
                 release = dataclasses.replace(release, state=after_smoke(release))

@@ -7,65 +7,35 @@ the key of its parent (or of the root file system), the platform, the epoch and 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import jinja2
 import jinja2.sandbox
-import uv
 
 from sparkpin import seal, sources
+from sparkpin.contextfiles import (
+    ContextFile,
+    link_files,
+    mod_file,
+    script_file,
+    source_files,
+    source_wheel_files,
+    tool_files,
+    update_files,
+    user_files,
+    wheel_files,
+)
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import ManifestError
-from sparkpin.files import sha256_file
-from sparkpin.layering import (
-    LINKS,
-    RESERVED,
-    SOURCE_STAGES,
-    STACK_MODS,
-    UPDATES,
-    USER,
-    VENV,
-    normal,
-    updated,
-    wheel_groups,
-)
+from sparkpin.layering import LINKS, RESERVED, SOURCE_WHEELS, STACK_MODS, UPDATES, USER, VENV, wheel_groups
 from sparkpin.modwheels import Mod, read_mod
-from sparkpin.patches import name_of
 from sparkpin.releases import INTERNAL, ROOTFS
 from sparkpin.rootfs import RootfsSpec, rootfs_spec
-from sparkpin.schema import MACHINES, LockedFile, Stack, StackLock, Stage
-
-UV = "tools/uv"
-PASSWD, GROUP = "sparkpin:*:10001:10001:sparkpin:/home/sparkpin:/bin/sh", "sparkpin:*:10001:"
-HIDDEN = "(hidden)"  # at the end of what a wheel is called that a layer above hides
-
-
-@dataclass(frozen=True)
-class ContextFile:
-    """One file that a build sees. A mod stands for its wheel: `sha256` is its sources' key, `size` their bytes.
-
-    identity: stands for the file in keys, where machines have different files that do the same.
-    source: "store" (a locked wheel), "host" (a file of this machine, `origin`), "text" (`text`), "mod", or "kept" (of
-    an earlier build, by its SHA-256 alone). what: what a person calls it, with its version.
-    """
-
-    path: str
-    sha256: str
-    size: int
-    source: Literal["store", "host", "text", "mod", "kept"]
-    what: str = ""
-    executable: bool = False
-    text: str = field(default="", repr=False)
-    origin: Path | None = None
-    locked: LockedFile | None = None
-    identity: str = ""
-    mod: Mod | None = None
+from sparkpin.schema import MACHINES, Stack, StackLock, Stage
 
 
 @dataclass(frozen=True)
@@ -109,73 +79,65 @@ def render_chain(project: Path, stack: Stack, stack_lock: StackLock, chain: Sequ
     return tuple(done)
 
 
+@dataclass(frozen=True)
+class Tree:
+    """A tree of files that a stage of the Dockerfile makes: a layer of the image, or what one is compiled with.
+
+    files: what that stage sees of the context. kind: "layer"; "compiled", a layer that follows from all trees before
+    it and not from its files alone; "tool", which is no layer. kernels: whether its mod's are compiled for the GPU.
+    """
+
+    name: str
+    files: tuple[ContextFile, ...]
+    kind: Literal["layer", "compiled", "tool"] = "layer"
+    kernels: bool = False
+
+    @property
+    def is_layer(self) -> bool:
+        return self.kind != "tool"
+
+
 def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, parent: Rendered | None) -> Rendered:
-    layers: dict[str, list[ContextFile]] = {}
-    extra: dict[str, list[ContextFile]] = {}  # of trees that are no layers
     spec = None
-    built, below_source = "", list[str]()
-    if parent is None:
-        if stack.base:
-            below = parent_ref = stack.base.image
-        else:
-            spec = rootfs_spec(stack, stack_lock)
-            below = spec.key
-            parent_ref = rootfs_ref(stack.system.suite, below)
-        layers[VENV] = []
-        if stack.base:
-            layers[USER] = user_files()
-        groups = wheel_groups(project, stack, stack_lock)
-        for name, wheels in groups.items():
-            layers[name] = wheel_files(name, wheels, stack_lock.underlay)
-        if stack_lock.updates or stack_lock.underlay:
-            layers[UPDATES] = update_files(stack_lock, groups)
-        if stack.image.links:
-            layers[LINKS] = link_files(stack)
-        if source := sources.source_of(project, stack, stack_lock):
-            below_source = [*layers, SOURCE_STAGES[0]]
-            extra[SOURCE_STAGES[0]] = source_wheel_files(stack_lock)
-            built = sources.layer_of(stack, source)
-            layers[built] = source_files(project, stack, stack_lock)
-        if stack.mods:
-            layers[STACK_MODS] = [mod_file(STACK_MODS, read_mod(project, name)) for name in stack.mods]
-    else:
+    if parent is not None:
         below, parent_ref = parent.key, parent.ref
-    for name in stage.mods:
-        if name in RESERVED:
-            file = project / f"stages/{stage.name}.yaml"
-            raise ManifestError(file, "mods", name, "a mod whose name no other layer of the images has")
-        layers[name] = [mod_file(name, read_mod(project, name))]
-    kernels = kernel_layers(stack, stage, layers)
-    tools = tool_files(project) if layers else []
+    elif stack.base:
+        below = parent_ref = stack.base.image
+    else:
+        spec = rootfs_spec(stack, stack_lock)
+        below, parent_ref = spec.key, rootfs_ref(stack.system.suite, spec.key)
+    trees = [*(base_trees(project, stack, stack_lock) if parent is None else ()), *mod_trees(project, stack, stage)]
+    require_apart(project, stage, trees)
+    require_kernels(stack, stage, trees)
+    tools = tool_files(project) if trees else []
     if parent is None and stack.base:
         tools.append(script_file(project, "base.py"))
-    parts = (tools, *layers.values(), *extra.values())
-    files = sorted((file for part in parts for file in part), key=lambda file: file.path)
+    files = sorted([*tools, *files_of(trees)], key=lambda file: file.path)
 
     template = environment(project / "dockerfiles").get_template(stage.template)
-    names = list(layers)
 
-    def dockerfile(key: str, count: int = len(names)) -> str:
+    def dockerfile(key: str, shown: Sequence[Tree]) -> str:
+        """As if the image ended with the last of these trees."""
+        layers = [tree.name for tree in shown if tree.is_layer]
+        built = next((number for number, tree in enumerate(shown) if tree.kind == "compiled"), None)
         return template.render(
             stage=stage,
             stack=stack,
             parent_ref=parent_ref,
-            layers=names[:count],
-            kernels=kernels,
-            trees=[name for name in names[1:count] if name != built] + (list(extra) if built in names[:count] else []),
-            source={"layer": built, "below": below_source} if built in names[:count] else None,
+            layers=layers,
+            kernels=[tree.name for tree in trees if tree.kernels],
+            trees=[tree.name for tree in layers_first(shown)[1:] if tree.kind != "compiled"],
+            source=built and {"layer": shown[built].name, "below": [tree.name for tree in shown[:built]]},
             key=key,
             wheels_for=f"{MACHINES[stack.platform]}-manylinux_2_40",  # the hashes say which wheels, not this
         )
 
-    def layer_key(count: int) -> str:
-        """As if the image ended with this layer: those above have no say in it."""
-        compiled = names[count - 1] == built  # follows from all that it was compiled with, and not from its files alone
-        seen = [layers[name] for name in names[0 if compiled else count - 1 : count]]
-        seen += extra.values() if compiled else []
-        return build_key(stack, below, dockerfile("", count), [*tools, *(file for part in seen for file in part)])
+    def layer_key(shown: Sequence[Tree]) -> str:
+        """Those above the last have no say in it."""
+        seen = shown if shown[-1].kind == "compiled" else shown[-1:]
+        return build_key(stack, below, dockerfile("", shown), [*tools, *files_of(seen)])
 
-    key = build_key(stack, below, dockerfile(""), files)
+    key = build_key(stack, below, dockerfile("", trees), files)
     return Rendered(
         stage=stage.name,
         stack=stack.name,
@@ -185,24 +147,67 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
         parent_ref=parent_ref,
         platform=stack.platform,
         rootfs=spec,
-        dockerfile=dockerfile(key),
+        dockerfile=dockerfile(key, trees),
         context=tuple(files),
-        layers=tuple((name, layer_key(count)) for count, name in enumerate(names, start=1)),
+        layers=tuple((tree.name, layer_key(trees[:end])) for end, tree in enumerate(trees, start=1) if tree.is_layer),
     )
 
 
-def kernel_layers(stack: Stack, stage: Stage, layers: Mapping[str, Sequence[ContextFile]]) -> list[str]:
-    """The layers, each of one mod, that get the mod's kernels for the stack's GPU."""
-    found = [name for name, files in layers.items() if any(file.mod and file.mod.kernels for file in files)]
-    if not stack.gpu:
-        return []
+def base_trees(project: Path, stack: Stack, stack_lock: StackLock) -> Iterator[Tree]:
+    """What the first stage has below its mods, from the lowest."""
+    yield Tree(VENV, ())
+    if stack.base:
+        yield Tree(USER, tuple(user_files()))
+    groups = wheel_groups(project, stack, stack_lock)
+    for name, wheels in groups.items():
+        yield Tree(name, tuple(wheel_files(name, wheels, stack_lock.underlay)))
+    if stack_lock.updates or stack_lock.underlay:
+        yield Tree(UPDATES, tuple(update_files(stack_lock, groups)))
+    if stack.image.links:
+        yield Tree(LINKS, tuple(link_files(stack)))
+    if source := sources.source_of(project, stack, stack_lock):
+        yield Tree(SOURCE_WHEELS, tuple(source_wheel_files(stack_lock)), "tool")
+        yield Tree(sources.layer_of(stack, source), tuple(source_files(project, stack, stack_lock)), "compiled")
+    if stack.mods:
+        yield mods_tree(stack, STACK_MODS, [read_mod(project, name) for name in stack.mods])
+
+
+def mod_trees(project: Path, stack: Stack, stage: Stage) -> Iterator[Tree]:
+    for name in stage.mods:
+        yield mods_tree(stack, name, [read_mod(project, name)])
+
+
+def mods_tree(stack: Stack, name: str, mods: Sequence[Mod]) -> Tree:
+    kernels = stack.gpu is not None and any(mod.kernels for mod in mods)
+    return Tree(name, tuple(mod_file(name, mod) for mod in mods), kernels=kernels)
+
+
+def layers_first(trees: Sequence[Tree]) -> list[Tree]:
+    """In the order that keys have always been made of: each kind as it stands."""
+    return sorted(trees, key=lambda tree: not tree.is_layer)
+
+
+def files_of(trees: Sequence[Tree]) -> list[ContextFile]:
+    return [file for tree in layers_first(trees) for file in tree.files]
+
+
+def require_apart(project: Path, stage: Stage, trees: Sequence[Tree]) -> None:
+    names = [tree.name for tree in trees]
+    for name in stage.mods:
+        if name in RESERVED or names.count(name) > 1:
+            file = project / f"stages/{stage.name}.yaml"
+            raise ManifestError(file, "mods", name, "a mod whose name no other layer of the images has")
+
+
+def require_kernels(stack: Stack, stage: Stage, trees: Sequence[Tree]) -> None:
+    """Only a stage with a parent, in which one mod is a layer, gets kernels for the stack's GPU."""
+    found = [tree.name for tree in trees if tree.kernels]
     if STACK_MODS in found:
         wanted = "mods without kernels: those are compiled by what a stage's parent image holds. Name it in a stage"
         raise ManifestError(f"pins/stacks/{stack.name}.yaml", "mods", stack.mods, wanted)
     if found and stage.parent is None:
         wanted = "none with kernels: those are compiled by what the parent image holds, and it has no parent"
         raise ManifestError(f"stages/{stage.name}.yaml", "mods", stage.mods, wanted)
-    return found
 
 
 def rootfs_ref(suite: str, key: str) -> str:
@@ -235,115 +240,3 @@ def environment(folder: Path) -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-
-
-def wheel_files(layer: str, wheels: Sequence[LockedFile], hidden: Sequence[LockedFile] = ()) -> list[ContextFile]:
-    """hidden: wheels that a layer above hides."""
-    files = [
-        ContextFile(
-            f"wheels/{layer}/{Path(w.file).name}",
-            w.sha256,
-            w.size,
-            "store",
-            f"wheel {normal(w.name)} {w.version}{f' {HIDDEN}' if w in hidden else ''}",
-            locked=w,
-        )
-        for w in wheels
-    ]
-    return [*files, requirements_file(f"wheels/{layer}/requirements.txt", wheels)]
-
-
-def requirements_file(path: str, wheels: Sequence[LockedFile]) -> ContextFile:
-    return text_file(path, "".join(f"{normal(w.name)}=={w.version} --hash=sha256:{w.sha256}\n" for w in wheels))
-
-
-def update_files(stack_lock: StackLock, groups: Mapping[str, Sequence[LockedFile]]) -> list[ContextFile]:
-    """Beside its wheels, the layer gets to know what lies in those below it: which wheels it hides, and which stay."""
-    stay = [
-        f"{wheel.sha256}  {name}/{Path(wheel.file).name}\n"
-        for name, wheels in groups.items()
-        for wheel in wheels
-        if wheel not in stack_lock.underlay
-    ]
-    return [
-        *wheel_files(UPDATES, updated(stack_lock)),
-        requirements_file(f"wheels/{UPDATES}/hidden.txt", stack_lock.underlay),
-        text_file(f"wheels/{UPDATES}/kept.txt", "".join(stay)),
-    ]
-
-
-def user_files() -> list[ContextFile]:
-    """The images' user where no root file system of ours brings it (rootfs.sh has the same lines)."""
-    return [
-        text_file(f"wheels/{USER}/requirements.txt", ""),
-        text_file(f"wheels/{USER}/passwd", f"{PASSWD}\n", "the images' user"),
-        text_file(f"wheels/{USER}/group", f"{GROUP}\n", "the images' group"),
-    ]
-
-
-def link_files(stack: Stack) -> list[ContextFile]:
-    links = json.dumps(stack.image.links, indent=1, sort_keys=True)
-    return [
-        text_file(f"wheels/{LINKS}/requirements.txt", ""),
-        text_file(f"wheels/{LINKS}/links.json", f"{links}\n", "list of links"),
-    ]
-
-
-def source_files(project: Path, stack: Stack, stack_lock: StackLock) -> list[ContextFile]:
-    """What a build from source sees beside the trees of the layers below it."""
-    files = [
-        ContextFile(path, file.sha256, file.size, "store", sources.called(file), locked=file)
-        for path, file in sources.places(stack_lock)
-    ]
-    for number, patch in enumerate(stack.patches):
-        name = name_of(number, patch)
-        files.append(host_file(f"{sources.FOLDER}/patches/{name}", project / patch.file, f"patch {patch.file}"))
-    script = project / "dockerfiles/source.py"
-    return [
-        *files,
-        host_file(f"{sources.FOLDER}/build.py", script, f"sparkpin {script.name}"),
-        text_file(f"{sources.FOLDER}/build.json", sources.build_plan(stack, stack_lock), "plan of a build from source"),
-    ]
-
-
-def source_wheel_files(stack_lock: StackLock) -> list[ContextFile]:
-    assert stack_lock.source
-    wheels = stack_lock.source.wheels
-    return [
-        replace(file, what=sources.called(file.locked)) if file.locked else file
-        for file in wheel_files(SOURCE_STAGES[0], wheels)
-    ]
-
-
-def mod_file(layer: str, mod: Mod) -> ContextFile:
-    return ContextFile(f"wheels/{layer}/{mod.name}", mod.key, mod.size, "mod", f"mod {mod.name} {mod.version}", mod=mod)
-
-
-def text_file(path: str, text: str, what: str = "list of wheels") -> ContextFile:
-    data = text.encode()
-    return ContextFile(path, hashlib.sha256(data).hexdigest(), len(data), "text", what, text=text)
-
-
-def tool_files(project: Path) -> list[ContextFile]:
-    return [script_file(project, "install.py"), uv_file()]
-
-
-def script_file(project: Path, name: str) -> ContextFile:
-    return host_file(f"tools/{name}", project / "dockerfiles" / name, f"sparkpin {name}")
-
-
-def uv_file() -> ContextFile:
-    """This machine's. Each architecture has a binary of its own, and what it installs is the same."""
-    version = f"uv {importlib.metadata.version('uv')}"
-    return replace(host_file(UV, Path(uv.find_uv_bin()), version, executable=True), identity=version)
-
-
-def host_file(path: str, origin: Path, what: str, *, executable: bool = False) -> ContextFile:
-    status = origin.stat()
-    sha256, size = hashed(origin, status.st_mtime_ns, status.st_size)
-    return ContextFile(path, sha256, size, "host", what, executable=executable, origin=origin)
-
-
-@cache
-def hashed(path: Path, mtime_ns: int, size: int) -> tuple[str, int]:
-    return sha256_file(path)

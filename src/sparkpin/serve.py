@@ -96,6 +96,7 @@ def start(
     """
     port = port if port is not None else int(flag_value(release.argv, "--port") or DEFAULT_PORT)
     running.require_readable(checkpoint)
+    running.require_here(engine)
     running.require_image(engine, release)
     name = name_of(paths, release.recipe)
     old = find(engine, name)

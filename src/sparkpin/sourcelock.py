@@ -76,6 +76,10 @@ def build_wheels(
     try:
         both = index_closure(stack.model_copy(update={"python": python}), target, (), file)
     except ManifestError as error:
+        if error.key != "python.requirements":
+            raise
+        if error.seen != python.requirements:  # one of them has no wheel for the target
+            raise ManifestError(file, "python.source.requirements", error.seen, error.wanted) from None
         wanted = f"requirements that fit the versions that the images have; {error.wanted}"
         raise ManifestError(file, "python.source.requirements", source.requirements, wanted) from None
     own = {wheel.name for wheel in wheels} | {canonicalize_name(source.name)}
@@ -109,7 +113,9 @@ def make(stack: Stack, target: Target, name: str, tree: GitTree | None, version:
 
 
 def source_distribution(stack: Stack, target: Target, requirement: str, folder: Path) -> Path:
-    """The index's own archive of a release, checked against the hash that the index tells."""
+    """The index's own archive of a release, checked against the hash that the index tells. ManifestError for one of
+    another form than .tar.gz, which the build could not read.
+    """
     done = resolved(stack, target, (), requirements=[requirement], options=["--no-deps"], only_binary=False)
     if done.returncode:
         raise NetworkError(f"uv does not find {requirement}:\n{done.stderr.strip()}", next_step=CONFIG)
@@ -117,6 +123,9 @@ def source_distribution(stack: Stack, target: Target, requirement: str, folder: 
     if not found:
         raise NetworkError(f"the index has no source distribution of {requirement}", next_step=CONFIG)
     path = folder / unquote(urlsplit(found[0]["url"]).path).rpartition("/")[2]
+    if not path.name.endswith(".tar.gz"):
+        wanted = "a release whose source distribution is a .tar.gz (PEP 625), or its repository in python.source.git"
+        raise ManifestError(f"pins/stacks/{stack.name}.yaml", "python.source.version", path.name, wanted)
     stream(found[0]["url"], path)
     told, (sha256, _) = found[0].get("hashes", {}).get("sha256"), sha256_file(path)
     if told not in (None, sha256):

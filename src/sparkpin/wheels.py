@@ -269,11 +269,12 @@ def stream(url: str, target: Path) -> None:
 
 
 def length(url: str) -> int:
-    """The size of what lies at a URL, in bytes. Raises NetworkError."""
+    """The size of what lies at a URL, in bytes. Raises NetworkError. A server that compresses would tell another."""
     import httpx
 
     try:
-        answer = httpx.head(url, follow_redirects=True, timeout=60).raise_for_status()
+        plain = {"Accept-Encoding": "identity"}
+        answer = httpx.head(url, headers=plain, follow_redirects=True, timeout=60).raise_for_status()
         return int(answer.headers["Content-Length"])
     except (httpx.HTTPError, KeyError, ValueError) as error:
         raise NetworkError(f"the index tells no size of {url}: {error}", next_step=CONFIG) from error

@@ -74,7 +74,11 @@ def main(arguments: list[str]) -> None:
         print(__doc__, file=sys.stderr)
         raise SystemExit(USAGE)
     mod, sm, folder = arguments[0], arguments[1], Path(arguments[2]).absolute()
-    (point,) = importlib.metadata.entry_points(group=GROUP, name=mod)
+    points = sorted(importlib.metadata.entry_points(group=GROUP))
+    if [point.name for point in points].count(mod) != 1:
+        seen = ", ".join(f"{point.name} = {point.value}" for point in points) or "none"
+        raise SystemExit(f"entry points of {GROUP}: saw {seen}; wanted one that is called as its mod's folder, {mod}")
+    point = next(point for point in points if point.name == mod)
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise SystemExit(f"{folder} is not empty: what lies there was not compiled now")

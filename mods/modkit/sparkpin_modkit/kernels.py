@@ -9,9 +9,11 @@ Read in Triton 3.6.0 and 3.8.0 (runtime/cache.py, runtime/jit.py, compiler/compi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +24,7 @@ from sparkpin_modkit.reports import report
 IMAGE = Path("/opt/sparkpin/kernels")
 """One folder for each mod that has kernels in the image."""
 MANIFEST = "kernels.json"
+LEAD, LEFT_SECONDS = ".lead-", 60.0
 
 
 @dataclass
@@ -56,7 +59,8 @@ class Listener:
         name, hit = event["src"].name, event["cache_hit"]
         if self.warming:
             seen, folder = self.warming
-            ours = all(folder in Path(file).parents for file in event["metadata_group"].values())
+            files = event["metadata_group"].values()
+            ours = bool(files) and all(folder in Path(file).parents for file in files)
             (seen.compiled if not hit else seen.image if ours else seen.cached).append(name)
         elif not hit:
             package = (getattr(getattr(event["src"], "fn", None), "__module__", None) or "").partition(".")[0]
@@ -107,9 +111,18 @@ def lead(folder: Path, cache: Path) -> None:
     for group in sorted(folder.glob("*/__grp__*.json")):
         target, data = cache / group.parent.name / group.name, group.read_bytes()
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=".lead-", delete=False) as file:
+        sweep(target.parent)
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=LEAD, delete=False) as file:
             file.write(data)
         os.replace(file.name, target)  # other workers read and write here, too
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed starts left half-made; what another worker writes now is a moment old."""
+    for left in folder.glob(f"{LEAD}*"):
+        with contextlib.suppress(FileNotFoundError):  # another worker was faster
+            if time.time() - left.stat().st_mtime > LEFT_SECONDS:
+                left.unlink()
 
 
 def entries(folder: Path) -> list[dict[str, Any]]:
@@ -125,6 +138,9 @@ def entries(folder: Path) -> list[dict[str, Any]]:
         files = [Path(path) for path in json.loads(groups[0].read_text(encoding="utf-8"))["child_paths"].values()]
         if strangers := [file for file in files if file.parent != entry or not file.is_file()]:
             raise ValueError(f"{groups[0]} names {strangers[0]}, wanted files beside it")
-        (metadata,) = (json.loads(file.read_text(encoding="utf-8")) for file in files if file.suffix == ".json")
+        told = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.suffix == ".json"]
+        if len(told) != 1:
+            raise ValueError(f"{groups[0]} names {len(told)} files with what Triton knows of the kernel, wanted 1")
+        metadata = told[0]
         found.append({"name": metadata["name"], "key": entry.name, "arch": metadata["target"]["arch"]})
     return found

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from sparkpin_modkit.kernels import entries, lead
+from sparkpin_modkit.kernels import Listener, Seen, entries, lead
 
 
 def put(folder: Path, key: str, files: tuple[str, ...] = ("head.cubin", "head.json"), arch: int = 121) -> Path:
@@ -39,6 +42,26 @@ def test_an_entry_that_was_compiled_before_gives_way(tmp_path: Path) -> None:
     assert str(other) in (other / "__grp__head.json").read_text()
 
 
+def test_what_a_killed_start_left_half_made_is_removed(tmp_path: Path) -> None:
+    """And not what another worker writes at this moment."""
+    image, cache = tmp_path / "image", tmp_path / "cache"
+    put(image, "KEY")
+    (cache / "KEY").mkdir(parents=True)
+    for name, age in ((".lead-old", 3600.0), (".lead-new", 0.0)):
+        (cache / "KEY" / name).write_text("{")
+        os.utime(cache / "KEY" / name, (time.time() - age,) * 2)
+    lead(image, cache)
+    assert sorted(path.name for path in (cache / "KEY").iterdir()) == [".lead-new", "__grp__head.json"]
+
+
+def test_a_kernel_without_files_is_not_the_image_s(tmp_path: Path) -> None:
+    listener, seen = Listener(None), Seen()
+    listener.warming = seen, tmp_path
+    for files in ({}, {"head.cubin": str(tmp_path / "KEY/head.cubin")}, {"head.cubin": "/elsewhere/head.cubin"}):
+        listener(src=SimpleNamespace(name=f"head{len(files)}"), cache_hit=True, metadata_group=files)
+    assert (seen.image, seen.cached, seen.compiled) == (["head1"], ["head0", "head1"], [])
+
+
 def test_an_image_without_kernels_writes_nothing(tmp_path: Path) -> None:
     lead(tmp_path / "image", tmp_path / "cache")
     assert list(tmp_path.iterdir()) == []
@@ -59,6 +82,9 @@ def test_an_entry_that_triton_would_not_find(tmp_path: Path) -> None:
     (entry / "head.cubin").unlink()
     with pytest.raises(ValueError, match=r"__grp__head\.json names .*head\.cubin, wanted files beside it"):
         entries(tmp_path / "one")
+    put(tmp_path / "three", "KEY", files=("head.cubin",))
+    with pytest.raises(ValueError, match="names 0 files with what Triton knows of the kernel, wanted 1"):
+        entries(tmp_path / "three")
     moved = put(tmp_path / "elsewhere", "KEY").rename(tmp_path / "KEY")
     with pytest.raises(ValueError, match="wanted files beside it"):
         entries(moved.parent)

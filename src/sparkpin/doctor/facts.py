@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from sparkpin import endpoint, ports
 from sparkpin import host as hosts
+from sparkpin import ports
 from sparkpin.engine import Engine, engine_errors
 from sparkpin.errors import EngineError
 from sparkpin.gpus import Gpu, Run, read_gpus
@@ -25,10 +25,10 @@ SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Docker:
-    """version: "" where no engine answers; remote: it may run on another machine; runtimes: their names."""
+    """version: "" where no engine answers; elsewhere: its machine, "" for this one; runtimes: their names."""
 
     version: str = ""
-    remote: bool = False
+    elsewhere: str = ""
     runtimes: tuple[str, ...] = ()
 
 
@@ -106,7 +106,7 @@ def docker_of(engine: Engine | None) -> Docker:
         found = engine.client.info()
     return Docker(
         version=str(found.get("ServerVersion", "")),
-        remote=endpoint.named_engine() is not None,
+        elsewhere=engine.elsewhere,
         runtimes=tuple(sorted(name for name in found.get("Runtimes") or {} if not name.startswith("io.containerd"))),
     )
 

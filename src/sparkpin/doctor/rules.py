@@ -57,6 +57,10 @@ def of_requirement(requirement: Requirement) -> Finding:
 
 def findings(facts: Facts, memory: Memory, cuda: str | None) -> list[Finding]:
     """cuda: release of the stack's CUDA ("13.0"), None for a stack without."""
+    if facts.docker.elsewhere:
+        why = f"the engine runs on {facts.docker.elsewhere}, no server runs here: invoke doctor there"
+        own = [Finding(name, "n/a", why) for name in (*OF_A_SPARK, PLAN)]
+        return [*own, *anywhere(facts)]
     if facts.host.is_spark and cuda:
         own = [*driver(facts, cuda), *containers(facts), *power(facts.gpus), page_cache(facts, memory), swap(facts)]
     else:
@@ -67,7 +71,11 @@ def findings(facts: Facts, memory: Memory, cuda: str | None) -> list[Finding]:
         own.append(memory_plan(facts, memory))
     else:
         own.append(Finding(PLAN, "n/a", f"{memory.recipe} runs on a DGX Spark, and this is none: invoke plan"))
-    return [*own, docker(facts), port(facts), token(facts), *hub(facts), clock(facts)]
+    return [*own, *anywhere(facts)]
+
+
+def anywhere(facts: Facts) -> list[Finding]:
+    return [docker(facts), port(facts), token(facts), *hub(facts), clock(facts)]
 
 
 def version(text: str) -> tuple[int, ...]:
@@ -191,7 +199,7 @@ def docker(facts: Facts) -> Finding:
     if version(seen) < minimums.DOCKER:
         fix = "sudo apt install --only-upgrade docker-ce docker-ce-cli (Docker's packages) or docker.io"
         return Finding("Docker version", "MISSING", f"{seen}; {wanted} or newer wanted", fix)
-    where = ", on another machine (DOCKER_HOST or a context)" if facts.docker.remote else ""
+    where = f", on {facts.docker.elsewhere} (DOCKER_HOST or a context)" if facts.docker.elsewhere else ""
     return Finding("Docker version", "ok", f"{seen}{where}; {wanted} or newer wanted")
 
 

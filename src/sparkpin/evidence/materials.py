@@ -14,12 +14,12 @@ from typing import Any, Literal
 from packageurl import PackageURL
 
 from sparkpin import manifests
-from sparkpin.buildrecord import BuildInput, BuildRecord
+from sparkpin.buildrecord import LOCKED, BuildInput, BuildRecord
 from sparkpin.checkpoint.plan import checkpoint_steps, used_repositories
+from sparkpin.contextfiles import HIDDEN
 from sparkpin.errors import IntegrityError
 from sparkpin.modelfiles import fetched_of, named_parts
 from sparkpin.releases import Release
-from sparkpin.render import HIDDEN
 from sparkpin.schema import BY_DIGEST, LockedFile, RepositoryLock
 
 PASSING = ("seconds", "size", "layers")  # of a build record: another build of the same image may say otherwise
@@ -43,7 +43,8 @@ class Material:
     build (Dockerfile, lists of wheels), "project" a file that people edit or a lock, "image" a base by digest; name:
     with `where` unique among its kind; version: of a model's file the revision; size: bytes, None where it is not
     recorded; where: the first stage that read it, of a model's file the repository, else ""; purl: "" where nobody else
-    offers these bytes; hidden: it lies in a layer of the image, and one above hides it.
+    offers these bytes; hidden: it lies in a layer of the image, and one above hides it; locked: the stack's lock has to
+    name it.
     """
 
     kind: Kind
@@ -54,6 +55,7 @@ class Material:
     where: str
     purl: str
     hidden: bool = False
+    locked: bool = False
 
     @property
     def label(self) -> str:
@@ -137,7 +139,7 @@ def text(name: str, stage: str, content: str) -> Material:
 def deb(file: LockedFile, suite: str) -> Material:
     architecture = file.file.removesuffix(".deb").rpartition("_")[2]
     purl = package_url("deb", "debian", file.name, file.version, qualifiers={"arch": architecture, "distro": suite})
-    return Material("deb", file.name, file.version, file.sha256, file.size, "", purl)
+    return Material("deb", file.name, file.version, file.sha256, file.size, "", purl, locked=True)
 
 
 def package_url(kind: str, namespace: str, name: str, version: str, **more: Any) -> str:
@@ -164,7 +166,7 @@ def context_file(row: BuildInput, stage: str) -> Material:
         raise IntegrityError(f"the record of {stage}: {row.path}: saw {row.what!r}, wanted a name and a version")
     name, version = words
     purl = package_url("pypi", "", name, version) if kind == "wheel" else ""
-    return Material(kind, name, version, row.sha256, row.size, stage, purl, hidden)
+    return Material(kind, name, version, row.sha256, row.size, stage, purl, hidden, row.what.startswith(LOCKED))
 
 
 def model_files(models: ModelInputs) -> Iterator[Material]:

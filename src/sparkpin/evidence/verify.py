@@ -268,7 +268,9 @@ def input_bytes(evidence: Evidence, path: str) -> bytes:
 
 
 def check_locks(evidence: Evidence) -> str:
-    """The Debian packages and wheels of the builds are those that the release's own lock names."""
+    """The Debian packages and wheels of the builds are those that the release's own lock names, and so is all that a
+    build from source saw.
+    """
     path = f"pins/stacks/{evidence.release.stack}.lock"
     try:
         lock = StackLock.model_validate_json(input_bytes(evidence, path))
@@ -276,12 +278,14 @@ def check_locks(evidence: Evidence) -> str:
         raise IntegrityError(f"{path} cannot be read: {error.errors()[0]['msg']}") from None
     locked = {("deb", file.name, file.version, file.sha256) for file in lock.debs}
     locked |= {("wheel", normal(file.name), file.version, file.sha256) for file in (*lock.wheels, *lock.underlay)}
-    archives = lock.source.archives if lock.source else []
-    locked |= {("source", file.name, file.version, file.sha256) for file in archives}
+    if lock.source:
+        locked |= {("source", file.name, file.version, file.sha256) for file in lock.source.archives}
+        tools = (*lock.source.debs, *lock.source.wheels)
+        locked |= {("tool", file.name, file.version, file.sha256) for file in tools}
     found = {
         (material.kind, material.name, material.version, material.sha256)
         for material in recorded(evidence.release, evidence.records)
-        if material.kind in ("deb", "wheel", "source")
+        if material.locked
     }
     if strange := sorted(found - locked):
         raise IntegrityError(f"{path} does not name {' '.join(strange[0])}")

@@ -21,6 +21,7 @@ from sparkpin import manifests, schema
 from sparkpin.buildrecord import BuildRecord, layer_file, read_record, record_file, records_of
 from sparkpin.checkpoint.plan import checkpoint_steps, used_repositories
 from sparkpin.contents import read_contents
+from sparkpin.contextfiles import HIDDEN, ContextFile
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import InputError, IntegrityError, ManifestError, SparkpinError
 from sparkpin.history.comparison import TREE_NAME, Checkpoint, Difference, Part, Side, Source, compare, text_diff
@@ -29,7 +30,7 @@ from sparkpin.modelfiles import fetched_of, named_parts
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
-from sparkpin.render import HIDDEN, ContextFile, Rendered
+from sparkpin.render import Rendered
 from sparkpin.rootfs import RootfsSpec
 from sparkpin.seal import VERSION
 from sparkpin.ui import printable

@@ -21,13 +21,13 @@ from packaging.utils import canonicalize_name
 from sparkpin import manifests
 from sparkpin.buildrecord import BuildInput, BuildRecord, layer_file, records_of
 from sparkpin.contents import Contents, Entry, above, image_contents, parents_of, read_contents, source_of
+from sparkpin.contextfiles import HIDDEN
 from sparkpin.errors import InputError, SparkpinError
 from sparkpin.history.difference import MARKS, common
 from sparkpin.inputs import project_of
 from sparkpin.layering import VENV
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
-from sparkpin.render import HIDDEN
 from sparkpin.schema import Stack, Stage
 from sparkpin.store import Store
 from sparkpin.ui import count, printable

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 
 MARKER = "SPARKPIN_LOAD "
+MODKIT = re.compile(r"sparkpin-modkit\b")  # which each mod of ours requires
 REFUSAL = "UnsupportedPlatform"  # of sparkpin_modkit: a mod that has nothing for the platform it found
 NO_GPU = re.compile(r"NVIDIA driver|no CUDA-capable device|No CUDA GPUs|CUDA_ERROR_NO_DEVICE|NVMLError|\bNVML\b")
 
@@ -27,22 +28,25 @@ def tell(**row: object) -> None:
     print(MARKER + json.dumps(row), flush=True)
 
 
-def step(kind: str, name: str, act: Callable[[], str]) -> None:
-    """act: its text goes into the row."""
+def step(kind: str, name: str, act: Callable[[], str], *, own: bool = False) -> None:
+    """act: its text goes into the row. own: of a mod of ours."""
     tell(kind=kind, name=name, state="begin")
     begin = time.monotonic()
     try:
         state, detail = "ok", act()
     except BaseException as error:  # SystemExit is how a mod ends a server that must not go on without it
-        state, detail = verdict(error)
+        state, detail = verdict(error, own=own)
     tell(kind=kind, name=name, state=state, detail=detail, seconds=round(time.monotonic() - begin, 2))
 
 
-def verdict(error: BaseException) -> tuple[str, str]:
-    """ "refused" (no GPU, or a mod that has nothing for the platform found without) or "failed"; the first cause."""
+def verdict(error: BaseException, *, own: bool = False) -> tuple[str, str]:
+    """ "refused" (no GPU, or a mod that has nothing for the platform found without) or "failed"; the first cause.
+
+    own: of a mod of ours, which says itself that it refuses: any other error of it is one, whatever it talks about.
+    """
     chain = list(causes(error))
     text = f"{type(chain[-1]).__name__}: {chain[-1]}"
-    wants = any(type(one).__name__ == REFUSAL or NO_GPU.search(str(one)) for one in chain)
+    wants = any(type(one).__name__ == REFUSAL or (not own and NO_GPU.search(str(one))) for one in chain)
     return ("refused" if wants else "failed"), " ".join(text.split())[:500]
 
 
@@ -75,7 +79,7 @@ def apart(act: Callable[[], str]) -> str:
     return text
 
 
-def load(path: str) -> str:
+def load_library(path: str) -> str:
     """With all its symbols at once. Loading runs its initialisers, which register PyTorch's operators."""
     before = operators()
     ctypes.CDLL(path)
@@ -106,7 +110,11 @@ def plugins(group: str) -> None:
             entry.load()()
             return f"{entry.value} of {entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
 
-        step("plugin", mod_of(entry), register)
+        step("plugin", mod_of(entry), register, own=is_own(entry))
+
+
+def is_own(entry: importlib.metadata.EntryPoint) -> bool:
+    return any(MODKIT.match(row) for row in (entry.dist.requires if entry.dist else None) or ())
 
 
 def mod_of(entry: importlib.metadata.EntryPoint) -> str:
@@ -121,7 +129,7 @@ def main(text: str) -> None:
     wanted = json.loads(text)
     step("import", "torch", functools.partial(imported, "torch"))
     for path in wanted["libraries"]:
-        step("library", path, functools.partial(apart, functools.partial(load, path)))
+        step("library", path, functools.partial(apart, functools.partial(load_library, path)))
     for name in wanted["imports"]:
         step("import", name, functools.partial(imported, name))
     step("platform", "vllm.platforms", platform)

@@ -70,13 +70,15 @@ def libraries_of(facts: Facts, machine: int) -> list[str]:
     )
 
 
-def load(
+def run_load(
     paths: Paths, engine: Engine, release: Release, facts: Facts, platform: str, say: Say, *, limit: float | None = None
 ) -> Loaded:
     """facts: what `inspection` read of the image. platform: the image's. limit: seconds (default: 15 minutes).
 
-    Raises HostError where this machine cannot run the image's programs, EngineError where the engine refuses.
+    Raises HostError where this machine cannot run the image's programs or the engine is on another, EngineError where
+    the engine refuses.
     """
+    running.require_here(engine)
     limit = LIMIT_SECONDS if limit is None else limit
     machine = PLATFORMS[platform]
     symbols = wanted_symbols(facts, machine)

@@ -33,13 +33,18 @@ def uses_gpu(paths: Paths, release: Release) -> bool:
 def obstacle(paths: Paths, engine: Engine, release: Release) -> str:
     """Why no server of the release can run on this machine; "" when one can, or when its stack is nowhere any more."""
     stack = stack_of(paths, release)
-    return obstacle_of(stack, engine.platform, read_gpus(hosts.output) if stack and stack.gpu else ()) if stack else ""
+    if stack is None:
+        return ""
+    gpus = read_gpus(hosts.output) if stack.gpu and not engine.elsewhere else ()
+    return obstacle_of(stack, engine.platform, gpus, engine.elsewhere)
 
 
-def obstacle_of(stack: Stack, platform: str, gpus: Sequence[Gpu]) -> str:
-    """platform: the engine's. gpus: of this machine."""
+def obstacle_of(stack: Stack, platform: str, gpus: Sequence[Gpu], elsewhere: str = "") -> str:
+    """platform: the engine's. gpus: of this machine. elsewhere: the engine's machine where that is another."""
     if stack.platform != platform:
         return f"stack {stack.name} is for {stack.platform}, and this engine's machine is {platform}"
+    if elsewhere:
+        return f"the engine runs on {elsewhere}, and a server is given folders of this machine"
     if stack.gpu and not any(gpu.compute_capability == stack.gpu.sm for gpu in gpus):
         there = ", ".join(f"{gpu.name}, {gpu.compute_capability}" for gpu in gpus) or "none"
         return f"stack {stack.name} is for a GPU of compute capability {stack.gpu.sm}; here: {there}"

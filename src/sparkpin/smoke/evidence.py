@@ -5,16 +5,32 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from sparkpin.files import PARTIAL, atomic_folder
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
 
+Write = Callable[[Path], None]
+"""Fills an empty folder with what a smoke test leaves."""
+
 
 def evidence_folder(paths: Paths, release: Release) -> Path:
     return Releases(paths).evidence(release) / "smoke"
+
+
+def kept(paths: Paths, release: Release, result: Any, write: Write) -> Release:
+    """The release with the result in its record and the evidence in its folder. Where the record keeps what another
+    run found meanwhile, that run's evidence stays, too.
+    """
+
+    def place() -> None:
+        with replaced(evidence_folder(paths, release)) as partial:
+            write(partial)
+
+    return Releases(paths).smoked(release.tag, result, place)
 
 
 @contextlib.contextmanager

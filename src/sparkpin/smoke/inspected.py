@@ -1,6 +1,6 @@
 """In place of a server that cannot run here: the image is inspected and, if wanted, its libraries are loaded.
 
-What it says is never "passed". The evidence lies where a smoke test's would: inspection.json (that of
+What it says is never "passed". The evidence comes to lie where a smoke test's would: inspection.json (that of
 `invoke inspect --json`), load.log (all that the load's container wrote) and result.json.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from sparkpin import container as running
 from sparkpin import ui
@@ -19,13 +20,12 @@ from sparkpin.inspection import report
 from sparkpin.inspection.report import Result
 from sparkpin.inspection.tasks import inspect
 from sparkpin.loading.rows import Row
-from sparkpin.loading.run import Loaded
-from sparkpin.loading.run import load as run_load
+from sparkpin.loading.run import Loaded, run_load
 from sparkpin.paths import Paths
 from sparkpin.progress import Say
 from sparkpin.releases import Release
 from sparkpin.smoke.checks import CheckResult
-from sparkpin.smoke.evidence import evidence_folder, replaced
+from sparkpin.smoke.evidence import Write
 
 INSPECTED, LOADED, EMULATED = "inspected", "inspected, load without GPU", "inspected, emulated load"
 
@@ -48,8 +48,10 @@ class InspectedResult:
 
 def run_inspection(
     paths: Paths, engine: Engine, release: Release, why: str, say: Say, *, load: bool = False
-) -> InspectedResult:
+) -> tuple[InspectedResult, Write]:
     """Examine the release's image without running it; load: then load its libraries and plugins, too.
+
+    The result and its evidence, for `smoke.evidence.kept`.
 
     Raises EngineError, IntegrityError as the smoke test does; HostError where nothing of the image can run here.
     """
@@ -62,8 +64,7 @@ def run_inspection(
     if loaded:
         show_load(loaded)
     result = result_of(examined, loaded, why, round(time.monotonic() - begin, 1))
-    save(paths, release, engine, examined, loaded, result)
-    return result
+    return result, evidence_of(release, engine, examined, loaded, result)
 
 
 def result_of(examined: Result, loaded: Loaded | None, why: str, seconds: float) -> InspectedResult:
@@ -92,9 +93,9 @@ def show_load(loaded: Loaded) -> None:
     ui.show(f"{'emulated' if loaded.emulated else 'native'} load, {loaded.seconds:.0f} s: {verdict}{without}")
 
 
-def save(
-    paths: Paths, release: Release, engine: Engine, examined: Result, loaded: Loaded | None, result: InspectedResult
-) -> None:
+def evidence_of(
+    release: Release, engine: Engine, examined: Result, loaded: Loaded | None, result: InspectedResult
+) -> Write:
     record = asdict(result) | {
         "schema": 1,
         "release": release.tag,
@@ -103,8 +104,11 @@ def save(
         "stubbed": loaded.stubbed if loaded else None,
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    with replaced(evidence_folder(paths, release)) as partial:
-        write_json(partial / "inspection.json", examined.as_json())
+
+    def write(folder: Path) -> None:
+        write_json(folder / "inspection.json", examined.as_json())
         if loaded:
-            (partial / "load.log").write_bytes(loaded.log)
-        write_json(partial / "result.json", record)
+            (folder / "load.log").write_bytes(loaded.log)
+        write_json(folder / "result.json", record)
+
+    return write

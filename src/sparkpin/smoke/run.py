@@ -1,6 +1,6 @@
 """The smoke test: a release's own image serves its own checkpoint, and real requests show whether it may be used.
 
-The evidence lies in the folder `smoke` of the release's evidence: server.log (all that the container wrote),
+The evidence comes to lie in the folder `smoke` of the release's evidence: server.log (all that the container wrote),
 exchanges.jsonl (each request with the raw answer) and result.json.
 """
 
@@ -25,7 +25,7 @@ from sparkpin.releases import Release
 from sparkpin.smoke import metrics, mods
 from sparkpin.smoke.checks import CheckResult, Subject, require_known, run_check
 from sparkpin.smoke.client import Client
-from sparkpin.smoke.evidence import evidence_folder, replaced
+from sparkpin.smoke.evidence import Write, evidence_folder
 from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.replies import Exchange, Fault
 from sparkpin.smoke.server import Server, StartFault, remove_leftovers, smoke_lock, socket_argv, started
@@ -67,10 +67,11 @@ class Evidence:
 
 def run_smoke(
     paths: Paths, engine: Engine, release: Release, checkpoint: Path, say: Say, *, gpus: bool = False
-) -> SmokeResult:
+) -> tuple[SmokeResult, Write]:
     """Serve the release in a container without a network and run its stage's checks.
 
-    Whatever the server does wrong is in the result. Removes what killed runs left. One test of a home runs at a time.
+    The result and its evidence, for `smoke.evidence.kept`. Whatever the server does wrong is in them. Removes what
+    killed runs left. One test of a home runs at a time.
 
     Raises:
         ManifestError: the record names a check that does not exist.
@@ -102,7 +103,7 @@ def run_smoke(
             server.stop()
             evidence.log = server.log()
         seconds = time.monotonic() - begin
-        return save(paths, release, evidence, seconds, read_fingerprint(engine.version))
+        return finished(paths, release, evidence, seconds, read_fingerprint(engine.version))
 
 
 def examine(server: Server, subject: Subject, names: Sequence[str], evidence: Evidence, say: Say) -> None:
@@ -141,9 +142,10 @@ def measured_acceptance(client: Client) -> metrics.Acceptance | None:
     return seen if seen and seen.drafted else None
 
 
-def save(paths: Paths, release: Release, evidence: Evidence, seconds: float, host: Fingerprint) -> SmokeResult:
-    """Write the evidence folder whole; it takes the place of an earlier one. host: where the server ran."""
-    folder = evidence_folder(paths, release)
+def finished(
+    paths: Paths, release: Release, evidence: Evidence, seconds: float, host: Fingerprint
+) -> tuple[SmokeResult, Write]:
+    """host: where the server ran."""
     result = SmokeResult(
         passed=all(check.passed for check in evidence.checks),
         seconds=round(seconds, 1),
@@ -151,7 +153,7 @@ def save(paths: Paths, release: Release, evidence: Evidence, seconds: float, hos
         checks=tuple(evidence.checks),
         acceptance=round(evidence.acceptance.share, 4) if evidence.acceptance else None,
         mods=tuple(sorted(mods.active(mods.reports(evidence.log)))),
-        log_path=folder / "server.log",
+        log_path=evidence_folder(paths, release) / "server.log",
     )
     record = result.as_dict() | {
         "schema": 1,
@@ -165,9 +167,11 @@ def save(paths: Paths, release: Release, evidence: Evidence, seconds: float, hos
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "log_path": "server.log",
     }
-    with replaced(folder) as partial:
-        (partial / "server.log").write_bytes(evidence.log)
+
+    def write(folder: Path) -> None:
+        (folder / "server.log").write_bytes(evidence.log)
         lines = [json.dumps(exchange.as_dict(), ensure_ascii=False) + "\n" for exchange in evidence.exchanges]
-        (partial / "exchanges.jsonl").write_text("".join(lines), encoding="utf-8")
-        write_json(partial / "result.json", record)
-    return result
+        (folder / "exchanges.jsonl").write_text("".join(lines), encoding="utf-8")
+        write_json(folder / "result.json", record)
+
+    return result, write

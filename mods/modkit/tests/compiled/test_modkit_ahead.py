@@ -212,6 +212,13 @@ def test_what_lies_in_the_folder_is_not_taken_for_compiled_now(built: Sample) ->
     assert done.returncode == 1 and "is not empty" in done.stderr
 
 
+def test_an_entry_point_that_is_not_called_as_its_mod_is_named(sample: Sample) -> None:
+    (sample.site / "sample_mod-1.dist-info/entry_points.txt").write_text("[sparkpin.kernels]\nx = sample_mod.ahead:w\n")
+    done = sample.build()
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "saw x = sample_mod.ahead:w; wanted one that is called as its mod's folder, sample" in done.stderr
+
+
 def test_a_call_without_arguments_tells_the_usage(sample: Sample) -> None:
     done = sample.run("-m", "sparkpin_modkit.ahead")
     assert done.returncode == 64 and "usage: python -m sparkpin_modkit.ahead MOD SM FOLDER" in done.stderr
