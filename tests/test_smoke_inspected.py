@@ -284,6 +284,20 @@ def test_which_releases_wait_for_a_smoke_test(
 
 
 @pytest.mark.engine
+def test_a_release_without_an_image_does_not_stop_the_rest(
+    paths: Paths,
+    fake_engine: Engine,
+    release: Release,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(commands, "engine_of", lambda _: fake_engine)
+    gone = dataclasses.replace(release, tag="sparkpin/fake:gone")
+    assert commands.with_image(paths, (gone, release)) == [release]
+    assert "not its image: sparkpin/fake:gone (invoke rebuild sparkpin/fake:gone)" in capsys.readouterr().out
+
+
+@pytest.mark.engine
 def test_a_release_for_another_machine_is_inspected_for_real(
     paths: Paths, fake_engine: Engine, release: Release, monkeypatch: pytest.MonkeyPatch, checkpoint: Path
 ) -> None:

@@ -236,7 +236,7 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None, load: bool)
     else:
         known = [release for release in records.all() if recipe in (None, release.recipe)]
         fresh = [release for release in known if release.state in ("built", "inspected")]
-        wanted = list(waiting_for_smoke(paths, fresh, load=load))
+        wanted = with_image(paths, waiting_for_smoke(paths, fresh, load=load))
     if not wanted:
         show("nothing to smoke: every release that is built has been smoked (invoke smoke --release TAG repeats one)")
         return ()
@@ -244,6 +244,18 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None, load: bool)
     reports.show_built(done)
     finish(records, done)
     return done
+
+
+def with_image(paths: Paths, waiting: Sequence[Release]) -> list[Release]:
+    """Those whose image the engine has: nobody asked for the others by name, so they do not stop the rest."""
+    if not waiting:
+        return []
+    engine = engine_of(paths)
+    there = [release for release in waiting if engine.image(release.tag)]
+    for release in waiting:
+        if release not in there:
+            show(f"left out, the engine has not its image: {release.tag} (invoke rebuild {release.tag})")
+    return there
 
 
 def require_trust(paths: Paths, release: Release, *, trusted: bool) -> None:
