@@ -89,11 +89,11 @@ def draw(head: dict[str, Any]) -> None:
     times.set_xlim(0.9, 600)
     times.legend()
     for name, label, size, colour in (("cublas", "cuBLAS BF16", 2, "C1"), ("int8", "INT8", 1, "C2")):
-        rows = [row for row in head["times_us"] if row["tokens"] <= 128]
+        rows = [row for row in head["times_us"] if row["tokens"] <= 64]
         weights = head["V"] * head["K"] * size
         share = [weights / row[name] / 1e3 / head["read_GBps"] for row in rows]
         shares.plot([row["tokens"] for row in rows], share, marker="o", markersize=3, label=label, color=colour)
-    shares.set(xlabel="tokens", ylabel="share of read bandwidth", ylim=(0, 1.05), xlim=(0, 130))
+    shares.set(xlabel="tokens", ylabel="share of read bandwidth", ylim=(0, 1.05), xlim=(0, 66))
     shares.legend()
     figure.suptitle(f"LM head {head['V']} x {head['K']} on an {head['gpu']}", fontsize=10)
     figure.savefig(HERE / "head.svg", metadata={"Date": None})
