@@ -25,7 +25,7 @@ from sparkpin_int8_lm_head.tuned import tuned_for
 from timing import microseconds, read_bandwidth
 
 V, K = 248_320, 3072
-TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 192, 256, 512)
+TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 192, 256, 320, 384, 512, 1024)
 LOOPED = (1, 4, 8, 16, 32, 64, 128)
 COPIES = 3
 ROUNDS = 6

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 import torch
 from sparkpin_modkit import ModError
 
 from sparkpin_int8_lm_head import naive
-from sparkpin_int8_lm_head.kernel import launch_digits, launch_head
+from sparkpin_int8_lm_head.kernel import digit_tokens, launch_digits, launch_head
 from sparkpin_int8_lm_head.tuned import Tuned, tile_for
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -50,11 +51,18 @@ def int8_linear(
         x = x.contiguous()
         if x.data_ptr() % 16:  # the kernels are compiled for memory that lies on 16 bytes
             x = x.clone()
-        digits = torch.empty(tokens, 2, q.stride(0), dtype=torch.int8, device=x.device)
+        entry = tile_for(tokens, tuned)
+        digits = torch.empty(digit_tokens(tokens, entry), 2, q.stride(0), dtype=torch.int8, device=x.device)
         scale = torch.empty(tokens, dtype=torch.float32, device=x.device)
         launch_digits(digits, scale, x, column_scale)
-        launch_head(out, digits, scale, q, row_scale, bias, tile_for(tokens, tuned))
+        launch_head(out, digits, scale, q, row_scale, bias, entry, processors(x.device))
     return out
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; 1 where there is none, in Triton's interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def rehearse(
@@ -73,7 +81,7 @@ def rehearse(
     generator = torch.Generator(device=q.device).manual_seed(0)
     last = slice(max(0, q.shape[0] - CHECKED_ROWS), q.shape[0])
     ones = torch.ones(q.shape[1], device=q.device)
-    for size in tuned:
+    for size in (entry.block_b if size == entry.block_b else entry.block_b + 1 for size, entry in tuned.items()):
         x = torch.randn(size, q.shape[1], generator=generator, device=q.device).to(dtype)
         out = int8_linear(x, q, row_scale, column_scale, bias, tuned)
         for rows in (slice(0, CHECKED_ROWS), last):
@@ -84,5 +92,5 @@ def rehearse(
             if not error < 0.01:
                 raise ModError(
                     f"int8-lm-head: for {size} tokens the kernel differs from the reference by {error:.3g} (relative "
-                    f"norm), wanted less than 0.01, with {tuned[size]}; set SPARKPIN_MOD_INT8_LM_HEAD=0"
+                    f"norm), wanted less than 0.01, with {tile_for(size, tuned)}; set SPARKPIN_MOD_INT8_LM_HEAD=0"
                 )

@@ -16,17 +16,28 @@ OLDEST = 80
 
 @dataclass(frozen=True)
 class Tuned:
-    """block_b tokens, block_v rows of the head and block_k columns make a tile; stages tiles are loaded ahead."""
+    """block_b tokens, block_v rows of the head and block_k columns make a tile; stages tiles are loaded ahead.
+
+    programs: of `kernel.int8_head_in_turns` on each multiprocessor, which takes up to `tokens` in one launch; 0 is
+    `kernel.int8_head`, a program for each tile.
+    """
 
     block_b: int
     block_v: int
     block_k: int
     warps: int
     stages: int
+    programs: int = 0
+    tokens: int = 0
+
+    @property
+    def most(self) -> int:
+        """Tokens that this is meant for."""
+        return self.tokens if self.programs else self.block_b
 
 
 def tuned_for(architecture: int) -> Mapping[int, Tuned]:
-    """Tokens in a tile -> what to use for that many, ascending.
+    """Tokens -> what to use for up to that many, ascending.
 
     Args:
         architecture: compute capability times ten, 121 for 12.1.
@@ -42,9 +53,9 @@ def tuned_for(architecture: int) -> Mapping[int, Tuned]:
     data = json.loads(resources.files("sparkpin_int8_lm_head").joinpath("tuned.json").read_text())
     name = str(architecture) if str(architecture) in data["tuned"] else data["others"]
     found = (Tuned(**entry) for entry in data["tuned"][name])
-    return MappingProxyType({entry.block_b: entry for entry in sorted(found, key=lambda entry: entry.block_b)})
+    return MappingProxyType({entry.most: entry for entry in sorted(found, key=lambda entry: entry.most)})
 
 
 def tile_for(tokens: int, tuned: Mapping[int, Tuned]) -> Tuned:
-    """The smallest tile that holds `tokens`; the largest of all where none does."""
+    """The smallest that is meant for `tokens`; the largest of all where none is."""
     return tuned[min((size for size in tuned if size >= tokens), default=max(tuned))]

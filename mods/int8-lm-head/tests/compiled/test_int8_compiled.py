@@ -6,18 +6,21 @@ import re
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import triton
 from sparkpin_int8_lm_head.ahead import DTYPES, compile_digits, compile_head, warm_up
-from sparkpin_int8_lm_head.kernel import input_digits, int8_head
+from sparkpin_int8_lm_head.kernel import input_digits, int8_head, int8_head_in_turns
 from sparkpin_int8_lm_head.layout import READ_AHEAD
-from sparkpin_int8_lm_head.tuned import tuned_for
+from sparkpin_int8_lm_head.tuned import Tuned, tuned_for
 from sparkpin_modkit import ModError
 
 SHARED_MEMORY = {90: 232_448, 121: 101_376}
 """Bytes that one block may ask for: 227 and 99 KiB."""
+REGISTERS = 65_536
+FUNCTIONS = (int8_head, int8_head_in_turns, input_digits)
 
 
 def resources(cubin: bytes) -> dict[str, int]:
@@ -32,12 +35,19 @@ def resources(cubin: bytes) -> dict[str, int]:
 
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("size", [8, 16, 32, 64])
-def test_no_spills_and_enough_shared_memory(architecture: int, size: int, dtype: torch.dtype, has_bias: bool) -> None:
-    compiled = compile_head(tuned_for(architecture)[size], dtype, has_bias)
+def test_no_spills_and_enough_shared_memory(architecture: int, dtype: torch.dtype, has_bias: bool) -> None:
+    for entry in tuned_for(architecture).values():
+        check(architecture, entry, compile_head(entry, dtype, has_bias))
+
+
+def check(architecture: int, entry: Tuned, compiled: Any) -> None:
     used = resources(compiled.asm["cubin"])
     assert used["STACK"] == used["LOCAL"] == 0 and 0 < used["REG"] <= 255
     assert compiled.metadata.shared <= SHARED_MEMORY[architecture]
+    # As many blocks as are started for it run on a multiprocessor; each takes 1 KiB more than it asks for.
+    assert entry.programs * used["REG"] * 32 * entry.warps <= REGISTERS
+    assert entry.programs * (compiled.metadata.shared + 1024) <= SHARED_MEMORY[architecture] + 1024
+    assert ("cp.async.bulk.tensor" in compiled.asm["ptx"]) == bool(entry.programs)
     instruction = r"wgmma\.mma_async\S*\.s32\.s8\.s8" if architecture == 90 else r"mma\.sync\S*\.s32\.s8\.s8\.s32"
     assert re.search(instruction, compiled.asm["ptx"])
 
@@ -50,21 +60,21 @@ def test_digits_compile_without_spills(architecture: int, dtype: torch.dtype, ha
 
 
 def test_warm_up_compiles_each_variant_once(architecture: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for function in (int8_head, input_digits):
+    for function in FUNCTIONS:
         function.device_caches.clear()  # of other tests, whose cache on disk was another
     first = warm_up()
     assert len(first) == len(DTYPES) * (3 + len(tuned_for(architecture)))
     assert len({kernel.hash for kernel in first}) == len(first)
     # From here on the compiler would fail: what is asked for again comes from Triton's cache on disk.
-    int8_head.device_caches.clear()
-    input_digits.device_caches.clear()
+    for function in FUNCTIONS:
+        function.device_caches.clear()
     monkeypatch.setattr("triton.backends.nvidia.compiler.CUDABackend.make_cubin", None)
     assert [kernel.hash for kernel in warm_up()] == [kernel.hash for kernel in first]
 
 
 def test_block_k_stays_within_what_lies_behind_the_last_row(architecture: int) -> None:
     assert all(entry.block_k <= READ_AHEAD for entry in tuned_for(architecture).values())
-    assert all(size == entry.block_b for size, entry in tuned_for(architecture).items())
+    assert all(size == entry.most for size, entry in tuned_for(architecture).items())
 
 
 def test_other_architectures_take_what_fits_the_smallest() -> None:
