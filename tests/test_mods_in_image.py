@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,11 +18,27 @@ from sparkpin.pairing import pair
 
 PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 MODS = sorted(path.parent.name for path in (PROJECT / "mods").glob("*/tests"))
+KERNELS = sorted(
+    (path.parents[1].name, path.name, value)
+    for value, name in (("0", "compiled"), ("1", "interpreted"))
+    for path in (PROJECT / "mods").glob(f"*/tests/{name}")
+)
+TRITON = Path(__file__).with_name("triton.lock")
 
 
-@pytest.mark.e2e
-@pytest.mark.parametrize("mod", MODS)
-def test_mod(mod: str) -> None:
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Triton for the image's Python, as locked. Its interpreter runs kernels on a CPU, its compiler needs no GPU."""
+    folder = tmp_path_factory.mktemp("triton")
+    install = ["pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
+    target = ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28", "--target", str(folder)]
+    uv = Path(sys.executable).with_name("uv")
+    subprocess.run([uv, *install, *target, "-r", TRITON], check=True, timeout=600)
+    return folder
+
+
+def run_pytest(tests: str, python_path: dict[str, Path], **environment: str) -> None:
+    """Run the tests of a folder below mods/ in the image. python_path: what the image lacks, a name -> the folder."""
     image = pair(PROJECT, "scripted-tiny")[-1].rendered.ref
     volumes = {str(PROJECT / "mods"): {"bind": "/mods", "mode": "ro"}}
     for name in PYTEST:  # the image has no pytest; it is pure Python, so the host's serves
@@ -26,13 +47,16 @@ def test_mod(mod: str) -> None:
         origin = Path(spec.origin)
         source, target = (origin.parent, name) if origin.name == "__init__.py" else (origin, origin.name)
         volumes[str(source)] = {"bind": f"/pytest/{target}", "mode": "ro"}
+    for name, folder in python_path.items():
+        volumes[str(folder)] = {"bind": f"/{name}", "mode": "ro"}
+    paths = os.pathsep.join(["/pytest", *(f"/{name}" for name in python_path)])
     container = Engine.connect().client.containers.create(
         image,
-        ["python", "-m", "pytest", "-p", "no:cacheprovider", "--confcutdir=/mods", "-q", f"/mods/{mod}/tests"],
-        environment={"PYTHONPATH": "/pytest", "PYTHONDONTWRITEBYTECODE": "1"},
+        ["python", "-m", "pytest", "-p", "no:cacheprovider", "--confcutdir=/mods", "-q", f"/mods/{tests}"],
+        environment={"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", **environment},
         volumes=volumes,
         network_mode="none",
-        tmpfs={"/tmp": ""},
+        tmpfs={"/tmp": "exec"},  # a test puts a program of its own in the place of ptxas
     )
     try:
         container.start()
@@ -40,3 +64,24 @@ def test_mod(mod: str) -> None:
         assert code == 0, container.logs().decode(errors="replace")[-8000:]
     finally:
         container.remove(force=True)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("mod", MODS)
+def test_mod(mod: str) -> None:
+    run_pytest(f"{mod}/tests", {})
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("mod", "how", "interpret"), KERNELS)
+def test_kernels_of_the_mod(mod: str, how: str, interpret: str, triton: Path) -> None:
+    """pytest ends with 5, which fails here, when it finds no tests."""
+    run_pytest(f"{mod}/tests/{how}", {"triton": triton}, TRITON_INTERPRET=interpret)
+
+
+def test_kernels_are_tested_with_the_triton_that_a_spark_has() -> None:
+    lock = (PROJECT / "pins/stacks/spark.lock").read_text()
+    [locked] = [json.loads(line.strip().rstrip(",")) for line in lock.splitlines() if '{"name": "triton",' in line]
+    ours = TRITON.read_text()
+    assert re.findall(r"^triton==(\S+)", ours, re.MULTILINE) == [locked["version"]]
+    assert f"sha256:{locked['sha256']}" in ours  # the hashes are of the same files, whatever index they came from

@@ -321,6 +321,21 @@ def test_the_mods_check_reads_what_each_mod_says(lines: list[str], reason: str, 
     assert not result.passed and reason in result.detail, result
 
 
+def test_the_mods_check_judges_kernels_where_they_are_demanded(socket: Path) -> None:
+    lines = [f'{{"mod":"{mod}","event":"active"}}' for mod in ("vllm-cpu", "int8-lm-head")]
+    came = '{"mod":"int8-lm-head","event":"kernels","total":8,"image":%d,"cached":0,"compiled":[]}'
+    with subject(socket) as target:
+
+        def result(image: int, *demanded: str) -> checks.CheckResult:
+            seen = dataclasses.replace(target, log=log(*lines, came % image), kernels=frozenset(demanded))
+            return checks.run_check("mods", seen)
+
+        good, bad, not_asked = result(8, "int8-lm-head"), result(7, "int8-lm-head"), result(7)
+    assert good.passed and good.detail.endswith("; int8-lm-head: 8 of 8 kernels from the image")
+    assert not bad.passed and bad.detail == "mod int8-lm-head: 7 of 8 kernels from the image; compiled now: none"
+    assert not_asked.passed
+
+
 def test_a_server_that_does_not_answer_is_a_failed_check(socket: Path) -> None:
     release = threading.Event()
 

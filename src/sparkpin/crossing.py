@@ -1,8 +1,9 @@
 """Building an image for another architecture: where the steps run natively meanwhile.
 
-A step only unpacks wheels, links and compiles Python to bytecode; none runs what it installs. So it may run in a root
-file system of the building machine's own architecture, if Debian and Python are the same to the version: what it leaves
-is the same bytes. The image's own root file system is the only part that is made under emulation.
+Nearly every step only unpacks wheels, links and compiles Python to bytecode; it runs nothing of what it installs. So it
+may run in a root file system of the building machine's own architecture, if Debian and Python are the same to the
+version: what it leaves is the same bytes. Made under emulation are the image's own root file system and the mods' GPU
+kernels, by the image's Triton (dockerfiles/layers.j2 says why).
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from sparkpin.names import is_plain
 # None of these changes what runs in an image. The wheel is built from a copy without them, so that they cannot.
 LEFT_OUT_FOLDERS = frozenset({"tests", "benchmarks", "docs", "build", "dist", "__pycache__"})
 LEFT_OUT_SUFFIXES = (".pyc", ".md")
+KERNELS = "sparkpin.kernels"  # group of entry points: functions that compile a mod's kernels
 HOOK = "import importlib, sys; print(importlib.import_module(sys.argv[1]).build_wheel(sys.argv[2]))"
 
 
@@ -30,6 +31,7 @@ class Mod:
     """name: the folder in mods/; distribution, version: of its wheel; backend: its PEP 517 backend, a module's name.
 
     files: (path in the folder, sha256, executable) of all that counts; key: over those and the backend's version.
+    kernels: it has an entry point that compiles its GPU kernels ahead (mods/modkit, `sparkpin_modkit.ahead`).
     """
 
     name: str
@@ -41,6 +43,7 @@ class Mod:
     files: tuple[tuple[str, str, bool], ...]
     size: int
     key: str
+    kernels: bool = False
 
 
 def read_mod(project: Path, name: str) -> Mod:
@@ -69,6 +72,9 @@ def read_mod(project: Path, name: str) -> Mod:
             files.append((below, digest, bool(path.stat().st_mode & 0o100)))
             size += length
     files.sort()
+    points = table.get("entry-points", {}).get(KERNELS, {})
+    if list(points) not in ([], [name]):
+        raise ManifestError(pyproject, f'project.entry-points."{KERNELS}"', list(points), f"the mod's own name, {name}")
     key = hashlib.sha256(json.dumps([backend, backend_version(backend), files]).encode()).hexdigest()
     return Mod(
         name=name,
@@ -80,6 +86,7 @@ def read_mod(project: Path, name: str) -> Mod:
         files=tuple(files),
         size=size,
         key=key,
+        kernels=bool(points),
     )
 
 

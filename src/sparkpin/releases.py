@@ -66,7 +66,8 @@ def tag_of(recipe: str, stage: str, key: str) -> str:
 class Demands(Model):
     """What the smoke test of a release asks for. It is in the record, so that an old release is judged as it was.
 
-    checks: names, in the order in which they run; mods: those that must report that they are at work;
+    checks: names, in the order in which they run; mods: those that must report that they are at work; kernels: those
+    whose GPU kernels must come from the image (none in records from before there were any);
     acceptance_floor: least share of drafted tokens; scripted: the model's answers are known to the byte.
     """
 
@@ -74,6 +75,7 @@ class Demands(Model):
     mods: Annotated[tuple[str, ...], Field(strict=False)]
     acceptance_floor: float | None
     scripted: bool
+    kernels: Annotated[tuple[str, ...], Field(strict=False)] = ()
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))

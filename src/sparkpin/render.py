@@ -126,6 +126,7 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
             file = project / f"stages/{stage.name}.yaml"
             raise ManifestError(file, "mods", name, "a mod whose name no other layer of the images has")
         layers[name] = [mod_file(name, read_mod(project, name))]
+    kernels = kernel_layers(stack, stage, layers)
     tools = tool_files(project) if layers else []
     files = sorted((file for part in (tools, *layers.values()) for file in part), key=lambda file: file.path)
 
@@ -138,6 +139,7 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
             stack=stack,
             parent_ref=parent_ref,
             layers=names[:count],
+            kernels=kernels,
             key=key,
             wheels_for=f"{MACHINES[stack.platform]}-manylinux_2_40",  # the hashes say which wheels, not this
         )
@@ -160,6 +162,20 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
         context=tuple(files),
         layers=tuple((name, layer_key(count)) for count, name in enumerate(names, start=1)),
     )
+
+
+def kernel_layers(stack: Stack, stage: Stage, layers: Mapping[str, Sequence[ContextFile]]) -> list[str]:
+    """The layers, each of one mod, that get the mod's kernels for the stack's GPU."""
+    found = [name for name, files in layers.items() if any(file.mod and file.mod.kernels for file in files)]
+    if not stack.gpu:
+        return []
+    if STACK_MODS in found:
+        wanted = "mods without kernels: those are compiled by what a stage's parent image holds. Name it in a stage"
+        raise ManifestError(f"pins/stacks/{stack.name}.yaml", "mods", stack.mods, wanted)
+    if found and stage.parent is None:
+        wanted = "none with kernels: those are compiled by what the parent image holds, and it has no parent"
+        raise ManifestError(f"stages/{stage.name}.yaml", "mods", stage.mods, wanted)
+    return found
 
 
 def rootfs_ref(suite: str, key: str) -> str:

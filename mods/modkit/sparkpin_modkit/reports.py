@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 MARKER = "SPARKPIN_MOD"
-EVENTS = ("active", "off", "failed")
+EVENTS = ("active", "off", "failed", "kernels", "compiled")
 _LOGGER = "vllm.sparkpin"
 
 
@@ -19,7 +19,8 @@ def report(mod: str, event: str, **details: Any) -> None:
 
     Args:
         mod: name of the mod, as in ``mods/<name>``.
-        event: "active" (in use in this process, not merely installed), "off" (switched off) or "failed".
+        event: "active" (in use in this process, not merely installed), "off" (switched off), "failed"; of
+            `sparkpin_modkit.kernels`: "kernels" (where those of a warm-up came from) and "compiled" (one after it).
         details: values for JSON; anything else is written as its ``str``.
 
     The line goes through vLLM's logger; where that would drop it (level above INFO, no handler), to stderr instead.

@@ -10,12 +10,12 @@ from typing import Literal
 
 Severity = Literal["error", "warning", "note", "allowed"]
 ORDER: tuple[Severity, ...] = ("error", "warning", "note", "allowed")
-RULES = ("torch", "packages", "plugins", "cuda", "driver", "files", "gpu", "needed", "versions", "symbols")
+RULES = ("torch", "packages", "plugins", "cuda", "driver", "files", "gpu", "kernels", "needed", "versions", "symbols")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """rule: gpu, needed, symbols, versions, torch, cuda, driver, packages, plugins or files. subject: path or package.
+    """rule: one of RULES. subject: path or package.
 
     what: what exactly the rule means (a library, a symbol); empty where the subject says all. why: of an allowed one.
     """

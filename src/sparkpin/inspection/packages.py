@@ -11,6 +11,8 @@ from email.parser import HeaderParser
 
 from packaging.utils import canonicalize_name
 
+from sparkpin.modwheels import KERNELS
+
 PLUGINS = "vllm.general_plugins"
 # Where a mod names the vLLM releases that it was made for: a list of them, or the keys of a table.
 VERSIONS, TOUCHES = "VLLM_VERSIONS", "TOUCHES"
@@ -21,7 +23,8 @@ SMALL = 1 << 20  # bytes of a text that is read
 @dataclass(frozen=True)
 class Package:
     """A distribution. name: normalised; site: its folder, with a slash at the end. plugins: modules of its entry points
-    for vLLM. accepts: releases of vLLM that its modules name as theirs; none where they name none."""
+    for vLLM. accepts: releases of vLLM that its modules name as theirs; none where they name none. kernels: of the mods
+    whose GPU kernels it can compile ahead."""
 
     name: str
     version: str
@@ -29,6 +32,7 @@ class Package:
     folder: str
     plugins: tuple[str, ...] = ()
     accepts: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,8 @@ def packages_of(texts: Mapping[str, str]) -> tuple[Package, ...]:
             continue
         head = HeaderParser().parsestr(text, headersonly=True)
         folder = path.rpartition("/")[0]
-        modules = plugin_modules(texts.get(f"{folder}/entry_points.txt", ""))
+        points = texts.get(f"{folder}/entry_points.txt", "")
+        modules = [value.partition(":")[0].strip() for value in entry_points(points, PLUGINS).values()]
         accepts = {
             version
             for module in modules
@@ -59,19 +64,27 @@ def packages_of(texts: Mapping[str, str]) -> tuple[Package, ...]:
         }
         name = canonicalize_name(head.get("Name") or info["stem"].partition("-")[0])
         found.append(
-            Package(name, head.get("Version") or "", info["site"], folder, tuple(modules), tuple(sorted(accepts)))
+            Package(
+                name,
+                head.get("Version") or "",
+                info["site"],
+                folder,
+                tuple(modules),
+                tuple(sorted(accepts)),
+                tuple(entry_points(points, KERNELS)),
+            )
         )
     return tuple(found)
 
 
-def plugin_modules(text: str) -> list[str]:
-    """Modules of the entry points for vLLM; none where the file is none."""
+def entry_points(text: str, group: str) -> dict[str, str]:
+    """Name -> value of the entry points of a group; none where the file is none."""
     parser = configparser.ConfigParser(delimiters=("=",), interpolation=None)
     try:
         parser.read_string(text)
     except configparser.Error:
-        return []
-    return [value.partition(":")[0].strip() for value in parser[PLUGINS].values()] if PLUGINS in parser else []
+        return {}
+    return dict(parser[group]) if group in parser else {}
 
 
 def releases(source: str) -> Iterator[str]:

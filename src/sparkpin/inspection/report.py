@@ -11,6 +11,7 @@ from typing import Any
 from sparkpin import ui
 from sparkpin.inspection.finding import Finding
 from sparkpin.inspection.gpu import Coverage, coverages
+from sparkpin.inspection.kernels import ahead
 from sparkpin.inspection.packages import PLUGINS
 from sparkpin.inspection.rules import cuda_release, minimum_driver
 from sparkpin.inspection.scan import Facts
@@ -64,6 +65,7 @@ class Result:
                 {**asdict(row), "archs": dict(row.archs), "verdict": row.verdict}  #
                 for row in self.coverages
             ],
+            "kernels": [{**asdict(row), "archs": dict(row.archs)} for row in ahead(facts, self.sm)] if self.sm else [],
             "findings": [asdict(finding) for finding in self.findings],
         }
 

@@ -11,6 +11,7 @@ from sparkpin.inspection.allowed import ALLOWED
 from sparkpin.inspection.elf import AARCH64, MACHINES, X86_64
 from sparkpin.inspection.finding import ORDER, RULES, Allowed, Finding, settle
 from sparkpin.inspection.gpu import gpu_findings
+from sparkpin.inspection.kernels import kernel_findings
 from sparkpin.inspection.linking import Linker, some
 from sparkpin.inspection.packages import Package
 from sparkpin.inspection.scan import Facts
@@ -38,6 +39,7 @@ def findings(
     found = [
         *file_findings(facts, platform),
         *(gpu_findings(facts, sm) if sm else ()),
+        *(kernel_findings(facts, sm) if sm else ()),
         *Linker(facts, allowed).findings(),
         *torch_findings(facts),
         *(cuda_findings(facts) if sm else ()),

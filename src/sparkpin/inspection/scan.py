@@ -16,7 +16,11 @@ from sparkpin.inspection.packages import DIST_INFO, SMALL, Package, Torch, packa
 from sparkpin.inspection.tree import Found, real
 from sparkpin.progress import Say
 
-TEXTS = re.compile(rf"{DIST_INFO.pattern}|(.*/)?torch/version\.py|(.*/)?sparkpin_\w+/.*\.py|etc/ld\.so\.conf(\.d/.*)?")
+MANIFEST = re.compile(r"(?P<folder>opt/sparkpin/kernels/(?P<mod>[^/]+))/kernels\.json")  # mods/modkit writes it
+TEXTS = re.compile(
+    rf"{DIST_INFO.pattern}|{MANIFEST.pattern}"
+    r"|(.*/)?torch/version\.py|(.*/)?sparkpin_\w+/.*\.py|etc/ld\.so\.conf(\.d/.*)?"
+)
 CONF = "etc/ld.so.conf"
 EVERY = 100  # libraries between two lines of progress
 
@@ -25,7 +29,8 @@ EVERY = 100  # libraries between two lines of progress
 class Facts:
     """libraries: by path, links followed. links: path -> target. broken: path -> what is wrong with the file.
 
-    cubins: folder -> how many .cubin files lie in it for which GPU. searched: folders of the loader's configuration.
+    cubins: folder -> how many .cubin files lie in it for which GPU. manifests: folder of a mod's kernels -> the list of
+    them. searched: folders of the loader's configuration.
     env: the image's environment. read: files and bytes that were there.
     """
 
@@ -39,6 +44,7 @@ class Facts:
     env: Mapping[str, str] = field(default_factory=dict)
     files: int = 0
     size: int = 0
+    manifests: Mapping[str, str] = field(default_factory=dict)
 
     def real(self, path: str) -> str:
         return real(path, self.links)
@@ -86,6 +92,7 @@ def scan(found: Iterable[Found], say: Say, env: Mapping[str, str] | None = None)
         env or {},
         files,
         size,
+        {match["folder"]: text for path, text in texts.items() if (match := MANIFEST.fullmatch(path))},
     )
 
 
@@ -106,7 +113,7 @@ def grouped(cubins: Mapping[str, Counter[fatbin.Code]]) -> dict[str, Counter[fat
     """By the package that they lie in: one may have ten thousand in a hundred folders."""
     found: dict[str, Counter[fatbin.Code]] = {}
     for folder, codes in cubins.items():
-        site = re.match(r"(?:.*/)?(?:site|dist)-packages/[^/]+", folder)
+        site = re.match(r"(?:.*/)?(?:site|dist)-packages/[^/]+|opt/sparkpin/kernels/[^/]+", folder)
         found.setdefault(site[0] if site else folder, Counter()).update(codes)
     return found
 

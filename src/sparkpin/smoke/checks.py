@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkpin.errors import ManifestError
 from sparkpin.schema import Stage
-from sparkpin.smoke import metrics, mods
+from sparkpin.smoke import kernels, metrics, mods
 from sparkpin.smoke.answers import (
     Answer,
     Wrong,
@@ -39,7 +39,7 @@ class Subject:
     """A server that runs, and what is known about it.
 
     log: everything it has logged so far. mods: those that must be active. floor: least share
-    of drafted tokens that must be accepted.
+    of drafted tokens that must be accepted. kernels: mods whose GPU kernels must all be the image's.
     """
 
     client: Client
@@ -48,6 +48,7 @@ class Subject:
     log: Callable[[], bytes]
     mods: frozenset[str] = frozenset()
     floor: float | None = None
+    kernels: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -178,10 +179,12 @@ def long_text(subject: Subject) -> str:
 
 
 def active_mods(subject: Subject) -> str:
-    seen = mods.reports(subject.log())
-    faults = mods.faults(seen, subject.mods)
+    log = subject.log()
+    seen = mods.reports(log)
+    faults = mods.faults(seen, subject.mods) + (kernels.faults(log, subject.kernels) if subject.kernels else [])
     require(not faults, "; ".join(faults))
-    return ", ".join(sorted(mods.active(seen))) or "none wanted, none active"
+    told = [f"{mod}: {text}" for mod, text in sorted(kernels.summaries(log).items())]
+    return "; ".join([", ".join(sorted(mods.active(seen))) or "none wanted, none active", *told])
 
 
 def acceptance(subject: Subject) -> str:

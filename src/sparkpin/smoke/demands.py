@@ -17,6 +17,7 @@ def demands_of(project: Path, stack: Stack, chain: Sequence[Stage], model: Model
     return Demands(
         checks=checks_of(chain[-1]),
         mods=tuple(sorted(mods.expected(project, names))),
+        kernels=tuple(sorted(mods.with_kernels(project, names))) if stack.gpu else (),
         acceptance_floor=chain[-1].smoke.acceptance_floor,
         scripted=model.generator is not None and model.generator.name == "scripted-tiny",
     )

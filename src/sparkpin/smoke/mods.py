@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from sparkpin.modwheels import KERNELS
 
 MARKER = b"SPARKPIN_MOD "
+OF_KERNELS = ("kernels", "compiled")  # events that `smoke.kernels` judges
 
 
 @dataclass(frozen=True)
@@ -23,18 +27,24 @@ def expected(project: Path, names: Iterable[str]) -> frozenset[str]:
 
     A library for other mods and a folder with a run.sh have none.
     """
-    found = set()
-    for name in names:
-        path = project / "mods" / name / "pyproject.toml"
-        if path.is_file():
-            groups = tomllib.loads(path.read_text(encoding="utf-8")).get("project", {}).get("entry-points", {})
-            found |= {name} if any(group.startswith("vllm.") for group in groups) else set()
-    return frozenset(found)
+    return frozenset(name for name in names if any(group.startswith("vllm.") for group in groups(project, name)))
 
 
-def reports(log: bytes) -> tuple[Report, ...]:
-    """Every report in a log, in order. A line that is marked but not readable is a report of failure."""
-    found = []
+def with_kernels(project: Path, names: Iterable[str]) -> frozenset[str]:
+    """Those of the image's mods whose kernels are compiled when the image is built, if it is for a GPU."""
+    return frozenset(name for name in names if KERNELS in groups(project, name))
+
+
+def groups(project: Path, name: str) -> frozenset[str]:
+    """Groups of the entry points of a mod; none for a folder with a run.sh."""
+    path = project / "mods" / name / "pyproject.toml"
+    if not path.is_file():
+        return frozenset()
+    return frozenset(tomllib.loads(path.read_text(encoding="utf-8")).get("project", {}).get("entry-points", {}))
+
+
+def lines(log: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Text and value of every line that a mod wrote, in order; an empty value where the text is not readable."""
     for line in log.splitlines():
         _, marker, rest = line.partition(MARKER)
         if not marker:
@@ -42,8 +52,18 @@ def reports(log: bytes) -> tuple[Report, ...]:
         text = rest.decode(errors="replace")
         try:
             value, _ = json.JSONDecoder().raw_decode(text)
+        except ValueError:
+            value = None
+        yield text, value if isinstance(value, dict) else {}
+
+
+def reports(log: bytes) -> tuple[Report, ...]:
+    """Every report in a log, in order. A line that is marked but not readable is a report of failure."""
+    found = []
+    for text, value in lines(log):
+        try:
             found.append(Report(value["mod"], value["event"], value.get("error", "")))
-        except (ValueError, KeyError, TypeError):
+        except KeyError:
             found.append(Report("?", "failed", f"unreadable line: {text[:120]}"))
     return tuple(found)
 
@@ -54,7 +74,7 @@ def active(seen: Iterable[Report]) -> frozenset[str]:
 
 def faults(seen: Iterable[Report], wanted: frozenset[str]) -> list[str]:
     """What is wrong: failed, missing or switched off, or active though the stage does not have it."""
-    seen = tuple(seen)
+    seen = tuple(report for report in seen if report.event not in OF_KERNELS)
     events = {report.mod: report.event for report in seen if report.event != "active"}
     found = [f"mod {r.mod} failed: {r.detail}" for r in dict.fromkeys(seen) if r.event == "failed"]
     for mod in sorted(wanted - active(seen)):

@@ -100,6 +100,7 @@ def run_smoke(
                     log=server.log,
                     mods=frozenset(demands.mods),
                     floor=demands.acceptance_floor,
+                    kernels=frozenset(demands.kernels),
                 )
                 examine(server, subject, demands.checks, evidence, say)
                 evidence.exchanges = client.exchanges
