@@ -1,0 +1,232 @@
+"""The attention kernel, in Triton: decode, MTP verification and prefill, over the compressed cache.
+
+It computes the transposed products: scores ``[N, M]`` = keys ``[N, D]`` x queries ``[D, M]`` and outputs ``[D, M]`` = values
+``[D, N]`` x probabilities ``[N, M]``. So keys and values are the operand that matrix units take from registers, where
+codes become numbers; each is unpacked once for all M = query tokens x query heads of its KV head. M is the free width of
+the product: three tokens of 16 heads are 32 + 16 columns, nothing is padded.
+
+Work is cut evenly: all tiles of N tokens, of all sequences one after another, go to P programs in P runs. A run of one
+program that touches sequence b leaves a partial result at place p + b, which belongs to no other pair. Lengths are read on
+the device, so a captured CUDA graph serves any lengths.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from sparkpin_turboquant.unpack import unpack_3, unpack_4, unpack_8
+
+LOWEST = tl.constexpr(-1.0e30)
+"""Stands for minus infinity where a difference of two must not be NaN."""
+
+
+@triton.jit
+def _runs(total, PROGRAMS, SHARE: tl.constexpr):
+    """How many programs work: all, or fewer if each would get fewer than SHARE tiles."""
+    return tl.maximum(tl.minimum(PROGRAMS, tl.cdiv(total, SHARE)), 1)
+
+
+@triton.jit
+def _codes_of_keys(head, within, KEY_BITS: tl.constexpr, D: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """Keys of the tokens whose bytes start at ``head + within * key_bytes`` -> parts ``[N, D / parts]`` float16."""
+    if KEY_BITS == 8:
+        b = tl.load((head + within * D)[:, None] + tl.arange(0, D)[None, :])
+        return (unpack_8(b, ASSEMBLY),)
+    elif KEY_BITS == 4:
+        b = tl.load((head + within * (D // 2))[:, None] + tl.arange(0, D // 2)[None, :])
+        return unpack_4(b, ASSEMBLY)
+    else:
+        j = tl.arange(0, D // 4)
+        start = head + within * (3 * D // 8)
+        b = tl.load(start[:, None] + j[None, :])
+        s = tl.load((start + D // 4)[:, None] + (j % (D // 8))[None, :])
+        r = tl.broadcast_to((j // (D // 8)).to(tl.uint8)[None, :], b.shape)
+        return unpack_3(b, s, r, ASSEMBLY)
+
+
+@triton.jit
+def _codes_of_values(head, within, VALUE_BITS: tl.constexpr, D: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """Values, `head` being where a block's values start -> parts ``[D / parts, N]`` float16."""
+    group = head + (within // 16) * (2 * D * VALUE_BITS) + within % 16
+    if VALUE_BITS == 4:
+        b = tl.load(group[None, :] + tl.arange(0, D // 2)[:, None] * 16)
+        return unpack_4(b, ASSEMBLY)
+    else:
+        j = tl.arange(0, D // 4)
+        b = tl.load(group[None, :] + j[:, None] * 16)
+        s = tl.load((group + D * 4)[None, :] + (j % (D // 8))[:, None] * 16)
+        r = tl.broadcast_to((j // (D // 8)).to(tl.uint8)[:, None], b.shape)
+        return unpack_3(b, s, r, ASSEMBLY)
+
+
+@triton.jit
+def _queries(q, rows, is_row, D: tl.constexpr, KEY_BITS: tl.constexpr):
+    """Rotated queries, `rows` where each starts -> parts ``[D / parts, M]`` of their components."""
+    PARTS: tl.constexpr = 1 if KEY_BITS == 8 else (2 if KEY_BITS == 4 else 4)
+    j = tl.arange(0, D // PARTS)
+    parts = ()
+    for part in tl.static_range(PARTS):
+        at = q + rows[None, :] + (part * (D // PARTS) + j)[:, None]
+        parts = parts + (tl.load(at, mask=is_row[None, :], other=0.0),)
+    return parts
+
+
+@triton.jit
+def _scores(keys, queries):
+    """Sum over parts of ``[N, D / parts] x [D / parts, M]``, float32."""
+    s = tl.dot(keys[0], queries[0])
+    for part in tl.static_range(1, len(keys)):
+        s = tl.dot(keys[part], queries[part], s)
+    return s
+
+
+@triton.jit
+def _softmax(s, top, total, key_norm, visible, scale):
+    """One tile of the running softmax -> probabilities ``[N, M]``, the factor for what came before, new top and total."""
+    s = tl.where(visible, s * (key_norm * scale)[:, None], float("-inf"))
+    new = tl.maximum(top, tl.max(s, 0))
+    p = tl.exp2(s - new[None, :])
+    factor = tl.exp2(top - new)
+    return p, factor, new, total * factor + tl.sum(p, 0)
+
+
+@triton.jit
+def _add(values, p, sums, factor):
+    """``sums * factor + values x p``, part by part."""
+    out = ()
+    for part in tl.static_range(len(values)):
+        out = out + (tl.dot(values[part], p, sums[part] * factor[None, :]),)
+    return out
+
+
+@triton.jit
+def _nothing(VALUE_BITS: tl.constexpr, D: tl.constexpr, M: tl.constexpr):
+    PARTS: tl.constexpr = 2 if VALUE_BITS == 4 else 4
+    out = ()
+    for _ in tl.static_range(PARTS):
+        out = out + (tl.zeros((D // PARTS, M), dtype=tl.float32),)
+    return out
+
+
+@triton.jit
+def _leave(part, logs, place, sums, top, total, is_row, m, ROWS: tl.constexpr, D: tl.constexpr):
+    """A partial result: ``part[place, m]`` ``[D]``, normalised, and ``logs[place, m]``, log2 of its weight."""
+    PARTS: tl.constexpr = len(sums)
+    j = tl.arange(0, D // PARTS)
+    one = 1.0 / tl.maximum(total, 1e-30)
+    for c in tl.static_range(PARTS):
+        at = part + (place * ROWS + m)[None, :] * D + (c * (D // PARTS) + j)[:, None]
+        tl.store(at, (sums[c] * one[None, :]).to(part.dtype.element_ty), mask=is_row[None, :])
+    tl.store(logs + place * ROWS + m, tl.where(total > 0.0, top + tl.log2(total), float("-inf")), mask=is_row)
+
+
+@triton.jit(do_not_specialize=["SEQUENCES", "PROGRAMS"])
+def attend(
+    part,
+    logs,
+    q,
+    cache,
+    table,
+    lengths,
+    starts,
+    owners,
+    scale,
+    SEQUENCES,
+    PROGRAMS,
+    block_bytes,
+    table_width,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    M0: tl.constexpr,
+    M1: tl.constexpr,
+    D: tl.constexpr,
+    KEY_BITS: tl.constexpr,
+    VALUE_BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SLOT: tl.constexpr,
+    N: tl.constexpr,
+    SHARE: tl.constexpr,
+    MOST: tl.constexpr,
+    STAGES: tl.constexpr,
+    OWNERS: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+):
+    """Attention of up to ROWS = tokens x GROUP queries of each sequence over its cached tokens; partial results.
+
+    part ``[PROGRAMS + SEQUENCES, HEADS, ROWS, D]``, logs ``[PROGRAMS + SEQUENCES, HEADS, ROWS]``; q ``[T, HEADS * GROUP, D]``
+    rotated; cache: bytes, see formats.layout; table ``[requests, table_width]`` block numbers; lengths ``[SEQUENCES]``
+    cached tokens, the queries' own included; starts ``[SEQUENCES + 1]`` first query; owners ``[SEQUENCES]`` the table's row
+    of a sequence, if it is not the same (OWNERS). scale: for logarithms to base 2. Rows are M0 + M1 columns, M1 may be 0.
+    """
+    program = tl.program_id(0)
+    head = tl.program_id(1)
+    all_ = tl.arange(0, MOST)
+    tiles = tl.cdiv(tl.load(lengths + all_, mask=all_ < SEQUENCES, other=0), N)
+    total = tl.sum(tiles, 0)
+    runs = _runs(total, PROGRAMS, SHARE)
+    if program >= runs:
+        return
+    first = (program.to(tl.int64) * total // runs).to(tl.int32)
+    last = ((program + 1).to(tl.int64) * total // runs).to(tl.int32)
+    ends = tl.cumsum(tiles, 0)
+    from_ = tl.sum((ends <= first).to(tl.int32), 0)
+    to = tl.minimum(tl.sum((ends < last).to(tl.int32), 0), SEQUENCES - 1)
+    KEY_BYTES: tl.constexpr = D * KEY_BITS // 8
+    VALUES: tl.constexpr = BLOCK * KEY_BYTES
+    NORMS: tl.constexpr = VALUES + BLOCK * (D * VALUE_BITS // 8)
+    m0 = tl.arange(0, M0)
+    for b in range(from_, to + 1):
+        length = tl.load(lengths + b)
+        query = tl.load(starts + b)
+        queries = tl.load(starts + b + 1) - query
+        before = tl.sum(tl.where(all_ < b, tiles, 0), 0)
+        is0 = m0 < tl.minimum(ROWS, queries * GROUP)
+        q0 = _queries(q, ((query + m0 // GROUP) * (HEADS * GROUP) + head * GROUP + m0 % GROUP) * D, is0, D, KEY_BITS)
+        last0 = length - queries + m0 // GROUP
+        top0 = tl.full((M0,), LOWEST, dtype=tl.float32)
+        total0 = tl.zeros((M0,), dtype=tl.float32)
+        sums0 = _nothing(VALUE_BITS, D, M0)
+        if M1:
+            m1 = M0 + tl.arange(0, M1)
+            is1 = m1 < tl.minimum(ROWS, queries * GROUP)
+            at1 = ((query + m1 // GROUP) * (HEADS * GROUP) + head * GROUP + m1 % GROUP) * D
+            q1 = _queries(q, at1, is1, D, KEY_BITS)
+            last1 = length - queries + m1 // GROUP
+            top1 = tl.full((M1,), LOWEST, dtype=tl.float32)
+            total1 = tl.zeros((M1,), dtype=tl.float32)
+            sums1 = _nothing(VALUE_BITS, D, M1)
+        if OWNERS:
+            row = table + tl.load(owners + b).to(tl.int64) * table_width
+        else:
+            row = table + b.to(tl.int64) * table_width
+        for tile in tl.range(tl.maximum(first - before, 0), tl.minimum(last - before, tl.cdiv(length, N)), num_stages=STAGES):
+            n = tile * N + tl.arange(0, N)
+            if BLOCK % N == 0:
+                block = tl.load(row + tile * N // BLOCK).to(tl.int64)
+                within = tl.multiple_of(tile * N % BLOCK, N) + tl.arange(0, N)
+                here = tl.multiple_of(cache + block * block_bytes + head * (BLOCK * SLOT), 16)
+                keys_at = here
+                norms_at = here
+            else:
+                block = tl.load(row + n // BLOCK, mask=n < length, other=0).to(tl.int64)
+                within = n % BLOCK
+                here = cache + block * block_bytes + head * (BLOCK * SLOT)
+            keys = _codes_of_keys(here, within, KEY_BITS, D, ASSEMBLY)
+            norms = (here + NORMS + within * 2).to(tl.pointer_type(tl.float16))
+            is_token = n < length
+            key_norm = tl.load(norms, mask=is_token, other=0.0).to(tl.float32)
+            value_norm = tl.load(norms + BLOCK, mask=is_token, other=0.0).to(tl.float32)
+            s0 = _scores(keys, q0)
+            p0, factor0, top0, total0 = _softmax(s0, top0, total0, key_norm, n[:, None] <= last0[None, :], scale)
+            values = _codes_of_values(here + VALUES, within, VALUE_BITS, D, ASSEMBLY)
+            sums0 = _add(values, (p0 * value_norm[:, None]).to(tl.float16), sums0, factor0)
+            if M1:
+                s1 = _scores(keys, q1)
+                p1, factor1, top1, total1 = _softmax(s1, top1, total1, key_norm, n[:, None] <= last1[None, :], scale)
+                sums1 = _add(values, (p1 * value_norm[:, None]).to(tl.float16), sums1, factor1)
+        place = (program + b).to(tl.int64) * HEADS + head
+        _leave(part, logs, place, sums0, top0, total0, is0, m0, ROWS, D)
+        if M1:
+            _leave(part, logs, place, sums1, top1, total1, is1, m1, ROWS, D)
