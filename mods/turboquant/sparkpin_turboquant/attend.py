@@ -28,36 +28,47 @@ def _runs(total, PROGRAMS, SHARE: tl.constexpr):
 
 
 @triton.jit
-def _codes_of_keys(head, within, KEY_BITS: tl.constexpr, D: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """Keys of the tokens whose bytes start at ``head + within * key_bytes`` -> parts ``[N, D / parts]`` float16."""
+def _load_keys(head, within, KEY_BITS: tl.constexpr, D: tl.constexpr):
+    """Codes of keys, `head` being where a block's keys start, for `_part`."""
     if KEY_BITS == 8:
         b = tl.load((head + within * D)[:, None] + tl.arange(0, D)[None, :])
-        return (unpack_8(b, ASSEMBLY),)
+        return (b,)
     elif KEY_BITS == 4:
         b = tl.load((head + within * (D // 2))[:, None] + tl.arange(0, D // 2)[None, :])
-        return unpack_4(b, ASSEMBLY)
+        return (b,)
     else:
         j = tl.arange(0, D // 4)
         start = head + within * (3 * D // 8)
         b = tl.load(start[:, None] + j[None, :])
         s = tl.load((start + D // 4)[:, None] + (j % (D // 8))[None, :])
         r = tl.broadcast_to((j // (D // 8)).to(tl.uint8)[None, :], b.shape)
-        return unpack_3(b, s, r, ASSEMBLY)
+        return (b, s, r)
 
 
 @triton.jit
-def _codes_of_values(head, within, VALUE_BITS: tl.constexpr, D: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """Values, `head` being where a block's values start -> parts ``[D / parts, N]`` float16."""
+def _load_values(head, within, VALUE_BITS: tl.constexpr, D: tl.constexpr):
+    """Codes of values, `head` being where a block's values start, for `_part`."""
     group = head + (within // 16) * (2 * D * VALUE_BITS) + within % 16
     if VALUE_BITS == 4:
         b = tl.load(group[None, :] + tl.arange(0, D // 2)[:, None] * 16)
-        return unpack_4(b, ASSEMBLY)
+        return (b,)
     else:
         j = tl.arange(0, D // 4)
         b = tl.load(group[None, :] + j[:, None] * 16)
         s = tl.load((group + D * 4)[None, :] + (j % (D // 8))[:, None] * 16)
         r = tl.broadcast_to((j // (D // 8)).to(tl.uint8)[:, None], b.shape)
-        return unpack_3(b, s, r, ASSEMBLY)
+        return (b, s, r)
+
+
+@triton.jit
+def _part(codes, PART: tl.constexpr, BITS: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """Of D components those from ``PART * D / parts`` on, float16: ``[N, D / parts]`` of keys, transposed of values."""
+    if BITS == 8:
+        return unpack_8(codes[0], ASSEMBLY)
+    elif BITS == 4:
+        return unpack_4(codes[0], PART, ASSEMBLY)
+    else:
+        return unpack_3(codes[0], codes[1], codes[2], PART, ASSEMBLY)
 
 
 @triton.jit
@@ -73,15 +84,6 @@ def _queries(q, rows, is_row, D: tl.constexpr, KEY_BITS: tl.constexpr):
 
 
 @triton.jit
-def _scores(keys, queries):
-    """Sum over parts of ``[N, D / parts] x [D / parts, M]``, float32."""
-    s = tl.dot(keys[0], queries[0])
-    for part in tl.static_range(1, len(keys)):
-        s = tl.dot(keys[part], queries[part], s)
-    return s
-
-
-@triton.jit
 def _softmax(s, top, total, key_norm, visible, scale):
     """One tile of the running softmax -> probabilities ``[N, M]``, the factor for what came before, new top and total."""
     s = tl.where(visible, s * (key_norm * scale)[:, None], float("-inf"))
@@ -89,15 +91,6 @@ def _softmax(s, top, total, key_norm, visible, scale):
     p = tl.exp2(s - new[None, :])
     factor = tl.exp2(top - new)
     return p, factor, new, total * factor + tl.sum(p, 0)
-
-
-@triton.jit
-def _add(values, p, sums, factor):
-    """``sums * factor + values x p``, part by part."""
-    out = ()
-    for part in tl.static_range(len(values)):
-        out = out + (tl.dot(values[part], p, sums[part] * factor[None, :]),)
-    return out
 
 
 @triton.jit
@@ -198,34 +191,48 @@ def attend(
             total1 = tl.zeros((M1,), dtype=tl.float32)
             sums1 = _nothing(VALUE_BITS, D, M1)
         if OWNERS:
-            row = table + tl.load(owners + b).to(tl.int64) * table_width
+            row = table + tl.load(owners + b) * table_width
         else:
-            row = table + b.to(tl.int64) * table_width
+            row = table + b * table_width
         for tile in tl.range(tl.maximum(first - before, 0), tl.minimum(last - before, tl.cdiv(length, N)), num_stages=STAGES):
             n = tile * N + tl.arange(0, N)
             if BLOCK % N == 0:
                 block = tl.load(row + tile * N // BLOCK).to(tl.int64)
                 within = tl.multiple_of(tile * N % BLOCK, N) + tl.arange(0, N)
                 here = tl.multiple_of(cache + block * block_bytes + head * (BLOCK * SLOT), 16)
-                keys_at = here
-                norms_at = here
             else:
                 block = tl.load(row + n // BLOCK, mask=n < length, other=0).to(tl.int64)
                 within = n % BLOCK
                 here = cache + block * block_bytes + head * (BLOCK * SLOT)
-            keys = _codes_of_keys(here, within, KEY_BITS, D, ASSEMBLY)
+            keys = _load_keys(here, within, KEY_BITS, D)
+            values = _load_values(here + VALUES, within, VALUE_BITS, D)
             norms = (here + NORMS + within * 2).to(tl.pointer_type(tl.float16))
             is_token = n < length
             key_norm = tl.load(norms, mask=is_token, other=0.0).to(tl.float32)
             value_norm = tl.load(norms + BLOCK, mask=is_token, other=0.0).to(tl.float32)
-            s0 = _scores(keys, q0)
-            p0, factor0, top0, total0 = _softmax(s0, top0, total0, key_norm, n[:, None] <= last0[None, :], scale)
-            values = _codes_of_values(here + VALUES, within, VALUE_BITS, D, ASSEMBLY)
-            sums0 = _add(values, (p0 * value_norm[:, None]).to(tl.float16), sums0, factor0)
+            # Part by part, so that few unpacked numbers are in registers at a time.
+            s0 = tl.zeros((N, M0), dtype=tl.float32)
             if M1:
-                s1 = _scores(keys, q1)
+                s1 = tl.zeros((N, M1), dtype=tl.float32)
+            for c in tl.static_range(len(q0)):
+                key = _part(keys, c, KEY_BITS, ASSEMBLY)
+                s0 = tl.dot(key, q0[c], s0)
+                if M1:
+                    s1 = tl.dot(key, q1[c], s1)
+            p0, factor0, top0, total0 = _softmax(s0, top0, total0, key_norm, n[:, None] <= last0[None, :], scale)
+            p0 = (p0 * value_norm[:, None]).to(tl.float16)
+            old0 = sums0
+            sums0 = ()
+            if M1:
                 p1, factor1, top1, total1 = _softmax(s1, top1, total1, key_norm, n[:, None] <= last1[None, :], scale)
-                sums1 = _add(values, (p1 * value_norm[:, None]).to(tl.float16), sums1, factor1)
+                p1 = (p1 * value_norm[:, None]).to(tl.float16)
+                old1 = sums1
+                sums1 = ()
+            for c in tl.static_range(len(old0)):
+                value = _part(values, c, VALUE_BITS, ASSEMBLY)
+                sums0 = sums0 + (tl.dot(value, p0, old0[c] * factor0[None, :]),)
+                if M1:
+                    sums1 = sums1 + (tl.dot(value, p1, old1[c] * factor1[None, :]),)
         place = (program + b).to(tl.int64) * HEADS + head
         _leave(part, logs, place, sums0, top0, total0, is0, m0, ROWS, D)
         if M1:

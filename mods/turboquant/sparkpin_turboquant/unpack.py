@@ -86,40 +86,31 @@ def _signed(index, negative, BITS: tl.constexpr):
 
 
 @triton.jit
-def unpack_4(b, ASSEMBLY: tl.constexpr):
-    """``b`` uint8 -> float16 of its low codes, and of its high codes, in b's shape."""
-    if ASSEMBLY:
-        low = tl.inline_asm_elementwise(LOW_4, "=&r,=&r,r", [b], dtype=tl.float16, is_pure=True, pack=4)
-        high = tl.inline_asm_elementwise(HIGH_4, "=&r,=&r,r", [b], dtype=tl.float16, is_pure=True, pack=4)
-        return low, high
+def unpack_4(b, PART: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """``b`` uint8 -> float16 of its low codes (PART 0) or its high ones (PART 1), in b's shape."""
+    if not ASSEMBLY:
+        c = b.to(tl.int32) >> (4 * PART)
+        return _signed(c & 7, (c & 8) != 0, 4)
+    elif PART == 0:
+        return tl.inline_asm_elementwise(LOW_4, "=&r,=&r,r", [b], dtype=tl.float16, is_pure=True, pack=4)
     else:
-        c = b.to(tl.int32)
-        return _signed(c & 7, (c & 8) != 0, 4), _signed((c >> 4) & 7, (c & 128) != 0, 4)
+        return tl.inline_asm_elementwise(HIGH_4, "=&r,=&r,r", [b], dtype=tl.float16, is_pure=True, pack=4)
 
 
 @triton.jit
-def unpack_3(b, s, r, ASSEMBLY: tl.constexpr):
-    """``b`` uint8: four indices a byte; ``s`` uint8: their signs in bits r, 2 + r, 4 + r, 6 + r -> four float16.
+def unpack_3(b, s, r, PART: tl.constexpr, ASSEMBLY: tl.constexpr):
+    """``b`` uint8: four indices a byte; ``s`` uint8: their signs in bits r, 2 + r, 4 + r, 6 + r -> float16 of number PART.
 
     r is 0 or 1 in each byte, the same for four neighbours.
     """
     if ASSEMBLY:
-        out = ()
-        for quarter in tl.static_range(4):
-            part = tl.inline_asm_elementwise(
-                QUARTERS_3[quarter], "=&r,=&r,r,r,r", [b, s, r], dtype=tl.float16, is_pure=True, pack=4
-            )
-            out = out + (part,)
-        return out
-    else:
-        c = b.to(tl.int32)
-        n = s.to(tl.int32) >> r.to(tl.int32)
-        return (
-            _signed(c & 3, (n & 1) != 0, 3),
-            _signed((c >> 2) & 3, (n & 4) != 0, 3),
-            _signed((c >> 4) & 3, (n & 16) != 0, 3),
-            _signed((c >> 6) & 3, (n & 64) != 0, 3),
+        return tl.inline_asm_elementwise(
+            QUARTERS_3[PART], "=&r,=&r,r,r,r", [b, s, r], dtype=tl.float16, is_pure=True, pack=4
         )
+    else:
+        c = b.to(tl.int32) >> (2 * PART)
+        n = s.to(tl.int32) >> (r.to(tl.int32) + 2 * PART)
+        return _signed(c & 3, (n & 1) != 0, 3)
 
 
 @triton.jit
