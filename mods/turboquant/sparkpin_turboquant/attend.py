@@ -22,9 +22,26 @@ LOWEST = tl.constexpr(-1.0e30)
 
 
 @triton.jit
-def _runs(total, PROGRAMS, SHARE: tl.constexpr):
+def _runs(total, PROGRAMS, SHARE):
     """How many programs work: all, or fewer if each would get fewer than SHARE tiles."""
     return tl.maximum(tl.minimum(PROGRAMS, tl.cdiv(total, SHARE)), 1)
+
+
+@triton.jit
+def _in_pairs(i):
+    """Which of the numbers 0, 1, 2 ... comes at place `i` in each 16 when PAIRS is set."""
+    return i // 16 * 16 + i % 8 // 2 * 4 + i // 8 % 2 * 2 + i % 2
+
+
+@triton.jit
+def _columns_in_pairs(b):
+    """``b[:, _in_pairs(i)]``: reshaped and permuted, which moves no data if the layout of the operand is chosen first.
+
+    SM90's instructions want columns 2t, 2t + 1, 2t + 8 and 2t + 9 in one thread, where four neighbours are one load. The
+    order of a product's inner dimension is free, so neighbours are declared to be those four.
+    """
+    x = tl.reshape(b, (b.shape[0], b.shape[1] // 16, 4, 2, 2))
+    return tl.reshape(tl.permute(x, (0, 1, 3, 2, 4)), b.shape)
 
 
 @triton.jit
@@ -61,21 +78,26 @@ def _load_values(head, within, VALUE_BITS: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
-def _part(codes, PART: tl.constexpr, BITS: tl.constexpr, ASSEMBLY: tl.constexpr):
+def _part(codes, PART: tl.constexpr, BITS: tl.constexpr, PAIRS: tl.constexpr, ASSEMBLY: tl.constexpr):
     """Of D components those from ``PART * D / parts`` on, float16: ``[N, D / parts]`` of keys, transposed of values."""
+    b = _columns_in_pairs(codes[0]) if PAIRS else codes[0]
     if BITS == 8:
-        return unpack_8(codes[0], ASSEMBLY)
+        return unpack_8(b, ASSEMBLY)
     elif BITS == 4:
-        return unpack_4(codes[0], PART, ASSEMBLY)
+        return unpack_4(b, PART, ASSEMBLY)
     else:
-        return unpack_3(codes[0], codes[1], codes[2], PART, ASSEMBLY)
+        s = _columns_in_pairs(codes[1]) if PAIRS else codes[1]
+        r = _columns_in_pairs(codes[2]) if PAIRS else codes[2]
+        return unpack_3(b, s, r, PART, ASSEMBLY)
 
 
 @triton.jit
-def _queries(q, rows, is_row, D: tl.constexpr, KEY_BITS: tl.constexpr):
+def _queries(q, rows, is_row, D: tl.constexpr, KEY_BITS: tl.constexpr, PAIRS: tl.constexpr):
     """Rotated queries, `rows` where each starts -> parts ``[D / parts, M]`` of their components."""
     PARTS: tl.constexpr = 1 if KEY_BITS == 8 else (2 if KEY_BITS == 4 else 4)
     j = tl.arange(0, D // PARTS)
+    if PAIRS:
+        j = _in_pairs(j)
     parts = ()
     for part in tl.static_range(PARTS):
         at = q + rows[None, :] + (part * (D // PARTS) + j)[:, None]
@@ -84,13 +106,22 @@ def _queries(q, rows, is_row, D: tl.constexpr, KEY_BITS: tl.constexpr):
 
 
 @triton.jit
+def _float16(word):
+    """The lower half of each word as a float16 number, widened."""
+    return (word & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
 def _softmax(s, top, total, key_norm, visible, scale):
-    """One tile of the running softmax -> probabilities ``[N, M]``, the factor for what came before, new top and total."""
+    """One tile of the running softmax -> probabilities ``[N, M]``, the factor for what came before, new top and total.
+
+    `total` is ``[N, M]``, summed after the last tile: a sum over N in each would cost two barriers.
+    """
     s = tl.where(visible, s * (key_norm * scale)[:, None], float("-inf"))
     new = tl.maximum(top, tl.max(s, 0))
     p = tl.exp2(s - new[None, :])
     factor = tl.exp2(top - new)
-    return p, factor, new, total * factor + tl.sum(p, 0)
+    return p, factor, new, total * factor[None, :] + p
 
 
 @triton.jit
@@ -104,17 +135,21 @@ def _nothing(VALUE_BITS: tl.constexpr, D: tl.constexpr, M: tl.constexpr):
 
 @triton.jit
 def _leave(part, logs, place, sums, top, total, is_row, m, ROWS: tl.constexpr, D: tl.constexpr):
-    """A partial result: ``part[place, m]`` ``[D]``, normalised, and ``logs[place, m]``, log2 of its weight."""
+    """A partial result: ``part[place, m]`` ``[D]`` float16, normalised, and ``logs[place, m]``, log2 of its weight."""
     PARTS: tl.constexpr = len(sums)
     j = tl.arange(0, D // PARTS)
     one = 1.0 / tl.maximum(total, 1e-30)
     for c in tl.static_range(PARTS):
         at = part + (place * ROWS + m)[None, :] * D + (c * (D // PARTS) + j)[:, None]
-        tl.store(at, (sums[c] * one[None, :]).to(part.dtype.element_ty), mask=is_row[None, :])
+        x = tl.minimum(tl.maximum(sums[c] * one[None, :], -65504.0), 65504.0)
+        tl.store(at, x.to(tl.float16), mask=is_row[None, :])
     tl.store(logs + place * ROWS + m, tl.where(total > 0.0, top + tl.log2(total), float("-inf")), mask=is_row)
 
 
-@triton.jit(do_not_specialize=["SEQUENCES", "PROGRAMS"])
+@triton.jit(
+    do_not_specialize=["SEQUENCES", "PROGRAMS", "SHARE", "table_width"],
+    do_not_specialize_on_alignment=["table", "lengths", "starts", "owners"],
+)
 def attend(
     part,
     logs,
@@ -127,6 +162,7 @@ def attend(
     scale,
     SEQUENCES,
     PROGRAMS,
+    SHARE,
     block_bytes,
     table_width,
     HEADS: tl.constexpr,
@@ -140,10 +176,10 @@ def attend(
     BLOCK: tl.constexpr,
     SLOT: tl.constexpr,
     N: tl.constexpr,
-    SHARE: tl.constexpr,
     MOST: tl.constexpr,
     STAGES: tl.constexpr,
     OWNERS: tl.constexpr,
+    PAIRS: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):
     """Attention of up to ROWS = tokens x GROUP queries of each sequence over its cached tokens; partial results.
@@ -176,46 +212,54 @@ def attend(
         queries = tl.load(starts + b + 1) - query
         before = tl.sum(tl.where(all_ < b, tiles, 0), 0)
         is0 = m0 < tl.minimum(ROWS, queries * GROUP)
-        q0 = _queries(q, ((query + m0 // GROUP) * (HEADS * GROUP) + head * GROUP + m0 % GROUP) * D, is0, D, KEY_BITS)
+        q0 = _queries(q, ((query + m0 // GROUP) * (HEADS * GROUP) + head * GROUP + m0 % GROUP) * D, is0, D, KEY_BITS, PAIRS)
         last0 = length - queries + m0 // GROUP
         top0 = tl.full((M0,), LOWEST, dtype=tl.float32)
-        total0 = tl.zeros((M0,), dtype=tl.float32)
+        total0 = tl.zeros((N, M0), dtype=tl.float32)
         sums0 = _nothing(VALUE_BITS, D, M0)
         if M1:
             m1 = M0 + tl.arange(0, M1)
             is1 = m1 < tl.minimum(ROWS, queries * GROUP)
             at1 = ((query + m1 // GROUP) * (HEADS * GROUP) + head * GROUP + m1 % GROUP) * D
-            q1 = _queries(q, at1, is1, D, KEY_BITS)
+            q1 = _queries(q, at1, is1, D, KEY_BITS, PAIRS)
             last1 = length - queries + m1 // GROUP
             top1 = tl.full((M1,), LOWEST, dtype=tl.float32)
-            total1 = tl.zeros((M1,), dtype=tl.float32)
+            total1 = tl.zeros((N, M1), dtype=tl.float32)
             sums1 = _nothing(VALUE_BITS, D, M1)
         if OWNERS:
             row = table + tl.load(owners + b) * table_width
         else:
             row = table + b * table_width
         for tile in tl.range(tl.maximum(first - before, 0), tl.minimum(last - before, tl.cdiv(length, N)), num_stages=STAGES):
-            n = tile * N + tl.arange(0, N)
+            i = tl.arange(0, N)  # the values' tokens, as they lie
+            k = _in_pairs(i) if PAIRS else i  # the keys': in the order that the values will have
             if BLOCK % N == 0:
                 block = tl.load(row + tile * N // BLOCK).to(tl.int64)
-                within = tl.multiple_of(tile * N % BLOCK, N) + tl.arange(0, N)
+                first_ = tl.multiple_of(tile * N % BLOCK, N)
                 here = tl.multiple_of(cache + block * block_bytes + head * (BLOCK * SLOT), 16)
+                values = _load_values(here + VALUES, first_ + i, VALUE_BITS, D)
+                within = first_ + k
             else:
+                n = tile * N + i
                 block = tl.load(row + n // BLOCK, mask=n < length, other=0).to(tl.int64)
-                within = n % BLOCK
+                there = cache + block * block_bytes + head * (BLOCK * SLOT)
+                values = _load_values(there + VALUES, n % BLOCK, VALUE_BITS, D)
+                n = tile * N + k
+                block = tl.load(row + n // BLOCK, mask=n < length, other=0).to(tl.int64)
                 here = cache + block * block_bytes + head * (BLOCK * SLOT)
+                within = n % BLOCK
+            n = tile * N + k
             keys = _load_keys(here, within, KEY_BITS, D)
-            values = _load_values(here + VALUES, within, VALUE_BITS, D)
-            norms = (here + NORMS + within * 2).to(tl.pointer_type(tl.float16))
-            is_token = n < length
-            key_norm = tl.load(norms, mask=is_token, other=0.0).to(tl.float32)
-            value_norm = tl.load(norms + BLOCK, mask=is_token, other=0.0).to(tl.float32)
+            # Key and value norm in one word: what is narrower is not loaded ahead, and a tile would wait for memory.
+            pairs = tl.load((here + NORMS + within * 4).to(tl.pointer_type(tl.int32)), mask=n < length, other=0)
+            key_norm = _float16(pairs)
+            value_norm = _float16(pairs >> 16)
             # Part by part, so that few unpacked numbers are in registers at a time.
             s0 = tl.zeros((N, M0), dtype=tl.float32)
             if M1:
                 s1 = tl.zeros((N, M1), dtype=tl.float32)
             for c in tl.static_range(len(q0)):
-                key = _part(keys, c, KEY_BITS, ASSEMBLY)
+                key = _part(keys, c, KEY_BITS, PAIRS, ASSEMBLY)
                 s0 = tl.dot(key, q0[c], s0)
                 if M1:
                     s1 = tl.dot(key, q1[c], s1)
@@ -229,11 +273,11 @@ def attend(
                 old1 = sums1
                 sums1 = ()
             for c in tl.static_range(len(old0)):
-                value = _part(values, c, VALUE_BITS, ASSEMBLY)
+                value = _part(values, c, VALUE_BITS, PAIRS, ASSEMBLY)
                 sums0 = sums0 + (tl.dot(value, p0, old0[c] * factor0[None, :]),)
                 if M1:
                     sums1 = sums1 + (tl.dot(value, p1, old1[c] * factor1[None, :]),)
         place = (program + b).to(tl.int64) * HEADS + head
-        _leave(part, logs, place, sums0, top0, total0, is0, m0, ROWS, D)
+        _leave(part, logs, place, sums0, top0, tl.sum(total0, 0), is0, m0, ROWS, D)
         if M1:
-            _leave(part, logs, place, sums1, top1, total1, is1, m1, ROWS, D)
+            _leave(part, logs, place, sums1, top1, tl.sum(total1, 0), is1, m1, ROWS, D)

@@ -110,10 +110,10 @@ def attend(
     programs = max(1, entry.programs * processors // cache_.heads)
     signs = _signs(head_dim, query.device)
     rotated = torch.empty(tokens, all_heads, head_dim, dtype=torch.float16, device=query.device)
-    part = torch.empty(programs + sequences, cache_.heads, rows, head_dim, dtype=torch.float32, device=query.device)
+    part = torch.empty(programs + sequences, cache_.heads, rows, head_dim, dtype=torch.float16, device=query.device)
     logs = torch.empty(programs + sequences, cache_.heads, rows, dtype=torch.float32, device=query.device)
     norm = constants(head_dim)["NORM"]
-    shared = {"HEADS": cache_.heads, "GROUP": group, "ROWS": rows, "N": entry.tokens, "SHARE": entry.share}
+    shared = {"HEADS": cache_.heads, "GROUP": group, "ROWS": rows, "N": entry.tokens}
     shared["MOST"] = triton.next_power_of_2(max(sequences, 16))
     rotate[(tokens, all_heads)](rotated, query, signs, query.stride(0), A=head_dim // 16, NORM=norm, num_warps=4)
     attend_kernel[(programs, cache_.heads)](
@@ -128,6 +128,7 @@ def attend(
         scale * LOG2_E,
         sequences,
         programs,
+        entry.share,
         cache_.block_bytes,
         table.stride(0),
         M0=m0,
@@ -139,6 +140,7 @@ def attend(
         SLOT=cache_.slot,
         STAGES=entry.stages,
         OWNERS=owners is not None,
+        PAIRS=entry.pairs,
         ASSEMBLY=not INTERPRETED,
         num_warps=entry.warps,
         num_stages=entry.stages,
@@ -153,11 +155,13 @@ def attend(
         starts,
         sequences,
         programs,
+        entry.share,
         out.stride(0),
         A=head_dim // 16,
-        AT_ONCE=16,
+        LOGS=triton.next_power_of_2(programs),
+        AT_ONCE=64,
         NORM=norm,
-        num_warps=4,
+        num_warps=8,
         **shared,
     )
     return out

@@ -38,15 +38,13 @@ class Layout:
 
         keys         [block_size, key_bytes]
         values       [block_size / 16, value_bytes, 16]     byte by byte, 16 tokens side by side
-        key norms    [block_size] float16
-        value norms  [block_size] float16
+        norms        [block_size, 2] float16                key's, value's
     """
 
     block_size: int
     slot: int
     values: int
-    key_norms: int
-    value_norms: int
+    norms: int
 
 
 def layout(format: Format, head_dim: int, block_size: int, slot: int) -> Layout:
@@ -62,7 +60,7 @@ def layout(format: Format, head_dim: int, block_size: int, slot: int) -> Layout:
         raise ValueError(f"turboquant: {slot} bytes a slot, wanted {format.slot_bytes(head_dim)} for {format.name}")
     values = block_size * format.key_bytes(head_dim)
     norms = values + block_size * format.value_bytes(head_dim)
-    return Layout(block_size, slot, values, norms, norms + 2 * block_size)
+    return Layout(block_size, slot, values, norms)
 
 
 FORMATS = {

@@ -111,9 +111,9 @@ class Blocks:
         by_head = data.view(data.shape[0], heads, block_size * slot)
         key_bytes, value_bytes = format.key_bytes(head_dim), format.value_bytes(head_dim)
         self.keys = by_head[..., : at.values].unflatten(-1, (block_size, key_bytes))
-        self.values = by_head[..., at.values : at.key_norms].unflatten(-1, (-1, value_bytes, GROUP))
-        self.key_norms = by_head[..., at.key_norms : at.value_norms].unflatten(-1, (block_size, 2))
-        self.value_norms = by_head[..., at.value_norms : at.value_norms + 2 * block_size].unflatten(-1, (block_size, 2))
+        self.values = by_head[..., at.values : at.norms].unflatten(-1, (-1, value_bytes, GROUP))
+        norms = by_head[..., at.norms : at.norms + 4 * block_size].unflatten(-1, (block_size, 4))
+        self.key_norms, self.value_norms = norms[..., :2], norms[..., 2:]
 
     def write(self, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
         """Code ``key``, ``value`` ``[T, heads, D]`` into slots ``[T]``, which are ``block * block_size + place``."""

@@ -79,7 +79,7 @@ def _encode(x, sign, codes, stride, norm_at, BITS: tl.constexpr, A: tl.constexpr
     tl.store(norm_at, norm)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def store(
     key,
     value,
@@ -115,12 +115,12 @@ def store(
     KEY_BYTES: tl.constexpr = D * KEY_BITS // 8
     VALUE_BYTES: tl.constexpr = D * VALUE_BITS // 8
     values = here + BLOCK * KEY_BYTES
-    norms = (values + BLOCK * VALUE_BYTES).to(tl.pointer_type(tl.float16)) + place
+    norms = (values + BLOCK * VALUE_BYTES).to(tl.pointer_type(tl.float16)) + 2 * place
     x = tl.load(key + token.to(tl.int64) * key_stride + head * D + d)
     _encode(x, sign, here + place * KEY_BYTES, 1, norms, KEY_BITS, A, ROOT, NORM)
     x = tl.load(value + token.to(tl.int64) * value_stride + head * D + d)
     at = values + (place // 16) * (16 * VALUE_BYTES) + place % 16
-    _encode(x, sign, at, 16, norms + BLOCK, VALUE_BITS, A, ROOT, NORM)
+    _encode(x, sign, at, 16, norms + 1, VALUE_BITS, A, ROOT, NORM)
 
 
 @triton.jit
@@ -134,7 +134,9 @@ def rotate(out, x, signs, stride, A: tl.constexpr, NORM: tl.constexpr):
     tl.store(at, _hadamard(y, A, NORM).to(out.dtype.element_ty))
 
 
-@triton.jit(do_not_specialize=["SEQUENCES", "PROGRAMS"])
+@triton.jit(
+    do_not_specialize=["SEQUENCES", "PROGRAMS", "SHARE"], do_not_specialize_on_alignment=["lengths", "starts"]
+)
 def merge(
     out,
     part,
@@ -144,14 +146,15 @@ def merge(
     starts,
     SEQUENCES,
     PROGRAMS,
+    SHARE,
     out_stride,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     A: tl.constexpr,
     N: tl.constexpr,
-    SHARE: tl.constexpr,
     MOST: tl.constexpr,
+    LOGS: tl.constexpr,
     AT_ONCE: tl.constexpr,
     NORM: tl.constexpr,
 ):
@@ -175,22 +178,20 @@ def merge(
     d = tl.arange(0, A)[:, None] * 16 + tl.arange(0, 16)[None, :]
     sum_ = tl.zeros((A, 16), dtype=tl.float32)
     weight = 0.0
-    top = -1.0e30
     if mine > 0:
         # Program p works on tile t when p * total // runs <= t < (p + 1) * total // runs.
         first = (((before + 1).to(tl.int64) * runs - 1) // total).to(tl.int32)
         last = (((before + mine).to(tl.int64) * runs - 1) // total).to(tl.int32)
-        for p in range(first, last + 1, AT_ONCE):
-            i = p + tl.arange(0, AT_ONCE)
-            at = ((i + b).to(tl.int64) * HEADS + head) * ROWS + m
-            log = tl.load(logs + at, mask=i <= last, other=float("-inf"))
-            new = tl.maximum(top, tl.max(log, 0))
-            w = tl.exp2(log - new)
-            x = tl.load(part + at[:, None, None] * D + d[None, :, :], mask=(i <= last)[:, None, None], other=0.0)
-            factor = tl.exp2(top - new)
-            sum_ = sum_ * factor + tl.sum(x.to(tl.float32) * w[:, None, None], 0)
-            weight = weight * factor + tl.sum(w, 0)
-            top = new
+        every = first + tl.arange(0, LOGS)
+        log = tl.load(logs + ((every + b) * HEADS + head) * ROWS + m, mask=every <= last, other=float("-inf"))
+        top = tl.max(log, 0)
+        weight = tl.sum(tl.exp2(log - top), 0)
+        for start in range(first, last + 1, AT_ONCE):
+            p = start + tl.arange(0, AT_ONCE)
+            at = ((p + b).to(tl.int64) * HEADS + head) * ROWS + m
+            w = tl.exp2(tl.load(logs + at, mask=p <= last, other=float("-inf")) - top)
+            x = tl.load(part + at[:, None, None] * D + d[None, :, :], mask=(p <= last)[:, None, None], other=0.0)
+            sum_ += tl.sum(x.to(tl.float32) * w[:, None, None], 0)
     y = _hadamard(sum_ / tl.where(weight > 0.0, weight, 1.0), A, NORM) * tl.load(signs + d)
     at = out + (query + m // GROUP).to(tl.int64) * out_stride + (head * GROUP + m % GROUP) * D + d
     tl.store(at, y.to(out.dtype.element_ty))

@@ -25,6 +25,7 @@ class Tuned:
     stages: int
     programs: int
     share: int
+    pairs: bool = False
 
 
 def tuned_for(architecture: int) -> tuple[Tuned, ...]:

@@ -55,7 +55,7 @@ def test_stored_as_naive_stores(format: Format, head_dim: int) -> None:
 
 SMALL = (
     Tuned(columns=16, tokens=16, warps=4, stages=2, programs=1, share=1),
-    Tuned(columns=48, tokens=32, warps=4, stages=2, programs=1, share=2),
+    Tuned(columns=48, tokens=32, warps=4, stages=2, programs=1, share=2, pairs=True),
     Tuned(columns=128, tokens=32, warps=4, stages=2, programs=1, share=1),
 )
 # format, head_dim, query heads, KV heads, block size, programs, (cached tokens, queries) of each sequence

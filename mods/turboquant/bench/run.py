@@ -1,0 +1,277 @@
+"""Correctness, a sweep of tiles, or the benchmark, on the GPU that is there. usage: python run.py check|sweep|bench OUT.json"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+
+import torch
+import triton
+
+import bf16
+from sparkpin_turboquant import cuda, naive
+from sparkpin_turboquant.formats import FORMATS
+from sparkpin_turboquant.tuned import Tuned, entry_for, tuned_for
+
+D, HK, G = 256, 2, 16
+BLOCK = 4608  # what vLLM's hybrid allocator makes of this model, see README
+BF16_BLOCK = 1152
+SCALE = D**-0.5
+GPU = "cuda"
+
+
+def replays(calls, rounds=12):
+    """Median microseconds of one call, all of `calls` captured in one CUDA graph."""
+    torch.cuda.synchronize()  # the inputs were made on another stream
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        calls[0]()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for call in calls:
+                call()
+        graph.replay()
+        graph.replay()
+        times = []
+        for _ in range(rounds):
+            a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            a.record(stream)
+            graph.replay()
+            b.record(stream)
+            b.synchronize()
+            times.append(a.elapsed_time(b) * 1000 / len(calls))
+    return statistics.median(times)
+
+
+def copies(total_bytes):
+    """Enough caches that one is not in L2 when its turn comes again."""
+    return max(2, min(48, int(300e6 // total_bytes) + 1))
+
+
+class Ours:
+    def __init__(self, name, context, batch, block=BLOCK):
+        self.format, self.context, self.batch = FORMATS[name], context, batch
+        slot = self.format.slot_bytes(D) + (2 if name == "turboquant_4bit_nc" else 0)
+        per = -(-context // block)
+        self.bytes = batch * HK * context * self.format.slot_bytes(D)
+        many = copies(self.bytes)
+        size = HK * block * slot
+        data = torch.randint(0, 256, (many * batch * per, size), dtype=torch.uint8, device=GPU)
+        blocks = naive.Blocks(data, self.format, HK, D, block, slot)
+        for norms in (blocks.key_norms, blocks.value_norms):
+            norms.copy_((torch.rand(*norms.shape[:-1], 1, device=GPU) * 0.05 + 0.03).half().view(torch.uint8))
+        self.cache = cuda.Cache(data, self.format, HK, D, block, slot, size)
+        self.tables = torch.randperm(many * batch * per, device=GPU).int().view(many, batch, per)
+        self.lengths = torch.full((batch,), context, dtype=torch.int32, device=GPU)
+
+    def time(self, queries, entry, processors):
+        q = torch.randn(self.batch * queries, HK * G, D, device=GPU, dtype=torch.bfloat16)
+        out = torch.empty_like(q)
+        starts = torch.arange(0, self.batch * queries + 1, queries, dtype=torch.int32, device=GPU)
+        tuned = entry if isinstance(entry, tuple) else (entry,)
+        return replays([
+            lambda t=t: cuda.attend(q, self.cache, t, self.lengths, starts, queries, SCALE, out, tuned, processors)
+            for t in self.tables
+        ])  # fmt: skip
+
+
+class Peer:
+    def __init__(self, context, batch):
+        per = -(-context // BF16_BLOCK)
+        self.batch, self.bytes = batch, batch * HK * context * D * 4
+        many = copies(self.bytes)
+        shape = (many * batch * per, BF16_BLOCK, HK, D)
+        self.k, self.v = (torch.empty(shape, device=GPU, dtype=torch.bfloat16).normal_() for _ in range(2))
+        self.tables = torch.randperm(shape[0], device=GPU).int().view(many, batch, per)
+        self.lengths = torch.full((batch,), context, dtype=torch.int32, device=GPU)
+
+    def time(self, queries, splits, n, warps, stages):
+        q = torch.randn(self.batch * queries, HK * G, D, device=GPU, dtype=torch.bfloat16)
+        out = torch.empty_like(q)
+        return replays([
+            lambda t=t: bf16.attend(q, self.k, self.v, t, self.lengths, queries, SCALE, out, splits, n, warps, stages)
+            for t in self.tables
+        ])  # fmt: skip
+
+    def best(self, queries, processors):
+        found = []
+        for n, warps, stages in PEER_TILES[min(queries, 4)]:
+            for waves in (1, 2, 3, 4):
+                splits = max(1, processors * waves // (HK * self.batch))
+                try:
+                    found.append((self.time(queries, splits, n, warps, stages), (splits, n, warps, stages)))
+                except triton.runtime.errors.OutOfResources:
+                    break
+        return min(found)
+
+
+PEER_TILES = {
+    1: [(32, 4, 3), (32, 4, 4), (64, 4, 2), (64, 4, 3), (64, 8, 3)],
+    2: [(32, 4, 3), (64, 4, 2), (64, 4, 3), (64, 8, 3)],
+    3: [(32, 4, 3), (64, 4, 2), (64, 8, 2), (64, 8, 3), (64, 4, 3)],
+    4: [(32, 4, 3), (64, 4, 2), (64, 8, 2), (64, 8, 3), (64, 4, 3)],
+}
+
+
+def warm(job):
+    """Compile in a process of its own: many at a time."""
+    try:
+        torch.cuda.set_device(0)
+        if job[0] == "ours":
+            _, name, queries, entry, block = job
+            small = Ours.__new__(Ours)
+            small.format, small.batch = FORMATS[name], 1
+            slot = small.format.slot_bytes(D) + (2 if name == "turboquant_4bit_nc" else 0)
+            size = HK * block * slot
+            cache = cuda.Cache(torch.zeros(1, size, dtype=torch.uint8, device=GPU), small.format, HK, D, block, slot, size)
+            q = torch.zeros(queries, HK * G, D, device=GPU, dtype=torch.bfloat16)
+            starts = torch.tensor([0, queries], dtype=torch.int32, device=GPU)
+            table = torch.zeros(1, job[5] if len(job) > 5 else 29, dtype=torch.int32, device=GPU)
+            lengths = torch.full((1,), 16, dtype=torch.int32, device=GPU)
+            cuda.attend(q, cache, table, lengths, starts, queries, SCALE, q.clone(), (entry,), 4)
+        else:
+            _, queries, n, warps, stages = job
+            k = torch.zeros(1, BF16_BLOCK, HK, D, device=GPU, dtype=torch.bfloat16)
+            q = torch.zeros(queries, HK * G, D, device=GPU, dtype=torch.bfloat16)
+            table = torch.zeros(1, 29, dtype=torch.int32, device=GPU)
+            lengths = torch.full((1,), 16, dtype=torch.int32, device=GPU)
+            bf16.attend(q, k, k, table, lengths, queries, SCALE, q.clone(), 2, n, warps, stages)
+        torch.cuda.synchronize()
+        return None
+    except Exception as error:
+        return f"{job}: {type(error).__name__} {str(error)[:200]}"
+
+
+def warm_all(jobs):
+    began = time.time()
+    with multiprocessing.get_context("spawn").Pool(14) as pool:
+        for failed in pool.imap_unordered(warm, jobs):
+            if failed:
+                print(failed, flush=True)
+    print(f"compiled {len(jobs)} in {time.time() - began:.0f} s", flush=True)
+
+
+def error(a, b):
+    return float((a.float() - b.float()).norm() / b.float().norm())
+
+
+def check(tuned, processors):
+    """Against fp32 attention on the dequantised cache; and what the code costs against bfloat16's own error."""
+    warm_all([("ours", name, q, entry_for(q * G, tuned), BLOCK) for q in (8, 4, 3, 2, 1) for name in FORMATS])
+    rows = []
+    for name, format in FORMATS.items():
+        for context in (1, 63, 64, 65, 1024, 4607, 4608, 4609, 32768, 262144):
+            for queries in (1, 2, 3, 4, 8):
+                if queries > context or (context > 40000 and queries not in (1, 3)):
+                    continue
+                generator = torch.Generator(GPU).manual_seed(context * 10 + queries)
+                slot = format.slot_bytes(D) + 2
+                per = -(-context // BLOCK)
+                data = torch.full((per + 1, HK * BLOCK * slot), 0x7E, dtype=torch.uint8, device=GPU)
+                cache = cuda.Cache(data, format, HK, D, BLOCK, slot, HK * BLOCK * slot)
+                table = torch.randperm(per + 1, device=GPU, generator=generator)[None, :per].int()
+                n = torch.arange(context, device=GPU)
+                slots = table[0, n // BLOCK].long() * BLOCK + n % BLOCK
+                key, value = (torch.randn(context, HK, D, device=GPU, generator=generator).bfloat16() for _ in range(2))
+                key[:, :, 5] *= 12
+                cuda.store_tokens(key, value, cache, slots)
+                q = torch.randn(queries, HK * G, D, device=GPU, generator=generator).bfloat16()
+                needle = context // 2
+                key_n = q[-1].float().view(HK, G, D).mean(1) * 4
+                cuda.store_tokens(key_n[None].bfloat16(), value[needle : needle + 1], cache, slots[needle : needle + 1])
+                key[needle] = key_n.bfloat16()
+                out = torch.full_like(q, torch.nan)
+                lengths = torch.tensor([context], dtype=torch.int32, device=GPU)
+                starts = torch.tensor([0, queries], dtype=torch.int32, device=GPU)
+                cuda.attend(q, cache, table, lengths, starts, queries, SCALE, out, tuned, processors)
+                blocks = naive.Blocks(data, format, HK, D, BLOCK, slot)
+                k, v = blocks.read_rotated(slots)
+                wanted = cuda.rotation.unrotate(naive.attention(cuda.rotation.rotate(q), k, v, SCALE))
+                exact = naive.attention(q, key, value, SCALE)
+                logit = torch.einsum("hd,shd->hs", cuda.rotation.rotate(q[-1]).view(HK, G, D).mean(1), k)
+                true = torch.einsum("hd,shd->hs", q[-1].float().view(HK, G, D).mean(1), key.float())
+                margins = []
+                for x in (logit, true):
+                    other = x.clone()
+                    other[:, needle] = -1e9
+                    margins.append(float((x[:, needle] - other.amax(1)).min()) if context > 1 else 0.0)
+                rows.append({
+                    "format": name, "context": context, "queries": queries, "error": error(out, wanted),
+                    "code_error": error(out, exact), "bf16_error": error(exact.bfloat16(), exact),
+                    "margin": margins[0], "bf16_margin": margins[1], "finite": bool(out.isfinite().all()),
+                })  # fmt: skip
+                del k, v, wanted, exact, logit, true
+    worst = max(rows, key=lambda row: row["error"] if row["finite"] else 9)
+    print("worst", worst, flush=True)
+    for name in FORMATS:
+        mine = [row for row in rows if row["format"] == name]
+        big = [row for row in mine if row["context"] == 262144][0]
+        print(name, "max error", max(row["error"] for row in mine), "256K:", big, flush=True)
+    return rows
+
+
+def sweep(processors):
+    name = "turboquant_4bit_nc"
+    tiles = {
+        16: [(64, 4, 2, 1), (64, 4, 3, 1), (64, 4, 4, 1), (32, 2, 3, 0), (32, 2, 4, 0), (32, 2, 2, 0), (128, 8, 2, 1), (64, 4, 3, 0)],
+        32: [(64, 4, 2, 1), (64, 4, 3, 1), (64, 4, 4, 1), (128, 8, 2, 1), (128, 8, 3, 1), (32, 2, 3, 0)],
+        48: [(64, 4, 2, 1), (64, 4, 3, 1), (128, 8, 2, 1), (128, 8, 3, 1), (64, 4, 3, 0)],
+        64: [(64, 4, 2, 1), (64, 4, 3, 1), (128, 8, 2, 1), (128, 8, 3, 1), (128, 8, 3, 0)],
+        128: [(64, 4, 2, 1), (128, 8, 2, 1), (128, 8, 2, 0)],
+    }
+    entries = {c: [Tuned(c, n, w, s, 1, 1, bool(p)) for n, w, s, p in found] for c, found in tiles.items()}
+    jobs = [("ours", name, c // 16, e, BLOCK) for c in reversed(entries) for e in entries[c]]
+    jobs += [("peer", q, *tile) for q, found in PEER_TILES.items() for tile in found]
+    warm_all(jobs)
+    rows = []
+    cases = [(64, 1), (131072, 1), (16384, 1), (32768, 16)]
+    for context, batch in cases:
+        ours = Ours(name, context, batch)
+        for c, found in entries.items():
+            if c == 128 and (context, batch) != (131072, 1):
+                continue
+            for e, programs in itertools.product(found, (1, 2, 3, 4)):
+                if programs * e.warps > 16 or programs * e.warps < 4:
+                    continue
+                entry = Tuned(c, e.tokens, e.warps, e.stages, programs, 1, e.pairs)
+                try:
+                    t = ours.time(c // 16, entry, processors)
+                except Exception as failed:
+                    print(context, entry, str(failed)[:100], flush=True)
+                    break
+                rows.append({"context": context, "batch": batch, "us": t, **vars(entry)})
+        del ours
+        peer = Peer(context, batch)
+        for q in (1, 2, 3, 4):
+            t, how = peer.best(q, processors)
+            rows.append({"context": context, "batch": batch, "peer": q, "us": t, "how": how})
+            print(context, batch, "q", q, "peer", round(t, 1), how, "GB/s", round(peer.bytes / t / 1e3), flush=True)
+            mine = sorted((r for r in rows if r.get("columns") == 16 * q and (r["context"], r["batch"]) == (context, batch)), key=lambda r: r["us"])
+            for r in mine[:4]:
+                print("   ", round(r["us"], 1), round(t / r["us"], 2), (r["tokens"], r["warps"], r["stages"], r["pairs"], r["programs"]), flush=True)
+        del peer
+        torch.cuda.empty_cache()
+    for r in [r for r in rows if r.get("columns") == 128]:
+        print(128, r["us"], r["tokens"], r["warps"], r["stages"], r["pairs"], r["programs"])
+    return rows
+
+
+def main():
+    what, file = sys.argv[1:3]
+    properties = torch.cuda.get_device_properties(0)
+    processors = properties.multi_processor_count
+    print(properties.name, processors, torch.__version__, triton.__version__, flush=True)
+    tuned = tuned_for(properties.major * 10 + properties.minor)
+    found = {"check": lambda: check(tuned, processors), "sweep": lambda: sweep(processors)}[what]()
+    with open(file, "w") as out:
+        json.dump(found, out, indent=1)
+
+
+if __name__ == "__main__":
+    main()
