@@ -219,15 +219,14 @@ def check(tuned, processors):
 def sweep(processors):
     name = "turboquant_4bit_nc"
     tiles = {
-        16: [(64, 4, 2, 1), (64, 4, 3, 1), (64, 4, 4, 1), (32, 2, 3, 0), (32, 2, 4, 0), (32, 2, 2, 0), (128, 8, 2, 1), (64, 4, 3, 0)],
-        32: [(64, 4, 2, 1), (64, 4, 3, 1), (64, 4, 4, 1), (128, 8, 2, 1), (128, 8, 3, 1), (32, 2, 3, 0)],
-        48: [(64, 4, 2, 1), (64, 4, 3, 1), (128, 8, 2, 1), (128, 8, 3, 1), (64, 4, 3, 0)],
-        64: [(64, 4, 2, 1), (64, 4, 3, 1), (128, 8, 2, 1), (128, 8, 3, 1), (128, 8, 3, 0)],
-        128: [(64, 4, 2, 1), (128, 8, 2, 1), (128, 8, 2, 0)],
+        16: [(64, 4, 2, 1, 0), (64, 4, 3, 1, 0), (32, 2, 3, 0, 0), (32, 2, 2, 0, 0), (64, 4, 2, 1, 168), (128, 8, 2, 1, 0)],
+        32: [(64, 4, 2, 1, 0), (64, 4, 3, 1, 0), (128, 8, 2, 1, 0)],
+        48: [(64, 4, 2, 1, 0), (64, 4, 3, 1, 0), (128, 8, 2, 1, 0), (128, 8, 3, 1, 0)],
+        64: [(64, 4, 2, 1, 0), (64, 4, 3, 1, 0), (128, 8, 2, 1, 0), (128, 8, 3, 1, 0)],
+        128: [(128, 8, 2, 1, 0), (64, 4, 2, 1, 0)],
     }
-    entries = {c: [Tuned(c, n, w, s, 1, 1, bool(p)) for n, w, s, p in found] for c, found in tiles.items()}
+    entries = {c: [Tuned(c, n, w, s, 1, 1, bool(p), r or None, True) for n, w, s, p, r in found] for c, found in tiles.items()}
     jobs = [("ours", name, c // 16, e, BLOCK) for c in reversed(entries) for e in entries[c]]
-    jobs += [("peer", q, *tile) for q, found in PEER_TILES.items() for tile in found]
     warm_all(jobs)
     rows = []
     cases = [(64, 1), (131072, 1), (16384, 1), (32768, 16)]
@@ -237,9 +236,9 @@ def sweep(processors):
             if c == 128 and (context, batch) != (131072, 1):
                 continue
             for e, programs in itertools.product(found, (1, 2, 3, 4)):
-                if programs * e.warps > 16 or programs * e.warps < 4:
+                if programs * e.warps > 16 or programs * e.warps < 4 or programs * e.warps * 32 * (e.registers or 255) > 70000:
                     continue
-                entry = Tuned(c, e.tokens, e.warps, e.stages, programs, 1, e.pairs)
+                entry = Tuned(c, e.tokens, e.warps, e.stages, programs, 1, e.pairs, e.registers, e.overlap)
                 try:
                     t = ours.time(c // 16, entry, processors)
                 except Exception as failed:
@@ -247,15 +246,11 @@ def sweep(processors):
                     break
                 rows.append({"context": context, "batch": batch, "us": t, **vars(entry)})
         del ours
-        peer = Peer(context, batch)
         for q in (1, 2, 3, 4):
-            t, how = peer.best(q, processors)
-            rows.append({"context": context, "batch": batch, "peer": q, "us": t, "how": how})
-            print(context, batch, "q", q, "peer", round(t, 1), how, "GB/s", round(peer.bytes / t / 1e3), flush=True)
+            print(context, batch, "q", q, flush=True)
             mine = sorted((r for r in rows if r.get("columns") == 16 * q and (r["context"], r["batch"]) == (context, batch)), key=lambda r: r["us"])
             for r in mine[:4]:
-                print("   ", round(r["us"], 1), round(t / r["us"], 2), (r["tokens"], r["warps"], r["stages"], r["pairs"], r["programs"]), flush=True)
-        del peer
+                print("   ", round(r["us"], 1), (r["tokens"], r["warps"], r["stages"], r["registers"], r["programs"]), flush=True)
         torch.cuda.empty_cache()
     for r in [r for r in rows if r.get("columns") == 128]:
         print(128, r["us"], r["tokens"], r["warps"], r["stages"], r["pairs"], r["programs"])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sparkpin_turboquant.unpack import unpack_3, unpack_4, unpack_8
 
@@ -28,20 +29,31 @@ def _runs(total, PROGRAMS, SHARE):
 
 
 @triton.jit
-def _in_pairs(i):
-    """Which of the numbers 0, 1, 2 ... comes at place `i` in each 16 when PAIRS is set."""
-    return i // 16 * 16 + i % 8 // 2 * 4 + i // 8 % 2 * 2 + i % 2
+def _lying(i, WIDTH: tl.constexpr, PAIRS: tl.constexpr):
+    """Where number `i` of a product's inner dimension lies in a row of WIDTH bytes; see `_columns`."""
+    C: tl.constexpr = 4 if WIDTH % 64 == 0 else (2 if WIDTH % 32 == 0 else 1)
+    if PAIRS:
+        t = i % 8 // 2
+        byte = i // 8 % 2 * 2 + i % 2
+    else:
+        t = i % 16 // 4
+        byte = i % 4
+    return i // (16 * C) * (16 * C) + t * (4 * C) + i // 16 % C * 4 + byte
 
 
 @triton.jit
-def _columns_in_pairs(b):
-    """``b[:, _in_pairs(i)]``: reshaped and permuted, which moves no data if the layout of the operand is chosen first.
+def _columns(b, PAIRS: tl.constexpr):
+    """``b[:, _lying(i)]``: moves no data, as Triton reads the tile from shared memory in the operand's layout.
 
-    SM90's instructions want columns 2t, 2t + 1, 2t + 8 and 2t + 9 in one thread, where four neighbours are one load. The
-    order of a product's inner dimension is free, so neighbours are declared to be those four.
+    For each 16 columns of an operand a thread gives four: neighbours on SM80 and SM12x, two and two on SM90 (PAIRS). The order
+    of the inner dimension is free, so it is chosen such that 16 bytes as they lie are one thread's share of 64 columns.
     """
-    x = tl.reshape(b, (b.shape[0], b.shape[1] // 16, 4, 2, 2))
-    return tl.reshape(tl.permute(x, (0, 1, 3, 2, 4)), b.shape)
+    C: tl.constexpr = 4 if b.shape[1] % 64 == 0 else (2 if b.shape[1] % 32 == 0 else 1)
+    if PAIRS:
+        x = tl.permute(tl.reshape(b, (b.shape[0], b.shape[1] // (16 * C), 4, C, 2, 2)), (0, 1, 3, 4, 2, 5))
+    else:
+        x = tl.permute(tl.reshape(b, (b.shape[0], b.shape[1] // (16 * C), 4, C, 4)), (0, 1, 3, 2, 4))
+    return tl.reshape(x, b.shape)
 
 
 @triton.jit
@@ -80,24 +92,20 @@ def _load_values(head, within, VALUE_BITS: tl.constexpr, D: tl.constexpr):
 @triton.jit
 def _part(codes, PART: tl.constexpr, BITS: tl.constexpr, PAIRS: tl.constexpr, ASSEMBLY: tl.constexpr):
     """Of D components those from ``PART * D / parts`` on, float16: ``[N, D / parts]`` of keys, transposed of values."""
-    b = _columns_in_pairs(codes[0]) if PAIRS else codes[0]
+    b = _columns(codes[0], PAIRS)
     if BITS == 8:
         return unpack_8(b, ASSEMBLY)
     elif BITS == 4:
         return unpack_4(b, PART, ASSEMBLY)
     else:
-        s = _columns_in_pairs(codes[1]) if PAIRS else codes[1]
-        r = _columns_in_pairs(codes[2]) if PAIRS else codes[2]
-        return unpack_3(b, s, r, PART, ASSEMBLY)
+        return unpack_3(b, _columns(codes[1], PAIRS), _columns(codes[2], PAIRS), PART, ASSEMBLY)
 
 
 @triton.jit
 def _queries(q, rows, is_row, D: tl.constexpr, KEY_BITS: tl.constexpr, PAIRS: tl.constexpr):
     """Rotated queries, `rows` where each starts -> parts ``[D / parts, M]`` of their components."""
     PARTS: tl.constexpr = 1 if KEY_BITS == 8 else (2 if KEY_BITS == 4 else 4)
-    j = tl.arange(0, D // PARTS)
-    if PAIRS:
-        j = _in_pairs(j)
+    j = _lying(tl.arange(0, D // PARTS), D // PARTS, PAIRS)
     parts = ()
     for part in tl.static_range(PARTS):
         at = q + rows[None, :] + (part * (D // PARTS) + j)[:, None]
@@ -180,6 +188,7 @@ def attend(
     STAGES: tl.constexpr,
     OWNERS: tl.constexpr,
     PAIRS: tl.constexpr,
+    OVERLAP: tl.constexpr,
     ASSEMBLY: tl.constexpr,
 ):
     """Attention of up to ROWS = tokens x GROUP queries of each sequence over its cached tokens; partial results.
@@ -196,6 +205,8 @@ def attend(
     total = tl.sum(tiles, 0)
     runs = _runs(total, PROGRAMS, SHARE)
     if program >= runs:
+        if OVERLAP:
+            gdc_wait()
         return
     first = (program.to(tl.int64) * total // runs).to(tl.int32)
     last = ((program + 1).to(tl.int64) * total // runs).to(tl.int32)
@@ -206,6 +217,9 @@ def attend(
     VALUES: tl.constexpr = BLOCK * KEY_BYTES
     NORMS: tl.constexpr = VALUES + BLOCK * (D * VALUE_BITS // 8)
     m0 = tl.arange(0, M0)
+    if OVERLAP:  # launched before `rotate` has ended, whose queries come next; `merge` waits likewise
+        gdc_wait()
+        gdc_launch_dependents()
     for b in range(from_, to + 1):
         length = tl.load(lengths + b)
         query = tl.load(starts + b)
@@ -232,7 +246,7 @@ def attend(
             row = table + b * table_width
         for tile in tl.range(tl.maximum(first - before, 0), tl.minimum(last - before, tl.cdiv(length, N)), num_stages=STAGES):
             i = tl.arange(0, N)  # the values' tokens, as they lie
-            k = _in_pairs(i) if PAIRS else i  # the keys': in the order that the values will have
+            k = _lying(i, N, PAIRS)  # the keys': in the order that the values will have
             if BLOCK % N == 0:
                 block = tl.load(row + tile * N // BLOCK).to(tl.int64)
                 first_ = tl.multiple_of(tile * N % BLOCK, N)

@@ -115,7 +115,10 @@ def attend(
     norm = constants(head_dim)["NORM"]
     shared = {"HEADS": cache_.heads, "GROUP": group, "ROWS": rows, "N": entry.tokens}
     shared["MOST"] = triton.next_power_of_2(max(sequences, 16))
-    rotate[(tokens, all_heads)](rotated, query, signs, query.stride(0), A=head_dim // 16, NORM=norm, num_warps=4)
+    overlap = {"launch_pdl": True} if entry.overlap else {}
+    rotate[(tokens, all_heads)](
+        rotated, query, signs, query.stride(0), A=head_dim // 16, NORM=norm, OVERLAP=entry.overlap, num_warps=4
+    )
     attend_kernel[(programs, cache_.heads)](
         part,
         logs,
@@ -144,6 +147,9 @@ def attend(
         ASSEMBLY=not INTERPRETED,
         num_warps=entry.warps,
         num_stages=entry.stages,
+        maxnreg=entry.registers,
+        OVERLAP=entry.overlap,
+        **overlap,
         **shared,
     )
     merge[(sequences, rows, cache_.heads)](
@@ -161,7 +167,9 @@ def attend(
         LOGS=triton.next_power_of_2(programs),
         AT_ONCE=64,
         NORM=norm,
+        OVERLAP=entry.overlap,
         num_warps=8,
+        **overlap,
         **shared,
     )
     return out

@@ -10,6 +10,7 @@ import math
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from sparkpin_turboquant.attend import _runs
 from sparkpin_turboquant.codebook import edges, magnitudes
@@ -69,7 +70,7 @@ def _encode(x, sign, codes, stride, norm_at, BITS: tl.constexpr, A: tl.constexpr
         negative = (u < 0.0).to(tl.int32)
         norm = tl.minimum(length / tl.sqrt(tl.sum(tl.sum(value * value, 1), 0)), FLOAT16_MAX).to(tl.float16)
         if BITS == 4:
-            half = tl.reshape(index | (negative << 3), (2, D // 2)) << (4 * tl.arange(0, 2))[:, None]
+            half = tl.reshape(tl.where(negative == 1, 7 - index, 8 + index), (2, D // 2)) << (4 * tl.arange(0, 2))[:, None]
             tl.store(codes + tl.arange(0, D // 2) * stride, tl.sum(half, 0).to(tl.uint8))
         else:
             quarter = tl.reshape(index, (4, D // 4)) << (2 * tl.arange(0, 4))[:, None]
@@ -124,8 +125,10 @@ def store(
 
 
 @triton.jit
-def rotate(out, x, signs, stride, A: tl.constexpr, NORM: tl.constexpr):
+def rotate(out, x, signs, stride, A: tl.constexpr, NORM: tl.constexpr, OVERLAP: tl.constexpr):
     """Grid ``(tokens, heads)``: ``x`` ``[tokens, heads, D]``, rows strided -> rotated, contiguous."""
+    if OVERLAP:
+        gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     d = tl.arange(0, A)[:, None] * 16 + tl.arange(0, 16)[None, :]
@@ -157,6 +160,7 @@ def merge(
     LOGS: tl.constexpr,
     AT_ONCE: tl.constexpr,
     NORM: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Grid ``(SEQUENCES, ROWS, HEADS)``: the partial results of `attend` -> ``out`` ``[T, HEADS * GROUP * D]``, rotated back.
 
@@ -165,6 +169,8 @@ def merge(
     b = tl.program_id(0)
     m = tl.program_id(1)
     head = tl.program_id(2)
+    if OVERLAP:
+        gdc_wait()
     query = tl.load(starts + b)
     if m // GROUP >= tl.load(starts + b + 1) - query:
         return

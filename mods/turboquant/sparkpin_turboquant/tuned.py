@@ -26,6 +26,8 @@ class Tuned:
     programs: int
     share: int
     pairs: bool = False
+    registers: int | None = None
+    overlap: bool = False
 
 
 def tuned_for(architecture: int) -> tuple[Tuned, ...]:
