@@ -257,13 +257,74 @@ def sweep(processors):
     return rows
 
 
+BEST_PEER = {1: [(64, 4, 3), (64, 4, 2)], 2: [(64, 4, 2)], 3: [(32, 4, 3), (64, 4, 2)], 4: [(32, 4, 3), (64, 4, 2)]}
+
+
+def bench(tuned, processors):
+    PEER_TILES.update(BEST_PEER)
+    name = "turboquant_4bit_nc"
+    jobs = [("ours", name, q, entry_for(q * G, tuned), BLOCK) for q in (8, 4, 3, 2, 1)]
+    jobs += [("ours", n, q, entry_for(q * G, tuned), BLOCK) for q in (1, 3) for n in FORMATS if n != name]
+    jobs += [("peer", q, *tile) for q, found in PEER_TILES.items() for tile in found]
+    warm_all(jobs)
+    x = torch.empty(1 << 31, dtype=torch.uint8, device=GPU).random_()
+    read = 2**31 / replays([lambda: torch.sum(x.view(torch.int64))] * 2) / 1e3
+    print("read", round(read), "GB/s", flush=True)
+    del x
+    rows = [{"read": read}]
+    cases = [(c, 1) for c in (8192, 16384, 32768, 65536, 131072, 262144)] + [(8192, 4), (32768, 4), (131072, 4), (8192, 16), (32768, 16)]
+    for context, batch in cases:
+        ours = Ours(name, context, batch)
+        mine = {q: ours.time(q, tuned, processors) for q in (1, 2, 3, 4)}
+        size = ours.bytes
+        del ours
+        peer = Peer(context, batch)
+        for q in mine:
+            t, how = peer.best(q, processors)
+            rows.append({"format": name, "context": context, "batch": batch, "queries": q, "us": mine[q], "bf16_us": t, "how": how, "bytes": size, "bf16_bytes": peer.bytes})
+            print(context, batch, q, round(mine[q], 1), round(t, 1), round(t / mine[q], 2), "GB/s", round(size / mine[q] / 1e3), round(peer.bytes / t / 1e3), flush=True)
+        del peer
+        torch.cuda.empty_cache()
+    for n in FORMATS:
+        ours = Ours(n, 131072, 1)
+        for q in (1, 3):
+            t = ours.time(q, tuned, processors)
+            rows.append({"format": n, "context": 131072, "batch": 1, "queries": q, "us": t, "bytes": ours.bytes})
+            print(n, q, round(t, 1), flush=True)
+    ours = Ours(name, 131072, 1)
+    for limit in (48,):
+        for q in (1, 2, 3):
+            t = ours.time(q, tuned, limit)
+            rows.append({"processors": limit, "queries": q, "us": t, "bytes": ours.bytes})
+            print("programs for", limit, "q", q, round(t, 1), round(ours.bytes / t / 1e3), "GB/s", flush=True)
+    chunk = 2048
+    q = torch.randn(chunk, HK * G, D, device=GPU, dtype=torch.bfloat16)
+    out = torch.empty_like(q)
+    starts = torch.arange(0, chunk + 1, 8, dtype=torch.int32, device=GPU)
+    lengths = torch.arange(131072 - chunk + 8, 131072 + 1, 8, dtype=torch.int32, device=GPU)
+    owners = torch.zeros(chunk // 8, dtype=torch.int32, device=GPU)
+    t = replays([lambda: cuda.attend(q, ours.cache, ours.tables[0], lengths, starts, 8, SCALE, out, tuned, processors, owners)], 3)
+    k, v = (torch.randn(1, HK, 131072, D, device=GPU, dtype=torch.bfloat16) for _ in range(2))
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    p = replays([lambda: sdpa(q.transpose(0, 1)[None], k, v, enable_gqa=True)], 3)
+    rows.append({"prefill": chunk, "us": t, "bf16_us": p})
+    print("prefill 2048 over 128K", round(t), "sdpa bf16", round(p), round(p / t, 2), flush=True)
+    new_k, new_v = (torch.randn(chunk, HK, D, device=GPU, dtype=torch.bfloat16) for _ in range(2))
+    slots = torch.arange(chunk, device=GPU)
+    for n in (1, 4, 48, chunk):
+        t = replays([lambda n=n: cuda.store_tokens(new_k[:n], new_v[:n], ours.cache, slots[:n])] * 4)
+        rows.append({"store": n, "us": t})
+        print("store", n, round(t, 1), flush=True)
+    return rows
+
+
 def main():
     what, file = sys.argv[1:3]
     properties = torch.cuda.get_device_properties(0)
     processors = properties.multi_processor_count
     print(properties.name, processors, torch.__version__, triton.__version__, flush=True)
     tuned = tuned_for(properties.major * 10 + properties.minor)
-    found = {"check": lambda: check(tuned, processors), "sweep": lambda: sweep(processors)}[what]()
+    found = {"check": lambda: check(tuned, processors), "sweep": lambda: sweep(processors), "bench": lambda: bench(tuned, processors)}[what]()
     with open(file, "w") as out:
         json.dump(found, out, indent=1)
 

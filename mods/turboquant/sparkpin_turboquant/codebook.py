@@ -57,58 +57,15 @@ def distortion(levels: int = LEVELS) -> float:
     )
 
 
-def _float16(x: float) -> float:
-    return float(struct.unpack("<e", struct.pack("<e", x))[0])
-
-
-BEND = _float16(1.1844e-4)
-"""Of the curve of 4 bits, fitted so that the mean squared error is least."""
-
-
 @cache
 def magnitudes(bits: int) -> tuple[float, ...]:
-    """The ``2^(bits - 1)`` positive levels, ascending, as the float16 numbers that kernels multiply by.
-
-    2 and 3 bits: Lloyd-Max centroids. 4 bits: ``x + BEND x^5`` for x = 0.5, 1.5 ... 7.5, in float16 arithmetic, each step
-    rounded. Up to a common factor, which is the norm's business, this is Lloyd-Max to 0.2 % of the error, and a GPU
-    computes it faster than it looks up a table.
-    """
-    if bits != 4:
-        return tuple(_float16(c) for c in lloyd_max(2**bits)[2 ** (bits - 1) :])
-    levels = []
-    for i in range(8):
-        x = i + 0.5
-        levels.append(_float16(x * _float16(_float16((x * x) * (x * x)) * BEND + 1.0)))
-    return tuple(levels)
-
-
-@cache
-def factor(bits: int) -> float:
-    """What the levels are multiplied by to have the least error for N(0, 1); 1 for centroids, but for rounding."""
-    levels = magnitudes(bits)
-    found = 1.0 if bits != 4 else 0.26
-    for _ in range(1000):
-        edges_ = [0.0, *((a + b) / 2 * found for a, b in pairwise(levels)), math.inf]
-        first = [_density(a) - _density(b) for a, b in pairwise(edges_)]
-        mass = [_cumulative(b) - _cumulative(a) for a, b in pairwise(edges_)]
-        found = sum(m * c for m, c in zip(first, levels, strict=True)) / sum(
-            m * c * c for m, c in zip(mass, levels, strict=True)
-        )
-    return found
+    """The ``2^(bits - 1)`` positive centroids, ascending, as the float16 numbers that kernels multiply by."""
+    levels = 2**bits
+    return tuple(struct.unpack("<e", struct.pack("<e", c))[0] for c in lloyd_max(levels)[levels // 2 :])
 
 
 @cache
 def edges(bits: int) -> tuple[float, ...]:
     """The ``2^(bits - 1) - 1`` magnitudes at which the index changes, ascending."""
-    return tuple((a + b) / 2 * factor(bits) for a, b in pairwise(magnitudes(bits)))
-
-
-def distortion_of(bits: int) -> float:
-    """Mean squared error of the levels for N(0, 1)."""
-    levels, scale = magnitudes(bits), factor(bits)
-    limits = [0.0, *edges(bits), math.inf]
-    kept = 0.0
-    for a, b, level in zip(limits, limits[1:], levels, strict=False):
-        c = level * scale
-        kept += 2.0 * (2.0 * c * (_density(a) - _density(b)) - c * c * (_cumulative(b) - _cumulative(a)))
-    return 1.0 - kept
+    levels = 2**bits
+    return boundaries(levels)[levels // 2 :]

@@ -73,3 +73,21 @@ FORMATS = {
     )
 }
 """By vLLM's name of the cache type."""
+
+RECIPE_NAMES = {
+    "turboquant35": "turboquant_4bit_nc",
+    "turboquant25": "turboquant_3bit_nc",
+    "turboquant_asym": "turboquant_k8v4",
+    "turboquant_q8k_tq35v": "turboquant_k8v4",
+    "turboquant_q8k_tq25v": "turboquant_k8v4",
+}
+"""Names of patched vLLMs that recipes still use -> the nearest format that is no coarser. 3.5 and 2.5 bits meant outlier
+channels with a bit more than the rest; after the rotation there are none, and whole bits are what a kernel unpacks."""
+
+
+def resolve(name: str) -> Format:
+    """The format of a cache type, by vLLM's name or a recipe's. Raises ValueError with what there is."""
+    found = FORMATS.get(RECIPE_NAMES.get(name, name))
+    if found is None:
+        raise ValueError(f"turboquant: --kv-cache-dtype {name}, wanted one of {', '.join(FORMATS)}")
+    return found

@@ -3,8 +3,7 @@
 A vector ``x`` of a head is stored as codes and one norm. With codes of 2, 3 or 4 bits::
 
     y     = rotate(x)                          same norm, components like N(0, |x|^2 / D)
-    code  = cell of sqrt(D) y / |x|            2, 3 bits: the highest bit for negative, and the index of the magnitude;
-                                               4 bits: cells counted from the lowest
+    code  = Lloyd-Max cell of sqrt(D) y / |x|  its highest bit: negative; the others: index of the magnitude
     norm  = |x| / |c[code]|                    float16; the norm correction is folded in
     x^    = unrotate(norm * c[code])           so |x^| = |x|
 
@@ -14,7 +13,7 @@ and with 8 bits (keys only)::
     code  = round(y / norm)                    int8
     x^    = unrotate(norm * code)
 
-c are the levels of `codebook.magnitudes`, float16 numbers. `formats.layout` says where the bytes of a block lie.
+c are the centroids rounded to float16, which kernels multiply by. `formats.layout` says where the bytes of a block lie.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ FLOAT16_MAX = 65504.0
 
 
 def centroids(bits: int, device: torch.device | None = None) -> torch.Tensor:
-    """``[2^bits]`` float32, by code."""
+    """``[2^bits]`` float32, by code: the positive ones ascending, then the negative ones."""
     positive = torch.tensor(codebook.magnitudes(bits), dtype=torch.float32, device=device)
-    return torch.cat((-positive.flip(0), positive)) if bits == 4 else torch.cat((positive, -positive))
+    return torch.cat((positive, -positive))
 
 
 def quantise(x: torch.Tensor, bits: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,8 +55,7 @@ def quantise(x: torch.Tensor, bits: int = 4) -> tuple[torch.Tensor, torch.Tensor
     length = y.norm(dim=-1)
     unit = y * (math.sqrt(x.shape[-1]) / torch.where(length > 0, length, torch.ones_like(length))).unsqueeze(-1)
     edges = torch.tensor(codebook.edges(bits), dtype=torch.float32, device=x.device)
-    index, negative = torch.bucketize(unit.abs().contiguous(), edges), unit < 0
-    codes = torch.where(negative, 7 - index, 8 + index) if bits == 4 else index + negative.long() * 2 ** (bits - 1)
+    codes = torch.bucketize(unit.abs().contiguous(), edges) + (unit < 0).long() * 2 ** (bits - 1)
     norms = (length / centroids(bits, x.device)[codes].norm(dim=-1)).clamp(max=FLOAT16_MAX).to(torch.float16)
     return codes.to(torch.uint8), norms
 

@@ -70,7 +70,7 @@ def _encode(x, sign, codes, stride, norm_at, BITS: tl.constexpr, A: tl.constexpr
         negative = (u < 0.0).to(tl.int32)
         norm = tl.minimum(length / tl.sqrt(tl.sum(tl.sum(value * value, 1), 0)), FLOAT16_MAX).to(tl.float16)
         if BITS == 4:
-            half = tl.reshape(tl.where(negative == 1, 7 - index, 8 + index), (2, D // 2)) << (4 * tl.arange(0, 2))[:, None]
+            half = tl.reshape(index | (negative << 3), (2, D // 2)) << (4 * tl.arange(0, 2))[:, None]
             tl.store(codes + tl.arange(0, D // 2) * stride, tl.sum(half, 0).to(tl.uint8))
         else:
             quarter = tl.reshape(index, (4, D // 4)) << (2 * tl.arange(0, 4))[:, None]

@@ -1,7 +1,7 @@
 """Codes to float16 numbers, in Triton: the inner part of the attention kernel.
 
-A 4-bit code n stands for ``x + BEND x^5``, x = n - 7.5: five float16 instructions for two numbers. Looked up with ``prmt`` from a
-table in registers, as 3-bit codes are (a sign and the index of one of four magnitudes), the same takes longer.
+A code is a sign (its highest bit) and the index of a magnitude, so a table of eight float16 magnitudes is four registers:
+their high bytes and their low bytes, of which ``prmt`` picks four at a time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 import triton
 import triton.language as tl
 
-from sparkpin_turboquant.codebook import BEND, magnitudes
+from sparkpin_turboquant.codebook import magnitudes
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Triton's interpreter has no inline assembly: there the same numbers come from comparisons."""
@@ -49,23 +49,7 @@ REGISTERS = ".reg .b32 a, b, h0, l0, h1, l1, x, y, z, v, w, t0, t1, t2, t3;"
 
 
 def _assembly_4(high: bool) -> str:
-    """$2: four bytes of two codes -> $0, $1. ``0x6400 | 16 n`` is the float16 number 1024 + 16 n, of which x is made."""
-    bend = int.from_bytes(struct.pack("<e", BEND), "little") * 0x10001
-    steps = []
-    for out, spread in (("$0", "0x4140"), ("$1", "0x4342")):
-        steps.append(f"""prmt.b32 a, $2, 0x64646464, {spread};
-        {"" if high else "shl.b32 a, a, 4;"}
-        lop3.b32 a, a, 0x00F000F0, 0x64006400, 0xEA;
-        mov.b32 b, 0x2C002C00;
-        mov.b32 x, 0xD478D478;
-        fma.rn.f16x2 x, a, b, x;
-        mul.rn.f16x2 y, x, x;
-        mul.rn.f16x2 y, y, y;
-        mov.b32 a, {bend};
-        mov.b32 b, 0x3C003C00;
-        fma.rn.f16x2 y, y, a, b;
-        mul.rn.f16x2 {out}, x, y;""")
-    return f"{{ {REGISTERS} {' '.join(steps)} }}"
+    return f"{{ {REGISTERS} {_look_up(4, '$2', high)} }}"
 
 
 def _assembly_3(quarter: int) -> str:
@@ -105,8 +89,8 @@ def _signed(index, negative, BITS: tl.constexpr):
 def unpack_4(b, PART: tl.constexpr, ASSEMBLY: tl.constexpr):
     """``b`` uint8 -> float16 of its low codes (PART 0) or its high ones (PART 1), in b's shape."""
     if not ASSEMBLY:
-        c = (b.to(tl.int32) >> (4 * PART)) & 15
-        return _signed(tl.where(c < 8, 7 - c, c - 8), c < 8, 4)
+        c = b.to(tl.int32) >> (4 * PART)
+        return _signed(c & 7, (c & 8) != 0, 4)
     elif PART == 0:
         return tl.inline_asm_elementwise(LOW_4, "=&r,=&r,r", [b], dtype=tl.float16, is_pure=True, pack=4)
     else:
