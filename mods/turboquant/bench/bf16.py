@@ -41,7 +41,9 @@ def split(
         top = new
         v = tl.load(V + at[:, None] + d[None, :])
         acc = tl.dot(p.to(tl.bfloat16), v, acc * f[:, None])
-    tl.store(PART + (row[:, None] * SPLITS + s) * D + d[None, :], acc / tl.maximum(total, 1e-30)[:, None], mask=ok[:, None])
+    tl.store(
+        PART + (row[:, None] * SPLITS + s) * D + d[None, :], acc / tl.maximum(total, 1e-30)[:, None], mask=ok[:, None]
+    )
     tl.store(LOGS + row * SPLITS + s, tl.where(total > 0, top + tl.log2(total), float("-inf")), mask=ok)
 
 

@@ -10,10 +10,9 @@ import statistics
 import sys
 import time
 
+import bf16
 import torch
 import triton
-
-import bf16
 from sparkpin_turboquant import cuda, naive
 from sparkpin_turboquant.formats import FORMATS
 from sparkpin_turboquant.tuned import Tuned, entry_for, tuned_for
@@ -129,7 +128,9 @@ def warm(job):
             small.format, small.batch = FORMATS[name], 1
             slot = small.format.slot_bytes(D) + (2 if name == "turboquant_4bit_nc" else 0)
             size = HK * block * slot
-            cache = cuda.Cache(torch.zeros(1, size, dtype=torch.uint8, device=GPU), small.format, HK, D, block, slot, size)
+            cache = cuda.Cache(
+                torch.zeros(1, size, dtype=torch.uint8, device=GPU), small.format, HK, D, block, slot, size
+            )
             q = torch.zeros(queries, HK * G, D, device=GPU, dtype=torch.bfloat16)
             starts = torch.tensor([0, queries], dtype=torch.int32, device=GPU)
             table = torch.zeros(1, job[5] if len(job) > 5 else 29, dtype=torch.int32, device=GPU)
@@ -157,6 +158,9 @@ def warm_all(jobs):
     print(f"compiled {len(jobs)} in {time.time() - began:.0f} s", flush=True)
 
 
+CHECKED = tuple(map(int, os.environ.get("CHECKED", "1 63 64 65 1024 4607 4608 4609 32768 262144").split()))
+
+
 def error(a, b):
     return float((a.float() - b.float()).norm() / b.float().norm())
 
@@ -166,7 +170,7 @@ def check(tuned, processors):
     warm_all([("ours", name, q, entry_for(q * G, tuned), BLOCK) for q in (8, 4, 3, 2, 1) for name in FORMATS])
     rows = []
     for name, format in FORMATS.items():
-        for context in (1, 63, 64, 65, 1024, 4607, 4608, 4609, 32768, 262144):
+        for context in CHECKED:
             for queries in (1, 2, 3, 4, 8):
                 if queries > context or (context > 40000 and queries not in (1, 3)):
                     continue
@@ -219,13 +223,22 @@ def check(tuned, processors):
 def sweep(processors):
     name = "turboquant_4bit_nc"
     tiles = {
-        16: [(64, 4, 2, 1, 0), (64, 4, 3, 1, 0), (32, 2, 3, 0, 0), (32, 2, 2, 0, 0), (64, 4, 2, 1, 168), (128, 8, 2, 1, 0)],
+        16: [
+            (64, 4, 2, 1, 0),
+            (64, 4, 3, 1, 0),
+            (32, 2, 3, 0, 0),
+            (32, 2, 2, 0, 0),
+            (64, 4, 2, 1, 168),
+            (128, 8, 2, 1, 0),
+        ],
         32: [(64, 4, 2, 1, 0), (64, 4, 3, 1, 0), (128, 8, 2, 1, 0)],
         48: [(64, 4, 2, 1, 0), (64, 4, 3, 1, 0), (128, 8, 2, 1, 0), (128, 8, 3, 1, 0)],
         64: [(64, 4, 2, 1, 0), (64, 4, 3, 1, 0), (128, 8, 2, 1, 0), (128, 8, 3, 1, 0)],
         128: [(128, 8, 2, 1, 0), (64, 4, 2, 1, 0)],
     }
-    entries = {c: [Tuned(c, n, w, s, 1, 1, bool(p), r or None, True) for n, w, s, p, r in found] for c, found in tiles.items()}
+    entries = {
+        c: [Tuned(c, n, w, s, 1, 1, bool(p), r or None, True) for n, w, s, p, r in found] for c, found in tiles.items()
+    }
     jobs = [("ours", name, c // 16, e, BLOCK) for c in reversed(entries) for e in entries[c]]
     warm_all(jobs)
     rows = []
@@ -236,7 +249,11 @@ def sweep(processors):
             if c == 128 and (context, batch) != (131072, 1):
                 continue
             for e, programs in itertools.product(found, (1, 2, 3, 4)):
-                if programs * e.warps > 16 or programs * e.warps < 4 or programs * e.warps * 32 * (e.registers or 255) > 70000:
+                if (
+                    programs * e.warps > 16
+                    or programs * e.warps < 4
+                    or programs * e.warps * 32 * (e.registers or 255) > 70000
+                ):
                     continue
                 entry = Tuned(c, e.tokens, e.warps, e.stages, programs, 1, e.pairs, e.registers, e.overlap)
                 try:
@@ -248,9 +265,17 @@ def sweep(processors):
         del ours
         for q in (1, 2, 3, 4):
             print(context, batch, "q", q, flush=True)
-            mine = sorted((r for r in rows if r.get("columns") == 16 * q and (r["context"], r["batch"]) == (context, batch)), key=lambda r: r["us"])
+            mine = sorted(
+                (r for r in rows if r.get("columns") == 16 * q and (r["context"], r["batch"]) == (context, batch)),
+                key=lambda r: r["us"],
+            )
             for r in mine[:4]:
-                print("   ", round(r["us"], 1), (r["tokens"], r["warps"], r["stages"], r["registers"], r["programs"]), flush=True)
+                print(
+                    "   ",
+                    round(r["us"], 1),
+                    (r["tokens"], r["warps"], r["stages"], r["registers"], r["programs"]),
+                    flush=True,
+                )
         torch.cuda.empty_cache()
     for r in [r for r in rows if r.get("columns") == 128]:
         print(128, r["us"], r["tokens"], r["warps"], r["stages"], r["pairs"], r["programs"])
@@ -272,7 +297,13 @@ def bench(tuned, processors):
     print("read", round(read), "GB/s", flush=True)
     del x
     rows = [{"read": read}]
-    cases = [(c, 1) for c in (8192, 16384, 32768, 65536, 131072, 262144)] + [(8192, 4), (32768, 4), (131072, 4), (8192, 16), (32768, 16)]
+    cases = [(c, 1) for c in (8192, 16384, 32768, 65536, 131072, 262144)] + [
+        (8192, 4),
+        (32768, 4),
+        (131072, 4),
+        (8192, 16),
+        (32768, 16),
+    ]
     for context, batch in cases:
         ours = Ours(name, context, batch)
         mine = {q: ours.time(q, tuned, processors) for q in (1, 2, 3, 4)}
@@ -281,8 +312,31 @@ def bench(tuned, processors):
         peer = Peer(context, batch)
         for q in mine:
             t, how = peer.best(q, processors)
-            rows.append({"format": name, "context": context, "batch": batch, "queries": q, "us": mine[q], "bf16_us": t, "how": how, "bytes": size, "bf16_bytes": peer.bytes})
-            print(context, batch, q, round(mine[q], 1), round(t, 1), round(t / mine[q], 2), "GB/s", round(size / mine[q] / 1e3), round(peer.bytes / t / 1e3), flush=True)
+            rows.append(
+                {
+                    "format": name,
+                    "context": context,
+                    "batch": batch,
+                    "queries": q,
+                    "us": mine[q],
+                    "bf16_us": t,
+                    "how": how,
+                    "bytes": size,
+                    "bf16_bytes": peer.bytes,
+                }
+            )
+            print(
+                context,
+                batch,
+                q,
+                round(mine[q], 1),
+                round(t, 1),
+                round(t / mine[q], 2),
+                "GB/s",
+                round(size / mine[q] / 1e3),
+                round(peer.bytes / t / 1e3),
+                flush=True,
+            )
         del peer
         torch.cuda.empty_cache()
     for n in FORMATS:
@@ -303,7 +357,10 @@ def bench(tuned, processors):
     starts = torch.arange(0, chunk + 1, 8, dtype=torch.int32, device=GPU)
     lengths = torch.arange(131072 - chunk + 8, 131072 + 1, 8, dtype=torch.int32, device=GPU)
     owners = torch.zeros(chunk // 8, dtype=torch.int32, device=GPU)
-    t = replays([lambda: cuda.attend(q, ours.cache, ours.tables[0], lengths, starts, 8, SCALE, out, tuned, processors, owners)], 3)
+    t = replays(
+        [lambda: cuda.attend(q, ours.cache, ours.tables[0], lengths, starts, 8, SCALE, out, tuned, processors, owners)],
+        3,
+    )
     k, v = (torch.randn(1, HK, 131072, D, device=GPU, dtype=torch.bfloat16) for _ in range(2))
     sdpa = torch.nn.functional.scaled_dot_product_attention
     p = replays([lambda: sdpa(q.transpose(0, 1)[None], k, v, enable_gqa=True)], 3)
@@ -324,7 +381,11 @@ def main():
     processors = properties.multi_processor_count
     print(properties.name, processors, torch.__version__, triton.__version__, flush=True)
     tuned = tuned_for(properties.major * 10 + properties.minor)
-    found = {"check": lambda: check(tuned, processors), "sweep": lambda: sweep(processors), "bench": lambda: bench(tuned, processors)}[what]()
+    found = {
+        "check": lambda: check(tuned, processors),
+        "sweep": lambda: sweep(processors),
+        "bench": lambda: bench(tuned, processors),
+    }[what]()
     with open(file, "w") as out:
         json.dump(found, out, indent=1)
 

@@ -226,7 +226,9 @@ def attend(
         queries = tl.load(starts + b + 1) - query
         before = tl.sum(tl.where(all_ < b, tiles, 0), 0)
         is0 = m0 < tl.minimum(ROWS, queries * GROUP)
-        q0 = _queries(q, ((query + m0 // GROUP) * (HEADS * GROUP) + head * GROUP + m0 % GROUP) * D, is0, D, KEY_BITS, PAIRS)
+        q0 = _queries(
+            q, ((query + m0 // GROUP) * (HEADS * GROUP) + head * GROUP + m0 % GROUP) * D, is0, D, KEY_BITS, PAIRS
+        )
         last0 = length - queries + m0 // GROUP
         top0 = tl.full((M0,), LOWEST, dtype=tl.float32)
         total0 = tl.zeros((N, M0), dtype=tl.float32)
@@ -244,7 +246,9 @@ def attend(
             row = table + tl.load(owners + b) * table_width
         else:
             row = table + b * table_width
-        for tile in tl.range(tl.maximum(first - before, 0), tl.minimum(last - before, tl.cdiv(length, N)), num_stages=STAGES):
+        for tile in tl.range(
+            tl.maximum(first - before, 0), tl.minimum(last - before, tl.cdiv(length, N)), num_stages=STAGES
+        ):
             i = tl.arange(0, N)  # the values' tokens, as they lie
             k = _lying(i, N, PAIRS)  # the keys': in the order that the values will have
             if BLOCK % N == 0:

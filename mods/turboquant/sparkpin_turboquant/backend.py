@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -68,7 +67,9 @@ class TurboQuantBackend(AttentionBackend):
     def customize_spec(cls, spec: Any) -> Any:
         if spec.state_content_bytes is not None or not spec.kv_quant_mode.is_turboquant:
             return spec
-        return replace(spec, state_content_bytes=vllm_slot_bytes(FORMATS[spec.kv_quant_mode.name.lower()], spec.head_size))
+        return replace(
+            spec, state_content_bytes=vllm_slot_bytes(FORMATS[spec.kv_quant_mode.name.lower()], spec.head_size)
+        )
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:

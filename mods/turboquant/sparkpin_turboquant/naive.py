@@ -105,7 +105,9 @@ def unpack(packed: torch.Tensor, bits: int = 4) -> torch.Tensor:
 class Blocks:
     """A cache ``[blocks, heads * block_size * slot]`` of bytes, written and read as `formats.layout` says."""
 
-    def __init__(self, data: torch.Tensor, format: Format, heads: int, head_dim: int, block_size: int, slot: int) -> None:
+    def __init__(
+        self, data: torch.Tensor, format: Format, heads: int, head_dim: int, block_size: int, slot: int
+    ) -> None:
         self.format, self.head_dim, self.block_size = format, head_dim, block_size
         at = layout(format, head_dim, block_size, slot)
         by_head = data.view(data.shape[0], heads, block_size * slot)

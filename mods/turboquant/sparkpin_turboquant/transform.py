@@ -51,7 +51,9 @@ def _index(u, BITS: tl.constexpr):
 
 
 @triton.jit
-def _encode(x, sign, codes, stride, norm_at, BITS: tl.constexpr, A: tl.constexpr, ROOT: tl.constexpr, NORM: tl.constexpr):
+def _encode(
+    x, sign, codes, stride, norm_at, BITS: tl.constexpr, A: tl.constexpr, ROOT: tl.constexpr, NORM: tl.constexpr
+):
     """Code one vector ``[A, 16]``: its bytes go `stride` apart from `codes` on, its norm to `norm_at`."""
     D: tl.constexpr = A * 16
     y = _hadamard(x.to(tl.float32) * sign, A, NORM)
@@ -137,9 +139,7 @@ def rotate(out, x, signs, stride, A: tl.constexpr, NORM: tl.constexpr, OVERLAP: 
     tl.store(at, _hadamard(y, A, NORM).to(out.dtype.element_ty))
 
 
-@triton.jit(
-    do_not_specialize=["SEQUENCES", "PROGRAMS", "SHARE"], do_not_specialize_on_alignment=["lengths", "starts"]
-)
+@triton.jit(do_not_specialize=["SEQUENCES", "PROGRAMS", "SHARE"], do_not_specialize_on_alignment=["lengths", "starts"])
 def merge(
     out,
     part,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 
 from sparkpin_modkit import ModError
@@ -16,7 +16,9 @@ OLDEST = 80
 class Tuned:
     """For up to `columns` rows of queries: `tokens` of the cache make a tile; `stages` tiles are loaded ahead.
 
-    `programs` for each multiprocessor share the work, fewer if one would get less than `share` tiles.
+    `programs` for each multiprocessor share the work, fewer if one would get less than `share` tiles. `pairs`: the operand's
+    order is SM90's, see `attend._columns`. `registers`: a limit for each thread. `overlap`: each kernel is launched before
+    the one before it has ended (from SM90 on).
     """
 
     columns: int
@@ -39,7 +41,12 @@ def tuned_for(architecture: int) -> tuple[Tuned, ...]:
         )
     data = json.loads(resources.files("sparkpin_turboquant").joinpath("tuned.json").read_text())
     name = str(architecture) if str(architecture) in data["tuned"] else data["others"]
-    return tuple(sorted((Tuned(**entry) for entry in data["tuned"][name]), key=lambda entry: entry.columns))
+    found = (Tuned(**entry) for entry in data["tuned"][name])
+    return tuple(
+        sorted(
+            (replace(entry, overlap=entry.overlap and architecture >= 90) for entry in found), key=lambda e: e.columns
+        )
+    )
 
 
 def columns(rows: int) -> tuple[int, int]:

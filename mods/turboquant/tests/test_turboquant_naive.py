@@ -159,7 +159,7 @@ def test_packed_bytes_are_these() -> None:
     """What kernels read: the components of a byte stand D bits / 8 apart."""
     assert naive.pack(torch.tensor([1, 2, 15, 0], dtype=torch.uint8)).tolist() == [0xF1, 0x02]
     codes = torch.tensor([1, 2, 3, 0, 4, 5, 6, 7], dtype=torch.uint8)
-    assert naive.pack(codes, 3).tolist() == [0b10_00_11_01 & 0xFF, 0, 0]
+    assert naive.pack(codes, 3).tolist() == [0b10_00_11_01, 0b11_01_00_10, 0b11110000]
 
 
 @pytest.mark.parametrize("head_dim", DIMS)
@@ -185,8 +185,11 @@ def test_names_of_recipes_are_mapped_and_others_refused() -> None:
         resolve("turboquant_1bit")
 
 
-# Lloyd-Max's errors are 0.1175, 0.03454, 0.009501 for the normal distribution; vectors on a sphere have a bit less.
-@pytest.mark.parametrize(("bits", "least", "most"), [(2, 0.113, 0.1175), (3, 0.033, 0.0346), (4, 0.0088, 0.0097), (8, 0, 1e-4)])
+# Lloyd-Max's errors are 0.1175, 0.03454, 0.009501 for the normal distribution. Vectors on a sphere have a bit less; the norm
+# correction adds about a quarter of the error's square.
+@pytest.mark.parametrize(
+    ("bits", "least", "most"), [(2, 0.110, 0.1215), (3, 0.0325, 0.0352), (4, 0.0088, 0.0097), (8, 0, 1e-4)]
+)
 @pytest.mark.parametrize("head_dim", DIMS)
 def test_distortion_of_each_width(head_dim: int, bits: int, least: float, most: float) -> None:
     assert least <= distortion(gaussian(2000, head_dim), bits) <= most

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import sparkpin_turboquant
 import torch
-from sparkpin_modkit import SignatureChanged, UnsupportedPlatform
+from sparkpin_modkit import SignatureChanged
 from sparkpin_modkit.testing import parse_reports
 from sparkpin_turboquant import naive
 from sparkpin_turboquant.backend import (
@@ -143,7 +143,9 @@ def impl(heads: int = 8, kv_heads: int = 2, head_dim: int = 64, **kwargs) -> Tur
 
 def poisoned_cache(blocks: int, kv_heads: int, block_size: int, head_dim: int) -> torch.Tensor:
     """``[blocks, Hkv, block_size, slot]`` as vLLM hands it: heads inside tokens in memory; 0x7E makes norms NaN."""
-    physical = torch.full((blocks, block_size, kv_heads, vllm_slot_bytes(FORMATS[CACHE_DTYPE], head_dim)), 0x7E, dtype=torch.uint8)
+    physical = torch.full(
+        (blocks, block_size, kv_heads, vllm_slot_bytes(FORMATS[CACHE_DTYPE], head_dim)), 0x7E, dtype=torch.uint8
+    )
     return physical.transpose(1, 2)
 
 

@@ -83,7 +83,10 @@ def test_attention_agrees_with_naive(name, head_dim, heads, kv_heads, block_size
             table[i, j] = next(order)
         n = torch.arange(length)
         slots.append(table[i, n // block_size] * block_size + n % block_size)
-        key, value = gaussian(length, kv_heads, head_dim, seed=10 + i), gaussian(length, kv_heads, head_dim, seed=50 + i)
+        key, value = (
+            gaussian(length, kv_heads, head_dim, seed=10 + i),
+            gaussian(length, kv_heads, head_dim, seed=50 + i),
+        )
         key[: length // 2] *= 3  # tops move
         blocks.write(key, value, slots[-1])
     counts = [queries for _, queries in work]
