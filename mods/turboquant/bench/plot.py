@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import matplotlib
 
@@ -12,7 +13,7 @@ from matplotlib import pyplot
 
 
 def main() -> None:
-    rows = [row for row in json.load(open(sys.argv[1])) if "bf16_us" in row and row.get("batch")]
+    rows = [row for row in json.loads(Path(sys.argv[1]).read_text()) if "bf16_us" in row and row.get("batch")]
     figure, axes = pyplot.subplots(figsize=(7, 4))
     for queries in (1, 2, 3, 4):
         mine = [row for row in rows if row["batch"] == 1 and row["queries"] == queries]

@@ -1,4 +1,5 @@
-"""Correctness, a sweep of tiles, or the benchmark, on the GPU that is there. usage: python run.py check|sweep|bench OUT.json"""
+"""Correctness, a sweep of tiles, or the benchmark, on the GPU that is there. usage: python run.py check|sweep|bench
+OUT.json"""
 
 from __future__ import annotations
 
@@ -215,7 +216,7 @@ def check(tuned, processors):
     print("worst", worst, flush=True)
     for name in FORMATS:
         mine = [row for row in rows if row["format"] == name]
-        big = [row for row in mine if row["context"] == 262144][0]
+        big = max(mine, key=lambda row: row["context"])
         print(name, "max error", max(row["error"] for row in mine), "256K:", big, flush=True)
     return rows
 
@@ -295,7 +296,7 @@ def bench(tuned, processors):
     x = torch.empty(1 << 31, dtype=torch.uint8, device=GPU).random_()
     read = 2**31 / replays([lambda: torch.sum(x.view(torch.int64))] * 2) / 1e3
     print("read", round(read), "GB/s", flush=True)
-    del x
+    x = None
     rows = [{"read": read}]
     cases = [(c, 1) for c in (8192, 16384, 32768, 65536, 131072, 262144)] + [
         (8192, 4),

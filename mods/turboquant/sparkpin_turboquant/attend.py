@@ -1,14 +1,17 @@
 """The attention kernel, in Triton: decode, MTP verification and prefill, over the compressed cache.
 
-It computes the transposed products: scores ``[N, M]`` = keys ``[N, D]`` x queries ``[D, M]`` and outputs ``[D, M]`` = values
-``[D, N]`` x probabilities ``[N, M]``. So keys and values are the operand that matrix units take from registers, where
-codes become numbers; each is unpacked once for all M = query tokens x query heads of its KV head. M is the free width of
-the product: three tokens of 16 heads are 32 + 16 columns, nothing is padded.
+It computes the transposed products: scores ``[N, M]`` = keys ``[N, D]`` x queries ``[D, M]``, and outputs ``[D, M]`` =
+values ``[D, N]`` x probabilities ``[N, M]``. So keys and values are the operand that matrix units take from registers,
+where codes become numbers; each is unpacked once for all M = query tokens x query heads of its KV head. M is the free
+width of the product: three tokens of 16 heads are 32 + 16 columns, nothing is padded.
 
 Work is cut evenly: all tiles of N tokens, of all sequences one after another, go to P programs in P runs. A run of one
-program that touches sequence b leaves a partial result at place p + b, which belongs to no other pair. Lengths are read on
-the device, so a captured CUDA graph serves any lengths.
+program that touches sequence b leaves a partial result at place p + b, which belongs to no other pair. Lengths are
+read on the device, so a captured CUDA graph serves any lengths.
 """
+
+# Triton has no unpacking in tuples and no conditional expression on tensors of two types.
+# ruff: noqa: RUF005, SIM108
 
 from __future__ import annotations
 
@@ -45,8 +48,8 @@ def _lying(i, WIDTH: tl.constexpr, PAIRS: tl.constexpr):
 def _columns(b, PAIRS: tl.constexpr):
     """``b[:, _lying(i)]``: moves no data, as Triton reads the tile from shared memory in the operand's layout.
 
-    For each 16 columns of an operand a thread gives four: neighbours on SM80 and SM12x, two and two on SM90 (PAIRS). The order
-    of the inner dimension is free, so it is chosen such that 16 bytes as they lie are one thread's share of 64 columns.
+    For each 16 columns of an operand a thread gives four: neighbours on SM80 and SM12x, two and two on SM90 (PAIRS).
+    The order of the inner dimension is free: here 16 bytes as they lie are one thread's share of 64 columns.
     """
     C: tl.constexpr = 4 if b.shape[1] % 64 == 0 else (2 if b.shape[1] % 32 == 0 else 1)
     if PAIRS:
@@ -193,10 +196,16 @@ def attend(
 ):
     """Attention of up to ROWS = tokens x GROUP queries of each sequence over its cached tokens; partial results.
 
-    part ``[PROGRAMS + SEQUENCES, HEADS, ROWS, D]``, logs ``[PROGRAMS + SEQUENCES, HEADS, ROWS]``; q ``[T, HEADS * GROUP, D]``
-    rotated; cache: bytes, see formats.layout; table ``[requests, table_width]`` block numbers; lengths ``[SEQUENCES]``
-    cached tokens, the queries' own included; starts ``[SEQUENCES + 1]`` first query; owners ``[SEQUENCES]`` the table's row
-    of a sequence, if it is not the same (OWNERS). scale: for logarithms to base 2. Rows are M0 + M1 columns, M1 may be 0.
+    Args:
+        part, logs: ``[PROGRAMS + SEQUENCES, HEADS, ROWS, D]`` float16, ``[PROGRAMS + SEQUENCES, HEADS, ROWS]`` float32.
+        q: ``[T, HEADS * GROUP, D]`` float16, rotated.
+        cache: bytes, see `formats.layout`; blocks are block_bytes apart.
+        table: ``[requests, table_width]`` block numbers.
+        lengths: ``[SEQUENCES]`` cached tokens, the queries' own included.
+        starts: ``[SEQUENCES + 1]`` first query of each.
+        owners: ``[SEQUENCES]`` the table's row of a sequence, where OWNERS is set.
+        scale: of the logits, for exponents to base 2.
+        M0, M1: columns that hold the rows; M1 may be 0.
     """
     program = tl.program_id(0)
     head = tl.program_id(1)

@@ -94,7 +94,8 @@ def attend(
         table: ``[requests, blocks]`` int32.
         lengths: ``[S]`` int32 cached tokens, the queries' own included; query i of q stands at ``length - q + i``.
         starts: ``[S + 1]`` int32, where each sequence's queries start.
-        most_queries: no sequence has more; with the query heads of a KV head it makes no more rows than the widest tuned entry.
+        most_queries: no sequence has more; with the query heads of a KV head it makes no more rows than the widest
+        tuned entry.
         scale: of the logits.
         out: ``[T, H, D]`` or ``[T, H * D]``, rows may be strided. Rows of no sequence stay as they are.
         processors: multiprocessors to use.

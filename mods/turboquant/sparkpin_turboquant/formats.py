@@ -81,8 +81,8 @@ RECIPE_NAMES = {
     "turboquant_q8k_tq35v": "turboquant_k8v4",
     "turboquant_q8k_tq25v": "turboquant_k8v4",
 }
-"""Names of patched vLLMs that recipes still use -> the nearest format that is no coarser. 3.5 and 2.5 bits meant outlier
-channels with a bit more than the rest; after the rotation there are none, and whole bits are what a kernel unpacks."""
+"""Names of patched vLLMs that recipes still use -> the nearest format that is no coarser. 3.5 and 2.5 bits meant
+outlier channels with a bit more than the rest; after the rotation there are none, and kernels unpack whole bits."""
 
 
 def resolve(name: str) -> Format:

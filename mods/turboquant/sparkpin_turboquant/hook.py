@@ -25,7 +25,7 @@ def install() -> None:
     if not current_platform.is_cpu():
         raise UnsupportedPlatform(
             f"turboquant runs on vLLM's CPU platform only, this is {current_platform.device_type!r}: "
-            "the kernel arrives with a later release; set SPARKPIN_MOD_TURBOQUANT=0"
+            "no backend of vLLM uses its GPU kernels yet; set SPARKPIN_MOD_TURBOQUANT=0"
         )
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend

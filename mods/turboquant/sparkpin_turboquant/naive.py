@@ -72,7 +72,8 @@ def dequantise(codes: torch.Tensor, norms: torch.Tensor, bits: int = 4) -> torch
 
 
 def _plane(numbers: torch.Tensor, bits: int) -> torch.Tensor:
-    """``[..., D]`` numbers below 2^bits -> ``[..., D bits / 8]`` bytes: byte j holds components j, j + D bits / 8, ..."""
+    """``[..., D]`` numbers below 2^bits -> ``[..., D bits / 8]`` bytes: byte j holds components j, j + D bits / 8,
+    ..."""
     many = 8 // bits
     parts = numbers.unflatten(-1, (many, -1)).int() << (bits * torch.arange(many, device=numbers.device)).unsqueeze(-1)
     return parts.sum(-2).to(torch.uint8)

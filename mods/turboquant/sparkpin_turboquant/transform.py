@@ -32,7 +32,8 @@ def _signs(W: tl.constexpr):
 
 @triton.jit
 def _hadamard(x, A: tl.constexpr, NORM: tl.constexpr):
-    """``x`` ``[A, 16]`` float32, component d at [d // 16, d % 16] -> its orthonormal transform (NORM is 1 / sqrt(D))."""
+    """``x`` ``[A, 16]`` float32, component d at [d // 16, d % 16] -> its orthonormal transform (NORM is 1 /
+    sqrt(D))."""
     rows = tl.sum(x[:, :, None] * _signs(16)[None, :, :], 1)
     return tl.sum(rows[:, None, :] * _signs(A)[:, :, None], 0) * NORM
 
@@ -100,7 +101,8 @@ def store(
     ROOT: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Rotate, code and store the new tokens: grid ``(tokens, KV heads)``; key, value ``[tokens, heads, D]``, rows strided.
+    """Rotate, code and store the new tokens: grid ``(tokens, KV heads)``; key, value ``[tokens, heads, D]``, rows
+    strided.
 
     slots ``[tokens]``: where each goes, ``block * BLOCK + place``; negative: padding, nothing is written.
     """
@@ -162,7 +164,8 @@ def merge(
     NORM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Grid ``(SEQUENCES, ROWS, HEADS)``: the partial results of `attend` -> ``out`` ``[T, HEADS * GROUP * D]``, rotated back.
+    """Grid ``(SEQUENCES, ROWS, HEADS)``: the partial results of `attend` -> ``out`` ``[T, HEADS * GROUP * D]``,
+    rotated back.
 
     A sequence of no tokens gives zeros.
     """

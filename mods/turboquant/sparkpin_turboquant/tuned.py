@@ -16,9 +16,9 @@ OLDEST = 80
 class Tuned:
     """For up to `columns` rows of queries: `tokens` of the cache make a tile; `stages` tiles are loaded ahead.
 
-    `programs` for each multiprocessor share the work, fewer if one would get less than `share` tiles. `pairs`: the operand's
-    order is SM90's, see `attend._columns`. `registers`: a limit for each thread. `overlap`: each kernel is launched before
-    the one before it has ended (from SM90 on).
+    `programs` for each multiprocessor share the work, fewer if one would get less than `share` tiles. `pairs`: the
+    operand's order is SM90's, see `attend._columns`. `registers`: a limit for each thread. `overlap`: each kernel is
+    launched before the one before it has ended (from SM90 on).
     """
 
     columns: int

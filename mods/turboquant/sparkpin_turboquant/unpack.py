@@ -1,8 +1,11 @@
 """Codes to float16 numbers, in Triton: the inner part of the attention kernel.
 
-A code is a sign (its highest bit) and the index of a magnitude, so a table of eight float16 magnitudes is four registers:
-their high bytes and their low bytes, of which ``prmt`` picks four at a time.
+A code is a sign (its highest bit) and the index of a magnitude, so a table of eight float16 magnitudes is four
+registers: their high bytes and their low bytes, of which ``prmt`` picks four at a time.
 """
+
+# Triton decides an if on constants while it compiles; a conditional expression would need both values.
+# ruff: noqa: SIM108
 
 from __future__ import annotations
 
@@ -99,7 +102,9 @@ def unpack_4(b, PART: tl.constexpr, ASSEMBLY: tl.constexpr):
 
 @triton.jit
 def unpack_3(b, s, r, PART: tl.constexpr, ASSEMBLY: tl.constexpr):
-    """``b`` uint8: four indices a byte; ``s`` uint8: their signs in bits r, 2 + r, 4 + r, 6 + r -> float16 of number PART.
+    """``b`` uint8: four indices a byte; ``s`` uint8: their signs in bits r, 2 + r, 4 + r, 6 + r -> float16.
+
+    PART: which of the four.
 
     r is 0 or 1 in each byte, the same for four neighbours.
     """

@@ -185,8 +185,8 @@ def test_names_of_recipes_are_mapped_and_others_refused() -> None:
         resolve("turboquant_1bit")
 
 
-# Lloyd-Max's errors are 0.1175, 0.03454, 0.009501 for the normal distribution. Vectors on a sphere have a bit less; the norm
-# correction adds about a quarter of the error's square.
+# Lloyd-Max's errors are 0.1175, 0.03454, 0.009501 for the normal distribution. Vectors on a sphere have a bit less;
+# the norm correction adds about a quarter of the error's square.
 @pytest.mark.parametrize(
     ("bits", "least", "most"), [(2, 0.110, 0.1215), (3, 0.0325, 0.0352), (4, 0.0088, 0.0097), (8, 0, 1e-4)]
 )
