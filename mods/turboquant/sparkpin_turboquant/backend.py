@@ -1,8 +1,7 @@
-"""Reference attention backend for vLLM's CPU platform, with the 4-bit cache of `naive`."""
+"""Reference attention backend for vLLM's CPU platform, with the cache of `naive`."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -19,29 +18,30 @@ from vllm.v1.attention.backend import (
 from vllm.v1.kv_cache_interface import KVCacheLayout
 
 from sparkpin_turboquant import MOD, VERSION, naive
-from sparkpin_turboquant.hook import CACHE_DTYPE
-from sparkpin_turboquant.rotation import check_head_dim, rotate, unrotate
+from sparkpin_turboquant.formats import FORMATS, Format
+from sparkpin_turboquant.rotation import check_head_dim
 
 
-def vllm_slot_bytes(head_dim: int) -> int:
-    """Bytes that vLLM reserves for a slot, at least ``naive.slot_bytes``.
+def vllm_slot_bytes(format: Format, head_dim: int) -> int:
+    """Bytes that vLLM reserves for a slot, at least ``format.slot_bytes``.
 
     When vLLM matches attention pages to GDN state pages it asks its own preset for this size, not the backend.
     """
-    size = int(TurboQuantConfig.from_cache_dtype(CACHE_DTYPE, head_dim).slot_size_aligned)
-    if size < naive.slot_bytes(head_dim):
+    check_head_dim(head_dim)
+    size = int(TurboQuantConfig.from_cache_dtype(format.name, head_dim).slot_size_aligned)
+    if size < format.slot_bytes(head_dim):
         raise ValueError(
-            f"turboquant: vLLM reserves {size} bytes for head_dim {head_dim}, wanted {naive.slot_bytes(head_dim)}"
+            f"turboquant: vLLM reserves {size} bytes for head_dim {head_dim}, wanted {format.slot_bytes(head_dim)}"
         )
     return size
 
 
 class TurboQuantBackend(AttentionBackend):
-    """Chosen by ``--kv-cache-dtype turboquant_4bit_nc``."""
+    """Chosen by ``--kv-cache-dtype turboquant_*``."""
 
     forward_includes_kv_cache_update = False
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16, torch.float32]
-    supported_kv_cache_dtypes: ClassVar[list[str]] = [CACHE_DTYPE]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = list(FORMATS)
 
     @staticmethod
     def get_name() -> str:
@@ -67,7 +67,9 @@ class TurboQuantBackend(AttentionBackend):
     def customize_spec(cls, spec: Any) -> Any:
         if spec.state_content_bytes is not None or not spec.kv_quant_mode.is_turboquant:
             return spec
-        return replace(spec, state_content_bytes=vllm_slot_bytes(spec.head_size))
+        return replace(
+            spec, state_content_bytes=vllm_slot_bytes(FORMATS[spec.kv_quant_mode.name.lower()], spec.head_size)
+        )
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:
@@ -138,10 +140,11 @@ class TurboQuantImpl(AttentionImpl):
         }
         for name, value in unsupported.items():
             if value is not None:
-                raise NotImplementedError(f"turboquant: attention with {name}; omit --kv-cache-dtype {CACHE_DTYPE}")
-        if kv_cache_dtype != CACHE_DTYPE or attn_type != AttentionType.DECODER:
+                raise NotImplementedError(f"turboquant: attention with {name}; omit --kv-cache-dtype {kv_cache_dtype}")
+        if kv_cache_dtype not in FORMATS or attn_type != AttentionType.DECODER:
             raise NotImplementedError(
-                f"turboquant: kv_cache_dtype {kv_cache_dtype!r}, attention {attn_type!r}; wanted {CACHE_DTYPE}, decoder"
+                f"turboquant: kv_cache_dtype {kv_cache_dtype!r}, attention {attn_type!r}; "
+                f"wanted decoder and one of {', '.join(FORMATS)}"
             )
         check_head_dim(head_size)
         self.num_heads = num_heads
@@ -158,10 +161,16 @@ class TurboQuantImpl(AttentionImpl):
         kept = (slots >= 0).nonzero().flatten()
         slots = slots[kept]
         shape = (-1, self.num_kv_heads, self.head_size)
-        coded = naive.encode(key[kept].view(shape), value[kept].view(shape))
+        self.blocks(kv_cache).write(key[kept].view(shape), value[kept].view(shape), slots)
+
+    def blocks(self, kv_cache: torch.Tensor) -> naive.Blocks:
+        """The cache ``[blocks, Hkv, block_size, slot]`` that vLLM hands over, whose blocks are used as bytes."""
         cache = kv_cache.view(torch.uint8)
-        block_size = cache.shape[2]
-        cache[slots // block_size, :, slots % block_size, : coded.shape[-1]] = coded
+        count, heads, block_size, slot = cache.shape
+        if (cache.stride(2), cache.stride(3)) != (heads * slot, 1) or (heads > 1 and cache.stride(1) != slot):
+            raise ValueError(f"turboquant: cache of strides {cache.stride()}, wanted heads inside tokens")
+        data = cache.as_strided((count, heads * block_size * slot), (cache.stride(0), 1))
+        return naive.Blocks(data, FORMATS[self.kv_cache_dtype], heads, self.head_size, block_size, slot)
 
     def forward(
         self,
@@ -180,39 +189,19 @@ class TurboQuantImpl(AttentionImpl):
             raise NotImplementedError("turboquant: fused output quantisation")
         if attn_metadata is None:  # profiling run, before there is a cache
             return output
-        cache = kv_cache.view(torch.uint8)
+        blocks = self.blocks(kv_cache)
         out = output.view(-1, self.num_heads, self.head_size)
         queries = query.view(-1, self.num_heads, self.head_size)
         for request, length in enumerate(attn_metadata.seq_lens):
             start, end = attn_metadata.query_start[request : request + 2]
             if start == end or length == 0:
                 continue
-            slots = gather(cache, attn_metadata.block_table[request], length)
-            out[start:end] = attend(queries[start:end], slots, self.head_size, self.scale).to(out.dtype)
+            slots = slots_of(attn_metadata.block_table[request], length, blocks.block_size)
+            out[start:end] = naive.attend(queries[start:end], blocks, slots, self.scale).to(out.dtype)
         return output
 
 
-def gather(cache: torch.Tensor, blocks: torch.Tensor, length: int) -> torch.Tensor:
-    """The first `length` slots of a request: ``[blocks, Hkv, block_size, slot]`` -> ``[length, Hkv, slot]``."""
-    block_size = cache.shape[2]
-    used = blocks[: math.ceil(length / block_size)].long()
-    return cache[used].transpose(1, 2).flatten(0, 1)[:length]
-
-
-def attend(query: torch.Tensor, slots: torch.Tensor, head_dim: int, scale: float) -> torch.Tensor:
-    """`naive.attention` on decoded slots, but computed in the rotated space.
-
-    The rotation keeps inner products, so it is applied to the Q queries and to the Q results instead of being undone
-    for all S keys and values, as a kernel would do it too.
-
-    Args:
-        query: ``[Q, H, D]``.
-        slots: ``[S, Hkv, >= D + 4]`` uint8.
-
-    Returns:
-        ``[Q, H, D]`` float32.
-    """
-    key_codes, key_norm, value_codes, value_norm = naive.split(slots, head_dim)
-    key = naive.dequantise_rotated(key_codes, key_norm)
-    value = naive.dequantise_rotated(value_codes, value_norm)
-    return unrotate(naive.attention(rotate(query), key, value, scale))
+def slots_of(blocks: torch.Tensor, length: int, block_size: int) -> torch.Tensor:
+    """``[length]`` slots of a request's tokens, from its row of the block table."""
+    position = torch.arange(length, device=blocks.device)
+    return blocks[position // block_size].long() * block_size + position % block_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from functools import cache
 from itertools import pairwise
 
@@ -54,3 +55,17 @@ def distortion(levels: int = LEVELS) -> float:
     return 1.0 - sum(
         (_cumulative(b) - _cumulative(a)) * c * c for a, b, c in zip(edges, edges[1:], centroids, strict=False)
     )
+
+
+@cache
+def magnitudes(bits: int) -> tuple[float, ...]:
+    """The ``2^(bits - 1)`` positive centroids, ascending, as the float16 numbers that kernels multiply by."""
+    levels = 2**bits
+    return tuple(struct.unpack("<e", struct.pack("<e", c))[0] for c in lloyd_max(levels)[levels // 2 :])
+
+
+@cache
+def edges(bits: int) -> tuple[float, ...]:
+    """The ``2^(bits - 1) - 1`` magnitudes at which the index changes, ascending."""
+    levels = 2**bits
+    return boundaries(levels)[levels // 2 :]

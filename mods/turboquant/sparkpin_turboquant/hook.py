@@ -1,4 +1,4 @@
-"""Give vLLM's CPU platform an attention backend for ``--kv-cache-dtype turboquant_4bit_nc``.
+"""Give vLLM's CPU platform an attention backend for ``--kv-cache-dtype turboquant_*``.
 
 For the releases in touches.py. On a CPU vLLM 0.32.0 accepts that option and then serves wrong text, as its CPU backend
 ignores the cache's type; 0.33.0 refuses it. The backend takes the registry's name TURBOQUANT; any other cache type gets
@@ -11,9 +11,9 @@ from typing import Any
 
 from sparkpin_modkit import UnsupportedPlatform, check_vllm
 
+from sparkpin_turboquant.formats import resolve
 from sparkpin_turboquant.touches import REFUSED, TOUCHES
 
-CACHE_DTYPE = "turboquant_4bit_nc"
 BACKEND = "sparkpin_turboquant.backend.TurboQuantBackend"
 
 
@@ -25,7 +25,7 @@ def install() -> None:
     if not current_platform.is_cpu():
         raise UnsupportedPlatform(
             f"turboquant runs on vLLM's CPU platform only, this is {current_platform.device_type!r}: "
-            "the kernel arrives with a later release; set SPARKPIN_MOD_TURBOQUANT=0"
+            "no backend of vLLM uses its GPU kernels yet; set SPARKPIN_MOD_TURBOQUANT=0"
         )
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
@@ -34,10 +34,9 @@ def install() -> None:
 
     def get_attn_backend_cls(cls: Any, selected_backend: Any, attn_selector_config: Any, num_heads: Any = None) -> str:
         dtype = attn_selector_config.kv_cache_dtype
-        if dtype is None or not dtype.startswith("turboquant_"):
+        if dtype is None or not dtype.startswith("turboquant"):
             return str(original.__func__(cls, selected_backend, attn_selector_config, num_heads))
-        if dtype != CACHE_DTYPE:
-            raise UnsupportedPlatform(f"--kv-cache-dtype {dtype}: on a CPU this mod has {CACHE_DTYPE} only")
+        resolve(dtype)
         return str(AttentionBackendEnum.TURBOQUANT.get_path())
 
     register_backend(AttentionBackendEnum.TURBOQUANT, BACKEND)

@@ -1,17 +1,19 @@
 """The executable specification, in plain float32 torch.
 
-A vector ``x`` of a head (a key or a value) is stored as codes and one norm::
+A vector ``x`` of a head is stored as codes and one norm. With codes of 2, 3 or 4 bits::
 
     y     = rotate(x)                          same norm, components like N(0, |x|^2 / D)
-    code  = Lloyd-Max cell of sqrt(D) y / |x|  4 bits each
-    norm  = |x| / |c[code] / sqrt(D)|          float16; the norm correction is folded in
-    x^    = unrotate(norm * c[code] / sqrt(D)) so |x^| = |x|
+    code  = Lloyd-Max cell of sqrt(D) y / |x|  its highest bit: negative; the others: index of the magnitude
+    norm  = |x| / |c[code]|                    float16; the norm correction is folded in
+    x^    = unrotate(norm * c[code])           so |x^| = |x|
 
-A slot holds one token of one KV head::
+and with 8 bits (keys only)::
 
-    bytes 0 .. D/2            codes of the key, component 2i in the low and 2i+1 in the high four bits of byte i
-    bytes D/2 .. D            codes of the value
-    bytes D .. D+2, D+2 .. D+4  norm of the key, of the value, float16 little-endian
+    norm  = max |y_i| / 127                    float16
+    code  = round(y / norm)                    int8
+    x^    = unrotate(norm * code)
+
+c are the centroids rounded to float16, which kernels multiply by. `formats.layout` says where the bytes of a block lie.
 """
 
 from __future__ import annotations
@@ -21,83 +23,122 @@ import math
 import torch
 
 from sparkpin_turboquant import codebook
-from sparkpin_turboquant.rotation import check_head_dim, rotate, unrotate
+from sparkpin_turboquant.formats import GROUP, Format, layout
+from sparkpin_turboquant.rotation import rotate, unrotate
 
 FLOAT16_MAX = 65504.0
 
 
-def slot_bytes(head_dim: int) -> int:
-    """Bytes of key and value of one token and KV head."""
-    check_head_dim(head_dim)
-    return head_dim + 4
+def centroids(bits: int, device: torch.device | None = None) -> torch.Tensor:
+    """``[2^bits]`` float32, by code: the positive ones ascending, then the negative ones."""
+    positive = torch.tensor(codebook.magnitudes(bits), dtype=torch.float32, device=device)
+    return torch.cat((positive, -positive))
 
 
-def centroids(device: torch.device | None = None) -> torch.Tensor:
-    """``[16]`` float32."""
-    return torch.tensor(codebook.lloyd_max(), dtype=torch.float32, device=device)
-
-
-def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantise(x: torch.Tensor, bits: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
     """Code vectors.
 
     Args:
         x: ``[..., D]`` floating point.
+        bits: 2, 3, 4 or 8.
 
     Returns:
-        codes ``[..., D]`` uint8 in 0..15, and norms ``[...]`` float16 with the norm correction folded in. A zero vector
-        has norm 0; a norm above float16's range is held at 65504.
+        codes ``[..., D]`` uint8 (8 bits: int8's bits), and norms ``[...]`` float16. A zero vector has norm 0; a norm
+        above float16's range is held at 65504.
     """
-    head_dim = x.shape[-1]
     y = rotate(x)
-    norm = y.norm(dim=-1)
-    unit = y * (math.sqrt(head_dim) / torch.where(norm > 0, norm, torch.ones_like(norm))).unsqueeze(-1)
-    edges = torch.tensor(codebook.boundaries(), dtype=torch.float32, device=x.device)
-    codes = torch.bucketize(unit.contiguous(), edges)
-    quantised_norm = centroids(x.device)[codes].norm(dim=-1) / math.sqrt(head_dim)
-    corrected = (norm / quantised_norm).clamp(max=FLOAT16_MAX).to(torch.float16)
-    return codes.to(torch.uint8), corrected
+    if bits == 8:
+        norms = (y.abs().amax(-1) / 127).clamp(max=FLOAT16_MAX).to(torch.float16)
+        step = norms.float().unsqueeze(-1)
+        codes = torch.where(step > 0, y / torch.where(step > 0, step, torch.ones_like(step)), torch.zeros_like(y))
+        return (codes.clamp(-127, 127) + 0.5).floor().to(torch.int8).view(torch.uint8), norms
+    length = y.norm(dim=-1)
+    unit = y * (math.sqrt(x.shape[-1]) / torch.where(length > 0, length, torch.ones_like(length))).unsqueeze(-1)
+    edges = torch.tensor(codebook.edges(bits), dtype=torch.float32, device=x.device)
+    codes = torch.bucketize(unit.abs().contiguous(), edges) + (unit < 0).long() * 2 ** (bits - 1)
+    norms = (length / centroids(bits, x.device)[codes].norm(dim=-1)).clamp(max=FLOAT16_MAX).to(torch.float16)
+    return codes.to(torch.uint8), norms
 
 
-def dequantise_rotated(codes: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
-    """``[..., D]`` float32 in the rotated space: ``norm * c[code] / sqrt(D)``."""
-    scale = norms.float() / math.sqrt(codes.shape[-1])
-    return centroids(codes.device)[codes.long()] * scale.unsqueeze(-1)
+def dequantise_rotated(codes: torch.Tensor, norms: torch.Tensor, bits: int = 4) -> torch.Tensor:
+    """``[..., D]`` float32 in the rotated space."""
+    numbers = codes.view(torch.int8).float() if bits == 8 else centroids(bits, codes.device)[codes.long()]
+    return numbers * norms.float().unsqueeze(-1)
 
 
-def dequantise(codes: torch.Tensor, norms: torch.Tensor) -> torch.Tensor:
+def dequantise(codes: torch.Tensor, norms: torch.Tensor, bits: int = 4) -> torch.Tensor:
     """``[..., D]`` float32, back in the original space."""
-    return unrotate(dequantise_rotated(codes, norms))
+    return unrotate(dequantise_rotated(codes, norms, bits))
 
 
-def pack(codes: torch.Tensor) -> torch.Tensor:
-    """``[..., D]`` uint8 codes below 16 -> ``[..., D/2]`` uint8."""
-    return codes[..., 0::2] | (codes[..., 1::2] << 4)
+def _plane(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """``[..., D]`` numbers below 2^bits -> ``[..., D bits / 8]`` bytes: byte j holds components j, j + D bits / 8,
+    ..."""
+    many = 8 // bits
+    parts = numbers.unflatten(-1, (many, -1)).int() << (bits * torch.arange(many, device=numbers.device)).unsqueeze(-1)
+    return parts.sum(-2).to(torch.uint8)
 
 
-def unpack(packed: torch.Tensor) -> torch.Tensor:
+def _unplane(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    shifts = (bits * torch.arange(8 // bits, device=packed.device)).unsqueeze(-1)
+    return ((packed.int().unsqueeze(-2) >> shifts) & (2**bits - 1)).flatten(-2).to(torch.uint8)
+
+
+def pack(codes: torch.Tensor, bits: int = 4) -> torch.Tensor:
+    """``[..., D]`` codes -> ``[..., D bits / 8]`` bytes. 3 bits: a plane of indices (2 bits), then a plane of signs."""
+    if bits == 8:
+        return codes
+    if bits == 3:
+        return torch.cat((_plane(codes & 3, 2), _plane(codes >> 2, 1)), dim=-1)
+    return _plane(codes, bits)
+
+
+def unpack(packed: torch.Tensor, bits: int = 4) -> torch.Tensor:
     """Inverse of `pack`."""
-    return torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
+    if bits == 8:
+        return packed
+    if bits == 3:
+        indices, signs = packed.split([packed.shape[-1] * 2 // 3, packed.shape[-1] // 3], dim=-1)
+        return _unplane(indices, 2) | (_unplane(signs, 1) << 2)
+    return _unplane(packed, bits)
 
 
-def encode(key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """``key``, ``value`` ``[..., D]`` -> slots ``[..., D + 4]`` uint8."""
-    key_codes, key_norm = quantise(key)
-    value_codes, value_norm = quantise(value)
-    norms = torch.stack((key_norm, value_norm), dim=-1).view(torch.uint8)
-    return torch.cat((pack(key_codes), pack(value_codes), norms), dim=-1)
+class Blocks:
+    """A cache ``[blocks, heads * block_size * slot]`` of bytes, written and read as `formats.layout` says."""
 
+    def __init__(
+        self, data: torch.Tensor, format: Format, heads: int, head_dim: int, block_size: int, slot: int
+    ) -> None:
+        self.format, self.head_dim, self.block_size = format, head_dim, block_size
+        at = layout(format, head_dim, block_size, slot)
+        by_head = data.view(data.shape[0], heads, block_size * slot)
+        key_bytes, value_bytes = format.key_bytes(head_dim), format.value_bytes(head_dim)
+        self.keys = by_head[..., : at.values].unflatten(-1, (block_size, key_bytes))
+        self.values = by_head[..., at.values : at.norms].unflatten(-1, (-1, value_bytes, GROUP))
+        norms = by_head[..., at.norms : at.norms + 4 * block_size].unflatten(-1, (block_size, 4))
+        self.key_norms, self.value_norms = norms[..., :2], norms[..., 2:]
 
-def split(slots: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Slots ``[..., >= D + 4]`` uint8 -> key codes, key norms, value codes, value norms, as `quantise` gives them."""
-    half = head_dim // 2
-    norms = slots[..., head_dim : head_dim + 4].contiguous().view(torch.float16)
-    return unpack(slots[..., :half]), norms[..., 0], unpack(slots[..., half:head_dim]), norms[..., 1]
+    def write(self, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+        """Code ``key``, ``value`` ``[T, heads, D]`` into slots ``[T]``, which are ``block * block_size + place``."""
+        block, place = slots // self.block_size, slots % self.block_size
+        codes, norms = quantise(key, self.format.key_bits)
+        self.keys[block, :, place] = pack(codes, self.format.key_bits)
+        self.key_norms[block, :, place] = norms.unsqueeze(-1).view(torch.uint8)
+        codes, norms = quantise(value, self.format.value_bits)
+        self.values[block, :, place // GROUP, :, place % GROUP] = pack(codes, self.format.value_bits)
+        self.value_norms[block, :, place] = norms.unsqueeze(-1).view(torch.uint8)
 
-
-def decode(slots: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Slots ``[..., >= D + 4]`` uint8 -> key and value ``[..., D]`` float32."""
-    key_codes, key_norm, value_codes, value_norm = split(slots, head_dim)
-    return dequantise(key_codes, key_norm), dequantise(value_codes, value_norm)
+    def read_rotated(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Key and value ``[T, heads, D]`` float32 of these slots, in the rotated space."""
+        block, place = slots // self.block_size, slots % self.block_size
+        key_norms = self.key_norms[block, :, place].contiguous().view(torch.float16).squeeze(-1)
+        value_norms = self.value_norms[block, :, place].contiguous().view(torch.float16).squeeze(-1)
+        keys = unpack(self.keys[block, :, place], self.format.key_bits)
+        values = unpack(self.values[block, :, place // GROUP, :, place % GROUP], self.format.value_bits)
+        return (
+            dequantise_rotated(keys, key_norms, self.format.key_bits),
+            dequantise_rotated(values, value_norms, self.format.value_bits),
+        )
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
@@ -118,3 +159,9 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale
     last = torch.arange(length - queries, length, device=query.device)
     scores = scores.masked_fill(positions[None, :] > last[:, None], -math.inf)
     return torch.einsum("hqs,shd->qhd", scores.softmax(dim=-1), value.float().repeat_interleave(group, dim=1))
+
+
+def attend(query: torch.Tensor, blocks: Blocks, slots: torch.Tensor, scale: float) -> torch.Tensor:
+    """Attention of ``query`` ``[Q, H, D]`` over the tokens in ``slots`` ``[S]``: computed in the rotated space."""
+    key, value = blocks.read_rotated(slots)
+    return unrotate(attention(rotate(query), key, value, scale))

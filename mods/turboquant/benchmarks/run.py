@@ -1,0 +1,395 @@
+"""Correctness, a sweep of tiles, or the benchmark, on the GPU that is there. usage: python run.py check|sweep|bench
+OUT.json"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+
+import bf16
+import torch
+import triton
+from sparkpin_turboquant import cuda, naive
+from sparkpin_turboquant.formats import FORMATS
+from sparkpin_turboquant.tuned import Tuned, entry_for, tuned_for
+
+D, HK, G = 256, 2, 16
+BLOCK = 4608  # what vLLM's hybrid allocator makes of this model, see README
+BF16_BLOCK = 1152
+SCALE = D**-0.5
+GPU = "cuda"
+
+
+def replays(calls, rounds=12):
+    """Median microseconds of one call, all of `calls` captured in one CUDA graph."""
+    torch.cuda.synchronize()  # the inputs were made on another stream
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        calls[0]()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for call in calls:
+                call()
+        graph.replay()
+        graph.replay()
+        times = []
+        for _ in range(rounds):
+            a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            a.record(stream)
+            graph.replay()
+            b.record(stream)
+            b.synchronize()
+            times.append(a.elapsed_time(b) * 1000 / len(calls))
+    return statistics.median(times)
+
+
+def copies(total_bytes):
+    """Enough caches that one is not in L2 when its turn comes again."""
+    return max(2, min(48, int(300e6 // total_bytes) + 1))
+
+
+class Ours:
+    def __init__(self, name, context, batch, block=BLOCK):
+        self.format, self.context, self.batch = FORMATS[name], context, batch
+        slot = self.format.slot_bytes(D) + (2 if name == "turboquant_4bit_nc" else 0)
+        per = -(-context // block)
+        self.bytes = batch * HK * context * self.format.slot_bytes(D)
+        many = copies(self.bytes)
+        size = HK * block * slot
+        data = torch.randint(0, 256, (many * batch * per, size), dtype=torch.uint8, device=GPU)
+        blocks = naive.Blocks(data, self.format, HK, D, block, slot)
+        for norms in (blocks.key_norms, blocks.value_norms):
+            norms.copy_((torch.rand(*norms.shape[:-1], 1, device=GPU) * 0.05 + 0.03).half().view(torch.uint8))
+        self.cache = cuda.Cache(data, self.format, HK, D, block, slot, size)
+        self.tables = torch.randperm(many * batch * per, device=GPU).int().view(many, batch, per)
+        self.lengths = torch.full((batch,), context, dtype=torch.int32, device=GPU)
+
+    def time(self, queries, entry, processors):
+        q = torch.randn(self.batch * queries, HK * G, D, device=GPU, dtype=torch.bfloat16)
+        out = torch.empty_like(q)
+        starts = torch.arange(0, self.batch * queries + 1, queries, dtype=torch.int32, device=GPU)
+        tuned = entry if isinstance(entry, tuple) else (entry,)
+        return replays([
+            lambda t=t: cuda.attend(q, self.cache, t, self.lengths, starts, queries, SCALE, out, tuned, processors)
+            for t in self.tables
+        ])  # fmt: skip
+
+
+class Peer:
+    def __init__(self, context, batch):
+        per = -(-context // BF16_BLOCK)
+        self.batch, self.bytes = batch, batch * HK * context * D * 4
+        many = copies(self.bytes)
+        shape = (many * batch * per, BF16_BLOCK, HK, D)
+        self.k, self.v = (torch.empty(shape, device=GPU, dtype=torch.bfloat16).normal_() for _ in range(2))
+        self.tables = torch.randperm(shape[0], device=GPU).int().view(many, batch, per)
+        self.lengths = torch.full((batch,), context, dtype=torch.int32, device=GPU)
+
+    def time(self, queries, splits, n, warps, stages):
+        q = torch.randn(self.batch * queries, HK * G, D, device=GPU, dtype=torch.bfloat16)
+        out = torch.empty_like(q)
+        return replays([
+            lambda t=t: bf16.attend(q, self.k, self.v, t, self.lengths, queries, SCALE, out, splits, n, warps, stages)
+            for t in self.tables
+        ])  # fmt: skip
+
+    def best(self, queries, processors):
+        found = []
+        for n, warps, stages in PEER_TILES[min(queries, 4)]:
+            for waves in (1, 2, 3, 4):
+                splits = max(1, processors * waves // (HK * self.batch))
+                try:
+                    found.append((self.time(queries, splits, n, warps, stages), (splits, n, warps, stages)))
+                except triton.runtime.errors.OutOfResources:
+                    break
+        return min(found)
+
+
+PEER_TILES = {
+    1: [(32, 4, 3), (32, 4, 4), (64, 4, 2), (64, 4, 3), (64, 8, 3)],
+    2: [(32, 4, 3), (64, 4, 2), (64, 4, 3), (64, 8, 3)],
+    3: [(32, 4, 3), (64, 4, 2), (64, 8, 2), (64, 8, 3), (64, 4, 3)],
+    4: [(32, 4, 3), (64, 4, 2), (64, 8, 2), (64, 8, 3), (64, 4, 3)],
+}
+
+
+def warm(job):
+    """Compile in a process of its own: many at a time."""
+    try:
+        torch.cuda.set_device(0)
+        if job[0] == "ours":
+            _, name, queries, entry, block = job
+            small = Ours.__new__(Ours)
+            small.format, small.batch = FORMATS[name], 1
+            slot = small.format.slot_bytes(D) + (2 if name == "turboquant_4bit_nc" else 0)
+            size = HK * block * slot
+            cache = cuda.Cache(
+                torch.zeros(1, size, dtype=torch.uint8, device=GPU), small.format, HK, D, block, slot, size
+            )
+            q = torch.zeros(queries, HK * G, D, device=GPU, dtype=torch.bfloat16)
+            starts = torch.tensor([0, queries], dtype=torch.int32, device=GPU)
+            table = torch.zeros(1, job[5] if len(job) > 5 else 29, dtype=torch.int32, device=GPU)
+            lengths = torch.full((1,), 16, dtype=torch.int32, device=GPU)
+            cuda.attend(q, cache, table, lengths, starts, queries, SCALE, q.clone(), (entry,), 4)
+        else:
+            _, queries, n, warps, stages = job
+            k = torch.zeros(1, BF16_BLOCK, HK, D, device=GPU, dtype=torch.bfloat16)
+            q = torch.zeros(queries, HK * G, D, device=GPU, dtype=torch.bfloat16)
+            table = torch.zeros(1, 29, dtype=torch.int32, device=GPU)
+            lengths = torch.full((1,), 16, dtype=torch.int32, device=GPU)
+            bf16.attend(q, k, k, table, lengths, queries, SCALE, q.clone(), 2, n, warps, stages)
+        torch.cuda.synchronize()
+        return None
+    except Exception as error:
+        return f"{job}: {type(error).__name__} {str(error)[:200]}"
+
+
+def warm_all(jobs):
+    began = time.time()
+    with multiprocessing.get_context("spawn").Pool(14) as pool:
+        for failed in pool.imap_unordered(warm, jobs):
+            if failed:
+                print(failed, flush=True)
+    print(f"compiled {len(jobs)} in {time.time() - began:.0f} s", flush=True)
+
+
+CHECKED = tuple(map(int, os.environ.get("CHECKED", "1 63 64 65 1024 4607 4608 4609 32768 262144").split()))
+
+
+def error(a, b):
+    return float((a.float() - b.float()).norm() / b.float().norm())
+
+
+def check(tuned, processors):
+    """Against fp32 attention on the dequantised cache; and what the code costs against bfloat16's own error."""
+    warm_all([("ours", name, q, entry_for(q * G, tuned), BLOCK) for q in (8, 4, 3, 2, 1) for name in FORMATS])
+    rows = []
+    for name, format in FORMATS.items():
+        for context in CHECKED:
+            for queries in (1, 2, 3, 4, 8):
+                if queries > context or (context > 40000 and queries not in (1, 3)):
+                    continue
+                generator = torch.Generator(GPU).manual_seed(context * 10 + queries)
+                slot = format.slot_bytes(D) + 2
+                per = -(-context // BLOCK)
+                data = torch.full((per + 1, HK * BLOCK * slot), 0x7E, dtype=torch.uint8, device=GPU)
+                cache = cuda.Cache(data, format, HK, D, BLOCK, slot, HK * BLOCK * slot)
+                table = torch.randperm(per + 1, device=GPU, generator=generator)[None, :per].int()
+                n = torch.arange(context, device=GPU)
+                slots = table[0, n // BLOCK].long() * BLOCK + n % BLOCK
+                key, value = (torch.randn(context, HK, D, device=GPU, generator=generator).bfloat16() for _ in range(2))
+                key[:, :, 5] *= 12
+                cuda.store_tokens(key, value, cache, slots)
+                q = torch.randn(queries, HK * G, D, device=GPU, generator=generator).bfloat16()
+                needle = context // 2
+                key_n = q[-1].float().view(HK, G, D).mean(1) * 4
+                cuda.store_tokens(key_n[None].bfloat16(), value[needle : needle + 1], cache, slots[needle : needle + 1])
+                key[needle] = key_n.bfloat16()
+                out = torch.full_like(q, torch.nan)
+                lengths = torch.tensor([context], dtype=torch.int32, device=GPU)
+                starts = torch.tensor([0, queries], dtype=torch.int32, device=GPU)
+                cuda.attend(q, cache, table, lengths, starts, queries, SCALE, out, tuned, processors)
+                blocks = naive.Blocks(data, format, HK, D, BLOCK, slot)
+                k, v = blocks.read_rotated(slots)
+                wanted = cuda.rotation.unrotate(naive.attention(cuda.rotation.rotate(q), k, v, SCALE))
+                exact = naive.attention(q, key, value, SCALE)
+                logit = torch.einsum("hd,shd->hs", cuda.rotation.rotate(q[-1]).view(HK, G, D).mean(1), k)
+                true = torch.einsum("hd,shd->hs", q[-1].float().view(HK, G, D).mean(1), key.float())
+                margins = []
+                for x in (logit, true):
+                    other = x.clone()
+                    other[:, needle] = -1e9
+                    margins.append(float((x[:, needle] - other.amax(1)).min()) if context > 1 else 0.0)
+                rows.append({
+                    "format": name, "context": context, "queries": queries, "error": error(out, wanted),
+                    "code_error": error(out, exact), "bf16_error": error(exact.bfloat16(), exact),
+                    "margin": margins[0], "bf16_margin": margins[1], "finite": bool(out.isfinite().all()),
+                })  # fmt: skip
+                del k, v, wanted, exact, logit, true
+    worst = max(rows, key=lambda row: row["error"] if row["finite"] else 9)
+    print("worst", worst, flush=True)
+    for name in FORMATS:
+        mine = [row for row in rows if row["format"] == name]
+        big = max(mine, key=lambda row: row["context"])
+        print(name, "max error", max(row["error"] for row in mine), "256K:", big, flush=True)
+    return rows
+
+
+def sweep(processors):
+    name = "turboquant_4bit_nc"
+    tiles = {
+        16: [
+            (64, 4, 2, 1, 0),
+            (64, 4, 3, 1, 0),
+            (32, 2, 3, 0, 0),
+            (32, 2, 2, 0, 0),
+            (64, 4, 2, 1, 168),
+            (128, 8, 2, 1, 0),
+        ],
+        32: [(64, 4, 2, 1, 0), (64, 4, 3, 1, 0), (128, 8, 2, 1, 0)],
+        48: [(64, 4, 2, 1, 0), (64, 4, 3, 1, 0), (128, 8, 2, 1, 0), (128, 8, 3, 1, 0)],
+        64: [(64, 4, 2, 1, 0), (64, 4, 3, 1, 0), (128, 8, 2, 1, 0), (128, 8, 3, 1, 0)],
+        128: [(128, 8, 2, 1, 0), (64, 4, 2, 1, 0)],
+    }
+    entries = {
+        c: [Tuned(c, n, w, s, 1, 1, bool(p), r or None, True) for n, w, s, p, r in found] for c, found in tiles.items()
+    }
+    jobs = [("ours", name, c // 16, e, BLOCK) for c in reversed(entries) for e in entries[c]]
+    warm_all(jobs)
+    rows = []
+    cases = [(64, 1), (131072, 1), (16384, 1), (32768, 16)]
+    for context, batch in cases:
+        ours = Ours(name, context, batch)
+        for c, found in entries.items():
+            if c == 128 and (context, batch) != (131072, 1):
+                continue
+            for e, programs in itertools.product(found, (1, 2, 3, 4)):
+                if (
+                    programs * e.warps > 16
+                    or programs * e.warps < 4
+                    or programs * e.warps * 32 * (e.registers or 255) > 70000
+                ):
+                    continue
+                entry = Tuned(c, e.tokens, e.warps, e.stages, programs, 1, e.pairs, e.registers, e.overlap)
+                try:
+                    t = ours.time(c // 16, entry, processors)
+                except Exception as failed:
+                    print(context, entry, str(failed)[:100], flush=True)
+                    break
+                rows.append({"context": context, "batch": batch, "us": t, **vars(entry)})
+        del ours
+        for q in (1, 2, 3, 4):
+            print(context, batch, "q", q, flush=True)
+            mine = sorted(
+                (r for r in rows if r.get("columns") == 16 * q and (r["context"], r["batch"]) == (context, batch)),
+                key=lambda r: r["us"],
+            )
+            for r in mine[:4]:
+                print(
+                    "   ",
+                    round(r["us"], 1),
+                    (r["tokens"], r["warps"], r["stages"], r["registers"], r["programs"]),
+                    flush=True,
+                )
+        torch.cuda.empty_cache()
+    for r in [r for r in rows if r.get("columns") == 128]:
+        print(128, r["us"], r["tokens"], r["warps"], r["stages"], r["pairs"], r["programs"])
+    return rows
+
+
+BEST_PEER = {1: [(64, 4, 3), (64, 4, 2)], 2: [(64, 4, 2)], 3: [(32, 4, 3), (64, 4, 2)], 4: [(32, 4, 3), (64, 4, 2)]}
+
+
+def bench(tuned, processors):
+    PEER_TILES.update(BEST_PEER)
+    name = "turboquant_4bit_nc"
+    jobs = [("ours", name, q, entry_for(q * G, tuned), BLOCK) for q in (8, 4, 3, 2, 1)]
+    jobs += [("ours", n, q, entry_for(q * G, tuned), BLOCK) for q in (1, 3) for n in FORMATS if n != name]
+    jobs += [("peer", q, *tile) for q, found in PEER_TILES.items() for tile in found]
+    warm_all(jobs)
+    x = torch.empty(1 << 31, dtype=torch.uint8, device=GPU).random_()
+    read = 2**31 / replays([lambda: torch.sum(x.view(torch.int64))] * 2) / 1e3
+    print("read", round(read), "GB/s", flush=True)
+    x = None
+    rows = [{"read": read}]
+    cases = [(c, 1) for c in (8192, 16384, 32768, 65536, 131072, 262144)] + [
+        (8192, 4),
+        (32768, 4),
+        (131072, 4),
+        (8192, 16),
+        (32768, 16),
+    ]
+    for context, batch in cases:
+        ours = Ours(name, context, batch)
+        mine = {q: ours.time(q, tuned, processors) for q in (1, 2, 3, 4)}
+        size = ours.bytes
+        del ours
+        peer = Peer(context, batch)
+        for q in mine:
+            t, how = peer.best(q, processors)
+            rows.append(
+                {
+                    "format": name,
+                    "context": context,
+                    "batch": batch,
+                    "queries": q,
+                    "us": mine[q],
+                    "bf16_us": t,
+                    "how": how,
+                    "bytes": size,
+                    "bf16_bytes": peer.bytes,
+                }
+            )
+            print(
+                context,
+                batch,
+                q,
+                round(mine[q], 1),
+                round(t, 1),
+                round(t / mine[q], 2),
+                "GB/s",
+                round(size / mine[q] / 1e3),
+                round(peer.bytes / t / 1e3),
+                flush=True,
+            )
+        del peer
+        torch.cuda.empty_cache()
+    for n in FORMATS:
+        ours = Ours(n, 131072, 1)
+        for q in (1, 3):
+            t = ours.time(q, tuned, processors)
+            rows.append({"format": n, "context": 131072, "batch": 1, "queries": q, "us": t, "bytes": ours.bytes})
+            print(n, q, round(t, 1), flush=True)
+    ours = Ours(name, 131072, 1)
+    for limit in (48,):
+        for q in (1, 2, 3):
+            t = ours.time(q, tuned, limit)
+            rows.append({"processors": limit, "queries": q, "us": t, "bytes": ours.bytes})
+            print("programs for", limit, "q", q, round(t, 1), round(ours.bytes / t / 1e3), "GB/s", flush=True)
+    chunk = 2048
+    q = torch.randn(chunk, HK * G, D, device=GPU, dtype=torch.bfloat16)
+    out = torch.empty_like(q)
+    starts = torch.arange(0, chunk + 1, 8, dtype=torch.int32, device=GPU)
+    lengths = torch.arange(131072 - chunk + 8, 131072 + 1, 8, dtype=torch.int32, device=GPU)
+    owners = torch.zeros(chunk // 8, dtype=torch.int32, device=GPU)
+    t = replays(
+        [lambda: cuda.attend(q, ours.cache, ours.tables[0], lengths, starts, 8, SCALE, out, tuned, processors, owners)],
+        3,
+    )
+    k, v = (torch.randn(1, HK, 131072, D, device=GPU, dtype=torch.bfloat16) for _ in range(2))
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    p = replays([lambda: sdpa(q.transpose(0, 1)[None], k, v, enable_gqa=True)], 3)
+    rows.append({"prefill": chunk, "us": t, "bf16_us": p})
+    print("prefill 2048 over 128K", round(t), "sdpa bf16", round(p), round(p / t, 2), flush=True)
+    new_k, new_v = (torch.randn(chunk, HK, D, device=GPU, dtype=torch.bfloat16) for _ in range(2))
+    slots = torch.arange(chunk, device=GPU)
+    for n in (1, 4, 48, chunk):
+        t = replays([lambda n=n: cuda.store_tokens(new_k[:n], new_v[:n], ours.cache, slots[:n])] * 4)
+        rows.append({"store": n, "us": t})
+        print("store", n, round(t, 1), flush=True)
+    return rows
+
+
+def main():
+    what, file = sys.argv[1:3]
+    properties = torch.cuda.get_device_properties(0)
+    processors = properties.multi_processor_count
+    print(properties.name, processors, torch.__version__, triton.__version__, flush=True)
+    tuned = tuned_for(properties.major * 10 + properties.minor)
+    found = {
+        "check": lambda: check(tuned, processors),
+        "sweep": lambda: sweep(processors),
+        "bench": lambda: bench(tuned, processors),
+    }[what]()
+    with open(file, "w") as out:
+        json.dump(found, out, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The cache's formats: how many bits a key and a value take, under which name vLLM knows them, where their bytes lie.
+
+Importing this imports neither torch nor vLLM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GROUP = 16
+"""Tokens whose values lie together; a block's tokens are a multiple of it."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """key_bits 8: int8; 2 to 4: Lloyd-Max codes. value_bits 2 to 4: Lloyd-Max codes. 3-bit codes lie in two planes."""
+
+    name: str
+    key_bits: int
+    value_bits: int
+
+    def key_bytes(self, head_dim: int) -> int:
+        return head_dim * self.key_bits // 8
+
+    def value_bytes(self, head_dim: int) -> int:
+        return head_dim * self.value_bits // 8
+
+    def slot_bytes(self, head_dim: int) -> int:
+        """Bytes of a token and KV head: codes of key and value, and two float16 norms."""
+        return self.key_bytes(head_dim) + self.value_bytes(head_dim) + 4
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Offsets in bytes within a block for one KV head; heads lie one after another, ``slot * block_size`` apart.
+
+    A block is what vLLM pages by. Its parts are kept apart, so that each is read in whole aligned pieces::
+
+        keys         [block_size, key_bytes]
+        values       [block_size / 16, value_bytes, 16]     byte by byte, 16 tokens side by side
+        norms        [block_size, 2] float16                key's, value's
+    """
+
+    block_size: int
+    slot: int
+    values: int
+    norms: int
+
+
+def layout(format: Format, head_dim: int, block_size: int, slot: int) -> Layout:
+    """Where the parts lie.
+
+    Args:
+        block_size: tokens of a block, a multiple of GROUP.
+        slot: bytes reserved for each token and head, at least ``format.slot_bytes``.
+    """
+    if block_size % GROUP or block_size <= 0:
+        raise ValueError(f"turboquant: block size {block_size}, wanted a multiple of {GROUP}")
+    if slot < format.slot_bytes(head_dim):
+        raise ValueError(f"turboquant: {slot} bytes a slot, wanted {format.slot_bytes(head_dim)} for {format.name}")
+    values = block_size * format.key_bytes(head_dim)
+    norms = values + block_size * format.value_bytes(head_dim)
+    return Layout(block_size, slot, values, norms)
+
+
+FORMATS = {
+    format.name: format
+    for format in (
+        Format("turboquant_k8v4", 8, 4),
+        Format("turboquant_4bit_nc", 4, 4),
+        Format("turboquant_k3v4_nc", 3, 4),
+        Format("turboquant_3bit_nc", 3, 3),
+    )
+}
+"""By vLLM's name of the cache type."""
+
+RECIPE_NAMES = {
+    "turboquant35": "turboquant_4bit_nc",
+    "turboquant25": "turboquant_3bit_nc",
+    "turboquant_asym": "turboquant_k8v4",
+    "turboquant_q8k_tq35v": "turboquant_k8v4",
+    "turboquant_q8k_tq25v": "turboquant_k8v4",
+}
+"""Names of patched vLLMs that recipes still use -> the nearest format that is no coarser. 3.5 and 2.5 bits meant
+outlier channels with a bit more than the rest; after the rotation there are none, and kernels unpack whole bits."""
+
+
+def resolve(name: str) -> Format:
+    """The format of a cache type, by vLLM's name or a recipe's. Raises ValueError with what there is."""
+    found = FORMATS.get(RECIPE_NAMES.get(name, name))
+    if found is None:
+        raise ValueError(f"turboquant: --kv-cache-dtype {name}, wanted one of {', '.join(FORMATS)}")
+    return found
