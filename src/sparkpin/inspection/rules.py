@@ -41,7 +41,7 @@ def findings(
         *(gpu_findings(facts, sm) if sm else ()),
         *(kernel_findings(facts, sm) if sm else ()),
         *Linker(facts, allowed).findings(),
-        *torch_findings(facts),
+        *server_findings(facts, sm),
         *(cuda_findings(facts) if sm else ()),
         *(driver_findings(facts) if sm else ()),
         *package_findings(facts),
@@ -64,7 +64,10 @@ def idle_findings(facts: Facts, allowed: Sequence[Allowed], settled: Sequence[Fi
 
 
 def file_findings(facts: Facts, platform: str) -> Iterator[Finding]:
-    """Files that cannot be read, or are for another machine."""
+    """Files that cannot be read, or are for another machine; nothing to examine at all."""
+    if not facts.libraries and not facts.broken:
+        step = "give the folder that has usr/ and opt/ in it, or the tag of an image"
+        yield Finding("error", "files", "/", "no library and no program is in it", step)
     for path, text in facts.broken.items():
         yield Finding("error", "files", path, text, "fetch its package again, or leave it out of the stack")
     wanted = PLATFORMS[platform]
@@ -80,6 +83,24 @@ def file_findings(facts: Facts, platform: str) -> Iterator[Finding]:
             f"no library or program in it is for {platform}",
             "inspect with the image's own --platform, or build the stack for this one",
             what=platform,
+        )
+
+
+def server_findings(facts: Facts, sm: int | None) -> Iterator[Finding]:
+    """What is examined has to be able to serve: vLLM and PyTorch, and for a GPU a PyTorch with CUDA."""
+    step = "give a release, or its image, or the folder that has its whole root file system"
+    lacks = [name for name, there in (("vLLM", facts.package("vllm")), ("PyTorch", facts.torch)) if not there]
+    if lacks and facts.libraries:
+        yield Finding("error", "packages", "/", f"no {' and no '.join(lacks)} in it: it serves nothing", step)
+    mismatch = list(torch_findings(facts))
+    yield from mismatch
+    if sm and not mismatch and facts.torch and not facts.torch.cuda:
+        yield Finding(
+            "error",
+            "torch",
+            facts.torch.path,
+            f"PyTorch {facts.torch.version} is built without CUDA: it runs nothing on sm_{sm}",
+            "take an image of a stack with a GPU, or leave --sm out",
         )
 
 
