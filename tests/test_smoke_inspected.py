@@ -312,6 +312,10 @@ def test_a_release_for_another_machine_is_inspected_for_real(
     assert json.loads((folder / "inspection.json").read_text())["libraries"] > 10
     result = json.loads((folder / "result.json").read_text())
     assert (result["inspected"], result["passed"], result["image"]) == (True, False, release.image)
+    monkeypatch.setattr(commands.Paths, "from_env", lambda: paths)
+    monkeypatch.setattr(commands, "engine_of", lambda _: fake_engine)
+    with pytest.raises(InputError, match="cannot be served here: stack spark is for linux/arm64"):
+        commands.serve(recipe=None, release=release.tag, port=None)
     records.smoked(done.tag, PASSED)
     with pytest.raises(InputError, match="has passed its smoke test, and here it can only be inspected"):
         jobs.smoke_releases(paths, (records.get(release.tag),))

@@ -45,7 +45,7 @@ from sparkpin.overruled import overruled
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
-from sparkpin.smoke.choice import owes, uses_gpu
+from sparkpin.smoke.choice import obstacle, owes, uses_gpu
 from sparkpin.smoke.server import clear_leftovers, leftovers
 from sparkpin.store import Store
 from sparkpin.ui import say, show
@@ -559,11 +559,18 @@ def serve(*, recipe: str | None, release: str | None, port: int | None) -> None:
     records = Releases(paths)
     current = retention.require_current
     chosen = records.get(release) if release else current(records, choose_recipe(paths, recipe, None))
+    engine = engine_of(paths)
+    if why := obstacle(paths, engine, chosen):
+        raise InputError(
+            f"{chosen.tag} cannot be served here: {why}",
+            next_step=f"invoke rebuild {chosen.tag} (for its checkpoint) and invoke export {chosen.tag} -o FILE; "
+            "where it can run: invoke import FILE, invoke smoke, invoke serve",
+        )
     if not chosen.smoke_passed:
         say(f"warning: {chosen.tag} is {chosen.state}: no smoke test stands behind its answers")
     say_overruled_of(paths, chosen)
     gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)
-    served = serving.start(paths, engine_of(paths), chosen, checkpoint, port=port, gpus=gpus, say=say)
+    served = serving.start(paths, engine, chosen, checkpoint, port=port, gpus=gpus, say=say)
     show(f"{chosen.tag} answers at {served.url}\nnext: invoke stop")
 
 
