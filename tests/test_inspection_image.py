@@ -219,8 +219,9 @@ def test_a_subject_that_cannot_be(tmp_path: Path) -> None:
     """Without an engine, too: a path can only be a folder."""
     none = {"DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
     may_be = "TAG may be a release, another image of the engine, or a folder with a root file system"
-    nowhere = invoke("/nowhere", env=none)
-    assert nowhere.returncode == 2 and f"error: there is no folder /nowhere; {may_be}" in nowhere.stderr
+    for name in ("/nowhere", "Upper Case"):
+        nowhere = invoke(name, env=none)
+        assert nowhere.returncode == 2 and f"error: there is no folder {name!r}; {may_be}" in nowhere.stderr
     (tmp_path / "image.tar").write_bytes(b"")
     file = invoke(str(tmp_path / "image.tar"), env=none)
     assert file.returncode == 2 and f"error: {tmp_path}/image.tar is a file; {may_be}" in file.stderr

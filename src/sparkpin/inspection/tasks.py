@@ -25,6 +25,8 @@ from sparkpin.paths import Paths
 from sparkpin.progress import Say
 from sparkpin.releases import Releases
 
+# An image's name, as engines take it: [host:port/]name[:tag][@digest].
+NAME = re.compile(r"[a-z0-9][a-z0-9._/-]*(:\d+/[a-z0-9._/-]+)?(:[\w.-]+)?(@sha256:[0-9a-f]{64})?", re.ASCII)
 MAY_BE = "TAG may be a release, another image of the engine, or a folder with a root file system"
 
 
@@ -52,12 +54,12 @@ def check(paths: Paths, subject: str, *, sm: str, platform: str) -> None:
     known_sm(sm)
     known_platform(platform)
     path = Path(subject)
-    if path.is_dir() or (path.exists() and is_release(paths, subject)):
+    if path.is_dir():
         return
-    if path.exists():
-        raise InputError(f"{subject} is a file; {MAY_BE}", next_step="unpack it into a folder, or invoke images")
-    if subject.startswith(("/", "./", "../", "~")):  # no name of an image begins so
-        raise InputError(f"there is no folder {subject}; {MAY_BE}", next_step="invoke images lists the releases")
+    if (path.exists() or not NAME.fullmatch(subject)) and not is_release(paths, subject):
+        if path.exists():
+            raise InputError(f"{subject} is a file; {MAY_BE}", next_step="unpack it into a folder, or invoke images")
+        raise InputError(f"there is no folder {subject!r}; {MAY_BE}", next_step="invoke images lists the releases")
 
 
 def is_release(paths: Paths, subject: str) -> bool:
