@@ -294,16 +294,17 @@ def why(c: Context, tag: str, path: str, json: bool = False) -> None:
     positional=["tag"],
     help={
         "tag": "release, another image of the engine, or a folder with a root file system",
-        "sm": "GPU that it has to run on, such as 121 (default: the one of the image's stack)",
+        "sm": "GPU that it has to run on: 121, 12.1 or sm_121 (default: the one of the image's stack)",
         "platform": "linux/arm64 or linux/amd64 (default: the image's)",
+        "all": "each library with GPU code, and what it holds; each lack that is allowed, and why",
         "json": "machine-readable",
     },
 )
-def inspect(c: Context, tag: str, sm: str = "", platform: str = "", json: bool = False) -> None:
+def inspect(c: Context, tag: str, sm: str = "", platform: str = "", all: bool = False, json: bool = False) -> None:
     """Say what of an image would fail on a GPU, without one."""
     from sparkpin import commands
 
-    commands.inspect(tag, sm=sm, platform=platform, as_json=json)
+    commands.inspect(tag, sm=sm, platform=platform, everything=all, as_json=json)
 
 
 @command(positional=["tag"], help={"tag": "release that passed its smoke test"})

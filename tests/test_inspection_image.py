@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tarfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,14 @@ from tiny_images import make_rootfs
 from checkout import PROJECT
 from sparkpin import imagefiles
 from sparkpin.engine import Engine
-from sparkpin.errors import InspectionError
+from sparkpin.errors import InputError, InspectionError
 from sparkpin.inputs import Inputs
+from sparkpin.inspection.elf import read_library
+from sparkpin.inspection.finding import Finding
 from sparkpin.inspection.image import Opened, open_image
+from sparkpin.inspection.report import Result
 from sparkpin.inspection.scan import Facts, scan
-from sparkpin.inspection.tasks import inspect, mods_of, pins_of, sm_of
+from sparkpin.inspection.tasks import inspect, known_sm, mods_of, pins_of, show, sm_of
 from sparkpin.inspection.tree import in_archive, in_folders, real
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths
@@ -153,9 +157,14 @@ def test_an_image_reads_the_same_from_its_layers_and_from_an_export(
     assert not list((tmp_path / "cache/work").glob("saved-*"))
 
 
-def invoke(*argv: str) -> subprocess.CompletedProcess[str]:
+def invoke(*argv: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "invoke", "inspect", *argv], cwd=PROJECT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "invoke", "inspect", *argv],
+        cwd=PROJECT,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -208,7 +217,10 @@ def test_the_task_on_a_folder(tmp_path: Path) -> None:
     put(tmp_path / "root/opt/site-packages/bad.so", bytes(Elf(gpu=container(entry(CUBIN, 120, SPECIFIC)))))
     bad = invoke(str(tmp_path / "root"), "--sm", "121")
     assert bad.returncode == InspectionError.exit_code == 14
-    assert bad.stdout.endswith("fails for sm_121: 1 error, 0 warnings, 1 note, 0 allowed with a reason\n")
+    verdict = "fails for sm_121: 1 error, 0 warnings, 1 note, 0 allowed with a reason"
+    assert (bad.stdout + bad.stderr).count(verdict) == bad.stderr.count(f"root {verdict}") == 1
+    assert "\n1 library has code for sm_121, 0 PTX only, 1 none\n" in bad.stdout
+    assert "good.so" not in bad.stdout
     row = "ERROR  gpu   bad.so  nothing in it runs on sm_121: it holds sm_120a"
     assert row.split() == next(line.split() for line in bad.stdout.splitlines() if line.startswith("ERROR"))
     assert "next: take a build with sm_121" in bad.stderr and "Traceback" not in bad.stderr
@@ -218,26 +230,74 @@ def test_the_task_on_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
-        ("--sm", "blackwell", "wanted a compute capability"),
+        ("--sm", "blackwell", "wanted a GPU's compute capability: 121, 12.1 or sm_121 (DGX Spark)"),
         ("--platform", "linux/mips", "--platform: saw 'linux/mips'"),
     ],
 )
 def test_options_that_cannot_be(tmp_path: Path, option: str, value: str, words: str) -> None:
-    put(tmp_path / "good.so", bytes(GPU))
-    done = invoke(str(tmp_path), option, value)
+    """Refused at once: an engine that is nowhere is not asked for the image."""
+    done = invoke("sparkpin/none:such", option, value, env={"DOCKER_HOST": f"unix://{tmp_path}/none.sock"})
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("asked", ["121", "12.1", "sm_121"])
+def test_a_gpu_is_named_as_one_likes(asked: str) -> None:
+    assert known_sm(asked) == 121
+
+
+@pytest.mark.parametrize("asked", ["999", "12", "1.21", "sm_12.1", "sm_", "121a", "122", "12.10", "\u0661\u0662\u0661"])
+def test_a_gpu_that_there_is_not_is_refused(asked: str) -> None:
+    with pytest.raises(InputError, match=r"wanted a GPU's compute capability: 121, 12\.1 or sm_121"):
+        known_sm(asked)
+
+
+def test_a_subject_that_cannot_be(tmp_path: Path) -> None:
+    """Without an engine, too: a path can only be a folder."""
+    none = {"DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
+    may_be = "TAG may be a release, another image of the engine, or a folder with a root file system"
+    for name in ("/nowhere", "Upper Case"):
+        nowhere = invoke(name, env=none)
+        assert nowhere.returncode == 2 and f"error: there is no folder {name!r}; {may_be}" in nowhere.stderr
+    (tmp_path / "image.tar").write_bytes(b"")
+    file = invoke(str(tmp_path / "image.tar"), env=none)
+    assert file.returncode == 2 and f"error: {tmp_path}/image.tar is a file; {may_be}" in file.stderr
+
+
+def test_what_is_told_without_and_with_all(capsys: pytest.CaptureFixture[str]) -> None:
+    found = scan([], quiet)
+    libraries = {name: read_library(io.BytesIO(bytes(GPU)), name) for name in ("one.so", "two.so")}
+    why = "nothing loads it"
+    findings = (
+        Finding("warning", "needed", "two.so", "libx.so lies on no search path"),
+        *(Finding("allowed", "gpu", name, "nothing in it runs", why=why) for name in ("old.so", "older.so")),
+    )
+    result = Result("sparkpin/x:1", "linux/arm64", 121, replace(found, libraries=libraries), findings)
+    show(result, everything=False, as_json=False)
+    brief = capsys.readouterr().out
+    assert brief.splitlines()[1] == "vLLM none; torch none"
+    assert brief.splitlines()[-4:] == [
+        "2 libraries have code for sm_121, 0 PTX only, 0 none",
+        "2 findings allowed with a reason",
+        "each of them: invoke inspect sparkpin/x:1 --all",
+        "inspected for sm_121: 0 errors, 1 warning, 0 notes, 2 allowed with a reason",
+    ]
+    assert "libx.so lies on no search path" in brief and "one.so" not in brief and why not in brief
+    show(result, everything=True, as_json=False)
+    whole = capsys.readouterr().out
+    assert "1 sm_120" in whole and "old.so and 1 more" in whole and why in whole and "--all" not in whole
+    assert whole.splitlines()[-1] == brief.splitlines()[-1]
 
 
 def test_what_an_image_must_have_is_said_by_its_stack_and_stage(project: Path, tmp_path: Path) -> None:
     paths, told = Paths(project, tmp_path / "cache", tmp_path / "home"), list[str]()
     labelled = Opened(iter(()), "linux/amd64", stack="cpu", stage="hybrid")
-    assert sm_of(paths, "", labelled, told.append) is None
+    assert sm_of(paths, labelled, told.append) is None
     with (project / "pins/stacks/cpu.yaml").open("a") as file:
         file.write('gpu: {sm: "12.1", cuda: "13.0"}\n')
-    assert [sm_of(paths, asked, labelled, told.append) for asked in ("", "90")] == [121, 90]
+    assert sm_of(paths, labelled, told.append) == 121
     assert mods_of(paths, labelled, told.append) == ["sparkpin-modkit", "vllm", "sparkpin-hybrid-int4-fp8"]
     unknown = Opened(iter(()), "linux/amd64", stack="elsewhere", stage="hybrid")
-    assert (sm_of(paths, "", unknown, told.append), mods_of(paths, unknown, told.append)) == (None, [])
+    assert (sm_of(paths, unknown, told.append), mods_of(paths, unknown, told.append)) == (None, [])
     assert told == [
         "note: which GPU the image is for is not known here, so its GPU code is not judged: unknown stack 'elsewhere'",
         "note: which mods belong into the image is not known here: unknown stack 'elsewhere'",

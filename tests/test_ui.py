@@ -22,14 +22,15 @@ ROWS = [
     ("replaced", "12", "0.4 MB", "0.2 MB", LONG, "BF16 -> F8_E4M3", WHY),
     ("kept", "1", "2 B", "", "a.*", "I32", ""),
 ]
+DOCTOR = ("", "what", "found", "to mend it")
 PROGRAM = f"from sparkpin import ui; ui.table({COLUMNS!r}, {ROWS!r})"
 
 
-def in_terminal(width: int) -> list[str]:
+def in_terminal(width: int, program: str = PROGRAM) -> list[str]:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 25, width, 0, 0))
     env = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")} | {"TERM": "xterm"}
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=theirs, stdout=theirs, stderr=theirs, env=env)
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=theirs, stdout=theirs, stderr=theirs, env=env)
     os.close(theirs)
     data = b""
     while True:
@@ -54,6 +55,30 @@ def test_a_plan_stays_within_the_terminal_and_loses_nothing(width: int) -> None:
     assert "".join(line[begin:end].strip() for line in lines[2:last]) == LONG
     why = lines[0].index("why")
     assert "".join(line[why:].replace(" ", "") for line in lines[2:last]) == WHY.replace(" ", "")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_doctor_s_states_and_names_stay_whole_and_no_command_is_cut(width: int) -> None:
+    """Of a Spark that lacks all; the longest of what doctor tells, as it tells it."""
+    fix = "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
+    found = "nvidia-container-toolkit 1.18.0, and Docker knows neither its runtime nor its hook"
+    rows = [("MISSING", "GPU in containers", found, fix), ("advice", "page cache", "3.0 GiB", "x" * 150)]
+    program = f"from sparkpin import ui; ui.table({DOCTOR!r}, {rows!r})"
+    lines = in_terminal(width, program)
+    assert max(map(len, lines)) <= width and "\N{HORIZONTAL ELLIPSIS}" not in "".join(lines)
+    begin, end = lines[0].index("found"), lines[0].index("to mend it")
+    assert lines[2][:begin].split("  ") == ["MISSING", "GPU in containers", ""]
+    last = next(place for place, line in enumerate(lines) if line.startswith("advice"))
+    assert lines[last][:begin].split() == ["advice", "page", "cache"]
+    assert " ".join(line[begin:end].strip() for line in lines[2:last]).strip() == found
+    assert " ".join(line[end:].strip() for line in lines[2:last]).strip() == fix
+    assert "".join(line[end:].strip() for line in lines[last:]) == "x" * 150
+
+
+def test_a_table_without_long_texts_is_wider_than_the_terminal_and_not_cut() -> None:
+    row = ("sparkpin/" + "a" * 60, "b" * 50)
+    lines = in_terminal(80, f"from sparkpin import ui; ui.table(('release', 'state'), [{row!r}])")
+    assert "".join(lines[2:]) == "  ".join(row)
 
 
 def test_in_a_pipe_rows_are_whole_and_not_padded(capsys: pytest.CaptureFixture[str]) -> None:

@@ -432,11 +432,12 @@ def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
     verifying.require(checks, subject, next_step=how, told=True)
 
 
-def inspect(subject: str, *, sm: str, platform: str, as_json: bool) -> None:
+def inspect(subject: str, *, sm: str, platform: str, everything: bool, as_json: bool) -> None:
     paths = Paths.from_env()
+    inspecting.check(paths, subject, sm=sm, platform=platform)
     engine = None if Path(subject).is_dir() else engine_of(paths)
     result = inspecting.inspect(paths, engine, subject, sm=sm, platform=platform, say=say)
-    inspecting.show(result, as_json=as_json)
+    inspecting.show(result, everything=everything, as_json=as_json)
 
 
 def promote(tag: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 STARTED = time.monotonic()
 
@@ -20,37 +20,50 @@ def show(text: str = "") -> None:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A table on standard output. It is never cut: a tag that cannot be copied is of no use. On a terminal that is too
-    narrow the columns `why` and `holds` take several lines; with long patterns (`tensors`) those, too."""
+    narrow the columns of WRAPPED take several lines; the others keep their width, so lines may be longer than the
+    terminal. A table with a column of STRICT never is: there those of FOLDED take several lines, too, and long words.
+    """
     from rich import box
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in columns:
-        grid.add_column(
-            column,
-            no_wrap=column not in ("why", "holds"),
-            justify="right" if column in RIGHT or column.startswith("users at ") else "left",
-        )
-    for row in rows:
-        grid.add_row(*(Text("" if cell is None else str(cell)) for cell in row))  # a str would be read as markup
     here = Console()
-    needed = Console(width=1000).measure(grid)
+    # A str would be read as markup.
+    cells = [[Text("" if cell is None else str(cell)) for cell in row] for row in rows]
+
+    def grid(wrapped: Set[str]) -> Table:
+        made = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        for place, title in enumerate(columns):
+            keeps = title not in wrapped
+            made.add_column(
+                title,
+                no_wrap=keeps,
+                overflow="fold",
+                # rich shrinks columns that do not wrap, too, and cuts them, unless it is told their width
+                min_width=max(cell_len(text) for text in (title, *(row[place].plain for row in cells))) if keeps else 0,
+                justify="right" if title in RIGHT or title.startswith("users at ") else "left",
+            )
+        for row in cells:
+            made.add_row(*row)
+        return made
+
+    chosen = grid(WRAPPED)
+    needed = Console(width=1000).measure(chosen)
     wanted = max(needed.minimum, min(needed.maximum, here.width)) if here.is_terminal else needed.maximum
-    if wanted > here.width >= 80 and here.is_terminal and "tensors" in columns:
-        wanted = here.width
-        for title, cells in zip(columns, grid.columns, strict=True):
-            if title in FOLDED:
-                cells.no_wrap, cells.overflow = False, "fold"
+    if wanted > here.width >= 80 and here.is_terminal and STRICT & set(columns):
+        chosen, wanted = grid(WRAPPED | FOLDED), here.width
     console = Console(width=max(wanted, 80))
     with console.capture() as drawn:
-        console.print(grid)
+        console.print(chosen)
     for line in drawn.get().splitlines():
         print(line.rstrip(), flush=True)
 
 
-FOLDED = {"tensors", "type", "why"}
+WRAPPED = {"why", "holds", "found", "to mend it"}
+FOLDED = {"tensors", "type"}
+STRICT = {"tensors", "to mend it"}
 RIGHT = {"size", "own size", "build", "ready", "freed", "count"}
 RIGHT |= {"runs", "PTX", "neither"}
 RIGHT |= {"in the checkpoint", "in memory", "block", "bytes a token", "states a request", "tokens", "concurrency"}

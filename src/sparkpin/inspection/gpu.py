@@ -12,6 +12,8 @@ from sparkpin.inspection.finding import Finding, Severity
 from sparkpin.inspection.scan import Facts
 
 FOLDER = "opt/sparkpin/kernels"  # kernels of our mods, a folder for each mod
+# Compute capabilities from Maxwell on: NVIDIA's, and 107, for which cuDNN has code. A Thor is 101 in CUDA 12, then 110.
+KNOWN = (50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 107, 110, 120, 121)
 Verdict = Literal["runs", "PTX only", "none"]
 
 

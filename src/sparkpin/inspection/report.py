@@ -74,33 +74,51 @@ def counted(findings: Sequence[Finding]) -> str:
     return ", ".join([*words, f"{seen.get('allowed', 0)} allowed with a reason"])
 
 
-def show(result: Result) -> None:
+def show(result: Result, *, everything: bool = False) -> None:
+    """All but the verdict. everything: the libraries with GPU code and what is allowed row by row, not only counted."""
     facts = result.facts
     ui.show(
         f"{result.subject}: {result.platform}, {facts.files} files, {ui.size(facts.size)}, "
         f"{len(facts.libraries)} libraries and programs, {len(facts.packages)} Python packages"
     )
     vllm, torch, cuda = facts.package("vllm"), facts.torch, cuda_release(facts)
-    lines = [f"vLLM {vllm.version if vllm else 'none'}; torch {torch.version if torch else 'none'}; {PLUGINS}:"]
-    for package in facts.packages:
-        if package.plugins:
-            made = f", for vLLM {', '.join(package.accepts)}" if package.accepts else ""
-            lines.append(f"  {package.name} {package.version}{made}")
+    lines = [f"vLLM {vllm.version if vllm else 'none'}; torch {torch.version if torch else 'none'}"]
+    if plugins := [package for package in facts.packages if package.plugins]:
+        lines[0] += f"; {PLUGINS}:"
+    for package in plugins:
+        made = f", for vLLM {', '.join(package.accepts)}" if package.accepts else ""
+        lines.append(f"  {package.name} {package.version}{made}")
     if cuda:
         lines.append(f"CUDA {cuda}, driver {minimum_driver(facts) or 'not known'} or newer")
     for line in lines:
         ui.show(ui.printable(line))
-    if result.coverages:
+    if everything and result.coverages:
         ui.show()
         rows = [
             (short(row.path), row.verdict, row.runs, row.compiles, row.neither, archs(row)) for row in result.coverages
         ]
         ui.table(("library", f"sm_{result.sm}", "runs", "PTX", "neither", "holds"), rows)
-    if result.findings:
+    if told := [finding for finding in result.findings if everything or finding.severity != "allowed"]:
         ui.show()
-        ui.table(("", "rule", "what", "why"), rows_of(result.findings))
+        ui.table(("", "rule", "what", "why"), rows_of(told))
     ui.show()
-    ui.show(result.verdict)
+    for line in sums(result):
+        ui.show(line)
+    if not everything and sums(result):
+        ui.show(f"each of them: invoke inspect {result.subject} --all")
+
+
+def sums(result: Result) -> list[str]:
+    """One line for all libraries with GPU code, one for all that is allowed; none where there is nothing to count."""
+    lines = []
+    if rows := result.coverages:
+        seen: Mapping[str, int] = Counter(row.verdict for row in rows)
+        having = "library has" if seen.get("runs", 0) == 1 else "libraries have"
+        ptx, none = seen.get("PTX only", 0), seen.get("none", 0)
+        lines.append(f"{seen.get('runs', 0)} {having} code for sm_{result.sm}, {ptx} PTX only, {none} none")
+    if allowed := sum(finding.severity == "allowed" for finding in result.findings):
+        lines.append(f"{ui.count(allowed, 'finding')} allowed with a reason")
+    return lines
 
 
 def short(text: str) -> str:

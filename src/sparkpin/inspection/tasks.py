@@ -15,6 +15,7 @@ from sparkpin.errors import InputError, InspectionError, SparkpinError
 from sparkpin.inputs import project_of
 from sparkpin.inspection import report
 from sparkpin.inspection.elf import MACHINES
+from sparkpin.inspection.gpu import KNOWN
 from sparkpin.inspection.image import Opened, open_folder, open_image
 from sparkpin.inspection.report import Result
 from sparkpin.inspection.rules import PLATFORMS, findings
@@ -24,12 +25,18 @@ from sparkpin.paths import Paths
 from sparkpin.progress import Say
 from sparkpin.releases import Releases
 
+# An image's name, as engines take it: [host:port/]name[:tag][@digest].
+NAME = re.compile(r"[a-z0-9][a-z0-9._/-]*(:\d+/[a-z0-9._/-]+)?(:[\w.-]+)?(@sha256:[0-9a-f]{64})?", re.ASCII)
+MAY_BE = "TAG may be a release, another image of the engine, or a folder with a root file system"
+
 
 def inspect(paths: Paths, engine: Engine | None, subject: str, *, sm: str, platform: str, say: Say) -> Result:
     """Examine a release, another image of the engine, or a folder. sm, platform: "" for what the stack says.
 
-    engine: None for a folder.
+    engine: None for a folder. InputError for options that cannot be, before anything is read.
     """
+    asked = known_sm(sm)
+    known_platform(platform)
     with contextlib.ExitStack() as stack:
         if engine is None:
             opened = stack.enter_context(open_folder(Path(subject)))
@@ -38,18 +45,38 @@ def inspect(paths: Paths, engine: Engine | None, subject: str, *, sm: str, platf
         facts = scan(opened.files, say, opened.env)
         chosen = platform_of(platform, opened, facts)
         then = paths if engine is None else stack.enter_context(pins_of(paths, subject, say))
-        gpu, mods = sm_of(then, sm, opened, say), mods_of(then, opened, say)
+        gpu, mods = asked or sm_of(then, opened, say), mods_of(then, opened, say)
     return Result(subject, chosen, gpu, facts, findings(facts, sm=gpu, platform=chosen, mods=mods))
+
+
+def check(paths: Paths, subject: str, *, sm: str, platform: str) -> None:
+    """InputError for what cannot be right, before an engine is asked for anything."""
+    known_sm(sm)
+    known_platform(platform)
+    path = Path(subject)
+    if path.is_dir():
+        return
+    if (path.exists() or not NAME.fullmatch(subject)) and not is_release(paths, subject):
+        if path.exists():
+            raise InputError(f"{subject} is a file; {MAY_BE}", next_step="unpack it into a folder, or invoke images")
+        raise InputError(f"there is no folder {subject!r}; {MAY_BE}", next_step="invoke images lists the releases")
+
+
+def is_release(paths: Paths, subject: str) -> bool:
+    try:
+        return bool(Releases(paths).get(subject))
+    except InputError:
+        return False
 
 
 def ref_of(paths: Paths, engine: Engine, subject: str) -> str:
     """The tag of a release, however it is shortened, else what the engine knows by that name."""
     try:
         return Releases(paths).get(subject).tag
-    except InputError:
+    except InputError as error:
         if engine.image(subject):
             return subject
-        raise
+        raise InputError(f"{error.message}; {MAY_BE}", next_step=error.next_step) from None
 
 
 @contextlib.contextmanager
@@ -71,19 +98,33 @@ def platform_of(asked: str, opened: Opened, facts: Facts) -> str:
     if not asked and not opened.platform:
         machines = [library.machine for library in facts.libraries.values() if library.machine in MACHINES]
         asked = max(PLATFORMS, key=lambda name: machines.count(PLATFORMS[name]))
-    chosen = asked or opened.platform
-    if chosen not in PLATFORMS:
+    return known_platform(asked or opened.platform)
+
+
+def known_platform(name: str) -> str:
+    """The same; "" for "". InputError for any other that is not in PLATFORMS."""
+    if name and name not in PLATFORMS:
         known = ", ".join(PLATFORMS)
-        raise InputError(f"--platform: saw {chosen!r}, wanted one of: {known}", next_step=f"choose one of: {known}")
-    return chosen
+        raise InputError(f"--platform: saw {name!r}, wanted one of: {known}", next_step=f"choose one of: {known}")
+    return name
 
 
-def sm_of(paths: Paths, asked: str, opened: Opened, say: Say) -> int | None:
-    """As asked for ("121" or "12.1"), else what the image's stack is for."""
-    if asked:
-        if not re.fullmatch(r"\d{2,3}|\d{1,2}\.\d", asked):
-            raise InputError(f"--sm: saw {asked!r}, wanted a compute capability", next_step="for example --sm 121")
-        return int(asked.replace(".", ""))
+def known_sm(asked: str) -> int | None:
+    """121 for "121", "12.1" and "sm_121"; None for "". InputError for what is no GPU's compute capability."""
+    if not asked:
+        return None
+    found = re.fullmatch(r"(?:sm_)?([0-9]{2,3})|([0-9]{1,2}\.[0-9])", asked)
+    number = int((found[1] or found[2]).replace(".", "")) if found else 0
+    if number not in KNOWN:
+        raise InputError(
+            f"--sm: saw {asked!r}, wanted a GPU's compute capability: 121, 12.1 or sm_121 (DGX Spark), 90 (H100), ...",
+            next_step="for example --sm 121",
+        )
+    return number
+
+
+def sm_of(paths: Paths, opened: Opened, say: Say) -> int | None:
+    """What the image's stack is for."""
     try:
         gpu = manifests.load_stack(paths.project, opened.stack).gpu if opened.stack else None
         return int(gpu.sm.replace(".", "")) if gpu else None
@@ -108,12 +149,14 @@ def mods_of(paths: Paths, opened: Opened, say: Say) -> list[str]:
         return []
 
 
-def show(result: Result, *, as_json: bool) -> None:
-    """Print it; InspectionError where it fails."""
+def show(result: Result, *, everything: bool, as_json: bool) -> None:
+    """Print it; InspectionError, which says the verdict, where it fails."""
     if as_json:
         ui.show(json.dumps(result.as_json(), indent=1))
     else:
-        report.show(result)
+        report.show(result, everything=everything)
     if errors := result.errors:
         first = errors[0]
         raise InspectionError(f"{result.subject} {result.verdict}", next_step=first.next_step)
+    if not as_json:
+        ui.show(result.verdict)

@@ -60,6 +60,7 @@ def run_inspection(
     say(f"inspected, not served: {why}")
     examined = inspect(paths, engine, release.tag, sm="", platform="", say=say)
     report.show(examined)
+    ui.show(examined.verdict)
     loaded = run_load(paths, engine, release, examined.facts, examined.platform, say) if load else None
     if loaded:
         show_load(loaded)
