@@ -45,11 +45,14 @@ def inspect(paths: Paths, engine: Engine | None, subject: str, *, sm: str, platf
 def ref_of(paths: Paths, engine: Engine, subject: str) -> str:
     """The tag of a release, however it is shortened, else what the engine knows by that name."""
     try:
-        return Releases(paths).get(subject).tag
+        tag = Releases(paths).get(subject).tag
     except InputError:
         if engine.image(subject):
             return subject
         raise
+    if engine.image(tag) is None:
+        raise InputError(f"the engine has no image {tag}", next_step=f"invoke rebuild {tag}")
+    return tag
 
 
 @contextlib.contextmanager
