@@ -219,7 +219,7 @@ def plan(
     help={
         "release": "tag to smoke (default: every release that is built and not yet smoked)",
         "stage": "smoke the newest release of this stage",
-        "recipe": RECIPE,
+        "recipe": "smoke the releases of this recipe only (default: every recipe; with --stage the stack's own)",
         "load": "what this machine cannot serve and so inspects: load its libraries and plugins, too, emulated where "
         "that must be (up to 15 minutes a release)",
     }

@@ -310,7 +310,8 @@ def test_the_cuda_release_of_each_stack_is_that_of_its_lock() -> None:
         assert {".".join(version.split(".")[:2]) for version in runtimes} == set(filter(None, [told.get(stack.name)]))
 
 
-def test_a_plan_that_wants_the_network_is_not_made(tmp_path: Path) -> None:
+def test_a_plan_that_wants_the_network_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.host, "default_stack", lambda _: "cpu")  # so is the machine's, wherever this runs
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
     recipe, stack = manifests.load_recipe(PROJECT, "scripted-tiny"), manifests.load_stack(PROJECT, "cpu")
     memory = tasks.memory_of(paths, recipe, stack)
@@ -341,3 +342,28 @@ def test_a_spark_without_a_driver_gets_the_table_and_an_error(
     out = capsys.readouterr().out
     assert "none is loaded; 580.65.06 or newer wanted for CUDA 13.0" in out
     assert "do not apply" not in out
+
+
+def test_what_a_stack_without_a_lock_wants_is_told(tmp_path: Path) -> None:
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    stack = manifests.load_stack(PROJECT, "spark-seed-source").model_copy(update={"name": "never-locked"})
+    (told,) = rules.lock_of(tasks.lock_fault(paths, stack))
+    assert (told.name, told.state) == ("lock", "advice")
+    assert told.detail == "saw no such file, wanted a lock: this stack has never been locked"
+    reached = "where PyTorch's own index and github.com can be reached (docs/spark-seed.md)"
+    assert told.fix == f"invoke lock --stack never-locked, {reached}"
+    assert tasks.lock_fault(paths, manifests.load_stack(PROJECT, "spark")) is None
+
+
+def test_what_compiles_is_built_where_it_is_to_run() -> None:
+    assert rules.source_build("vllm 0.19.1", "linux/arm64", "linux/arm64") == []
+    (told,) = rules.source_build("vllm 0.19.1", "linux/arm64", "linux/amd64")
+    assert told.detail.startswith("vllm 0.19.1 is compiled on linux/arm64, and this machine is linux/amd64")
+    assert told.fix == "build this stack on a machine of linux/arm64"
+
+
+def test_the_plan_of_another_recipe_is_asked_for_by_name() -> None:
+    plan = dataclasses.replace(NEEDS, command="invoke plan --recipe other")
+    far = dataclasses.replace(SPARK, host=dataclasses.replace(SPARK.host, is_spark=False))
+    (row,) = [one for one in rules.findings(far, plan, "13.0") if one.name == rules.PLAN]
+    assert row.detail.endswith("this is none: invoke plan --recipe other")

@@ -215,3 +215,20 @@ def test_a_lock_written_again_is_the_same_text(project: Path) -> None:
     path = project / "pins/stacks/cpu.lock"
     lock = manifests.load_stack_lock(project, manifests.load_stack(project, "cpu"))
     assert manifests.lock_text(lock) == path.read_text()
+
+
+def test_a_fault_of_a_whole_file_does_not_print_the_file(project: Path) -> None:
+    path = project / "pins/stacks/cpu.yaml"
+    text = path.read_text()
+    path.write_text(f"{text}\nbase: {{image: 'debian@sha256:{'a' * 64}', python: 3.11.2, glibc: 36}}\n")
+    with pytest.raises(ManifestError) as caught:
+        manifests.load_stack(project, "cpu")
+    assert caught.value.message == f"{path}: wanted either `debian` or `base`: what the images stand on"
+    layers = re.sub(
+        r"^(  requirements:)", r"  source: {name: nobody, version: '1', requirements: [a==1]}\n\1", text, flags=re.M
+    )
+    assert layers != text
+    path.write_text(layers)
+    with pytest.raises(ManifestError, match=r"python: saw \{.* \.\.\., wanted a layer of nobody alone") as caught:
+        manifests.load_stack(project, "cpu")
+    assert len(caught.value.message) < 600

@@ -294,7 +294,7 @@ def test_a_release_without_an_image_does_not_stop_the_rest(
     monkeypatch.setattr(commands, "engine_of", lambda _: fake_engine)
     gone = dataclasses.replace(release, tag="sparkpin/fake:gone")
     assert commands.with_image(paths, (gone, release)) == [release]
-    assert "not its image: sparkpin/fake:gone (invoke rebuild sparkpin/fake:gone)" in capsys.readouterr().out
+    assert "left out, the engine has not the image of gone: invoke rebuild gone\n" in capsys.readouterr().out
 
 
 @pytest.mark.engine
@@ -348,3 +348,33 @@ def test_the_table_of_the_load_names_what_refused(capsys: pytest.CaptureFixture[
     assert said.endswith("emulated load, 500 s: nothing failed; refused without a GPU: head\n")
     show_load(loaded(Row("import", "vllm", "failed", "no"), emulated=False))
     assert capsys.readouterr().out.endswith("native load, 500 s: 1 step failed\n")
+
+
+def test_what_was_left_out_is_not_said_to_be_smoked() -> None:
+    told = commands.nothing_to_smoke(None, known=5, left_out=2)
+    assert told == "nothing smoked: 2 releases not yet smoked, none of them with an image"
+    told = commands.nothing_to_smoke("tiny", known=0, left_out=0)
+    assert told == "nothing to smoke: no release of tiny is built; next: invoke build --recipe tiny"
+    told = commands.nothing_to_smoke("tiny", known=5, left_out=0)
+    assert told == "nothing to smoke: every release of tiny has been smoked (invoke smoke --release TAG repeats one)"
+
+
+def test_smoke_refuses_a_recipe_that_nobody_knows(records: Releases) -> None:
+    with pytest.raises(InputError, match="unknown recipe 'nope'"):
+        commands.require_recipe(records.paths, records, "nope")
+    kept(records)
+    commands.require_recipe(records.paths, records, "tiny")  # its file is gone, its release is not
+
+
+def test_where_nothing_passed_the_next_step_is_one_that_can_be_done(
+    records: Releases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = kept(records)
+    for why, step in (
+        (WHY, f"none can run here: {WHY}; where one can: invoke smoke --release {made.tag} (invoke export"),
+        ("", "invoke smoke --recipe tiny, then invoke promote TAG"),
+    ):
+        monkeypatch.setattr(retention, "obstacle_here", lambda *_, why=why: why)  # another machine
+        with pytest.raises(InputError, match="recipe 'tiny' has no current release") as caught:
+            retention.require_current(records, "tiny")
+        assert caught.value.next_step.startswith(step)

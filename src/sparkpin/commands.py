@@ -94,7 +94,7 @@ def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool,
         retention.promote(paths, engine_of(paths), newest.tag)
         say(f"{newest.tag} is the first release that passed, so it is current")
     reports.show_built(made)
-    if not next_smoke(made) and smoke:
+    if not next_smoke(paths, made) and smoke:
         finish(records, made)
 
 
@@ -161,7 +161,7 @@ def build(*, recipe: str | None, stage: str | None, stack: str | None, offline: 
     say_overruled(pairings[-1].recipe, pairings[-1].stack, pairings[-1].chain)
     made = build_releases(paths, pairings, offline=offline)
     reports.show_built(made)
-    next_smoke(made)
+    next_smoke(paths, made)
     return made
 
 
@@ -178,11 +178,15 @@ def say_overruled_of(paths: Paths, release: Release) -> None:
         say_overruled(recipe, stack, chain)
 
 
-def next_smoke(made: tuple[Release, ...]) -> bool:
-    """Say that releases wait for their smoke test; False when none does."""
+def next_smoke(paths: Paths, made: tuple[Release, ...]) -> bool:
+    """Say that releases of a recipe wait for their smoke test; False when none does."""
     waiting = [release for release in made if release.state == "built"]
     if waiting:
-        show(f"next: invoke smoke ({len(waiting)} of these not yet smoked)")
+        last = waiting[-1]
+        of = "" if last.recipe == choose_recipe(paths, None, None) else f" --recipe {last.recipe}"
+        load = " --load" if (why := obstacle(paths, engine_of(paths), last)) else ""
+        here = f"; here they can only be inspected: {why}" if why else ""
+        show(f"next: invoke smoke{of}{load} ({len(waiting)} of these not yet smoked{here})")
     return bool(waiting)
 
 
@@ -229,6 +233,9 @@ def waiting_for_smoke(paths: Paths, made: Sequence[Release], *, load: bool = Fal
 def smoke(*, tag: str | None, stage: str | None, recipe: str | None, load: bool) -> tuple[Release, ...]:
     paths = Paths.from_env()
     records = Releases(paths)
+    if recipe:
+        require_recipe(paths, records, recipe)
+    left_out = 0
     if tag:
         wanted = [records.get(tag)]
     elif stage:
@@ -236,14 +243,33 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None, load: bool)
     else:
         known = [release for release in records.all() if recipe in (None, release.recipe)]
         fresh = [release for release in known if release.state in ("built", "inspected")]
-        wanted = with_image(paths, waiting_for_smoke(paths, fresh, load=load))
+        waiting = waiting_for_smoke(paths, fresh, load=load)
+        wanted = with_image(paths, waiting)
+        left_out = len(waiting) - len(wanted)
     if not wanted:
-        show("nothing to smoke: every release that is built has been smoked (invoke smoke --release TAG repeats one)")
+        show(nothing_to_smoke(recipe, known=len(known), left_out=left_out))
         return ()
     done = smoke_releases(paths, tuple(wanted), load=load)
     reports.show_built(done)
     finish(records, done)
     return done
+
+
+def require_recipe(paths: Paths, records: Releases, name: str) -> None:
+    """A recipe whose file is gone is known as long as a release of it is there. InputError for any other."""
+    known, faults = records.readable(name)
+    if not known and not faults:
+        manifests.load_recipe(paths.project, name)
+
+
+def nothing_to_smoke(recipe: str | None, *, known: int, left_out: int) -> str:
+    """known: releases there are; left_out: those that wait for their smoke test and have no image."""
+    of = f" of {recipe}" if recipe else ""
+    if left_out:
+        return f"nothing smoked: {ui.count(left_out, 'release')}{of} not yet smoked, none of them with an image"
+    if not known:
+        return f"nothing to smoke: no release{of} is built; next: invoke build{f' --recipe {recipe}' if recipe else ''}"
+    return f"nothing to smoke: every release{of} has been smoked (invoke smoke --release TAG repeats one)"
 
 
 def with_image(paths: Paths, waiting: Sequence[Release]) -> list[Release]:
@@ -252,9 +278,9 @@ def with_image(paths: Paths, waiting: Sequence[Release]) -> list[Release]:
         return []
     engine = engine_of(paths)
     there = [release for release in waiting if engine.image(release.tag)]
-    for release in waiting:
-        if release not in there:
-            show(f"left out, the engine has not its image: {release.tag} (invoke rebuild {release.tag})")
+    gone = [release.tag for release in waiting if release not in there]
+    if gone:
+        show(f"left out, the engine has not {reports.images_gone(gone)}")
     return there
 
 
@@ -451,10 +477,8 @@ def rollback(*, recipe: str | None) -> None:
     paths = Paths.from_env()
     name = choose_recipe(paths, recipe, None)
     records = Releases(paths)
-    known, faults = records.readable(name)
-    if not known and not faults:
-        manifests.load_recipe(paths.project, name)
-    for fault in faults:
+    require_recipe(paths, records, name)
+    for fault in records.readable(name)[1]:
         say(f"passed over: {fault}")
     former = retention.require_current(records, name)
     release = retention.rollback(paths, engine_of(paths), name)

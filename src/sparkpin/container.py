@@ -53,12 +53,12 @@ def require_image(engine: Engine, release: Release) -> None:
     if info is None:
         raise EngineError(
             f"the engine has no image {release.tag}",
-            next_step=f"invoke build --recipe {release.recipe} --stage {release.stage}",
+            next_step=f"invoke rebuild {release.tag}",
         )
     if info.config_digest != release.image:
         raise IntegrityError(
             f"{release.tag} names another image: wanted {release.image}, got {info.config_digest}",
-            next_step=f"invoke build --recipe {release.recipe} --stage {release.stage}",
+            next_step=f"invoke rebuild {release.tag}",
         )
 
 

@@ -7,6 +7,13 @@ from __future__ import annotations
 
 WHOLE = "(whole file)"
 """The key of what is wrong with all of a file, or with none of its keys."""
+LONGEST = 300  # characters of a list or mapping in a message
+
+
+def short(value: object) -> str:
+    """As Python writes it; of a long list or mapping the start."""
+    text = repr(value)
+    return f"{text[:LONGEST]} ..." if isinstance(value, dict | list) and len(text) > LONGEST else text
 
 
 class SparkpinError(Exception):
@@ -44,7 +51,8 @@ class ManifestError(SparkpinError):
         if not next_step and str(file).endswith(".yaml"):  # people write those, and nothing else
             next_step = f"correct {file if key == WHOLE else f'{key} in {file}'}, then run the same command again"
         where = file if key == WHOLE else f"{file}: {key}"
-        super().__init__(f"{where}: saw {seen!r}, wanted {wanted}", next_step=next_step)
+        saw = "" if key == WHOLE and isinstance(seen, dict) else f"saw {short(seen)}, "
+        super().__init__(f"{where}: {saw}wanted {wanted}", next_step=next_step)
         self.file, self.key, self.seen, self.wanted = str(file), key, seen, wanted
 
 

@@ -11,11 +11,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from sparkpin.errors import InputError, ManifestError
+from sparkpin.errors import WHOLE, InputError, ManifestError
 from sparkpin.names import choose
 from sparkpin.schema import UNRESOLVED, Model, ModelLock, ModelPin, Recipe, Stack, StackLock, Stage
 
@@ -292,8 +293,21 @@ def model_inputs(pin: ModelPin) -> str:
 
 
 def load_stack_lock(project: Path, stack: Stack) -> StackLock:
-    path = project / f"pins/stacks/{stack.name}.lock"
-    return _load_lock(StackLock, path, stack_inputs(stack), f"invoke lock --stack {stack.name}")
+    path, command = project / f"pins/stacks/{stack.name}.lock", f"invoke lock --stack {stack.name}"
+    if not path.is_file():
+        reached = lock_reaches(stack)
+        step = f"{command}, where {reached} can be reached (docs/spark-seed.md)" if reached else command
+        raise ManifestError(path, WHOLE, "no such file", "a lock: this stack has never been locked", next_step=step)
+    return _load_lock(StackLock, path, stack_inputs(stack), command)
+
+
+def lock_reaches(stack: Stack) -> str:
+    """What locking a stack asks beside the Python index and Debian, in words; "" for nothing."""
+    source = stack.python.source
+    trees = [*filter(None, [source.git]), *source.inputs.values()] if source else []
+    hosts = {urlsplit(tree.repository).netloc for tree in trees}
+    own = ["PyTorch's own index"] if stack.python.torch_backend else []
+    return " and ".join([*own, *sorted(filter(None, hosts))])
 
 
 def former_stack_lock(project: Path, name: str) -> StackLock:

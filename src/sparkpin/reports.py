@@ -82,10 +82,17 @@ def show_images(rows: Sequence[Mapping[str, Any]], shared: int | None) -> None:
         if row["pin"]:
             note = ui.printable(row["pin"]["note"])
             ui.show(f"{name}: pinned since {row['pin']['since'][:10]}{f': {note}' if note else ''}")
-        if not row["image"]:
-            ui.show(f"{name}: the engine has not its image: invoke rebuild {name}")
+    if gone := [row["tag"] for row in rows if not row["image"]]:
+        ui.show(f"missing: the engine has not {images_gone(gone)}")
     if shared is not None:
         ui.show(f"own size: layers that no other image has. Those that images share, once: {ui.size(shared)}.")
+
+
+def images_gone(tags: Sequence[str]) -> str:
+    """What follows `the engine has not`: one line, however many there are."""
+    if len(tags) == 1:
+        return f"the image of {end_of(tags[0])}: invoke rebuild {end_of(tags[0])}"
+    return f"the images of {len(tags)} releases: invoke rebuild TAG makes one again"
 
 
 def show_prune(done: pruning.Pruned, *, dry_run: bool, store: bool) -> None:

@@ -12,6 +12,7 @@ from sparkpin.errors import CheckpointError, EngineError, InputError
 from sparkpin.paths import Paths
 from sparkpin.pinned import Pin, all_pins
 from sparkpin.releases import Release, Releases
+from sparkpin.smoke.choice import obstacle_here
 
 
 def promote(paths: Paths, engine: Engine, tag: str) -> Release:
@@ -145,8 +146,16 @@ def require_current(records: Releases, recipe: str) -> Release:
     step = "invoke up (it builds and smokes; the first release that passes becomes current)"
     if known:
         good = next((release for release in reversed(known) if release.is_good), None)
-        step = f"invoke promote {good.tag}" if good else "invoke smoke, then invoke promote TAG (one that passed)"
+        step = f"invoke promote {good.tag}" if good else step_to_current(records.paths, known[-1])
     raise InputError(f"recipe {recipe!r} has no current release", next_step=step)
+
+
+def step_to_current(paths: Paths, newest: Release) -> str:
+    """What makes a recipe have a current release, of which none has passed."""
+    if why := obstacle_here(paths, newest):
+        there = f"invoke smoke --release {newest.tag} (invoke export takes it there)"
+        return f"none can run here: {why}; where one can: {there}"
+    return f"invoke smoke --recipe {newest.recipe}, then invoke promote TAG (one that passed)"
 
 
 def how_to_rebuild(release: Release) -> str:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from sparkpin.doctor import minimums
 from sparkpin.doctor.facts import Facts
+from sparkpin.errors import ManifestError
 from sparkpin.gpus import Gpu
 from sparkpin.host import Requirement
 
@@ -43,12 +44,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Memory:
-    """What the recipe will need at its start, in bytes, or `why` that is not known and the command that tells it."""
+    """What the recipe will need at its start, in bytes, or `why` that is not known and the command that tells it.
+    command: which plans for this recipe.
+    """
 
     recipe: str
     needed: int | None
     why: str = ""
     fix: str = ""
+    command: str = "invoke plan"
 
 
 def of_requirement(requirement: Requirement) -> Finding:
@@ -70,8 +74,21 @@ def findings(facts: Facts, memory: Memory, cuda: str | None) -> list[Finding]:
     if facts.host.is_spark or cuda is None:
         own.append(memory_plan(facts, memory))
     else:
-        own.append(Finding(PLAN, "n/a", f"{memory.recipe} runs on a DGX Spark, and this is none: invoke plan"))
+        own.append(Finding(PLAN, "n/a", f"{memory.recipe} runs on a DGX Spark, and this is none: {memory.command}"))
     return [*own, *anywhere(facts)]
+
+
+def lock_of(fault: ManifestError | None) -> list[Finding]:
+    """What keeps a stack from being built whatever the machine has; nothing where its lock is good."""
+    return [Finding("lock", "advice", f"saw {fault.seen}, wanted {fault.wanted}", fault.next_step)] if fault else []
+
+
+def source_build(source: str, platform: str, here: str) -> list[Finding]:
+    """Of a stack that compiles a distribution. platform: the stack's; here: this machine's."""
+    if platform == here:
+        return []
+    why = f"{source} is compiled on {platform}, and this machine is {here}: under emulation that takes far too long"
+    return [Finding("source build", "advice", why, f"build this stack on a machine of {platform}")]
 
 
 def anywhere(facts: Facts) -> list[Finding]:
@@ -211,8 +228,8 @@ def memory_plan(facts: Facts, memory: Memory) -> Finding:
     if memory.needed <= free:
         return Finding(PLAN, "ok", detail)
     if memory.needed > facts.host.memory_total:
-        return Finding(PLAN, "advice", f"{detail}: more than this machine has", "invoke plan says what would fit")
-    return Finding(PLAN, "advice", detail, "invoke stop, if a server runs; invoke plan says what would fit")
+        return Finding(PLAN, "advice", f"{detail}: more than this machine has", f"{memory.command} says what would fit")
+    return Finding(PLAN, "advice", detail, f"invoke stop, if a server runs; {memory.command} says what would fit")
 
 
 def port(facts: Facts) -> Finding:

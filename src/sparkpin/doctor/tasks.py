@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 from sparkpin import daemon, host, manifests, schema, ui
+from sparkpin.crossing import this_platform
 from sparkpin.doctor import rules
 from sparkpin.doctor.facts import read_facts
 from sparkpin.doctor.rules import Finding, Memory
-from sparkpin.errors import HostError, SparkpinError
+from sparkpin.errors import HostError, ManifestError, SparkpinError
 from sparkpin.fingerprint import fingerprint_of
 from sparkpin.memory import tasks as planning
 from sparkpin.modelfiles import TEXTS, repository_folder
@@ -31,6 +32,9 @@ def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool) -> None
     facts = read_facts(machine, port_of(recipe), online=online)
     needed = host.requirements(paths, machine, stack=chosen)
     found = [rules.of_requirement(one) for one in needed if one.name != host.GPU_RUNTIME]  # the rules know more of it
+    found += rules.lock_of(lock_fault(paths, chosen))
+    if source := chosen.python.source:
+        found += rules.source_build(f"{source.name} {source.version}", chosen.platform, this_platform())
     cuda = chosen.gpu.cuda if chosen.gpu else None
     found += rules.findings(facts, memory_of(paths, recipe, chosen), cuda)
     if as_json:
@@ -67,16 +71,26 @@ def port_of(recipe: schema.Recipe) -> int:
 def memory_of(paths: Paths, recipe: schema.Recipe, stack: schema.Stack) -> Memory:
     """From the headers that are here: doctor fetches nothing. This machine's own memory, whatever the stack is for."""
     name = f"recipe {recipe.name}"
+    default = stack.name == host.default_stack(paths.project) and recipe.name == stack.default_recipe
+    command = "invoke plan" if default else f"invoke plan --recipe {recipe.name}"
     try:
         pin = manifests.model_of(paths.project, recipe)
         lock = manifests.load_model_lock(paths.project, pin)
         if not is_here(paths, lock):
-            return Memory(name, None, "its headers are not fetched yet", "invoke plan (it fetches them)")
+            return Memory(name, None, "its headers are not fetched yet", f"{command} (it fetches them)", command)
         chain = manifests.load_chain(paths.project, recipe.stage)
         plan = planning.plan_recipe(paths, recipe, stack, chain, planning.machine_for(stack, "", ""))
     except SparkpinError as error:
-        return Memory(name, None, f"no plan: {error.message}", error.next_step)
-    return Memory(f"{name}, stage {recipe.stage},", plan.needed)
+        return Memory(name, None, f"no plan: {error.message}", error.next_step, command)
+    return Memory(f"{name}, stage {recipe.stage},", plan.needed, command=command)
+
+
+def lock_fault(paths: Paths, stack: schema.Stack) -> ManifestError | None:
+    try:
+        manifests.load_stack_lock(paths.project, stack)
+    except ManifestError as error:
+        return error
+    return None
 
 
 def is_here(paths: Paths, lock: schema.ModelLock) -> bool:

@@ -72,11 +72,14 @@ def is_release(paths: Paths, subject: str) -> bool:
 def ref_of(paths: Paths, engine: Engine, subject: str) -> str:
     """The tag of a release, however it is shortened, else what the engine knows by that name."""
     try:
-        return Releases(paths).get(subject).tag
+        tag = Releases(paths).get(subject).tag
     except InputError as error:
         if engine.image(subject):
             return subject
         raise InputError(f"{error.message}; {MAY_BE}", next_step=error.next_step) from None
+    if engine.image(tag) is None:
+        raise InputError(f"the engine has no image {tag}", next_step=f"invoke rebuild {tag}")
+    return tag
 
 
 @contextlib.contextmanager

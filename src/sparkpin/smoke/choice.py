@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from sparkpin import host as hosts
 from sparkpin import manifests
+from sparkpin.crossing import this_platform
 from sparkpin.engine import Engine
 from sparkpin.errors import SparkpinError
 from sparkpin.gpus import Gpu, read_gpus
@@ -37,6 +38,14 @@ def obstacle(paths: Paths, engine: Engine, release: Release) -> str:
         return ""
     gpus = read_gpus(hosts.output) if stack.gpu and not engine.elsewhere else ()
     return obstacle_of(stack, engine.platform, gpus, engine.elsewhere)
+
+
+def obstacle_here(paths: Paths, release: Release) -> str:
+    """As `obstacle`, without an engine: of this machine, which a server needs whatever engine there is."""
+    stack = stack_of(paths, release)
+    if stack is None:
+        return ""
+    return obstacle_of(stack, this_platform(), read_gpus(hosts.output) if stack.gpu else ())
 
 
 def obstacle_of(stack: Stack, platform: str, gpus: Sequence[Gpu], elsewhere: str = "") -> str:
