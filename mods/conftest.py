@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sparkpin_modkit import plugin
+from sparkpin_modkit.ahead import AbsentGpu
 from sparkpin_modkit.testing import single_process_vllm
 
 
@@ -16,6 +18,17 @@ def world() -> Iterator[Any]:
     """vLLM's default configuration, in one process."""
     with single_process_vllm() as config:
         yield config
+
+
+@pytest.fixture(params=[90, 121], ids=["sm_90", "sm_121"])
+def architecture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int:
+    """Triton compiles for this GPU, with an empty cache. Not set back: there is no GPU whose driver could be."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    driver.set_active(AbsentGpu(GPUTarget("cuda", request.param, 32)))
+    return int(request.param)
 
 
 @pytest.fixture

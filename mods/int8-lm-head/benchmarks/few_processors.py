@@ -22,6 +22,7 @@ import triton
 from sparkpin_int8_lm_head.ahead import compile_head
 from sparkpin_int8_lm_head.kernel import launch_head
 from sparkpin_int8_lm_head.tuned import Tuned, tuned_for
+from sparkpin_modkit.ahead import AbsentGpu
 from timing import microseconds
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -32,25 +33,12 @@ SPARK = 121
 DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
-class Sm80:
-    """Stands for a driver: Triton compiles for its target."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 80, 32)
-
-    def get_current_device(self) -> int:
-        return 80
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
 class Ptx:
     """A kernel as PTX, which the GPU's driver compiles for the GPU at hand."""
 
     def __init__(self, tuned: Tuned) -> None:
         real = driver.active
-        driver.set_active(Sm80())
+        driver.set_active(AbsentGpu(GPUTarget("cuda", 80, 32)))
         try:
             self.compiled = compile_head(tuned, torch.bfloat16, False)
         finally:

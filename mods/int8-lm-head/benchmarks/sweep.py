@@ -20,6 +20,7 @@ from sparkpin_int8_lm_head.ahead import compile_head
 from sparkpin_int8_lm_head.cuda import int8_linear
 from sparkpin_int8_lm_head.layout import lay_out
 from sparkpin_int8_lm_head.tuned import Tuned
+from sparkpin_modkit.ahead import AbsentGpu
 from timing import microseconds
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -33,22 +34,6 @@ WRITTEN = 17_408
 """Bytes of shared memory, about, that a tile's logits pass through beside the tiles that are loaded."""
 IN_TURNS = 512
 """Tokens in one launch of programs that take turns: twice as many took 2.27 times as long."""
-
-
-class NoGpu:
-    """Stands for a driver in the processes that only compile."""
-
-    def __init__(self, architecture: int) -> None:
-        self.architecture = architecture
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.architecture, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
 
 
 def candidates(size: int, architecture: int) -> Iterator[Tuned]:
@@ -67,7 +52,7 @@ def candidates(size: int, architecture: int) -> Iterator[Tuned]:
 
 
 def compile_for(architecture: int, tuned: Tuned) -> None:
-    driver.set_active(NoGpu(architecture))
+    driver.set_active(AbsentGpu(GPUTarget("cuda", architecture, 32)))
     compile_head(tuned, torch.bfloat16, False)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from types import MappingProxyType
 
-from sparkpin_modkit import ModError
+from sparkpin_modkit.tuned import tuned_entries
 
 OLDEST = 80
 """Compute capability, times ten: the kernel's bfloat16 arithmetic needs 8.0."""
@@ -45,14 +43,7 @@ def tuned_for(architecture: int) -> Mapping[int, Tuned]:
     Raises:
         ModError: it is older than OLDEST.
     """
-    if architecture < OLDEST:
-        raise ModError(
-            f"int8-lm-head: compute capability {architecture / 10} is too old, wanted {OLDEST / 10} or newer; "
-            "set SPARKPIN_MOD_INT8_LM_HEAD=0"
-        )
-    data = json.loads(resources.files("sparkpin_int8_lm_head").joinpath("tuned.json").read_text())
-    name = str(architecture) if str(architecture) in data["tuned"] else data["others"]
-    found = (Tuned(**entry) for entry in data["tuned"][name])
+    found = (Tuned(**entry) for entry in tuned_entries("int8-lm-head", "sparkpin_int8_lm_head", architecture, OLDEST))
     return MappingProxyType({entry.most: entry for entry in sorted(found, key=lambda entry: entry.most)})
 
 

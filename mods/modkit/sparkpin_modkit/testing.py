@@ -1,12 +1,17 @@
-"""For the mods' own tests: vLLM's layers in one process, without a server."""
+"""For the mods' own tests: vLLM's layers in one process, without a server; what a compiled kernel needs."""
 
 from __future__ import annotations
 
+import re
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+SHARED_MEMORY = {90: 232_448, 121: 101_376}
+"""Architecture -> bytes that one block may ask for: 227 and 99 KiB."""
 
 
 @contextmanager
@@ -30,6 +35,18 @@ def single_process_vllm() -> Iterator[Any]:
         finally:
             parallel_state.destroy_model_parallel()
             parallel_state.destroy_distributed_environment()
+
+
+def resources_of(cubin: bytes) -> dict[str, int]:
+    """REG, STACK, SHARED, LOCAL ... of the one kernel in a cubin, by the cuobjdump of Triton's wheel."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    return {name: int(value) for name, value in re.findall(r"([A-Z]+):(\d+)", done.stdout)}
 
 
 def parse_reports(text: str) -> list[dict[str, Any]]:

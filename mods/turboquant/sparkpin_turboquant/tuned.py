@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
-from importlib import resources
 
-from sparkpin_modkit import ModError
+from sparkpin_modkit.tuned import tuned_entries
 
 OLDEST = 80
 """Compute capability, times ten: asynchronous copies need 8.0."""
@@ -34,14 +32,7 @@ class Tuned:
 
 def tuned_for(architecture: int) -> tuple[Tuned, ...]:
     """By columns, ascending. architecture: compute capability times ten, 121 for 12.1. Raises ModError if too old."""
-    if architecture < OLDEST:
-        raise ModError(
-            f"turboquant: compute capability {architecture / 10} is too old, wanted {OLDEST / 10} or newer; "
-            "set SPARKPIN_MOD_TURBOQUANT=0"
-        )
-    data = json.loads(resources.files("sparkpin_turboquant").joinpath("tuned.json").read_text())
-    name = str(architecture) if str(architecture) in data["tuned"] else data["others"]
-    found = (Tuned(**entry) for entry in data["tuned"][name])
+    found = (Tuned(**entry) for entry in tuned_entries("turboquant", "sparkpin_turboquant", architecture, OLDEST))
     return tuple(
         sorted(
             (replace(entry, overlap=entry.overlap and architecture >= 90) for entry in found), key=lambda e: e.columns

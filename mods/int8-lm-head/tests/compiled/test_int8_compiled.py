@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import triton
 from sparkpin_int8_lm_head.ahead import DTYPES, compile_digits, compile_head, warm_up
 from sparkpin_int8_lm_head.kernel import input_digits, int8_head, int8_head_in_turns
 from sparkpin_int8_lm_head.layout import READ_AHEAD
 from sparkpin_int8_lm_head.tuned import Tuned, tuned_for
 from sparkpin_modkit import ModError
+from sparkpin_modkit.testing import SHARED_MEMORY, resources_of
 
-SHARED_MEMORY = {90: 232_448, 121: 101_376}
-"""Bytes that one block may ask for: 227 and 99 KiB."""
 REGISTERS = 65_536
 FUNCTIONS = (int8_head, int8_head_in_turns, input_digits)
-
-
-def resources(cubin: bytes) -> dict[str, int]:
-    """REG, STACK, SHARED, LOCAL ... of the one kernel in a cubin."""
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        done = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
-    return {name: int(value) for name, value in re.findall(r"([A-Z]+):(\d+)", done.stdout)}
 
 
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
@@ -41,7 +26,7 @@ def test_no_spills_and_enough_shared_memory(architecture: int, dtype: torch.dtyp
 
 
 def check(architecture: int, entry: Tuned, compiled: Any) -> None:
-    used = resources(compiled.asm["cubin"])
+    used = resources_of(compiled.asm["cubin"])
     assert used["STACK"] == used["LOCAL"] == 0 and 0 < used["REG"] <= 255
     assert compiled.metadata.shared <= SHARED_MEMORY[architecture]
     # As many blocks as are started for it run on a multiprocessor; each takes 1 KiB more than it asks for.
@@ -55,7 +40,7 @@ def check(architecture: int, entry: Tuned, compiled: Any) -> None:
 @pytest.mark.parametrize("has_column_scale", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_digits_compile_without_spills(architecture: int, dtype: torch.dtype, has_column_scale: bool) -> None:
-    used = resources(compile_digits(dtype, has_column_scale).asm["cubin"])
+    used = resources_of(compile_digits(dtype, has_column_scale).asm["cubin"])
     assert used["STACK"] == used["LOCAL"] == 0
 
 

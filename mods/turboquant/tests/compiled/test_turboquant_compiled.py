@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import tempfile
-from pathlib import Path
-
 import pytest
-import triton
 from sparkpin_modkit import ModError
+from sparkpin_modkit.testing import SHARED_MEMORY, resources_of
 from sparkpin_turboquant.ahead import compile_one
 from sparkpin_turboquant.formats import FORMATS
 from sparkpin_turboquant.tuned import columns, entry_for, tuned_for
 
-SHARED_MEMORY = {90: 232_448, 121: 101_376}
-"""Bytes that one block may ask for: 227 and 99 KiB."""
 SPILLED = {(90, 2): 416, (90, 3): 1120, (90, 4): 1024, (121, 2): 256, (121, 3): 256, (121, 4): 256}
 """Bytes of stack for each thread that are known and no more: with 16 heads from two tokens on. See the README."""
-
-
-def resources(cubin: bytes) -> dict[str, int]:
-    """REG, STACK, SHARED, LOCAL ... of the one kernel in a cubin."""
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        done = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
-    return {name: int(value) for name, value in re.findall(r"([A-Z]+):(\d+)", done.stdout)}
 
 
 @pytest.mark.parametrize("queries", [1, 2, 3, 4])
@@ -35,7 +18,7 @@ def test_the_main_format_fits(architecture: int, queries: int) -> None:
     compiled = compile_one(
         entry_for(queries * 16, tuned_for(architecture)), FORMATS["turboquant_4bit_nc"], 16, queries, 4608
     )
-    used = resources(compiled.asm["cubin"])
+    used = resources_of(compiled.asm["cubin"])
     assert used["STACK"] <= SPILLED.get((architecture, queries), 0) and 0 < used["REG"] <= 255
     assert compiled.metadata.shared <= SHARED_MEMORY[architecture]
     assert "mma" in compiled.asm["ptx"]
