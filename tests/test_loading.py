@@ -70,7 +70,8 @@ def test_the_stub_has_what_no_library_of_the_image_defines() -> None:
 
 def test_a_library_that_only_names_the_driver_gets_a_stub_too(tmp_path: Path) -> None:
     image = facts(vllm___moe_C=Elf(needed=["libcuda.so.1"]), vllm__host=Elf(X86_64))
-    assert [stub.is_wanted(image, machine) for machine in (AARCH64, X86_64)] == [True, False]
+    symbols = {machine: stub.wanted_symbols(image, machine) for machine in (AARCH64, X86_64)}
+    assert [stub.is_wanted(image, machine, symbols[machine]) for machine in (AARCH64, X86_64)] == [True, False]
     (tmp_path / "libcuda.so.1").write_bytes(stub.stub([], HERE))
     ctypes.CDLL(str(tmp_path / "libcuda.so.1"))
 

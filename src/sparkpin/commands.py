@@ -34,7 +34,15 @@ from sparkpin import serve as serving
 from sparkpin.checkpoint import report as checkpoint_report
 from sparkpin.checkpoint.build import build_checkpoint, disk_line, plan_checkpoint, verify_built
 from sparkpin.checkpoint.plan import all_steps, checkpoint_steps, require
-from sparkpin.errors import DifferenceError, EngineError, HostError, InputError, SmokeError, SparkpinError
+from sparkpin.errors import (
+    DifferenceError,
+    EngineError,
+    HostError,
+    InputError,
+    ManifestError,
+    SmokeError,
+    SparkpinError,
+)
 from sparkpin.evidence import attest as attesting
 from sparkpin.evidence import signing
 from sparkpin.inputs import project_of
@@ -235,7 +243,6 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None, load: bool)
     records = Releases(paths)
     if recipe:
         require_recipe(paths, records, recipe)
-    left_out = 0
     if tag:
         wanted = [records.get(tag)]
     elif stage:
@@ -245,21 +252,24 @@ def smoke(*, tag: str | None, stage: str | None, recipe: str | None, load: bool)
         fresh = [release for release in known if release.state in ("built", "inspected")]
         waiting = waiting_for_smoke(paths, fresh, load=load)
         wanted = with_image(paths, waiting)
-        left_out = len(waiting) - len(wanted)
-    if not wanted:
-        show(nothing_to_smoke(recipe, known=len(known), left_out=left_out))
-        return ()
+        if not wanted:
+            show(nothing_to_smoke(recipe, known=len(known), left_out=len(waiting)))
+            return ()
     done = smoke_releases(paths, tuple(wanted), load=load)
     reports.show_built(done)
     finish(records, done)
     return done
 
 
-def require_recipe(paths: Paths, records: Releases, name: str) -> None:
-    """A recipe whose file is gone is known as long as a release of it is there. InputError for any other."""
+def require_recipe(paths: Paths, records: Releases, name: str) -> list[ManifestError]:
+    """A recipe whose file is gone is known as long as a release of it is there. InputError for any other.
+
+    What of its records cannot be read, and why.
+    """
     known, faults = records.readable(name)
     if not known and not faults:
         manifests.load_recipe(paths.project, name)
+    return faults
 
 
 def nothing_to_smoke(recipe: str | None, *, known: int, left_out: int) -> str:
@@ -477,8 +487,7 @@ def rollback(*, recipe: str | None) -> None:
     paths = Paths.from_env()
     name = choose_recipe(paths, recipe, None)
     records = Releases(paths)
-    require_recipe(paths, records, name)
-    for fault in records.readable(name)[1]:
+    for fault in require_recipe(paths, records, name):
         say(f"passed over: {fault}")
     former = retention.require_current(records, name)
     release = retention.rollback(paths, engine_of(paths), name)
@@ -588,8 +597,7 @@ def serve(*, recipe: str | None, release: str | None, port: int | None) -> None:
     if why := obstacle(paths, engine, chosen):
         raise InputError(
             f"{chosen.tag} cannot be served here: {why}",
-            next_step=f"invoke rebuild {chosen.tag} (for its checkpoint) and invoke export {chosen.tag} -o FILE; "
-            "where it can run: invoke import FILE, invoke smoke, invoke serve",
+            next_step=f"where it can run: {how_to_carry(records, chosen)}",
         )
     if not chosen.smoke_passed:
         say(f"warning: {chosen.tag} is {chosen.state}: no smoke test stands behind its answers")

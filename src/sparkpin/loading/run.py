@@ -82,7 +82,7 @@ def run_load(
     limit = LIMIT_SECONDS if limit is None else limit
     machine = PLATFORMS[platform]
     symbols = wanted_symbols(facts, machine)
-    driver = stub(symbols, machine) if is_wanted(facts, machine) else b""
+    driver = stub(symbols, machine) if is_wanted(facts, machine, symbols) else b""
     libraries = [*([SONAME] if driver else ()), *libraries_of(facts, machine)]
     emulated = platform != engine.platform
     how = f"under emulation of {platform}" if emulated else "natively"

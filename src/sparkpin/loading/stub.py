@@ -35,10 +35,10 @@ def wanted_symbols(facts: Facts, machine: int) -> list[str]:
     return sorted(name.decode() for name in found)
 
 
-def is_wanted(facts: Facts, machine: int) -> bool:
-    """Whether a library of the image needs the driver's, be it for no function."""
+def is_wanted(facts: Facts, machine: int, symbols: Sequence[str]) -> bool:
+    """Whether a library of the image needs the driver's, be it for no function. symbols: from `wanted_symbols`."""
     libraries = [library for library in facts.libraries.values() if library.machine == machine]
-    return any(SONAME in library.needed for library in libraries) or bool(wanted_symbols(facts, machine))
+    return bool(symbols) or any(SONAME in library.needed for library in libraries)
 
 
 def stub(names: Sequence[str], machine: int, soname: str = SONAME) -> bytes:
