@@ -30,9 +30,14 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 
 def test_pieces_that_come_are_a_file_though_some_are_empty() -> None:
     pieces = [b"", b"abc", b"", b"defgh", b""]
-    assert io.BufferedReader(files.Joined(iter(pieces)), 4).read() == b"abcdefgh"
-    with files.Joined(iter(pieces)) as file:
-        assert [file.read(2) for _ in range(6)] == [b"ab", b"c", b"de", b"fg", b"h", b""]
+    assert files.Joined(pieces).read() == b"abcdefgh"
+    with files.Joined(pieces) as file:
+        assert [file.read(3) for _ in range(4)] == [b"abc", b"def", b"gh", b""]
+    file = files.Joined(pieces)
+    assert (file.read(1), file.seek(5), file.tell(), file.read(2)) == (b"a", 5, 5, b"fg")
+    with pytest.raises(io.UnsupportedOperation, match="seek to 1 from 7"):
+        file.seek(1)
+    assert (file.seek(99), file.read(1)) == (8, b"")
 
 
 def test_a_failed_folder_leaves_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ may be compressed, when something else brought the image; then its digest is not
 
 from __future__ import annotations
 
-import io
 import json
 import tarfile
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.errors import BuildError
-from sparkpin.files import CHUNK, Joined, write_json
+from sparkpin.files import Joined, write_json
 from sparkpin.seal import Part, Sealed, digest_of
 
 # containerd gives these types to what it reads from a `docker save` archive: both ways lead to the same manifest.
@@ -130,7 +129,7 @@ def read_blobs(archive: Iterable[bytes]) -> list[Blob]:
     """The layers of an image, lowest first, from a `docker save` archive (25 and later) that comes in pieces."""
     small: dict[str, bytes] = {}
     try:
-        with tarfile.open(fileobj=io.BufferedReader(Joined(archive), CHUNK), mode="r|", bufsize=CHUNK) as tar:
+        with tarfile.open(fileobj=Joined(archive), mode="r:") as tar:
             for member in tar:
                 if member.isfile() and member.size < SMALL and (data := tar.extractfile(member)):
                     small[member.name] = data.read()

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from io import RawIOBase
+from io import RawIOBase, UnsupportedOperation
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,23 +41,47 @@ def sha256_of(file: RawIOBase) -> str:
 
 
 class Joined(RawIOBase):
-    """Bytes that come in pieces, of which some may be empty, as a file that can be read once."""
+    """Bytes that come in pieces, of which some may be empty, as a file that can be read once.
+
+    Seeking goes forward only; what is passed over is not copied. So `tarfile` reads an archive as it comes with mode
+    "r:" (its stream mode copies a whole buffer for every header).
+    """
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
-        self.pieces, self.left = iter(pieces), memoryview(b"")
+        self.pieces, self.left, self.at = iter(pieces), memoryview(b""), 0
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview | bytearray) -> int:  # type: ignore[override]
+    def tell(self) -> int:
+        return self.at
+
+    def read(self, size: int = -1) -> bytes:
+        """Exactly `size` bytes, fewer at the end only."""
+        taken, wanted = [], size
+        while wanted and (part := self.take(wanted)):
+            taken.append(part)
+            wanted -= len(part)
+        return b"".join(taken)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        if whence != os.SEEK_SET or offset < self.at:
+            raise UnsupportedOperation(f"seek to {offset} from {self.at}: what comes in pieces is read once")
+        while self.at < offset and self.take(offset - self.at):
+            pass
+        return self.at
+
+    def take(self, most: int) -> memoryview:
+        """The next bytes as they lie, at most so many (negative: what the piece has); empty at the end."""
         while not self.left:
             piece = next(self.pieces, None)
             if piece is None:
-                return 0
+                return self.left
             self.left = memoryview(piece)
-        count = min(len(buffer), len(self.left))
-        buffer[:count], self.left = self.left[:count], self.left[count:]
-        return count
+        count = len(self.left) if most < 0 else min(most, len(self.left))
+        taken, self.left = self.left[:count], self.left[count:]
+        self.at += count
+        return taken
 
 
 def git_blob_sha1(data: bytes) -> str:

@@ -82,9 +82,8 @@ def is_opaque(folder: Path) -> bool:
 
 def in_archive(chunks: Iterable[bytes], work: Path) -> Iterator[Found]:
     """The same of an archive that comes in pieces, such as `docker export` gives. work: folder for large files."""
-    source = cast(IO[bytes], io.BufferedReader(Joined(chunks), 1 << 20))
     try:
-        with tarfile.open(fileobj=source, mode="r|", bufsize=1 << 20) as tar:
+        with tarfile.open(fileobj=Joined(chunks), mode="r:") as tar:
             for member in tar:
                 path = posixpath.normpath(member.name).lstrip("/")
                 if member.issym():
