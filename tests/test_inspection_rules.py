@@ -316,6 +316,14 @@ def test_what_is_accepted_and_no_longer_lacks_is_told(root: Root) -> None:
     assert r"accepts libgone\.so there, and nothing in this image asks for it: nothing loads it" in told[0].text
 
 
+@pytest.mark.parametrize(("sm", "told"), [(121, 1), (90, 0)])
+def test_what_excuses_code_for_another_gpu_may_idle_on_that_gpu(root: Root, sm: int, told: int) -> None:
+    facts = root({f"{SITE}/a/libfast.so": Elf(gpu=gpu((CUBIN, 90, SPECIFIC), (CUBIN, 121, PLAIN)))})
+    allowed = [Allowed("gpu", "*/libfast.so", r"sm_90a", "for 9.x")]
+    found = findings(facts, sm=sm, platform="linux/arm64", allowed=allowed)
+    assert [one.rule for one in found if "allowed.py" in one.text] == ["gpu"] * told
+
+
 @pytest.mark.parametrize(
     ("path", "library", "seen"),
     [

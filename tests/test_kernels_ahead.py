@@ -128,7 +128,7 @@ def test_inspection_tells_what_was_compiled_for_what(tmp_path: Path) -> None:
         ([TRITONS], 2, 121, "1 of its 2 kernels are in the image for sm_121 (1 sm_121a)"),
         ([TRITONS] * 3, 2, 121, "3 of its 2 kernels are in the image for sm_121 (3 sm_121a)"),
         ([TRITONS, SM120A], 2, 121, "1 of its 2 kernels are in the image for sm_121 (1 sm_120a, 1 sm_121a)"),
-        ([TRITONS], 1, 120, "0 of its 1 kernels are in the image for sm_120 (1 sm_121a)"),
+        ([TRITONS], 1, 90, "0 of its 1 kernels are in the image for sm_90 (1 sm_121a)"),
     ],
 )
 def test_an_image_that_would_compile_is_refused(
@@ -137,6 +137,8 @@ def test_an_image_that_would_compile_is_refused(
     (one,) = of_kernels(image(tmp_path, cubins, listed), sm)
     text = f"{reason}: the others are compiled on the machine, at each first start"
     assert (one.severity, one.subject, one.text) == ("error", "int8-lm-head", text)
+    again = "take a stack whose gpu.sm is 9.0, and build" if sm == 90 else "build the image again: invoke build"
+    assert one.next_step == again
 
 
 def test_kernels_by_another_triton_would_not_be_found(tmp_path: Path) -> None:

@@ -137,9 +137,9 @@ class Needs:
     memory: int = 6 * 10**9
 
 
-GPU_NEEDS = Needs(cache=16 * 10**9, home=10**9, engine=30 * 10**9)
-"""For a stack with a GPU: 4.4 GB to fetch, an image of about 10 GB, of which BuildKit keeps two copies beside the one
-that is sealed and loaded. An estimate: its layers were built one by one. A model comes on top, as `invoke checkpoint
+GPU_NEEDS = Needs(cache=16 * 10**9, home=10**9, engine=38 * 10**9)
+"""For a stack with a GPU: 53 GB of disk at the peak of a first build of `spark` from nothing, of which the cache had
+up to 16 GB; the engine keeps an image of 9 GB beside BuildKit's copies. A model comes on top, as `invoke checkpoint
 --dry-run` tells."""
 
 SPARK_MEMORY = 100 * 10**9

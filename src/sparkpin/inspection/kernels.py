@@ -66,7 +66,9 @@ def kernel_findings(facts: Facts, sm: int) -> Iterator[Finding]:
         if not row.listed or row.runs < row.listed or total != row.listed:
             seen = f"{row.runs} of its {row.listed or 'unlisted'} kernels are in the image for sm_{sm}"
             text = f"{seen} ({row.held or 'none at all'}): the others are compiled on the machine, at each first start"
-            yield Finding("error", "kernels", row.mod, text, AGAIN, what=row.held)
+            whole = total == row.listed > 0 == row.runs
+            step = f"take a stack whose gpu.sm is {sm // 10}.{sm % 10}, and build" if whole else AGAIN
+            yield Finding("error", "kernels", row.mod, text, step, what=row.held)
         elif installed is None or installed.version != row.triton:
             version = installed.version if installed else "none"
             text = f"its kernels are by Triton {row.triton}, the image has {version}, which would not find them"

@@ -49,8 +49,15 @@ def findings(
     ]
     settled = [settle(one, allowed) for one in found]
     judged = [entry for entry in allowed if sm or entry.rule not in ("gpu", "kernels")]
-    settled += idle_findings(facts, judged, settled)
+    settled += idle_findings(facts, [entry for entry in judged if not excuses_other_than(entry, sm)], settled)
     return sorted(settled, key=lambda one: (ORDER.index(one.severity), RULES.index(one.rule)))
+
+
+def excuses_other_than(entry: Allowed, sm: int | None) -> bool:
+    """Whether an entry is about code for GPUs of which this one is: with `--sm` it cannot be of use then."""
+    if entry.rule != "gpu" or not sm:
+        return False
+    return any(int(arch) // 10 == sm // 10 for arch in re.findall(r"sm_([0-9]+)", entry.what))
 
 
 def idle_findings(facts: Facts, allowed: Sequence[Allowed], settled: Sequence[Finding]) -> Iterator[Finding]:
