@@ -150,6 +150,25 @@ def test_a_mod_that_is_not_at_work_fails_the_smoke_test(main_job: Releases, copy
     assert copy.invoke("promote", tag).returncode == 2
 
 
+def test_a_head_stored_in_int8_serves_with_the_mod_and_does_not_without(main_job: Releases, copy: Checkout) -> None:
+    copy.add_recipe("trial", **{"stage: v2-tq": "stage: v2-stored"})
+    copy.done("build", "--recipe", "trial")
+    tag = copy.release(stage="v2-stored")["tag"]
+    copy.done("smoke", "--release", tag)
+    evidence = copy.home / "releases/trial" / tag.partition(":")[2] / "smoke"
+    result = json.loads((evidence / "result.json").read_text())
+    assert result["acceptance"] >= 0.8 and result["drafted_tokens"] > 100
+    active = [line for line in (evidence / "server.log").read_text().splitlines() if '"mod":"int8-lm-head"' in line]
+    assert [("stored" in line, "shared" in line) for line in active] == [(True, False), (True, True)]
+
+    copy.replace("stages/v2-stored.yaml", "smoke:", "serve: {env: {SPARKPIN_MOD_INT8_LM_HEAD: 0}}\nsmoke:")
+    copy.done("build", "--recipe", "trial")
+    tag = copy.release(stage="v2-stored")["tag"]
+    assert copy.invoke("smoke", "--release", tag).returncode == 10
+    log = (copy.home / "releases/trial" / tag.partition(":")[2] / "smoke/server.log").read_text()
+    assert "There is no module or parameter named 'lm_head.weight_" in log
+
+
 def change_one_mod(copy: Checkout, text: str) -> None:
     init = copy.folder / "mods/turboquant/sparkpin_turboquant/__init__.py"
     init.write_text(f"{init.read_text()}\n# {text}\n")

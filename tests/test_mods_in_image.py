@@ -78,7 +78,7 @@ def run_pytest(tests: str, python_path: dict[str, Path], **environment: str) -> 
 @pytest.mark.e2e
 @pytest.mark.parametrize("mod", MODS)
 def test_mod(mod: str) -> None:
-    run_pytest(f"{mod}/tests", {})
+    run_pytest(f"{mod}/tests", {"src": PROJECT / "src"})  # a mod's tests may hold the builder's bytes against its own
 
 
 @pytest.mark.e2e

@@ -22,7 +22,7 @@ Scalar = str | int | float | bool
 FlagValue = Scalar | list[Any] | dict[str, Any] | None
 PLATFORMS = Literal["linux/amd64", "linux/arm64"]
 MACHINES: dict[str, str] = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}  # as `uname -m` says it
-CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp"]
+CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp", "int8-head"]
 
 
 class Model(BaseModel):
