@@ -280,5 +280,5 @@ def test_what_is_no_text_and_what_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_bytes(b"model: \xff")
     with pytest.raises(ManifestError, match="byte 7 is no UTF-8"):
         yamlfile.read(tmp_path / "b.yaml")
-    with pytest.raises(ManifestError, match="no such file"):
+    with pytest.raises(InputError, match="no such file"):
         yamlfile.read(tmp_path / "none.yaml")

@@ -7,14 +7,17 @@ from typing import Any
 
 import yaml
 
-from sparkpin.errors import WHOLE, ManifestError
+from sparkpin.errors import WHOLE, InputError, ManifestError
 from sparkpin.manifests import YAML_LIMIT, require_plain_yaml, require_size
 
 
 def read(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The mapping in a file, and the keys that stand twice in it: the last one counts there, as in both runners."""
+    """The mapping in a file, and the keys that stand twice in it: the last one counts there, as in both runners.
+
+    InputError for no file, ManifestError for what is no mapping in YAML.
+    """
     if not path.is_file():
-        raise ManifestError(path, WHOLE, "no such file", "a recipe", next_step="give the path of a recipe's file")
+        raise InputError(f"{path}: no such file", next_step="give the path of a recipe's file")
     require_size(path, YAML_LIMIT)
     try:
         text = path.read_text(encoding="utf-8-sig")
