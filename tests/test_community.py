@@ -86,9 +86,11 @@ SCRIPTS = [
     'p "a\\\nb"',
     "X=5 p \"${X}\" $X ${Y:-d} ${Z:-two words} \"${Z:-two words}\"",
     "p ${Y:-${X}}",
+    "p \"$E\" $E \"${E-a}\" ${E:-b} ${Y-c} \"${Y:-}\"",
     "p {} {a} a{b '{1,2}' \"{1,2}\" {{a}}",
     "p $ a$ \"$\"",
-    "p ~ ~/a a~ '~'",
+    "p ~ ~/a a~ '~';p ~&&p ~",
+    "p $X\\\n a ${X}\\\nb",
     "p a;p b",
     "p a && p b",
     "# nothing\n\np a\\",
@@ -99,7 +101,7 @@ SCRIPTS = [
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_words_are_those_of_bash(script: str, tmp_path: Path) -> None:
-    env = {"X": "v w", "HOME": "/home"}
+    env = {"X": "v w", "E": "", "HOME": "/home"}
     text = f"p() {{ printf '%s\\0' p \"$@\"; printf '\\1'; }}; q() {{ p q \"$@\"; }}\n{script}\n"
     done = subprocess.run(["bash", "--norc"], input=text, env=env, cwd=tmp_path, capture_output=True, text=True)
     wanted = [tuple(part.split("\0")[:-1]) for part in done.stdout.split("\1")[:-1]]

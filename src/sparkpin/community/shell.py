@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from sparkpin.errors import ManifestError
 
 KEY = "command"
-VARIABLE = re.compile(r"\$(?:(?P<plain>[A-Za-z_]\w*)|\{(?P<name>[A-Za-z_]\w*)(?::?-(?P<default>[^{}]*))?\})")
+VARIABLE = re.compile(r"\$(?:(?P<plain>[A-Za-z_]\w*)|\{(?P<name>[A-Za-z_]\w*)(?:(?P<colon>:?)-(?P<default>[^{}]*))?\})")
 INNER = re.compile(r"(?<=-)" + VARIABLE.pattern + r"(?=[^{}]*\})")  # a default of a default
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
 SEQUENCE = re.compile(r"-?\w+\.\.-?\w+(\.\.-?\d+)?")
+ENDS = ("", *"/ \t\n;&|<>()")  # what may follow the ~ of a home
 HOME = "/root"  # both runners' containers run as root unless told otherwise
 KEYWORDS = {"if", "for", "while", "until", "case", "function", "select", "{", "[[", "do", "then"}
 
@@ -78,7 +79,7 @@ class Reader:
                 plumbing = self.plumb(begin)
             elif char in "()":
                 self.refuse(char, "plain commands: bash would run this in a shell of its own", begin)
-            elif char == "~" and self.word is None and self.text[self.at : self.at + 1] in ("", "/", " ", "\n"):
+            elif char == "~" and self.word is None and self.text[self.at : self.at + 1] in ENDS:
                 self.add(self.variables.get("HOME", HOME), "x")
             else:
                 self.add(char, char)
@@ -153,9 +154,12 @@ class Reader:
 
     def dollar(self, begin: int, *, quoted: bool) -> None:
         while self.text.startswith("${", begin) and (inner := INNER.search(self.text, begin, self.end_of_line())):
-            value = self.variables.get(inner["plain"] or inner["name"]) or inner["default"] or ""
+            value = self.value(inner) or ""
             self.text = f"{self.text[: inner.start()]}{value}{self.text[inner.end() :]}"
         found = VARIABLE.match(self.text, begin)
+        while found and self.text.startswith("\\\n", found.end()):  # bash joins lines before it reads the name
+            self.text = self.text[: found.end()] + self.text[found.end() + 2 :]
+            found = VARIABLE.match(self.text, begin)
         following = self.text[begin + 1 : begin + 2]
         if self.text[begin] == "`" or following == "(" or (following in "'\"" and following and not quoted):
             self.refuse(self.text[begin : begin + 20], "plain words: only a shell could tell what this becomes", begin)
@@ -166,8 +170,7 @@ class Reader:
             self.add("$", "x")
             return
         self.at = found.end()
-        name = found["plain"] or found["name"]
-        value = self.variables.get(name) or found["default"]
+        value = self.value(found)
         if value is None:
             self.refuse(found[0], "a variable of `env`: what the container has of others is not known", begin)
         if quoted:
@@ -178,6 +181,12 @@ class Reader:
                 self.close()
             if part:
                 self.add(part, "x" * len(part))
+
+    def value(self, found: re.Match[str]) -> str | None:
+        """Of a variable, or the text that stands in for it: with a colon for an empty one, too."""
+        value = self.variables.get(found["plain"] or found["name"])
+        unset = value is None or (found["colon"] and not value)
+        return found["default"] if unset and found["default"] is not None else value
 
     def plumb(self, begin: int) -> str:
         """The rest of the line from a pipe, `&` or redirection on. The number before `>` is no word."""
