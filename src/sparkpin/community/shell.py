@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from sparkpin.errors import ManifestError
 
@@ -154,8 +155,7 @@ class Reader:
 
     def dollar(self, begin: int, *, quoted: bool) -> None:
         while self.text.startswith("${", begin) and (inner := INNER.search(self.text, begin, self.end_of_line())):
-            value = self.value(inner) or ""
-            self.text = f"{self.text[: inner.start()]}{value}{self.text[inner.end() :]}"
+            self.text = f"{self.text[: inner.start()]}{self.value(inner) or ''}{self.text[inner.end() :]}"
         found = VARIABLE.match(self.text, begin)
         while found and self.text.startswith("\\\n", found.end()):  # bash joins lines before it reads the name
             self.text = self.text[: found.end()] + self.text[found.end() + 2 :]
@@ -204,5 +204,5 @@ class Reader:
     def line_of(self, at: int) -> int:
         return self.text.count("\n", 0, at) + 1
 
-    def refuse(self, seen: str, wanted: str, at: int) -> None:
+    def refuse(self, seen: str, wanted: str, at: int) -> NoReturn:
         raise ManifestError(self.file, f"{KEY}, line {self.line_of(at)}", seen, wanted)
