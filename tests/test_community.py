@@ -197,6 +197,13 @@ def test_version_2_adds_what_a_setting_says_and_the_command_does_not(tmp_path: P
     assert render.render(read).argv[3:] == ("--distributed-executor-backend", "mp", "--served-model-name", "n")
 
 
+def test_another_server_without_a_command(tmp_path: Path) -> None:
+    with pytest.raises(
+        ManifestError, match="a command: what sparkrun makes of `defaults` for sglang is not known here"
+    ):
+        render.render(made(tmp_path, V2 | {"runtime": "sglang"}, None))
+
+
 def test_version_2_without_a_command(tmp_path: Path) -> None:
     defaults = {"port": 8, "tensor_parallel": 1, "trust_remote_code": True, "enable_prefix_caching": False,
                 "speculative_config": {"method": "mtp", "n": 1}, "unheard_of": 1}  # fmt: skip

@@ -14,6 +14,7 @@ from sparkpin.community.shell import Command, commands
 from sparkpin.errors import InputError, ManifestError
 
 BACKEND = re.compile(r"--distributed-executor-backend(?:=|\s+)\S+")
+NAMED = re.compile(r"vllm |sglang |python3? -m sglang")  # servers that take --served-model-name
 PREPARING = {
     ".", ":", "apt", "apt-get", "cd", "chmod", "cp", "curl", "echo", "export", "git", "ln", "mkdir", "mv", "patch",
     "pip", "pip3", "ray", "rm", "sed", "set", "sleep", "source", "touch", "true", "ulimit", "unset", "uv", "wget",
@@ -101,9 +102,12 @@ def as_v2(recipe: Recipe, overrides: dict[str, Any], extra: Sequence[str]) -> Fi
     if recipe.command:
         text = placeholders.fill_v2(recipe.command, values)
         text = with_flag(text, "--distributed-executor-backend", values.get("distributed_executor_backend"), force=True)
-    else:
+    elif recipe.runtime.startswith("vllm") or not recipe.runtime:
         text = structured.command_of(str(values["model"]), recipe.revision, values)
-    if not recipe.command or text.startswith("vllm "):
+    else:
+        wanted = f"a command: what sparkrun makes of `defaults` for {recipe.runtime} is not known here"
+        raise ManifestError(recipe.path, "command", "(missing)", wanted)
+    if NAMED.match(text):
         text = with_flag(text, "--served-model-name", values.get("served_model_name"), force=False)
     return " ".join([text, *map(shlex.quote, extra)]), values, env, container
 
