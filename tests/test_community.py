@@ -51,6 +51,14 @@ def test_a_width_that_fills_the_memory_is_refused() -> None:
         placeholders.fill_v1("{port:>9999999999}", {"port": 1}, "f")
 
 
+def test_values_that_multiply_are_refused_before_they_do() -> None:
+    values = {"a": "{b}" * 4000, "b": "{c}" * 4000, "c": "x" * 4000}
+    with pytest.raises(ManifestError, match="characters once filled in"):
+        placeholders.fill_v2("{a}", values, "f")
+    with pytest.raises(ManifestError, match="16,012,000 characters once filled in"):
+        placeholders.fill_v1("{c}" * 4000, values, "f")
+
+
 @pytest.mark.parametrize(
     ("template", "values", "text"),
     [
@@ -70,7 +78,7 @@ def test_a_width_that_fills_the_memory_is_refused() -> None:
     ],
 )
 def test_version_2_knows_placeholders_from_json(template: str, values: dict[str, Any], text: str) -> None:
-    assert placeholders.fill_v2(template, values) == text
+    assert placeholders.fill_v2(template, values, "f") == text
 
 
 # What bash makes of it.

@@ -71,7 +71,8 @@ def test_nothing_is_found_in_a_good_recipe(tmp_path: Path) -> None:
         ("--kv-cache-dtype fp9", "spark", "--kv-cache-dtype fp9: not among what vLLM 0.33.0 has; did you mean fp8"),
         ("--load-format instant_tensor", "spark", "did you mean instanttensor?"),
         ("--load-format instanttensor", "spark-seed", "the stack's lock has no instanttensor"),
-        ("--distributed-executor-backend=ray -tp 1 --port 1", "spark", ""),
+        ("--distributed-executor-backend ray", "spark", ""),  # the runner leaves it out on one machine
+        ("--reasoning-parser qwen3 --enable-auto-tool-choice --tool-call-parser hermes", "spark-seed", "(vllm#39056)"),
         ("--enforce-eager true", "spark", "--enforce-eager takes no value, and 'true' follows it"),
         ("--port", "spark", "--port wants a value"),
         ("--port 1 --port 2", "spark", "--port comes after --port: the last one counts"),
@@ -106,6 +107,11 @@ def test_what_breaks_with_models_of_linear_attention(tmp_path: Path) -> None:
     assert served(tmp_path, tools, model="Qwen/Qwen3.5-1B") == []
     (line,) = served(tmp_path, "--kv-cache-dtype turboquant_4bit_nc", model="Qwen/Qwen3.5-1B")
     assert "vLLM 0.26 did not start with it" in line
+
+
+def test_what_the_image_lacks(tmp_path: Path) -> None:
+    (line,) = found(tmp_path, V2, "vllm serve {model} --distributed-executor-backend=ray")
+    assert "the stack's lock has no ray; leave the flag out" in line
 
 
 def test_speculation_in_parts(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from checkpoint_samples import base_config, base_shards, write_repository
+from made_releases import release
 
 from checkout import Checkout
 from sparkpin import manifests, recipes
@@ -16,6 +17,7 @@ from sparkpin.community import adopt, export, mapping, recipe, render, tasks, te
 from sparkpin.errors import InputError, ManifestError
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths
+from sparkpin.releases import Releases
 from sparkpin.tinymodel import hub
 
 CORPUS = Path(__file__).resolve().parents[2] / "shared/corpus/recipes"
@@ -224,6 +226,21 @@ def test_a_checkpoint_that_is_made_here_is_given_as_a_folder(
         assert f"# Checkpoint: {folder}" in text
     tasks.recipe_export(paths, "scripted-tiny", form="v1")
     assert f"--user 0:0' ./run-recipe.sh FILE --solo -v {folder}:/model" in capsys.readouterr().out
+
+
+def test_a_release_is_exported_as_it_was_made(paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    argv = ("vllm", "serve", "/model", "--port", "8000", "--compilation-config", '{"a":{"b":1}}')
+    made = release(3, "passed", recipe="scripted-tiny", argv=argv, env={"A": '{"x": "$y"}'})
+    records = Releases(paths)
+    records.save(made)
+    for form in ("v1", "v2"):
+        tasks.recipe_export(paths, "scripted-tiny", form=form, release=made.tag)
+        (tmp_path / "r.yaml").write_text(capsys.readouterr().out)
+        read = render.render(recipe.load(tmp_path / "r.yaml"))
+        assert (read.container, read.env, read.argv[3:]) == (made.tag, made.env, argv[3:])
+        assert read.argv[2] == ("/model" if form == "v1" else str(records.checkpoint(made)))
+    with pytest.raises(InputError, match="is a release of scripted-tiny, not of other"):
+        tasks.recipe_export(paths, "other", form="v1", release=made.tag)
 
 
 def test_exports_that_cannot_be(paths: Paths) -> None:

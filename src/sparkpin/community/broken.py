@@ -15,12 +15,14 @@ HYBRID = re.compile(r"qwen3\.[5-9]|qwen3-(coder-)?next|nemotron-(3|h)|granite-4|
 LOADERS = {"fastsafetensors": "fastsafetensors", "instanttensor": "instanttensor",
            "runai_streamer": "runai-model-streamer", "tensorizer": "tensorizer"}  # fmt: skip
 PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
+PARSER = "0.24"  # about here tool calls got one streaming parser
 MUCH = 0.85  # of memory that the host needs a part of
 MANY_TOKENS = 32768
 
 
 def findings(served: Served) -> Iterator[Finding]:
     yield from speculation(served)
+    yield from thinking(served)
     yield from memory(served)
     yield from machine(served)
     if served.value("--trust-remote-code") is not None:
@@ -39,13 +41,20 @@ def speculation(served: Served) -> Iterator[Finding]:
         yield Finding("warning", KEY, text, "leave one of the two out")
     tokens = plan.get("num_speculative_tokens")
     parses = served.value("--enable-auto-tool-choice") is not None
-    if parses and isinstance(tokens, int) and tokens > 1 and older(served.release.wanted, "0.24"):
-        text = f"{tokens} speculative tokens lose parts of tool calls before vLLM 0.24 (vllm#35421)"
+    if parses and isinstance(tokens, int) and tokens > 1 and older(served.release.wanted, PARSER):
+        text = f"{tokens} speculative tokens lose parts of tool calls before vLLM {PARSER} (vllm#35421)"
         yield Finding("warning", KEY, text, "num_speculative_tokens: 1")
     draft = plan.get("model")
     if isinstance(draft, str) and not draft.startswith("/model"):
         text = f"the draft model {draft} is not fetched, and a container has no network"
         yield Finding("error", KEY, text, "leave --speculative-config out")
+
+
+def thinking(served: Served) -> Iterator[Finding]:
+    reasons, calls = served.value("--reasoning-parser"), served.value("--enable-auto-tool-choice")
+    if reasons == "qwen3" and calls is not None and older(served.release.wanted, PARSER):
+        text = f"tool calls that begin inside <think> are lost before vLLM {PARSER} (vllm#39056)"
+        yield Finding("note", KEY, text, "serve agents with a newer vLLM")
 
 
 def memory(served: Served) -> Iterator[Finding]:

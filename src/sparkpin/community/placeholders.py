@@ -20,6 +20,7 @@ LAZY = re.compile(r"\{(.*?)\}")  # what the runner looks for once other braces a
 NAME = re.compile(r"[A-Za-z_][\w-]*")
 OPEN, CLOSED = "\x00", "\x01"  # YAML allows neither in text
 PASSES = 10
+LONGEST = 1 << 20  # characters of a command; Linux takes 2 MB
 BROKEN = re.compile(r"\\[ \t]+\n")
 """A backslash that continues no line: with the blank after it, it is a word of its own, and the command ends."""
 
@@ -27,17 +28,27 @@ BROKEN = re.compile(r"\\[ \t]+\n")
 def fill_v1(command: str, values: Mapping[str, Any], file: object) -> str:
     if found := re.search(r"\{[^{}]*:[^{}]*\d{5}", command):  # a width that fills the memory
         raise ManifestError(file, "command", found[0], "placeholders {name}")
+    require_short(command, values, file)
     return recipes.fill(command, values, file)
 
 
-def fill_v2(command: str, values: Mapping[str, Any]) -> str:
+def fill_v2(command: str, values: Mapping[str, Any], file: object) -> str:
     text = hidden(command.strip())
     for _ in range(PASSES):
+        require_short(text, values, file)
         filled = LAZY.sub(lambda found: replacement(found, values), text)
         if filled == text:
             break
         text = filled
     return BROKEN.sub("\\\\\n", text.replace(OPEN, "{").replace(CLOSED, "}"))
+
+
+def require_short(text: str, values: Mapping[str, Any], file: object) -> None:
+    """Before a pass: values that hold each other multiply."""
+    sizes = {name: len(str(value)) for name, value in values.items()}
+    longest = len(text) + sum(sizes.get(re.split(r"[.\[:!]", name)[0], 0) for name in LAZY.findall(text))
+    if longest > LONGEST:
+        raise ManifestError(file, "command", f"{longest:,} characters once filled in", f"at most {LONGEST:,}")
 
 
 def replacement(found: re.Match[str], values: Mapping[str, Any]) -> str:

@@ -100,7 +100,7 @@ def as_v2(recipe: Recipe, overrides: dict[str, Any], extra: Sequence[str]) -> Fi
     known |= {"model_revision": recipe.revision} if recipe.revision else {}
     values = {**known, **defaults, **overrides}
     if recipe.command:
-        text = placeholders.fill_v2(recipe.command, values)
+        text = placeholders.fill_v2(recipe.command, values, recipe.path)
         text = with_flag(text, "--distributed-executor-backend", values.get("distributed_executor_backend"), force=True)
     elif recipe.runtime.startswith("vllm") or not recipe.runtime:
         text = structured.command_of(str(values["model"]), recipe.revision, values)

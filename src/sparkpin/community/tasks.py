@@ -16,7 +16,7 @@ from sparkpin.pairing import pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Releases
 from sparkpin.schema import UNRESOLVED
-from sparkpin.ui import count, say, show
+from sparkpin.ui import count, say, show, tame
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -61,10 +61,8 @@ def recipe_import(
     lines += [f"not mapped: {line}" for line in made.unmapped]
     with files.atomic_file(target) as out:
         out.write(yamlfile.text_of(made.value, lines).encode())
-    for line in (*pinned, *made.told):
-        show(f"  {line}")
-    for line in made.unmapped:
-        show(f"  not mapped: {line}")
+    for line in (*pinned, *made.told, *(f"not mapped: {line}" for line in made.unmapped)):
+        show(f"  {tame(line)}")
     of = f"stack {chosen.name} (vLLM {version}), stage {found.stage}, model {recipe.model}"
     show(f"wrote {target.relative_to(project)}: {of}")
     report(check.own_findings(project, made.name))
@@ -213,4 +211,4 @@ def one_check(name: str, found: list[Finding]) -> bool:
 
 def report(found: list[Finding]) -> None:
     for finding in found:
-        show(f"  {finding}")
+        show(f"  {tame(str(finding))}")
