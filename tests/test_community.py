@@ -192,6 +192,15 @@ def test_environment_is_text_and_json_in_it_survives(tmp_path: Path) -> None:
     assert render.eaten(made(tmp_path, V2, "vllm serve {model}", env=env)) == {}
 
 
+@pytest.mark.parametrize("value", ['{\\"a\\": 1}', "a\\\\b", "a\\b", "\\$x", "\\`", "C:\\\\\\\\d", "'q'", "a b"])
+def test_what_was_escaped_for_the_script_comes_out_as_from_bash(tmp_path: Path, value: str) -> None:
+    read = made(tmp_path, V1, "vllm serve a/b", env={"A": value})
+    script = f'export A="{value}"\nprintf %s "$A"'
+    done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, check=True)
+    assert render.render(read).env == {"A": done.stdout} and render.eaten(read) == {}
+    assert render.meant(render.escaped(done.stdout)) == done.stdout
+
+
 def test_what_the_script_says_before_the_server(tmp_path: Path) -> None:
     command = "set -e\nexport A=1 B='x y'\npip install z && C=3 exec vllm serve {model} --a $A"
     got = render.render(made(tmp_path, V2, command))

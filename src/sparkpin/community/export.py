@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparkpin.community import template, yamlfile
+from sparkpin.community.render import escaped
 from sparkpin.recipes import MODEL_PATH, parse_flags
 
 Format = Literal["v1", "v2"]
@@ -56,6 +57,7 @@ def value_of(subject: Subject, form: Format) -> dict[str, Any]:
         words[2] = subject.repo if subject.published else MODEL_PATH
         if subject.published:
             words[3:3] = ["--revision", subject.revision]
+        env = subject.env | ({"HF_HOME": "/root/.cache/huggingface"} if subject.published else {})
         return {
             "recipe_version": "1",
             "name": subject.name,
@@ -64,7 +66,7 @@ def value_of(subject: Subject, form: Format) -> dict[str, Any]:
             "container": subject.image,
             "solo_only": True,
             "defaults": settings,
-            "env": subject.env | ({"HF_HOME": "/root/.cache/huggingface"} if subject.published else {}),
+            "env": {name: escaped(value) for name, value in env.items()},
             "command": template.command_of(words, settings, doubled=True),
         }
     words[2] = "{model}"

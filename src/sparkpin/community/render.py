@@ -19,7 +19,7 @@ PREPARING = {
     ".", ":", "apt", "apt-get", "cd", "chmod", "cp", "curl", "echo", "export", "git", "ln", "mkdir", "mv", "patch",
     "pip", "pip3", "ray", "rm", "sed", "set", "sleep", "source", "touch", "true", "ulimit", "unset", "uv", "wget",
 }  # fmt: skip
-EATEN = re.compile(r'(?<!\\)["`$]')
+EATEN = re.compile(r'(?<!\\)(?:\\\\)*["`$]')
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def as_v1(recipe: Recipe, overrides: dict[str, Any], extra: Sequence[str], *, al
     if alone:
         lines = BACKEND.sub("", text).split("\n")
         text = "\n".join(line for line in lines if line.strip() not in ("", "\\"))
-    return text.strip(), values, dict(recipe.env), recipe.container
+    return text.strip(), values, {name: meant(value) for name, value in recipe.env.items()}, recipe.container
 
 
 def as_v2(recipe: Recipe, overrides: dict[str, Any], extra: Sequence[str]) -> Filled:
@@ -154,6 +154,17 @@ def read_script(recipe: Recipe, text: str, env: dict[str, str]) -> Rendered:
 def shown(command: Command) -> str:
     words = [*(f"{name}={shlex.quote(value)}" for name, value in command.assigned), shlex.join(command.words)]
     return " ".join(filter(None, [*words, command.plumbing]))
+
+
+def meant(value: str) -> str:
+    """A value of version 1's `env`, which the runner writes as `export NAME="value"`: one that was escaped for that
+    comes out as from bash, one that bash would spoil was not, and is taken as it stands."""
+    return value if EATEN.search(value) else re.sub(r'\\([$`"\\])', r"\1", value)
+
+
+def escaped(value: str) -> str:
+    """What `meant` reads as the value, and bash, too."""
+    return re.sub(r'([$`"\\])', r"\\\1", value)
 
 
 def eaten(recipe: Recipe) -> dict[str, str]:
