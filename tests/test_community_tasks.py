@@ -289,12 +289,22 @@ def test_build_arguments() -> None:
     ]
 
 
-def test_a_mod_that_is_here_stays(project: Path, tmp_path: Path) -> None:
+def test_mods_that_are_here_stay(project: Path, tmp_path: Path) -> None:
     (project / "mods/fix-own").mkdir()
     (project / "mods/fix-own/run.sh").write_text("#!/bin/bash\n")
-    read = recipe.load(Path(written(tmp_path, V1 | {"mods": ["mods/fix-own", "drop-caches/"]})))
-    kept, told, missing = mapping.of_mods(read, project, "0.33.0")
-    assert (kept, missing) == (["fix-own"], []) and told[0].startswith("mod drop-caches -> nothing")
+    (project / "mods/packed.zip").write_bytes(b"")
+    mods = ["mods/fix-own", "drop-caches/", "mods/packed.zip", "mods/gone"]
+    kept, told, missing = mapping.of_mods(recipe.load(Path(written(tmp_path, V1 | {"mods": mods}))), project, "0.33.0")
+    assert (kept, missing) == (["fix-own", "packed"], ["mod mods/gone: the project has no mods/gone/run.sh"])
+    assert told == ["mod drop-caches -> nothing: the page cache is the host's business, not the image's"]
+
+
+def test_a_template_stays_with_the_mod_that_brings_it(project: Path) -> None:
+    (project / "mods/fix-chat-template").mkdir()
+    (project / "mods/fix-chat-template/run.sh").write_text("#!/bin/bash\n")
+    argv = ["vllm", "serve", "a/b", "--chat-template", "x.jinja"]
+    assert adopt.left_out(project, argv, ["fix-chat-template"]) == ((), [])
+    assert adopt.left_out(project, argv, ["fix-own"])[0] == ("--chat-template",)
 
 
 def test_names() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 from sparkpin import recipes
 from sparkpin.community import mapping, template
-from sparkpin.community.check import templates_of
 from sparkpin.community.recipe import Recipe
 from sparkpin.community.render import Rendered, eaten, render
 from sparkpin.errors import ManifestError
@@ -77,7 +76,7 @@ def adopt(
     unmapped += [f"pipe or redirection: {rendered.plumbing}"] if rendered.plumbing else []
     unmapped += [f"env {key}: {recipe.env[key]}: {value}" for key, value in eaten(recipe).items() if value[:1] == "("]
     require_one_gpu(recipe.path, rendered.argv)
-    dropped, lacking = left_out(project, rendered.argv)
+    dropped, lacking = left_out(project, rendered.argv, kept)
     told += [f"{flag} -> left out: one machine" for flag in dropped if flag == BACKEND]
     unmapped += lacking
     host = flag_value(rendered.argv, "--host")
@@ -109,14 +108,14 @@ def require_one_gpu(file: Path, argv: Sequence[str]) -> None:
             raise ManifestError(file, f"command, {short} or {flag}", count, "1: a recipe for one GPU")
 
 
-def left_out(project: Path, argv: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+def left_out(project: Path, argv: Sequence[str], mods: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """Flags that cannot be served here, and what is told of those that will be missed."""
     dropped: list[str] = []
     lacking: list[str] = []
     if flag_value(argv, BACKEND) is not None:
         dropped.append(BACKEND)
     file = flag_value(argv, TEMPLATE)
-    if file and "{" not in file and file.rpartition("/")[2] not in templates_of(project):
+    if file and "{" not in file and file.rpartition("/")[2] not in mapping.templates_of(project, mods, file):
         dropped.append(TEMPLATE)
         lacking.append(f"{TEMPLATE} {file}: that file is not here; the model's own template is used")
     if draft := draft_of(flag_value(argv, SPECULATION) or ""):

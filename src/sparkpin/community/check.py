@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from sparkpin import manifests, schema
 from sparkpin.community import broken, keys, words
 from sparkpin.community import recipe as foreign
 from sparkpin.community.finding import Finding, ordered
+from sparkpin.community.mapping import templates_of
 from sparkpin.community.release import Release, release, version_of
 from sparkpin.community.render import render
 from sparkpin.community.words import Served, packages_of
 from sparkpin.errors import InputError, ManifestError, SparkpinError
-from sparkpin.recipes import environment, file_of, own_argv, serve_argv
+from sparkpin.recipes import file_of, flag_value, own_argv, serve_argv
 
 
 def foreign_findings(project: Path, recipe: foreign.Recipe, stack: schema.Stack) -> list[Finding]:
@@ -30,7 +32,7 @@ def foreign_findings(project: Path, recipe: foreign.Recipe, stack: schema.Stack)
     if rendered.argv[:2] != ("vllm", "serve"):
         found.append(Finding("error", "command", f"{' '.join(rendered.argv[:2])}: the images here serve with vLLM"))
         return ordered(found)
-    served = served_by(project, recipe.model, rendered.argv, rendered.env, stack)
+    served = served_by(project, recipe.model, rendered.argv, rendered.env, stack, recipe.mods)
     return ordered([*found, *of_served(served)])
 
 
@@ -51,7 +53,7 @@ def own_findings(project: Path, name: str) -> list[Finding]:
     except SparkpinError as error:
         seen = error.message.removeprefix(f"{project}/")
         found.append(Finding("note", "model", seen, f"next: {error.next_step.partition(': ')[0]}"))
-    served = served_by(project, recipe.model, tuple(argv), env | environment(recipe.env), stack)
+    served = served_by(project, recipe.model, tuple(argv), env, stack, recipe.mods)
     return ordered([*found, *of_served(served)])
 
 
@@ -72,7 +74,9 @@ def of_version(data: Release) -> list[Finding]:
     return [Finding("note", "stack", text, "python -m sparkpin.community.wheelflags WHEEL records a release")]
 
 
-def served_by(project: Path, model: str, argv: tuple[str, ...], env: dict[str, str], stack: schema.Stack) -> Served:
+def served_by(
+    project: Path, model: str, argv: tuple[str, ...], env: dict[str, str], stack: schema.Stack, mods: Sequence[str]
+) -> Served:
     packages = None
     if (project / f"pins/stacks/{stack.name}.lock").is_file():
         lock = manifests.former_stack_lock(project, stack.name)
@@ -84,14 +88,8 @@ def served_by(project: Path, model: str, argv: tuple[str, ...], env: dict[str, s
         release=release(version_of(stack)),
         gpu=stack.gpu is not None,
         packages=packages,
-        templates=templates_of(project),
+        templates=templates_of(project, mods, flag_value(argv, "--chat-template")),
     )
-
-
-def templates_of(project: Path) -> frozenset[str]:
-    """File names of the chat templates that mods bring, or that are pinned."""
-    brought = {path.name for path in (project / "mods").glob("*/**/*.jinja")}
-    return frozenset(brought | {f"{path.stem}.jinja" for path in (project / "pins/templates").glob("*.yaml")})
 
 
 def file_or_name(project: Path, what: str) -> tuple[Path, bool]:

@@ -106,12 +106,33 @@ def of_mods(recipe: Recipe, project: Path, version: str) -> tuple[list[str], lis
     told: list[str] = []
     unmapped: list[str] = []
     for mod in recipe.mods:
-        name = mod.rstrip("/").rpartition("/")[2]
+        name = plain(mod)
         since, why = ALREADY.get(name, ("", ""))
-        if (project / "mods" / name / "run.sh").is_file():
-            kept.append(name)
-        elif since and version in SpecifierSet(since):
+        if since and version in SpecifierSet(since):
             told.append(f"mod {name} -> nothing: {why}")
+        elif is_here(project, name):
+            kept.append(name)
         else:
             unmapped.append(f"mod {mod}: the project has no mods/{name}/run.sh")
     return kept, told, unmapped
+
+
+def plain(mod: str) -> str:
+    """The name of a mod that a recipe gives by its path or its archive."""
+    return mod.rstrip("/").rpartition("/")[2].removesuffix(".zip")
+
+
+def is_here(project: Path, name: str) -> bool:
+    """Whether the project holds a mod with a run.sh, or pins it."""
+    places = [f"{folder}/{name}{end}" for folder in ("mods", "community") for end in ("/run.sh", ".zip")]
+    return any((project / place).is_file() for place in [*places, f"pins/community/{name}.yaml"])
+
+
+def templates_of(project: Path, mods: Sequence[str], wanted: str | None) -> frozenset[str]:
+    """File names of the chat templates that are here. What is in a mod that is only pinned is not known: one of
+    `mods` that is called a template is believed to bring the one that is wanted."""
+    found = {path.name for folder in ("mods", "community") for path in (project / folder).glob("*/**/*.jinja")}
+    found |= {f"{path.stem}.jinja" for path in (project / "pins/templates").glob("*.yaml")}
+    if wanted and any("template" in plain(mod) and is_here(project, plain(mod)) for mod in mods):
+        found.add(wanted.rpartition("/")[2])
+    return frozenset(found)
