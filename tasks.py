@@ -425,6 +425,41 @@ def stop(c: Context, recipe: str | None = None) -> None:
     commands.stop(recipe=recipe)
 
 
+@command(
+    positional=usage.recipe_words(sys.argv),
+    help={
+        "action": "import: take a recipe of spark-vllm-docker or sparkrun over; export: write one for them, with our "
+        "image; check: find mistakes",
+        "what": "file of a recipe, or name of one of recipes/ (check: all of these when left out)",
+        "name": "import: name of the new recipe (default: the file's)",
+        "stack": "import, check of a file: stack of pins/stacks/ (default: the one that its container maps to)",
+        "stage": "import, export: stage of stages/ (default: base; the recipe's)",
+        "no_lock": "import: ask no Hub for the model's commit",
+        "format": "export: v1 (spark-vllm-docker) or v2 (sparkrun)",
+        "release": "export: tag of a release (default: what the working tree would build)",
+        "output": "export: file to write (default: print it)",
+    },
+)
+def recipe(
+    c: Context,
+    action: str,
+    what: str | None = None,
+    name: str = "",
+    stack: str | None = None,
+    stage: str | None = None,
+    no_lock: bool = False,
+    format: str = "v1",
+    release: str | None = None,
+    output: str = "",
+) -> None:
+    """Import, export or check a recipe of the community."""
+    from sparkpin.community import tasks
+
+    if not tasks.recipe(action, what or "", name=name, stack=stack, stage=stage, lock=not no_lock, form=format,
+                        release=release, output=output):  # fmt: skip
+        raise Exit(code=4)
+
+
 @command(help={"fast": "leave out what needs an engine or images", "select": "pytest's -k expression"})
 def test(c: Context, fast: bool = False, select: str = "") -> None:
     """Run the tests, for real: with engine, images and servers."""

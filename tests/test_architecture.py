@@ -37,7 +37,7 @@ def importers(package: str) -> set[str]:
 @pytest.mark.parametrize(
     ("package", "modules"),
     [
-        ("yaml", {"manifests"}),
+        ("yaml", {"manifests", "community/yamlfile"}),
         ("huggingface_hub", {"hubclient", "hublock"}),
         ("httpx", {"wheels", "smoke/client"}),
         ("socket", {"endpoint", "ports"}),

@@ -19,6 +19,7 @@ TASKS += [
     "promote",
     "prune",
     "rebuild",
+    "recipe",
     "render",
     "reproduce",
     "rollback",

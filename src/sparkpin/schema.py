@@ -436,7 +436,7 @@ class ModelLock(Model):
 
 
 class Recipe(Model):
-    """recipes/<name>.yaml: the community's v1 format plus stack, stage and model_revision.
+    """recipes/<name>.yaml: the community's v1 format plus stack, stage and model_revision (`unresolved`: the lock's).
 
     mods: of the format; must be empty, since run.sh folders are not applied: an ignored one would be a silent change.
     """
