@@ -22,6 +22,7 @@ TASKS += [
     "render",
     "reproduce",
     "rollback",
+    "roofline",
     "serve",
     "smoke",
 ]
