@@ -217,6 +217,39 @@ def plan(
 
 @command(
     help={
+        "recipe": RECIPE,
+        "stage": STAGE,
+        "published": "the published chain of the 122B instead, which needs none of its files",
+        "bandwidth": "of the memory in GB/s (default: 273, a DGX Spark's)",
+        "context": "tokens in the cache (default: 1000)",
+        "accepted": "share of the drafted tokens that the model accepts (default: 0.79)",
+        "measured": "tokens a second, to say what fraction of the ceiling they are",
+        "json": "machine-readable",
+    }
+)
+def roofline(
+    c: Context,
+    recipe: str | None = None,
+    stage: str | None = None,
+    published: bool = False,
+    bandwidth: str = "273",
+    context: str = "1000",
+    accepted: str = "0.79",
+    measured: str = "",
+    json: bool = False,
+) -> None:
+    """Say how fast one user's decode can be at most."""
+    from sparkpin.roofline import tasks
+
+    asked = tasks.asked(bandwidth=bandwidth, context=whole("context", context, 32768), accepted=accepted)
+    if published:
+        tasks.published(asked, as_json=json)
+    else:
+        tasks.roofline(asked, recipe=recipe, stage=stage, measured=measured, as_json=json)
+
+
+@command(
+    help={
         "release": "tag to smoke (default: every release that is built and not yet smoked)",
         "stage": "smoke the newest release of this stage",
         "recipe": "smoke the releases of this recipe only (default: every recipe; with --stage the stack's own)",

@@ -23,6 +23,7 @@ TASKS += [
     "render",
     "reproduce",
     "rollback",
+    "roofline",
     "serve",
     "smoke",
 ]
