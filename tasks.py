@@ -493,6 +493,22 @@ def recipe(
         raise Exit(code=4)
 
 
+@command(
+    positional=["tool"],
+    help={
+        "tool": "opencode, openai, continue or litellm",
+        "recipe": "whose server (default: the one that runs, else that of the stack)",
+        "url": "how the client reaches it, such as http://spark.local:8000/v1 (default: as this machine does)",
+        "key_env": "variable of the client's environment with the API key (default: no key is asked for)",
+    },
+)
+def client(c: Context, tool: str, recipe: str | None = None, url: str = "", key_env: str = "") -> None:
+    """Print a configuration for a tool that uses the server."""
+    from sparkpin.clients import tasks
+
+    tasks.client(tool, recipe=recipe, url=url, key=key_env)
+
+
 @command(help={"fast": "leave out what needs an engine or images", "select": "pytest's -k expression"})
 def test(c: Context, fast: bool = False, select: str = "") -> None:
     """Run the tests, for real: with engine, images and servers."""

@@ -34,6 +34,12 @@ MODS = {
     "v2": {"vllm-cpu", "hybrid-int4-fp8", "int8-lm-head"},
     "v2-tq": {"vllm-cpu", "hybrid-int4-fp8", "int8-lm-head", "turboquant"},
 }
+ASK = """
+import os, openai
+said = [{"role": "user", "content": "Hello"}]
+answer = openai.OpenAI().chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=said, temperature=0)
+print(answer.choices[0].message.content)
+"""
 pytestmark = pytest.mark.e2e
 
 
@@ -125,8 +131,16 @@ def test_promote_serve_and_roll_back_take_the_flags_with_them(main_job: Releases
     told = [token["logprob"] for token in more["choices"][0]["logprobs"]["content"]]
     assert len(told) == more["usage"]["completion_tokens"] and all(-20 < logprob <= 0 for logprob in told), told
     name = serve.name_of(Paths(copy.folder, copy.home, copy.home), TRIAL)
-    argv = Engine.connect().client.containers.get(name).attrs["Config"]["Cmd"]
+    container = Engine.connect().client.containers.get(name)
+    argv = container.attrs["Config"]["Cmd"]
     assert argv[argv.index("--max-model-len") + 1] == "2048"
+
+    told = json.loads(copy.done("client", "opencode"))["provider"]["sparkpin"]
+    assert told["options"]["baseURL"] == f"http://127.0.0.1:{port}/v1"
+    assert told["models"]["scripted-tiny"]["limit"] == {"context": 2048, "output": 512}
+    config = copy.done("client", "openai", "--recipe", TRIAL, "--url", "http://127.0.0.1:8000")  # as from inside
+    status, output = container.exec_run(["sh", "-c", f"{config}\npython -c '{ASK}'"])
+    assert (status, output.decode().splitlines()[-1]) == (0, CHAT.expected_content), output.decode()
     copy.done("stop", "--recipe", TRIAL)
 
     copy.done("pin", second["tag"], "--note", "to be looked at")

@@ -86,6 +86,7 @@ def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool,
     if absent := [file for file in locked if not Store(paths.store).has(file)]:
         show(f"To be fetched: {len(absent)} of {len(locked)} files, {ui.size(sum(file.size for file in absent))}.")
     say_overruled(last.recipe, last.stack, last.chain)
+    say_chosen(last)
     lacking = host.missing(paths, machine, stack=last.stack)
     for requirement in lacking:
         show(f"missing: {requirement.name}: {requirement.detail}; {requirement.fix}")
@@ -167,6 +168,7 @@ def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None) -
 def build(*, recipe: str | None, stage: str | None, stack: str | None, offline: bool) -> tuple[Release, ...]:
     paths, pairings = pairings_of(recipe, stage, stack)
     say_overruled(pairings[-1].recipe, pairings[-1].stack, pairings[-1].chain)
+    say_chosen(pairings[-1])
     made = build_releases(paths, pairings, offline=offline)
     reports.show_built(made)
     next_smoke(paths, made)
@@ -176,6 +178,11 @@ def build(*, recipe: str | None, stage: str | None, stack: str | None, offline: 
 def say_overruled(recipe: schema.Recipe, stack: schema.Stack, chain: Sequence[schema.Stage]) -> None:
     for line in overruled(recipe, stack, chain):
         say(f"note: {line}")
+
+
+def say_chosen(pairing: Pairing) -> None:
+    for choice in pairing.chosen:
+        say(choice.line)
 
 
 def say_overruled_of(paths: Paths, release: Release) -> None:

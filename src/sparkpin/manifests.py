@@ -18,7 +18,18 @@ from pydantic import BaseModel, ValidationError
 
 from sparkpin.errors import WHOLE, InputError, ManifestError
 from sparkpin.names import choose
-from sparkpin.schema import UNRESOLVED, Model, ModelLock, ModelPin, Recipe, Stack, StackLock, Stage
+from sparkpin.schema import (
+    UNRESOLVED,
+    Families,
+    Family,
+    Model,
+    ModelLock,
+    ModelPin,
+    Recipe,
+    Stack,
+    StackLock,
+    Stage,
+)
 
 M = TypeVar("M", bound=Model)
 YAML_LIMIT, LOCK_LIMIT = 256 << 10, 24 << 20  # bytes; each locked tensor takes 150
@@ -205,6 +216,15 @@ def load_model(project: Path, name: str) -> ModelPin:
 
 def load_recipe(project: Path, name: str) -> Recipe:
     return load_named(Recipe, project / "recipes", name, "recipe")
+
+
+FAMILIES = "pins/families.yaml"
+
+
+def load_families(project: Path) -> tuple[Family, ...]:
+    """None where the file is not there: releases from before it chose nothing."""
+    path = project / FAMILIES
+    return tuple(parse(Families, read_yaml(path), path).families) if path.is_file() else ()
 
 
 def model_of(project: Path, recipe: Recipe) -> ModelPin:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin import manifests, recipes, render, schema
+from sparkpin import families, manifests, recipes, render, schema
 from sparkpin.checkpoint.plan import checkpoint_key, checkpoint_steps
 from sparkpin.errors import InputError
 from sparkpin.modwheels import Mod
@@ -20,7 +20,10 @@ from sparkpin.smoke.demands import demands_of
 
 @dataclass(frozen=True)
 class Pairing:
-    """One stage of a recipe's chain, with everything that decides its release."""
+    """One stage of a recipe's chain, with everything that decides its release.
+
+    chosen: the flags of `argv` that neither recipe nor stack nor stage says.
+    """
 
     recipe: schema.Recipe
     stack: schema.Stack
@@ -38,6 +41,7 @@ class Pairing:
     demands: Demands
     inputs: dict[str, str]
     executable: tuple[str, ...]
+    chosen: tuple[families.Chosen, ...] = ()
 
     @property
     def tag(self) -> str:
@@ -60,11 +64,14 @@ def pair(
     model_lock = manifests.load_model_lock(project, model)
     chain = manifests.load_chain(project, stage or recipe.stage)
     rendered = render.render_chain(project, stack, stack_lock, chain)
+    family = families.family_of(manifests.load_families(project), recipe.model)
     pairings = []
     for end, image in enumerate(rendered, start=1):
         steps = checkpoint_steps(chain[:end])
         checkpoint = checkpoint_key(model, model_lock, steps)
-        argv, env = recipes.serve_argv(recipe, stack, chain[:end])
+        said, env = recipes.serve_argv(recipe, stack, chain[:end])
+        chosen = families.choices(family, families.vllm_version(stack), said)
+        argv = families.completed(said, chosen)
         mods = [file.mod for below in rendered[:end] for file in below.context if file.mod]
         pairings.append(
             Pairing(
@@ -84,6 +91,7 @@ def pair(
                 demands=demands_of(project, stack, chain[:end], model),
                 inputs=input_hashes(project, recipe, stack, model, chain[:end], mods),
                 executable=tuple(f"mods/{mod.name}/{path}" for mod in mods for path, _, may in mod.files if may),
+                chosen=chosen,
             )
         )
     return tuple(pairings)
@@ -106,6 +114,7 @@ def input_hashes(
         f"pins/{kind}.{end}" for kind in (f"stacks/{stack.name}", f"models/{model.name}") for end in ("yaml", "lock")
     ]
     names += [f"stages/{stage.name}.yaml" for stage in chain]
+    names += [manifests.FAMILIES] if (project / manifests.FAMILIES).is_file() else []
     names += [patch.file for patch in stack.patches]
     names += [f"dockerfiles/{path.name}" for path in sorted((project / "dockerfiles").iterdir()) if path.is_file()]
     found = {name: hashlib.sha256((project / name).read_bytes()).hexdigest() for name in names}

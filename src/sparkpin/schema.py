@@ -6,6 +6,7 @@ import re
 from typing import Annotated, Any, Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
@@ -433,6 +434,48 @@ class ModelLock(Model):
     model: Name
     inputs: Sha256
     repositories: dict[Name, RepositoryLock]
+
+
+class ServeChoice(Model):
+    """A flag of `vllm serve` for models of a family, where neither recipe nor stack nor stage says it.
+
+    vllm: bounds on the stack's version, "" for all. value: as in `Serve.flags`. reason: what is known, and how.
+    """
+
+    flag: Annotated[str, Field(pattern=r"^--[a-z][a-z-]*$")]
+    value: FlagValue = None
+    vllm: str = ""
+    reason: Reason
+
+    @field_validator("vllm")
+    @classmethod
+    def bounds(cls, text: str) -> str:
+        try:
+            SpecifierSet(text)
+        except InvalidSpecifier:
+            raise ValueError("bounds on a version, such as `<0.24` or `>=0.20,<0.24`") from None
+        return text
+
+
+class Family(Model):
+    """Models that clients and `vllm serve` treat alike.
+
+    models: patterns (fnmatch, case aside) on the repository's id. context: tokens that the model was made for; output:
+    the most that clients should ask for. input: what a message may hold.
+    """
+
+    name: Name
+    models: Annotated[list[str], Field(min_length=1)]
+    context: Annotated[int, Field(gt=0)]
+    output: Annotated[int, Field(gt=0)]
+    input: Annotated[list[Literal["text", "image"]], Field(min_length=1)]
+    serve: list[ServeChoice] = []
+
+
+class Families(Model):
+    """pins/families.yaml: the first family with a pattern that fits counts."""
+
+    families: list[Family]
 
 
 class Recipe(Model):
