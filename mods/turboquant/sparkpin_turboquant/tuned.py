@@ -12,21 +12,16 @@ OLDEST = 80
 
 @dataclass(frozen=True)
 class Tuned:
-    """For up to `columns` rows of queries: `tokens` of the cache make a tile; `stages` tiles are loaded ahead.
+    """For up to `columns` rows of queries: blocks of `warps`, `blocks` of them on a multiprocessor; head size 256.
 
-    `programs` for each multiprocessor share the work, fewer if one would get less than `share` tiles. `pairs`: the
-    operand's order is SM90's, see `attend._columns`. `registers`: a limit for each thread. `overlap`: each kernel is
+    Smaller heads take fewer warps and more blocks. They share the work, fewer if one would get less than `share` tiles. `overlap`: the merging kernel is
     launched before the one before it has ended (from SM90 on).
     """
 
     columns: int
-    tokens: int
     warps: int
-    stages: int
-    programs: int
-    share: int
-    pairs: bool = False
-    registers: int | None = None
+    blocks: int
+    share: int = 1
     overlap: bool = False
 
 
@@ -38,20 +33,6 @@ def tuned_for(architecture: int) -> tuple[Tuned, ...]:
             (replace(entry, overlap=entry.overlap and architecture >= 90) for entry in found), key=lambda e: e.columns
         )
     )
-
-
-def columns(rows: int) -> tuple[int, int]:
-    """Rows of queries -> widths of the two products that take them; the second may be 0. Powers of two from 16 on.
-
-    48 rows (three tokens of 16 heads) are 32 + 16: nothing is padded.
-    """
-    if rows <= 16:
-        return 16, 0
-    first = 1 << (rows.bit_length() - 1)
-    if first == rows:
-        return (rows, 0) if rows <= 64 else (rows // 2, rows // 2)
-    rest = max(16, 1 << (rows - first - 1).bit_length())
-    return (first, rest) if rest < first else (2 * first, 0) if first < 64 else (first, first)
 
 
 def entry_for(rows: int, tuned: tuple[Tuned, ...]) -> Tuned:
