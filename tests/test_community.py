@@ -182,6 +182,7 @@ def test_a_missing_key(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="a key of `defaults`"):
         render.render(made(tmp_path, V1, "vllm serve a/b --port {port}"))
     assert render.render(made(tmp_path, V2, "vllm serve {model} --port {port}")).missing == ("port",)
+    assert render.render(made(tmp_path, V2, "vllm serve {model} --port ${PORT}", env={"PORT": 1})).missing == ()
 
 
 def test_environment_is_text_and_json_in_it_survives(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def served(folder: Path, flags: str, stack: str = "spark", model: str = "a/b", *
 def test_nothing_is_found_in_a_good_recipe(tmp_path: Path) -> None:
     command = (
         "vllm serve a/b --port {port} -tp 1 --enable-auto-tool-choice --tool_call_parser qwen3_coder -O3 "
-        "--limit-mm-per-prompt.image 2 --no-enable-prefix-caching --kv-cache-dtype FP8 --max-model-l 5 "
+        "--limit-mm-per-prompt.image 2 -cc.mode 3 --no-enable-prefix-caching --kv-cache-dtype FP8 --max-model-l 5 "
         """--speculative-config '{{"method": "mtp", "num_speculative_tokens": 1}}' --default-chat-template-kwargs.a=b"""
     )
     assert found(tmp_path, V1, command, defaults={"port": 1}, env={"VLLM_MARLIN_USE_ATOMIC_ADD": 1, "OTHER": "x"}) == []
@@ -137,6 +137,13 @@ def test_keys_that_nobody_uses_or_gives(tmp_path: Path) -> None:
     assert found(tmp_path, V2, None, defaults={"port": 1, "load_fromat": "auto"}) == [
         "warning: defaults.load_fromat: becomes no flag: sparkrun leaves it out; did you mean load_format?"
     ]
+
+
+@pytest.mark.parametrize("word", ["""'{"method": "mtp"}'""", "'{{\"n\": 1}'", "{port"])
+def test_single_braces_in_version_1(tmp_path: Path, word: str) -> None:
+    lines = found(tmp_path, V1, f"vllm serve a/b --port {{port}} --speculative-config {word}", defaults={"port": 1})
+    wanted = "error: command: a single brace that is no placeholder: version 1 does not start; double the braces of "
+    assert lines == [wanted + "JSON, {{ and }}"]
 
 
 def test_the_model_is_no_placeholder_in_version_1(tmp_path: Path) -> None:

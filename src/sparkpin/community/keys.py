@@ -22,13 +22,15 @@ def of_template(command: str, defaults: Mapping[str, Any], *, version: str) -> I
     """Of a command and the values for it. In version 1, `model` is none of them."""
     given = set(defaults) | ({"model", "resolved_model_path", "model_revision"} if version == "2" else set())
     asked = placeholders.names_v1(command) if version == "1" else placeholders.names_v2(command, defaults)
+    if asked is None or any(not placeholders.NAME.fullmatch(name) for name in asked):
+        text = "a single brace that is no placeholder: version 1 does not start"
+        yield Finding("error", "command", text, "double the braces of JSON, {{ and }}")
+        return
     unused = set(defaults) - asked - (READ_ANYWAY if version == "2" else set())
     for name in sorted(asked - given):
-        hint = nearest(name, unused) or nearest(name, set(defaults))
+        hint = nearest(name, unused) or nearest(name, set(defaults)) or "add it to `defaults`"
         effect = "it does not start" if version == "1" else "the braces reach vLLM as they stand"
-        yield Finding(
-            "error", "command", f"{{{name}}} is no key of `defaults`: {effect}", hint or "add it to `defaults`"
-        )
+        yield Finding("error", "command", f"{{{name}}} is no key of `defaults`: {effect}", hint)
     for name in sorted(unused):
         hint = nearest(name, asked - given)
         yield Finding(

@@ -16,6 +16,7 @@ from sparkpin import recipes
 from sparkpin.errors import ManifestError
 
 SPAN = re.compile(r"\{[^{}]*\}")
+OWN = re.compile(r"(?<!\$)\{[^{}]*\}")  # ${NAME} is the shell's, unless `defaults` has a NAME
 LAZY = re.compile(r"\{(.*?)\}")  # what the runner looks for once other braces are hidden
 NAME = re.compile(r"[A-Za-z_][\w-]*")
 OPEN, CLOSED = "\x00", "\x01"  # YAML allows neither in text
@@ -74,12 +75,12 @@ def hidden(template: str) -> str:
     return "".join(parts)
 
 
-def names_v1(command: str) -> set[str]:
-    """What the template asks for; empty where it cannot be read."""
+def names_v1(command: str) -> set[str] | None:
+    """What the template asks for; None where its braces do not fit."""
     try:
         fields = {field for _, field, _, _ in string.Formatter().parse(command) if field}
     except ValueError:
-        return set()
+        return None
     return {re.split(r"[.\[]", field)[0] for field in fields}
 
 
@@ -88,7 +89,8 @@ def names_v2(command: str, values: Mapping[str, Any]) -> set[str]:
     found: set[str] = set()
     texts = [hidden(command)]
     while texts:
-        new = {name for span in SPAN.findall(texts.pop()) if NAME.fullmatch(name := span.strip("{}"))} - found
+        spans = OWN.findall(texts.pop())
+        new = {name for span in spans if NAME.fullmatch(name := span.strip("{}"))} - found
         found |= new
         texts += [values[name] for name in new if isinstance(values.get(name), str)]
     return found

@@ -88,7 +88,7 @@ def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, 
         defaults=MappingProxyType(mapping(value, "defaults", path)),
         env=MappingProxyType({name: str(item) for name, item in mapping(value, "env", path).items()}),
         nodes=nodes_of(value, path),
-        others=tuple(str(key) for key in value if key not in known),
+        others=tuple(str(key) for key in value if key not in known and key not in ELSEWHERE),
         repeated=repeated,
         raw=MappingProxyType(dict(value)),
     )

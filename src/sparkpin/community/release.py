@@ -46,7 +46,7 @@ class Release:
             return fitting.pop() if len(fitting) == 1 else None
         if plain.startswith("-O"):
             return "--optimization-level"
-        return self.names.get(plain)
+        return self.names.get(plain.partition(".")[0])  # -cc.mode
 
     def is_switch(self, name: str) -> bool:
         return name in self.flags and self.flags[name]["kind"] == "switch"
