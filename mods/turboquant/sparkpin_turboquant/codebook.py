@@ -58,8 +58,7 @@ def distortion(levels: int = LEVELS) -> float:
 
 @cache
 def magnitudes(bits: int) -> tuple[float, ...]:
-    """The ``2^(bits - 1)`` positive centroids, ascending, to 8 significant bits: the kernels multiply by them in float16
-    and in bfloat16."""
+    """The ``2^(bits - 1)`` positive centroids, ascending, to 8 significant bits, exact in float16 and in bfloat16."""
     levels = 2**bits
     split = (math.frexp(c) for c in lloyd_max(levels)[levels // 2 :])
     return tuple(math.ldexp(round(mantissa * 256), exponent - 8) for mantissa, exponent in split)

@@ -9,13 +9,11 @@ import torch
 
 from sparkpin_turboquant import rotation
 from sparkpin_turboquant.formats import GROUP, Format, layout
-from sparkpin_turboquant.kernel import Args, Variant, loaded
+from sparkpin_turboquant.kernel import Args, loaded
 from sparkpin_turboquant.transform import constants, store
-from sparkpin_turboquant.tuned import Tuned, entry_for
+from sparkpin_turboquant.tuned import Tuned, entry_for, splits_of, variant_for
 
 LOG2_E = 1.4426950408889634
-MOST_ROWS = 64
-"""Query tokens x heads that a block takes: more need more registers than there are."""
 
 
 @dataclass(frozen=True)
@@ -74,26 +72,67 @@ def store_tokens(key: torch.Tensor, value: torch.Tensor, cache_: Cache, slots: t
         )
 
 
-def splits_of(most_queries: int, group: int) -> int:
-    """In how many parts the query heads of a KV head are taken, so that a part makes at most MOST_ROWS rows."""
-    for splits in range(1, group + 1):
-        if group % splits == 0 and most_queries * group // splits <= MOST_ROWS:
-            return splits
-    raise ValueError(f"turboquant: {most_queries} query tokens of a sequence in one call, wanted at most {MOST_ROWS}")
+def prepare(
+    format: Format, head_dim: int, group: int, most_queries: int, dtype: torch.dtype, tuned: tuple[Tuned, ...]
+) -> None:
+    """Load on the current GPU what `attend` launches for 1 to `most_queries` tokens of `group` heads of a KV head.
+
+    A CUDA graph may be captured only of what is loaded.
+    """
+    query = str(dtype).removeprefix("torch.")
+    parts = (queries * group // splits_of(queries, group) for queries in range(1, most_queries + 1))
+    for variant in {variant_for(tuned, format, head_dim, rows, query) for rows in parts}:
+        loaded(variant, torch.cuda.current_device())
 
 
-def variant_for(tuned: tuple[Tuned, ...], format: Format, head_dim: int, rows: int, query: str) -> Variant:
-    """What `attend` launches for up to that many rows: query tokens x heads of a KV head or of its part."""
-    entry = entry_for(rows, tuned)
-    warps = min(entry.warps, head_dim // 32)
-    return Variant(
-        head_dim=head_dim,
-        key_bits=format.key_bits,
-        value_bits=format.value_bits,
-        rows=-(-rows // 16),
-        warps=warps,
-        blocks=entry.blocks * (entry.warps // warps),
-        query=query,
+def arguments(
+    part: torch.Tensor,
+    logs: torch.Tensor,
+    query: torch.Tensor,
+    out: torch.Tensor,
+    signs: torch.Tensor,
+    cache_: Cache,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    starts: torch.Tensor,
+    owners: torch.Tensor | None,
+    scale: float,
+    programs: int,
+    share: int,
+    splits: int,
+) -> Args:
+    """What attend.cu is told. The tensors must outlive it."""
+    at = layout(cache_.format, cache_.head_dim, cache_.block_size, cache_.slot)
+    block_groups = cache_.block_size // GROUP
+    group = query.shape[1] // (cache_.heads * splits)
+    return Args(
+        part=part.data_ptr(),
+        logs=logs.data_ptr(),
+        q=query.data_ptr(),
+        out=out.data_ptr(),
+        signs=signs.data_ptr(),
+        cache=cache_.data.data_ptr(),
+        table=table.data_ptr(),
+        lengths=lengths.data_ptr(),
+        starts=starts.data_ptr(),
+        owners=None if owners is None else owners.data_ptr(),
+        q_stride=query.stride(0),
+        out_stride=out.stride(0),
+        block_bytes=cache_.block_bytes,
+        head_bytes=cache_.block_size * cache_.slot,
+        values=at.values,
+        norms=at.norms,
+        scale=scale * LOG2_E,
+        heads_share=1 / group,
+        sequences=lengths.shape[0],
+        programs=programs,
+        share=share,
+        rows=logs.shape[2],
+        group=group,
+        splits=splits,
+        table_width=table.stride(0),
+        block_groups=block_groups,
+        block_magic=-(-(2**32) // block_groups) % 2**32,
     )
 
 
@@ -138,36 +177,9 @@ def attend(
     places = programs + sequences
     part = torch.empty(places, heads, rows, head_dim, dtype=torch.float16, device=query.device)
     logs = torch.empty(places, heads, rows, dtype=torch.float32, device=query.device)
-    at = layout(format, head_dim, cache_.block_size, cache_.slot)
-    block_groups = cache_.block_size // GROUP
-    args = Args(
-        part=part.data_ptr(),
-        logs=logs.data_ptr(),
-        q=query.data_ptr(),
-        out=out.data_ptr(),
-        signs=_signs(head_dim, query.device).data_ptr(),
-        cache=cache_.data.data_ptr(),
-        table=table.data_ptr(),
-        lengths=lengths.data_ptr(),
-        starts=starts.data_ptr(),
-        owners=None if owners is None else owners.data_ptr(),
-        q_stride=query.stride(0),
-        out_stride=out.stride(0),
-        block_bytes=cache_.block_bytes,
-        head_bytes=cache_.block_size * cache_.slot,
-        values=at.values,
-        norms=at.norms,
-        scale=scale * LOG2_E,
-        heads_share=1 / group,
-        sequences=sequences,
-        programs=programs,
-        share=entry.share,
-        rows=rows,
-        group=group,
-        splits=splits,
-        table_width=table.stride(0),
-        block_groups=block_groups,
-        block_magic=-(-(2**32) // block_groups) % 2**32,
+    signs = _signs(head_dim, query.device)
+    args = arguments(
+        part, logs, query, out, signs, cache_, table, lengths, starts, owners, scale, programs, entry.share, splits
     )
     stream = torch.cuda.current_stream(query.device).cuda_stream
     loaded(variant, query.device.index).launch(args, heads, stream, entry.overlap)

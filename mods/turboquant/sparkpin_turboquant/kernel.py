@@ -114,7 +114,10 @@ class Args(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("part", "logs", "q", "out", "signs", "cache", "table", "lengths")),
         *((name, ctypes.c_void_p) for name in ("starts", "owners")),
-        *((name, ctypes.c_int64) for name in ("q_stride", "out_stride", "block_bytes", "head_bytes", "values", "norms")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("q_stride", "out_stride", "block_bytes", "head_bytes", "values", "norms")
+        ),
         ("scale", ctypes.c_float),
         ("heads_share", ctypes.c_float),
         *((name, ctypes.c_int) for name in ("sequences", "programs", "share", "rows", "group", "splits")),

@@ -13,7 +13,8 @@ and with 8 bits (keys only)::
     code  = round(y / norm)                    int8
     x^    = unrotate(norm * code)
 
-c are the centroids rounded to 8 significant bits, which are exact in float16 and in bfloat16. `formats.layout` says where the bytes of a block lie.
+c are the centroids rounded to 8 significant bits, exact in float16 and in bfloat16. `formats.layout` says where the
+bytes of a block lie.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def dequantise(codes: torch.Tensor, norms: torch.Tensor, bits: int = 4) -> torch
 
 
 def pack_keys(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """``[..., D]`` codes -> ``[..., D bits / 8]`` bytes, as `formats.Layout` says; the bytes are little-endian words."""
+    """``[..., D]`` codes -> ``[..., D bits / 8]`` bytes, as `formats.Layout` says; words are little-endian."""
     if bits == 8:
         return codes
     if bits == 4:  # byte i of a word: magnitudes of codes 2 i, 2 i + 1; signs of codes i + 4, i

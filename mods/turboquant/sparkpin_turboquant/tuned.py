@@ -6,6 +6,11 @@ from dataclasses import dataclass, replace
 
 from sparkpin_modkit.tuned import tuned_entries
 
+from sparkpin_turboquant.formats import Format
+from sparkpin_turboquant.kernel import Variant
+
+MOST_ROWS = 64
+"""Query tokens x heads that a block takes: more need more registers than there are."""
 OLDEST = 80
 """Compute capability, times ten: asynchronous copies need 8.0."""
 
@@ -14,8 +19,8 @@ OLDEST = 80
 class Tuned:
     """For up to `columns` rows of queries: blocks of `warps`, `blocks` of them on a multiprocessor; head size 256.
 
-    Smaller heads take fewer warps and more blocks. They share the work, fewer if one would get less than `share` tiles. `overlap`: the merging kernel is
-    launched before the one before it has ended (from SM90 on).
+    Smaller heads take fewer warps and more blocks. They share the work, fewer of them if one would get less than
+    `share` tiles. `overlap`: the merging kernel is launched before the one before it has ended (from SM90 on).
     """
 
     columns: int
@@ -41,3 +46,26 @@ def entry_for(rows: int, tuned: tuple[Tuned, ...]) -> Tuned:
         if entry.columns >= rows:
             return entry
     raise ValueError(f"turboquant: {rows} rows of queries, wanted at most {tuned[-1].columns}")
+
+
+def splits_of(most_queries: int, group: int) -> int:
+    """In how many parts the query heads of a KV head are taken, so that a part makes at most MOST_ROWS rows."""
+    for splits in range(1, group + 1):
+        if group % splits == 0 and most_queries * group // splits <= MOST_ROWS:
+            return splits
+    raise ValueError(f"turboquant: {most_queries} query tokens of a sequence in one call, wanted at most {MOST_ROWS}")
+
+
+def variant_for(tuned: tuple[Tuned, ...], format: Format, head_dim: int, rows: int, query: str) -> Variant:
+    """What is launched for up to that many rows: query tokens x heads of a KV head or of a part. query: their type."""
+    entry = entry_for(rows, tuned)
+    warps = min(entry.warps, head_dim // 32)
+    return Variant(
+        head_dim=head_dim,
+        key_bits=format.key_bits,
+        value_bits=format.value_bits,
+        rows=-(-rows // 16),
+        warps=warps,
+        blocks=entry.blocks * (entry.warps // warps),
+        query=query,
+    )

@@ -1,10 +1,9 @@
 // attend.cu on a CPU: every lane is a fiber, the instructions of a warp and of a block wait for all of its lanes.
 // Included by attend.cu where no CUDA compiler reads it; `run` at the end is called by tests through ctypes.
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
 #include <ucontext.h>
-
-#include <cmath>
-#include <cstring>
-#include <vector>
 
 #define __device__
 #define __global__
@@ -21,13 +20,14 @@ static int now, lanes;
 static Dim3 threadIdx, blockIdx, blockDim, gridDim;
 static uint4* shared;
 static ucontext_t scheduler;
-struct Fiber { ucontext_t context; std::vector<char> stack; bool done; };
-static std::vector<Fiber> fibers;
+struct Fiber { ucontext_t context; char* stack; bool done; };
+static const int STACK = 1 << 16;
+static Fiber fibers[1024];
 static void yield() { const int me = now; swapcontext(&fibers[me].context, &scheduler); now = me; threadIdx.x = me; }
 
 // Rounds of a group of lanes; slots alternate, as a lane may be one round ahead of another.
 struct Group { int arrived, round; Slot slots[2][32]; int votes[2]; };
-static std::vector<Group> groups;
+static Group groups[33];  // a warp each, and the block
 static Slot* meet(Group& group, int members, const Slot& mine, int vote = 0) {
   const int round = group.round, odd = round & 1;
   if (group.arrived == 0) group.votes[odd] = 0;
@@ -39,7 +39,7 @@ static Slot* meet(Group& group, int members, const Slot& mine, int vote = 0) {
 }
 static Slot* meet_warp(const Slot& mine) { return meet(groups[now / 32], 32, mine); }
 static int __syncthreads_or(int vote) {
-  Group& group = groups.back();
+  Group& group = groups[32];
   const int odd = group.round & 1;
   meet(group, lanes, Slot{}, vote);
   return group.votes[odd];
@@ -107,16 +107,15 @@ extern "C" void run(int which, int x, int y, int z, int threads, int bytes, cons
   gridDim = {(u32)x, (u32)y, (u32)z};
   for (int block = 0; block < x * y * z; block++) {
     blockIdx = {(u32)(block % x), (u32)(block / x % y), (u32)(block / x / y)};
-    std::vector<uint4> memory(bytes / 16 + 1, uint4{~0u, ~0u, ~0u, ~0u});
-    shared = memory.data();
-    groups.assign(threads / 32 + 1, Group{});
-    fibers.resize(threads);
+    shared = (uint4*)malloc(bytes + 16);
+    memset(shared, 255, bytes + 16);
+    memset(groups, 0, sizeof groups);
     for (int i = 0; i < threads; i++) {
       fibers[i].done = false;
-      fibers[i].stack.resize(1 << 16);
+      fibers[i].stack = fibers[i].stack ? fibers[i].stack : (char*)malloc(STACK);
       getcontext(&fibers[i].context);
-      fibers[i].context.uc_stack.ss_sp = fibers[i].stack.data();
-      fibers[i].context.uc_stack.ss_size = fibers[i].stack.size();
+      fibers[i].context.uc_stack.ss_sp = fibers[i].stack;
+      fibers[i].context.uc_stack.ss_size = STACK;
       fibers[i].context.uc_link = &scheduler;
       makecontext(&fibers[i].context, start, 0);
     }
@@ -128,6 +127,7 @@ extern "C" void run(int which, int x, int y, int z, int threads, int bytes, cons
           swapcontext(&scheduler, &fibers[i].context);
           left -= fibers[i].done;
         }
+    free(shared);
   }
 }
 #define SHIM_END                                                               \
