@@ -97,8 +97,11 @@ class Int8Head:
         """Evenly spaced rows."""
         step = max(1, self.rows // SAMPLE_ROWS)
         picked = range(0, self.rows, step)[:SAMPLE_ROWS]
+        sample = np.empty((len(picked), self.columns), "<u2")
         with Reader() as reader:
-            return np.concatenate([self._read(reader, row, row + 1) for row in picked])
+            for place, row in enumerate(picked):
+                self._read(reader, row, sample[place : place + 1])
+        return sample
 
     @property
     def _step(self) -> int:
@@ -110,17 +113,18 @@ class Int8Head:
     def _raw_parts(self) -> Iterator[Raw]:
         with Reader() as reader:
             for row in range(0, self.rows, self._step):
-                yield self._read(reader, row, min(self.rows, row + self._step))
+                part = np.empty((min(self.rows - row, self._step), self.columns), "<u2")
+                self._read(reader, row, part)
+                yield part
 
-    def _read(self, reader: Reader, first: int, last: int) -> Raw:
-        """``[last - first, columns]``. Raises IntegrityError if the file ends before them."""
-        data = np.empty((last - first, self.columns), "<u2")
-        begin, end = (self.begin + 2 * self.columns * row for row in (first, last))
-        view = data.data.cast("B")
+    def _read(self, reader: Reader, first: int, rows: Raw) -> None:
+        """Fill ``[n, columns]`` with the rows from `first` on. Raises IntegrityError if the file ends before them."""
+        view = rows.data.cast("B")
+        begin = self.begin + 2 * self.columns * first
+        end = begin + len(view)
         while begin < end:
             got = reader.into(view, self.path, begin, end)
             view, begin = view[got:], begin + got
-        return data
 
 
 def floats(raw: Raw, dtype: Dtype) -> Floats:
