@@ -14,6 +14,7 @@ TASKS = ["attest", "build", "check", "checkpoint", "copy", "diff", "doctor", "ex
 TASKS += [
     "inspect",
     "lock",
+    "logs",
     "pin",
     "plan",
     "promote",
@@ -25,7 +26,7 @@ TASKS += [
     "serve",
     "smoke",
 ]
-TASKS += ["stop", "test", "unpin", "up", "verify", "why"]
+TASKS += ["status", "stop", "test", "unpin", "up", "verify", "why"]
 
 
 @pytest.fixture

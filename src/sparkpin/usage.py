@@ -21,7 +21,7 @@ from invoke.program import Program
 from sparkpin.errors import InputError
 
 NEEDED = {"copy": "--to ENGINE", "export": "-o FILE"}  # the option without which such a task does nothing
-NAMES = {"keep": "COUNT", "output": "FILE", "release": "TAG", "subject": "TAG|FILE", "to": "ENGINE"}
+NAMES = {"keep": "COUNT", "lines": "COUNT", "output": "FILE", "release": "TAG", "subject": "TAG|FILE", "to": "ENGINE"}
 SAME = "the same"  # the help of an option that is another name of the one before it
 WIDTH = 80
 PLACES = {"--stage": "stages", "--model": "pins/models", "--recipe": "recipes", "--stack": "pins/stacks"}
