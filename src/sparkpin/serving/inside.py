@@ -147,7 +147,7 @@ def ask(settings: dict[str, Any]) -> str:
 def work_done(settings: dict[str, Any]) -> list[str]:
     """The lines of /metrics that change while the engine computes; [] where there are none."""
     try:
-        text = request(settings, "GET", "/metrics", None, METRICS_SECONDS)
+        text = request(settings, "GET", "/metrics", None, min(METRICS_SECONDS, settings["timeout"]))
     except Silent:
         return []
     return [line for line in text.splitlines() if line.startswith(tuple(f"vllm:{name}" for name in ALIVE))]
@@ -159,8 +159,7 @@ def health(settings: dict[str, Any]) -> int:
     try:
         print(ask(settings))
     except (Silent, ValueError) as error:
-        after = work_done(settings)
-        if after and after != before and before:
+        if before and (after := work_done(settings)) and after != before:
             print(f"busy: no token ({error}), but it computes")
             return 0
         return failed(settings, str(error))
