@@ -348,12 +348,12 @@ def promote(c: Context, tag: str) -> None:
     commands.promote(tag)
 
 
-@command(help={"recipe": RECIPE})
-def rollback(c: Context, recipe: str | None = None) -> None:
+@command(help={"recipe": RECIPE, "serve": "serve it, too; where it does not become ready, nothing has changed"})
+def rollback(c: Context, recipe: str | None = None, serve: bool = False) -> None:
     """Go back to the newest earlier release that passed."""
     from sparkpin import commands
 
-    commands.rollback(recipe=recipe)
+    commands.rollback(recipe=recipe, serve_it=serve)
 
 
 @command(
@@ -440,14 +440,40 @@ def prune(c: Context, keep: str = "5", dry_run: bool = False, store: bool = Fals
     help={
         "recipe": RECIPE,
         "release": "tag to serve (default: the current release)",
-        "port": "port on this machine (default: the recipe's)",
+        "port": "port on this machine (default: of what runs, else the recipe's)",
+        "host": "address to listen on (default: of what runs, else 127.0.0.1); a wider one wants an API key of clients",
+        "unit": "print a systemd unit that does this after a reboot, and serve nothing now",
     }
 )
-def serve(c: Context, recipe: str | None = None, release: str | None = None, port: str = "") -> None:
-    """Serve a release on 127.0.0.1."""
+def serve(
+    c: Context,
+    recipe: str | None = None,
+    release: str | None = None,
+    port: str = "",
+    host: str = "",
+    unit: bool = False,
+) -> None:
+    """Serve a release, in the place of what is served of its recipe."""
     from sparkpin import commands
 
-    commands.serve(recipe=recipe, release=release, port=whole("port", port, 8001) if port else None)
+    number = whole("port", port, 8001) if port else None
+    commands.serve(recipe=recipe, release=release, port=number, host=host or None, unit=unit)
+
+
+@command(help={"json": "machine-readable"})
+def status(c: Context, json: bool = False) -> None:
+    """Say what is served, how it is, and why it died."""
+    from sparkpin import commands
+
+    commands.server_status(as_json=json)
+
+
+@command(help={"recipe": RECIPE, "lines": "how many of the last (default: 100)", "follow": "go on as they come"})
+def logs(c: Context, recipe: str | None = None, lines: str = "100", follow: bool = False) -> None:
+    """Print what a server has written."""
+    from sparkpin import commands
+
+    commands.server_logs(recipe=recipe, lines=whole("lines", lines, 100), follow=follow)
 
 
 @command(help={"recipe": RECIPE})

@@ -27,6 +27,7 @@ TASKS = [
 TASKS += [
     "inspect",
     "lock",
+    "logs",
     "pin",
     "plan",
     "promote",
@@ -40,7 +41,7 @@ TASKS += [
     "serve",
     "smoke",
 ]
-TASKS += ["stop", "test", "unpin", "up", "verify", "why"]
+TASKS += ["status", "stop", "test", "unpin", "up", "verify", "why"]
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ NAMES = {
     "action": "import|export|check",
     "what": "FILE|NAME",
     "keep": "COUNT",
+    "lines": "COUNT",
     "output": "FILE",
     "release": "TAG",
     "subject": "TAG|FILE",
