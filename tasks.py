@@ -100,14 +100,21 @@ def doctor(c: Context, fix: bool = False, stack: str | None = None, online: bool
     help={
         "stack": "lock this stack only",
         "model": "lock this model only",
+        "mod": "bring this community mod of pins/community here, and lock it",
         "keep_layers": "keep the former layers, put the wheels that changed on top: costs only their disk",
     }
 )
-def lock(c: Context, stack: str | None = None, model: str | None = None, keep_layers: bool = False) -> None:
+def lock(
+    c: Context,
+    stack: str | None = None,
+    model: str | None = None,
+    mod: str | None = None,
+    keep_layers: bool = False,
+) -> None:
     """Resolve the pins and write their locks (network)."""
     from sparkpin import commands
 
-    commands.lock(stack=stack, model=model, keep_layers=keep_layers)
+    commands.lock(stack=stack, model=model, mod=mod, keep_layers=keep_layers)
 
 
 @command(help={"recipe": RECIPE, "stack": STACK})

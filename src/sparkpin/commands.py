@@ -19,6 +19,7 @@ from sparkpin import (
     hublock,
     importing,
     manifests,
+    modlock,
     pinned,
     reports,
     retention,
@@ -110,7 +111,13 @@ def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool,
         finish(records, made)
 
 
-def lock(*, stack: str | None, model: str | None, keep_layers: bool) -> None:
+def lock(*, stack: str | None, model: str | None, mod: str | None = None, keep_layers: bool) -> None:
+    if mod:
+        if stack or model:
+            raise InputError(f"--mod {mod} goes without --stack and --model", next_step=f"invoke lock --mod {mod}")
+        archive = modlock.lock_mod(Paths.from_env(), mod, say).archive
+        show(f"community/{archive.file}: {archive.size} bytes, sha256 {archive.sha256}, of {archive.version}")
+        return
     if stack and model:
         raise InputError(
             f"--stack {stack} locks that stack only, --model {model} that model only",
@@ -186,6 +193,8 @@ def say_overruled(recipe: schema.Recipe, stack: schema.Stack, chain: Sequence[sc
 def say_chosen(pairing: Pairing) -> None:
     for choice in pairing.chosen:
         say(choice.line)
+    if pairing.patched:
+        say(f"note: community mods edit what is installed, in layers of their own: {', '.join(pairing.patched)}")
 
 
 def say_overruled_of(paths: Paths, release: Release) -> None:

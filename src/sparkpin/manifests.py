@@ -20,6 +20,8 @@ from sparkpin.errors import WHOLE, InputError, ManifestError
 from sparkpin.names import choose
 from sparkpin.schema import (
     UNRESOLVED,
+    CommunityLock,
+    CommunityPin,
     Families,
     Family,
     Model,
@@ -216,6 +218,20 @@ def load_model(project: Path, name: str) -> ModelPin:
 
 def load_recipe(project: Path, name: str) -> Recipe:
     return load_named(Recipe, project / "recipes", name, "recipe")
+
+
+def load_community(project: Path, name: str) -> CommunityPin:
+    return load_named(CommunityPin, project / "pins/community", name, "community mod")
+
+
+def community_inputs(pin: CommunityPin) -> str:
+    """Over what decides the archive."""
+    return digest_of([pin.git.model_dump(mode="json"), pin.folder])
+
+
+def load_community_lock(project: Path, pin: CommunityPin) -> CommunityLock:
+    path, command = project / f"pins/community/{pin.name}.lock", f"invoke lock --mod {pin.name}"
+    return _load_lock(CommunityLock, path, community_inputs(pin), command)
 
 
 FAMILIES = "pins/families.yaml"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -143,11 +143,7 @@ class Patch(Model):
     @field_validator("drop_when")
     @classmethod
     def a_condition(cls, text: str) -> str:
-        try:
-            Requirement(text)
-        except InvalidRequirement:
-            raise ValueError("a condition on a version, such as `vllm >= 0.20.0`") from None
-        return text
+        return condition(text)
 
 
 class Python(Model):
@@ -321,14 +317,49 @@ class Smoke(Model):
     acceptance_floor: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
+CommunityName = Annotated[str, Field(pattern=r"^(mods/|community/)?[A-Za-z][\w.-]*$")]
+
+
+def condition(text: str) -> str:
+    try:
+        Requirement(text)
+    except InvalidRequirement:
+        raise ValueError("a condition on a version, such as `vllm >= 0.20.0`") from None
+    return text
+
+
+class CommunityPin(Model):
+    """pins/community/<name>.yaml: where a mod with a run.sh comes from that this project does not hold.
+
+    git: the repository at a commit; folder: the mod's in it. drop_when: from which version on the mod is not to be
+    applied, "" for none; reason: what it is for, and what is known of these versions.
+    """
+
+    name: Name
+    description: str
+    git: GitTree
+    folder: Annotated[str, Field(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]
+    reason: Reason
+    drop_when: Annotated[str, AfterValidator(lambda text: condition(text) if text else text)] = ""
+
+
+class CommunityLock(Model):
+    """pins/community/<name>.lock. archive: the mod's folder as a tar; its `version` is the commit."""
+
+    mod: Name
+    inputs: Sha256
+    archive: LockedFile
+
+
 class Stage(Model):
-    """stages/<name>.yaml: one step of the chain."""
+    """stages/<name>.yaml: one step of the chain. community: mods with a run.sh, which edits what is installed."""
 
     name: Name
     description: str
     parent: Name | None
     template: Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+\.j2$")]
     mods: list[Name] = []
+    community: list[CommunityName] = []
     checkpoint: CHECKPOINT_STEPS | None = None
     serve: Serve = Serve()
     smoke: Smoke = Smoke()
@@ -481,7 +512,7 @@ class Families(Model):
 class Recipe(Model):
     """recipes/<name>.yaml: the community's v1 format plus stack, stage and model_revision (`unresolved`: the lock's).
 
-    mods: of the format; must be empty, since run.sh folders are not applied: an ignored one would be a silent change.
+    mods: of the format: folders or archives with a run.sh, which edits what is installed (docs/mods.md).
     """
 
     recipe_version: Literal["1"]
@@ -492,7 +523,7 @@ class Recipe(Model):
     container: str
     stack: Name
     stage: Name
-    mods: Annotated[list[str], Field(max_length=0)] = []
+    mods: list[CommunityName] = []
     defaults: dict[str, Scalar] = {}
     env: dict[str, Scalar] = {}
     command: str
