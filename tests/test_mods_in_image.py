@@ -86,7 +86,8 @@ def test_mod(mod: str) -> None:
 @pytest.mark.parametrize(("mod", "how", "interpret"), KERNELS)
 def test_kernels_of_the_mod(mod: str, how: str, interpret: str, triton: Path) -> None:
     """pytest ends with 5, which fails here, when it finds no tests."""
-    run_pytest(f"{mod}/tests/{how}", {"triton": triton}, TRITON_INTERPRET=interpret)
+    nvrtc = "/triton/nvidia/cu13/lib"  # else it is sought where the image's Python has its packages
+    run_pytest(f"{mod}/tests/{how}", {"triton": triton}, TRITON_INTERPRET=interpret, LD_LIBRARY_PATH=nvrtc)
 
 
 def test_kernels_are_tested_with_the_compilers_that_a_spark_has() -> None:

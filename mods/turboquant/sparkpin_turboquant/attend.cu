@@ -341,7 +341,7 @@ extern "C" __global__ void __launch_bounds__(32 * W, CTAS) attend(const Args a) 
         const int m = start + i * W;
         const bool is = m < MT * 16 && m < many * a.group && m < a.rows;
         const int token = is ? token_of(a, m) : 0;
-        const i64 at = (query + token) * a.q_stride + (is ? head * a.group + m - token * a.group : 0) * D;
+        const i64 at = is ? (query + token) * a.q_stride + (head * a.group + m - token * a.group) * D : 0;
         raw[i] = load_query(a.q + (at + lane * (D / 32)) * QUERY_SIZE);
       }
     };

@@ -39,19 +39,40 @@ def _levels(code, BITS: tl.constexpr):
 
 
 @triton.jit
-def _codes(at, step, d, is_token, D: tl.constexpr, BITS: tl.constexpr):
-    """``[T, D]`` codes as int32; `at` ``[T, 1]`` is where a token's begin, their bytes are `step` apart."""
-    is_ = is_token[:, None]
+def _bits(at, is_token, shift, MASK: tl.constexpr):
+    return (tl.load(at, mask=is_token[:, None], other=0).to(tl.int32) >> shift) & MASK
+
+
+@triton.jit
+def _key_codes(at, d, is_token, D: tl.constexpr, BITS: tl.constexpr):
+    """``[T, D]`` codes as int32 of the keys whose bytes begin at `at` ``[T, 1]``: `formats.Layout`, byte by byte."""
+    d = d[None, :]
+    n = d % 8
     if BITS == 8:
-        return tl.load(at + d[None, :] * step, mask=is_, other=0).to(tl.int8, bitcast=True).to(tl.int32)
+        return tl.load(at + d, mask=is_token[:, None], other=0).to(tl.int8, bitcast=True).to(tl.int32)
     elif BITS == 4:
-        byte = tl.load(at + (d % (D // 2))[None, :] * step, mask=is_, other=0).to(tl.int32)
-        return (byte >> (d // (D // 2) * 4)[None, :]) & 15
+        word = at + d // 8 * 4
+        negative = _bits(word + n % 4, is_token, tl.where(n < 4, 7, 3), 1)
+        return _bits(word + n // 2, is_token, n % 2 * 4, 7) | (negative << 3)
     else:
-        byte = tl.load(at + (d % (D // 4))[None, :] * step, mask=is_, other=0).to(tl.int32)
-        sign = tl.load(at + (D // 4 + d % (D // 8))[None, :] * step, mask=is_, other=0).to(tl.int32)
-        index = (byte >> (d // (D // 4) * 2)[None, :]) & 3
-        return index | (((sign >> (d // (D // 8))[None, :]) & 1) << 2)
+        size = _bits(at + d // 16 * 4 + n // 2, is_token, n % 2 * 4 + d // 8 % 2 * 2, 3)
+        plane = d // 8 % 4
+        negative = _bits(at + D // 4 + d // 32 * 4 + n % 4, is_token, tl.where(n < 4, 4, 0) + plane, 1)
+        return size | (negative << 2)
+
+
+@triton.jit
+def _value_codes(at, token, d, is_token, BITS: tl.constexpr):
+    """The same of values. at ``[T, 1]``: where the bytes of a token's group begin; token ``[T]``: which of its 16."""
+    d, t = d[None, :], token[:, None]
+    r, half, g = d // 16, d // 8 % 2, d % 8
+    if BITS == 4:
+        return _bits(at + (r // 2 * 256 + g * 32 + r % 2 * 4) + (t // 4 * 8 + t % 4), is_token, half * 4, 15)
+    else:
+        s = r // 2
+        size = _bits(at + (s // 2 * 384 + s % 2 * 128 + g * 16) + t, is_token, r % 2 * 2 + half * 4, 3)
+        negative = _bits(at + (r // 4 * 384 + 256 + g * 16) + t, is_token, r % 4 + half * 4, 1)
+        return size | (negative << 2)
 
 
 @triton.jit(do_not_specialize=["first", "count", "place"], do_not_specialize_on_alignment=["row"])
@@ -89,15 +110,15 @@ def expand(
     norms = (values + BLOCK * VALUE_BYTES).to(tl.pointer_type(tl.float16)) + within * 2
     d = tl.arange(0, D)
     at = out + ((place + i).to(tl.int64) * (2 * HEADS) + head)[:, None] * D + d[None, :]
-    code = _codes((here + within * KEY_BYTES)[:, None], 1, d, is_token, D, KEY_BITS)
+    code = _key_codes((here + within * KEY_BYTES)[:, None], d, is_token, D, KEY_BITS)
     if KEY_BITS == 8:
         level = code.to(tl.float32)
     else:
         level = _levels(code, KEY_BITS)
     norm = tl.load(norms, mask=is_token, other=0.0).to(tl.float32) * NORM
     tl.store(at, (level * norm[:, None]).to(out.dtype.element_ty), mask=is_token[:, None])
-    from_ = values + (within // 16) * (16 * VALUE_BYTES) + within % 16
-    level = _levels(_codes(from_[:, None], 16, d, is_token, D, VALUE_BITS), VALUE_BITS)
+    group = (values + (within // 16) * (16 * VALUE_BYTES))[:, None]
+    level = _levels(_value_codes(group, within % 16, d, is_token, VALUE_BITS), VALUE_BITS)
     norm = tl.load(norms + 1, mask=is_token, other=0.0).to(tl.float32) * NORM
     tl.store(at + HEADS * D, (level * norm[:, None]).to(out.dtype.element_ty), mask=is_token[:, None])
 

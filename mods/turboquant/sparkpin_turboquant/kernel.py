@@ -211,5 +211,6 @@ def loaded(variant: Variant, device: int) -> Loaded:
     """The variant, on the GPU of this number, which is the current one."""
     import torch
 
+    torch.empty(1, device=f"cuda:{device}")  # the driver wants a context, which PyTorch makes with its first tensor
     major, minor = torch.cuda.get_device_capability(device)
     return Loaded(variant, cubin_of(variant, major * 10 + minor))

@@ -42,7 +42,7 @@ def test_compiled_once_then_kept(monkeypatch: pytest.MonkeyPatch, architecture: 
 
 
 def test_what_does_not_compile_says_why() -> None:
-    with pytest.raises(RuntimeError, match=r"for -arch=sm_90a: .*error"):
+    with pytest.raises(RuntimeError, match=r"(?s)for -arch=sm_90a: .*error"):
         kernel.compile_variant(kernel.Variant(255, 4, 4, 1, 8, 1, "bfloat16"), 90)
 
 
