@@ -28,7 +28,8 @@ TRITON = Path(__file__).with_name("triton.lock")
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Triton for the image's Python, as locked. Its interpreter runs kernels on a CPU, its compiler needs no GPU."""
+    """Triton for the image's Python, as locked, and what else compiles kernels. Its interpreter runs them on a CPU, its
+    compiler and NVRTC need no GPU."""
     folder = tmp_path_factory.mktemp("triton")
     folder.chmod(0o755)  # the image's user reads it
     install = ["pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
@@ -88,9 +89,10 @@ def test_kernels_of_the_mod(mod: str, how: str, interpret: str, triton: Path) ->
     run_pytest(f"{mod}/tests/{how}", {"triton": triton}, TRITON_INTERPRET=interpret)
 
 
-def test_kernels_are_tested_with_the_triton_that_a_spark_has() -> None:
-    lock = (PROJECT / "pins/stacks/spark.lock").read_text()
-    [locked] = [json.loads(line.strip().rstrip(",")) for line in lock.splitlines() if '{"name": "triton",' in line]
+def test_kernels_are_tested_with_the_compilers_that_a_spark_has() -> None:
+    lines = (PROJECT / "pins/stacks/spark.lock").read_text().splitlines()
     ours = TRITON.read_text()
-    assert re.findall(r"^triton==(\S+)", ours, re.MULTILINE) == [locked["version"]]
-    assert f"sha256:{locked['sha256']}" in ours  # the hashes are of the same files, whatever index they came from
+    for name in ("triton", "nvidia-cuda-nvrtc", "cuda-bindings", "cuda-pathfinder"):
+        [locked] = [json.loads(line.strip().rstrip(",")) for line in lines if f'{{"name": "{name}",' in line]
+        assert re.findall(rf"^{name}==(\S+)", ours, re.MULTILINE) == [locked["version"]]
+        assert f"sha256:{locked['sha256']}" in ours  # the hashes are of the same files, whatever index they came from

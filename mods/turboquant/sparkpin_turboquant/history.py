@@ -39,19 +39,44 @@ def _levels(code, BITS: tl.constexpr):
 
 
 @triton.jit
-def _codes(at, step, d, is_token, D: tl.constexpr, BITS: tl.constexpr):
-    """``[T, D]`` codes as int32; `at` ``[T, 1]`` is where a token's begin, their bytes are `step` apart."""
-    is_ = is_token[:, None]
+def _byte(at, is_token):
+    return tl.load(at, mask=is_token[:, None], other=0).to(tl.int32)
+
+
+@triton.jit
+def _key_codes(at, d, is_token, D: tl.constexpr, BITS: tl.constexpr):
+    """``[T, D]`` codes; `at` ``[T, 1]`` is where a token's keys begin. `naive.pack_keys` says how they lie."""
+    n = d % 8
     if BITS == 8:
-        return tl.load(at + d[None, :] * step, mask=is_, other=0).to(tl.int8, bitcast=True).to(tl.int32)
+        return _byte(at + d[None, :], is_token).to(tl.int8).to(tl.int32)
     elif BITS == 4:
-        byte = tl.load(at + (d % (D // 2))[None, :] * step, mask=is_, other=0).to(tl.int32)
-        return (byte >> (d // (D // 2) * 4)[None, :]) & 15
+        size = (_byte(at + (d // 2)[None, :], is_token) >> (d % 2 * 4)[None, :]) & 7
+        sign = _byte(at + (d // 8 * 4 + d % 4)[None, :], is_token) >> tl.where(n < 4, 7, 3)[None, :]
+        return size | ((sign & 1) << 3)
     else:
-        byte = tl.load(at + (d % (D // 4))[None, :] * step, mask=is_, other=0).to(tl.int32)
-        sign = tl.load(at + (D // 4 + d % (D // 8))[None, :] * step, mask=is_, other=0).to(tl.int32)
-        index = (byte >> (d // (D // 4) * 2)[None, :]) & 3
-        return index | (((sign >> (d // (D // 8))[None, :]) & 1) << 2)
+        place = d // 16 * 4 + n // 2
+        size = (_byte(at + place[None, :], is_token) >> (n % 2 * 4 + d // 8 % 2 * 2)[None, :]) & 3
+        sign = _byte(at + (D // 4 + d // 32 * 4 + d % 4)[None, :], is_token)
+        sign = sign >> (d // 8 % 4 + tl.where(n < 4, 4, 0))[None, :]
+        return size | ((sign & 1) << 2)
+
+
+@triton.jit
+def _value_codes(at, token, d, is_token, BITS: tl.constexpr):
+    """``[T, D]`` codes; `at`, `token` ``[T, 1]``: where its group's values begin, which of the group it is.
+
+    `naive.value_places` says how they lie.
+    """
+    g, high = d % 8, d // 8 % 2 * 4
+    if BITS == 4:
+        place = (d // 32 * 256 + g * 32 + d // 16 % 2 * 4)[None, :] + token // 4 * 8 + token % 4
+        return (_byte(at + place, is_token) >> high[None, :]) & 15
+    else:
+        place = (d // 64 * 384 + d // 32 % 2 * 128 + g * 16)[None, :] + token
+        size = (_byte(at + place, is_token) >> (d // 16 % 2 * 2 + high)[None, :]) & 3
+        place = (d // 64 * 384 + 256 + g * 16)[None, :] + token
+        sign = _byte(at + place, is_token) >> (d // 16 % 4 + high)[None, :]
+        return size | ((sign & 1) << 2)
 
 
 @triton.jit(do_not_specialize=["first", "count", "place"], do_not_specialize_on_alignment=["row"])
@@ -89,15 +114,15 @@ def expand(
     norms = (values + BLOCK * VALUE_BYTES).to(tl.pointer_type(tl.float16)) + within * 2
     d = tl.arange(0, D)
     at = out + ((place + i).to(tl.int64) * (2 * HEADS) + head)[:, None] * D + d[None, :]
-    code = _codes((here + within * KEY_BYTES)[:, None], 1, d, is_token, D, KEY_BITS)
+    code = _key_codes((here + within * KEY_BYTES)[:, None], d, is_token, D, KEY_BITS)
     if KEY_BITS == 8:
         level = code.to(tl.float32)
     else:
         level = _levels(code, KEY_BITS)
     norm = tl.load(norms, mask=is_token, other=0.0).to(tl.float32) * NORM
     tl.store(at, (level * norm[:, None]).to(out.dtype.element_ty), mask=is_token[:, None])
-    from_ = values + (within // 16) * (16 * VALUE_BYTES) + within % 16
-    level = _levels(_codes(from_[:, None], 16, d, is_token, D, VALUE_BITS), VALUE_BITS)
+    group = (values + (within // 16) * (16 * VALUE_BYTES))[:, None]
+    level = _levels(_value_codes(group, (within % 16)[:, None], d, is_token, VALUE_BITS), VALUE_BITS)
     norm = tl.load(norms + 1, mask=is_token, other=0.0).to(tl.float32) * NORM
     tl.store(at + HEADS * D, (level * norm[:, None]).to(out.dtype.element_ty), mask=is_token[:, None])
 
