@@ -21,9 +21,12 @@ from sparkpin.memory.plan import Machine, MemoryPlan, gib, make_plan
 from sparkpin.memory.settings import GIB, Platform, Settings, read_settings
 from sparkpin.memory.weights import Loading, kind_of, weigh
 from sparkpin.memory.words import log_line, memory_rows, to_json
+from sparkpin.tinymodel import network
+from sparkpin.tinymodel.vocabulary import vocabulary
 
 MAX = 262_144
 MTP2 = """--speculative-config {"method":"mtp","num_speculative_tokens":2}"""
+SERVED = " --max-model-len 40960 --gdn-prefill-backend triton"
 SPARK = Machine(SPARK_TOTAL, SPARK_FREE, "an idle DGX Spark", "estimate")
 
 
@@ -86,6 +89,24 @@ def test_what_vllm_0_32_logged_for_the_layers_of_the_122b(
     assert cache.blocks(8 * GIB) == blocks
     assert [*cache.attention_groups, *cache.state_groups] == groups
     assert cache.capacity(blocks, MAX)[0] == tokens
+
+
+@pytest.mark.parametrize(
+    ("flags", "block", "tokens"),
+    [
+        ("", 272, 4_022_950),
+        (MTP2, 288, 1_975_031),
+        ("--kv-cache-dtype turboquant_4bit_nc", 1024, 13_337_822),
+        ("--kv-cache-dtype turboquant_4bit_nc " + MTP2, 1024, 6_390_613),
+        ("--kv-cache-dtype turboquant_k8v4 " + MTP2, 768, 4_617_909),
+    ],
+)
+def test_what_vllm_0_33_logged_for_the_scripted_model_on_an_h200(flags: str, block: int, tokens: int) -> None:
+    """Of 2 GiB, for 40,960 tokens; benchmarks/stage_table."""
+    geometry = read_geometry(network.config(vocabulary()) | {"max_position_embeddings": 65536}, "config.json")
+    cache = lay_out(geometry, settings_of(geometry, flags + SERVED, "cuda", (0, 33)))
+    assert cache.block_size == block
+    assert cache.capacity(cache.blocks(2 * GIB), 40_960)[0] == tokens
 
 
 def test_half_the_value_heads_give_the_logged_block_size() -> None:

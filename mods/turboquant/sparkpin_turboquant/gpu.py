@@ -17,18 +17,16 @@ from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 from sparkpin_turboquant import cuda, prefill
 from sparkpin_turboquant.common import PackedBackend, PackedImpl, report_active
 from sparkpin_turboquant.formats import FORMATS
-from sparkpin_turboquant.tuned import Tuned, tuned_for
+from sparkpin_turboquant.tuned import Tuned, splits_of, tuned_for
 
 BLOCK_SIZE = 128
-"""Tokens of a block are a multiple of it, as the attention kernel's tiles divide it."""
+"""Tokens of a block are a multiple of it: a page of that many is what was measured."""
 HEAD_SIZES = (64, 128, 256)
 
 
 @cache
 def _gpu(device: torch.device) -> tuple[tuple[Tuned, ...], int]:
     """Tiles for this GPU, and its multiprocessors."""
-    if device.type != "cuda":  # Triton's interpreter, which knows no launches that overlap
-        return tuned_for(80), 4
     major, minor = torch.cuda.get_device_capability(device)
     return tuned_for(major * 10 + minor), torch.cuda.get_device_properties(device).multi_processor_count
 
@@ -85,7 +83,6 @@ class GpuMetadataBuilder(AttentionMetadataBuilder):
         slot = self.slot_bytes(kv_cache_spec)
         layers = vllm_config.compilation_config.static_forward_context
         impl = layers[layer_names[0]].impl
-        impl.check_width(self.reorder_batch_threshold)
         impl.warm_up(kv_cache_spec.block_size, slot, vllm_config, self.widths(), device)
         report_active(kv_cache_spec.head_size, len(layer_names), slot)
 
@@ -132,16 +129,6 @@ class GpuImpl(PackedImpl):
 
         return flash_attention(self.head_size, self.scale)
 
-    def check_width(self, queries: int) -> None:
-        """Raise ValueError when a decode step has more query tokens than the widest tile for this GPU holds."""
-        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-        most = _gpu(device)[0][-1].columns // (self.num_heads // self.num_kv_heads)
-        if queries > most:
-            raise ValueError(
-                f"turboquant: {queries - 1} speculative tokens, wanted at most {most - 1} on this GPU, "
-                f"as {self.num_heads // self.num_kv_heads} query heads share a KV head"
-            )
-
     def cache(self, kv_cache: torch.Tensor) -> cuda.Cache:
         """The cache as the kernels take it; made once for each tensor that vLLM hands over."""
         key = (kv_cache.data_ptr(), *kv_cache.shape, *kv_cache.stride())
@@ -161,26 +148,28 @@ class GpuImpl(PackedImpl):
     def warm_up(
         self, block_size: int, slot: int, vllm_config: Any, widths: tuple[int, ...], device: torch.device
     ) -> None:
-        """Compile each kernel that a server of this configuration launches, on a cache of one block."""
+        """Compile each kernel that a server of this configuration launches, on a cache of one block.
+
+        Raises ValueError for verification steps of more query tokens than the kernel takes.
+        """
+        splits_of(widths[-1], self.num_heads // self.num_kv_heads)
         dtype = vllm_config.model_config.dtype
         page = block_size * self.num_kv_heads * slot
         data = torch.zeros(1, page, dtype=torch.uint8, device=device)
         cache_ = cuda.Cache(
             data, FORMATS[self.kv_cache_dtype], self.num_kv_heads, self.head_size, block_size, slot, page
         )
-        most = vllm_config.scheduler_config.max_num_seqs
         tuned, processors = _gpu(device)
         new = torch.zeros(1, self.num_kv_heads, self.head_size, dtype=dtype, device=device)
         cuda.store_tokens(new, new, cache_, torch.zeros(1, dtype=torch.int64, device=device))
-        for sequences in {16, *(1 << i for i in range(5, 32) if 1 << (i - 1) < most)}:
-            for width in widths:
-                tokens = sequences * width
-                query = torch.zeros(tokens, self.num_heads, self.head_size, dtype=dtype, device=device)
-                count = torch.arange(sequences + 1, dtype=torch.int32, device=device) * width
-                lengths = torch.full((sequences,), width, dtype=torch.int32, device=device)
-                table = torch.zeros(sequences, 1, dtype=torch.int32, device=device)
-                out = torch.empty_like(query)
-                cuda.attend(query, cache_, table, lengths, count, width, self.scale, out, tuned, processors)
+        group = self.num_heads // self.num_kv_heads
+        cuda.prepare(cache_.format, self.head_size, group, widths[-1], dtype, tuned)
+        for width in widths:
+            query = torch.zeros(width, self.num_heads, self.head_size, dtype=dtype, device=device)
+            starts = torch.tensor([0, width], dtype=torch.int32, device=device)
+            table = torch.zeros(1, 1, dtype=torch.int32, device=device)
+            out = torch.empty_like(query)
+            cuda.attend(query, cache_, table, starts[1:], starts, width, self.scale, out, tuned, processors)
         planned = prefill.plan([0, 1], [2], device)  # a new token after one in the cache
         query = torch.zeros(1, self.num_heads, self.head_size, dtype=dtype, device=device)
         table = torch.zeros(1, 1, dtype=torch.int32, device=device)

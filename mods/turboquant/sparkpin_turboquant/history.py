@@ -39,40 +39,44 @@ def _levels(code, BITS: tl.constexpr):
 
 
 @triton.jit
-def _bits(at, is_token, shift, MASK: tl.constexpr):
-    return (tl.load(at, mask=is_token[:, None], other=0).to(tl.int32) >> shift) & MASK
+def _byte(at, is_token):
+    return tl.load(at, mask=is_token[:, None], other=0).to(tl.int32)
 
 
 @triton.jit
 def _key_codes(at, d, is_token, D: tl.constexpr, BITS: tl.constexpr):
-    """``[T, D]`` codes as int32 of the keys whose bytes begin at `at` ``[T, 1]``: `formats.Layout`, byte by byte."""
-    d = d[None, :]
+    """``[T, D]`` codes; `at` ``[T, 1]`` is where a token's keys begin. `naive.pack_keys` says how they lie."""
     n = d % 8
     if BITS == 8:
-        return tl.load(at + d, mask=is_token[:, None], other=0).to(tl.int8, bitcast=True).to(tl.int32)
+        return _byte(at + d[None, :], is_token).to(tl.int8).to(tl.int32)
     elif BITS == 4:
-        word = at + d // 8 * 4
-        negative = _bits(word + n % 4, is_token, tl.where(n < 4, 7, 3), 1)
-        return _bits(word + n // 2, is_token, n % 2 * 4, 7) | (negative << 3)
+        size = (_byte(at + (d // 2)[None, :], is_token) >> (d % 2 * 4)[None, :]) & 7
+        sign = _byte(at + (d // 8 * 4 + d % 4)[None, :], is_token) >> tl.where(n < 4, 7, 3)[None, :]
+        return size | ((sign & 1) << 3)
     else:
-        size = _bits(at + d // 16 * 4 + n // 2, is_token, n % 2 * 4 + d // 8 % 2 * 2, 3)
-        plane = d // 8 % 4
-        negative = _bits(at + D // 4 + d // 32 * 4 + n % 4, is_token, tl.where(n < 4, 4, 0) + plane, 1)
-        return size | (negative << 2)
+        place = d // 16 * 4 + n // 2
+        size = (_byte(at + place[None, :], is_token) >> (n % 2 * 4 + d // 8 % 2 * 2)[None, :]) & 3
+        sign = _byte(at + (D // 4 + d // 32 * 4 + d % 4)[None, :], is_token)
+        sign = sign >> (d // 8 % 4 + tl.where(n < 4, 4, 0))[None, :]
+        return size | ((sign & 1) << 2)
 
 
 @triton.jit
 def _value_codes(at, token, d, is_token, BITS: tl.constexpr):
-    """The same of values. at ``[T, 1]``: where the bytes of a token's group begin; token ``[T]``: which of its 16."""
-    d, t = d[None, :], token[:, None]
-    r, half, g = d // 16, d // 8 % 2, d % 8
+    """``[T, D]`` codes; `at`, `token` ``[T, 1]``: where its group's values begin, which of the group it is.
+
+    `naive.value_places` says how they lie.
+    """
+    g, high = d % 8, d // 8 % 2 * 4
     if BITS == 4:
-        return _bits(at + (r // 2 * 256 + g * 32 + r % 2 * 4) + (t // 4 * 8 + t % 4), is_token, half * 4, 15)
+        place = (d // 32 * 256 + g * 32 + d // 16 % 2 * 4)[None, :] + token // 4 * 8 + token % 4
+        return (_byte(at + place, is_token) >> high[None, :]) & 15
     else:
-        s = r // 2
-        size = _bits(at + (s // 2 * 384 + s % 2 * 128 + g * 16) + t, is_token, r % 2 * 2 + half * 4, 3)
-        negative = _bits(at + (r // 4 * 384 + 256 + g * 16) + t, is_token, r % 4 + half * 4, 1)
-        return size | (negative << 2)
+        place = (d // 64 * 384 + d // 32 % 2 * 128 + g * 16)[None, :] + token
+        size = (_byte(at + place, is_token) >> (d // 16 % 2 * 2 + high)[None, :]) & 3
+        place = (d // 64 * 384 + 256 + g * 16)[None, :] + token
+        sign = _byte(at + place, is_token) >> (d // 16 % 4 + high)[None, :]
+        return size | ((sign & 1) << 2)
 
 
 @triton.jit(do_not_specialize=["first", "count", "place"], do_not_specialize_on_alignment=["row"])
@@ -118,7 +122,7 @@ def expand(
     norm = tl.load(norms, mask=is_token, other=0.0).to(tl.float32) * NORM
     tl.store(at, (level * norm[:, None]).to(out.dtype.element_ty), mask=is_token[:, None])
     group = (values + (within // 16) * (16 * VALUE_BYTES))[:, None]
-    level = _levels(_value_codes(group, within % 16, d, is_token, VALUE_BITS), VALUE_BITS)
+    level = _levels(_value_codes(group, (within % 16)[:, None], d, is_token, VALUE_BITS), VALUE_BITS)
     norm = tl.load(norms + 1, mask=is_token, other=0.0).to(tl.float32) * NORM
     tl.store(at + HEADS * D, (level * norm[:, None]).to(out.dtype.element_ty), mask=is_token[:, None])
 

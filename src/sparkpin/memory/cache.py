@@ -18,6 +18,7 @@ FORMATS = ("bfloat16", "fp8", *TURBOQUANT)
 
 DEFAULT_BLOCK: Mapping[str, int] = {"cpu": 128, "cuda": 16}  # platforms/cpu.py; config/cache.py
 KERNEL_BLOCK: Mapping[str, int] = {"cpu": 32, "cuda": 16}  # v1/attention/backends: cpu_attn, flash_attn, flashinfer
+PACKED_BLOCK: Mapping[str, int] = {"cpu": 16, "cuda": 128}  # mods/turboquant: its backends for these platforms
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +159,10 @@ def block_size(settings: Settings, cache_dtype: str, slot: int, state: int) -> i
     platforms/interface.py, _align_hybrid_block_size: in steps of the block size that was asked for, or of the
     platform's, and always a multiple of what the kernel takes.
     """
-    asked = settings.block_size or DEFAULT_BLOCK[settings.platform]
+    kernel = (PACKED_BLOCK if cache_dtype in TURBOQUANT else KERNEL_BLOCK)[settings.platform]
+    asked = settings.block_size or max(DEFAULT_BLOCK[settings.platform], kernel)
     if not state:
         return asked
-    kernel = 16 if cache_dtype in TURBOQUANT else KERNEL_BLOCK[settings.platform]
     step = math.lcm(max(kernel, asked), 64 if settings.checkpoints else 1)
     wanted = step * -(-state // (step * slot))
     return max(asked, kernel * -(-wanted // kernel))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sparkpin_turboquant import cuda, gpu, history, naive, prefill
+from sparkpin_turboquant import gpu, history, naive, prefill
 from sparkpin_turboquant.common import vllm_slot_bytes
 from sparkpin_turboquant.cuda import store_tokens
 from sparkpin_turboquant.formats import FORMATS
@@ -109,16 +109,18 @@ def test_folding_parts_is_attention_over_all() -> None:
     assert torch.allclose(logs, wanted_logs, atol=1e-5)
 
 
-def decode(query, cache_, table, lengths, starts, most_queries, scale, out, tuned, processors, owners=None):
-    """`naive` for the kernel in CUDA C++, which the interpreter cannot run; tests/compiled runs it on a CPU."""
-    blocks = naive.Blocks(cache_.data, cache_.format, cache_.heads, cache_.head_dim, cache_.block_size, cache_.slot)
+def attend(query, cache_, table, lengths, starts, most_queries, scale, out, tuned, processors) -> None:
+    """Stands for the decode kernel, which is CUDA C++: the same contract, by `naive`."""
+    size = cache_.heads * cache_.block_size * cache_.slot
+    blocks = naive.Blocks(
+        cache_.data[:, :size], cache_.format, cache_.heads, cache_.head_dim, cache_.block_size, cache_.slot
+    )
     for i, length in enumerate(lengths.tolist()):
-        first, last = starts[i : i + 2].tolist()
-        assert last - first <= most_queries
+        a, b = starts[i : i + 2].tolist()
+        assert b - a <= most_queries
         place = torch.arange(length)
-        slots = table[i][place // cache_.block_size].long() * cache_.block_size + place % cache_.block_size
-        out.view(-1, *query.shape[1:])[first:last] = naive.attend(query[first:last], blocks, slots, scale)
-    return out
+        slots = table[i][place // BLOCK].long() * BLOCK + place % BLOCK
+        out[a:b] = naive.attend(query[a:b], blocks, slots, scale)
 
 
 class Common(SimpleNamespace):
@@ -137,8 +139,9 @@ def builder(speculative: int) -> gpu.GpuMetadataBuilder:
 @pytest.mark.parametrize("name", ["turboquant_4bit_nc", "turboquant_k8v4"])
 def test_a_batch_of_decode_steps_and_prefills(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two verification steps (one of fewer tokens), a first prefill and two that go on; one padded token."""
-    monkeypatch.setattr(cuda, "attend", decode)
     monkeypatch.setattr(prefill.plan, "__defaults__", (40,))
+    monkeypatch.setattr(gpu.cuda, "attend", attend)
+    monkeypatch.setattr(gpu, "_gpu", lambda device: (None, None))
     monkeypatch.setattr(gpu, "_workspace", lambda *x: prefill.Workspace.of(*x, room=40))
     layer = made(name)
     kv_cache = empty_cache(name, 12, 2, 64)
@@ -217,8 +220,3 @@ def test_profiling_reserves_the_workspace_and_gives_zeros() -> None:
     assert not output.any()
     assert gpu._workspace.cache_info().currsize == 1
     gpu._workspace.cache_clear()
-
-
-def test_more_query_tokens_than_a_tile_holds_are_refused() -> None:
-    with pytest.raises(ValueError, match="8 speculative tokens, wanted at most 3"):
-        made("turboquant_4bit_nc", heads=32).check_width(9)
