@@ -47,7 +47,7 @@ def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
 MIXED = [(64, 2), (0, 0), (17, 1), (140, 8)]
 # format, head_dim, query heads, KV heads, block size, programs, (cached tokens, queries) of each sequence
 CASES = [
-    ("turboquant_4bit_nc", 256, 16, 1, 48, 2, [(300, 3), (128, 3), (3, 3)]),
+    ("turboquant_4bit_nc", 256, 16, 1, 48, 2, [(140, 3), (128, 3), (3, 3)]),
     ("turboquant_4bit_nc", 256, 32, 2, 16, 1, [(5, 5), (1, 1)]),
     ("turboquant_4bit_nc", 128, 8, 2, 32, 8, MIXED),
     ("turboquant_4bit_nc", 64, 4, 2, 16, 6, [(1, 1), (40, 1)] + [(9, 1)] * 40),
