@@ -134,6 +134,7 @@ def main(argv: list[str], fault: str) -> None:
     if fault == "silent":
         time.sleep(3600)
     print('INFO SPARKPIN_MOD {"mod":"vllm-cpu","event":"active","version":"0"}', flush=True)
+    print("INFO Loading weights took 0.25 seconds", flush=True)
     print("Application startup complete.", flush=True)
     value = dict(itertools.pairwise(argv))
     server = (

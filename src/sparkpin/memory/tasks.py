@@ -10,6 +10,8 @@ from sparkpin import host, hub, manifests, recipes, schema, ui
 from sparkpin import overruled as overruling
 from sparkpin.checkpoint import plan as checkpoints
 from sparkpin.errors import HostError, InputError, ManifestError
+from sparkpin.layering import normal
+from sparkpin.loaders import Weights, choose
 from sparkpin.memory import estimates, words
 from sparkpin.memory.geometry import read_geometry
 from sparkpin.memory.plan import Machine, MemoryPlan, gib, make_plan
@@ -90,8 +92,22 @@ def plan_recipe(
         widened=platform == "cpu",
         ranks=settings.ranks,
     )
-    tensors = (placed.source.info for placed in checkpoints.final_tensors(planned, listings) if placed.listed)
-    return make_plan(geometry, settings, weigh(tensors, loading), machine)
+    tensors = [placed.source.info for placed in checkpoints.final_tensors(planned, listings) if placed.listed]
+    made = make_plan(geometry, settings, weigh(tensors, loading), machine)
+    if platform == "cpu":  # where there is nothing to choose
+        return made
+    files = [file.size for file in lock.repositories[pin.base].files if file.file.endswith(".safetensors")]
+    weights = Weights(sum(info.nbytes for info in tensors), max(files, default=0), max(info.nbytes for info in tensors))
+    loader = choose(argv, lock_versions(paths.project, stack), weights, machine.free)
+    return replace(made, notes=(*made.notes, loader.line))
+
+
+def lock_versions(project: Path, stack: schema.Stack) -> dict[str, str]:
+    """Of what the images will hold, by distribution; nothing for a stack that has never been locked."""
+    try:
+        return {normal(wheel.name): wheel.version for wheel in manifests.former_stack_lock(project, stack.name).wheels}
+    except ManifestError:
+        return {}
 
 
 def vllm_version(stack: schema.Stack) -> tuple[int, int]:
