@@ -10,8 +10,9 @@ import pytest
 from checkout import INVOKE, PROJECT, Checkout
 from sparkpin import commands
 
-TASKS = ["attest", "build", "check", "checkpoint", "copy", "diff", "doctor", "export", "fetch", "images", "import"]
+TASKS = ["attest", "build", "check", "checkpoint", "client", "copy", "diff", "doctor", "export", "fetch", "images"]
 TASKS += [
+    "import",
     "inspect",
     "lock",
     "pin",
