@@ -224,6 +224,39 @@ def plan(
 
 @command(
     help={
+        "recipe": RECIPE,
+        "stage": STAGE,
+        "published": "the published chain of the 122B instead, which needs none of its files",
+        "bandwidth": "of the memory in GB/s (default: 273, a DGX Spark's)",
+        "context": "tokens in the cache (default: 1000)",
+        "accepted": "share of the drafted tokens that the model accepts (default: 0.79)",
+        "measured": "tokens a second, to say what fraction of the ceiling they are",
+        "json": "machine-readable",
+    }
+)
+def roofline(
+    c: Context,
+    recipe: str | None = None,
+    stage: str | None = None,
+    published: bool = False,
+    bandwidth: str = "273",
+    context: str = "1000",
+    accepted: str = "0.79",
+    measured: str = "",
+    json: bool = False,
+) -> None:
+    """Say how fast one user's decode can be at most."""
+    from sparkpin.roofline import tasks
+
+    asked = tasks.asked(bandwidth=bandwidth, context=whole("context", context, 32768), accepted=accepted)
+    if published:
+        tasks.published(asked, as_json=json)
+    else:
+        tasks.roofline(asked, recipe=recipe, stage=stage, measured=measured, as_json=json)
+
+
+@command(
+    help={
         "release": "tag to smoke (default: every release that is built and not yet smoked)",
         "stage": "smoke the newest release of this stage",
         "recipe": "smoke the releases of this recipe only (default: every recipe; with --stage the stack's own)",
@@ -322,12 +355,12 @@ def promote(c: Context, tag: str) -> None:
     commands.promote(tag)
 
 
-@command(help={"recipe": RECIPE})
-def rollback(c: Context, recipe: str | None = None) -> None:
+@command(help={"recipe": RECIPE, "serve": "serve it, too; where it does not become ready, nothing has changed"})
+def rollback(c: Context, recipe: str | None = None, serve: bool = False) -> None:
     """Go back to the newest earlier release that passed."""
     from sparkpin import commands
 
-    commands.rollback(recipe=recipe)
+    commands.rollback(recipe=recipe, serve_it=serve)
 
 
 @command(
@@ -414,14 +447,40 @@ def prune(c: Context, keep: str = "5", dry_run: bool = False, store: bool = Fals
     help={
         "recipe": RECIPE,
         "release": "tag to serve (default: the current release)",
-        "port": "port on this machine (default: the recipe's)",
+        "port": "port on this machine (default: of what runs, else the recipe's)",
+        "host": "address to listen on (default: of what runs, else 127.0.0.1); a wider one wants an API key of clients",
+        "unit": "print a systemd unit that does this after a reboot, and serve nothing now",
     }
 )
-def serve(c: Context, recipe: str | None = None, release: str | None = None, port: str = "") -> None:
-    """Serve a release on 127.0.0.1."""
+def serve(
+    c: Context,
+    recipe: str | None = None,
+    release: str | None = None,
+    port: str = "",
+    host: str = "",
+    unit: bool = False,
+) -> None:
+    """Serve a release, in the place of what is served of its recipe."""
     from sparkpin import commands
 
-    commands.serve(recipe=recipe, release=release, port=whole("port", port, 8001) if port else None)
+    number = whole("port", port, 8001) if port else None
+    commands.serve(recipe=recipe, release=release, port=number, host=host or None, unit=unit)
+
+
+@command(help={"json": "machine-readable"})
+def status(c: Context, json: bool = False) -> None:
+    """Say what is served, how it is, and why it died."""
+    from sparkpin import commands
+
+    commands.server_status(as_json=json)
+
+
+@command(help={"recipe": RECIPE, "lines": "how many of the last (default: 100)", "follow": "go on as they come"})
+def logs(c: Context, recipe: str | None = None, lines: str = "100", follow: bool = False) -> None:
+    """Print what a server has written."""
+    from sparkpin import commands
+
+    commands.server_logs(recipe=recipe, lines=whole("lines", lines, 100), follow=follow)
 
 
 @command(help={"recipe": RECIPE})
@@ -430,6 +489,41 @@ def stop(c: Context, recipe: str | None = None) -> None:
     from sparkpin import commands
 
     commands.stop(recipe=recipe)
+
+
+@command(
+    positional=usage.recipe_words(sys.argv),
+    help={
+        "action": "import: take a recipe of spark-vllm-docker or sparkrun over; export: write one for them, with our "
+        "image; check: find mistakes",
+        "what": "file of a recipe, or name of one of recipes/ (check: all of these when left out)",
+        "name": "import: name of the new recipe (default: the file's)",
+        "stack": "import, check of a file: stack of pins/stacks/ (default: the one that its container maps to)",
+        "stage": "import, export: stage of stages/ (default: base; the recipe's)",
+        "no_lock": "import: ask no Hub for the model's commit",
+        "format": "export: v1 (spark-vllm-docker) or v2 (sparkrun)",
+        "release": "export: tag of a release (default: what the working tree would build)",
+        "output": "export: file to write (default: print it)",
+    },
+)
+def recipe(
+    c: Context,
+    action: str,
+    what: str | None = None,
+    name: str = "",
+    stack: str | None = None,
+    stage: str | None = None,
+    no_lock: bool = False,
+    format: str = "v1",
+    release: str | None = None,
+    output: str = "",
+) -> None:
+    """Import, export or check a recipe of the community."""
+    from sparkpin.community import tasks
+
+    if not tasks.recipe(action, what or "", name=name, stack=stack, stage=stage, lock=not no_lock, form=format,
+                        release=release, output=output):  # fmt: skip
+        raise Exit(code=4)
 
 
 @command(

@@ -11,11 +11,12 @@ import tarfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
+SOURCES = HERE.parent / "src"
 TORCH = "__version__ = '2.14.0+cu130'\ncuda = '13.0'\n"
 IMPORTED = f"""
 import json, os, sys
-sys.path.insert(0, {str(HERE)!r})
-import fake_vllm, encodings.utf_8, encodings.ascii, encodings.latin_1
+sys.path[:0] = [{str(HERE)!r}, {str(SOURCES)!r}]
+import fake_vllm, sparkpin.serving.inside, encodings.utf_8, encodings.idna, encodings.ascii, encodings.latin_1
 print(json.dumps([os.__file__] + [m.__file__ for m in sys.modules.values() if getattr(m, "__file__", None)]))
 """
 
@@ -30,7 +31,7 @@ def image_tar() -> bytes:
     python = Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}")
     chmod = Path(shutil.which("chmod") or "/bin/chmod")
     listed = subprocess.run([python, "-IS", "-c", IMPORTED], capture_output=True, text=True, check=True).stdout
-    modules = {path for name in json.loads(listed) if HERE not in (path := Path(name)).parents}
+    modules = {path for name in json.loads(listed) if not {HERE, SOURCES} & {*(path := Path(name)).parents}}
     loaded = {python, chmod, *(path for path in modules if path.suffix == ".so")}
     files = {*loaded, *modules, *(library for program in loaded for library in libraries(program))}
     buffer = io.BytesIO()
@@ -62,6 +63,9 @@ def image_tar() -> bytes:
         script = f"#!{python} -IS\nimport os, sys\nsys.path.insert(0, '/usr/local/bin')\nimport fake_vllm\n"
         script += "fake_vllm.main(sys.argv[2:], os.environ.get('FAKE_VLLM', ''))\n"
         put(Path("/usr/local/bin/vllm"), script.encode())
+        link = tarfile.TarInfo("/usr/local/bin/python")
+        link.type, link.linkname = tarfile.SYMTYPE, str(python)
+        tar.addfile(link)
         folder(Path("/home/sparkpin"), uid=10001)
         folder(Path("/tmp"), mode=0o1777)  # a tmpfs takes over the mode of the folder below it
         for name in ("/run", "/model"):

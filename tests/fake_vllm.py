@@ -83,6 +83,10 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
     def reply(self, body: dict) -> None:
+        key = os.environ.get("VLLM_API_KEY")
+        if key and self.path.startswith("/v1/") and self.headers["Authorization"] != f"Bearer {key}":
+            self.send_error(401)
+            return
         kind = kind_of(self.path, body)
         status, content_type, content = self.server.fault(kind, RECORDED.get(kind, (200, TEXT, b"")))
         self.send_response(status)

@@ -37,11 +37,29 @@ def importers(package: str) -> set[str]:
 @pytest.mark.parametrize(
     ("package", "modules"),
     [
-        ("yaml", {"manifests"}),
+        ("yaml", {"manifests", "community/yamlfile"}),
         ("huggingface_hub", {"hubclient", "hublock"}),
         ("httpx", {"wheels", "smoke/client"}),
         ("socket", {"endpoint", "ports"}),
-        ("docker", {"engine", "endpoint", "container", "imagefiles", "remote", "serve", "smoke/server", "loading/run"}),
+        (
+            "docker",
+            {
+                "engine",
+                "endpoint",
+                "container",
+                "imagefiles",
+                "remote",
+                "serve",
+                "smoke/server",
+                "loading/run",
+                "serving/death",
+                "serving/launch",
+                "serving/served",
+                "serving/switching",
+                "serving/tasks",
+                "serving/waiting",
+            },
+        ),
         (
             "subprocess",
             {
@@ -56,6 +74,7 @@ def importers(package: str) -> set[str]:
                 "remote",
                 "rootfs",
                 "evidence/signing",
+                "serving/inside",
                 "wheels",
             },
         ),

@@ -19,6 +19,8 @@ from sparkpin.engine import Engine
 from sparkpin.errors import BusyError, InputError, SmokeError
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases, tag_of
+from sparkpin.serving import served as services
+from sparkpin.serving import switching
 
 pytest_plugins = ["fake_release"]
 pytestmark = pytest.mark.engine
@@ -37,7 +39,7 @@ def other_home(paths: Paths, tmp_path: Path) -> Paths:
 
 @pytest.fixture
 def name(paths: Paths) -> str:
-    return serve.name_of(paths, "fake")
+    return services.name_of(paths, "fake")
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def test_a_release_is_served_on_this_machine_only(
     container = fake_engine.client.containers.get(name)
     host = container.attrs["HostConfig"]
     assert container.ports == {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(port)}]}
-    assert host["RestartPolicy"] == {"Name": "on-failure", "MaximumRetryCount": 3}
+    assert host["RestartPolicy"] == {"Name": "on-failure", "MaximumRetryCount": 5}
     assert host["ReadonlyRootfs"] and host["CapDrop"] == ["ALL"] and host["SecurityOpt"] == ["no-new-privileges:true"]
     assert container.attrs["Config"]["User"] == "10001:10001"
     assert b'"model_writable": false' in container.logs() and b'"home_writable": true' in container.logs()
@@ -114,6 +116,7 @@ def test_serving_it_again_leaves_it_alone(
     assert fake_engine.client.containers.get(name).id == before
 
 
+@pytest.mark.parametrize("beside", [False, True])
 def test_another_port_or_release_replaces_it(
     paths: Paths,
     name: str,
@@ -122,15 +125,23 @@ def test_another_port_or_release_replaces_it(
     newer: Release,
     checkpoint: Path,
     port: int,
+    beside: bool,
 ) -> None:
     serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
     other = free_port()
-    assert serve.start(paths, fake_engine, release, checkpoint, port=other, say=quiet).port == other
+    moved = serve.start(paths, fake_engine, release, checkpoint, port=other, say=quiet, beside=beside)
+    assert moved.port == other and moved.ready
     said: list[str] = []
-    served = serve.start(paths, fake_engine, newer, checkpoint, port=other, say=said.append)
-    assert said[0] == f"stopping {release.tag}, which {newer.tag} replaces"
-    assert served.release == newer.tag and served.ready
-    assert [s.container for s in serve.status(fake_engine) if s.recipe == "fake"] == [name]
+    served = serve.start(paths, fake_engine, newer, checkpoint, say=said.append, beside=beside)
+    stopped = [line for line in said if line.startswith(f"stopping {release.tag}")]
+    switched = [line for line in said if line.startswith("switched after ") and line.endswith(release.tag)]
+    assert bool(switched) == beside and bool(stopped) != beside
+    assert served.release == newer.tag and served.ready and served.port == other, "it keeps the address of what ran"
+    assert [s.container for s in services.status(fake_engine) if s.recipe == "fake"] == [name]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", port))  # the former port is free again
+    networks = fake_engine.client.containers.get(name).attrs["NetworkSettings"]["Networks"]
+    assert list(networks) == ["sparkpin"]
 
 
 def test_what_answers_until_serve_is_told_after_serve(
@@ -153,6 +164,7 @@ def test_what_answers_until_serve_is_told_after_serve(
     ]
 
 
+@pytest.mark.parametrize("beside", [False, True])
 def test_a_release_that_does_not_start_gives_way_to_the_former_one(
     paths: Paths,
     name: str,
@@ -161,17 +173,24 @@ def test_a_release_that_does_not_start_gives_way_to_the_former_one(
     newer: Release,
     checkpoint: Path,
     port: int,
+    beside: bool,
 ) -> None:
     serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+    before = fake_engine.client.containers.get(name).attrs["State"]["StartedAt"]
     said: list[str] = []
     bad = dataclasses.replace(newer, env={"FAKE_VLLM": "exit"})
-    with pytest.raises(SmokeError, match=r"exited with 1\n[\s\S]*no such architecture[\s\S]*invoke smoke") as caught:
-        serve.start(paths, fake_engine, bad, checkpoint, port=port, say=said.append)
-    assert newer.tag in str(caught.value) and said[-1] == f"starting {release.tag} again"
+    with pytest.raises(SmokeError, match=r"exited with 1\nfirst error: RuntimeError: no such architecture") as caught:
+        serve.start(paths, fake_engine, bad, checkpoint, port=port, say=said.append, beside=beside)
+    assert newer.tag in str(caught.value)
+    assert said[-1] == (f"{release.tag} still answers" if beside else f"starting {release.tag} again")
     container = fake_engine.client.containers.get(name)
     assert container.labels["sparkpin.release"] == release.tag
+    assert (container.attrs["State"]["StartedAt"] == before) == beside
     served = serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
-    assert served.ready and serve.find(fake_engine, name + serve.FORMER) is None
+    assert served.ready and [c.name for c in services.services(fake_engine) if "fake" in str(c.name)] == [name]
+    kept = paths.home / "serve/fake" / newer.name
+    assert "no such architecture" in (kept / "server.log").read_text()
+    assert "first error: RuntimeError: no such architecture" in (kept / "post-mortem.txt").read_text()
 
 
 def test_a_first_release_that_does_not_start_leaves_nothing(
@@ -191,7 +210,7 @@ def test_a_first_release_that_does_not_start_leaves_nothing(
             port=port,
             say=quiet,
         )
-    assert serve.find(fake_engine, name) is None
+    assert services.find(fake_engine, name) is None
 
 
 def test_a_former_one_left_by_a_killed_run_is_taken_up(
@@ -206,7 +225,7 @@ def test_a_former_one_left_by_a_killed_run_is_taken_up(
     serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
     container = fake_engine.client.containers.get(name)
     container.stop(timeout=5)
-    container.rename(name + serve.FORMER)
+    container.rename(name + switching.FORMER)
     assert serve.start(paths, fake_engine, newer, checkpoint, port=port, say=quiet).ready
     with pytest.raises(docker.errors.NotFound):
         container.reload()
@@ -228,7 +247,7 @@ def test_a_taken_port_is_told_with_its_holder(
     assert f"port {port} on 127.0.0.1 is taken by " in caught.value.message
     assert f"(process {os.getpid()})" in caught.value.message
     assert caught.value.next_step.endswith(f"invoke serve --port {port + 1}")
-    assert serve.find(fake_engine, name) is None
+    assert services.find(fake_engine, name) is None
 
 
 def test_a_taken_port_does_not_end_what_is_served(
@@ -245,7 +264,7 @@ def test_a_taken_port_does_not_end_what_is_served(
         holder.listen()
         with pytest.raises(BusyError):
             serve.start(paths, fake_engine, newer, checkpoint, port=holder.getsockname()[1], say=quiet)
-    (served,) = (s for s in serve.status(fake_engine) if s.recipe == "fake")
+    (served,) = (s for s in services.status(fake_engine) if s.recipe == "fake")
     assert served.ready and served.release == release.tag
 
 
@@ -260,7 +279,7 @@ def test_a_port_that_another_recipe_s_container_has(
     serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
     with pytest.raises(BusyError, match=f"taken by the container {name}"):
         serve.start(paths, fake_engine, dataclasses.replace(release, recipe="other"), checkpoint, port=port, say=quiet)
-    assert serve.find(fake_engine, serve.name_of(paths, "other")) is None
+    assert services.find(fake_engine, services.name_of(paths, "other")) is None
 
 
 def test_homes_on_one_engine_serve_side_by_side(
@@ -282,14 +301,14 @@ def test_homes_on_one_engine_serve_side_by_side(
     second = free_port()
     serve.start(other_home, fake_engine, newer, checkpoint, port=second, say=said.append)
     assert not [line for line in said if "stopping" in line]
-    both = {(served.home, served.release, served.port) for served in serve.status(fake_engine) if served.ready}
+    both = {(served.home, served.release, served.port) for served in services.status(fake_engine) if served.ready}
     assert {(str(paths.home), release.tag, port), (str(other_home.home), newer.tag, second)} <= both
-    assert serve.running_release(paths, fake_engine, "fake") == release.tag
-    assert serve.stop(other_home, fake_engine, None, quiet) == (serve.name_of(other_home, "fake"),)
+    assert services.running_release(paths, fake_engine, "fake") == release.tag
+    assert serve.stop(other_home, fake_engine, None, quiet) == (services.name_of(other_home, "fake"),)
     assert serve.stop(other_home, fake_engine, None, quiet) == ()
     with pytest.raises(InputError, match="no service of recipe 'fake' runs"):
         serve.stop(other_home, fake_engine, "fake", quiet)
-    assert serve.running_release(paths, fake_engine, "fake") == release.tag
+    assert services.running_release(paths, fake_engine, "fake") == release.tag
 
 
 @pytest.mark.parametrize("bad", [0, 70000])
@@ -313,10 +332,10 @@ def test_stop_and_status(
     port: int,
 ) -> None:
     serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
-    assert [(s.recipe, s.port, s.ready) for s in serve.status(fake_engine) if s.recipe == "fake"] == [
+    assert [(s.recipe, s.port, s.ready) for s in services.status(fake_engine) if s.recipe == "fake"] == [
         ("fake", port, True)
     ]
     assert serve.stop(paths, fake_engine, "fake", quiet) == (name,)
-    assert not [s for s in serve.status(fake_engine) if s.recipe == "fake"]
+    assert not [s for s in services.status(fake_engine) if s.recipe == "fake"]
     with pytest.raises(InputError, match="no service of recipe 'fake' runs"):
         serve.stop(paths, fake_engine, "fake", quiet)

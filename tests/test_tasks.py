@@ -10,23 +10,38 @@ import pytest
 from checkout import INVOKE, PROJECT, Checkout
 from sparkpin import commands
 
-TASKS = ["attest", "build", "check", "checkpoint", "client", "copy", "diff", "doctor", "export", "fetch", "images"]
-TASKS += [
+TASKS = [
+    "attest",
+    "build",
+    "check",
+    "checkpoint",
+    "client",
+    "copy",
+    "diff",
+    "doctor",
+    "export",
+    "fetch",
+    "images",
     "import",
+]
+TASKS += [
     "inspect",
     "lock",
+    "logs",
     "pin",
     "plan",
     "promote",
     "prune",
     "rebuild",
+    "recipe",
     "render",
     "reproduce",
     "rollback",
+    "roofline",
     "serve",
     "smoke",
 ]
-TASKS += ["stop", "test", "unpin", "up", "verify", "why"]
+TASKS += ["status", "stop", "test", "unpin", "up", "verify", "why"]
 
 
 @pytest.fixture

@@ -55,6 +55,9 @@ from sparkpin.overruled import overruled
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
+from sparkpin.serving import tasks as serving_tasks
+from sparkpin.serving.served import running_release, status
+from sparkpin.serving.switching import Detached
 from sparkpin.smoke.choice import obstacle, owes, uses_gpu
 from sparkpin.smoke.server import clear_leftovers, leftovers
 from sparkpin.store import Store
@@ -500,7 +503,8 @@ def promote(tag: str) -> None:
     next_serve(paths, release)
 
 
-def rollback(*, recipe: str | None) -> None:
+def rollback(*, recipe: str | None, serve_it: bool = False) -> None:
+    """serve_it: serve what came back, too; where it does not become ready, nothing has changed."""
     paths = Paths.from_env()
     name = choose_recipe(paths, recipe, None)
     records = Releases(paths)
@@ -511,7 +515,15 @@ def rollback(*, recipe: str | None) -> None:
     show(f"back to {release.tag}: image {ui.digest(release.image)}, checkpoint {release.checkpoint_key[:12]}")
     for line in changed_flags(former.argv, release.argv):
         show(line)
-    next_serve(paths, release)
+    if not serve_it:
+        next_serve(paths, release)
+        return
+    try:
+        serve(recipe=name, release=release.tag, port=None)
+    except SparkpinError:
+        retention.promote(paths, engine_of(paths), former.tag)
+        show(f"current again, since {release.tag} could not be served: {former.tag}")
+        raise
 
 
 def changed_flags(before: tuple[str, ...], after: tuple[str, ...]) -> list[str]:
@@ -531,7 +543,7 @@ def flags(argv: tuple[str, ...]) -> list[str]:
 
 def next_serve(paths: Paths, release: Release) -> None:
     """What answers now goes on answering until `serve` changes it."""
-    running = serving.running_release(paths, engine_of(paths), release.recipe)
+    running = running_release(paths, engine_of(paths), release.recipe)
     if running == release.tag:
         show("it is being served already")
     else:
@@ -605,11 +617,17 @@ def prune(*, keep: int, dry_run: bool, store: bool) -> None:
     reports.show_prune(done, dry_run=dry_run, store=store)
 
 
-def serve(*, recipe: str | None, release: str | None, port: int | None) -> None:
+def serve(
+    *, recipe: str | None, release: str | None, port: int | None, host: str | None = None, unit: bool = False
+) -> None:
+    """unit: print a systemd unit that does so after a reboot, and serve nothing."""
     paths = Paths.from_env()
     records = Releases(paths)
     current = retention.require_current
     chosen = records.get(release) if release else current(records, choose_recipe(paths, recipe, None))
+    if unit:
+        serving_tasks.show_unit(paths, chosen.recipe, port=port, host=host)
+        return
     engine = engine_of(paths)
     if why := obstacle(paths, engine, chosen):
         raise InputError(
@@ -621,8 +639,13 @@ def serve(*, recipe: str | None, release: str | None, port: int | None) -> None:
     say_overruled_of(paths, chosen)
     gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)
     chosen = with_loader(paths, chosen, checkpoint, say, gpus=gpus)
-    served = serving.start(paths, engine, chosen, checkpoint, port=port, gpus=gpus, say=say)
-    show(f"{chosen.tag} answers at {served.url}\nnext: invoke stop")
+    try:
+        served = serving.start(paths, engine, chosen, checkpoint, port=port, host=host, gpus=gpus, say=say)
+    except Detached as detached:
+        show(f"detached: {detached}\nnext: invoke status, invoke logs --follow")
+        return
+    for line in serving_tasks.told(paths, served):
+        show(line)
 
 
 def stop(*, recipe: str | None) -> None:
@@ -634,5 +657,14 @@ def stop(*, recipe: str | None) -> None:
         show(f"stopped {name}")
     if not stopped:
         show("nothing is served")
-        for served in serving.status(engine):
+        for served in status(engine):
             show(f"not touched: {served.container}, {served.release} of the home {served.home or '(not known)'}")
+
+
+def server_status(*, as_json: bool) -> None:
+    serving_tasks.status(engine_of(Paths.from_env()), as_json=as_json)
+
+
+def server_logs(*, recipe: str | None, lines: int, follow: bool) -> None:
+    paths = Paths.from_env()
+    serving_tasks.logs(paths, engine_of(paths), recipe, lines=lines, follow=follow)

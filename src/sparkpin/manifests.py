@@ -261,7 +261,7 @@ def model_of(project: Path, recipe: Recipe) -> ModelPin:
     if revision == UNRESOLVED:
         revision = load_model_lock(project, pin).repositories[pin.base].revision
         where = where.with_suffix(".lock")
-    if revision != recipe.model_revision:
+    if recipe.model_revision not in (revision, UNRESOLVED):  # unresolved: whatever the lock says
         raise ManifestError(path, "model_revision", recipe.model_revision, f"{revision}, as in {where}")
     return pin
 

@@ -23,7 +23,7 @@ Scalar = str | int | float | bool
 FlagValue = Scalar | list[Any] | dict[str, Any] | None
 PLATFORMS = Literal["linux/amd64", "linux/arm64"]
 MACHINES: dict[str, str] = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}  # as `uname -m` says it
-CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp"]
+CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp", "int8-head"]
 
 
 class Model(BaseModel):
@@ -510,7 +510,7 @@ class Families(Model):
 
 
 class Recipe(Model):
-    """recipes/<name>.yaml: the community's v1 format plus stack, stage and model_revision.
+    """recipes/<name>.yaml: the community's v1 format plus stack, stage and model_revision (`unresolved`: the lock's).
 
     mods: of the format: folders or archives with a run.sh, which edits what is installed (docs/mods.md).
     """

@@ -1,73 +1,35 @@
-"""A release as a service: one container for each recipe of a home, its port published on this machine only."""
+"""A release as a service: one container for each recipe of a home, its port published on this machine only unless the
+user says otherwise (docs/serving.md)."""
 
 from __future__ import annotations
 
-import contextlib
-import re
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import docker.errors
 from docker.models.containers import Container
-from docker.types import LogConfig
 
 from sparkpin import container as running
+from sparkpin import files
 from sparkpin.container import HOME_LABEL, Say
 from sparkpin.engine import Engine, engine_errors
-from sparkpin.errors import InputError, SmokeError
+from sparkpin.errors import InputError
 from sparkpin.paths import Paths
-from sparkpin.ports import busy, require_free
-from sparkpin.recipes import drop_flags, flag_value, served_name, set_flag
+from sparkpin.ports import require_free
+from sparkpin.recipes import flag_value, served_name
 from sparkpin.releases import Release
-from sparkpin.smoke.server import owner
-
-if TYPE_CHECKING:
-    from sparkpin.smoke.client import Client
-
-LABEL = "sparkpin.serve"  # its value is the recipe
-RELEASE_LABEL = "sparkpin.release"
-PREFIX = "sparkpin-"
-FORMER = "-former"
-INSIDE = 8000  # the port within the container
-DEFAULT_PORT = 8000
-RESTARTS = 3  # a server that cannot stay up must not take the machine with it
-STOP_SECONDS = 30
-
-
-@dataclass(frozen=True)
-class Served:
-    """A service. home: SPARKPIN_HOME of its release; state: Docker's word for the container; ready: whether it answers.
-
-    url: the OpenAI endpoint's base.
-    """
-
-    home: str
-    recipe: str
-    release: str
-    container: str
-    host: str
-    port: int
-    model: str
-    state: str
-    ready: bool
-
-    @property
-    def url(self) -> str:
-        return f"http://{reachable(self.host)}:{self.port}/v1"
-
-
-def reachable(host: str) -> str:
-    """The address to ask on this machine, for one to listen on."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{host}]" if ":" in host else host
-
-
-def name_of(paths: Paths, recipe: str) -> str:
-    """The name of a recipe's container. Homes may share an engine, and each serves its own releases."""
-    return f"{PREFIX}{recipe}-{owner(paths)[:8]}"
+from sparkpin.serving import death, keys, launch, room, waiting
+from sparkpin.serving.launch import Health, Wanted
+from sparkpin.serving.served import (
+    DEFAULT_PORT,
+    LABEL,
+    RELEASE_LABEL,
+    Served,
+    describe,
+    find,
+    is_running,
+    name_of,
+    services,
+)
+from sparkpin.serving.switching import FORMER, NEXT, STOP_SECONDS, launched, replaced, taken_over
 
 
 def start(
@@ -77,157 +39,119 @@ def start(
     checkpoint: Path,
     *,
     port: int | None = None,
-    host: str = "127.0.0.1",
+    host: str | None = None,
     say: Say,
     gpus: bool = False,
+    health: Health | None = None,
+    beside: bool | None = None,
 ) -> Served:
-    """Serve a release and return once it answers. One that already runs at this address is left alone.
+    """Serve a release and return once it answers a real request. One that already runs at this address is left alone.
 
-    Another release of the home's recipe is stopped first, since two may not fit into the memory; when the new one does
-    not become ready, the former one is started again. The container restarts after a crash, three times at most.
+    Another release of the home's recipe goes on answering until the new one does, where memory is enough for both; else
+    it is stopped first. When the new one does not become ready, the former one answers again, or still.
 
     Args:
-        port: on the host; None takes the recipe's own (`--port` of its command, else 8000).
+        port, host: on this machine; None takes those of what runs, else the recipe's own port (`--port` of its command,
+            else 8000) and 127.0.0.1.
         gpus: give the container all GPUs.
+        beside: start it while the former one runs; None: if memory allows.
 
     Raises:
         BusyError: someone else has the port; another home's server, too.
-        SmokeError: the server did not become ready; with the last lines of its log.
+        SmokeError: the server did not become ready; with a post-mortem.
+        Detached: Ctrl-C while it started; it goes on. (Not beside a former one: that is what goes on then.)
     """
-    port = port if port is not None else int(flag_value(release.argv, "--port") or DEFAULT_PORT)
     running.require_readable(checkpoint)
     running.require_here(engine)
     running.require_image(engine, release)
-    name = name_of(paths, release.recipe)
-    old = find(engine, name)
-    if old is not None and is_running(old):
-        known = describe(old)
-        if (known.release, known.host, known.port) == (release.tag, host, port):
-            say(f"{release.tag} already runs as {name}")
-            if not known.ready:
-                wait_ready(old, known, running.ready_timeout(checkpoint), say)
-            keep_up(old)  # a run that was killed while it waited did not get to it
-            return describe(old)
-        if (known.host, known.port) != (host, port):
+    with files.lock(
+        paths.home / "serve" / f".{release.recipe}.lock",
+        on_wait=lambda: say(f"waiting for another `invoke serve` of {release.recipe}"),
+    ):
+        name = name_of(paths, release.recipe)
+        old = tidy(engine, name)
+        known = describe(old) if old is not None and is_running(old) else None
+        if port is None:
+            port = known.port if known else int(flag_value(release.argv, "--port") or DEFAULT_PORT)
+        host = host or (known.host if known else "127.0.0.1")
+        key = key_of(paths, release, host)
+        if known is None or (known.host, known.port) != (host, port):
             require_free(engine, host, port)
-    else:
-        require_free(engine, host, port)
-    with replaced(engine, name, old, release, say), engine_errors():
-        home = {HOME_LABEL: str(paths.home)}
-        return launch(engine, name, release, checkpoint, host=host, port=port, gpus=gpus, labels=home, say=say)
-
-
-def launch(
-    engine: Engine,
-    name: str,
-    release: Release,
-    checkpoint: Path,
-    *,
-    host: str,
-    port: int,
-    gpus: bool,
-    labels: dict[str, str],
-    say: Say,
-) -> Served:
-    """Create, start and wait. A container that does not become ready is removed again."""
-    argv = set_flag(drop_flags(release.argv, "--uds"), "--host", "0.0.0.0")  # within the container only
-    argv = set_flag(argv, "--port", INSIDE)
-    container = engine.client.containers.create(
-        release.tag,
-        name=name,
-        entrypoint=argv[:1],
-        command=argv[1:],
-        network=running.network(engine),
-        ports={f"{INSIDE}/tcp": (host, port)},
-        labels={
-            **labels,
-            LABEL: release.recipe,
-            RELEASE_LABEL: release.tag,
-            f"{LABEL}.host": host,
-            f"{LABEL}.port": str(port),
-            f"{LABEL}.model": served_name(release.argv),
-        },
-        log_config=LogConfig(type=LogConfig.types.JSON, config={"max-size": "50m", "max-file": "3"}),
-        **running.options(
-            release,
-            checkpoint,
-            memory=None if gpus else running.memory_limit(engine, checkpoint),
+        same = (release.tag, host, port, key_label(key))
+        if old is not None and known and (known.release, known.host, known.port, known.key) == same:
+            return resumed(paths, old, release, checkpoint, health or Health(), say)
+        space = room.room_for(paths, engine, release, checkpoint)
+        if space.why:
+            say(f"no memory plan ({space.why}): its limit is an estimate")
+        wanted = Wanted(
+            release=release,
+            checkpoint=checkpoint,
+            host=host,
+            port=port,
+            memory=space.limit,
             gpus=gpus,
-            cache=running.cache_volume(engine, release),
-        ),
-    )
-    try:
-        try:
-            container.start()
-        except docker.errors.APIError as error:
-            if re.search(r"port is already allocated|address already in use", str(error.explanation)):
-                raise busy(engine, host, port) from None
-            raise
-        say(f"started {name} from {release.tag}")
-        wait_ready(container, describe(container), running.ready_timeout(checkpoint), say)
-        keep_up(container)
-    except BaseException:
-        container.remove(force=True)
-        raise
-    container.reload()
-    return describe(container)
-
-
-def keep_up(container: Container) -> None:
-    """Have Docker start the server again when it fails; only once it was ready, so that a bad release ends at once."""
-    with engine_errors():
-        container.update(restart_policy={"Name": "on-failure", "MaximumRetryCount": RESTARTS})
-
-
-@contextlib.contextmanager
-def replaced(engine: Engine, name: str, old: Container | None, release: Release, say: Say) -> Iterator[None]:
-    """The recipe's container so far makes room; it is removed in the end, or started again when the new one fails."""
-    former = find(engine, name + FORMER)
-    with engine_errors():
-        if former is not None:  # a killed run left it between the two
-            former.remove(force=True) if old is not None else former.rename(name)
-            old = old or find(engine, name)
-        was_running = old is not None and is_running(old)
-        if old is not None:
-            if was_running:
-                say(f"stopping {old.labels.get(RELEASE_LABEL, name)}, which {release.tag} replaces")
-            old.stop(timeout=STOP_SECONDS)
-            old.rename(name + FORMER)
-    try:
-        yield
-    except BaseException:
-        if old is not None:
-            with engine_errors():
-                old.rename(name)
-                if was_running:
-                    say(f"starting {old.labels.get(RELEASE_LABEL, name)} again")
-                    old.start()
-        raise
-    if old is not None:
+            labels={
+                HOME_LABEL: str(paths.home),
+                LABEL: release.recipe,
+                RELEASE_LABEL: release.tag,
+                f"{LABEL}.host": host,
+                f"{LABEL}.port": str(port),
+                f"{LABEL}.model": served_name(release.argv),
+                f"{LABEL}.key": key_label(key),
+            },
+            timeout=running.ready_timeout(checkpoint),
+            key=key,
+            health=health or Health(),
+        )
+        both = known is not None and (room.fits_beside(space) if beside is None else beside)
         with engine_errors():
-            old.remove(force=True)
+            if both and old is not None:
+                return taken_over(paths, engine, name, old, wanted, say)
+            with replaced(engine, name, old, release, say):
+                if gpus:
+                    room.drop_page_cache(say)
+                    room.require_room(space, release)
+                return launched(paths, engine, name, wanted, say)
 
 
-def wait_ready(container: Container, served: Served, timeout: float, say: Say) -> None:
-    """Return once /health answers; SmokeError as soon as the container ends, or after `timeout` seconds."""
-    progress = running.Progress(say)
-    begin = time.monotonic()
-    with client_of(served) as client:
-        while True:
-            reason, log = running.exit_reason(container), running.log_of(container)
-            progress.update(log)
-            waited = time.monotonic() - begin
-            if reason or waited > timeout:
-                raise SmokeError(
-                    f"{served.release} did not become ready: "
-                    f"{f'the container {reason}' if reason else f'no answer within {timeout:.0f} s'}\n"
-                    f"{running.last_lines(log)}",
-                    next_step=f"invoke smoke --release {served.release}",
-                )
-            if client.healthy():
-                say(f"ready after {waited:.0f} s at {served.url} (model {served.model})")
-                return
-            time.sleep(1)
+def key_of(paths: Paths, release: Release, host: str) -> str | None:
+    """The recipe's own key, if it brings one, else the home's for a server that others can reach."""
+    own = flag_value(release.argv, "--api-key") or release.env.get("VLLM_API_KEY")
+    return own or keys.key_for(paths, release.recipe, host)
+
+
+def key_label(key: str | None) -> str:
+    """Tells one key from another, and of the key no more than that it is the same."""
+    return keys.mark(key) if key else ""
+
+
+def tidy(engine: Engine, name: str) -> Container | None:
+    """The recipe's container, after what a killed run left between two of them: the one that was there counts."""
+    with engine_errors():
+        old, former, began = (find(engine, name + end) for end in ("", FORMER, NEXT))
+        if old is None and (left := began if former is None else former) is not None:
+            left.rename(name)
+            old = find(engine, name)
+        else:
+            left = None
+        for container in (former, began):
+            if container is not None and container is not left:
+                launch.remove(container)
+    if old is not None and is_running(old) and not any(old.ports.values()):
+        served = describe(old)
+        launch.connect(engine, old, served.host, served.port)
+        old.reload()
+    return old
+
+
+def resumed(paths: Paths, old: Container, release: Release, checkpoint: Path, health: Health, say: Say) -> Served:
+    say(f"{release.tag} already runs as {old.name}")
+    if not launch.asks(old)[0]:
+        folder = death.folder_of(paths, release.recipe, release.name)
+        waiting.until_ready(old, release, running.ready_timeout(checkpoint), folder, say, fresh=False)
+    launch.keep_up(old, health)  # a run that was killed while it waited did not get to it
+    old.reload()
+    return describe(old)
 
 
 def stop(paths: Paths, engine: Engine, recipe: str | None, say: Say) -> tuple[str, ...]:
@@ -247,58 +171,5 @@ def stop(paths: Paths, engine: Engine, recipe: str | None, say: Say) -> tuple[st
         for container in chosen:
             say(f"stopping {container.name}")
             container.stop(timeout=STOP_SECONDS)
-            container.remove(force=True)
+            launch.remove(container)
     return tuple(str(container.name) for container in chosen)
-
-
-def status(engine: Engine) -> tuple[Served, ...]:
-    """All services, of all homes, by recipe, whether they run or not."""
-    with engine_errors():
-        return tuple(sorted((describe(c) for c in services(engine)), key=lambda served: (served.recipe, served.home)))
-
-
-def services(engine: Engine) -> list[Container]:
-    return list(engine.client.containers.list(all=True, filters={"label": LABEL}))
-
-
-def find(engine: Engine, name: str) -> Container | None:
-    with engine_errors():
-        try:
-            return engine.client.containers.get(name)
-        except docker.errors.NotFound:
-            return None
-
-
-def running_release(paths: Paths, engine: Engine, recipe: str) -> str | None:
-    """Tag of the release that the container of a recipe of this home runs."""
-    container = find(engine, name_of(paths, recipe))
-    return container.labels.get(RELEASE_LABEL) if container is not None and is_running(container) else None
-
-
-def is_running(container: Container) -> bool:
-    return container.status in ("running", "restarting", "paused")
-
-
-def describe(container: Container) -> Served:
-    labels = container.labels
-    served = Served(
-        home=labels.get(HOME_LABEL, ""),
-        recipe=labels.get(LABEL, ""),
-        release=labels.get(RELEASE_LABEL, ""),
-        container=str(container.name),
-        host=labels.get(f"{LABEL}.host", "127.0.0.1"),
-        port=int(labels.get(f"{LABEL}.port", DEFAULT_PORT)),
-        model=labels.get(f"{LABEL}.model", ""),
-        state=container.status,
-        ready=False,
-    )
-    if not is_running(container):
-        return served
-    with client_of(served) as client:
-        return Served(**{**served.__dict__, "ready": client.healthy()})
-
-
-def client_of(served: Served) -> Client:
-    from sparkpin.smoke.client import Client  # slow to import, and most tasks ask no server
-
-    return Client.tcp(reachable(served.host).strip("[]"), served.port)

@@ -18,6 +18,7 @@ from sparkpin.paths import Paths
 from sparkpin.recipes import flag_value
 from sparkpin.releases import Release, Releases
 from sparkpin.schema import Family
+from sparkpin.serving import served
 from sparkpin.smoke.replies import Fault
 
 
@@ -66,7 +67,7 @@ def running(paths: Paths, recipe: str | None) -> Found | None:
         engine = Engine.connect()
     except EngineError:
         return None
-    here = [s for s in serve.status(engine) if s.home == str(paths.home) and s.ready and recipe in (None, s.recipe)]
+    here = [s for s in served.status(engine) if s.home == str(paths.home) and s.ready and recipe in (None, s.recipe)]
     if len(here) > 1:
         names = ", ".join(service.recipe for service in here)
         raise InputError(f"{len(here)} recipes are served", next_step=f"--recipe, one of: {names}")
@@ -79,7 +80,7 @@ def running(paths: Paths, recipe: str | None) -> Found | None:
         url=service.url,
         label=service.recipe,
         origin=release.tag,
-        context=told_context(service, release),
+        context=told_context(paths, service, release),
     )
 
 
@@ -93,9 +94,9 @@ def family_of_release(paths: Paths, release: Release) -> Family | None:
     return family_of(manifests.load_families(paths.project), model)
 
 
-def told_context(service: serve.Served, release: Release) -> int | None:
+def told_context(paths: Paths, service: served.Served, release: Release) -> int | None:
     """Tokens, from the server's list of models: it knows what `--max-model-len auto` came to."""
-    with serve.client_of(service) as asked:
+    with served.client_of(service, serve.key_of(paths, release, service.host)) as asked:
         try:
             reply = asked.get("/v1/models")
             entries = json.loads(reply.body)["data"]
@@ -114,11 +115,11 @@ def written(paths: Paths, recipe: str | None) -> Found:
     return Found(
         argv=last.argv,
         family=family_of(manifests.load_families(paths.project), last.recipe.model),
-        url=f"http://{reached(last.argv)}:{flag_value(last.argv, '--port') or serve.DEFAULT_PORT}/v1",
+        url=f"http://{reached(last.argv)}:{flag_value(last.argv, '--port') or served.DEFAULT_PORT}/v1",
         label=name,
         origin=f"recipes/{name}.yaml",
     )
 
 
 def reached(argv: Sequence[str]) -> str:
-    return serve.reachable(flag_value(argv, "--host") or "127.0.0.1")
+    return served.reachable(flag_value(argv, "--host") or "127.0.0.1")

@@ -14,7 +14,7 @@ from sparkpin.fingerprint import fingerprint_of
 from sparkpin.memory import tasks as planning
 from sparkpin.modelfiles import TEXTS, repository_folder
 from sparkpin.paths import Paths
-from sparkpin.serve import DEFAULT_PORT
+from sparkpin.serving.served import DEFAULT_PORT
 from sparkpin.store import Store
 
 

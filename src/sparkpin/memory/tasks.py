@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparkpin import host, hub, manifests, recipes, schema, ui
 from sparkpin import overruled as overruling
 from sparkpin.checkpoint import plan as checkpoints
+from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.errors import HostError, InputError, ManifestError
 from sparkpin.layering import normal
 from sparkpin.loaders import Weights, choose
 from sparkpin.memory import estimates, words
-from sparkpin.memory.geometry import read_geometry
+from sparkpin.memory.geometry import Geometry, read_geometry
 from sparkpin.memory.plan import Machine, MemoryPlan, gib, make_plan
-from sparkpin.memory.settings import Platform, read_settings
+from sparkpin.memory.settings import Platform, Settings, read_settings
 from sparkpin.memory.weights import Loading, weigh
 from sparkpin.paths import Paths
 
@@ -62,9 +64,54 @@ def default_recipe(paths: Paths) -> str:
     return manifests.load_stack(paths.project, host.default_stack(paths.project)).default_recipe
 
 
+@dataclass(frozen=True)
+class Known:
+    """What headers, config and flags say of a recipe. symmetric: its INT4 codes have no zero points of their own."""
+
+    geometry: Geometry
+    settings: Settings
+    loading: Loading
+    tensors: tuple[TensorInfo, ...]
+    symmetric: bool
+
+
 def plan_recipe(
     paths: Paths, recipe: schema.Recipe, stack: schema.Stack, chain: tuple[schema.Stage, ...], machine: Machine
 ) -> MemoryPlan:
+    known = known_of(paths, recipe, stack, chain)
+    made = make_plan(known.geometry, known.settings, weigh(known.tensors, known.loading), machine)
+    if stack.platform != SPARK:  # without a GPU there is no loader to choose
+        return made
+    return replace(made, notes=(*made.notes, loader_line(paths, recipe, stack, chain, known.tensors, machine)))
+
+
+def loader_line(
+    paths: Paths,
+    recipe: schema.Recipe,
+    stack: schema.Stack,
+    chain: tuple[schema.Stage, ...],
+    tensors: Sequence[TensorInfo],
+    machine: Machine,
+) -> str:
+    """The loader that would be chosen with what the machine has free, and why."""
+    pin = manifests.model_of(paths.project, recipe)
+    base = manifests.load_model_lock(paths.project, pin).repositories[pin.base]
+    files = [file.size for file in base.files if file.file.endswith(".safetensors")]
+    sizes = [info.nbytes for info in tensors]
+    weights = Weights(sum(sizes), max(files, default=0), max(sizes, default=0))
+    argv, _ = recipes.serve_argv(recipe, stack, chain)
+    return choose(argv, lock_versions(paths.project, stack), weights, machine.free).line
+
+
+def lock_versions(project: Path, stack: schema.Stack) -> dict[str, str]:
+    """Of what the images will hold, by distribution; nothing for a stack that has never been locked."""
+    try:
+        return {normal(wheel.name): wheel.version for wheel in manifests.former_stack_lock(project, stack.name).wheels}
+    except ManifestError:
+        return {}
+
+
+def known_of(paths: Paths, recipe: schema.Recipe, stack: schema.Stack, chain: tuple[schema.Stage, ...]) -> Known:
     """The headers come from the model's lock, as for a checkpoint; nothing else is fetched, and no image is needed."""
     pin = manifests.model_of(paths.project, recipe)
     lock = manifests.load_model_lock(paths.project, pin)
@@ -92,22 +139,10 @@ def plan_recipe(
         widened=platform == "cpu",
         ranks=settings.ranks,
     )
-    tensors = [placed.source.info for placed in checkpoints.final_tensors(planned, listings) if placed.listed]
-    made = make_plan(geometry, settings, weigh(tensors, loading), machine)
-    if platform == "cpu":  # where there is nothing to choose
-        return made
-    files = [file.size for file in lock.repositories[pin.base].files if file.file.endswith(".safetensors")]
-    weights = Weights(sum(info.nbytes for info in tensors), max(files, default=0), max(info.nbytes for info in tensors))
-    loader = choose(argv, lock_versions(paths.project, stack), weights, machine.free)
-    return replace(made, notes=(*made.notes, loader.line))
-
-
-def lock_versions(project: Path, stack: schema.Stack) -> dict[str, str]:
-    """Of what the images will hold, by distribution; nothing for a stack that has never been locked."""
-    try:
-        return {normal(wheel.name): wheel.version for wheel in manifests.former_stack_lock(project, stack.name).wheels}
-    except ManifestError:
-        return {}
+    tensors = tuple(placed.source.info for placed in checkpoints.final_tensors(planned, listings) if placed.listed)
+    quantised = planned.config.get("quantization_config")
+    symmetric = isinstance(quantised, dict) and quantised.get("sym") is True
+    return Known(geometry, settings, loading, tensors, symmetric)
 
 
 def vllm_version(stack: schema.Stack) -> tuple[int, int]:

@@ -31,9 +31,11 @@ class Client:
         return cls(httpx.Client(transport=transport, base_url="http://server"), timeout=timeout, close=[folder])
 
     @classmethod
-    def tcp(cls, host: str, port: int, *, timeout: float = 120) -> Client:
+    def tcp(cls, host: str, port: int, *, timeout: float = 120, key: str | None = None) -> Client:
         address = f"[{host}]" if ":" in host else host
-        return cls(httpx.Client(base_url=f"http://{address}:{port}", trust_env=False), timeout=timeout)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        http = httpx.Client(base_url=f"http://{address}:{port}", headers=headers, trust_env=False)
+        return cls(http, timeout=timeout)
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,201 @@
+"""Runs in a served container, with the image's Python and the standard library alone.
+
+usage: inside.py run ARGV...   process 1: starts the server, passes signals on, ends with a code that Docker understands
+       inside.py health        Docker's HEALTHCHECK: one real request; the last failure allowed ends the server
+       inside.py ask           one real request that counts for nothing
+
+Why process 1 is not vLLM itself: vLLM ends with 0 when its engine process dies, and Docker's policy "on-failure" then
+leaves it down. Docker does not restart a container that is unhealthy, either; and no signal that a process of the
+container sends, SIGKILL included, ends process 1 unless that handles it, so a vLLM that hangs would stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+SETTINGS, KEY = "settings.json", "key"
+STATE = Path("/tmp/sparkpin")  # a tmpfs: empty again at each start
+HUNG, OUT_OF_MEMORY, UNASKED = 70, 137, 71  # exit codes; 71: ended with 0 though nobody asked
+METRICS_SECONDS = 5.0
+PROMPT = (
+    "The sky is blue and the grass is"  # several tokens: one alone ends vLLM 0.32's engine on a CPU (causal_conv1d)
+)
+BEGUN = "starting the server"  # divides the log into lives: Docker keeps one log over all restarts
+ALIVE = ("generation_tokens_total", "prompt_tokens_total", "kv_cache_usage_perc", "iteration_tokens_total_sum")
+"""Metrics of vLLM that its engine moves whenever it computes."""
+EVENTS = (  # where the kernel counts what it killed for want of memory: cgroup 2, cgroup 1
+    Path("/sys/fs/cgroup/memory.events"),
+    Path("/sys/fs/cgroup/memory/memory.oom_control"),
+)
+
+
+def say(text: str) -> None:
+    print(f"sparkpin: {text}", flush=True)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Start the server and wait for its end; the exit code of the container."""
+    STATE.mkdir(mode=0o700, exist_ok=True)
+    (STATE / "started").write_text(str(time.monotonic()))
+    env = dict(os.environ)
+    with contextlib.suppress(FileNotFoundError):
+        env["VLLM_API_KEY"] = (HERE / KEY).read_text().strip()  # no word of a command line, which everybody may read
+    say(BEGUN)
+    server = subprocess.Popen(argv, env=env)
+    asked: list[int] = []
+    hung: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        asked.append(number)
+        server.send_signal(number)
+
+    def end(number: int, _: object) -> None:
+        hung.append(number)
+        os.kill(-1, signal.SIGKILL)  # every process of the container but this one
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGUSR1, end)
+    code = reap(server.pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+    return outcome(code, asked=bool(asked), hung=bool(hung))
+
+
+def reap(pid: int) -> int:
+    """Wait for a process, and for all others that were left to process 1 meanwhile."""
+    while True:
+        found, status = os.wait()
+        if found == pid:
+            return os.waitstatus_to_exitcode(status)
+
+
+def outcome(code: int, *, asked: bool, hung: bool) -> int:
+    """code: as subprocess has it, negative for a signal."""
+    if asked:
+        return 0
+    if hung:
+        say("ended: it answered no request any more")
+        return HUNG
+    if killed := killed_for_memory():
+        say(f"ended: the kernel killed {killed} of its processes for want of memory")
+        return OUT_OF_MEMORY
+    if code < 0:
+        say(f"ended by signal {-code} ({signal.Signals(-code).name})")
+        return 128 - code
+    if code == 0:
+        say("ended with 0, though nobody asked it to")
+        return UNASKED
+    say(f"ended with {code}")
+    return code
+
+
+def killed_for_memory() -> int:
+    """How many processes of this container the kernel has killed, since it was started, for want of memory."""
+    for path in EVENTS:
+        with contextlib.suppress(OSError, ValueError):
+            counts = dict(line.split() for line in path.read_text().splitlines())
+            return int(counts.get("oom_kill", 0))
+    return 0
+
+
+class Silent(Exception):
+    """The server did not answer as it should."""
+
+
+def request(settings: dict[str, Any], method: str, path: str, body: object, timeout: float) -> str:
+    """The answer's body. Silent for anything but 200."""
+    headers = {"Content-Type": "application/json"}
+    with contextlib.suppress(FileNotFoundError):
+        headers["Authorization"] = f"Bearer {(HERE / KEY).read_text().strip()}"
+    connection = http.client.HTTPConnection("127.0.0.1", settings["port"], timeout=timeout)
+    try:
+        connection.request(method, path, json.dumps(body) if body else None, headers)
+        reply = connection.getresponse()
+        text = reply.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        raise Silent(str(error) or type(error).__name__) from None
+    finally:
+        connection.close()
+    if reply.status != 200:
+        raise Silent(f"{reply.status}: {text[:200]}")
+    return text
+
+
+def ask(settings: dict[str, Any]) -> str:
+    """One token, from the model itself: /health of vLLM answers while the engine hangs."""
+    body = {"model": settings["model"], "prompt": PROMPT, "max_tokens": 1, "temperature": 0}
+    begin = time.monotonic()
+    text = request(settings, "POST", "/v1/completions", body, settings["timeout"])
+    if not json.loads(text).get("choices"):
+        raise Silent(f"an answer without a choice: {text[:200]}")
+    (STATE / "ready").touch()
+    return f"a token after {time.monotonic() - begin:.2f} s"
+
+
+def work_done(settings: dict[str, Any]) -> list[str]:
+    """The lines of /metrics that change while the engine computes; [] where there are none."""
+    try:
+        text = request(settings, "GET", "/metrics", None, min(METRICS_SECONDS, settings["timeout"]))
+    except Silent:
+        return []
+    return [line for line in text.splitlines() if line.startswith(tuple(f"vllm:{name}" for name in ALIVE))]
+
+
+def health(settings: dict[str, Any]) -> int:
+    """0: healthy. A server that is too busy for the request is: its counters move."""
+    before = work_done(settings)
+    try:
+        print(ask(settings))
+    except (Silent, ValueError) as error:
+        if before and (after := work_done(settings)) and after != before:
+            print(f"busy: no token ({error}), but it computes")
+            return 0
+        return failed(settings, str(error))
+    (STATE / "failures").unlink(missing_ok=True)
+    return 0
+
+
+def failed(settings: dict[str, Any], why: str) -> int:
+    """1, and after the last failure allowed the end of the server."""
+    waited = time.monotonic() - float((STATE / "started").read_text())
+    if not (STATE / "ready").exists() and waited < settings["start"]:
+        print(f"starting for {waited:.0f} s: {why}")
+        return 1
+    path = STATE / "failures"
+    count = 1 + (int(path.read_text()) if path.exists() else 0)
+    path.write_text(str(count))
+    print(f"failure {count} of {settings['failures']}: {why}")
+    if count >= settings["failures"]:
+        os.kill(1, signal.SIGCONT)  # whoever stopped process 1, it has to go on for this
+        os.kill(1, signal.SIGUSR1)
+    return 1
+
+
+def main(task: str, *argv: str) -> int:
+    if task == "run":
+        return run(argv)
+    settings = json.loads((HERE / SETTINGS).read_text())
+    if task == "health":
+        return health(settings)
+    try:
+        print(ask(settings))
+    except (Silent, ValueError) as error:
+        print(error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,134 @@
+"""The tasks `status` and `logs`, and what `serve` prints besides serving."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from docker.models.containers import Container
+
+from sparkpin import ui
+from sparkpin.container import HOME_LABEL
+from sparkpin.engine import Engine, engine_errors
+from sparkpin.errors import InputError
+from sparkpin.paths import Paths
+from sparkpin.serving import death, keys, unit
+from sparkpin.serving.postmortem import report
+from sparkpin.serving.served import LABEL, Served, find, services
+from sparkpin.serving.served import status as served_here
+
+COLUMNS = ("recipe", "release", "address", "state", "restarts", "container")
+
+
+def status(engine: Engine, *, as_json: bool) -> None:
+    """Each service of all homes, and of those that died why. InputError where nothing is served."""
+    every = served_here(engine)
+    if as_json:
+        ui.show(json.dumps([{**asdict(served), "url": served.url} for served in every], indent=2, sort_keys=True))
+        return
+    if not every:
+        ui.show("nothing is served; next: invoke serve")
+        return
+    ui.table(COLUMNS, [row(served) for served in every])
+    for served in every:
+        container = find(engine, served.container)
+        if container is None or served.ready:
+            continue
+        how = death.how_ended(container)
+        if how or served.restarts:
+            why = how or f"is {served.state}"
+            ui.show("\n".join(("", *report(death.examine(container, served.recipe, served.release, why)))))
+
+
+def row(served: Served) -> tuple[str, ...]:
+    return (
+        served.recipe,
+        served.release.partition(":")[2],
+        served.url + (" (key)" if served.key else ""),
+        words(served),
+        str(served.restarts),
+        served.container,
+    )
+
+
+def words(served: Served) -> str:
+    """What a person wants to know of the state."""
+    if served.ready:
+        return "answers"
+    if served.state == "running":
+        return "hangs" if served.health == "unhealthy" else "starts"
+    return served.state
+
+
+def service_of(paths: Paths, engine: Engine, recipe: str | None) -> Container:
+    """The one container of this home that is meant. InputError for none, or for more than one."""
+    with engine_errors():
+        own = [c for c in services(engine) if c.labels.get(HOME_LABEL) == str(paths.home)]
+    chosen = [c for c in own if recipe in (None, c.labels[LABEL])]
+    known = ", ".join(sorted({c.labels[LABEL] for c in own}))
+    if len({c.labels[LABEL] for c in chosen}) > 1:
+        raise InputError(f"several recipes are served: {known}", next_step=f"--recipe {chosen[0].labels[LABEL]}")
+    if not chosen:
+        what = f"no service of recipe {recipe!r} runs" if recipe else "nothing is served"
+        raise InputError(what, next_step=f"choose one of: {known}" if known else "invoke serve")
+    return max(chosen, key=lambda container: str(container.attrs["Created"]))
+
+
+def logs(paths: Paths, engine: Engine, recipe: str | None, *, lines: int, follow: bool) -> None:
+    """The server's own words; where its container went with a start that failed, those that were kept."""
+    try:
+        container = service_of(paths, engine, recipe)
+    except InputError:
+        if kept := newest_log(paths, recipe):
+            ui.say(f"nothing runs; the last start that failed: {kept}")
+            write([kept.read_bytes().splitlines(keepends=True)[-lines:]] if lines else [])
+            return
+        raise
+    with engine_errors():
+        if follow:
+            for chunk in container.logs(stream=True, follow=True, tail=lines):
+                write([[chunk]])
+        else:
+            write([[bytes(container.logs(tail=lines))]])
+
+
+def write(parts: Sequence[Sequence[bytes]]) -> None:
+    """Other people's bytes, without what a terminal would obey."""
+    for part in parts:
+        sys.stdout.write(ui.tame(b"".join(part).decode(errors="replace")))
+    sys.stdout.flush()
+
+
+def newest_log(paths: Paths, recipe: str | None) -> Path | None:
+    found = (paths.home / "serve").glob(f"{recipe or '*'}/*/{death.LOG}")
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def show_unit(paths: Paths, recipe: str, *, port: int | None, host: str | None) -> None:
+    """The unit to standard output, what to do with it to standard error."""
+    system = os.geteuid() == 0
+    names = ("SPARKPIN_HOME", "SPARKPIN_CACHE", "DOCKER_HOST")
+    arguments = (*(("--port", str(port)) if port else ()), *(("--host", host) if host else ()))
+    text = unit.unit_text(
+        recipe=recipe,
+        invoke=Path(sys.executable).parent / "invoke",
+        project=paths.project,
+        env={name: os.environ[name] for name in names if os.environ.get(name)},
+        arguments=arguments,
+        system=system,
+    )
+    sys.stdout.write(text)
+    for line in unit.how_to_install(recipe, system=system):
+        ui.say(line)
+
+
+def told(paths: Paths, served: Served) -> list[str]:
+    """What to say once a server answers."""
+    found = [f"{served.release} answers at {served.url}"]
+    if served.key:
+        found.append(f"other machines reach it; the key that it wants is in {keys.path_of(paths, served.recipe)}")
+    return [*found, "next: invoke status, invoke logs, invoke stop"]

@@ -1,0 +1,80 @@
+"""Wait for a server: its progress as a person sees it, and a real request as the only proof that it is ready."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import docker.errors
+from docker.models.containers import Container
+
+from sparkpin import container as running
+from sparkpin.container import Say
+from sparkpin.engine import engine_errors
+from sparkpin.errors import SmokeError
+from sparkpin.releases import Release
+from sparkpin.serving import bar, death, launch, startup
+from sparkpin.serving.postmortem import report
+
+LOOK_SECONDS = 1.0
+ASK_SECONDS = 15.0  # between two requests while the log does not say that it answers: its words may change
+
+
+def until_ready(
+    container: Container, release: Release, timeout: float, folder: Path, say: Say, *, fresh: bool
+) -> float:
+    """Seconds that it took; kept in `folder` for the next time if this is a start from its begin (fresh).
+
+    SmokeError with a post-mortem, kept in `folder`, as soon as the server ends, or when it does not answer within
+    `timeout` seconds.
+    """
+    watched, before = startup.Startup(), startup.last(folder)
+    begin = asked = time.monotonic()
+    with bar.shown(before, say) as view:
+        while True:
+            ended, log = look(container, release)
+            now = time.monotonic()
+            watched.update(log, now - begin)
+            view.update(watched, log, now - begin)
+            how = ended or (f"gave no answer within {timeout:.0f} s" if now - begin > timeout else None)
+            if how:
+                raise failure(container, release, how, folder)
+            if watched.stage == startup.STAGES[-1] or now - asked > ASK_SECONDS:
+                asked = now
+                if launch.asks(container)[0]:
+                    break
+            time.sleep(LOOK_SECONDS)
+    seconds = time.monotonic() - begin
+    if fresh:
+        startup.keep(folder, release.tag, watched, seconds)
+    return seconds
+
+
+def look(container: Container, release: Release) -> tuple[str | None, bytes]:
+    """Why it ended, None while it runs; and its log. SmokeError when somebody removed it."""
+    with engine_errors():
+        try:
+            container.reload()
+            return death.how_ended(container), running.log_of(container)
+        except docker.errors.NotFound:
+            raise SmokeError(f"{release.tag} was stopped while it started", next_step="invoke serve") from None
+
+
+def failure(container: Container, release: Release, how: str, folder: Path) -> SmokeError:
+    found = death.examine(container, release.recipe, release.tag, how)
+    kept = death.keep(folder, found)
+    return SmokeError(
+        f"{release.tag} did not become ready\n" + "\n".join(report(found)),
+        next_step=f"read {kept.with_name(death.LOG)}; invoke smoke --release {release.tag}",
+    )
+
+
+def quiet_moment(load: Callable[[], int | None], seconds: float, say: Say) -> None:
+    """Wait until no request is under way, at most `seconds`. load: how many are; None when nobody can tell."""
+    until = time.monotonic() + seconds
+    while count := load():
+        if time.monotonic() > until:
+            say(f"{count} requests are under way, and the switch breaks them")
+            return
+        time.sleep(0.2)

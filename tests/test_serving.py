@@ -1,0 +1,192 @@
+"""What watches a server: crash, hang, want of memory, the key, and what a killed run leaves; on a real engine, with a
+stand-in for vLLM whose faults are real ones. tests/test_serving_vllm.py does it with vLLM itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker.errors
+import httpx
+import pytest
+from docker.models.containers import Container
+from watched import await_start, signal_processes, until
+
+from sparkpin import serve
+from sparkpin.container import HOME_LABEL
+from sparkpin.engine import Engine
+from sparkpin.errors import InputError, SmokeError
+from sparkpin.paths import Paths
+from sparkpin.releases import Release
+from sparkpin.serving import death, launch, room, startup, switching, tasks, waiting
+from sparkpin.serving import served as services
+from sparkpin.serving.launch import Health
+from sparkpin.serving.room import Room
+
+pytest_plugins = ["fake_release"]
+pytestmark = pytest.mark.engine
+QUICK = Health(interval=1, timeout=1, failures=2, restarts=2)
+
+
+@pytest.fixture
+def port(fake_engine: Engine, paths: Paths) -> Iterator[int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number = int(probe.getsockname()[1])
+    yield number
+    for container in fake_engine.client.containers.list(all=True, filters={"label": f"{HOME_LABEL}={paths.home}"}):
+        container.remove(force=True, v=True)
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def test_a_crash_and_a_hang_end_in_a_new_start_and_the_last_one_in_a_post_mortem(
+    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet, health=QUICK)
+    container = fake_engine.client.containers.get(served.container)
+    check = container.attrs["Config"]["Healthcheck"]
+    assert check["Test"][0] == "CMD" and check["Test"][-1] == "health" and check["Retries"] == 2
+    await_start(container, 0, served)
+    signal_processes(container, "vllm serve", "KILL")
+    await_start(container, 1, served)
+    assert b"sparkpin: ended by signal 9 (SIGKILL)" in container.logs()
+
+    signal_processes(container, "vllm serve", "STOP")
+    with httpx.Client(trust_env=False) as client, pytest.raises(httpx.ReadTimeout):
+        client.get(f"http://127.0.0.1:{port}/health", timeout=0.5)
+    await_start(container, 2, served)
+    assert b"sparkpin: ended: it answered no request any more" in container.logs()
+
+    signal_processes(container, "vllm serve", "KILL")  # once more than Docker starts it again
+    until(lambda: not services.is_running(fake_engine.client.containers.get(served.container)))
+    tasks.status(fake_engine, as_json=False)
+    told = capsys.readouterr().out
+    assert "exited with 137; Docker started it again 2 times" in told
+    assert "that means: a process of the server was killed from outside" in told
+    assert re.search(r"memory now: .* GB of .* GB available, the server's limit is ", told)
+    tasks.logs(paths, fake_engine, "fake", lines=2, follow=False)
+    assert capsys.readouterr().out.splitlines()[-1] == "sparkpin: ended by signal 9 (SIGKILL)"
+    assert serve.start(paths, fake_engine, release, checkpoint, say=quiet).restarts == 0, "serve begins anew"
+
+
+def test_what_passes_its_memory_limit_is_ended_and_says_so(
+    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "room_for", lambda *_: Room(1, 256 << 20, None))
+    greedy = dataclasses.replace(release, env={"FAKE_VLLM": "memory"})
+    with pytest.raises(SmokeError) as caught:
+        serve.start(paths, fake_engine, greedy, checkpoint, port=port, say=quiet)
+    text = str(caught.value)
+    assert "exited with 137" in text and "the kernel killed 1 of its processes for want of memory" in text
+    assert "that means: it passed its memory limit" in text and "to mend it: invoke plan --recipe fake" in text
+    assert "the server's limit is 268.4 MB" in text
+
+
+def test_a_key_is_wanted_from_others_and_shown_to_nobody(
+    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int
+) -> None:
+    served = serve.start(paths, fake_engine, release, checkpoint, port=port, host="0.0.0.0", say=quiet)
+    file = paths.home / "keys/fake"
+    key = file.read_text().strip()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and len(key) == 43
+    container = fake_engine.client.containers.get(served.container)
+    assert key not in json.dumps(container.attrs) and key.encode() not in container.logs()
+    assert key not in json.dumps(container.top(ps_args="-eo pid,args"))
+    body = {"model": served.model, "prompt": "x"}
+    assert httpx.post(f"{served.url}/completions", json=body, trust_env=False).status_code == 401
+    headers = {"Authorization": f"Bearer {key}"}
+    assert httpx.post(f"{served.url}/completions", json=body, headers=headers, trust_env=False).status_code == 200
+    assert "wants is in" in tasks.told(paths, served)[1]
+    assert serve.start(paths, fake_engine, release, checkpoint, say=quiet) == dataclasses.replace(
+        served, health=services.describe(container).health
+    ), "left alone"
+    file.unlink()
+    anew = serve.start(paths, fake_engine, release, checkpoint, say=quiet, beside=False)
+    assert anew.key != served.key and file.read_text().strip() != key, "a new key is a reason to start anew"
+
+
+def test_ctrl_c_leaves_the_server_to_start(
+    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = waiting.look
+
+    def interrupted(container: Container, of: Release) -> tuple[str | None, bytes]:
+        monkeypatch.setattr(waiting, "look", look)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(waiting, "look", interrupted)
+    with pytest.raises(switching.Detached, match=f"goes on starting {release.tag}"):
+        serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+    container = services.find(fake_engine, services.name_of(paths, "fake"))
+    assert container is not None and container.attrs["HostConfig"]["RestartPolicy"]["Name"] == "on-failure"
+    said: list[str] = []
+    assert serve.start(paths, fake_engine, release, checkpoint, say=said.append).ready
+    assert said[0] == f"{release.tag} already runs as {container.name}"
+
+
+@pytest.mark.parametrize("left", ["begun", "switched"])
+def test_what_a_killed_switch_leaves_is_put_right(
+    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int, left: str
+) -> None:
+    served = serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+    container = fake_engine.client.containers.get(served.container)
+    if left == "begun":  # the port was taken from the old one, the new one did not get it
+        network = fake_engine.client.networks.get("sparkpin")
+        network.disconnect(container)
+    else:  # the old one is gone, the new one has not its name yet
+        container.rename(served.container + switching.NEXT)
+    again = serve.start(paths, fake_engine, release, checkpoint, say=quiet)
+    assert again.ready and (again.container, again.port, again.started) == (
+        served.container,
+        served.port,
+        served.started,
+    )
+
+
+def test_one_that_nobody_reaches_gives_the_port_back(
+    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of the new one stays when it answers within, and not at its address."""
+    served = serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+    newer = dataclasses.replace(release, env={"ANOTHER": "1"}, key="77" * 32)
+    monkeypatch.setattr(switching, "ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr(switching, "fault_of", lambda *_: "a firewall")
+    with pytest.raises(SmokeError, match="answers within its container, and not at"):
+        serve.start(paths, fake_engine, newer, checkpoint, port=port + 1, say=quiet, beside=True)
+    monkeypatch.undo()
+    assert switching.fault_of(served, None) == "", "it has its port again"
+    assert [c.name for c in services.services(fake_engine) if c.labels.get(HOME_LABEL) == str(paths.home)] == [
+        served.container
+    ]
+
+
+def test_a_start_leaves_what_it_took(
+    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int
+) -> None:
+    serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+    last = startup.last(death.folder_of(paths, "fake", release.name))
+    assert last is not None and set(last.began) == {"start", "ready"} and last.seconds > 0
+    mounts = fake_engine.client.containers.get(services.name_of(paths, "fake")).attrs["Mounts"]
+    own = next(mount["Name"] for mount in mounts if mount["Destination"] == launch.FOLDER)
+    serve.stop(paths, fake_engine, "fake", quiet)
+    with pytest.raises(docker.errors.NotFound):
+        fake_engine.client.volumes.get(own)
+    said: list[str] = []
+    serve.start(paths, fake_engine, release, checkpoint, port=port, say=said.append)
+    assert said[1].startswith("the last start took ") or said[2].startswith("the last start took "), said
+
+
+@pytest.mark.parametrize("host", ["localhost", "example", "1.2.3"])
+def test_an_address_to_listen_on_that_is_none(
+    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, host: str
+) -> None:
+    with pytest.raises(InputError, match=f"--host: saw '{host}'"):
+        serve.start(paths, fake_engine, release, checkpoint, port=1, host=host, say=quiet)

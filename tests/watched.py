@@ -1,0 +1,44 @@
+"""Servers in containers whose processes are killed, stopped and brought back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from docker.models.containers import Container
+
+from sparkpin.serving import switching
+from sparkpin.serving.served import Served
+
+SIGNAL = """
+import os, signal
+for name in filter(str.isdigit, os.listdir("/proc")):
+    if int(name) != 1 and {words!r}.encode() in open(f"/proc/{{name}}/cmdline", "rb").read().replace(b"\\0", b" "):
+        if int(name) != os.getpid():
+            os.kill(int(name), signal.SIG{signal})
+"""
+
+
+def signal_processes(container: Container, words: str, name: str) -> None:
+    """Those whose command line has the words; from within, as the container's own user; process 1 is left out."""
+    done = container.exec_run(["python", "-IS", "-c", SIGNAL.format(words=words, signal=name)])
+    assert done.exit_code in (0, 137), done.output  # 137: the container was quicker to end
+
+
+def until(true: Callable[[], bool], seconds: float = 120) -> None:
+    """Wait; how long it may take is no part of what is tested."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.2)
+
+
+def await_start(container: Container, count: int, served: Served) -> None:
+    """Docker has started it so often again, finds it healthy, and it answers."""
+
+    def is_back() -> bool:
+        container.reload()
+        health = container.attrs["State"]["Health"]["Status"]
+        return container.attrs["RestartCount"] == count and health == "healthy" and not switching.fault_of(served, None)
+
+    until(is_back)
