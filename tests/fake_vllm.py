@@ -28,12 +28,22 @@ RECORDED = {
 }
 
 
+RECORDED["models"] = (
+    200,
+    JSON,
+    b'{"object":"list","data":[{"id":"scripted-tiny","object":"model","created":1795320152,"owned_by":"vllm",'
+    b'"root":"/model","parent":null,"max_model_len":2048}]}',
+)
+
+
 def kind_of(path: str, body: dict) -> str:
     """Which recorded answer a request asks for: the name of a check."""
     if path == "/metrics":
         return "acceptance"
     if path == "/health":
         return "health"
+    if path == "/v1/models":
+        return "models"
     if path == "/v1/completions":
         return "completion"
     last = body["messages"][-1]
@@ -138,6 +148,7 @@ def main(argv: list[str], fault: str) -> None:
     if fault == "silent":
         time.sleep(3600)
     print('INFO SPARKPIN_MOD {"mod":"vllm-cpu","event":"active","version":"0"}', flush=True)
+    print("INFO Loading weights took 0.25 seconds", flush=True)
     print("Application startup complete.", flush=True)
     value = dict(itertools.pairwise(argv))
     server = (

@@ -65,6 +65,7 @@ def test_every_stage_passed_its_smoke_test_with_its_mods_at_work(main_job: Relea
     result = json.loads((main_job.evidence(release) / "smoke/result.json").read_text())
     assert result["passed"] is True
     assert set(result["mods"]) == MODS[stage]
+    assert result["load_format"] == "auto" and result["weights_seconds"] > 0
     assert (main_job.evidence(release) / "smoke/server.log").stat().st_size > 1000
     exchanges = [json.loads(line) for line in (main_job.evidence(release) / "smoke/exchanges.jsonl").open()]
     assert any("/v1/chat/completions" in json.dumps(exchange) for exchange in exchanges)

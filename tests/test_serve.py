@@ -13,11 +13,12 @@ import httpx
 import pytest
 
 from sparkpin import commands, serve
+from sparkpin.clients import tasks as clients
 from sparkpin.container import HOME_LABEL
 from sparkpin.engine import Engine
 from sparkpin.errors import BusyError, InputError, SmokeError
 from sparkpin.paths import Paths
-from sparkpin.releases import Release, tag_of
+from sparkpin.releases import Release, Releases, tag_of
 from sparkpin.serving import served as services
 from sparkpin.serving import switching
 
@@ -85,6 +86,18 @@ def test_a_release_is_served_on_this_machine_only(
     assert host["ReadonlyRootfs"] and host["CapDrop"] == ["ALL"] and host["SecurityOpt"] == ["no-new-privileges:true"]
     assert container.attrs["Config"]["User"] == "10001:10001"
     assert b'"model_writable": false' in container.logs() and b'"home_writable": true' in container.logs()
+
+
+def test_a_client_is_told_what_the_server_itself_says(
+    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int
+) -> None:
+    """Its command line has no length, and its recipe is nowhere."""
+    Releases(paths).save(release)
+    serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+    facts = clients.facts(paths, None)
+    assert facts.url == f"http://127.0.0.1:{port}/v1" and facts.model == "scripted-tiny"
+    assert (facts.context, facts.output) == (2048, 512) and facts.input == ("text",)
+    assert clients.running(paths, "another") is None
 
 
 def test_serving_it_again_leaves_it_alone(

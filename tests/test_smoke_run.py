@@ -61,6 +61,14 @@ def test_a_server_that_answers_passes_and_leaves_evidence(
     assert record["host"] == read_fingerprint(fake_engine.version).model_dump(mode="json")
     assert result.log_path.read_bytes().startswith(b"version 0.32.0\n")
     json.dumps(result.as_dict())
+    assert (
+        (record["load_format"], record["weights_seconds"])
+        == ("auto", 0.25)
+        == (
+            result.load_format,
+            result.weights_seconds,
+        )
+    )
 
 
 def test_the_container_is_closed_in(paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path) -> None:

@@ -10,7 +10,7 @@ import recorded
 import tiny_images
 from recorded import ROOT, SITE, Site, deb, file, link, sha, wheel_layer
 
-from sparkpin.buildrecord import BuildInput
+from sparkpin.buildrecord import BuildInput, records_of
 from sparkpin.errors import InputError
 from sparkpin.history.why import Origin, why
 from sparkpin.history.words import origin_json, origin_lines
@@ -157,6 +157,22 @@ def test_a_file_that_hides_another_names_the_lower_one(site: Site) -> None:
 )
 def test_sources(site: Site, path: str, source: list[str]) -> None:
     assert told(why(site.paths, site.first().tag, path)).get("source", []) == source
+
+
+def test_a_file_that_a_community_mod_changed(site: Site) -> None:
+    """It is not what lies in its wheel any more."""
+    first = records_of(site.paths, site.first())[-1]
+    files = (file(f"{SITE}/alpha/__init__.py", "a = 3\n"), file("workspace/x.jinja", "{{ 1 }}"))
+    given = [
+        BuildInput(path=f"runmods/fix/files/{name}", sha256=sha(text), size=len(text), what="community mod fix")
+        for name, text in (("run.sh", "#!/bin/sh\n"), ("t.jinja", "{{ 1 }}"))
+    ]
+    release = site.release(site.record("two", first, [("fix", files)], given))
+    lines = told(why(site.paths, release.tag, f"/{SITE}/alpha/__init__.py"))
+    assert lines["source"] == ["made or changed by run.sh of the community mod fix"]
+    assert lines["over"] == ["the one in layer 3 of 6 (first), stage base"]
+    copied = told(why(site.paths, release.tag, "/workspace/x.jinja"))["source"]
+    assert copied == ["copied from the build's context: runmods/fix/files/t.jinja (community mod fix)"]
 
 
 def test_an_empty_file_is_taken_for_no_other_file(site: Site) -> None:

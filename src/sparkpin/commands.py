@@ -50,6 +50,7 @@ from sparkpin.inputs import project_of
 from sparkpin.inspection import tasks as inspecting
 from sparkpin.jobs import build_releases, checkpoint_of, engine_of, smoke_releases
 from sparkpin.jobs import rebuild as remake
+from sparkpin.loadchoice import with_loader
 from sparkpin.overruled import overruled
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
@@ -637,6 +638,7 @@ def serve(
         say(f"warning: {chosen.tag} is {chosen.state}: no smoke test stands behind its answers")
     say_overruled_of(paths, chosen)
     gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)
+    chosen = with_loader(paths, chosen, checkpoint, say, gpus=gpus)
     try:
         served = serving.start(paths, engine, chosen, checkpoint, port=port, host=host, gpus=gpus, say=say)
     except Detached as detached:

@@ -16,6 +16,7 @@ from sparkpin.evidence.attest import ensure_attested
 from sparkpin.exporting import adopt, is_brought, ready_checkpoint
 from sparkpin.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.inputs import Inputs, project_of
+from sparkpin.loadchoice import with_loader
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
@@ -163,5 +164,6 @@ def smoke_releases(paths: Paths, wanted: tuple[Release, ...], *, load: bool = Fa
         else:
             gpus = uses_gpu(paths, release)
             checkpoint = checkpoint_of(paths, release)
-            done.append(kept(paths, release, *run_smoke(paths, engine, release, checkpoint, say, gpus=gpus)))
+            started = with_loader(paths, release, checkpoint, say, gpus=gpus)
+            done.append(kept(paths, release, *run_smoke(paths, engine, started, checkpoint, say, gpus=gpus)))
     return tuple(done)

@@ -85,12 +85,12 @@ def running(paths: Paths, recipe: str | None) -> Found | None:
 
 
 def family_of_release(paths: Paths, release: Release) -> Family | None:
-    """By the recipe's model of today; the release's own files say which that was when the recipe is gone."""
+    """By the model of the recipe as it was then; None where that is nowhere any more."""
     try:
-        model = manifests.load_recipe(paths.project, release.recipe).model
-    except SparkpinError:
         with project_of(paths, release) as project:
             model = manifests.load_recipe(project, release.recipe).model
+    except SparkpinError:
+        return None
     return family_of(manifests.load_families(paths.project), model)
 
 

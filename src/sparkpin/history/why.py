@@ -346,6 +346,8 @@ class Witness:
             yield self.mod_source(compiled, self.image.layers[number])
         elif entry.kind == "file" and (known := self.mod_source(entry, layer) or self.copied(entry, layer)):
             yield known
+        elif entry.kind != "dir" and any(file.path.startswith(f"runmods/{layer.name}/") for file in self.inputs(layer)):
+            yield f"made or changed by run.sh of the community mod {layer.name}"
         elif layer.name == ROOT_LAYER:
             yield self.set_up(entry)
         elif entry.kind == "dir":

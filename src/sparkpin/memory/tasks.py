@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from sparkpin import overruled as overruling
 from sparkpin.checkpoint import plan as checkpoints
 from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.errors import HostError, InputError, ManifestError
+from sparkpin.layering import normal
+from sparkpin.loaders import Weights, choose
 from sparkpin.memory import estimates, words
 from sparkpin.memory.geometry import Geometry, read_geometry
 from sparkpin.memory.plan import Machine, MemoryPlan, gib, make_plan
@@ -76,7 +79,36 @@ def plan_recipe(
     paths: Paths, recipe: schema.Recipe, stack: schema.Stack, chain: tuple[schema.Stage, ...], machine: Machine
 ) -> MemoryPlan:
     known = known_of(paths, recipe, stack, chain)
-    return make_plan(known.geometry, known.settings, weigh(known.tensors, known.loading), machine)
+    made = make_plan(known.geometry, known.settings, weigh(known.tensors, known.loading), machine)
+    if stack.platform != SPARK:  # without a GPU there is no loader to choose
+        return made
+    return replace(made, notes=(*made.notes, loader_line(paths, recipe, stack, chain, known.tensors, machine)))
+
+
+def loader_line(
+    paths: Paths,
+    recipe: schema.Recipe,
+    stack: schema.Stack,
+    chain: tuple[schema.Stage, ...],
+    tensors: Sequence[TensorInfo],
+    machine: Machine,
+) -> str:
+    """The loader that would be chosen with what the machine has free, and why."""
+    pin = manifests.model_of(paths.project, recipe)
+    base = manifests.load_model_lock(paths.project, pin).repositories[pin.base]
+    files = [file.size for file in base.files if file.file.endswith(".safetensors")]
+    sizes = [info.nbytes for info in tensors]
+    weights = Weights(sum(sizes), max(files, default=0), max(sizes, default=0))
+    argv, _ = recipes.serve_argv(recipe, stack, chain)
+    return choose(argv, lock_versions(paths.project, stack), weights, machine.free).line
+
+
+def lock_versions(project: Path, stack: schema.Stack) -> dict[str, str]:
+    """Of what the images will hold, by distribution; nothing for a stack that has never been locked."""
+    try:
+        return {normal(wheel.name): wheel.version for wheel in manifests.former_stack_lock(project, stack.name).wheels}
+    except ManifestError:
+        return {}
 
 
 def known_of(paths: Paths, recipe: schema.Recipe, stack: schema.Stack, chain: tuple[schema.Stage, ...]) -> Known:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin import container as running
+from sparkpin import loaders
 from sparkpin.container import Say
 from sparkpin.engine import Engine
 from sparkpin.files import lock, write_json
 from sparkpin.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.paths import Paths
-from sparkpin.recipes import served_name
+from sparkpin.recipes import flag_value, served_name
 from sparkpin.releases import Release
 from sparkpin.smoke import metrics, mods
 from sparkpin.smoke.checks import CheckResult, Subject, require_known, run_check
@@ -36,7 +37,8 @@ class SmokeResult:
     """seconds: the whole test; ready_seconds: until the server answered, None where it never did.
 
     The first check is always "start". acceptance: share of drafted tokens, None where nothing is drafted.
-    mods: those that reported to be active. log_path: the container's complete log.
+    mods: those that reported to be active. load_format: the loader; weights_seconds: what it took, None where the log
+    does not say. log_path: the container's complete log.
     """
 
     passed: bool
@@ -45,6 +47,8 @@ class SmokeResult:
     checks: tuple[CheckResult, ...]
     acceptance: float | None
     mods: tuple[str, ...]
+    load_format: str
+    weights_seconds: float | None
     log_path: Path
 
     def as_dict(self) -> dict[str, Any]:
@@ -153,6 +157,8 @@ def finished(
         checks=tuple(evidence.checks),
         acceptance=round(evidence.acceptance.share, 4) if evidence.acceptance else None,
         mods=tuple(sorted(mods.active(mods.reports(evidence.log)))),
+        load_format=flag_value(evidence.argv, loaders.FLAG) or loaders.DEFAULT,
+        weights_seconds=loaders.seconds(evidence.log),
         log_path=evidence_folder(paths, release) / "server.log",
     )
     record = result.as_dict() | {
