@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from test_ui import in_terminal
 
 from sparkpin.errors import HostError, InputError
 from sparkpin.paths import Paths
@@ -197,3 +198,15 @@ def test_two_fit_at_once_only_where_a_plan_says_so(monkeypatch: pytest.MonkeyPat
     room.require_room(small, release)  # type: ignore[arg-type]
     with pytest.raises(HostError, match=r"r:base-1 needs 9.00 GiB, and 8.00 GiB are free\n  next: .*utilization 0.5"):
         room.require_room(large, release)  # type: ignore[arg-type]
+
+
+def test_on_a_terminal_a_bar_shows_the_stage_against_the_last_start() -> None:
+    program = (
+        "from sparkpin.serving import bar, startup\n"
+        f"log = {START!r}\n"
+        "watched = startup.Startup()\n"
+        "with bar.shown(startup.LastStart(40.0, {}), print) as view:\n"
+        "    watched.update(log, 20.0)\n    view.update(watched, log, 20.0)\n    view.progress.refresh()\n"
+    )
+    text = "\n".join(in_terminal(120, program))
+    assert "weights 67 % (2 of 3)" in text and "(the last start took 40 s)" in text
