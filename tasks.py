@@ -100,14 +100,21 @@ def doctor(c: Context, fix: bool = False, stack: str | None = None, online: bool
     help={
         "stack": "lock this stack only",
         "model": "lock this model only",
+        "mod": "bring this community mod of pins/community here, and lock it",
         "keep_layers": "keep the former layers, put the wheels that changed on top: costs only their disk",
     }
 )
-def lock(c: Context, stack: str | None = None, model: str | None = None, keep_layers: bool = False) -> None:
+def lock(
+    c: Context,
+    stack: str | None = None,
+    model: str | None = None,
+    mod: str | None = None,
+    keep_layers: bool = False,
+) -> None:
     """Resolve the pins and write their locks (network)."""
     from sparkpin import commands
 
-    commands.lock(stack=stack, model=model, keep_layers=keep_layers)
+    commands.lock(stack=stack, model=model, mod=mod, keep_layers=keep_layers)
 
 
 @command(help={"recipe": RECIPE, "stack": STACK})
@@ -213,6 +220,39 @@ def plan(
     fits = tasks.plan(recipe=recipe, stage=stage, memory=memory, free=free, as_json=json)
     if exit_code and not fits:
         raise Exit(code=1)
+
+
+@command(
+    help={
+        "recipe": RECIPE,
+        "stage": STAGE,
+        "published": "the published chain of the 122B instead, which needs none of its files",
+        "bandwidth": "of the memory in GB/s (default: 273, a DGX Spark's)",
+        "context": "tokens in the cache (default: 1000)",
+        "accepted": "share of the drafted tokens that the model accepts (default: 0.79)",
+        "measured": "tokens a second, to say what fraction of the ceiling they are",
+        "json": "machine-readable",
+    }
+)
+def roofline(
+    c: Context,
+    recipe: str | None = None,
+    stage: str | None = None,
+    published: bool = False,
+    bandwidth: str = "273",
+    context: str = "1000",
+    accepted: str = "0.79",
+    measured: str = "",
+    json: bool = False,
+) -> None:
+    """Say how fast one user's decode can be at most."""
+    from sparkpin.roofline import tasks
+
+    asked = tasks.asked(bandwidth=bandwidth, context=whole("context", context, 32768), accepted=accepted)
+    if published:
+        tasks.published(asked, as_json=json)
+    else:
+        tasks.roofline(asked, recipe=recipe, stage=stage, measured=measured, as_json=json)
 
 
 @command(
@@ -449,6 +489,57 @@ def stop(c: Context, recipe: str | None = None) -> None:
     from sparkpin import commands
 
     commands.stop(recipe=recipe)
+
+
+@command(
+    positional=usage.recipe_words(sys.argv),
+    help={
+        "action": "import: take a recipe of spark-vllm-docker or sparkrun over; export: write one for them, with our "
+        "image; check: find mistakes",
+        "what": "file of a recipe, or name of one of recipes/ (check: all of these when left out)",
+        "name": "import: name of the new recipe (default: the file's)",
+        "stack": "import, check of a file: stack of pins/stacks/ (default: the one that its container maps to)",
+        "stage": "import, export: stage of stages/ (default: base; the recipe's)",
+        "no_lock": "import: ask no Hub for the model's commit",
+        "format": "export: v1 (spark-vllm-docker) or v2 (sparkrun)",
+        "release": "export: tag of a release (default: what the working tree would build)",
+        "output": "export: file to write (default: print it)",
+    },
+)
+def recipe(
+    c: Context,
+    action: str,
+    what: str | None = None,
+    name: str = "",
+    stack: str | None = None,
+    stage: str | None = None,
+    no_lock: bool = False,
+    format: str = "v1",
+    release: str | None = None,
+    output: str = "",
+) -> None:
+    """Import, export or check a recipe of the community."""
+    from sparkpin.community import tasks
+
+    if not tasks.recipe(action, what or "", name=name, stack=stack, stage=stage, lock=not no_lock, form=format,
+                        release=release, output=output):  # fmt: skip
+        raise Exit(code=4)
+
+
+@command(
+    positional=["tool"],
+    help={
+        "tool": "opencode, openai, continue or litellm",
+        "recipe": "whose server (default: the one that runs, else that of the stack)",
+        "url": "how the client reaches it, such as http://spark.local:8000/v1 (default: as this machine does)",
+        "key_env": "variable of the client's environment with the API key (default: no key is asked for)",
+    },
+)
+def client(c: Context, tool: str, recipe: str | None = None, url: str = "", key_env: str = "") -> None:
+    """Print a configuration for a tool that uses the server."""
+    from sparkpin.clients import tasks
+
+    tasks.client(tool, recipe=recipe, url=url, key=key_env)
 
 
 @command(help={"fast": "leave out what needs an engine or images", "select": "pytest's -k expression"})

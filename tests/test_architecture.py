@@ -37,7 +37,7 @@ def importers(package: str) -> set[str]:
 @pytest.mark.parametrize(
     ("package", "modules"),
     [
-        ("yaml", {"manifests"}),
+        ("yaml", {"manifests", "community/yamlfile"}),
         ("huggingface_hub", {"hubclient", "hublock"}),
         ("httpx", {"wheels", "smoke/client"}),
         ("socket", {"endpoint", "ports"}),
@@ -84,7 +84,7 @@ def importers(package: str) -> set[str]:
         ("sparkpin.fetch", {"commands", "jobs", "reproduce"}),
         ("socketserver", {"remote"}),
         ("sparkpin.lock", {"commands", "fetch"}),
-        ("sparkpin.gittree", {"sourcelock"}),
+        ("sparkpin.gittree", {"modlock", "sourcelock"}),
         ("sparkpin.wheels", {"fetch", "indexed", "lock", "sourcelock", "history/why"}),
         ("sparkpin.hub", {"checkpoint/build", "commands", "hublock", "importing", "memory/tasks"}),
         ("sparkpin.hubclient", {"hub", "hublock", "hubsite"}),

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 import urllib.request
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from sparkpin.paths import Paths
 from sparkpin.releases import Releases
 from sparkpin.tinymodel.scripts import CHAT
 
+TRIAL = f"trial-{uuid.uuid4().hex[:8]}"  # other checkouts may test beside this one, and the engine has the tags of all
 STAGES = ["base", "hybrid", "mtp", "v2", "v2-tq"]
 MODS = {
     "base": {"vllm-cpu"},
@@ -32,6 +34,12 @@ MODS = {
     "v2": {"vllm-cpu", "hybrid-int4-fp8", "int8-lm-head"},
     "v2-tq": {"vllm-cpu", "hybrid-int4-fp8", "int8-lm-head", "turboquant"},
 }
+ASK = """
+import os, openai
+said = [{"role": "user", "content": "Hello"}]
+answer = openai.OpenAI().chat.completions.create(model=os.environ["OPENAI_MODEL"], messages=said, temperature=0)
+print(answer.choices[0].message.content)
+"""
 pytestmark = pytest.mark.e2e
 
 
@@ -46,8 +54,8 @@ def main_job() -> Releases:
 def copy(tmp_path: Path) -> Iterator[Checkout]:
     made = Checkout.make(tmp_path / "copy")
     yield made
-    made.invoke("stop", "--recipe", "trial")
-    made.remove_tags("trial")
+    made.invoke("stop", "--recipe", TRIAL)
+    made.remove_tags(TRIAL)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -86,14 +94,14 @@ def ask(url: str, body: dict[str, Any]) -> Any:
 
 
 def test_promote_serve_and_roll_back_take_the_flags_with_them(main_job: Releases, copy: Checkout) -> None:
-    copy.add_recipe("trial", **{"stage: v2-tq": "stage: base"})
-    copy.done("build", "--recipe", "trial")
+    copy.add_recipe(TRIAL, **{"stage: v2-tq": "stage: base"})
+    copy.done("build", "--recipe", TRIAL)
     copy.done("smoke")
-    first = copy.release(recipe="trial")
+    first = copy.release(recipe=TRIAL)
     copy.done("promote", first["tag"])
-    copy.replace("recipes/trial.yaml", "max_model_len: 2048", "max_model_len: 1024")
-    copy.done("build", "--recipe", "trial")
-    second = copy.release(recipe="trial")
+    copy.replace(f"recipes/{TRIAL}.yaml", "max_model_len: 2048", "max_model_len: 1024")
+    copy.done("build", "--recipe", TRIAL)
+    second = copy.release(recipe=TRIAL)
     assert second["image"] == first["image"]
     assert second["tag"] != first["tag"]
     refused = copy.invoke("promote", second["tag"])
@@ -103,7 +111,7 @@ def test_promote_serve_and_roll_back_take_the_flags_with_them(main_job: Releases
     copy.done("smoke", "--release", second["tag"])
     copy.done("promote", second["tag"])
     assert copy.release(state="current")["tag"] == second["tag"]
-    copy.done("rollback", "--recipe", "trial")
+    copy.done("rollback", "--recipe", TRIAL)
     assert copy.release(state="current")["tag"] == first["tag"]
     assert copy.release(tag=second["tag"])["state"] == "retired"
 
@@ -111,10 +119,10 @@ def test_promote_serve_and_roll_back_take_the_flags_with_them(main_job: Releases
         probe.bind(("127.0.0.1", 0))
         probe.listen()
         port = probe.getsockname()[1]
-        taken = copy.invoke("serve", "--recipe", "trial", "--port", str(port))
+        taken = copy.invoke("serve", "--recipe", TRIAL, "--port", str(port))
         assert taken.returncode == 12
         assert str(port) in taken.stderr
-    served = copy.done("serve", "--recipe", "trial", "--port", str(port))
+    served = copy.done("serve", "--recipe", TRIAL, "--port", str(port))
     assert f"http://127.0.0.1:{port}/v1" in served
     body = {"model": "scripted-tiny", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
     answer = ask(f"http://127.0.0.1:{port}/v1/chat/completions", body)["choices"][0]["message"]["content"]
@@ -122,10 +130,18 @@ def test_promote_serve_and_roll_back_take_the_flags_with_them(main_job: Releases
     more = ask(f"http://127.0.0.1:{port}/v1/chat/completions", {**body, "logprobs": True, "top_logprobs": 2})
     told = [token["logprob"] for token in more["choices"][0]["logprobs"]["content"]]
     assert len(told) == more["usage"]["completion_tokens"] and all(-20 < logprob <= 0 for logprob in told), told
-    name = serve.name_of(Paths(copy.folder, copy.home, copy.home), "trial")
-    argv = Engine.connect().client.containers.get(name).attrs["Config"]["Cmd"]
+    name = serve.name_of(Paths(copy.folder, copy.home, copy.home), TRIAL)
+    container = Engine.connect().client.containers.get(name)
+    argv = container.attrs["Config"]["Cmd"]
     assert argv[argv.index("--max-model-len") + 1] == "2048"
-    copy.done("stop", "--recipe", "trial")
+
+    told = json.loads(copy.done("client", "opencode"))["provider"]["sparkpin"]
+    assert told["options"]["baseURL"] == f"http://127.0.0.1:{port}/v1"
+    assert told["models"]["scripted-tiny"]["limit"] == {"context": 2048, "output": 512}
+    config = copy.done("client", "openai", "--recipe", TRIAL, "--url", "http://127.0.0.1:8000")  # as from inside
+    status, output = container.exec_run(["sh", "-c", f"{config}\npython -c '{ASK}'"])
+    assert (status, output.decode().splitlines()[-1]) == (0, CHAT.expected_content), output.decode()
+    copy.done("stop", "--recipe", TRIAL)
 
     copy.done("pin", second["tag"], "--note", "to be looked at")
     stays = copy.done("prune", "--keep", "0", "--dry-run")
@@ -135,9 +151,9 @@ def test_promote_serve_and_roll_back_take_the_flags_with_them(main_job: Releases
 
 
 def test_a_mod_that_is_not_at_work_fails_the_smoke_test(main_job: Releases, copy: Checkout) -> None:
-    copy.add_recipe("trial", **{"stage: v2-tq": "stage: v2"})
+    copy.add_recipe(TRIAL, **{"stage: v2-tq": "stage: v2"})
     copy.replace("stages/v2.yaml", "smoke:", "serve: {env: {SPARKPIN_MOD_INT8_LM_HEAD: 0}}\nsmoke:")
-    copy.done("build", "--recipe", "trial")
+    copy.done("build", "--recipe", TRIAL)
     tag = copy.release(stage="v2")["tag"]
     result = copy.invoke("smoke", "--release", tag)
     assert result.returncode == 10
@@ -148,24 +164,43 @@ def test_a_mod_that_is_not_at_work_fails_the_smoke_test(main_job: Releases, copy
     assert copy.invoke("promote", tag).returncode == 2
 
 
+def test_a_head_stored_in_int8_serves_with_the_mod_and_does_not_without(main_job: Releases, copy: Checkout) -> None:
+    copy.add_recipe("trial", **{"stage: v2-tq": "stage: v2-stored"})
+    copy.done("build", "--recipe", "trial")
+    tag = copy.release(stage="v2-stored")["tag"]
+    copy.done("smoke", "--release", tag)
+    evidence = copy.home / "releases/trial" / tag.partition(":")[2] / "smoke"
+    result = json.loads((evidence / "result.json").read_text())
+    assert result["acceptance"] >= 0.8 and result["drafted_tokens"] > 100
+    active = [line for line in (evidence / "server.log").read_text().splitlines() if '"mod":"int8-lm-head"' in line]
+    assert [("stored" in line, "shared" in line) for line in active] == [(True, False), (True, True)]
+
+    copy.replace("stages/v2-stored.yaml", "smoke:", "serve: {env: {SPARKPIN_MOD_INT8_LM_HEAD: 0}}\nsmoke:")
+    copy.done("build", "--recipe", "trial")
+    tag = copy.release(stage="v2-stored")["tag"]
+    assert copy.invoke("smoke", "--release", tag).returncode == 10
+    log = (copy.home / "releases/trial" / tag.partition(":")[2] / "smoke/server.log").read_text()
+    assert "There is no module or parameter named 'lm_head.weight_" in log
+
+
 def change_one_mod(copy: Checkout, text: str) -> None:
     init = copy.folder / "mods/turboquant/sparkpin_turboquant/__init__.py"
     init.write_text(f"{init.read_text()}\n# {text}\n")
 
 
 def test_two_builds_at_once_both_complete_with_one_image(main_job: Releases, copy: Checkout) -> None:
-    copy.add_recipe("trial")
+    copy.add_recipe(TRIAL)
     change_one_mod(copy, f"two at once {time.time_ns()}")
-    runs = [copy.start("build", "--recipe", "trial") for _ in range(2)]
+    runs = [copy.start("build", "--recipe", TRIAL) for _ in range(2)]
     outputs = [run.communicate(timeout=300)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0], "\n".join(outputs)
     assert len([row for row in copy.images() if row["stage"] == "v2-tq"]) == 1
 
 
 def test_a_build_that_was_killed_is_completed_by_the_next(main_job: Releases, copy: Checkout) -> None:
-    copy.add_recipe("trial")
+    copy.add_recipe(TRIAL)
     change_one_mod(copy, f"killed {time.time_ns()}")
-    run = copy.start("build", "--recipe", "trial")
+    run = copy.start("build", "--recipe", TRIAL)
     assert run.stdout
     killer = threading.Timer(300, os.killpg, (run.pid, signal.SIGKILL))
     killer.start()
@@ -176,7 +211,7 @@ def test_a_build_that_was_killed_is_completed_by_the_next(main_job: Releases, co
     killer.cancel()
     assert run.wait() == -signal.SIGKILL
     assert not [row for row in copy.images() if row["stage"] == "v2-tq"]
-    copy.done("build", "--recipe", "trial")
+    copy.done("build", "--recipe", TRIAL)
     row = copy.release(stage="v2-tq")
     image = Engine.connect().image(row["tag"])
     assert image is not None

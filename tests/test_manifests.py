@@ -148,7 +148,6 @@ def test_an_unknown_name_lists_the_known_ones(project: Path, load: Any) -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new", "load", "key"),
     [
-        ("recipes/scripted-tiny.yaml", "stack: cpu", "mods: [mods/fix]\nstack: cpu", manifests.load_recipe, "mods"),
         ("pins/models/scripted-tiny.yaml", "[128, 128]", "[128]", manifests.load_model, "hybrid.rules.0.block"),
         ("pins/models/scripted-tiny.yaml", '["mtp.*"]', "[]", manifests.load_model, "mtp.tensors"),
     ],

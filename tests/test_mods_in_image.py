@@ -28,7 +28,8 @@ TRITON = Path(__file__).with_name("triton.lock")
 
 @pytest.fixture(scope="module")
 def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Triton for the image's Python, as locked. Its interpreter runs kernels on a CPU, its compiler needs no GPU."""
+    """Triton for the image's Python, as locked, and what else compiles kernels. Its interpreter runs them on a CPU, its
+    compiler and NVRTC need no GPU."""
     folder = tmp_path_factory.mktemp("triton")
     folder.chmod(0o755)  # the image's user reads it
     install = ["pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
@@ -78,19 +79,21 @@ def run_pytest(tests: str, python_path: dict[str, Path], **environment: str) -> 
 @pytest.mark.e2e
 @pytest.mark.parametrize("mod", MODS)
 def test_mod(mod: str) -> None:
-    run_pytest(f"{mod}/tests", {})
+    run_pytest(f"{mod}/tests", {"src": PROJECT / "src"})  # a mod's tests may hold the builder's bytes against its own
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(("mod", "how", "interpret"), KERNELS)
 def test_kernels_of_the_mod(mod: str, how: str, interpret: str, triton: Path) -> None:
     """pytest ends with 5, which fails here, when it finds no tests."""
-    run_pytest(f"{mod}/tests/{how}", {"triton": triton}, TRITON_INTERPRET=interpret)
+    nvrtc = "/triton/nvidia/cu13/lib"  # else it is sought where the image's Python has its packages
+    run_pytest(f"{mod}/tests/{how}", {"triton": triton}, TRITON_INTERPRET=interpret, LD_LIBRARY_PATH=nvrtc)
 
 
-def test_kernels_are_tested_with_the_triton_that_a_spark_has() -> None:
-    lock = (PROJECT / "pins/stacks/spark.lock").read_text()
-    [locked] = [json.loads(line.strip().rstrip(",")) for line in lock.splitlines() if '{"name": "triton",' in line]
+def test_kernels_are_tested_with_the_compilers_that_a_spark_has() -> None:
+    lines = (PROJECT / "pins/stacks/spark.lock").read_text().splitlines()
     ours = TRITON.read_text()
-    assert re.findall(r"^triton==(\S+)", ours, re.MULTILINE) == [locked["version"]]
-    assert f"sha256:{locked['sha256']}" in ours  # the hashes are of the same files, whatever index they came from
+    for name in ("triton", "nvidia-cuda-nvrtc", "cuda-bindings", "cuda-pathfinder"):
+        [locked] = [json.loads(line.strip().rstrip(",")) for line in lines if f'{{"name": "{name}",' in line]
+        assert re.findall(rf"^{name}==(\S+)", ours, re.MULTILINE) == [locked["version"]]
+        assert f"sha256:{locked['sha256']}" in ours  # the hashes are of the same files, whatever index they came from

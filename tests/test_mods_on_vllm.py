@@ -30,6 +30,7 @@ if SOURCES and PYTHON:  # not a skip: CI has neither
     def test_mods_on_the_code_of(release: str, tmp_path: Path) -> None:
         packages = [
             f"{SOURCES}/vllm-{release}",
+            str(PROJECT / "src"),
             *(str(path.parent.parent) for path in MODS.glob("*/sparkpin_*/touches.py")),
         ]
         result = subprocess.run(

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from sparkpin.paths import Paths
 from sparkpin.releases import Releases
 
 INVOKE = Path(sys.executable).parent / "invoke"
+OFFLINE = (
+    f"offline-{uuid.uuid4().hex[:8]}"  # other checkouts may test beside this one, and the engine has the tags of all
+)
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.skipif(
@@ -73,9 +77,9 @@ for family, address in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:d
 @pytest.fixture
 def copy(tmp_path: Path) -> Iterator[Checkout]:
     made = Checkout.make(tmp_path / "copy")
-    made.add_recipe("offline")
+    made.add_recipe(OFFLINE)
     yield made
-    made.remove_tags("offline")
+    made.remove_tags(OFFLINE)
 
 
 def test_every_stage_comes_out_identical_in_an_engine_of_its_own(main_job: Releases) -> None:
@@ -91,8 +95,8 @@ def test_every_stage_comes_out_identical_in_an_engine_of_its_own(main_job: Relea
 
 def test_every_stage_is_built_offline_after_a_fetch(main_job: Releases, copy: Checkout, tmp_path: Path) -> None:
     """With what the first build left in the cache; the test above makes all of it anew, without a network either."""
-    copy.done("fetch", "--recipe", "offline")
-    build = [INVOKE, "build", "--offline", "--recipe", "offline"]
+    copy.done("fetch", "--recipe", OFFLINE)
+    build = [INVOKE, "build", "--offline", "--recipe", OFFLINE]
     result = alone(copy.folder, *WATCHED, tmp_path / "calls", *build, **copy.env)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "AF_UNIX" in (tmp_path / "calls").read_text() and attempts(tmp_path / "calls") == []
@@ -104,6 +108,6 @@ def test_every_stage_is_built_offline_after_a_fetch(main_job: Releases, copy: Ch
 
 def test_what_is_missing_is_told_before_anything_is_built(copy: Checkout, tmp_path: Path) -> None:
     environment = {**copy.env, "SPARKPIN_CACHE": str(tmp_path / "empty")}
-    result = alone(copy.folder, INVOKE, "build", "--offline", "--recipe", "offline", **environment)
+    result = alone(copy.folder, INVOKE, "build", "--offline", "--recipe", OFFLINE, **environment)
     assert result.returncode == 2
     assert "locked files are not in the store" in result.stderr and "invoke fetch" in result.stderr

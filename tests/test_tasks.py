@@ -10,7 +10,20 @@ import pytest
 from checkout import INVOKE, PROJECT, Checkout
 from sparkpin import commands
 
-TASKS = ["attest", "build", "check", "checkpoint", "copy", "diff", "doctor", "export", "fetch", "images", "import"]
+TASKS = [
+    "attest",
+    "build",
+    "check",
+    "checkpoint",
+    "client",
+    "copy",
+    "diff",
+    "doctor",
+    "export",
+    "fetch",
+    "images",
+    "import",
+]
 TASKS += [
     "inspect",
     "lock",
@@ -20,9 +33,11 @@ TASKS += [
     "promote",
     "prune",
     "rebuild",
+    "recipe",
     "render",
     "reproduce",
     "rollback",
+    "roofline",
     "serve",
     "smoke",
 ]

@@ -17,7 +17,7 @@ import pytest
 import tokenizers
 
 from sparkpin.checkpoint.safetensors import TensorInfo, read_header
-from sparkpin.tinymodel import FP8_REPO, INT4_REPO, generate, network, scripts, weights
+from sparkpin.tinymodel import FP8_REPO, INT4_REPO, generate, generate_plain, network, scripts, weights
 from sparkpin.tinymodel.repositories import EXTRA_FILE, INDEX_FILE
 from sparkpin.tinymodel.tokenizer import byte_characters
 from sparkpin.tinymodel.vocabulary import BLANK, END, THINK_END, trigger, vocabulary
@@ -353,3 +353,18 @@ def test_attention_finds_the_trigger(int4: Repo, layer: str) -> None:
         assert modes[i] > 4 and max(abs(x) for j, x in enumerate(modes) if j != i) < 0.2
     others = [dot(asker, normalised(project(key, token))) / 8 for token in range(0, words.first_added, 7)]
     assert max(map(abs, others)) < 4
+
+
+def test_the_plain_form_is_the_same_network_in_bf16(tmp_path: Path) -> None:
+    """For GPUs: nothing quantised, MTP among the indexed tensors, and as many positions as asked for."""
+    generate_plain(tmp_path / "plain", seed=SEED, positions=50_000)
+    config = json.loads((tmp_path / "plain/config.json").read_text())
+    assert (config["max_position_embeddings"], "quantization_config" in config) == (50_000, False)
+    index = json.loads((tmp_path / "plain" / INDEX_FILE).read_text())["weight_map"]
+    assert sorted(index) == sorted(network.body_tensors(SEED, vocabulary()) | network.mtp_tensors(SEED))
+    kinds = {
+        name: info.dtype
+        for file in set(index.values())
+        for name, info in read_header(tmp_path / "plain" / file).tensors.items()
+    }
+    assert {dtype for name, dtype in kinds.items() if name.endswith("proj.weight")} == {"BF16"}

@@ -102,3 +102,18 @@ def test_what_follows_is_left_to_the_task() -> None:
     lines = ("--echo prune --keep=-1", "prune --keep -1 images", "export TAG -oFILE --no-image", "diff build images")
     for line in (*lines, "--list", "build --echo smoke --stage=v2", "--complete -- inv"):
         assert answer(line) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("recipe check", ["action"]),
+        ("recipe check --stack cpu", ["action"]),
+        ("recipe check FILE", ["action", "what"]),
+        ("recipe import", ["action", "what"]),
+        ("recipe", ["action", "what"]),
+        ("build", ["action", "what"]),
+    ],
+)
+def test_recipe_check_alone_wants_no_name(line: str, words: list[str]) -> None:
+    assert usage.recipe_words(["invoke", *line.split()]) == words

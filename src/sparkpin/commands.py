@@ -19,6 +19,7 @@ from sparkpin import (
     hublock,
     importing,
     manifests,
+    modlock,
     pinned,
     reports,
     retention,
@@ -89,6 +90,7 @@ def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool,
     if absent := [file for file in locked if not Store(paths.store).has(file)]:
         show(f"To be fetched: {len(absent)} of {len(locked)} files, {ui.size(sum(file.size for file in absent))}.")
     say_overruled(last.recipe, last.stack, last.chain)
+    say_chosen(last)
     lacking = host.missing(paths, machine, stack=last.stack)
     for requirement in lacking:
         show(f"missing: {requirement.name}: {requirement.detail}; {requirement.fix}")
@@ -109,7 +111,13 @@ def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool,
         finish(records, made)
 
 
-def lock(*, stack: str | None, model: str | None, keep_layers: bool) -> None:
+def lock(*, stack: str | None, model: str | None, mod: str | None = None, keep_layers: bool) -> None:
+    if mod:
+        if stack or model:
+            raise InputError(f"--mod {mod} goes without --stack and --model", next_step=f"invoke lock --mod {mod}")
+        archive = modlock.lock_mod(Paths.from_env(), mod, say).archive
+        show(f"community/{archive.file}: {archive.size} bytes, sha256 {archive.sha256}, of {archive.version}")
+        return
     if stack and model:
         raise InputError(
             f"--stack {stack} locks that stack only, --model {model} that model only",
@@ -170,6 +178,7 @@ def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None) -
 def build(*, recipe: str | None, stage: str | None, stack: str | None, offline: bool) -> tuple[Release, ...]:
     paths, pairings = pairings_of(recipe, stage, stack)
     say_overruled(pairings[-1].recipe, pairings[-1].stack, pairings[-1].chain)
+    say_chosen(pairings[-1])
     made = build_releases(paths, pairings, offline=offline)
     reports.show_built(made)
     next_smoke(paths, made)
@@ -179,6 +188,13 @@ def build(*, recipe: str | None, stage: str | None, stack: str | None, offline: 
 def say_overruled(recipe: schema.Recipe, stack: schema.Stack, chain: Sequence[schema.Stage]) -> None:
     for line in overruled(recipe, stack, chain):
         say(f"note: {line}")
+
+
+def say_chosen(pairing: Pairing) -> None:
+    for choice in pairing.chosen:
+        say(choice.line)
+    if pairing.patched:
+        say(f"note: community mods edit what is installed, in layers of their own: {', '.join(pairing.patched)}")
 
 
 def say_overruled_of(paths: Paths, release: Release) -> None:

@@ -18,6 +18,7 @@ from sparkpin.files import sha256_file
 from sparkpin.layering import LINKS, SOURCE_WHEELS, UPDATES, USER, normal, updated
 from sparkpin.modwheels import Mod
 from sparkpin.patches import name_of
+from sparkpin.runmods import RunMod
 from sparkpin.schema import LockedFile, Stack, StackLock
 
 UV = "tools/uv"
@@ -127,6 +128,14 @@ def source_wheel_files(stack_lock: StackLock) -> list[ContextFile]:
 
 def mod_file(layer: str, mod: Mod) -> ContextFile:
     return ContextFile(f"wheels/{layer}/{mod.name}", mod.key, mod.size, "mod", f"mod {mod.name} {mod.version}", mod=mod)
+
+
+def run_mod_files(project: Path, mod: RunMod) -> list[ContextFile]:
+    """What the build of a community mod's layer sees beside the trees below it."""
+    return [
+        host_file(f"runmods/{mod.name}/{below}", project / path, f"community mod {mod.name}", executable=may)
+        for below, path, may in mod.files
+    ]
 
 
 def text_file(path: str, text: str, what: str = "list of wheels") -> ContextFile:

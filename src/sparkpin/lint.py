@@ -21,7 +21,7 @@ from sparkpin.dockerfile import instructions
 from sparkpin.errors import HostError, SparkpinError
 from sparkpin.render import Rendered, render_chain
 
-PARTS = ("pins", "recipes", "stages", "dockerfiles", "mods", "src/sparkpin/rootfs.sh")
+PARTS = ("pins", "recipes", "stages", "dockerfiles", "mods", "community", "src/sparkpin/rootfs.sh")
 CONFIG = ".hadolint.yaml"
 
 NAME = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|APIKEY|(?:API|ACCESS|PRIVATE)_KEY)$")

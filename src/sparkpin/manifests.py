@@ -18,7 +18,20 @@ from pydantic import BaseModel, ValidationError
 
 from sparkpin.errors import WHOLE, InputError, ManifestError
 from sparkpin.names import choose
-from sparkpin.schema import UNRESOLVED, Model, ModelLock, ModelPin, Recipe, Stack, StackLock, Stage
+from sparkpin.schema import (
+    UNRESOLVED,
+    CommunityLock,
+    CommunityPin,
+    Families,
+    Family,
+    Model,
+    ModelLock,
+    ModelPin,
+    Recipe,
+    Stack,
+    StackLock,
+    Stage,
+)
 
 M = TypeVar("M", bound=Model)
 YAML_LIMIT, LOCK_LIMIT = 256 << 10, 24 << 20  # bytes; each locked tensor takes 150
@@ -207,6 +220,29 @@ def load_recipe(project: Path, name: str) -> Recipe:
     return load_named(Recipe, project / "recipes", name, "recipe")
 
 
+def load_community(project: Path, name: str) -> CommunityPin:
+    return load_named(CommunityPin, project / "pins/community", name, "community mod")
+
+
+def community_inputs(pin: CommunityPin) -> str:
+    """Over what decides the archive."""
+    return digest_of([pin.git.model_dump(mode="json"), pin.folder])
+
+
+def load_community_lock(project: Path, pin: CommunityPin) -> CommunityLock:
+    path, command = project / f"pins/community/{pin.name}.lock", f"invoke lock --mod {pin.name}"
+    return _load_lock(CommunityLock, path, community_inputs(pin), command)
+
+
+FAMILIES = "pins/families.yaml"
+
+
+def load_families(project: Path) -> tuple[Family, ...]:
+    """None where the file is not there: releases from before it chose nothing."""
+    path = project / FAMILIES
+    return tuple(parse(Families, read_yaml(path), path).families) if path.is_file() else ()
+
+
 def model_of(project: Path, recipe: Recipe) -> ModelPin:
     """The model pin whose base repository the recipe names."""
     path = project / f"recipes/{recipe.name}.yaml"
@@ -225,7 +261,7 @@ def model_of(project: Path, recipe: Recipe) -> ModelPin:
     if revision == UNRESOLVED:
         revision = load_model_lock(project, pin).repositories[pin.base].revision
         where = where.with_suffix(".lock")
-    if revision != recipe.model_revision:
+    if recipe.model_revision not in (revision, UNRESOLVED):  # unresolved: whatever the lock says
         raise ManifestError(path, "model_revision", recipe.model_revision, f"{revision}, as in {where}")
     return pin
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin import manifests, recipes, render, schema
+from sparkpin import families, manifests, recipes, render, runmods, schema
 from sparkpin.checkpoint.plan import checkpoint_key, checkpoint_steps
 from sparkpin.errors import InputError
 from sparkpin.modwheels import Mod
@@ -20,7 +20,10 @@ from sparkpin.smoke.demands import demands_of
 
 @dataclass(frozen=True)
 class Pairing:
-    """One stage of a recipe's chain, with everything that decides its release."""
+    """One stage of a recipe's chain, with everything that decides its release.
+
+    chosen: the flags of `argv` that neither recipe nor stack nor stage says. patched: the community mods, in order.
+    """
 
     recipe: schema.Recipe
     stack: schema.Stack
@@ -38,6 +41,8 @@ class Pairing:
     demands: Demands
     inputs: dict[str, str]
     executable: tuple[str, ...]
+    chosen: tuple[families.Chosen, ...] = ()
+    patched: tuple[str, ...] = ()
 
     @property
     def tag(self) -> str:
@@ -59,12 +64,19 @@ def pair(
     model = manifests.model_of(project, recipe)
     model_lock = manifests.load_model_lock(project, model)
     chain = manifests.load_chain(project, stage or recipe.stage)
-    rendered = render.render_chain(project, stack, stack_lock, chain)
+    community = runmods.read_run_mods(project, recipe.mods, f"recipes/{recipe_name}.yaml", "mods", stack_lock)
+    rendered = render.render_chain(project, stack, stack_lock, chain, community)
+    family = families.family_of(manifests.load_families(project), recipe.model)
     pairings = []
     for end, image in enumerate(rendered, start=1):
         steps = checkpoint_steps(chain[:end])
         checkpoint = checkpoint_key(model, model_lock, steps)
-        argv, env = recipes.serve_argv(recipe, stack, chain[:end])
+        said, env = recipes.serve_argv(recipe, stack, chain[:end])
+        chosen = families.choices(family, families.vllm_version(stack), said)
+        argv = families.completed(said, chosen)
+        run_mods = (*community, *run_mods_of(project, chain[:end], stack_lock))
+        if run_mods:
+            argv = runmods.in_workspace(argv)
         mods = [file.mod for below in rendered[:end] for file in below.context if file.mod]
         pairings.append(
             Pairing(
@@ -82,11 +94,24 @@ def pair(
                 env=env,
                 key=release_key(image.key, checkpoint, tuple(argv), env),
                 demands=demands_of(project, stack, chain[:end], model),
-                inputs=input_hashes(project, recipe, stack, model, chain[:end], mods),
-                executable=tuple(f"mods/{mod.name}/{path}" for mod in mods for path, _, may in mod.files if may),
+                inputs=input_hashes(project, recipe, stack, model, chain[:end], mods, run_mods),
+                executable=(
+                    *(f"mods/{mod.name}/{path}" for mod in mods for path, _, may in mod.files if may),
+                    *(path for mod in run_mods for _, path, may in mod.files if may),
+                ),
+                chosen=chosen,
+                patched=tuple(mod.name for mod in run_mods),
             )
         )
     return tuple(pairings)
+
+
+def run_mods_of(project: Path, chain: Sequence[schema.Stage], lock: schema.StackLock) -> tuple[runmods.RunMod, ...]:
+    return tuple(
+        mod
+        for stage in chain
+        for mod in runmods.read_run_mods(project, stage.community, f"stages/{stage.name}.yaml", "community", lock)
+    )
 
 
 def input_hashes(
@@ -96,6 +121,7 @@ def input_hashes(
     model: schema.ModelPin,
     chain: tuple[schema.Stage, ...],
     mods: Sequence[Mod],
+    run_mods: Sequence[runmods.RunMod] = (),
 ) -> dict[str, str]:
     """SHA-256 of each file that people edit and of each lock, by path below the project.
 
@@ -106,7 +132,9 @@ def input_hashes(
         f"pins/{kind}.{end}" for kind in (f"stacks/{stack.name}", f"models/{model.name}") for end in ("yaml", "lock")
     ]
     names += [f"stages/{stage.name}.yaml" for stage in chain]
+    names += [manifests.FAMILIES] if (project / manifests.FAMILIES).is_file() else []
     names += [patch.file for patch in stack.patches]
+    names += [path for mod in run_mods for path in mod.project_files]
     names += [f"dockerfiles/{path.name}" for path in sorted((project / "dockerfiles").iterdir()) if path.is_file()]
     found = {name: hashlib.sha256((project / name).read_bytes()).hexdigest() for name in names}
     return found | {f"mods/{mod.name}/{path}": sha256 for mod in mods for path, sha256, _ in mod.files}

@@ -12,6 +12,8 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from sparkpin.cachetypes import FLAG as CACHE_TYPE
+from sparkpin.cachetypes import refuse_patched
 from sparkpin.errors import InputError, ManifestError
 from sparkpin.schema import FlagValue, Recipe, Scalar, Serve, Stack, Stage
 
@@ -113,6 +115,7 @@ def own_argv(recipe: Recipe, model_path: str = MODEL_PATH, overrides: Mapping[st
         raise ManifestError(file, "command", words[2], f"{recipe.model!r} (the recipe's model) or {MODEL_PATH!r}")
     argv = [*words[:2], model_path, *words[3:]]
     check_json(argv, file)
+    refuse_patched(flag_value(argv, CACHE_TYPE), file)
     for key in ADDRESS:
         if key in overrides:
             argv = set_flag(argv, f"--{key}", overrides[key])

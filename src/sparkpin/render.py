@@ -21,6 +21,7 @@ from sparkpin.contextfiles import (
     ContextFile,
     link_files,
     mod_file,
+    run_mod_files,
     script_file,
     source_files,
     source_wheel_files,
@@ -35,6 +36,7 @@ from sparkpin.layering import LINKS, RESERVED, SOURCE_WHEELS, STACK_MODS, UPDATE
 from sparkpin.modwheels import Mod, read_mod
 from sparkpin.releases import INTERNAL, ROOTFS
 from sparkpin.rootfs import RootfsSpec, rootfs_spec
+from sparkpin.runmods import RunMod, read_run_mods
 from sparkpin.schema import MACHINES, Stack, StackLock, Stage
 
 
@@ -62,19 +64,28 @@ class Rendered:
     builder: RootfsSpec | None = None
 
 
-def render_chain(project: Path, stack: Stack, stack_lock: StackLock, chain: Sequence[Stage]) -> tuple[Rendered, ...]:
-    """The images of a chain, first stage first.
+def render_chain(
+    project: Path,
+    stack: Stack,
+    stack_lock: StackLock,
+    chain: Sequence[Stage],
+    community: Sequence[RunMod] = (),
+) -> tuple[Rendered, ...]:
+    """The images of a chain, first stage first. community: what a recipe wants in all of them, on top of the first.
 
     ManifestError when a layer names what the lock does not have, and for a template that cannot be filled in.
     """
     done: list[Rendered] = []
     for stage in chain:
         try:
-            done.append(render(project, stack, stack_lock, stage, done[-1] if done else None))
+            file = f"stages/{stage.name}.yaml"
+            own = read_run_mods(project, stage.community, file, "community", stack_lock)
+            mods = (*(() if done else community), *own)
+            done.append(render(project, stack, stack_lock, stage, done[-1] if done else None, mods))
         except jinja2.TemplateError as error:
-            file = project / "dockerfiles" / stage.template
+            template = project / "dockerfiles" / stage.template
             raise ManifestError(
-                file, "template", f"{type(error).__name__}: {error}", "a template as jinja2's sandbox fills it in"
+                template, "template", f"{type(error).__name__}: {error}", "a template as jinja2's sandbox fills it in"
             ) from None
     return tuple(done)
 
@@ -83,21 +94,33 @@ def render_chain(project: Path, stack: Stack, stack_lock: StackLock, chain: Sequ
 class Tree:
     """A tree of files that a stage of the Dockerfile makes: a layer of the image, or what one is compiled with.
 
-    files: what that stage sees of the context. kind: "layer"; "compiled", a layer that follows from all trees before
-    it and not from its files alone; "tool", which is no layer. kernels: whether its mod's are compiled for the GPU.
+    files: what that stage sees of the context. kind: "layer"; "compiled" or "applied" (a community mod), layers that
+    follow from all trees before them and not from their files alone; "tool", which is no layer. kernels: whether its
+    mod's are compiled for the GPU.
     """
 
     name: str
     files: tuple[ContextFile, ...]
-    kind: Literal["layer", "compiled", "tool"] = "layer"
+    kind: Literal["layer", "compiled", "applied", "tool"] = "layer"
     kernels: bool = False
+
+    @property
+    def follows(self) -> bool:
+        return self.kind in ("compiled", "applied")
 
     @property
     def is_layer(self) -> bool:
         return self.kind != "tool"
 
 
-def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, parent: Rendered | None) -> Rendered:
+def render(
+    project: Path,
+    stack: Stack,
+    stack_lock: StackLock,
+    stage: Stage,
+    parent: Rendered | None,
+    community: Sequence[RunMod] = (),
+) -> Rendered:
     spec = None
     if parent is not None:
         below, parent_ref = parent.key, parent.ref
@@ -107,12 +130,14 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
         spec = rootfs_spec(stack, stack_lock)
         below, parent_ref = spec.key, rootfs_ref(stack.system.suite, spec.key)
     trees = [*(base_trees(project, stack, stack_lock) if parent is None else ()), *mod_trees(project, stack, stage)]
+    trees += [Tree(mod.name, tuple(run_mod_files(project, mod)), "applied") for mod in community]
     require_apart(project, stage, trees)
     require_kernels(stack, stage, trees)
     tools = tool_files(project) if trees else []
     if parent is None and stack.base:
         tools.append(script_file(project, "base.py"))
-    files = sorted([*tools, *files_of(trees)], key=lambda file: file.path)
+    more = [script_file(project, name) for name in ("patching.py", "runmod.py")] if community else []
+    files = sorted([*tools, *more, *files_of(trees)], key=lambda file: file.path)
 
     template = environment(project / "dockerfiles").get_template(stage.template)
 
@@ -125,8 +150,10 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
             stack=stack,
             parent_ref=parent_ref,
             layers=layers,
+            plain=[tree.name for tree in shown if tree.is_layer and tree.kind != "applied"],
+            applied=applied(shown),
             kernels=[tree.name for tree in trees if tree.kernels],
-            trees=[tree.name for tree in layers_first(shown)[1:] if tree.kind != "compiled"],
+            trees=[tree.name for tree in layers_first(shown)[1:] if not tree.follows],
             source=built and {"layer": shown[built].name, "below": [tree.name for tree in shown[:built]]},
             key=key,
             wheels_for=f"{MACHINES[stack.platform]}-manylinux_2_40",  # the hashes say which wheels, not this
@@ -134,8 +161,9 @@ def render(project: Path, stack: Stack, stack_lock: StackLock, stage: Stage, par
 
     def layer_key(shown: Sequence[Tree]) -> str:
         """Those above the last have no say in it."""
-        seen = shown if shown[-1].kind == "compiled" else shown[-1:]
-        return build_key(stack, below, dockerfile("", shown), [*tools, *files_of(seen)])
+        seen = shown if shown[-1].follows else shown[-1:]
+        used = [*tools, *more] if applied(seen) else tools  # what lies below is shared with stages without such mods
+        return build_key(stack, below, dockerfile("", shown), [*used, *files_of(seen)])
 
     key = build_key(stack, below, dockerfile("", trees), files)
     return Rendered(
@@ -182,6 +210,15 @@ def mods_tree(stack: Stack, name: str, mods: Sequence[Mod]) -> Tree:
     return Tree(name, tuple(mod_file(name, mod) for mod in mods), kernels=kernels)
 
 
+def applied(trees: Sequence[Tree]) -> list[dict[str, Any]]:
+    """The community mods, each with the layers of its stage that lie below it."""
+    return [
+        {"name": tree.name, "below": [below.name for below in trees[:number] if below.is_layer]}
+        for number, tree in enumerate(trees)
+        if tree.kind == "applied"
+    ]
+
+
 def layers_first(trees: Sequence[Tree]) -> list[Tree]:
     """In the order that keys have always been made of: each kind as it stands."""
     return sorted(trees, key=lambda tree: not tree.is_layer)
@@ -193,10 +230,12 @@ def files_of(trees: Sequence[Tree]) -> list[ContextFile]:
 
 def require_apart(project: Path, stage: Stage, trees: Sequence[Tree]) -> None:
     names = [tree.name for tree in trees]
-    for name in stage.mods:
-        if name in RESERVED or names.count(name) > 1:
+    for tree in trees:
+        if tree.name in stage.mods or tree.kind == "applied":
+            if tree.name not in RESERVED and names.count(tree.name) == 1:
+                continue
             file = project / f"stages/{stage.name}.yaml"
-            raise ManifestError(file, "mods", name, "a mod whose name no other layer of the images has")
+            raise ManifestError(file, "mods", tree.name, "a mod whose name no other layer of the images has")
 
 
 def require_kernels(stack: Stack, stage: Stage, trees: Sequence[Tree]) -> None:

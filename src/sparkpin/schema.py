@@ -6,7 +6,8 @@ import re
 from typing import Annotated, Any, Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -22,7 +23,7 @@ Scalar = str | int | float | bool
 FlagValue = Scalar | list[Any] | dict[str, Any] | None
 PLATFORMS = Literal["linux/amd64", "linux/arm64"]
 MACHINES: dict[str, str] = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}  # as `uname -m` says it
-CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp"]
+CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp", "int8-head"]
 
 
 class Model(BaseModel):
@@ -142,11 +143,7 @@ class Patch(Model):
     @field_validator("drop_when")
     @classmethod
     def a_condition(cls, text: str) -> str:
-        try:
-            Requirement(text)
-        except InvalidRequirement:
-            raise ValueError("a condition on a version, such as `vllm >= 0.20.0`") from None
-        return text
+        return condition(text)
 
 
 class Python(Model):
@@ -320,14 +317,49 @@ class Smoke(Model):
     acceptance_floor: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
+CommunityName = Annotated[str, Field(pattern=r"^(mods/|community/)?[A-Za-z][\w.-]*$")]
+
+
+def condition(text: str) -> str:
+    try:
+        Requirement(text)
+    except InvalidRequirement:
+        raise ValueError("a condition on a version, such as `vllm >= 0.20.0`") from None
+    return text
+
+
+class CommunityPin(Model):
+    """pins/community/<name>.yaml: where a mod with a run.sh comes from that this project does not hold.
+
+    git: the repository at a commit; folder: the mod's in it. drop_when: from which version on the mod is not to be
+    applied, "" for none; reason: what it is for, and what is known of these versions.
+    """
+
+    name: Name
+    description: str
+    git: GitTree
+    folder: Annotated[str, Field(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]
+    reason: Reason
+    drop_when: Annotated[str, AfterValidator(lambda text: condition(text) if text else text)] = ""
+
+
+class CommunityLock(Model):
+    """pins/community/<name>.lock. archive: the mod's folder as a tar; its `version` is the commit."""
+
+    mod: Name
+    inputs: Sha256
+    archive: LockedFile
+
+
 class Stage(Model):
-    """stages/<name>.yaml: one step of the chain."""
+    """stages/<name>.yaml: one step of the chain. community: mods with a run.sh, which edits what is installed."""
 
     name: Name
     description: str
     parent: Name | None
     template: Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+\.j2$")]
     mods: list[Name] = []
+    community: list[CommunityName] = []
     checkpoint: CHECKPOINT_STEPS | None = None
     serve: Serve = Serve()
     smoke: Smoke = Smoke()
@@ -435,10 +467,52 @@ class ModelLock(Model):
     repositories: dict[Name, RepositoryLock]
 
 
-class Recipe(Model):
-    """recipes/<name>.yaml: the community's v1 format plus stack, stage and model_revision.
+class ServeChoice(Model):
+    """A flag of `vllm serve` for models of a family, where neither recipe nor stack nor stage says it.
 
-    mods: of the format; must be empty, since run.sh folders are not applied: an ignored one would be a silent change.
+    vllm: bounds on the stack's version, "" for all. value: as in `Serve.flags`. reason: what is known, and how.
+    """
+
+    flag: Annotated[str, Field(pattern=r"^--[a-z][a-z-]*$")]
+    value: FlagValue = None
+    vllm: str = ""
+    reason: Reason
+
+    @field_validator("vllm")
+    @classmethod
+    def bounds(cls, text: str) -> str:
+        try:
+            SpecifierSet(text)
+        except InvalidSpecifier:
+            raise ValueError("bounds on a version, such as `<0.24` or `>=0.20,<0.24`") from None
+        return text
+
+
+class Family(Model):
+    """Models that clients and `vllm serve` treat alike.
+
+    models: patterns (fnmatch, case aside) on the repository's id. context: tokens that the model was made for; output:
+    the most that clients should ask for. input: what a message may hold.
+    """
+
+    name: Name
+    models: Annotated[list[str], Field(min_length=1)]
+    context: Annotated[int, Field(gt=0)]
+    output: Annotated[int, Field(gt=0)]
+    input: Annotated[list[Literal["text", "image"]], Field(min_length=1)]
+    serve: list[ServeChoice] = []
+
+
+class Families(Model):
+    """pins/families.yaml: the first family with a pattern that fits counts."""
+
+    families: list[Family]
+
+
+class Recipe(Model):
+    """recipes/<name>.yaml: the community's v1 format plus stack, stage and model_revision (`unresolved`: the lock's).
+
+    mods: of the format: folders or archives with a run.sh, which edits what is installed (docs/mods.md).
     """
 
     recipe_version: Literal["1"]
@@ -449,7 +523,7 @@ class Recipe(Model):
     container: str
     stack: Name
     stage: Name
-    mods: Annotated[list[str], Field(max_length=0)] = []
+    mods: list[CommunityName] = []
     defaults: dict[str, Scalar] = {}
     env: dict[str, Scalar] = {}
     command: str

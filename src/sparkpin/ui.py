@@ -67,6 +67,8 @@ STRICT = {"tensors", "to mend it"}
 RIGHT = {"size", "own size", "build", "ready", "freed", "count"}
 RIGHT |= {"runs", "PTX", "neither"}
 RIGHT |= {"in the checkpoint", "in memory", "block", "bytes a token", "states a request", "tokens", "concurrency"}
+RIGHT |= {"MB", "times", "MB a step", "share", "GB a step", "ceiling", "same experts"}
+RIGHT |= {"published", "of the ceiling", "GB/s then"}
 
 
 def size(count: int | None) -> str:

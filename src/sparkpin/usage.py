@@ -21,12 +21,29 @@ from invoke.program import Program
 from sparkpin.errors import InputError
 
 NEEDED = {"copy": "--to ENGINE", "export": "-o FILE"}  # the option without which such a task does nothing
-NAMES = {"keep": "COUNT", "lines": "COUNT", "output": "FILE", "release": "TAG", "subject": "TAG|FILE", "to": "ENGINE"}
+NAMES = {
+    "action": "import|export|check",
+    "what": "FILE|NAME",
+    "keep": "COUNT",
+    "lines": "COUNT",
+    "output": "FILE",
+    "release": "TAG",
+    "subject": "TAG|FILE",
+    "to": "ENGINE",
+}
 SAME = "the same"  # the help of an option that is another name of the one before it
 WIDTH = 80
 PLACES = {"--stage": "stages", "--model": "pins/models", "--recipe": "recipes", "--stack": "pins/stacks"}
 """Where the names lie that such an option takes."""
 PROJECT = Path(__file__).resolve().parents[2]
+
+
+def recipe_words(argv: Sequence[str]) -> list[str]:
+    """The positionals of `invoke recipe` on this line: `check` alone is of all recipes, and invoke knows no positional
+    that may be left out."""
+    after = list(argv[argv.index("recipe") + 1 :]) if "recipe" in argv else []
+    alone = after[:1] == ["check"] and (len(after) == 1 or after[1].startswith("-"))
+    return ["action"] if alone else ["action", "what"]
 
 
 def is_invoke(program: str) -> bool:

@@ -25,7 +25,35 @@ from sparkpin_int8_lm_head.tuned import tuned_for
 from timing import microseconds, read_bandwidth
 
 V, K = 248_320, 3072
-TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 192, 256, 320, 384, 512, 1024)
+TOKENS = (
+    1,
+    2,
+    3,
+    4,
+    6,
+    8,
+    12,
+    16,
+    24,
+    32,
+    40,
+    48,
+    56,
+    64,
+    80,
+    96,
+    112,
+    128,
+    136,
+    160,
+    192,
+    224,
+    256,
+    320,
+    384,
+    512,
+    1024,
+)
 LOOPED = (1, 4, 8, 16, 32, 64, 128)
 COPIES = 3
 ROUNDS = 6
@@ -46,6 +74,12 @@ def side_by_side(contenders: dict[str, list[Callable[[], object]]]) -> dict[str,
             time.sleep(PAUSE)
             times[name].append(microseconds(contenders[name] * (1 if name == "row_loop" else 2), replays=3))
     return {name: statistics.median(found) for name, found in times.items()}
+
+
+def multiply(x: torch.Tensor, w: torch.Tensor, narrow: torch.Tensor, wide: torch.Tensor) -> None:
+    """Float32 logits of BF16 ones, which is what vLLM's sampler works on."""
+    torch.mm(x, w.T, out=narrow)
+    wide.copy_(narrow)
 
 
 def main() -> None:
@@ -97,6 +131,7 @@ def main() -> None:
             "int8": [partial(int8_linear, x, q, *arguments, wide) for q in heads],
             "int8_bf16_logits": [partial(int8_linear, x, q, *arguments, narrow) for q in heads],
             "cublas": [partial(torch.mm, x, w.T, out=narrow) for w in dense],
+            "cublas_float32": [partial(multiply, x, w, narrow, wide) for w in dense],
         }
         if tokens in LOOPED:
             shape = best.get(tokens, best[1])

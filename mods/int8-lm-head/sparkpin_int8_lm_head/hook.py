@@ -33,6 +33,7 @@ def install() -> None:
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         from sparkpin_int8_lm_head.method import Int8LMHeadMethod
+        from sparkpin_int8_lm_head.stored import StoredInt8LMHeadMethod, is_stored
 
         original(self, *args, **kwargs)
         with reporting_failure(MOD, version=VERSION):
@@ -43,7 +44,11 @@ def install() -> None:
                     f"int8-lm-head: the checkpoint's LM head is already quantised ({type(inner).__name__}), wanted a "
                     "16-bit one; set SPARKPIN_MOD_INT8_LM_HEAD=0"
                 )
-            self.quant_method = Int8LMHeadMethod(inner)
+            if is_stored():
+                self.quant_method = StoredInt8LMHeadMethod(inner)
+                self.quant_method.make_room(self)
+            else:
+                self.quant_method = Int8LMHeadMethod(inner)
 
     ParallelLMHead.__init__ = init
     if release in TIES_BY_ITSELF:

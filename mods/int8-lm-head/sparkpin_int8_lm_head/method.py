@@ -39,16 +39,22 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         self.tied = True
         return layer
 
+    def take(self, layer: torch.nn.Module) -> Int8Head:
+        """The head's INT8 form; what was loaded leaves the layer.
+
+        The parameter goes rather than becoming an empty one: vLLM compares the weights of a target's and a drafter's
+        head to decide whether to share them, and two empty tensors are equal.
+        """
+        weight = layer.weight.data
+        self.dtype = weight.dtype
+        self.kernel = self.choose_kernel(weight.dtype, weight.device)
+        head = quantise_head(weight, self.memory(*weight.shape, weight.device))
+        del layer.weight
+        return head
+
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         with reporting_failure(MOD, version=VERSION), torch.no_grad():
-            weight = layer.weight.data
-            kernel = self._choose_kernel(weight)
-            head = self._quantise(weight)
-            rows, columns = weight.shape
-            before = weight.numel() * weight.element_size()
-            # The parameter goes rather than becoming an empty one: vLLM compares the weights of a target's and a
-            # drafter's head to decide whether to share them, and two empty tensors are equal.
-            del layer.weight
+            head = self.take(layer)
             twin = next((other for other in _heads if same_head(_of(other), head)), None)
             if twin is not None:
                 head = _of(twin)
@@ -56,22 +62,22 @@ class Int8LMHeadMethod(QuantizeMethodBase):
             layer.register_buffer("weight_row_scale", head.row_scale, persistent=False)
             layer.register_buffer("weight_column_scale", head.column_scale, persistent=False)
             layer.int8_head = head
-            self.has_column_scale = head.alpha is not None
+            self.has_column_scale = head.outlier_columns > 0
             if self.tuned is not None and twin is None:
-                self._rehearse(layer, weight.dtype)
+                self._rehearse(layer)
             _heads.add(layer)
+            rows, columns = head.row_scale.numel(), head.column_scale.numel()
         report(
             MOD,
             "active",
             version=VERSION,
             V=rows,
             K=columns,
-            kernel=kernel,
-            mib_before=round(before / MIB, 3),
+            kernel=self.kernel,
+            mib_before=round(rows * columns * self.dtype.itemsize / MIB, 3),
             mib_after=round(head.nbytes / MIB, 3),
             outlier_columns=head.outlier_columns,
-            alpha=head.alpha,
-            weight_error=round(head.error, 5),
+            **({"stored": True} if head.error is None else {"alpha": head.alpha, "weight_error": round(head.error, 5)}),
             **({"tied": True} if self.tied else {}),
             **({"shared": True} if twin is not None else {}),
         )
@@ -90,39 +96,41 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         out = int8_linear(rows, layer.weight_int8, layer.weight_row_scale).view(*x.shape[:-1], -1)
         return out if bias is None else out + bias
 
-    def _choose_kernel(self, weight: torch.Tensor) -> str:
-        if weight.device.type != "cuda":
+    def choose_kernel(self, dtype: torch.dtype, device: torch.device) -> str:
+        """Its name; on a GPU also the tile sizes. Raises ModError where there is none."""
+        if device.type != "cuda":
             return "int8pack"
         from sparkpin_int8_lm_head import cuda
         from sparkpin_int8_lm_head.tuned import tuned_for
 
-        if weight.dtype not in cuda.DTYPES:
+        if dtype not in cuda.DTYPES:
             raise ModError(
-                f"int8-lm-head: the LM head is {weight.dtype}; on a GPU the kernel takes bfloat16 and float16: leave "
+                f"int8-lm-head: the LM head is {dtype}; on a GPU the kernel takes bfloat16 and float16: leave "
                 "out --dtype float32 or set SPARKPIN_MOD_INT8_LM_HEAD=0"
             )
-        major, minor = torch.cuda.get_device_capability(weight.device)
+        major, minor = torch.cuda.get_device_capability(device)
         self.tuned = tuned_for(10 * major + minor)
         return f"triton sm_{major}{minor}"
 
-    def _quantise(self, weight: torch.Tensor) -> Int8Head:
+    def memory(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
+        """``[rows, >= columns]`` int8 zeros, as the kernel wants codes to lie. After `choose_kernel`."""
         if self.tuned is None:
-            return quantise_head(weight, torch.zeros(weight.shape[0], padded(weight.shape[1]), dtype=torch.int8))
+            return torch.zeros(rows, padded(columns), dtype=torch.int8, device=device)
         from sparkpin_int8_lm_head.layout import lay_out
 
-        return quantise_head(weight, lay_out(*weight.shape, weight.device))
+        return lay_out(rows, columns, device)
 
-    def _rehearse(self, layer: torch.nn.Module, dtype: torch.dtype) -> None:
+    def _rehearse(self, layer: torch.nn.Module) -> None:
         from sparkpin_modkit import kernels
 
         from sparkpin_int8_lm_head import cuda
         from sparkpin_int8_lm_head.ahead import warm_up
 
         bias = getattr(layer, "bias", None)
-        kernels.warm(MOD, lambda: warm_up((dtype,), biases=(bias is not None,)))
+        kernels.warm(MOD, lambda: warm_up((self.dtype,), biases=(bias is not None,)))
         scales = layer.weight_row_scale, layer.weight_column_scale if self.has_column_scale else None
         assert self.tuned is not None
-        cuda.rehearse(layer.weight_int8, *scales, bias, dtype, self.tuned)
+        cuda.rehearse(layer.weight_int8, *scales, bias, self.dtype, self.tuned)
 
 
 def _of(layer: torch.nn.Module) -> Int8Head:

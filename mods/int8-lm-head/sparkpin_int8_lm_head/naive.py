@@ -39,7 +39,8 @@ def quantise(
         has scale 1.
     """
     scaled = weight.float() / column_scale
-    row_scale = scaled.abs().amax(dim=1) / QMAX
+    row_scale = scaled.abs().amax(dim=1)
+    row_scale = row_scale / row_scale.new_tensor(QMAX)  # by a number, torch multiplies by its reciprocal on a GPU
     row_scale = round_up_to(torch.where(row_scale == 0, torch.ones_like(row_scale), row_scale), scale_dtype)
     q = torch.round(scaled / row_scale[:, None]).clamp(-QMAX, QMAX)
     return q.to(torch.int8), row_scale

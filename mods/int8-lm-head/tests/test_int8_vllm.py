@@ -13,6 +13,7 @@ from sparkpin_int8_lm_head.method import Int8LMHeadMethod
 from sparkpin_modkit import ModError, SignatureChanged, UnsupportedPlatform, UnsupportedVLLM
 from sparkpin_modkit.testing import parse_reports
 from vllm.config.lora import LoRAConfig
+from vllm.model_executor.layers import vocab_parallel_embedding
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
@@ -129,6 +130,44 @@ def test_logits_and_top_tokens_through_vllm_s_processor(installed) -> None:
     assert logits.shape == (3, 500) and logits.argmax(1).tolist() == [3, 499, 77]
     assert torch.equal(logits, head.quant_method.apply(head, x)[:, :500])
     assert processor.get_top_tokens(head, x).tolist() == [3, 499, 77]
+
+
+def test_the_16_bit_weight_is_gone_when_loading_ends(installed) -> None:
+    """vLLM measures what is left for the KV cache after `process_weights_after_loading`."""
+    head = new_head()
+    fill(head, 500, 100)
+    parameter, memory = weakref.ref(head.weight), weakref.ref(head.weight.untyped_storage())
+    head.quant_method.process_weights_after_loading(head)
+    gc.collect()
+    assert parameter() is None and memory() is None
+
+
+def test_each_rank_of_a_tensor_parallel_server_quantises_its_rows(installed, monkeypatch) -> None:
+    monkeypatch.setattr(vocab_parallel_embedding, "get_tensor_model_parallel_world_size", lambda: 2)
+    x = torch.randn(3, 100, generator=torch.Generator().manual_seed(4)).to(torch.bfloat16)
+    for rank, rows in ((0, slice(0, 256)), (1, slice(256, 500))):
+        monkeypatch.setattr(vocab_parallel_embedding, "get_tensor_model_parallel_rank", lambda rank=rank: rank)
+        head = new_head()
+        weight = fill(head, 500, 100)[rows]
+        head.quant_method.process_weights_after_loading(head)
+        got = head.quant_method.apply(head, x)
+        assert got.shape == (3, 256) and bool((got[:, len(weight) :] == 0).all())
+        wanted = x.float() @ weight.float().T
+        assert float((got[:, : len(weight)].float() - wanted).norm() / wanted.norm()) < 0.01
+
+
+def test_a_pooling_model_that_borrows_a_head_finds_it_in_16_bits(installed, monkeypatch, capfd) -> None:
+    """vLLM's adapters make a classifier of rows of a head that they load and then delete; others have no head."""
+    monkeypatch.setattr("sparkpin_modkit.reports._vllm_logger", lambda: None)
+    model = torch.nn.Module()
+    model.lm_head = new_head()
+    weight = fill(model.lm_head, 500, 100)
+    assert torch.equal(model.lm_head.weight.data[[7]], weight[[7]])
+    del model.lm_head
+    for module in model.modules():
+        if isinstance(quant_method := getattr(module, "quant_method", None), Int8LMHeadMethod):
+            quant_method.process_weights_after_loading(module)
+    assert parse_reports(capfd.readouterr().err) == [] and not list(method._heads)
 
 
 def test_two_heads_are_independent(installed) -> None:

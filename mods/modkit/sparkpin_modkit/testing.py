@@ -37,8 +37,8 @@ def single_process_vllm() -> Iterator[Any]:
             parallel_state.destroy_distributed_environment()
 
 
-def resources_of(cubin: bytes) -> dict[str, int]:
-    """REG, STACK, SHARED, LOCAL ... of the one kernel in a cubin, by the cuobjdump of Triton's wheel."""
+def resources_of(cubin: bytes, kernel: str = "") -> dict[str, int]:
+    """REG, STACK, SHARED, LOCAL ... of a kernel in a cubin, which may have only one, by Triton's cuobjdump."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -46,7 +46,8 @@ def resources_of(cubin: bytes) -> dict[str, int]:
         file.write(cubin)
         file.flush()
         done = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
-    return {name: int(value) for name, value in re.findall(r"([A-Z]+):(\d+)", done.stdout)}
+    [line] = re.findall(rf"Function {kernel or '.*'}:\n(.*)", done.stdout)
+    return {name: int(value) for name, value in re.findall(r"([A-Z]+):(\d+)", line)}
 
 
 def parse_reports(text: str) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """What the mods touch in vLLM, read from its source: parameters and a hash, without importing it or torch.
 
 ``vllm_source.json`` holds that for each release that the mods name. To read a further one: unpack the ``vllm`` folder
-of its source distribution (only .py files are needed) as FOLDER/vllm-RELEASE/vllm, name the release in each mod's
+of its wheel for CUDA (only .py files are needed) as FOLDER/vllm-RELEASE/vllm, name the release in each mod's
 touches.py, and run
 
     python mods/modkit/tests/vllm_source.py FOLDER
@@ -184,13 +184,18 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.strip().encode()).hexdigest()
 
 
-def declarations() -> dict[str, tuple[dict[str, Mapping[str, str | None]], dict[str, str]]]:
-    """Each mod's TOUCHES and REFUSED; the mods need not be installed."""
+def declarations(cuda: bool = True) -> dict[str, tuple[dict[str, Mapping[str, str | None]], dict[str, str]]]:
+    """Each mod's TOUCHES, with ON_CUDA where it has that, and REFUSED; the mods need not be installed."""
     for mod in MODULES:
         if str(MODS / mod) not in sys.path:
             sys.path.append(str(MODS / mod))
-    loaded = {mod: importlib.import_module(name) for mod, name in MODULES.items()}
-    return {mod: (module.TOUCHES, module.REFUSED) for mod, module in loaded.items()}
+    found = {}
+    for mod, name in MODULES.items():
+        module = importlib.import_module(name)
+        more = getattr(module, "ON_CUDA", {}) if cuda else {}
+        touches = {release: {**names, **more.get(release, {})} for release, names in module.TOUCHES.items()}
+        found[mod] = (touches, module.REFUSED)
+    return found
 
 
 def releases_and_names() -> tuple[list[str], list[str]]:

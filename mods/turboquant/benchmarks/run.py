@@ -3,7 +3,6 @@ OUT.json"""
 
 from __future__ import annotations
 
-import itertools
 import json
 import multiprocessing
 import os
@@ -14,9 +13,9 @@ import time
 import bf16
 import torch
 import triton
-from sparkpin_turboquant import cuda, naive
+from sparkpin_turboquant import cuda, kernel, naive
 from sparkpin_turboquant.formats import FORMATS
-from sparkpin_turboquant.tuned import Tuned, entry_for, tuned_for
+from sparkpin_turboquant.tuned import Tuned, tuned_for
 
 D, HK, G = 256, 2, 16
 BLOCK = 4608  # what vLLM's hybrid allocator makes of this model, see README
@@ -70,11 +69,10 @@ class Ours:
         self.tables = torch.randperm(many * batch * per, device=GPU).int().view(many, batch, per)
         self.lengths = torch.full((batch,), context, dtype=torch.int32, device=GPU)
 
-    def time(self, queries, entry, processors):
+    def time(self, queries, tuned, processors):
         q = torch.randn(self.batch * queries, HK * G, D, device=GPU, dtype=torch.bfloat16)
         out = torch.empty_like(q)
         starts = torch.arange(0, self.batch * queries + 1, queries, dtype=torch.int32, device=GPU)
-        tuned = entry if isinstance(entry, tuple) else (entry,)
         return replays([
             lambda t=t: cuda.attend(q, self.cache, t, self.lengths, starts, queries, SCALE, out, tuned, processors)
             for t in self.tables
@@ -124,19 +122,10 @@ def warm(job):
     try:
         torch.cuda.set_device(0)
         if job[0] == "ours":
-            _, name, queries, entry, block = job
-            small = Ours.__new__(Ours)
-            small.format, small.batch = FORMATS[name], 1
-            slot = small.format.slot_bytes(D) + (2 if name == "turboquant_4bit_nc" else 0)
-            size = HK * block * slot
-            cache = cuda.Cache(
-                torch.zeros(1, size, dtype=torch.uint8, device=GPU), small.format, HK, D, block, slot, size
-            )
-            q = torch.zeros(queries, HK * G, D, device=GPU, dtype=torch.bfloat16)
-            starts = torch.tensor([0, queries], dtype=torch.int32, device=GPU)
-            table = torch.zeros(1, job[5] if len(job) > 5 else 29, dtype=torch.int32, device=GPU)
-            lengths = torch.full((1,), 16, dtype=torch.int32, device=GPU)
-            cuda.attend(q, cache, table, lengths, starts, queries, SCALE, q.clone(), (entry,), 4)
+            _, tuned, name, head_dim, rows = job
+            variant = cuda.variant_for(tuned, FORMATS[name], head_dim, rows, "bfloat16")
+            major, minor = torch.cuda.get_device_capability()
+            kernel.cubin_of(variant, major * 10 + minor)
         else:
             _, queries, n, warps, stages = job
             k = torch.zeros(1, BF16_BLOCK, HK, D, device=GPU, dtype=torch.bfloat16)
@@ -159,16 +148,86 @@ def warm_all(jobs):
     print(f"compiled {len(jobs)} in {time.time() - began:.0f} s", flush=True)
 
 
-CHECKED = tuple(map(int, os.environ.get("CHECKED", "1 63 64 65 1024 4607 4608 4609 32768 262144").split()))
+def ours(tuned, rows, names=tuple(FORMATS), head_dims=(D,)):
+    return [("ours", tuned, n, d, r) for n in names for d in head_dims for r in rows]
+
+
+CHECKED = tuple(map(int, os.environ.get("CHECKED", "1 127 128 129 1024 4607 4608 4609 32768 262144").split()))
 
 
 def error(a, b):
     return float((a.float() - b.float()).norm() / b.float().norm())
 
 
+def shapes(name, head_dim, heads, group, block, work, tuned, processors, owned=False):
+    """The error of sequences of (cached tokens, queries), or of one request's queries in pieces if `owned`."""
+    format = FORMATS[name]
+    slot = format.slot_bytes(head_dim) + 2
+    per = [-(-length // block) for length, _ in work]
+    size = heads * block * slot
+    data = torch.full((sum(per) + 1, size + 48), 0x7E, dtype=torch.uint8, device=GPU)
+    cache = cuda.Cache(data, format, heads, head_dim, block, slot, size + 48)
+    blocks = naive.Blocks(data[:, :size], format, heads, head_dim, block, slot)
+    order = torch.randperm(sum(per) + 1, device=GPU).int()
+    table = torch.zeros(len(work), max(per) + 3, dtype=torch.int32, device=GPU)
+    slots = []
+    for i, (length, _) in enumerate(work):
+        table[i, : per[i]] = order[sum(per[:i]) : sum(per[: i + 1])]
+        n = torch.arange(length, device=GPU)
+        slots.append(table[i, n // block].long() * block + n % block)
+        key, value = (torch.randn(length, heads, head_dim, device=GPU).bfloat16() for _ in range(2))
+        key[length // 2 :] *= 6  # tops move
+        cuda.store_tokens(key, value, cache, slots[-1])
+    counts = [queries for _, queries in work]
+    whole = [sum(counts[:i]) for i in range(len(counts) + 1)]
+    # Rows of queries are a part of something wider, as vLLM's are.
+    wide = torch.randn(whole[-1], heads * group + 2, head_dim, device=GPU).bfloat16()
+    query, out = wide[:, : heads * group], torch.full_like(wide, torch.nan)[:, : heads * group]
+    starts, lengths, owners = whole, [length for length, _ in work], None
+    if owned:
+        pieces = [(i, at) for i, many in enumerate(counts) for at in range(0, many, 4)]
+        starts = [whole[i] + at for i, at in pieces] + [whole[-1]]
+        lengths = [work[i][0] - counts[i] + min(at + 4, counts[i]) for i, at in pieces]
+        owners = torch.tensor([i for i, _ in pieces], dtype=torch.int32, device=GPU)
+    starts, lengths = (torch.tensor(x, dtype=torch.int32, device=GPU) for x in (starts, lengths))
+    most = 4 if owned else max(counts)
+    cuda.attend(query, cache, table, lengths, starts, most, head_dim**-0.5, out, tuned, processors, owners)
+    found = []
+    for i, many in enumerate(counts):
+        mine = slice(whole[i], whole[i + 1])
+        if many:
+            found.append(error(out[mine], naive.attend(query[mine], blocks, slots[i], head_dim**-0.5)))
+    return max(found) if bool(out.isfinite().all()) else 9.0
+
+
+def check_shapes(tuned, processors):
+    mixed = [(1, 1), (300, 1), (0, 0), (17, 2), (9300, 3), (16, 3), (257, 1)]
+    cases = [
+        (head_dim, heads, group, block, work, False)
+        for head_dim in (64, 128, 256)
+        for heads, group, block, work in (
+            (2, 16, 16, mixed),
+            (1, 8, 4624, mixed),
+            (8, 4, 48, [(1000 + 37 * i, 1) for i in range(100)]),
+            (2, 6, 272, [(5000, 8), (129, 5), (8, 8)]),
+        )
+    ]
+    cases += [(d, 2, 16, b, [(700, 700), (5000, 37)], True) for d, b in ((256, 4608), (128, 16), (64, 32))]
+    cases += [(256, 2, 16, 4608, [(40000, 8), (40000, q)], False) for q in range(1, 9)]
+    cases += [(256, 1, 7, 32, [(3000, 12)], False), (256, 4, 1, 4608, [(70000, 1), (3, 1)], False)]
+    rows = []
+    for name in FORMATS:
+        for case in cases:
+            found = shapes(name, *case[:5], tuned, processors, case[5])
+            rows.append({"format": name, "case": str(case), "error": found})
+    worst = max(rows, key=lambda row: row["error"])
+    print(len(rows), "other shapes, worst", worst, flush=True)
+    return rows
+
+
 def check(tuned, processors):
     """Against fp32 attention on the dequantised cache; and what the code costs against bfloat16's own error."""
-    warm_all([("ours", name, q, entry_for(q * G, tuned), BLOCK) for q in (8, 4, 3, 2, 1) for name in FORMATS])
+    warm_all(ours(tuned, (16, 32, 48, 64), head_dims=(64, 128, 256)))
     rows = []
     for name, format in FORMATS.items():
         for context in CHECKED:
@@ -218,68 +277,27 @@ def check(tuned, processors):
         mine = [row for row in rows if row["format"] == name]
         big = max(mine, key=lambda row: row["context"])
         print(name, "max error", max(row["error"] for row in mine), "256K:", big, flush=True)
-    return rows
+    return rows + check_shapes(tuned, processors)
 
 
 def sweep(processors):
     name = "turboquant_4bit_nc"
-    tiles = {
-        16: [
-            (64, 4, 2, 1, 0),
-            (64, 4, 3, 1, 0),
-            (32, 2, 3, 0, 0),
-            (32, 2, 2, 0, 0),
-            (64, 4, 2, 1, 168),
-            (128, 8, 2, 1, 0),
-        ],
-        32: [(64, 4, 2, 1, 0), (64, 4, 3, 1, 0), (128, 8, 2, 1, 0)],
-        48: [(64, 4, 2, 1, 0), (64, 4, 3, 1, 0), (128, 8, 2, 1, 0), (128, 8, 3, 1, 0)],
-        64: [(64, 4, 2, 1, 0), (64, 4, 3, 1, 0), (128, 8, 2, 1, 0), (128, 8, 3, 1, 0)],
-        128: [(128, 8, 2, 1, 0), (64, 4, 2, 1, 0)],
-    }
-    entries = {
-        c: [Tuned(c, n, w, s, 1, 1, bool(p), r or None, True) for n, w, s, p, r in found] for c, found in tiles.items()
-    }
-    jobs = [("ours", name, c // 16, e, BLOCK) for c in reversed(entries) for e in entries[c]]
-    warm_all(jobs)
+    tiles = [(warps, blocks) for warps, blocks in ((8, 1), (8, 2), (4, 2), (4, 3), (4, 4))]
+    entries = [(Tuned(64, w, b, share, True),) for w, b in tiles for share in (1, 2)]
+    warm_all([job for tuned in entries[::2] for job in ours(tuned, (16, 32, 48, 64), (name,))])
     rows = []
-    cases = [(64, 1), (131072, 1), (16384, 1), (32768, 16)]
-    for context, batch in cases:
-        ours = Ours(name, context, batch)
-        for c, found in entries.items():
-            if c == 128 and (context, batch) != (131072, 1):
-                continue
-            for e, programs in itertools.product(found, (1, 2, 3, 4)):
-                if (
-                    programs * e.warps > 16
-                    or programs * e.warps < 4
-                    or programs * e.warps * 32 * (e.registers or 255) > 70000
-                ):
-                    continue
-                entry = Tuned(c, e.tokens, e.warps, e.stages, programs, 1, e.pairs, e.registers, e.overlap)
-                try:
-                    t = ours.time(c // 16, entry, processors)
-                except Exception as failed:
-                    print(context, entry, str(failed)[:100], flush=True)
-                    break
-                rows.append({"context": context, "batch": batch, "us": t, **vars(entry)})
-        del ours
-        for q in (1, 2, 3, 4):
-            print(context, batch, "q", q, flush=True)
-            mine = sorted(
-                (r for r in rows if r.get("columns") == 16 * q and (r["context"], r["batch"]) == (context, batch)),
-                key=lambda r: r["us"],
-            )
-            for r in mine[:4]:
-                print(
-                    "   ",
-                    round(r["us"], 1),
-                    (r["tokens"], r["warps"], r["stages"], r["registers"], r["programs"]),
-                    flush=True,
-                )
+    for context, batch in [(64, 1), (16384, 1), (131072, 1), (32768, 16)]:
+        cached = Ours(name, context, batch)
+        for queries in (1, 2, 3, 4):
+            mine = []
+            for tuned in entries:
+                t = cached.time(queries, tuned, processors)
+                mine.append({"context": context, "batch": batch, "queries": queries, "us": t, **vars(tuned[0])})
+            mine.sort(key=lambda row: row["us"])
+            print(context, batch, queries, [(round(r["us"], 1), r["warps"], r["blocks"], r["share"]) for r in mine])
+            rows += mine
+        del cached
         torch.cuda.empty_cache()
-    for r in [r for r in rows if r.get("columns") == 128]:
-        print(128, r["us"], r["tokens"], r["warps"], r["stages"], r["pairs"], r["programs"])
     return rows
 
 
@@ -289,8 +307,7 @@ BEST_PEER = {1: [(64, 4, 3), (64, 4, 2)], 2: [(64, 4, 2)], 3: [(32, 4, 3), (64, 
 def bench(tuned, processors):
     PEER_TILES.update(BEST_PEER)
     name = "turboquant_4bit_nc"
-    jobs = [("ours", name, q, entry_for(q * G, tuned), BLOCK) for q in (8, 4, 3, 2, 1)]
-    jobs += [("ours", n, q, entry_for(q * G, tuned), BLOCK) for q in (1, 3) for n in FORMATS if n != name]
+    jobs = ours(tuned, (16, 32, 48, 64))
     jobs += [("peer", q, *tile) for q, found in PEER_TILES.items() for tile in found]
     warm_all(jobs)
     x = torch.empty(1 << 31, dtype=torch.uint8, device=GPU).random_()
@@ -298,7 +315,7 @@ def bench(tuned, processors):
     print("read", round(read), "GB/s", flush=True)
     x = None
     rows = [{"read": read}]
-    cases = [(c, 1) for c in (8192, 16384, 32768, 65536, 131072, 262144)] + [
+    cases = [(c, 1) for c in (64, 8192, 16384, 32768, 65536, 131072, 262144)] + [
         (8192, 4),
         (32768, 4),
         (131072, 4),
@@ -306,10 +323,10 @@ def bench(tuned, processors):
         (32768, 16),
     ]
     for context, batch in cases:
-        ours = Ours(name, context, batch)
-        mine = {q: ours.time(q, tuned, processors) for q in (1, 2, 3, 4)}
-        size = ours.bytes
-        del ours
+        cached = Ours(name, context, batch)
+        mine = {q: cached.time(q, tuned, processors) for q in (1, 2, 3, 4)}
+        size = cached.bytes
+        del cached
         peer = Peer(context, batch)
         for q in mine:
             t, how = peer.best(q, processors)
@@ -341,26 +358,26 @@ def bench(tuned, processors):
         del peer
         torch.cuda.empty_cache()
     for n in FORMATS:
-        ours = Ours(n, 131072, 1)
-        for q in (1, 3):
-            t = ours.time(q, tuned, processors)
-            rows.append({"format": n, "context": 131072, "batch": 1, "queries": q, "us": t, "bytes": ours.bytes})
+        cached = Ours(n, 131072, 1)
+        for q in (1, 3, 8):
+            t = cached.time(q, tuned, processors)
+            rows.append({"format": n, "context": 131072, "batch": 1, "queries": q, "us": t, "bytes": cached.bytes})
             print(n, q, round(t, 1), flush=True)
-    ours = Ours(name, 131072, 1)
+    cached = Ours(name, 131072, 1)
     for limit in (48,):
         for q in (1, 2, 3):
-            t = ours.time(q, tuned, limit)
-            rows.append({"processors": limit, "queries": q, "us": t, "bytes": ours.bytes})
-            print("programs for", limit, "q", q, round(t, 1), round(ours.bytes / t / 1e3), "GB/s", flush=True)
+            t = cached.time(q, tuned, limit)
+            rows.append({"processors": limit, "queries": q, "us": t, "bytes": cached.bytes})
+            print("programs for", limit, "q", q, round(t, 1), round(cached.bytes / t / 1e3), "GB/s", flush=True)
     chunk = 2048
     q = torch.randn(chunk, HK * G, D, device=GPU, dtype=torch.bfloat16)
     out = torch.empty_like(q)
-    starts = torch.arange(0, chunk + 1, 8, dtype=torch.int32, device=GPU)
-    lengths = torch.arange(131072 - chunk + 8, 131072 + 1, 8, dtype=torch.int32, device=GPU)
-    owners = torch.zeros(chunk // 8, dtype=torch.int32, device=GPU)
+    starts = torch.arange(0, chunk + 1, 4, dtype=torch.int32, device=GPU)
+    lengths = torch.arange(131072 - chunk + 4, 131072 + 1, 4, dtype=torch.int32, device=GPU)
+    owners = torch.zeros(chunk // 4, dtype=torch.int32, device=GPU)
+    table = cached.tables[0]
     t = replays(
-        [lambda: cuda.attend(q, ours.cache, ours.tables[0], lengths, starts, 8, SCALE, out, tuned, processors, owners)],
-        3,
+        [lambda: cuda.attend(q, cached.cache, table, lengths, starts, 4, SCALE, out, tuned, processors, owners)], 3
     )
     k, v = (torch.randn(1, HK, 131072, D, device=GPU, dtype=torch.bfloat16) for _ in range(2))
     sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -370,7 +387,7 @@ def bench(tuned, processors):
     new_k, new_v = (torch.randn(chunk, HK, D, device=GPU, dtype=torch.bfloat16) for _ in range(2))
     slots = torch.arange(chunk, device=GPU)
     for n in (1, 4, 48, chunk):
-        t = replays([lambda n=n: cuda.store_tokens(new_k[:n], new_v[:n], ours.cache, slots[:n])] * 4)
+        t = replays([lambda n=n: cuda.store_tokens(new_k[:n], new_v[:n], cached.cache, slots[:n])] * 4)
         rows.append({"store": n, "us": t})
         print("store", n, round(t, 1), flush=True)
     return rows

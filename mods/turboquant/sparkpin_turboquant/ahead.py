@@ -1,56 +1,62 @@
-"""Compile the attention kernel for a GPU that need not be there; see int8-lm-head's module of this name."""
+"""Compile every variant of the kernels that decoding can meet, before a request does; see int8-lm-head's module of this
+name. Needs no GPU: the one to compile for is the target of Triton's driver, also for what is CUDA C++.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from triton import language as tl
+from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 
-from sparkpin_turboquant.attend import attend
-from sparkpin_turboquant.formats import Format
-from sparkpin_turboquant.tuned import Tuned, columns
+from sparkpin_turboquant.formats import FORMATS, Format
+from sparkpin_turboquant.kernel import Variant, cubin_of
+from sparkpin_turboquant.transform import constants, store
+from sparkpin_turboquant.tuned import MOST_ROWS, tuned_for, variant_for
 
 
-def compile_one(tuned: Tuned, format: Format, group: int, queries: int, block_size: int, head_dim: int = 256) -> Any:
-    """The kernel for up to `queries` tokens of `group` heads on a model with two KV heads; Triton's compiled kernel."""
-    half, word, count = MockTensor(tl.float16), MockTensor(tl.float32), MockTensor(tl.int32)
-    m0, m1 = columns(queries * group)
-    return attend.warmup(
-        half,
-        word,
-        half,
+def warm_up(
+    formats: Iterable[str] = tuple(FORMATS),
+    head_dims: Iterable[int] = (256,),
+    queries: Iterable[str] = ("bfloat16",),
+) -> list[Variant]:
+    """Compile for the current target: each format, head size, type of queries, and number of rows of queries.
+
+    What is compiled lies in the folder of Triton's cache: its own kernel in Triton's layout, ours as ``.cubin`` files.
+    """
+    architecture = driver.active.get_current_target().arch
+    tuned = tuned_for(architecture)
+    variants = []
+    for name in formats:
+        for head_dim in head_dims:
+            for query in queries:
+                compile_store(FORMATS[name], head_dim, getattr(tl, query))
+                for rows in range(16, MOST_ROWS + 1, 16):
+                    variants.append(variant_for(tuned, FORMATS[name], head_dim, rows, query))
+                    cubin_of(variants[-1], architecture)
+    return variants
+
+
+def compile_store(format: Format, head_dim: int, dtype: Any) -> Any:
+    """The kernel that stores keys and values of a type; Triton's compiled kernel."""
+    new = MockTensor(dtype)
+    return store.warmup(
+        new,
+        new,
         MockTensor(tl.uint8),
-        count,
-        count,
-        count,
-        None,
-        1.0,
-        2,
+        MockTensor(tl.int64),
+        MockTensor(tl.float32),
         256,
-        tuned.share,
-        16 * 1024,
-        3,
-        HEADS=2,
-        GROUP=group,
-        ROWS=queries * group,
-        M0=m0,
-        M1=m1,
-        D=head_dim,
+        256,
+        4096,
+        16,
+        4096,
+        A=head_dim // 16,
         KEY_BITS=format.key_bits,
         VALUE_BITS=format.value_bits,
-        BLOCK=block_size,
-        SLOT=format.slot_bytes(head_dim),
-        N=tuned.tokens,
-        MOST=16,
-        STAGES=tuned.stages,
-        OWNERS=False,
-        PAIRS=tuned.pairs,
-        OVERLAP=tuned.overlap,
-        ASSEMBLY=True,
-        num_warps=tuned.warps,
-        num_stages=tuned.stages,
-        maxnreg=tuned.registers,
-        launch_pdl=tuned.overlap,
+        num_warps=4,
         grid=(1,),
+        **constants(head_dim),
     )

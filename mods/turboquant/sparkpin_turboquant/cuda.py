@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-import triton
 
 from sparkpin_turboquant import rotation
-from sparkpin_turboquant.attend import attend as attend_kernel
-from sparkpin_turboquant.formats import Format, layout
-from sparkpin_turboquant.transform import constants, merge, rotate, store
-from sparkpin_turboquant.tuned import Tuned, columns, entry_for
-from sparkpin_turboquant.unpack import INTERPRETED
+from sparkpin_turboquant.formats import GROUP, Format, layout
+from sparkpin_turboquant.kernel import Args, loaded
+from sparkpin_turboquant.transform import constants, store
+from sparkpin_turboquant.tuned import Tuned, entry_for, splits_of, variant_for
 
 LOG2_E = 1.4426950408889634
 
@@ -64,14 +62,78 @@ def store_tokens(key: torch.Tensor, value: torch.Tensor, cache_: Cache, slots: t
             key.stride(0),
             value.stride(0),
             cache_.block_bytes,
+            cache_.block_size,
+            cache_.block_size * cache_.slot,
             A=cache_.head_dim // 16,
             KEY_BITS=cache_.format.key_bits,
             VALUE_BITS=cache_.format.value_bits,
-            BLOCK=cache_.block_size,
-            SLOT=cache_.slot,
             num_warps=4,
             **constants(cache_.head_dim),
         )
+
+
+def prepare(
+    format: Format, head_dim: int, group: int, most_queries: int, dtype: torch.dtype, tuned: tuple[Tuned, ...]
+) -> None:
+    """Load on the current GPU what `attend` launches for 1 to `most_queries` tokens of `group` heads of a KV head.
+
+    A CUDA graph may be captured only of what is loaded.
+    """
+    query = str(dtype).removeprefix("torch.")
+    parts = (queries * group // splits_of(queries, group) for queries in range(1, most_queries + 1))
+    for variant in {variant_for(tuned, format, head_dim, rows, query) for rows in parts}:
+        loaded(variant, torch.cuda.current_device())
+
+
+def arguments(
+    part: torch.Tensor,
+    logs: torch.Tensor,
+    query: torch.Tensor,
+    out: torch.Tensor,
+    signs: torch.Tensor,
+    cache_: Cache,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    starts: torch.Tensor,
+    owners: torch.Tensor | None,
+    scale: float,
+    programs: int,
+    share: int,
+    splits: int,
+) -> Args:
+    """What attend.cu is told. The tensors must outlive it."""
+    at = layout(cache_.format, cache_.head_dim, cache_.block_size, cache_.slot)
+    block_groups = cache_.block_size // GROUP
+    group = query.shape[1] // (cache_.heads * splits)
+    return Args(
+        part=part.data_ptr(),
+        logs=logs.data_ptr(),
+        q=query.data_ptr(),
+        out=out.data_ptr(),
+        signs=signs.data_ptr(),
+        cache=cache_.data.data_ptr(),
+        table=table.data_ptr(),
+        lengths=lengths.data_ptr(),
+        starts=starts.data_ptr(),
+        owners=None if owners is None else owners.data_ptr(),
+        q_stride=query.stride(0),
+        out_stride=out.stride(0),
+        block_bytes=cache_.block_bytes,
+        head_bytes=cache_.block_size * cache_.slot,
+        values=at.values,
+        norms=at.norms,
+        scale=scale * LOG2_E,
+        heads_share=1 / group,
+        sequences=lengths.shape[0],
+        programs=programs,
+        share=share,
+        rows=logs.shape[2],
+        group=group,
+        splits=splits,
+        table_width=table.stride(0),
+        block_groups=block_groups,
+        block_magic=-(-(2**32) // block_groups) % 2**32,
+    )
 
 
 def attend(
@@ -94,82 +156,31 @@ def attend(
         table: ``[requests, blocks]`` int32.
         lengths: ``[S]`` int32 cached tokens, the queries' own included; query i of q stands at ``length - q + i``.
         starts: ``[S + 1]`` int32, where each sequence's queries start.
-        most_queries: no sequence has more; with the query heads of a KV head it makes no more rows than the widest
-        tuned entry.
+        most_queries: no sequence has more; at most MOST_ROWS.
         scale: of the logits.
         out: ``[T, H, D]`` or ``[T, H * D]``, rows may be strided. Rows of no sequence stay as they are.
         processors: multiprocessors to use.
         owners: ``[S]`` int32, each sequence's row of `table`; their own numbers where it is None.
     """
-    tokens, all_heads, head_dim = query.shape
-    group = all_heads // cache_.heads
-    rows = most_queries * group
+    head_dim, format = cache_.head_dim, cache_.format
+    size = query.element_size()
+    if query.data_ptr() % 16 or query.stride(0) * size % 16 or out.data_ptr() % 16 or out.stride(0) * size % 16:
+        raise ValueError("turboquant: rows of queries or results that do not start at multiples of 16 bytes")
     sequences = lengths.shape[0]
+    splits = splits_of(most_queries, query.shape[1] // cache_.heads)
+    heads = cache_.heads * splits
+    group = query.shape[1] // heads
+    rows = most_queries * group
     entry = entry_for(rows, tuned)
-    m0, m1 = columns(rows)
-    programs = max(1, entry.programs * processors // cache_.heads)
+    variant = variant_for(tuned, format, head_dim, rows, str(query.dtype).removeprefix("torch."))
+    programs = max(1, variant.blocks * processors // heads)
+    places = programs + sequences
+    part = torch.empty(places, heads, rows, head_dim, dtype=torch.float16, device=query.device)
+    logs = torch.empty(places, heads, rows, dtype=torch.float32, device=query.device)
     signs = _signs(head_dim, query.device)
-    rotated = torch.empty(tokens, all_heads, head_dim, dtype=torch.float16, device=query.device)
-    part = torch.empty(programs + sequences, cache_.heads, rows, head_dim, dtype=torch.float16, device=query.device)
-    logs = torch.empty(programs + sequences, cache_.heads, rows, dtype=torch.float32, device=query.device)
-    norm = constants(head_dim)["NORM"]
-    shared = {"HEADS": cache_.heads, "GROUP": group, "ROWS": rows, "N": entry.tokens}
-    shared["MOST"] = triton.next_power_of_2(max(sequences, 16))
-    overlap = {"launch_pdl": True} if entry.overlap else {}
-    rotate[(tokens, all_heads)](
-        rotated, query, signs, query.stride(0), A=head_dim // 16, NORM=norm, OVERLAP=entry.overlap, num_warps=4
+    args = arguments(
+        part, logs, query, out, signs, cache_, table, lengths, starts, owners, scale, programs, entry.share, splits
     )
-    attend_kernel[(programs, cache_.heads)](
-        part,
-        logs,
-        rotated,
-        cache_.data,
-        table,
-        lengths,
-        starts,
-        owners,
-        scale * LOG2_E,
-        sequences,
-        programs,
-        entry.share,
-        cache_.block_bytes,
-        table.stride(0),
-        M0=m0,
-        M1=m1,
-        D=head_dim,
-        KEY_BITS=cache_.format.key_bits,
-        VALUE_BITS=cache_.format.value_bits,
-        BLOCK=cache_.block_size,
-        SLOT=cache_.slot,
-        STAGES=entry.stages,
-        OWNERS=owners is not None,
-        PAIRS=entry.pairs,
-        ASSEMBLY=not INTERPRETED,
-        num_warps=entry.warps,
-        num_stages=entry.stages,
-        maxnreg=entry.registers,
-        OVERLAP=entry.overlap,
-        **overlap,
-        **shared,
-    )
-    merge[(sequences, rows, cache_.heads)](
-        out,
-        part,
-        logs,
-        signs,
-        lengths,
-        starts,
-        sequences,
-        programs,
-        entry.share,
-        out.stride(0),
-        A=head_dim // 16,
-        LOGS=triton.next_power_of_2(programs),
-        AT_ONCE=64,
-        NORM=norm,
-        OVERLAP=entry.overlap,
-        num_warps=8,
-        **overlap,
-        **shared,
-    )
+    stream = torch.cuda.current_stream(query.device).cuda_stream
+    loaded(variant, query.device.index).launch(args, heads, stream, entry.overlap)
     return out

@@ -37,8 +37,20 @@ class Layout:
     A block is what vLLM pages by. Its parts are kept apart, so that each is read in whole aligned pieces::
 
         keys         [block_size, key_bytes]
-        values       [block_size / 16, value_bytes, 16]     byte by byte, 16 tokens side by side
+        values       [block_size / 16, 16 value_bytes]      16 tokens side by side
         norms        [block_size, 2] float16                key's, value's
+
+    Below, a code is a sign and the index m of a magnitude, words are of 32 bits, and i counts from their lowest bit.
+    One load of a lane of a GPU is what it needs of a product's operand, and few instructions make numbers of it.
+
+    Keys of 8 bits: int8. 4 bits: word w has components 8 w + n, m at i = 4 n, the sign at 8 n + 7 for n < 4 and at
+    8 n - 29 for the rest. 3 bits: D / 16 words of magnitudes, m of component 16 w + 8 k + n at 4 n + 2 k; then D / 32
+    of signs, that of 32 w + 8 p + n at 8 n + 4 + p for n < 4 and at 8 n - 32 + p for the rest.
+
+    Values: a token's components are taken in pairs, 16 r + g and 16 r + 8 + g with g < 8. 4 bits: byte (r, g) has the
+    one's code in its lower half. 3 bits: pairs r = 2 s + k share a byte (s, g) of magnitudes, at bits 2 k and 4 + 2 k;
+    all of 64 components a byte (s / 2, g) of signs, at bits p and 4 + p with p = r % 4. `naive.value_places` says where
+    the bytes of 16 tokens lie: those of tokens 4 t to 4 t + 3 are one word.
     """
 
     block_size: int

@@ -1,8 +1,9 @@
-"""Give vLLM's CPU platform an attention backend for ``--kv-cache-dtype turboquant_*``.
+"""Give vLLM's CPU and CUDA platforms an attention backend for ``--kv-cache-dtype turboquant_*``.
 
-For the releases in touches.py. On a CPU vLLM 0.32.0 accepts that option and then serves wrong text, as its CPU backend
-ignores the cache's type; 0.33.0 refuses it. The backend takes the registry's name TURBOQUANT; any other cache type gets
-what vLLM itself would choose.
+For the releases in touches.py. The backend takes the place of vLLM's own under the registry's name TURBOQUANT; any
+other cache type gets what vLLM itself would choose. The CUDA platform asks the registry for this type by itself. On a
+CPU vLLM 0.32.0 accepts the option and then serves wrong text, as its CPU backend ignores the cache's type; 0.33.0
+refuses it: so there the platform's choice is replaced too.
 """
 
 from __future__ import annotations
@@ -12,23 +13,45 @@ from typing import Any
 from sparkpin_modkit import UnsupportedPlatform, check_vllm
 
 from sparkpin_turboquant.formats import resolve
-from sparkpin_turboquant.touches import REFUSED, TOUCHES
+from sparkpin_turboquant.touches import BEFORE_LAYOUTS, ON_CUDA, REFUSED, TOUCHES
 
-BACKEND = "sparkpin_turboquant.backend.TurboQuantBackend"
+ON_CPU = "sparkpin_turboquant.cpu.TurboQuantBackend"
+SINCE_LAYOUTS = "sparkpin_turboquant.gpu_layouts.TurboQuantBackend"
+OLDER = "sparkpin_turboquant.before_layouts.TurboQuantBackend"
 
 
 def install() -> None:
-    """Register the backend and wrap ``CpuPlatform.get_attn_backend_cls``."""
-    check_vllm(TOUCHES, REFUSED)
+    """Register the backend, and replace what the platform needs replaced."""
+    release = check_vllm(TOUCHES, REFUSED)
     from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        raise UnsupportedPlatform(
-            f"turboquant runs on vLLM's CPU platform only, this is {current_platform.device_type!r}: "
-            "no backend of vLLM uses its GPU kernels yet; set SPARKPIN_MOD_TURBOQUANT=0"
-        )
-    from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    if current_platform.is_cuda():
+        check_vllm(ON_CUDA)
+        if release in BEFORE_LAYOUTS:
+            from sparkpin_turboquant import before_layouts
+
+            before_layouts.install()
+        register_backend(AttentionBackendEnum.TURBOQUANT, OLDER if release in BEFORE_LAYOUTS else SINCE_LAYOUTS)
+    elif current_platform.is_cpu():
+        if release in BEFORE_LAYOUTS:
+            raise UnsupportedPlatform(
+                f"turboquant: vLLM {release} on a CPU gives a backend no say in the cache's layout; use 0.32.0 there "
+                "or set SPARKPIN_MOD_TURBOQUANT=0"
+            )
+        choose_on_cpu()
+        register_backend(AttentionBackendEnum.TURBOQUANT, ON_CPU)
+    else:
+        raise UnsupportedPlatform(
+            f"turboquant runs on vLLM's CUDA and CPU platforms, this is {current_platform.device_type!r}; "
+            "set SPARKPIN_MOD_TURBOQUANT=0"
+        )
+
+
+def choose_on_cpu() -> None:
+    """Wrap ``CpuPlatform.get_attn_backend_cls``."""
+    from vllm.platforms.cpu import CpuPlatform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     original = CpuPlatform.get_attn_backend_cls
 
@@ -39,5 +62,4 @@ def install() -> None:
         resolve(dtype)
         return str(AttentionBackendEnum.TURBOQUANT.get_path())
 
-    register_backend(AttentionBackendEnum.TURBOQUANT, BACKEND)
     CpuPlatform.get_attn_backend_cls = classmethod(get_attn_backend_cls)

@@ -13,7 +13,8 @@ and with 8 bits (keys only)::
     code  = round(y / norm)                    int8
     x^    = unrotate(norm * code)
 
-c are the centroids rounded to float16, which kernels multiply by. `formats.layout` says where the bytes of a block lie.
+c are the centroids rounded to 8 significant bits, exact in float16 and in bfloat16. `formats.layout` says where the
+bytes of a block lie.
 """
 
 from __future__ import annotations
@@ -71,36 +72,76 @@ def dequantise(codes: torch.Tensor, norms: torch.Tensor, bits: int = 4) -> torch
     return unrotate(dequantise_rotated(codes, norms, bits))
 
 
-def _plane(numbers: torch.Tensor, bits: int) -> torch.Tensor:
-    """``[..., D]`` numbers below 2^bits -> ``[..., D bits / 8]`` bytes: byte j holds components j, j + D bits / 8,
-    ..."""
-    many = 8 // bits
-    parts = numbers.unflatten(-1, (many, -1)).int() << (bits * torch.arange(many, device=numbers.device)).unsqueeze(-1)
-    return parts.sum(-2).to(torch.uint8)
-
-
-def _unplane(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    shifts = (bits * torch.arange(8 // bits, device=packed.device)).unsqueeze(-1)
-    return ((packed.int().unsqueeze(-2) >> shifts) & (2**bits - 1)).flatten(-2).to(torch.uint8)
-
-
-def pack(codes: torch.Tensor, bits: int = 4) -> torch.Tensor:
-    """``[..., D]`` codes -> ``[..., D bits / 8]`` bytes. 3 bits: a plane of indices (2 bits), then a plane of signs."""
+def pack_keys(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """``[..., D]`` codes -> ``[..., D bits / 8]`` bytes, as `formats.Layout` says; words are little-endian."""
     if bits == 8:
         return codes
-    if bits == 3:
-        return torch.cat((_plane(codes & 3, 2), _plane(codes >> 2, 1)), dim=-1)
-    return _plane(codes, bits)
+    if bits == 4:  # byte i of a word: magnitudes of codes 2 i, 2 i + 1; signs of codes i + 4, i
+        eights = codes.unflatten(-1, (-1, 8)).int()
+        size, sign = eights & 7, eights >> 3
+        out = size[..., ::2] | size[..., 1::2] << 4 | sign[..., 4:] << 3 | sign[..., :4] << 7
+        return out.flatten(-2).to(torch.uint8)
+    eights = codes.unflatten(-1, (-1, 4, 8)).int()  # four times eight codes: two words of magnitudes, one of signs
+    size, sign = eights & 3, eights >> 2
+    size, shift = size.unflatten(-2, (2, 2)), torch.arange(4, device=codes.device).unsqueeze(-1)
+    sizes = (size[..., ::2] << 2 * shift[:2]).sum(-2) | (size[..., 1::2] << 2 * shift[:2] + 4).sum(-2)
+    signs = (sign[..., 4:] << shift).sum(-2) | (sign[..., :4] << shift + 4).sum(-2)
+    return torch.cat((sizes.flatten(-3), signs.flatten(-2)), dim=-1).to(torch.uint8)
 
 
-def unpack(packed: torch.Tensor, bits: int = 4) -> torch.Tensor:
-    """Inverse of `pack`."""
+def unpack_keys(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """Inverse of `pack_keys`."""
     if bits == 8:
         return packed
-    if bits == 3:
-        indices, signs = packed.split([packed.shape[-1] * 2 // 3, packed.shape[-1] // 3], dim=-1)
-        return _unplane(indices, 2) | (_unplane(signs, 1) << 2)
-    return _unplane(packed, bits)
+    if bits == 4:
+        fours = packed.unflatten(-1, (-1, 4)).int()
+        size = torch.stack((fours & 7, fours >> 4 & 7), dim=-1).flatten(-2)
+        sign = torch.cat((fours >> 7, fours >> 3 & 1), dim=-1)
+        return (size | sign << 3).flatten(-2).to(torch.uint8)
+    sizes, signs = packed.int().split([packed.shape[-1] * 2 // 3, packed.shape[-1] // 3], dim=-1)
+    shift = torch.arange(4, device=packed.device).unsqueeze(-1)
+    sizes = sizes.unflatten(-1, (-1, 2, 1, 4)) >> 2 * shift[:2]
+    size = torch.stack((sizes & 3, sizes >> 4 & 3), dim=-1).flatten(-2).flatten(-3, -2)
+    signs = signs.unflatten(-1, (-1, 1, 4))
+    sign = torch.cat((signs >> shift + 4 & 1, signs >> shift & 1), dim=-1)
+    return (size | sign << 2).flatten(-3).to(torch.uint8)
+
+
+def pack_values(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """``[..., D]`` codes -> ``[..., D bits / 8]`` bytes in the order of `value_places`."""
+    if bits == 4:
+        low, high = codes.unflatten(-1, (-1, 2, 8)).int().unbind(-2)
+        return (low | high << 4).flatten(-2).to(torch.uint8)
+    eights = codes.unflatten(-1, (-1, 2, 2, 2, 8)).int()
+    half = torch.arange(2, device=codes.device)
+    shift = 4 * half[:, None] + 2 * half[:, None, None]
+    sizes = ((eights & 3) << shift).sum((-3, -2))
+    signs = ((eights >> 2) << (shift - half[:, None, None] + 2 * half[:, None, None, None])).sum((-4, -3, -2))
+    return torch.cat((sizes.flatten(-3), signs.flatten(-2)), dim=-1).to(torch.uint8)
+
+
+def unpack_values(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """Inverse of `pack_values`."""
+    if bits == 4:
+        eights = packed.unflatten(-1, (-1, 8))
+        return torch.stack((eights & 15, eights >> 4), dim=-2).flatten(-3)
+    sizes, signs = packed.int().split([packed.shape[-1] * 2 // 3, packed.shape[-1] // 3], dim=-1)
+    half = torch.arange(2, device=packed.device)
+    shift = 4 * half[:, None] + 2 * half[:, None, None]
+    size = sizes.unflatten(-1, (-1, 2, 1, 1, 8)) >> shift & 3
+    sign = signs.unflatten(-1, (-1, 1, 1, 1, 8)) >> (shift - half[:, None, None] + 2 * half[:, None, None, None]) & 1
+    return (size | sign << 2).flatten(-5).to(torch.uint8)
+
+
+def value_places(head_dim: int, bits: int) -> torch.Tensor:
+    """``[value_bytes, GROUP]``: where byte j of token n lies among those of its GROUP tokens; see `formats.Layout`."""
+    n = torch.arange(GROUP)
+    if bits == 4:
+        j = torch.arange(head_dim // 2).unsqueeze(-1)
+        return j // 16 * 256 + j % 8 * 32 + n // 4 * 8 + j // 8 % 2 * 4 + n % 4
+    j = torch.arange(head_dim // 8).unsqueeze(-1)
+    sizes = torch.arange(head_dim // 4).unsqueeze(-1)
+    return torch.cat((sizes // 16 * 384 + sizes % 16 * 16 + n, j // 8 * 384 + 256 + j % 8 * 16 + n))
 
 
 class Blocks:
@@ -114,18 +155,24 @@ class Blocks:
         by_head = data.view(data.shape[0], heads, block_size * slot)
         key_bytes, value_bytes = format.key_bytes(head_dim), format.value_bytes(head_dim)
         self.keys = by_head[..., : at.values].unflatten(-1, (block_size, key_bytes))
-        self.values = by_head[..., at.values : at.norms].unflatten(-1, (-1, value_bytes, GROUP))
+        self.values = by_head[..., at.values : at.norms].unflatten(-1, (-1, value_bytes * GROUP))
+        self.places = value_places(head_dim, format.value_bits).to(data.device)
         norms = by_head[..., at.norms : at.norms + 4 * block_size].unflatten(-1, (block_size, 4))
         self.key_norms, self.value_norms = norms[..., :2], norms[..., 2:]
+
+    def _values_of(self, block: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor | slice, ...]:
+        """Index of ``[T, value_bytes, heads]`` bytes in `values`."""
+        group = (place // GROUP).unsqueeze(-1)
+        return block.unsqueeze(-1), slice(None), group, self.places.T[place % GROUP]
 
     def write(self, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
         """Code ``key``, ``value`` ``[T, heads, D]`` into slots ``[T]``, which are ``block * block_size + place``."""
         block, place = slots // self.block_size, slots % self.block_size
         codes, norms = quantise(key, self.format.key_bits)
-        self.keys[block, :, place] = pack(codes, self.format.key_bits)
+        self.keys[block, :, place] = pack_keys(codes, self.format.key_bits)
         self.key_norms[block, :, place] = norms.unsqueeze(-1).view(torch.uint8)
         codes, norms = quantise(value, self.format.value_bits)
-        self.values[block, :, place // GROUP, :, place % GROUP] = pack(codes, self.format.value_bits)
+        self.values[*self._values_of(block, place)] = pack_values(codes, self.format.value_bits).transpose(1, 2)
         self.value_norms[block, :, place] = norms.unsqueeze(-1).view(torch.uint8)
 
     def read_rotated(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,8 +180,8 @@ class Blocks:
         block, place = slots // self.block_size, slots % self.block_size
         key_norms = self.key_norms[block, :, place].contiguous().view(torch.float16).squeeze(-1)
         value_norms = self.value_norms[block, :, place].contiguous().view(torch.float16).squeeze(-1)
-        keys = unpack(self.keys[block, :, place], self.format.key_bits)
-        values = unpack(self.values[block, :, place // GROUP, :, place % GROUP], self.format.value_bits)
+        keys = unpack_keys(self.keys[block, :, place], self.format.key_bits)
+        values = unpack_values(self.values[*self._values_of(block, place)].transpose(1, 2), self.format.value_bits)
         return (
             dequantise_rotated(keys, key_norms, self.format.key_bits),
             dequantise_rotated(values, value_norms, self.format.value_bits),

@@ -1,4 +1,4 @@
-"""The Triton kernels around attention: rotate queries, encode and store new keys and values, merge and rotate back.
+"""The Triton kernel that rotates, encodes and stores new keys and values.
 
 A vector of D = A * 16 components is held as ``[A, 16]``; the Walsh-Hadamard transform is then one of 16 along the rows
 and one of A along the columns, in float32 additions.
@@ -10,9 +10,7 @@ import math
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from sparkpin_turboquant.attend import _runs
 from sparkpin_turboquant.codebook import edges, magnitudes
 
 E4, E3 = tl.constexpr(edges(4)), tl.constexpr(edges(3))
@@ -52,35 +50,60 @@ def _index(u, BITS: tl.constexpr):
 
 
 @triton.jit
-def _encode(
-    x, sign, codes, stride, norm_at, BITS: tl.constexpr, A: tl.constexpr, ROOT: tl.constexpr, NORM: tl.constexpr
-):
-    """Code one vector ``[A, 16]``: its bytes go `stride` apart from `codes` on, its norm to `norm_at`."""
-    D: tl.constexpr = A * 16
+def _store_keys(codes, index, negative, D: tl.constexpr, BITS: tl.constexpr):
+    """Magnitudes and signs ``[D / 16, 16]`` -> words, as `naive.pack_keys` says."""
+    i = tl.arange(0, 8)[None, :]
+    at = tl.where(i < 4, 8 * i + 4, 8 * i - 32)  # of a sign in its word
+    words = codes.to(tl.pointer_type(tl.int32))
+    if BITS == 4:
+        eights = tl.reshape(index, (D // 8, 8)) << (4 * i)
+        eights |= tl.reshape(negative, (D // 8, 8)) << (at + 3)
+        tl.store(words + tl.arange(0, D // 8), tl.sum(eights, 1))
+    else:
+        j = tl.arange(0, 16)[None, :]
+        tl.store(words + tl.arange(0, D // 16), tl.sum(index << (4 * (j % 8) + 2 * (j // 8)), 1))
+        plane = tl.arange(0, 4)[None, :, None]
+        signs = tl.reshape(negative, (D // 32, 4, 8)) << (at[:, None, :] + plane)
+        tl.store(words + D // 16 + tl.arange(0, D // 32), tl.sum(tl.sum(signs, 2), 1))
+
+
+@triton.jit
+def _store_values(codes, token, index, negative, D: tl.constexpr, BITS: tl.constexpr):
+    """Magnitudes and signs ``[D / 16, 16]`` of one of a group's 16 tokens -> bytes, as `naive.value_places` says."""
+    g = tl.arange(0, 8)[None, :]
+    if BITS == 4:
+        r = tl.arange(0, D // 16)[:, None]
+        pairs = tl.reshape(index | (negative << 3), (D // 16, 2, 8)) << (4 * tl.arange(0, 2))[None, :, None]
+        at = r // 2 * 256 + g * 32 + token // 4 * 8 + r % 2 * 4 + token % 4
+        tl.store(codes + at, tl.sum(pairs, 1).to(tl.uint8))
+    else:
+        r, u = tl.arange(0, D // 32)[:, None], tl.arange(0, D // 64)[:, None]
+        i, j = tl.arange(0, 4)[None, :, None], tl.arange(0, 8)[None, :, None]
+        fours = tl.reshape(index, (D // 32, 4, 8)) << (i // 2 * 2 + i % 2 * 4)
+        tl.store(codes + r // 2 * 384 + r % 2 * 128 + g * 16 + token, tl.sum(fours, 1).to(tl.uint8))
+        eights = tl.reshape(negative, (D // 64, 8, 8)) << (j // 2 + j % 2 * 4)
+        tl.store(codes + u * 384 + 256 + g * 16 + token, tl.sum(eights, 1).to(tl.uint8))
+
+
+@triton.jit
+def _code(x, sign, norm_at, BITS: tl.constexpr, A: tl.constexpr, ROOT: tl.constexpr, NORM: tl.constexpr):
+    """Code one vector ``[A, 16]`` -> magnitudes and whether negative (8 bits: the code twice); stores its norm."""
     y = _hadamard(x.to(tl.float32) * sign, A, NORM)
     if BITS == 8:
         largest = tl.max(tl.max(tl.abs(y), 1), 0)
         norm = tl.minimum(largest / 127.0, FLOAT16_MAX).to(tl.float16)
         step = norm.to(tl.float32)
         ratio = tl.where(step > 0.0, y / tl.where(step > 0.0, step, 1.0), 0.0)
-        code = tl.floor(tl.minimum(tl.maximum(ratio, -127.0), 127.0) + 0.5).to(tl.int32) & 255
-        at = tl.arange(0, A)[:, None] * 16 + tl.arange(0, 16)[None, :]
-        tl.store(codes + at * stride, code.to(tl.uint8))
+        index = tl.floor(tl.minimum(tl.maximum(ratio, -127.0), 127.0) + 0.5).to(tl.int32) & 255
+        negative = index
     else:
         length = tl.sqrt(tl.sum(tl.sum(y * y, 1), 0))
         u = y * (ROOT / tl.where(length > 0.0, length, 1.0))
         index, value = _index(u, BITS)
         negative = (u < 0.0).to(tl.int32)
         norm = tl.minimum(length / tl.sqrt(tl.sum(tl.sum(value * value, 1), 0)), FLOAT16_MAX).to(tl.float16)
-        if BITS == 4:
-            half = tl.reshape(index | (negative << 3), (2, D // 2)) << (4 * tl.arange(0, 2))[:, None]
-            tl.store(codes + tl.arange(0, D // 2) * stride, tl.sum(half, 0).to(tl.uint8))
-        else:
-            quarter = tl.reshape(index, (4, D // 4)) << (2 * tl.arange(0, 4))[:, None]
-            tl.store(codes + tl.arange(0, D // 4) * stride, tl.sum(quarter, 0).to(tl.uint8))
-            eighth = tl.reshape(negative, (8, D // 8)) << tl.arange(0, 8)[:, None]
-            tl.store(codes + (D // 4 + tl.arange(0, D // 8)) * stride, tl.sum(eighth, 0).to(tl.uint8))
     tl.store(norm_at, norm)
+    return index, negative
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
@@ -93,18 +116,18 @@ def store(
     key_stride,
     value_stride,
     block_bytes,
+    block_size,
+    head_bytes,
     A: tl.constexpr,
     KEY_BITS: tl.constexpr,
     VALUE_BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SLOT: tl.constexpr,
     ROOT: tl.constexpr,
     NORM: tl.constexpr,
 ):
     """Rotate, code and store the new tokens: grid ``(tokens, KV heads)``; key, value ``[tokens, heads, D]``, rows
     strided.
 
-    slots ``[tokens]``: where each goes, ``block * BLOCK + place``; negative: padding, nothing is written.
+    slots ``[tokens]``: where each goes, ``block * block_size + place``; negative: padding, nothing is written.
     """
     token = tl.program_id(0)
     head = tl.program_id(1)
@@ -112,98 +135,25 @@ def store(
     slot = tl.load(slots + token).to(tl.int64)
     if slot < 0:
         return
-    block = slot // BLOCK
-    place = (slot % BLOCK).to(tl.int32)
-    here = cache + block * block_bytes + head * (BLOCK * SLOT)
+    block = slot // block_size
+    place = (slot % block_size).to(tl.int32)
+    here = cache + block * block_bytes + head * head_bytes
     d = tl.arange(0, A)[:, None] * 16 + tl.arange(0, 16)[None, :]
     sign = tl.load(signs + d)
     KEY_BYTES: tl.constexpr = D * KEY_BITS // 8
     VALUE_BYTES: tl.constexpr = D * VALUE_BITS // 8
-    values = here + BLOCK * KEY_BYTES
-    norms = (values + BLOCK * VALUE_BYTES).to(tl.pointer_type(tl.float16)) + 2 * place
+    values = here + block_size * KEY_BYTES
+    norms = (values + block_size * VALUE_BYTES).to(tl.pointer_type(tl.float16)) + 2 * place
+    codes = here + place * KEY_BYTES
     x = tl.load(key + token.to(tl.int64) * key_stride + head * D + d)
-    _encode(x, sign, here + place * KEY_BYTES, 1, norms, KEY_BITS, A, ROOT, NORM)
+    index, negative = _code(x, sign, norms, KEY_BITS, A, ROOT, NORM)
+    if KEY_BITS == 8:
+        tl.store(codes + d, index.to(tl.uint8))
+    else:
+        _store_keys(codes, index, negative, D, KEY_BITS)
     x = tl.load(value + token.to(tl.int64) * value_stride + head * D + d)
-    at = values + (place // 16) * (16 * VALUE_BYTES) + place % 16
-    _encode(x, sign, at, 16, norms + 1, VALUE_BITS, A, ROOT, NORM)
-
-
-@triton.jit
-def rotate(out, x, signs, stride, A: tl.constexpr, NORM: tl.constexpr, OVERLAP: tl.constexpr):
-    """Grid ``(tokens, heads)``: ``x`` ``[tokens, heads, D]``, rows strided -> rotated, contiguous."""
-    if OVERLAP:
-        gdc_launch_dependents()
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    d = tl.arange(0, A)[:, None] * 16 + tl.arange(0, 16)[None, :]
-    y = tl.load(x + token * stride + head * (A * 16) + d).to(tl.float32) * tl.load(signs + d)
-    at = out + (token * tl.num_programs(1) + head) * (A * 16) + d
-    tl.store(at, _hadamard(y, A, NORM).to(out.dtype.element_ty))
-
-
-@triton.jit(do_not_specialize=["SEQUENCES", "PROGRAMS", "SHARE"], do_not_specialize_on_alignment=["lengths", "starts"])
-def merge(
-    out,
-    part,
-    logs,
-    signs,
-    lengths,
-    starts,
-    SEQUENCES,
-    PROGRAMS,
-    SHARE,
-    out_stride,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    A: tl.constexpr,
-    N: tl.constexpr,
-    MOST: tl.constexpr,
-    LOGS: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-    NORM: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """Grid ``(SEQUENCES, ROWS, HEADS)``: the partial results of `attend` -> ``out`` ``[T, HEADS * GROUP * D]``,
-    rotated back.
-
-    A sequence of no tokens gives zeros.
-    """
-    b = tl.program_id(0)
-    m = tl.program_id(1)
-    head = tl.program_id(2)
-    if OVERLAP:
-        gdc_wait()
-    query = tl.load(starts + b)
-    if m // GROUP >= tl.load(starts + b + 1) - query:
-        return
-    D: tl.constexpr = A * 16
-    all_ = tl.arange(0, MOST)
-    tiles = tl.cdiv(tl.load(lengths + all_, mask=all_ < SEQUENCES, other=0), N)
-    total = tl.sum(tiles, 0)
-    runs = _runs(total, PROGRAMS, SHARE)
-    before = tl.sum(tl.where(all_ < b, tiles, 0), 0)
-    mine = tl.cdiv(tl.load(lengths + b), N)
-    d = tl.arange(0, A)[:, None] * 16 + tl.arange(0, 16)[None, :]
-    sum_ = tl.zeros((A, 16), dtype=tl.float32)
-    weight = 0.0
-    if mine > 0:
-        # Program p works on tile t when p * total // runs <= t < (p + 1) * total // runs.
-        first = (((before + 1).to(tl.int64) * runs - 1) // total).to(tl.int32)
-        last = (((before + mine).to(tl.int64) * runs - 1) // total).to(tl.int32)
-        every = first + tl.arange(0, LOGS)
-        log = tl.load(logs + ((every + b) * HEADS + head) * ROWS + m, mask=every <= last, other=float("-inf"))
-        top = tl.max(log, 0)
-        weight = tl.sum(tl.exp2(log - top), 0)
-        for start in range(first, last + 1, AT_ONCE):
-            p = start + tl.arange(0, AT_ONCE)
-            at = ((p + b).to(tl.int64) * HEADS + head) * ROWS + m
-            w = tl.exp2(tl.load(logs + at, mask=p <= last, other=float("-inf")) - top)
-            x = tl.load(part + at[:, None, None] * D + d[None, :, :], mask=(p <= last)[:, None, None], other=0.0)
-            sum_ += tl.sum(x.to(tl.float32) * w[:, None, None], 0)
-    y = _hadamard(sum_ / tl.where(weight > 0.0, weight, 1.0), A, NORM) * tl.load(signs + d)
-    at = out + (query + m // GROUP).to(tl.int64) * out_stride + (head * GROUP + m % GROUP) * D + d
-    tl.store(at, y.to(out.dtype.element_ty))
+    index, negative = _code(x, sign, norms + 1, VALUE_BITS, A, ROOT, NORM)
+    _store_values(values + (place // 16) * (16 * VALUE_BYTES), place % 16, index, negative, D, VALUE_BITS)
 
 
 def constants(head_dim: int) -> dict[str, float]:

@@ -6,27 +6,27 @@ from dataclasses import dataclass, replace
 
 from sparkpin_modkit.tuned import tuned_entries
 
+from sparkpin_turboquant.formats import Format
+from sparkpin_turboquant.kernel import Variant
+
+MOST_ROWS = 64
+"""Query tokens x heads that a block takes: more need more registers than there are."""
 OLDEST = 80
 """Compute capability, times ten: asynchronous copies need 8.0."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """For up to `columns` rows of queries: `tokens` of the cache make a tile; `stages` tiles are loaded ahead.
+    """For up to `columns` rows of queries: blocks of `warps`, `blocks` of them on a multiprocessor; head size 256.
 
-    `programs` for each multiprocessor share the work, fewer if one would get less than `share` tiles. `pairs`: the
-    operand's order is SM90's, see `attend._columns`. `registers`: a limit for each thread. `overlap`: each kernel is
-    launched before the one before it has ended (from SM90 on).
+    Smaller heads take fewer warps and more blocks. They share the work, fewer of them if one would get less than
+    `share` tiles. `overlap`: the merging kernel is launched before the one before it has ended (from SM90 on).
     """
 
     columns: int
-    tokens: int
     warps: int
-    stages: int
-    programs: int
-    share: int
-    pairs: bool = False
-    registers: int | None = None
+    blocks: int
+    share: int = 1
     overlap: bool = False
 
 
@@ -40,23 +40,32 @@ def tuned_for(architecture: int) -> tuple[Tuned, ...]:
     )
 
 
-def columns(rows: int) -> tuple[int, int]:
-    """Rows of queries -> widths of the two products that take them; the second may be 0. Powers of two from 16 on.
-
-    48 rows (three tokens of 16 heads) are 32 + 16: nothing is padded.
-    """
-    if rows <= 16:
-        return 16, 0
-    first = 1 << (rows.bit_length() - 1)
-    if first == rows:
-        return (rows, 0) if rows <= 64 else (rows // 2, rows // 2)
-    rest = max(16, 1 << (rows - first - 1).bit_length())
-    return (first, rest) if rest < first else (2 * first, 0) if first < 64 else (first, first)
-
-
 def entry_for(rows: int, tuned: tuple[Tuned, ...]) -> Tuned:
     """The narrowest entry that holds the rows."""
     for entry in tuned:
         if entry.columns >= rows:
             return entry
     raise ValueError(f"turboquant: {rows} rows of queries, wanted at most {tuned[-1].columns}")
+
+
+def splits_of(most_queries: int, group: int) -> int:
+    """In how many parts the query heads of a KV head are taken, so that a part makes at most MOST_ROWS rows."""
+    for splits in range(1, group + 1):
+        if group % splits == 0 and most_queries * group // splits <= MOST_ROWS:
+            return splits
+    raise ValueError(f"turboquant: {most_queries} query tokens of a sequence in one call, wanted at most {MOST_ROWS}")
+
+
+def variant_for(tuned: tuple[Tuned, ...], format: Format, head_dim: int, rows: int, query: str) -> Variant:
+    """What is launched for up to that many rows: query tokens x heads of a KV head or of a part. query: their type."""
+    entry = entry_for(rows, tuned)
+    warps = min(entry.warps, head_dim // 32)
+    return Variant(
+        head_dim=head_dim,
+        key_bits=format.key_bits,
+        value_bits=format.value_bits,
+        rows=-(-rows // 16),
+        warps=warps,
+        blocks=entry.blocks * (entry.warps // warps),
+        query=query,
+    )

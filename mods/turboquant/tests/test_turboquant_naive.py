@@ -146,20 +146,47 @@ def test_zero_vector_stays_zero_and_large_norms_are_held(bits: int) -> None:
     assert norms[1] == naive.FLOAT16_MAX and bool(torch.isfinite(decoded[1]).all())
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("bits", [3, 4, 8])
 @pytest.mark.parametrize("head_dim", DIMS)
 def test_pack_unpack(head_dim: int, bits: int) -> None:
     codes = torch.randint(0, 2**bits, (5, 3, head_dim), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
-    packed = naive.pack(codes, bits)
+    packed = naive.pack_keys(codes, bits)
     assert packed.shape == (5, 3, head_dim * bits // 8) and packed.dtype == torch.uint8
-    assert torch.equal(naive.unpack(packed, bits), codes)
+    assert torch.equal(naive.unpack_keys(packed, bits), codes)
+    if bits < 8:
+        packed = naive.pack_values(codes, bits)
+        assert packed.shape == (5, 3, head_dim * bits // 8) and packed.dtype == torch.uint8
+        assert torch.equal(naive.unpack_values(packed, bits), codes)
 
 
 def test_packed_bytes_are_these() -> None:
-    """What kernels read: the components of a byte stand D bits / 8 apart."""
-    assert naive.pack(torch.tensor([1, 2, 15, 0], dtype=torch.uint8)).tolist() == [0xF1, 0x02]
-    codes = torch.tensor([1, 2, 3, 0, 4, 5, 6, 7], dtype=torch.uint8)
-    assert naive.pack(codes, 3).tolist() == [0b10_00_11_01, 0b11_01_00_10, 0b11110000]
+    """What kernels read, see `formats.Layout`."""
+    codes = torch.arange(8, dtype=torch.uint8)
+    assert naive.pack_keys(codes, 4).view(torch.int32).item() == 0x76543210
+    signs = [naive.pack_keys(8 * (codes == i).to(torch.uint8), 4).view(torch.int32).item() for i in range(8)]
+    assert [sign % 2**32 for sign in signs] == [1 << bit for bit in (7, 15, 23, 31, 3, 11, 19, 27)]
+    codes = torch.arange(64, dtype=torch.uint8)
+    keys, values = naive.pack_keys(codes % 4, 3), naive.pack_values(codes % 4, 3)
+    assert keys.tolist() == [0b01_01_00_00, 0b11_11_10_10] * 8 + [0] * 8
+    assert values.tolist() == [0, 0b01010101, 0b10101010, 0b11111111] * 4 + [0] * 8
+    bit_of = {i: naive.pack_keys(4 * (codes == i).to(torch.uint8), 3).view(torch.int32) for i in (0, 12, 37, 63)}
+    assert {i: (int(w.nonzero()), int(w.sum()) % 2**32) for i, w in bit_of.items()} == {
+        0: (4, 1 << 4), 12: (4, 1 << 1), 37: (5, 1 << 8), 63: (5, 1 << 27)
+    }  # fmt: skip
+    assert naive.pack_values(torch.tensor([1] * 8 + [2] * 8, dtype=torch.uint8), 4).tolist() == [0x21] * 8
+    assert naive.pack_values(4 * (codes == 45).to(torch.uint8), 3).nonzero().tolist() == [[16 + 5]]
+
+
+@pytest.mark.parametrize("bits", [3, 4])
+@pytest.mark.parametrize("head_dim", DIMS)
+def test_each_byte_of_values_has_its_place(head_dim: int, bits: int) -> None:
+    """And the four tokens 4 t to 4 t + 3 of one component lie in one word: an operand of a product."""
+    places = naive.value_places(head_dim, bits)
+    assert sorted(places.flatten().tolist()) == list(range(16 * head_dim * bits // 8))
+    assert torch.equal(
+        places.unflatten(1, (4, 4)) - places[:, ::4, None], torch.arange(4).expand(places.shape[0], 4, 4)
+    )
+    assert bool((places[:, ::4] % 4 == 0).all())
 
 
 @pytest.mark.parametrize("head_dim", DIMS)

@@ -10,15 +10,11 @@ import torch
 from sparkpin_modkit import SignatureChanged
 from sparkpin_modkit.testing import parse_reports
 from sparkpin_turboquant import naive
-from sparkpin_turboquant.backend import (
-    TurboQuantBackend,
-    TurboQuantImpl,
-    TurboQuantMetadata,
-    TurboQuantMetadataBuilder,
-    vllm_slot_bytes,
-)
+from sparkpin_turboquant.common import vllm_slot_bytes
+from sparkpin_turboquant.cpu import TurboQuantBackend, TurboQuantImpl, TurboQuantMetadata, TurboQuantMetadataBuilder
 from sparkpin_turboquant.formats import FORMATS
-from sparkpin_turboquant.hook import BACKEND
+from sparkpin_turboquant.hook import ON_CPU, SINCE_LAYOUTS
+from sparkpin_turboquant.touches import ON_CUDA
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.selector import AttentionSelectorConfig
@@ -68,14 +64,14 @@ def test_other_cache_types_get_the_stock_backend(pristine, cache_dtype: str | No
 def test_the_option_chooses_the_backend(pristine) -> None:
     sparkpin_turboquant.register()
     sparkpin_turboquant.register()
-    assert choose(CACHE_DTYPE) == BACKEND
+    assert choose(CACHE_DTYPE) == ON_CPU
     assert AttentionBackendEnum[TurboQuantBackend.get_name()].get_class() is TurboQuantBackend
 
 
 @pytest.mark.parametrize("cache_dtype", list(FORMATS))
 def test_each_preset_chooses_it(pristine, cache_dtype: str) -> None:
     sparkpin_turboquant.register()
-    assert choose(cache_dtype) == BACKEND
+    assert choose(cache_dtype) == ON_CPU
 
 
 def test_other_types_of_the_kind_are_refused(pristine) -> None:
@@ -92,11 +88,21 @@ def test_changed_signature_stops(pristine, monkeypatch: pytest.MonkeyPatch) -> N
     assert not AttentionBackendEnum.TURBOQUANT.is_overridden()
 
 
-def test_cuda_stops(pristine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_platform_stops(pristine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuPlatform, "is_cpu", lambda self: False)
     with pytest.raises(SystemExit) as caught:
         sparkpin_turboquant.register()
     assert "SPARKPIN_MOD_TURBOQUANT=0" in str(caught.value.__cause__)
+
+
+def test_on_cuda_the_registry_names_the_kernels_backend(pristine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The platform is this one, called CUDA: without what only that has, which ON_CUDA declares."""
+    monkeypatch.setattr(CpuPlatform, "is_cpu", lambda self: False)
+    monkeypatch.setattr(CpuPlatform, "is_cuda", lambda self: True)
+    monkeypatch.setattr("sparkpin_turboquant.hook.ON_CUDA", {release: {} for release in ON_CUDA})
+    sparkpin_turboquant.register()
+    assert AttentionBackendEnum.TURBOQUANT.get_path() == SINCE_LAYOUTS
+    assert CpuPlatform.__dict__["get_attn_backend_cls"] is pristine
 
 
 @pytest.mark.parametrize("name", list(FORMATS))

@@ -15,7 +15,7 @@ import mmap
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -44,19 +44,25 @@ class Stopped(Exception):
     """Another part of the work failed, or a person stopped it."""
 
 
-def gather(path: Path, size: int, first: bytes, runs: Iterable[Run], stop: threading.Event) -> str:
+def gather(
+    path: Path, size: int, first: bytes, runs: Iterable[Run | Iterator[memoryview]], stop: threading.Event
+) -> str:
     """Write a file of `size` bytes, `first` and then the runs; it is on disk when this returns its SHA-256 (hex).
 
-    Raises IntegrityError for a source that ends before its run or runs that are not `size` long, OSError, Stopped.
+    A run lies in a file, or comes in chunks. Raises IntegrityError for a source that ends before its run or runs that
+    are not `size` long, OSError, Stopped, and what computing a chunk raises.
     """
     digest = hashlib.sha256(first)
     with DirectFile(path, size) as target, Pieces(target) as pieces, Reader() as reader:
-        rest = memoryview(first)
-        while rest:
-            room = pieces.room(len(rest))
-            room[:] = rest[: len(room)]
-            rest = rest[pieces.fill(len(room)) :]
+        pieces.put(memoryview(first))
         for run in runs:
+            if not isinstance(run, Run):
+                for chunk in run:
+                    if stop.is_set():
+                        raise Stopped
+                    digest.update(chunk)
+                    pieces.put(chunk)
+                continue
             at = asked = run.begin
             while at < run.end:
                 if stop.is_set():
@@ -102,6 +108,13 @@ class Pieces:
         if self.filled == PIECE:
             self.send()
         return count
+
+    def put(self, rest: memoryview) -> None:
+        """Copy bytes from elsewhere."""
+        while rest:
+            room = self.room(len(rest))
+            room[:] = rest[: len(room)]
+            rest = rest[self.fill(len(room)) :]
 
     def send(self) -> None:
         piece = self.buffers[0][: self.filled]

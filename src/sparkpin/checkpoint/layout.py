@@ -83,8 +83,9 @@ def spans_of(sources: Iterable[Source], base: str) -> Iterator[Span]:
     """As few as there can be. Tensors of other repositories may lie apart, where they were fetched to."""
     first, end = None, 0
     for source in sources:
-        repository, file, info = source
-        if first and end == info.begin and first.file == file and first.repository == repository == base:
+        repository, file, info, of = source
+        together = first and not first.of and first.file == file and first.repository == repository == base
+        if together and not of and end == info.begin:
             end = info.end
             continue
         if first:

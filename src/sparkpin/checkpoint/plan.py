@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from sparkpin.checkpoint import int8_head
 from sparkpin.checkpoint.draft import Draft, Row
 from sparkpin.checkpoint.formats import Rules, apply_formats, modules_of, taken_names
 from sparkpin.checkpoint.layout import OWN, Link, Shard, Text, in_order, shards_of, texts_of
@@ -28,7 +29,10 @@ from sparkpin.schema import LockedFile, ModelLock, ModelPin, Stage
 FORMAT = 2
 """Version of the builder: raise it when the same inputs and steps would give other bytes, so that keys change."""
 
-STEPS = ("copy", "hybrid", "mtp")
+PINNED = ("hybrid", "mtp")
+"""Steps that a pin has to say something for."""
+
+STEPS = ("copy", *PINNED, int8_head.STEP)
 
 
 class Origin(NamedTuple):
@@ -93,8 +97,8 @@ def checkpoint_steps(chain: Iterable[Stage]) -> tuple[str, ...]:
 
 
 def all_steps(pin: ModelPin) -> tuple[str, ...]:
-    """The steps that the pin says enough for."""
-    return tuple(step for step in STEPS if step == "copy" or getattr(pin, step) is not None)
+    """The steps that the pin says enough for, without the head in INT8, which a stage has to ask for."""
+    return tuple(step for step in ("copy", *PINNED) if step == "copy" or getattr(pin, step) is not None)
 
 
 def check_steps(steps: Sequence[str]) -> None:
@@ -105,13 +109,13 @@ def check_steps(steps: Sequence[str]) -> None:
         )
     unknown = set(steps) - set(STEPS)
     if unknown:
-        raise CheckpointError(f"checkpoint steps: {sorted(unknown)} are unknown, wanted copy, hybrid or mtp")
+        raise CheckpointError(f"checkpoint steps: {sorted(unknown)} are unknown, wanted some of {', '.join(STEPS)}")
 
 
 def require(pin: ModelPin, steps: Sequence[str]) -> None:
     """The pin says what each step needs."""
     check_steps(steps)
-    for step in ("hybrid", "mtp"):
+    for step in PINNED:
         if step in steps and getattr(pin, step) is None:
             kind = "; it is a plain model, served as published" if all_steps(pin) == ("copy",) else ""
             raise ManifestError(
@@ -151,6 +155,8 @@ def checkpoint_key(pin: ModelPin, lock: ModelLock, steps: Sequence[str]) -> str:
             parts.append([step, [rule.model_dump(mode="json") for rule in pin.hybrid.rules]])
         elif step == "mtp" and pin.mtp:
             parts.append([step, pin.mtp.model_dump(mode="json")])
+        elif step == int8_head.STEP:
+            parts.append([step, int8_head.FORMAT])
     for name in used:
         if name != pin.base:
             donor = lock.repositories[name]
@@ -194,7 +200,10 @@ def planned(listings: Mapping[str, Listing], pin: ModelPin, steps: Sequence[str]
     rules = Rules(pin.hybrid if "hybrid" in steps else None)
     mtp = pin.mtp if "mtp" in steps else None
     layer = Patterns(mtp.tensors if mtp else ())
-    base = read_repository(listings[pin.base], lambda name: rules.wants(name) or layer.first(name) is not None)
+    head = int8_head.HEAD if int8_head.STEP in steps else None
+    base = read_repository(
+        listings[pin.base], lambda name: rules.wants(name) or layer.first(name) is not None or name == head
+    )
     modules = modules_of({name: source for name, source in base.found.items() if rules.wants(name)})
     donors = {}
     for name in used:
@@ -208,6 +217,8 @@ def planned(listings: Mapping[str, Listing], pin: ModelPin, steps: Sequence[str]
             apply_formats(draft, modules, rules)
         elif step == "mtp" and mtp:
             apply_mtp(draft, mtp)
+        elif step == int8_head.STEP:
+            int8_head.apply_int8_head(draft)
     return lay_out(draft, pin, steps)
 
 
@@ -223,7 +234,8 @@ def taken(plan: Plan) -> dict[str, list[Source]]:
     found: dict[str, list[Source]] = {origin.name: [] for origin in plan.origins[1:]}
     for shard in plan.shards:
         for source in shard.added.values():
-            found[source.repository].append(source)
+            if not source.of:
+                found[source.repository].append(source)
     return {name: sorted(sources, key=lambda s: (s.file, s.info.begin)) for name, sources in found.items()}
 
 

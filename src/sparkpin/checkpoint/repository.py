@@ -23,11 +23,15 @@ OTHER = "choose another revision of this repository in pins/models/"
 
 
 class Source(NamedTuple):
-    """Where a tensor's bytes lie: `info.begin` to `info.end` of `file` in the repository that the pin calls so."""
+    """Where a tensor's bytes lie: `info.begin` to `info.end` of `file` in the repository that the pin calls so.
+
+    of: the tensor that this one is computed from, if it lies nowhere (int8_head.Computed).
+    """
 
     repository: str
     file: str
     info: TensorInfo
+    of: Source | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from typing import NamedTuple
 from sparkpin import files
 from sparkpin.checkpoint.copying import Run, write_all
 from sparkpin.checkpoint.gathering import gather
+from sparkpin.checkpoint.int8_head import Computed
 from sparkpin.checkpoint.layout import JOURNAL, Shard
 from sparkpin.checkpoint.plan import Plan
 from sparkpin.checkpoint.repository import Places
@@ -152,8 +153,12 @@ class Work:
         return self.folder / (shard.path + UNFINISHED)
 
     def write(self, shard: Shard) -> str:
-        runs = []
+        runs: list[Run | Iterator[memoryview]] = []
+        computed = Computed(self.places)
         for span in shard.spans:
+            if span.first.of:
+                runs.append(computed.chunks(span.first))
+                continue
             path, begin = self.places.of(span.first)
             runs.append(Run(path, begin, begin + span.length))
         return gather(self.unfinished(shard), shard.size, shard.header, runs, self.stop)

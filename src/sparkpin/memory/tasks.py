@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparkpin import host, hub, manifests, recipes, schema, ui
 from sparkpin import overruled as overruling
 from sparkpin.checkpoint import plan as checkpoints
+from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.errors import HostError, InputError, ManifestError
 from sparkpin.memory import estimates, words
-from sparkpin.memory.geometry import read_geometry
+from sparkpin.memory.geometry import Geometry, read_geometry
 from sparkpin.memory.plan import Machine, MemoryPlan, gib, make_plan
-from sparkpin.memory.settings import Platform, read_settings
+from sparkpin.memory.settings import Platform, Settings, read_settings
 from sparkpin.memory.weights import Loading, weigh
 from sparkpin.paths import Paths
 
@@ -60,9 +61,25 @@ def default_recipe(paths: Paths) -> str:
     return manifests.load_stack(paths.project, host.default_stack(paths.project)).default_recipe
 
 
+@dataclass(frozen=True)
+class Known:
+    """What headers, config and flags say of a recipe. symmetric: its INT4 codes have no zero points of their own."""
+
+    geometry: Geometry
+    settings: Settings
+    loading: Loading
+    tensors: tuple[TensorInfo, ...]
+    symmetric: bool
+
+
 def plan_recipe(
     paths: Paths, recipe: schema.Recipe, stack: schema.Stack, chain: tuple[schema.Stage, ...], machine: Machine
 ) -> MemoryPlan:
+    known = known_of(paths, recipe, stack, chain)
+    return make_plan(known.geometry, known.settings, weigh(known.tensors, known.loading), machine)
+
+
+def known_of(paths: Paths, recipe: schema.Recipe, stack: schema.Stack, chain: tuple[schema.Stage, ...]) -> Known:
     """The headers come from the model's lock, as for a checkpoint; nothing else is fetched, and no image is needed."""
     pin = manifests.model_of(paths.project, recipe)
     lock = manifests.load_model_lock(paths.project, pin)
@@ -90,8 +107,10 @@ def plan_recipe(
         widened=platform == "cpu",
         ranks=settings.ranks,
     )
-    tensors = (placed.source.info for placed in checkpoints.final_tensors(planned, listings) if placed.listed)
-    return make_plan(geometry, settings, weigh(tensors, loading), machine)
+    tensors = tuple(placed.source.info for placed in checkpoints.final_tensors(planned, listings) if placed.listed)
+    quantised = planned.config.get("quantization_config")
+    symmetric = isinstance(quantised, dict) and quantised.get("sym") is True
+    return Known(geometry, settings, loading, tensors, symmetric)
 
 
 def vllm_version(stack: schema.Stack) -> tuple[int, int]:

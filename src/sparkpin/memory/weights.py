@@ -99,10 +99,11 @@ def kind_of(info: TensorInfo) -> str:
 def held_bytes(info: TensorInfo, kind: str, loading: Loading) -> int:
     if (kind == MTP and not loading.draft) or (kind == VISION and not loading.vision):
         return 0
-    if kind == HEAD and loading.int8_head:
-        # mods/int8-lm-head: codes in rows of whole 64 columns, a 16-bit scale for each row and column.
+    if kind == HEAD and loading.int8_head and len(info.shape) == 2:
+        # mods/int8-lm-head: codes in rows of whole 64 columns, a 16-bit scale for each row and column, which a
+        # checkpoint that holds the codes has as tensors of their own.
         rows, columns = info.shape
-        return rows * (-(-columns // 64) * 64) + 2 * (rows + columns)
+        return rows * (-(-columns // 64) * 64) + (0 if info.dtype == "I8" else 2 * (rows + columns))
     if loading.widened and kind == "INT4 experts":
         return info.nbytes * 4 if info.name.endswith(".qweight") else 0  # eight codes in each int32
     if loading.widened and kind == "FP8 layers":

@@ -5,6 +5,6 @@ It lets the whole flow (fetch, checkpoint surgery, serving, smoke tests) run for
 
 from __future__ import annotations
 
-from sparkpin.tinymodel.repositories import FP8_REPO, INT4_REPO, generate
+from sparkpin.tinymodel.repositories import FP8_REPO, INT4_REPO, generate, generate_plain
 
-__all__ = ["FP8_REPO", "INT4_REPO", "generate"]
+__all__ = ["FP8_REPO", "INT4_REPO", "generate", "generate_plain"]

@@ -56,6 +56,17 @@ def generate(out_dir: Path, *, seed: int) -> None:
         _write_shards(folder, _fp8(body | mtp))
 
 
+def generate_plain(folder: Path, *, seed: int, positions: int = MAX_POSITIONS) -> None:
+    """The same network in `folder`, all of it in BF16 with MTP, for a server that wants no quantised kernels.
+
+    positions: the longest sequence; nothing in the network depends on it.
+    """
+    tensors = _bf16(body_tensors(seed, vocabulary()) | mtp_tensors(seed))
+    with atomic_folder(folder) as made:
+        _write_common(made, config(vocabulary()) | {"max_position_embeddings": positions})
+        _write_shards(made, tensors)
+
+
 def is_int4(name: str) -> bool:
     """Whether AutoRound quantises this linear layer: attention and routed experts of the body."""
     return name.startswith(BODY) and ".shared_expert." not in name

@@ -14,7 +14,7 @@ from sparkpin_int8_lm_head.tuned import tuned_for
 GPU = torch.device("cuda")
 MAJOR, MINOR = torch.cuda.get_device_capability()
 TUNED = tuned_for(10 * MAJOR + MINOR)
-TOKENS = [1, 2, 3, 7, 8, 9, 16, 17, 31, 48, 64, 65, 100, 128, 129, 300, 1025]
+TOKENS = [1, 2, 3, 5, 7, 8, 9, 16, 17, 31, 33, 48, 64, 65, 96, 100, 127, 128, 129, 136, 192, 224, 256, 300, 1025]
 # Rows as vLLM pads them and not; columns of Qwen3.5, gpt-oss, a tiny model, and none of anything's.
 SHAPES = [(64, 64), (1000, 130), (4096, 3072), (24_832, 2880), (5003, 257), (200, 5120), (1, 1)]
 
@@ -99,6 +99,20 @@ def test_nothing_is_compiled_for_a_request_after_warm_up(monkeypatch: pytest.Mon
             for scale in (None, made.column_scale.to(dtype)):
                 for one in (None, bias.to(dtype)):
                     int8_linear(x, made.q, made.row_scale.to(dtype), scale, one, TUNED)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("rows", "columns"), [(5003, 257), (4096, 3072), (200, 5120)], ids=lambda n: str(n))
+def test_a_gpu_quantises_to_the_bytes_of_a_cpu(rows: int, columns: int, dtype: torch.dtype) -> None:
+    """With weights whose row scales are exact quotients, or lie next to one, and columns about to be scaled or not."""
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(rows, columns, generator=generator) * torch.exp(torch.randn(columns, generator=generator))
+    weight[::3] *= 127 / weight[::3].abs().amax(dim=1, keepdim=True)
+    weight = weight.to(dtype)
+    ours, wanted = quantise_head(weight.to(GPU)), quantise_head(weight)
+    assert ours.alpha == wanted.alpha is not None
+    assert torch.equal(ours.q.cpu(), wanted.q) and torch.equal(ours.row_scale.cpu(), wanted.row_scale)
+    assert torch.equal(ours.column_scale.cpu(), wanted.column_scale)
 
 
 def test_quantising_needs_little_memory_beside_the_result() -> None:

@@ -1,51 +1,60 @@
-"""Each configuration that ships, compiled for its architecture: what it needs of a multiprocessor."""
+"""Each variant that ships, compiled by NVRTC for its architecture: what it needs, and where it is kept."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from sparkpin_modkit import ModError
 from sparkpin_modkit.testing import SHARED_MEMORY, resources_of
-from sparkpin_turboquant.ahead import compile_one
+from sparkpin_turboquant import ahead, kernel
 from sparkpin_turboquant.formats import FORMATS
-from sparkpin_turboquant.tuned import columns, entry_for, tuned_for
-
-SPILLED = {(90, 2): 416, (90, 3): 1120, (90, 4): 1024, (121, 2): 256, (121, 3): 256, (121, 4): 256}
-"""Bytes of stack for each thread that are known and no more: with 16 heads from two tokens on. See the README."""
+from sparkpin_turboquant.tuned import splits_of, tuned_for, variant_for
 
 
-@pytest.mark.parametrize("queries", [1, 2, 3, 4])
-def test_the_main_format_fits(architecture: int, queries: int) -> None:
-    compiled = compile_one(
-        entry_for(queries * 16, tuned_for(architecture)), FORMATS["turboquant_4bit_nc"], 16, queries, 4608
-    )
-    used = resources_of(compiled.asm["cubin"])
-    assert used["STACK"] <= SPILLED.get((architecture, queries), 0) and 0 < used["REG"] <= 255
-    assert compiled.metadata.shared <= SHARED_MEMORY[architecture]
-    assert "mma" in compiled.asm["ptx"]
+@pytest.mark.parametrize(
+    ("name", "head_dim", "rows"),
+    [
+        *((name, 256, rows) for name in FORMATS for rows in (16, 48, 64)),
+        ("turboquant_4bit_nc", 256, 32),
+        ("turboquant_4bit_nc", 128, 64),
+        ("turboquant_3bit_nc", 64, 64),
+    ],
+)
+def test_nothing_spills_and_all_fits(architecture: int, name: str, head_dim: int, rows: int) -> None:
+    variant = variant_for(tuned_for(architecture), FORMATS[name], head_dim, rows, "bfloat16")
+    cubin = kernel.compile_variant(variant, architecture)
+    for function in ("attend", "merge"):
+        used = resources_of(cubin, function)
+        assert used["STACK"] == used["LOCAL"] == 0 and 0 < used["REG"] <= 255
+    most = max(variant.shared_bytes, variant.merge_shared_bytes(kernel.MERGE_WARPS))
+    assert most + 1024 <= SHARED_MEMORY[architecture]  # a kibibyte of each block is the driver's
 
 
-@pytest.mark.parametrize("name", ["turboquant_k8v4", "turboquant_k3v4_nc", "turboquant_3bit_nc"])
-def test_the_other_formats_fit(architecture: int, name: str) -> None:
-    compiled = compile_one(tuned_for(architecture)[0], FORMATS[name], 16, 1, 4608)
-    assert compiled.metadata.shared <= SHARED_MEMORY[architecture]
+def test_compiled_once_then_kept(monkeypatch: pytest.MonkeyPatch, architecture: int, tmp_path: Path) -> None:
+    variants = ahead.warm_up(["turboquant_4bit_nc"], [64])
+    kept = sorted(tmp_path.glob("turboquant-*.cubin"))
+    assert [variant.rows for variant in variants] == [1, 2, 3, 4] and len(kept) == 4
+    monkeypatch.setattr(kernel, "compile_variant", None)
+    monkeypatch.setattr(kernel, "IMAGE", tmp_path)  # as in an image whose build did this
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "empty"))
+    assert {kernel.cubin_of(variant, architecture) for variant in variants} == {file.read_bytes() for file in kept}
+
+
+def test_what_does_not_compile_says_why() -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)for -arch=sm_90a: .*error"):
+        kernel.compile_variant(kernel.Variant(255, 4, 4, 1, 8, 1, "bfloat16"), 90)
 
 
 def test_other_architectures_take_what_fits_the_smallest() -> None:
-    assert tuned_for(120) == tuned_for(121) != tuned_for(90)
+    assert tuned_for(120) == tuned_for(121)
     assert not any(entry.overlap for entry in tuned_for(89))
     with pytest.raises(ModError, match=r"capability 7\.5 is too old, wanted 8\.0"):
         tuned_for(75)
 
 
-def test_columns_are_the_rows_or_a_little_more() -> None:
-    assert [columns(rows) for rows in (1, 16, 17, 32, 48, 64, 80, 96, 128)] == [
-        (16, 0),
-        (16, 0),
-        (32, 0),
-        (32, 0),
-        (32, 16),
-        (64, 0),
-        (64, 16),
-        (64, 32),
-        (64, 64),
-    ]
+def test_many_rows_are_split_by_heads() -> None:
+    assert [splits_of(queries, 16) for queries in range(1, 9)] == [1, 1, 1, 1, 2, 2, 2, 2]
+    assert [splits_of(8, group) for group in (1, 6, 7, 9, 12, 32)] == [1, 1, 1, 3, 2, 4]
+    with pytest.raises(ValueError, match="65 query tokens"):
+        splits_of(65, 4)

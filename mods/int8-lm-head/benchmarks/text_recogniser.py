@@ -2,7 +2,7 @@
 
     pip install torch onnx onnxruntime pillow numpy
     pip download --no-deps rapidocr-onnxruntime==1.4.4
-    PYTHONPATH=mods/int8-lm-head:mods/modkit python mods/int8-lm-head/benchmarks/real_head.py WHEEL FONT.ttf
+    PYTHONPATH=mods/int8-lm-head:mods/modkit python mods/int8-lm-head/benchmarks/text_recogniser.py WHEEL FONT.ttf
 
 PP-OCRv4's recogniser ends as a language model does: hidden states of 120 numbers, a matrix for 6625 characters and a
 bias. It reads lines of text that are drawn here; its hidden states and its head are taken out of the ONNX file. Runs on
@@ -11,7 +11,6 @@ a CPU, through naive.py: what the kernels are held to.
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 import zipfile
@@ -20,10 +19,9 @@ import numpy
 import onnx
 import onnxruntime
 import torch
+from agreement import report
 from onnx import numpy_helper
 from PIL import Image, ImageDraw, ImageFont
-from sparkpin_int8_lm_head import naive
-from sparkpin_int8_lm_head.quantise import quantise_head
 
 MODEL = "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx"
 TEXT = "the quick brown fox jumps over a lazy dog while seven wizards box 2048 liquor jugs at 17:45 on 3 May"
@@ -53,16 +51,6 @@ def head_of(model: onnx.ModelProto) -> tuple[str, torch.Tensor, torch.Tensor]:
     return product.input[0], torch.tensor(weights[product.input[1]]).T.contiguous(), torch.tensor(bias)
 
 
-def compare(logits: torch.Tensor, exact: torch.Tensor) -> dict[str, float]:
-    best, wanted = logits.topk(20).indices, exact.topk(20).indices
-    p, q = exact.double().log_softmax(1), logits.double().log_softmax(1)
-    return {
-        "top1": float((logits.argmax(1) == exact.argmax(1)).double().mean()),
-        "top20": float((best[:, :, None] == wanted[:, None, :]).any(2).double().mean()),
-        "kl": float((p.exp() * (p - q)).sum(1).mean()),
-    }
-
-
 def main() -> None:
     model = onnx.load_model_from_string(zipfile.ZipFile(sys.argv[1]).read(MODEL))
     hidden_name, weight, bias = head_of(model)
@@ -72,20 +60,7 @@ def main() -> None:
     name = session.get_inputs()[0].name
     parts = [session.run([hidden_name], {name: drawn[start : start + 10]})[0] for start in range(0, LINES, 10)]
     x = torch.tensor(numpy.concatenate(parts)).flatten(0, 1).bfloat16()
-    exact = x.float() @ weight.T + bias
-    dense = weight.bfloat16()
-    made = quantise_head(dense)
-    digits, scale = naive.digits(x, made.column_scale.float())
-    fixed = scale[:, None] * (256 * digits[:, 0].float() + digits[:, 1].float())
-    codes = (fixed @ made.q.float().T) * made.row_scale.float() + bias
-    print(f"V={weight.shape[0]} K={weight.shape[1]} hidden states={x.shape[0]} bias={tuple(bias.shape)}")
-    print(f"alpha={made.alpha} outlier columns={made.outlier_columns} weight error={made.error:.5f}")
-    found = len(set(exact.argmax(1).tolist()))
-    print(f"different characters found: {found}; blanks: {float((exact.argmax(1) == 0).double().mean()):.2f}")
-    for label, logits in (("bf16", (x @ dense.T + bias.bfloat16()).float()), ("int8, float32 logits", codes)):
-        print(json.dumps({"head": label, **compare(logits, exact)}))
-        seen = exact.argmax(1) != 0
-        print(json.dumps({"head": f"{label}, where the best is no blank", **compare(logits[seen], exact[seen])}))
+    report(x, weight, bias)
 
 
 if __name__ == "__main__":

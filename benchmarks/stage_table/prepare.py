@@ -1,0 +1,107 @@
+"""Make what a CUDA machine without a network needs to run a real vLLM server with our mods, in one folder to carry.
+
+usage: python benchmarks/stage_table/prepare.py OUT [--vllm 0.33.0] [--sm 90] [--ptx]
+
+The machine must have Python 3.12, torch for CUDA 13, Triton, transformers and what usually comes with them. Everything
+else is installed into OUT/site.tar.xz: vLLM's own wheel without the machine code of other GPUs and without parts that a
+text server does not load, the distributions of requires.txt, the mods as built from mods/, and a scripted model.
+vLLM 0.33's libraries use torch's stable interface only, so they run on a torch that is older than the one it names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+import fatbin
+
+HERE = Path(__file__).resolve().parent
+PROJECT = HERE.parents[1]
+NEEDLES = (200, 1000, 6000, 36000)
+MODS = ("modkit", "turboquant", "int8-lm-head")
+LEFT_OUT = (
+    "vllm/third_party/deep_gemm",
+    "vllm/third_party/fmha_sm100",
+    "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so",
+    "vllm/vllm-rs",
+    "vllm/entrypoints/serve/instrumentator/static",
+    "vllm/_qutlass_C.abi3.so",
+    "vllm/_deepselect_C.abi3.so",
+    "vllm/_flashkda_C.abi3.so",
+    "vllm/_flashmla_C.abi3.so",
+    "vllm/_flashmla_extension_C.abi3.so",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--vllm", default="0.33.0")
+    parser.add_argument("--sm", type=int, default=90, help="architecture whose machine code is kept")
+    parser.add_argument("--ptx", action="store_true", help="keep PTX too, from which INT4 kernels are compiled there")
+    arguments = parser.parse_args()
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        site = Path(folder) / "site"
+        install(site, arguments.vllm)
+        for name in LEFT_OUT:
+            path = site / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        for library in sorted((site / "vllm").rglob("*.so")):
+            data, kept = fatbin.slim(library.read_bytes(), arguments.sm, arguments.ptx)
+            library.write_bytes(data)
+            print(library.relative_to(site), {f"{kind}:{sm}": size for (kind, sm), size in kept.items()})
+        with (
+            lzma.open(out / "site.tar.xz", "wb", preset=6) as compressed,
+            tarfile.open(mode="w", fileobj=compressed) as tar,
+        ):
+            tar.add(site, "site")
+    scripted_model(out)
+    for name in ("run.py", "kernels.py"):
+        shutil.copy(HERE / name, out / name)
+    print(sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 2**20, "MiB in", out)
+
+
+def scripted_model(out: Path) -> None:
+    """OUT/model, and in OUT/cases.json what to ask it. A needle is a trigger, far behind which its script goes on."""
+    sys.path.insert(0, str(PROJECT / "src"))
+    from sparkpin.tinymodel import generate_plain
+    from sparkpin.tinymodel.scripts import CHAT, COMPLETION, LONG
+    from sparkpin.tinymodel.vocabulary import BLANK, trigger, vocabulary
+
+    generate_plain(out / "model", seed=7, positions=65536)
+    words = vocabulary()
+    filler = words.chains[COMPLETION.mode]
+    needles = {
+        count: [
+            words.id_of(trigger(LONG.mode)),
+            *(filler[(i * i + count) % len(filler)] for i in range(count - 2)),
+            words.id_of(BLANK),
+        ]
+        for count in NEEDLES
+    }
+    chats = {"hello": CHAT.text, "something long": LONG.text}
+    cases = {"needles": needles, "content": LONG.content, "chats": chats}
+    (out / "cases.json").write_text(json.dumps(cases))
+
+
+def install(site: Path, release: str) -> None:
+    """Everything for Python 3.12 on x86-64, without what the machine has."""
+    uv = shutil.which("uv", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
+    command = [str(uv), "pip", "install", "--quiet", "--no-deps", "--target", str(site)]
+    command += ["--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_35"]
+    wanted = [f"vllm=={release}", *(str(PROJECT / "mods" / mod) for mod in MODS)]
+    subprocess.run([*command, "-r", str(HERE / "requires.txt"), *wanted], check=True)
+
+
+if __name__ == "__main__":
+    main()

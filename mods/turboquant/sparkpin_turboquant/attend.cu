@@ -1,0 +1,681 @@
+// Decode attention over the compressed cache, for sm_80 and newer: mma.sync, no header needed. README.md has the design,
+// formats.py where bytes lie, kernel.py what the macros mean and who compiles and launches this.
+//
+// A block (CTA) of W warps works on tiles of T = 16 W tokens of one KV head. Warp w unpacks the keys of the tile's w-th
+// group of 16 tokens straight into operands of S = Q K^T, which holds MT x 16 rows: query tokens x heads. The weights P go
+// through shared memory to all warps, each of which unpacks the values of its D / W dimensions for O += P V. So every
+// code is unpacked once, between products, and nothing but weights passes through shared memory in the loop.
+//
+// Macros: D, KEY_BITS, VALUE_BITS, MT, W, CTAS (for each multiprocessor), QUERY (0: float, 1: half, 2: bfloat16),
+// KEY_TABLE, VALUE_TABLE (see `Table`).
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#ifdef __CUDACC__
+#define LANE (threadIdx.x & 31)
+__device__ __forceinline__ u32 prmt(u32 a, u32 b, u32 s) { u32 r; asm("prmt.b32 %0,%1,%2,%3;" : "=r"(r) : "r"(a), "r"(b), "r"(s)); return r; }
+__device__ __forceinline__ float ex2(float x) { float r; asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(x)); return r; }
+__device__ __forceinline__ u32 sub16(u32 a, u32 b) { u32 r; asm("sub.f16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
+__device__ __forceinline__ u32 halves(float lo, float hi) { u32 r; asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(hi), "f"(lo)); return r; }
+__device__ __forceinline__ u32 bfloats(float lo, float hi) { u32 r; asm("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(hi), "f"(lo)); return r; }
+__device__ __forceinline__ float from_half(u32 x) { float r; asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h;}" : "=f"(r) : "r"(x)); return r; }
+__device__ __forceinline__ void mma_half(float* c, uint4 a, u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ void mma_bfloat(float* c, uint4 a, u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+// The cache is read once: no place in L1.
+__device__ __forceinline__ uint4 read16(const u8* p) { uint4 r; asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p)); return r; }
+__device__ __forceinline__ uint2 read8(const u8* p) { uint2 r; asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1},[%2];" : "=r"(r.x), "=r"(r.y) : "l"(p)); return r; }
+__device__ __forceinline__ u32 read4(const u8* p) { u32 r; asm volatile("ld.global.nc.L1::no_allocate.u32 %0,[%1];" : "=r"(r) : "l"(p)); return r; }
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void others_may_start() { asm volatile("griddepcontrol.launch_dependents;"); }
+__device__ __forceinline__ void wait_for_others() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+#else
+__device__ __forceinline__ void others_may_start() {}
+__device__ __forceinline__ void wait_for_others() {}
+#endif
+__device__ __forceinline__ float across(float x, int lanes) { return __shfl_xor_sync(~0u, x, lanes); }
+__device__ __forceinline__ int from_lane(int x, int lane) { return __shfl_sync(~0u, x, lane); }
+__device__ __forceinline__ float from_lane(float x, int lane) { return __shfl_sync(~0u, x, lane); }
+#else
+#include "shim.h"
+#endif
+
+#define T (16 * W)
+#define DW (D / W)        // dimensions of the output for each warp
+#define UNITS (DW / 32)
+#define STEPS (D / 16)    // products of Q K^T
+#define KEY_BYTES (D * KEY_BITS / 8)
+#define VALUE_BYTES (D * VALUE_BITS / 8)
+#define AT_ONCE (16 / W * MT < 6 ? 16 / W * MT : 6)  // queries that a warp loads at a time
+#define CHAINS (MT == 1 ? 2 : 1)
+#define LOWEST -1.0e30f
+#define MUCH 1.0e18f      // weights may grow to that before the reference of their exponents is moved
+
+// heads: KV heads, each `splits` times if its group of query heads is too large for one block.
+struct Args {
+  u16* part;           // [programs + sequences, heads, rows, D] half: partial results
+  float* logs;         // [programs + sequences, heads, rows]: log2 of their weights
+  const u8* q;         // [tokens, heads * group, D]
+  u8* out;             // the same
+  const float* signs;  // [D]
+  const u8* cache;
+  const int* table;    // [requests, table_width] block numbers
+  const int* lengths;  // [sequences] cached tokens
+  const int* starts;   // [sequences + 1] first query of each
+  const int* owners;   // [sequences] its row of the table, or null
+  i64 q_stride, out_stride;       // elements
+  i64 block_bytes, head_bytes;    // from block to block, from head to head within one
+  i64 values, norms;              // where they start within a head's part of a block
+  float scale;                    // of logits, for exponents to base 2
+  float heads_share;              // 1 / group
+  int sequences, programs, share, rows, group, splits, table_width, block_groups;
+  u32 block_magic;                // ceil(2^32 / block_groups); unused where that is 1
+};
+
+// How the tiles of all sequences are cut into runs, one for each program. Lane i keeps what it needs of sequence i.
+struct Work { int total, runs, b, before, length, start, end; };
+
+__device__ __forceinline__ int tiles(int length) { return (length + T - 1) / T; }
+__device__ __forceinline__ int warp_sum(int x) {
+#pragma unroll
+  for (int i = 16; i; i >>= 1) x += from_lane(x, LANE ^ i);
+  return x;
+}
+__device__ __forceinline__ int length_of(const Args& a, int b) { return b < a.sequences ? a.lengths[b] : 0; }
+__device__ __forceinline__ Work count(const Args& a) {
+  Work work;
+  work.length = length_of(a, LANE);
+  work.start = a.starts[LANE < a.sequences ? LANE : a.sequences];
+  work.end = a.starts[LANE + 1 < a.sequences ? LANE + 1 : a.sequences];
+  int sum = tiles(work.length);
+  for (int b = LANE + 32; b < a.sequences; b += 32) sum += tiles(a.lengths[b]);
+  work.total = warp_sum(sum);
+  const int runs = (work.total + a.share - 1) / a.share;
+  work.runs = runs > a.programs ? a.programs : runs > 1 ? runs : 1;
+  return work;
+}
+__device__ __forceinline__ int first_of(const Work& work, int program) { return (int)((i64)program * work.total / work.runs); }
+// The sequence of a tile, and how many tiles come before that sequence's.
+__device__ __forceinline__ void find(const Args& a, Work& work, int tile) {
+  int before = 0;
+  for (int base = 0; base < a.sequences; base += 32) {
+    const int mine = tiles(base ? length_of(a, base + LANE) : work.length);
+    int sum = mine;
+#pragma unroll
+    for (int i = 1; i < 32; i <<= 1) { const int other = from_lane(sum, LANE - i); if ((int)LANE >= i) sum += other; }
+    if (before + from_lane(sum, 31) > tile) {
+      const int at = warp_sum(before + sum <= tile);
+      work.b = base + at;
+      work.before = before + from_lane(sum - mine, at);
+      return;
+    }
+    before += from_lane(sum, 31);
+  }
+  work.b = a.sequences;
+  work.before = before;
+}
+
+// Orthonormal Walsh-Hadamard transform of D numbers, lane i holding D / 32 neighbours.
+__device__ __forceinline__ void hadamard(float* x) {
+#pragma unroll
+  for (int i = 1; i < D / 32; i <<= 1)
+#pragma unroll
+    for (int j = 0; j < D / 32; j++) if (!(j & i)) { const float u = x[j], v = x[j | i]; x[j] = u + v; x[j | i] = u - v; }
+#pragma unroll 1  // code that is short is fetched soon
+  for (int i = 1; i < 32; i <<= 1)
+#pragma unroll
+    for (int j = 0; j < D / 32; j++) { const float v = across(x[j], i); x[j] = LANE & i ? v - x[j] : v + x[j]; }
+#pragma unroll
+  for (int j = 0; j < D / 32; j++) x[j] *= D == 256 ? 0.0625f : D == 128 ? 0.08838834764831845f : 0.125f;
+}
+
+// The query token of a row.
+__device__ __forceinline__ int token_of(const Args& a, int row) { return (int)((row + 0.5f) * a.heads_share); }
+
+// D / 32 neighbours of a query, as they lie.
+#if QUERY == 0
+struct Raw { float x[D / 32]; };
+#else
+struct Raw { u32 x[D / 64]; };
+#endif
+__device__ __forceinline__ Raw load_query(const u8* p) {
+  Raw r;
+#if QUERY == 0
+#pragma unroll
+  for (int j = 0; j < D / 32; j++) r.x[j] = ((const float*)p)[j];
+#elif D == 256
+  const uint4 x = *(const uint4*)p;
+  r.x[0] = x.x; r.x[1] = x.y; r.x[2] = x.z; r.x[3] = x.w;
+#elif D == 128
+  const uint2 x = *(const uint2*)p;
+  r.x[0] = x.x; r.x[1] = x.y;
+#else
+  r.x[0] = *(const u32*)p;
+#endif
+  return r;
+}
+__device__ __forceinline__ float component(const Raw& r, int j) {
+#if QUERY == 0
+  return r.x[j];
+#elif QUERY == 1
+  return from_half(j & 1 ? r.x[j / 2] >> 16 : r.x[j / 2] & 0xffff);
+#else
+  return __int_as_float(j & 1 ? r.x[j / 2] & 0xffff0000u : r.x[j / 2] << 16);
+#endif
+}
+#define QUERY_SIZE (QUERY ? 2 : 4)
+
+// Where component d of a query lies among the 16-bit numbers of the operands for one tile of rows.
+__device__ __forceinline__ int operand_place(int row, int d) {
+#if KEY_BITS == 8
+  const int word = d / 4, t = word / 4 % 4, step = word / 16 * 4 + word % 4, high = d / 2 % 2, half = d % 2;
+#else
+#if KEY_BITS == 4
+  const int L = D >= 128 ? 4 : 2;
+  const int word = d / 8, t = word / L % 4, own = word / (4 * L) * L + word % L, n = d % 8;
+#else
+  const int word = d / 16, t = word / (D / 64), own = word % (D / 64) * 2 + d / 8 % 2, n = d % 8;
+#endif
+  const int step = own * 2 + n % 2, high = n / 4, half = n / 2 % 2;
+#endif
+  return ((step * 32 + row % 8 * 4 + t) * 4 + high * 2 + row / 8) * 2 + half;
+}
+
+// Eight codes to numbers. Magnitudes are found by their three bits; h: high bytes, l: low bytes.
+struct Table { u32 h0, h1, l0, l1; };
+__device__ __forceinline__ Table key_table() { Table t = {KEY_TABLE}; return t; }
+__device__ __forceinline__ Table value_table() { Table t = {VALUE_TABLE}; return t; }
+
+// Keys: nibble n has its magnitude in bits 0 to 2; its sign is in bit 8 n + 7 (n < 4) or 8 (n - 4) + 3.
+// r: numbers (0, 2), (4, 6), (1, 3), (5, 7).
+__device__ __forceinline__ void unpack_key(const Table& t, u32 w, u32* r) {
+  const u32 a = w & 0x77777777u, b = a >> 16;
+  const u32 h0 = prmt(t.h0, t.h1, a) | (w & 0x80808080u), l0 = prmt(t.l0, t.l1, a);
+  const u32 h1 = prmt(t.h0, t.h1, b) | ((w << 4) & 0x80808080u), l1 = prmt(t.l0, t.l1, b);
+  r[0] = prmt(l0, h0, 0x6240); r[2] = prmt(l0, h0, 0x7351);
+  r[1] = prmt(l1, h1, 0x6240); r[3] = prmt(l1, h1, 0x7351);
+}
+// Values: each nibble has its sign in bit 3. r: numbers (0, 2), (4, 6), (1, 3), (5, 7).
+__device__ __forceinline__ void unpack_value(const Table& t, u32 w, u32* r) {
+  const u32 a = w & 0x77777777u, b = a >> 16, v = w << 4;
+  const u32 h0 = prmt(t.h0, t.h1, a) | (prmt(v, w, 0x5140) & 0x80808080u), l0 = prmt(t.l0, t.l1, a);
+  const u32 h1 = prmt(t.h0, t.h1, b) | (prmt(v, w, 0x7362) & 0x80808080u), l1 = prmt(t.l0, t.l1, b);
+  r[0] = prmt(l0, h0, 0x6240); r[2] = prmt(l0, h0, 0x7351);
+  r[1] = prmt(l1, h1, 0x6240); r[3] = prmt(l1, h1, 0x7351);
+}
+
+// What a lane holds of 16 tokens' keys: tokens 4 (g / 2) + g % 2 and that + 2.
+#if KEY_BITS == 8
+struct Keys { uint4 c[2][D / 64]; };
+#elif KEY_BITS == 4
+struct Keys { u32 w[2][D / 32]; };
+#else
+struct Keys { u32 w[2][D / 64], s[2][D / 128 ? D / 128 : 1]; };
+#endif
+
+__device__ __forceinline__ void load_keys(const u8* p, Keys& k) {
+  const int g = LANE >> 2, t = LANE & 3;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const u8* row = p + (4 * (g >> 1) + (g & 1) + 2 * i) * KEY_BYTES;
+#if KEY_BITS == 8
+#pragma unroll
+    for (int c = 0; c < D / 64; c++) k.c[i][c] = read16(row + c * 64 + t * 16);
+#elif KEY_BITS == 4 && D >= 128
+#pragma unroll
+    for (int c = 0; c < D / 128; c++) {
+      const uint4 x = read16(row + c * 64 + t * 16);
+      k.w[i][4 * c] = x.x; k.w[i][4 * c + 1] = x.y; k.w[i][4 * c + 2] = x.z; k.w[i][4 * c + 3] = x.w;
+    }
+#elif KEY_BITS == 4
+    const uint2 x = read8(row + t * 8);
+    k.w[i][0] = x.x; k.w[i][1] = x.y;
+#elif D == 256
+    const uint4 x = read16(row + t * 16);
+    k.w[i][0] = x.x; k.w[i][1] = x.y; k.w[i][2] = x.z; k.w[i][3] = x.w;
+    const uint2 s = read8(row + 64 + t * 8);
+    k.s[i][0] = s.x; k.s[i][1] = s.y;
+#elif D == 128
+    const uint2 x = read8(row + t * 8);
+    k.w[i][0] = x.x; k.w[i][1] = x.y;
+    k.s[i][0] = read4(row + 32 + t * 4);
+#else
+    k.w[i][0] = read4(row + t * 4);
+    k.s[i][0] = read4(row + 16 + t / 2 * 4) >> (2 * (t & 1));
+#endif
+  }
+}
+
+// Two products' worth (four for 8 bits: one) of a token's keys.
+__device__ __forceinline__ void unpack_keys(const Table& table, const Keys& k, int i, int own, u32* r) {
+#if KEY_BITS == 8
+  const uint4 c = k.c[i][own / 2];
+  const u32 x = (own & 1 ? c.z : c.x) ^ 0x80808080u, y = (own & 1 ? c.w : c.y) ^ 0x80808080u;
+  r[0] = sub16(prmt(x, 0x64646464u, 0x4140), 0x64806480u); r[1] = sub16(prmt(x, 0x64646464u, 0x4342), 0x64806480u);
+  r[2] = sub16(prmt(y, 0x64646464u, 0x4140), 0x64806480u); r[3] = sub16(prmt(y, 0x64646464u, 0x4342), 0x64806480u);
+#elif KEY_BITS == 4
+  unpack_key(table, k.w[i][own], r);
+#else
+  const u32 w = (k.w[i][own / 2] >> (2 * (own & 1))) & 0x33333333u;
+  unpack_key(table, w | ((k.s[i][own / 4] << (3 - own % 4)) & 0x88888888u), r);
+#endif
+}
+
+// What a lane holds of 16 tokens' values: tokens 4 t to 4 t + 3 for its warp's dimensions.
+#if VALUE_BITS == 4
+struct Values { uint2 w[UNITS]; };
+#else
+struct Values { u32 w[UNITS], s[UNITS > 1 ? UNITS / 2 : 1]; };
+#endif
+
+__device__ __forceinline__ void load_values(const u8* p, int warp, Values& v) {
+#pragma unroll
+  for (int u = 0; u < UNITS; u++) {
+    const int unit = warp * UNITS + u;
+#if VALUE_BITS == 4
+    v.w[u] = read8(p + unit * 256 + LANE * 8);
+#else
+    v.w[u] = read4(p + unit / 2 * 384 + unit % 2 * 128 + LANE * 4);
+    if (u % 2 == 0) v.s[u / 2] = read4(p + unit / 2 * 384 + 256 + LANE * 4);
+#endif
+  }
+}
+__device__ __forceinline__ void unpack_values(const Table& table, const Values& v, int warp, int u, int k, u32* r) {
+#if VALUE_BITS == 4
+  unpack_value(table, k ? v.w[u].y : v.w[u].x, r);
+#else
+  const int plane = (warp * UNITS + u) % 2 * 2 + k;
+  const u32 w = (v.w[u] >> (2 * k)) & 0x33333333u;
+  unpack_value(table, w | ((v.s[u / 2] << (3 - plane)) & 0x88888888u), r);
+#endif
+}
+
+#define QUERY_BYTES (MT * STEPS * 512)
+#define WEIGHT_BYTES (W * MT * 512)
+#define SHARED (QUERY_BYTES + 2 * WEIGHT_BYTES + 2 * W * 8 + 2 * W * MT * 16 * 4)
+
+extern "C" __global__ void __launch_bounds__(32 * W, CTAS) attend(const Args a) {
+#ifdef __CUDACC__
+  extern __shared__ uint4 shared[];
+#endif
+  uint4* const queries = shared;                                   // [MT][STEPS][32]
+  uint4* const weights = shared + QUERY_BYTES / 16;                // [2][W][MT][32]
+  u64* const values_at = (u64*)(weights + 2 * WEIGHT_BYTES / 16);  // [2][W]
+  float* const tops = (float*)(values_at + 2 * W);                 // [W][MT * 16]
+  float* const totals = tops + W * MT * 16;
+  const int lane = LANE, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3, head = blockIdx.y;
+  const Table keys_table = key_table(), values_table = value_table();
+
+  Work work = count(a);
+  others_may_start();
+  if ((int)blockIdx.x >= work.runs) return;
+  const int first = first_of(work, blockIdx.x), last = first_of(work, blockIdx.x + 1);
+  if (first >= last) return;
+  find(a, work, first);
+  int b = work.b, tiles_before = work.before;
+  int length = b < 32 ? from_lane(work.length, b) : a.lengths[b];
+  int query = b < 32 ? from_lane(work.start, b) : a.starts[b];
+  int many = (b < 32 ? from_lane(work.end, b) : a.starts[b + 1]) - query;
+
+  for (;;) {
+    const int from = first > tiles_before ? first - tiles_before : 0;
+    const int to = last - tiles_before < tiles(length) ? last - tiles_before : tiles(length);
+    float signs[D / 32];
+#pragma unroll
+    for (int j = 0; j < D / 32; j++) signs[j] = a.signs[lane * (D / 32) + j];
+
+    // Queries: the first are on their way before a block's number is waited for.
+    Raw raw[AT_ONCE];
+    auto load_rows = [&](int start) {
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++) {
+        const int m = start + i * W;
+        const bool is = m < MT * 16 && m < many * a.group && m < a.rows;
+        const int token = is ? token_of(a, m) : 0;
+        const i64 at = is ? (query + token) * a.q_stride + (head * a.group + m - token * a.group) * D : 0;
+        raw[i] = load_query(a.q + (at + lane * (D / 32)) * QUERY_SIZE);
+      }
+    };
+    load_rows(warp);
+    const int* const row = a.table + (i64)(a.owners ? a.owners[b] : b) * a.table_width;
+    const u8* const part_of_block = a.cache + head / a.splits * a.head_bytes;
+    const u32 last_group = (u32)(length - 1) / 16;
+
+    // Where this warp's 16 tokens of a tile lie: the block from its number, and their place in it.
+    auto group_of = [&](int tile) { const u32 n = (u32)tile * W + warp; return n < last_group ? n : last_group; };
+    auto index_of = [&](u32 n) { return a.block_groups == 1 ? n : __umulhi(n, a.block_magic); };
+    auto head_of = [&](int block) { return part_of_block + (i64)block * a.block_bytes; };
+
+    Keys keys;
+    Values values[W];
+    uint4 norms;
+    const u8* here;  // this warp's group of the tile whose keys are loaded
+    u32 place;
+    {
+      const u32 n = group_of(from), i = index_of(n);
+      here = head_of(row[i]);
+      place = n - i * a.block_groups;
+      load_keys(here + place * (16 * KEY_BYTES), keys);
+      norms = read16(here + a.norms + place * 64 + t * 16);
+      if (lane == 0) values_at[warp] = (u64)(here + a.values + place * (16 * VALUE_BYTES));
+    }
+
+    // Rotated, as operands. A row that is no query is zero.
+    for (int start = warp; start < MT * 16; start += AT_ONCE * W) {
+      if (start > warp) load_rows(start);
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++) {
+        const int m = start + i * W;
+        if (m >= MT * 16) continue;
+        const bool is = m < many * a.group && m < a.rows;
+        float x[D / 32];
+#pragma unroll
+        for (int j = 0; j < D / 32; j++) x[j] = is ? component(raw[i], j) * signs[j] : 0.f;
+        hadamard(x);
+        u16* const to_ = (u16*)(queries + (m / 16) * STEPS * 32);
+#pragma unroll
+        for (int j = 0; j < D / 32; j++) to_[operand_place(m % 16, lane * (D / 32) + j)] = (u16)halves(x[j], 0.f);
+      }
+    }
+    __syncthreads();
+
+    float out[MT][DW / 8][4];
+    float top[MT][2], total[MT][2];
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+      top[m][0] = top[m][1] = LOWEST;
+      total[m][0] = total[m][1] = 0.f;
+#pragma unroll
+      for (int i = 0; i < DW / 8; i++) out[m][i][0] = out[m][i][1] = out[m][i][2] = out[m][i][3] = 0.f;
+    }
+
+    for (int tile = from; tile < to; tile++) {
+      const int odd = (tile - from) & 1;
+#pragma unroll
+      for (int i = 0; i < W; i++) load_values((const u8*)values_at[odd * W + i], warp, values[i]);
+      const u32 next = group_of(tile + 1), index = index_of(next);
+      const int block = row[index];
+
+      // With few rows each sum is two, as a product waits for the one before it.
+      float s[MT][2][4], more[MT][2][4];
+#pragma unroll
+      for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int i = 0; i < 8; i++) s[m][i >> 2][i & 3] = more[m][i >> 2][i & 3] = 0.f;
+#pragma unroll
+      for (int own = 0; own < STEPS / 2; own++) {
+        u32 x[4], y[4];
+        unpack_keys(keys_table, keys, 0, own, x);
+        unpack_keys(keys_table, keys, 1, own, y);
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+          for (int i = 0; i < 2; i++) {
+            const uint4 q = queries[(m * STEPS + own * 2 + i) * 32 + lane];
+            mma_half(CHAINS > 1 && i ? more[m][0] : s[m][0], q, x[2 * i], x[2 * i + 1]);
+            mma_half(CHAINS > 1 && i ? more[m][1] : s[m][1], q, y[2 * i], y[2 * i + 1]);
+          }
+      }
+#if CHAINS > 1
+#pragma unroll
+      for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int i = 0; i < 8; i++) s[m][i >> 2][i & 3] += more[m][i >> 2][i & 3];
+#endif
+
+      // The next tile's keys, while this one's weights and values are worked on.
+      here = head_of(block);
+      place = next - index * a.block_groups;
+      load_keys(here + place * (16 * KEY_BYTES), keys);
+      if (lane == 0) values_at[(odd ^ 1) * W + warp] = (u64)(here + a.values + place * (16 * VALUE_BYTES));
+
+      const u32 pair[4] = {norms.x, norms.y, norms.z, norms.w};
+      float key_norm[4], value_norm[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) { key_norm[i] = from_half(pair[i] & 0xffff) * a.scale; value_norm[i] = from_half(pair[i] >> 16); }
+      const int token = tile * T + warp * 16 + t * 4;
+      const bool masked = tile * T + T > length - many + 1;
+#pragma unroll
+      for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int i = 0; i < 8; i++) s[m][i >> 2][i & 3] *= key_norm[(i >> 2) * 2 + (i & 1)];
+      if (masked) {
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+          for (int i = 0; i < 8; i++) {
+            const int j = (i >> 2) * 2 + (i & 1), end = length - many + token_of(a, m * 16 + g + (i >> 1 & 1) * 8);
+            if (token + j > end || token + j >= length) s[m][i >> 2][i & 3] = -__int_as_float(0x7f800000);
+          }
+#pragma unroll
+        for (int j = 0; j < 4; j++) if (token + j >= length) value_norm[j] = 0.f;
+      }
+
+      // Weights relative to `top`, which is a row's maximum over its first tile and is seldom moved.
+      uint4* const mine = weights + ((odd * W + warp) * MT) * 32 + lane;
+      float sums[MT][2];
+      auto weigh = [&]() {
+        float all = 0.f;
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+          float p[8];
+#pragma unroll
+          for (int i = 0; i < 8; i++) p[i] = ex2(s[m][i >> 2][i & 3] - top[m][i >> 1 & 1]);
+          sums[m][0] = (p[0] + p[1]) + (p[4] + p[5]);
+          sums[m][1] = (p[2] + p[3]) + (p[6] + p[7]);
+          all += sums[m][0] + sums[m][1];
+          mine[m * 32] = make_uint4(bfloats(p[0] * value_norm[0], p[1] * value_norm[1]), bfloats(p[2] * value_norm[0], p[3] * value_norm[1]),
+                                    bfloats(p[4] * value_norm[2], p[5] * value_norm[3]), bfloats(p[6] * value_norm[2], p[7] * value_norm[3]));
+        }
+        return all;
+      };
+      if (__syncthreads_or(tile == from || !(weigh() < MUCH))) {
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+          for (int i = 0; i < 2; i++) {
+            float x = fmaxf(fmaxf(s[m][0][2 * i], s[m][0][2 * i + 1]), fmaxf(s[m][1][2 * i], s[m][1][2 * i + 1]));
+            x = fmaxf(x, across(x, 1)); x = fmaxf(x, across(x, 2));
+            if (t == 0) tops[warp * (MT * 16) + m * 16 + i * 8 + g] = x;
+          }
+        __syncthreads();
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+#pragma unroll
+          for (int i = 0; i < 2; i++) {
+            float x = top[m][i];
+#pragma unroll
+            for (int j = 0; j < W; j++) x = fmaxf(x, tops[j * (MT * 16) + m * 16 + i * 8 + g]);
+            const float factor = ex2(top[m][i] - x);
+            top[m][i] = x;
+            total[m][i] *= factor;
+#pragma unroll
+            for (int j = 0; j < DW / 8; j++) { out[m][j][2 * i] *= factor; out[m][j][2 * i + 1] *= factor; }
+          }
+        weigh();
+        __syncthreads();
+      }
+#pragma unroll
+      for (int m = 0; m < MT; m++) { total[m][0] += sums[m][0]; total[m][1] += sums[m][1]; }
+      norms = read16(here + a.norms + place * 64 + t * 16);
+
+#pragma unroll
+      for (int i = 0; i < W; i++) {
+        uint4 p[MT];
+#pragma unroll
+        for (int m = 0; m < MT; m++) p[m] = weights[((odd * W + i) * MT + m) * 32 + lane];
+#pragma unroll
+        for (int u = 0; u < UNITS; u++)
+#pragma unroll
+          for (int k = 0; k < 2; k++) {
+            u32 x[4];
+            unpack_values(values_table, values[i], warp, u, k, x);
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+              mma_bfloat(out[m][u * 4 + k * 2], p[m], x[0], x[1]);
+              mma_bfloat(out[m][u * 4 + k * 2 + 1], p[m], x[2], x[3]);
+            }
+          }
+      }
+    }
+
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        float x = total[m][i];
+        x += across(x, 1); x += across(x, 2);
+        if (t == 0) totals[warp * (MT * 16) + m * 16 + i * 8 + g] = x;
+      }
+    __syncthreads();
+    const i64 place_ = ((i64)(blockIdx.x + b) * gridDim.y + head) * a.rows;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const int r = m * 16 + i * 8 + g;
+        float sum = 0.f;
+#pragma unroll
+        for (int j = 0; j < W; j++) sum += totals[j * (MT * 16) + r];
+        if (r >= a.rows) continue;
+        const float one = sum > 0.f ? 1.f / sum : 0.f;
+        if (warp == 0 && t == 0) a.logs[place_ + r] = sum > 0.f ? top[m][i] + log2f(sum) : -__int_as_float(0x7f800000);
+        u32* const to_ = (u32*)(a.part + (place_ + r) * D + warp * DW) + t;
+#pragma unroll
+        for (int j = 0; j < DW / 8; j++)
+          to_[j * 4] = halves(fminf(fmaxf(out[m][j][2 * i] * one, -65504.f), 65504.f), fminf(fmaxf(out[m][j][2 * i + 1] * one, -65504.f), 65504.f));
+      }
+    __syncthreads();
+
+    do {
+      tiles_before += tiles(length);
+      if (tiles_before >= last) return;
+      length = a.lengths[++b];
+    } while (!length);
+    query = a.starts[b];
+    many = a.starts[b + 1] - query;
+  }
+}
+
+
+
+// Grid (rows, heads, sequences), up to 32 warps: partial results -> out, rotated back. A sequence of no tokens gives zeros.
+extern "C" __global__ void __launch_bounds__(1024) merge(const Args a) {
+#ifdef __CUDACC__
+  extern __shared__ uint4 shared[];
+#endif
+  const int warps = blockDim.x / 32;
+  float* const sums = (float*)shared;       // [warps][D]
+  float* const tops = sums + warps * D;     // [warps]
+  float* const shares = tops + warps;       // [warps]
+  const int lane = LANE, warp = threadIdx.x >> 5, m = blockIdx.x, head = blockIdx.y, b = blockIdx.z;
+  const int E = D / 32, MANY = 5;
+  float signs[E];
+#pragma unroll
+  for (int j = 0; j < E; j++) signs[j] = a.signs[lane * E + j];
+  wait_for_others();
+  const int query = a.starts[b], end = a.starts[b + 1];
+  const Work work = count(a);
+  const int mine = tiles(a.lengths[b]);
+  int before = 0;
+  for (int i = lane; i < b; i += 32) before += tiles(a.lengths[i]);
+  if (b) before = warp_sum(before);
+  const int token = token_of(a, m);
+  if (token >= end - query) return;
+  float sum[E];
+#pragma unroll
+  for (int j = 0; j < E; j++) sum[j] = 0.f;
+  float top = LOWEST, weight = 0.f;
+  if (mine > 0) {
+    // Program p works on tile i when p * total / runs <= i < (p + 1) * total / runs.
+    const int first = (int)(((i64)(before + 1) * work.runs - 1) / work.total);
+    const int last = (int)(((i64)(before + mine) * work.runs - 1) / work.total);
+    for (int start = first + warp; start <= last; start += warps * MANY) {
+      u32 x[MANY][E / 2];
+      float log[MANY];
+#pragma unroll
+      for (int i = 0; i < MANY; i++) {
+        const int p = start + i * warps;
+        log[i] = -__int_as_float(0x7f800000);
+#pragma unroll
+        for (int j = 0; j < E / 2; j++) x[i][j] = 0;
+        if (p > last) continue;
+        const i64 at = ((i64)(p + b) * gridDim.y + head) * a.rows + m;
+        log[i] = a.logs[at];
+        const u16* const from = a.part + at * D + lane * E;
+#if D == 256
+        const uint4 y = *(const uint4*)from;
+        x[i][0] = y.x; x[i][1] = y.y; x[i][2] = y.z; x[i][3] = y.w;
+#elif D == 128
+        const uint2 y = *(const uint2*)from;
+        x[i][0] = y.x; x[i][1] = y.y;
+#else
+        x[i][0] = *(const u32*)from;
+#endif
+      }
+      float now = top;
+#pragma unroll
+      for (int i = 0; i < MANY; i++) now = fmaxf(now, log[i]);
+      const float factor = ex2(top - now);
+      top = now;
+      weight *= factor;
+#pragma unroll
+      for (int j = 0; j < E; j++) sum[j] *= factor;
+#pragma unroll
+      for (int i = 0; i < MANY; i++) {
+        const float w = ex2(log[i] - now);
+        weight += w;
+#pragma unroll
+        for (int j = 0; j < E / 2; j++) { sum[2 * j] += w * from_half(x[i][j] & 0xffff); sum[2 * j + 1] += w * from_half(x[i][j] >> 16); }
+      }
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < E; j++) sums[warp * D + j * 32 + lane] = sum[j];
+  if (lane == 0) { tops[warp] = top; shares[warp] = weight; }
+  __syncthreads();
+
+  // Of the warps' sums: a thread for each component, in the order j * 32 + lane; then the first warp rotates.
+  float all = lane < warps ? tops[lane] : LOWEST;
+#pragma unroll
+  for (int i = 16; i; i >>= 1) all = fmaxf(all, across(all, i));
+  const float w = lane < warps ? ex2(tops[lane] - all) : 0.f;
+  weight = lane < warps ? shares[lane] * w : 0.f;
+#pragma unroll
+  for (int i = 16; i; i >>= 1) weight += across(weight, i);
+  const float one = weight > 0.f ? 1.f / weight : 0.f;
+  for (int d = threadIdx.x; d < D; d += blockDim.x) {
+    float y = 0.f;
+    for (int i = 0; i < warps; i++) y += sums[i * D + d] * from_lane(w, i);
+    sums[d] = y * one;
+  }
+  __syncthreads();
+  if (warp) return;
+#pragma unroll
+  for (int j = 0; j < E; j++) sum[j] = sums[j * 32 + lane];
+  hadamard(sum);
+  const i64 at = (query + token) * a.out_stride + (head * a.group + m - token * a.group) * D + lane * E;
+#if QUERY == 0
+#pragma unroll
+  for (int j = 0; j < E; j++) ((float*)a.out)[at + j] = sum[j] * signs[j];
+#else
+#pragma unroll
+  for (int j = 0; j < E; j += 2) {
+    const float x = sum[j] * signs[j], y = sum[j + 1] * signs[j + 1];
+    ((u32*)a.out)[(at + j) / 2] = QUERY == 1 ? halves(x, y) : bfloats(x, y);
+  }
+#endif
+}
+
+#ifndef __CUDACC__
+SHIM_END
+#endif

@@ -1,0 +1,241 @@
+"""The attention backend for vLLM's CUDA platform; how the cache is handed over differs between releases.
+
+Requests of up to ``1 + num_speculative_tokens`` new tokens are decode steps, run by the kernels of `cuda` and captured
+in full CUDA graphs; they come first in a batch. The others are `prefill`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuilder, MultipleOf
+from vllm.v1.attention.backends.utils import split_decodes_and_prefills
+
+from sparkpin_turboquant import cuda, prefill
+from sparkpin_turboquant.common import PackedBackend, PackedImpl, report_active
+from sparkpin_turboquant.formats import FORMATS
+from sparkpin_turboquant.tuned import Tuned, tuned_for
+
+BLOCK_SIZE = 128
+"""Tokens of a block are a multiple of it, as the attention kernel's tiles divide it."""
+HEAD_SIZES = (64, 128, 256)
+
+
+@cache
+def _gpu(device: torch.device) -> tuple[tuple[Tuned, ...], int]:
+    """Tiles for this GPU, and its multiprocessors."""
+    if device.type != "cuda":  # Triton's interpreter, which knows no launches that overlap
+        return tuned_for(80), 4
+    major, minor = torch.cuda.get_device_capability(device)
+    return tuned_for(major * 10 + minor), torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def _workspace(heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> prefill.Workspace:
+    """One for all layers, which run one after another. First asked for while vLLM measures what memory it needs."""
+    return prefill.Workspace.of(heads, head_dim, dtype, device)
+
+
+class GpuBackend(PackedBackend):
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16]
+
+    @staticmethod
+    def get_impl_cls() -> type[GpuImpl]:
+        return GpuImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[GpuMetadataBuilder]:
+        return GpuMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        return [MultipleOf(BLOCK_SIZE)]
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        return list(HEAD_SIZES)
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        return False
+
+
+@dataclass
+class GpuMetadata:
+    """What one step needs. decodes: requests that are decode steps, the first ones; most_queries: of any of them."""
+
+    lengths: torch.Tensor
+    starts: torch.Tensor
+    table: torch.Tensor
+    decodes: int
+    decode_tokens: int
+    most_queries: int
+    prefill: prefill.Prefill | None
+
+
+class GpuMetadataBuilder(AttentionMetadataBuilder):
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+        slot = self.slot_bytes(kv_cache_spec)
+        layers = vllm_config.compilation_config.static_forward_context
+        impl = layers[layer_names[0]].impl
+        impl.check_width(self.reorder_batch_threshold)
+        impl.warm_up(kv_cache_spec.block_size, slot, vllm_config, self.widths(), device)
+        report_active(kv_cache_spec.head_size, len(layer_names), slot)
+
+    def slot_bytes(self, kv_cache_spec: Any) -> int:
+        return int(kv_cache_spec.state_content_bytes)
+
+    def widths(self) -> tuple[int, ...]:
+        """Query tokens for which there are decode kernels: one, and as many as a verification step has."""
+        return tuple(sorted({1, int(self.reorder_batch_threshold or 1)}))
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> GpuMetadata:
+        common = common_attn_metadata
+        if common.causal is not True:
+            raise NotImplementedError("turboquant: attention that is not causal")
+        widths = self.widths()
+        decodes, prefills, decode_tokens, _ = split_decodes_and_prefills(common, decode_threshold=widths[-1])
+        planned = None
+        if prefills:
+            starts = common.query_start_loc_cpu[decodes:].tolist()
+            lengths = common.seq_lens_cpu_upper_bound  # exact for these requests
+            if lengths is None:
+                lengths = common.seq_lens
+            lengths = lengths[decodes : decodes + prefills].tolist()
+            planned = prefill.plan([start - starts[0] for start in starts], lengths, self.device)
+        return GpuMetadata(
+            lengths=common.seq_lens,
+            starts=common.query_start_loc,
+            table=common.block_table_tensor,
+            decodes=decodes,
+            decode_tokens=decode_tokens,
+            most_queries=1 if common.max_query_len <= 1 else widths[-1],
+            prefill=planned,
+        )
+
+
+class GpuImpl(PackedImpl):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.flash = self.find_flash()
+        self.known: tuple[tuple[int, ...], cuda.Cache] | None = None
+
+    def find_flash(self) -> prefill.Attend:
+        from sparkpin_turboquant.flash import flash_attention  # not to be imported where there is no GPU
+
+        return flash_attention(self.head_size, self.scale)
+
+    def check_width(self, queries: int) -> None:
+        """Raise ValueError when a decode step has more query tokens than the widest tile for this GPU holds."""
+        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        most = _gpu(device)[0][-1].columns // (self.num_heads // self.num_kv_heads)
+        if queries > most:
+            raise ValueError(
+                f"turboquant: {queries - 1} speculative tokens, wanted at most {most - 1} on this GPU, "
+                f"as {self.num_heads // self.num_kv_heads} query heads share a KV head"
+            )
+
+    def cache(self, kv_cache: torch.Tensor) -> cuda.Cache:
+        """The cache as the kernels take it; made once for each tensor that vLLM hands over."""
+        key = (kv_cache.data_ptr(), *kv_cache.shape, *kv_cache.stride())
+        if self.known is None or self.known[0] != key:
+            rows = self.rows(kv_cache)
+            block_size, slot = self.block(kv_cache)
+            format = FORMATS[self.kv_cache_dtype]
+            made = cuda.Cache(rows, format, self.num_kv_heads, self.head_size, block_size, slot, rows.stride(0))
+            self.known = (key, made)
+        return self.known[1]
+
+    def block(self, kv_cache: torch.Tensor) -> tuple[int, int]:
+        """Tokens of a block, and bytes of a slot."""
+        return kv_cache.shape[2], kv_cache.shape[3]
+
+    @torch.inference_mode()
+    def warm_up(
+        self, block_size: int, slot: int, vllm_config: Any, widths: tuple[int, ...], device: torch.device
+    ) -> None:
+        """Compile each kernel that a server of this configuration launches, on a cache of one block."""
+        dtype = vllm_config.model_config.dtype
+        page = block_size * self.num_kv_heads * slot
+        data = torch.zeros(1, page, dtype=torch.uint8, device=device)
+        cache_ = cuda.Cache(
+            data, FORMATS[self.kv_cache_dtype], self.num_kv_heads, self.head_size, block_size, slot, page
+        )
+        most = vllm_config.scheduler_config.max_num_seqs
+        tuned, processors = _gpu(device)
+        new = torch.zeros(1, self.num_kv_heads, self.head_size, dtype=dtype, device=device)
+        cuda.store_tokens(new, new, cache_, torch.zeros(1, dtype=torch.int64, device=device))
+        for sequences in {16, *(1 << i for i in range(5, 32) if 1 << (i - 1) < most)}:
+            for width in widths:
+                tokens = sequences * width
+                query = torch.zeros(tokens, self.num_heads, self.head_size, dtype=dtype, device=device)
+                count = torch.arange(sequences + 1, dtype=torch.int32, device=device) * width
+                lengths = torch.full((sequences,), width, dtype=torch.int32, device=device)
+                table = torch.zeros(sequences, 1, dtype=torch.int32, device=device)
+                out = torch.empty_like(query)
+                cuda.attend(query, cache_, table, lengths, count, width, self.scale, out, tuned, processors)
+        planned = prefill.plan([0, 1], [2], device)  # a new token after one in the cache
+        query = torch.zeros(1, self.num_heads, self.head_size, dtype=dtype, device=device)
+        table = torch.zeros(1, 1, dtype=torch.int32, device=device)
+        space = _workspace(self.num_kv_heads, self.head_size, dtype, device)
+        prefill.attend(query, new, new, cache_, table, planned, space, self.flash, torch.empty_like(query))
+
+    def do_kv_cache_update(
+        self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
+    ) -> None:
+        """Encode ``key``, ``value`` ``[>= T, Hkv, D]`` into the slots ``slot_mapping`` ``[T]`` (negative: padding)."""
+        if kv_cache.numel():
+            cuda.store_tokens(key, value, self.cache(kv_cache), slot_mapping.flatten())
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: GpuMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """``query`` ``[T, H, D]`` -> `output` of its shape or ``[T, H * D]``; tokens of no request stay as they are."""
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError("turboquant: fused output quantisation")
+        if attn_metadata is None:  # vLLM measures what memory a step needs: a prefill's, besides the output
+            _workspace(self.num_kv_heads, self.head_size, query.dtype, query.device)
+            torch.empty_like(output)
+            return output.zero_()
+        step = attn_metadata
+        query = query.view(-1, self.num_heads, self.head_size)
+        out = output.view(-1, self.num_heads, self.head_size)
+        cache_ = self.cache(kv_cache)
+        first = step.decode_tokens
+        if step.decodes:
+            tuned, processors = _gpu(query.device)
+            cuda.attend(
+                query[:first],
+                cache_,
+                step.table[: step.decodes],
+                step.lengths[: step.decodes],
+                step.starts[: step.decodes + 1],
+                step.most_queries,
+                self.scale,
+                out[:first],
+                tuned,
+                processors,
+            )
+        if step.prefill:
+            new = slice(first, first + step.prefill.tokens)
+            space = _workspace(self.num_kv_heads, self.head_size, query.dtype, query.device)
+            table = step.table[step.decodes :]
+            key, value = (x.view(-1, self.num_kv_heads, self.head_size)[new] for x in (key, value))
+            prefill.attend(query[new], key, value, cache_, table, step.prefill, space, self.flash, out[new])
+        return output

@@ -1,0 +1,124 @@
+"""attend.cu's own code on a CPU against naive.py, at small and odd sizes: shim.h plays the GPU's instructions.
+
+A compiler from a wheel (Zig's clang) builds it, as the image has none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from sparkpin_turboquant import cuda, kernel, naive, rotation
+from sparkpin_turboquant.formats import FORMATS, layout
+from sparkpin_turboquant.tuned import Tuned, splits_of, variant_for
+
+TUNED = (Tuned(columns=64, warps=8, blocks=1),)
+FLAGS = ("-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-nostdlib++", "-fno-exceptions", "-fno-sanitize=all")
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("attend")
+
+    @cache
+    def build(variant: kernel.Variant) -> ctypes.CDLL:
+        stem = folder / str(abs(hash(variant)))
+        stem.with_suffix(".cc").write_text(variant.source())
+        shim = Path(__file__).parents[1]
+        command = [sys.executable, "-m", "ziglang", "c++", *FLAGS, f"-I{shim}", "-o"]
+        caches = {"ZIG_GLOBAL_CACHE_DIR": str(folder / "zig"), "ZIG_LOCAL_CACHE_DIR": str(folder / "zig")}
+        paths = {"PYTHONPATH": ":".join(sys.path), "PATH": ""}
+        files = [str(stem.with_suffix(".so")), str(stem.with_suffix(".cc"))]
+        subprocess.run([*command, *files], check=True, env=caches | paths, timeout=300)
+        return ctypes.CDLL(str(stem.with_suffix(".so")))
+
+    return build
+
+
+def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+MIXED = [(64, 2), (0, 0), (17, 1), (140, 8)]
+# format, head_dim, query heads, KV heads, block size, programs, (cached tokens, queries) of each sequence
+CASES = [
+    ("turboquant_4bit_nc", 256, 16, 1, 48, 2, [(300, 3), (128, 3), (3, 3)]),
+    ("turboquant_4bit_nc", 256, 32, 2, 16, 1, [(5, 5), (1, 1)]),
+    ("turboquant_4bit_nc", 128, 8, 2, 32, 8, MIXED),
+    ("turboquant_4bit_nc", 64, 4, 2, 16, 6, [(1, 1), (40, 1)] + [(9, 1)] * 40),
+    ("turboquant_k8v4", 256, 8, 2, 16, 4, [(33, 1), (180, 1)]),
+    ("turboquant_k8v4", 128, 8, 2, 16, 4, [(33, 1), (80, 1)]),
+    ("turboquant_k8v4", 64, 7, 1, 16, 4, [(33, 1), (80, 1)]),
+    ("turboquant_k3v4_nc", 64, 6, 2, 16, 4, [(31, 4), (48, 3)]),
+    ("turboquant_3bit_nc", 256, 16, 2, 32, 5, [(64, 3), (265, 3)]),
+    ("turboquant_3bit_nc", 128, 8, 2, 16, 4, [(33, 1), (15, 1)]),
+    ("turboquant_3bit_nc", 64, 32, 2, 32, 5, [(64, 3), (65, 3)]),
+]
+
+
+def run(build, name, head_dim, heads, kv_heads, block_size, programs, work, pieces=None) -> None:
+    """`pieces`: (request, first query, queries) of each sequence, where they are parts of the requests in `work`."""
+    format, requests = FORMATS[name], len(work)
+    slot = format.slot_bytes(head_dim) + 2
+    count, size = sum(-(-length // block_size) for length, _ in work) + 1, kv_heads * block_size * slot
+    data = torch.full((count, size + 48), 0x7E, dtype=torch.uint8)  # norms are NaN
+    blocks = naive.Blocks(data[:, :size], format, kv_heads, head_dim, block_size, slot)
+    order = iter(torch.randperm(count, generator=torch.Generator().manual_seed(3)).tolist())
+    table = torch.zeros(requests, max(-(-length // block_size) for length, _ in work), dtype=torch.int32)
+    slots = []
+    for i, (length, _) in enumerate(work):
+        for j in range(-(-length // block_size)):
+            table[i, j] = next(order)
+        n = torch.arange(length)
+        slots.append(table[i, n // block_size] * block_size + n % block_size)
+        key, value = (gaussian(length, kv_heads, head_dim, seed=seed + i) for seed in (10, 90))
+        key[length // 2 :] *= 100  # weights move beyond what they were relative to
+        blocks.write(key, value, slots[-1].long())
+    counts = [queries for _, queries in work]
+    whole = [sum(counts[:i]) for i in range(requests + 1)]
+    pieces = pieces or [(i, 0, queries) for i, queries in enumerate(counts)]
+    starts = torch.tensor([whole[i] + at for i, at, _ in pieces] + [whole[-1]], dtype=torch.int32)
+    lengths = torch.tensor([work[i][0] - counts[i] + at + many for i, at, many in pieces], dtype=torch.int32)
+    owners = torch.tensor([i for i, _, _ in pieces], dtype=torch.int32)
+    most = max(many for _, _, many in pieces)
+    splits = splits_of(most, heads // kv_heads)
+    group, parts, places = heads // kv_heads // splits, kv_heads * splits, programs + len(pieces)
+    variant = variant_for(TUNED, format, head_dim, most * group, "float32")
+    query = gaussian(whole[-1] + 2, heads, head_dim, seed=5)
+    out = torch.full_like(query, torch.nan)
+    part = torch.full((places, parts, most * group, head_dim), torch.nan, dtype=torch.float16)
+    logs = torch.full((places, parts, most * group), torch.nan)
+    cache_ = cuda.Cache(data, format, kv_heads, head_dim, block_size, slot, size + 48)
+    signs = rotation.signs(head_dim)
+    args = cuda.arguments(
+        part, logs, query, out, signs, cache_, table, lengths, starts, owners, head_dim**-0.5, programs, 1, splits
+    )
+    library = build(variant)
+    merging = kernel.merge_warps(programs, len(pieces))
+    attend = (programs, parts, 1, 32 * variant.warps, variant.shared_bytes)
+    merge = (most * group, parts, len(pieces), 32 * merging, variant.merge_shared_bytes(merging))
+    for which, grid in enumerate((attend, merge)):
+        library.run(which, *grid, ctypes.byref(args))
+    for i, many in enumerate(counts):
+        if many:
+            mine = slice(whole[i], whole[i + 1])
+            wanted = naive.attend(query[mine], blocks, slots[i].long(), head_dim**-0.5)
+            # Weights are rounded to bfloat16, queries to float16, which logits of some hundred feel.
+            assert float((out[mine] - wanted).norm() / wanted.norm()) < 1e-2, i
+    assert bool(out[whole[-1] :].isnan().all())
+    assert layout(format, head_dim, block_size, slot).norms == args.norms
+
+
+@pytest.mark.parametrize(("name", "head_dim", "heads", "kv_heads", "block_size", "programs", "work"), CASES)
+def test_attention_agrees_with_naive(build, name, head_dim, heads, kv_heads, block_size, programs, work) -> None:
+    run(build, name, head_dim, heads, kv_heads, block_size, programs, work)
+
+
+def test_prefill_is_many_short_sequences_of_few_requests(build) -> None:
+    pieces = [(0, 0, 4), (0, 4, 4), (0, 8, 2), (1, 0, 4), (1, 4, 1)]
+    run(build, "turboquant_4bit_nc", 64, 8, 2, 32, 5, [(70, 10), (5, 5)], pieces)

@@ -1,0 +1,224 @@
+"""The CUDA backend in Triton's interpreter: what vLLM hands it, against `naive`."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sparkpin_turboquant import cuda, gpu, history, naive, prefill
+from sparkpin_turboquant.common import vllm_slot_bytes
+from sparkpin_turboquant.cuda import store_tokens
+from sparkpin_turboquant.formats import FORMATS
+
+CPU = torch.device("cpu")
+BLOCK = 32
+
+
+def flash(
+    scale: float,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    query_starts: torch.Tensor,
+    key_starts: torch.Tensor,
+    most_queries: int,
+    most_keys: int,
+    causal: bool,
+    out: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stands for FlashAttention, which needs a GPU: the same contract, in float32."""
+    found = torch.empty_like(query) if out is None else out
+    logs = torch.full((query.shape[1], query.shape[0]), math.inf)
+    group = query.shape[1] // key.shape[1]
+    for a, b, c, d in zip(query_starts, query_starts[1:], key_starts, key_starts[1:], strict=False):
+        assert b - a <= most_queries and d - c <= most_keys
+        if a == b or c == d:
+            found[a:b] = 0
+            continue
+        scores = torch.einsum("qhd,shd->hqs", query[a:b].float(), key[c:d].float().repeat_interleave(group, 1)) * scale
+        if causal:
+            hidden = torch.arange(int(d - c))[None] > torch.arange(int(b - a))[:, None] + int((d - c) - (b - a))
+            scores = scores.masked_fill(hidden, -math.inf)
+        logs[:, a:b] = scores.logsumexp(-1)
+        values = value[c:d].float().repeat_interleave(group, 1)
+        found[a:b] = torch.einsum("hqs,shd->qhd", scores.softmax(-1), values).to(found.dtype)
+    return found, logs
+
+
+def normal(*shape: int, seed: int) -> torch.Tensor:
+    """float32: the interpreter cuts numbers off where a GPU rounds them to bfloat16."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def made(name: str, heads: int = 4, kv_heads: int = 2, head_dim: int = 64, **arguments: object) -> gpu.GpuImpl:
+    class Impl(gpu.GpuImpl):
+        def find_flash(self):
+            return lambda *x: flash(self.scale, *x)
+
+    return Impl(heads, head_dim, head_dim**-0.5, kv_heads, kv_cache_dtype=name, **arguments)
+
+
+def empty_cache(name: str, blocks: int, kv_heads: int, head_dim: int) -> torch.Tensor:
+    """``[blocks, Hkv, BLOCK, slot]``, heads inside tokens in memory; 0x7E makes norms NaN."""
+    slot = vllm_slot_bytes(FORMATS[name], head_dim)
+    return torch.full((blocks, BLOCK, kv_heads, slot), 0x7E, dtype=torch.uint8).transpose(1, 2)
+
+
+@pytest.mark.parametrize(("name", "head_dim"), [*((name, 64) for name in FORMATS), ("turboquant_k3v4_nc", 256)])
+def test_history_is_what_naive_reads(name: str, head_dim: int) -> None:
+    layer = made(name, head_dim=head_dim)
+    kv_cache = empty_cache(name, 5, 2, head_dim)
+    row = torch.tensor([3, 0, 4], dtype=torch.int32)
+    place = torch.arange(75)
+    slots = row[place // BLOCK].long() * BLOCK + place % BLOCK
+    key, value = normal(75, 2, head_dim, seed=1), normal(75, 2, head_dim, seed=2)
+    cache_ = layer.cache(kv_cache)
+    store_tokens(key, value, cache_, slots)
+    space = prefill.Workspace.of(2, head_dim, torch.float32, CPU, room=60)
+    pieces = [prefill.Piece(1, 20, 47), prefill.Piece(2, 74, 1)]
+    found = space.read(cache_, torch.stack([row, row, row]), pieces)
+    chosen = torch.cat([place[20:67], place[74:]])
+    format = FORMATS[name]
+    for got, x, bits in zip(found, (key, value), (format.key_bits, format.value_bits), strict=True):
+        wanted = naive.dequantise(*naive.quantise(x[chosen], bits), bits)
+        assert torch.allclose(got, wanted, atol=2e-3, rtol=1e-3)
+
+
+def test_the_way_back_is_exact_in_bfloat16() -> None:
+    for head_dim in gpu.HEAD_SIZES:
+        matrix = history.back(head_dim, CPU, torch.bfloat16).float()
+        assert set(matrix.flatten().tolist()) == {-1.0, 1.0}
+        x = torch.randn(3, head_dim)
+        assert torch.allclose(naive.rotate(x) @ matrix / head_dim**0.5, x, atol=1e-5)
+
+
+def test_folding_parts_is_attention_over_all() -> None:
+    query, key, value = normal(5, 4, 64, seed=1), normal(40, 2, 64, seed=2), normal(40, 2, 64, seed=3)
+    starts = torch.tensor([0, 5], dtype=torch.int32)
+
+    def part(a: int, b: int):
+        return flash(0.125, query, key[a:b], value[a:b], starts, torch.tensor([0, b - a]), 5, b - a, False, None)
+
+    out, logs = part(0, 7)
+    for found in (part(7, 30), (torch.full_like(query, math.nan), torch.full((4, 5), math.inf)), part(30, 40)):
+        history.fold_into(out, logs, *found)
+    wanted, wanted_logs = part(0, 40)
+    assert torch.allclose(out, wanted, atol=1e-5)
+    assert torch.allclose(logs, wanted_logs, atol=1e-5)
+
+
+def decode(query, cache_, table, lengths, starts, most_queries, scale, out, tuned, processors, owners=None):
+    """`naive` for the kernel in CUDA C++, which the interpreter cannot run; tests/compiled runs it on a CPU."""
+    blocks = naive.Blocks(cache_.data, cache_.format, cache_.heads, cache_.head_dim, cache_.block_size, cache_.slot)
+    for i, length in enumerate(lengths.tolist()):
+        first, last = starts[i : i + 2].tolist()
+        assert last - first <= most_queries
+        place = torch.arange(length)
+        slots = table[i][place // cache_.block_size].long() * cache_.block_size + place % cache_.block_size
+        out.view(-1, *query.shape[1:])[first:last] = naive.attend(query[first:last], blocks, slots, scale)
+    return out
+
+
+class Common(SimpleNamespace):
+    """The fields of vLLM's CommonAttentionMetadata that are read."""
+
+
+def builder(speculative: int) -> gpu.GpuMetadataBuilder:
+    class Builder(gpu.GpuMetadataBuilder):
+        def __init__(self) -> None:
+            self.reorder_batch_threshold = 1 + speculative
+            self.device = CPU
+
+    return Builder()
+
+
+@pytest.mark.parametrize("name", ["turboquant_4bit_nc", "turboquant_k8v4"])
+def test_a_batch_of_decode_steps_and_prefills(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two verification steps (one of fewer tokens), a first prefill and two that go on; one padded token."""
+    monkeypatch.setattr(cuda, "attend", decode)
+    monkeypatch.setattr(prefill.plan, "__defaults__", (40,))
+    monkeypatch.setattr(gpu, "_workspace", lambda *x: prefill.Workspace.of(*x, room=40))
+    layer = made(name)
+    kv_cache = empty_cache(name, 12, 2, 64)
+    table = torch.tensor([[7, 2, 0], [4, 0, 0], [11, 0, 0], [3, 9, 5], [8, 1, 0]], dtype=torch.int32)
+    lengths, new = [50, 5, 9, 90, 40], [3, 2, 9, 20, 5]
+    keys = [normal(n, 2, 64, seed=10 + i) for i, n in enumerate(lengths)]
+    values = [normal(n, 2, 64, seed=20 + i) for i, n in enumerate(lengths)]
+
+    def slots(request: int, first: int, last: int) -> list[int]:
+        return [int(table[request, t // BLOCK]) * BLOCK + t % BLOCK for t in range(first, last)]
+
+    for i, (length, count) in enumerate(zip(lengths, new, strict=True)):
+        mapping = torch.tensor(slots(i, 0, length - count), dtype=torch.int64)
+        layer.do_kv_cache_update(None, keys[i], values[i], kv_cache, mapping)
+    mapping = torch.tensor([s for i in range(5) for s in slots(i, lengths[i] - new[i], lengths[i])] + [-1])
+    key = torch.cat([keys[i][-new[i] :] for i in range(5)] + [normal(1, 2, 64, seed=5)])
+    value = torch.cat([values[i][-new[i] :] for i in range(5)] + [normal(1, 2, 64, seed=6)])
+    layer.do_kv_cache_update(None, key, value, kv_cache, mapping)
+    starts = torch.tensor([0, 3, 5, 14, 34, 39], dtype=torch.int32)
+    common = Common(
+        causal=True,
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=torch.tensor(lengths, dtype=torch.int32),
+        seq_lens_cpu_upper_bound=torch.tensor(lengths, dtype=torch.int32),
+        block_table_tensor=table,
+        num_reqs=5,
+        num_actual_tokens=39,
+        max_query_len=20,
+    )
+    step = builder(2).build(0, common)
+    assert (step.decodes, step.decode_tokens, step.most_queries) == (2, 5, 3)
+    query = normal(40, 4, 64, seed=3)
+    output = torch.full((40, 4 * 64), math.nan)
+    assert layer.forward(None, query, key, value, kv_cache, step, output) is output
+    format, at = FORMATS[name], 0
+    for i in range(5):
+        old = lengths[i] - (new[i] if i >= 2 else 0)  # prefill sees its own tokens as they are
+        back = [
+            torch.cat((naive.dequantise(*naive.quantise(x[:old], bits), bits), x[old:].float()))
+            for x, bits in ((keys[i], format.key_bits), (values[i], format.value_bits))
+        ]
+        wanted = naive.attention(query[at : at + new[i]], *back, layer.scale)
+        got = output.view(40, 4, 64)[at : at + new[i]].float()
+        assert (got - wanted).norm() / wanted.norm() < 0.002, i
+        at += new[i]
+    assert bool(output[39].isnan().all())
+
+
+def test_a_step_of_one_token_each_takes_the_narrow_kernel() -> None:
+    starts = torch.tensor([0, 1, 2], dtype=torch.int32)
+    lengths = torch.tensor([9, 4], dtype=torch.int32)
+    common = Common(
+        causal=True,
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=lengths,
+        seq_lens_cpu_upper_bound=lengths,
+        block_table_tensor=torch.zeros(2, 1, dtype=torch.int32),
+        num_reqs=2,
+        num_actual_tokens=2,
+        max_query_len=1,
+    )
+    step = builder(2).build(0, common)
+    assert (step.decodes, step.most_queries, step.prefill) == (2, 1, None)
+    common.causal = False
+    with pytest.raises(NotImplementedError, match="not causal"):
+        builder(2).build(0, common)
+
+
+def test_profiling_reserves_the_workspace_and_gives_zeros() -> None:
+    output = torch.ones(3, 4 * 64, dtype=torch.bfloat16)
+    gpu._workspace.cache_clear()
+    query = normal(3, 4, 64, seed=1)
+    made("turboquant_4bit_nc").forward(None, query, None, None, torch.empty(0), None, output)
+    assert not output.any()
+    assert gpu._workspace.cache_info().currsize == 1
+    gpu._workspace.cache_clear()
+
+
+def test_more_query_tokens_than_a_tile_holds_are_refused() -> None:
+    with pytest.raises(ValueError, match="8 speculative tokens, wanted at most 3"):
+        made("turboquant_4bit_nc", heads=32).check_width(9)

@@ -1,0 +1,1 @@
+"""Configurations for the tools that talk to a server: docs/clients.md."""

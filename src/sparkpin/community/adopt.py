@@ -1,0 +1,167 @@
+"""A community's recipe as one of ours: pinned model, stack, stage, and a command that needs no other recipe's rules."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sparkpin import recipes
+from sparkpin.community import mapping, template
+from sparkpin.community.recipe import Recipe
+from sparkpin.community.render import Rendered, eaten, render
+from sparkpin.errors import ManifestError
+from sparkpin.recipes import ALIASES, drop_flags, flag_value, set_flag
+from sparkpin.schema import UNRESOLVED
+
+REPO = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+HERE = "127.0.0.1"
+BACKEND, TEMPLATE, SPECULATION = "--distributed-executor-backend", "--chat-template", "--speculative-config"
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """value: of recipes/NAME.yaml; told, unmapped: for people."""
+
+    value: dict[str, Any]
+    told: tuple[str, ...]
+    unmapped: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return str(self.value["name"])
+
+
+def plain_name(text: str) -> str:
+    """A name of ours from any text."""
+    name = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
+    return name or "recipe"
+
+
+def as_served(recipe: Recipe) -> tuple[Recipe, Rendered]:
+    """The recipe with the model that its command serves, and what is run on one machine. ManifestError for what is not
+    `vllm serve` of a repository."""
+    rendered = render(recipe, nodes=1)
+    argv = list(rendered.argv)
+    if argv[:2] == ["vllm", "serve"] and (named := flag_value(argv, "--model")):  # vLLM moves it there, too
+        argv = ["vllm", "serve", named, *drop_flags(argv, "--model")[2:]]
+    if argv[:2] != ["vllm", "serve"] or len(argv) < 3 or argv[2].startswith("-"):
+        wanted = "vllm serve MODEL: that is what is served here"
+        raise ManifestError(recipe.path, "command", " ".join(argv[:3]), wanted)
+    if rendered.missing:
+        raise ManifestError(recipe.path, "command", f"{{{rendered.missing[0]}}}", "a key of `defaults`")
+    model = argv[2] if REPO.fullmatch(argv[2]) else recipe.model
+    if not REPO.fullmatch(model):
+        raise ManifestError(recipe.path, "model", model, "a repository of the Hub, OWNER/NAME")
+    recipes.check_json(argv, recipe.path)
+    return replace(recipe, model=model), replace(rendered, argv=tuple(argv))
+
+
+def adopt(
+    project: Path, recipe: Recipe, rendered: Rendered, name: str, found: mapping.Mapping, version: str
+) -> Adopted:
+    """recipe, rendered: of `as_served`; version: of the stack's vLLM. The commit of the model is left open.
+
+    Raises ManifestError for what needs more than one GPU.
+    """
+    told, unmapped = list(found.told), list(found.unmapped)
+    kept, mod_lines, mods_missing = mapping.of_mods(recipe, project, version)
+    told += mod_lines
+    unmapped += mods_missing
+    unmapped += [f"command before the server: {line}" for line in rendered.before]
+    unmapped += [f"line after the server's command: {line}" for line in rendered.lost]
+    unmapped += [f"pipe or redirection: {rendered.plumbing}"] if rendered.plumbing else []
+    unmapped += [f"env {key}: {recipe.env[key]}: {value}" for key, value in eaten(recipe).items() if value[:1] == "("]
+    require_one_gpu(recipe.path, rendered.argv)
+    dropped, lacking = left_out(project, rendered.argv, kept)
+    told += [f"{flag} -> left out: one machine" for flag in dropped if flag == BACKEND]
+    unmapped += lacking
+    host = flag_value(rendered.argv, "--host")
+    told += [f"--host {host} -> {HERE}, where nobody else reaches it"] if host not in (None, HERE) else []
+    if rendered.argv[2] != recipe.model:
+        told.append(f"vllm serve {rendered.argv[2]} -> {recipe.model}, which is mounted at {recipes.MODEL_PATH}")
+    command, defaults = with_settings(recipe, rendered.argv, dropped)
+    value: dict[str, Any] = {
+        "recipe_version": "1",
+        "name": name,
+        "description": recipe.description or f"{recipe.model}, from {recipe.path.name}",
+        "model": recipe.model,
+        "model_revision": UNRESOLVED,
+        "container": f"sparkpin/{name}",
+        "stack": found.stack,
+        "stage": found.stage,
+        "mods": kept,
+        "defaults": defaults,
+        "env": dict(rendered.env),
+        "command": command,
+    }
+    return Adopted({key: part for key, part in value.items() if part not in ([], {})}, tuple(told), tuple(unmapped))
+
+
+def require_one_gpu(file: Path, argv: Sequence[str]) -> None:
+    for short, flag in ALIASES.items():
+        count = flag_value(argv, flag) or "1"
+        if flag.endswith("-parallel-size") and count != "1":
+            raise ManifestError(file, f"command, {short} or {flag}", count, "1: a recipe for one GPU")
+
+
+def left_out(project: Path, argv: Sequence[str], mods: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Flags that cannot be served here, and what is told of those that will be missed."""
+    dropped: list[str] = []
+    lacking: list[str] = []
+    if flag_value(argv, BACKEND) is not None:
+        dropped.append(BACKEND)
+    file = flag_value(argv, TEMPLATE)
+    if file and "{" not in file and file.rpartition("/")[2] not in mapping.templates_of(project, mods, file):
+        dropped.append(TEMPLATE)
+        lacking.append(f"{TEMPLATE} {file}: that file is not here; the model's own template is used")
+    if draft := draft_of(flag_value(argv, SPECULATION) or ""):
+        dropped.append(SPECULATION)
+        lacking.append(f"{SPECULATION}: the draft model {draft} would have to be fetched; served without")
+    return tuple(dropped), lacking
+
+
+def changed(argv: Sequence[str], dropped: Sequence[str]) -> list[str]:
+    """The words as they are served here. A mark in the place of the host stays."""
+    words = [*argv[:2], recipes.MODEL_PATH, *argv[3:]]
+    host = flag_value(words, "--host")
+    if host is not None and not template.MARK.fullmatch(host):
+        words = set_flag(words, "--host", HERE)
+    return drop_flags(words, *dropped)
+
+
+def draft_of(plan: str) -> str:
+    try:
+        value = json.loads(plan)
+    except ValueError:
+        return ""
+    return str(value.get("model") or "") if isinstance(value, dict) else ""
+
+
+def with_settings(recipe: Recipe, argv: Sequence[str], dropped: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """The command, with `defaults` for placeholders where the recipe's own can stay, else with none."""
+    names = [name for name, value in recipe.defaults.items() if template.usable(value)]
+    wanted = changed(argv, dropped)
+    try:
+        words = changed(render(recipe, template.marked(names), nodes=1).argv, dropped)
+    except ManifestError:  # a placeholder that formats its value, or tells the shell something
+        return template.command_of(wanted, {}, doubled=True), {}
+    marks = {mark for word in words for mark in template.MARK.findall(word)}
+    values = {name: recipe.defaults[name] for name in names if name in marks}
+    for name, value in (("host", HERE), ("tensor_parallel", 1)):  # what one machine of ours has
+        if name in values:
+            values[name] = value
+    command = template.command_of(words, values, doubled=True)
+    if same(recipe, command, values, wanted):
+        return command, values
+    return template.command_of(wanted, {}, doubled=True), {}
+
+
+def same(recipe: Recipe, command: str, values: dict[str, Any], argv: Sequence[str]) -> bool:
+    try:
+        return recipes.split(recipes.fill(command, values, recipe.path), recipe.path) == list(argv)
+    except ManifestError:
+        return False

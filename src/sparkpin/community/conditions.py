@@ -1,0 +1,98 @@
+"""`overrides:` of version 2: settings for some machines only. Here they are read for one DGX Spark.
+
+Keys of one `when` must all hold; a value is one, a list of some, or a mapping of comparisons. What is not known here
+does not hold, as in sparkrun. `config` is compared with what stands before any of them applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkpin.errors import ManifestError
+
+SPARK: dict[str, Any] = {
+    "nodes": 1,
+    "gpus_per_node": 1,
+    "platform": "dgx-spark",
+    "vendor": "nvidia",
+    "accelerator": "gb10",
+    "arch": "sm_121",
+    "memory_gb": 128,
+}
+SHAPE = {"tp": "tensor_parallel", "pp": "pipeline_parallel", "dp": "data_parallel"}
+ORDER: dict[str, Callable[[float, float], bool]] = {
+    "gt": lambda a, b: a > b,
+    "gte": lambda a, b: a >= b,
+    "lt": lambda a, b: a < b,
+    "lte": lambda a, b: a <= b,
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What an entry whose condition holds sets."""
+
+    defaults: dict[str, Any]
+    env: dict[str, str]
+    container: str
+
+
+def layers(entries: Any, config: Mapping[str, Any], path: Path) -> tuple[Layer, ...]:
+    """Of the entries that hold on one Spark, in their order: a later one wins."""
+    if entries is None:
+        return ()
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ManifestError(path, "overrides", entries, "a list of mappings with `when`")
+    found = []
+    for index, entry in enumerate(entries):
+        when, key = entry.get("when"), f"overrides.{index}"
+        if not isinstance(when, dict) or not when:
+            raise ManifestError(path, f"{key}.when", when, "a mapping of conditions")
+        for part in ("defaults", "env"):
+            if not isinstance(entry.get(part) or {}, dict):
+                raise ManifestError(path, f"{key}.{part}", entry[part], "a mapping")
+        if holds(when, config):
+            env = {str(name): str(value) for name, value in (entry.get("env") or {}).items()}
+            found.append(Layer(dict(entry.get("defaults") or {}), env, str(entry.get("container") or "")))
+    return tuple(found)
+
+
+def holds(when: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
+    facts = SPARK | {short: config.get(long, 1) for short, long in SHAPE.items()}
+    facts |= {"runtime": config.get("runtime"), "runtime_family": config.get("runtime")}
+    for name, wanted in when.items():
+        if name == "config":
+            if not isinstance(wanted, dict) or not all(fits(config.get(key), w, "config") for key, w in wanted.items()):
+                return False
+        elif name not in facts or not fits(facts[name], wanted, name):
+            return False
+    return True
+
+
+def fits(seen: Any, wanted: Any, name: str) -> bool:
+    tests = wanted if isinstance(wanted, dict) else {"in": wanted if isinstance(wanted, list) else [wanted]}
+    return all(test(str(word), seen, value, name) for word, value in tests.items())
+
+
+def test(word: str, seen: Any, wanted: Any, name: str) -> bool:
+    if seen is None:  # a setting that is absent is known to be another one; a fact that is absent is not known
+        return name == "config" and word in ("ne", "not_in")
+    if word in ("eq", "in", "ne", "not_in"):
+        several = wanted if isinstance(wanted, list) else [wanted]
+        same = any(isinstance(seen, bool) == isinstance(one, bool) and plain(seen) == plain(one) for one in several)
+        return same == (word in ("eq", "in"))
+    a, b = plain(seen), plain(wanted)
+    return word in ORDER and isinstance(a, float) and isinstance(b, float) and ORDER[word](a, b)
+
+
+def plain(value: Any) -> Any:
+    """Numbers and text compare by what they say: 1 and "1", GB10 and gb10."""
+    if isinstance(value, bool) or value is None:
+        return value
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return str(value).strip().lower()

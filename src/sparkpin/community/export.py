@@ -1,0 +1,131 @@
+"""A release as a recipe of the community, so that its tools run our image.
+
+Its command is the release's own, with the settings that those tools change as placeholders. A checkpoint that was made
+here lies in a folder of this machine: sparkrun mounts the folder that `model` names, spark-vllm-docker wants `-v`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sparkpin.community import template, yamlfile
+from sparkpin.community.render import escaped
+from sparkpin.recipes import MODEL_PATH, parse_flags
+
+Format = Literal["v1", "v2"]
+TOOLS: dict[Format, str] = {"v1": "spark-vllm-docker", "v2": "sparkrun"}
+AS_ROOT = "VLLM_SPARK_EXTRA_DOCKER_ARGS='--user 0:0'"
+"""spark-vllm-docker makes /workspace in the container, which our image's user may not."""
+SETTINGS = {
+    "--host": "host",
+    "--port": "port",
+    "--served-model-name": "served_model_name",
+    "--max-model-len": "max_model_len",
+    "--max-num-seqs": "max_num_seqs",
+    "--max-num-batched-tokens": "max_num_batched_tokens",
+    "--gpu-memory-utilization": "gpu_memory_utilization",
+    "--tensor-parallel-size": "tensor_parallel",
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is exported. image: its tag; published: whether the checkpoint is the repository as it is; checkpoint: the
+    folder that it lies in, or will."""
+
+    name: str
+    description: str
+    image: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    repo: str
+    revision: str
+    published: bool
+    checkpoint: Path
+
+
+def text_of(subject: Subject, form: Format) -> str:
+    return yamlfile.text_of(value_of(subject, form), comments(subject, form))
+
+
+def value_of(subject: Subject, form: Format) -> dict[str, Any]:
+    words, settings = with_settings(subject.argv)
+    if form == "v1":
+        words[2] = subject.repo if subject.published else MODEL_PATH
+        if subject.published:
+            words[3:3] = ["--revision", subject.revision]
+        env = subject.env | ({"HF_HOME": "/root/.cache/huggingface"} if subject.published else {})
+        return {
+            "recipe_version": "1",
+            "name": subject.name,
+            "description": subject.description,
+            **({"model": subject.repo} if subject.published else {}),
+            "container": subject.image,
+            "solo_only": True,
+            "defaults": settings,
+            "env": {name: escaped(value) for name, value in env.items()},
+            "command": template.command_of(words, settings, doubled=True),
+        }
+    words[2] = "{model}"
+    if subject.published:
+        words[3:3] = ["--revision", "{model_revision}"]
+    command = template.command_of(words, settings, doubled=False)
+    return {
+        "recipe_version": "2",
+        "model": subject.repo if subject.published else str(subject.checkpoint),
+        **({"model_revision": subject.revision} if subject.published else {}),
+        "runtime": "vllm",
+        "container": subject.image,
+        "min_nodes": 1,
+        "max_nodes": 1,
+        "metadata": {"description": subject.description},
+        "defaults": settings,
+        "env": dict(subject.env),
+        "command": command.replace("'{model}'", "{model}").replace("'{model_revision}'", "{model_revision}"),
+    }
+
+
+def with_settings(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """The words with marks for the settings, and these. Of a flag that stands twice neither becomes one."""
+    head, flags = parse_flags(argv)
+    settings: dict[str, Any] = {}
+    words = list(head)
+    keys = [flag.key for flag in flags]
+    for flag in flags:
+        name = SETTINGS.get(flag.key)
+        if name is None or len(flag.words) != 2 or keys.count(flag.key) > 1 or not template.usable(flag.words[1]):
+            words += flag.words
+            continue
+        settings[name] = number(flag.words[1])
+        words += [flag.words[0], f"{template.BEGIN}{name}{template.END}"]
+    return words, settings
+
+
+def number(text: str) -> int | float | str:
+    """A number where it comes back as the same text: 0.90 would not."""
+    for kind in (int, float):
+        try:
+            value = kind(text)
+        except ValueError:
+            continue
+        if str(value) == text:
+            return value
+    return text
+
+
+def comments(subject: Subject, form: Format) -> list[str]:
+    lines = [
+        f"{subject.image}, for {TOOLS[form]}. Written by `invoke recipe export`.",
+        "The image has to be in the engine that runs it: invoke copy, or invoke export and docker load.",
+    ]
+    if subject.published:
+        lines.append(f"Model: {subject.repo} at {subject.revision}, as published.")
+    else:
+        lines.append(f"Checkpoint: {subject.checkpoint}, which `invoke checkpoint` makes.")
+    if form == "v1":
+        mount = "" if subject.published else f" -v {subject.checkpoint}:{MODEL_PATH}"
+        lines.append(f"Start it with: {AS_ROOT} ./run-recipe.sh FILE --solo{mount}")
+    return lines

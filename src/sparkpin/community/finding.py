@@ -1,0 +1,28 @@
+"""A mistake in a recipe, or what may become one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["error", "warning", "note"]
+ORDER: tuple[Severity, ...] = ("error", "warning", "note")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """error: it does not start, or not as it is meant; warning: it has broken for others, or does something else than
+    it seems; note: worth knowing. key: of the file; hint: what mends it."""
+
+    severity: Severity
+    key: str
+    text: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.key}: {self.text}" + (f"; {self.hint}" if self.hint else "")
+
+
+def ordered(findings: list[Finding]) -> list[Finding]:
+    """Errors first, each once."""
+    return sorted(dict.fromkeys(findings), key=lambda finding: ORDER.index(finding.severity))

@@ -1,0 +1,97 @@
+"""The keys of a recipe and the placeholders of its command: what nobody uses, what nobody gives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from sparkpin.community import placeholders, structured
+from sparkpin.community.finding import Finding
+from sparkpin.community.recipe import V1_KEYS, V2_KEYS, Recipe
+from sparkpin.community.release import nearest
+from sparkpin.community.render import Rendered, eaten
+
+READ_ANYWAY = {"tensor_parallel", "pipeline_parallel", "data_parallel", "port", "host", "served_model_name",
+               "distributed_executor_backend", "max_model_len", "gpu_memory_utilization", "kv_cache_dtype",
+               "speculative_config"}  # fmt: skip
+"""What sparkrun reads of `defaults` beside the command."""
+
+
+def of_template(command: str, defaults: Mapping[str, Any], *, version: str) -> Iterator[Finding]:
+    """Of a command and the values for it. In version 1, `model` is none of them."""
+    given = set(defaults) | ({"model", "resolved_model_path", "model_revision"} if version == "2" else set())
+    asked = placeholders.names_v1(command) if version == "1" else placeholders.names_v2(command, defaults)
+    if asked is None or any(not placeholders.NAME.fullmatch(name) for name in asked):
+        text = "a single brace that is no placeholder: version 1 does not start"
+        yield Finding("error", "command", text, "double the braces of JSON, {{ and }}")
+        return
+    unused = set(defaults) - asked - (READ_ANYWAY if version == "2" else set())
+    for name in sorted(asked - given):
+        hint = nearest(name, unused) or nearest(name, set(defaults)) or "add it to `defaults`"
+        effect = "it does not start" if version == "1" else "the braces reach vLLM as they stand"
+        yield Finding("error", "command", f"{{{name}}} is no key of `defaults`: {effect}", hint)
+    for name in sorted(unused):
+        hint = nearest(name, asked - given)
+        yield Finding(
+            "warning", f"defaults.{name}", "nothing uses it", hint or f"remove it, or write {{{name}}} in the command"
+        )
+    for name in sorted(asked & set(defaults)):
+        value = defaults[name]
+        if isinstance(value, dict | list):
+            text = "goes into the command as Python writes it, which is no JSON"
+            yield Finding("error", f"defaults.{name}", text, "hold the JSON in quotes, as text")
+        elif isinstance(value, bool):
+            yield Finding(
+                "warning", f"defaults.{name}", f"goes into the command as {value}", "write what vLLM is to read"
+            )
+    for number, line in enumerate(command.splitlines(), start=1):
+        if re.search(r"\\[ \t]+$", line):
+            where = f"command, line {number}"
+            text = "a blank after the backslash: bash ends the command there"
+            if version == "1":
+                yield Finding("error", where, text, "remove the blank")
+            else:
+                yield Finding("note", where, f"{text}; sparkrun removes it", "remove the blank")
+
+
+def of_recipe(recipe: Recipe) -> Iterator[Finding]:
+    """Of the file itself."""
+    for name in recipe.repeated:
+        yield Finding("warning", name.partition(" ")[0], f"{name} stands twice: the last one counts", "remove one")
+    known = V1_KEYS if recipe.version == "1" else V2_KEYS
+    for name in recipe.others:
+        runner = "spark-vllm-docker" if recipe.version == "1" else "sparkrun"
+        yield Finding("warning", name, f"{runner} does not know this key", nearest(name, known))
+    if recipe.command is None:
+        for name in structured.unread(recipe.defaults):
+            yield Finding(
+                "warning",
+                f"defaults.{name}",
+                "becomes no flag: sparkrun leaves it out",
+                nearest(name, structured.FLAGS),
+            )
+    else:
+        yield from of_template(recipe.command, recipe.defaults, version=recipe.version)
+        if recipe.version == "2" and "{{" in recipe.command:
+            yield Finding("note", "command", "doubled braces are version 1's", "version 2 reads JSON as it is")
+    for name, value in eaten(recipe).items():
+        text = f"the runner's script hands over {value}" if value[:1] == "{" else f"{value} what the server gets"
+        yield Finding(
+            "warning", f"env.{name}", text, "JSON in `env` loses its quotes in version 1; in sparkpin it keeps them"
+        )
+    for name, value in recipe.env.items():
+        if value == "None":
+            yield Finding("warning", f"env.{name}", "no value: the variable is set to the word None", "remove it")
+
+
+def of_rendered(recipe: Recipe, rendered: Rendered) -> Iterator[Finding]:
+    for line in rendered.lost:
+        text = f"the command has ended before this line, so the server never gets it: {line}"
+        yield Finding("error", "command", text, "look for a comment or a blank after a backslash above it")
+    if rendered.plumbing:
+        yield Finding("note", "command", f"{rendered.plumbing} is no part of the server's command")
+    model = rendered.argv[2] if rendered.argv[:2] == ("vllm", "serve") and len(rendered.argv) > 2 else ""
+    if recipe.model and model and model != recipe.model and not model.startswith("/"):
+        text = f"the command serves {model}, and `model` is {recipe.model}: the wrong one is fetched"
+        yield Finding("error", "command", text, "name the same model")

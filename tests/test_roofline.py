@@ -1,0 +1,211 @@
+"""The roofline: bytes of a decode step, derived by hand for the 122B, and `invoke roofline` as a person runs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import qwen_samples
+from test_memory import MTP2, geometry_122b, settings_of
+
+from checkout import PROJECT, Checkout
+from sparkpin import manifests
+from sparkpin.checkpoint.plan import final_tensors, make_plan
+from sparkpin.checkpoint.safetensors import TensorInfo
+from sparkpin.errors import InputError
+from sparkpin.memory.weights import Loading
+from sparkpin.roofline import published
+from sparkpin.roofline.published import ACCEPTED, CHAIN, GEOMETRY, MODEL, Published, model_published
+from sparkpin.roofline.reads import Read, Roofline, distinct, model_of, roofline
+from sparkpin.roofline.tasks import asked
+
+BASE, HYBRID, MTP, V2 = CHAIN
+SPARK = 273e9
+# One routed expert of all 48 layers: 48 x 3 x 3072 x 1024 weights in 4 bits, and 2 bytes of scale for each 128.
+EXPERT = 452_984_832 // 2 + 452_984_832 // 64
+MTP_EXPERT = 3 * 3072 * 1024 * 2
+
+
+def made(figure: Published = BASE, *, context: int = 1000, accepted: float = ACCEPTED, same: bool = False) -> Roofline:
+    model = model_published(figure)
+    return roofline(model, context=context, bandwidth=SPARK, accepted=accepted, same_experts=same)
+
+
+def reads(one: Roofline) -> dict[str, Read]:
+    return {read.what: read for read in one.reads}
+
+
+@pytest.mark.parametrize(
+    ("experts", "active", "tokens", "wanted"),
+    [
+        (256, 8, 1, 8.0),
+        (256, 8, 2, 15.75),  # 256 x (1 - (31/32)^2) = 256 x 63 / 1024
+        (256, 8, 3, 23.2578125),  # 256 x 2977 / 32768
+        (4, 2, 3, 3.5),  # 4 x (1 - 1/8)
+        (8, 8, 5, 8.0),
+        (0, 0, 3, 0.0),
+    ],
+)
+def test_distinct_experts(experts: int, active: int, tokens: int, wanted: float) -> None:
+    assert distinct(experts, active, tokens) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_distinct_experts_against_a_draw() -> None:
+    """Exactly, over all ways in which two tokens can choose 2 of 4: the mean of the union's size."""
+    pairs = [frozenset((a, b)) for a in range(4) for b in range(a)]
+    unions = [len(one | other) for one in pairs for other in pairs]
+    assert sum(unions) / len(unions) == distinct(4, 2, 2) == 3.0
+
+
+def test_the_baseline_s_bytes_by_hand() -> None:
+    found = reads(made())
+    assert (found["INT4 experts"].size, found["INT4 experts"].times) == (EXPERT, 8) == (233_570_304, 8)
+    linear = 3072 * 12_288 + 3072 * 8192 + 8192 * 3072 + 2 * 3072 * 64
+    full = 3072 * 16_384 + 2 * 3072 * 512 + 8192 * 3072
+    assert found["INT4 layers"].bytes == (36 * linear + 12 * full) * 33 / 64 == 2_128_896_000
+    assert found["LM head"].bytes == 248_320 * 3072 * 2 == 1_525_678_080
+    assert found["GDN states"].size == 36 * (64 * 128 * 128 * 4 + 3 * 12_288 * 2) == 153_649_152
+    assert found["GDN states"].times == 2
+    assert found["KV cache"].bytes == 1000 * 12 * 2 * 2 * 256 * 2 == 24_576_000
+    assert "MTP layer" not in found and "embeddings" not in found
+
+
+def test_fp8_shared_experts_halve_their_bytes() -> None:
+    shared = 48 * 3 * 3072 * 1024
+    before, after = reads(made(BASE)), reads(made(HYBRID))
+    assert after["FP8 layers"].bytes == shared + 144 * 24 * 8 * 2  # with a 16-bit scale for each 128 x 128
+    assert before["16-bit layers"].bytes - after["16-bit layers"].bytes == 2 * shared
+
+
+def test_two_drafted_tokens() -> None:
+    """Three tokens are checked at once; the first draft runs over the same three, the second over one."""
+    found = reads(made(MTP))
+    assert found["INT4 experts"].times == pytest.approx(23.2578125)
+    assert found["LM head"].times == 3
+    dense = 3072 * 6144 + 3072 * 16_384 + 2 * 3072 * 512 + 8192 * 3072 + 3 * 3072 * 1024 + 256 * 3072
+    norms = 3 * 3072 + 2 * 3072 + 2 * 256 + 3072  # of MTP, of its layer, of q and k, and the shared expert's gate
+    assert (found["MTP layer"].size, found["MTP layer"].times) == (2 * (dense + norms), 2)
+    assert (found["MTP experts"].size, found["MTP experts"].times) == (MTP_EXPERT, pytest.approx(31.2578125))
+    assert found["GDN states"].times == 4  # read once, written for each of three tokens
+    assert found["KV cache of the MTP layer"].bytes == 2 * 1000 * 2048
+    same = reads(made(MTP, same=True))
+    assert (same["INT4 experts"].times, same["MTP experts"].times) == (8, 16)
+
+
+def test_the_int8_head() -> None:
+    head = reads(made(V2))["LM head"]
+    assert (head.size, head.times) == (248_320 * 3072 + 2 * (248_320 + 3072), 3)
+
+
+def test_the_ceilings_of_the_published_chain() -> None:
+    """FACTS of the project had 40.0 / 42.8 / 50-54 / 60-66 (docs/roofline.md tells the difference)."""
+    assert [figure.tokens for figure in CHAIN] == [28.3, 30.8, 38.4, 51.0]
+    assert [round(made(figure).ceiling, 1) for figure in CHAIN] == [39.9, 42.7, 49.1, 58.4]
+    assert [round(made(figure, same=True).ceiling, 1) for figure in CHAIN] == [39.9, 42.7, 67.1, 85.9]
+    assert [round(made(figure).fraction(figure.tokens), 3) for figure in CHAIN] == [0.709, 0.721, 0.782, 0.873]
+
+
+def test_what_a_measured_speed_says() -> None:
+    one = Roofline((Read("all", 5e9, 2),), drafted=2, context=0, bandwidth=200e9, accepted=0.5)
+    assert (one.step_bytes, one.step_seconds, one.step_tokens, one.ceiling) == (10e9, 0.05, 2.0, 40.0)
+    assert (one.fraction(30.0), one.implied(30.0)) == (0.75, 150e9)
+
+
+def test_a_long_context_and_nothing_accepted() -> None:
+    long = reads(made(V2, context=262_144))
+    assert long["KV cache"].bytes == 262_144 * 24_576
+    assert made(V2, accepted=0).step_tokens == 1
+    assert "KV cache" not in reads(made(V2, context=0))
+
+
+@pytest.mark.parametrize("figure", CHAIN, ids=lambda figure: figure.stage)
+def test_headers_of_the_published_shapes_give_the_same(figure: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the builder's plan, as the headers of a locked model come; with 2 experts a layer, which is quicker."""
+    sizes = dataclasses.replace(qwen_samples.G122B, experts=2)
+    monkeypatch.setattr(published, "EXPERTS", 2)
+    listings = {"int4": qwen_samples.int4_listing(sizes), "fp8": qwen_samples.fp8_listing(sizes)}
+    steps = ("copy", "hybrid", "mtp") if figure.fp8 else ("copy",)
+    plan = make_plan(listings, manifests.load_model(PROJECT, MODEL), steps)
+    geometry = geometry_122b()
+    assert geometry == GEOMETRY
+    settings = settings_of(geometry, MTP2 if figure.flags else "", "cuda", (0, 33))
+    loading = Loading(bool(figure.flags), True, figure.int8, False)
+    tensors = [placed.source.info for placed in final_tensors(plan, listings) if placed.listed]
+    assert model_of(tensors, geometry, settings, loading, symmetric=True) == model_published(figure)
+
+
+def test_zero_points_are_read_where_a_model_has_its_own() -> None:
+    tensors = [
+        TensorInfo("model.layers.0.mlp.experts.0.up_proj.qweight", "I32", (16, 128), 0, 8192),
+        TensorInfo("model.layers.0.mlp.experts.0.up_proj.qzeros", "I32", (1, 16), 8192, 8256),
+        TensorInfo("model.layers.0.mlp.experts.1.up_proj.qweight", "I32", (16, 128), 8256, 16_448),
+        TensorInfo("model.embed_tokens.weight", "BF16", (100, 128), 16_448, 42_048),
+        TensorInfo("model.visual.proj.weight", "BF16", (100, 128), 42_048, 67_648),
+    ]
+    settings, loading = settings_of(GEOMETRY, "", "cuda"), Loading(False, True, False, False)
+    for symmetric, routed in ((True, 16_384), (False, 16_448)):
+        found = model_of(tensors, GEOMETRY, settings, loading, symmetric=symmetric)
+        assert (found.experts, found.active) == (2, 2)
+        rows = {row.kind: (row.dense, row.experts) for row in found.weights}
+        assert rows == {"INT4 experts": (0, routed), "LM head": (25_600, 0)}  # tied to the embeddings
+
+
+def test_options() -> None:
+    one = asked(bandwidth="4800", context=32_768, accepted="1")
+    assert (one.bandwidth, one.context, one.accepted) == (4.8e12, 32_768, 1.0)
+    for bandwidth, accepted, said in (
+        ("fast", "1", "--bandwidth: saw 'fast', wanted a number above 0"),
+        ("0", "1", "--bandwidth: saw '0', wanted a number above 0"),
+        ("inf", "1", "--bandwidth: saw 'inf', wanted a number above 0"),
+        ("273", "1.5", "--accepted: saw '1.5', wanted a share from 0 to 1"),
+        ("273", "-1", "--accepted: saw '-1', wanted a number, 0 or more"),
+    ):
+        with pytest.raises(InputError) as caught:
+            asked(bandwidth=bandwidth, context=1000, accepted=accepted)
+        assert said in str(caught.value) and caught.value.next_step
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Checkout:
+    return Checkout.make(tmp_path / "copy")
+
+
+def test_the_published_chain_as_a_person_sees_it(copy: Checkout) -> None:
+    lines = copy.done("roofline", "--published").splitlines()
+    found = {line.split()[0]: line.split()[-6:] for line in lines if line.startswith(("base", "hybrid", "mtp", "v2"))}
+    assert found["base"] == ["6.84", "39.9", "39.9", "28.3", "71%", "194"]
+    assert found["hybrid"] == ["6.39", "42.7", "42.7", "30.8", "72%", "197"]
+    assert found["mtp"] == ["14.34", "49.1", "67.1", "38.4", "78%", "213"]
+    assert found["v2"] == ["12.06", "58.4", "85.9", "51", "87%", "238"]
+    value = json.loads(copy.done("roofline", "--published", "--bandwidth", "546", "--json"))
+    assert [round(row["ceiling"], 1) for row in value["chain"]] == [79.8, 85.5, 98.2, 116.8]
+    assert [row["measured"] for row in value["chain"]] == [28.3, 30.8, 38.4, 51.0]
+
+
+def test_a_recipe_s_headers(copy: Checkout) -> None:
+    """Of the generated model on a Spark: INT4 experts of 4 layers x 3 x 128 x 128, four of them, two active."""
+    arguments = ("roofline", "--recipe", "scripted-tiny-spark", "--json", "--context", "0")
+    value = json.loads(copy.done(*arguments))
+    found = {read["what"]: read for read in value["reads"]}
+    assert found["INT4 experts"]["size"] == 4 * 3 * 128 * 128 * 33 / 64 == 101_376
+    assert (found["INT4 experts"]["times"], found["LM head"]["times"], value["drafted"]) == (3.5, 3, 2)
+    assert found["LM head"]["size"] == 1024 * 128 + 2 * (1024 + 128)
+    base = json.loads(copy.done(*arguments, "--stage", "base", "--measured", "1000"))
+    assert base["step_tokens"] == 1 and "MTP layer" not in {read["what"] for read in base["reads"]}
+    assert base["fraction"] == pytest.approx(1000 * base["step_bytes"] / 273e9)
+    text = copy.done("roofline", "--measured", "1000")
+    assert "Decode of recipe scripted-tiny, stage v2-tq, one user, 1,000 tokens in the cache\n" in text
+    assert "2.58 tokens a step: 2 drafted, 79% of them accepted" in text
+    assert "\nceiling: " in text and "\nmeasured: 1000 tok/s, " in text and "published chain" not in text
+
+
+def test_wrong_options_are_one_clear_error(copy: Checkout) -> None:
+    for arguments, said in (
+        (("--context", "1k"), "--context: saw '1k', wanted a whole number"),
+        (("--measured", "none"), "--measured: saw 'none', wanted a number above 0"),
+    ):
+        result = copy.invoke("roofline", *arguments)
+        assert (result.returncode, "Traceback" in result.stderr) == (2, False), arguments
+        assert said in result.stderr and "next: " in result.stderr
