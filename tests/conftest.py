@@ -24,6 +24,7 @@ APART = (
     "test_offline",
     "test_reproduce",
     "test_rootfs",
+    "test_serving_vllm",
 )
 
 

@@ -47,7 +47,7 @@ def port(fake_engine: Engine, paths: Paths, other_home: Paths) -> Iterator[int]:
     yield free_port()
     for home in (paths.home, other_home.home):
         for container in fake_engine.client.containers.list(all=True, filters={"label": f"{HOME_LABEL}={home}"}):
-            container.remove(force=True)
+            container.remove(force=True, v=True)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from made_releases import built, digest, release, states
 
 from sparkpin import commands, jobs, pinned, retention
 from sparkpin.engine import Engine
-from sparkpin.errors import CheckpointError, EngineError, InputError, ManifestError
+from sparkpin.errors import CheckpointError, EngineError, InputError, ManifestError, SmokeError
 from sparkpin.inputs import Inputs
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths
@@ -59,6 +59,26 @@ def test_promote_and_roll_back(paths: Paths, engine: Engine) -> None:
         retention.rollback(paths, engine, "tiny")
     assert Releases(paths).current("tiny") == dataclasses.replace(first, state="current")
     assert retention.promote(paths, engine, third.tag).state == "current", "a retired release may come back"
+
+
+@pytest.mark.engine
+def test_a_rollback_that_cannot_be_served_changes_nothing(
+    paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (built(paths, engine, number) for number in (1, 2))
+    retention.promote(paths, engine, second.tag)
+
+    def refused(*, release: str, **_: object) -> None:
+        assert release == first.tag and Releases(paths).current_tag("tiny") == first.tag
+        raise SmokeError("did not become ready")
+
+    monkeypatch.setattr(Paths, "from_env", lambda: paths)
+    monkeypatch.setattr(commands, "engine_of", lambda _: engine)
+    monkeypatch.setattr(commands, "serve", refused)
+    with pytest.raises(SmokeError):
+        commands.rollback(recipe="tiny", serve_it=True)
+    assert Releases(paths).current_tag("tiny") == second.tag
+    assert digest(engine, "sparkpin/tiny:current") == second.image
 
 
 def test_rollback_passes_over_what_did_not_pass() -> None:

@@ -103,7 +103,7 @@ def start(
             key=key,
             health=health or Health(),
         )
-        both = known is not None and (room.fits_beside(space) if beside is None else beside)
+        both = known is not None and known.ready and (room.fits_beside(space) if beside is None else beside)
         with engine_errors():
             if both and old is not None:
                 return taken_over(paths, engine, name, old, wanted, say)

@@ -11,6 +11,7 @@ from sparkpin.serving.inside import BEGUN
 from sparkpin.ui import size
 
 TAIL_LINES = 12
+DIVIDES = f"sparkpin: {BEGUN}\n".encode()
 READ_LINES = 5000
 PREFIX = re.compile(
     r"^(?:\([\w ]+(?: pid=\d+)?\)\s)?(?:(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d (?:\.\.\.)?\[[^\]]*\] ?)?"
@@ -39,14 +40,19 @@ class Death:
 
 
 def last_life(log: bytes) -> bytes:
-    """Of the log of a container that was started again and again, the last life that has ended, else the last."""
-    lives = log.split(f"sparkpin: {BEGUN}\n".encode())
+    """What the server has written since its last start; Docker keeps one log over all of them."""
+    return log.rpartition(DIVIDES)[2]
+
+
+def last_death(log: bytes) -> bytes:
+    """The last life that has ended, else the last."""
+    lives = log.split(DIVIDES)
     return next((life for life in reversed(lives) if b"\nsparkpin: ended" in life), lives[-1])
 
 
 def relevant(log: bytes) -> list[str]:
     """The last lines from the last request on that was answered: before that it was well."""
-    lines = [line.rstrip("\r") for line in last_life(log).decode(errors="replace").splitlines()][-READ_LINES:]
+    lines = [line.rstrip("\r") for line in last_death(log).decode(errors="replace").splitlines()][-READ_LINES:]
     last = max((place for place, line in enumerate(lines) if ANSWERED.search(line)), default=-1)
     rest = lines[last + 1 :]
     return rest if any(line.strip() for line in rest) else lines

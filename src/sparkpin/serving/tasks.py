@@ -12,14 +12,15 @@ from pathlib import Path
 from docker.models.containers import Container
 
 from sparkpin import ui
-from sparkpin.container import HOME_LABEL
+from sparkpin.container import HOME_LABEL, log_of
 from sparkpin.engine import Engine, engine_errors
 from sparkpin.errors import InputError
 from sparkpin.paths import Paths
 from sparkpin.serving import death, keys, unit
-from sparkpin.serving.postmortem import report
+from sparkpin.serving.postmortem import last_life, report
 from sparkpin.serving.served import LABEL, Served, find, services
 from sparkpin.serving.served import status as served_here
+from sparkpin.serving.startup import STAGES, Startup
 
 COLUMNS = ("recipe", "release", "address", "state", "restarts", "container")
 
@@ -33,9 +34,10 @@ def status(engine: Engine, *, as_json: bool) -> None:
     if not every:
         ui.show("nothing is served; next: invoke serve")
         return
-    ui.table(COLUMNS, [row(served) for served in every])
+    found = {served.container: find(engine, served.container) for served in every}
+    ui.table(COLUMNS, [row(served, found[served.container]) for served in every])
     for served in every:
-        container = find(engine, served.container)
+        container = found[served.container]
         if container is None or served.ready:
             continue
         how = death.how_ended(container)
@@ -44,24 +46,29 @@ def status(engine: Engine, *, as_json: bool) -> None:
             ui.show("\n".join(("", *report(death.examine(container, served.recipe, served.release, why)))))
 
 
-def row(served: Served) -> tuple[str, ...]:
+def row(served: Served, container: Container | None) -> tuple[str, ...]:
     return (
         served.recipe,
         served.release.partition(":")[2],
         served.url + (" (key)" if served.key else ""),
-        words(served),
+        words(served, container),
         str(served.restarts),
         served.container,
     )
 
 
-def words(served: Served) -> str:
+def words(served: Served, container: Container | None) -> str:
     """What a person wants to know of the state."""
     if served.ready:
         return "answers"
-    if served.state == "running":
-        return "hangs" if served.health == "unhealthy" else "starts"
-    return served.state
+    if served.state != "running" or container is None:
+        return served.state
+    if served.health == "unhealthy":
+        return "hangs"
+    watched = Startup()
+    with engine_errors():
+        watched.update(last_life(log_of(container)), 0)
+    return "gives no answer" if watched.stage == STAGES[-1] else f"starts: {watched.text}"
 
 
 def service_of(paths: Paths, engine: Engine, recipe: str | None) -> Container:
