@@ -40,6 +40,8 @@ def kind_of(path: str, body: dict) -> str:
     said, stream = last["content"], "-stream" if body.get("stream") else ""
     if last["role"] == "tool":
         return "tool-answer"
+    if not isinstance(said, str):
+        return "image"
     if not body.get("tools"):
         if body.get("logprobs"):
             return "logprobs"

@@ -63,7 +63,7 @@ def test_what_vllm_answered_passes(name: str, socket: Path) -> None:
 
 
 # What an unknown model must say again is not what the scripted one says: tests/test_smoke_probes.py.
-OWN_WORDS = ("unicode", "long-context", *checks.READERS)
+OWN_WORDS = ("unicode", "long-context", "image", *checks.READERS)
 
 
 @pytest.mark.parametrize("name", [name for name in checks.CHECKS if name not in OWN_WORDS])

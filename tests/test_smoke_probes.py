@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import itertools
 import json
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_vllm import JSON, RECORDED, Fault, Reply, only, text
+from fake_vllm import JSON, RECORDED, Fault, Reply, only, text, whole
 from test_smoke_checks import socket, subject
 
 from sparkpin.recipes import set_flag
@@ -165,7 +168,7 @@ def test_what_cannot_be_asked_says_why(name: str, argv: tuple[str, ...], why: st
 
 def test_a_call_is_required_of_a_gpu_with_a_drafter(socket: Path) -> None:
     drafting = ("vllm", "serve", "/model", "--speculative-config", '{"method":"mtp"}')
-    result = run("tool-call-required", socket, lambda kind, reply: reply, argv=drafting, gpu=True)
+    result = run("tool-call-required", socket, whole, argv=drafting, gpu=True)
     assert (
         result.passed and result.applicable and result.detail == 'get_weather({"city": "Van"}), in 10 parts and in one'
     )
@@ -183,7 +186,7 @@ def saying(words: str, prompt: int) -> Fault:
     message = {"role": "assistant", "content": words, "reasoning": "Read."}
     usage = {"completion_tokens": 9, "prompt_tokens": prompt}
     body = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage})
-    return lambda kind, reply: (200, JSON, body.encode()) if kind in ("recall", "unicode") else reply
+    return lambda kind, reply: (200, JSON, body.encode()) if kind in ("recall", "unicode", "image") else reply
 
 
 def test_an_unknown_model_finds_words_at_each_length_that_the_recipe_allows(socket: Path) -> None:
@@ -205,6 +208,32 @@ def test_an_unknown_model_says_turkish_again(socket: Path) -> None:
     assert run("unicode", socket, saying(TURKISH, 90), expect=shape_only()).passed
     result = run("unicode", socket.with_name("2"), saying(TURKISH.replace("ğ", "g"), 90), expect=shape_only())
     assert not result.passed and "Pijamalı" in result.detail
+
+
+def test_a_picture(socket: Path) -> None:
+    with subject(socket, saying("It is red.", 90)) as target:
+        target = dataclasses.replace(target, expect=shape_only())
+        assert checks.run_check("image", target).passed
+        request = target.client.exchanges[0].request
+    assert request
+    url = request["messages"][0]["content"][0]["image_url"]["url"]
+    png = base64.b64decode(url.removeprefix("data:image/png;base64,"))
+    assert png[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">II", png[16:24]) == (96, 96)
+    length = int.from_bytes(png[33:37])
+    assert zlib.decompress(png[41 : 41 + length]) == (b"\0" + b"\xff\0\0" * 96) * 96
+    result = run("image", socket.with_name("2"), saying("It is blue.", 90), expect=shape_only())
+    assert not result.passed and "wanted 'red' in it" in result.detail
+
+
+def test_a_server_without_eyes_says_so(socket: Path) -> None:
+    refused = (400, JSON, b'{"error":{"message":"scripted-tiny is not a multimodal model"}}')
+    result = run("image", socket, only("image", lambda _: refused), expect=shape_only())
+    assert not result.applicable and result.detail.startswith('the server says: \'{"error"')
+    assert not run("image", socket.with_name("2"), whole).applicable
+    result = run("image", socket.with_name("3"), whole, expect=shape_only(), argv=("vllm", "--language-model-only"))
+    assert not result.applicable and "--language-model-only stands in" in result.detail
+    other = only("image", lambda _: (400, JSON, b'{"error":{"message":"bad"}}'))
+    assert not run("image", socket.with_name("4"), other, expect=shape_only()).passed
 
 
 def test_shares_of_each_position_are_summed_over_engines() -> None:

@@ -163,6 +163,7 @@ CHECKS: dict[str, Check] = {
     "cancelled": probes.cancelled,
     "prefix-cache": probes.prefix_cache,
     "long-context": probes.long_context,
+    "image": probes.image,
     "mods": active_mods,
     "acceptance": acceptance,
 }

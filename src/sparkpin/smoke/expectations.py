@@ -6,7 +6,10 @@ that it is of some variety, that a tool call fits the tool, that what stood in t
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +50,7 @@ class Case:
 @dataclass(frozen=True)
 class Expectations:
     """One case for each kind of request that the checks make. recall: cases whose prompts have so many tokens, and of
-    which one thing far up must be said again; warm: a prompt of so many tokens.
+    which one thing far up must be said again; image: None of a model that is known to read text alone.
     """
 
     completion: Case
@@ -64,6 +67,7 @@ class Expectations:
     turkish: Case
     long_text: Case
     recall: Callable[[int], tuple[Case, ...]]
+    image: Case | None = None
 
 
 GREEDY = {"temperature": 0, "max_tokens": 400}
@@ -126,9 +130,9 @@ def required(case: Case) -> Case:
 
 
 def scripted_recall(tokens: int) -> tuple[Case, ...]:
-    """Which script it is stands far up in the prompt, whose other tokens are one byte each."""
+    """Which script it is stands near one end of the prompt, whose other tokens are one byte each."""
     made = []
-    for depth in DEPTHS:
+    for depth in DEPTHS[0], DEPTHS[-1]:
         above = int(tokens * depth)
         text = "." * above + trigger(scripts.ANSWER.mode) + "." * (tokens - above)
         made.append(scripted_case(said(text), scripts.ANSWER))
@@ -143,6 +147,23 @@ def recall(tokens: int) -> tuple[Case, ...]:
     question = "Which three pass words are noted in this log? Say the three words."
     request = said("\n".join([*lines, question])) | ROOMY
     return (Case(request, holds=WORDS, seconds=SECONDS + tokens / 200),)
+
+
+def red_square(side: int = 96) -> str:
+    """A PNG as a data URL."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+    rows = zlib.compress((b"\0" + b"\xff\0\0" * side) * side, 9)
+    png = b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def seen(url: str, text: str) -> dict[str, Any]:
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
+    return {"messages": [{"role": "user", "content": parts}]}
 
 
 def scripted() -> Expectations:
@@ -196,6 +217,7 @@ def shape_only() -> Expectations:
         turkish=Case(said(f"Repeat this line, and say nothing else: {TURKISH}") | ROOMY, holds=(TURKISH,)),
         long_text=Case(said("Tell a long story, of about two hundred words.") | ROOMY, least_tokens=LONG_TOKENS),
         recall=recall,
+        image=Case(seen(red_square(), "Which colour is this? One word, in lower case.") | ROOMY, holds=("red",)),
     )
 
 

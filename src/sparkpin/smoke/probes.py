@@ -34,6 +34,19 @@ def logprobs(subject: Subject) -> str:
     return judge_logprobs(json_of(reply), chat_answer(reply).tokens)
 
 
+def image(subject: Subject) -> str:
+    """A picture of one colour is named. A server that serves text alone says so itself."""
+    case = subject.expect.image
+    if case is None:
+        raise NotApplicable("the scripted model reads text alone")
+    if subject.flags.on("--language-model-only"):
+        raise NotApplicable("--language-model-only stands in the release's command")
+    reply = subject.post(case)
+    if reply.status == 400 and b"not a multimodal model" in reply.body:
+        raise NotApplicable(f"the server says: {reply.start}")
+    return judge_text(case, chat_answer(reply))
+
+
 def scraped(subject: Subject) -> str:
     reply = subject.client.get("/metrics")
     require(reply.status == 200, f"/metrics: status {reply.status}: {reply.start}")
