@@ -47,6 +47,8 @@ def kind_of(path: str, body: dict) -> str:
             return "logprobs"
         if "Pijamalı" in said:
             return "unicode"
+        if "<|scripted_chat|>" in said:
+            return "recall-chat"
         if "<|scripted_" in said or "pass words" in said:
             return "recall"
         return f"chat{stream}" if body.get("ignore_eos") or "long" not in said else "long-text"

@@ -177,6 +177,8 @@ def test_a_call_is_required_of_a_gpu_with_a_drafter(socket: Path) -> None:
 def test_what_is_not_found_far_up(socket: Path) -> None:
     result = run("long-context", socket, only("recall", lambda _: RECORDED["chat"]))
     assert not result.passed and "content differs at character 2" in result.detail
+    result = run("long-context", socket.with_name("3"), only("recall-chat", lambda _: RECORDED["recall"]))
+    assert not result.passed and """saw "Ankara'da hava""" in result.detail, "an attention that finds nothing"
     short = only("recall", text('"prompt_tokens":14', '"prompt_tokens":1'))
     result = run("long-context", socket.with_name("2"), short)
     assert not result.passed and "tokens, wanted about 1,448" in result.detail

@@ -130,12 +130,14 @@ def required(case: Case) -> Case:
 
 
 def scripted_recall(tokens: int) -> tuple[Case, ...]:
-    """Which script it is stands near one end of the prompt, whose other tokens are one byte each."""
+    """Which script it is stands near one end of the prompt, whose other tokens are one byte each. Two scripts: an
+    attention that finds nothing always falls to the same one.
+    """
     made = []
-    for depth in DEPTHS[0], DEPTHS[-1]:
+    for depth, script in (DEPTHS[0], scripts.ANSWER), (DEPTHS[-1], scripts.CHAT):
         above = int(tokens * depth)
-        text = "." * above + trigger(scripts.ANSWER.mode) + "." * (tokens - above)
-        made.append(scripted_case(said(text), scripts.ANSWER))
+        text = "." * above + trigger(script.mode) + "." * (tokens - above)
+        made.append(scripted_case(said(text), script))
     return tuple(made)
 
 
