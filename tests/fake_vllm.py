@@ -46,11 +46,33 @@ def kind_of(path: str, body: dict) -> str:
         return "models"
     if path == "/v1/completions":
         return "completion"
-    last = body["messages"][-1]
+    first, last = body["messages"][0], body["messages"][-1]
+    said, stream = last["content"], "-stream" if body.get("stream") else ""
     if last["role"] == "tool":
         return "tool-answer"
-    kind = "tool-call" if body.get("tools") else "long-text" if "long" in last["content"] else "chat"
-    return f"{kind}-stream" if body.get("stream") else kind
+    if not isinstance(said, str):
+        return "image"
+    if not body.get("tools"):
+        if body.get("logprobs"):
+            return "logprobs"
+        if "Pijamalı" in said:
+            return "unicode"
+        if "<|scripted_chat|>" in said:
+            return "recall-chat"
+        if "<|scripted_" in said or "pass words" in said:
+            return "recall"
+        return f"chat{stream}" if body.get("ignore_eos") or "long" not in said else "long-text"
+    if body["tool_choice"] == "required":
+        kind = "tool-call-required"
+    elif "both" in said:
+        kind = "tool-calls-parallel"
+    elif "file" in said:
+        kind = "tool-call-long"
+    elif "while you think" in said:
+        kind = "tool-call-in-reasoning"
+    else:
+        kind = "tool-examples" if first["role"] == "system" else "tool-call"
+    return f"{kind}{stream}"
 
 
 def whole(kind: str, reply: Reply) -> Reply:

@@ -20,6 +20,7 @@ from sparkpin.smoke import checks
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.demands import demands_of
 from sparkpin.smoke.expectations import Expectations, expectations_of, scripted, shape_only
+from sparkpin.smoke.subject import Subject
 
 PROJECT = Path(__file__).resolve().parents[1]
 LOG = b"""(EngineCore pid=9) INFO 11-21 08:03:51 [experts.py:58] SPARKPIN_MOD {"mod":"vllm-cpu","event":"active"}
@@ -39,11 +40,18 @@ def socket(tmp_path: Path) -> Path:
 @contextmanager
 def subject(
     socket: Path, fault: Fault = whole, *, timeout: float = 20, handler: type[fake_vllm.Handler] = fake_vllm.Handler
-) -> Iterator[checks.Subject]:
+) -> Iterator[Subject]:
     server = fake_vllm.UnixServer(str(socket), handler)
     with fake_vllm.serving(server, fault), Client.unix(socket, timeout=timeout) as client:
-        yield checks.Subject(
-            client, "scripted-tiny", scripted(), lambda: LOG, frozenset({"vllm-cpu", "int8-lm-head"}), 0.8
+        yield Subject(
+            client,
+            "scripted-tiny",
+            scripted(),
+            lambda: LOG,
+            frozenset({"vllm-cpu", "int8-lm-head"}),
+            0.8,
+            floors=(0.8, 0.6),
+            argv=("vllm", "serve", "/model", "--max-model-len", "2048", "--no-enable-prefix-caching"),
         )
 
 
@@ -54,11 +62,23 @@ def test_what_vllm_answered_passes(name: str, socket: Path) -> None:
     assert result.passed, result.detail
 
 
-@pytest.mark.parametrize("name", [name for name in checks.CHECKS if name not in checks.READERS])
+# What an unknown model must say again is not what the scripted one says: tests/test_smoke_probes.py.
+OWN_WORDS = ("unicode", "long-context", "image", *checks.READERS)
+
+
+@pytest.mark.parametrize("name", [name for name in checks.CHECKS if name not in OWN_WORDS])
 def test_the_same_answers_have_the_shape_of_any_model(name: str, socket: Path) -> None:
     with subject(socket) as target:
         result = checks.run_check(name, dataclasses.replace(target, expect=shape_only()))
     assert result.passed, result.detail
+
+
+def one_id(reply: fake_vllm.Reply) -> fake_vllm.Reply:
+    """Both calls under the id of the first."""
+    value = json.loads(reply[2])
+    first, second = value["choices"][0]["message"]["tool_calls"]
+    second["id"] = first["id"]
+    return reply[0], reply[1], json.dumps(value).encode()
 
 
 FIRST = '"type":"function","index":0,"function":{"name":"get_weather"}'
@@ -116,6 +136,66 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
         "<tool_call> was left in the content",
     ),
     "no tool call": ("tool-call", only("tool-call", lambda _: RECORDED["chat"]), "saw 0 tool calls"),
+    "a call lost in the reasoning": (
+        "tool-call-in-reasoning",
+        only(
+            "tool-call-in-reasoning",
+            lambda _: text("They ask something small", "Now <tool_call><function=get_weather>")(RECORDED["chat"]),
+        ),
+        "saw 0 tool calls, wanted 1 call; content '\\n\\nHello from Sparkpin: every part of this server works.'; "
+        "<tool_call> stands in the reasoning",
+    ),
+    "one of two calls": (
+        "tool-calls-parallel",
+        only("tool-calls-parallel", lambda _: RECORDED["tool-call"]),
+        "saw 1 tool calls, wanted 2 calls",
+    ),
+    "two calls under one index": (
+        "tool-calls-parallel",
+        only("tool-calls-parallel-stream", text('"index":1', '"index":0', 99)),
+        "again in a later delta",
+    ),
+    "two calls with one id": (
+        "tool-calls-parallel",
+        only("tool-calls-parallel", one_id),
+        "wanted one for each call",
+    ),
+    "the second call first": (
+        "tool-calls-parallel",
+        only("tool-calls-parallel-stream", text('"type":"function","index":0', '"type":"function","index":2')),
+        "index 2 after 0 calls",
+    ),
+    "a Turkish letter lost in an argument": (
+        "tool-calls-parallel",
+        only("tool-calls-parallel", text("Iğdır", "Igdir")),
+        "wanted {'city': 'Iğdır', 'unit': 'fahrenheit'}",
+    ),
+    "text cut at the closing tag": (
+        "tool-call-long",
+        only("tool-call-long", text(r"\\n\\n  </tool_call> kapanış etiketi\\n</article>", "")),
+        "arguments: saw {'path': 'notlar/çay.html', 'content': '<article>",
+    ),
+    "a number as text": (
+        "tool-call-long",
+        only("tool-call-long", text(r"\"mode\": 420", r"\"mode\": \"420\"")),
+        "arguments: saw {",
+    ),
+    "a truth as a number": (
+        "tool-call-long",
+        only("tool-call-long", text(r"\"overwrite\": true", r"\"overwrite\": 1")),
+        "argument overwrite: saw 1, wanted boolean",
+    ),
+    "text where a call is required": (
+        "tool-call-required",
+        only("tool-call-required", lambda _: RECORDED["chat"]),
+        "saw 0 tool calls",
+    ),
+    "the example of the system prompt": (
+        "tool-examples",
+        only("tool-examples", text("Ankara", "Paris")),
+        "saw {'city': 'Paris'",
+    ),
+    "a letter without its mark": ("unicode", only("unicode", text("güneşli", "guneşli")), "content differs at"),
     "another tool": ("tool-call", only("tool-call", text('"get_weather"', '"get_time"')), "saw 'get_time'"),
     "a stream without its end": (
         "chat-stream",
@@ -231,6 +311,28 @@ FAULTS: dict[str, tuple[str, Fault, str]] = {
         ),
         "172 of 216 drafted tokens accepted (79.6%), wanted at least 0.8",
     ),
+    "too little accepted of the second token": (
+        "acceptance",
+        only(
+            "acceptance",
+            text(
+                'per_pos_total{engine="0",model_name="scripted-tiny",position="1"} 108.0',
+                'per_pos_total{engine="0",model_name="scripted-tiny",position="1"} 64.0',
+            ),
+        ),
+        "by position 100.0%, 59.3%, wanted at least [0.8, 0.6]",
+    ),
+    "a third position": (
+        "acceptance",
+        only(
+            "acceptance",
+            lambda reply: (
+                *reply[:2],
+                reply[2] + b'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="2"} 9.0\n',
+            ),
+        ),
+        "3 positions of a draft (100.0%, 100.0%, 8.3%), floors for 2",
+    ),
     "too little to judge": (
         "acceptance",
         only("acceptance", lambda reply: (200, "text/plain", reply[2].replace(b" 216.0", b" 49.0"))),
@@ -268,7 +370,7 @@ SHAPE_FAULTS: dict[str, tuple[str, Fault, str]] = {
                         "choices": [
                             {"message": {"role": "assistant", "content": "the same " * 80}, "finish_reason": "stop"}
                         ],
-                        "usage": {"completion_tokens": 160},
+                        "usage": {"completion_tokens": 160, "prompt_tokens": 20},
                     }
                 ).encode(),
             ),
@@ -278,6 +380,21 @@ SHAPE_FAULTS: dict[str, tuple[str, Fault, str]] = {
     "a think tag in the content": ("chat", only("chat", text(r'"\n\nHello', '"Hm</think>Hello')), "</think> was left"),
     "a parameter that is required": ("tool-call", only("tool-call", text("city", "town")), "lack ['city']"),
     "a parameter that is unknown": ("tool-call", only("tool-call", text("unit", "scale")), "unknown names ['scale']"),
+    "a choice that there is not": (
+        "tool-call",
+        only("tool-call", text("celsius", "kelvin")),
+        "argument unit: saw 'kelvin', wanted one of ['celsius', 'fahrenheit']",
+    ),
+    "another city than was asked for": (
+        "tool-calls-parallel",
+        only("tool-calls-parallel", text("İzmir", "Izmir")),
+        "wanted 'İzmir' in one",
+    ),
+    "a value of another type": (
+        "tool-call-long",
+        only("tool-call-long", text(r"\"mode\": 420", r"\"mode\": true")),
+        "argument mode: saw True, wanted integer",
+    ),
 }
 
 
@@ -404,7 +521,7 @@ def test_exchanges_keep_what_went_over_the_wire(socket: Path) -> None:
 def test_a_server_that_is_gone_is_a_failed_check(socket: Path) -> None:
     socket.parent.mkdir(exist_ok=True)
     with Client.unix(socket) as client:
-        target = checks.Subject(client, "m", scripted(), lambda: b"")
+        target = Subject(client, "m", scripted(), lambda: b"")
         assert not client.healthy()
         result = checks.run_check("completion", target)
         assert client.exchanges[0].as_dict()["status"] is None

@@ -202,6 +202,7 @@ def test_a_plugin_that_wants_a_gpu_says_so_in_the_record(records: Releases) -> N
         "passed": True,
         "detail": "refused, wants CUDA",
         "seconds": 0.0,
+        "applicable": True,
     }
 
 

@@ -20,7 +20,7 @@ from sparkpin.checkpoint.safetensors import TensorInfo, read_header
 from sparkpin.tinymodel import FP8_REPO, INT4_REPO, generate, generate_plain, network, scripts, weights
 from sparkpin.tinymodel.repositories import EXTRA_FILE, INDEX_FILE
 from sparkpin.tinymodel.tokenizer import byte_characters
-from sparkpin.tinymodel.vocabulary import BLANK, END, THINK_END, trigger, vocabulary
+from sparkpin.tinymodel.vocabulary import BLANK, CALL, CALL_END, END, RECALL, THINK_END, trigger, vocabulary
 
 SEED = 20260101
 BODY = network.BODY
@@ -101,7 +101,7 @@ def digest(root: Path) -> str:
 
 def test_same_bytes_on_every_machine(root: Path, tmp_path: Path) -> None:
     # Will fail if we ever make a change that changes the model: then the hashes in pins/models change too.
-    assert digest(root) == "fbf5116ca70d214c837fe702324502046c12704c1ef1b5f7d04b876f6684b4fa"
+    assert digest(root) == "c76644bcfa737da310a880fa20fdd960f963217c73a7a381f638b79cf7079747"
     generate(tmp_path, seed=SEED)
     generate(tmp_path, seed=SEED)
     assert digest(tmp_path) == digest(root)
@@ -213,7 +213,7 @@ def test_bf16_rounds_ties_to_even() -> None:
 
 def test_every_position_of_a_script_has_its_own_token() -> None:
     words = vocabulary()
-    shared = {words.id_of(THINK_END), words.id_of(BLANK)}
+    shared = {words.id_of(THINK_END), words.id_of(BLANK), words.id_of(CALL), words.id_of(CALL_END)}
     seen: set[int] = set()
     for script in (*scripts.MODES, scripts.COMPLETION):
         chain = words.chains[script.mode]
@@ -256,7 +256,7 @@ def test_tokenizers_library_agrees(int4: Repo) -> None:
 
 
 USER = {"role": "user", "content": "Hi"}
-CALL = {"role": "assistant", "content": None, "tool_calls": [
+CALLED = {"role": "assistant", "content": None, "tool_calls": [
     {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Ankara"}}}
 ]}  # fmt: skip
 RESULT = {"role": "tool", "tool_call_id": "1", "content": "21"}
@@ -271,8 +271,12 @@ RESULT = {"role": "tool", "tool_call_id": "1", "content": "21"}
         ([{"role": "user", "content": "long"}, {"role": "assistant", "content": "x"}, USER], None, "chat"),
         ([{"role": "user", "content": [{"type": "text", "text": "a long one"}]}], None, "long"),
         ([USER], [scripts.WEATHER_TOOL], "tool"),
-        ([USER, CALL, RESULT], [scripts.WEATHER_TOOL], "answer"),
-        ([USER, CALL, RESULT, {"role": "assistant", "content": "x"}, USER], [scripts.WEATHER_TOOL], "tool"),
+        ([{"role": "user", "content": "Ask for BOTH"}], [scripts.WEATHER_TOOL], "calls"),
+        ([{"role": "user", "content": "Write a file"}], [scripts.FILE_TOOL], "write"),
+        ([{"role": "user", "content": "Call it while you think"}], [scripts.WEATHER_TOOL], "inside"),
+        ([{"role": "user", "content": "both"}, CALLED, USER], [scripts.WEATHER_TOOL], "tool"),
+        ([USER, CALLED, RESULT], [scripts.WEATHER_TOOL], "answer"),
+        ([USER, CALLED, RESULT, {"role": "assistant", "content": "x"}, USER], [scripts.WEATHER_TOOL], "tool"),
     ],
 )
 def test_template_chooses_the_script(int4: Repo, messages: list[Any], tools: list[Any] | None, mode: str) -> None:
@@ -287,6 +291,15 @@ def test_template_chooses_the_script(int4: Repo, messages: list[Any], tools: lis
     if messages[-1] is RESULT:
         assert "<function=get_weather>\n<parameter=city>\nAnkara\n</parameter>\n</function>\n</tool_call>" in prompt
         assert '"name": "get_weather"' in prompt
+
+
+def test_a_script_s_token_in_the_user_s_text_is_what_the_answer_has_to_recall(int4: Repo) -> None:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string((int4.folder / "chat_template.jinja").read_text())
+    asked = [{"role": "user", "content": f"some words {trigger('answer')} and more"}]
+    for more in ({}, {"enable_thinking": False}):
+        prompt = template.render(messages=asked, tools=None, add_generation_prompt=True, **more)
+        assert prompt.endswith(f"<|im_start|>assistant\n<think>\n{RECALL}") and prompt.count(trigger("answer")) == 1
 
 
 def normalised(row: Sequence[float]) -> list[float]:
@@ -308,6 +321,7 @@ def test_greedy_answer_is_the_script(int4: Repo) -> None:
         if script.reasoning is not None:
             starts = [
                 (words.id_of(trigger(script.mode)), script.text),
+                (words.id_of(RECALL), script.text),
                 (words.id_of(trigger(script.mode, direct=True)), script.content),
             ]
         for token, text in starts:

@@ -68,7 +68,8 @@ class Demands(Model):
 
     checks: names, in the order in which they run; mods: those that must report that they are at work; kernels: those
     whose GPU kernels must come from the image (none in records from before there were any);
-    acceptance_floor: least share of drafted tokens; scripted: the model's answers are known to the byte.
+    acceptance_floor: least share of drafted tokens; position_floors: of the first, second, ... of each draft;
+    scripted: the model's answers are known to the byte.
     """
 
     checks: Annotated[tuple[str, ...], Field(strict=False)]
@@ -76,6 +77,7 @@ class Demands(Model):
     acceptance_floor: float | None
     scripted: bool
     kernels: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    position_floors: Annotated[tuple[float, ...], Field(strict=False)] = ()
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))

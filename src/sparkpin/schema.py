@@ -311,10 +311,13 @@ class StackLock(Model):
 
 
 class Smoke(Model):
-    """checks: names in sparkpin.smoke.checks; acceptance_floor: least share of drafted tokens that must be accepted."""
+    """checks: names in sparkpin.smoke.checks; acceptance_floor: least share of drafted tokens that must be accepted;
+    position_floors: of the first, second, ... token of each draft.
+    """
 
     checks: list[Name] = []
     acceptance_floor: Annotated[float, Field(ge=0, le=1)] | None = None
+    position_floors: list[Annotated[float, Field(ge=0, le=1)]] = []
 
 
 CommunityName = Annotated[str, Field(pattern=r"^(mods/|community/)?[A-Za-z][\w.-]*$")]

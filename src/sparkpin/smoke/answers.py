@@ -14,15 +14,20 @@ class Wrong(Exception):
     """A check did not hold; the text says what was seen and what was wanted."""
 
 
+class NotApplicable(Exception):
+    """What is served cannot be asked this; the text says why. It goes into the record, and no silence."""
+
+
 @dataclass(frozen=True)
 class Answer:
-    """A message put together, from one JSON object or from a stream's deltas."""
+    """A message put together, from one JSON object or from a stream's deltas. tokens: its own; prompt: the prompt's."""
 
     content: str
     reasoning: str
     tool_calls: tuple[tuple[str, str], ...]
     finish: str
     tokens: int
+    prompt: int = 0
 
 
 def require(holds: bool, reason: str) -> None:
@@ -59,11 +64,15 @@ def only_choice(value: dict[str, Any]) -> dict[str, Any]:
     return a_dict(choices[0], "choices[0]")
 
 
-def tokens_of(value: dict[str, Any]) -> int:
-    tokens = a_dict(value.get("usage"), "usage").get("completion_tokens")
+def tokens_of(value: dict[str, Any], key: str = "completion_tokens") -> int:
+    tokens = a_dict(value.get("usage"), "usage").get(key)
     if not isinstance(tokens, int):
-        raise Wrong(f"usage.completion_tokens: saw {tokens!r}, wanted a number")
+        raise Wrong(f"usage.{key}: saw {tokens!r}, wanted a number")
     return tokens
+
+
+def require_own_ids(ids: list[Any]) -> None:
+    require(len(ids) == len(set(ids)), f"tool_calls: saw the ids {ids}, wanted one for each call")
 
 
 def reasoning_of(message: dict[str, Any]) -> str:
@@ -76,13 +85,21 @@ def chat_answer(reply: Reply) -> Answer:
     choice = only_choice(value)
     message = a_dict(choice.get("message"), "message")
     require(message.get("role") == "assistant", f"message.role: saw {message.get('role')!r}, wanted 'assistant'")
-    calls = []
+    calls, ids = [], []
     for number, call in enumerate(message.get("tool_calls") or []):
         function = a_dict(a_dict(call, f"tool_calls[{number}]").get("function"), f"tool_calls[{number}].function")
         require(bool(text_of(call.get("id"), "id")), f"tool_calls[{number}].id: saw {call.get('id')!r}, wanted a name")
         calls.append((text_of(function.get("name"), "name"), text_of(function.get("arguments"), "arguments")))
-    content = text_of(message.get("content"), "content")
-    return Answer(content, reasoning_of(message), tuple(calls), str(choice.get("finish_reason")), tokens_of(value))
+        ids.append(call["id"])
+    require_own_ids(ids)
+    return Answer(
+        content=text_of(message.get("content"), "content"),
+        reasoning=reasoning_of(message),
+        tool_calls=tuple(calls),
+        finish=str(choice.get("finish_reason")),
+        tokens=tokens_of(value),
+        prompt=tokens_of(value, "prompt_tokens"),
+    )
 
 
 class Call:
@@ -96,7 +113,7 @@ class Call:
             isinstance(identity, str) and identity != "", f"{self.where}: first delta has id {identity!r}, wanted one"
         )
         require(delta.get("type") == "function", f"{self.where}: first delta has type {delta.get('type')!r}")
-        self.name, self.arguments = str(name), ""
+        self.name, self.identity, self.arguments = str(name), identity, ""
 
     def add(self, delta: dict[str, Any], *, first: bool) -> None:
         function = a_dict(delta.get("function") or {}, f"{self.where}: function")
@@ -113,11 +130,11 @@ def stream_answer(reply: Reply) -> tuple[Answer, int]:
     require(kind == "text/event-stream", f"content type {kind!r}, wanted text/event-stream: {reply.start}")
     content = reasoning = finish = ""
     calls: dict[int, Call] = {}
-    parts = tokens = 0
+    parts = tokens = prompt = 0
     roles = []
     for chunk in parse_chunks(reply.body):
         if chunk.get("usage") and not chunk.get("choices"):
-            tokens = tokens_of(chunk)
+            tokens, prompt = tokens_of(chunk), tokens_of(chunk, "prompt_tokens")
             continue
         choice = only_choice(chunk)
         require(not finish, f"a delta after finish_reason {finish!r}: {choice!r}")
@@ -137,5 +154,6 @@ def stream_answer(reply: Reply) -> tuple[Answer, int]:
         parts += before != (content, reasoning) or bool(delta.get("tool_calls"))
         finish = text_of(choice.get("finish_reason"), "finish_reason")
     require(roles == ["assistant"], f"roles in the deltas: saw {roles}, wanted 'assistant' once")
+    require_own_ids([call.identity for call in calls.values()])
     found = tuple((call.name, call.arguments) for call in calls.values())
-    return Answer(content, reasoning, found, finish, tokens), parts
+    return Answer(content, reasoning, found, finish, tokens, prompt), parts

@@ -2,140 +2,55 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from sparkpin.errors import ManifestError
 from sparkpin.schema import Stage
-from sparkpin.smoke import kernels, metrics, mods
-from sparkpin.smoke.answers import (
-    Answer,
-    Wrong,
-    a_dict,
-    chat_answer,
-    json_of,
-    only_choice,
-    require,
-    stream_answer,
-    text_of,
-    tokens_of,
-)
+from sparkpin.smoke import kernels, metrics, mods, probes
+from sparkpin.smoke.answers import Answer, NotApplicable, Wrong, json_of, only_choice, require, text_of, tokens_of
 from sparkpin.smoke.expectations import Case, Expectations
+from sparkpin.smoke.judging import judge_calls, judge_text
 from sparkpin.smoke.replies import Fault
 from sparkpin.smoke.sse import BadStream
-
-if TYPE_CHECKING:  # it is slow to import, and every task reads which checks there are
-    from sparkpin.smoke.client import Client
+from sparkpin.smoke.subject import Subject
 
 LEAST_DRAFTED = 50  # fewer drafted tokens say too little about a share
-MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<function=")
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A server that runs, and what is known about it.
-
-    log: everything it has logged so far. mods: those that must be active. floor: least share
-    of drafted tokens that must be accepted. kernels: mods whose GPU kernels must all be the image's.
-    """
-
-    client: Client
-    model: str
-    expect: Expectations
-    log: Callable[[], bytes]
-    mods: frozenset[str] = frozenset()
-    floor: float | None = None
-    kernels: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class CheckResult:
+    """applicable: whether what is served could be asked this; detail says why not, or what was seen."""
+
     name: str
     passed: bool
     detail: str
     seconds: float
+    applicable: bool = True
+
+    @property
+    def verdict(self) -> str:
+        return "not applicable" if not self.applicable else "ok" if self.passed else "FAILED"
 
 
 Check = Callable[[Subject], str]
 
 
-def compare(what: str, seen: str, wanted: str) -> None:
-    if seen == wanted:
-        return
-    at = next((i for i, (a, b) in enumerate(zip(seen, wanted, strict=False)) if a != b), min(len(seen), len(wanted)))
-    raise Wrong(f"{what} differs at character {at}: saw {seen[at : at + 60]!r}, wanted {wanted[at : at + 60]!r}")
+def asked_both_ways(pick: Callable[[Expectations], Case]) -> Check:
+    """A check that a tool is called as it should be, streamed and in one piece."""
 
+    def check(subject: Subject) -> str:
+        case = pick(subject.expect)
+        answer, parts = subject.streamed(case)
+        try:
+            told = judge_calls(case, answer)
+        except Wrong as wrong:
+            raise Wrong(f"streamed: {wrong}") from None
+        judge_calls(case, subject.chat(case))
+        return f"{told}, in {parts} parts and in one"
 
-def judge_text(case: Case, answer: Answer) -> str:
-    """Text that is exactly the expected one, or at least looks like text."""
-    require(not answer.tool_calls, f"a tool call where text was wanted: {answer.tool_calls}")
-    if case.exact:
-        compare("content", answer.content, case.content or "")
-        compare("reasoning", answer.reasoning, case.reasoning or "")
-        require(answer.finish == "stop", f"finish_reason: saw {answer.finish!r}, wanted 'stop'")
-    else:
-        judge_shape(answer.content, case.least_tokens)
-        require(answer.finish in ("stop", "length"), f"finish_reason: saw {answer.finish!r}, wanted 'stop' or 'length'")
-    require(answer.tokens >= case.least_tokens, f"{answer.tokens} tokens, wanted at least {case.least_tokens}")
-    return f"{answer.tokens} tokens{', exact' if case.exact else ''}"
-
-
-def judge_shape(text: str, least_tokens: int) -> None:
-    """Broken kernels answer with nothing, one character for ever, or undecodable bytes."""
-    require(text.strip() != "", "the answer has no text")
-    require("\ufffd" not in text, f"the answer holds bytes that are no text: {text[:80]!r}")
-    for mark in MARKUP:
-        require(mark not in text, f"{mark} was left in the content")
-    words = text.split()
-    if least_tokens > 50:
-        require(len(set(words)) > len(words) / 5 and len(set(words)) > 10, f"the text repeats itself: {text[:80]!r}")
-    else:
-        require(len(set(text)) > 1, f"one character only: {text[:80]!r}")
-
-
-def judge_call(case: Case, answer: Answer) -> str:
-    require(
-        len(answer.tool_calls) == 1,
-        f"saw {len(answer.tool_calls)} tool calls, wanted 1; content {answer.content[:120]!r}",
-    )
-    name, text = answer.tool_calls[0]
-    require(name == case.tool_name, f"function.name: saw {name!r}, wanted {case.tool_name!r}")
-    try:
-        arguments = json.loads(text)
-    except ValueError as error:
-        raise Wrong(f"the arguments are not JSON ({error}): {text[:200]!r}") from None
-    if case.arguments is not None:
-        require(arguments == case.arguments, f"arguments: saw {arguments!r}, wanted {case.arguments!r}")
-        compare("reasoning", answer.reasoning, case.reasoning or "")
-    else:
-        judge_arguments(a_dict(arguments, "arguments"), case.request["tools"][0]["function"]["parameters"])
-    for mark in MARKUP:
-        require(mark not in answer.content, f"{mark} was left in the content: {answer.content[:120]!r}")
-    require(answer.finish == "tool_calls", f"finish_reason: saw {answer.finish!r}, wanted 'tool_calls'")
-    return f"{name}({text})"
-
-
-def judge_arguments(arguments: dict[str, Any], schema: dict[str, Any]) -> None:
-    missing = [name for name in schema["required"] if not isinstance(arguments.get(name), str) or not arguments[name]]
-    require(not missing, f"arguments {arguments!r} lack {missing}")
-    unknown = [name for name in arguments if name not in schema["properties"]]
-    require(not unknown, f"arguments {arguments!r} have unknown names {unknown}")
-
-
-def chat(subject: Subject, case: Case) -> Answer:
-    return chat_answer(subject.client.post("/v1/chat/completions", {"model": subject.model, **case.request}))
-
-
-def streamed(subject: Subject, case: Case) -> tuple[Answer, int]:
-    options = {"stream": True, "stream_options": {"include_usage": True}}
-    answer, parts = stream_answer(
-        subject.client.post("/v1/chat/completions", {"model": subject.model, **case.request, **options})
-    )
-    require(parts > 1, f"the stream came in {parts} part(s), wanted several")
-    return answer, parts
+    return check
 
 
 def completion(subject: Subject) -> str:
@@ -147,35 +62,54 @@ def completion(subject: Subject) -> str:
 
 
 def plain_chat(subject: Subject) -> str:
-    return judge_text(subject.expect.chat, chat(subject, subject.expect.chat))
+    return judge_text(subject.expect.chat, subject.chat(subject.expect.chat))
 
 
 def chat_sampled(subject: Subject) -> str:
     """Sampling has its own kernels, and with MTP its own way of accepting tokens: greedy answers prove neither."""
-    return judge_text(subject.expect.chat_sampled, chat(subject, subject.expect.chat_sampled))
+    return judge_text(subject.expect.chat_sampled, subject.chat(subject.expect.chat_sampled))
 
 
 def chat_stream(subject: Subject) -> str:
-    answer, parts = streamed(subject, subject.expect.chat)
+    answer, parts = subject.streamed(subject.expect.chat)
     return f"{judge_text(subject.expect.chat, answer)}, in {parts} parts"
 
 
 def tool_call(subject: Subject) -> str:
-    return judge_call(subject.expect.tool_call, chat(subject, subject.expect.tool_call))
+    return judge_calls(subject.expect.tool_call, subject.chat(subject.expect.tool_call))
 
 
 def tool_call_stream(subject: Subject) -> str:
-    answer, parts = streamed(subject, subject.expect.tool_call)
-    return f"{judge_call(subject.expect.tool_call, answer)}, in {parts} parts"
+    answer, parts = subject.streamed(subject.expect.tool_call)
+    return f"{judge_calls(subject.expect.tool_call, answer)}, in {parts} parts"
 
 
 def tool_answer(subject: Subject) -> str:
-    answer, parts = streamed(subject, subject.expect.tool_answer)
+    answer, parts = subject.streamed(subject.expect.tool_answer)
     return f"{judge_text(subject.expect.tool_answer, answer)}, in {parts} parts"
 
 
 def long_text(subject: Subject) -> str:
-    return judge_text(subject.expect.long_text, chat(subject, subject.expect.long_text))
+    return judge_text(subject.expect.long_text, subject.chat(subject.expect.long_text))
+
+
+def tool_call_sampled(subject: Subject) -> str:
+    answer, parts = subject.streamed(subject.expect.tool_call_sampled)
+    return f"{judge_calls(subject.expect.tool_call_sampled, answer)}, in {parts} parts"
+
+
+def tool_call_required(subject: Subject) -> str:
+    """The grammar that enforces a call, beside the drafts: both decide about the next token."""
+    if not subject.gpu and subject.flags.json("--speculative-config"):
+        raise NotApplicable(
+            "on a CPU with a drafter vLLM 0.32 ends when a grammar shortens a draft (mamba/ops/cpu/gdn_attention.py, "
+            "_spec_forward: 'The size of tensor a (5) must match the size of tensor b (4)')"
+        )
+    return asked_both_ways(lambda expect: expect.tool_call_required)(subject)
+
+
+def turkish(subject: Subject) -> str:
+    return judge_text(subject.expect.turkish, subject.chat(subject.expect.turkish))
 
 
 def active_mods(subject: Subject) -> str:
@@ -196,7 +130,16 @@ def acceptance(subject: Subject) -> str:
     require(seen.drafted > 0, "no token was drafted")
     require(seen.drafted >= LEAST_DRAFTED, f"{seen.drafted} drafted tokens are too few to judge (add long-text)")
     require(subject.floor is not None and seen.share >= subject.floor, f"{seen}, wanted at least {subject.floor}")
-    return str(seen)
+    shares = metrics.by_position(reply.body.decode(errors="replace"))
+    told = ", ".join(f"{share:.1%}" for share in shares)
+    if subject.floors:
+        require(
+            len(shares) <= len(subject.floors),
+            f"{len(shares)} positions of a draft ({told}), floors for {len(subject.floors)}",
+        )
+        low = [place for place, (a, b) in enumerate(zip(shares, subject.floors, strict=False), start=1) if a < b]
+        require(bool(shares) and not low, f"by position {told or 'nothing'}, wanted at least {list(subject.floors)}")
+    return f"{seen}; by position {told}"
 
 
 CHECKS: dict[str, Check] = {
@@ -208,6 +151,19 @@ CHECKS: dict[str, Check] = {
     "tool-answer": tool_answer,
     "long-text": long_text,
     "chat-sampled": chat_sampled,
+    "tool-call-sampled": tool_call_sampled,
+    "tool-call-long": asked_both_ways(lambda expect: expect.tool_call_long),
+    "tool-calls-parallel": asked_both_ways(lambda expect: expect.tool_calls),
+    "tool-call-in-reasoning": asked_both_ways(lambda expect: expect.tool_call_inside),
+    "tool-examples": asked_both_ways(lambda expect: expect.tool_examples),
+    "tool-call-required": tool_call_required,
+    "unicode": turkish,
+    "determinism": probes.determinism,
+    "logprobs": probes.logprobs,
+    "cancelled": probes.cancelled,
+    "prefix-cache": probes.prefix_cache,
+    "long-context": probes.long_context,
+    "image": probes.image,
     "mods": active_mods,
     "acceptance": acceptance,
 }
@@ -236,9 +192,11 @@ def require_known(names: Iterable[str], file: str, key: str) -> None:
 
 def run_check(name: str, subject: Subject) -> CheckResult:
     """Whatever the server does wrong is a result, not an exception."""
-    start = time.monotonic()
+    start, passed, applicable = time.monotonic(), True, True
     try:
-        detail, passed = CHECKS[name](subject), True
+        detail = CHECKS[name](subject)
+    except NotApplicable as reason:
+        detail, applicable = str(reason), False
     except (Wrong, Fault, BadStream) as error:
         detail, passed = str(error), False
-    return CheckResult(name, passed, detail, round(time.monotonic() - start, 2))
+    return CheckResult(name, passed, detail, round(time.monotonic() - start, 2), applicable)

@@ -50,8 +50,25 @@ class Client:
     def get(self, path: str) -> Reply:
         return self._send("GET", path, None)
 
-    def post(self, path: str, body: dict[str, Any]) -> Reply:
-        return self._send("POST", path, body)
+    def post(self, path: str, body: dict[str, Any], *, timeout: float | None = None) -> Reply:
+        return self._send("POST", path, body, timeout)
+
+    def abandon(self, path: str, body: dict[str, Any]) -> int:
+        """Go away after the first bytes of an answer, as a person does who presses Stop. Gives their number."""
+        start = time.monotonic()
+        content = json.dumps(body, ensure_ascii=False).encode()
+        headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
+        try:
+            with self._http.stream("POST", path, content=content, headers=headers, timeout=self.timeout) as response:
+                received = next(response.iter_raw(), b"")
+                status, kind = response.status_code, response.headers.get("content-type", "")
+        except httpx.HTTPError as error:
+            raise Fault(f"POST {path}: {type(error).__name__}: {error}") from None
+        why = "broken off by the test"
+        self.exchanges.append(Exchange("POST", path, body, status, kind, received, time.monotonic() - start, why))
+        if status != 200:
+            raise Fault(f"POST {path}: status {status}")
+        return len(received)
 
     def healthy(self) -> bool:
         """Whether /health answers 200 within a few seconds. Not recorded."""
@@ -60,23 +77,23 @@ class Client:
         except httpx.HTTPError:
             return False
 
-    def _send(self, method: str, path: str, body: dict[str, Any] | None) -> Reply:
+    def _send(self, method: str, path: str, body: dict[str, Any] | None, timeout: float | None = None) -> Reply:
         """`timeout` bounds the whole exchange, not each read: a server that trickles on is cut off too."""
-        start = time.monotonic()
+        start, timeout = time.monotonic(), timeout or self.timeout
         status, content_type, received, fault = None, "", bytearray(), ""
         content = None if body is None else json.dumps(body, ensure_ascii=False).encode()
         headers = {"Accept-Encoding": "identity"} | ({} if body is None else {"Content-Type": "application/json"})
         try:
-            with self._http.stream(method, path, content=content, headers=headers, timeout=self.timeout) as response:
+            with self._http.stream(method, path, content=content, headers=headers, timeout=timeout) as response:
                 status, content_type = response.status_code, response.headers.get("content-type", "")
                 for part in response.iter_raw():
                     received += part
                     if len(received) > MAX_BYTES:
                         raise Fault(f"the answer is longer than {MAX_BYTES} bytes")
-                    if time.monotonic() - start > self.timeout:
-                        raise Fault(f"the answer did not end within {self.timeout:g} s")
+                    if time.monotonic() - start > timeout:
+                        raise Fault(f"the answer did not end within {timeout:g} s")
         except httpx.TimeoutException:
-            fault = f"no answer within {self.timeout:g} s"
+            fault = f"no answer within {timeout:g} s"
         except httpx.HTTPError as error:
             fault = f"{type(error).__name__}: {error}"
         except Fault as error:

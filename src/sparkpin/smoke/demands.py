@@ -19,5 +19,6 @@ def demands_of(project: Path, stack: Stack, chain: Sequence[Stage], model: Model
         mods=tuple(sorted(mods.expected(project, names))),
         kernels=tuple(sorted(mods.with_kernels(project, names))) if stack.gpu else (),
         acceptance_floor=chain[-1].smoke.acceptance_floor,
+        position_floors=tuple(chain[-1].smoke.position_floors),
         scripted=model.generator is not None and model.generator.name == "scripted-tiny",
     )

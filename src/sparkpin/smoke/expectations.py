@@ -1,73 +1,92 @@
 """What is asked of a server and what is known about the answers.
 
 A scripted model's answers are known to the byte. Of any other model's only the shape is known: that there is text,
-that it is of some variety, that a tool call fits the tool.
+that it is of some variety, that a tool call fits the tool, that what stood in the prompt is found.
 """
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import struct
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from sparkpin.releases import Demands
 from sparkpin.tinymodel import scripts
 from sparkpin.tinymodel.scripts import Script
+from sparkpin.tinymodel.vocabulary import trigger
 
 LONG_TOKENS = 100
+SECONDS = 120.0  # as of any other answer
+
+Calls = tuple[tuple[str, dict[str, Any] | None], ...]
 
 
 @dataclass(frozen=True)
 class Case:
     """One request, without `model` and `stream`. None stands for an answer that is not known.
 
-    reasoning "" means that there must be none; least_tokens counts completion tokens.
+    reasoning "" means that there must be none; calls: the tools that must be called, in order, with their arguments;
+    holds: texts that the content, or an argument of a call, must hold; least_tokens counts completion tokens; seconds:
+    that the answer may take, where it is longer than others.
     """
 
     request: dict[str, Any]
     content: str | None = None
     reasoning: str | None = None
-    tool_name: str | None = None
-    arguments: dict[str, Any] | None = None
+    calls: Calls | None = None
+    holds: tuple[str, ...] = ()
     least_tokens: int = 1
+    seconds: float | None = None
 
     @property
     def exact(self) -> bool:
-        return self.content is not None or self.arguments is not None
-
-
-class Expectations(Protocol):
-    """One case for each kind of request that the checks make."""
-
-    @property
-    def completion(self) -> Case: ...
-    @property
-    def chat(self) -> Case: ...
-    @property
-    def chat_sampled(self) -> Case: ...
-    @property
-    def tool_call(self) -> Case: ...
-    @property
-    def tool_answer(self) -> Case: ...
-    @property
-    def long_text(self) -> Case: ...
+        return self.content is not None or any(arguments is not None for _, arguments in self.calls or ())
 
 
 @dataclass(frozen=True)
-class Known:
+class Expectations:
+    """One case for each kind of request that the checks make. recall: cases whose prompts have so many tokens, and of
+    which one thing far up must be said again; image: None of a model that is known to read text alone.
+    """
+
     completion: Case
     chat: Case
     chat_sampled: Case
     tool_call: Case
+    tool_call_sampled: Case
+    tool_call_required: Case
+    tool_calls: Case
+    tool_call_long: Case
+    tool_call_inside: Case
+    tool_examples: Case
     tool_answer: Case
+    turkish: Case
     long_text: Case
+    recall: Callable[[int], tuple[Case, ...]]
+    image: Case | None = None
 
 
 GREEDY = {"temperature": 0, "max_tokens": 400}
 ROOMY = {"temperature": 0, "max_tokens": 3000}  # a real model thinks before it answers
 SAMPLED = {"temperature": 0.7, "top_p": 0.95, "top_k": 20, "seed": 1}
 TOOLS = {"tools": [scripts.WEATHER_TOOL], "tool_choice": "auto"}
+FILES = {"tools": [scripts.FILE_TOOL, scripts.WEATHER_TOOL], "tool_choice": "auto"}
 WEATHER_QUESTION = "What is the weather in Ankara now, in celsius? Use the tool."
+BOTH_QUESTION = "What is the weather in İzmir and in Iğdır? Ask for both cities at once, with two calls of the tool."
+FILE_QUESTION = (
+    "Write the file notlar/çay.html with the tool, overwriting what is there, mode 420. Its content is these lines:\n"
+    '<article>\n  <p>Çay "demli" olsun; şeker yok.</p>\n</article>'
+)
+INSIDE_QUESTION = "What is the weather in Van? Call the tool while you think, before you end your thoughts."
+EXAMPLES = (
+    "A call of a tool looks like this, and this is an example only:\n<think>\nTheir question needs data.\n</think>\n\n"
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"
+)
+TURKISH = "Pijamalı hasta yağız şoföre çabucak güvendi; İĞÜŞÖÇ ığüşöç â î û ☕"
 WEATHER_TURN = [
     {"role": "user", "content": WEATHER_QUESTION},
     {
@@ -83,10 +102,13 @@ WEATHER_TURN = [
     },
     {"role": "tool", "tool_call_id": "call_0001", "content": '{"temperature": 21, "sky": "clear"}'},
 ]
+WORDS = ("kestane", "mercan", "yakamoz")
+DEPTHS = (0.05, 0.5, 0.95)
 
 
-def said(text: str) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": text}]}
+def said(text: str, system: str = "") -> dict[str, Any]:
+    above = [{"role": "system", "content": system}] if system else []
+    return {"messages": [*above, {"role": "user", "content": text}]}
 
 
 def scripted_case(request: dict[str, Any], script: Script, least_tokens: int = 1) -> Case:
@@ -94,8 +116,7 @@ def scripted_case(request: dict[str, Any], script: Script, least_tokens: int = 1
         request | GREEDY,
         content=script.expected_content,
         reasoning=script.reasoning,
-        tool_name=script.tool_name,
-        arguments=script.expected_arguments if script.tool_name else None,
+        calls=tuple((call.name, dict(call.arguments)) for call in script.calls) or None,
         least_tokens=least_tokens,
     )
 
@@ -104,26 +125,101 @@ def sampled(case: Case) -> Case:
     return dataclasses.replace(case, request=case.request | SAMPLED)
 
 
-def scripted() -> Known:
-    return Known(
+def required(case: Case) -> Case:
+    return dataclasses.replace(case, request=case.request | {"tool_choice": "required"})
+
+
+def scripted_recall(tokens: int) -> tuple[Case, ...]:
+    """Which script it is stands near one end of the prompt, whose other tokens are one byte each. Two scripts: an
+    attention that finds nothing always falls to the same one.
+    """
+    made = []
+    for depth, script in (DEPTHS[0], scripts.ANSWER), (DEPTHS[-1], scripts.CHAT):
+        above = int(tokens * depth)
+        text = "." * above + trigger(script.mode) + "." * (tokens - above)
+        made.append(scripted_case(said(text), script))
+    return tuple(made)
+
+
+def recall(tokens: int) -> tuple[Case, ...]:
+    """Three words between lines of about a dozen tokens each."""
+    lines = [f"Log {number}: the gate was opened, the gate was closed." for number in range(tokens // 16)]
+    for word, depth in zip(WORDS, DEPTHS, strict=True):
+        lines.insert(int(len(lines) * depth), f"Note: one of the three pass words is {word}.")
+    question = "Which three pass words are noted in this log? Say the three words."
+    request = said("\n".join([*lines, question])) | ROOMY
+    return (Case(request, holds=WORDS, seconds=SECONDS + tokens / 200),)
+
+
+def red_square(side: int = 96) -> str:
+    """A PNG as a data URL."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+    rows = zlib.compress((b"\0" + b"\xff\0\0" * side) * side, 9)
+    png = b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def seen(url: str, text: str) -> dict[str, Any]:
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
+    return {"messages": [{"role": "user", "content": parts}]}
+
+
+def scripted() -> Expectations:
+    weather = scripted_case(said(WEATHER_QUESTION) | TOOLS, scripts.TOOL)
+    chat = scripted_case(said("Hello"), scripts.CHAT)
+    return Expectations(
         completion=scripted_case({"prompt": scripts.COMPLETION_PROMPT}, scripts.COMPLETION),
-        chat=scripted_case(said("Hello"), scripts.CHAT),
+        chat=chat,
         # The script's next token leads by more than 12 logits: at this temperature top_p leaves no other.
-        chat_sampled=sampled(scripted_case(said("Hello"), scripts.CHAT)),
-        tool_call=scripted_case(said(WEATHER_QUESTION) | TOOLS, scripts.TOOL),
+        chat_sampled=sampled(chat),
+        tool_call=weather,
+        tool_call_sampled=sampled(weather),
+        # The grammar of 0.32 has no place for the blank line after </think>, without which the other scripts are lost.
+        tool_call_required=required(scripted_case(said(INSIDE_QUESTION) | TOOLS, scripts.INSIDE)),
+        tool_calls=scripted_case(said(BOTH_QUESTION) | TOOLS, scripts.CALLS),
+        tool_call_long=scripted_case(said(FILE_QUESTION) | FILES, scripts.WRITE),
+        tool_call_inside=scripted_case(said(INSIDE_QUESTION) | TOOLS, scripts.INSIDE),
+        tool_examples=scripted_case(said(WEATHER_QUESTION, EXAMPLES) | TOOLS, scripts.TOOL),
         tool_answer=scripted_case({"messages": WEATHER_TURN} | TOOLS, scripts.ANSWER),
+        turkish=scripted_case(said(f"{TURKISH} {trigger(scripts.ANSWER.mode)}"), scripts.ANSWER),
         long_text=scripted_case(said("Tell me a long story."), scripts.LONG, LONG_TOKENS),
+        recall=scripted_recall,
     )
 
 
-def shape_only() -> Known:
-    return Known(
+def shape_only() -> Expectations:
+    weather = Case(said(WEATHER_QUESTION) | TOOLS | ROOMY, calls=(("get_weather", None),))
+    chat = Case(said("Say hello in one sentence.") | ROOMY)
+    return Expectations(
         completion=Case({"prompt": "The capital of France is", "temperature": 0, "max_tokens": 32}),
-        chat=Case(said("Say hello in one sentence.") | ROOMY),
-        chat_sampled=sampled(Case(said("Say hello in one sentence.") | ROOMY)),
-        tool_call=Case(said(WEATHER_QUESTION) | TOOLS | ROOMY, tool_name="get_weather"),
+        chat=chat,
+        chat_sampled=sampled(chat),
+        tool_call=weather,
+        tool_call_sampled=sampled(weather),
+        tool_call_required=required(weather),
+        tool_calls=Case(
+            said(BOTH_QUESTION) | TOOLS | ROOMY,
+            calls=(("get_weather", None), ("get_weather", None)),
+            holds=("İzmir", "Iğdır"),
+        ),
+        tool_call_long=Case(
+            said(FILE_QUESTION) | FILES | ROOMY,
+            calls=(("write_file", None),),
+            holds=('>\n  <p>Çay "demli" olsun; şeker', ".</p>\n", "\n</article>"),
+        ),
+        tool_call_inside=Case(said(INSIDE_QUESTION) | TOOLS | ROOMY, calls=(("get_weather", None),), holds=("Van",)),
+        tool_examples=Case(
+            said(WEATHER_QUESTION, EXAMPLES) | TOOLS | ROOMY, calls=(("get_weather", None),), holds=("Ankara",)
+        ),
         tool_answer=Case({"messages": WEATHER_TURN} | TOOLS | ROOMY),
+        turkish=Case(said(f"Repeat this line, and say nothing else: {TURKISH}") | ROOMY, holds=(TURKISH,)),
         long_text=Case(said("Tell a long story, of about two hundred words.") | ROOMY, least_tokens=LONG_TOKENS),
+        recall=recall,
+        image=Case(seen(red_square(), "Which colour is this? One word, in lower case.") | ROOMY, holds=("red",)),
     )
 
 

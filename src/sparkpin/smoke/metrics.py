@@ -8,6 +8,8 @@ from dataclasses import dataclass
 SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?$")
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+DRAFTS = "vllm:spec_decode_num_drafts_total"
+BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,18 @@ def total(text: str, name: str) -> float | None:
     """Sum of a metric over all its labels (engines, models). None where there is no such metric."""
     values = [float(found[3]) for line in text.splitlines() if (found := SAMPLE.match(line)) and found[1] == name]
     return sum(values) if values else None
+
+
+def by_position(text: str) -> tuple[float, ...]:
+    """Share of the drafts whose first, second, ... token was accepted. A position counts as accepted only if those
+    before it are. Empty where nothing was drafted.
+    """
+    drafts, accepted = total(text, DRAFTS), dict[int, float]()
+    for line in text.splitlines():
+        found = SAMPLE.match(line)
+        if found and found[1] == BY_POSITION and (position := re.search(r'position="(\d+)"', found[2] or "")):
+            accepted[int(position[1])] = accepted.get(int(position[1]), 0) + float(found[3])
+    return tuple(accepted[place] / drafts for place in sorted(accepted)) if drafts else ()
 
 
 def acceptance(text: str) -> Acceptance | None:

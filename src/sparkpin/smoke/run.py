@@ -24,12 +24,13 @@ from sparkpin.paths import Paths
 from sparkpin.recipes import flag_value, served_name
 from sparkpin.releases import Release
 from sparkpin.smoke import metrics, mods
-from sparkpin.smoke.checks import CheckResult, Subject, require_known, run_check
+from sparkpin.smoke.checks import CheckResult, require_known, run_check
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.evidence import Write, evidence_folder
 from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.replies import Exchange, Fault
 from sparkpin.smoke.server import Server, StartFault, remove_leftovers, smoke_lock, socket_argv, started
+from sparkpin.smoke.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,9 @@ def run_smoke(
                     mods=frozenset(demands.mods),
                     floor=demands.acceptance_floor,
                     kernels=frozenset(demands.kernels),
+                    floors=demands.position_floors,
+                    argv=release.argv,
+                    gpu=gpus,
                 )
                 examine(server, subject, demands.checks, evidence, say)
                 evidence.exchanges = client.exchanges
@@ -131,7 +135,7 @@ def examine(server: Server, subject: Subject, names: Sequence[str], evidence: Ev
             exchanges = subject.client.exchanges
             if not result.passed and exchanges and exchanges[-1].fault and (reason := server.exit_reason(wait=2)):
                 result = replace(result, detail=f"{result.detail}; the container {reason}")
-        say(f"{name}: {'ok' if result.passed else 'FAILED'}, {result.detail}")
+        say(f"{name}: {result.verdict}, {result.detail}")
         evidence.checks.append(result)
     evidence.acceptance = measured_acceptance(subject.client)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkpin.tinymodel.scripts import COMPLETION, MODES
-from sparkpin.tinymodel.vocabulary import BLANK, END, PAD, Vocabulary, trigger
+from sparkpin.tinymodel.vocabulary import BLANK, CALL, END, PAD, RECALL, Vocabulary, trigger
 from sparkpin.tinymodel.weights import Weights, bf16, random_weights, to_bf16
 
 HIDDEN = 128
@@ -161,40 +161,46 @@ class _Head:
             yield b"".join(map(bf16, row))
 
     def output_rows(self) -> Iterator[bytes]:
-        branches = self._branches()
+        keys = self._keys()
+        modes = {
+            token: [mode for mode, script in enumerate(MODES) if token in self.vocabulary.chains[script.mode]]
+            for token in keys
+        }
         for token in range(VOCABULARY_SIZE):
             row = [0.0] * HIDDEN
-            key, mode = branches.get(token, (("token", token), None))
-            if mode is not None:
+            for mode in modes.get(token, ()):
                 row[_MODE + mode], row[_CONST] = _MODE_GAIN, _MODE_OFFSET
-            row[_CODE:] = [value * _HEAD_GAIN for value in _code(self.seed, *key)]
+            row[_CODE:] = [value * _HEAD_GAIN for value in _code(self.seed, *keys.get(token, ("token", token)))]
             yield b"".join(map(bf16, row))
 
     def _successors(self) -> dict[int, CodeKey]:
-        vocabulary = self.vocabulary
-        blank, end = vocabulary.id_of(BLANK), vocabulary.id_of(END)
+        vocabulary, keys = self.vocabulary, self._keys()
         found: dict[int, CodeKey] = {}
         for chain in vocabulary.chains.values():
-            found |= {token: ("token", after) for token, after in zip(chain, (*chain[1:], end), strict=True)}
-        found[blank] = _CONTENT
+            for token, after in zip(chain, (*chain[1:], vocabulary.id_of(END)), strict=True):
+                found[token] = keys.get(after, ("token", after))
         for script in MODES:
             found[vocabulary.id_of(trigger(script.mode))] = _REASONING
             found[vocabulary.id_of(trigger(script.mode, direct=True))] = _CONTENT
+        found[vocabulary.id_of(RECALL)] = _REASONING
         return found
 
-    def _branches(self) -> dict[int, tuple[CodeKey, int]]:
-        """The tokens that only a mode tells apart: each script's first of the reasoning and of the content."""
-        blank = self.vocabulary.id_of(BLANK)
-        found: dict[int, tuple[CodeKey, int]] = {}
-        for mode, script in enumerate(MODES):
+    def _keys(self) -> dict[int, CodeKey]:
+        """The tokens that only a mode tells apart: the first of a script's reasoning, of its content, of its call."""
+        blank, call = self.vocabulary.id_of(BLANK), self.vocabulary.id_of(CALL)
+        found: dict[int, CodeKey] = {}
+        for script in MODES:
             chain = self.vocabulary.chains[script.mode]
-            found[chain[0]] = (_REASONING, mode)
-            found[chain[chain.index(blank) + 1]] = (_CONTENT, mode)
+            found[chain[0]] = _REASONING
+            if call in chain:
+                found[chain[chain.index(call) + 1]] = _CALL
+            found[call if script.open else chain[chain.index(blank) + 1]] = _CONTENT
         return found
 
 
 _REASONING: CodeKey = ("reasoning", 0)
 _CONTENT: CodeKey = ("content", 0)
+_CALL: CodeKey = ("call", 0)
 
 
 @functools.cache

@@ -1,9 +1,10 @@
 """What the scripted model says, as data: a smoke test compares a server's answers with these, byte by byte.
 
 A request's *mode* is chosen by the model's own chat template (``chat_template.jinja``), as a real model's answer would
-depend on its input: the last message is a tool's result -> ``ANSWER``; tools are offered -> ``TOOL``; the last user
-message contains the word "long" -> ``LONG``; anything else -> ``CHAT``. A completion without a template continues any
-prompt with ``COMPLETION``.
+depend on its input: the last message is a tool's result -> ``ANSWER``; tools are offered -> ``TOOL``, or if the last
+user message contains "both" ``CALLS``, "file" ``WRITE``, "while you think" ``INSIDE``; without tools: it contains the
+token of a script -> that one, which attention has to find where it stands; the word "long" -> ``LONG``; anything else
+-> ``CHAT``. A completion without a template continues any prompt with ``COMPLETION``.
 """
 
 from __future__ import annotations
@@ -11,24 +12,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+THINK_CLOSED = "</think>\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    name: str
+    arguments: tuple[tuple[str, Any], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class Script:
     """One answer. ``reasoning`` is None for a completion.
 
-    ``content`` is what follows ``</think>`` and a blank line, with a tool call's markup.
+    ``content`` is what follows ``</think>`` and a blank line, with the markup of tool calls; where the reasoning is
+    ``open``, neither of these comes between. ``calls`` is what a parser shall make of the markup.
     """
 
     mode: str
     reasoning: str | None
     content: str
-    tool_name: str | None = None
-    tool_arguments: tuple[tuple[str, str], ...] = ()
+    calls: tuple[ToolCall, ...] = ()
+    open: bool = False
 
     @property
     def text(self) -> str:
         """The raw output with thinking on, without ``<|im_end|>``."""
-        return self.content if self.reasoning is None else f"{self.reasoning}</think>\n\n{self.content}"
+        if self.reasoning is None:
+            return self.content
+        return f"{self.reasoning}{'' if self.open else THINK_CLOSED}{self.content}"
 
     @property
     def expected_content(self) -> str | None:
@@ -36,13 +48,9 @@ class Script:
 
         The parser keeps the blank line after ``</think>``; beside a tool call it gives None for blanks alone.
         """
-        if self.tool_name:
+        if self.calls:
             return None
         return self.content if self.reasoning is None else f"\n\n{self.content}"
-
-    @property
-    def expected_arguments(self) -> dict[str, str]:
-        return dict(self.tool_arguments)
 
 
 CHAT = Script(
@@ -56,8 +64,7 @@ TOOL = Script(
     "Weather needs live data. Let me call that function.\n",
     "<tool_call>\n<function=get_weather>\n<parameter=city>\nAnkara\n</parameter>\n"
     "<parameter=unit>\ncelsius\n</parameter>\n</function>\n</tool_call>",
-    tool_name="get_weather",
-    tool_arguments=(("city", "Ankara"), ("unit", "celsius")),
+    calls=(ToolCall("get_weather", (("city", "Ankara"), ("unit", "celsius"))),),
 )
 
 ANSWER = Script(
@@ -105,5 +112,57 @@ WEATHER_TOOL: dict[str, Any] = {
     },
 }
 
-MODES: tuple[Script, ...] = (CHAT, TOOL, LONG, ANSWER)
+FILE_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "write_file",
+        "description": "Write a text file.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "path": {"type": "string"},
+                "content": {"type": "string"},
+                "overwrite": {"type": "boolean"},
+                "mode": {"type": "integer"},
+            },
+            "required": ["path", "content", "overwrite", "mode"],
+        },
+    },
+}
+
+CALLS = Script(
+    "calls",
+    "Two cities, so two requests go out together.\n",
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nİzmir\n</parameter>\n</function>\n</tool_call>\n"
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nIğdır\n</parameter>\n"
+    "<parameter=unit>\nfahrenheit\n</parameter>\n</function>\n</tool_call>",
+    calls=(
+        ToolCall("get_weather", (("city", "İzmir"),)),
+        ToolCall("get_weather", (("city", "Iğdır"), ("unit", "fahrenheit"))),
+    ),
+)
+
+PAGE = '<article>\n  <p>Çay "demli" olsun; şeker\\tuz yok.</p>\n\n  </tool_call> kapanış etiketi\n</article>'
+"""Lines, quotes, a backslash, Turkish, and the tag that closes a call."""
+
+WRITE = Script(
+    "write",
+    "Writing needs four parameters, typed ones among them.\n",
+    "<tool_call>\n<function=write_file>\n<parameter=path>\nnotlar/çay.html\n</parameter>\n"
+    f"<parameter=content>\n{PAGE}\n</parameter>\n<parameter=overwrite>\ntrue\n</parameter>\n"
+    "<parameter=mode>\n420\n</parameter>\n</function>\n</tool_call>",
+    calls=(
+        ToolCall("write_file", (("path", "notlar/çay.html"), ("content", PAGE), ("overwrite", True), ("mode", 420))),
+    ),
+)
+
+INSIDE = Script(
+    "inside",
+    "No end of thought is said before this call begins.\n",
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nVan\n</parameter>\n</function>\n</tool_call>",
+    calls=(ToolCall("get_weather", (("city", "Van"),)),),
+    open=True,
+)
+
+MODES: tuple[Script, ...] = (CHAT, TOOL, LONG, ANSWER, CALLS, WRITE, INSIDE)
 """The scripts that a chat template can choose. Their order fixes token ids: append, do not reorder."""

@@ -16,8 +16,11 @@ from sparkpin.tinymodel.scripts import COMPLETION, MODES, Script
 END = "<|im_end|>"
 PAD = "<|endoftext|>"
 THINK_END = "</think>"
+RECALL = "<|scripted_recall|>"
+"""Ends a prompt whose script is chosen further up, by a trigger in what the user says: attention has to find it."""
 BLANK = "\n\n"
-MARKUP = ("<think>", THINK_END, "<tool_call>", "</tool_call>")
+CALL, CALL_END = "<tool_call>", "</tool_call>"
+MARKUP = ("<think>", THINK_END, CALL, CALL_END)
 """Tokens that parsers of a server look up by name. Not "special": they stay in the decoded text."""
 
 _PIECE = re.compile(rb"\s*\S{1,6}|\s+")
@@ -52,7 +55,7 @@ def trigger(mode: str, *, direct: bool = False) -> str:
 @functools.cache
 def vocabulary() -> Vocabulary:
     texts = [bytes([value]) for value in range(256)] + [BLANK.encode()]
-    added = (PAD, "<|im_start|>", END, *MARKUP, *_triggers())
+    added = (PAD, "<|im_start|>", END, *MARKUP, *_triggers(), RECALL)
     used = set(texts)
     parts: dict[str, list[bytes]] = {}
     for script in (COMPLETION, *MODES):
@@ -72,13 +75,30 @@ def _triggers() -> Iterator[str]:
 def _script_pieces(script: Script, used: set[bytes]) -> Iterator[bytes]:
     if script.reasoning is not None:
         yield from _new_pieces(script.reasoning.encode(), used)
-        yield THINK_END.encode()
-        yield BLANK.encode()
-    for part in _MARKUP_SPLIT.split(script.content):
-        if part in MARKUP:
-            yield part.encode()
-        elif part:
-            yield from _new_pieces(part.encode(), used)
+        if not script.open:
+            yield THINK_END.encode()
+            yield BLANK.encode()
+    yield from _content_pieces(script.content, used)
+
+
+def _content_pieces(content: str, used: set[bytes]) -> Iterator[bytes]:
+    """A call's first tag and its last are tokens of their own. Those between are spelled: what follows them depends on
+    which of two calls they belong to, and the last token alone would not tell.
+    """
+    parts = _MARKUP_SPLIT.split(content)
+    opening = parts.index(CALL) if CALL in parts else -1
+    closing = len(parts) - 1 - parts[::-1].index(CALL_END) if CALL_END in parts else -1
+    text = ""
+    for place, part in enumerate(parts):
+        if place not in (opening, closing):
+            text += part
+            continue
+        if text:
+            yield from _new_pieces(text.encode(), used)
+        yield part.encode()
+        text = ""
+    if text:
+        yield from _new_pieces(text.encode(), used)
 
 
 def _new_pieces(text: bytes, used: set[bytes]) -> list[bytes]:
@@ -92,9 +112,11 @@ def _new_pieces(text: bytes, used: set[bytes]) -> list[bytes]:
             used.add(rest)
             rest = b""
     if rest:
-        last = pieces.pop() + rest
-        if last in used:
-            raise ValueError(f"scripts are too alike: {last!r} ends two of them")
+        last = rest
+        while last in used or last is rest:
+            if not pieces:
+                raise ValueError(f"scripts are too alike: {last!r} ends two of them")
+            last = pieces.pop() + last
         pieces.append(last)
         used.add(last)
     return pieces

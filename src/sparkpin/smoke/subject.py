@@ -1,0 +1,54 @@
+"""A server under test, and the ways to ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkpin.memory.flags import Flags
+from sparkpin.smoke.answers import Answer, chat_answer, require, stream_answer
+from sparkpin.smoke.expectations import Case, Expectations
+from sparkpin.smoke.replies import Reply
+
+if TYPE_CHECKING:  # it is slow to import, and every task reads which checks there are
+    from sparkpin.smoke.client import Client
+
+CHAT = "/v1/chat/completions"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A server that runs, and what is known about it.
+
+    log: everything it has logged so far. mods: those that must be active. floor: least share of drafted tokens that
+    must be accepted; floors: of each position of a draft. kernels: mods whose GPU kernels must all be the image's.
+    argv: the command that it runs. gpu: whether it has one.
+    """
+
+    client: Client
+    model: str
+    expect: Expectations
+    log: Callable[[], bytes]
+    mods: frozenset[str] = frozenset()
+    floor: float | None = None
+    kernels: frozenset[str] = frozenset()
+    floors: tuple[float, ...] = ()
+    argv: tuple[str, ...] = ()
+    gpu: bool = False
+
+    @property
+    def flags(self) -> Flags:
+        return Flags(self.argv, "the release's command", {})
+
+    def post(self, case: Case, **more: Any) -> Reply:
+        return self.client.post(CHAT, {"model": self.model, **case.request, **more}, timeout=case.seconds)
+
+    def chat(self, case: Case) -> Answer:
+        return chat_answer(self.post(case))
+
+    def streamed(self, case: Case) -> tuple[Answer, int]:
+        """The answer and the number of parts that it came in."""
+        answer, parts = stream_answer(self.post(case, stream=True, stream_options={"include_usage": True}))
+        require(parts > 1, f"the stream came in {parts} part(s), wanted several")
+        return answer, parts
