@@ -12,7 +12,10 @@ from functools import cache
 
 import torch
 
-SEED = b"sparkpin turboquant signs 1"
+SEED = b"sparkpin turboquant signs 8"
+"""Of those from 1 up the first with which constant vectors and Hadamard rows of 64, 128 and 256 components, all of
+which have one error for given signs, are coded no worse than random ones: 0.0068, 0.0088, 0.0077 at 4 bits (1 has
+0.0125 at 64)."""
 
 
 def check_head_dim(head_dim: int) -> None:
