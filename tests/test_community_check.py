@@ -346,7 +346,6 @@ if CORPUS.is_dir():  # a clone alone has none of them
             "recipes-diffusion-gemma-nvfp4": [template],
             "recipes-laguna-s-2.1": [draft],
             "recipes-qwen-122b": [draft],
-            "recipes-qwen3.5-122b-int4-autoround": [template],
-            "recipes-qwen3.5-27b-opus-v2-fp8": ["--kernel_config: its JSON", template],
+            "recipes-qwen3.5-27b-opus-v2-fp8": ["--kernel_config: its JSON"],
             "recipes-qwen3.6-35b-a3b-fp8-dflash": [template, draft],
         }

@@ -27,7 +27,7 @@ V1 = {
     "model": "acme/sample-int4",
     "container": "vllm-node-tf5",
     "build_args": ["--tf5"],
-    "mods": ["mods/fix-qwen3.5-autoround", "mods/fix-qwen3.5-chat-template"],
+    "mods": ["mods/fix-qwen3.5-autoround", "mods/not-here"],
     "defaults": {"port": 8001, "host": "0.0.0.0", "tensor_parallel": 2, "config": '{"top_k": 20}', "unused": 1},
     "env": {"VLLM_MARLIN_USE_ATOMIC_ADD": 1, "J": '{"a": 1}'},
     "command": """vllm serve acme/sample-int4 \\
@@ -83,7 +83,7 @@ def test_a_recipe_of_version_1_becomes_ours(paths: Paths, tmp_path: Path, capsys
         "container vllm-node-tf5 -> stack spark (there it is what was newest on the day of its build)",
         "mod fix-qwen3.5-autoround -> nothing: this vLLM has it already (eugr/spark-vllm-docker#213)",
         "--host 0.0.0.0 -> 127.0.0.1, where nobody else reaches it",
-        "not mapped: mod mods/fix-qwen3.5-chat-template: the project has no mods/fix-qwen3.5-chat-template/run.sh",
+        "not mapped: mod mods/not-here: the project has no community/not-here/run.sh",
         "not mapped: --chat-template unsloth.jinja: that file is not here; the model's own template is used",
         "next: invoke lock --model sample-int4",
     ):
@@ -95,6 +95,16 @@ def test_a_recipe_of_version_1_becomes_ours(paths: Paths, tmp_path: Path, capsys
     loaded = manifests.load_recipe(paths.project, "some-recipe")
     assert recipes.own_argv(loaded)[3:5] == ["--port", "8001"]
     assert manifests.load_model(paths.project, "sample-int4").repositories["base"].repo == "acme/sample-int4"
+
+
+def test_a_mod_that_is_pinned_stays_and_brings_its_template(
+    paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = imported(paths, tmp_path, V1 | {"mods": ["mods/fix-qwen3.5-chat-template"]})
+    assert made["mods"] == ["fix-qwen3.5-chat-template"]
+    assert made["command"] == OURS.rstrip() + " \\\n  --chat-template unsloth.jinja\n"
+    told = capsys.readouterr().out
+    assert "next: invoke lock --mod fix-qwen3.5-chat-template; invoke lock --model sample-int4\n" in told
 
 
 def test_a_recipe_of_version_2_becomes_ours(paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,7 +305,7 @@ def test_mods_that_are_here_stay(project: Path, tmp_path: Path) -> None:
     (project / "mods/packed.zip").write_bytes(b"")
     mods = ["mods/fix-own", "drop-caches/", "mods/packed.zip", "mods/gone"]
     kept, told, missing = mapping.of_mods(recipe.load(Path(written(tmp_path, V1 | {"mods": mods}))), project, "0.33.0")
-    assert (kept, missing) == (["fix-own", "packed"], ["mod mods/gone: the project has no mods/gone/run.sh"])
+    assert (kept, missing) == (["fix-own", "packed"], ["mod mods/gone: the project has no community/gone/run.sh"])
     assert told == ["mod drop-caches -> nothing: the page cache is the host's business, not the image's"]
 
 

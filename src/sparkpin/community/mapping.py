@@ -101,7 +101,7 @@ def shortened(value: object) -> str:
 
 
 def of_mods(recipe: Recipe, project: Path, version: str) -> tuple[list[str], list[str], list[str]]:
-    """Folders of mods/ that stay, what is told of others, and what is not to be had."""
+    """Mods that stay, what is told of others, and what is not to be had."""
     kept: list[str] = []
     told: list[str] = []
     unmapped: list[str] = []
@@ -113,7 +113,7 @@ def of_mods(recipe: Recipe, project: Path, version: str) -> tuple[list[str], lis
         elif is_here(project, name):
             kept.append(name)
         else:
-            unmapped.append(f"mod {mod}: the project has no mods/{name}/run.sh")
+            unmapped.append(f"mod {mod}: the project has no community/{name}/run.sh")
     return kept, told, unmapped
 
 
@@ -126,6 +126,12 @@ def is_here(project: Path, name: str) -> bool:
     """Whether the project holds a mod with a run.sh, or pins it."""
     places = [f"{folder}/{name}{end}" for folder in ("mods", "community") for end in ("/run.sh", ".zip")]
     return any((project / place).is_file() for place in [*places, f"pins/community/{name}.yaml"])
+
+
+def is_unlocked(project: Path, name: str) -> bool:
+    """Whether the project pins a mod that nobody has fetched yet."""
+    pin = project / f"pins/community/{name}.yaml"
+    return pin.is_file() and not pin.with_suffix(".lock").is_file()
 
 
 def templates_of(project: Path, mods: Sequence[str], wanted: str | None) -> frozenset[str]:

@@ -66,10 +66,9 @@ def recipe_import(
     of = f"stack {chosen.name} (vLLM {version}), stage {found.stage}, model {recipe.model}"
     show(f"wrote {target.relative_to(project)}: {of}")
     report(check.own_findings(project, made.name))
-    todo = (
-        f"build --recipe {made.name}" if revision != UNRESOLVED else f"lock --model {model_name(paths, recipe.model)}"
-    )
-    show(f"next: invoke {todo}")
+    todo = [f"lock --mod {mod}" for mod in made.value.get("mods", ()) if mapping.is_unlocked(project, mod)]
+    todo += [f"lock --model {model_name(paths, recipe.model)}"] if revision == UNRESOLVED else []
+    show("next: " + "; ".join(f"invoke {task}" for task in todo or [f"build --recipe {made.name}"]))
     return target
 
 
