@@ -80,6 +80,7 @@ def signing_key(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist looks at the groups in a hook of this name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of an engine in two groups, of which each runs on one worker: `-n 2 --dist loadgroup`."""
     for item in items:
