@@ -549,9 +549,8 @@ def test(c: Context, fast: bool = False, select: str = "") -> None:
     quick = ["-m", "not engine and not e2e", "-n", "auto"]
     if select:
         run_all([*argv, "-k", select, *(quick if fast else [])])
-    else:  # tests/conftest.py has the groups of what uses an engine
-        engines = ["-m", "engine or e2e", "-n", "2", "--dist", "loadgroup"]
-        run_all([*argv, *quick], *([] if fast else [[*argv, *engines]]))
+    else:  # what uses the one engine runs one by one
+        run_all([*argv, *quick], *([] if fast else [[*argv, "-m", "engine or e2e"]]))
 
 
 @command()

@@ -13,19 +13,6 @@ import wheelhouse
 
 PROJECT = Path(__file__).resolve().parents[1]
 DATA = ("pins", "stages", "recipes", "dockerfiles")
-# They start containers of finished images or an engine of their own, and change nothing that tests of the machine's
-# engine look at, which must run one by one.
-APART = (
-    "test_hybrid_formats",
-    "test_lint",
-    "test_loading_in_image",
-    "test_memory_vllm",
-    "test_mods_in_image",
-    "test_offline",
-    "test_reproduce",
-    "test_rootfs",
-    "test_serving_vllm",
-)
 
 
 @pytest.fixture
@@ -78,15 +65,6 @@ def signing_key(tmp_path: Path) -> Path:
     path = tmp_path / "signing_key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", path], check=True)
     return path
-
-
-@pytest.hookimpl(tryfirst=True)  # xdist looks at the groups in a hook of this name
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of an engine in two groups, of which each runs on one worker: `-n 2 --dist loadgroup`."""
-    for item in items:
-        if any(item.get_closest_marker(name) for name in ("engine", "e2e")):
-            module = item.path.stem
-            item.add_marker(pytest.mark.xdist_group("apart" if module in APART else "engine"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
