@@ -16,6 +16,7 @@ STEPS = (8_192, 32_768, 131_072)
 TEMPLATE = 200  # tokens that a chat template adds, and the question
 CACHED = 6_000  # tokens: more than two of the blocks that a hybrid model's cache has
 BROKEN_OFF = 3
+LONG = 1500  # tokens of an answer that nobody waits for
 FREED_SECONDS = 10.0
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 USED = "vllm:kv_cache_usage_perc"
@@ -64,7 +65,9 @@ def cancelled(subject: Subject) -> str:
     """Clients that go away amid a long answer must leave no request and no cache behind."""
     case = subject.expect.long_text
     before = metric(scraped(subject), USED)
-    body = {"model": subject.model, **case.request, "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    limit = subject.flags.number("--max-model-len", auto=True)
+    tokens = LONG if limit in (None, AUTO) else min(LONG, int(limit or 0) // 2)  # the prompt has to fit, too
+    body = {"model": subject.model, **case.request, "max_tokens": tokens, "ignore_eos": True, "stream": True}
     for _ in range(BROKEN_OFF):
         subject.client.abandon(CHAT, body)
     until = time.monotonic() + FREED_SECONDS
