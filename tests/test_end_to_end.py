@@ -141,7 +141,7 @@ def test_promote_serve_and_roll_back_take_the_flags_with_them(main_job: Releases
     assert told["models"]["scripted-tiny"]["limit"] == {"context": 2048, "output": 512}
     config = copy.done("client", "openai", "--recipe", TRIAL, "--url", "http://127.0.0.1:8000")  # as from inside
     status, output = container.exec_run(["sh", "-c", f"{config}\npython -c '{ASK}'"])
-    assert (status, output.decode().splitlines()[-1]) == (0, CHAT.expected_content), output.decode()
+    assert (status, output.decode().splitlines()[-1]) == (0, CHAT.expected_content.strip()), output.decode()
     copy.done("stop", "--recipe", TRIAL)
 
     copy.done("pin", second["tag"], "--note", "to be looked at")
