@@ -22,6 +22,7 @@ from sparkpin import usage
 PROJECT = Path(__file__).resolve().parent
 RECIPE = "recipe of recipes/ (default: the one of the stack)"
 STAGE = "stage of stages/ (default: the recipe's)"
+DRAIN = "seconds to wait for requests under way before another server takes the port (default: 30)"
 TRUST = "build an imported release, too: its steps run as root"
 STACK = "stack of pins/stacks/ (default: the one for this machine)"
 
@@ -203,12 +204,14 @@ def checkpoint(
         "free": "of which so much is free",
         "json": "machine-readable",
         "exit_code": "end with 1 when it does not fit",
+        "stack": STACK,
     }
 )
 def plan(
     c: Context,
     recipe: str | None = None,
     stage: str | None = None,
+    stack: str | None = None,
     memory: str = "",
     free: str = "",
     json: bool = False,
@@ -217,7 +220,7 @@ def plan(
     """Say what memory a recipe will need, and how many users fit."""
     from sparkpin.memory import tasks
 
-    fits = tasks.plan(recipe=recipe, stage=stage, memory=memory, free=free, as_json=json)
+    fits = tasks.plan(recipe=recipe, stage=stage, stack=stack, memory=memory, free=free, as_json=json)
     if exit_code and not fits:
         raise Exit(code=1)
 
@@ -271,6 +274,48 @@ def smoke(
     from sparkpin import commands
 
     commands.smoke(tag=release, stage=stage, recipe=recipe, load=load)
+
+
+@command(
+    positional=usage.compare_words(sys.argv),
+    help={
+        "release": "tag to measure (default: what is served of the recipe, else its current release)",
+        "recipe": RECIPE,
+        "compare": "measure this release and the one that follows in turns: --compare A B",
+        "other": "the release that follows, by its name: --compare A --other B",
+        "rounds": "of a comparison, a turn of each (default: 4)",
+        "only": "prompts: the five prompts; sweep: more users at a time, longer prompts (default: both)",
+        "quick": "short answers and few cells: whether it works at all",
+        "full": "the cells with many long prompts at a time, too",
+        "bandwidth": "of the memory in GB/s (a DGX Spark's: 273), to print the ceiling beside it",
+        "resume": "go on with a run that was broken off",
+        "dry_run": "print the plan and about how long it takes",
+        "json": "machine-readable",
+    },
+)
+def bench(
+    c: Context,
+    release: str | None = None,
+    recipe: str | None = None,
+    compare: str = "",
+    other: str | None = None,
+    rounds: str = "4",
+    only: str = "",
+    quick: bool = False,
+    full: bool = False,
+    bandwidth: str = "",
+    resume: bool = False,
+    dry_run: bool = False,
+    json: bool = False,
+) -> None:
+    """Measure how fast a release is, or two in turns."""
+    from sparkpin.bench import tasks
+
+    asked = tasks.Asked(quick=quick, full=full, only=only, bandwidth=bandwidth, dry_run=dry_run, as_json=json)
+    if compare:
+        tasks.run_compare(compare, other or "", asked=asked, rounds=whole("rounds", rounds, 4))
+    else:
+        tasks.run(recipe=recipe, tag=release, asked=asked, resume=resume)
 
 
 @command(help={"json": "machine-readable"})
@@ -347,20 +392,127 @@ def inspect(c: Context, tag: str, sm: str = "", platform: str = "", all: bool = 
     commands.inspect(tag, sm=sm, platform=platform, everything=all, as_json=json)
 
 
-@command(positional=["tag"], help={"tag": "release that passed its smoke test"})
-def promote(c: Context, tag: str) -> None:
+@command(
+    help={
+        "recipe": RECIPE,
+        "release": "tag of the release to measure (default: the newest that passed, of a stage with a parent)",
+        "against": "tag or stage to compare it with (default: its parent stage, which `promote` goes by)",
+        "quick": "two texts of each kind, fewer questions: says less, and sooner",
+        "tasks": "tasks of lm-eval to run as well, such as arc_easy,gsm8k (sparkpin_choices needs no data)",
+        "limit": "questions of each of these tasks (default: all)",
+        "chat": "ask these tasks as chats; those that compare log-probabilities cannot be",
+        "fetch": "install lm-eval and fetch the tasks' data first (network)",
+        "json": "machine-readable",
+    }
+)
+def quality(
+    c: Context,
+    recipe: str | None = None,
+    release: str | None = None,
+    against: str | None = None,
+    quick: bool = False,
+    tasks: str = "",
+    limit: str = "0",
+    chat: bool = False,
+    fetch: bool = False,
+    json: bool = False,
+) -> None:
+    """Measure what a release lost against another."""
+    from sparkpin.quality import tasks as measuring
+    from sparkpin.quality.standard import wanted_of
+
+    measuring.quality(
+        recipe=recipe,
+        release=release,
+        against=against,
+        quick=quick,
+        wanted=wanted_of(tasks, limit=whole("limit", limit, 100), chat=chat, fetch=fetch),
+        fetch=fetch,
+        as_json=json,
+    )
+
+
+@command(
+    help={
+        "good": "release whose check is good",
+        "bad": "release whose check is bad",
+        "check": "command of a shell (docs/bisect.md): 0 is good, 125 cannot be told, any other bad",
+        "serve": "start a server for each trial: its address is SPARKPIN_ENDPOINT",
+        "unstarted_is_bad": "with --serve: a server that does not start is bad, not unresolved",
+        "limit": "seconds that the check may take (default: 1800)",
+    }
+)
+def bisect(
+    c: Context,
+    good: str = "",
+    bad: str = "",
+    check: str = "",
+    serve: bool = False,
+    unstarted_is_bad: bool = False,
+    limit: str = "1800",
+) -> None:
+    """Find the change between two releases that turns a check."""
+    from sparkpin.bisect import tasks
+
+    tasks.bisect(
+        good=good,
+        bad=bad,
+        check=check,
+        serve=serve,
+        unstarted_is_bad=unstarted_is_bad,
+        limit=whole("limit", limit, 1800),
+    )
+
+
+@command(
+    help={
+        "recipe": "releases of this recipe only (default: every recipe's)",
+        "out": "file to write (default: report.html in SPARKPIN_HOME)",
+        "open": "serve the page on 127.0.0.1 instead, until Ctrl-C",
+        "port": "for --open (default: any that is free)",
+        "markdown": "print a table for a forum post instead",
+    }
+)
+def report(
+    c: Context,
+    recipe: str | None = None,
+    out: str = "",
+    open: bool = False,
+    port: str = "0",
+    markdown: bool = False,
+) -> None:
+    """Write the releases with their evidence as one HTML page."""
+    from sparkpin.report import tasks
+
+    tasks.report(recipe=recipe, out=out, serve=open, port=whole("port", port, 8088), as_markdown=markdown)
+
+
+@command(
+    positional=["tag"],
+    help={
+        "tag": "release that passed its smoke test",
+        "accept_loss": "why it may lose more than its stage allows; kept with the release",
+    },
+)
+def promote(c: Context, tag: str, accept_loss: str = "") -> None:
     """Make a release the current one of its recipe."""
     from sparkpin import commands
 
-    commands.promote(tag)
+    commands.promote(tag, accept_loss=accept_loss)
 
 
-@command(help={"recipe": RECIPE, "serve": "serve it, too; where it does not become ready, nothing has changed"})
-def rollback(c: Context, recipe: str | None = None, serve: bool = False) -> None:
+@command(
+    help={
+        "recipe": RECIPE,
+        "serve": "serve it, too; where it does not become ready, nothing has changed",
+        "drain": DRAIN,
+    }
+)
+def rollback(c: Context, recipe: str | None = None, serve: bool = False, drain: str = "") -> None:
     """Go back to the newest earlier release that passed."""
     from sparkpin import commands
 
-    commands.rollback(recipe=recipe, serve_it=serve)
+    commands.rollback(recipe=recipe, serve_it=serve, drain=whole("drain", drain, 60) if drain else None)
 
 
 @command(
@@ -449,6 +601,8 @@ def prune(c: Context, keep: str = "5", dry_run: bool = False, store: bool = Fals
         "release": "tag to serve (default: the current release)",
         "port": "port on this machine (default: of what runs, else the recipe's)",
         "host": "address to listen on (default: of what runs, else 127.0.0.1); a wider one wants an API key of clients",
+        "stack": STACK,
+        "drain": DRAIN,
         "unit": "print a systemd unit that does this after a reboot, and serve nothing now",
     }
 )
@@ -458,13 +612,16 @@ def serve(
     release: str | None = None,
     port: str = "",
     host: str = "",
+    stack: str | None = None,
+    drain: str = "",
     unit: bool = False,
 ) -> None:
     """Serve a release, in the place of what is served of its recipe."""
     from sparkpin import commands
 
     number = whole("port", port, 8001) if port else None
-    commands.serve(recipe=recipe, release=release, port=number, host=host or None, unit=unit)
+    wait = whole("drain", drain, 60) if drain else None
+    commands.serve(recipe=recipe, release=release, stack=stack, port=number, host=host or None, drain=wait, unit=unit)
 
 
 @command(help={"json": "machine-readable"})
@@ -475,15 +632,21 @@ def status(c: Context, json: bool = False) -> None:
     commands.server_status(as_json=json)
 
 
-@command(help={"recipe": RECIPE, "lines": "how many of the last (default: 100)", "follow": "go on as they come"})
+@command(
+    help={
+        "recipe": "whose server (default: the one that runs)",
+        "lines": "how many of the last (default: 100)",
+        "follow": "go on as they come",
+    }
+)
 def logs(c: Context, recipe: str | None = None, lines: str = "100", follow: bool = False) -> None:
-    """Print what a server has written."""
+    """Print what a server has written, health checks left out."""
     from sparkpin import commands
 
     commands.server_logs(recipe=recipe, lines=whole("lines", lines, 100), follow=follow)
 
 
-@command(help={"recipe": RECIPE})
+@command(help={"recipe": "whose server (default: each that runs of this home)"})
 def stop(c: Context, recipe: str | None = None) -> None:
     """Stop what `serve` started."""
     from sparkpin import commands
@@ -494,9 +657,9 @@ def stop(c: Context, recipe: str | None = None) -> None:
 @command(
     positional=usage.recipe_words(sys.argv),
     help={
-        "action": "import: take a recipe of spark-vllm-docker or sparkrun over; export: write one for them, with our "
-        "image; check: find mistakes",
-        "what": "file of a recipe, or name of one of recipes/ (check: all of these when left out)",
+        "action": "list: those of recipes/; check: find mistakes; import: take a recipe of spark-vllm-docker or "
+        "sparkrun over; export: write one for them, with our image",
+        "what": "import: a file; export: a name of recipes/; check: either, all of recipes/ when left out; list: none",
         "name": "import: name of the new recipe (default: the file's)",
         "stack": "import, check of a file: stack of pins/stacks/ (default: the one that its container maps to)",
         "stage": "import, export: stage of stages/ (default: base; the recipe's)",
@@ -518,7 +681,7 @@ def recipe(
     release: str | None = None,
     output: str = "",
 ) -> None:
-    """Import, export or check a recipe of the community."""
+    """List, check, import and export recipes."""
     from sparkpin.community import tasks
 
     if not tasks.recipe(action, what or "", name=name, stack=stack, stage=stage, lock=not no_lock, form=format,
@@ -549,8 +712,9 @@ def test(c: Context, fast: bool = False, select: str = "") -> None:
     quick = ["-m", "not engine and not e2e", "-n", "auto"]
     if select:
         run_all([*argv, "-k", select, *(quick if fast else [])])
-    else:  # what uses the one engine runs one by one
-        run_all([*argv, *quick], *([] if fast else [[*argv, "-m", "engine or e2e"]]))
+    else:  # what uses the one engine runs in lanes: tests/conftest.py
+        engine = ["-m", "engine or e2e", "-n", "2", "--dist", "loadfile"]
+        run_all([*argv, *quick], *([] if fast else [[*argv, *engine]]))
 
 
 @command()

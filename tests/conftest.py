@@ -7,9 +7,11 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import wheelhouse
+from xdist.scheduler import LoadFileScheduling
 
 PROJECT = Path(__file__).resolve().parents[1]
 DATA = ("pins", "stages", "recipes", "dockerfiles")
@@ -18,7 +20,16 @@ DATA = ("pins", "stages", "recipes", "dockerfiles")
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A copy of the project's data files, to edit and break; mods/ holds the sources."""
-    copy = tmp_path / "project"
+    return copied_to(tmp_path / "project")
+
+
+@pytest.fixture(scope="module")
+def shared_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for all tests of a file, where an engine builds from it."""
+    return copied_to(tmp_path_factory.mktemp("shared") / "project")
+
+
+def copied_to(copy: Path) -> Path:
     for name in DATA:
         shutil.copytree(PROJECT / name, copy / name)
     shutil.copytree(PROJECT / "mods", copy / "mods", ignore=shutil.ignore_patterns("__pycache__", "tests"))
@@ -65,6 +76,25 @@ def signing_key(tmp_path: Path) -> Path:
     path = tmp_path / "signing_key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", path], check=True)
     return path
+
+
+LANES = ("mark.e2e", "fake_engine")  # servers, and the one fake release of an engine: each is there once
+
+
+class Lanes(LoadFileScheduling):
+    """Files that name the same thing of `LANES` run one after the other, on one worker.
+
+    In place of the groups of `--dist loadgroup`: xdist 3.8 puts them into `_nodeid`, which pytest 9.2 no longer reads.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        text = (PROJECT / file).read_text()
+        return next((lane for lane in LANES if lane in text), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return Lanes(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,16 @@ RECIPE, CREATED = "scripted-tiny", "2026-01-02T03:04:05.5Z"
 
 
 @functools.cache
-def pairings(stage: str) -> tuple[Pairing, ...]:
-    return pair(PROJECT, RECIPE, stage=stage)
+def pairings(stage: str, project: Path = PROJECT) -> tuple[Pairing, ...]:
+    return pair(project, RECIPE, stage=stage)
+
+
+def copy_of_project(where: Path) -> Path:
+    """What a release is made from, to edit."""
+    for name in ("pins", "stages", "recipes", "dockerfiles"):
+        shutil.copytree(PROJECT / name, where / name)
+    shutil.copytree(PROJECT / "mods", where / "mods", ignore=shutil.ignore_patterns("__pycache__", "tests"))
+    return where
 
 
 @dataclass(frozen=True)
@@ -65,11 +74,12 @@ def layer_tar(name: str) -> bytes:
     return block(b"made-up", b"0", size=len(data), mtime=EPOCH) + padded(data) + END
 
 
-def make_sample(folder: Path, stage: str = "hybrid") -> Sample:
-    paths = Paths(PROJECT, folder / "cache", folder / "home")
+def make_sample(folder: Path, stage: str = "hybrid", project: Path = PROJECT, created: str = CREATED) -> Sample:
+    """project: a checkout that is not changed afterwards."""
+    paths = Paths(project, folder / "cache", folder / "home")
     inputs = Inputs.of(paths)
     diff_ids = [digest_of(layer_tar("rootfs"))]
-    for pairing in pairings(stage):
+    for pairing in pairings(stage, project):
         image = pairing.rendered
         layers = [
             LayerRecord(name=name, key=key, diff_id=digest_of(layer_tar(f"{image.stage} {name}")))
@@ -99,8 +109,8 @@ def make_sample(folder: Path, stage: str = "hybrid") -> Sample:
         )
         write_record(paths, record)
     built = BuiltImage(image.ref, record.config_digest, tuple(diff_ids), 1000, 1.5, cached=False)
-    release = dataclasses.replace(new_release(pairing, built), created=CREATED)
-    inputs.keep_project(PROJECT, release.inputs)
+    release = dataclasses.replace(new_release(pairing, built), created=created)
+    inputs.keep_project(project, release.inputs)
     Releases(paths).save(release)
     return Sample(paths, release)
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import py_compile
 import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
+from importlib.util import cache_from_source
 from pathlib import Path
 
 HERE = Path(__file__).parent
+UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH
 SOURCES = HERE.parent / "src"
 TORCH = "__version__ = '2.14.0+cu130'\ncuda = '13.0'\n"
 IMPORTED = f"""
@@ -24,6 +28,13 @@ print(json.dumps([os.__file__] + [m.__file__ for m in sys.modules.values() if ge
 def libraries(program: Path) -> set[Path]:
     listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
     return {Path(word) for word in listed.split() if word.startswith("/")}
+
+
+def bytecode(path: Path, folder: Path) -> bytes:
+    """Without it each start of a Python would compile 100 modules, for the root is read-only."""
+    compiled = folder / "compiled.pyc"
+    py_compile.compile(str(path), str(compiled), doraise=True, invalidation_mode=UNCHECKED)
+    return compiled.read_bytes()
 
 
 def image_tar() -> bytes:
@@ -53,10 +64,13 @@ def image_tar() -> bytes:
             member.size, member.mode = len(content), mode
             tar.addfile(member, io.BytesIO(content))
 
-        for file in sorted(files):
-            put(file, file.read_bytes())
-        for name in ("fake_vllm.py", "data/smoke/recorded.json"):
-            put(Path("/usr/local/bin") / name, (HERE / name).read_bytes(), 0o644)
+        places = {file: file for file in sorted(files)}
+        places |= {HERE / name: Path("/usr/local/bin") / name for name in ("fake_vllm.py", "data/smoke/recorded.json")}
+        with tempfile.TemporaryDirectory() as work:
+            for file, place in places.items():
+                put(place, file.read_bytes())
+                if file.suffix == ".py":
+                    put(Path(cache_from_source(str(place))), bytecode(file, Path(work)))
         said = {"vllm-0.33.0.dist-info/METADATA": "Name: vllm\nVersion: 0.33.0\n", "torch/version.py": TORCH}
         for name, text in said.items():  # for who looks at the image without running it
             put(Path("/opt/site-packages") / name, text.encode(), 0o644)

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from fake_image import image_tar
+from watched import free_port
 
+from sparkpin import serve
+from sparkpin.caches import volume_name
 from sparkpin.engine import Engine
 from sparkpin.paths import Paths
 from sparkpin.releases import Demands, Release, tag_of
+from sparkpin.serving.served import Served
 
 CHECKS = ("completion", "chat", "chat-stream", "tool-call", "tool-call-stream", "tool-answer", "long-text")
 CHECKS += ("chat-sampled", "mods")
-KEY = "ab" * 32
+KEY = uuid.uuid4().hex * 2  # another run of the tests may use the same engine
 REF = tag_of("fake", "base", KEY)
+BUILD_KEY = KEY[::-1]
 
 
 @pytest.fixture(scope="session")
@@ -29,10 +36,8 @@ def fake_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     tar = tmp_path_factory.mktemp("image") / "rootfs.tar"
     tar.write_bytes(image_tar())
     engine.import_rootfs(tar, REF, architecture="amd64" if os.uname().machine == "x86_64" else "arm64", labels={})
-    image = engine.image(REF)
-    assert image
     yield engine
-    for volume in engine.client.volumes.list(filters={"label": f"sparkpin.cache={image.config_digest}"}):
+    for volume in engine.client.volumes.list(filters={"name": volume_name(BUILD_KEY)}):
         volume.remove(force=True)
     engine.untag(REF)
 
@@ -44,15 +49,43 @@ def paths(project: Path, tmp_path: Path) -> Paths:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    folder = tmp_path / "checkpoint"
+    return made_checkpoint(tmp_path / "checkpoint")
+
+
+def made_checkpoint(folder: Path) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     return folder
 
 
+@dataclass(frozen=True)
+class Standing:
+    """A server that the tests of a file look at, and leave as it is. said: as it was started."""
+
+    paths: Paths
+    release: Release
+    checkpoint: Path
+    served: Served
+    said: list[str]
+
+
+@pytest.fixture(scope="module")
+def standing(fake_engine: Engine, shared_project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
+    folder = tmp_path_factory.mktemp("standing")
+    paths, checkpoint = Paths(shared_project, folder / "cache", folder / "home"), made_checkpoint(folder / "checkpoint")
+    release, said = made_release(fake_engine), list[str]()
+    served = serve.start(paths, fake_engine, release, checkpoint, port=free_port(), say=said.append)
+    yield Standing(paths, release, checkpoint, served, said)
+    serve.stop(paths, fake_engine, None, said.append)
+
+
 @pytest.fixture
 def release(fake_engine: Engine) -> Release:
-    image = fake_engine.image(REF)
+    return made_release(fake_engine)
+
+
+def made_release(engine: Engine) -> Release:
+    image = engine.image(REF)
     assert image
     return Release(
         tag=REF,
@@ -61,7 +94,7 @@ def release(fake_engine: Engine) -> Release:
         stack="cpu",
         model="scripted-tiny",
         key=KEY,
-        build_key="cd" * 32,
+        build_key=BUILD_KEY,
         image=image.config_digest,
         diff_ids=image.diff_ids,
         size=image.size,

@@ -45,7 +45,7 @@ def kind_of(path: str, body: dict) -> str:
     if path == "/v1/models":
         return "models"
     if path == "/v1/completions":
-        return "completion"
+        return "drift" if "prompt_logprobs" in body else "completion"
     first, last = body["messages"][0], body["messages"][-1]
     said, stream = last["content"], "-stream" if body.get("stream") else ""
     if last["role"] == "tool":

@@ -48,6 +48,8 @@ def importers(package: str) -> set[str]:
                 "endpoint",
                 "container",
                 "imagefiles",
+                "bench/load",
+                "bench/target",
                 "remote",
                 "serve",
                 "smoke/server",
@@ -63,6 +65,7 @@ def importers(package: str) -> set[str]:
         (
             "subprocess",
             {
+                "bisect/check",
                 "buildkit",
                 "daemon",
                 "debs",
@@ -74,6 +77,7 @@ def importers(package: str) -> set[str]:
                 "remote",
                 "rootfs",
                 "evidence/signing",
+                "quality/standard",
                 "serving/inside",
                 "wheels",
             },
@@ -86,7 +90,7 @@ def importers(package: str) -> set[str]:
         ("sparkpin.lock", {"commands", "fetch"}),
         ("sparkpin.gittree", {"modlock", "sourcelock"}),
         ("sparkpin.wheels", {"fetch", "indexed", "lock", "sourcelock", "history/why"}),
-        ("sparkpin.hub", {"checkpoint/build", "commands", "hublock", "importing", "memory/tasks"}),
+        ("sparkpin.hub", {"checkpoint/build", "commands", "hublock", "importing", "memory/tasks", "report/memory"}),
         ("sparkpin.hubclient", {"hub", "hublock", "hubsite"}),
     ],
 )

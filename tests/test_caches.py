@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,7 +84,11 @@ def base(tmp_path: Path) -> Iterator[tuple[Engine, Release, Path]]:
     image = engine.image(made.ref)
     assert image, "invoke build --stage base makes it"
     wanted = dataclasses.replace(
-        release(1), tag=made.ref, build_key="cace" * 16, image=image.config_digest, env={"VLLM_LOGGING_LEVEL": "ERROR"}
+        release(1),
+        tag=made.ref,
+        build_key=uuid.uuid4().hex * 2,
+        image=image.config_digest,
+        env={"VLLM_LOGGING_LEVEL": "ERROR"},
     )
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()

@@ -215,6 +215,35 @@ def test_version_2_adds_what_a_setting_says_and_the_command_does_not(tmp_path: P
     assert render.render(read).argv[3:] == ("--distributed-executor-backend", "mp", "--served-model-name", "n")
 
 
+def test_what_starts_the_server_is_no_part_of_it(tmp_path: Path) -> None:
+    read = made(tmp_path, V2, "A=1 env B=2 C='x y' nohup vllm serve {model} --a b=c > log 2>&1 &")
+    got = render.render(read)
+    assert (got.argv, got.env) == (("vllm", "serve", "a/b", "--a", "b=c"), {"A": "1", "B": "2", "C": "x y"})
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python3 -m vllm.entrypoints.openai.api_server --port 1 --model {model}",
+        "vllm serve --port 1 --model={model}",
+        "vllm serve {model} --port 1",
+    ],
+)
+def test_spellings_of_vllm_serve(tmp_path: Path, command: str) -> None:
+    argv = render.render(made(tmp_path, V2, command)).argv
+    assert render.vllm_serve(argv) == ("vllm", "serve", "a/b", "--port", "1")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("start", ["", "\ufeff"])
+def test_line_ends_and_a_byte_order_mark(tmp_path: Path, start: str, end: str) -> None:
+    head = ['recipe_version: "1"', "name: R", "container: c", "defaults: {port: 1}"]
+    lines = [*head, "command: |", "  vllm serve a/b \\", "    --port {port}", ""]
+    path = tmp_path / "r.yaml"
+    path.write_bytes((start + end.join(lines)).encode())
+    assert render.render(recipe.load(path)).argv == ("vllm", "serve", "a/b", "--port", "1")
+
+
 def test_another_server_without_a_command(tmp_path: Path) -> None:
     with pytest.raises(
         ManifestError, match="a command: what sparkrun makes of `defaults` for sglang is not known here"
@@ -279,7 +308,8 @@ def test_merge_keys_and_anchors_of_yaml(tmp_path: Path) -> None:
     text = (
         "base: &b {port: 1, host: h}\nmodel: a/b\ncommand: vllm serve {model} {port}\ndefaults:\n  <<: *b\n  port: 2\n"
     )
-    assert dict(recipe.load(written(tmp_path, text)).defaults) == {"port": 2, "host": "h"}
+    read = recipe.load(written(tmp_path, text))
+    assert (dict(read.defaults), read.repeated) == ({"port": 2, "host": "h"}, ()), "what `<<` brings may be changed"
 
 
 @pytest.mark.parametrize(

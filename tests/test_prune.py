@@ -45,6 +45,8 @@ from sparkpin.inputs import Inputs
 from sparkpin.paths import Paths
 from sparkpin.pinned import Pin
 from sparkpin.prune import Pruned
+from sparkpin.quality.measured import place
+from sparkpin.quality.standard import environment
 from sparkpin.releases import Release, Releases
 from sparkpin.retention import verdicts
 from sparkpin.rootfs import RootfsSpec
@@ -638,6 +640,24 @@ def test_what_no_release_has_named_goes_once_it_is_old(paths: Paths) -> None:
     assert going(search)["root file systems"] == {rootfs}
     assert going(search)["build records"] == {paths.images / f"cpu-v2-{'03' * 6}.json"}
     assert set(search.store() or ()) == {fetched, home.wheel(3)}
+
+
+def test_what_was_measured_goes_with_its_release_and_what_nobody_knows_once_it_is_old(paths: Paths) -> None:
+    home = Home.make(paths)
+    measured = {number: place(paths, release(number), {"top": 20}) for number in (1, 2, 3)}
+    for folder in measured.values():
+        write_bytes(folder / "measured.json", b"{}")
+        write_bytes(folder.with_suffix(".json"), b"[]")
+    of_first, of_third = ({folder, folder.with_suffix(".json")} for folder in (measured[1], measured[3]))
+    write_bytes(environment(paths) / "sparkpin.json", b"{}")
+    write_bytes(paths.cache / "lm-eval/data/hub/x", b"data")
+    former = write_bytes(paths.cache / "lm-eval/0123456789abcdef/sparkpin.json", b"{}").parent
+    results = write_bytes(paths.work / "lm-eval-x/results.json", b"{}").parent
+    assert going(home.search([2], [1]))["quality measurements"] == of_first
+    assert "lm-eval" not in going(home.search([2], [1]))
+    late = going(home.search([2], [1], later=LATER))
+    assert late["quality measurements"] == of_first | of_third
+    assert late["lm-eval"] == {former} and late["left by killed runs"] == {results}
 
 
 def test_the_record_of_an_image_that_the_engine_still_has_stays_with_what_it_refers_to(paths: Paths) -> None:

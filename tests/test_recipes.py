@@ -73,6 +73,7 @@ def test_a_default_may_hold_several_words() -> None:
         ("vllm serve a/b --x 'open", "No closing quotation", "check the quotes"),
         ("python -m vllm a/b", "python -m vllm", "starts with: vllm serve <model>"),
         ("vllm serve --port 1", "vllm serve --port", "starts with: vllm serve <model>"),
+        ("vllm serve a/b --ssl-certfile c", "--ssl-certfile", "no TLS: health check, smoke test and `serve` ask by pl"),
         ("vllm serve other/model", "other/model", r"'a/b' \(the recipe's model\) or '/model'"),
         ('vllm serve a/b --x {{"n":2}}', "{n:2}", "put single quotes around it"),
         ("""vllm serve a/b --x '{{"n":2,}}'""", '{"n":2,}', r"wanted JSON \([^\n]*line 1 column \d+[^\n]*\)(\n|$)"),

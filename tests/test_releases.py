@@ -74,7 +74,11 @@ def test_a_stage_of_several_recipes_is_no_name(paths: Paths) -> None:
     with pytest.raises(InputError, match="'v2' may be of several recipes") as caught:
         records.get("v2")
     assert release(1).tag in caught.value.next_step and other.tag in caught.value.next_step
-    assert records.get("other:v2") == records.get(other.name) == other
+    assert records.get("other:v2") == records.get(other.name) == records.get("v2", "other") == other
+    with pytest.raises(InputError, match="is a release of other, not of tiny"):
+        records.get(other.tag, "tiny")
+    with pytest.raises(InputError, match="unknown release"):
+        records.get(other.name, "tiny")
 
 
 def test_a_slip_in_a_tag_tells_the_nearest(paths: Paths) -> None:

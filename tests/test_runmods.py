@@ -267,21 +267,21 @@ class Site:
         return bytes(out).decode().strip()
 
 
-@pytest.fixture
-def site(project: Path, tmp_path: Path) -> Iterator[Site]:
+@pytest.fixture(scope="module")
+def site(shared_project: Path) -> Iterator[Site]:
     """The cpu stack's own root file system, and one tiny distribution in the place of vLLM."""
-    name = f"test{uuid.uuid4().hex[:8]}"
-    paths = Paths(project, Paths.from_env().cache, tmp_path / "home")
-    cpu = manifests.load_stack(project, "cpu")
-    debs = manifests.load_stack_lock(project, cpu).debs
+    name, folder = f"test{uuid.uuid4().hex[:8]}", shared_project.parent
+    paths = Paths(shared_project, Paths.from_env().cache, folder / "home")
+    cpu = manifests.load_stack(shared_project, "cpu")
+    debs = manifests.load_stack_lock(shared_project, cpu).debs
     files = {"standin/__init__.py": BEFORE, "standin/old.py": "OLD = 1\n"}
-    wheel = make_wheel(tmp_path, "standin", files=files)
+    wheel = make_wheel(folder, "standin", files=files)
     layers = [schema.PythonLayer(name="rest", packages=["*"])]
     python = cpu.python.model_copy(update={"requirements": [], "layers": layers})
     stack = cpu.model_copy(update={"name": name, "mods": [], "python": python})
     lock = schema.StackLock(stack=name, inputs="0" * 64, debs=debs, wheels=[wheel])
     store, engine = Store(paths.store), Engine.connect()
-    store.add(tmp_path / wheel.file, wheel)
+    store.add(folder / wheel.file, wheel)
     yield Site(paths, engine, stack, lock, [])
     remove_tags(engine, f"stack-{name}")
     store.path(wheel.sha256).unlink()
@@ -299,7 +299,7 @@ except ImportError:
 
 
 @pytest.mark.engine
-def test_a_real_build_applies_them_in_order(site: Site, tmp_path: Path) -> None:
+def test_a_real_build_applies_them_in_order(site: Site) -> None:
     project = site.paths.project
     write_mod(project, "First", f"patch -p1 -d {SITE} < fix.patch\nrm {SITE}/standin/old.py", **{"fix.patch": PATCH})
     second = PATCH.replace(AFTER, "VALUE = 43\n").replace(BEFORE, AFTER)
@@ -331,8 +331,9 @@ def test_a_real_build_applies_them_in_order(site: Site, tmp_path: Path) -> None:
     assert next(row.what for row in record.context if row.path.startswith("runmods/")) == "community mod first"
 
     # From the record alone, without the project and without the engine's cache: the same bytes.
-    project.rename(tmp_path / "away")
+    away = project.rename(project.with_name("away"))
     build_image(site.paths, site.engine, record.rendered, site.said.append, fresh=True, wanted=after.config_digest)
+    away.rename(project)
 
 
 @pytest.mark.engine

@@ -7,10 +7,12 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import docker.errors
 import httpx
 import pytest
+from watched import free_port
 
 from sparkpin import commands, serve
 from sparkpin.clients import tasks as clients
@@ -22,19 +24,11 @@ from sparkpin.releases import Release, Releases, tag_of
 from sparkpin.serving import served as services
 from sparkpin.serving import switching
 
+if TYPE_CHECKING:
+    from fake_release import Standing  # pytest loads it itself, below
+
 pytest_plugins = ["fake_release"]
 pytestmark = pytest.mark.engine
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@pytest.fixture
-def other_home(paths: Paths, tmp_path: Path) -> Paths:
-    return dataclasses.replace(paths, home=tmp_path / "other-home")
 
 
 @pytest.fixture
@@ -43,17 +37,16 @@ def name(paths: Paths) -> str:
 
 
 @pytest.fixture
-def port(fake_engine: Engine, paths: Paths, other_home: Paths) -> Iterator[int]:
+def port(fake_engine: Engine, paths: Paths) -> Iterator[int]:
     yield free_port()
-    for home in (paths.home, other_home.home):
-        for container in fake_engine.client.containers.list(all=True, filters={"label": f"{HOME_LABEL}={home}"}):
-            container.remove(force=True, v=True)
+    for container in fake_engine.client.containers.list(all=True, filters={"label": f"{HOME_LABEL}={paths.home}"}):
+        container.remove(force=True, v=True)
 
 
 @pytest.fixture
 def newer(fake_engine: Engine, release: Release) -> Iterator[Release]:
     """Another release of the recipe; the same image is enough."""
-    key = "12" * 32
+    key = release.key[::-1]
     newer = dataclasses.replace(release, key=key, tag=tag_of("fake", "base", key))
     fake_engine.tag(release.tag, newer.tag)
     yield newer
@@ -64,22 +57,14 @@ def quiet(line: str) -> None:
     pass
 
 
-def test_a_release_is_served_on_this_machine_only(
-    paths: Paths,
-    name: str,
-    fake_engine: Engine,
-    release: Release,
-    checkpoint: Path,
-    port: int,
-) -> None:
-    said: list[str] = []
-    served = serve.start(paths, fake_engine, release, checkpoint, port=port, say=said.append)
+def test_a_release_is_served_on_this_machine_only(standing: Standing, fake_engine: Engine) -> None:
+    served, port = standing.served, standing.served.port
     assert served.url == f"http://127.0.0.1:{port}/v1" and served.ready and served.state == "running"
-    assert served.release == release.tag and served.model == "scripted-tiny"
-    assert said[-1].endswith(f"at {served.url} (model scripted-tiny)")
+    assert served.release == standing.release.tag and served.model == "scripted-tiny"
+    assert standing.said[-1].endswith(f"at {served.url} (model scripted-tiny)")
     answer = httpx.post(f"{served.url}/completions", json={"prompt": "x"}, trust_env=False)
     assert answer.json()["choices"][0]["text"].startswith(" a pinned build")
-    container = fake_engine.client.containers.get(name)
+    container = fake_engine.client.containers.get(served.container)
     host = container.attrs["HostConfig"]
     assert container.ports == {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(port)}]}
     assert host["RestartPolicy"] == {"Name": "on-failure", "MaximumRetryCount": 5}
@@ -88,31 +73,20 @@ def test_a_release_is_served_on_this_machine_only(
     assert b'"model_writable": false' in container.logs() and b'"home_writable": true' in container.logs()
 
 
-def test_a_client_is_told_what_the_server_itself_says(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int
-) -> None:
+def test_a_client_is_told_what_the_server_itself_says(standing: Standing) -> None:
     """Its command line has no length, and its recipe is nowhere."""
-    Releases(paths).save(release)
-    serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
-    facts = clients.facts(paths, None)
-    assert facts.url == f"http://127.0.0.1:{port}/v1" and facts.model == "scripted-tiny"
+    Releases(standing.paths).save(standing.release)
+    facts = clients.facts(standing.paths, None)
+    assert facts.url == standing.served.url and facts.model == "scripted-tiny"
     assert (facts.context, facts.output) == (2048, 512) and facts.input == ("text",)
-    assert clients.running(paths, "another") is None
+    assert clients.running(standing.paths, "another") is None
 
 
-def test_serving_it_again_leaves_it_alone(
-    paths: Paths,
-    name: str,
-    fake_engine: Engine,
-    release: Release,
-    checkpoint: Path,
-    port: int,
-) -> None:
-    serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+def test_serving_it_again_leaves_it_alone(standing: Standing, fake_engine: Engine) -> None:
+    name, said = standing.served.container, list[str]()
     before = fake_engine.client.containers.get(name).id
-    said: list[str] = []
-    serve.start(paths, fake_engine, release, checkpoint, port=port, say=said.append)
-    assert said == [f"{release.tag} already runs as {name}"], "what its log said as it started is no news"
+    serve.start(standing.paths, fake_engine, standing.release, standing.checkpoint, say=said.append)
+    assert said == [f"{standing.release.tag} already runs as {name}"], "what its log said as it started is no news"
     assert fake_engine.client.containers.get(name).id == before
 
 
@@ -137,7 +111,7 @@ def test_another_port_or_release_replaces_it(
     switched = [line for line in said if line.startswith("switched after ") and line.endswith(release.tag)]
     assert bool(switched) == beside and bool(stopped) != beside
     assert served.release == newer.tag and served.ready and served.port == other, "it keeps the address of what ran"
-    assert [s.container for s in services.status(fake_engine) if s.recipe == "fake"] == [name]
+    assert [s.container for s in services.status(fake_engine) if s.home == str(paths.home)] == [name]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", port))  # the former port is free again
     networks = fake_engine.client.containers.get(name).attrs["NetworkSettings"]["Networks"]
@@ -145,21 +119,13 @@ def test_another_port_or_release_replaces_it(
 
 
 def test_what_answers_until_serve_is_told_after_serve(
-    paths: Paths,
-    fake_engine: Engine,
-    release: Release,
-    newer: Release,
-    checkpoint: Path,
-    port: int,
-    capsys: pytest.CaptureFixture[str],
+    standing: Standing, paths: Paths, newer: Release, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    commands.next_serve(paths, newer)
-    serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
-    commands.next_serve(paths, newer)
-    commands.next_serve(paths, release)
+    for home, release in ((paths, newer), (standing.paths, newer), (standing.paths, standing.release)):
+        commands.next_serve(home, release)
     assert capsys.readouterr().out.splitlines() == [
-        "next: invoke serve",
-        f"next: invoke serve (until then {release.tag} still answers)",
+        "next: invoke serve --recipe fake",
+        f"next: invoke serve --recipe fake (until then {standing.release.tag} still answers)",
         "it is being served already",
     ]
 
@@ -187,7 +153,9 @@ def test_a_release_that_does_not_start_gives_way_to_the_former_one(
     assert container.labels["sparkpin.release"] == release.tag
     assert (container.attrs["State"]["StartedAt"] == before) == beside
     served = serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
-    assert served.ready and [c.name for c in services.services(fake_engine) if "fake" in str(c.name)] == [name]
+    assert served.ready and [
+        c.name for c in services.services(fake_engine) if c.labels[HOME_LABEL] == str(paths.home)
+    ] == [name]
     kept = paths.home / "serve/fake" / newer.name
     assert "no such architecture" in (kept / "server.log").read_text()
     assert "first error: RuntimeError: no such architecture" in (kept / "post-mortem.txt").read_text()
@@ -250,65 +218,44 @@ def test_a_taken_port_is_told_with_its_holder(
     assert services.find(fake_engine, name) is None
 
 
-def test_a_taken_port_does_not_end_what_is_served(
-    paths: Paths,
-    fake_engine: Engine,
-    release: Release,
-    newer: Release,
-    checkpoint: Path,
-    port: int,
-) -> None:
-    serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+def test_a_taken_port_does_not_end_what_is_served(standing: Standing, fake_engine: Engine, newer: Release) -> None:
+    paths = standing.paths
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         with pytest.raises(BusyError):
-            serve.start(paths, fake_engine, newer, checkpoint, port=holder.getsockname()[1], say=quiet)
-    (served,) = (s for s in services.status(fake_engine) if s.recipe == "fake")
-    assert served.ready and served.release == release.tag
+            serve.start(paths, fake_engine, newer, standing.checkpoint, port=holder.getsockname()[1], say=quiet)
+    (served,) = (s for s in services.status(fake_engine) if s.home == str(paths.home))
+    assert served.ready and served.release == standing.release.tag
 
 
-def test_a_port_that_another_recipe_s_container_has(
-    paths: Paths,
-    name: str,
-    fake_engine: Engine,
-    release: Release,
-    checkpoint: Path,
-    port: int,
-) -> None:
-    serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
-    with pytest.raises(BusyError, match=f"taken by the container {name}"):
-        serve.start(paths, fake_engine, dataclasses.replace(release, recipe="other"), checkpoint, port=port, say=quiet)
+def test_a_port_that_another_recipe_s_container_has(standing: Standing, fake_engine: Engine) -> None:
+    paths, port = standing.paths, standing.served.port
+    other = dataclasses.replace(standing.release, recipe="other")
+    with pytest.raises(BusyError, match=f"taken by the container {standing.served.container}"):
+        serve.start(paths, fake_engine, other, standing.checkpoint, port=port, say=quiet)
     assert services.find(fake_engine, services.name_of(paths, "other")) is None
 
 
-def test_homes_on_one_engine_serve_side_by_side(
-    paths: Paths,
-    name: str,
-    other_home: Paths,
-    fake_engine: Engine,
-    release: Release,
-    newer: Release,
-    checkpoint: Path,
-    port: int,
+def test_homes_on_one_engine_serve_side_by_side_until_each_is_stopped(
+    standing: Standing, paths: Paths, name: str, fake_engine: Engine, newer: Release, checkpoint: Path, port: int
 ) -> None:
-    serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+    first = standing.served
     with pytest.raises(BusyError) as caught:
-        serve.start(other_home, fake_engine, release, checkpoint, port=port, say=quiet)
-    assert f"the container {name}, a server of the home {paths.home}" in caught.value.message
-    assert f"SPARKPIN_HOME={paths.home} invoke stop" in caught.value.next_step
+        serve.start(paths, fake_engine, newer, checkpoint, port=first.port, say=quiet)
+    assert f"the container {first.container}, a server of the home {first.home}" in caught.value.message
+    assert f"SPARKPIN_HOME={first.home} invoke stop" in caught.value.next_step
     said: list[str] = []
-    second = free_port()
-    serve.start(other_home, fake_engine, newer, checkpoint, port=second, say=said.append)
+    serve.start(paths, fake_engine, newer, checkpoint, port=port, say=said.append)
     assert not [line for line in said if "stopping" in line]
     both = {(served.home, served.release, served.port) for served in services.status(fake_engine) if served.ready}
-    assert {(str(paths.home), release.tag, port), (str(other_home.home), newer.tag, second)} <= both
-    assert services.running_release(paths, fake_engine, "fake") == release.tag
-    assert serve.stop(other_home, fake_engine, None, quiet) == (services.name_of(other_home, "fake"),)
-    assert serve.stop(other_home, fake_engine, None, quiet) == ()
+    assert {(first.home, first.release, first.port), (str(paths.home), newer.tag, port)} <= both
+    assert serve.stop(paths, fake_engine, "fake", quiet) == (name,)
+    assert not [served for served in services.status(fake_engine) if served.home == str(paths.home)]
+    assert serve.stop(paths, fake_engine, None, quiet) == ()
     with pytest.raises(InputError, match="no service of recipe 'fake' runs"):
-        serve.stop(other_home, fake_engine, "fake", quiet)
-    assert services.running_release(paths, fake_engine, "fake") == release.tag
+        serve.stop(paths, fake_engine, "fake", quiet)
+    assert services.running_release(standing.paths, fake_engine, "fake") == first.release
 
 
 @pytest.mark.parametrize("bad", [0, 70000])
@@ -321,21 +268,3 @@ def test_a_port_that_is_none(
 ) -> None:
     with pytest.raises(InputError, match=f"port {bad}: wanted 1 to 65535"):
         serve.start(paths, fake_engine, release, checkpoint, port=bad, say=quiet)
-
-
-def test_stop_and_status(
-    paths: Paths,
-    name: str,
-    fake_engine: Engine,
-    release: Release,
-    checkpoint: Path,
-    port: int,
-) -> None:
-    serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
-    assert [(s.recipe, s.port, s.ready) for s in services.status(fake_engine) if s.recipe == "fake"] == [
-        ("fake", port, True)
-    ]
-    assert serve.stop(paths, fake_engine, "fake", quiet) == (name,)
-    assert not [s for s in services.status(fake_engine) if s.recipe == "fake"]
-    with pytest.raises(InputError, match="no service of recipe 'fake' runs"):
-        serve.stop(paths, fake_engine, "fake", quiet)

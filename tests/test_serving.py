@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +14,15 @@ import docker.errors
 import httpx
 import pytest
 from docker.models.containers import Container
-from watched import await_start, signal_processes, until
+from watched import await_start, free_port, signal_processes, until
 
 from sparkpin import serve
+from sparkpin.clients import tasks as clients
 from sparkpin.container import HOME_LABEL
 from sparkpin.engine import Engine
 from sparkpin.errors import InputError, SmokeError
 from sparkpin.paths import Paths
-from sparkpin.releases import Release
+from sparkpin.releases import Release, Releases
 from sparkpin.serving import death, launch, room, startup, switching, tasks, waiting
 from sparkpin.serving import served as services
 from sparkpin.serving.launch import Health
@@ -35,10 +35,7 @@ QUICK = Health(interval=1, timeout=1, failures=2, restarts=2)
 
 @pytest.fixture
 def port(fake_engine: Engine, paths: Paths) -> Iterator[int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number = int(probe.getsockname()[1])
-    yield number
+    yield free_port()
     for container in fake_engine.client.containers.list(all=True, filters={"label": f"{HOME_LABEL}={paths.home}"}):
         container.remove(force=True, v=True)
 
@@ -67,7 +64,7 @@ def test_a_crash_and_a_hang_end_in_a_new_start_and_the_last_one_in_a_post_mortem
 
     signal_processes(container, "vllm serve", "KILL")  # once more than Docker starts it again
     until(lambda: not services.is_running(fake_engine.client.containers.get(served.container)))
-    tasks.status(fake_engine, as_json=False)
+    tasks.status(paths, fake_engine, as_json=False)
     told = capsys.readouterr().out
     assert "exited with 137; Docker started it again 2 times" in told
     assert "that means: a process of the server was killed from outside" in told
@@ -91,7 +88,7 @@ def test_what_passes_its_memory_limit_is_ended_and_says_so(
 
 
 def test_a_key_is_wanted_from_others_and_shown_to_nobody(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int
+    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     served = serve.start(paths, fake_engine, release, checkpoint, port=port, host="0.0.0.0", say=quiet)
     file = paths.home / "keys/fake"
@@ -105,6 +102,12 @@ def test_a_key_is_wanted_from_others_and_shown_to_nobody(
     headers = {"Authorization": f"Bearer {key}"}
     assert httpx.post(f"{served.url}/completions", json=body, headers=headers, trust_env=False).status_code == 200
     assert "wants is in" in tasks.told(paths, served)[1]
+    Releases(paths).save(release)
+    capsys.readouterr()
+    clients.facts(paths, None)
+    assert f"export SPARKPIN_API_KEY=$(cat {file})" in capsys.readouterr().err
+    clients.facts(paths, None, key="SPARKPIN_API_KEY")
+    assert capsys.readouterr().err == ""
     assert serve.start(paths, fake_engine, release, checkpoint, say=quiet) == dataclasses.replace(
         served, health=services.describe(container).health
     ), "left alone"

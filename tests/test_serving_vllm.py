@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from docker.models.containers import Container
-from watched import await_start, until
+from watched import await_start, free_port, until
 
 from checkout import Checkout
 from sparkpin import serve
@@ -75,9 +74,7 @@ def second(copy: Checkout, paths: Paths, first: Release) -> Release:
 
 @pytest.fixture(scope="module")
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +98,7 @@ def engine_process(container: Container) -> str:
     return str(re.findall(r"\(EngineCore pid=(\d+)\)", container.logs().decode(errors="replace"))[-1])
 
 
-def test_clients_that_go_away_leave_the_server_as_it_was(served: services.Served) -> None:
+def test_clients_that_go_away_leave_the_server_as_it_was(copy: Checkout, served: services.Served) -> None:
     def cancel() -> None:
         with httpx.Client(trust_env=False, timeout=60) as client:
             request = body(stream=True, max_tokens=500, ignore_eos=True)
@@ -118,6 +115,10 @@ def test_clients_that_go_away_leave_the_server_as_it_was(served: services.Served
     answer = httpx.post(f"{served.url}/chat/completions", json=body(), trust_env=False, timeout=60).json()
     assert answer["choices"][0]["message"]["content"] == CHAT.expected_content
     assert container.attrs["RestartCount"] == 0
+    lines = copy.done("logs", "--recipe", RECIPE, "--lines", "3").splitlines()
+    assert len(lines) == 3 and not [line for line in lines if "/metrics" in line], (
+        "the health check's lines are left out"
+    )
 
 
 def test_a_killed_engine_process_is_started_again(served: services.Served, container: Container) -> None:
@@ -168,7 +169,7 @@ def test_a_rollback_under_load_loses_no_later_request(
         thread.start()
     try:
         begin = time.monotonic()
-        said = copy.invoke("rollback", "--recipe", RECIPE, "--serve")
+        said = copy.invoke("rollback", "--recipe", RECIPE, "--serve", "--drain", "2")
         back = time.monotonic()
         until(lambda: sum(began > back for began, _ in asked) > 10)
     finally:

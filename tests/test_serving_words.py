@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
+import made_releases
 import pytest
+from evidence_samples import PROJECT
 from test_ui import in_terminal
 
 from sparkpin.errors import HostError, InputError
 from sparkpin.paths import Paths
-from sparkpin.serving import death, keys, room, startup, unit
+from sparkpin.releases import Releases
+from sparkpin.serving import death, keys, room, startup, tasks, unit, waiting
 from sparkpin.serving.causes import CAUSES
 from sparkpin.serving.postmortem import Death, first_error, report
+from sparkpin.serving.served import Served
 
 START = b"""(APIServer pid=1) INFO 11-22 02:30:25 [api_utils.py:347]   version 0.32.0
 (EngineCore pid=26) INFO 11-22 02:30:45 [cpu_model_runner.py:68] Starting to load model /model...
@@ -77,6 +82,21 @@ def test_what_was_before_the_last_answer_is_no_cause() -> None:
     )
     assert "ValueError" not in "\n".join(report(dead(log)))
     assert "killed from outside" in report(dead(log))[2]
+
+
+def test_an_answer_of_500_is_a_consequence() -> None:
+    """As vLLM 0.32 wrote when its engine process was killed while a request was under way."""
+    log = (
+        'INFO:     127.0.0.1:37168 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+        "(APIServer pid=7) ERROR 11-22 06:41:16 [async_llm.py:906] Traceback (most recent call last):\n"
+        '(APIServer pid=7) ERROR 11-22 06:41:16 [async_llm.py:906]   File "core_client.py", line 1235, in get_output\n'
+        "(APIServer pid=7) ERROR 11-22 06:41:16 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: Engine\n"
+        'INFO:     127.0.0.1:53300 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error\n'
+        "sparkpin: ended with 0, though nobody asked it to\n"
+    )
+    lines = report(dead(log))
+    assert lines[1].startswith("first error: vllm.v1.engine.exceptions.EngineDeadError")
+    assert lines[2] == "that means: a process of the server was killed from outside, or crashed without a word"
 
 
 def test_of_a_server_that_was_started_again_the_life_that_ended_counts() -> None:
@@ -200,6 +220,32 @@ def test_two_fit_at_once_only_where_a_plan_says_so(monkeypatch: pytest.MonkeyPat
         room.require_room(large, release)  # type: ignore[arg-type]
 
 
+def test_logs_leave_out_the_health_check_and_nothing_else() -> None:
+    watch = [
+        b'INFO:     127.0.0.1:37160 - "POST /v1/completions HTTP/1.1" 200 OK\n',
+        b'INFO:     127.0.0.1:37162 - "GET /metrics HTTP/1.1" 200 OK\n',
+        b'INFO:     172.20.0.1:59438 - "GET /health HTTP/1.1" 200 OK\n',
+    ]
+    told = [
+        b'INFO:     172.20.0.1:59442 - "POST /v1/completions HTTP/1.1" 200 OK\n',
+        b'INFO:     127.0.0.1:37160 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error\n',
+        b'INFO:     172.20.0.1:59442 - "GET /v1/models HTTP/1.1" 200 OK\n',
+        b"no line yet",
+    ]
+    assert tasks.told_to_people(b"".join([*watch, *told])) == told
+
+
+def test_requests_under_way_are_waited_for_and_not_for_ever() -> None:
+    said: list[str] = []
+    left = iter([2, 1, 0])
+    waiting.quiet_moment(lambda: next(left), 1000, said.append)
+    assert said == ["waiting up to 1000 s for a moment without requests (2 under way)"]
+    waiting.quiet_moment(lambda: 1, 0, said.append)
+    assert said[1:] == ["1 request under way: broken off by the switch"]
+    waiting.quiet_moment(lambda: None, 1000, said.append)
+    assert len(said) == 2, "nobody can tell"
+
+
 def test_on_a_terminal_a_bar_shows_the_stage_against_the_last_start() -> None:
     program = (
         "from sparkpin.serving import bar, startup\n"
@@ -210,3 +256,20 @@ def test_on_a_terminal_a_bar_shows_the_stage_against_the_last_start() -> None:
     )
     text = "\n".join(in_terminal(120, program))
     assert "weights 67 % (2 of 3)" in text and "(the last start took 40 s)" in text
+
+
+def test_with_nothing_served_the_hint_names_the_one_recipe_that_is_current(tmp_path: Path) -> None:
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    assert tasks.how_to_serve(paths) == "invoke serve"
+    Releases(paths).point(made_releases.release(1, "passed"))
+    assert tasks.how_to_serve(paths) == "invoke serve --recipe tiny"
+    Releases(paths).point(made_releases.release(2, "passed", recipe="other"))
+    assert tasks.how_to_serve(paths) == "invoke serve"
+    assert tasks.how_to_serve(paths, "other") == "invoke serve --recipe other"
+
+
+def test_a_server_of_another_home_is_marked(tmp_path: Path) -> None:
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    own = Served(str(paths.home), "tiny", "sparkpin/tiny:v2-1", "c", "127.0.0.1", 8000, "m", "running", True)
+    assert tasks.row(paths, own, None)[0] == "tiny"
+    assert tasks.row(paths, dataclasses.replace(own, home="/elsewhere"), None)[0] == "tiny (another home)"

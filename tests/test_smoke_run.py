@@ -71,6 +71,25 @@ def test_a_server_that_answers_passes_and_leaves_evidence(
     )
 
 
+def test_each_draft_length_has_a_server_and_evidence_of_its_own(
+    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path
+) -> None:
+    argv = (*release.argv, "--speculative-config", '{"method":"mtp","num_speculative_tokens":2}')
+    wanted = {"checks": ("chat", "mods", "acceptance"), "acceptance_floor": 0.8, "draft_lengths": (2, 0)}
+    demands = release.demands.model_copy(update=wanted)
+    result, _ = smoke(paths, fake_engine, dataclasses.replace(release, argv=argv, demands=demands), checkpoint)
+    assert result.passed, result
+    told = ["start", "chat", "mods", "acceptance", "start@0", "chat@0", "mods@0"]
+    assert [check.name for check in result.checks] == told
+    folder = evidence_folder(paths, release)
+    logs = {file.name: b"num_speculative_tokens" in file.read_bytes() for file in folder.glob("*.log")}
+    assert logs == {"server.log": True, "server-drafts-0.log": False}
+    assert [len((folder / f"exchanges{name}.jsonl").read_text().splitlines()) for name in ("", "-drafts-0")] == [3, 2]
+    dying = dataclasses.replace(release, argv=argv, demands=demands, env={"FAKE_VLLM": "exit"})
+    result, _ = smoke(paths, fake_engine, dying, checkpoint)
+    assert [check.name for check in result.checks] == ["start"], "what does not start is not tried with other lengths"
+
+
 def test_the_container_is_closed_in(paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path) -> None:
     result, _ = smoke(paths, fake_engine, release, checkpoint)
     lines = result.log_path.read_text().splitlines()

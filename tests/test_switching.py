@@ -211,7 +211,7 @@ def test_the_tasks_tell_of_a_damaged_record(
     assert f"passed over: {path}" in said.err
     lines = said.out.splitlines()
     assert lines[0] == f"back to {first.tag}: image {first.image[7:19]}, checkpoint {first.checkpoint_key[:12]}"
-    assert lines[-1] == "next: invoke serve"
+    assert lines[-1] == "next: invoke serve --recipe tiny"
 
 
 @pytest.mark.engine

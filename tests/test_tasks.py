@@ -12,6 +12,8 @@ from sparkpin import commands
 
 TASKS = [
     "attest",
+    "bench",
+    "bisect",
     "build",
     "check",
     "checkpoint",
@@ -32,9 +34,11 @@ TASKS += [
     "plan",
     "promote",
     "prune",
+    "quality",
     "rebuild",
     "recipe",
     "render",
+    "report",
     "reproduce",
     "rollback",
     "roofline",

@@ -61,6 +61,15 @@ def test_a_slip_is_one_error_with_what_was_meant(line: str, said: str, following
     assert caught.value.message == said and following in caught.value.next_step
 
 
+def test_a_comparison_with_one_release_is_told_how_two_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "bench --compare a --dry-run"
+    monkeypatch.setattr("sys.argv", ["pytest", *line.split()])  # tasks.py itself reads it
+    with pytest.raises(InputError) as caught:
+        answer(line)
+    assert caught.value.message == "invoke bench: B missing"
+    assert caught.value.next_step.startswith("invoke bench --compare A B [options]")
+
+
 def test_an_empty_value_is_none() -> None:
     with pytest.raises(InputError, match="invoke checkpoint: --model wants a value"):
         usage.answer(["invoke", "checkpoint", "--model", ""], Collection.from_module(loaded()))
@@ -109,11 +118,13 @@ def test_what_follows_is_left_to_the_task() -> None:
     [
         ("recipe check", ["action"]),
         ("recipe check --stack cpu", ["action"]),
+        ("recipe list", ["action"]),
+        ("recipe lsit", ["action"]),
         ("recipe check FILE", ["action", "what"]),
         ("recipe import", ["action", "what"]),
         ("recipe", ["action", "what"]),
         ("build", ["action", "what"]),
     ],
 )
-def test_recipe_check_alone_wants_no_name(line: str, words: list[str]) -> None:
+def test_recipe_check_and_list_alone_want_no_name(line: str, words: list[str]) -> None:
     assert usage.recipe_words(["invoke", *line.split()]) == words

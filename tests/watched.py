@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 
@@ -17,6 +18,12 @@ for name in filter(str.isdigit, os.listdir("/proc")):
         if int(name) != os.getpid():
             os.kill(int(name), signal.SIG{signal})
 """
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def signal_processes(container: Container, words: str, name: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 MAGIC = struct.pack("<I", 0xBA55ED50)
@@ -50,12 +50,19 @@ def entries(data: bytes | bytearray) -> Iterator[Entry]:
         at = end
 
 
-def slim(data: bytes, architecture: int, keep_ptx: bool) -> tuple[bytes, Counter[tuple[int, int]]]:
-    """The file with the cubins of one architecture, and PTX if asked; and bytes kept, by kind and architecture."""
+Wanted = Callable[[bytes], bool]
+"""Whether to keep the PTX or cubin whose payload this is, as it stands in the file."""
+
+
+def slim(
+    data: bytes, architecture: int, cubins: Wanted = lambda _: True, ptx: Wanted = lambda _: False
+) -> tuple[bytes, Counter[tuple[int, int]]]:
+    """The file with wanted cubins of one architecture and wanted PTX; and bytes kept, by kind and architecture."""
     out = bytearray(data)
     kept: Counter[tuple[int, int]] = Counter()
     for entry in entries(data):
-        if entry.architecture == architecture if entry.kind == CUBIN else keep_ptx:
+        payload = data[entry.begin : entry.end]
+        if entry.architecture == architecture and cubins(payload) if entry.kind == CUBIN else ptx(payload):
             kept[entry.kind, entry.architecture] += entry.end - entry.begin
         else:
             out[entry.begin : entry.end] = bytes(entry.end - entry.begin)

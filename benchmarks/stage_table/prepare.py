@@ -14,6 +14,7 @@ import argparse
 import json
 import lzma
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,8 +26,22 @@ import fatbin
 
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parents[1]
+SCRIPTED = "scripted-tiny"
 NEEDLES = (200, 1000, 6000, 36000)
-MODS = ("modkit", "turboquant", "int8-lm-head")
+MODS = ("modkit", "hybrid-int4-fp8", "turboquant", "int8-lm-head")
+CARRIED = (
+    "run.py", "backend.py", "table.py", "stages.py", "measure.py", "buckets.py", "filled.py", "randomly.py",
+    "uniform.py",
+)  # fmt: skip
+MARLIN = (
+    b"marlin_moe_wna166MarlinILl1125899906909960ELl1125899907892224EL",  # bfloat16, uint4 with a bias of 8
+    b"marlin_moe_wna1613MarlinDefault",
+    b"gptq_marlin_repack_kernel",
+)
+TILES = (
+    re.compile(rb"ILi64EEEEEELi64ENS\w*_(10bfloat16_t|6half_t)"),  # K of the tile, the size of values, in mangled names
+    re.compile(rb"ILi256EEEEEELi256ENS\w*_(10bfloat16_t|6half_t)"),
+)
 LEFT_OUT = (
     "vllm/third_party/deep_gemm",
     "vllm/third_party/fmha_sm100",
@@ -46,7 +61,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--vllm", default="0.33.0")
     parser.add_argument("--sm", type=int, default=90, help="architecture whose machine code is kept")
-    parser.add_argument("--ptx", action="store_true", help="keep PTX too, from which INT4 kernels are compiled there")
+    parser.add_argument("--ptx", action="store_true", help="keep the PTX of INT4 experts (needs zstandard)")
     arguments = parser.parse_args()
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
@@ -57,7 +72,9 @@ def main() -> None:
             path = site / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         for library in sorted((site / "vllm").rglob("*.so")):
-            data, kept = fatbin.slim(library.read_bytes(), arguments.sm, arguments.ptx)
+            data, kept = fatbin.slim(
+                library.read_bytes(), arguments.sm, needed_cubin, needed_ptx if arguments.ptx else lambda _: False
+            )
             library.write_bytes(data)
             print(library.relative_to(site), {f"{kind}:{sm}": size for (kind, sm), size in kept.items()})
         with (
@@ -66,9 +83,30 @@ def main() -> None:
         ):
             tar.add(site, "site")
     scripted_model(out)
-    for name in ("run.py", "kernels.py"):
+    shapes_and_chain(out)
+    for name in CARRIED:
         shutil.copy(HERE / name, out / name)
     print(sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 2**20, "MiB in", out)
+
+
+def needed_cubin(payload: bytes) -> bool:
+    """Of FlashAttention's loops those for head sizes of 64 and 256, as the two models have them.
+
+    In bfloat16, and in float16, which is what 4-bit keys and values are expanded to.
+    """
+    if b"5flash" not in payload:
+        return True
+    if b"float_e4m3_t" in payload:
+        return False
+    return b"MainloopFwdSm90" not in payload or any(tile.search(payload) for tile in TILES)
+
+
+def needed_ptx(payload: bytes) -> bool:
+    """What there is no machine code for: INT4 experts with bfloat16 activations, and what packs their weights."""
+    import zstandard  # the wheel's PTX is compressed
+
+    text = zstandard.ZstdDecompressor().decompressobj().decompress(payload)
+    return any(name in text for name in MARLIN)
 
 
 def scripted_model(out: Path) -> None:
@@ -94,10 +132,39 @@ def scripted_model(out: Path) -> None:
     (out / "cases.json").write_text(json.dumps(cases))
 
 
+def shapes_and_chain(out: Path) -> None:
+    """Configs of the full shape, whose weights are made there; the scripted model's checkpoints of the chain."""
+    from shapes import config
+
+    from sparkpin import manifests
+    from sparkpin.checkpoint.build import build_checkpoint
+    from sparkpin.hublock import former_lock
+    from sparkpin.paths import Paths
+    from stages import scripted_checkpoints
+
+    for name, made in {
+        "int4": config(fp8=False),
+        "fp8": config(fp8=True),
+        "fp8-draft": config(fp8=True, fp8_draft=True),
+    }.items():
+        (out / name).mkdir(exist_ok=True)
+        (out / name / "config.json").write_text(json.dumps(made) + "\n")
+    pin = manifests.load_model(PROJECT, SCRIPTED)
+    lock = former_lock(PROJECT, SCRIPTED, print)
+    for name, steps in scripted_checkpoints().items():
+        with tempfile.TemporaryDirectory() as work:
+            paths = Paths(PROJECT, Path(work) / "cache", Path(work) / "home")
+            shutil.copytree(build_checkpoint(paths, pin, lock, steps, print), out / name, dirs_exist_ok=True)
+        path = out / name / "config.json"
+        found = json.loads(path.read_text())
+        path.write_text(json.dumps(found | {"max_position_embeddings": 65536}) + "\n")
+
+
 def install(site: Path, release: str) -> None:
     """Everything for Python 3.12 on x86-64, without what the machine has."""
     uv = shutil.which("uv", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
-    command = [str(uv), "pip", "install", "--quiet", "--no-deps", "--target", str(site)]
+    # Copies: links into uv's cache would be slimmed there, too, for everyone who installs this wheel later.
+    command = [str(uv), "pip", "install", "--quiet", "--no-deps", "--link-mode", "copy", "--target", str(site)]
     command += ["--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_35"]
     wanted = [f"vllm=={release}", *(str(PROJECT / "mods" / mod) for mod in MODS)]
     subprocess.run([*command, "-r", str(HERE / "requires.txt"), *wanted], check=True)

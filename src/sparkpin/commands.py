@@ -35,6 +35,7 @@ from sparkpin import serve as serving
 from sparkpin.checkpoint import report as checkpoint_report
 from sparkpin.checkpoint.build import build_checkpoint, disk_line, plan_checkpoint, verify_built
 from sparkpin.checkpoint.plan import all_steps, checkpoint_steps, require
+from sparkpin.community import check as recipe_checks
 from sparkpin.errors import (
     DifferenceError,
     EngineError,
@@ -54,6 +55,7 @@ from sparkpin.loadchoice import with_loader
 from sparkpin.overruled import overruled
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
+from sparkpin.quality import promotion
 from sparkpin.releases import Release, Releases
 from sparkpin.serving import tasks as serving_tasks
 from sparkpin.serving.served import running_release, status
@@ -66,9 +68,7 @@ from sparkpin.ui import say, show
 
 def choose_recipe(paths: Paths, recipe: str | None, stack: str | None) -> str:
     """The recipe asked for, else the default one of the stack, else that of this machine's stack."""
-    if recipe:
-        return recipe
-    return manifests.load_stack(paths.project, stack or host.default_stack(paths.project)).default_recipe
+    return recipe or host.default_recipe(paths.project, stack)
 
 
 def pairings_of(recipe: str | None, stage: str | None, stack: str | None = None) -> tuple[Paths, tuple[Pairing, ...]]:
@@ -91,6 +91,7 @@ def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool,
     if absent := [file for file in locked if not Store(paths.store).has(file)]:
         show(f"To be fetched: {len(absent)} of {len(locked)} files, {ui.size(sum(file.size for file in absent))}.")
     say_overruled(last.recipe, last.stack, last.chain)
+    say_mistakes(paths, last)
     say_chosen(last)
     lacking = host.missing(paths, machine, stack=last.stack)
     for requirement in lacking:
@@ -105,11 +106,19 @@ def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool,
         made = tuple(records.get(release.tag) for release in made)
     newest = made[-1]
     if newest.smoke_passed and records.current(newest.recipe) is None:
-        retention.promote(paths, engine_of(paths), newest.tag)
-        say(f"{newest.tag} is the first release that passed, so it is current")
+        make_first_current(paths, newest)
     reports.show_built(made)
     if not next_smoke(paths, made) and smoke:
         finish(records, made)
+
+
+def make_first_current(paths: Paths, release: Release) -> None:
+    """Unless `promote` refuses it for what it has lost: nobody asked for this promotion."""
+    if why := promotion.refusal(paths, release):
+        say(f"{release.tag} passed, and is not current: {why}")
+        return
+    retention.promote(paths, engine_of(paths), release.tag)
+    say(f"{release.tag} is the first release that passed, so it is current")
 
 
 def lock(*, stack: str | None, model: str | None, mod: str | None = None, keep_layers: bool) -> None:
@@ -179,6 +188,7 @@ def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None) -
 def build(*, recipe: str | None, stage: str | None, stack: str | None, offline: bool) -> tuple[Release, ...]:
     paths, pairings = pairings_of(recipe, stage, stack)
     say_overruled(pairings[-1].recipe, pairings[-1].stack, pairings[-1].chain)
+    say_mistakes(paths, pairings[-1])
     say_chosen(pairings[-1])
     made = build_releases(paths, pairings, offline=offline)
     reports.show_built(made)
@@ -189,6 +199,12 @@ def build(*, recipe: str | None, stage: str | None, stack: str | None, offline: 
 def say_overruled(recipe: schema.Recipe, stack: schema.Stack, chain: Sequence[schema.Stage]) -> None:
     for line in overruled(recipe, stack, chain):
         say(f"note: {line}")
+
+
+def say_mistakes(paths: Paths, pairing: Pairing) -> None:
+    """What vLLM will refuse, before images and checkpoints are made for it."""
+    for finding in recipe_checks.mistakes(paths.project, pairing):
+        say(f"warning: recipes/{pairing.recipe.name}.yaml: {str(finding).removeprefix('error: ')}")
 
 
 def say_chosen(pairing: Pairing) -> None:
@@ -336,7 +352,9 @@ def newest_of_stage(paths: Paths, recipe: str, stage: str) -> Release:
         if release.stage == stage:
             return release
     manifests.load_stage(paths.project, stage)
-    raise InputError(f"no release of stage {stage!r} is built", next_step=f"invoke build --stage {stage}")
+    raise InputError(
+        f"no release of stage {stage!r} is built", next_step=f"invoke build --recipe {recipe} --stage {stage}"
+    )
 
 
 def reproduce(*, tag: str | None, stage: str | None, recipe: str | None, trusted: bool) -> None:
@@ -401,7 +419,8 @@ def finish(records: Releases, done: tuple[Release, ...]) -> None:
             show(f"next, where it can run: {how_to_carry(records, newest)}")
             return
         is_current = newest.tag == records.current_tag(newest.recipe)
-        show("next: invoke serve" if is_current else f"next: invoke promote {newest.tag}, then invoke serve")
+        serve_it = host.serve_command(records.paths.project, newest.recipe)
+        show(f"next: {serve_it}" if is_current else f"next: invoke promote {newest.tag}, then {serve_it}")
 
 
 def images(*, as_json: bool) -> None:
@@ -496,14 +515,21 @@ def inspect(subject: str, *, sm: str, platform: str, everything: bool, as_json: 
     inspecting.show(result, everything=everything, as_json=as_json)
 
 
-def promote(tag: str) -> None:
+def promote(tag: str, *, accept_loss: str = "") -> None:
+    """accept_loss: why a greater loss of quality than the stage allows is taken; it is kept with the release."""
     paths = Paths.from_env()
+    accept_loss = accept_loss.strip()  # blanks are no reason
+    told = promotion.check(paths, Releases(paths).get(tag), accepted=accept_loss)
     release = retention.promote(paths, engine_of(paths), tag)
     show(f"current release of {release.recipe}: {release.tag}")
+    for line in told:
+        show(line)
+    if accept_loss:
+        promotion.note_accepted(paths, release, accept_loss)
     next_serve(paths, release)
 
 
-def rollback(*, recipe: str | None, serve_it: bool = False) -> None:
+def rollback(*, recipe: str | None, serve_it: bool = False, drain: int | None = None) -> None:
     """serve_it: serve what came back, too; where it does not become ready, nothing has changed."""
     paths = Paths.from_env()
     name = choose_recipe(paths, recipe, None)
@@ -515,11 +541,13 @@ def rollback(*, recipe: str | None, serve_it: bool = False) -> None:
     show(f"back to {release.tag}: image {ui.digest(release.image)}, checkpoint {release.checkpoint_key[:12]}")
     for line in changed_flags(former.argv, release.argv):
         show(line)
+    if why := promotion.refusal(paths, release):  # told and not refused: what is current now may not work at all
+        say(f"warning: {why}")
     if not serve_it:
         next_serve(paths, release)
         return
     try:
-        serve(recipe=name, release=release.tag, port=None)
+        serve(recipe=name, release=release.tag, port=None, drain=drain)
     except SparkpinError:
         retention.promote(paths, engine_of(paths), former.tag)
         show(f"current again, since {release.tag} could not be served: {former.tag}")
@@ -547,7 +575,8 @@ def next_serve(paths: Paths, release: Release) -> None:
     if running == release.tag:
         show("it is being served already")
     else:
-        show(f"next: invoke serve{f' (until then {running} still answers)' if running else ''}")
+        until = f" (until then {running} still answers)" if running else ""
+        show(f"next: {host.serve_command(paths.project, release.recipe)}{until}")
 
 
 def export(tag: str, output: str, *, store: bool, checkpoint: bool, image: bool) -> None:
@@ -573,7 +602,7 @@ def import_bundle(file: str, *, signed: bool) -> None:
         show(check.line)
     show(f"{done.release.tag} is here, {done.release.state}: what another machine's smoke test said is no proof here")
     if done.release.smoke_passed:
-        show(f"next: invoke promote {done.release.tag}, then invoke serve")
+        show(f"next: invoke promote {done.release.tag}, then {host.serve_command(paths.project, done.release.recipe)}")
     else:
         show(f"next: invoke smoke --release {done.release.tag}, then invoke serve --release {done.release.tag}")
 
@@ -618,13 +647,29 @@ def prune(*, keep: int, dry_run: bool, store: bool) -> None:
 
 
 def serve(
-    *, recipe: str | None, release: str | None, port: int | None, host: str | None = None, unit: bool = False
+    *,
+    recipe: str | None,
+    release: str | None,
+    port: int | None,
+    host: str | None = None,
+    stack: str | None = None,
+    drain: int | None = None,
+    unit: bool = False,
 ) -> None:
-    """unit: print a systemd unit that does so after a reboot, and serve nothing."""
+    """unit: print a systemd unit that does so after a reboot, and serve nothing. drain: as `sparkpin.serve.start`."""
     paths = Paths.from_env()
     records = Releases(paths)
-    current = retention.require_current
-    chosen = records.get(release) if release else current(records, choose_recipe(paths, recipe, None))
+    if release:
+        chosen = records.get(release, recipe)
+        if unit:
+            raise InputError(
+                "--unit goes without --release: the unit serves what is current then",
+                next_step=f"invoke promote {chosen.tag}, then invoke serve --unit --recipe {chosen.recipe}",
+            )
+    else:
+        name = choose_recipe(paths, recipe, stack)
+        require_recipe(paths, records, name)
+        chosen = retention.require_current(records, name)
     if unit:
         serving_tasks.show_unit(paths, chosen.recipe, port=port, host=host)
         return
@@ -640,7 +685,7 @@ def serve(
     gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)
     chosen = with_loader(paths, chosen, checkpoint, say, gpus=gpus)
     try:
-        served = serving.start(paths, engine, chosen, checkpoint, port=port, host=host, gpus=gpus, say=say)
+        served = serving.start(paths, engine, chosen, checkpoint, port=port, host=host, gpus=gpus, drain=drain, say=say)
     except Detached as detached:
         show(f"detached: {detached}\nnext: invoke status, invoke logs --follow")
         return
@@ -662,7 +707,8 @@ def stop(*, recipe: str | None) -> None:
 
 
 def server_status(*, as_json: bool) -> None:
-    serving_tasks.status(engine_of(Paths.from_env()), as_json=as_json)
+    paths = Paths.from_env()
+    serving_tasks.status(paths, engine_of(paths), as_json=as_json)
 
 
 def server_logs(*, recipe: str | None, lines: int, follow: bool) -> None:

@@ -191,8 +191,11 @@ def exit_reason(container: Container) -> str | None:
     """Why the container does not run any more; None while it runs."""
     container.reload()
     state = container.attrs["State"]
-    if state["Status"] in ("created", "running") and not container.attrs["RestartCount"]:
-        return None
+    return None if state["Status"] in ("created", "running") else end_of(state)
+
+
+def end_of(state: Mapping[str, Any]) -> str:
+    """state: of a container that has ended, as Docker describes it."""
     reason = f"exited with {state['ExitCode']}"
     if state.get("OOMKilled"):
         reason += ", killed for want of memory"

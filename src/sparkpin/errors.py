@@ -125,3 +125,9 @@ class InspectionError(SparkpinError):
     """An image holds what would fail where it is to run, or what cannot be read. Exit code 14."""
 
     exit_code = 14
+
+
+class QualityError(SparkpinError):
+    """A release has lost more than its stage may cost. Exit code 15."""
+
+    exit_code = 15

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkpin import buildkit, daemon, endpoint
-from sparkpin.errors import HostError
+from sparkpin.errors import HostError, SparkpinError
 from sparkpin.files import existing_parent
 from sparkpin.paths import Paths
 
@@ -114,6 +114,22 @@ def default_stack(project: Path, host: Host | None = None) -> str:
             next_step="run ./install.sh on an x86-64 Linux machine, which takes the stack cpu",
         )
     return name
+
+
+def default_recipe(project: Path, stack: str | None = None) -> str:
+    """That of a stack; None: of this machine's."""
+    from sparkpin import manifests  # ./install.sh has no YAML yet
+
+    return manifests.load_stack(project, stack or default_stack(project)).default_recipe
+
+
+def serve_command(project: Path, recipe: str) -> str:
+    """What to type to serve a recipe, shown as a next step: `--recipe` only where it is not this machine's default."""
+    try:
+        default = default_recipe(project)
+    except SparkpinError:  # whatever keeps the default from being known: the name serves in any case
+        default = ""
+    return "invoke serve" if recipe == default else f"invoke serve --recipe {recipe}"
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin.errors import InputError, IntegrityError
+from sparkpin.errors import InputError, IntegrityError, SparkpinError
 from sparkpin.files import atomic_file, sha256_file
 from sparkpin.paths import Paths
 from sparkpin.releases import Release
@@ -84,6 +85,11 @@ class Inputs:
         for name, sha256 in files.items():
             path = project / name
             self.keep(path, sha256, path.stat().st_size)
+
+
+def reason(error: SparkpinError) -> str:
+    """What is wrong with kept files, without the temporary folder that they were laid out in."""
+    return re.sub(r"\S*/sparkpin-(?:project|bisect)-[^/\s]+/", "", error.message)
 
 
 @contextlib.contextmanager

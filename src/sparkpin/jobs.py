@@ -40,20 +40,31 @@ def build_releases(paths: Paths, pairings: tuple[Pairing, ...], *, offline: bool
     with claims.claim(paths, say):
         engine = engine_of(paths)
         records = Releases(paths)
-        made = []
-        for pairing in pairings:
-            image = pairing.rendered
-            if image.parent_key is None and not builder.is_built(paths, engine, image):
-                crossing.require_own_uv(image, engine.platform)  # before gigabytes are fetched for nothing
-                native = crossing.stand_in_debs(paths, pairing.stack, engine.platform)
-                for stack, lock in filter(None, ((pairing.stack, pairing.stack_lock), native)):
-                    if offline:
-                        fetching.require_fetched(paths, lock)
-                    else:
-                        fetching.fetch_stack(paths, stack, lock, say)
-            built = builder.build_image(paths, engine, image, say)
-            made.append(record(paths, engine, records, pairing, built))
-        return tuple(made)
+        return tuple(
+            record(paths, engine, records, pairing, fetched_and_built(paths, engine, pairing, offline=offline))
+            for pairing in pairings
+        )
+
+
+def build_images(paths: Paths, pairings: tuple[Pairing, ...]) -> tuple[builder.BuiltImage, ...]:
+    """The images of a chain, fetched and built as for releases, without a record or a tag of any."""
+    with claims.claim(paths, say):
+        engine = engine_of(paths)
+        return tuple(fetched_and_built(paths, engine, pairing) for pairing in pairings)
+
+
+def fetched_and_built(paths: Paths, engine: Engine, pairing: Pairing, *, offline: bool = False) -> builder.BuiltImage:
+    """The caller holds a claim."""
+    image = pairing.rendered
+    if image.parent_key is None and not builder.is_built(paths, engine, image):
+        crossing.require_own_uv(image, engine.platform)  # before gigabytes are fetched for nothing
+        native = crossing.stand_in_debs(paths, pairing.stack, engine.platform)
+        for stack, lock in filter(None, ((pairing.stack, pairing.stack_lock), native)):
+            if offline:
+                fetching.require_fetched(paths, lock)
+            else:
+                fetching.fetch_stack(paths, stack, lock, say)
+    return builder.build_image(paths, engine, image, say)
 
 
 def record(paths: Paths, engine: Engine, records: Releases, pairing: Pairing, built: builder.BuiltImage) -> Release:

@@ -43,7 +43,7 @@ def port_holder(engine: Engine, port: int) -> tuple[str, str]:
     """The container or process that listens on a port of this machine, "" where neither can be seen; and SPARKPIN_HOME
     of the release that it serves, "" for what is no server of ours."""
     with engine_errors():
-        for container in engine.client.containers.list():
+        for container in engine.client.containers.list(ignore_removed=True):
             bindings = [b for found in container.ports.values() for b in found or []]
             if any(binding["HostPort"] == str(port) for binding in bindings):
                 return f"the container {container.name}", container.labels.get(HOME_LABEL, "")

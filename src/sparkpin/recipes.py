@@ -87,7 +87,7 @@ def serve_argv(
         overrides: other values for `recipe.defaults`; `host` and `port` always fit.
 
     Raises:
-        ManifestError: the command cannot be filled in or split, or does not start with `vllm serve <model>`.
+        ManifestError: the command cannot be filled in or split, does not start with `vllm serve <model>`, or wants TLS.
         InputError: an override that the recipe does not know.
     """
     argv = own_argv(recipe, model_path, overrides)
@@ -98,6 +98,10 @@ def serve_argv(
         for name, value in serve.flags.items():
             argv = set_flag(argv, name, value)
         env |= environment(serve.env)
+    if tls := tls_flags(argv):
+        wanted = "no TLS: health check, smoke test and `serve` ask by plain HTTP"
+        step = "leave it out, and put a proxy before the server where TLS is wanted"
+        raise ManifestError(file_of(recipe), "command", tls[0], wanted, next_step=step)
     return argv, env
 
 
@@ -211,6 +215,11 @@ def flag_value(argv: Sequence[str], name: str) -> str | None:
 def served_name(argv: Sequence[str]) -> str:
     """The model's name in requests."""
     return flag_value(argv, "--served-model-name") or argv[2]
+
+
+def tls_flags(argv: Sequence[str]) -> list[str]:
+    """Names of the flags that make a server speak TLS."""
+    return [flag.key for flag in parse_flags(argv)[1] if re.match(r"--(enable-)?ssl-", flag.key)]
 
 
 def parse_flags(argv: Sequence[str]) -> tuple[list[str], list[Flag]]:

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -36,6 +36,7 @@ STATEMENT, SIGNATURE, SBOM = "provenance.json", "provenance.json.sig", "sbom.cdx
 INTERNAL = "stack-"  # repositories sparkpin/stack-<stack> hold the images of stages, which no recipe owns
 ROOTFS, UNSEALED = "rootfs", "unsealed"  # so do these: what the first stage stands on, and a build's unfinished image
 
+T = TypeVar("T")
 State = Literal["built", "inspected", "passed", "failed", "current", "retired"]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 RECORD = re.compile(r"^[a-z0-9][a-z0-9.-]*-[0-9a-f]{12}\.json$")  # other files of a recipe's folder are no records
@@ -69,7 +70,8 @@ class Demands(Model):
     checks: names, in the order in which they run; mods: those that must report that they are at work; kernels: those
     whose GPU kernels must come from the image (none in records from before there were any);
     acceptance_floor: least share of drafted tokens; position_floors: of the first, second, ... of each draft;
-    scripted: the model's answers are known to the byte.
+    draft_lengths: other numbers of drafted tokens to prove; drift: nats by which log-probabilities may differ from
+    those of the stage `parent`; scripted: the model's answers are known to the byte.
     """
 
     checks: Annotated[tuple[str, ...], Field(strict=False)]
@@ -78,6 +80,9 @@ class Demands(Model):
     scripted: bool
     kernels: Annotated[tuple[str, ...], Field(strict=False)] = ()
     position_floors: Annotated[tuple[float, ...], Field(strict=False)] = ()
+    draft_lengths: Annotated[tuple[int, ...], Field(strict=False)] = ()
+    parent: str = ""
+    drift: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
@@ -289,13 +294,20 @@ class Releases:
             return None
         return with_state(release, self.current_tag(release.recipe))
 
-    def get(self, name: str) -> Release:
-        """The release of a tag, or of anything else that `lookup` takes for one. InputError."""
-        if release := self.find(name):
-            return release
-        release = lookup.choose(name, [r for recipe in self.recipes() for r in self.readable(recipe)[0]])
-        if not name.endswith(release.name):
-            self.of_recipe(release.recipe)  # raises: the newest that can be read need not be the newest
+    def get(self, name: str, recipe: str | None = None) -> Release:
+        """The release of a tag, or of anything else that `lookup` takes for one. recipe: one of this, where it is
+        given. InputError."""
+        release = self.find(name)
+        if release is None:
+            among = [recipe] if recipe and ":" not in name else self.recipes()
+            release = lookup.choose(name, [r for one in among for r in self.readable(one)[0]])
+            if not name.endswith(release.name):
+                self.of_recipe(release.recipe)  # raises: the newest that can be read need not be the newest
+        if recipe not in (None, release.recipe):
+            raise InputError(
+                f"{release.tag} is a release of {release.recipe}, not of {recipe}",
+                next_step=f"--recipe {release.recipe}",
+            )
         return release
 
     def current_tag(self, recipe: str) -> str | None:
@@ -422,6 +434,17 @@ def check_schema(path: Path, value: dict[str, Any]) -> None:
             f"{SCHEMA} or less",
             next_step="a newer sparkpin wrote this file: update this checkout",
         )
+
+
+def read_as(path: Path, adapter: TypeAdapter[T], *, next_step: str) -> T:
+    """A file with a schema, or ManifestError for one that is damaged or that a newer sparkpin wrote."""
+    check_schema(path, read_json(path))
+    try:
+        return adapter.validate_json(path.read_bytes())  # a strict dataclass takes its parts as objects of JSON only
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "(whole file)"
+        raise ManifestError(path, key, first["input"], first["msg"], next_step=next_step) from None
 
 
 def read_record(path: Path) -> Release:

@@ -143,7 +143,7 @@ def require_current(records: Releases, recipe: str) -> Release:
     if current := records.current(recipe):
         return current
     known = records.of_recipe(recipe)
-    step = "invoke up (it builds and smokes; the first release that passes becomes current)"
+    step = f"invoke up --recipe {recipe} (it builds and smokes; the first release that passes becomes current)"
     if known:
         good = next((release for release in reversed(known) if release.is_good), None)
         step = f"invoke promote {good.tag}" if good else step_to_current(records.paths, known[-1])

@@ -312,12 +312,31 @@ class StackLock(Model):
 
 class Smoke(Model):
     """checks: names in sparkpin.smoke.checks; acceptance_floor: least share of drafted tokens that must be accepted;
-    position_floors: of the first, second, ... token of each draft.
+    position_floors: of the first, second, ... token of each draft; draft_lengths: numbers of drafted tokens to prove
+    beside the stage's own, each with a server of its own, 0 for none; drift: nats by which the log-probabilities of a
+    text may differ from the parent's, on the mean.
     """
 
     checks: list[Name] = []
     acceptance_floor: Annotated[float, Field(ge=0, le=1)] | None = None
     position_floors: list[Annotated[float, Field(ge=0, le=1)]] = []
+    draft_lengths: list[Annotated[int, Field(ge=0, le=16)]] = []
+    drift: Annotated[float, Field(gt=0)] | None = None
+
+
+class Quality(Model):
+    """What a stage may cost against its parent (docs/quality.md); no limit where a key is left out.
+
+    kl, continued_kl: nats a token at most; top1: least share of the same likeliest token; perplexity: ratio at most;
+    tool_calls, needles: share of the questions that may be lost.
+    """
+
+    kl: Annotated[float, Field(ge=0)] | None = None
+    continued_kl: Annotated[float, Field(ge=0)] | None = None
+    top1: Annotated[float, Field(ge=0, le=1)] | None = None
+    perplexity: Annotated[float, Field(gt=0)] | None = None
+    tool_calls: Annotated[float, Field(ge=0, le=1)] | None = None
+    needles: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 CommunityName = Annotated[str, Field(pattern=r"^(mods/|community/)?[A-Za-z][\w.-]*$")]
@@ -366,6 +385,7 @@ class Stage(Model):
     checkpoint: CHECKPOINT_STEPS | None = None
     serve: Serve = Serve()
     smoke: Smoke = Smoke()
+    quality: Quality = Quality()
 
 
 class Repository(Model):

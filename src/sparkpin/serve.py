@@ -12,6 +12,7 @@ from sparkpin import files
 from sparkpin.container import HOME_LABEL, Say
 from sparkpin.engine import Engine, engine_errors
 from sparkpin.errors import InputError
+from sparkpin.host import serve_command
 from sparkpin.paths import Paths
 from sparkpin.ports import require_free
 from sparkpin.recipes import flag_value, served_name
@@ -29,7 +30,7 @@ from sparkpin.serving.served import (
     name_of,
     services,
 )
-from sparkpin.serving.switching import FORMER, NEXT, STOP_SECONDS, launched, replaced, taken_over
+from sparkpin.serving.switching import DRAIN_SECONDS, FORMER, NEXT, STOP_SECONDS, launched, replaced, taken_over
 
 
 def start(
@@ -44,6 +45,7 @@ def start(
     gpus: bool = False,
     health: Health | None = None,
     beside: bool | None = None,
+    drain: float | None = None,
 ) -> Served:
     """Serve a release and return once it answers a real request. One that already runs at this address is left alone.
 
@@ -55,6 +57,7 @@ def start(
             else 8000) and 127.0.0.1.
         gpus: give the container all GPUs.
         beside: start it while the former one runs; None: if memory allows.
+        drain: seconds to wait for a moment without requests before the former one gives way; None: DRAIN_SECONDS.
 
     Raises:
         BusyError: someone else has the port; another home's server, too.
@@ -68,7 +71,7 @@ def start(
         paths.home / "serve" / f".{release.recipe}.lock",
         on_wait=lambda: say(f"waiting for another `invoke serve` of {release.recipe}"),
     ):
-        name = name_of(paths, release.recipe)
+        name, drain = name_of(paths, release.recipe), DRAIN_SECONDS if drain is None else drain
         old = tidy(engine, name)
         known = describe(old) if old is not None and is_running(old) else None
         if port is None:
@@ -106,8 +109,8 @@ def start(
         both = known is not None and known.ready and (room.fits_beside(space) if beside is None else beside)
         with engine_errors():
             if both and old is not None:
-                return taken_over(paths, engine, name, old, wanted, say)
-            with replaced(engine, name, old, release, say):
+                return taken_over(paths, engine, name, old, wanted, drain, say)
+            with replaced(engine, name, old, release, drain, say):
                 if gpus:
                     room.drop_page_cache(say)
                     room.require_room(space, release)
@@ -166,7 +169,9 @@ def stop(paths: Paths, engine: Engine, recipe: str | None, say: Say) -> tuple[st
             known = ", ".join(sorted({c.labels[LABEL] for c in every}))
             raise InputError(
                 f"no service of recipe {recipe!r} runs",
-                next_step=f"choose one of: {known}" if known else "invoke serve (nothing is served)",
+                next_step=f"choose one of: {known}"
+                if known
+                else f"{serve_command(paths.project, recipe)} (nothing is served)",
             )
         for container in chosen:
             say(f"stopping {container.name}")

@@ -22,11 +22,14 @@ from sparkpin.layers import EngineImage
 from sparkpin.manifests import former_model_lock, load_stack, load_stack_lock
 from sparkpin.modelfiles import blobs_of
 from sparkpin.paths import Paths
+from sparkpin.quality.record import KEY_DIGITS
+from sparkpin.quality.standard import environment
 from sparkpin.releases import ROOTFS, Release, Releases
 from sparkpin.rootfs import rootfs_spec
 from sparkpin.schema import ModelLock, StackLock
 
-WORK = ("context-*", "saved-*", "seal-*")  # what a build works in; a killed one's next run looks for its own key only
+WORK = ("context-*", "saved-*", "seal-*", "lm-eval-*")
+"""What a build works in, whose next run looks for its own key only, and lm-eval's results."""
 
 
 @dataclass
@@ -159,6 +162,8 @@ class Search:
             "layer notes": tuple(self.layer_notes()),
             "root file systems": tuple(self.root_file_systems()),
             "kept inputs": tuple(self.kept_inputs()),
+            "quality measurements": tuple(self.measurements()),
+            "lm-eval": tuple(self.lm_evals()),
             "left by killed runs": tuple(self.left_over()),
             "build records": tuple(self.build_records()),
         }
@@ -202,6 +207,20 @@ class Search:
     def kept_inputs(self) -> Iterator[Path]:
         if not self.needed.unread:
             yield from self.stored(self.paths.inputs, self.needed.inputs)
+
+    def measurements(self) -> Iterator[Path]:
+        """Of releases. Homes may share the cache, so those of an unknown release go once they are old."""
+        needed, theirs = ({one.key[:KEY_DIGITS] for one in found} for found in (self.staying, self.removed))
+        for path in sorted((self.paths.cache / "quality").glob("[!.]*")):
+            if self.goes(path, path.name[:KEY_DIGITS], needed, theirs):
+                yield path
+
+    def lm_evals(self) -> Iterator[Path]:
+        """Environments of other locks than this checkout's. What the tasks fetched stays: it is the person's own."""
+        needed = {environment(self.paths).name, "data"}
+        for path in sorted((self.paths.cache / "lm-eval").glob("[!.]*")):
+            if self.goes(path, path.name, needed, ()):
+                yield path
 
     def store(self) -> tuple[Path, ...] | None:
         """Fetched files that neither a lock of the project nor a remaining release needs; None where not known."""

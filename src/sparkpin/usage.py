@@ -21,13 +21,17 @@ from invoke.program import Program
 from sparkpin.errors import InputError
 
 NEEDED = {"copy": "--to ENGINE", "export": "-o FILE"}  # the option without which such a task does nothing
+BEFORE = {"other": "--compare A"}  # the option that such a positional belongs to
 NAMES = {
-    "action": "import|export|check",
+    "action": "list|check|import|export",
     "what": "FILE|NAME",
     "keep": "COUNT",
+    "compare": "A",
     "lines": "COUNT",
+    "other": "B",
     "output": "FILE",
     "release": "TAG",
+    "rounds": "COUNT",
     "subject": "TAG|FILE",
     "to": "ENGINE",
 }
@@ -39,11 +43,18 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 def recipe_words(argv: Sequence[str]) -> list[str]:
-    """The positionals of `invoke recipe` on this line: `check` alone is of all recipes, and invoke knows no positional
+    """The positionals of `invoke recipe` on this line: `import` and `export` want a second one, and invoke knows none
     that may be left out."""
-    after = list(argv[argv.index("recipe") + 1 :]) if "recipe" in argv else []
-    alone = after[:1] == ["check"] and (len(after) == 1 or after[1].startswith("-"))
-    return ["action"] if alone else ["action", "what"]
+    action, *rest = (argv[argv.index("recipe") + 1 :] if "recipe" in argv else []) or ("-",)
+    alone = not rest or rest[0].startswith("-")
+    wants = action.startswith("-") or action in ("import", "export")
+    return ["action"] if alone and not wants else ["action", "what"]
+
+
+def compare_words(argv: Sequence[str]) -> list[str]:
+    """The positional of `invoke bench` on this line: `--compare A B` names two releases, an option of invoke one."""
+    after = argv[argv.index("bench") + 1 :] if "bench" in argv else []
+    return ["other"] if any(word.partition("=")[0] == "--compare" for word in after) else []
 
 
 def is_invoke(program: str) -> bool:
@@ -200,7 +211,8 @@ def help_text(task: ParserContext, summary: str) -> str:
 
 def usage(task: ParserContext) -> str:
     """`invoke export TAG -o FILE [options]`."""
-    parts = [*map(metavar, task.positional_args), *filter(None, [NEEDED.get(str(task.name))])]
+    words = [word for argument in task.positional_args for word in (BEFORE.get(str(argument.name)), metavar(argument))]
+    parts = [*filter(None, words), *filter(None, [NEEDED.get(str(task.name))])]
     others = len(task.args) > len(task.positional_args)
     return " ".join(["invoke", str(task.name), *parts, *(["[options]"] if others else [])])
 

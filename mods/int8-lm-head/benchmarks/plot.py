@@ -20,7 +20,7 @@ import matplotlib.pyplot as plt
 HERE = Path(__file__).parent
 SPARK_GBPS = 273
 SPARK_PROCESSORS = 48
-SHOWN = (1, 2, 4, 8, 16, 32, 48, 64, 128, 192, 256, 320, 384, 512)
+SHOWN = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 136, 160, 192, 224, 256, 384, 512, 1024)
 
 
 def moved(head: dict[str, Any], tokens: int, weight_bytes: int) -> int:
@@ -43,6 +43,16 @@ def table(head: dict[str, Any]) -> str:
                 f"| {row['cublas'] / row['int8_bf16_logits']:.2f} "
                 + (f"| {looped:.0f} | {looped / took:.1f} |" if looped else "| | |")
             )
+    return "\n".join(lines)
+
+
+def in_float32(head: dict[str, Any]) -> str:
+    """How much longer BF16 takes when its logits are made float32; and when float32 ones are copied, too."""
+    lines = ["| tokens | BF16 to float32, us | ratio | INT8, copied, us | ratio |", "|---|---|---|---|---|"]
+    for row in head["times_us"]:
+        if row["tokens"] in SHOWN and row["tokens"] >= 16:
+            wide, took, copied = row["cublas_float32"], row["int8"], row["int8_copied"]
+            lines.append(f"| {row['tokens']} | {wide:.0f} | {wide / took:.2f} | {copied:.0f} | {wide / copied:.2f} |")
     return "\n".join(lines)
 
 
@@ -79,15 +89,20 @@ def numbers(rows: list[dict[str, Any]]) -> str:
 
 def draw(head: dict[str, Any]) -> None:
     figure, (times, shares) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-    for name, label in (("row_loop", "row loop"), ("cublas", "cuBLAS BF16"), ("int8", "INT8")):
+    for name, label, style in (
+        ("row_loop", "row loop", "C0o-"),
+        ("cublas_float32", "cuBLAS BF16, made float32", "C1o:"),
+        ("cublas", "cuBLAS BF16", "C1o-"),
+        ("int8", "INT8", "C2o-"),
+    ):
         rows = [row for row in head["times_us"] if name in row]
-        times.plot([row["tokens"] for row in rows], [row[name] for row in rows], marker="o", markersize=3, label=label)
+        times.plot([row["tokens"] for row in rows], [row[name] for row in rows], style, markersize=3, label=label)
     times.set(
         xscale="log", yscale="log", xlabel="tokens", ylabel="microseconds", xticks=[1, 2, 4, 8, 16, 32, 64, 128, 512]
     )
     times.xaxis.set_major_formatter("{x:.0f}")
-    times.set_xlim(0.9, 600)
-    times.legend()
+    times.set_xlim(0.9, 1200)
+    times.legend(fontsize=7)
     for name, label, size, colour in (("cublas", "cuBLAS BF16", 2, "C1"), ("int8", "INT8", 1, "C2")):
         rows = [row for row in head["times_us"] if row["tokens"] <= 64]
         weights = head["V"] * head["K"] * size
@@ -105,6 +120,7 @@ def main() -> None:
     draw(measured["head"])
     for made in (
         table(measured["head"]),
+        in_float32(measured["head"]),
         prediction(measured["head"]),
         processors(measured["few_processors"]),
         numbers(measured["numerics"]),

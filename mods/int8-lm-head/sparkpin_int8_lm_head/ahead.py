@@ -26,12 +26,15 @@ def warm_up(
     dtypes: Iterable[Any] = DTYPES,
     column_scales: Sequence[bool] = (False, True),
     biases: Sequence[bool] = (False,),
+    *,
+    float32: bool = True,
 ) -> list[Any]:
     """Compile for the current target of Triton's driver: each type of activation, each thing that a head may have.
 
     Variants differ in nothing else: the number of tokens is not specialised, vLLM makes V a multiple of 64, and K is
     one of 16. With another V or K, or a bias, one more is compiled when `cuda.rehearse` tries the head. The largest
-    tile is compiled for logits of the activations' type, too, which only prompt_logprobs of many tokens want.
+    tile is compiled for logits of the activations' type, too, which only prompt_logprobs of many tokens want; without
+    `float32` each tile is compiled for them alone.
 
     Returns:
         Triton's compiled kernels.
@@ -41,8 +44,10 @@ def warm_up(
     for dtype in dtypes:
         compiled += [compile_digits(dtype, has_column_scale) for has_column_scale in column_scales]
         for has_bias in biases:
-            compiled += [compile_head(entry, dtype, has_bias) for entry in tuned.values()]
-            compiled.append(compile_head(tuned[max(tuned)], dtype, has_bias, dtype))
+            if float32:
+                compiled += [compile_head(entry, dtype, has_bias) for entry in tuned.values()]
+            entries = [tuned[max(tuned)]] if float32 else tuned.values()
+            compiled += [compile_head(entry, dtype, has_bias, dtype) for entry in entries]
     return compiled
 
 

@@ -15,8 +15,8 @@ from sparkpin_int8_lm_head.tuned import Tuned, tile_for
 DTYPES = (torch.bfloat16, torch.float16)
 CHECKED_ROWS = 64
 FLOAT32_TOKENS = 1024
-"""Up to so many tokens logits are not rounded to the model's type: vLLM's samplers make float32 numbers of them anyway,
-and bfloat16 makes ties of what INT8 still tells apart. More come with prompt_logprobs only, where memory counts."""
+"""Up to so many tokens logits are not rounded to the model's type, which would make ties of what INT8 tells apart:
+vLLM's samplers reckon in float32, whatever they are given. More come with prompt_logprobs only, where memory counts."""
 
 
 def int8_linear(
@@ -27,6 +27,8 @@ def int8_linear(
     bias: torch.Tensor | None,
     tuned: Mapping[int, Tuned],
     out: torch.Tensor | None = None,
+    *,
+    float32: bool = True,
 ) -> torch.Tensor:
     """``naive.logits(x, q, row_scale, column_scale) + bias``. May be captured in a CUDA graph.
 
@@ -35,8 +37,8 @@ def int8_linear(
         q: ``[V, K]`` int8 from `layout.lay_out`.
         row_scale, column_scale, bias: ``[V]``, ``[K]`` and ``[V]``, any floating type.
         tuned: from `tuned.tuned_for`.
-        out: ``[B, V]`` contiguous, to be written. A new tensor where it is None: float32, for more than FLOAT32_TOKENS
-            tokens of x's type.
+        out: ``[B, V]`` contiguous, to be written. A new tensor where it is None.
+        float32: the new tensor's type, for up to FLOAT32_TOKENS tokens; else it is x's.
 
     Returns:
         ``out``.
@@ -45,7 +47,7 @@ def int8_linear(
         raise ValueError(f"int8_linear: x {tuple(x.shape)} {x.dtype}, q {tuple(q.shape)}; wanted [B, K] in 16 bits")
     tokens, rows = x.shape[0], q.shape[0]
     if out is None:
-        dtype = torch.float32 if tokens <= FLOAT32_TOKENS else x.dtype
+        dtype = torch.float32 if float32 and tokens <= FLOAT32_TOKENS else x.dtype
         out = torch.empty(tokens, rows, dtype=dtype, device=x.device)
     if tokens:
         x = x.contiguous()
@@ -72,6 +74,8 @@ def rehearse(
     bias: torch.Tensor | None,
     dtype: torch.dtype,
     tuned: Mapping[int, Tuned],
+    *,
+    float32: bool = True,
 ) -> None:
     """Run each tile size on this head once, so that no request compiles or loads a kernel, and check what comes out.
 
@@ -83,7 +87,7 @@ def rehearse(
     ones = torch.ones(q.shape[1], device=q.device)
     for size in (entry.block_b if size == entry.block_b else entry.block_b + 1 for size, entry in tuned.items()):
         x = torch.randn(size, q.shape[1], generator=generator, device=q.device).to(dtype)
-        out = int8_linear(x, q, row_scale, column_scale, bias, tuned)
+        out = int8_linear(x, q, row_scale, column_scale, bias, tuned, float32=float32)
         for rows in (slice(0, CHECKED_ROWS), last):
             wanted = naive.logits(x, q[rows], row_scale[rows].float(), ones if column_scale is None else column_scale)
             if bias is not None:

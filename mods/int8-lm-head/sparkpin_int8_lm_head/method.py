@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from sparkpin_modkit import ModError, report, reporting_failure
+from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
 from sparkpin_int8_lm_head import MOD, VERSION
@@ -29,6 +30,7 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         self.tied = False
         self.has_column_scale = False
         self.tuned: Mapping[int, Tuned] | None = None  # of the GPU; None on a CPU
+        self.float32 = not drafts_are_sampled()
 
     def create_weights(self, layer: torch.nn.Module, *weight_args: Any, **extra_weight_attrs: Any) -> None:
         self.inner.create_weights(layer, *weight_args, **extra_weight_attrs)
@@ -38,6 +40,10 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         layer.weight = embed_tokens.weight
         self.tied = True
         return layer
+
+    def is_absent(self, layer: torch.nn.Module) -> bool:
+        """Whether vLLM took the memory away: a pooling model, which never computes its head."""
+        return bool(layer.weight.is_meta)
 
     def take(self, layer: torch.nn.Module) -> Int8Head:
         """The head's INT8 form; what was loaded leaves the layer.
@@ -53,6 +59,8 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         return head
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        if self.is_absent(layer):
+            return
         with reporting_failure(MOD, version=VERSION), torch.no_grad():
             head = self.take(layer)
             twin = next((other for other in _heads if same_head(_of(other), head)), None)
@@ -89,7 +97,8 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         if self.tuned is not None:
             from sparkpin_int8_lm_head import cuda
 
-            out = cuda.int8_linear(rows, layer.weight_int8, layer.weight_row_scale, column_scale, bias, self.tuned)
+            scales = layer.weight_row_scale, column_scale
+            out = cuda.int8_linear(rows, layer.weight_int8, *scales, bias, self.tuned, float32=self.float32)
             return out.view(*x.shape[:-1], -1)
         if column_scale is not None:
             rows = rows * column_scale
@@ -127,10 +136,20 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         from sparkpin_int8_lm_head.ahead import warm_up
 
         bias = getattr(layer, "bias", None)
-        kernels.warm(MOD, lambda: warm_up((self.dtype,), biases=(bias is not None,)))
+        kernels.warm(MOD, lambda: warm_up((self.dtype,), biases=(bias is not None,), float32=self.float32))
         scales = layer.weight_row_scale, layer.weight_column_scale if self.has_column_scale else None
         assert self.tuned is not None
-        cuda.rehearse(layer.weight_int8, *scales, bias, self.dtype, self.tuned)
+        cuda.rehearse(layer.weight_int8, *scales, bias, self.dtype, self.tuned, float32=self.float32)
+
+
+def drafts_are_sampled() -> bool:
+    """Whether vLLM keeps a drafter's logits, in memory of the model's type: it wants them in that type, then.
+
+    `draft_sample_method` "probabilistic", with the runner that is the usual one from 0.32 on: its `gumbel_sample`
+    asserts it. Target and drafter may be given one head, so both are meant.
+    """
+    config = get_current_vllm_config_or_none()
+    return getattr(config and config.speculative_config, "draft_sample_method", None) == "probabilistic"
 
 
 def _of(layer: torch.nn.Module) -> Int8Head:

@@ -66,6 +66,13 @@ class StoredInt8LMHeadMethod(Int8LMHeadMethod):
             f"{_REBUILD}"
         )
 
+    def is_absent(self, layer: torch.nn.Module) -> bool:
+        """As for 16 bits; the codes' memory, which vLLM does not know of, goes too."""
+        absent = bool(layer.weight_int8.is_meta)
+        if absent:
+            del self.codes
+        return absent
+
     def take(self, layer: torch.nn.Module) -> Int8Head:
         missing = [f"lm_head.{name}" for name in NAMES if name not in self.loaded]
         row_scale, column_scale = layer.weight_row_scale.data, layer.weight_column_scale.data

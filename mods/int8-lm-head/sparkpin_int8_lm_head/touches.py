@@ -20,11 +20,13 @@ _EVERYWHERE: Touches = {
     "vllm.config:ModelConfig.hf_config": None,
     "vllm.config:VllmConfig.lora_config": None,
     "vllm.config:VllmConfig.model_config": None,
+    "vllm.config:VllmConfig.speculative_config": None,
     "vllm.platforms:current_platform": None,
     "vllm.platforms.interface:Platform.is_cpu": "self",
     "vllm.platforms.interface:Platform.is_cuda": "self",
     "vllm.platforms.interface:Platform.device_type": None,
 }
+_NEWER: Touches = _EVERYWHERE | {"vllm.config:SpeculativeConfig.draft_sample_method": None}
 _INIT = (
     "self, num_embeddings, embedding_dim, bias, params_dtype, org_num_embeddings, padding_size, quant_config, prefix"
 )
@@ -35,7 +37,7 @@ TIES_BY_ITSELF = ("0.19.1", "0.20.2")
 TOUCHES: dict[str, Touches] = {
     "0.19.1": _EVERYWHERE | {f"{_HEAD}:ParallelLMHead.__init__": _INIT},
     "0.20.2": _EVERYWHERE | {f"{_HEAD}:ParallelLMHead.__init__": _INIT},
-    "0.32.0": _EVERYWHERE | {f"{_HEAD}:ParallelLMHead.__init__": f"{_INIT}, disable_tp"},
-    "0.33.0": _EVERYWHERE | {f"{_HEAD}:ParallelLMHead.__init__": f"{_INIT}, disable_tp, quant_method"},
+    "0.32.0": _NEWER | {f"{_HEAD}:ParallelLMHead.__init__": f"{_INIT}, disable_tp"},
+    "0.33.0": _NEWER | {f"{_HEAD}:ParallelLMHead.__init__": f"{_INIT}, disable_tp, quant_method"},
 }
 REFUSED: dict[str, str] = {}

@@ -5,7 +5,9 @@ Needs the project's `src` on PYTHONPATH, for the builder, which has no torch.
 
 from __future__ import annotations
 
+import gc
 import weakref
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +21,7 @@ from sparkpin_modkit.testing import parse_reports
 from vllm.model_executor.layers import vocab_parallel_embedding
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-from vllm.model_executor.models.utils import AutoWeightsLoader
+from vllm.model_executor.models.utils import AutoWeightsLoader, StageMissingLayer, no_init_weights
 
 from sparkpin.checkpoint import int8_head, int8_quantiser
 from sparkpin.errors import CheckpointError
@@ -116,6 +118,17 @@ class Model(torch.nn.Module):
         assert loaded == {f"lm_head.{name}" for name in tensors}
         self.lm_head.quant_method.process_weights_after_loading(self.lm_head)
         return self.lm_head
+
+
+def test_a_pooling_model_keeps_no_memory_for_it(world, capfd) -> None:
+    """An embedding model made of a generating one: vLLM neither loads its head nor computes it."""
+    model = torch.nn.Module()
+    with no_init_weights(model, partial(StageMissingLayer, "output"), targets=(ParallelLMHead,)):
+        model.lm_head = ParallelLMHead(500, 100, params_dtype=torch.bfloat16)
+    memory = weakref.ref(model.lm_head.quant_method.codes.untyped_storage())
+    model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+    gc.collect()
+    assert memory() is None and parse_reports(capfd.readouterr().err) == []
 
 
 def at_load(world, monkeypatch: pytest.MonkeyPatch, weight: torch.Tensor) -> ParallelLMHead:

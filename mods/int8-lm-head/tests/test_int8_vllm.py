@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
 
 import pytest
 import sparkpin_int8_lm_head
@@ -12,16 +13,18 @@ from sparkpin_int8_lm_head import method, naive
 from sparkpin_int8_lm_head.method import Int8LMHeadMethod
 from sparkpin_modkit import ModError, SignatureChanged, UnsupportedPlatform, UnsupportedVLLM
 from sparkpin_modkit.testing import parse_reports
+from vllm.config import SpeculativeConfig
 from vllm.config.lora import LoRAConfig
 from vllm.model_executor.layers import vocab_parallel_embedding
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     UnquantizedEmbeddingMethod,
     VocabParallelEmbedding,
 )
+from vllm.model_executor.models.utils import StageMissingLayer, no_init_weights
 
 
 class HeadConfig(QuantizationConfig):
@@ -168,6 +171,40 @@ def test_a_pooling_model_that_borrows_a_head_finds_it_in_16_bits(installed, monk
         if isinstance(quant_method := getattr(module, "quant_method", None), Int8LMHeadMethod):
             quant_method.process_weights_after_loading(module)
     assert parse_reports(capfd.readouterr().err) == [] and not list(method._heads)
+
+
+class Embedder(torch.nn.Module):
+    """A generating model that vLLM makes an embedding model of: its head is never loaded nor computed."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        with no_init_weights(self, partial(StageMissingLayer, "output"), targets=(ParallelLMHead,)):
+            self.embed_tokens = VocabParallelEmbedding(500, 100, params_dtype=torch.bfloat16)
+            self.lm_head = new_head()
+            if tied:
+                self.lm_head = self.lm_head.tie_weights(self.embed_tokens)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_a_pooling_model_keeps_no_head(installed, tied, monkeypatch, capfd) -> None:
+    monkeypatch.setattr("sparkpin_modkit.reports._vllm_logger", lambda: None)
+    model = Embedder(tied)
+    weight = fill(model.embed_tokens, 500, 100)
+    assert isinstance(model.lm_head, StageMissingLayer) and type(model.lm_head.quant_method) is Int8LMHeadMethod
+    for module in model.modules():
+        if isinstance(quant_method := getattr(module, "quant_method", None), QuantizeMethodBase):
+            quant_method.process_weights_after_loading(module)
+    assert torch.equal(model.embed_tokens(torch.tensor([7])), weight[7:8])
+    assert parse_reports(capfd.readouterr().err) == [] and not list(method._heads)
+
+
+@pytest.mark.parametrize(("way", "float32"), [(None, True), ("greedy", True), ("probabilistic", False)])
+def test_logits_that_vllm_keeps_of_drafts_are_of_the_model_s_type(installed, monkeypatch, way, float32) -> None:
+    speculative = SpeculativeConfig.__new__(SpeculativeConfig) if way else None
+    if speculative:
+        speculative.draft_sample_method = way
+    monkeypatch.setattr(installed, "speculative_config", speculative)
+    assert new_head().quant_method.float32 is float32
 
 
 def test_two_heads_are_independent(installed) -> None:

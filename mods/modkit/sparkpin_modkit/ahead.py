@@ -1,10 +1,11 @@
-"""At image build: compile a mod's Triton kernels for a GPU that need not be there.
+"""At image build: compile a mod's kernels for a GPU that need not be there.
 
 usage: python -m sparkpin_modkit.ahead MOD SM FOLDER
 
 MOD names an entry point of the group ``sparkpin.kernels``; SM is a compute capability ("12.1"). FOLDER becomes a cache
 in Triton's layout, with absolute paths: it must be where the image will have it. The same Triton with the same ptxas
-writes the same bytes each time, if its own files have the same times, as those of a sealed image have.
+writes the same bytes each time, if its own files have the same times, as those of a sealed image have. Cubins that the
+mod makes itself (`sparkpin_modkit.kernels.cubin_of`) lie there, too; NVRTC's depend on no time.
 """
 
 from __future__ import annotations

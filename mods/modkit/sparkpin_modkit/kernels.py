@@ -1,8 +1,9 @@
-"""At run time: a mod's Triton kernels come from the image, and the log says whether they did.
+"""At run time: a mod's kernels come from the image, and the log says whether they did.
 
 The folder that `sparkpin_modkit.ahead` filled at image build is laid out as Triton's own cache, under the keys that
 Triton computes from a kernel's source, its specialisation, the compiler and ptxas. Only Triton decides whether an entry
 fits, so a kernel that does not is compiled as ever; what this module adds is that nobody has to believe that none was.
+Cubins that a mod makes itself, of CUDA C++, lie beside those entries (`cubin_of`).
 
 Read in Triton 3.6.0 and 3.8.0 (runtime/cache.py, runtime/jit.py, compiler/compiler.py, knobs.py).
 """
@@ -12,12 +13,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sparkpin_modkit.reports import report
 
@@ -25,11 +26,13 @@ IMAGE = Path("/opt/sparkpin/kernels")
 """One folder for each mod that has kernels in the image."""
 MANIFEST = "kernels.json"
 LEAD, LEFT_SECONDS = ".lead-", 60.0
+Came = Literal["image", "cached", "compiled"]
+ELF, FLAGS_AT, OLD_ABI = b"\x7fELF", 48, 7
 
 
 @dataclass
 class Seen:
-    """What Triton did for the kernels of a warm-up. Names; a kernel has one for each specialisation.
+    """Where the kernels of a warm-up came from. Names; a kernel has one for each specialisation.
 
     image: found in the image; cached: found in Triton's cache, from an earlier start; compiled: made now.
     """
@@ -58,16 +61,21 @@ class Listener:
     def __call__(self, **event: Any) -> None:
         name, hit = event["src"].name, event["cache_hit"]
         if self.warming:
-            seen, folder = self.warming
             files = event["metadata_group"].values()
-            ours = bool(files) and all(folder in Path(file).parents for file in files)
-            (seen.compiled if not hit else seen.image if ours else seen.cached).append(name)
-        elif not hit:
-            package = (getattr(getattr(event["src"], "fn", None), "__module__", None) or "").partition(".")[0]
-            if package in self.mods:
-                report(self.mods[package], "compiled", kernel=name)
+            ours = bool(files) and all(self.warming[1] in Path(file).parents for file in files)
+        else:
+            ours = False
+        package = (getattr(getattr(event["src"], "fn", None), "__module__", None) or "").partition(".")[0]
+        self.note(package, name, "compiled" if not hit else "image" if ours else "cached")
         if self.before is not None:
             self.before(**event)
+
+    def note(self, package: str, name: str, came: Came) -> None:
+        """A kernel is there: one of the warm-up's, or one more of a mod that was warmed, which is told if compiled."""
+        if self.warming:
+            getattr(self.warming[0], came).append(name)
+        elif came == "compiled" and package in self.mods:
+            report(self.mods[package], "compiled", kernel=name)
 
 
 def warm(mod: str, warm_up: Callable[[], object], image: Path = IMAGE) -> Seen:
@@ -102,6 +110,45 @@ def warm(mod: str, warm_up: Callable[[], object], image: Path = IMAGE) -> Seen:
     return seen
 
 
+def cubin_of(mod: str, name: str, key: str, compile: Callable[[], bytes], image: Path = IMAGE) -> bytes:
+    """A cubin that is not Triton's: the image's, or an earlier start's in Triton's cache, or compiled and kept there.
+
+    When an image is built that cache is the mod's folder of the image.
+
+    Args:
+        name: of the kernel, for reports; no "-" in it.
+        key: a digest of all that the cubin is made of.
+        compile: makes it; its module tells the mod's package.
+    """
+    from triton import knobs
+
+    file = f"{name}-{key}.cubin"
+    kept = Path(knobs.cache.dir) / file
+    came: Came = "image"
+    if (image / mod / file).is_file():
+        cubin = (image / mod / file).read_bytes()
+    elif kept.is_file() and (found := kept.read_bytes()).startswith(ELF):  # a disk may lose what it was given
+        came, cubin = "cached", found
+    else:
+        came, cubin = "compiled", compile()
+        put(kept, cubin)
+    if isinstance(knobs.compilation.listener, Listener):
+        knobs.compilation.listener.note(compile.__module__.partition(".")[0], name, came)
+    return cubin
+
+
+def put(file: Path, data: bytes) -> None:
+    """Write a file whole, for all to read: other workers read and write there, too, and an image's user is another."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    sweep(file.parent)
+    made = file.with_name(f"{LEAD}{uuid.uuid4().hex}")
+    with made.open("wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(made, file)
+
+
 def lead(folder: Path, cache: Path) -> None:
     """Let Triton's cache lead to the image's entries: only the lists of files are copied, whose paths are absolute.
 
@@ -109,12 +156,7 @@ def lead(folder: Path, cache: Path) -> None:
     a list whose files are gone (another image with this volume) is none to Triton.
     """
     for group in sorted(folder.glob("*/__grp__*.json")):
-        target, data = cache / group.parent.name / group.name, group.read_bytes()
-        target.parent.mkdir(parents=True, exist_ok=True)
-        sweep(target.parent)
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=LEAD, delete=False) as file:
-            file.write(data)
-        os.replace(file.name, target)  # other workers read and write here, too
+        put(cache / group.parent.name / group.name, group.read_bytes())
 
 
 def sweep(folder: Path) -> None:
@@ -126,9 +168,10 @@ def sweep(folder: Path) -> None:
 
 
 def entries(folder: Path) -> list[dict[str, Any]]:
-    """The kernels of a folder in Triton's layout, by key: name, key, and the GPU they are for.
+    """Name, key and GPU of each kernel of a folder: those in Triton's layout by key, then cubins by name.
 
-    Raises ValueError for an entry that Triton would not find: without a list of files, or with one that lies elsewhere.
+    Raises ValueError for an entry that Triton would not find: without a list of files, or with one that lies elsewhere;
+    and for a cubin that is none.
     """
     found = []
     for entry in sorted(path for path in folder.iterdir() if path.is_dir()):
@@ -143,4 +186,16 @@ def entries(folder: Path) -> list[dict[str, Any]]:
             raise ValueError(f"{groups[0]} names {len(told)} files with what Triton knows of the kernel, wanted 1")
         metadata = told[0]
         found.append({"name": metadata["name"], "key": entry.name, "arch": metadata["target"]["arch"]})
+    for file in sorted(folder.glob("*.cubin")):
+        name, _, key = file.stem.partition("-")
+        found.append({"name": name, "key": key, "arch": architecture_of(file)})
     return found
+
+
+def architecture_of(cubin: Path) -> int:
+    """121 for 12.1, from the flags of the ELF file's header. Raises ValueError where there is none."""
+    head = cubin.read_bytes()[:64]
+    if len(head) < 64 or not head.startswith(ELF):
+        raise ValueError(f"{cubin} is no cubin")
+    flags = int.from_bytes(head[FLAGS_AT : FLAGS_AT + 4], "little")
+    return flags & 0xFF if head[8] <= OLD_ABI else flags >> 8 & 0xFF

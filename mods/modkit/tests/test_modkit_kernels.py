@@ -91,3 +91,17 @@ def test_an_entry_that_triton_would_not_find(tmp_path: Path) -> None:
     (put(tmp_path / "two", "KEY") / "__grp__head.json").unlink()
     with pytest.raises(ValueError, match="0 lists of files, wanted 1"):
         entries(tmp_path / "two")
+
+
+def test_cubins_that_are_not_triton_s(tmp_path: Path) -> None:
+    elf = bytearray(b"\x7fELF" + bytes(60))
+    for name, abi, flags in (("attend-b", 8, 0x6007902), ("attend-a", 7, 0x5A055A)):  # of CUDA 13.0 and 12.8
+        elf[8], elf[48:52] = abi, flags.to_bytes(4, "little")
+        (tmp_path / f"{name}.cubin").write_bytes(elf)
+    assert entries(tmp_path) == [
+        {"name": "attend", "key": "a", "arch": 90},
+        {"name": "attend", "key": "b", "arch": 121},
+    ]
+    (tmp_path / "attend-c.cubin").write_bytes(b"#define")
+    with pytest.raises(ValueError, match=r"attend-c\.cubin is no cubin"):
+        entries(tmp_path)

@@ -123,7 +123,7 @@ def warm(job):
         torch.cuda.set_device(0)
         if job[0] == "ours":
             _, tuned, name, head_dim, rows = job
-            variant = cuda.variant_for(tuned, FORMATS[name], head_dim, rows, "bfloat16")
+            variant = cuda.variant_for(tuned, FORMATS[name], head_dim, rows)
             major, minor = torch.cuda.get_device_capability()
             kernel.cubin_of(variant, major * 10 + minor)
         else:
@@ -384,9 +384,10 @@ def bench(tuned, processors):
     p = replays([lambda: sdpa(q.transpose(0, 1)[None], k, v, enable_gqa=True)], 3)
     rows.append({"prefill": chunk, "us": t, "bf16_us": p})
     print("prefill 2048 over 128K", round(t), "sdpa bf16", round(p), round(p / t, 2), flush=True)
-    new_k, new_v = (torch.randn(chunk, HK, D, device=GPU, dtype=torch.bfloat16) for _ in range(2))
-    slots = torch.arange(chunk, device=GPU)
-    for n in (1, 4, 48, chunk):
+    counts = (1, 4, 48, 2048, 8192)
+    new_k, new_v = (torch.randn(counts[-1], HK, D, device=GPU, dtype=torch.bfloat16) for _ in range(2))
+    slots = torch.arange(counts[-1], device=GPU)
+    for n in counts:
         t = replays([lambda n=n: cuda.store_tokens(new_k[:n], new_v[:n], cached.cache, slots[:n])] * 4)
         rows.append({"store": n, "us": t})
         print("store", n, round(t, 1), flush=True)

@@ -6,55 +6,12 @@
 // through shared memory to all warps, each of which unpacks the values of its D / W dimensions for O += P V. So every
 // code is unpacked once, between products, and nothing but weights passes through shared memory in the loop.
 //
-// Macros: D, KEY_BITS, VALUE_BITS, MT, W, CTAS (for each multiprocessor), QUERY (0: float, 1: half, 2: bfloat16),
-// KEY_TABLE, VALUE_TABLE (see `Table`).
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
-
-#ifdef __CUDACC__
-#define LANE (threadIdx.x & 31)
-__device__ __forceinline__ u32 prmt(u32 a, u32 b, u32 s) { u32 r; asm("prmt.b32 %0,%1,%2,%3;" : "=r"(r) : "r"(a), "r"(b), "r"(s)); return r; }
-__device__ __forceinline__ float ex2(float x) { float r; asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(x)); return r; }
-__device__ __forceinline__ u32 sub16(u32 a, u32 b) { u32 r; asm("sub.f16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
-__device__ __forceinline__ u32 halves(float lo, float hi) { u32 r; asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(hi), "f"(lo)); return r; }
-__device__ __forceinline__ u32 bfloats(float lo, float hi) { u32 r; asm("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(hi), "f"(lo)); return r; }
-__device__ __forceinline__ float from_half(u32 x) { float r; asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h;}" : "=f"(r) : "r"(x)); return r; }
-__device__ __forceinline__ void mma_half(float* c, uint4 a, u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ void mma_bfloat(float* c, uint4 a, u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-// The cache is read once: no place in L1.
-__device__ __forceinline__ uint4 read16(const u8* p) { uint4 r; asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3},[%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p)); return r; }
-__device__ __forceinline__ uint2 read8(const u8* p) { uint2 r; asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1},[%2];" : "=r"(r.x), "=r"(r.y) : "l"(p)); return r; }
-__device__ __forceinline__ u32 read4(const u8* p) { u32 r; asm volatile("ld.global.nc.L1::no_allocate.u32 %0,[%1];" : "=r"(r) : "l"(p)); return r; }
-#if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void others_may_start() { asm volatile("griddepcontrol.launch_dependents;"); }
-__device__ __forceinline__ void wait_for_others() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-#else
-__device__ __forceinline__ void others_may_start() {}
-__device__ __forceinline__ void wait_for_others() {}
-#endif
-__device__ __forceinline__ float across(float x, int lanes) { return __shfl_xor_sync(~0u, x, lanes); }
-__device__ __forceinline__ int from_lane(int x, int lane) { return __shfl_sync(~0u, x, lane); }
-__device__ __forceinline__ float from_lane(float x, int lane) { return __shfl_sync(~0u, x, lane); }
-#else
-#include "shim.h"
-#endif
+// Macros besides device.cu's: MT, W, CTAS (for each multiprocessor).
 
 #define T (16 * W)
 #define DW (D / W)        // dimensions of the output for each warp
 #define UNITS (DW / 32)
 #define STEPS (D / 16)    // products of Q K^T
-#define KEY_BYTES (D * KEY_BITS / 8)
-#define VALUE_BYTES (D * VALUE_BITS / 8)
 #define AT_ONCE (16 / W * MT < 6 ? 16 / W * MT : 6)  // queries that a warp loads at a time
 #define CHAINS (MT == 1 ? 2 : 1)
 #define LOWEST -1.0e30f
@@ -79,17 +36,13 @@ struct Args {
   float heads_share;              // 1 / group
   int sequences, programs, share, rows, group, splits, table_width, block_groups;
   u32 block_magic;                // ceil(2^32 / block_groups); unused where that is 1
+  int bfloat;                     // queries of 16 bits: bfloat16, not half
 };
 
 // How the tiles of all sequences are cut into runs, one for each program. Lane i keeps what it needs of sequence i.
 struct Work { int total, runs, b, before, length, start, end; };
 
 __device__ __forceinline__ int tiles(int length) { return (length + T - 1) / T; }
-__device__ __forceinline__ int warp_sum(int x) {
-#pragma unroll
-  for (int i = 16; i; i >>= 1) x += from_lane(x, LANE ^ i);
-  return x;
-}
 __device__ __forceinline__ int length_of(const Args& a, int b) { return b < a.sequences ? a.lengths[b] : 0; }
 __device__ __forceinline__ Work count(const Args& a) {
   Work work;
@@ -124,55 +77,8 @@ __device__ __forceinline__ void find(const Args& a, Work& work, int tile) {
   work.before = before;
 }
 
-// Orthonormal Walsh-Hadamard transform of D numbers, lane i holding D / 32 neighbours.
-__device__ __forceinline__ void hadamard(float* x) {
-#pragma unroll
-  for (int i = 1; i < D / 32; i <<= 1)
-#pragma unroll
-    for (int j = 0; j < D / 32; j++) if (!(j & i)) { const float u = x[j], v = x[j | i]; x[j] = u + v; x[j | i] = u - v; }
-#pragma unroll 1  // code that is short is fetched soon
-  for (int i = 1; i < 32; i <<= 1)
-#pragma unroll
-    for (int j = 0; j < D / 32; j++) { const float v = across(x[j], i); x[j] = LANE & i ? v - x[j] : v + x[j]; }
-#pragma unroll
-  for (int j = 0; j < D / 32; j++) x[j] *= D == 256 ? 0.0625f : D == 128 ? 0.08838834764831845f : 0.125f;
-}
-
 // The query token of a row.
 __device__ __forceinline__ int token_of(const Args& a, int row) { return (int)((row + 0.5f) * a.heads_share); }
-
-// D / 32 neighbours of a query, as they lie.
-#if QUERY == 0
-struct Raw { float x[D / 32]; };
-#else
-struct Raw { u32 x[D / 64]; };
-#endif
-__device__ __forceinline__ Raw load_query(const u8* p) {
-  Raw r;
-#if QUERY == 0
-#pragma unroll
-  for (int j = 0; j < D / 32; j++) r.x[j] = ((const float*)p)[j];
-#elif D == 256
-  const uint4 x = *(const uint4*)p;
-  r.x[0] = x.x; r.x[1] = x.y; r.x[2] = x.z; r.x[3] = x.w;
-#elif D == 128
-  const uint2 x = *(const uint2*)p;
-  r.x[0] = x.x; r.x[1] = x.y;
-#else
-  r.x[0] = *(const u32*)p;
-#endif
-  return r;
-}
-__device__ __forceinline__ float component(const Raw& r, int j) {
-#if QUERY == 0
-  return r.x[j];
-#elif QUERY == 1
-  return from_half(j & 1 ? r.x[j / 2] >> 16 : r.x[j / 2] & 0xffff);
-#else
-  return __int_as_float(j & 1 ? r.x[j / 2] & 0xffff0000u : r.x[j / 2] << 16);
-#endif
-}
-#define QUERY_SIZE (QUERY ? 2 : 4)
 
 // Where component d of a query lies among the 16-bit numbers of the operands for one tile of rows.
 __device__ __forceinline__ int operand_place(int row, int d) {
@@ -188,29 +94,6 @@ __device__ __forceinline__ int operand_place(int row, int d) {
   const int step = own * 2 + n % 2, high = n / 4, half = n / 2 % 2;
 #endif
   return ((step * 32 + row % 8 * 4 + t) * 4 + high * 2 + row / 8) * 2 + half;
-}
-
-// Eight codes to numbers. Magnitudes are found by their three bits; h: high bytes, l: low bytes.
-struct Table { u32 h0, h1, l0, l1; };
-__device__ __forceinline__ Table key_table() { Table t = {KEY_TABLE}; return t; }
-__device__ __forceinline__ Table value_table() { Table t = {VALUE_TABLE}; return t; }
-
-// Keys: nibble n has its magnitude in bits 0 to 2; its sign is in bit 8 n + 7 (n < 4) or 8 (n - 4) + 3.
-// r: numbers (0, 2), (4, 6), (1, 3), (5, 7).
-__device__ __forceinline__ void unpack_key(const Table& t, u32 w, u32* r) {
-  const u32 a = w & 0x77777777u, b = a >> 16;
-  const u32 h0 = prmt(t.h0, t.h1, a) | (w & 0x80808080u), l0 = prmt(t.l0, t.l1, a);
-  const u32 h1 = prmt(t.h0, t.h1, b) | ((w << 4) & 0x80808080u), l1 = prmt(t.l0, t.l1, b);
-  r[0] = prmt(l0, h0, 0x6240); r[2] = prmt(l0, h0, 0x7351);
-  r[1] = prmt(l1, h1, 0x6240); r[3] = prmt(l1, h1, 0x7351);
-}
-// Values: each nibble has its sign in bit 3. r: numbers (0, 2), (4, 6), (1, 3), (5, 7).
-__device__ __forceinline__ void unpack_value(const Table& t, u32 w, u32* r) {
-  const u32 a = w & 0x77777777u, b = a >> 16, v = w << 4;
-  const u32 h0 = prmt(t.h0, t.h1, a) | (prmt(v, w, 0x5140) & 0x80808080u), l0 = prmt(t.l0, t.l1, a);
-  const u32 h1 = prmt(t.h0, t.h1, b) | (prmt(v, w, 0x7362) & 0x80808080u), l1 = prmt(t.l0, t.l1, b);
-  r[0] = prmt(l0, h0, 0x6240); r[2] = prmt(l0, h0, 0x7351);
-  r[1] = prmt(l1, h1, 0x6240); r[3] = prmt(l1, h1, 0x7351);
 }
 
 // What a lane holds of 16 tokens' keys: tokens 4 (g / 2) + g % 2 and that + 2.
@@ -263,10 +146,10 @@ __device__ __forceinline__ void unpack_keys(const Table& table, const Keys& k, i
   r[0] = sub16(prmt(x, 0x64646464u, 0x4140), 0x64806480u); r[1] = sub16(prmt(x, 0x64646464u, 0x4342), 0x64806480u);
   r[2] = sub16(prmt(y, 0x64646464u, 0x4140), 0x64806480u); r[3] = sub16(prmt(y, 0x64646464u, 0x4342), 0x64806480u);
 #elif KEY_BITS == 4
-  unpack_key(table, k.w[i][own], r);
+  unpack_key(table, k.w[i][own], 0x6240, 0x7351, r);
 #else
   const u32 w = (k.w[i][own / 2] >> (2 * (own & 1))) & 0x33333333u;
-  unpack_key(table, w | ((k.s[i][own / 4] << (3 - own % 4)) & 0x88888888u), r);
+  unpack_key(table, w | ((k.s[i][own / 4] << (3 - own % 4)) & 0x88888888u), 0x6240, 0x7351, r);
 #endif
 }
 
@@ -291,17 +174,16 @@ __device__ __forceinline__ void load_values(const u8* p, int warp, Values& v) {
 }
 __device__ __forceinline__ void unpack_values(const Table& table, const Values& v, int warp, int u, int k, u32* r) {
 #if VALUE_BITS == 4
-  unpack_value(table, k ? v.w[u].y : v.w[u].x, r);
+  unpack_value(table, k ? v.w[u].y : v.w[u].x, 0x6240, 0x7351, r);
 #else
   const int plane = (warp * UNITS + u) % 2 * 2 + k;
   const u32 w = (v.w[u] >> (2 * k)) & 0x33333333u;
-  unpack_value(table, w | ((v.s[u / 2] << (3 - plane)) & 0x88888888u), r);
+  unpack_value(table, w | ((v.s[u / 2] << (3 - plane)) & 0x88888888u), 0x6240, 0x7351, r);
 #endif
 }
 
 #define QUERY_BYTES (MT * STEPS * 512)
 #define WEIGHT_BYTES (W * MT * 512)
-#define SHARED (QUERY_BYTES + 2 * WEIGHT_BYTES + 2 * W * 8 + 2 * W * MT * 16 * 4)
 
 extern "C" __global__ void __launch_bounds__(32 * W, CTAS) attend(const Args a) {
 #ifdef __CUDACC__
@@ -342,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(32 * W, CTAS) attend(const Args a) 
         const bool is = m < MT * 16 && m < many * a.group && m < a.rows;
         const int token = is ? token_of(a, m) : 0;
         const i64 at = is ? (query + token) * a.q_stride + (head * a.group + m - token * a.group) * D : 0;
-        raw[i] = load_query(a.q + (at + lane * (D / 32)) * QUERY_SIZE);
+        raw[i] = load_row(a.q + (at + lane * (D / 32)) * NUMBER_SIZE);
       }
     };
     load_rows(warp);
@@ -379,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(32 * W, CTAS) attend(const Args a) 
         const bool is = m < many * a.group && m < a.rows;
         float x[D / 32];
 #pragma unroll
-        for (int j = 0; j < D / 32; j++) x[j] = is ? component(raw[i], j) * signs[j] : 0.f;
+        for (int j = 0; j < D / 32; j++) x[j] = is ? component(raw[i], j, a.bfloat) * signs[j] : 0.f;
         hadamard(x);
         u16* const to_ = (u16*)(queries + (m / 16) * STEPS * 32);
 #pragma unroll
@@ -566,8 +448,6 @@ extern "C" __global__ void __launch_bounds__(32 * W, CTAS) attend(const Args a) 
   }
 }
 
-
-
 // Grid (rows, heads, sequences), up to 32 warps: partial results -> out, rotated back. A sequence of no tokens gives zeros.
 extern "C" __global__ void __launch_bounds__(1024) merge(const Args a) {
 #ifdef __CUDACC__
@@ -664,18 +544,11 @@ extern "C" __global__ void __launch_bounds__(1024) merge(const Args a) {
   for (int j = 0; j < E; j++) sum[j] = sums[j * 32 + lane];
   hadamard(sum);
   const i64 at = (query + token) * a.out_stride + (head * a.group + m - token * a.group) * D + lane * E;
-#if QUERY == 0
 #pragma unroll
-  for (int j = 0; j < E; j++) ((float*)a.out)[at + j] = sum[j] * signs[j];
-#else
-#pragma unroll
-  for (int j = 0; j < E; j += 2) {
-    const float x = sum[j] * signs[j], y = sum[j + 1] * signs[j + 1];
-    ((u32*)a.out)[(at + j) / 2] = QUERY == 1 ? halves(x, y) : bfloats(x, y);
-  }
-#endif
+  for (int j = 0; j < E; j++) sum[j] *= signs[j];
+  store_row(a.out + at * NUMBER_SIZE, sum, a.bfloat);
 }
 
 #ifndef __CUDACC__
-SHIM_END
+static void call(int which, const void* args) { which ? merge(*(const Args*)args) : attend(*(const Args*)args); }
 #endif

@@ -7,10 +7,9 @@ from functools import cache
 
 import torch
 
-from sparkpin_turboquant import rotation
-from sparkpin_turboquant.formats import GROUP, Format, layout
-from sparkpin_turboquant.kernel import Args, loaded
-from sparkpin_turboquant.transform import constants, store
+from sparkpin_turboquant import driver, rotation
+from sparkpin_turboquant.formats import GROUP, HEAD_DIMS, Format, layout
+from sparkpin_turboquant.kernel import Access, Args, At, Store
 from sparkpin_turboquant.tuned import Tuned, entry_for, splits_of, variant_for
 
 LOG2_E = 1.4426950408889634
@@ -37,7 +36,7 @@ class Cache:
 
     def __post_init__(self) -> None:
         rotation.check_head_dim(self.head_dim)
-        if self.head_dim < 64 or self.head_dim > 256:
+        if self.head_dim not in HEAD_DIMS:
             raise ValueError(f"turboquant: head_dim {self.head_dim} on a GPU, wanted 64, 128 or 256")
         if self.block_bytes % 16 or self.data.data_ptr() % 16:
             raise ValueError(f"turboquant: blocks {self.block_bytes} bytes apart, wanted a multiple of 16")
@@ -45,44 +44,67 @@ class Cache:
 
 
 @cache
-def _signs(head_dim: int, device: torch.device) -> torch.Tensor:
+def signs(head_dim: int, device: torch.device) -> torch.Tensor:
     return rotation.signs(head_dim).to(device)
 
 
+def access_of(cache_: Cache, dtype: torch.dtype) -> Access:
+    """The compilation of cache.cu for rows of a type."""
+    format = cache_.format
+    return Access(cache_.head_dim, format.key_bits, format.value_bits, dtype == torch.float32)
+
+
+def at_of(cache_: Cache) -> At:
+    at = layout(cache_.format, cache_.head_dim, cache_.block_size, cache_.slot)
+    return At(cache_.block_bytes, cache_.block_size * cache_.slot, at.values, at.norms)
+
+
 def store_tokens(key: torch.Tensor, value: torch.Tensor, cache_: Cache, slots: torch.Tensor) -> None:
-    """Encode ``key``, ``value`` ``[>= T, heads, D]`` into the slots ``[T]`` (negative: padding)."""
+    """Encode ``key``, ``value`` ``[>= T, heads, D]`` into the slots ``[T]`` int64 (negative: padding)."""
     tokens = slots.shape[0]
-    if tokens:
-        store[(tokens, cache_.heads)](
-            key,
-            value,
-            cache_.data,
-            slots,
-            _signs(cache_.head_dim, key.device),
-            key.stride(0),
-            value.stride(0),
-            cache_.block_bytes,
-            cache_.block_size,
-            cache_.block_size * cache_.slot,
-            A=cache_.head_dim // 16,
-            KEY_BITS=cache_.format.key_bits,
-            VALUE_BITS=cache_.format.value_bits,
-            num_warps=4,
-            **constants(cache_.head_dim),
-        )
+    if not tokens:
+        return
+    check_rows(key, value)
+    if slots.dtype != torch.int64:
+        raise ValueError(f"turboquant: slots of {slots.dtype}, wanted int64")
+    access = access_of(cache_, key.dtype)
+    args = Store(
+        key=key.data_ptr(),
+        value=value.data_ptr(),
+        cache=cache_.data.data_ptr(),
+        slots=slots.data_ptr(),
+        signs=signs(cache_.head_dim, key.device).data_ptr(),
+        key_stride=key.stride(0),
+        value_stride=value.stride(0),
+        at=at_of(cache_),
+        tokens=tokens,
+        heads=cache_.heads,
+        block_size=cache_.block_size,
+        bfloat=key.dtype == torch.bfloat16,
+    )
+    on_gpu = driver.loaded(access, key.device.index)
+    on_gpu.launch(access.by_rows("store", 2 * cache_.heads * tokens), args, driver.stream_of(key.device))
 
 
-def prepare(
-    format: Format, head_dim: int, group: int, most_queries: int, dtype: torch.dtype, tuned: tuple[Tuned, ...]
-) -> None:
+def check_rows(*tensors: torch.Tensor) -> None:
+    """``[T, heads, D]`` whose rows start at multiples of 16 bytes, heads one after another; else ValueError."""
+    for x in tensors:
+        apart = x.shape[1] > 1 and x.stride(1) != x.shape[2]
+        if apart or x.stride(2) != 1 or x.data_ptr() % 16 or x.stride(0) * x.element_size() % 16:
+            raise ValueError(
+                f"turboquant: rows of strides {x.stride()} at {x.data_ptr():#x}, wanted heads one after another, at "
+                "multiples of 16 bytes"
+            )
+
+
+def prepare(format: Format, head_dim: int, group: int, most_queries: int, tuned: tuple[Tuned, ...]) -> None:
     """Load on the current GPU what `attend` launches for 1 to `most_queries` tokens of `group` heads of a KV head.
 
     A CUDA graph may be captured only of what is loaded.
     """
-    query = str(dtype).removeprefix("torch.")
     parts = (queries * group // splits_of(queries, group) for queries in range(1, most_queries + 1))
-    for variant in {variant_for(tuned, format, head_dim, rows, query) for rows in parts}:
-        loaded(variant, torch.cuda.current_device())
+    for variant in {variant_for(tuned, format, head_dim, rows) for rows in parts}:
+        driver.loaded(variant, torch.cuda.current_device())
 
 
 def arguments(
@@ -102,7 +124,7 @@ def arguments(
     splits: int,
 ) -> Args:
     """What attend.cu is told. The tensors must outlive it."""
-    at = layout(cache_.format, cache_.head_dim, cache_.block_size, cache_.slot)
+    at = at_of(cache_)
     block_groups = cache_.block_size // GROUP
     group = query.shape[1] // (cache_.heads * splits)
     return Args(
@@ -118,8 +140,8 @@ def arguments(
         owners=None if owners is None else owners.data_ptr(),
         q_stride=query.stride(0),
         out_stride=out.stride(0),
-        block_bytes=cache_.block_bytes,
-        head_bytes=cache_.block_size * cache_.slot,
+        block_bytes=at.block_bytes,
+        head_bytes=at.head_bytes,
         values=at.values,
         norms=at.norms,
         scale=scale * LOG2_E,
@@ -133,6 +155,7 @@ def arguments(
         table_width=table.stride(0),
         block_groups=block_groups,
         block_magic=-(-(2**32) // block_groups) % 2**32,
+        bfloat=query.dtype == torch.bfloat16,
     )
 
 
@@ -152,35 +175,35 @@ def attend(
     """Causal attention of each sequence's last queries over its cache.
 
     Args:
-        query: ``[T, H, D]``, rows may be strided; H divisible by the cache's heads.
+        query: ``[T, H, D]`` float16 or bfloat16, rows may be strided; H divisible by the cache's heads.
         table: ``[requests, blocks]`` int32.
         lengths: ``[S]`` int32 cached tokens, the queries' own included; query i of q stands at ``length - q + i``.
         starts: ``[S + 1]`` int32, where each sequence's queries start.
         most_queries: no sequence has more; at most MOST_ROWS.
         scale: of the logits.
-        out: ``[T, H, D]`` or ``[T, H * D]``, rows may be strided. Rows of no sequence stay as they are.
+        out: ``[T, H, D]``, rows may be strided. Rows of no sequence stay as they are.
         processors: multiprocessors to use.
         owners: ``[S]`` int32, each sequence's row of `table`; their own numbers where it is None.
     """
     head_dim, format = cache_.head_dim, cache_.format
-    size = query.element_size()
-    if query.data_ptr() % 16 or query.stride(0) * size % 16 or out.data_ptr() % 16 or out.stride(0) * size % 16:
-        raise ValueError("turboquant: rows of queries or results that do not start at multiples of 16 bytes")
+    check_rows(query, out)
     sequences = lengths.shape[0]
     splits = splits_of(most_queries, query.shape[1] // cache_.heads)
     heads = cache_.heads * splits
     group = query.shape[1] // heads
     rows = most_queries * group
     entry = entry_for(rows, tuned)
-    variant = variant_for(tuned, format, head_dim, rows, str(query.dtype).removeprefix("torch."))
+    variant = variant_for(tuned, format, head_dim, rows, query.dtype == torch.float32)
     programs = max(1, variant.blocks * processors // heads)
     places = programs + sequences
     part = torch.empty(places, heads, rows, head_dim, dtype=torch.float16, device=query.device)
     logs = torch.empty(places, heads, rows, dtype=torch.float32, device=query.device)
-    signs = _signs(head_dim, query.device)
+    its_signs = signs(head_dim, query.device)
     args = arguments(
-        part, logs, query, out, signs, cache_, table, lengths, starts, owners, scale, programs, entry.share, splits
+        part, logs, query, out, its_signs, cache_, table, lengths, starts, owners, scale, programs, entry.share, splits
     )
-    stream = torch.cuda.current_stream(query.device).cuda_stream
-    loaded(variant, query.device.index).launch(args, heads, stream, entry.overlap)
+    on_gpu, stream = driver.loaded(variant, query.device.index), driver.stream_of(query.device)
+    attending, merging = variant.launches(args, heads)
+    on_gpu.launch(attending, args, stream)
+    on_gpu.launch(merging, args, stream, entry.overlap)
     return out

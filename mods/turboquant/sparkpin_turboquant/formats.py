@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 GROUP = 16
 """Tokens whose values lie together; a block's tokens are a multiple of it."""
+HEAD_DIMS = (64, 128, 256)
+"""On a GPU."""
 
 
 @dataclass(frozen=True)

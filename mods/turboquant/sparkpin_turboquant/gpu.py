@@ -11,17 +11,17 @@ from functools import cache
 from typing import Any, ClassVar
 
 import torch
+from sparkpin_modkit import kernels
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadataBuilder, MultipleOf
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
-from sparkpin_turboquant import cuda, prefill
+from sparkpin_turboquant import MOD, cuda, prefill
 from sparkpin_turboquant.common import PackedBackend, PackedImpl, report_active
-from sparkpin_turboquant.formats import FORMATS
-from sparkpin_turboquant.tuned import Tuned, splits_of, tuned_for
+from sparkpin_turboquant.formats import FORMATS, HEAD_DIMS
+from sparkpin_turboquant.tuned import Tuned, piece_of, splits_of, tuned_for
 
 BLOCK_SIZE = 128
 """Tokens of a block are a multiple of it: a page of that many is what was measured."""
-HEAD_SIZES = (64, 128, 256)
 
 
 @cache
@@ -32,9 +32,9 @@ def _gpu(device: torch.device) -> tuple[tuple[Tuned, ...], int]:
 
 
 @cache
-def _workspace(heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> prefill.Workspace:
+def _workspace(heads: int, head_dim: int, device: torch.device) -> prefill.Workspace:
     """One for all layers, which run one after another. First asked for while vLLM measures what memory it needs."""
-    return prefill.Workspace.of(heads, head_dim, dtype, device)
+    return prefill.Workspace.of(heads, head_dim, device)
 
 
 class GpuBackend(PackedBackend):
@@ -54,7 +54,7 @@ class GpuBackend(PackedBackend):
 
     @classmethod
     def get_supported_head_sizes(cls) -> list[int]:
-        return list(HEAD_SIZES)
+        return list(HEAD_DIMS)
 
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls) -> bool:
@@ -76,6 +76,7 @@ class GpuMetadata:
 
 class GpuMetadataBuilder(AttentionMetadataBuilder):
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+    room, few, piece = 0, 0, 1  # see `prefill.plan`
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -83,7 +84,9 @@ class GpuMetadataBuilder(AttentionMetadataBuilder):
         slot = self.slot_bytes(kv_cache_spec)
         layers = vllm_config.compilation_config.static_forward_context
         impl = layers[layer_names[0]].impl
-        impl.warm_up(kv_cache_spec.block_size, slot, vllm_config, self.widths(), device)
+        kernels.warm(MOD, lambda: impl.warm_up(kv_cache_spec.block_size, slot, vllm_config, self.widths(), device))
+        self.room = prefill.room_of(impl.num_kv_heads, impl.head_size)
+        self.few, self.piece = _gpu(device)[0][-1].few, piece_of(impl.num_heads // impl.num_kv_heads)
         report_active(kv_cache_spec.head_size, len(layer_names), slot)
 
     def slot_bytes(self, kv_cache_spec: Any) -> int:
@@ -106,7 +109,8 @@ class GpuMetadataBuilder(AttentionMetadataBuilder):
             if lengths is None:
                 lengths = common.seq_lens
             lengths = lengths[decodes : decodes + prefills].tolist()
-            planned = prefill.plan([start - starts[0] for start in starts], lengths, self.device)
+            starts = [start - starts[0] for start in starts]
+            planned = prefill.plan(starts, lengths, self.device, self.room, self.few, self.piece)
         return GpuMetadata(
             lengths=common.seq_lens,
             starts=common.query_start_loc,
@@ -148,7 +152,7 @@ class GpuImpl(PackedImpl):
     def warm_up(
         self, block_size: int, slot: int, vllm_config: Any, widths: tuple[int, ...], device: torch.device
     ) -> None:
-        """Compile each kernel that a server of this configuration launches, on a cache of one block.
+        """Load each kernel that a server of this configuration launches, on a cache of one block.
 
         Raises ValueError for verification steps of more query tokens than the kernel takes.
         """
@@ -163,17 +167,17 @@ class GpuImpl(PackedImpl):
         new = torch.zeros(1, self.num_kv_heads, self.head_size, dtype=dtype, device=device)
         cuda.store_tokens(new, new, cache_, torch.zeros(1, dtype=torch.int64, device=device))
         group = self.num_heads // self.num_kv_heads
-        cuda.prepare(cache_.format, self.head_size, group, widths[-1], dtype, tuned)
+        cuda.prepare(cache_.format, self.head_size, group, max(widths[-1], piece_of(group)), tuned)
         for width in widths:
             query = torch.zeros(width, self.num_heads, self.head_size, dtype=dtype, device=device)
             starts = torch.tensor([0, width], dtype=torch.int32, device=device)
             table = torch.zeros(1, 1, dtype=torch.int32, device=device)
             out = torch.empty_like(query)
             cuda.attend(query, cache_, table, starts[1:], starts, width, self.scale, out, tuned, processors)
-        planned = prefill.plan([0, 1], [2], device)  # a new token after one in the cache
+        planned = prefill.plan([0, 1], [2], device, 16)  # a new token after one in the cache
         query = torch.zeros(1, self.num_heads, self.head_size, dtype=dtype, device=device)
         table = torch.zeros(1, 1, dtype=torch.int32, device=device)
-        space = _workspace(self.num_kv_heads, self.head_size, dtype, device)
+        space = _workspace(self.num_kv_heads, self.head_size, device)
         prefill.attend(query, new, new, cache_, table, planned, space, self.flash, torch.empty_like(query))
 
     def do_kv_cache_update(
@@ -198,17 +202,17 @@ class GpuImpl(PackedImpl):
         """``query`` ``[T, H, D]`` -> `output` of its shape or ``[T, H * D]``; tokens of no request stay as they are."""
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("turboquant: fused output quantisation")
-        if attn_metadata is None:  # vLLM measures what memory a step needs: a prefill's, besides the output
-            _workspace(self.num_kv_heads, self.head_size, query.dtype, query.device)
-            torch.empty_like(output)
+        if attn_metadata is None:  # vLLM measures what memory a step needs: a prefill's, besides queries and output
+            _workspace(self.num_kv_heads, self.head_size, query.device)
+            torch.empty(2, *output.shape, dtype=torch.float16, device=output.device)
             return output.zero_()
         step = attn_metadata
         query = query.view(-1, self.num_heads, self.head_size)
         out = output.view(-1, self.num_heads, self.head_size)
         cache_ = self.cache(kv_cache)
         first = step.decode_tokens
+        tuned, processors = _gpu(query.device)
         if step.decodes:
-            tuned, processors = _gpu(query.device)
             cuda.attend(
                 query[:first],
                 cache_,
@@ -223,8 +227,12 @@ class GpuImpl(PackedImpl):
             )
         if step.prefill:
             new = slice(first, first + step.prefill.tokens)
-            space = _workspace(self.num_kv_heads, self.head_size, query.dtype, query.device)
-            table = step.table[step.decodes :]
+            table, few = step.table[step.decodes :], step.prefill.few
+            if few:
+                at, of = (table, few.lengths, few.starts), (out[new], tuned, processors, few.owners)
+                cuda.attend(query[new], cache_, *at, few.most_queries, self.scale, *of)
+                return output
+            space = _workspace(self.num_kv_heads, self.head_size, query.device)
             key, value = (x.view(-1, self.num_kv_heads, self.head_size)[new] for x in (key, value))
             prefill.attend(query[new], key, value, cache_, table, step.prefill, space, self.flash, out[new])
         return output

@@ -1,195 +1,84 @@
 """Cached tokens as plain keys and values again, a bounded number at a time: what prefill over a long history reads.
 
-`expand` writes codes times norms, still rotated; a product with a matrix of +-1 turns them back. `fold` adds what
-queries found in one part of their history to what they found before.
+They stay rotated, and so are the queries for them (`turn`); `fold` turns back what was found and adds it to the rest.
+All of it is float16, whatever the queries are: 11 bits hold a code times a norm, 8 would not.
 """
-
-# Triton decides an if on constants while it compiles; a conditional expression would need both values.
-# ruff: noqa: SIM108
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
-import triton
-import triton.language as tl
 
-from sparkpin_turboquant import rotation
-from sparkpin_turboquant.codebook import magnitudes
-from sparkpin_turboquant.cuda import Cache
-
-C4, C3 = tl.constexpr(magnitudes(4)), tl.constexpr(magnitudes(3))
-TOKENS = 32
-"""Of one program of `expand`."""
+from sparkpin_turboquant import driver
+from sparkpin_turboquant.cuda import Cache, access_of, at_of, check_rows, signs
+from sparkpin_turboquant.formats import GROUP
+from sparkpin_turboquant.kernel import Expand, Fold, Turn
 
 
-@triton.jit
-def _levels(code, BITS: tl.constexpr):
-    """Codes of Lloyd-Max, their highest bit the sign -> centroids, float32."""
-    HALF: tl.constexpr = 2 ** (BITS - 1)
-    index = code & (HALF - 1)
-    value = tl.zeros(code.shape, dtype=tl.float32)
-    for i in tl.static_range(HALF):
-        if BITS == 4:
-            value = tl.where(index == i, C4[i], value)
-        else:
-            value = tl.where(index == i, C3[i], value)
-    return tl.where(code >= HALF, -value, value)
+def expand_tokens(
+    key: torch.Tensor, value: torch.Tensor, cache_: Cache, row: torch.Tensor, first: int, count: int
+) -> None:
+    """Tokens of one sequence -> ``key``, ``value`` ``[heads, >= count, D]`` float16, in both as far apart.
 
-
-@triton.jit
-def _byte(at, is_token):
-    return tl.load(at, mask=is_token[:, None], other=0).to(tl.int32)
-
-
-@triton.jit
-def _key_codes(at, d, is_token, D: tl.constexpr, BITS: tl.constexpr):
-    """``[T, D]`` codes; `at` ``[T, 1]`` is where a token's keys begin. `naive.pack_keys` says how they lie."""
-    n = d % 8
-    if BITS == 8:
-        return _byte(at + d[None, :], is_token).to(tl.int8).to(tl.int32)
-    elif BITS == 4:
-        size = (_byte(at + (d // 2)[None, :], is_token) >> (d % 2 * 4)[None, :]) & 7
-        sign = _byte(at + (d // 8 * 4 + d % 4)[None, :], is_token) >> tl.where(n < 4, 7, 3)[None, :]
-        return size | ((sign & 1) << 3)
-    else:
-        place = d // 16 * 4 + n // 2
-        size = (_byte(at + place[None, :], is_token) >> (n % 2 * 4 + d // 8 % 2 * 2)[None, :]) & 3
-        sign = _byte(at + (D // 4 + d // 32 * 4 + d % 4)[None, :], is_token)
-        sign = sign >> (d // 8 % 4 + tl.where(n < 4, 4, 0))[None, :]
-        return size | ((sign & 1) << 2)
-
-
-@triton.jit
-def _value_codes(at, token, d, is_token, BITS: tl.constexpr):
-    """``[T, D]`` codes; `at`, `token` ``[T, 1]``: where its group's values begin, which of the group it is.
-
-    `naive.value_places` says how they lie.
+    row: the sequence's blocks, int32.
     """
-    g, high = d % 8, d // 8 % 2 * 4
-    if BITS == 4:
-        place = (d // 32 * 256 + g * 32 + d // 16 % 2 * 4)[None, :] + token // 4 * 8 + token % 4
-        return (_byte(at + place, is_token) >> high[None, :]) & 15
-    else:
-        place = (d // 64 * 384 + d // 32 % 2 * 128 + g * 16)[None, :] + token
-        size = (_byte(at + place, is_token) >> (d // 16 % 2 * 2 + high)[None, :]) & 3
-        place = (d // 64 * 384 + 256 + g * 16)[None, :] + token
-        sign = _byte(at + place, is_token) >> (d // 16 % 4 + high)[None, :]
-        return size | ((sign & 1) << 2)
-
-
-@triton.jit(do_not_specialize=["first", "count", "place"], do_not_specialize_on_alignment=["row"])
-def expand(
-    out,
-    cache,
-    row,
-    first,
-    count,
-    place,
-    block_bytes,
-    HEADS: tl.constexpr,
-    D: tl.constexpr,
-    KEY_BITS: tl.constexpr,
-    VALUE_BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SLOT: tl.constexpr,
-    NORM: tl.constexpr,
-    T: tl.constexpr,
-):
-    """Grid ``(count / T, HEADS)``: tokens `first` to ``first + count`` of a sequence whose blocks are `row` -> `out`.
-
-    out: ``[tokens, 2, HEADS, D]``, key and value, from token `place` on: rotated, and times NORM.
-    """
-    i = tl.program_id(0) * T + tl.arange(0, T)
-    head = tl.program_id(1)
-    is_token = i < count
-    n = first + i
-    block = tl.load(row + n // BLOCK, mask=is_token, other=0).to(tl.int64)
-    within = n % BLOCK
-    here = cache + block * block_bytes + head * (BLOCK * SLOT)
-    KEY_BYTES: tl.constexpr = D * KEY_BITS // 8
-    VALUE_BYTES: tl.constexpr = D * VALUE_BITS // 8
-    values = here + BLOCK * KEY_BYTES
-    norms = (values + BLOCK * VALUE_BYTES).to(tl.pointer_type(tl.float16)) + within * 2
-    d = tl.arange(0, D)
-    at = out + ((place + i).to(tl.int64) * (2 * HEADS) + head)[:, None] * D + d[None, :]
-    code = _key_codes((here + within * KEY_BYTES)[:, None], d, is_token, D, KEY_BITS)
-    if KEY_BITS == 8:
-        level = code.to(tl.float32)
-    else:
-        level = _levels(code, KEY_BITS)
-    norm = tl.load(norms, mask=is_token, other=0.0).to(tl.float32) * NORM
-    tl.store(at, (level * norm[:, None]).to(out.dtype.element_ty), mask=is_token[:, None])
-    group = (values + (within // 16) * (16 * VALUE_BYTES))[:, None]
-    level = _levels(_value_codes(group, (within % 16)[:, None], d, is_token, VALUE_BITS), VALUE_BITS)
-    norm = tl.load(norms + 1, mask=is_token, other=0.0).to(tl.float32) * NORM
-    tl.store(at + HEADS * D, (level * norm[:, None]).to(out.dtype.element_ty), mask=is_token[:, None])
-
-
-@triton.jit(do_not_specialize=["logs_stride", "part_logs_stride"])
-def fold(out, logs, part, part_logs, out_stride, logs_stride, part_stride, part_logs_stride, D: tl.constexpr):
-    """Grid ``(tokens, heads)``: ``out``, ``part`` ``[tokens, heads, D]``; ``logs``, ``part_logs`` ``[heads, tokens]``.
-
-    The logs are natural logarithms of the sums of exponents; infinite in `part_logs` where a query saw nothing.
-    """
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    d = tl.arange(0, D)
-    log = tl.load(logs + head * logs_stride + token)
-    new = tl.load(part_logs + head * part_logs_stride + token)
-    if tl.abs(new) == float("inf"):
-        return
-    top = tl.maximum(log, new)
-    old_weight, new_weight = tl.exp(log - top), tl.exp(new - top)
-    at = out + token * out_stride + head * D + d
-    x = tl.load(at).to(tl.float32) * old_weight
-    x += tl.load(part + token * part_stride + head * D + d).to(tl.float32) * new_weight
-    total = old_weight + new_weight
-    tl.store(at, (x / total).to(out.dtype.element_ty))
-    tl.store(logs + head * logs_stride + token, top + tl.log(total))
-
-
-@cache
-def back(head_dim: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """``[D, D]`` of +-1, exact in any dtype: a rotated row vector times it and times 1 / sqrt(D) is the vector."""
-    matrix = rotation.unrotate(torch.eye(head_dim)) * head_dim**0.5
-    return matrix.round().to(device, dtype)
-
-
-def expand_tokens(out: torch.Tensor, cache_: Cache, row: torch.Tensor, first: int, count: int, place: int) -> None:
-    """Tokens of one sequence -> ``out`` ``[>= place + count, 2, heads, D]``, rotated. row: its blocks, int32."""
-    expand[(triton.cdiv(count, TOKENS), cache_.heads)](
-        out,
-        cache_.data,
-        row,
-        first,
-        count,
-        place,
-        cache_.block_bytes,
-        HEADS=cache_.heads,
-        D=cache_.head_dim,
-        KEY_BITS=cache_.format.key_bits,
-        VALUE_BITS=cache_.format.value_bits,
-        BLOCK=cache_.block_size,
-        SLOT=cache_.slot,
-        NORM=cache_.head_dim**-0.5,
-        T=TOKENS,
-        num_warps=4,
+    access = access_of(cache_, torch.float16)
+    args = Expand(
+        cache=cache_.data.data_ptr(),
+        row=row.data_ptr(),
+        key=key.data_ptr(),
+        value=value.data_ptr(),
+        stride=key.stride(0),
+        at=at_of(cache_),
+        first=first,
+        count=count,
+        block_groups=cache_.block_size // GROUP,
     )
+    on_gpu = driver.loaded(access, key.device.index)
+    on_gpu.launch(access.expand(first, count, cache_.heads), args, driver.stream_of(key.device))
 
 
-def fold_into(out: torch.Tensor, logs: torch.Tensor, part: torch.Tensor, part_logs: torch.Tensor) -> None:
-    """``out``, ``part`` ``[T, H, D]``, ``logs``, ``part_logs`` ``[H, T]`` float32: both are changed in place."""
+def turn(query: torch.Tensor, cache_: Cache) -> torch.Tensor:
+    """``[T, H, D]`` -> rotated, float16. Rows may be strided."""
+    check_rows(query)
+    tokens, heads, head_dim = query.shape
+    access = access_of(cache_, query.dtype)
+    out = torch.empty(query.shape, dtype=torch.float16, device=query.device)
+    args = Turn(
+        query=query.data_ptr(),
+        out=out.data_ptr(),
+        signs=signs(head_dim, query.device).data_ptr(),
+        stride=query.stride(0),
+        tokens=tokens,
+        heads=heads,
+        bfloat=query.dtype == torch.bfloat16,
+    )
+    on_gpu = driver.loaded(access, query.device.index)
+    on_gpu.launch(access.by_rows("turn", tokens * heads), args, driver.stream_of(query.device))
+    return out
+
+
+def fold_into(
+    out: torch.Tensor, logs: torch.Tensor, part: torch.Tensor, part_logs: torch.Tensor, cache_: Cache
+) -> None:
+    """``out`` ``[T, H, D]`` and ``logs`` ``[H, T]`` float32 are changed in place.
+
+    part: ``[T, H, D]`` float16, rotated. part_logs: ``[H, T]`` float32, infinite where a query saw nothing.
+    """
+    check_rows(out)
     tokens, heads, head_dim = out.shape
-    fold[(tokens, heads)](
-        out,
-        logs,
-        part,
-        part_logs,
-        out.stride(0),
-        logs.stride(0),
-        part.stride(0),
-        part_logs.stride(0),
-        D=head_dim,
-        num_warps=1,
+    access = access_of(cache_, out.dtype)
+    args = Fold(
+        out=out.data_ptr(),
+        logs=logs.data_ptr(),
+        part=part.data_ptr(),
+        part_logs=part_logs.data_ptr(),
+        signs=signs(head_dim, out.device).data_ptr(),
+        stride=out.stride(0),
+        logs_stride=logs.stride(0),
+        part_logs_stride=part_logs.stride(0),
+        tokens=tokens,
+        heads=heads,
+        bfloat=out.dtype == torch.bfloat16,
     )
+    on_gpu = driver.loaded(access, out.device.index)
+    on_gpu.launch(access.by_rows("fold", tokens * heads), args, driver.stream_of(out.device))

@@ -1,34 +1,48 @@
-"""attend.cu's variants: compiled by NVRTC for one architecture, loaded and launched through CUDA's driver.
+"""What is CUDA C++: which variants there are, what they are told, and their cubins, by NVRTC for one architecture.
 
-Importing this needs neither a GPU nor CUDA's libraries. NVRTC and the driver's bindings come with PyTorch for CUDA.
+Importing this needs neither a GPU nor CUDA's libraries. NVRTC and its bindings come with PyTorch for CUDA.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import struct
-import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from importlib import resources
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
-from sparkpin_turboquant.codebook import magnitudes
+from sparkpin_modkit import kernels
 
-QUERY_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
+from sparkpin_turboquant import MOD
+from sparkpin_turboquant.codebook import edges, magnitudes
+from sparkpin_turboquant.formats import GROUP
+
 MERGE_WARPS = 32
 """At most, for each row of a sequence."""
+EXPAND_WARPS, ROW_WARPS = 8, 4
+"""Of a block, for `expand` and for what works on rows."""
+FLOAT16_BELOW = 65504.0 * (1 - 2**-10)
+"""What a rounded quotient of it times the divisor stays below float16's largest."""
+
+
+class Launch(NamedTuple):
+    """Which function of a cubin on how many blocks of how many threads, with how many bytes of shared memory."""
+
+    function: str
+    grid: tuple[int, int, int]
+    threads: int
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One compilation.
+    """One compilation of attend.cu.
 
     rows: tiles of 16 rows, which are query tokens x heads of a KV head. warps: of a block, which works on 16 times as
-    many tokens at a time. blocks: for each multiprocessor, which limits registers. query: name of the queries' type.
+    many tokens at a time. blocks: for each multiprocessor, which limits registers. wide: queries are of 32 bits, which
+    only tests have; those of 16 bits say at run time which type it is.
     """
 
     head_dim: int
@@ -37,7 +51,8 @@ class Variant:
     rows: int
     warps: int
     blocks: int
-    query: str
+    wide: bool = False
+    file: ClassVar[str] = "attend"
 
     @property
     def tokens(self) -> int:
@@ -45,29 +60,89 @@ class Variant:
         return 16 * self.warps
 
     @property
+    def functions(self) -> dict[str, int]:
+        """Name -> the most shared memory that a launch asks for, in bytes."""
+        return {"attend": self.shared_bytes, "merge": self.merge_shared_bytes(MERGE_WARPS)}
+
+    @property
     def shared_bytes(self) -> int:
-        """SHARED of attend.cu."""
+        """As `attend` divides it: queries, weights twice, where values lie, then maxima and sums."""
         queries, weights = self.rows * self.head_dim * 32, self.warps * self.rows * 512
         return queries + 2 * weights + 2 * self.warps * 8 + 2 * self.warps * self.rows * 64
 
     def merge_shared_bytes(self, warps: int) -> int:
         return warps * (self.head_dim + 2) * 4
 
+    def launches(self, args: Args, heads: int) -> tuple[Launch, Launch]:
+        """`attend`, then `merge`, which waits for it on the GPU. heads: of the cache, times `splits`."""
+        warps = merge_warps(args.programs, args.sequences)
+        return (
+            Launch("attend", (args.programs, heads, 1), 32 * self.warps, self.shared_bytes),
+            Launch("merge", (args.rows, heads, args.sequences), 32 * warps, self.merge_shared_bytes(warps)),
+        )
+
     def source(self) -> str:
         """What a compiler gets."""
-        macros = {
-            "D": self.head_dim,
-            "KEY_BITS": self.key_bits,
-            "VALUE_BITS": self.value_bits,
-            "MT": self.rows,
-            "W": self.warps,
-            "CTAS": self.blocks,
-            "QUERY": QUERY_TYPES[self.query],
-            "KEY_TABLE": table(min(self.key_bits, 4), "<e"),
-            "VALUE_TABLE": table(self.value_bits, "bfloat16"),
-        }
-        text = resources.files("sparkpin_turboquant").joinpath("attend.cu").read_text(encoding="utf-8")
-        return "".join(f"#define {name} {value}\n" for name, value in macros.items()) + text
+        tables = {"KEY_TABLE": table(min(self.key_bits, 4), "<e"), "VALUE_TABLE": table(self.value_bits, "bfloat16")}
+        return source_of(self, tables | {"MT": self.rows, "W": self.warps, "CTAS": self.blocks})
+
+
+@dataclass(frozen=True)
+class Access:
+    """One compilation of cache.cu. wide: keys, values, queries and results are of 32 bits, which only tests have."""
+
+    head_dim: int
+    key_bits: int
+    value_bits: int
+    wide: bool = False
+    file: ClassVar[str] = "cache"
+
+    @property
+    def functions(self) -> dict[str, int]:
+        expanded = EXPAND_WARPS * 64 // self.head_dim * 2 * (self.key_bits + self.value_bits) * self.head_dim
+        return {"store": ROW_WARPS * self.head_dim, "expand": expanded, "turn": 0, "fold": 0}
+
+    def by_rows(self, function: str, rows: int) -> Launch:
+        """A warp for each row."""
+        return Launch(function, (-(-rows // ROW_WARPS), 1, 1), 32 * ROW_WARPS, self.functions[function])
+
+    def expand(self, first: int, count: int, heads: int) -> Launch:
+        groups = (first + count - 1) // GROUP - first // GROUP + 1
+        grid = (-(-groups * self.head_dim // 64 // EXPAND_WARPS), heads, 1)
+        return Launch("expand", grid, 32 * EXPAND_WARPS, self.functions["expand"])
+
+    def source(self) -> str:
+        """What a compiler gets."""
+        macros: dict[str, object] = {"EXPAND_WARPS": EXPAND_WARPS, "ROW_WARPS": ROW_WARPS}
+        largest = []
+        for name, bits in (("KEY", self.key_bits), ("VALUE", self.value_bits)):
+            levels = magnitudes(min(bits, 4))
+            macros[f"{name}_TABLE"] = table(min(bits, 4), "<e")
+            macros[f"{name}_LEVELS"] = ", ".join(f"{level!r}f" for level in levels)
+            macros[f"{name}_EDGES"] = ", ".join(f"{single(edge)!r}f" for edge in edges(min(bits, 4)))
+            largest.append(127.0 if bits == 8 else levels[-1])
+        most = struct.pack("<2e", *(FLOAT16_BELOW / level for level in largest))
+        macros["MOST"] = f"0x{int.from_bytes(most, 'little'):08x}u"
+        return source_of(self, macros)
+
+
+Compiled = Variant | Access
+
+
+def single(x: float) -> float:
+    """The nearest float32: the last digits of a double differ between machines, with their exponential functions."""
+    return float(struct.unpack("<f", struct.pack("<f", x))[0])
+
+
+def source_of(compiled: Compiled, macros: Mapping[str, object]) -> str:
+    shared = {"D": compiled.head_dim, "KEY_BITS": compiled.key_bits, "VALUE_BITS": compiled.value_bits}
+    defined = "".join(
+        f"#define {name} {value}\n" for name, value in (shared | {"WIDE": int(compiled.wide)} | dict(macros)).items()
+    )
+    files = resources.files("sparkpin_turboquant")
+    return defined + "".join(
+        files.joinpath(f"{name}.cu").read_text(encoding="utf-8") for name in ("device", compiled.file)
+    )
 
 
 def merge_warps(programs: int, sequences: int) -> int:
@@ -83,29 +158,15 @@ def table(bits: int, number: str) -> str:
     return ", ".join(f"0x{int.from_bytes(word, 'little'):08x}u" for word in words)
 
 
-def key_of(variant: Variant, architecture: int) -> str:
+def key_of(compiled: Compiled, architecture: int) -> str:
     """Names a cubin by all that it is made of, but for the compiler."""
-    return hashlib.sha256(b" ".join((*options(architecture), variant.source().encode()))).hexdigest()
+    return hashlib.sha256(b" ".join((*options(architecture), compiled.source().encode()))).hexdigest()
 
 
-IMAGE = Path("/opt/sparkpin/kernels/turboquant")
-"""Where an image has what `ahead` compiled when it was built."""
-
-
-def cubin_of(variant: Variant, architecture: int) -> bytes:
+def cubin_of(compiled: Compiled, architecture: int) -> bytes:
     """The cubin: the image's, or that of an earlier start in Triton's cache, or compiled now and kept there."""
-    from triton import knobs
-
-    kept = Path(knobs.cache.dir) / f"turboquant-{key_of(variant, architecture)}.cubin"
-    for file in (IMAGE / kept.name, kept):
-        if file.is_file():
-            return file.read_bytes()
-    cubin = compile_variant(variant, architecture)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=kept.parent, prefix=".turboquant-", delete=False) as file:
-        file.write(cubin)
-    os.replace(file.name, kept)  # other workers read and write here, too
-    return cubin
+    key = key_of(compiled, architecture)
+    return kernels.cubin_of(MOD, compiled.file, key, lambda: compile_cubin(compiled, architecture))
 
 
 class Args(ctypes.Structure):
@@ -124,7 +185,41 @@ class Args(ctypes.Structure):
         ("table_width", ctypes.c_int),
         ("block_groups", ctypes.c_int),
         ("block_magic", ctypes.c_uint32),
+        ("bfloat", ctypes.c_int),
     )
+
+
+class At(ctypes.Structure):
+    """At of cache.cu, and below its other structures."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("block_bytes", "head_bytes", "values", "norms"))
+
+
+def _fields(pointers: str, strides: str, numbers: str, at: bool = False) -> list[tuple[str, Any]]:
+    return [
+        *((name, ctypes.c_void_p) for name in pointers.split()),
+        *((name, ctypes.c_int64) for name in strides.split()),
+        *([("at", At)] if at else []),
+        *((name, ctypes.c_int) for name in numbers.split()),
+    ]
+
+
+class Store(ctypes.Structure):
+    _fields_ = _fields(
+        "key value cache slots signs", "key_stride value_stride", "tokens heads block_size bfloat", at=True
+    )
+
+
+class Expand(ctypes.Structure):
+    _fields_ = _fields("cache row key value", "stride", "first count block_groups", at=True)
+
+
+class Turn(ctypes.Structure):
+    _fields_ = _fields("query out signs", "stride", "tokens heads bfloat")
+
+
+class Fold(ctypes.Structure):
+    _fields_ = _fields("out logs part part_logs signs", "stride logs_stride part_logs_stride", "tokens heads bfloat")
 
 
 def options(architecture: int) -> list[bytes]:
@@ -133,11 +228,11 @@ def options(architecture: int) -> list[bytes]:
     return [f"-arch={chip}".encode(), b"-std=c++17", b"-default-device"]
 
 
-def compile_variant(variant: Variant, architecture: int) -> bytes:
+def compile_cubin(compiled: Compiled, architecture: int) -> bytes:
     """A cubin, by NVRTC; no GPU is needed. Raises RuntimeError with the compiler's log."""
     from cuda.bindings import nvrtc
 
-    error, program = nvrtc.nvrtcCreateProgram(variant.source().encode(), b"attend.cu", 0, [], [])
+    error, program = nvrtc.nvrtcCreateProgram(compiled.source().encode(), f"{compiled.file}.cu".encode(), 0, [], [])
     _nvrtc(error)
     try:
         chosen = options(architecture)
@@ -145,7 +240,7 @@ def compile_variant(variant: Variant, architecture: int) -> bytes:
         if error != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             log = b" " * nvrtc.nvrtcGetProgramLogSize(program)[1]
             nvrtc.nvrtcGetProgramLog(program, log)
-            raise RuntimeError(f"turboquant: {variant} for {chosen[0].decode()}: {log.decode(errors='replace')}")
+            raise RuntimeError(f"turboquant: {compiled} for {chosen[0].decode()}: {log.decode(errors='replace')}")
         cubin = b" " * nvrtc.nvrtcGetCUBINSize(program)[1]
         _nvrtc(nvrtc.nvrtcGetCUBIN(program, cubin)[0])
         return cubin
@@ -156,61 +251,3 @@ def compile_variant(variant: Variant, architecture: int) -> bytes:
 def _nvrtc(error: Any) -> None:
     if int(error):
         raise RuntimeError(f"turboquant: {error!r}")
-
-
-class Loaded:
-    """A variant on the current GPU. Raises RuntimeError where the driver refuses it."""
-
-    def __init__(self, variant: Variant, cubin: bytes) -> None:
-        from cuda.bindings import driver
-
-        self.variant, self.driver = variant, driver
-        self.module = _driver(driver.cuModuleLoadData(cubin))
-        self.attend = self._function(b"attend", variant.shared_bytes)
-        self.merge = self._function(b"merge", variant.merge_shared_bytes(MERGE_WARPS))
-        overlap = driver.CUlaunchAttribute()
-        overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        overlap.value.programmaticStreamSerializationAllowed = 1
-        self.overlap = overlap
-
-    def _function(self, name: bytes, shared_bytes: int) -> Any:
-        function = _driver(self.driver.cuModuleGetFunction(self.module, name))
-        attribute = self.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        _driver(self.driver.cuFuncSetAttribute(function, attribute, shared_bytes))
-        return function
-
-    def launch(self, args: Args, heads: int, stream: int, overlap: bool) -> None:
-        """`attend`, then `merge`, which waits for it on the GPU. overlap: the GPU starts it early (from 9.0 on)."""
-        pointer = (ctypes.c_void_p * 1)(ctypes.addressof(args))
-        warps = merge_warps(args.programs, args.sequences)
-        grids = (
-            (self.attend, (args.programs, heads, 1), 32 * self.variant.warps, self.variant.shared_bytes),
-            (self.merge, (args.rows, heads, args.sequences), 32 * warps, self.variant.merge_shared_bytes(warps)),
-        )
-        for function, grid, threads, shared_bytes in grids:
-            config = self.driver.CUlaunchConfig()
-            config.gridDimX, config.gridDimY, config.gridDimZ = grid
-            config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-            config.sharedMemBytes = shared_bytes
-            config.hStream = self.driver.CUstream(stream)
-            if overlap and function is self.merge:
-                config.attrs, config.numAttrs = [self.overlap], 1
-            _driver(self.driver.cuLaunchKernelEx(config, function, ctypes.addressof(pointer), 0))
-
-
-def _driver(result: Any) -> Any:
-    """What a call of the driver gives besides its error. Raises RuntimeError for an error."""
-    error, *rest = result
-    if int(error):
-        raise RuntimeError(f"turboquant: CUDA's driver says {error.name}")
-    return rest[0] if rest else None
-
-
-@cache
-def loaded(variant: Variant, device: int) -> Loaded:
-    """The variant, on the GPU of this number, which is the current one."""
-    import torch
-
-    torch.empty(1, device=f"cuda:{device}")  # the driver wants a context, which PyTorch makes with its first tensor
-    major, minor = torch.cuda.get_device_capability(device)
-    return Loaded(variant, cubin_of(variant, major * 10 + minor))

@@ -1,7 +1,7 @@
 """Prefill: new tokens see each other as they are, and what is cached through `history`, round by round.
 
 Both parts are FlashAttention's; its logarithms of sums let the parts be folded together. So a long history is never in
-memory at full width: `ROOM` tokens of it are, twice.
+memory at full width: `room_of` tokens of it are. A few queries after a history are decode steps instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from sparkpin_turboquant import history
 from sparkpin_turboquant.cuda import Cache
 from sparkpin_turboquant.rounds import Piece, rounds
 
-ROOM = 16384
+ROOM, BYTES = 131072, 2**28
+"""The most tokens of history that are at full width at a time, and the most memory for them."""
+
+
+def room_of(heads: int, head_dim: int) -> int:
+    """Tokens, for so many KV heads."""
+    return min(ROOM, BYTES // (4 * heads * head_dim) // 16 * 16)
+
 
 Attend = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 """``(query, key, value, query_starts, key_starts, most_queries, most_keys, causal, out)`` -> output ``[T, H, D]`` and
@@ -37,6 +44,16 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Few:
+    """Requests cut into pieces of few queries each, which are attended to as decode steps are; see `cuda.attend`."""
+
+    starts: torch.Tensor
+    lengths: torch.Tensor
+    owners: torch.Tensor
+    most_queries: int
+
+
+@dataclass(frozen=True)
 class Prefill:
     """The requests of a batch that are no decode steps: ``starts`` ``[R + 1]`` int32 of their queries, from 0 on."""
 
@@ -44,17 +61,51 @@ class Prefill:
     starts: torch.Tensor
     most_queries: int
     parts: tuple[Part, ...]
+    few: Few | None = None
 
 
-def plan(starts: Sequence[int], lengths: Sequence[int], device: torch.device, room: int = ROOM) -> Prefill:
+def plan_few(starts: Sequence[int], lengths: Sequence[int], device: torch.device, piece: int) -> Prefill:
+    """As `plan`, in pieces of up to `piece` queries."""
+    cut = [
+        (request, at, min(piece, end - at))
+        for request, (begin, end) in enumerate(pairwise(starts))
+        for at in range(begin, end, piece)
+    ]
+    numbers = [
+        *(at for _, at, _ in cut),
+        starts[-1],
+        *(lengths[request] - starts[request + 1] + at + count for request, at, count in cut),
+        *(request for request, _, _ in cut),
+        *starts,
+    ]
+    sent = _sent(numbers, device)
+    first, second = len(cut) + 1, 2 * len(cut) + 1
+    few = Few(sent[:first], sent[first:second], sent[second : second + len(cut)], max(count for _, _, count in cut))
+    most = max(end - begin for begin, end in pairwise(starts))
+    return Prefill(starts[-1], sent[second + len(cut) :], most, (), few)
+
+
+def _sent(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
+    memory = torch.tensor(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
+    return memory.to(device, non_blocking=True)
+
+
+def plan(
+    starts: Sequence[int], lengths: Sequence[int], device: torch.device, room: int, few: int = 0, piece: int = 1
+) -> Prefill:
     """On the host.
 
     Args:
         starts: ``R + 1``, where each request's queries start; the first is 0.
         lengths: ``R``, tokens in the cache, those of the queries included.
+        room: tokens of history that are expanded at a time, the `Workspace`'s.
+        few: where no request has more queries, those after a history are cut into pieces of `piece` of them.
     """
     queries = [end - begin for begin, end in pairwise(starts)]
-    cut = rounds([length - count for length, count in zip(lengths, queries, strict=True)], room)
+    histories = [length - count for length, count in zip(lengths, queries, strict=True)]
+    if any(histories) and max(queries) <= few:
+        return plan_few(starts, lengths, device, piece)
+    cut = rounds(histories, room)
     numbers = list(starts)
     parts = []
     for pieces in cut:
@@ -64,8 +115,7 @@ def plan(starts: Sequence[int], lengths: Sequence[int], device: torch.device, ro
         numbers += [start - starts[a] for start in starts[a : b + 1]]
         numbers += [0, *accumulate(counts.values())]
         parts.append((pieces, a, b, at, max(counts.values())))
-    memory = torch.tensor(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
-    sent = memory.to(device, non_blocking=True)
+    sent = _sent(numbers, device)
     return Prefill(
         tokens=starts[-1],
         starts=sent[: len(starts)],
@@ -87,28 +137,29 @@ def plan(starts: Sequence[int], lengths: Sequence[int], device: torch.device, ro
 
 @dataclass(frozen=True)
 class Workspace:
-    """``[room, 2, Hkv, D]`` twice: rotated, and turned back."""
+    """Keys and values, ``[Hkv, room, D]`` float16: whole lines are written, and read, for each head."""
 
-    rotated: torch.Tensor
-    plain: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
 
     @classmethod
-    def of(cls, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, room: int = ROOM) -> Workspace:
-        both = torch.empty(2, room, 2, heads, head_dim, dtype=dtype, device=device)
+    def of(cls, heads: int, head_dim: int, device: torch.device, room: int = 0) -> Workspace:
+        both = torch.empty(2, heads, room or room_of(heads, head_dim), head_dim, dtype=torch.float16, device=device)
         return cls(both[0], both[1])
 
+    @property
+    def room(self) -> int:
+        return self.key.shape[1]
+
     def read(self, cache_: Cache, table: torch.Tensor, pieces: Sequence[Piece]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Key and value ``[tokens, Hkv, D]`` of the pieces, one after another. table: ``[R, blocks]`` int32."""
+        """Rotated key and value ``[tokens, Hkv, D]`` of the pieces, one after another. table: ``[R, blocks]`` int32."""
         total = 0
         for piece in pieces:
-            row = table[piece.request]
-            history.expand_tokens(self.rotated, cache_, row, piece.first, piece.count, total)
+            at = slice(total, total + piece.count)
+            place = self.key[:, at], self.value[:, at]
+            history.expand_tokens(*place, cache_, table[piece.request], piece.first, piece.count)
             total += piece.count
-        head_dim = cache_.head_dim
-        matrix = history.back(head_dim, self.plain.device, self.plain.dtype)
-        rotated, plain = (x[:total].view(-1, head_dim) for x in (self.rotated, self.plain))
-        torch.mm(rotated, matrix, out=plain)
-        return self.plain[:total, 0], self.plain[:total, 1]
+        return self.key[:, :total].transpose(0, 1), self.value[:, :total].transpose(0, 1)
 
 
 def attend(
@@ -124,13 +175,14 @@ def attend(
 ) -> None:
     """``query``, ``out`` ``[T, H, D]``, ``key``, ``value`` ``[T, Hkv, D]``: the new tokens, which are in the cache too.
 
-    table: ``[R, blocks]`` int32 of these requests.
+    Not for a plan of few queries, which is `cuda.attend`'s. table: ``[R, blocks]`` int32 of these requests.
     """
     most = prefill.most_queries
+    rotated = history.turn(query, cache_) if prefill.parts else query
     _, logs = flash(query, key, value, prefill.starts, prefill.starts, most, most, True, out)
     for part in prefill.parts:
         old_key, old_value = workspace.read(cache_, table, part.pieces)
         mine = slice(part.begin, part.end)
         starts = (part.query_starts, part.key_starts)
-        found = flash(query[mine], old_key, old_value, *starts, part.most_queries, part.most_keys, False, None)
-        history.fold_into(out[mine], logs[:, mine], *found)
+        found = flash(rotated[mine], old_key, old_value, *starts, part.most_queries, part.most_keys, False, None)
+        history.fold_into(out[mine], logs[:, mine], *found, cache_)

@@ -12,7 +12,7 @@ from sparkpin_turboquant.kernel import Variant
 MOST_ROWS = 64
 """Query tokens x heads that a block takes: more need more registers than there are."""
 OLDEST = 80
-"""Compute capability, times ten: asynchronous copies need 8.0."""
+"""Compute capability, times ten: products of bfloat16 (mma.sync) need 8.0."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Tuned:
     """For up to `columns` rows of queries: blocks of `warps`, `blocks` of them on a multiprocessor; head size 256.
 
     Smaller heads take fewer warps and more blocks. They share the work, fewer of them if one would get less than
-    `share` tiles. `overlap`: the merging kernel is launched before the one before it has ended (from SM90 on).
+    `share` tiles. `overlap`: the merging kernel is launched before the one before it has ended (from SM90 on). `few`:
+    new tokens after a history up to which prefill is decode, in pieces of `piece_of` tokens.
     """
 
     columns: int
@@ -28,6 +29,7 @@ class Tuned:
     blocks: int
     share: int = 1
     overlap: bool = False
+    few: int = 0
 
 
 def tuned_for(architecture: int) -> tuple[Tuned, ...]:
@@ -56,8 +58,13 @@ def splits_of(most_queries: int, group: int) -> int:
     raise ValueError(f"turboquant: {most_queries} query tokens of a sequence in one call, wanted at most {MOST_ROWS}")
 
 
-def variant_for(tuned: tuple[Tuned, ...], format: Format, head_dim: int, rows: int, query: str) -> Variant:
-    """What is launched for up to that many rows: query tokens x heads of a KV head or of a part. query: their type."""
+def piece_of(group: int) -> int:
+    """How many query tokens fill a block, for that many query heads of a KV head."""
+    return max(1, MOST_ROWS // group)
+
+
+def variant_for(tuned: tuple[Tuned, ...], format: Format, head_dim: int, rows: int, wide: bool = False) -> Variant:
+    """What is launched for up to that many rows: query tokens x heads of a KV head or of a part. wide: of 32 bits."""
     entry = entry_for(rows, tuned)
     warps = min(entry.warps, head_dim // 32)
     return Variant(
@@ -67,5 +74,5 @@ def variant_for(tuned: tuple[Tuned, ...], format: Format, head_dim: int, rows: i
         rows=-(-rows // 16),
         warps=warps,
         blocks=entry.blocks * (entry.warps // warps),
-        query=query,
+        wide=wide,
     )

@@ -1,5 +1,5 @@
-// attend.cu on a CPU: every lane is a fiber, the instructions of a warp and of a block wait for all of its lanes.
-// Included by attend.cu where no CUDA compiler reads it; `run` at the end is called by tests through ctypes.
+// Kernels on a CPU: every lane is a fiber, the instructions of a warp and of a block wait for all of its lanes.
+// Included by device.cu where no CUDA compiler reads it; `run` at the end is called by tests through ctypes.
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,6 +60,9 @@ static u32 halves(float lo, float hi) { return to_half(lo) | to_half(hi) << 16; 
 static u32 bfloats(float lo, float hi) { return to_bfloat(lo) | to_bfloat(hi) << 16; }
 static float from_half(u32 x) { return half(x & 0xffff); }
 static u32 sub16(u32 a, u32 b) { return halves(half(a) - half(b), half(a >> 16) - half(b >> 16)); }
+static u32 mul16(u32 a, u32 b) { return halves(half(a & 0xffff) * half(b & 0xffff), half(a >> 16) * half(b >> 16)); }
+static u32 min16(u32 a, u32 b) { return halves(fminf(half(a & 0xffff), half(b & 0xffff)), fminf(half(a >> 16), half(b >> 16))); }
+static void __syncwarp() { meet_warp({}); }
 static float ex2(float x) { return exp2f(x); }
 static u32 prmt(u32 a, u32 b, u32 s) {
   const u64 both = (u64)b << 32 | a;
@@ -90,18 +93,17 @@ static void mma_bfloat(float* c, uint4 a, u32 b0, u32 b1) { mma(c, a, b0, b1, bf
 static uint4 read16(const u8* p) { uint4 r; memcpy(&r, (const uint4*)__builtin_assume_aligned(p, 16), 16); return r; }
 static uint2 read8(const u8* p) { uint2 r; memcpy(&r, p, 8); return r; }
 static u32 read4(const u8* p) { u32 r; memcpy(&r, p, 4); return r; }
+static void write16(u16* p, uint4 x) { memcpy(__builtin_assume_aligned(p, 16), &x, 16); }
 static void others_may_start() {}
 static void wait_for_others() {}
 
-struct Args;
-extern "C" void attend(const Args);
-extern "C" void merge(const Args);
-static const Args* arguments;
-static void (*kernel)(const Args);
-static void start();
-extern "C" void run(int which, int x, int y, int z, int threads, int bytes, const Args* args) {
+static void call(int which, const void* args);  // a kernel of the file
+static int which_;
+static const void* arguments;
+static void start() { call(which_, arguments); fibers[now].done = true; }
+extern "C" void run(int which, int x, int y, int z, int threads, int bytes, const void* args) {
   arguments = args;
-  kernel = which ? merge : attend;
+  which_ = which;
   lanes = threads;
   blockDim = {(u32)threads, 1, 1};
   gridDim = {(u32)x, (u32)y, (u32)z};
@@ -130,5 +132,3 @@ extern "C" void run(int which, int x, int y, int z, int threads, int bytes, cons
     free(shared);
   }
 }
-#define SHIM_END                                                               \
-  static void start() { kernel(*arguments); fibers[now].done = true; }

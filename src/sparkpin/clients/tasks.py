@@ -18,13 +18,14 @@ from sparkpin.paths import Paths
 from sparkpin.recipes import flag_value
 from sparkpin.releases import Release, Releases
 from sparkpin.schema import Family
-from sparkpin.serving import served
+from sparkpin.serving import keys, served
 from sparkpin.smoke.replies import Fault
 
 
 @dataclass(frozen=True)
 class Found:
-    """A server, or the one that there would be. context: what it says itself; None where it does not run."""
+    """A server, or the one that there would be. context: what it says itself; None where it does not run. keyed: it
+    wants an API key."""
 
     argv: tuple[str, ...]
     family: Family | None
@@ -32,6 +33,7 @@ class Found:
     label: str
     origin: str
     context: int | None = None
+    keyed: bool = False
 
 
 def client(tool: str, *, recipe: str | None, url: str, key: str) -> None:
@@ -49,7 +51,14 @@ def client(tool: str, *, recipe: str | None, url: str, key: str) -> None:
 def facts(paths: Paths, recipe: str | None, *, url: str = "", key: str = "") -> Facts:
     found = running(paths, recipe) or written(paths, recipe)
     if found.context is None:
-        ui.say(f"note: {found.label} does not run; this is what its recipe says (invoke serve starts it)")
+        start = host.serve_command(paths.project, found.label)
+        ui.say(f"note: {found.label} does not run; this is what its recipe says ({start} starts it)")
+    if found.keyed and not key:
+        file = keys.path_of(paths, found.label)
+        where = f", as after: export SPARKPIN_API_KEY=$(cat {file})" if file.is_file() else ""
+        ui.say(
+            f"note: {found.label} wants an API key: --key-env SPARKPIN_API_KEY names the variable that has it{where}"
+        )
     return facts_of(
         found.argv,
         found.family,
@@ -81,6 +90,7 @@ def running(paths: Paths, recipe: str | None) -> Found | None:
         label=service.recipe,
         origin=release.tag,
         context=told_context(paths, service, release),
+        keyed=bool(service.key),
     )
 
 
@@ -110,7 +120,7 @@ def told_context(paths: Paths, service: served.Served, release: Release) -> int 
 
 def written(paths: Paths, recipe: str | None) -> Found:
     """What the recipe, or the default one of this machine's stack, says."""
-    name = recipe or manifests.load_stack(paths.project, host.default_stack(paths.project)).default_recipe
+    name = recipe or host.default_recipe(paths.project)
     last = pair(paths.project, name)[-1]
     return Found(
         argv=last.argv,

@@ -12,9 +12,9 @@ from typing import Any
 from sparkpin import recipes
 from sparkpin.community import mapping, template
 from sparkpin.community.recipe import Recipe
-from sparkpin.community.render import Rendered, eaten, render
+from sparkpin.community.render import ONLY_BASH, Rendered, eaten, render, vllm_serve
 from sparkpin.errors import ManifestError
-from sparkpin.recipes import ALIASES, drop_flags, flag_value, set_flag
+from sparkpin.recipes import ALIASES, drop_flags, flag_value, set_flag, tls_flags
 from sparkpin.schema import UNRESOLVED
 
 REPO = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -45,10 +45,8 @@ def as_served(recipe: Recipe) -> tuple[Recipe, Rendered]:
     """The recipe with the model that its command serves, and what is run on one machine. ManifestError for what is not
     `vllm serve` of a repository."""
     rendered = render(recipe, nodes=1)
-    argv = list(rendered.argv)
-    if argv[:2] == ["vllm", "serve"] and (named := flag_value(argv, "--model")):  # vLLM moves it there, too
-        argv = ["vllm", "serve", named, *drop_flags(argv, "--model")[2:]]
-    if argv[:2] != ["vllm", "serve"] or len(argv) < 3 or argv[2].startswith("-"):
+    argv = vllm_serve(rendered.argv)
+    if argv[:2] != ("vllm", "serve") or len(argv) < 3 or argv[2].startswith("-"):
         wanted = "vllm serve MODEL: that is what is served here"
         raise ManifestError(recipe.path, "command", " ".join(argv[:3]), wanted)
     if rendered.missing:
@@ -57,7 +55,7 @@ def as_served(recipe: Recipe) -> tuple[Recipe, Rendered]:
     if not REPO.fullmatch(model):
         raise ManifestError(recipe.path, "model", model, "a repository of the Hub, OWNER/NAME")
     recipes.check_json(argv, recipe.path)
-    return replace(recipe, model=model), replace(rendered, argv=tuple(argv))
+    return replace(recipe, model=model), replace(rendered, argv=argv)
 
 
 def adopt(
@@ -74,7 +72,7 @@ def adopt(
     unmapped += [f"command before the server: {line}" for line in rendered.before]
     unmapped += [f"line after the server's command: {line}" for line in rendered.lost]
     unmapped += [f"pipe or redirection: {rendered.plumbing}"] if rendered.plumbing else []
-    unmapped += [f"env {key}: {recipe.env[key]}: {value}" for key, value in eaten(recipe).items() if value[:1] == "("]
+    unmapped += [f"env {key}: {recipe.env[key]}: {value}" for key, value in eaten(recipe).items() if value == ONLY_BASH]
     require_one_gpu(recipe.path, rendered.argv)
     dropped, lacking = left_out(project, rendered.argv, kept)
     told += [f"{flag} -> left out: one machine" for flag in dropped if flag == BACKEND]
@@ -83,6 +81,7 @@ def adopt(
     told += [f"--host {host} -> {HERE}, where nobody else reaches it"] if host not in (None, HERE) else []
     if rendered.argv[2] != recipe.model:
         told.append(f"vllm serve {rendered.argv[2]} -> {recipe.model}, which is mounted at {recipes.MODEL_PATH}")
+    told += [f"env {variable} -> left out: {why}" for variable in rendered.env if (why := mapping.useless(variable))]
     command, defaults = with_settings(recipe, rendered.argv, dropped)
     value: dict[str, Any] = {
         "recipe_version": "1",
@@ -95,7 +94,7 @@ def adopt(
         "stage": found.stage,
         "mods": kept,
         "defaults": defaults,
-        "env": dict(rendered.env),
+        "env": {variable: text for variable, text in rendered.env.items() if not mapping.useless(variable)},
         "command": command,
     }
     return Adopted({key: part for key, part in value.items() if part not in ([], {})}, tuple(told), tuple(unmapped))
@@ -114,6 +113,9 @@ def left_out(project: Path, argv: Sequence[str], mods: Sequence[str]) -> tuple[t
     lacking: list[str] = []
     if flag_value(argv, BACKEND) is not None:
         dropped.append(BACKEND)
+    for flag in tls_flags(argv):
+        dropped.append(flag)
+        lacking.append(f"{flag}: served by plain HTTP; a proxy before the server can do TLS")
     file = flag_value(argv, TEMPLATE)
     if file and "{" not in file and file.rpartition("/")[2] not in mapping.templates_of(project, mods, file):
         dropped.append(TEMPLATE)

@@ -9,6 +9,7 @@ from packaging.version import InvalidVersion, Version
 
 from sparkpin.community.finding import Finding
 from sparkpin.community.words import KEY, Served
+from sparkpin.recipes import tls_flags
 
 HYBRID = re.compile(r"qwen3\.[5-9]|qwen3-(coder-)?next|nemotron-(3|h)|granite-4|jamba|falcon-h1|mamba", re.IGNORECASE)
 """Models with linear attention or state-space layers beside full attention."""
@@ -84,6 +85,9 @@ def machine(served: Served) -> Iterator[Finding]:
     for package, flag in wanted:
         if served.packages is not None and package not in served.packages:
             yield Finding("error", KEY, f"{flag}: the stack's lock has no {package}", "leave the flag out")
+    for flag in tls_flags(served.argv):
+        text = f"{flag}: the images here are asked by plain HTTP, so `recipe import` leaves it out"
+        yield Finding("warning", KEY, text, "a proxy before the server can do TLS")
     cache = served.value("--kv-cache-dtype") or ""
     if served.gpu and cache.startswith("turboquant") and HYBRID.search(served.model):
         text = f"--kv-cache-dtype {cache}: vLLM 0.26 did not start with it on models such as this one"

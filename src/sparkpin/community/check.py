@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sparkpin import manifests, schema
 from sparkpin.community import broken, keys, words
 from sparkpin.community import recipe as foreign
 from sparkpin.community.finding import Finding, ordered
-from sparkpin.community.mapping import templates_of
-from sparkpin.community.release import Release, release, version_of
-from sparkpin.community.render import render
+from sparkpin.community.mapping import templates_of, useless
+from sparkpin.community.release import Release, release
+from sparkpin.community.render import render, vllm_serve
 from sparkpin.community.words import Served, packages_of
 from sparkpin.errors import InputError, ManifestError, SparkpinError
-from sparkpin.recipes import file_of, flag_value, own_argv, serve_argv
+from sparkpin.families import vllm_version
+from sparkpin.pairing import Pairing
+from sparkpin.recipes import flag_value, own_argv, serve_argv
+
+LACKS = "a lock: "  # as `manifests` begins what it wants of a pin that nobody has locked
 
 
 def foreign_findings(project: Path, recipe: foreign.Recipe, stack: schema.Stack) -> list[Finding]:
@@ -26,13 +31,15 @@ def foreign_findings(project: Path, recipe: foreign.Recipe, stack: schema.Stack)
         if not any(finding.severity == "error" for finding in found):  # else it is one of those
             found.append(of_error(error))
         return ordered(found)
+    rendered = replace(rendered, argv=vllm_serve(rendered.argv))
     found += keys.of_rendered(recipe, rendered)
     if recipe.nodes > 1:
         found.append(Finding("error", "nodes", f"it is for {recipe.nodes} machines or more; here is one"))
     if rendered.argv[:2] != ("vllm", "serve"):
         found.append(Finding("error", "command", f"{' '.join(rendered.argv[:2])}: the images here serve with vLLM"))
         return ordered(found)
-    served = served_by(project, recipe.model, rendered.argv, rendered.env, stack, recipe.mods)
+    packages = locked_packages(project, stack)
+    served = served_by(project, recipe.model, rendered.argv, rendered.env, stack, recipe.mods, packages)
     return ordered([*found, *of_served(served)])
 
 
@@ -41,6 +48,7 @@ def own_findings(project: Path, name: str) -> list[Finding]:
     recipe = manifests.load_recipe(project, name)
     stack = manifests.load_stack(project, recipe.stack)
     found = [*keys.of_template(recipe.command, recipe.defaults, version="1")]
+    found += [Finding("warning", f"env.{name}", why, "remove it") for name in recipe.env if (why := useless(name))]
     try:
         own_argv(recipe)
         argv, env = serve_argv(recipe, stack, manifests.load_chain(project, recipe.stage))
@@ -52,9 +60,20 @@ def own_findings(project: Path, name: str) -> list[Finding]:
         manifests.model_of(project, recipe)
     except SparkpinError as error:
         seen = error.message.removeprefix(f"{project}/")
+        if isinstance(error, ManifestError) and error.wanted.startswith(LACKS):
+            seen = error.wanted.removeprefix(LACKS)
         found.append(Finding("note", "model", seen, f"next: {error.next_step.partition(': ')[0]}"))
-    served = served_by(project, recipe.model, tuple(argv), env, stack, recipe.mods)
+    packages = locked_packages(project, stack)
+    served = served_by(project, recipe.model, tuple(argv), env, stack, recipe.mods, packages)
     return ordered([*found, *of_served(served)])
+
+
+def mistakes(project: Path, pairing: Pairing) -> list[Finding]:
+    """What keeps a pairing's server from starting, or from doing what is meant: the errors alone."""
+    recipe, stack = pairing.recipe, pairing.stack
+    packages = packages_of([wheel.name for wheel in pairing.stack_lock.wheels])
+    served = served_by(project, recipe.model, pairing.argv, pairing.env, stack, recipe.mods, packages)
+    return [finding for finding in ordered(of_served(served)) if finding.severity == "error"]
 
 
 def of_error(error: InputError | ManifestError) -> Finding:
@@ -74,18 +93,26 @@ def of_version(data: Release) -> list[Finding]:
     return [Finding("note", "stack", text, "python -m sparkpin.community.wheelflags WHEEL records a release")]
 
 
+def locked_packages(project: Path, stack: schema.Stack) -> frozenset[str] | None:
+    if not (project / f"pins/stacks/{stack.name}.lock").is_file():
+        return None
+    return packages_of([wheel.name for wheel in manifests.former_stack_lock(project, stack.name).wheels])
+
+
 def served_by(
-    project: Path, model: str, argv: tuple[str, ...], env: dict[str, str], stack: schema.Stack, mods: Sequence[str]
+    project: Path,
+    model: str,
+    argv: tuple[str, ...],
+    env: dict[str, str],
+    stack: schema.Stack,
+    mods: Sequence[str],
+    packages: frozenset[str] | None,
 ) -> Served:
-    packages = None
-    if (project / f"pins/stacks/{stack.name}.lock").is_file():
-        lock = manifests.former_stack_lock(project, stack.name)
-        packages = packages_of([wheel.name for wheel in lock.wheels])
     return Served(
         model=model,
         argv=argv,
         env=env,
-        release=release(version_of(stack)),
+        release=release(vllm_version(stack)),
         gpu=stack.gpu is not None,
         packages=packages,
         templates=templates_of(project, mods, flag_value(argv, "--chat-template")),
@@ -106,6 +133,3 @@ def file_or_name(project: Path, what: str) -> tuple[Path, bool]:
 
 def file_of_name(name: str) -> str:
     return f"recipes/{Path(name).stem if name.endswith('.yaml') else name}.yaml"
-
-
-__all__ = ["file_of", "file_or_name", "foreign_findings", "own_findings"]

@@ -10,7 +10,7 @@ from sparkpin.community import placeholders, structured
 from sparkpin.community.finding import Finding
 from sparkpin.community.recipe import V1_KEYS, V2_KEYS, Recipe
 from sparkpin.community.release import nearest
-from sparkpin.community.render import Rendered, eaten
+from sparkpin.community.render import ONLY_BASH, Rendered, eaten
 
 READ_ANYWAY = {"tensor_parallel", "pipeline_parallel", "data_parallel", "port", "host", "served_model_name",
                "distributed_executor_backend", "max_model_len", "gpu_memory_utilization", "kv_cache_dtype",
@@ -18,19 +18,33 @@ READ_ANYWAY = {"tensor_parallel", "pipeline_parallel", "data_parallel", "port", 
 """What sparkrun reads of `defaults` beside the command."""
 
 
+JINJA = re.compile(r"(?<!\$)\{\{\s*([A-Za-z_]\w*)\s*\}\}")
+
+
 def of_template(command: str, defaults: Mapping[str, Any], *, version: str) -> Iterator[Finding]:
     """Of a command and the values for it. In version 1, `model` is none of them."""
-    given = set(defaults) | ({"model", "resolved_model_path", "model_revision"} if version == "2" else set())
+    given = set(defaults)
+    if version == "2":
+        given = {name for name, value in defaults.items() if value is not None}
+        given |= {"model", "resolved_model_path", "model_revision"}
     asked = placeholders.names_v1(command) if version == "1" else placeholders.names_v2(command, defaults)
-    if asked is None or any(not placeholders.NAME.fullmatch(name) for name in asked):
-        text = "a single brace that is no placeholder: version 1 does not start"
-        yield Finding("error", "command", text, "double the braces of JSON, {{ and }}")
+    for name in sorted(set(JINJA.findall(command))):
+        text = f"{{{{ {name} }}}} is text here, with single braces: only Jinja fills it in"
+        yield Finding("error", "command", text, f"write {{{name}}}")
+    strange = sorted(name for name in asked or () if not placeholders.NAME.fullmatch(name))
+    if asked is None or strange:
+        meant = next((name.strip() for name in strange if placeholders.NAME.fullmatch(name.strip())), "")
+        hint = f"write {{{meant}}} without blanks" if meant else "double the braces of JSON, {{ and }}"
+        yield Finding("error", "command", "a single brace that is no placeholder: version 1 does not start", hint)
         return
     unused = set(defaults) - asked - (READ_ANYWAY if version == "2" else set())
     for name in sorted(asked - given):
-        hint = nearest(name, unused) or nearest(name, set(defaults)) or "add it to `defaults`"
+        hint = nearest(name, unused) or nearest(name, given) or "add it to `defaults`"
+        if version == "1" and f"${{{name}" in command:
+            hint = f"a variable of the shell is written ${{{{{name}}}}}"
         effect = "it does not start" if version == "1" else "the braces reach vLLM as they stand"
-        yield Finding("error", "command", f"{{{name}}} is no key of `defaults`: {effect}", hint)
+        lacks = "has no value in" if name in defaults else "is no key of"
+        yield Finding("error", "command", f"{{{name}}} {lacks} `defaults`: {effect}", hint)
     for name in sorted(unused):
         hint = nearest(name, asked - given)
         yield Finding(
@@ -41,7 +55,7 @@ def of_template(command: str, defaults: Mapping[str, Any], *, version: str) -> I
         if isinstance(value, dict | list):
             text = "goes into the command as Python writes it, which is no JSON"
             yield Finding("error", f"defaults.{name}", text, "hold the JSON in quotes, as text")
-        elif isinstance(value, bool):
+        elif isinstance(value, bool) or (value is None and version == "1"):
             yield Finding(
                 "warning", f"defaults.{name}", f"goes into the command as {value}", "write what vLLM is to read"
             )
@@ -58,7 +72,8 @@ def of_template(command: str, defaults: Mapping[str, Any], *, version: str) -> I
 def of_recipe(recipe: Recipe) -> Iterator[Finding]:
     """Of the file itself."""
     for name in recipe.repeated:
-        yield Finding("warning", name.partition(" ")[0], f"{name} stands twice: the last one counts", "remove one")
+        key, _, line = name.rpartition(" (")
+        yield Finding("warning", key, f"stands twice ({line}: the last one counts", "remove one")
     known = V1_KEYS if recipe.version == "1" else V2_KEYS
     for name in recipe.others:
         runner = "spark-vllm-docker" if recipe.version == "1" else "sparkrun"
@@ -76,10 +91,12 @@ def of_recipe(recipe: Recipe) -> Iterator[Finding]:
         if recipe.version == "2" and "{{" in recipe.command:
             yield Finding("note", "command", "doubled braces are version 1's", "version 2 reads JSON as it is")
     for name, value in eaten(recipe).items():
-        text = f"the runner's script hands over {value}" if value[:1] == "{" else f"{value} what the server gets"
-        yield Finding(
-            "warning", f"env.{name}", text, "JSON in `env` loses its quotes in version 1; in sparkpin it keeps them"
-        )
+        if value == ONLY_BASH:
+            text, hint = "version 1 has bash expand it; in sparkpin it stays as written", "write the value itself"
+        else:
+            text = f"the runner's script hands over {value}"
+            hint = "JSON in `env` loses its quotes in version 1; in sparkpin it keeps them"
+        yield Finding("warning", f"env.{name}", text, hint)
     for name, value in recipe.env.items():
         if value == "None":
             yield Finding("warning", f"env.{name}", "no value: the variable is set to the word None", "remove it")

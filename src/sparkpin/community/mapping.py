@@ -13,6 +13,7 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
+from sparkpin import caches
 from sparkpin.community.recipe import ELSEWHERE, V1_KEYS, V2_KEYS, Recipe
 
 STACK = "spark"
@@ -32,6 +33,11 @@ ALREADY = {
     "drop-caches": (">=0", "the page cache is the host's business, not the image's"),
 }
 """Mods that a vLLM of such a version needs no longer."""
+
+OF_A_DOWNLOAD = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_ENABLE_HF_TRANSFER", "HF_ENDPOINT"}
+OF_ANOTHER_CONTAINER = {
+    "HOME", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "XDG_CACHE_HOME", *caches.ENV,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,15 @@ def keys(recipe: Recipe) -> Iterator[str]:
 def shortened(value: object) -> str:
     text = str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def useless(name: str) -> str:
+    """Why a variable of the community's containers is of no use in ours; "" where it may be."""
+    if name in OF_A_DOWNLOAD:
+        return "nothing is downloaded: the model is mounted"
+    if name in OF_ANOTHER_CONTAINER:
+        return "a folder of another container: the caches here lie in a volume"
+    return ""
 
 
 def of_mods(recipe: Recipe, project: Path, version: str) -> tuple[list[str], list[str], list[str]]:

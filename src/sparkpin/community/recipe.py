@@ -118,5 +118,5 @@ def words(value: Mapping[str, Any], key: str, path: Path) -> tuple[str, ...]:
 def mapping(value: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
     found = value.get(key) or {}  # `key:` with nothing but comments under it, or []
     if not isinstance(found, dict):
-        raise ManifestError(path, key, found, "a mapping")
+        raise ManifestError(path, key, found, "a mapping, NAME: value")
     return {str(name): item for name, item in found.items()}

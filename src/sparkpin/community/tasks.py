@@ -10,13 +10,13 @@ from sparkpin.checkpoint.build import checkpoint_folder
 from sparkpin.community import adopt, check, export, mapping, yamlfile
 from sparkpin.community import recipe as foreign
 from sparkpin.community.finding import Finding
-from sparkpin.community.release import version_of
 from sparkpin.errors import InputError, SparkpinError
+from sparkpin.families import vllm_version
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Releases
 from sparkpin.schema import UNRESOLVED
-from sparkpin.ui import count, say, show, tame
+from sparkpin.ui import count, say, show, table, tame
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -25,17 +25,37 @@ def recipe(
     action: str, what: str, *, name: str, stack: str | None, stage: str | None, lock: bool, form: str,
     release: str | None, output: str,
 ) -> bool:  # fmt: skip
-    """One of the three; False when mistakes were found."""
+    """One of the four; False when mistakes were found."""
     paths = Paths.from_env()
     if action == "check":
         return recipe_check(paths, what or None, stack=stack)
-    if action == "import":
+    if action == "list":
+        recipe_list(paths)
+    elif action == "import":
         recipe_import(paths, what, name=name, stack=stack, stage=stage, lock=lock)
     elif action == "export":
         recipe_export(paths, what, form=form, release=release, stage=stage, output=output)
     else:
-        raise InputError(f"invoke recipe has no action {action!r}", next_step="choose one of: import, export, check")
+        raise InputError(
+            f"invoke recipe has no action {action!r}", next_step="choose one of: list, check, import, export"
+        )
     return True
+
+
+def recipe_list(paths: Paths) -> None:
+    """The recipes of recipes/. One that cannot be read is told as such: `recipe check NAME` says what is wrong."""
+    rows = []
+    for name in names_of(paths):
+        try:
+            read = manifests.load_recipe(paths.project, name)
+            rows.append((name, read.model, read.stack, read.stage, read.description))
+        except SparkpinError:
+            rows.append((name, "(cannot be read)", "", "", f"invoke recipe check {name}"))
+    table(("recipe", "model", "stack", "stage", "description"), rows)
+
+
+def names_of(paths: Paths) -> list[str]:
+    return sorted(path.stem for path in (paths.project / "recipes").glob("*.yaml"))
 
 
 def recipe_import(
@@ -53,7 +73,7 @@ def recipe_import(
     target = project / f"recipes/{adopt.plain_name(name or path.stem)}.yaml"
     if target.exists():
         raise InputError(f"{target} is there already", next_step="give the new one another name: --name NAME")
-    version = version_of(chosen)
+    version = vllm_version(chosen)
     made = adopt.adopt(project, recipe, rendered, target.stem, found, version)  # before anything is fetched
     revision, pinned = pin(paths, recipe, lock=lock)
     made.value["model_revision"] = revision
@@ -141,6 +161,9 @@ def recipe_export(
     subject = of_release(paths, what, release) if release else of_tree(paths, what, stage)
     kind: export.Format = "v1" if form == "v1" else "v2"
     text = export.text_of(subject, kind)
+    if Releases(paths).find(subject.image) is None:
+        at = f" --stage {stage}" if stage else ""
+        say(f"note: {subject.image} is not built yet; next: invoke build --recipe {subject.name}{at}")
     if not output:
         show(text.rstrip())
         return
@@ -168,10 +191,7 @@ def of_tree(paths: Paths, name: str, stage: str | None) -> export.Subject:
 def of_release(paths: Paths, name: str, tag: str) -> export.Subject:
     """Its checkpoint is taken from the folder: what was published at that time is in no record."""
     records = Releases(paths)
-    release = records.get(tag)
-    if release.recipe != name:
-        raise InputError(f"{release.tag} is a release of {release.recipe}, not of {name}",
-                         next_step=f"invoke recipe export {release.recipe} --release {tag}")  # fmt: skip
+    release = records.get(tag, name)
     return export.Subject(
         name=release.recipe,
         description=f"{release.recipe}, stage {release.stage}, {release.state}",
@@ -188,8 +208,7 @@ def of_release(paths: Paths, name: str, tag: str) -> export.Subject:
 def recipe_check(paths: Paths, what: str | None, *, stack: str | None = None) -> bool:
     """Print what is found, of one recipe or of all of recipes/; whether there is no error."""
     if what is None:
-        names = sorted(path.stem for path in (paths.project / "recipes").glob("*.yaml"))
-        good = [one_check(name, check.own_findings(paths.project, name)) for name in names]  # every one is told
+        good = [one_check(name, check.own_findings(paths.project, name)) for name in names_of(paths)]  # all are told
         return all(good)
     path, own = check.file_or_name(paths.project, what)
     if own:
@@ -197,14 +216,14 @@ def recipe_check(paths: Paths, what: str | None, *, stack: str | None = None) ->
     recipe = foreign.load(path)
     container, _, _ = mapping.stack_of(recipe.container)
     chosen = manifests.load_stack(paths.project, stack or container or mapping.STACK)
-    show(f"{path.name}: version {recipe.version}, held against stack {chosen.name} (vLLM {version_of(chosen)})")
+    show(f"{path.name}: version {recipe.version}, held against stack {chosen.name} (vLLM {vllm_version(chosen)})")
     return one_check(path.name, check.foreign_findings(paths.project, recipe, chosen))
 
 
 def one_check(name: str, found: list[Finding]) -> bool:
-    report(found)
     errors = sum(finding.severity == "error" for finding in found)
     show(f"{name}: {count(errors, 'error')}, {len(found) - errors} other" if found else f"{name}: nothing found")
+    report(found)
     return not errors
 
 

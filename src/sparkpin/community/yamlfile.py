@@ -47,14 +47,18 @@ class Tolerant(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[m
 
 
 def _mapping(loader: Tolerant, node: Any) -> dict[Any, Any]:
+    own = {id(key_node) for key_node, _ in node.value}  # another value for what `<<` brings is no repetition
     loader.flatten_mapping(node)
     pairs = loader.construct_pairs(node, deep=True)
     made: dict[Any, Any] = {}
+    seen: set[Any] = set()
     for (key, value), (key_node, _) in zip(pairs, node.value, strict=True):
         if not isinstance(key, str | int | float | bool | None):
             raise yaml.constructor.ConstructorError(None, None, "a key that is no text", key_node.start_mark)
-        if key in made:
-            loader.repeated.append(f"{key} (line {key_node.start_mark.line + 1})")
+        if id(key_node) in own:
+            if key in seen:
+                loader.repeated.append(f"{key} (line {key_node.start_mark.line + 1})")
+            seen.add(key)
         made[key] = value
     return made
 

@@ -12,6 +12,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from packaging.utils import canonicalize_name
 from sparkpin import manifests, schema
 from sparkpin.buildrecord import BuildRecord, layer_file, read_record, record_file, records_of
 from sparkpin.checkpoint.plan import checkpoint_steps, used_repositories
-from sparkpin.contents import read_contents
+from sparkpin.contents import Contents, read_contents
 from sparkpin.contextfiles import HIDDEN, ContextFile
 from sparkpin.epoch import EPOCH
 from sparkpin.errors import InputError, IntegrityError, ManifestError, SparkpinError
@@ -55,6 +56,20 @@ def difference(paths: Paths, before: str, after: str) -> Difference:
 
     with uncollected():
         return compare(left, right, read, lambda diff_id: read_contents(layer_file(paths, diff_id)))
+
+
+def recorded_side(paths: Paths, release: Release) -> Side:
+    """What its records say of a release, for `recorded_difference`: its image's contents are left out."""
+    return replace(release_side(paths, release), layers=None)
+
+
+def recorded_difference(paths: Paths, before: Side, after: Side) -> Difference:
+    """Of two recorded sides. No listing of an image is read, which is what takes long."""
+    return compare(before, after, lambda sha256: kept_text(paths, sha256), no_listing)
+
+
+def no_listing(_: str) -> Contents:
+    raise AssertionError("sides without layers have no contents to compare")
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from sparkpin.memory.geometry import Geometry
 from sparkpin.memory.settings import GIB, Settings
 from sparkpin.memory.weights import HEAD, Weights
 
+SEE_BELOW = "see below"  # in the tables of `invoke plan`
 LENGTHS = (32_768, 131_072, 262_144)
 How = Literal["header", "config", "flag", "vLLM's rule", "estimate", "measured"]
 
@@ -138,7 +139,7 @@ def make_plan(geometry: Geometry, settings: Settings, weights: Sequence[Weights]
 def fixed_lines(geometry: Geometry, settings: Settings, weights: Sequence[Weights]) -> list[Line]:
     """What is there before the KV pool."""
     how: How = "header" if settings.ranks == 1 else "estimate"
-    lines = [Line("weights", sum(row.held for row in weights), how, "see below")]
+    lines = [Line("weights", sum(row.held for row in weights), how, SEE_BELOW)]
     if settings.platform == "cuda":
         graphs, context = estimates.graphs(geometry, settings), estimates.CUDA_CONTEXT
         note = "--enforce-eager: none" if settings.eager else "1.29 GiB published for 48 layers"

@@ -28,15 +28,17 @@ NAMES = ("B", "kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB")
 CPUINFO = Path("/proc/cpuinfo")
 
 
-def plan(*, recipe: str | None, stage: str | None, memory: str, free: str, as_json: bool) -> bool:
+def plan(
+    *, recipe: str | None, stage: str | None, memory: str, free: str, as_json: bool, stack: str | None = None
+) -> bool:
     """Print the plan; whether it fits."""
     paths = Paths.from_env()
-    chosen = manifests.load_recipe(paths.project, recipe or default_recipe(paths))
+    chosen = manifests.load_recipe(paths.project, recipe or host.default_recipe(paths.project, stack))
     chain = manifests.load_chain(paths.project, stage or chosen.stage)
-    stack = manifests.load_stack(paths.project, chosen.stack)
-    made = plan_recipe(paths, chosen, stack, chain, machine_for(stack, memory, free))
+    pinned = manifests.load_stack(paths.project, chosen.stack)
+    made = plan_recipe(paths, chosen, pinned, chain, machine_for(pinned, memory, free))
     name = chain[-1].name
-    overruled = overruling.overruled(chosen, stack, chain)
+    overruled = overruling.overruled(chosen, pinned, chain)
     if as_json:
         for line in overruled:
             ui.say(f"note: {line}")
@@ -58,10 +60,6 @@ def plan(*, recipe: str | None, stage: str | None, memory: str, free: str, as_js
         rest = ", with what is not counted aside" if made.settings.unread else ""
         ui.show(f"fits{rest} (docs/memory.md says how well each line is known)")
     return made.fits
-
-
-def default_recipe(paths: Paths) -> str:
-    return manifests.load_stack(paths.project, host.default_stack(paths.project)).default_recipe
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from sparkpin import manifests, ui
+from sparkpin import host, manifests, ui
 from sparkpin.errors import InputError
 from sparkpin.memory import tasks as memory
 from sparkpin.paths import Paths
@@ -60,7 +60,7 @@ def roofline(asked: Asked, *, recipe: str | None, stage: str | None, measured: s
     """Of one stage of a recipe; of the 122B the published chain, too."""
     paths = Paths.from_env()
     speed = number("measured", measured, "38.4") if measured else None
-    chosen = manifests.load_recipe(paths.project, recipe or memory.default_recipe(paths))
+    chosen = manifests.load_recipe(paths.project, recipe or host.default_recipe(paths.project))
     chain = manifests.load_chain(paths.project, stage or chosen.stage)
     stack = manifests.load_stack(paths.project, chosen.stack)
     known = memory.known_of(paths, chosen, stack, chain)

@@ -32,12 +32,7 @@ def folder_of(paths: Paths, recipe: str, release: str) -> Path:
 def how_ended(container: Container) -> str | None:
     """Why a container does not run; None while it does, or while Docker starts it again."""
     state = container.attrs["State"]
-    if state["Status"] in ("created", "running", "restarting", "paused"):
-        return None
-    reason = f"exited with {state['ExitCode']}"
-    if state.get("OOMKilled"):
-        reason += ", killed for want of memory"
-    return reason + (f" ({state['Error']})" if state.get("Error") else "")
+    return None if state["Status"] in ("created", "running", "restarting", "paused") else running.end_of(state)
 
 
 def last_check(state: dict[str, Any]) -> str:

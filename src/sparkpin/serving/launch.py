@@ -7,7 +7,7 @@ import io
 import json
 import re
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,13 +126,17 @@ def parts(wanted: Wanted) -> bytes:
     files = {"inside.py": Path(inside.__file__).read_bytes(), inside.SETTINGS: json.dumps(settings).encode()}
     if wanted.key is not None:
         files[inside.KEY] = wanted.key.encode()
+    return packed(files, secret={inside.KEY})
+
+
+def packed(files: Mapping[str, bytes], secret: Set[str]) -> bytes:
+    """A tar. Everybody can read its files, the secret ones the container's user alone."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, data in files.items():
             member = tarfile.TarInfo(name)
-            secret = name == inside.KEY
-            member.size, member.mode = len(data), 0o400 if secret else 0o444
-            member.uid = member.gid = running.UID if secret else 0
+            member.size, member.mode = len(data), 0o400 if name in secret else 0o444
+            member.uid = member.gid = running.UID if name in secret else 0
             tar.addfile(member, io.BytesIO(data))
     return buffer.getvalue()
 

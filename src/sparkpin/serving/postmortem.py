@@ -14,9 +14,10 @@ TAIL_LINES = 12
 DIVIDES = f"sparkpin: {BEGUN}\n".encode()
 READ_LINES = 5000
 PREFIX = re.compile(
-    r"^(?:\([\w ]+(?: pid=\d+)?\)\s)?(?:(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d (?:\.\.\.)?\[[^\]]*\] ?)?"
+    r"^(?:\([\w ]+(?: pid=\d+)?\)\s)?"
+    r"(?:(?P<level>[A-Z]+)(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\.\.\.)?\[[^\]]*\] ?|: +))?"
 )
-"""Process and level, which vLLM puts before each line, those of a traceback, too."""
+"""Process and level, which vLLM puts before each line, those of a traceback, too. uvicorn's level ends in a colon."""
 ANSWERED = re.compile(r'"(?:GET|POST) /v1/\S* HTTP/1\.\d" 200')
 CONSEQUENCE = re.compile(
     r"See root cause above|EngineDeadError|Engine core initialization failed|CancelledError|KeyboardInterrupt|"

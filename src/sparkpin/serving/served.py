@@ -70,7 +70,7 @@ def status(engine: Engine) -> tuple[Served, ...]:
 
 
 def services(engine: Engine) -> list[Container]:
-    return list(engine.client.containers.list(all=True, filters={"label": LABEL}))
+    return list(engine.client.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True))
 
 
 def find(engine: Engine, name: str) -> Container | None:

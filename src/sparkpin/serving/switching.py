@@ -20,7 +20,7 @@ from sparkpin.serving.served import RELEASE_LABEL, Served, client_of, describe, 
 
 FORMER, NEXT = "-former", "-next"  # while one server takes another's place
 STOP_SECONDS = 30
-QUIET_SECONDS = 10.0
+DRAIN_SECONDS = 30.0  # for requests under way, while the old server still takes new ones
 ANSWER_SECONDS = 60.0
 
 
@@ -88,7 +88,9 @@ def fault_of(served: Served, key: str | None) -> str:
     return "" if reply.status == 200 else f"{reply.status}: {reply.body.decode(errors='replace')[:200]}"
 
 
-def taken_over(paths: Paths, engine: Engine, name: str, old: Container, wanted: Wanted, say: Say) -> Served:
+def taken_over(
+    paths: Paths, engine: Engine, name: str, old: Container, wanted: Wanted, drain: float, say: Say
+) -> Served:
     """Start the new one hidden, and give it the port once it answers; until then, and if it fails, the old serves."""
     former = old.labels.get(RELEASE_LABEL, name)
     say(f"memory is enough for both: {former} answers until {wanted.release.tag} does")
@@ -97,7 +99,7 @@ def taken_over(paths: Paths, engine: Engine, name: str, old: Container, wanted: 
         launch.start(engine, container, wanted.host, wanted.port)
         say(f"started {name}{NEXT} from {wanted.release.tag}")
         ready(paths, container, wanted, say)
-        waiting.quiet_moment(lambda: requests_under_way(old), QUIET_SECONDS, say)
+        waiting.quiet_moment(lambda: requests_under_way(old), drain, say)
         began = time.monotonic()
         launch.disconnect(engine, old)
         try:
@@ -114,20 +116,25 @@ def taken_over(paths: Paths, engine: Engine, name: str, old: Container, wanted: 
         say(f"{former} still answers")
         raise
     say(f"switched after {time.monotonic() - began:.1f} s; stopping {former}")
+    old.rename(name + FORMER)  # first, since stopping takes a while: from now on the new one is the recipe's server
+    container.rename(name)
     old.stop(timeout=STOP_SECONDS)
     launch.remove(old)
-    container.rename(name)
     container.reload()
     return describe(container)
 
 
 @contextlib.contextmanager
-def replaced(engine: Engine, name: str, old: Container | None, release: Release, say: Say) -> Iterator[None]:
+def replaced(
+    engine: Engine, name: str, old: Container | None, release: Release, drain: float, say: Say
+) -> Iterator[None]:
     """The recipe's container so far makes room; it is removed in the end, or started again when the new one fails."""
     with engine_errors():
         was_running = old is not None and is_running(old)
         if old is not None:
             if was_running:
+                if describe(old).ready:  # requests to a server that hangs stay under way for ever
+                    waiting.quiet_moment(lambda: requests_under_way(old), drain, say)
                 say(f"stopping {old.labels.get(RELEASE_LABEL, name)}, which {release.tag} replaces")
             old.stop(timeout=STOP_SECONDS)
             old.rename(name + FORMER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,27 +16,33 @@ from sparkpin import ui
 from sparkpin.container import HOME_LABEL, log_of
 from sparkpin.engine import Engine, engine_errors
 from sparkpin.errors import InputError
+from sparkpin.host import serve_command
 from sparkpin.paths import Paths
+from sparkpin.releases import Releases
 from sparkpin.serving import death, keys, unit
 from sparkpin.serving.postmortem import last_life, report
 from sparkpin.serving.served import LABEL, Served, find, services
 from sparkpin.serving.served import status as served_here
 from sparkpin.serving.startup import STAGES, Startup
 
+WATCH = re.compile(
+    rb'INFO: +(?:127\.0\.0\.1:\d+ - "POST /v1/completions|[\d.]+:\d+ - "GET /(?:health|metrics)) HTTP/1\.1" 200 OK'
+)
+"""What the server writes of the health check, who asks from within, and of `invoke status`."""
 COLUMNS = ("recipe", "release", "address", "state", "restarts", "container")
 
 
-def status(engine: Engine, *, as_json: bool) -> None:
+def status(paths: Paths, engine: Engine, *, as_json: bool) -> None:
     """Each service of all homes, and of those that died why. InputError where nothing is served."""
     every = served_here(engine)
     if as_json:
         ui.show(json.dumps([{**asdict(served), "url": served.url} for served in every], indent=2, sort_keys=True))
         return
     if not every:
-        ui.show("nothing is served; next: invoke serve")
+        ui.show(f"nothing is served; next: {how_to_serve(paths)}")
         return
     found = {served.container: find(engine, served.container) for served in every}
-    ui.table(COLUMNS, [row(served, found[served.container]) for served in every])
+    ui.table(COLUMNS, [row(paths, served, found[served.container]) for served in every])
     for served in every:
         container = found[served.container]
         if container is None or served.ready:
@@ -46,9 +53,19 @@ def status(engine: Engine, *, as_json: bool) -> None:
             ui.show("\n".join(("", *report(death.examine(container, served.recipe, served.release, why)))))
 
 
-def row(served: Served, container: Container | None) -> tuple[str, ...]:
+def how_to_serve(paths: Paths, recipe: str | None = None) -> str:
+    """Of a recipe; None: of this machine's default one, or of the only one that has a current release."""
+    if recipe is None:
+        records = Releases(paths)
+        current = [name for name in records.recipes() if records.pointer_path(name).is_file()]
+        recipe = current[0] if len(current) == 1 else None
+    return serve_command(paths.project, recipe) if recipe else "invoke serve"
+
+
+def row(paths: Paths, served: Served, container: Container | None) -> tuple[str, ...]:
+    own = served.home == str(paths.home)  # the other tasks touch no other
     return (
-        served.recipe,
+        served.recipe if own else f"{served.recipe} (another home)",
         served.release.partition(":")[2],
         served.url + (" (key)" if served.key else ""),
         words(served, container),
@@ -81,7 +98,7 @@ def service_of(paths: Paths, engine: Engine, recipe: str | None) -> Container:
         raise InputError(f"several recipes are served: {known}", next_step=f"--recipe {chosen[0].labels[LABEL]}")
     if not chosen:
         what = f"no service of recipe {recipe!r} runs" if recipe else "nothing is served"
-        raise InputError(what, next_step=f"choose one of: {known}" if known else "invoke serve")
+        raise InputError(what, next_step=f"choose one of: {known}" if known else how_to_serve(paths, recipe))
     return max(chosen, key=lambda container: str(container.attrs["Created"]))
 
 
@@ -92,21 +109,35 @@ def logs(paths: Paths, engine: Engine, recipe: str | None, *, lines: int, follow
     except InputError:
         if kept := newest_log(paths, recipe):
             ui.say(f"nothing runs; the last start that failed: {kept}")
-            write([kept.read_bytes().splitlines(keepends=True)[-lines:]] if lines else [])
+            write(told_to_people(kept.read_bytes())[-lines:] if lines else [])
             return
         raise
     with engine_errors():
         if follow:
             for chunk in container.logs(stream=True, follow=True, tail=lines):
-                write([[chunk]])
+                write(told_to_people(chunk))
         else:
-            write([[bytes(container.logs(tail=lines))]])
+            write(last_told(container, lines))
 
 
-def write(parts: Sequence[Sequence[bytes]]) -> None:
+def last_told(container: Container, count: int) -> list[bytes]:
+    """The last lines that are meant for people: a day has 8,000 of the health check."""
+    asked = count
+    while True:
+        read = bytes(container.logs(tail=asked))
+        told = told_to_people(read)
+        if len(told) >= count or read.count(b"\n") < asked:
+            return told[-count:] if count else []
+        asked *= 10
+
+
+def told_to_people(log: bytes) -> list[bytes]:
+    return [line for line in log.splitlines(keepends=True) if not WATCH.match(line)]
+
+
+def write(lines: Sequence[bytes]) -> None:
     """Other people's bytes, without what a terminal would obey."""
-    for part in parts:
-        sys.stdout.write(ui.tame(b"".join(part).decode(errors="replace")))
+    sys.stdout.write(ui.tame(b"".join(lines).decode(errors="replace")))
     sys.stdout.flush()
 
 
@@ -117,14 +148,20 @@ def newest_log(paths: Paths, recipe: str | None) -> Path | None:
 
 def show_unit(paths: Paths, recipe: str, *, port: int | None, host: str | None) -> None:
     """The unit to standard output, what to do with it to standard error."""
+    if host:
+        keys.is_local(host)  # InputError for what is no address
     system = os.geteuid() == 0
-    names = ("SPARKPIN_HOME", "SPARKPIN_CACHE", "DOCKER_HOST")
+    env = {
+        "SPARKPIN_HOME": str(paths.home),
+        "SPARKPIN_CACHE": str(paths.cache),
+    }  # systemd has no XDG_DATA_HOME of a shell
+    env |= {name: os.environ[name] for name in ("DOCKER_HOST",) if os.environ.get(name)}
     arguments = (*(("--port", str(port)) if port else ()), *(("--host", host) if host else ()))
     text = unit.unit_text(
         recipe=recipe,
         invoke=Path(sys.executable).parent / "invoke",
         project=paths.project,
-        env={name: os.environ[name] for name in names if os.environ.get(name)},
+        env=env,
         arguments=arguments,
         system=system,
     )

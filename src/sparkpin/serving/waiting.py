@@ -16,8 +16,9 @@ from sparkpin.errors import SmokeError
 from sparkpin.releases import Release
 from sparkpin.serving import bar, death, launch, startup
 from sparkpin.serving.postmortem import report
+from sparkpin.ui import count
 
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 1.0  # at most: a short start is looked at more often
 ASK_SECONDS = 15.0  # between two requests while the log does not say that it answers: its words may change
 
 
@@ -44,7 +45,7 @@ def until_ready(
                 asked = now
                 if launch.asks(container)[0]:
                     break
-            time.sleep(LOOK_SECONDS)
+            time.sleep(min(LOOK_SECONDS, 0.1 + (now - begin) / 20))
     seconds = time.monotonic() - begin
     if fresh:
         startup.keep(folder, release.tag, watched, seconds)
@@ -58,7 +59,9 @@ def look(container: Container, release: Release) -> tuple[str | None, bytes]:
             container.reload()
             return death.how_ended(container), running.log_of(container)
         except docker.errors.NotFound:
-            raise SmokeError(f"{release.tag} was stopped while it started", next_step="invoke serve") from None
+            raise SmokeError(
+                f"{release.tag} was stopped while it started", next_step=f"invoke serve --release {release.tag}"
+            ) from None
 
 
 def failure(container: Container, release: Release, how: str, folder: Path) -> SmokeError:
@@ -72,9 +75,12 @@ def failure(container: Container, release: Release, how: str, folder: Path) -> S
 
 def quiet_moment(load: Callable[[], int | None], seconds: float, say: Say) -> None:
     """Wait until no request is under way, at most `seconds`. load: how many are; None when nobody can tell."""
-    until = time.monotonic() + seconds
-    while count := load():
-        if time.monotonic() > until:
-            say(f"{count} requests are under way, and the switch breaks them")
+    until, told = time.monotonic() + seconds, False
+    while under_way := load():
+        if time.monotonic() >= until:
+            say(f"{count(under_way, 'request')} under way: broken off by the switch")
             return
+        if not told:
+            say(f"waiting up to {seconds:.0f} s for a moment without requests ({under_way} under way)")
+            told = True
         time.sleep(0.2)

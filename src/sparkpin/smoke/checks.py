@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from sparkpin.errors import ManifestError
 from sparkpin.schema import Stage
 from sparkpin.smoke import kernels, metrics, mods, probes
-from sparkpin.smoke.answers import Answer, NotApplicable, Wrong, json_of, only_choice, require, text_of, tokens_of
-from sparkpin.smoke.expectations import Case, Expectations
+from sparkpin.smoke.answers import Answer, NotApplicable, Wrong, only_choice, require, text_of, tokens_of
+from sparkpin.smoke.drift import drift
+from sparkpin.smoke.expectations import Case, Expectations, sampled
 from sparkpin.smoke.judging import judge_calls, judge_text
 from sparkpin.smoke.replies import Fault
 from sparkpin.smoke.sse import BadStream
@@ -38,24 +39,29 @@ Check = Callable[[Subject], str]
 
 
 def asked_both_ways(pick: Callable[[Expectations], Case]) -> Check:
-    """A check that a tool is called as it should be, streamed and in one piece."""
+    """A check that a tool is called as it should be, streamed and in one piece, and streamed at temperature 0.7."""
 
     def check(subject: Subject) -> str:
         case = pick(subject.expect)
-        answer, parts = subject.streamed(case)
-        try:
-            told = judge_calls(case, answer)
-        except Wrong as wrong:
-            raise Wrong(f"streamed: {wrong}") from None
+        told, parts = streamed_calls(subject, case, "streamed")
         judge_calls(case, subject.chat(case))
-        return f"{told}, in {parts} parts and in one"
+        streamed_calls(subject, sampled(case), "sampled")
+        return f"{told}, in {parts} parts, in one and sampled"
 
     return check
 
 
+def streamed_calls(subject: Subject, case: Case, how: str) -> tuple[str, int]:
+    answer, parts = subject.streamed(case)
+    try:
+        return judge_calls(case, answer), parts
+    except Wrong as wrong:
+        raise Wrong(f"{how}: {wrong}") from None
+
+
 def completion(subject: Subject) -> str:
     case = subject.expect.completion
-    value = json_of(subject.client.post("/v1/completions", {"model": subject.model, **case.request}))
+    value = subject.complete(case.request)
     choice = only_choice(value)
     text = text_of(choice.get("text"), "text")
     return judge_text(case, Answer(text, "", (), str(choice.get("finish_reason")), tokens_of(value)))
@@ -85,8 +91,11 @@ def tool_call_stream(subject: Subject) -> str:
 
 
 def tool_answer(subject: Subject) -> str:
-    answer, parts = subject.streamed(subject.expect.tool_answer)
-    return f"{judge_text(subject.expect.tool_answer, answer)}, in {parts} parts"
+    case = subject.expect.tool_answer
+    answer, parts = subject.streamed(case)
+    told = judge_text(case, answer)
+    judge_text(case, subject.streamed(sampled(case))[0])
+    return f"{told}, in {parts} parts and sampled"
 
 
 def long_text(subject: Subject) -> str:
@@ -160,6 +169,7 @@ CHECKS: dict[str, Check] = {
     "unicode": turkish,
     "determinism": probes.determinism,
     "logprobs": probes.logprobs,
+    "drift": drift,
     "cancelled": probes.cancelled,
     "prefix-cache": probes.prefix_cache,
     "long-context": probes.long_context,
@@ -179,6 +189,13 @@ def checks_of(stage: Stage) -> tuple[str, ...]:
     require_known(stage.smoke.checks, file, "smoke.checks")
     if "acceptance" in stage.smoke.checks and stage.smoke.acceptance_floor is None:
         raise ManifestError(file, "smoke.acceptance_floor", None, "a share from 0 to 1 for the check acceptance")
+    if "drift" in stage.smoke.checks and stage.parent and stage.smoke.drift is None:
+        raise ManifestError(file, "smoke.drift", None, f"nats that the stage may be from {stage.parent}")
+    longest = max(stage.smoke.draft_lengths, default=0)
+    if stage.smoke.position_floors and longest > len(stage.smoke.position_floors):
+        raise ManifestError(
+            file, "smoke.position_floors", stage.smoke.position_floors, f"one for each of {longest} drafted tokens"
+        )
     if "mods" not in stage.smoke.checks or not set(stage.smoke.checks) - set(READERS):
         raise ManifestError(file, "smoke.checks", stage.smoke.checks, "the check mods, and one that asks for an answer")
     return tuple(sorted(stage.smoke.checks, key=lambda name: name in READERS))

@@ -20,5 +20,8 @@ def demands_of(project: Path, stack: Stack, chain: Sequence[Stage], model: Model
         kernels=tuple(sorted(mods.with_kernels(project, names))) if stack.gpu else (),
         acceptance_floor=chain[-1].smoke.acceptance_floor,
         position_floors=tuple(chain[-1].smoke.position_floors),
+        draft_lengths=tuple(chain[-1].smoke.draft_lengths),
+        parent=(chain[-1].parent or "") if chain[-1].smoke.drift is not None else "",
+        drift=chain[-1].smoke.drift,
         scripted=model.generator is not None and model.generator.name == "scripted-tiny",
     )

@@ -50,7 +50,8 @@ class Case:
 @dataclass(frozen=True)
 class Expectations:
     """One case for each kind of request that the checks make. recall: cases whose prompts have so many tokens, and of
-    which one thing far up must be said again; image: None of a model that is known to read text alone.
+    which one thing far up must be said again; text: whose tokens' log-probabilities are compared (`smoke.drift`);
+    image: None of a model that is known to read text alone.
     """
 
     completion: Case
@@ -67,6 +68,7 @@ class Expectations:
     turkish: Case
     long_text: Case
     recall: Callable[[int], tuple[Case, ...]]
+    text: str
     image: Case | None = None
 
 
@@ -87,6 +89,11 @@ EXAMPLES = (
     "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"
 )
 TURKISH = "Pijamalı hasta yağız şoföre çabucak güvendi; İĞÜŞÖÇ ığüşöç â î û ☕"
+TEXT = (
+    "A build is reproducible when the same pins give the same bytes: 3.14159, 2 x 21 = 42, f(x) = x**2 + 1.\n"
+    "def total(rows):\n    return sum(row['price'] * row['count'] for row in rows if row['count'] > 0)\n"
+    "Öğleden sonra yağmur dindi; çocuklar ıslak sokaklarda koşuştular, güneş bulutların ardından göründü.\n"
+)
 WEATHER_TURN = [
     {"role": "user", "content": WEATHER_QUESTION},
     {
@@ -141,6 +148,14 @@ def scripted_recall(tokens: int) -> tuple[Case, ...]:
     return tuple(made)
 
 
+def scripted_text() -> str:
+    """First any text, before which no script is chosen, so that attention plays no part; then the words of two scripts
+    out of order, whose numbers show what attention found. The model is sure of other tokens at each place.
+    """
+    asked = ((script, " ".join(reversed(script.content.split()))) for script in (scripts.ANSWER, scripts.CHAT))
+    return TEXT + " ".join(f"{trigger(script.mode)} {words}" for script, words in asked)
+
+
 def recall(tokens: int) -> tuple[Case, ...]:
     """Three words between lines of about a dozen tokens each."""
     lines = [f"Log {number}: the gate was opened, the gate was closed." for number in range(tokens // 16)]
@@ -188,6 +203,7 @@ def scripted() -> Expectations:
         turkish=scripted_case(said(f"{TURKISH} {trigger(scripts.ANSWER.mode)}"), scripts.ANSWER),
         long_text=scripted_case(said("Tell me a long story."), scripts.LONG, LONG_TOKENS),
         recall=scripted_recall,
+        text=scripted_text(),
     )
 
 
@@ -219,6 +235,7 @@ def shape_only() -> Expectations:
         turkish=Case(said(f"Repeat this line, and say nothing else: {TURKISH}") | ROOMY, holds=(TURKISH,)),
         long_text=Case(said("Tell a long story, of about two hundred words.") | ROOMY, least_tokens=LONG_TOKENS),
         recall=recall,
+        text=TEXT,
         image=Case(seen(red_square(), "Which colour is this? One word, in lower case.") | ROOMY, holds=("red",)),
     )
 

@@ -37,12 +37,18 @@ def by_position(text: str) -> tuple[float, ...]:
     """Share of the drafts whose first, second, ... token was accepted. A position counts as accepted only if those
     before it are. Empty where nothing was drafted.
     """
-    drafts, accepted = total(text, DRAFTS), dict[int, float]()
+    drafts, accepted = total(text, DRAFTS), accepted_by_position(text)
+    return tuple(accepted[place] / drafts for place in sorted(accepted)) if drafts else ()
+
+
+def accepted_by_position(text: str) -> dict[int, float]:
+    """Position in a draft, from 0 -> how many of its tokens were accepted."""
+    accepted = dict[int, float]()
     for line in text.splitlines():
         found = SAMPLE.match(line)
         if found and found[1] == BY_POSITION and (position := re.search(r'position="(\d+)"', found[2] or "")):
             accepted[int(position[1])] = accepted.get(int(position[1]), 0) + float(found[3])
-    return tuple(accepted[place] / drafts for place in sorted(accepted)) if drafts else ()
+    return accepted
 
 
 def acceptance(text: str) -> Acceptance | None:

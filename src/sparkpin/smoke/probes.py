@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import time
 
-from sparkpin.memory.flags import AUTO
 from sparkpin.smoke import metrics
 from sparkpin.smoke.answers import NotApplicable, Wrong, chat_answer, json_of, require
 from sparkpin.smoke.expectations import Case, said
@@ -65,8 +64,8 @@ def cancelled(subject: Subject) -> str:
     """Clients that go away amid a long answer must leave no request and no cache behind."""
     case = subject.expect.long_text
     before = metric(scraped(subject), USED)
-    limit = subject.flags.number("--max-model-len", auto=True)
-    tokens = LONG if limit in (None, AUTO) else min(LONG, int(limit or 0) // 2)  # the prompt has to fit, too
+    limit = subject.max_model_len
+    tokens = LONG if limit is None else min(LONG, limit // 2)  # the prompt has to fit, too
     body = {"model": subject.model, **case.request, "max_tokens": tokens, "ignore_eos": True, "stream": True}
     for _ in range(BROKEN_OFF):
         subject.client.abandon(CHAT, body)
@@ -93,10 +92,9 @@ def after(subject: Subject) -> str:
 
 def longest_prompt(subject: Subject, case: Case) -> int:
     """Tokens that a prompt may have beside its answer and the template."""
-    limit = subject.flags.number("--max-model-len", auto=True)
-    if limit in (None, AUTO):
-        limit = STEPS[0] + TEMPLATE + int(case.request["max_tokens"])  # a model of less is not served by these recipes
-    return int(limit or 0) - int(case.request["max_tokens"]) - TEMPLATE
+    if subject.max_model_len is None:
+        return STEPS[0]  # a model of less is not served by these recipes
+    return subject.max_model_len - int(case.request["max_tokens"]) - TEMPLATE
 
 
 def prefix_cache(subject: Subject) -> str:

@@ -1,7 +1,8 @@
 """The smoke test: a release's own image serves its own checkpoint, and real requests show whether it may be used.
 
 The evidence comes to lie in the folder `smoke` of the release's evidence: server.log (all that the container wrote),
-exchanges.jsonl (each request with the raw answer) and result.json.
+exchanges.jsonl (each request with the raw answer), result.json and what checks leave (`drift`: logprobs.json). Servers
+that draft another number of tokens leave server-drafts-N.log and exchanges-drafts-N.jsonl; their checks are `name@N`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import datetime
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from sparkpin.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.paths import Paths
 from sparkpin.recipes import flag_value, served_name
 from sparkpin.releases import Release
-from sparkpin.smoke import metrics, mods
+from sparkpin.smoke import drafting, drift, metrics, mods
 from sparkpin.smoke.checks import CheckResult, require_known, run_check
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.evidence import Write, evidence_folder
@@ -60,14 +61,21 @@ class SmokeResult:
 
 @dataclass
 class Evidence:
-    """What a run leaves; filled in as it goes."""
+    """What one server leaves; filled in as it goes. mark: behind its checks' names; leaves: file -> JSON value."""
 
     argv: Sequence[str]
-    checks: list[CheckResult]
-    exchanges: list[Exchange]
+    mark: str = ""
+    checks: list[CheckResult] = field(default_factory=list)
+    exchanges: list[Exchange] = field(default_factory=list)
     log: bytes = b""
     ready_seconds: float | None = None
     acceptance: metrics.Acceptance | None = None
+    leaves: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, result: CheckResult, say: Say) -> None:
+        result = replace(result, name=f"{result.name}{self.mark}")
+        say(f"{result.name}: {result.verdict}, {result.detail}")
+        self.checks.append(result)
 
 
 def run_smoke(
@@ -90,28 +98,55 @@ def run_smoke(
     begin = time.monotonic()
     with lock(smoke_lock(paths), on_wait=lambda: say("waiting for another smoke test to end")):
         remove_leftovers(paths, engine, say)
-        evidence = Evidence(socket_argv(release), [], [])
-        timeout = running.ready_timeout(checkpoint)
-        with started(paths, engine, release, checkpoint, gpus=gpus, timeout=timeout, say=say) as server:
-            with Client.unix(server.socket) as client:
-                subject = Subject(
-                    client=client,
-                    model=served_name(release.argv),
-                    expect=expectations_of(demands),
-                    log=server.log,
-                    mods=frozenset(demands.mods),
-                    floor=demands.acceptance_floor,
-                    kernels=frozenset(demands.kernels),
-                    floors=demands.position_floors,
-                    argv=release.argv,
-                    gpu=gpus,
-                )
-                examine(server, subject, demands.checks, evidence, say)
-                evidence.exchanges = client.exchanges
-            server.stop()
-            evidence.log = server.log()
+        served: list[tuple[int, Evidence]] = []
+        reference = drift.reference(paths, release)
+        for length, variant in drafting.variants(release):
+            evidence = Evidence(socket_argv(variant), f"@{length}" if served else "")
+            served.append((length, evidence))
+            timeout = running.ready_timeout(checkpoint)
+            with started(paths, engine, variant, checkpoint, gpus=gpus, timeout=timeout, say=say) as server:
+                with Client.unix(server.socket) as client:
+                    subject = subject_of(variant, client, server.log, length, gpus=gpus, reference=reference)
+                    examine(server, subject, asked_of(demands.checks, length), evidence, say)
+                    evidence.exchanges, evidence.leaves = client.exchanges, subject.leaves
+                server.stop()
+                evidence.log = server.log()
+            if evidence.ready_seconds is None:
+                break  # the other lengths would tell no more
         seconds = time.monotonic() - begin
-        return finished(paths, release, evidence, seconds, read_fingerprint(engine.version))
+        return finished(paths, release, served, seconds, read_fingerprint(engine.version))
+
+
+def asked_of(names: Sequence[str], length: int) -> list[str]:
+    """Who drafts nothing is not asked how much of it is accepted."""
+    return [name for name in names if length or name != "acceptance"]
+
+
+def subject_of(
+    release: Release,
+    client: Client,
+    log: Callable[[], bytes],
+    length: int,
+    *,
+    gpus: bool,
+    reference: drift.Reference | None,
+) -> Subject:
+    """What the release demands of a server that drafts `length` tokens."""
+    demands = release.demands
+    return Subject(
+        client=client,
+        model=served_name(release.argv),
+        expect=expectations_of(demands),
+        log=log,
+        mods=frozenset(demands.mods),
+        floor=demands.acceptance_floor,
+        kernels=frozenset(demands.kernels),
+        floors=demands.position_floors[:length],
+        argv=release.argv,
+        gpu=gpus,
+        drift=demands.drift,
+        reference=reference,
+    )
 
 
 def examine(server: Server, subject: Subject, names: Sequence[str], evidence: Evidence, say: Say) -> None:
@@ -120,13 +155,10 @@ def examine(server: Server, subject: Subject, names: Sequence[str], evidence: Ev
     try:
         server.wait_ready(subject.client)
     except StartFault as fault:
-        say(f"start: FAILED, {fault}")
-        evidence.checks.append(CheckResult("start", False, str(fault), round(time.monotonic() - begin, 2)))
+        evidence.add(CheckResult("start", False, str(fault), round(time.monotonic() - begin, 2)), say)
         return
     evidence.ready_seconds = server.ready_seconds
-    detail = f"ready after {server.ready_seconds} s"
-    say(f"start: ok, {detail}")
-    evidence.checks.append(CheckResult("start", True, detail, server.ready_seconds or 0.0))
+    evidence.add(CheckResult("start", True, f"ready after {server.ready_seconds} s", server.ready_seconds or 0.0), say)
     for name in names:
         if reason := server.exit_reason():
             result = CheckResult(name, False, f"not asked: the container {reason}", 0.0)
@@ -135,8 +167,7 @@ def examine(server: Server, subject: Subject, names: Sequence[str], evidence: Ev
             exchanges = subject.client.exchanges
             if not result.passed and exchanges and exchanges[-1].fault and (reason := server.exit_reason(wait=2)):
                 result = replace(result, detail=f"{result.detail}; the container {reason}")
-        say(f"{name}: {result.verdict}, {result.detail}")
-        evidence.checks.append(result)
+        evidence.add(result, say)
     evidence.acceptance = measured_acceptance(subject.client)
 
 
@@ -151,14 +182,16 @@ def measured_acceptance(client: Client) -> metrics.Acceptance | None:
 
 
 def finished(
-    paths: Paths, release: Release, evidence: Evidence, seconds: float, host: Fingerprint
+    paths: Paths, release: Release, served: Sequence[tuple[int, Evidence]], seconds: float, host: Fingerprint
 ) -> tuple[SmokeResult, Write]:
-    """host: where the server ran."""
+    """served: number of drafted tokens and what that server left, the release's own first. host: where they ran."""
+    _, evidence = served[0]
+    checks = tuple(check for _, each in served for check in each.checks)
     result = SmokeResult(
-        passed=all(check.passed for check in evidence.checks),
+        passed=all(check.passed for check in checks),
         seconds=round(seconds, 1),
         ready_seconds=evidence.ready_seconds,
-        checks=tuple(evidence.checks),
+        checks=checks,
         acceptance=round(evidence.acceptance.share, 4) if evidence.acceptance else None,
         mods=tuple(sorted(mods.active(mods.reports(evidence.log)))),
         load_format=flag_value(evidence.argv, loaders.FLAG) or loaders.DEFAULT,
@@ -179,9 +212,13 @@ def finished(
     }
 
     def write(folder: Path) -> None:
-        (folder / "server.log").write_bytes(evidence.log)
-        lines = [json.dumps(exchange.as_dict(), ensure_ascii=False) + "\n" for exchange in evidence.exchanges]
-        (folder / "exchanges.jsonl").write_text("".join(lines), encoding="utf-8")
+        for length, each in served:
+            name = f"-drafts-{length}" if each.mark else ""
+            (folder / f"server{name}.log").write_bytes(each.log)
+            lines = [json.dumps(exchange.as_dict(), ensure_ascii=False) + "\n" for exchange in each.exchanges]
+            (folder / f"exchanges{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+        for file, value in evidence.leaves.items():
+            write_json(folder / file, value)
         write_json(folder / "result.json", record)
 
     return result, write

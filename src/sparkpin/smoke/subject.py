@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkpin.memory.flags import Flags
-from sparkpin.smoke.answers import Answer, chat_answer, require, stream_answer
+from sparkpin.memory.flags import AUTO, Flags
+from sparkpin.smoke.answers import Answer, chat_answer, json_of, require, stream_answer
 from sparkpin.smoke.expectations import Case, Expectations
 from sparkpin.smoke.replies import Reply
 
 if TYPE_CHECKING:  # it is slow to import, and every task reads which checks there are
     from sparkpin.smoke.client import Client
+    from sparkpin.smoke.drift import Reference
 
 CHAT = "/v1/chat/completions"
 
@@ -23,7 +24,8 @@ class Subject:
 
     log: everything it has logged so far. mods: those that must be active. floor: least share of drafted tokens that
     must be accepted; floors: of each position of a draft. kernels: mods whose GPU kernels must all be the image's.
-    argv: the command that it runs. gpu: whether it has one.
+    argv: the command that it runs. gpu: whether it has one. drift: nats by which log-probabilities may differ from
+    those of `reference`; None where there is no stage below. leaves: file name -> JSON value, for the evidence.
     """
 
     client: Client
@@ -36,19 +38,35 @@ class Subject:
     floors: tuple[float, ...] = ()
     argv: tuple[str, ...] = ()
     gpu: bool = False
+    drift: float | None = None
+    reference: Reference | None = None
+    leaves: dict[str, Any] = field(default_factory=dict)
 
     @property
     def flags(self) -> Flags:
         return Flags(self.argv, "the release's command", {})
 
+    @property
+    def max_model_len(self) -> int | None:
+        """Tokens of the longest sequence; None where the command leaves that to vLLM."""
+        limit = self.flags.number("--max-model-len", auto=True)
+        return None if limit == AUTO else limit
+
     def post(self, case: Case, **more: Any) -> Reply:
         return self.client.post(CHAT, {"model": self.model, **case.request, **more}, timeout=case.seconds)
+
+    def complete(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a prompt without a template."""
+        return json_of(self.client.post("/v1/completions", {"model": self.model, **request}))
 
     def chat(self, case: Case) -> Answer:
         return chat_answer(self.post(case))
 
     def streamed(self, case: Case) -> tuple[Answer, int]:
         """The answer and the number of parts that it came in."""
-        answer, parts = stream_answer(self.post(case, stream=True, stream_options={"include_usage": True}))
+        for _ in range(2):  # a machine that is busy may join the parts of a short answer, once
+            answer, parts = stream_answer(self.post(case, stream=True, stream_options={"include_usage": True}))
+            if parts > 1:
+                break
         require(parts > 1, f"the stream came in {parts} part(s), wanted several")
         return answer, parts

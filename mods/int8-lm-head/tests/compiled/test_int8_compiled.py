@@ -57,6 +57,15 @@ def test_warm_up_compiles_each_variant_once(architecture: int, monkeypatch: pyte
     assert [kernel.hash for kernel in warm_up()] == [kernel.hash for kernel in first]
 
 
+def test_without_float32_each_tile_writes_logits_of_the_activations_type(architecture: int, monkeypatch) -> None:
+    """What is asked of the compiler; tests/on_gpu compile it."""
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr("sparkpin_int8_lm_head.ahead.compile_digits", lambda *_: None)
+    monkeypatch.setattr("sparkpin_int8_lm_head.ahead.compile_head", lambda *what: asked.append(what))
+    warm_up(DTYPES[:1], float32=False)
+    assert asked == [(entry, DTYPES[0], False, DTYPES[0]) for entry in tuned_for(architecture).values()]
+
+
 def test_block_k_stays_within_what_lies_behind_the_last_row(architecture: int) -> None:
     assert all(entry.block_k <= READ_AHEAD for entry in tuned_for(architecture).values())
     assert all(size == entry.most for size, entry in tuned_for(architecture).items())

@@ -150,6 +150,8 @@ def test_logits_of_very_many_tokens_are_of_the_model_s_type(monkeypatch: pytest.
     few, many = (int8_linear(x[:tokens], q, row_scale, None, None, SMALL) for tokens in (2, 3))
     assert (few.dtype, many.dtype) == (torch.float32, torch.bfloat16)
     torch.testing.assert_close(many[:2].float(), few, rtol=2**-7, atol=0)  # the interpreter rounds towards zero
+    sampled = int8_linear(x[:2], q, row_scale, None, None, SMALL, float32=False)
+    assert sampled.dtype == torch.bfloat16 and torch.equal(sampled, many[:2])
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

@@ -87,10 +87,11 @@ def test_inputs_that_lie_anywhere() -> None:
         )
 
 
-def test_nothing_is_compiled_for_a_request_after_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("float32", [True, False], ids=["float32", "16 bits"])
+def test_nothing_is_compiled_for_a_request_after_warm_up(float32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variants that warm_up compiles from mock tensors are those that real ones want."""
     made = head(8192, 3072)
-    warm_up(biases=(False, True))
+    warm_up(biases=(False, True), float32=float32)
     monkeypatch.setattr("triton.runtime.jit.JITFunction._do_compile", None)
     bias = torch.ones(8192, device=GPU, dtype=torch.bfloat16)
     for tokens in TOKENS:
@@ -98,7 +99,7 @@ def test_nothing_is_compiled_for_a_request_after_warm_up(monkeypatch: pytest.Mon
             x = hidden(tokens, 3072, dtype)
             for scale in (None, made.column_scale.to(dtype)):
                 for one in (None, bias.to(dtype)):
-                    int8_linear(x, made.q, made.row_scale.to(dtype), scale, one, TUNED)
+                    int8_linear(x, made.q, made.row_scale.to(dtype), scale, one, TUNED, float32=float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -54,6 +54,17 @@ for _ in range(2):  # as for two heads of one model
 if sys.argv[3:]:
     warm_up([int(block) for block in sys.argv[3:]])
 """
+# A server whose mod makes a cubin itself: one in its warm-up, one after it.
+OWN = """
+import sys
+from pathlib import Path
+from sparkpin_modkit.kernels import cubin_of, warm
+
+image = Path(sys.argv[1])
+make = lambda: b"\\x7fELF cubin"
+warm("sample", lambda: cubin_of("sample", "own", "0123", make, image), image)
+assert cubin_of("sample", "own", sys.argv[2], make, image) == make()
+"""
 PTXAS = """#!/bin/sh
 # Answers for its version, which is a part of every key, and compiles nothing.
 [ "$1" = --version ] && exec {real} --version
@@ -191,6 +202,21 @@ def test_a_kernel_that_the_warm_up_forgot_is_told(built: Sample) -> None:
         {"mod": "sample", "event": "compiled", "kernel": "scale"},
         {"mod": "sample", "event": "compiled", "kernel": "scale"},
     ]
+
+
+def test_a_cubin_that_the_mod_makes_itself(sample: Sample) -> None:
+    def start(key: str) -> list[dict[str, object]]:
+        return sample.reports(sample.run("-c", OWN, str(sample.image), key))
+
+    own = kernels() | {"total": 1}
+    late = {"mod": "sample", "event": "compiled", "kernel": "own"}
+    assert start("4567") == [own | {"compiled": ["own"]}, late]
+    assert start("0123") == [own | {"cached": 1}]
+    assert (sample.volume / "own-0123.cubin").stat().st_mode & 0o444 == 0o444  # an image runs as another user
+    (sample.volume / "own-0123.cubin").write_bytes(b"")  # as a power cut leaves it
+    assert start("0123") == [own | {"compiled": ["own"]}]
+    shutil.copytree(sample.volume, sample.image / "sample")
+    assert start("4567") == [own | {"image": 1}]
 
 
 @pytest.mark.parametrize(

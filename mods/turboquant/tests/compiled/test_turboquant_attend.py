@@ -1,43 +1,14 @@
-"""attend.cu's own code on a CPU against naive.py, at small and odd sizes: shim.h plays the GPU's instructions.
-
-A compiler from a wheel (Zig's clang) builds it, as the image has none.
-"""
+"""attend.cu's own code on a CPU against naive.py, at small and odd sizes: shim.h plays the GPU's instructions."""
 
 from __future__ import annotations
 
-import ctypes
-import subprocess
-import sys
-from functools import cache
-from pathlib import Path
-
 import pytest
 import torch
-from sparkpin_turboquant import cuda, kernel, naive, rotation
+from sparkpin_turboquant import cuda, naive, rotation
 from sparkpin_turboquant.formats import FORMATS, layout
 from sparkpin_turboquant.tuned import Tuned, splits_of, variant_for
 
 TUNED = (Tuned(columns=64, warps=8, blocks=1),)
-FLAGS = ("-O1", "-std=c++17", "-w", "-shared", "-fPIC", "-nostdlib++", "-fno-exceptions", "-fno-sanitize=all")
-
-
-@pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory):
-    folder = tmp_path_factory.mktemp("attend")
-
-    @cache
-    def build(variant: kernel.Variant) -> ctypes.CDLL:
-        stem = folder / str(abs(hash(variant)))
-        stem.with_suffix(".cc").write_text(variant.source())
-        shim = Path(__file__).parents[1]
-        command = [sys.executable, "-m", "ziglang", "c++", *FLAGS, f"-I{shim}", "-o"]
-        caches = {"ZIG_GLOBAL_CACHE_DIR": str(folder / "zig"), "ZIG_LOCAL_CACHE_DIR": str(folder / "zig")}
-        paths = {"PYTHONPATH": ":".join(sys.path), "PATH": ""}
-        files = [str(stem.with_suffix(".so")), str(stem.with_suffix(".cc"))]
-        subprocess.run([*command, *files], check=True, env=caches | paths, timeout=300)
-        return ctypes.CDLL(str(stem.with_suffix(".so")))
-
-    return build
 
 
 def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -61,7 +32,7 @@ CASES = [
 ]
 
 
-def run(build, name, head_dim, heads, kv_heads, block_size, programs, work, pieces=None) -> None:
+def run(built, name, head_dim, heads, kv_heads, block_size, programs, work, pieces=None) -> None:
     """`pieces`: (request, first query, queries) of each sequence, where they are parts of the requests in `work`."""
     format, requests = FORMATS[name], len(work)
     slot = format.slot_bytes(head_dim) + 2
@@ -88,7 +59,7 @@ def run(build, name, head_dim, heads, kv_heads, block_size, programs, work, piec
     most = max(many for _, _, many in pieces)
     splits = splits_of(most, heads // kv_heads)
     group, parts, places = heads // kv_heads // splits, kv_heads * splits, programs + len(pieces)
-    variant = variant_for(TUNED, format, head_dim, most * group, "float32")
+    variant = variant_for(TUNED, format, head_dim, most * group, wide=True)
     query = gaussian(whole[-1] + 2, heads, head_dim, seed=5)
     out = torch.full_like(query, torch.nan)
     part = torch.full((places, parts, most * group, head_dim), torch.nan, dtype=torch.float16)
@@ -98,12 +69,9 @@ def run(build, name, head_dim, heads, kv_heads, block_size, programs, work, piec
     args = cuda.arguments(
         part, logs, query, out, signs, cache_, table, lengths, starts, owners, head_dim**-0.5, programs, 1, splits
     )
-    library = build(variant)
-    merging = kernel.merge_warps(programs, len(pieces))
-    attend = (programs, parts, 1, 32 * variant.warps, variant.shared_bytes)
-    merge = (most * group, parts, len(pieces), 32 * merging, variant.merge_shared_bytes(merging))
-    for which, grid in enumerate((attend, merge)):
-        library.run(which, *grid, ctypes.byref(args))
+    on_cpu = built(variant)
+    for launch in variant.launches(args, parts):
+        on_cpu.launch(launch, args, 0)
     for i, many in enumerate(counts):
         if many:
             mine = slice(whole[i], whole[i + 1])
@@ -115,10 +83,10 @@ def run(build, name, head_dim, heads, kv_heads, block_size, programs, work, piec
 
 
 @pytest.mark.parametrize(("name", "head_dim", "heads", "kv_heads", "block_size", "programs", "work"), CASES)
-def test_attention_agrees_with_naive(build, name, head_dim, heads, kv_heads, block_size, programs, work) -> None:
-    run(build, name, head_dim, heads, kv_heads, block_size, programs, work)
+def test_attention_agrees_with_naive(built, name, head_dim, heads, kv_heads, block_size, programs, work) -> None:
+    run(built, name, head_dim, heads, kv_heads, block_size, programs, work)
 
 
-def test_prefill_is_many_short_sequences_of_few_requests(build) -> None:
+def test_prefill_is_many_short_sequences_of_few_requests(built) -> None:
     pieces = [(0, 0, 4), (0, 4, 4), (0, 8, 2), (1, 0, 4), (1, 4, 1)]
-    run(build, "turboquant_4bit_nc", 64, 8, 2, 32, 5, [(70, 10), (5, 5)], pieces)
+    run(built, "turboquant_4bit_nc", 64, 8, 2, 32, 5, [(70, 10), (5, 5)], pieces)

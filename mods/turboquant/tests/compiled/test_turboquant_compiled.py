@@ -1,13 +1,11 @@
-"""Each variant that ships, compiled by NVRTC for its architecture: what it needs, and where it is kept."""
+"""Each variant that ships, compiled by NVRTC for its architecture: what it needs."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from sparkpin_modkit import ModError
 from sparkpin_modkit.testing import SHARED_MEMORY, resources_of
-from sparkpin_turboquant import ahead, kernel
+from sparkpin_turboquant import kernel
 from sparkpin_turboquant.formats import FORMATS
 from sparkpin_turboquant.tuned import splits_of, tuned_for, variant_for
 
@@ -23,28 +21,28 @@ from sparkpin_turboquant.tuned import splits_of, tuned_for, variant_for
     ],
 )
 def test_nothing_spills_and_all_fits(architecture: int, name: str, head_dim: int, rows: int) -> None:
-    variant = variant_for(tuned_for(architecture), FORMATS[name], head_dim, rows, "bfloat16")
-    cubin = kernel.compile_variant(variant, architecture)
-    for function in ("attend", "merge"):
+    variant = variant_for(tuned_for(architecture), FORMATS[name], head_dim, rows)
+    cubin = kernel.compile_cubin(variant, architecture)
+    for function in variant.functions:
         used = resources_of(cubin, function)
         assert used["STACK"] == used["LOCAL"] == 0 and 0 < used["REG"] <= 255
-    most = max(variant.shared_bytes, variant.merge_shared_bytes(kernel.MERGE_WARPS))
-    assert most + 1024 <= SHARED_MEMORY[architecture]  # a kibibyte of each block is the driver's
+    assert (
+        max(variant.functions.values()) + 1024 <= SHARED_MEMORY[architecture]
+    )  # a kibibyte of each block is the driver's
 
 
-def test_compiled_once_then_kept(monkeypatch: pytest.MonkeyPatch, architecture: int, tmp_path: Path) -> None:
-    variants = ahead.warm_up(["turboquant_4bit_nc"], [64])
-    kept = sorted(tmp_path.glob("turboquant-*.cubin"))
-    assert [variant.rows for variant in variants] == [1, 2, 3, 4] and len(kept) == 4
-    monkeypatch.setattr(kernel, "compile_variant", None)
-    monkeypatch.setattr(kernel, "IMAGE", tmp_path)  # as in an image whose build did this
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "empty"))
-    assert {kernel.cubin_of(variant, architecture) for variant in variants} == {file.read_bytes() for file in kept}
+@pytest.mark.parametrize(("name", "head_dim"), [*((name, 256) for name in FORMATS), ("turboquant_3bit_nc", 64)])
+def test_the_rest_leaves_room_for_many_warps(architecture: int, name: str, head_dim: int) -> None:
+    access = kernel.Access(head_dim, FORMATS[name].key_bits, FORMATS[name].value_bits)
+    cubin = kernel.compile_cubin(access, architecture)
+    for function in access.functions:
+        used = resources_of(cubin, function)
+        assert used["STACK"] == used["LOCAL"] == 0 and 0 < used["REG"] <= 48
 
 
 def test_what_does_not_compile_says_why() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)for -arch=sm_90a: .*error"):
-        kernel.compile_variant(kernel.Variant(255, 4, 4, 1, 8, 1, "bfloat16"), 90)
+        kernel.compile_cubin(kernel.Variant(255, 4, 4, 1, 8, 1), 90)
 
 
 def test_other_architectures_take_what_fits_the_smallest() -> None:

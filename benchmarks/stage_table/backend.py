@@ -1,6 +1,6 @@
 """The backend's own code on a GPU, without a server: a mixed batch against float32, and prefill beside bfloat16's.
 
-usage: python kernels.py OUT      as run.py
+usage: python backend.py OUT      as run.py
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def mixed(name: str) -> dict[str, Any]:
         decodes=2,
         decode_tokens=starts[2],
         most_queries=3,
-        prefill=prefill.plan([s - starts[2] for s in starts[2:]], lengths[2:], DEVICE),
+        prefill=prefill.plan([s - starts[2] for s in starts[2:]], lengths[2:], DEVICE, 16384),
     )
     output = torch.full((sum(new), HEADS * D), float("nan"), dtype=torch.bfloat16, device=DEVICE)
     layer.impl.forward(None, query, key, value, layer.cache, step, output)
@@ -126,8 +126,8 @@ def speed(name: str, new: int, history: int) -> dict[str, Any]:
     layer.impl.do_kv_cache_update(None, key, value, layer.cache, layer.slots(row, 0, length))
     query = normal(new, HEADS, D, seed=3)
     out = torch.empty_like(query)
-    planned = prefill.plan([0, new], [length], DEVICE)
-    space = prefill.Workspace.of(KV_HEADS, D, torch.bfloat16, DEVICE)
+    planned = prefill.plan([0, new], [length], DEVICE, prefill.room_of(KV_HEADS, D))
+    space = prefill.Workspace.of(KV_HEADS, D, DEVICE)
     cache_ = layer.impl.cache(layer.cache)
     table = row[None, :]
     starts = torch.tensor([0, new], dtype=torch.int32, device=DEVICE)

@@ -1,0 +1,83 @@
+"""From a profiler's trace to kernels, and from kernels to the parts of the model that a step's time goes to.
+
+The standard library only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any
+
+Row = tuple[str, float, float, str]
+"""A kernel: name, begin and duration in microseconds, the innermost scope that launched it."""
+
+
+def rows_of(events: list[dict[str, Any]]) -> list[Row]:
+    """Kernels, copies and fills on the GPU in the order of their begin; without what no named scope launched."""
+    scopes = sorted(
+        (e["ts"], e["ts"] + e["dur"], e["name"].removeprefix("scope:"))
+        for e in events
+        if e.get("cat") == "user_annotation" and e["name"].startswith("scope:")
+    )
+    launched = {
+        e["args"]["correlation"]: e["ts"]
+        for e in events
+        if e.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in e.get("args", {})
+    }
+    begins = [begin for begin, _, _ in scopes]
+    rows = []
+    for e in events:
+        if e.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
+            continue
+        at = launched.get(e.get("args", {}).get("correlation"))
+        rows.append((e["name"], e["ts"], e["dur"], innermost(scopes, begins, at)))
+    return sorted(rows, key=lambda row: row[1])
+
+
+def innermost(scopes: list[tuple[float, float, str]], begins: list[float], at: float | None) -> str:
+    """The scope that began last and has not ended; scopes nest."""
+    if at is not None:
+        for i in range(bisect_right(begins, at) - 1, max(-1, bisect_right(begins, at) - 9), -1):
+            if at <= scopes[i][1]:
+                return scopes[i][2]
+    return ""
+
+
+PARTS = ("attention", "GDN", "experts", "shared experts", "head", "draft", "draft head", "sampling", "other")
+EXPERTS = ("marlin_moe", "topkGating", "draw", "moe_align", "count_and_sort", "moe_sum", "act_and_mul")
+CORES = ("flash::", "attend", "merge", "reshape_and_cache")
+HEAD_US = 100
+"""A matrix product outside of the layers that takes longer reads the LM head."""
+
+
+def parts_of(rows: list[Row], layers: int) -> dict[str, float]:
+    """Microseconds a step by part of the model, and `steps`. Sums of kernels: some run beside each other.
+
+    A layer is a mixer (two INT4 projections, its core between them), then router, shared experts and experts.
+    """
+    found = dict.fromkeys(PARTS, 0.0)
+    mixer: list[Row] = []
+    projections = sums = 0
+    for row in rows:
+        name, _, duration, scope = row
+        head = "int8_head" in name or ("nvjet" in name and duration > HEAD_US)
+        if scope == "propose":
+            found["draft head" if head else "draft"] += duration
+        elif scope in ("sample", "sample_tokens"):
+            found["head" if head else "sampling"] += duration
+        elif scope != "execute_model":
+            found["other"] += duration
+        elif projections == 2:
+            found["experts" if any(part in name for part in EXPERTS) else "shared experts"] += duration
+            if "moe_sum" in name:
+                projections, sums = 0, sums + 1
+        else:
+            mixer.append(row)
+            projections += "machete::" in name  # names of fused kernels have "machete_mm"
+            if projections == 2:
+                core = any(part in other[0] for other in mixer for part in CORES)
+                found["attention" if core else "GDN"] += sum(other[2] for other in mixer)
+                mixer = []
+    found["other"] += sum(row[2] for row in mixer)
+    steps = sums / layers
+    return {part: time / steps for part, time in found.items()} | {"steps": steps}

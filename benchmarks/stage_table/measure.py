@@ -1,0 +1,249 @@
+"""One stage in one process: vLLM with random weights, its points, where its time goes, which experts it reaches."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import itertools
+import json
+import os
+import random
+import statistics
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import buckets
+from uniform import Uniform
+
+from stages import ACCEPTED, Stage, arguments
+
+WARM, WINDOWS, WINDOW = 8, 4, 16
+"""Steps: before measuring, and 4 windows of 16."""
+
+PROFILED = 4
+IDS = (1000, 200_000)
+
+
+class Measured:
+    def __init__(self, stage: Stage, out: Path, label: str, *, compiled: bool = False, **more: Any) -> None:
+        from vllm import LLM
+
+        self.stage, self.out, self.label, self.count = stage, out, label, 0
+        self.random = random.Random(0)
+        begin = time.monotonic()
+        llm = LLM(**(arguments(stage, compiled=compiled) | more))
+        self.engine = llm.llm_engine
+        config = self.engine.vllm_config
+        self.ids = (min(IDS[0], 100), min(IDS[1], config.model_config.get_vocab_size() - 1))
+        self.runner = self.engine.model_executor.driver_worker.worker.model_runner
+        self.found: dict[str, Any] = {
+            "stage": stage.name,
+            "what": stage.what,
+            "compiled": compiled,
+            "ready_s": round(time.monotonic() - begin, 1),
+            "imposed_tokens_a_step": ACCEPTED if stage.drafts else 1,
+            "kv_blocks": config.cache_config.num_gpu_blocks,
+            "block_size": config.cache_config.block_size,
+            "async": config.scheduler_config.async_scheduling,
+            "decode": {},
+            "first_token_s": {},
+        }
+        self.save()
+
+    def save(self) -> None:
+        (self.out / f"{self.label}.json").write_text(json.dumps(self.found, indent=1) + "\n")
+
+    def case(self, run: Callable[[], None], what: str) -> None:
+        """A case that fails says how, the others go on."""
+        begin = time.monotonic()
+        try:
+            run()
+        except Exception:
+            self.found.setdefault("errors", {})[what] = traceback.format_exc()[-2000:]
+            self.abort()
+        self.found.setdefault("took_s", {})[what] = round(time.monotonic() - begin, 2)
+        print("CASE", self.label, what, self.found["took_s"][what], flush=True)
+        self.save()
+
+    def add(self, context: int, batch: int) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            # Sampled: the greedy tokens of random weights soon are the same in all sequences, and so their experts.
+            temperature=1,
+            max_tokens=1024,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        self.running: list[str] = []
+        for _ in range(batch):
+            prompt = self.random.choices(range(*self.ids), k=context)
+            self.count += 1
+            self.running.append(self.engine.add_request(f"r{self.count}", {"prompt_token_ids": prompt}, params))
+
+    def abort(self) -> None:
+        self.engine.abort_request(self.running, internal=True)
+        for _ in range(4):  # what was in flight
+            self.engine.step()
+
+    def step(self) -> tuple[float, int]:
+        """The next step with tokens: when it ended, and how many."""
+        while True:
+            outputs = self.engine.step()
+            tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+            if tokens:
+                return time.perf_counter(), tokens
+
+    def decode(self, context: int, batch: int) -> None:
+        import filled
+
+        filled.Fill.on = True
+        self.add(context, batch)
+        for _ in range(WARM):
+            self.step()
+        ends, counts = zip(*(self.step() for _ in range(1 + WINDOWS * WINDOW)), strict=True)
+        self.abort()
+        steps = [b - a for a, b in itertools.pairwise(ends)]
+        windows = [
+            (ends[at + WINDOW] - ends[at]) / WINDOW * 1e3 for at in range(0, WINDOWS * WINDOW, WINDOW)
+        ]  # milliseconds a step
+        median = statistics.median(windows)
+        self.found["decode"][f"{context}:{batch}"] = {
+            "step_ms": median,
+            "windows_ms": windows,
+            "single_ms": [min(steps) * 1e3, statistics.median(steps) * 1e3, max(steps) * 1e3],
+            "seen_tokens_a_step": sum(counts[1:]) / len(steps) / batch,
+            "tokens_per_s": batch * self.found["imposed_tokens_a_step"] / median * 1e3,
+        }
+        print("POINT", self.label, context, batch, self.found["decode"][f"{context}:{batch}"], flush=True)
+
+    def first_token(self, context: int, batch: int, repeat: int = 1) -> None:
+        """Seconds until the last of `batch` prompts, sent at once, has its first token."""
+        import filled
+
+        filled.Fill.on = False
+        times = []
+        for _ in range(repeat):
+            begin = time.perf_counter()
+            self.add(context, batch)
+            got: set[str] = set()
+            while len(got) < batch:
+                got |= {output.request_id for output in self.engine.step() if output.outputs[0].token_ids}
+            times.append(time.perf_counter() - begin)
+            self.abort()
+        self.found["first_token_s"][f"{context}:{batch}"] = times
+        print("FIRST", self.label, context, batch, times, flush=True)
+
+    def profile(self, context: int, batch: int) -> None:
+        """The GPU's kernels in a few steps: their names, times and the part of vLLM that launched them."""
+        import filled
+        from torch.profiler import ProfilerActivity, profile
+
+        filled.Fill.on = True
+        self.add(context, batch)
+        for _ in range(WARM):
+            self.step()
+        with self.scopes(), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
+            for _ in range(PROFILED):
+                self.step()
+        self.abort()
+        trace = Path(f"/tmp/{os.getpid()}.json")
+        seen.export_chrome_trace(str(trace))
+        rows = buckets.rows_of(json.loads(trace.read_text())["traceEvents"])
+        trace.unlink()
+        with gzip.open(self.out / f"{self.label}-{context}-{batch}.rows.gz", "wt") as file:
+            json.dump(rows, file)
+
+    @contextmanager
+    def scopes(self) -> Iterator[None]:
+        """Names for what the profiler sees: the model, its head and sampling, the drafter."""
+        from torch.profiler import record_function
+
+        speculator = getattr(self.runner, "speculator", None)
+        objects = [(self.runner, name) for name in ("execute_model", "sample_tokens", "sample")]
+        objects += [(speculator, "propose")] if speculator is not None else []
+        for object_, name in objects:
+            original = getattr(object_, name)
+
+            def scoped(*args: Any, _original: Any = original, _name: str = name, **kwargs: Any) -> Any:
+                with record_function(f"scope:{_name}"):
+                    return _original(*args, **kwargs)
+
+            setattr(object_, name, scoped)
+        try:
+            yield
+        finally:
+            for object_, name in objects:
+                delattr(object_, name)
+
+    def routing(self, context: int, batch: int, steps: int = 4) -> None:
+        """How many of a layer's experts one step reaches, as routed and as its own router would; is everything finite?
+
+        First with CUDA graphs, to see that each replay draws anew, then without.
+        """
+        import filled
+        import torch
+        import vllm._custom_ops as ops
+
+        seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        routed = ops.topk_softmax
+        own = routed.own if isinstance(routed, Uniform) else routed
+
+        def topk(weights: torch.Tensor, ids: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+            own(weights, ids, *args, **kwargs)
+            chosen = ids.clone()
+            routed(weights, ids, *args, **kwargs)
+            seen.append((ids.clone(), chosen))
+
+        logits: list[bool] = []
+        compute = self.runner.model.compute_logits
+
+        def finite(*args: Any, **kwargs: Any) -> Any:
+            found = compute(*args, **kwargs)
+            logits.append(bool(found.isfinite().all()))
+            return found
+
+        filled.Fill.on = True
+        self.add(context, batch)
+        for _ in range(WARM):
+            self.step()
+        draws = set()
+        for _ in range(steps):
+            self.step()
+            if isinstance(routed, Uniform) and routed.log is not None:
+                torch.cuda.synchronize()
+                draws.add(str(routed.log[:batch].tolist()))
+        manager = self.runner.cudagraph_manager
+        ops.topk_softmax, manager._graphs_captured = topk, False
+        self.runner.model.compute_logits = finite
+        try:
+            for _ in range(steps):
+                self.step()
+        finally:
+            ops.topk_softmax, manager._graphs_captured = routed, True
+            del self.runner.model.compute_logits
+        self.abort()
+        counts = [(len(ids), ids.unique().numel(), chosen.unique().numel()) for ids, chosen in seen]
+        self.found.setdefault("routing", {})[f"{context}:{batch}"] = {
+            str(tokens): {
+                "layers": sum(1 for n, *_ in counts if n == tokens),
+                "experts": statistics.mean(reached for n, reached, _ in counts if n == tokens),
+                "own": statistics.mean(reached for n, _, reached in counts if n == tokens),
+            }
+            for tokens in sorted({n for n, *_ in counts})
+        } | ({"draws": len(draws), "of_steps": steps} if draws else {})
+        self.found["finite"] = all(logits) and bool(logits)
+        print("ROUTING", self.label, self.found["routing"], self.found["finite"], flush=True)
+
+    def free(self) -> None:
+        import torch
+
+        self.found["memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+        self.save()
+        gc.collect()

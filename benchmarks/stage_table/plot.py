@@ -1,0 +1,44 @@
+"""Draw the stage table. usage: PYTHONPATH=src python benchmarks/stage_table/plot.py docs/performance.svg"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import matplotlib
+from report import RESULTS, counted, published
+
+matplotlib.use("svg")
+matplotlib.rcParams["svg.hashsalt"] = "sparkpin"
+from matplotlib import pyplot  # noqa: E402
+
+
+def main() -> None:
+    found = json.loads(RESULTS.read_text())
+    figures = published()
+    names = [figure.stage for figure in figures]
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4))
+    for i, (context, label) in enumerate((("1024", "1K"), ("131072", "128K"))):
+        for stages, style, what in (
+            (found["stages"], {"linestyle": ":", "alpha": 0.6}, "experts shared by all tokens"),
+            (found["uniform"]["stages"], {"marker": "o"}, "uniform routing"),
+        ):
+            point = f"{context}:1"
+            speeds = [stages[n]["decode"][point]["tokens_per_s"] if n in stages else float("nan") for n in names]
+            left.plot(names, speeds, color=f"C{i}", label=f"{label}, {what}", **style)
+    left.set_title("H200, random weights, one sequence", fontsize=9)
+    ends = [[counted(one, 1024, same=same).ceiling for one in figures] for same in (True, False)]
+    right.fill_between(names, *ends, alpha=0.3, label="up to: tokens share experts")
+    right.plot(names, ends[1], marker="o", color="C0", label="273 GB/s, uniform routing")
+    right.plot(names, [one.tokens for one in figures], marker="s", color="black", label="published")
+    right.set_title("GB10: computed from bytes, and published", fontsize=9)
+    for axes in (left, right):
+        axes.set_ylabel("tokens a second")
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(sys.argv[1], metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

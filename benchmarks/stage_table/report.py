@@ -1,0 +1,148 @@
+"""Tables of docs/performance.md from the results. usage: PYTHONPATH=src python benchmarks/stage_table/report.py"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from buckets import PARTS
+
+from sparkpin.roofline.published import CHAIN, GEOMETRY, GROUP, Published, model_published
+from sparkpin.roofline.reads import Roofline, roofline
+from stages import BATCHES, CONTEXTS, STAGES
+
+RESULTS = Path(__file__).with_name("table.json")
+GB10 = 273e9
+ACCEPTED = 0.79
+LAYERS = GEOMETRY.attention + GEOMETRY.linear
+EXPERT_BYTES = 3 * GEOMETRY.hidden * GEOMETRY.expert_width * (0.5 + 2 / GROUP)
+NAMES = {1024: "1K", 32768: "32K", 131072: "128K"}
+
+
+def published() -> list[Published]:
+    """The chain and, after it, its end with 4-bit keys and values, for which one figure at short context is known."""
+    last = CHAIN[-1]
+    flags = (*last.flags, "--kv-cache-dtype", str(STAGES["v2-tq"].more["kv_cache_dtype"]))
+    return [*CHAIN, dataclasses.replace(last, stage="v2-tq", what="+ 4-bit K and V", tokens=39.0, flags=flags)]
+
+
+def counted(figure: Published, context: int, *, same: bool) -> Roofline:
+    return roofline(model_published(figure), context=context, bandwidth=GB10, accepted=ACCEPTED, same_experts=same)
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    names = list(head)
+    for row in (names, ["---"] * len(names), *rows):
+        print("| " + " | ".join(row) + " |")
+    print()
+
+
+def decode(stages: dict[str, Any]) -> None:
+    points = common(stages, "decode")
+    names = [f"{NAMES[int(c)]} x {b}" for c, b in (point.split(":") for point in points)]
+    for title, cell in (
+        ("ms a step, medians", lambda one: f"{one['step_ms']:.2f}"),
+        ("largest distance of a window from the median, %", spread),
+        ("tok/s, all sequences", lambda one: f"{one['tokens_per_s']:.0f}"),
+    ):
+        table([title, *names], ([name, *(cell(one["decode"][p]) for p in points)] for name, one in stages.items()))
+
+
+def common(stages: dict[str, Any], what: str) -> list[str]:
+    """Points, as `1024:1`, that all these stages have."""
+    points = [f"{context}:{batch}" for context in CONTEXTS for batch in BATCHES]
+    return [point for point in points if all(point in one[what] for one in stages.values())]
+
+
+def spread(one: dict[str, Any]) -> str:
+    return f"{max(abs(w - one['step_ms']) for w in one['windows_ms']) / one['step_ms'] * 100:.1f}"
+
+
+def parts(stages: dict[str, Any]) -> None:
+    for point in common(stages, "parts_us"):
+        context, batch = point.split(":")
+        table(
+            [f"microseconds a step, {NAMES[int(context)]} x {batch}", *PARTS],
+            ([name, *(f"{one['parts_us'][point][part]:.0f}" for part in PARTS)] for name, one in stages.items()),
+        )
+
+
+def experts(stages: dict[str, Any]) -> None:
+    """What the kernel of INT4 experts reads, of the experts that were counted, and how fast."""
+    rows = []
+    for name, one in stages.items():
+        for point, time in one["marlin_us"].items():
+            reached = next(iter(one["routing"][point].values()))["experts"]
+            size = reached * LAYERS * EXPERT_BYTES
+            rows.append([name, point, f"{reached:.1f}", f"{size / 1e9:.2f}", f"{time:.0f}", f"{size / time / 1e6:.2f}"])
+    table(["INT4 experts", "point", "reached of 256", "GB a step", "microseconds", "TB/s"], rows)
+
+
+def on_the_gpu(stages: dict[str, Any], name: str, read: Roofline) -> tuple[str, str]:
+    if name not in stages:
+        return "-", "-"
+    ms = stages[name]["decode"]["1024:1"]["step_ms"]
+    return f"{ms:.2f}", f"{read.step_bytes / ms / 1e6:.0f}"
+
+
+def main() -> None:
+    found = json.loads(RESULTS.read_text())
+    shared, uniform = found["stages"], found["uniform"]["stages"]
+    for title, stages in (("uniform routing, imposed", uniform), ("experts shared by all tokens", shared)):
+        print(f"### {title}\n")
+        decode(stages)
+        parts(stages)
+        points = common(stages, "routing")
+        table(
+            ["experts of 256 that a step reaches", *points],
+            (
+                [name, *(f"{next(iter(one['routing'][p].values()))['experts']:.1f}" for p in points)]
+                for name, one in stages.items()
+            ),
+        )
+    table(
+        ["first token, s", "1K (3 times)", "32K", "128K"],
+        (
+            [name, *(" ".join(f"{t:.2f}" for t in one["first_token_s"].get(f"{c}:1", [])) or "-" for c in CONTEXTS)]
+            for name, one in shared.items()
+        ),
+    )
+    experts(uniform)
+    table(
+        ["stage", "GB a step, uniform", "same experts", "ms on the H200, uniform", "GB/s then",
+         "tok/s at 273 GB/s, uniform", "same experts", "published", "of uniform"],
+        (
+            [
+                figure.stage,
+                f"{(even := counted(figure, 1024, same=False)).step_bytes / 1e9:.2f}",
+                f"{(same := counted(figure, 1024, same=True)).step_bytes / 1e9:.2f}",
+                *on_the_gpu(uniform, figure.stage, even),
+                f"{even.ceiling:.1f}",
+                f"{same.ceiling:.1f}",
+                f"{figure.tokens}",
+                f"{even.fraction(figure.tokens) * 100:.0f} %",
+            ]
+            for figure in published()
+        ),
+    )  # fmt: skip
+    table(
+        ["checks", "right", "tokens", "same tokens as the stage before"],
+        (
+            [name, f"{one['right']} of {one['of']}", str(one["tokens"]), str(one.get("same_as_before", "-"))]
+            for name, one in found["checks"].items()
+        ),
+    )
+    table(
+        ["read in a step of v2, 1K, uniform", "MB", "times", "GB a step"],
+        (
+            [read.what, f"{read.size / 1e6:.1f}", f"{read.times:.1f}", f"{read.bytes / 1e9:.2f}"]
+            for read in counted(CHAIN[-1], 1024, same=False).reads
+        ),
+    )
+
+
+if __name__ == "__main__":
+    main()

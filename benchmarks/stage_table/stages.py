@@ -1,0 +1,105 @@
+"""What is measured: the chain's stages as settings of one vLLM, and the points of the table. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+ACCEPTED = 2.58
+"""Tokens a step with two drafted tokens, as published; imposed, because random weights accept none."""
+
+CONTEXTS = (1024, 32768, 131072)
+BATCHES = (1, 8, 16)
+MODS = ("HYBRID_INT4_FP8", "INT8_LM_HEAD", "TURBOQUANT")
+SPECULATIVE = {"method": "mtp", "num_speculative_tokens": 2}
+SYNTHETIC = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": ACCEPTED}
+EAGER = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+COMPILED = {"mode": 3, "cudagraph_mode": "FULL_AND_PIECEWISE"}
+GRAPHS = [1, 3, 8, 16, 24, 48]
+"""Tokens in a decode step of 1, 8 and 16 sequences, without and with two drafted tokens."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """shape, scripted: folders of the random model and of the scripted one; mods: those that are on."""
+
+    name: str
+    what: str
+    shape: str
+    scripted: str
+    mods: tuple[str, ...] = ()
+    drafts: bool = False
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {f"SPARKPIN_MOD_{mod}": str(int(mod in self.mods)) for mod in MODS}
+
+
+HYBRID, HEAD, CACHE = MODS
+TURBOQUANT = {"kv_cache_dtype": "turboquant_4bit_nc"}
+STAGES = {
+    stage.name: stage
+    for stage in (
+        Stage("base", "INT4, shared experts and head in BF16", "int4", "base"),
+        Stage("hybrid", "+ shared experts in FP8", "fp8", "mtp", (HYBRID,)),
+        Stage("mtp", "+ 2 drafted tokens", "fp8", "mtp", (HYBRID,), True),
+        Stage("v2", "+ LM head in INT8", "fp8", "mtp", (HYBRID, HEAD), True),
+        Stage("v2-tq", "+ 4-bit K and V", "fp8", "mtp", (HYBRID, HEAD, CACHE), True, TURBOQUANT),
+        Stage(
+            "v2-draft", "v2 + MTP layer in FP8", "fp8-draft", "mtp", (HYBRID, HEAD), True,
+        ),
+        Stage(
+            "v2-state", "v2 + GDN states in BF16", "fp8", "mtp", (HYBRID, HEAD), True,
+            {"mamba_ssm_cache_dtype": "bfloat16"},
+        ),
+    )
+}  # fmt: skip
+CHAIN = ("base", "hybrid", "mtp", "v2", "v2-tq")
+
+
+def arguments(stage: Stage, *, compiled: bool = True) -> dict[str, Any]:
+    """For vllm.LLM with the random model of full shape: room for 16 sequences of 128K in BF16."""
+    speculative = {"speculative_config": SPECULATIVE | SYNTHETIC} if stage.drafts else {}
+    return {
+        "model": stage.shape,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "max_model_len": 131072 + 2048,
+        "max_num_seqs": max(BATCHES),
+        "max_num_batched_tokens": 8192,
+        "kv_cache_memory_bytes": 57 << 30,
+        "gpu_memory_utilization": 0.95,
+        "enable_prefix_caching": False,
+        "gdn_prefill_backend": "triton",
+        "compilation_config": (COMPILED if compiled else EAGER) | {"cudagraph_capture_sizes": GRAPHS},
+        "kv_transfer_config": {
+            "kv_connector": "FilledCache", "kv_connector_module_path": "filled", "kv_role": "kv_both",
+        },
+        "seed": 0,
+        **speculative,
+        **stage.more,
+    }  # fmt: skip
+
+
+def scripted_checkpoints() -> dict[str, tuple[str, ...]]:
+    """Folders, and the steps that make them of the scripted model's repositories."""
+    return {"scripted-base": ("copy",), "scripted-mtp": ("copy", "hybrid", "mtp")}
+
+
+def scripted_arguments(stage: Stage) -> dict[str, Any]:
+    """For vllm.LLM with the scripted model, whose drafts are right by themselves."""
+    return {
+        "model": f"scripted-{stage.scripted}",
+        "max_model_len": 40960,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 2048,
+        "kv_cache_memory_bytes": 1 << 30,
+        "gpu_memory_utilization": 0.05,
+        "enable_prefix_caching": True,
+        "gdn_prefill_backend": "triton",
+        "compilation_config": EAGER | {"cudagraph_capture_sizes": GRAPHS},
+        "seed": 0,
+        **({"speculative_config": SPECULATIVE} if stage.drafts else {}),
+        **stage.more,
+    }

@@ -1,0 +1,219 @@
+"""The stage table: real vLLM with the full shape and random weights, stage after stage, on one GPU.
+
+usage: python table.py OUT JOB...     in the folder that prepare.py made, with its site unpacked on PYTHONPATH
+
+A job is the name of a stage, or NAME@few (five points of nine, no prefill), NAME@long (with a prefill of 128K),
+NAME@own (the router's own choice: else routing is uniform, imposed), NAME@eager (without torch.compile), or `check`:
+the scripted model, whose answers are known, through all stages of the chain at once, while the next job starts. vLLM
+is imported once; each job is a fork of that process. OUT/NAME.json and OUT/NAME.log.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+JOB_S = float(os.environ.get("JOB_S", "200"))
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_DEEP_GEMM": "0",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRITON_CACHE_AUTOTUNING": "1",
+    "TRITON_CACHE_DIR": "/tmp/cache/triton",
+    "VLLM_CACHE_ROOT": "/tmp/cache/vllm",
+    "CUDA_CACHE_PATH": "/tmp/cache/nv",
+    "CUDA_CACHE_MAXSIZE": str(4 << 30),
+}
+FEW = [(1024, 1), (1024, 8), (1024, 16), (131072, 1), (131072, 16)]
+PROFILED = [(1024, 1), (131072, 1), (1024, 16)]
+READY = "ready"
+"""A file that says that nothing else runs on the GPU: stages that have started wait for it."""
+
+
+def warm() -> None:
+    """Import what every job needs, without touching the GPU: a fork cannot use a GPU that was in use before."""
+    import torch
+    import vllm.entrypoints.llm
+    import vllm.model_executor.layers.quantization.fp8
+    import vllm.model_executor.layers.quantization.inc
+    import vllm.v1.engine.llm_engine
+    import vllm.v1.worker.gpu.model_runner
+    import vllm.v1.worker.gpu.spec_decode.eagle.speculator
+    import vllm.v1.worker.gpu_worker  # noqa: F401
+
+    if torch.cuda.is_initialized():
+        raise RuntimeError("importing vLLM initialised CUDA: its forks could not use it")
+
+
+def untuned() -> None:
+    """Triton's tuners take their first configuration: checks need to start soon, not to be fast."""
+    from triton.runtime import autotuner
+
+    original = autotuner.Autotuner.__init__
+
+    def first_only(self: Any, fn: Any, names: Any, configs: Any, *more: Any, **named: Any) -> None:
+        original(self, fn, names, configs[:1], *more, **named)
+
+    autotuner.Autotuner.__init__ = first_only
+
+
+def register() -> None:
+    """A registered class is looked at in this process; one that is only named, in one that imports vLLM again."""
+    from vllm.model_executor.models.qwen3_5 import Qwen3_5MoeForCausalLM
+    from vllm.model_executor.models.qwen3_5_mtp import Qwen3_5MoeMTP
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    ModelRegistry.register_model("Qwen3_5MoeForCausalLM", Qwen3_5MoeForCausalLM)
+    ModelRegistry.register_model("Qwen3_5MoeMTP", Qwen3_5MoeMTP)
+
+
+def label_of(name: str, option: str) -> str:
+    return f"{name}-{option}" if option else name
+
+
+def run_stage(name: str, out: Path, option: str) -> None:
+    import randomly
+    import uniform
+    from measure import Measured
+
+    from stages import BATCHES, CONTEXTS, STAGES
+
+    randomly.install()
+    if option != "own":
+        uniform.install()
+    m = Measured(STAGES[name], out, label_of(name, option), compiled=option != "eager")
+    while not (out / READY).exists():
+        time.sleep(0.1)
+    for context, batch in FEW if option == "few" else itertools.product(CONTEXTS, BATCHES):
+        m.case(lambda c=context, b=batch: m.decode(c, b), f"decode {context}:{batch}")
+    if option == "few":
+        m.case(lambda: m.routing(1024, 1), "routing 1024:1")
+        m.case(lambda: m.routing(1024, 16), "routing 1024:16")
+        m.case(lambda: m.profile(1024, 1), "profile 1024:1")
+        m.case(lambda: m.profile(1024, 16), "profile 1024:16")
+        return m.free()
+    for context, repeat in ((1024, 3), (32768, 1)):
+        m.case(lambda c=context, r=repeat: m.first_token(c, 1, r), f"first {context}:1")
+    for context, batch in PROFILED:
+        m.case(lambda c=context, b=batch: m.profile(c, b), f"profile {context}:{batch}")
+    for batch in BATCHES:
+        m.case(lambda b=batch: m.routing(1024, b), f"routing 1024:{batch}")
+    if option == "long":
+        m.case(lambda: m.first_token(131072, 1), "first 131072:1")
+    m.free()
+
+
+def run_check(name: str, out: Path, option: str) -> None:
+    """Answers of the scripted model, by a stage of the chain."""
+    from vllm import LLM, SamplingParams
+
+    from stages import STAGES, scripted_arguments
+
+    begin = time.monotonic()
+    llm = LLM(**scripted_arguments(STAGES[name]))
+    ready = time.monotonic() - begin
+    cases = json.loads((HERE / "cases.json").read_text())
+    params = SamplingParams(temperature=0, max_tokens=400)
+    needles = [{"prompt_token_ids": ids} for ids in cases["needles"].values()]
+    one_by_one = [llm.generate(needle, params, use_tqdm=False)[0] for needle in needles]
+    together = llm.generate(needles, params, use_tqdm=False)
+    chats = [[{"role": "user", "content": word}] for word in cases["chats"]]
+    talked = llm.chat(chats, params, use_tqdm=False)
+    texts = [answer.outputs[0].text for answer in (*one_by_one, *together, *talked)]
+    wanted = [cases["content"]] * (2 * len(needles)) + list(cases["chats"].values())
+    found = {
+        "stage": name,
+        "ready_s": round(ready, 1),
+        "right": sum(map(str.__eq__, texts, wanted)),
+        "of": len(wanted),
+        "ids": [list(answer.outputs[0].token_ids) for answer in (*one_by_one, *together, *talked)],
+    }
+    (out / f"check-{name}.json").write_text(json.dumps(found) + "\n")
+
+
+def start(run: Callable[[str, Path, str], None], name: str, out: Path, option: str, label: str) -> int:
+    """A fork, its output in a file of its own, with the stage's mods switched on."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        from stages import STAGES
+
+        os.setsid()
+        log = os.open(out / f"{label}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ.update(STAGES[name].environment)
+        if run is run_check:
+            untuned()
+        register()
+        run(name, out, option)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def wait(jobs: dict[int, str]) -> dict[str, int]:
+    """Statuses by label; what takes longer than JOB_S is killed."""
+    begin, found = time.monotonic(), {}
+    while len(found) < len(jobs):
+        for pid, label in jobs.items():
+            if label in found:
+                continue
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                found[label] = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() - begin > JOB_S:
+                os.killpg(pid, signal.SIGKILL)
+        time.sleep(0.2)
+    return found
+
+
+def main(arguments: list[str]) -> None:
+    from stages import CHAIN
+
+    out = Path(arguments[0]).resolve()
+    os.environ.update({k: os.environ.get(k, v) for k, v in ENVIRONMENT.items()})
+    os.chdir(HERE)
+    sys.path.insert(0, str(HERE))
+    begin = time.monotonic()
+    warm()
+    times: dict[str, Any] = {"imports": round(time.monotonic() - begin, 1)}
+    checks: dict[int, str] = {}
+    for job in arguments[1:]:
+        at = time.monotonic()
+        name, _, option = job.partition("@")
+        if name == "check":
+            checks = {start(run_check, one, out, "", f"check-{one}"): f"check-{one}" for one in CHAIN}
+            continue
+        label = label_of(name, option)
+        jobs = {start(run_stage, name, out, option, label): label}
+        (out / READY).unlink(missing_ok=True)
+        times |= wait(checks)
+        checks = {}
+        (out / READY).touch()
+        times |= wait(jobs)
+        times[f"{label} s"] = round(time.monotonic() - at, 1)
+        print(label, times, flush=True)
+    times |= wait(checks)
+    print(times, flush=True)
+    (out / "times.json").write_text(json.dumps(times) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""How fast a release is: measured by vLLM's own load generator, kept with the release (docs/bench.md)."""

@@ -1,0 +1,86 @@
+"""The differences of two releases as changes that can be made one by one. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sparkpin.history.comparison import Difference, Part, PartChange, ValueChange, flag_words
+
+Kind = Literal["flag", "variable", "checkpoint", "mod", "wheel", "deb", "file", "stage", "image"]
+STARTED: tuple[Kind, ...] = ("flag", "variable", "checkpoint")
+"""What needs another start, and no other image. Those come first: they are the cheapest to try."""
+ORDER: tuple[Kind, ...] = (*STARTED, "mod", "stage", "file", "wheel", "deb", "image")
+COMMAND = "command"  # the words before the first flag
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that is otherwise in the bad release. before, after: its value there; None where it is not there."""
+
+    kind: Kind
+    name: str
+    before: str | None
+    after: str | None
+
+    @property
+    def id(self) -> str:
+        return f"{self.kind} {self.name}"
+
+    @property
+    def text(self) -> str:
+        if self.before is None:
+            return f"+ {self.id} {self.after}".rstrip()
+        if self.after is None:
+            return f"- {self.id} {self.before}".rstrip()
+        return f"~ {self.id}: {self.before or '(empty)'} -> {self.after or '(empty)'}"
+
+
+def of_command(found: Difference) -> Iterator[Change]:
+    """Flags and variables: how it is served."""
+    for change in found.flags:
+        yield Change("flag", change.name, *(value_of(change.name, value) for value in (change.before, change.after)))
+    yield from (variable(change) for change in found.env)
+
+
+def value_of(name: str, words: str | None) -> str | None:
+    """Without the flag itself, which `name` says, where it is spelled as there."""
+    if words is None or name == COMMAND:
+        return words
+    return words.removeprefix(name).strip() if words.partition(" ")[0] == name else words
+
+
+def variable(change: ValueChange) -> Change:
+    return Change("variable", change.name, change.before, change.after)
+
+
+def of_parts(kind: Kind, changes: Sequence[PartChange]) -> Iterator[Change]:
+    for change in changes:
+        old, new = change.before, change.after
+        same = old is not None and new is not None and old.version == new.version
+        yield Change(kind, change.name, *(None if part is None else part_text(part, whole=same) for part in (old, new)))
+
+
+def part_text(part: Part, *, whole: bool) -> str:
+    return f"{part.version} ({part.sha256[:12]})" if whole else part.version
+
+
+def groups_of(changes: Sequence[Change]) -> list[list[Change]]:
+    """Those of a kind together, the cheap ones first."""
+    return [[change for change in changes if change.kind == kind] for kind in ORDER]
+
+
+def argv_with(good: Sequence[str], bad: Sequence[str], chosen: Collection[str]) -> tuple[str, ...]:
+    """The good command with the flags of the bad one that are chosen by their names, in the good one's order."""
+    old, new = flag_words(good), flag_words(bad)
+    names = [*old, *(name for name in new if name not in old)]
+    kept = {name: (new if name in chosen else old).get(name) for name in names}
+    return tuple(word for words in kept.values() if words is not None for word in shlex.split(words))
+
+
+def env_with(good: dict[str, str], bad: dict[str, str], chosen: Collection[str]) -> dict[str, str]:
+    names = [*good, *(name for name in bad if name not in good)]
+    kept = {name: (bad if name in chosen else good).get(name) for name in names}
+    return {name: value for name, value in kept.items() if value is not None}

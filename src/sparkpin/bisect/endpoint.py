@@ -1,0 +1,41 @@
+"""A release on trial as a server: the smoke test's container, which has no network, behind a port of 127.0.0.1."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from sparkpin import files
+from sparkpin.bridge import listening
+from sparkpin.container import Say, ready_timeout, require_readable
+from sparkpin.engine import Engine
+from sparkpin.paths import Paths
+from sparkpin.releases import Release
+from sparkpin.smoke.client import Client
+from sparkpin.smoke.server import remove_leftovers, smoke_lock, started
+
+HOST = "127.0.0.1"
+
+
+@contextlib.contextmanager
+def served(
+    paths: Paths, engine: Engine, release: Release, checkpoint: Path, say: Say, *, gpus: bool, log: Path
+) -> Iterator[str]:
+    """The server's address, once it answers. StartFault where it does not. Its log is kept, however that ends.
+
+    Waits for a smoke test of the same home to end, and removes what killed runs left.
+    """
+    require_readable(checkpoint)
+    waiting = "waiting for a smoke test to end"
+    with files.lock(smoke_lock(paths), on_wait=lambda: say(waiting)):
+        remove_leftovers(paths, engine, say)
+        timeout = ready_timeout(checkpoint)
+        with started(paths, engine, release, checkpoint, gpus=gpus, timeout=timeout, say=say) as server:
+            try:
+                with Client.unix(server.socket) as client:
+                    server.wait_ready(client)
+                with listening(server.socket) as port:
+                    yield f"http://{HOST}:{port}"
+            finally:
+                log.write_bytes(server.log())

@@ -1,0 +1,138 @@
+"""The task `bisect`: plan, look at both ends, search, tell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from sparkpin import files, manifests, ui
+from sparkpin.bisect import state as states
+from sparkpin.bisect.changes import Change, groups_of
+from sparkpin.bisect.plan import Plan, identity, make_plan, numbers
+from sparkpin.bisect.search import Verdict, minimal
+from sparkpin.bisect.state import State, Trial
+from sparkpin.bisect.trying import Bench
+from sparkpin.errors import InputError, SparkpinError
+from sparkpin.inputs import project_of
+from sparkpin.overruled import origins
+from sparkpin.paths import Paths
+from sparkpin.releases import Release
+
+COLUMNS = ("trial", "changes made", "verdict", "seconds", "seen")
+
+
+class Search:
+    """Tries each combination once, in this run or a former one."""
+
+    def __init__(self, bench: Bench, path: Path, state: State) -> None:
+        self.bench, self.path, self.state = bench, path, state
+        self.reused = len(state.trials)
+
+    @property
+    def plan(self) -> Plan:
+        return self.bench.plan
+
+    def verdict(self, chosen: Sequence[Change]) -> Verdict:
+        return self.trial(chosen).verdict
+
+    def trial(self, chosen: Sequence[Change]) -> Trial:
+        ids = sorted(change.id for change in chosen)
+        known = next((trial for trial in self.state.trials if trial.chosen == ids), None)
+        if known is not None:
+            return known
+        number, began = len(self.state.trials) + 1, time.monotonic()
+        ui.say(f"trial {number}: changes {numbers(self.plan.changes, chosen)}")
+        verdict, how, log = self.bench.attempt(chosen, number)
+        seconds = round(time.monotonic() - began, 1)
+        made = Trial(chosen=ids, verdict=verdict, how=how, seconds=seconds, log=log)
+        self.state = self.state.model_copy(update={"trials": [*self.state.trials, made]})
+        states.write(self.path, self.state)
+        ui.say(f"trial {number}: {verdict}, {ui.printable(how)}")
+        return made
+
+    def ends(self) -> None:
+        """InputError unless good is good and bad is bad: anything else would be a search for nothing."""
+        for name, release, chosen in (("good", self.plan.good, ()), ("bad", self.plan.bad, self.plan.changes)):
+            trial = self.trial(chosen)
+            if trial.verdict != name:
+                step = "correct the check, or choose other releases"
+                if trial.verdict == "unresolved" and "does not start" in trial.how:
+                    step = "if that is what you look for: --unstarted-is-bad"
+                raise InputError(
+                    f"--{name} {release.tag} is {trial.verdict} ({trial.how}); log: {self.path.parent / trial.log}",
+                    next_step=f"{step} (a new search, without what is known of this one: rm -r {self.path.parent})",
+                )
+
+
+def bisect(*, good: str, bad: str, check: str, serve: bool, unstarted_is_bad: bool, limit: int) -> None:
+    for option, value in (("--good", good), ("--bad", bad), ("--check", check)):
+        if not value:
+            step = "invoke bisect --good TAG --bad TAG --check 'COMMAND' (docs/bisect.md)"
+            raise InputError(f"{option} is missing", next_step=step)
+    paths = Paths.from_env()
+    plan = make_plan(paths, good, bad)
+    ui.show(f"- good {plan.good.tag}")
+    ui.show(f"+ bad  {plan.bad.tag}")
+    for place, change in enumerate(plan.changes, start=1):
+        ui.show(f"{place:3} {ui.printable(change.text)}")
+    for note in plan.notes:
+        ui.show(f"note: {ui.printable(note)}")
+    name = identity(plan, check, serve=serve, unstarted_is_bad=unstarted_is_bad, limit=limit)
+    folder = paths.home / "bisect" / name
+    with files.lock(folder / ".lock", wait=False):
+        path = folder / states.FILE
+        fresh = State(
+            good=plan.good.tag, bad=plan.bad.tag, check=check, changes=[c.text for c in plan.changes], trials=[]
+        )
+        bench = Bench(paths, plan, check, serve, unstarted_is_bad, limit, folder, ui.say)
+        search = Search(bench, path, states.read(path) or fresh)
+        if search.reused:
+            ui.say(f"going on with a search that knows {ui.count(search.reused, 'trial')} already ({path})")
+        search.ends()
+        found = minimal(groups_of(plan.changes), search.verdict)
+        rest = tuple(change for change in plan.changes if change not in found)
+        without = search.trial(rest)
+    show(search, found, without)
+
+
+def show(search: Search, found: Sequence[Change], without: Trial) -> None:
+    plan = search.plan
+    by_id = {change.id: change for change in plan.changes}
+    ui.table(
+        COLUMNS,
+        [
+            (
+                place,
+                numbers(plan.changes, [by_id[name] for name in trial.chosen]),
+                trial.verdict,
+                f"{trial.seconds:.1f}",
+                ui.printable(trial.how),
+            )
+            for place, trial in enumerate(search.state.trials, start=1)
+        ],
+    )
+    ui.show(f"{'this change turns' if len(found) == 1 else 'these changes turn'} the check, on the good release:")
+    files_of = origin_of(search.bench.paths, plan.bad)
+    for change in found:
+        where = f"  ({files_of[change.name]})" if change.name in files_of else ""
+        ui.show(f"  {ui.printable(change.text)}{where}")
+    if len(found) > 1:
+        ui.show("none of them can be left out: without any one the check is good, or cannot be told")
+    they = "it" if len(found) == 1 else "them"
+    ui.show(f"the bad release without {they}: {without.verdict} ({ui.printable(without.how)})")
+    unresolved = sum(trial.verdict == "unresolved" for trial in search.state.trials)
+    if unresolved:
+        ui.show(f"{ui.count(unresolved, 'combination')} could not be told: a smaller change may hide there")
+    ui.show(f"logs: {search.path.parent}")
+
+
+def origin_of(paths: Paths, release: Release) -> dict[str, str]:
+    """Flag or variable -> the file that sets it; nothing where the release's files cannot be read."""
+    try:
+        with project_of(paths, release) as project:
+            recipe = manifests.load_recipe(project, release.recipe)
+            stack, chain = manifests.load_stack(project, release.stack), manifests.load_chain(project, release.stage)
+            return origins(recipe, stack, chain)
+    except SparkpinError:
+        return {}

@@ -1,0 +1,97 @@
+"""How far one server's next-token distributions are from another's, of which each tells only the likeliest tokens.
+
+A server gives the log-probabilities of its `top` likeliest tokens and of the token that follows, of a vocabulary of
+250,000. So the Kullback-Leibler divergence is bounded from below, by the data processing inequality: tokens are put
+into buckets whose probabilities are known on both sides, or chosen as the release's best case:
+
+    each token that both name                              its two probabilities
+    all that the reference names and the release does not  the reference's sum; of the release at most as many times
+                                                           its `top`-th probability, and at most what it did not name
+    all others, as one bucket                              what is left on both sides
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int32]
+LEAST = -100.0  # log-probabilities below say no more; vLLM writes -9999 for minus infinity
+TINY = 1e-10  # of a bucket: probabilities come as 32-bit logarithms
+NONE = -1  # the id where a row has fewer entries
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a server said at each of N positions. ids, logprobs: [N, K], the likeliest first, filled up with NONE and
+    LEAST; tokens, chosen: [N], the token that follows and its log-probability.
+    """
+
+    ids: Ints
+    logprobs: Floats
+    tokens: Ints
+    chosen: Floats
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def first(self, count: int) -> Rows:
+        return Rows(self.ids[:count], self.logprobs[:count], self.tokens[:count], self.chosen[:count])
+
+
+def rows_of(entries: list[dict[int, float]], tokens: list[int]) -> Rows:
+    """entries: token -> log-probability at each position; `tokens[i]` is in `entries[i]`. Equals go by their id."""
+    width = max((len(entry) for entry in entries), default=1)
+    ids = np.full((len(entries), width), NONE, np.int32)
+    logprobs = np.full((len(entries), width), LEAST)
+    for place, entry in enumerate(entries):
+        ranked = sorted(entry.items(), key=lambda pair: (-pair[1], pair[0]))
+        ids[place, : len(ranked)] = [token for token, _ in ranked]
+        logprobs[place, : len(ranked)] = [max(value, LEAST) for _, value in ranked]
+    chosen = [max(entry[token], LEAST) for entry, token in zip(entries, tokens, strict=True)]
+    return Rows(ids, logprobs, np.array(tokens, np.int32), np.array(chosen, np.float64))
+
+
+def kl(reference: Rows, release: Rows, top: int) -> Floats:
+    """[N], nats: at least so much is KL(reference || release) at each position. top: how many were asked for."""
+    same = (reference.ids[:, :, None] == release.ids[:, None, :]) & (reference.ids[:, :, None] != NONE)
+    both = same.any(axis=2)
+    there = np.take_along_axis(release.logprobs, same.argmax(axis=2), axis=1)
+    named = reference.ids != NONE
+    p = np.where(named, np.exp(reference.logprobs), 0.0)
+    q = np.where(release.ids != NONE, np.exp(release.logprobs), 0.0)
+    shared = np.where(both, p * (reference.logprobs - there), 0.0).sum(axis=1)
+    left = np.clip(1 - np.where(both, np.exp(there), 0.0).sum(axis=1), 0, None)  # of the release, outside of the shared
+    alone = np.where(named & ~both, p, 0.0).sum(axis=1)
+    others = np.clip(1 - p.sum(axis=1), 0, None)
+    # The smallest of the `top` likeliest; a row may hold one more, the token that follows.
+    least = np.exp(release.logprobs[:, min(top, release.logprobs.shape[1]) - 1])
+    most = np.minimum((named & ~both).sum(axis=1) * least, np.clip(1 - q.sum(axis=1), 0, None))
+    even = left * alone / np.maximum(alone + others, TINY)
+    given = np.minimum(even, most)
+    found = shared + part(alone, given) + part(others, left - given)
+    return np.asarray(np.clip(found, 0, None))
+
+
+def part(p: Floats, q: Floats) -> Floats:
+    """p log(p / q) of a bucket; nothing where p is nothing."""
+    return np.asarray(np.where(p > TINY, p * np.log(np.maximum(p, TINY) / np.maximum(q, TINY)), 0.0))
+
+
+def agreement(reference: Rows, release: Rows) -> NDArray[Any]:
+    """[N], whether both have the same likeliest token."""
+    return np.asarray(reference.ids[:, 0] == release.ids[:, 0])
+
+
+def until_they_part(reference: Rows, release: Rows) -> tuple[int, int]:
+    """Of two greedy continuations of one text: positions whose distributions can be compared, since all before them is
+    the same, and how many tokens are the same.
+    """
+    shorter = min(len(reference), len(release))
+    differ = np.flatnonzero(reference.tokens[:shorter] != release.tokens[:shorter])
+    same = int(differ[0]) if len(differ) else shorter
+    return min(same + 1, shorter), same

@@ -1,0 +1,73 @@
+"""The texts and questions that are shipped in `texts/` (SOURCES.md there says where they come from)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "texts"
+QUESTIONS = FOLDER / "questions.json"
+QUICK = 2  # texts of each kind
+
+
+@dataclass(frozen=True)
+class Text:
+    """kind: the folder; name: kind/file."""
+
+    kind: str
+    name: str
+    text: str
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Question:
+    """calls: the tools that must be called, none: an answer in words; holds: what their arguments must hold."""
+
+    ask: str
+    tools: tuple[Mapping[str, Any], ...]
+    calls: tuple[str, ...]
+    holds: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """quick: two texts of each kind, and fewer questions: says little, and soon."""
+
+    texts: tuple[Text, ...]
+    questions: tuple[Question, ...]
+    quick: bool = False
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over texts and questions."""
+        questions = QUESTIONS.read_text(encoding="utf-8") if self.questions else ""
+        said = [[(text.name, text.digest) for text in self.texts], questions, self.quick]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+
+def load(*, quick: bool = False) -> Corpus:
+    kinds = sorted(folder for folder in FOLDER.iterdir() if folder.is_dir())
+    found = []
+    for folder in kinds:
+        files = sorted(folder.glob("*.txt"))[: QUICK if quick else None]
+        found += [Text(folder.name, f"{folder.name}/{file.stem}", file.read_text(encoding="utf-8")) for file in files]
+    return Corpus(tuple(found), () if quick else questions(), quick)
+
+
+def questions() -> tuple[Question, ...]:
+    value = json.loads(QUESTIONS.read_text(encoding="utf-8"))
+    tools = {tool["function"]["name"]: tool for tool in value["tools"]}
+    return tuple(
+        Question(
+            one["ask"], tuple(tools[name] for name in one["tools"]), tuple(one["calls"]), tuple(one.get("holds", ()))
+        )
+        for one in value["questions"]
+    )

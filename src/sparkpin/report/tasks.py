@@ -1,0 +1,42 @@
+"""The task `report`: gather, draw, write or serve."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from sparkpin import ui
+from sparkpin.errors import InputError
+from sparkpin.files import atomic_file
+from sparkpin.paths import Paths
+from sparkpin.report.gather import gather
+from sparkpin.report.markdown import markdown
+from sparkpin.report.offer import HOST, server
+from sparkpin.report.page import html
+
+NAME = "report.html"
+
+
+def report(*, recipe: str | None, out: str, serve: bool, port: int, as_markdown: bool) -> None:
+    """Ctrl-C ends the server."""
+    if sum((bool(out), serve, as_markdown)) > 1:
+        raise InputError("--out, --open and --markdown: one of them", next_step="invoke report")
+    paths = Paths.from_env()
+    made = gather(paths, recipe)
+    for fault in made.all_faults:
+        ui.say(ui.printable(fault))
+    if as_markdown:
+        ui.show(markdown(made))
+        return
+    page = html(made).encode()
+    if serve:
+        with server(page, port) as offered:
+            ui.show(f"http://{HOST}:{offered.server_port}/ (Ctrl-C ends it)")
+            with contextlib.suppress(KeyboardInterrupt):
+                offered.serve_forever()
+        return
+    path = Path(out) if out else paths.home / NAME
+    with atomic_file(path) as file:
+        file.write(page)
+    count = ui.count(sum(len(part.items) for part in made.recipes), "release")
+    ui.show(f"{path.absolute()}: {count}, {ui.small_size(len(page))}")

@@ -1,0 +1,107 @@
+"""How far a stage's numbers are from those of the stage below it: the log-probability of each token of one text.
+
+An answer can survive wrong numbers: with all logits halved the likeliest token stays the likeliest. These do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from sparkpin.paths import Paths
+from sparkpin.releases import Release, Releases
+from sparkpin.smoke.answers import NotApplicable, Wrong, a_dict, only_choice, require
+from sparkpin.smoke.evidence import evidence_folder
+from sparkpin.smoke.judging import logprob
+from sparkpin.smoke.subject import Subject
+
+FILE = "logprobs.json"
+SAME = 0.01  # nats: what the same text may differ by when it is asked again, on the mean
+FEWEST = 50  # tokens; a mean over less says little
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What another release gave for a text: one log-probability for each of its tokens but the first."""
+
+    release: str
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def drift(subject: Subject) -> str:
+    """The text's log-probabilities, twice with another request between, and against the reference if there is one."""
+    text = subject.expect.text
+    tokens, first = logprobs_of(subject, text)
+    subject.complete(subject.expect.completion.request)
+    same, second = logprobs_of(subject, text)
+    require(same == tokens, "asked again the text has other tokens")
+    again = difference(first, second)
+    require(again <= SAME, f"asked again the text differs by {again:.3f} on the mean, wanted at most {SAME}")
+    subject.leaves[FILE] = {"text": sha256(text), "tokens": list(tokens), "logprobs": list(first)}
+    told = f"{len(first)} tokens, on the mean {sum(first) / len(first):.2f}"
+    if subject.drift is None:
+        return f"{told}; no stage below to compare with"
+    below = subject.reference
+    if below is None:
+        raise NotApplicable(f"{told}; no release of the stage below has passed and left its own: invoke smoke it first")
+    if below.text != sha256(text) or below.tokens != tokens:
+        raise NotApplicable(f"{told}; {below.release} was asked another text, or has other tokens")
+    seen = difference(first, below.logprobs)
+    detail = f"{seen:.4f} from {below.release}, wanted at most {subject.drift:g}"
+    require(seen <= subject.drift, f"{told}; {detail}; the most {largest(first, below.logprobs):.2f}")
+    return f"{told}; {detail}"
+
+
+def difference(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)
+
+
+def largest(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def logprobs_of(subject: Subject, text: str) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Ids and log-probabilities of the text's tokens, as vLLM's `prompt_logprobs` gives them; the first has none."""
+    request = {"prompt": text, "temperature": 0, "max_tokens": 1, "prompt_logprobs": 0}
+    rows = only_choice(subject.complete(request)).get("prompt_logprobs")
+    if not isinstance(rows, list) or len(rows) < FEWEST:
+        raise Wrong(f"prompt_logprobs: saw {str(rows)[:80]}, wanted a list of {FEWEST} at least")
+    tokens, values = [], []
+    for place, row in enumerate(rows[1:], start=1):
+        said = a_dict(row, f"prompt_logprobs[{place}]")
+        if len(said) != 1:
+            raise Wrong(f"prompt_logprobs[{place}]: saw {len(said)} tokens, wanted the prompt's own")
+        ((token, entry),) = said.items()
+        require(token.isdecimal(), f"prompt_logprobs[{place}]: saw {token[:80]!r}, wanted a token's number")
+        tokens.append(int(token))
+        values.append(logprob(a_dict(entry, f"prompt_logprobs[{place}]"), place))
+    return tuple(tokens), tuple(values)
+
+
+def reference(paths: Paths, release: Release) -> Reference | None:
+    """Of the newest release of the stage below, of the same recipe and model, that has passed and left its own."""
+    if not release.demands.parent:
+        return None
+    known, _ = Releases(paths).readable(release.recipe)
+    for other in reversed(known):
+        if other.stage == release.demands.parent and other.model == release.model and other.smoke_passed:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                return read(other.tag, json.loads((evidence_folder(paths, other) / FILE).read_text()))
+    return None
+
+
+def read(tag: str, value: dict[str, Any]) -> Reference:
+    """ValueError and the like for what is none."""
+    tokens, logprobs = tuple(value["tokens"]), tuple(float(one) for one in value["logprobs"])
+    if len(tokens) != len(logprobs):
+        raise ValueError(f"{len(tokens)} tokens, {len(logprobs)} log-probabilities")
+    return Reference(tag, str(value["text"]), tokens, logprobs)
