@@ -294,13 +294,15 @@ class Releases:
             return None
         return with_state(release, self.current_tag(release.recipe))
 
-    def get(self, name: str, recipe: str | None = None) -> Release:
+    def get(
+        self, name: str, recipe: str | None = None, *, has_image: Callable[[Release], bool] | None = None
+    ) -> Release:
         """The release of a tag, or of anything else that `lookup` takes for one. recipe: one of this, where it is
-        given. InputError."""
+        given; has_image: see `lookup.choose`. InputError."""
         release = self.find(name)
         if release is None:
             among = [recipe] if recipe and ":" not in name else self.recipes()
-            release = lookup.choose(name, [r for one in among for r in self.readable(one)[0]])
+            release = lookup.choose(name, [r for one in among for r in self.readable(one)[0]], has_image)
             if not name.endswith(release.name):
                 self.of_recipe(release.recipe)  # raises: the newest that can be read need not be the newest
         if recipe not in (None, release.recipe):
