@@ -177,6 +177,8 @@ def test_a_start_leaves_what_it_took(
     serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
     last = startup.last(death.folder_of(paths, "fake", release.name))
     assert last is not None and {"start", "ready"} <= set(last.began) and last.seconds > 0
+    kept = json.loads((death.folder_of(paths, "fake", release.name) / startup.FILE).read_text())
+    assert (kept["load_format"], kept["weights_seconds"]) == ("auto", 0.25), "as the server's log says"
     mounts = fake_engine.client.containers.get(services.name_of(paths, "fake")).attrs["Mounts"]
     own = next(mount["Name"] for mount in mounts if mount["Destination"] == launch.FOLDER)
     serve.stop(paths, fake_engine, "fake", quiet)

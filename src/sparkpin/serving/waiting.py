@@ -48,7 +48,7 @@ def until_ready(
             time.sleep(min(LOOK_SECONDS, 0.1 + (now - begin) / 20))
     seconds = time.monotonic() - begin
     if fresh:
-        startup.keep(folder, release.tag, watched, seconds)
+        startup.keep(folder, release, watched, seconds, log)
     return seconds
 
 
