@@ -46,7 +46,7 @@ def opencode(folder: Path, config: str, *arguments: str, env: dict[str, str] | N
     (folder / "home").mkdir(exist_ok=True)
     (folder / "opencode.json").write_text(config)
     own = {
-        "agent": {"brief": AGENT},
+        "agent": {"brief": AGENT, "title": {"disable": True}},
         "mcp": {"get": {"type": "local", "command": [sys.executable, str(FOLDER / "get.py")], "enabled": True}},
     }
     quiet = ("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD", "DEFAULT_PLUGINS")  # it would ask the network for these
