@@ -1,4 +1,4 @@
-"""A tool server of the Model Context Protocol on standard input and output: `weather`, which opencode calls get_weather."""
+"""A tool server of the Model Context Protocol on standard input and output. Its `weather` is opencode's get_weather."""
 
 from __future__ import annotations
 

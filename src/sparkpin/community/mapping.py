@@ -94,7 +94,8 @@ def build_args(arguments: Sequence[str]) -> Iterator[str]:
 
 def keys(recipe: Recipe) -> Iterator[str]:
     """Keys that say something about the server and that nothing here reads."""
-    read = V1_KEYS | {*(OURS if recipe.origin else ()), "model_revision", "runtime", "min_nodes", "max_nodes", "mode", "include", "overrides", "builder"}
+    read = V1_KEYS | {"model_revision", "runtime", "min_nodes", "max_nodes", "mode", "include", "overrides", "builder"}
+    read |= set(OURS) if recipe.origin else set()
     for name, value in recipe.raw.items():
         said = [part for part in value.values() if part] if isinstance(value, dict) else value
         if name in ELSEWHERE or name in read or not said:

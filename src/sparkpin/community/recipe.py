@@ -122,6 +122,7 @@ def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, 
 def origin_of(value: Mapping[str, Any], path: Path, version: str) -> Origin | None:
     metadata = value.get("metadata")
     said = metadata.get("sparkpin") if isinstance(metadata, dict) else None
+    place: Mapping[str, Any]
     if isinstance(said, dict):
         place, where = said, "metadata.sparkpin."
     elif version == "1" and "stack" in value:
@@ -131,9 +132,7 @@ def origin_of(value: Mapping[str, Any], path: Path, version: str) -> Origin | No
     texts = {key: text(place, key, path) for key in ("model", *OURS)}
     if lacking := [key for key, said in texts.items() if not said]:
         raise ManifestError(path, where + lacking[0], "(missing)", "a value, as in a recipe of recipes/")
-    return Origin(
-        texts["model"], texts["model_revision"], texts["stack"], texts["stage"], words(place, "mods", path)
-    )
+    return Origin(texts["model"], texts["model_revision"], texts["stack"], texts["stage"], words(place, "mods", path))
 
 
 def nodes_of(value: Mapping[str, Any], path: Path) -> int:

@@ -196,7 +196,8 @@ def of_release(paths: Paths, name: str, tag: str) -> export.Subject:
     """Its checkpoint is taken from the folder: what was published at that time is in no record."""
     records = Releases(paths)
     release = records.get(tag, name)
-    repo, revision, mods = "", "", ()
+    repo, revision = "", ""
+    mods: tuple[str, ...] = ()
     try:
         with project_of(paths, release) as project:
             was = manifests.load_recipe(project, release.recipe)
