@@ -19,6 +19,7 @@ from vllm.scalar_type import scalar_types
 
 from sparkpin_vllm_cpu.int4 import dequantise_int4_words
 
+
 def has_int4_product() -> bool:
     """Whether the library that vLLM loaded for this CPU has the operator of ``CPUWNA16LinearKernel``."""
     return hasattr(torch.ops._C, "cpu_gemm_wna16")
