@@ -32,7 +32,9 @@ beyond, and a part of its interval is not.
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Figure:
-    """A measured number and its 95 % interval (`intervals`): a studentised bootstrap over texts, a formula for questions."""
+    """A measured number and its 95 % interval (`intervals`): a studentised bootstrap over texts, a formula for
+    questions.
+    """
 
     value: float
     low: float
