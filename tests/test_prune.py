@@ -76,9 +76,13 @@ LATER = STALE_AFTER + 60
 # What stays, and why
 
 
+def nobody(_: Release) -> bool:
+    return False
+
+
 def places(releases: list[Release], keep: int = 0, pins: dict[str, Pin] | None = None) -> dict[int, tuple[str, ...]]:
     """Day of each release -> why it stays, the most worthy first."""
-    found = verdicts(releases, keep, pins or {}, {})
+    found = verdicts(releases, keep, pins or {}, {}, nobody)
     return {int(verdict.release.created[8:10]): verdict.reasons for verdict in found}
 
 
@@ -96,12 +100,22 @@ def test_the_most_worthy_is_what_can_be_gone_back_to() -> None:
     }
 
 
+def test_a_release_that_has_lost_too_much_is_not_what_can_be_gone_back_to() -> None:
+    old, worse, current = release(1, "passed"), release(2, "passed"), release(3, "current")
+    found = verdicts([old, worse, current], 2, {}, {}, lambda one: one == worse)
+    assert [(verdict.release, bool(verdict.reasons)) for verdict in found] == [
+        (current, True),
+        (old, True),
+        (worse, False),
+    ]
+
+
 @pytest.mark.parametrize("keep", [0, 1])
 def test_what_is_current_passed_last_pinned_or_in_use_stays_whatever_is_to_be_kept(keep: int) -> None:
     current, failed, served = release(1, "current"), release(2, "failed"), release(3, "built")
     passed, last, newest = release(4, "passed"), release(5, "retired"), release(6, "built")
     pins = {failed.tag: Pin(since="2026-01-09T00:00:00Z", note="the log is evidence")}
-    found = verdicts([current, failed, served, passed, last, newest], keep, pins, {served.tag: "sparkpin-tiny"})
+    found = verdicts([current, failed, served, passed, last, newest], keep, pins, {served.tag: "sparkpin-tiny"}, nobody)
     reasons = {verdict.release.tag: verdict.reasons for verdict in found}
     assert reasons == {
         current.tag: ("current",) if keep == 0 else ("current", "one of the 1 to keep"),

@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from made_releases import release
 
 from benchmarks.interval_coverage import LOSSES, Loss, coverage
 from checkout import PROJECT
-from sparkpin import bridge, commands, manifests
+from sparkpin import bridge, commands, manifests, retention
 from sparkpin.errors import InputError, ManifestError, QualityError, SmokeError
 from sparkpin.fingerprint import read_fingerprint
 from sparkpin.paths import Paths
@@ -277,6 +278,21 @@ def made_record(release: Release, reference: Release, **changes: Any) -> Quality
         texts=(figures(),), skills=(),
     )  # fmt: skip
     return dataclasses.replace(made, **changes)
+
+
+def test_what_promote_refuses_rollback_passes_over(paths: Paths) -> None:
+    old, parent, worse, current = (
+        release(1, "passed"),
+        release(2, "passed", stage="mtp"),
+        release(3, "passed"),
+        release(4),
+    )
+    record.save(paths, worse, parent, made_record(worse, parent))
+    limit(paths, 0.005)
+    refused = partial(promotion.is_refused, paths)
+    assert retention.rollback_target([old, parent, worse, current], current, refused) == old
+    promotion.note_accepted(paths, worse, "a test")
+    assert retention.rollback_target([old, parent, worse, current], current, refused) == worse
 
 
 def test_records_come_back_and_a_full_one_goes_before_a_quick_one(paths: Paths) -> None:

@@ -537,12 +537,10 @@ def rollback(*, recipe: str | None, serve_it: bool = False, drain: int | None = 
     for fault in require_recipe(paths, records, name):
         say(f"passed over: {fault}")
     former = retention.require_current(records, name)
-    release = retention.rollback(paths, engine_of(paths), name)
+    release = retention.rollback(paths, engine_of(paths), name, say)
     show(f"back to {release.tag}: image {ui.digest(release.image)}, checkpoint {release.checkpoint_key[:12]}")
     for line in changed_flags(former.argv, release.argv):
         show(line)
-    if why := promotion.refusal(paths, release):  # told and not refused: what is current now may not work at all
-        say(f"warning: {why}")
     if not serve_it:
         next_serve(paths, release)
         return

@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from sparkpin.imagetags import TagPlan, plan_tags
 from sparkpin.layers import BuildCache, EngineImage
 from sparkpin.paths import Paths
 from sparkpin.pinned import pins_of
+from sparkpin.quality.promotion import is_refused
 from sparkpin.releases import Release, Releases
 from sparkpin.retention import Verdict
 from sparkpin.unneeded import Needs, Search, project_needs
@@ -130,7 +132,7 @@ def prune(
                 stack.enter_context(files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for a fetch")))
         needs = needs_of_project(paths, say, required=store)
         seen = look(engine, ignored)
-        verdicts = judge(records, seen, keep)
+        verdicts = judge(paths, seen, keep)
         remaining, removed = split(verdicts)
         tags = plan_tags(seen.images, seen.used, remaining, removed, ownimages.made_here(paths), now)
         images = tuple(sorted(tags.internal))
@@ -158,12 +160,13 @@ def prune(
     return pruned
 
 
-def judge(records: Releases, seen: Seen, keep: int) -> tuple[Verdict, ...]:
+def judge(paths: Paths, seen: Seen, keep: int) -> tuple[Verdict, ...]:
+    records, refused = Releases(paths), partial(is_refused, paths)
     users = {tag: seen.used[image.id] for image in seen.images if image.id in seen.used for tag in image.tags}
     return tuple(
         verdict
         for recipe in records.recipes()
-        for verdict in retention.verdicts(records.of_recipe(recipe), keep, pins_of(records, recipe), users)
+        for verdict in retention.verdicts(records.of_recipe(recipe), keep, pins_of(records, recipe), users, refused)
     )
 
 

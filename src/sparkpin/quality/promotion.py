@@ -67,6 +67,10 @@ def refusal(paths: Paths, release: Release) -> QualityError | ManifestError | No
     return None
 
 
+def is_refused(paths: Paths, release: Release) -> bool:
+    return refusal(paths, release) is not None
+
+
 def unknown(paths: Paths, release: Release) -> list[str]:
     stage = stage_of(paths, release)
     if stage is None or stage.parent is None:
