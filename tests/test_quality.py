@@ -280,6 +280,31 @@ def made_record(release: Release, reference: Release, **changes: Any) -> Quality
     return dataclasses.replace(made, **changes)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", "accepted.json: saw .*, wanted Invalid JSON"),
+        ("{}", "accepted.json: wanted Input should be a valid"),
+        ('[{"time": "t", "reason": 1, "reference": "r", "lost": []}]', "accepted.json: 0.reason: saw 1"),
+        ('[{"time": "t", "reason": "r", "reference": "r"}]', "accepted.json: 0.lost: "),
+    ],
+)
+@pytest.mark.parametrize("accepted", ["", "a test"])
+def test_a_damaged_note_of_what_was_accepted_is_an_error(paths: Paths, text: str, message: str, accepted: str) -> None:
+    ours, parent = release(3, "passed"), release(2, "passed", stage="mtp")
+    limit(paths, 0.005)
+    judged = promotion.judged(paths, ours, made_record(ours, parent))
+    record.save(paths, ours, parent, made_record(ours, parent, judged=judged))
+    path = record.folder_of(paths, ours) / record.ACCEPTED
+    path.write_text(text)
+    with pytest.raises(ManifestError, match=message) as caught:
+        promotion.check(paths, ours, accepted=accepted)
+    assert str(path) in caught.value.message and caught.value.next_step.startswith(f"restore {path} from a backup")
+    assert promotion.is_refused(paths, ours)
+    assert quality_of(paths, ours).text == "record damaged"
+    assert path.read_text() == text
+
+
 def test_what_promote_refuses_rollback_passes_over(paths: Paths) -> None:
     old, parent, worse, current = (
         release(1, "passed"),
@@ -407,9 +432,9 @@ def test_promotion_goes_by_the_record_and_by_the_stage_as_it_is_now(paths: Paths
     assert accepted[0].startswith("accepted: kl: MORE")
     promotion.note_accepted(paths, ours, "we need the memory")
     promotion.note_accepted(paths, ours, "still")
-    first, second = promotion.rows(paths, ours)
-    assert (first["reason"], second["reason"]) == ("we need the memory", "still")
-    assert first["lost"] == ["kl: MORE, 0.02 [0.01, 0.03], allowed at most 0.005"]
+    first, second = record.accepted_of(paths, ours)
+    assert (first.reason, second.reason) == ("we need the memory", "still")
+    assert first.lost == ("kl: MORE, 0.02 [0.01, 0.03], allowed at most 0.005",)
     assert promotion.check(paths, ours, accepted="")[1] == "accepted before: still"
     evidence = quality_of(paths, ours)
     assert evidence.text == f"lost more than allowed: kl; accepted: still ({parent.name})"

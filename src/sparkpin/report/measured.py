@@ -52,6 +52,7 @@ def quality_of(paths: Paths, release: Release) -> Evidence:
     hint = f"invoke quality --release {release.tag}"
     try:
         chosen = quality.against_parent(paths, release) or next(reversed(quality.records_of(paths, release)), None)
+        reason = promotion.accepted_reason(paths, release, chosen, chosen.more) if chosen else ""
     except SparkpinError as error:
         return Evidence("Quality", "bad", "record damaged", (Row("record", error.message, "bad"),), hint)
     if chosen is None:
@@ -73,7 +74,7 @@ def quality_of(paths: Paths, release: Release) -> Evidence:
         *(Row("note", note) for note in chosen.notes),
     ]
     kind, word = quality_word(chosen)
-    if reason := promotion.accepted_reason(paths, release, chosen, chosen.more):
+    if reason:
         word += f"; accepted: {reason}"
     quick = ", a quick look" if chosen.quick else ""
     return Evidence("Quality", kind, f"{word}{quick} ({chosen.reference.rpartition(':')[2]})", tuple(rows))
