@@ -34,6 +34,7 @@ from sparkpin import (
 )
 from sparkpin import layers as layer_sizes
 from sparkpin import prune as pruning
+from sparkpin.bisect import state as bisect
 from sparkpin.buildrecord import BuildInput, BuildRecord, LayerRecord, layer_file, read_record, write_record
 from sparkpin.container import CACHE_LABEL, cache_volume
 from sparkpin.engine import Engine
@@ -672,6 +673,31 @@ def test_what_was_measured_goes_with_its_release_and_what_nobody_knows_once_it_i
     late = going(home.search([2], [1], later=LATER))
     assert late["quality measurements"] == of_first | of_third
     assert late["lm-eval"] == {former} and late["left by killed runs"] == {results}
+
+
+def test_searches_of_bisect_go_with_a_release_of_theirs(paths: Paths) -> None:
+    """Not one that runs, and a damaged one once it is old."""
+    home = Home.make(paths)
+    tags = {number: release(number).tag for number in (1, 2, 3)}
+    folders = {}
+    for good, bad in ((1, 2), (2, 3), (3, 3)):
+        folders[good, bad] = paths.home / bisect.FOLDER / f"{good}{bad}"
+        made = bisect.State(good=tags[good], bad=tags[bad], check="true", changes=[], trials=[])
+        bisect.write(folders[good, bad] / bisect.FILE, made)
+        (folders[good, bad] / "001.log").write_text("seen")
+    damaged = write_bytes(paths.home / bisect.FOLDER / "x" / bisect.FILE, b"{").parent
+    kind = "searches of bisect"
+    assert going(home.search([1, 2, 3], [])) == {}
+    assert going(home.search([2, 3], [1]))[kind] == {folders[1, 2]}
+    assert going(home.search([1, 2], [], later=LATER))[kind] == {folders[2, 3], folders[3, 3], damaged}
+    with lock(folders[1, 2] / bisect.LOCK):
+        assert kind not in going(home.search([2, 3], [1]))
+
+
+def test_every_kind_of_file_that_goes_has_a_reason_to_be_shown(paths: Paths) -> None:
+    kinds = set(Home.make(paths).search([1], []).files())
+    assert kinds | {pruning.IMAGES, pruning.VOLUMES, pruning.STORE, pruning.RECORDS} == set(reports.WHY)
+    assert set(reports.WHY) > reports.NAMED
 
 
 def test_the_record_of_an_image_that_the_engine_still_has_stays_with_what_it_refers_to(paths: Paths) -> None:

@@ -79,8 +79,8 @@ def bisect(*, good: str, bad: str, check: str, serve: bool, unstarted_is_bad: bo
     for note in plan.notes:
         ui.show(f"note: {ui.printable(note)}")
     name = identity(plan, check, serve=serve, unstarted_is_bad=unstarted_is_bad, limit=limit)
-    folder = paths.home / "bisect" / name
-    with files.lock(folder / ".lock", wait=False):
+    folder = paths.home / states.FOLDER / name
+    with files.lock(folder / states.LOCK, wait=False):
         path = folder / states.FILE
         fresh = State(
             good=plan.good.tag, bad=plan.bad.tag, check=check, changes=[c.text for c in plan.changes], trials=[]
