@@ -400,6 +400,7 @@ def inspect(c: Context, tag: str, sm: str = "", platform: str = "", all: bool = 
         "quick": "two texts of each kind, fewer questions: says less, and sooner",
         "tasks": "tasks of lm-eval to run as well, such as arc_easy,gsm8k (sparkpin_choices needs no data)",
         "limit": "questions of each of these tasks (default: all)",
+        "hours": "that these tasks may take for each release (default: 12)",
         "chat": "ask these tasks as chats; those that compare log-probabilities cannot be",
         "fetch": "install lm-eval and fetch the tasks' data first (network)",
         "json": "machine-readable",
@@ -413,6 +414,7 @@ def quality(
     quick: bool = False,
     tasks: str = "",
     limit: str = "0",
+    hours: str = "12",
     chat: bool = False,
     fetch: bool = False,
     json: bool = False,
@@ -428,6 +430,7 @@ def quality(
         quick=quick,
         wanted=wanted_of(tasks, limit=whole("limit", limit, 100), chat=chat, fetch=fetch),
         fetch=fetch,
+        hours=whole("hours", hours, 12),
         as_json=json,
     )
 

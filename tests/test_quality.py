@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import select
 import shutil
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fake_vllm
@@ -20,16 +24,29 @@ from made_releases import release
 from benchmarks.interval_coverage import LOSSES, Loss, coverage
 from checkout import PROJECT
 from sparkpin import bridge, commands, manifests, retention
-from sparkpin.errors import InputError, ManifestError, QualityError, SmokeError
+from sparkpin.errors import DiskError, HostError, InputError, ManifestError, QualityError, SmokeError
 from sparkpin.fingerprint import read_fingerprint
 from sparkpin.paths import Paths
-from sparkpin.quality import allowance, asking, compare, intervals, promotion, record, standard, tasks, texts
+from sparkpin.quality import (
+    allowance,
+    asking,
+    compare,
+    intervals,
+    promotion,
+    record,
+    run,
+    standard,
+    tasks,
+    texts,
+    watched,
+)
 from sparkpin.quality.distance import agreement, kl, rows_of, until_they_part
 from sparkpin.quality.measured import Asked, Measured, Reading, keep, known
 from sparkpin.quality.record import Figure, QualityRecord, Texts
 from sparkpin.releases import Release, Releases
 from sparkpin.report.measured import quality_of
 from sparkpin.schema import Quality
+from sparkpin.serving import room
 from sparkpin.smoke.answers import Wrong, only_choice
 
 ANSWER = json.loads((Path(__file__).parent / "data/quality/completion.json").read_text(encoding="utf-8"))
@@ -540,6 +557,66 @@ def test_a_run_of_lm_eval_is_offline_and_asks_no_proxy(paths: Paths, monkeypatch
     assert run["HF_HUB_OFFLINE"] == "1" and run["LANG"] == "C"
     assert not {"https_proxy", "HTTP_PROXY", "PYTHONPATH"} & set(run)
     assert "HF_HUB_OFFLINE" not in fetch and fetch["HTTP_PROXY"] == "http://p"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "free", "error"), [(True, 1 << 40, "needs 10.00 GiB"), (False, 0, "the measurements")]
+)
+def test_what_has_no_room_is_not_started(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, gpus: bool, free: int, error: str
+) -> None:
+    """A full machine and a full disk, which a test cannot have; nor has it a GPU."""
+    ours, no = release(1, "passed"), lambda *_, **__: None
+    for name in ("obstacle", "remove_leftovers"):
+        monkeypatch.setattr(run, name, no)
+    for name in ("require_readable", "require_image"):
+        monkeypatch.setattr(run.running, name, no)
+    monkeypatch.setattr(run, "uses_gpu", lambda *_: gpus)
+    monkeypatch.setattr(run, "checkpoint_of", lambda *_: paths.project)
+    monkeypatch.setattr(run, "with_loader", lambda _, release, *__, **___: release)
+    monkeypatch.setattr(run.room, "drop_page_cache", no)
+    monkeypatch.setattr(run.room, "available", lambda: 1 << 30)
+    monkeypatch.setattr(run.room, "room_for", lambda *_: room.Room(10 << 30, 10 << 30, SimpleNamespace(hints=())))  # type: ignore[arg-type]
+    usage = shutil.disk_usage(paths.project)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
+    with pytest.raises((HostError, DiskError), match=error):
+        run.measure(paths, None, ours, run.Plan(texts.load(quick=True)), print)  # type: ignore[arg-type]
+
+
+def test_a_long_program_is_told_of_and_its_outputs_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its progress bar is one line. It goes on when it was told of: no time is waited for."""
+    monkeypatch.setattr(watched, "EVERY", 0.0)
+    bar, said = tmp_path / "go-on", list[str]()
+
+    def say(line: str) -> None:
+        said.append(line)
+        bar.touch()
+
+    text = f"""
+import pathlib, sys, time
+print("begins")
+print("Requesting API:   1%\\rRequesting API:  50%", end="", file=sys.stderr)
+while not pathlib.Path({str(bar)!r}).exists(): time.sleep(0.01)
+sys.exit(3)"""
+    done = watched.run([sys.executable, "-uc", text], cwd=tmp_path, env=os.environ, limit=600, silent=600, say=say)
+    assert done == watched.Ended(3, "begins\nRequesting API:   1%\rRequesting API:  50%")
+    assert said[0] == "  Requesting API:  50%"
+
+
+@pytest.mark.parametrize(("limit", "silent", "why"), [(1.6, 600, "took more than"), (600, 1.6, "said nothing")])
+def test_a_program_that_takes_too_long_ends_with_what_it_started(
+    tmp_path: Path, limit: float, silent: float, why: str
+) -> None:
+    """Whoever holds the pipe open lives."""
+    os.mkfifo(tmp_path / "pipe")
+    pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        argv = ["/bin/sh", "-c", f"exec 9>{tmp_path / 'pipe'}; echo begun; sleep 1000 & sleep 1000"]
+        with pytest.raises(watched.Overdue, match=why):
+            watched.run(argv, cwd=tmp_path, env=os.environ, limit=limit, silent=silent, say=print)
+        assert select.select([pipe], [], [], 300)[0] and os.read(pipe, 100) == b""
+    finally:
+        os.close(pipe)
 
 
 def test_scores_are_asked_again_where_lm_eval_or_a_task_of_ours_is_another(

@@ -88,16 +88,18 @@ def quality(
     quick: bool,
     wanted: standard.Wanted | None,
     fetch: bool,
+    hours: int = standard.HOURS,
     as_json: bool,
 ) -> None:
     """Measure both, keep the record, print it; QualityError for a greater loss than the release's stage allows."""
+    limit = standard.seconds_of(hours)
     paths = Paths.from_env()
     pair = chosen(paths, choose_recipe(paths, recipe, None), release, against)
     if wanted and fetch:
         standard.fetch(paths, wanted, say)
     elif wanted:
         standard.require_installed(paths)  # before minutes of measuring
-    found = compared(paths, engine_of(paths), pair, run.Plan(texts.load(quick=quick), wanted))
+    found = compared(paths, engine_of(paths), pair, run.Plan(texts.load(quick=quick), wanted, limit))
     path = record.save(paths, pair.release, pair.reference, found)
     if as_json:
         show(json.dumps(record.to_json(found), indent=2, sort_keys=True))
