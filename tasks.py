@@ -232,7 +232,7 @@ def plan(
         "published": "the published chain of the 122B instead, which needs none of its files",
         "bandwidth": "of the memory in GB/s (default: 273, a DGX Spark's)",
         "context": "tokens in the cache (default: 1000)",
-        "accepted": "share of the drafted tokens that the model accepts (default: 0.79)",
+        "accepted": "share of the drafted tokens that the model accepts (default: as measured of a release, else 0.79)",
         "measured": "tokens a second, to say what fraction of the ceiling they are",
         "json": "machine-readable",
     }
@@ -244,7 +244,7 @@ def roofline(
     published: bool = False,
     bandwidth: str = "273",
     context: str = "1000",
-    accepted: str = "0.79",
+    accepted: str = "",
     measured: str = "",
     json: bool = False,
 ) -> None:
@@ -470,10 +470,10 @@ def bisect(
 @command(
     help={
         "recipe": "releases of this recipe only (default: every recipe's)",
-        "out": "file to write (default: report.html in SPARKPIN_HOME)",
+        "out": "file to write (default: report.html in SPARKPIN_HOME; a table is printed)",
         "open": "serve the page on 127.0.0.1 instead, until Ctrl-C",
         "port": "for --open (default: any that is free)",
-        "markdown": "print a table for a forum post instead",
+        "markdown": "a table for a forum post instead",
     }
 )
 def report(

@@ -71,13 +71,16 @@ def test_the_first_stage_leaves_its_numbers(socket: Path) -> None:
 @pytest.mark.parametrize(
     ("below", "why"),
     [
-        (None, "no release of the stage below has passed and left its own"),
+        (
+            None,
+            "no release of stage mtp has passed and left its own to compare them with: invoke smoke --stage mtp, then",
+        ),
         (dataclasses.replace(BELOW, text="other"), "sparkpin/x:mtp-1 was asked another text"),
         (dataclasses.replace(BELOW, tokens=TOKENS[1:]), "sparkpin/x:mtp-1 was asked another text, or has other tokens"),
     ],
 )
 def test_without_numbers_to_compare_with_it_says_so(below: drift.Reference | None, why: str, socket: Path) -> None:
-    result = run(socket, drift=0.1, reference=below)
+    result = run(socket, drift=0.1, reference=below, below="mtp")
     assert result.passed and not result.applicable and why in result.detail
 
 

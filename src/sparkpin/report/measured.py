@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparkpin import ui
 from sparkpin.errors import SparkpinError
 from sparkpin.paths import Paths
 from sparkpin.quality import promotion
@@ -65,7 +66,7 @@ def quality_of(paths: Paths, release: Release) -> Evidence:
     rows += [
         Row("KL, nats a token", overall.kl.text()),
         Row("same likeliest token", overall.top1.text(".4f")),
-        Row("perplexity", f"{overall.perplexity_reference:.4g} -> {overall.perplexity:.4g}"),
+        Row("perplexity", f"{ui.figure(overall.perplexity_reference, 4)} -> {ui.figure(overall.perplexity, 4)}"),
         *(Row(one.name, f"{one.release} of {one.asked} right, reference {one.reference}") for one in chosen.skills),
         *(
             Row(f"{one.task} {one.metric}", f"{one.release:.3g}, reference {one.reference:.3g}")
