@@ -443,6 +443,7 @@ def quality(
         "serve": "start a server for each trial: its address is SPARKPIN_ENDPOINT",
         "unstarted_is_bad": "with --serve: a server that does not start is bad, not unresolved",
         "limit": "seconds that the check may take (default: 1800)",
+        "dry_run": "show what would be built and tested, and do nothing",
     }
 )
 def bisect(
@@ -453,6 +454,7 @@ def bisect(
     serve: bool = False,
     unstarted_is_bad: bool = False,
     limit: str = "1800",
+    dry_run: bool = False,
 ) -> None:
     """Find the change between two releases that turns a check."""
     from sparkpin.bisect import tasks
@@ -464,6 +466,7 @@ def bisect(
         serve=serve,
         unstarted_is_bad=unstarted_is_bad,
         limit=whole("limit", limit, 1800),
+        dry_run=dry_run,
     )
 
 

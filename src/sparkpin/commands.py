@@ -55,6 +55,7 @@ from sparkpin.loadchoice import with_loader
 from sparkpin.overruled import overruled
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
+from sparkpin.progress import waiting
 from sparkpin.quality import promotion
 from sparkpin.releases import Release, Releases
 from sparkpin.serving import tasks as serving_tasks
@@ -426,7 +427,8 @@ def finish(records: Releases, done: tuple[Release, ...]) -> None:
 def images(*, as_json: bool) -> None:
     """What can be read of the releases; then ManifestError for a record that is damaged."""
     paths = Paths.from_env()
-    rows, shared = retention.rows(paths, engine_of(paths))
+    with waiting(say, "asking the engine for its images"):
+        rows, shared = retention.rows(paths, engine_of(paths))
     if as_json:
         show(json.dumps(rows, indent=2, sort_keys=True))
     elif rows:
