@@ -402,6 +402,7 @@ def inspect(c: Context, tag: str, sm: str = "", platform: str = "", all: bool = 
         "limit": "questions of each of these tasks (default: all)",
         "hours": "that these tasks may take for each release (default: 12)",
         "chat": "ask these tasks as chats; those that compare log-probabilities cannot be",
+        "limits": "show what was measured of the recipe's releases beside their stages' limits; measure nothing",
         "fetch": "install lm-eval and fetch the tasks' data first (network)",
         "json": "machine-readable",
     }
@@ -416,6 +417,7 @@ def quality(
     limit: str = "0",
     hours: str = "12",
     chat: bool = False,
+    limits: bool = False,
     fetch: bool = False,
     json: bool = False,
 ) -> None:
@@ -423,6 +425,9 @@ def quality(
     from sparkpin.quality import tasks as measuring
     from sparkpin.quality.standard import wanted_of
 
+    if limits:
+        measuring.limits(recipe=recipe)
+        return
     measuring.quality(
         recipe=recipe,
         release=release,

@@ -32,6 +32,7 @@ from sparkpin.quality import (
     asking,
     compare,
     intervals,
+    limits,
     promotion,
     record,
     run,
@@ -494,6 +495,33 @@ def test_what_promote_refuses_becomes_current_in_no_other_way(
     assert Releases(paths).current("tiny") is None
     where.write_text("{")
     assert isinstance(promotion.refusal(paths, ours), ManifestError)
+
+
+def test_limits_stand_beside_what_was_measured(paths: Paths, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match="no release of 'tiny' was compared") as caught:
+        limits.show(paths, "tiny")
+    assert caught.value.next_step == "invoke quality --recipe tiny"
+    parent, one, other = release(1, stage="mtp"), release(2), release(3)
+    lost = Figure(value=0.02, low=0.01, high=0.0312), Figure(value=0.01, low=0.008, high=0.012)
+    for made, figure in zip((one, other), lost, strict=True):
+        Releases(paths).save(made)
+        record.save(paths, made, parent, made_record(made, parent, texts=(figures(figure),)))
+    limit(paths, 0.005)
+    limits.show(paths, "tiny")
+    text = capsys.readouterr().out
+    row = next(line.split() for line in text.splitlines() if " kl " in line)
+    assert row == ["v2", "kl", "0.005", "0.01", "0.008", "..", "0.012", "MORE", "2", "0.032"]
+    top1 = next(line.split() for line in text.splitlines() if " top1 " in line)
+    assert top1 == ["v2", "top1", "-", "0.985", "0.98", "..", "0.99", "2", "0.98"]
+
+
+@pytest.mark.parametrize(
+    ("value", "down", "wanted"),
+    [(0.03121, False, 0.032), (0.98123, True, 0.981), (1.00482, False, 1.0049), (0.05, False, 0.05), (12.3, False, 13),
+     (0.0, False, 0.0), (1.0, True, 1.0), (1.0, False, 1.0), (1.5e-11, False, 1.5e-11)],
+)  # fmt: skip
+def test_a_limit_is_rounded_to_the_side_that_is_kept(value: float, down: bool, wanted: float) -> None:
+    assert limits.rounded(value, down=down) == pytest.approx(wanted, rel=1e-9)
 
 
 def test_every_stage_with_a_parent_says_what_it_may_cost() -> None:

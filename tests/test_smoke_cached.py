@@ -1,5 +1,5 @@
-"""Checks that the scripted recipe's 2,048 tokens and the cpu stack's flags leave no room for, on a real server: a prompt
-of 8K tokens, and a prompt answered from the prefix cache as from nothing.
+"""Checks for which the scripted recipe and the cpu stack leave no room, on a real server: a prompt of 8K tokens, and
+one that is answered from the prefix cache as from nothing.
 
 Needs what ./install.sh leaves. Without drafts: vLLM's CPU platform copies states of a drafter with Triton alone.
 """

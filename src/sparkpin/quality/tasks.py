@@ -15,6 +15,7 @@ from sparkpin.fingerprint import read_fingerprint
 from sparkpin.jobs import engine_of
 from sparkpin.paths import Paths
 from sparkpin.quality import allowance, asking, compare, promotion, record, run, standard, texts
+from sparkpin.quality import limits as beside
 from sparkpin.quality.record import QualityRecord, Standard
 from sparkpin.quality.report import report
 from sparkpin.releases import Release, Releases, now
@@ -112,6 +113,11 @@ def quality(
             + "; ".join(map(allowance.line, found.more)),
             next_step=f"invoke promote {found.release} refuses it, unless --accept-loss says why",
         )
+
+
+def limits(*, recipe: str | None) -> None:
+    paths = Paths.from_env()
+    beside.show(paths, choose_recipe(paths, recipe, None))
 
 
 def compared(paths: Paths, engine: Engine, pair: Pair, plan: run.Plan) -> QualityRecord:
