@@ -99,6 +99,21 @@ def test_the_int8_head() -> None:
     assert (head.size, head.times) == (248_320 * 3072 + 2 * (248_320 + 3072), 3)
 
 
+def test_a_list_of_tokens_to_draft() -> None:
+    """Stage v2-vocab: the head is read once to check; a draft reads 32,768 of its 248,320 rows."""
+    flags = (*V2.flags, "--additional-config", '{"draft_vocabulary": {"first": 32768}}')
+    figure = dataclasses.replace(V2, stage="v2-vocab", flags=flags)
+    found, before = made(figure), made(V2)
+    whole = 248_320 * 3072 + 2 * (248_320 + 3072)
+    head, rows = reads(found)["LM head"], reads(found)["LM head, listed rows"]
+    assert (head.size, head.times) == (whole, 1)
+    assert (rows.size, rows.times) == (pytest.approx(whole * 32_768 / 248_320), 2)
+    assert before.step_bytes - found.step_bytes == pytest.approx(2 * whole * (1 - 32_768 / 248_320))
+    assert before.step_bytes - found.step_bytes == pytest.approx(1.325e9, rel=1e-3)
+    plain = made(dataclasses.replace(MTP, flags=flags))
+    assert reads(plain)["LM head, listed rows"].size == pytest.approx(32_768 * 3072 * 2)
+
+
 def test_the_ceilings_of_the_published_chain() -> None:
     """FACTS of the project had 40.0 / 42.8 / 50-54 / 60-66 (docs/roofline.md tells the difference)."""
     assert [figure.tokens for figure in CHAIN] == [28.3, 30.8, 38.4, 51.0]
@@ -192,6 +207,8 @@ def test_a_recipe_s_headers(copy: Checkout) -> None:
     assert found["INT4 experts"]["size"] == 4 * 3 * 128 * 128 * 33 / 64 == 101_376
     assert (found["INT4 experts"]["times"], found["LM head"]["times"], value["drafted"]) == (3.5, 3, 2)
     assert found["LM head"]["size"] == 1024 * 128 + 2 * (1024 + 128)
+    listed = json.loads(copy.done(*arguments, "--stage", "v2-vocab"))
+    assert listed["step_bytes"] == value["step_bytes"]  # all of its 1024 tokens are among the first 65,536
     base = json.loads(copy.done(*arguments, "--stage", "base", "--measured", "1000"))
     assert base["step_tokens"] == 1 and "MTP layer" not in {read["what"] for read in base["reads"]}
     assert base["fraction"] == pytest.approx(1000 * base["step_bytes"] / 273e9)

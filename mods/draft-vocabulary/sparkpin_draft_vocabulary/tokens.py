@@ -13,14 +13,16 @@ from sparkpin_modkit import ModError
 
 SETTING = "draft_vocabulary"
 FLAG = "--additional-config"
-EXAMPLE = f"{FLAG} '{{\"{SETTING}\": {{\"first\": 32768}}}}'"
+EXAMPLE = f"{FLAG} '{{\"{SETTING}\": {{\"first\": 65536}}}}'"
 OFF = "or set SPARKPIN_MOD_DRAFT_VOCABULARY=0"
+LISTS = Path(__file__).with_name("lists")
+"""Lists that are a part of this mod, and so of the image."""
 KEYS = ({"first"}, {"file", "sha256"})
 
 
 @dataclass(frozen=True)
 class Setting:
-    """first: as many of the lowest token ids; or file: ids, one a line, in the model's folder, with its SHA-256."""
+    """first: as many of the lowest token ids; or file: ids, one a line, in the model's folder or LISTS, its SHA-256."""
 
     first: int = 0
     file: str = ""
@@ -44,7 +46,7 @@ def read_setting(additional: object) -> Setting:
         return Setting(first=first)
     file, sha256 = value["file"], value["sha256"]
     if not isinstance(file, str) or not file:
-        raise wrong(".file", file, "wanted the name of a file in the model's folder")
+        raise wrong(".file", file, "wanted the name of a file in the model's folder or the mod's lists")
     if not isinstance(sha256, str) or len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):
         raise wrong(".sha256", sha256, "wanted 64 hexadecimal digits, as sha256sum prints them")
     return Setting(file=file, sha256=sha256)
@@ -59,7 +61,7 @@ def drafted(setting: Setting, vocabulary: int, folder: Path, always: Iterable[in
 
     Args:
         vocabulary: the number of tokens that the model knows; `first` may be more.
-        folder: where the setting's file lies, if its name is not absolute.
+        folder: where the setting's file lies; if not there, in LISTS.
     """
     chosen = read_ids(setting, vocabulary, folder) if setting.file else range(min(setting.first, vocabulary))
     return sorted({*chosen, *(token for token in always if 0 <= token < vocabulary)})
@@ -67,6 +69,8 @@ def drafted(setting: Setting, vocabulary: int, folder: Path, always: Iterable[in
 
 def read_ids(setting: Setting, vocabulary: int, folder: Path) -> list[int]:
     path = folder / setting.file
+    if not path.exists():
+        path = LISTS / setting.file
     try:
         data = path.read_bytes()
     except OSError as error:

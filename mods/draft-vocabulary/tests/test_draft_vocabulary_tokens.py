@@ -81,6 +81,17 @@ def test_another_file_than_the_one_that_was_meant(tmp_path: Path) -> None:
         drafted(setting, 100, tmp_path, ())
 
 
+def test_a_list_that_is_a_part_of_the_mod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "model").mkdir()
+    monkeypatch.setattr("sparkpin_draft_vocabulary.tokens.LISTS", tmp_path / "lists")
+    setting = file_of(tmp_path / "lists", "5\n")
+    assert drafted(setting, 100, tmp_path / "model", ()) == [5]
+    with pytest.raises(ModError, match=r"model/list\.txt: wanted sha256"):
+        (tmp_path / "model/list.txt").write_text("6\n")
+        drafted(setting, 100, tmp_path / "model", ())
+
+
 def test_added_tokens_of_both_files(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"id": 7, "content": "<think>"}]}))
     assert special_tokens(tmp_path) == {7}

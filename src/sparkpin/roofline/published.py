@@ -51,7 +51,13 @@ CHAIN = (
 def model_published(figure: Published) -> Model:
     argv = ["vllm", "serve", "/model", *figure.flags]
     settings = read_settings(argv, {}, GEOMETRY, "cuda", vllm=(0, 33), wide_state=False, origin="the published chain")
-    loading = Loading(draft=settings.draft_layers > 0, vision=True, int8_head=figure.int8, widened=False)
+    loading = Loading(
+        draft=settings.draft_layers > 0,
+        vision=True,
+        int8_head=figure.int8,
+        widened=False,
+        draft_rows=settings.draft_rows,
+    )
     return model_of(tensors(fp8=figure.fp8), GEOMETRY, settings, loading, symmetric=True)
 
 
