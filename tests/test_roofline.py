@@ -114,6 +114,18 @@ def test_a_list_of_tokens_to_draft() -> None:
     assert reads(plain)["LM head, listed rows"].size == pytest.approx(32_768 * 3072 * 2)
 
 
+def test_the_mtp_layer_in_fp8() -> None:
+    """What the rule `mtp.layers.*_proj` of docs/checkpoints.md makes: `mtp.fc`, the router and norms stay in 16 bits."""
+    found, before = reads(made(dataclasses.replace(V2, fp8_draft=True))), reads(made(V2))
+    projections = [3072 * 16_384, 512 * 3072, 512 * 3072, 8192 * 3072, *[3072 * 1024] * 3]
+    scales = 2 * sum(size // 128**2 for size in projections)
+    assert before["MTP layer"].size - found["MTP layer"].size == sum(projections) - scales
+    assert found["MTP experts"].size == MTP_EXPERT / 2 + 2 * 3 * 8 * 24
+    routed = (8 + 256 * (1 - (31 / 32) ** 3)) * (MTP_EXPERT / 2 - 2 * 3 * 8 * 24)
+    saved = sum(read.bytes for read in before.values()) - sum(read.bytes for read in found.values())
+    assert saved == pytest.approx(2 * (sum(projections) - scales) + routed)  # 0.47 of 12.06 GB
+
+
 def test_the_ceilings_of_the_published_chain() -> None:
     """FACTS of the project had 40.0 / 42.8 / 50-54 / 60-66 (docs/roofline.md tells the difference)."""
     assert [figure.tokens for figure in CHAIN] == [28.3, 30.8, 38.4, 51.0]

@@ -5,7 +5,8 @@ usage: python table.py OUT JOB...     in the folder that prepare.py made, with i
 A job is the name of a stage, or NAME@few (five points of nine, no prefill), NAME@long (with a prefill of 128K),
 NAME@own (the router's own choice: else routing is uniform, imposed), NAME@eager (without torch.compile), or `check`:
 the scripted model, whose answers are known, through all stages of the chain at once, while the next job starts. vLLM
-is imported once; each job is a fork of that process. OUT/NAME.json and OUT/NAME.log.
+is imported once; each job is a fork of that process. OUT/NAME.json and OUT/NAME.log; for join.py, which wants a folder
+a call, OUT/run.json.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import itertools
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -202,8 +204,8 @@ def main(arguments: list[str]) -> None:
             checks = {start(run_check, one, out, "", f"check-{one}"): f"check-{one}" for one in CHAIN}
             continue
         label = label_of(name, option)
+        (out / READY).unlink(missing_ok=True)  # an earlier job's, or an earlier call's
         jobs = {start(run_stage, name, out, option, label): label}
-        (out / READY).unlink(missing_ok=True)
         times |= wait(checks)
         checks = {}
         (out / READY).touch()
@@ -212,7 +214,25 @@ def main(arguments: list[str]) -> None:
         print(label, times, flush=True)
     times |= wait(checks)
     print(times, flush=True)
-    (out / "times.json").write_text(json.dumps(times) + "\n")
+    (out / "run.json").write_text(json.dumps(facts(arguments[1:]) | {"times": times}, indent=1) + "\n")
+
+
+def facts(jobs: list[str]) -> dict[str, Any]:
+    """What `join.py` wants to know of a run. The GPU's names come from outside: this process must not use it."""
+    import torch
+    import vllm
+
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    gpu, _, driver = subprocess.run(query, capture_output=True, text=True).stdout.strip().partition(", ")
+    return {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "vllm": vllm.__version__,
+        "torch": torch.__version__,
+        "gpu": gpu or "unknown",
+        "driver": driver or "unknown",
+        "routing": "uniform",
+        "jobs": " ".join(jobs),
+    }
 
 
 if __name__ == "__main__":

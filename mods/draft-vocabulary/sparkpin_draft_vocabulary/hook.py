@@ -17,7 +17,7 @@ from sparkpin_draft_vocabulary import MOD, VERSION
 from sparkpin_draft_vocabulary.touches import ON_CUDA, REFUSED, TOUCHES
 
 MIB = 2**20
-ARGMAX = '--speculative-config \'{"use_local_argmax_reduction": true, ...}\''
+ARGMAX = "--speculative-config '{\"use_local_argmax_reduction\": true, ...}'"
 
 
 def install() -> None:

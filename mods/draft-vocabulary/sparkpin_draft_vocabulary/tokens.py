@@ -13,7 +13,7 @@ from sparkpin_modkit import ModError
 
 SETTING = "draft_vocabulary"
 FLAG = "--additional-config"
-EXAMPLE = f"{FLAG} '{{\"{SETTING}\": {{\"first\": 65536}}}}'"
+EXAMPLE = f'{FLAG} \'{{"{SETTING}": {{"first": 65536}}}}\''
 OFF = "or set SPARKPIN_MOD_DRAFT_VOCABULARY=0"
 LISTS = Path(__file__).with_name("lists")
 """Lists that are a part of this mod, and so of the image."""
@@ -103,7 +103,9 @@ def special_tokens(folder: Path) -> set[int]:
     if config.is_file():
         found |= {int(token) for token in read_json(config).get("added_tokens_decoder", {})}
     if not found:
-        raise ModError(f"draft-vocabulary: {path}: saw no added_tokens, wanted those that end turns and mark tool calls")
+        raise ModError(
+            f"draft-vocabulary: {path}: saw no added_tokens, wanted those that end turns and mark tool calls"
+        )
     return found
 
 
