@@ -115,7 +115,7 @@ def test_a_list_of_tokens_to_draft() -> None:
 
 
 def test_the_mtp_layer_in_fp8() -> None:
-    """What the rule `mtp.layers.*_proj` of docs/checkpoints.md makes: `mtp.fc`, the router and norms stay in 16 bits."""
+    """What the rule `mtp.layers.*_proj` of docs/checkpoints.md makes: `mtp.fc`, router and norms stay in 16 bits."""
     found, before = reads(made(dataclasses.replace(V2, fp8_draft=True))), reads(made(V2))
     projections = [3072 * 16_384, 512 * 3072, 512 * 3072, 8192 * 3072, *[3072 * 1024] * 3]
     scales = 2 * sum(size // 128**2 for size in projections)
@@ -161,6 +161,23 @@ def test_headers_of_the_published_shapes_give_the_same(figure: Published, monkey
     loading = Loading(bool(figure.flags), True, figure.int8, False)
     tensors = [placed.source.info for placed in final_tensors(plan, listings) if placed.listed]
     assert model_of(tensors, geometry, settings, loading, symmetric=True) == model_published(figure)
+
+
+def test_headers_of_an_mtp_layer_in_fp8_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule of docs/checkpoints.md, through the builder's plan: `invoke roofline` counts what a checkpoint holds."""
+    sizes = dataclasses.replace(qwen_samples.G122B, experts=2)
+    monkeypatch.setattr(published, "EXPERTS", 2)
+    listings = {"int4": qwen_samples.int4_listing(sizes), "fp8": qwen_samples.fp8_listing(sizes)}
+    pin = manifests.load_model(PROJECT, MODEL)
+    assert pin.hybrid and not any("mtp" in module for rule in pin.hybrid.rules for module in rule.modules)  # by default
+    rule = pin.hybrid.rules[0].model_copy(update={"modules": ["mtp.layers.*_proj"]})
+    hybrid = pin.hybrid.model_copy(update={"rules": [*pin.hybrid.rules, rule], "unused": None})
+    changed = pin.model_copy(update={"hybrid": hybrid})
+    plan = make_plan(listings, changed, ("copy", "hybrid", "mtp"))
+    settings = settings_of(geometry_122b(), MTP2, "cuda", (0, 33))
+    tensors = [placed.source.info for placed in final_tensors(plan, listings) if placed.listed]
+    wanted = model_published(dataclasses.replace(V2, fp8_draft=True))
+    assert model_of(tensors, GEOMETRY, settings, Loading(True, True, True, False), symmetric=True) == wanted
 
 
 def test_zero_points_are_read_where_a_model_has_its_own() -> None:

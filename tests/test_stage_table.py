@@ -17,6 +17,7 @@ sys.path.append(str(PROJECT / "benchmarks/stage_table"))
 import buckets
 import fatbin
 import join
+import prepare
 import report
 import shapes
 
@@ -58,6 +59,35 @@ def test_an_entry_that_reaches_too_far_stops() -> None:
     broken = binary(entry(fatbin.CUBIN, 90, b"x" * 32)[:-8])
     with pytest.raises(ValueError, match="fat binary at 0x0: an entry at 0x10 of kind 2"):
         fatbin.slim(broken, 90)
+
+
+def flash(head: int, kind: str, switches: str) -> bytes:
+    """A cubin with a kernel's mangled name in it."""
+    shape = f"ILi2EN4cute5tupleIJNS5_1CILi1EEES8_EEENS6_IJNS7_ILi128EEENS7_ILi{head}EEEEEELi{head}E"
+    name = f"5flash..CollectiveMainloopFwdSm90{shape}NS_{kind}EfNS_4arch4Sm90E{switches}NS_10bfloat16_tELi1E"
+    return name.encode().ljust(256, b".")
+
+
+BFLOAT16, HALF, FP8 = "10bfloat16_t", "6half_t", "12float_e4m3_t"
+CAUSAL, SPLIT = "Lb1ELb0E", "Lb0ELb1E"
+BOTH = [flash(head, kind, how) for head in (64, 256) for kind in (BFLOAT16, HALF) for how in (CAUSAL, SPLIT)]
+
+
+def test_flash_attention_of_the_two_models_is_carried_for_both_types() -> None:
+    others = [flash(128, HALF, CAUSAL), flash(256, FP8, CAUSAL)]
+    library = binary(*(entry(fatbin.CUBIN, 90, cubin) for cubin in BOTH + others))
+    slim, kept = fatbin.slim(library, 90, prepare.needed_cubin)
+    assert kept == {(fatbin.CUBIN, 90): 256 * len(BOTH)}
+    prepare.check_flash(slim)
+
+
+@pytest.mark.parametrize("gone", [(3,), (4, 5, 6, 7), (6, 7)], ids=["one of float16", "a head size", "float16"])
+def test_flash_attention_that_is_not_all_there_is_not_carried(gone: tuple[int, ...]) -> None:
+    """A kernel's name stands in the library's own tables, too, whether its code is there or not."""
+    names = b"".join(BOTH)
+    library = names + binary(*(entry(fatbin.CUBIN, 90, c) for i, c in enumerate(BOTH) if i not in gone))
+    with pytest.raises(RuntimeError, match=r"kernels for bfloat16 and \d for float16, wanted the same"):
+        prepare.check_flash(library)
 
 
 def kernel(name: str, at: float, took: float, launch: int) -> dict[str, object]:
@@ -237,7 +267,7 @@ def test_the_last_run_of_a_stage_counts() -> None:
         ("run.json", json.dumps(FACTS | {"driver": ""}), "run.json: driver: saw nothing, wanted date, vllm"),
         ("v2-few.json", "{", "v2-few.json: .*wanted a JSON file"),
         ("v2-few.json", '{"stage": "v3"}', "v2-few.json: stage: saw 'v3'"),
-        ("v2-few.json", '{"stage": "mtp"}', "v2-few.json: stage: saw 'mtp', wanted the stage that the file is named after"),
+        ("v2-few.json", '{"stage": "mtp"}', "v2-few.json: stage: saw 'mtp', wanted the stage that the file is named"),
         ("v2.json", '{"stage": "v2"}', "v2.json: stage v2 is in v2-few.json, too"),
         ("check-base.json", "[]", "check-base.json: saw list"),
     ],

@@ -47,7 +47,7 @@ PARTS = ("attention", "GDN", "experts", "shared experts", "head", "draft", "draf
 EXPERTS = ("marlin_moe", "topkGating", "draw", "moe_align", "count_and_sort", "moe_sum", "act_and_mul")
 CORES = ("flash::", "reshape_and_cache")
 OWN_CORES = ("attend", "merge", "store")
-"""Whole names, of turboquant's kernels: parts of such words are in others' names, such as GDN's merge_16x16_to_64x64."""
+"""Whole names, of turboquant's kernels. Others contain such words: the linear attention has merge_16x16_to_64x64."""
 HEAD_US = 100
 """A matrix product outside of the layers that takes longer reads the LM head."""
 

@@ -3,8 +3,8 @@
 usage: PYTHONPATH=src python benchmarks/stage_table/join.py keep RESULTS NAME [NOTE]    RESULTS into runs/NAME
        PYTHONPATH=src python benchmarks/stage_table/join.py                             all of runs/ into table.json
 
-RESULTS is the folder that table.py wrote into: one a call. Of a profile's kernels (*.rows.gz, megabytes) the times by part
-of the model are kept, and those of the INT4 experts' kernel. What was measured stays as it came.
+RESULTS is the folder that table.py wrote into: one a call. Of a profile's kernels (*.rows.gz, megabytes) the times by
+part of the model are kept, and those of the INT4 experts' kernel. What was measured stays as it came.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from buckets import Row, parts_of
 
 from sparkpin.files import atomic_file, atomic_folder
 from sparkpin.roofline.published import GEOMETRY
-from stages import CHAIN, STAGES
+from stages import CHECKED, STAGES
 
 HERE = Path(__file__).resolve().parent
 RUNS, TABLE = HERE / "runs", HERE / "table.json"
@@ -31,7 +31,7 @@ FACTS = ("date", "vllm", "torch", "gpu", "driver", "routing", "jobs")
 LAYERS = GEOMETRY.attention + GEOMETRY.linear
 LEFT_OUT = ("took_s",)
 POINT = re.compile(r"-(\d+)-(\d+)\.rows\.gz$")
-SAME_KEY = ("few", "long")
+SAME_KEY = ("few", "main", "long")
 """Options of a job that change which points are measured, not what is."""
 
 
@@ -116,10 +116,10 @@ def row_of(row: list[Any]) -> Row:
 
 
 def checks(folder: Path) -> dict[str, dict[str, Any]]:
-    """Answers of the scripted model: how many were right, and whether they are token by token those of the stage before."""
+    """Answers of the scripted model: how many were right, and whether they are, token by token, the stage before's."""
     found: dict[str, dict[str, Any]] = {}
     before: list[list[int]] | None = None
-    for stage in CHAIN:
+    for stage in CHECKED:
         path = folder / f"check-{stage}.json"
         if not path.exists():
             before = None
@@ -155,7 +155,7 @@ def joined(runs: Path) -> dict[str, Any]:
     found = []
     for folder in sorted(path for path in runs.iterdir() if path.is_dir()):
         stages = {key: value for key, (_, value) in results(folder).items()}
-        seen = {stage: path for stage in CHAIN if (path := folder / f"check-{stage}.json").exists()}
+        seen = {stage: path for stage in CHECKED if (path := folder / f"check-{stage}.json").exists()}
         checked = {stage: read(path) for stage, path in seen.items()}
         found.append(
             {"name": folder.name, **facts(folder / RUN), "stages": stages, **({"checks": checked} if checked else {})}

@@ -65,6 +65,8 @@ STAGES = {
     )
 }  # fmt: skip
 CHAIN = ("base", "hybrid", "mtp", "v2", "v2-tq")
+CHECKED = (*CHAIN, "v2-vocab")
+"""Whose answers are checked, each against the one before."""
 
 
 def arguments(stage: Stage, *, compiled: bool = True) -> dict[str, Any]:
@@ -97,7 +99,11 @@ def scripted_checkpoints() -> dict[str, tuple[str, ...]]:
 
 
 def scripted_arguments(stage: Stage) -> dict[str, Any]:
-    """For vllm.LLM with the scripted model, whose drafts are right by themselves."""
+    """For vllm.LLM with the scripted model, whose drafts are right by themselves.
+
+    Its vocabulary is smaller than a list of 65,536: with a shorter one most of what it says is never drafted.
+    """
+    listed = {"additional_config": {"draft_vocabulary": {"first": 300}}} if "additional_config" in stage.more else {}
     return {
         "model": f"scripted-{stage.scripted}",
         "max_model_len": 40960,
@@ -111,4 +117,5 @@ def scripted_arguments(stage: Stage) -> dict[str, Any]:
         "seed": 0,
         **({"speculative_config": SPECULATIVE | stage.speculative} if stage.drafts else {}),
         **stage.more,
+        **listed,
     }

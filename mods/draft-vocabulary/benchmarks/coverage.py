@@ -1,11 +1,11 @@
 """What share of texts' tokens a list leaves out, and a list counted from texts. A tokenizer, no model.
 
 usage: python coverage.py TOKENIZER FOLDER [--first 16384 32768 65536]      shares, by the folder's folders
-       python coverage.py TOKENIZER FOLDER --count N --out LIST             the N most frequent ids, one a line, and the hash
+       python coverage.py TOKENIZER FOLDER --count N --out LIST             the N most frequent ids, and the hash
 
-TOKENIZER: a tokenizer.json (needs the distribution tokenizers), or ranks as *.tiktoken with Qwen3.5's split (needs tiktoken).
-A token that is not listed is never drafted, so each one costs at least one draft. It is no acceptance: a drafter misses
-others, too, and what a model says is not these texts.
+TOKENIZER: a tokenizer.json (needs the distribution tokenizers), or ranks as *.tiktoken with Qwen3.5's split (needs
+tiktoken). A token that is not listed is never drafted, so each one costs at least one draft. It is no acceptance: a
+drafter misses others, too, and what a model says is not these texts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Give an MTP drafter a part of its head once it is loaded, and the table that leads back to tokens.
 
 For the releases in touches.py. vLLM has drafters whose vocabulary is smaller than their target's: `LocalArgmaxMixin`
-takes the best row of the drafter's head and adds ``draft_id_to_target_id`` to it. An MTP layer shares its target's head;
-here it gets a part of it. May go when vLLM can cut a shared head itself.
+takes the best row of the drafter's head and adds ``draft_id_to_target_id`` to it. An MTP layer shares its target's
+head; here it gets a part of it. May go when vLLM can cut a shared head itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from sparkpin_modkit import ModError, Touches, UnsupportedPlatform, check_vllm, report, reporting_failure
+from sparkpin_modkit import ModError, UnsupportedPlatform, check_vllm, report, reporting_failure
 
 from sparkpin_draft_vocabulary import MOD, VERSION
 from sparkpin_draft_vocabulary.touches import ON_CUDA, REFUSED, TOUCHES

@@ -107,11 +107,8 @@ def test_the_best_of_the_listed_tokens(kind, pristine, world, config, monkeypatc
     }  # fmt: skip
     rows = {"bfloat16": "bfloat16", "packed": "the whole head, then the list", "int8": "Int8LMHeadMethod"}
     assert line["rows"] == rows[kind]
-    sizes = {
-        "bfloat16": 2 * WIDTH * ROWS_MULTIPLE,
-        "packed": 0,
-        "int8": 128 * ROWS_MULTIPLE + 2 * (ROWS_MULTIPLE + WIDTH),
-    }
+    int8 = 128 * ROWS_MULTIPLE + 2 * (ROWS_MULTIPLE + WIDTH)
+    sizes = {"bfloat16": 2 * WIDTH * ROWS_MULTIPLE, "packed": 0, "int8": int8}
     assert line["mib"] == round(sizes[kind] / 2**20, 3)
     assert drafter.state_dict().keys() <= {"lm_head.weight"}  # the table and the rows come from no checkpoint
 
