@@ -1,4 +1,4 @@
-"""Route INT4 experts of an AutoRound (INC) checkpoint to the reference method; mend linear layers (linear.py) and sampling (sampling.py).
+"""Route INT4 experts of an AutoRound (INC) checkpoint to the reference method; mend what linear.py and sampling.py say.
 
 For vLLM 0.32.0, whose ``INCWna16Scheme.get_moe_method`` says "CPU does not support quantized MoE yet" and returns the
 unquantised method, into which packed weights cannot be loaded. May go when that function returns a quantised one.

@@ -38,7 +38,8 @@ def dequantise_int4_words(words: torch.Tensor, scales: torch.Tensor, dtype: torc
     """Expand a linear layer's symmetric INT4 weights in GPTQ's layout.
 
     Args:
-        words: ``[K / 8, N]`` int32, eight consecutive input channels in a word, the first in the lowest four bits; code = value + 8.
+        words: ``[K / 8, N]`` int32, eight consecutive input channels in a word, the first in its lowest four bits;
+            code = value + 8.
         scales: ``[G, N]``, one scale for each ``K / G`` consecutive input channels.
         dtype: type of the result.
 

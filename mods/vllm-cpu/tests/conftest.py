@@ -15,5 +15,7 @@ def own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
     current = CPUWNA16LinearKernel.can_implement
     monkeypatch.setattr(CPUWNA16LinearKernel, "can_implement", getattr(current, "__wrapped__", current))
-    offered = [kernel for kernel in linear._POSSIBLE_KERNELS[PlatformEnum.CPU] if kernel is not ExpandedInt4LinearKernel]
+    offered = [
+        kernel for kernel in linear._POSSIBLE_KERNELS[PlatformEnum.CPU] if kernel is not ExpandedInt4LinearKernel
+    ]
     monkeypatch.setitem(linear._POSSIBLE_KERNELS, PlatformEnum.CPU, offered)
