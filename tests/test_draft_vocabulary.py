@@ -69,7 +69,7 @@ def test_what_is_not_listed_is_said_all_the_same(copy: Checkout) -> None:
 
 
 def test_a_server_whose_list_is_not_the_one_that_was_meant_does_not_start(copy: Checkout) -> None:
-    copy.replace(FILE, "first: 65536", f"file: scripted.txt, sha256: {'0' * 64}")
+    copy.replace(FILE, "first: 65536", f"file: scripted.txt, sha256: {'ab' * 32}")
     copy.done("build", "--recipe", TRIAL)
     tag = copy.release(stage=STAGE)["tag"]
     assert copy.invoke("smoke", "--release", tag).returncode == 10

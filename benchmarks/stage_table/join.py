@@ -31,7 +31,7 @@ FACTS = ("date", "vllm", "torch", "gpu", "driver", "routing", "jobs")
 LAYERS = GEOMETRY.attention + GEOMETRY.linear
 LEFT_OUT = ("took_s",)
 POINT = re.compile(r"-(\d+)-(\d+)\.rows\.gz$")
-SAME_KEY = ("few", "main", "long")
+SAME_KEY = ("few", "long")
 """Options of a job that change which points are measured, not what is."""
 
 

@@ -101,13 +101,15 @@ def routing(stages: dict[str, Any]) -> None:
 
 
 def first_tokens(stages: dict[str, Any]) -> None:
-    rows = [
-        [name, *(" ".join(f"{t:.2f}" for t in one["first_token_s"].get(f"{c}:1", [])) or "-" for c in CONTEXTS)]
+    points = measured(stages, "first_token_s")
+    if not points:
+        return
+    rows = (
+        [name, *(" ".join(f"{t:.2f}" for t in one.get("first_token_s", {}).get(point, [])) for point in points)]
         for name, one in stages.items()
-        if one.get("first_token_s")
-    ]
-    if rows:
-        table(["first token, s", "1K (3 times)", "32K", "128K"], rows)
+    )
+    names = (f"{NAMES[int(c)]} x {b}" for c, b in (point.split(":") for point in points))
+    table(["first token of the last prompt, s", *names], rows)
 
 
 def experts(stages: dict[str, Any]) -> None:

@@ -2,12 +2,11 @@
 
 usage: python table.py OUT JOB...     in the folder that prepare.py made, with its site unpacked on PYTHONPATH
 
-A job is the name of a stage, or NAME@few (five points of nine, no prefill), NAME@main (six points, prefill of 1K and
-32K), NAME@long (with a prefill of 128K), NAME@own (the router's own choice: else routing is uniform, imposed),
-NAME@eager (without torch.compile), or `check`: the scripted model, whose answers are known, through all stages of the
-chain and v2-vocab at once, while the next job starts. vLLM is imported once; each job is a fork of that process. JOB_S
-in the environment: seconds after which a job is ended. OUT/NAME.json and OUT/NAME.log; OUT/run.json for join.py, which
-wants a folder a call.
+A job is the name of a stage, or NAME@few (five points of nine, no prefill), NAME@long (with a prefill of 128K),
+NAME@own (the router's own choice: else routing is uniform, imposed), NAME@eager (without torch.compile), or `check`:
+the scripted model, whose answers are known, through all stages of the chain and v2-vocab at once, while the next job
+starts. vLLM is imported once; each job is a fork of that process. JOB_S in the environment: seconds after which a job
+is ended. OUT/NAME.json and OUT/NAME.log; OUT/run.json for join.py, which wants a folder a call.
 """
 
 from __future__ import annotations
@@ -47,19 +46,19 @@ PROFILED = [(1024, 1), (131072, 1), (1024, 16)]
 
 @dataclass(frozen=True)
 class Points:
-    """decode, profiled: contexts and sequences; routed: sequences; first: context of a prompt -> how often."""
+    """decode, profiled: contexts and sequences; routed: sequences; first: context and prompts at once -> how often."""
 
     decode: Sequence[tuple[int, int]]
     profiled: Sequence[tuple[int, int]]
     routed: Sequence[int]
-    first: Mapping[int, int]
+    first: Mapping[tuple[int, int], int]
 
 
-ALL = Points(EVERY, PROFILED, BATCHES, {1024: 3, 32768: 1})
+FIRST = {(1024, 1): 3, (1024, 8): 1, (1024, 16): 1, (32768, 1): 1}
+ALL = Points(EVERY, PROFILED, BATCHES, FIRST)
 OPTIONS = {
     "few": Points([(1024, 1), (1024, 8), (1024, 16), (131072, 1), (131072, 16)], [(1024, 1), (1024, 16)], (1, 16), {}),
-    "main": Points([(c, b) for c, b in EVERY if b != 8], PROFILED, (1, 16), {1024: 3, 32768: 1}),
-    "long": replace(ALL, first={1024: 3, 32768: 1, 131072: 1}),
+    "long": replace(ALL, first={**FIRST, (131072, 1): 1}),
     "own": ALL,
     "eager": ALL,
     "": ALL,
@@ -123,8 +122,8 @@ def run_stage(name: str, out: Path, option: str) -> None:
         time.sleep(0.1)
     for context, batch in points.decode:
         m.case(lambda c=context, b=batch: m.decode(c, b), f"decode {context}:{batch}")
-    for context, repeat in points.first.items():
-        m.case(lambda c=context, r=repeat: m.first_token(c, 1, r), f"first {context}:1")
+    for (context, batch), repeat in points.first.items():
+        m.case(lambda c=context, b=batch, r=repeat: m.first_token(c, b, r), f"first {context}:{batch}")
     for batch in points.routed:
         m.case(lambda b=batch: m.routing(1024, b), f"routing 1024:{batch}")
     for context, batch in points.profiled:
