@@ -263,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS) turn(const Turn a) 
   hadamard(x);
   u32* const to_ = (u32*)(a.out + (i64)row * D + lane * E);
 #pragma unroll
-  for (int j = 0; j < E; j += 2) to_[j / 2] = halves(fminf(fmaxf(x[j], -65504.f), 65504.f), fminf(fmaxf(x[j + 1], -65504.f), 65504.f));
+  for (int j = 0; j < E; j += 2) to_[j / 2] = held_halves(x[j], x[j + 1]);
 }
 
 struct Fold {
