@@ -106,6 +106,8 @@ class GpuMetadataBuilder(AttentionMetadataBuilder):
         if prefills:
             starts = common.query_start_loc_cpu[decodes:].tolist()
             lengths = common.seq_lens_cpu_upper_bound  # exact for these requests
+            # Every runner of 0.20.2, 0.32.0 and 0.33.0 gives it; only the draft steps of 0.20.2's second runner and the
+            # capture of a DFlash drafter's graphs do not, which have no prefill. Other lengths wait for the GPU.
             if lengths is None:
                 lengths = common.seq_lens
             lengths = lengths[decodes : decodes + prefills].tolist()

@@ -76,3 +76,8 @@ def variant_for(tuned: tuple[Tuned, ...], format: Format, head_dim: int, rows: i
         blocks=entry.blocks * (entry.warps // warps),
         wide=wide,
     )
+
+
+def programs_of(variant: Variant, processors: int, heads: int) -> int:
+    """How many blocks share the tiles of a head. Those of all heads are at work at a time if there are few heads."""
+    return max(1, variant.blocks * processors // heads)
