@@ -21,7 +21,8 @@ class Tuned:
 
     Smaller heads take fewer warps and more blocks. They share the work, fewer of them if one would get less than
     `share` tiles. `overlap`: the merging kernel is launched before the one before it has ended (from SM90 on). `few`:
-    new tokens after a history up to which prefill is decode, in pieces of `piece_of` tokens.
+    new tokens after a history up to which prefill is decode, in pieces of `piece_of` tokens. `joined`: of more new
+    tokens, up to which they and the history are attended to at once, see `prefill.Joined`; 0: never.
     """
 
     columns: int
@@ -30,6 +31,7 @@ class Tuned:
     share: int = 1
     overlap: bool = False
     few: int = 0
+    joined: int = 0
 
 
 def tuned_for(architecture: int) -> tuple[Tuned, ...]:
