@@ -123,6 +123,11 @@ def turn_back(part: torch.Tensor, out: torch.Tensor, cache_: Cache, overlap: boo
 
 def _folded(out: torch.Tensor, part: torch.Tensor, cache_: Cache, overlap: bool, **more: int) -> None:
     check_rows(out)
+    if part.shape != out.shape or not part.is_contiguous() or part.dtype != torch.float16:
+        raise ValueError(
+            f"turboquant: a part {tuple(part.shape)} of {part.dtype}, strides {part.stride()}; wanted "
+            f"{tuple(out.shape)} of float16, one number after another"
+        )
     tokens, heads, head_dim = out.shape
     access = access_of(cache_, out.dtype)
     args = Fold(

@@ -130,6 +130,13 @@ def test_other_rows_are_refused(on_cpu: None) -> None:
                 cuda.attend(query, cache, *numbers, 1, 1.0, found, (), 1)
 
 
+def test_a_part_that_lies_otherwise_is_refused(on_cpu: None) -> None:
+    out, cache = torch.zeros(3, 2, 64), poisoned(ALL[1], 1, 64, 16)
+    for part in (torch.zeros(3, 2, 64), torch.zeros(2, 3, 64).half().transpose(0, 1), torch.zeros(4, 2, 64).half()):
+        with pytest.raises(ValueError, match=r"wanted \(3, 2, 64\) of float16, one number after another"):
+            history.turn_back(part, out, cache, False)
+
+
 def test_other_shapes_are_refused() -> None:
     format = FORMATS["turboquant_4bit_nc"]
     with pytest.raises(ValueError, match="block size 24"):

@@ -9,7 +9,7 @@ import dataclasses
 
 import pytest
 import torch
-from sparkpin_turboquant import cuda, driver, history, kernel, naive
+from sparkpin_turboquant import cuda, driver, history, kernel, naive, prefill
 from sparkpin_turboquant.formats import FORMATS, Format
 from sparkpin_turboquant.tuned import tuned_for
 
@@ -152,3 +152,41 @@ def test_one_captured_graph_serves_other_lengths_on_another_stream() -> None:
             static.fill_(torch.nan)
             graph.replay()
             assert torch.equal(static, plain), length
+
+
+def flash(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: object
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stands for FlashAttention, which may not be there: causal, one request, in float32."""
+    return naive.attention(query, key.float(), value.float(), query.shape[2] ** -0.5).to(query.dtype), query.new_empty(
+        0
+    )
+
+
+@pytest.mark.parametrize(
+    "overlap", [False, pytest.param(True, marks=pytest.mark.skipif(MAJOR < 9, reason="from SM90"))]
+)
+@everything
+def test_new_tokens_and_history_at_once(name: str, head_dim: int, overlap: bool) -> None:
+    """The history is expanded while the new tokens are rotated, into the same memory: no run differs from the first."""
+    length, new = 3000, 70
+    cache, table, slots = filled(name, head_dim, length)
+    key, value = (normal(length, HEADS, head_dim, seed=seed).bfloat16() for seed in (1, 2))
+    query = normal(new, HEADS * GROUP, head_dim, seed=5).bfloat16()
+    plan = prefill.plan([0, new], [length], GPU, length, joined=new)
+    old = length - new
+    back = [
+        torch.cat((old_part, naive.rotate(x[old:])))
+        for old_part, x in zip(as_naive(cache).read_rotated(slots[:old]), (key, value), strict=True)
+    ]
+    wanted = naive.unrotate(naive.attention(naive.rotate(query), *back, head_dim**-0.5))
+    first = None
+    for _ in range(30):
+        space = prefill.Workspace.of(HEADS, head_dim, GPU, length)
+        space.key.fill_(torch.nan)
+        space.value.fill_(torch.nan)
+        out = torch.full_like(query, torch.nan)
+        prefill.attend(query, key[old:], value[old:], cache, table, plan, space, flash, out, overlap)
+        first = out if first is None else first
+        assert torch.equal(out, first)
+    assert error(first, wanted) < 3e-3
