@@ -441,8 +441,13 @@ def check_schema(path: Path, value: dict[str, Any]) -> None:
 def read_as(path: Path, adapter: TypeAdapter[T], *, next_step: str) -> T:
     """A file with a schema, or ManifestError for one that is damaged or that a newer sparkpin wrote."""
     check_schema(path, read_json(path))
+    return parse(path, path.read_bytes(), adapter, next_step=next_step)
+
+
+def parse(path: Path, text: bytes, adapter: TypeAdapter[T], *, next_step: str) -> T:
+    """text: of the file `path`. ManifestError where it is not what the adapter wants."""
     try:
-        return adapter.validate_json(path.read_bytes())  # a strict dataclass takes its parts as objects of JSON only
+        return adapter.validate_json(text)  # a strict dataclass takes its parts as objects of JSON only
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "(whole file)"
