@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import qwen_samples
+from made_releases import release
 from test_memory import MTP2, geometry_122b, settings_of
 
 from checkout import PROJECT, Checkout
@@ -16,8 +19,12 @@ from sparkpin.checkpoint.plan import final_tensors, make_plan
 from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.errors import InputError
 from sparkpin.memory.weights import Loading
+from sparkpin.paths import Paths
+from sparkpin.releases import Release, Releases
 from sparkpin.roofline import published
+from sparkpin.roofline.acceptance import PUBLISHED, Acceptance, acceptance_of
 from sparkpin.roofline.published import ACCEPTED, CHAIN, GEOMETRY, MODEL, Published, model_published
+from sparkpin.roofline.published import MTP2 as DRAFTS
 from sparkpin.roofline.reads import Read, Roofline, distinct, model_of, roofline
 from sparkpin.roofline.tasks import asked
 
@@ -199,6 +206,7 @@ def test_zero_points_are_read_where_a_model_has_its_own() -> None:
 def test_options() -> None:
     one = asked(bandwidth="4800", context=32_768, accepted="1")
     assert (one.bandwidth, one.context, one.accepted) == (4.8e12, 32_768, 1.0)
+    assert asked(bandwidth="1", context=1, accepted="").accepted is None
     for bandwidth, accepted, said in (
         ("fast", "1", "--bandwidth: saw 'fast', wanted a number above 0"),
         ("0", "1", "--bandwidth: saw '0', wanted a number above 0"),
@@ -209,6 +217,30 @@ def test_options() -> None:
         with pytest.raises(InputError) as caught:
             asked(bandwidth=bandwidth, context=1000, accepted=accepted)
         assert said in str(caught.value) and caught.value.next_step
+
+
+def test_the_share_accepted_is_what_the_newest_release_that_passed_measured(tmp_path: Path) -> None:
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    records = Releases(paths)
+
+    def saved(number: int, state: str, share: object, argv: tuple[str, ...] = DRAFTS, stage: str = "v2") -> Release:
+        smoke = {"passed": state == "passed", "seconds": 1.0, "checks": [], "acceptance": share}
+        made = release(number, state, argv=("vllm", "serve", "/model", *argv), smoke=smoke, stage=stage)
+        records.save(made)
+        return made
+
+    assert acceptance_of(paths, "tiny", "v2", 2) == PUBLISHED
+    one = saved(1, "passed", 0.625)
+    for number, known in enumerate(({"share": "much"}, {"share": None}, {"share": 7}), start=2):
+        saved(number, "passed", **known)
+    saved(5, "failed", 0.1)
+    saved(6, "passed", 0.2, argv=())
+    saved(7, "passed", 0.3, stage="mtp")
+    assert acceptance_of(paths, "tiny", "v2", 2) == Acceptance(0.625, f"smoke test of {one.tag}")
+    assert acceptance_of(paths, "tiny", "v2", 3) == PUBLISHED
+    bench = SimpleNamespace(of_kind=lambda _: [SimpleNamespace(drafted=60, accepted=45)])
+    with mock.patch("sparkpin.bench.record.newest", lambda _, made: bench if made == one else None):
+        assert acceptance_of(paths, "tiny", "v2", 2) == Acceptance(0.75, f"bench of {one.tag}")
 
 
 @pytest.fixture
@@ -243,7 +275,7 @@ def test_a_recipe_s_headers(copy: Checkout) -> None:
     assert base["fraction"] == pytest.approx(1000 * base["step_bytes"] / 273e9)
     text = copy.done("roofline", "--measured", "1000")
     assert "Decode of recipe scripted-tiny, stage v2-tq, one user, 1,000 tokens in the cache\n" in text
-    assert "2.58 tokens a step: 2 drafted, 79% of them accepted" in text
+    assert "2.58 tokens a step: 2 drafted, 79 % of them accepted (as published for the 122B; --accepted)" in text
     assert "\nceiling: " in text and "\nmeasured: 1000 tok/s, " in text and "published chain" not in text
 
 

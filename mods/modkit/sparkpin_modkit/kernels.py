@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import struct
 import time
 import uuid
 from collections.abc import Callable
@@ -28,6 +29,9 @@ MANIFEST = "kernels.json"
 LEAD, LEFT_SECONDS = ".lead-", 60.0
 Came = Literal["image", "cached", "compiled"]
 ELF, FLAGS_AT, OLD_ABI = b"\x7fELF", 48, 7
+HEADER = struct.Struct("<32xQQ6xHHHH2x")  # where both tables lie; sizes and numbers of their entries
+SECTION = struct.Struct("<4xI16xQQ24x")  # kind; where its bytes lie; how many they are
+NO_BYTES = 8
 
 
 @dataclass
@@ -127,7 +131,7 @@ def cubin_of(mod: str, name: str, key: str, compile: Callable[[], bytes], image:
     came: Came = "image"
     if (image / mod / file).is_file():
         cubin = (image / mod / file).read_bytes()
-    elif kept.is_file() and (found := kept.read_bytes()).startswith(ELF):  # a disk may lose what it was given
+    elif kept.is_file() and is_whole(found := kept.read_bytes()):  # a disk may lose what it was given
         came, cubin = "cached", found
     else:
         came, cubin = "compiled", compile()
@@ -135,6 +139,23 @@ def cubin_of(mod: str, name: str, key: str, compile: Callable[[], bytes], image:
     if isinstance(knobs.compilation.listener, Listener):
         knobs.compilation.listener.note(compile.__module__.partition(".")[0], name, came)
     return cubin
+
+
+def is_whole(elf: bytes) -> bool:
+    """Whether a 64-bit ELF file has all that its header and its table of sections name.
+
+    CUDA's driver is told where a cubin starts, not where it ends: of half a file it would read what comes after.
+    """
+    if len(elf) < HEADER.size or not elf.startswith(ELF):
+        return False
+    programs, sections, program_bytes, program_count, section_bytes, section_count = HEADER.unpack_from(elf)
+    ends = [programs + program_bytes * program_count, sections + section_bytes * section_count]
+    if section_bytes != SECTION.size or not section_count or max(ends) > len(elf):
+        return False
+    for at in range(sections, ends[1], section_bytes):
+        kind, offset, size = SECTION.unpack_from(elf, at)
+        ends.append(0 if kind == NO_BYTES else offset + size)
+    return max(ends) <= len(elf)
 
 
 def put(file: Path, data: bytes) -> None:
@@ -188,14 +209,16 @@ def entries(folder: Path) -> list[dict[str, Any]]:
         found.append({"name": metadata["name"], "key": entry.name, "arch": metadata["target"]["arch"]})
     for file in sorted(folder.glob("*.cubin")):
         name, _, key = file.stem.partition("-")
-        found.append({"name": name, "key": key, "arch": architecture_of(file)})
+        try:
+            found.append({"name": name, "key": key, "arch": architecture_of(file.read_bytes())})
+        except ValueError as error:
+            raise ValueError(f"{file} is {error}") from error
     return found
 
 
-def architecture_of(cubin: Path) -> int:
+def architecture_of(cubin: bytes) -> int:
     """121 for 12.1, from the flags of the ELF file's header. Raises ValueError where there is none."""
-    head = cubin.read_bytes()[:64]
-    if len(head) < 64 or not head.startswith(ELF):
-        raise ValueError(f"{cubin} is no cubin")
-    flags = int.from_bytes(head[FLAGS_AT : FLAGS_AT + 4], "little")
-    return flags & 0xFF if head[8] <= OLD_ABI else flags >> 8 & 0xFF
+    if len(cubin) < HEADER.size or not cubin.startswith(ELF):
+        raise ValueError("no cubin")
+    flags = int.from_bytes(cubin[FLAGS_AT : FLAGS_AT + 4], "little")
+    return flags & 0xFF if cubin[8] <= OLD_ABI else flags >> 8 & 0xFF

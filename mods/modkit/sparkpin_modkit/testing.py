@@ -8,10 +8,36 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-SHARED_MEMORY = {90: 232_448, 121: 101_376}
+RESERVED = 1024
+"""Bytes of shared memory of each block that the driver keeps."""
+
+
+class Multiprocessor(NamedTuple):
+    """What blocks share, by CUDA's programming guide: table of technical specifications per compute capability."""
+
+    registers: int
+    warps: int
+    blocks: int
+    shared_bytes: int
+
+
+MULTIPROCESSORS = {90: Multiprocessor(65_536, 64, 32, 233_472), 121: Multiprocessor(65_536, 48, 24, 102_400)}
+"""By architecture. A single block may ask for all of the shared memory but what is reserved."""
+SHARED_MEMORY = {architecture: of.shared_bytes - RESERVED for architecture, of in MULTIPROCESSORS.items()}
 """Architecture -> bytes that one block may ask for: 227 and 99 KiB."""
+
+
+def resident_blocks(architecture: int, registers: int, threads: int, shared_bytes: int) -> int:
+    """How many blocks of a kernel a multiprocessor holds at a time; 0: none can be launched.
+
+    registers: of a thread. They are handed out to warps by 256, from one quarter of them for each of four schedulers.
+    """
+    has, warps = MULTIPROCESSORS[architecture], -(-threads // 32)
+    by_registers = 4 * (has.registers // 4 // (-(-registers * 32 // 256) * 256)) // warps
+    by_memory = has.shared_bytes // (shared_bytes + RESERVED)
+    return min(by_registers, by_memory, has.warps // warps, has.blocks)
 
 
 @contextmanager

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sparkpin_modkit.kernels import Listener, Seen, entries, lead
+from sparkpin_modkit.kernels import Listener, Seen, entries, is_whole, lead
 
 
 def put(folder: Path, key: str, files: tuple[str, ...] = ("head.cubin", "head.json"), arch: int = 121) -> Path:
@@ -105,3 +106,14 @@ def test_cubins_that_are_not_triton_s(tmp_path: Path) -> None:
     (tmp_path / "attend-c.cubin").write_bytes(b"#define")
     with pytest.raises(ValueError, match=r"attend-c\.cubin is no cubin"):
         entries(tmp_path)
+
+
+def test_half_a_file_is_not_whole() -> None:
+    """A section of 40 bytes behind the header, then the table: that section, and one that has no bytes in the file."""
+    sections = struct.pack("<4xI16xQQ24x", 1, 64, 40) + struct.pack("<4xI16xQQ24x", 8, 64, 4000)
+    elf = struct.pack("<4s36xQ10xHH2x", b"\x7fELF", 104, 64, 2) + bytes(40) + sections
+    assert is_whole(elf) and is_whole(elf + b"more")
+    assert not any(is_whole(elf[:length]) for length in range(len(elf)))
+    beyond = bytearray(elf)
+    beyond[104 + 32] = 200
+    assert not is_whole(bytes(beyond)) and not is_whole(b"\x7fELF" + bytes(200))

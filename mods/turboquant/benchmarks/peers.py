@@ -32,7 +32,7 @@ def main() -> None:
     wheel, out = zipfile.ZipFile(sys.argv[1]), Path(sys.argv[2])
     files = {name: text.encode() for name, text in STUBS.items()} | {name: wheel.read(name) for name in FILES}
     library = FLASH + "_vllm_fa3_C.abi3.so"
-    files[library], kept = fatbin.slim(wheel.read(library), 90, False)
+    files[library], kept = fatbin.slim(wheel.read(library), 90)
     print(kept)
     for name, content in files.items():
         path = out / name

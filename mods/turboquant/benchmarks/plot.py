@@ -14,6 +14,7 @@ from matplotlib import pyplot
 
 def main() -> None:
     rows = [row for row in json.loads(Path(sys.argv[1]).read_text()) if "bf16_us" in row and row.get("batch")]
+    matplotlib.rcParams["svg.hashsalt"] = "turboquant"  # else names differ each time
     figure, axes = pyplot.subplots(figsize=(7, 4))
     for queries in (1, 2, 3, 4):
         mine = [row for row in rows if row["batch"] == 1 and row["queries"] == queries]

@@ -42,8 +42,8 @@ def wanted_of(query, key, value, scale):
     return torch.cat(out)
 
 
-def mixed(name, head_dim, heads, group, block, lengths, new, few, room, tuned, processors, dtype=torch.bfloat16):
-    """Errors of requests of `lengths` tokens, the last `new` of which are queries."""
+def mixed(name, head_dim, heads, group, block, lengths, new, few, joined, room, tuned, processors, dtype):
+    """Errors of requests of `lengths` tokens, the last `new` of which are queries; and how they were taken."""
     format = FORMATS[name]
     slot = format.slot_bytes(head_dim) + 2
     per = [-(-length // block) for length in lengths]
@@ -66,13 +66,15 @@ def mixed(name, head_dim, heads, group, block, lengths, new, few, room, tuned, p
     query, out = wide[:, : heads * group], torch.full_like(wide, torch.nan)[:, : heads * group]
     key, value = (torch.cat([x[-n:] for x, n in zip(all_, new, strict=True)]) for all_ in (keys, values))
     scale = head_dim**-0.5
-    plan = prefill.plan(starts, lengths, torch.device(GPU), room, few, piece_of(group))
+    plan = prefill.plan(starts, lengths, torch.device(GPU), room, few, piece_of(group), joined)
     if plan.few:
         at = (plan.few.lengths, plan.few.starts, plan.few.most_queries)
         cuda.attend(query, cache, table, *at, scale, out, tuned, processors, plan.few.owners)
     else:
         space = prefill.Workspace.of(heads, head_dim, torch.device(GPU), room)
-        prefill.attend(query, key, value, cache, table, plan, space, flash(scale), out)
+        space.key.fill_(torch.nan)
+        space.value.fill_(torch.nan)
+        prefill.attend(query, key, value, cache, table, plan, space, flash(scale), out, tuned[-1].overlap)
     found = []
     for i, length in enumerate(lengths):
         old = length if plan.few else length - new[i]
@@ -82,7 +84,11 @@ def mixed(name, head_dim, heads, group, block, lengths, new, few, room, tuned, p
         ]
         mine = slice(starts[i], starts[i + 1])
         found.append(error(out[mine], wanted_of(query[mine], *back, scale)))
-    return max(found) if bool(out.isfinite().all()) else 9.0
+    how = "few" if plan.few else "joined" if plan.joined else f"{len(plan.parts)} parts"
+    return max(found) if bool(out.isfinite().all()) else 9.0, how
+
+
+HOW = ((0, 0, 6000), (64, 0, 6000), (0, 64, 50000))  # few, joined, room: in parts, as decode, at once
 
 
 def check(tuned, processors):
@@ -94,11 +100,13 @@ def check(tuned, processors):
             (128, 8, 4, 1152, torch.bfloat16),
             (64, 1, 7, 128, torch.bfloat16),
         ):
-            for few in (0, 64):
+            for few, joined, room in HOW:
                 for lengths, new in (([5000, 40, 9301, 20000], [37, 40, 5, 64]), ([9300], [1])):
-                    case = (name, head_dim, heads, group, block, lengths, new, few)
-                    found = mixed(*case, 6000, tuned, processors, dtype)
-                    rows.append({"case": str(case), "dtype": str(dtype), "error": found})
+                    case = (name, head_dim, heads, group, block, lengths, new, few, joined)
+                    found, how = mixed(*case, room, tuned, processors, dtype)
+                    rows.append({"case": str(case), "dtype": str(dtype), "how": how, "error": found})
+    for how in sorted({row["how"] for row in rows}):
+        print(how, "worst", max(row["error"] for row in rows if row["how"] == how), flush=True)
     print(len(rows), "worst", max(rows, key=lambda row: row["error"]), flush=True)
     return rows
 
@@ -141,8 +149,17 @@ def expansion(cached, context, room):
     return {"expand": context, "room": room, "us": t, "bytes": moved}
 
 
+def rooms(context):
+    """Rounds worth a try; the longest takes all of the history at once."""
+    return [room for room in ROOMS if room <= max(context, ROOMS[0])]
+
+
 def case(cached, peer, context, new, tuned, processors):
-    """`new` tokens after `context`: bfloat16, as decode in pieces, and by expansion in rounds of several sizes."""
+    """`new` tokens after `context`: bfloat16; as decode in pieces, by expansion in rounds of several sizes, joined.
+
+    `shipped_us` is what tuned.json chooses; `joined_us` what "joined" there would switch on, `joined_alone_us` that
+    without kernels that overlap.
+    """
     attend, device, tables = flash(SCALE), torch.device(GPU), cached.tables[:8]
     query = torch.randn(new, HK * G, D, device=GPU).bfloat16()
     out = torch.empty_like(query)
@@ -159,14 +176,25 @@ def case(cached, peer, context, new, tuned, processors):
         few = prefill.plan([0, new], [all_], device, 16, 64, piece_of(G)).few
         at, how = (few.lengths, few.starts, few.most_queries), (SCALE, out, tuned, processors, few.owners)
         row["few_us"] = over(tables, lambda table: cuda.attend(query, cached.cache, table, *at, *how))
-    for room in ROOMS:
-        if room <= max(context, ROOMS[0]) and (new >= 64 or room >= min(65536, context)):
+    for room in rooms(context):
+        if new >= 64 or room >= min(65536, context):
             space = prefill.Workspace.of(HK, D, device, room)
             planned = prefill.plan([0, new], [all_], device, room)
             how = (planned, space, attend, out)
             row[f"room_{room}_us"] = over(
                 tables, lambda table, how=how: prefill.attend(query, key, value, cached.cache, table, *how)
             )
+    at_once = prefill.plan([0, new], [all_], device, all_ + 16, joined=new)
+    space = prefill.Workspace.of(HK, D, device, all_ + 16)
+    for name, overlap in (("joined_us", tuned[-1].overlap), ("joined_alone_us", False)):
+        how = (at_once, space, attend, out, overlap)
+        row[name] = over(tables, lambda table, how=how: prefill.attend(query, key, value, cached.cache, table, *how))
+    widest, chosen = tuned[-1], f"room_{max(rooms(context))}_us"
+    if new <= widest.few:
+        chosen = "few_us"
+    elif new <= widest.joined and all_ <= prefill.room_of(HK, D):
+        chosen = "joined_us"
+    row["shipped_us"] = row[chosen]
     row["turn_us"] = over(range(4), lambda i: history.turn(query, cached.cache))
     print({k: round(v, 1) for k, v in row.items()}, flush=True)
     return row

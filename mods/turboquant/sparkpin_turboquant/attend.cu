@@ -265,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(32 * W, CTAS) attend(const Args a) 
         hadamard(x);
         u16* const to_ = (u16*)(queries + (m / 16) * STEPS * 32);
 #pragma unroll
-        for (int j = 0; j < D / 32; j++) to_[operand_place(m % 16, lane * (D / 32) + j)] = (u16)halves(x[j], 0.f);
+        for (int j = 0; j < D / 32; j++) to_[operand_place(m % 16, lane * (D / 32) + j)] = (u16)held_halves(x[j], 0.f);
       }
     }
     __syncthreads();
@@ -433,8 +433,7 @@ extern "C" __global__ void __launch_bounds__(32 * W, CTAS) attend(const Args a) 
         if (warp == 0 && t == 0) a.logs[place_ + r] = sum > 0.f ? top[m][i] + log2f(sum) : -__int_as_float(0x7f800000);
         u32* const to_ = (u32*)(a.part + (place_ + r) * D + warp * DW) + t;
 #pragma unroll
-        for (int j = 0; j < DW / 8; j++)
-          to_[j * 4] = halves(fminf(fmaxf(out[m][j][2 * i] * one, -65504.f), 65504.f), fminf(fmaxf(out[m][j][2 * i + 1] * one, -65504.f), 65504.f));
+        for (int j = 0; j < DW / 8; j++) to_[j * 4] = held_halves(out[m][j][2 * i] * one, out[m][j][2 * i + 1] * one);
       }
     __syncthreads();
 

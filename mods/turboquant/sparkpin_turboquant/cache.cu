@@ -149,6 +149,7 @@ struct Expand {
   i64 stride;          // elements from head to head
   At at;
   int first, count, block_groups;
+  int overlap;         // `turn` or another `expand` may still run, and the next one may start
 };
 
 __device__ __forceinline__ void put(u16* to_, const u32* r, u32 norm) {
@@ -163,6 +164,7 @@ extern "C" __global__ void __launch_bounds__(32 * EXPAND_WARPS) expand(const Exp
 #ifdef __CUDACC__
   extern __shared__ uint4 shared[];
 #endif
+  if (a.overlap) others_may_start();
   const int c = LANE & 7, t = LANE >> 3, warp = threadIdx.x >> 5, segment = warp % (D / 64), head = blockIdx.y;
   const int first_group = a.first / 16 + blockIdx.x * GROUPS, groups = (a.first + a.count - 1) / 16 + 1 - first_group;
   auto head_of = [&](int group, int& place) {
@@ -242,33 +244,49 @@ extern "C" __global__ void __launch_bounds__(32 * EXPAND_WARPS) expand(const Exp
     unpack_value(values_table, words[j], 0x5140, 0x7362, r);
     put(a.value + to_ + j * D, r, prmt(norm, norm, 0x3232));
   }
+  if (a.overlap) wait_for_others();  // what comes next reads what they write, too
 }
 
+// Queries, and the keys and values of their tokens if there are kv_heads: these go behind the histories that `expand` makes.
 struct Turn {
-  const u8* query;     // [tokens, heads, D]
-  u16* out;            // the same, half, rotated
-  const float* signs;  // [D]
-  i64 stride;          // elements from token to token
-  int tokens, heads, bfloat;
+  const u8 *query, *key, *value;  // [tokens, heads, D], [tokens, kv_heads, D]
+  u16* out;                       // [tokens, heads, D] half, rotated
+  u16 *new_key, *new_value;       // [kv_heads, keys, D] half, rotated
+  const float* signs;             // [D]
+  const int *starts, *key_starts; // [requests + 1] where a request's queries start, and its keys, of which the last are new
+  i64 stride, key_stride, value_stride;  // elements from token to token
+  i64 new_stride;                 // elements from head to head
+  int tokens, heads, kv_heads, requests, bfloat;
 };
+
+// Where a token's key goes.
+__device__ __forceinline__ int place_of(const Turn& a, int token) {
+  int request = 0;
+  for (int base = 0; base < a.requests; base += 32) request += warp_sum(base + (int)LANE < a.requests && a.starts[base + LANE + 1] <= token);
+  return a.key_starts[request + 1] - a.starts[request + 1] + token;
+}
 
 // A warp for each row.
 extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS) turn(const Turn a) {
-  const int lane = LANE, row = blockIdx.x * ROW_WARPS + (threadIdx.x >> 5), token = row / a.heads, head = row - token * a.heads;
+  if (a.kv_heads) others_may_start();  // `expand`, which reads nothing of this
+  const int each = a.heads + 2 * a.kv_heads, row = blockIdx.x * ROW_WARPS + (threadIdx.x >> 5), token = row / each;
   if (token >= a.tokens) return;
-  const Raw raw = load_row(a.query + (token * a.stride + head * D + lane * E) * NUMBER_SIZE);
+  const int lane = LANE, of = row - token * each, more = of - a.heads, is_value = more >= a.kv_heads, head = more < 0 ? of : more - is_value * a.kv_heads;
+  const u8* const from = more < 0 ? a.query : is_value ? a.value : a.key;
+  const Raw raw = load_row(from + (token * (more < 0 ? a.stride : is_value ? a.value_stride : a.key_stride) + head * D + lane * E) * NUMBER_SIZE);
   float x[E];
 #pragma unroll
   for (int j = 0; j < E; j++) x[j] = component(raw, j, a.bfloat) * a.signs[lane * E + j];
   hadamard(x);
-  u32* const to_ = (u32*)(a.out + (i64)row * D + lane * E);
+  u16* to_ = a.out + ((i64)token * a.heads + head) * D;
+  if (more >= 0) to_ = (is_value ? a.new_value : a.new_key) + head * a.new_stride + (i64)place_of(a, token) * D;
 #pragma unroll
-  for (int j = 0; j < E; j += 2) to_[j / 2] = halves(fminf(fmaxf(x[j], -65504.f), 65504.f), fminf(fmaxf(x[j + 1], -65504.f), 65504.f));
+  for (int j = 0; j < E; j += 2) ((u32*)(to_ + lane * E))[j / 2] = held_halves(x[j], x[j + 1]);
 }
 
 struct Fold {
   u8* out;                   // [tokens, heads, D]: what was found so far
-  float* logs;               // [heads, tokens], logs_stride apart: natural logarithms of its sums of exponents
+  float* logs;               // [heads, tokens], logs_stride apart: natural logarithms of its sums of exponents; or null: nothing was
   const u16* part;           // [tokens, heads, D] half, rotated: what was found besides
   const float* part_logs;    // infinite where a query saw nothing
   const float* signs;        // [D]
@@ -278,22 +296,31 @@ struct Fold {
 
 // A warp for each row: the part is turned back and added.
 extern "C" __global__ void __launch_bounds__(32 * ROW_WARPS) fold(const Fold a) {
+  wait_for_others();
   const int lane = LANE, row = blockIdx.x * ROW_WARPS + (threadIdx.x >> 5), token = row / a.heads, head = row - token * a.heads;
   if (token >= a.tokens) return;
-  const float log = a.logs[head * a.logs_stride + token], more = a.part_logs[head * a.part_logs_stride + token];
-  if (fabsf(more) > 3.0e38f) return;
-  const float top = fmaxf(log, more), old = expf(log - top), weight = expf(more - top), total = old + weight;
+  float old = 0.f, weight = 1.f, top = 0.f;
+  if (a.logs) {
+    const float log = a.logs[head * a.logs_stride + token], more = a.part_logs[head * a.part_logs_stride + token];
+    if (fabsf(more) > 3.0e38f) return;
+    top = fmaxf(log, more); old = expf(log - top); weight = expf(more - top);
+  }
+  const float total = old + weight;
   const u16* const from = a.part + (i64)row * D + lane * E;
   float x[E];
 #pragma unroll
   for (int j = 0; j < E; j += 2) { const u32 two = ((const u32*)from)[j / 2]; x[j] = from_half(two & 0xffff); x[j + 1] = from_half(two >> 16); }
   hadamard(x);
   u8* const to_ = a.out + (token * a.stride + head * D + lane * E) * NUMBER_SIZE;
-  const Raw raw = load_row(to_);
 #pragma unroll
-  for (int j = 0; j < E; j++) x[j] = (component(raw, j, a.bfloat) * old + x[j] * a.signs[lane * E + j] * weight) / total;
+  for (int j = 0; j < E; j++) x[j] *= a.signs[lane * E + j];
+  if (a.logs) {
+    const Raw raw = load_row(to_);
+#pragma unroll
+    for (int j = 0; j < E; j++) x[j] = (component(raw, j, a.bfloat) * old + x[j] * weight) / total;
+    if (lane == 0) a.logs[head * a.logs_stride + token] = top + logf(total);
+  }
   store_row(to_, x, a.bfloat);
-  if (lane == 0) a.logs[head * a.logs_stride + token] = top + logf(total);
 }
 
 #ifndef __CUDACC__

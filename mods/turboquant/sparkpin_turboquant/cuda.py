@@ -10,7 +10,7 @@ import torch
 from sparkpin_turboquant import driver, rotation
 from sparkpin_turboquant.formats import GROUP, HEAD_DIMS, Format, layout
 from sparkpin_turboquant.kernel import Access, Args, At, Store
-from sparkpin_turboquant.tuned import Tuned, entry_for, splits_of, variant_for
+from sparkpin_turboquant.tuned import Tuned, entry_for, programs_of, splits_of, variant_for
 
 LOG2_E = 1.4426950408889634
 
@@ -194,7 +194,7 @@ def attend(
     rows = most_queries * group
     entry = entry_for(rows, tuned)
     variant = variant_for(tuned, format, head_dim, rows, query.dtype == torch.float32)
-    programs = max(1, variant.blocks * processors // heads)
+    programs = programs_of(variant, processors, heads)
     places = programs + sequences
     part = torch.empty(places, heads, rows, head_dim, dtype=torch.float16, device=query.device)
     logs = torch.empty(places, heads, rows, dtype=torch.float32, device=query.device)

@@ -13,6 +13,8 @@ __device__ __forceinline__ u32 prmt(u32 a, u32 b, u32 s) { u32 r; asm("prmt.b32 
 __device__ __forceinline__ float ex2(float x) { float r; asm("ex2.approx.ftz.f32 %0,%1;" : "=f"(r) : "f"(x)); return r; }
 __device__ __forceinline__ u32 sub16(u32 a, u32 b) { u32 r; asm("sub.f16x2 %0,%1,%2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
 __device__ __forceinline__ u32 halves(float lo, float hi) { u32 r; asm("cvt.rn.f16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(hi), "f"(lo)); return r; }
+// Held at 65504, where float16 ends, instead of becoming infinite; what is no number stays none.
+__device__ __forceinline__ u32 held_halves(float lo, float hi) { u32 r; asm("cvt.rn.satfinite.f16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(hi), "f"(lo)); return r; }
 __device__ __forceinline__ u32 bfloats(float lo, float hi) { u32 r; asm("cvt.rn.bf16x2.f32 %0,%1,%2;" : "=r"(r) : "f"(hi), "f"(lo)); return r; }
 __device__ __forceinline__ float from_half(u32 x) { float r; asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h;}" : "=f"(r) : "r"(x)); return r; }
 __device__ __forceinline__ void mma_half(float* c, uint4 a, u32 b0, u32 b1) {

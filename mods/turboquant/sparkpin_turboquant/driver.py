@@ -6,18 +6,26 @@ import ctypes
 from functools import cache
 from typing import Any
 
+from sparkpin_modkit import kernels
+
 from sparkpin_turboquant.kernel import Compiled, Launch, cubin_of
 
 
 class Loaded:
-    """A cubin on the current GPU. Raises RuntimeError where the driver refuses it."""
+    """A cubin on the current GPU. Raises RuntimeError where there is no driver, or it refuses the cubin."""
 
     def __init__(self, compiled: Compiled, cubin: bytes) -> None:
         from cuda.bindings import driver
 
         self.driver = driver
-        self.module = _driver(driver.cuModuleLoadData(cubin))
-        self.functions = {name: self._function(name, size) for name, size in compiled.functions.items()}
+        try:
+            self.module = _driver(driver.cuModuleLoadData(cubin))
+            self.functions = {name: self._function(name, size) for name, size in compiled.functions.items()}
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"turboquant: {error}; it was to load {compiled.file}.cu for {target_of(cubin)}; wanted a driver for "
+                "CUDA 13 and an image that was built for this GPU"
+            ) from error
         overlap = driver.CUlaunchAttribute()
         overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         overlap.value.programmaticStreamSerializationAllowed = 1
@@ -39,14 +47,25 @@ class Loaded:
         config.hStream = self.driver.CUstream(stream)
         if overlap:
             config.attrs, config.numAttrs = [self.overlap], 1
-        _driver(self.driver.cuLaunchKernelEx(config, self.functions[launch.function], ctypes.addressof(pointer), 0))
+        try:
+            _driver(self.driver.cuLaunchKernelEx(config, self.functions[launch.function], ctypes.addressof(pointer), 0))
+        except RuntimeError as error:
+            raise RuntimeError(f"turboquant: {error} to {launch}") from error
+
+
+def target_of(cubin: bytes) -> str:
+    """sm_121 for compute capability 12.1."""
+    try:
+        return f"sm_{kernels.architecture_of(cubin)}"
+    except ValueError as error:
+        return f"no GPU, as it is {error}"
 
 
 def _driver(result: Any) -> Any:
     """What a call of the driver gives besides its error. Raises RuntimeError for an error."""
     error, *rest = result
     if int(error):
-        raise RuntimeError(f"turboquant: CUDA's driver says {error.name}")
+        raise RuntimeError(f"CUDA's driver says {error.name}")
     return rest[0] if rest else None
 
 

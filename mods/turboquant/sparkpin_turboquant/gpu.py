@@ -76,7 +76,7 @@ class GpuMetadata:
 
 class GpuMetadataBuilder(AttentionMetadataBuilder):
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
-    room, few, piece = 0, 0, 1  # see `prefill.plan`
+    room, few, piece, joined = 0, 0, 1, 0  # see `prefill.plan`
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
@@ -86,7 +86,9 @@ class GpuMetadataBuilder(AttentionMetadataBuilder):
         impl = layers[layer_names[0]].impl
         kernels.warm(MOD, lambda: impl.warm_up(kv_cache_spec.block_size, slot, vllm_config, self.widths(), device))
         self.room = prefill.room_of(impl.num_kv_heads, impl.head_size)
-        self.few, self.piece = _gpu(device)[0][-1].few, piece_of(impl.num_heads // impl.num_kv_heads)
+        widest = _gpu(device)[0][-1]
+        self.few, self.joined = widest.few, widest.joined
+        self.piece = piece_of(impl.num_heads // impl.num_kv_heads)
         report_active(kv_cache_spec.head_size, len(layer_names), slot)
 
     def slot_bytes(self, kv_cache_spec: Any) -> int:
@@ -106,11 +108,13 @@ class GpuMetadataBuilder(AttentionMetadataBuilder):
         if prefills:
             starts = common.query_start_loc_cpu[decodes:].tolist()
             lengths = common.seq_lens_cpu_upper_bound  # exact for these requests
+            # Every runner of 0.20.2, 0.32.0 and 0.33.0 gives it; only the draft steps of 0.20.2's second runner and the
+            # capture of a DFlash drafter's graphs do not, which have no prefill. Other lengths wait for the GPU.
             if lengths is None:
                 lengths = common.seq_lens
             lengths = lengths[decodes : decodes + prefills].tolist()
             starts = [start - starts[0] for start in starts]
-            planned = prefill.plan(starts, lengths, self.device, self.room, self.few, self.piece)
+            planned = prefill.plan(starts, lengths, self.device, self.room, self.few, self.piece, self.joined)
         return GpuMetadata(
             lengths=common.seq_lens,
             starts=common.query_start_loc,
@@ -174,11 +178,13 @@ class GpuImpl(PackedImpl):
             table = torch.zeros(1, 1, dtype=torch.int32, device=device)
             out = torch.empty_like(query)
             cuda.attend(query, cache_, table, starts[1:], starts, width, self.scale, out, tuned, processors)
-        planned = prefill.plan([0, 1], [2], device, 16)  # a new token after one in the cache
         query = torch.zeros(1, self.num_heads, self.head_size, dtype=dtype, device=device)
         table = torch.zeros(1, 1, dtype=torch.int32, device=device)
         space = _workspace(self.num_kv_heads, self.head_size, device)
-        prefill.attend(query, new, new, cache_, table, planned, space, self.flash, torch.empty_like(query))
+        for joined in {0, min(tuned[-1].joined, 1)}:
+            planned = prefill.plan([0, 1], [2], device, 16, joined=joined)  # a new token after one in the cache
+            rest = (space, self.flash, torch.empty_like(query), tuned[-1].overlap)
+            prefill.attend(query, new, new, cache_, table, planned, *rest)
 
     def do_kv_cache_update(
         self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
@@ -234,5 +240,6 @@ class GpuImpl(PackedImpl):
                 return output
             space = _workspace(self.num_kv_heads, self.head_size, query.device)
             key, value = (x.view(-1, self.num_kv_heads, self.head_size)[new] for x in (key, value))
-            prefill.attend(query[new], key, value, cache_, table, step.prefill, space, self.flash, out[new])
+            rest = (step.prefill, space, self.flash, out[new], tuned[-1].overlap)
+            prefill.attend(query[new], key, value, cache_, table, *rest)
         return output

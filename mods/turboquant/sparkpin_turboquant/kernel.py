@@ -211,11 +211,15 @@ class Store(ctypes.Structure):
 
 
 class Expand(ctypes.Structure):
-    _fields_ = _fields("cache row key value", "stride", "first count block_groups", at=True)
+    _fields_ = _fields("cache row key value", "stride", "first count block_groups overlap", at=True)
 
 
 class Turn(ctypes.Structure):
-    _fields_ = _fields("query out signs", "stride", "tokens heads bfloat")
+    _fields_ = _fields(
+        "query key value out new_key new_value signs starts key_starts",
+        "stride key_stride value_stride new_stride",
+        "tokens heads kv_heads requests bfloat",
+    )
 
 
 class Fold(ctypes.Structure):

@@ -209,6 +209,9 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale
 
 
 def attend(query: torch.Tensor, blocks: Blocks, slots: torch.Tensor, scale: float) -> torch.Tensor:
-    """Attention of ``query`` ``[Q, H, D]`` over the tokens in ``slots`` ``[S]``: computed in the rotated space."""
+    """Attention of ``query`` ``[Q, H, D]`` over the tokens in ``slots`` ``[S]``: computed in the rotated space.
+
+    A rotated query's components are held at float16's range, as kernels do; a query that is NaN gives NaN.
+    """
     key, value = blocks.read_rotated(slots)
-    return unrotate(attention(rotate(query), key, value, scale))
+    return unrotate(attention(rotate(query).clamp(-FLOAT16_MAX, FLOAT16_MAX), key, value, scale))

@@ -1,7 +1,8 @@
 """Prefill: new tokens see each other as they are, and what is cached through `history`, round by round.
 
 Both parts are FlashAttention's; its logarithms of sums let the parts be folded together. So a long history is never in
-memory at full width: `room_of` tokens of it are. A few queries after a history are decode steps instead.
+memory at full width: `room_of` tokens of it are. A few queries after a history are decode steps instead. Where all fits
+the room the new tokens may stand behind the history there, rotated as it is: one FlashAttention, nothing to fold.
 """
 
 from __future__ import annotations
@@ -54,6 +55,19 @@ class Few:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """Keys of all requests in the workspace, one request after another, new ones behind each history.
+
+    pieces: histories, and where in the workspace each starts. key_starts: ``[R + 1]`` int32.
+    """
+
+    pieces: tuple[tuple[Piece, int], ...]
+    key_starts: torch.Tensor
+    most_keys: int
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Prefill:
     """The requests of a batch that are no decode steps: ``starts`` ``[R + 1]`` int32 of their queries, from 0 on."""
 
@@ -62,6 +76,7 @@ class Prefill:
     most_queries: int
     parts: tuple[Part, ...]
     few: Few | None = None
+    joined: Joined | None = None
 
 
 def plan_few(starts: Sequence[int], lengths: Sequence[int], device: torch.device, piece: int) -> Prefill:
@@ -90,8 +105,26 @@ def _sent(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
     return memory.to(device, non_blocking=True)
 
 
+def plan_joined(
+    starts: Sequence[int], lengths: Sequence[int], histories: Sequence[int], device: torch.device
+) -> Prefill:
+    """As `plan`, one FlashAttention for all."""
+    at = [0, *accumulate(lengths)]
+    sent = _sent([*starts, *at], device)
+    pieces = tuple((Piece(i, 0, count), at[i]) for i, count in enumerate(histories) if count)
+    joined = Joined(pieces, sent[len(starts) :], max(lengths), at[-1])
+    most = max(end - begin for begin, end in pairwise(starts))
+    return Prefill(starts[-1], sent[: len(starts)], most, (), joined=joined)
+
+
 def plan(
-    starts: Sequence[int], lengths: Sequence[int], device: torch.device, room: int, few: int = 0, piece: int = 1
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    device: torch.device,
+    room: int,
+    few: int = 0,
+    piece: int = 1,
+    joined: int = 0,
 ) -> Prefill:
     """On the host.
 
@@ -100,11 +133,14 @@ def plan(
         lengths: ``R``, tokens in the cache, those of the queries included.
         room: tokens of history that are expanded at a time, the `Workspace`'s.
         few: where no request has more queries, those after a history are cut into pieces of `piece` of them.
+        joined: where no request has more queries and all tokens fit the room, history and queries are taken at once.
     """
     queries = [end - begin for begin, end in pairwise(starts)]
     histories = [length - count for length, count in zip(lengths, queries, strict=True)]
     if any(histories) and max(queries) <= few:
         return plan_few(starts, lengths, device, piece)
+    if any(histories) and max(queries) <= joined and sum(lengths) <= room:
+        return plan_joined(starts, lengths, histories, device)
     cut = rounds(histories, room)
     numbers = list(starts)
     parts = []
@@ -172,11 +208,16 @@ def attend(
     workspace: Workspace,
     flash: Attend,
     out: torch.Tensor,
+    overlap: bool = False,
 ) -> None:
     """``query``, ``out`` ``[T, H, D]``, ``key``, ``value`` ``[T, Hkv, D]``: the new tokens, which are in the cache too.
 
-    Not for a plan of few queries, which is `cuda.attend`'s. table: ``[R, blocks]`` int32 of these requests.
+    Not for a plan of few queries, which is `cuda.attend`'s. table: ``[R, blocks]`` int32 of these requests. overlap:
+    see `driver`.
     """
+    if prefill.joined:
+        attend_joined(query, key, value, cache_, table, prefill, prefill.joined, workspace, flash, out, overlap)
+        return
     most = prefill.most_queries
     rotated = history.turn(query, cache_) if prefill.parts else query
     _, logs = flash(query, key, value, prefill.starts, prefill.starts, most, most, True, out)
@@ -186,3 +227,28 @@ def attend(
         starts = (part.query_starts, part.key_starts)
         found = flash(rotated[mine], old_key, old_value, *starts, part.most_queries, part.most_keys, False, None)
         history.fold_into(out[mine], logs[:, mine], *found, cache_)
+
+
+def attend_joined(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache_: Cache,
+    table: torch.Tensor,
+    prefill: Prefill,
+    joined: Joined,
+    workspace: Workspace,
+    flash: Attend,
+    out: torch.Tensor,
+    overlap: bool,
+) -> None:
+    """As `attend`. The histories are made plain while the new tokens are rotated."""
+    room = workspace.key, workspace.value
+    rotated = history.turn_new(query, key, value, cache_, room, prefill.starts, joined.key_starts)
+    for piece, first in joined.pieces:
+        place = [x[:, first : first + piece.count] for x in room]
+        history.expand_tokens(*place, cache_, table[piece.request], piece.first, piece.count, overlap)
+    keys, values = (x[:, : joined.tokens].transpose(0, 1) for x in room)
+    starts, most = (prefill.starts, joined.key_starts), (prefill.most_queries, joined.most_keys)
+    found, _ = flash(rotated, keys, values, *starts, *most, True, None)
+    history.turn_back(found, out, cache_, overlap)

@@ -21,7 +21,8 @@ class Tuned:
 
     Smaller heads take fewer warps and more blocks. They share the work, fewer of them if one would get less than
     `share` tiles. `overlap`: the merging kernel is launched before the one before it has ended (from SM90 on). `few`:
-    new tokens after a history up to which prefill is decode, in pieces of `piece_of` tokens.
+    new tokens after a history up to which prefill is decode, in pieces of `piece_of` tokens. `joined`: of more new
+    tokens, up to which they and the history are attended to at once, see `prefill.Joined`; 0: never.
     """
 
     columns: int
@@ -30,6 +31,7 @@ class Tuned:
     share: int = 1
     overlap: bool = False
     few: int = 0
+    joined: int = 0
 
 
 def tuned_for(architecture: int) -> tuple[Tuned, ...]:
@@ -76,3 +78,8 @@ def variant_for(tuned: tuple[Tuned, ...], format: Format, head_dim: int, rows: i
         blocks=entry.blocks * (entry.warps // warps),
         wide=wide,
     )
+
+
+def programs_of(variant: Variant, processors: int, heads: int) -> int:
+    """How many blocks share the tiles of a head. Those of all heads are at work at a time if there are few heads."""
+    return max(1, variant.blocks * processors // heads)

@@ -57,6 +57,8 @@ static u32 to_half(float f) { const _Float16 x = (_Float16)f; u16 v; memcpy(&v, 
 static float bfloat(u32 h) { return __int_as_float(h << 16); }
 static u32 to_bfloat(float f) { const u32 x = bits(f); return f != f ? 0x7fff : (x + 0x7fff + (x >> 16 & 1)) >> 16; }
 static u32 halves(float lo, float hi) { return to_half(lo) | to_half(hi) << 16; }
+static float held(float f) { return f != f ? f : fminf(fmaxf(f, -65504.f), 65504.f); }
+static u32 held_halves(float lo, float hi) { return halves(held(lo), held(hi)); }
 static u32 bfloats(float lo, float hi) { return to_bfloat(lo) | to_bfloat(hi) << 16; }
 static float from_half(u32 x) { return half(x & 0xffff); }
 static u32 sub16(u32 a, u32 b) { return halves(half(a) - half(b), half(a >> 16) - half(b >> 16)); }

@@ -56,12 +56,14 @@ if sys.argv[3:]:
 """
 # A server whose mod makes a cubin itself: one in its warm-up, one after it.
 OWN = """
+import struct
 import sys
 from pathlib import Path
 from sparkpin_modkit.kernels import cubin_of, warm
 
 image = Path(sys.argv[1])
-make = lambda: b"\\x7fELF cubin"
+header = struct.pack("<4s36xQ10xHH2x", b"\\x7fELF", 64, 64, 1)
+make = lambda: header + bytes(64)
 warm("sample", lambda: cubin_of("sample", "own", "0123", make, image), image)
 assert cubin_of("sample", "own", sys.argv[2], make, image) == make()
 """

@@ -10,6 +10,7 @@ import torch
 from sparkpin_turboquant import gpu, naive, prefill
 from sparkpin_turboquant.common import vllm_slot_bytes
 from sparkpin_turboquant.formats import FORMATS
+from sparkpin_turboquant.tuned import Tuned
 
 CPU = torch.device("cpu")
 BLOCK = 32
@@ -82,29 +83,45 @@ class Common(SimpleNamespace):
     """The fields of vLLM's CommonAttentionMetadata that are read."""
 
 
-def builder(speculative: int, few: int = 0) -> gpu.GpuMetadataBuilder:
+def builder(speculative: int, few: int = 0, joined: int = 0, room: int = 40) -> gpu.GpuMetadataBuilder:
     class Builder(gpu.GpuMetadataBuilder):
         def __init__(self) -> None:
             self.reorder_batch_threshold = 1 + speculative
-            self.room, self.few, self.piece = 40, few, 4
+            self.room, self.few, self.piece, self.joined = room, few, 4, joined
             self.device = CPU
 
     return Builder()
 
 
+def workspace(heads: int, head_dim: int, device: torch.device, room: int) -> prefill.Workspace:
+    made = prefill.Workspace.of(heads, head_dim, device, room)
+    made.key.fill_(math.nan)
+    made.value.fill_(math.nan)
+    return made
+
+
 @pytest.mark.parametrize(
-    ("name", "few"), [("turboquant_4bit_nc", 19), ("turboquant_k8v4", 19), ("turboquant_4bit_nc", 20)]
+    ("name", "few", "joined", "room", "how"),
+    [
+        ("turboquant_4bit_nc", 19, 0, 40, "parts"),
+        ("turboquant_k8v4", 19, 0, 40, "parts"),
+        ("turboquant_4bit_nc", 20, 20, 139, "few"),
+        ("turboquant_4bit_nc", 19, 20, 139, "joined"),
+        ("turboquant_3bit_nc", 0, 64, 150, "joined"),
+        ("turboquant_4bit_nc", 19, 19, 139, "parts"),
+        ("turboquant_4bit_nc", 19, 20, 138, "parts"),
+    ],
 )
 def test_a_batch_of_decode_steps_and_prefills(
-    name: str, few: int, monkeypatch: pytest.MonkeyPatch, on_cpu: None
+    name: str, few: int, joined: int, room: int, how: str, monkeypatch: pytest.MonkeyPatch, on_cpu: None
 ) -> None:
     """Two verification steps (one of fewer tokens), a first prefill and two that go on; one padded token.
 
-    With 20 new tokens at most, 20 are few.
+    The prefills' new tokens are 20 at most, and all their tokens 139.
     """
     monkeypatch.setattr(gpu.cuda, "attend", attend)
-    monkeypatch.setattr(gpu, "_gpu", lambda device: (None, None))
-    monkeypatch.setattr(gpu, "_workspace", lambda *x: prefill.Workspace.of(*x, room=40))
+    monkeypatch.setattr(gpu, "_gpu", lambda device: ((Tuned(64, 8, 1),), 1))
+    monkeypatch.setattr(gpu, "_workspace", lambda *x: workspace(*x, room=room))
     layer = made(name)
     kv_cache = empty_cache(name, 12, 2, 64)
     table = torch.tensor([[7, 2, 0], [4, 0, 0], [11, 0, 0], [3, 9, 5], [8, 1, 0]], dtype=torch.int32)
@@ -134,14 +151,16 @@ def test_a_batch_of_decode_steps_and_prefills(
         num_actual_tokens=39,
         max_query_len=20,
     )
-    step = builder(2, few).build(0, common)
+    step = builder(2, few, joined, room).build(0, common)
     assert (step.decodes, step.decode_tokens, step.most_queries) == (2, 5, 3)
+    taken = {"few": step.prefill.few, "joined": step.prefill.joined, "parts": step.prefill.parts}
+    assert [key for key, value in taken.items() if value] == [how]
     query = normal(40, 4, 64, seed=3)
     output = torch.full((40, 4 * 64), math.nan)
     assert layer.forward(None, query, key, value, kv_cache, step, output) is output
     format, at = FORMATS[name], 0
     for i in range(5):
-        old = lengths[i] - (new[i] if i >= 2 and few < 20 else 0)  # prefill sees its own tokens as they are
+        old = lengths[i] - (new[i] if i >= 2 and how != "few" else 0)  # prefill sees its own tokens as they are
         back = [
             torch.cat((naive.dequantise(*naive.quantise(x[:old], bits), bits), x[old:].float()))
             for x, bits in ((keys[i], format.key_bits), (values[i], format.value_bits))
@@ -151,6 +170,11 @@ def test_a_batch_of_decode_steps_and_prefills(
         assert (got - wanted).norm() / wanted.norm() < 0.002, i
         at += new[i]
     assert bool(output[39].isnan().all())
+    common.seq_lens_cpu_upper_bound = None  # then lengths are read from the GPU
+    again = builder(2, few, joined, room).build(0, common).prefill
+    assert [part.pieces for part in again.parts] == [part.pieces for part in step.prefill.parts]
+    if how == "joined":
+        assert again.joined.pieces == step.prefill.joined.pieces
 
 
 def test_a_step_of_one_token_each_takes_the_narrow_kernel() -> None:

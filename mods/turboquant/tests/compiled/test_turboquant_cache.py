@@ -89,6 +89,32 @@ def test_queries_are_turned_and_what_they_found_is_turned_back(on_cpu: None, hea
     assert torch.allclose(logs, wanted_logs, atol=1e-5)
 
 
+@pytest.mark.parametrize(("head_dim", "dtype"), [(64, torch.float16), (256, torch.bfloat16)])
+def test_new_tokens_go_behind_their_histories(on_cpu: None, head_dim: int, dtype: torch.dtype) -> None:
+    """40 requests, some without queries, some without a history; nothing else is written."""
+    cache = poisoned(ALL[1], 2, head_dim, 16)
+    queries = [i % 3 for i in range(40)]
+    histories = [5 * i % 4 for i in range(40)]
+    starts = torch.tensor([0, *queries], dtype=torch.int32).cumsum(0).int()
+    key_starts = torch.tensor([0, *(a + b for a, b in zip(queries, histories, strict=True))]).cumsum(0).int()
+    tokens, keys = int(starts[-1]), int(key_starts[-1])
+    wide = gaussian(tokens, 8, head_dim).to(dtype)
+    wide[1, 6] = 1e5 if dtype == torch.bfloat16 else 0
+    query, key, value = wide[:, :3], wide[:, 3:5], wide[:, 5:7]
+    room = torch.full((2, 2, keys + 3, head_dim), torch.nan, dtype=torch.float16)
+    turned = history.turn_new(query, key, value, cache, (room[0], room[1]), starts, key_starts)
+    assert torch.allclose(turned.float(), naive.rotate(query), rtol=2e-3, atol=2e-3)
+    places = [int(key_starts[i + 1]) - n + j for i, n in enumerate(queries) for j in range(n)]
+    for found, new in zip(room, (key, value), strict=True):
+        wanted = naive.rotate(new).transpose(0, 1).clamp(-naive.FLOAT16_MAX, naive.FLOAT16_MAX)
+        assert torch.allclose(found[:, places].float(), wanted, rtol=2e-3, atol=2e-3)
+        assert int(found.isnan().all(-1).sum()) == 2 * (keys + 3 - tokens)
+    out = torch.full_like(wide, torch.nan)
+    history.turn_back(turned, out[:, 2:5], cache, False)
+    assert torch.allclose(out[:, 2:5].float(), query.float(), rtol=1e-2, atol=1e-2)
+    assert bool(out[:, [0, 1, 5, 6, 7]].isnan().all())
+
+
 def test_other_rows_are_refused(on_cpu: None) -> None:
     cache = poisoned(ALL[1], 1, 64, 16)
     for rows in (
@@ -102,6 +128,13 @@ def test_other_rows_are_refused(on_cpu: None) -> None:
         for query, found in ((rows, out), (out, rows)):
             with pytest.raises(ValueError, match="wanted heads one after another"):
                 cuda.attend(query, cache, *numbers, 1, 1.0, found, (), 1)
+
+
+def test_a_part_that_lies_otherwise_is_refused(on_cpu: None) -> None:
+    out, cache = torch.zeros(3, 2, 64), poisoned(ALL[1], 1, 64, 16)
+    for part in (torch.zeros(3, 2, 64), torch.zeros(2, 3, 64).half().transpose(0, 1), torch.zeros(4, 2, 64).half()):
+        with pytest.raises(ValueError, match=r"wanted \(3, 2, 64\) of float16, one number after another"):
+            history.turn_back(part, out, cache, False)
 
 
 def test_other_shapes_are_refused() -> None:
