@@ -90,12 +90,15 @@ def machine() -> dict[str, object]:
 
 
 def results(out: Path, steps: tuple[Step, ...]) -> list[dict[str, object]]:
-    """Rows of the steps that got to their end."""
-    rows = []
+    """Rows of the steps that got to their end; of a check the worst error."""
+    rows: list[dict[str, object]] = []
     for step in steps:
         file = Path(step.command[-1].format(out=out))
         if step.results and file.is_file():
             rows += json.loads(file.read_text())
+        elif file.suffix == ".json" and file.is_file():
+            errors = [row["error"] for row in json.loads(file.read_text())]
+            rows.append({"check": step.name, "cases": len(errors), "worst": max(errors)})
     return rows
 
 
