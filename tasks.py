@@ -232,7 +232,7 @@ def plan(
         "published": "the published chain of the 122B instead, which needs none of its files",
         "bandwidth": "of the memory in GB/s (default: 273, a DGX Spark's)",
         "context": "tokens in the cache (default: 1000)",
-        "accepted": "share of the drafted tokens that the model accepts (default: 0.79)",
+        "accepted": "share of the drafted tokens that the model accepts (default: as measured of a release, else 0.79)",
         "measured": "tokens a second, to say what fraction of the ceiling they are",
         "json": "machine-readable",
     }
@@ -244,7 +244,7 @@ def roofline(
     published: bool = False,
     bandwidth: str = "273",
     context: str = "1000",
-    accepted: str = "0.79",
+    accepted: str = "",
     measured: str = "",
     json: bool = False,
 ) -> None:
@@ -400,7 +400,9 @@ def inspect(c: Context, tag: str, sm: str = "", platform: str = "", all: bool = 
         "quick": "two texts of each kind, fewer questions: says less, and sooner",
         "tasks": "tasks of lm-eval to run as well, such as arc_easy,gsm8k (sparkpin_choices needs no data)",
         "limit": "questions of each of these tasks (default: all)",
+        "hours": "that these tasks may take for each release (default: 12)",
         "chat": "ask these tasks as chats; those that compare log-probabilities cannot be",
+        "limits": "show what was measured of the recipe's releases beside their stages' limits; measure nothing",
         "fetch": "install lm-eval and fetch the tasks' data first (network)",
         "json": "machine-readable",
     }
@@ -413,7 +415,9 @@ def quality(
     quick: bool = False,
     tasks: str = "",
     limit: str = "0",
+    hours: str = "12",
     chat: bool = False,
+    limits: bool = False,
     fetch: bool = False,
     json: bool = False,
 ) -> None:
@@ -421,6 +425,9 @@ def quality(
     from sparkpin.quality import tasks as measuring
     from sparkpin.quality.standard import wanted_of
 
+    if limits:
+        measuring.limits(recipe=recipe)
+        return
     measuring.quality(
         recipe=recipe,
         release=release,
@@ -428,6 +435,7 @@ def quality(
         quick=quick,
         wanted=wanted_of(tasks, limit=whole("limit", limit, 100), chat=chat, fetch=fetch),
         fetch=fetch,
+        hours=whole("hours", hours, 12),
         as_json=json,
     )
 
@@ -440,6 +448,7 @@ def quality(
         "serve": "start a server for each trial: its address is SPARKPIN_ENDPOINT",
         "unstarted_is_bad": "with --serve: a server that does not start is bad, not unresolved",
         "limit": "seconds that the check may take (default: 1800)",
+        "dry_run": "show what would be built and tested, and do nothing",
     }
 )
 def bisect(
@@ -450,6 +459,7 @@ def bisect(
     serve: bool = False,
     unstarted_is_bad: bool = False,
     limit: str = "1800",
+    dry_run: bool = False,
 ) -> None:
     """Find the change between two releases that turns a check."""
     from sparkpin.bisect import tasks
@@ -461,16 +471,17 @@ def bisect(
         serve=serve,
         unstarted_is_bad=unstarted_is_bad,
         limit=whole("limit", limit, 1800),
+        dry_run=dry_run,
     )
 
 
 @command(
     help={
         "recipe": "releases of this recipe only (default: every recipe's)",
-        "out": "file to write (default: report.html in SPARKPIN_HOME)",
+        "out": "file to write (default: report.html in SPARKPIN_HOME; a table is printed)",
         "open": "serve the page on 127.0.0.1 instead, until Ctrl-C",
         "port": "for --open (default: any that is free)",
-        "markdown": "print a table for a forum post instead",
+        "markdown": "a table for a forum post instead",
     }
 )
 def report(

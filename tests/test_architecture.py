@@ -78,6 +78,7 @@ def importers(package: str) -> set[str]:
                 "rootfs",
                 "evidence/signing",
                 "quality/standard",
+                "quality/watched",
                 "serving/inside",
                 "wheels",
             },

@@ -19,7 +19,7 @@ from sparkpin.bisect import tasks, trying
 from sparkpin.bisect.changes import Change
 from sparkpin.bisect.check import run_check
 from sparkpin.bisect.mixing import Mixture
-from sparkpin.bisect.plan import Plan, identity, make_plan
+from sparkpin.bisect.plan import Plan, identity, make_plan, numbers
 from sparkpin.bisect.state import State
 from sparkpin.errors import BuildError, BusyError, DiskError, InputError, ManifestError
 from sparkpin.paths import Paths
@@ -64,9 +64,13 @@ def paths(home: tuple[Path, Release, Release], tmp_path: Path, monkeypatch: pyte
     return Paths.from_env()
 
 
-def search(home: tuple[Path, Release, Release], check: str = LENGTH, *, swapped: bool = False) -> None:
+def search(
+    home: tuple[Path, Release, Release], check: str = LENGTH, *, swapped: bool = False, dry_run: bool = False
+) -> None:
     good, bad = (home[2], home[1]) if swapped else (home[1], home[2])
-    tasks.bisect(good=good.tag, bad=bad.tag, check=check, serve=False, unstarted_is_bad=False, limit=60)
+    tasks.bisect(
+        good=good.tag, bad=bad.tag, check=check, serve=False, unstarted_is_bad=False, limit=60, dry_run=dry_run
+    )
 
 
 def state_of(paths: Paths) -> State:
@@ -91,6 +95,40 @@ def test_the_setting_that_turns_the_check(
     trials = state_of(paths).trials
     assert [trial.verdict for trial in trials[:2]] == ["good", "bad"]
     assert len({tuple(trial.chosen) for trial in trials}) == len(trials) <= 6
+
+
+def test_a_dry_run_says_what_the_search_then_does(
+    home: tuple[Path, Release, Release], paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    marks = tmp_path / "marks"
+    check = f": >{marks}; {LENGTH}"
+    search(home, check, dry_run=True)
+    text = capsys.readouterr().out
+    assert not marks.exists() and not list(paths.home.glob("bisect/*"))
+    assert "  1 ~ flag --max-model-len: 2048 -> 1024\n" in text and "Dry run: nothing was built" in text
+    rows = re.findall(r"^(\d) +(none|all|[\d ]+?) +not tried yet +(sparkpin/\S+)$", text, re.M)
+    assert [(place, made) for place, made, _ in rows][:2] == [("1", "none"), ("2", "all")]
+    least, most = map(int, re.search(r"alone is to blame: (\d) to (\d) trials, .* at most 0 images", text).groups())  # type: ignore[union-attr]
+    search(home, check)
+    trials = state_of(paths).trials
+    assert least <= len(trials) <= most
+    plan = make_plan(paths, home[1].tag, home[2].tag)
+    guilty = next(change for change in plan.changes if change.name == "--max-model-len")
+    foreseen = [sorted(change.id for change in chosen) for chosen in tasks.course(plan.changes, guilty)]
+    assert [trial.chosen for trial in trials] == foreseen
+    assert [numbers(plan.changes, [c for c in plan.changes if c.id in t.chosen]) for t in trials[: len(rows)]] == [
+        made for _, made, _ in rows
+    ]
+    capsys.readouterr()
+    search(home, check, dry_run=True)
+    text = capsys.readouterr().out
+    assert re.search(r"^1 +none +good +sparkpin/", text, re.M), text
+
+
+def test_a_dry_run_counts_the_images(remade: tuple[Paths, Plan], capsys: pytest.CaptureFixture[str]) -> None:
+    tasks.show_plan(remade[1], None, serve=True)
+    text = capsys.readouterr().out
+    assert "to be built" in text and "and a start of a server, at most 5 images to be built" in text, text
 
 
 def test_a_killed_search_goes_on(

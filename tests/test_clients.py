@@ -81,6 +81,8 @@ def test_litellm() -> None:
     (bare,) = checked("litellm", formats.litellm(BARE))["model_list"]
     assert bare["litellm_params"]["api_key"] == "os.environ/SPARK_KEY"
     assert not any(bare["model_info"][f"supports_{what}"] for what in ("function_calling", "reasoning", "vision"))
+    first, *_ = formats.litellm(BARE).splitlines()
+    assert first == "# LITELLM_MASTER_KEY=sk-$(openssl rand -hex 24) litellm --config FILE"
 
 
 def test_what_the_schema_does_not_know_is_noticed() -> None:

@@ -16,6 +16,7 @@ from sparkpin import manifests, recipes
 from sparkpin.community import adopt, check, export, mapping, recipe, render, tasks, template
 from sparkpin.community.finding import Finding
 from sparkpin.errors import InputError, ManifestError
+from sparkpin.inputs import Inputs
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Releases
@@ -257,6 +258,9 @@ def test_the_hub_pins_the_model_and_the_recipe_can_be_exported(tmp_path: Path) -
         assert made.env | last.env == made.env
         checked = copy.invoke("recipe", "check", str(output))
         assert checked.returncode == 0, checked.stdout
+        copy.done("recipe", "import", str(output), "--name", f"again-{form}")
+        again = pair(copy.folder, f"again-{form}")[-1]
+        assert (again.key, again.recipe.model_revision) == (last.key, commit)
     assert copy.invoke("recipe", "check", "some-recipe").returncode == 0
 
 
@@ -301,6 +305,86 @@ def test_a_release_is_exported_as_it_was_made(paths: Paths, capsys: pytest.Captu
         assert read.argv[2] == ("/model" if form == "v1" else str(records.checkpoint(made)))
     with pytest.raises(InputError, match="is a release of scripted-tiny, not of other"):
         tasks.recipe_export(paths, "other", form="v1", release=made.tag)
+
+
+@pytest.mark.parametrize("form", ["v1", "v2"])
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [
+        ("scripted-tiny", None),
+        ("scripted-tiny", "hybrid"),
+        ("scripted-tiny-spark", None),
+        ("scripted-tiny-spark-seed", None),
+    ],
+)
+def test_what_was_exported_is_the_same_release_when_it_is_imported(
+    paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path, form: str, name: str, stage: str | None
+) -> None:
+    add_mod(paths.project, "fix-own")
+    file = paths.project / f"recipes/{name}.yaml"
+    more = "--override-generation-config '{{\"top_k\": 20}}'\nmods: [fix-own]\n"
+    file.write_text(f"{file.read_text().rstrip()} {more}")
+    before = pair(paths.project, name, stage=stage)[-1]
+    tasks.recipe_export(paths, name, form=form, stage=stage)
+    (tmp_path / "r.yaml").write_text(capsys.readouterr().out)
+    assert tasks.recipe_check(paths, str(tmp_path / "r.yaml"))
+    assert f"held against stack {before.stack.name} (vLLM" in capsys.readouterr().out
+    tasks.recipe_import(paths, str(tmp_path / "r.yaml"), name="again")
+    told = capsys.readouterr().out
+    assert "not mapped" not in told and "next: invoke build --recipe again" in told
+    after = pair(paths.project, "again")[-1]
+    assert (after.argv, after.env) == (before.argv, before.env)
+    assert after.key == before.key, "image, checkpoint and command"
+    was, made = before.recipe, after.recipe
+    assert (made.model, made.model_revision) == (was.model, was.model_revision)
+    assert (made.mods, made.stack, made.stage) == (["fix-own"], was.stack, stage or was.stage)
+
+
+def test_a_release_goes_round_though_the_project_has_moved_on(
+    paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    was = pair(paths.project, "scripted-tiny")[-1]
+    Inputs.of(paths).keep_project(paths.project, was.inputs)
+    made = release(
+        3, recipe="scripted-tiny", stage="v2-tq", key=was.key, argv=was.argv, env=was.env, inputs=was.inputs,
+        stack="cpu", tag=was.tag,
+    )  # fmt: skip
+    Releases(paths).save(made)
+    file = paths.project / "recipes/scripted-tiny.yaml"
+    file.write_text(file.read_text().replace("max_model_len: 2048", "max_model_len: 1024"))
+    for form in ("v1", "v2"):
+        tasks.recipe_export(paths, "scripted-tiny", form=form, release=made.tag)
+        (tmp_path / "r.yaml").write_text(capsys.readouterr().out)
+        tasks.recipe_import(paths, str(tmp_path / "r.yaml"), name=f"again-{form}")
+        assert pair(paths.project, f"again-{form}")[-1].key == was.key
+        capsys.readouterr()
+
+
+def test_a_recipe_of_ours_from_elsewhere_is_held_against_its_own_stack(
+    paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    away = tmp_path / "away.yaml"
+    away.write_text((paths.project / "recipes/scripted-tiny.yaml").read_text())
+    assert tasks.recipe_check(paths, str(away))
+    told = capsys.readouterr().out
+    assert "held against stack cpu (vLLM" in told and "does not know this key" not in told
+    made = tasks.recipe_import(paths, str(away), name="again")
+    assert pair(paths.project, made.stem)[-1].key == pair(paths.project, "scripted-tiny")[-1].key
+    away.write_text(away.read_text().replace("stage: v2-tq\n", ""))
+    with pytest.raises(ManifestError, match=r"stage: saw '\(missing\)'"):
+        tasks.recipe_check(paths, str(away))
+
+
+def test_the_commit_that_a_command_names_is_the_model_s(paths: Paths, tmp_path: Path) -> None:
+    made = imported(paths, tmp_path, V1 | {"command": f"vllm serve a/b --revision {'e' * 40} --port {{port}}"})
+    assert (made["model_revision"], made["command"]) == ("e" * 40, "vllm serve /model \\\n  --port {port}\n")
+
+
+def add_mod(project: Path, name: str) -> None:
+    (project / f"community/{name}").mkdir(parents=True)
+    run = project / f"community/{name}/run.sh"
+    run.write_text("#!/bin/bash\ntrue\n")
+    run.chmod(0o755)
 
 
 def test_exports_that_cannot_be(paths: Paths) -> None:

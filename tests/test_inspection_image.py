@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from elf_samples import CUBIN, PLAIN, SPECIFIC, Elf, container, entry
-from made_releases import release
+from made_releases import built, release
 from tiny_images import make_rootfs
 
 from checkout import PROJECT
@@ -29,12 +29,13 @@ from sparkpin.inspection.finding import Finding
 from sparkpin.inspection.image import Opened, open_image
 from sparkpin.inspection.report import Result
 from sparkpin.inspection.scan import Facts, scan
-from sparkpin.inspection.tasks import inspect, known_sm, mods_of, pins_of, show, sm_of
+from sparkpin.inspection.tasks import inspect, known_sm, mods_of, pins_of, ref_of, show, sm_of
 from sparkpin.inspection.tree import in_archive, in_folders, real
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Releases
 
+pytest_plugins = ["empty_engine"]
 GPU = Elf(gpu=container(entry(CUBIN, 120, PLAIN)))
 
 
@@ -322,6 +323,27 @@ def test_a_release_is_held_against_its_own_pins(project: Path, tmp_path: Path) -
     with pins_of(paths, made.tag, told.append) as then:
         assert then == paths
     assert told[0].startswith("note: held against today's pins, not its own: ")
+
+
+@pytest.mark.engine
+def test_of_releases_with_one_name_those_are_offered_that_can_be_inspected(
+    empty_engine: Engine, tmp_path: Path
+) -> None:
+    paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+    one, two, gone = (built(paths, empty_engine, number, recipe=f"r{number}") for number in (1, 2, 3))
+    empty_engine.client.api.remove_image(gone.image, force=True)
+    with pytest.raises(InputError, match="'v2' may be of several recipes") as caught:
+        ref_of(paths, empty_engine, "v2")
+    assert caught.value.next_step == f"choose one of: {one.tag}, {two.tag}"
+    empty_engine.client.api.remove_image(two.image, force=True)
+    assert ref_of(paths, empty_engine, "v2") == one.tag, "the only one"
+    with pytest.raises(InputError, match="the engine has no image") as caught:
+        ref_of(paths, empty_engine, gone.name)
+    assert caught.value.next_step == f"invoke rebuild {gone.tag}"
+    empty_engine.client.api.remove_image(one.image, force=True)
+    with pytest.raises(InputError, match="'v2' may be of several recipes") as caught:
+        ref_of(paths, empty_engine, "v2")
+    assert caught.value.next_step == f"invoke rebuild TAG, with one of: {one.tag}, {two.tag}, {gone.tag}"
 
 
 @pytest.mark.e2e

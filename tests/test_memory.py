@@ -26,6 +26,7 @@ from sparkpin.tinymodel.vocabulary import vocabulary
 
 MAX = 262_144
 MTP2 = """--speculative-config {"method":"mtp","num_speculative_tokens":2}"""
+LISTED = """--additional-config {"draft_vocabulary":{"first":32768}}"""
 SERVED = " --max-model-len 40960 --gdn-prefill-backend triton"
 SPARK = Machine(SPARK_TOTAL, SPARK_FREE, "an idle DGX Spark", "estimate")
 
@@ -265,6 +266,10 @@ def test_a_model_of_attention_alone_has_one_group_and_small_blocks() -> None:
         ("--speculative-config.method mtp --speculative-config.num-speculative-tokens 3", "draft_tokens", 3),
         ("""--speculative-config {"method":"mtp"}""", "draft_tokens", 1),
         ("""--speculative-config {"method":"ngram","num_speculative_tokens":4}""", "draft_layers", 0),
+        (f"{MTP2} {LISTED}", "draft_rows", 32_768),
+        (f"{MTP2} {LISTED}", "unread", ()),
+        (LISTED, "draft_rows", 0),
+        (MTP2, "draft_rows", 0),
         ("--kv-cache-dtype auto", "cache_dtype", "bfloat16"),
         ("--dtype float16", "cache_dtype", "float16"),
     ],
@@ -327,6 +332,18 @@ def test_flags_that_have_no_effect_are_not_refused() -> None:
     made = settings_of(geometry_122b(), "--cpu-offload-gb 0.0 -pp 1 -dp 1 --kv-offloading-size 0 --host h --seed 1")
     assert made.unread == ()
     assert settings_of(geometry_122b(), "--frobnicate 3 --lora.rank 8").unread == ("--frobnicate 3", "--lora.rank 8")
+
+
+def test_a_list_whose_length_is_not_in_the_flags_is_not_counted() -> None:
+    for value in ({"draft_vocabulary": {"file": "a"}}, {"other": 1}, {"draft_vocabulary": {"first": "9"}}):
+        made = settings_of(geometry_122b(), f"{MTP2} {additional(value)}", "cuda")
+        assert (made.draft_rows, made.unread) == (0, (f"--additional-config {json.dumps(value)}",))
+    made = settings_of(geometry_122b(), f"{MTP2} {additional({'draft_vocabulary': {'first': 9}, 'other': 1})}", "cuda")
+    assert (made.draft_rows, made.unread) == (9, ('--additional-config {"other": 1}',))
+
+
+def additional(value: object) -> str:
+    return f"--additional-config {json.dumps(value, separators=(',', ':'))}"
 
 
 def test_more_tokens_than_positions_do_not_fit_unless_vllm_is_told_to_take_them() -> None:
@@ -425,6 +442,20 @@ def test_weights_with_drafter_and_int8_head_and_on_a_cpu() -> None:
     assert held["INT4 experts"] == (48 * 256 * 3 * 1024 * 3072 * 2, "16 bits a weight on a CPU")
     halves = {row.kind: row.held for row in weigh(tensors_122b(), replace(loading, ranks=2))}
     assert halves["MTP layer"] == 2_523_679_232
+
+
+def test_weights_with_rows_of_the_head_that_a_drafter_has_of_its_own() -> None:
+    plain = Loading(draft=True, vision=False, int8_head=False, widened=False, draft_rows=32_768)
+    rows = {row.kind: row for row in weigh(tensors_122b(), plain)}
+    assert rows["LM head"].held == (248_320 + 32_768) * 3072 * 2
+    assert rows["LM head"].note == "32,768 rows twice, by the mod draft-vocabulary"
+    assert rows["embeddings"].held == 248_320 * 3072 * 2
+    [head] = [row for row in weigh(tensors_122b(), replace(plain, int8_head=True)) if row.kind == "LM head"]
+    whole = 248_320 * 3072 + 2 * (248_320 + 3072)
+    assert head.held == whole + whole * 32_768 // 248_320
+    assert head.note.startswith("INT8 by the mod int8-lm-head; 32,768 rows twice")
+    [all_rows] = [row for row in weigh(tensors_122b(), replace(plain, draft_rows=10**6)) if row.kind == "LM head"]
+    assert all_rows.held == 2 * 248_320 * 3072 * 2
 
 
 @pytest.mark.parametrize(

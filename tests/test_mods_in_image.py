@@ -49,7 +49,9 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_pytest(tests: str, python_path: dict[str, Path], **environment: str) -> None:
     """Run the tests of a folder below mods/ in the image. python_path: what the image lacks, a name -> the folder."""
-    image = pair(PROJECT, "scripted-tiny")[-1].rendered.ref
+    paired = pair(PROJECT, "scripted-tiny")
+    held = {mod for one in paired for mod in one.stage.mods}
+    image = paired[-1].rendered.ref
     volumes = {str(PROJECT / "mods"): {"bind": "/mods", "mode": "ro"}}
     for name in PYTEST:  # the image has no pytest; it is pure Python, so the host's serves
         spec = importlib.util.find_spec(name)
@@ -59,7 +61,10 @@ def run_pytest(tests: str, python_path: dict[str, Path], **environment: str) -> 
         volumes[str(source)] = {"bind": f"/pytest/{target}", "mode": "ro"}
     for name, folder in python_path.items():
         volumes[str(folder)] = {"bind": f"/{name}", "mode": "ro"}
-    paths = os.pathsep.join(["/pytest", *(f"/{name}" for name in python_path)])
+    mod = tests.partition("/")[0]  # one that no stage of this chain bakes in is taken from the checkout
+    paths = os.pathsep.join(
+        ["/pytest", *(f"/{name}" for name in python_path), *([] if mod in held else [f"/mods/{mod}"])]
+    )
     container = Engine.connect().client.containers.create(
         image,
         ["python", "-m", "pytest", "-p", "no:cacheprovider", "--confcutdir=/mods", "-q", f"/mods/{tests}"],

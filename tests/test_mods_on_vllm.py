@@ -21,7 +21,7 @@ MODS = PROJECT / "mods"
 SOURCES, PYTHON = os.environ.get("SPARKPIN_VLLM_SOURCES"), os.environ.get("SPARKPIN_VLLM_PYTHON")
 HEAD_AND_KIT = ["modkit/tests", "int8-lm-head/tests"]
 OLD = [*HEAD_AND_KIT, "hybrid-int4-fp8/tests/test_hybrid_entries.py", "hybrid-int4-fp8/tests/before_schemes.py"]
-NEW = [*HEAD_AND_KIT, "hybrid-int4-fp8/tests", "turboquant/tests"]
+NEW = [*HEAD_AND_KIT, "draft-vocabulary/tests", "hybrid-int4-fp8/tests", "turboquant/tests"]
 TESTS = {
     "0.19.1": OLD,
     "0.20.2": [*OLD, "turboquant/tests/before_layouts.py", "turboquant/tests/test_turboquant_naive.py"],

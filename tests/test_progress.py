@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from sparkpin import progress as telling
-from sparkpin.progress import progress
+from sparkpin.progress import progress, waiting
 
 
 def test_bytes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,3 +43,18 @@ def test_short_work_says_nothing() -> None:
         add(1)
         add(1)
     assert said == []
+
+
+def test_work_that_knows_no_end_is_told_of_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telling, "EVERY", 0.0)
+    told, said = threading.Event(), list[str]()
+
+    def say(line: str) -> None:
+        said.append(line)
+        told.set()
+
+    with waiting(say, "asking the engine"):
+        assert told.wait(60)
+    assert said[0].startswith("  asking the engine, ")
+    count = len(said)
+    assert not any(thread.name == "progress" for thread in threading.enumerate()) and len(said) == count

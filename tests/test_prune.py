@@ -34,6 +34,7 @@ from sparkpin import (
 )
 from sparkpin import layers as layer_sizes
 from sparkpin import prune as pruning
+from sparkpin.bisect import state as bisect
 from sparkpin.buildrecord import BuildInput, BuildRecord, LayerRecord, layer_file, read_record, write_record
 from sparkpin.container import CACHE_LABEL, cache_volume
 from sparkpin.engine import Engine
@@ -76,9 +77,13 @@ LATER = STALE_AFTER + 60
 # What stays, and why
 
 
+def nobody(_: Release) -> bool:
+    return False
+
+
 def places(releases: list[Release], keep: int = 0, pins: dict[str, Pin] | None = None) -> dict[int, tuple[str, ...]]:
     """Day of each release -> why it stays, the most worthy first."""
-    found = verdicts(releases, keep, pins or {}, {})
+    found = verdicts(releases, keep, pins or {}, {}, nobody)
     return {int(verdict.release.created[8:10]): verdict.reasons for verdict in found}
 
 
@@ -96,12 +101,22 @@ def test_the_most_worthy_is_what_can_be_gone_back_to() -> None:
     }
 
 
+def test_a_release_that_has_lost_too_much_is_not_what_can_be_gone_back_to() -> None:
+    old, worse, current = release(1, "passed"), release(2, "passed"), release(3, "current")
+    found = verdicts([old, worse, current], 2, {}, {}, lambda one: one == worse)
+    assert [(verdict.release, bool(verdict.reasons)) for verdict in found] == [
+        (current, True),
+        (old, True),
+        (worse, False),
+    ]
+
+
 @pytest.mark.parametrize("keep", [0, 1])
 def test_what_is_current_passed_last_pinned_or_in_use_stays_whatever_is_to_be_kept(keep: int) -> None:
     current, failed, served = release(1, "current"), release(2, "failed"), release(3, "built")
     passed, last, newest = release(4, "passed"), release(5, "retired"), release(6, "built")
     pins = {failed.tag: Pin(since="2026-01-09T00:00:00Z", note="the log is evidence")}
-    found = verdicts([current, failed, served, passed, last, newest], keep, pins, {served.tag: "sparkpin-tiny"})
+    found = verdicts([current, failed, served, passed, last, newest], keep, pins, {served.tag: "sparkpin-tiny"}, nobody)
     reasons = {verdict.release.tag: verdict.reasons for verdict in found}
     assert reasons == {
         current.tag: ("current",) if keep == 0 else ("current", "one of the 1 to keep"),
@@ -658,6 +673,31 @@ def test_what_was_measured_goes_with_its_release_and_what_nobody_knows_once_it_i
     late = going(home.search([2], [1], later=LATER))
     assert late["quality measurements"] == of_first | of_third
     assert late["lm-eval"] == {former} and late["left by killed runs"] == {results}
+
+
+def test_searches_of_bisect_go_with_a_release_of_theirs(paths: Paths) -> None:
+    """Not one that runs, and a damaged one once it is old."""
+    home = Home.make(paths)
+    tags = {number: release(number).tag for number in (1, 2, 3)}
+    folders = {}
+    for good, bad in ((1, 2), (2, 3), (3, 3)):
+        folders[good, bad] = paths.home / bisect.FOLDER / f"{good}{bad}"
+        made = bisect.State(good=tags[good], bad=tags[bad], check="true", changes=[], trials=[])
+        bisect.write(folders[good, bad] / bisect.FILE, made)
+        (folders[good, bad] / "001.log").write_text("seen")
+    damaged = write_bytes(paths.home / bisect.FOLDER / "x" / bisect.FILE, b"{").parent
+    kind = "searches of bisect"
+    assert going(home.search([1, 2, 3], [])) == {}
+    assert going(home.search([2, 3], [1]))[kind] == {folders[1, 2]}
+    assert going(home.search([1, 2], [], later=LATER))[kind] == {folders[2, 3], folders[3, 3], damaged}
+    with lock(folders[1, 2] / bisect.LOCK):
+        assert kind not in going(home.search([2, 3], [1]))
+
+
+def test_every_kind_of_file_that_goes_has_a_reason_to_be_shown(paths: Paths) -> None:
+    kinds = set(Home.make(paths).search([1], []).files())
+    assert kinds | {pruning.IMAGES, pruning.VOLUMES, pruning.STORE, pruning.RECORDS} == set(reports.WHY)
+    assert set(reports.WHY) > reports.NAMED
 
 
 def test_the_record_of_an_image_that_the_engine_still_has_stays_with_what_it_refers_to(paths: Paths) -> None:

@@ -446,8 +446,13 @@ def test_the_task_writes_a_file(
     tasks.report(recipe=None, out=str(tmp_path / "page.html"), serve=False, port=0, as_markdown=False)
     assert re.match(rf"{tmp_path}/page\.html: 4 releases, [\d.]+ kB\n$", capsys.readouterr().out)
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
-    with pytest.raises(InputError, match="one of them"):
-        tasks.report(recipe=None, out="x", serve=True, port=0, as_markdown=False)
+    tasks.report(recipe=None, out=str(tmp_path / "table.md"), serve=False, port=0, as_markdown=True)
+    assert "| release | state |" in (tmp_path / "table.md").read_text()
+    assert "table.md: 4 releases, " in capsys.readouterr().out
+    for out, table, wanted in (("x", False, "or --out"), ("", True, "or --markdown"), ("x", True, "or --markdown")):
+        with pytest.raises(InputError, match="--open serves the page") as caught:
+            tasks.report(recipe=None, out=out, serve=True, port=0, as_markdown=table)
+        assert caught.value.next_step == f"leave out --open, {wanted}"
 
 
 def test_the_task_tells_what_is_damaged(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import qwen_samples
+from made_releases import release
 from test_memory import MTP2, geometry_122b, settings_of
 
 from checkout import PROJECT, Checkout
@@ -16,8 +19,12 @@ from sparkpin.checkpoint.plan import final_tensors, make_plan
 from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.errors import InputError
 from sparkpin.memory.weights import Loading
+from sparkpin.paths import Paths
+from sparkpin.releases import Release, Releases
 from sparkpin.roofline import published
+from sparkpin.roofline.acceptance import PUBLISHED, Acceptance, acceptance_of
 from sparkpin.roofline.published import ACCEPTED, CHAIN, GEOMETRY, MODEL, Published, model_published
+from sparkpin.roofline.published import MTP2 as DRAFTS
 from sparkpin.roofline.reads import Read, Roofline, distinct, model_of, roofline
 from sparkpin.roofline.tasks import asked
 
@@ -99,6 +106,33 @@ def test_the_int8_head() -> None:
     assert (head.size, head.times) == (248_320 * 3072 + 2 * (248_320 + 3072), 3)
 
 
+def test_a_list_of_tokens_to_draft() -> None:
+    """Stage v2-vocab: the head is read once to check; a draft reads 32,768 of its 248,320 rows."""
+    flags = (*V2.flags, "--additional-config", '{"draft_vocabulary": {"first": 32768}}')
+    figure = dataclasses.replace(V2, stage="v2-vocab", flags=flags)
+    found, before = made(figure), made(V2)
+    whole = 248_320 * 3072 + 2 * (248_320 + 3072)
+    head, rows = reads(found)["LM head"], reads(found)["LM head, listed rows"]
+    assert (head.size, head.times) == (whole, 1)
+    assert (rows.size, rows.times) == (pytest.approx(whole * 32_768 / 248_320), 2)
+    assert before.step_bytes - found.step_bytes == pytest.approx(2 * whole * (1 - 32_768 / 248_320))
+    assert before.step_bytes - found.step_bytes == pytest.approx(1.325e9, rel=1e-3)
+    plain = made(dataclasses.replace(MTP, flags=flags))
+    assert reads(plain)["LM head, listed rows"].size == pytest.approx(32_768 * 3072 * 2)
+
+
+def test_the_mtp_layer_in_fp8() -> None:
+    """What the rule `mtp.layers.*_proj` of docs/checkpoints.md makes: `mtp.fc`, router and norms stay in 16 bits."""
+    found, before = reads(made(dataclasses.replace(V2, fp8_draft=True))), reads(made(V2))
+    projections = [3072 * 16_384, 512 * 3072, 512 * 3072, 8192 * 3072, *[3072 * 1024] * 3]
+    scales = 2 * sum(size // 128**2 for size in projections)
+    assert before["MTP layer"].size - found["MTP layer"].size == sum(projections) - scales
+    assert found["MTP experts"].size == MTP_EXPERT / 2 + 2 * 3 * 8 * 24
+    routed = (8 + 256 * (1 - (31 / 32) ** 3)) * (MTP_EXPERT / 2 - 2 * 3 * 8 * 24)
+    saved = sum(read.bytes for read in before.values()) - sum(read.bytes for read in found.values())
+    assert saved == pytest.approx(2 * (sum(projections) - scales) + routed)  # 0.47 of 12.06 GB
+
+
 def test_the_ceilings_of_the_published_chain() -> None:
     """FACTS of the project had 40.0 / 42.8 / 50-54 / 60-66 (docs/roofline.md tells the difference)."""
     assert [figure.tokens for figure in CHAIN] == [28.3, 30.8, 38.4, 51.0]
@@ -136,6 +170,23 @@ def test_headers_of_the_published_shapes_give_the_same(figure: Published, monkey
     assert model_of(tensors, geometry, settings, loading, symmetric=True) == model_published(figure)
 
 
+def test_headers_of_an_mtp_layer_in_fp8_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule of docs/checkpoints.md, through the builder's plan: `invoke roofline` counts what a checkpoint holds."""
+    sizes = dataclasses.replace(qwen_samples.G122B, experts=2)
+    monkeypatch.setattr(published, "EXPERTS", 2)
+    listings = {"int4": qwen_samples.int4_listing(sizes), "fp8": qwen_samples.fp8_listing(sizes)}
+    pin = manifests.load_model(PROJECT, MODEL)
+    assert pin.hybrid and not any("mtp" in module for rule in pin.hybrid.rules for module in rule.modules)  # by default
+    rule = pin.hybrid.rules[0].model_copy(update={"modules": ["mtp.layers.*_proj"]})
+    hybrid = pin.hybrid.model_copy(update={"rules": [*pin.hybrid.rules, rule], "unused": None})
+    changed = pin.model_copy(update={"hybrid": hybrid})
+    plan = make_plan(listings, changed, ("copy", "hybrid", "mtp"))
+    settings = settings_of(geometry_122b(), MTP2, "cuda", (0, 33))
+    tensors = [placed.source.info for placed in final_tensors(plan, listings) if placed.listed]
+    wanted = model_published(dataclasses.replace(V2, fp8_draft=True))
+    assert model_of(tensors, GEOMETRY, settings, Loading(True, True, True, False), symmetric=True) == wanted
+
+
 def test_zero_points_are_read_where_a_model_has_its_own() -> None:
     tensors = [
         TensorInfo("model.layers.0.mlp.experts.0.up_proj.qweight", "I32", (16, 128), 0, 8192),
@@ -155,6 +206,7 @@ def test_zero_points_are_read_where_a_model_has_its_own() -> None:
 def test_options() -> None:
     one = asked(bandwidth="4800", context=32_768, accepted="1")
     assert (one.bandwidth, one.context, one.accepted) == (4.8e12, 32_768, 1.0)
+    assert asked(bandwidth="1", context=1, accepted="").accepted is None
     for bandwidth, accepted, said in (
         ("fast", "1", "--bandwidth: saw 'fast', wanted a number above 0"),
         ("0", "1", "--bandwidth: saw '0', wanted a number above 0"),
@@ -165,6 +217,30 @@ def test_options() -> None:
         with pytest.raises(InputError) as caught:
             asked(bandwidth=bandwidth, context=1000, accepted=accepted)
         assert said in str(caught.value) and caught.value.next_step
+
+
+def test_the_share_accepted_is_what_the_newest_release_that_passed_measured(tmp_path: Path) -> None:
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    records = Releases(paths)
+
+    def saved(number: int, state: str, share: object, argv: tuple[str, ...] = DRAFTS, stage: str = "v2") -> Release:
+        smoke = {"passed": state == "passed", "seconds": 1.0, "checks": [], "acceptance": share}
+        made = release(number, state, argv=("vllm", "serve", "/model", *argv), smoke=smoke, stage=stage)
+        records.save(made)
+        return made
+
+    assert acceptance_of(paths, "tiny", "v2", 2) == PUBLISHED
+    one = saved(1, "passed", 0.625)
+    for number, known in enumerate(({"share": "much"}, {"share": None}, {"share": 7}), start=2):
+        saved(number, "passed", **known)
+    saved(5, "failed", 0.1)
+    saved(6, "passed", 0.2, argv=())
+    saved(7, "passed", 0.3, stage="mtp")
+    assert acceptance_of(paths, "tiny", "v2", 2) == Acceptance(0.625, f"smoke test of {one.tag}")
+    assert acceptance_of(paths, "tiny", "v2", 3) == PUBLISHED
+    bench = SimpleNamespace(of_kind=lambda _: [SimpleNamespace(drafted=60, accepted=45)])
+    with mock.patch("sparkpin.bench.record.newest", lambda _, made: bench if made == one else None):
+        assert acceptance_of(paths, "tiny", "v2", 2) == Acceptance(0.75, f"bench of {one.tag}")
 
 
 @pytest.fixture
@@ -192,12 +268,14 @@ def test_a_recipe_s_headers(copy: Checkout) -> None:
     assert found["INT4 experts"]["size"] == 4 * 3 * 128 * 128 * 33 / 64 == 101_376
     assert (found["INT4 experts"]["times"], found["LM head"]["times"], value["drafted"]) == (3.5, 3, 2)
     assert found["LM head"]["size"] == 1024 * 128 + 2 * (1024 + 128)
+    listed = json.loads(copy.done(*arguments, "--stage", "v2-vocab"))
+    assert listed["step_bytes"] == value["step_bytes"]  # all of its 1024 tokens are among the first 65,536
     base = json.loads(copy.done(*arguments, "--stage", "base", "--measured", "1000"))
     assert base["step_tokens"] == 1 and "MTP layer" not in {read["what"] for read in base["reads"]}
     assert base["fraction"] == pytest.approx(1000 * base["step_bytes"] / 273e9)
     text = copy.done("roofline", "--measured", "1000")
     assert "Decode of recipe scripted-tiny, stage v2-tq, one user, 1,000 tokens in the cache\n" in text
-    assert "2.58 tokens a step: 2 drafted, 79% of them accepted" in text
+    assert "2.58 tokens a step: 2 drafted, 79 % of them accepted (as published for the 122B; --accepted)" in text
     assert "\nceiling: " in text and "\nmeasured: 1000 tok/s, " in text and "published chain" not in text
 
 

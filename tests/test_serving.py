@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,12 +172,52 @@ def test_one_that_nobody_reaches_gives_the_port_back(
     ]
 
 
+def test_who_waits_for_an_answer_at_a_switch_is_told(
+    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the container's own address, where packets go as those of other machines do: if it were only cut off from its
+    network, nobody would tell its clients."""
+    monkeypatch.setattr(switching, "requests_under_way", lambda _: 1)
+    newer = dataclasses.replace(release, env={"ANOTHER": "1"}, key="77" * 32)
+    old = serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+    with waiting_client(fake_engine, old) as client:
+        new = serve.start(
+            paths, fake_engine, newer, checkpoint, port=free_port(), drain=0, say=quiet, beside=True
+        )  # another address, so that it is no longer the same
+        assert is_closed(client)
+    assert new.container == old.container and new.started != old.started
+
+    monkeypatch.setattr(switching, "ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr(switching, "fault_of", lambda *_: "a firewall")
+    said: list[str] = []
+    with pytest.raises(SmokeError):
+        serve.start(paths, fake_engine, release, checkpoint, port=port, drain=0, say=said.append, beside=True)
+    assert said[-1] == f"starting {newer.tag} again"
+    monkeypatch.undo()
+    until(lambda: switching.fault_of(new, None) == "")
+
+
+def waiting_client(engine: Engine, served: services.Served) -> socket.socket:
+    (network,) = engine.client.containers.get(served.container).attrs["NetworkSettings"]["Networks"].values()
+    return socket.create_connection((network["IPAddress"], launch.INSIDE), timeout=60)
+
+
+def is_closed(client: socket.socket) -> bool:
+    """Whether the other side has said so; TimeoutError if it says nothing."""
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
 def test_a_start_leaves_what_it_took(
     paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int
 ) -> None:
     serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
     last = startup.last(death.folder_of(paths, "fake", release.name))
     assert last is not None and {"start", "ready"} <= set(last.began) and last.seconds > 0
+    kept = json.loads((death.folder_of(paths, "fake", release.name) / startup.FILE).read_text())
+    assert (kept["load_format"], kept["weights_seconds"]) == ("auto", 0.25), "as the server's log says"
     mounts = fake_engine.client.containers.get(services.name_of(paths, "fake")).attrs["Mounts"]
     own = next(mount["Name"] for mount in mounts if mount["Destination"] == launch.FOLDER)
     serve.stop(paths, fake_engine, "fake", quiet)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
+from client_tools import events, opencode
 from docker.models.containers import Container
 from watched import await_start, free_port, until
 
@@ -20,13 +23,27 @@ from sparkpin.errors import SmokeError
 from sparkpin.jobs import checkpoint_of
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
+from sparkpin.serving import death, startup
 from sparkpin.serving import served as services
 from sparkpin.serving.launch import Health
-from sparkpin.tinymodel.scripts import CHAT
+from sparkpin.tinymodel.scripts import ANSWER, CHAT, TOOL, WEATHER_TOOL
 
 RECIPE = "watched"
 HEALTH = Health(interval=2, timeout=6, failures=2)
 CLIENTS = 20
+ASK = f"""
+import json, os, openai
+name = arguments = thought = ""
+asked = openai.OpenAI().chat.completions.create(
+    model=os.environ["OPENAI_MODEL"], messages=[{{"role": "user", "content": "What is the weather?"}}],
+    tools=[{WEATHER_TOOL!r}], temperature=0, stream=True)
+for choice in (choice for chunk in asked for choice in chunk.choices):
+    thought += getattr(choice.delta, "reasoning", None) or ""
+    for call in choice.delta.tool_calls or ():
+        name += call.function.name or ""
+        arguments += call.function.arguments or ""
+print(json.dumps([name, json.loads(arguments), thought]))
+"""
 HOG = """
 open("/proc/{engine}/oom_score_adj", "w").write("1000")  # the one that the kernel is to choose
 hoard = []
@@ -68,7 +85,7 @@ def first(copy: Checkout, paths: Paths) -> Release:
 
 @pytest.fixture(scope="module")
 def second(copy: Checkout, paths: Paths, first: Release) -> Release:
-    copy.replace(f"recipes/{RECIPE}.yaml", "max_model_len: 2048", "max_model_len: 1024")
+    copy.replace(f"recipes/{RECIPE}.yaml", "max_model_len: 2048", "max_model_len: 8192")
     return made_release(copy, paths)
 
 
@@ -96,6 +113,31 @@ def body(**more: object) -> dict[str, object]:
 def engine_process(container: Container) -> str:
     """Its number within the container, from the log."""
     return str(re.findall(r"\(EngineCore pid=(\d+)\)", container.logs().decode(errors="replace"))[-1])
+
+
+def test_the_record_of_a_start_has_the_time_that_the_log_tells_of_the_weights(
+    paths: Paths, second: Release, container: Container
+) -> None:
+    kept = json.loads((death.folder_of(paths, RECIPE, second.name) / startup.FILE).read_text())
+    (told,) = re.findall(rb"Loading weights took ([\d.]+) seconds", container.logs())
+    assert kept["weights_seconds"] == float(told) > 0
+    assert kept["load_format"] == "auto" and kept["seconds"] > kept["weights_seconds"]
+
+
+def test_opencode_and_openai_s_library_call_a_tool_in_a_stream(
+    copy: Checkout, served: services.Served, container: Container, tmp_path: Path
+) -> None:
+    (call,) = TOOL.calls
+    config = copy.done("client", "opencode", "--recipe", RECIPE)
+    parts = events(opencode(tmp_path, config, "run", "--agent", "brief", "--format", "json", "What is the weather?"))
+    (used,) = [part for part in parts if part["type"] == "tool"]
+    assert (used["tool"], used["state"]["input"]) == (call.name, dict(call.arguments))
+    assert [part["text"].strip() for part in parts if part["type"] == "text"] == [ANSWER.content]
+
+    shell = copy.done("client", "openai", "--recipe", RECIPE, "--url", "http://127.0.0.1:8000")  # as from inside
+    done = container.exec_run(["sh", "-c", f'{shell}\npython -c "$ASK"'], environment={"ASK": ASK})
+    assert done.exit_code == 0, done.output.decode()
+    assert json.loads(done.output.splitlines()[-1]) == [call.name, dict(call.arguments), TOOL.reasoning]
 
 
 def test_clients_that_go_away_leave_the_server_as_it_was(copy: Checkout, served: services.Served) -> None:

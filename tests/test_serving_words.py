@@ -238,11 +238,11 @@ def test_logs_leave_out_the_health_check_and_nothing_else() -> None:
 def test_requests_under_way_are_waited_for_and_not_for_ever() -> None:
     said: list[str] = []
     left = iter([2, 1, 0])
-    waiting.quiet_moment(lambda: next(left), 1000, said.append)
+    assert waiting.quiet_moment(lambda: next(left), 1000, said.append)
     assert said == ["waiting up to 1000 s for a moment without requests (2 under way)"]
-    waiting.quiet_moment(lambda: 1, 0, said.append)
+    assert not waiting.quiet_moment(lambda: 1, 0, said.append)
     assert said[1:] == ["1 request under way: broken off by the switch"]
-    waiting.quiet_moment(lambda: None, 1000, said.append)
+    assert not waiting.quiet_moment(lambda: None, 1000, said.append), "nobody knows"
     assert len(said) == 2, "nobody can tell"
 
 

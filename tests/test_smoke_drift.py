@@ -16,6 +16,7 @@ from test_smoke_checks import socket, subject
 from sparkpin.errors import ManifestError
 from sparkpin.files import write_json
 from sparkpin.manifests import load_chain, load_model, load_stack
+from sparkpin.pairing import pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
 from sparkpin.smoke import checks, drafting, drift
@@ -70,13 +71,16 @@ def test_the_first_stage_leaves_its_numbers(socket: Path) -> None:
 @pytest.mark.parametrize(
     ("below", "why"),
     [
-        (None, "no release of the stage below has passed and left its own"),
+        (
+            None,
+            "no release of stage mtp has passed and left its own to compare them with: invoke smoke --stage mtp, then",
+        ),
         (dataclasses.replace(BELOW, text="other"), "sparkpin/x:mtp-1 was asked another text"),
         (dataclasses.replace(BELOW, tokens=TOKENS[1:]), "sparkpin/x:mtp-1 was asked another text, or has other tokens"),
     ],
 )
 def test_without_numbers_to_compare_with_it_says_so(below: drift.Reference | None, why: str, socket: Path) -> None:
-    result = run(socket, drift=0.1, reference=below)
+    result = run(socket, drift=0.1, reference=below, below="mtp")
     assert result.passed and not result.applicable and why in result.detail
 
 
@@ -197,3 +201,16 @@ def test_a_stage_that_leaves_out_what_its_checks_need_is_refused(change: dict[st
     changed = stage.model_copy(update={"smoke": stage.smoke.model_copy(update=change)})
     with pytest.raises(ManifestError, match=f"stages/mtp.yaml: {key}"):
         checks.checks_of(changed)
+
+
+@pytest.mark.parametrize(("stage", "wanted", "refused"), [("hybrid", 1, True), ("hybrid", 0, False), ("mtp", 1, False)])
+def test_drafts_of_a_length_want_something_that_drafts(project: Path, stage: str, wanted: int, refused: bool) -> None:
+    path = project / f"stages/{stage}.yaml"
+    path.write_text(path.read_text().replace("smoke:\n", f"smoke:\n  draft_lengths: [{wanted}]\n", 1))
+    if not refused:
+        assert pair(project, "scripted-tiny", stage=stage)[-1].demands.draft_lengths == (wanted,)
+        return
+    with pytest.raises(ManifestError, match=r"stages/hybrid.yaml: smoke.draft_lengths: saw \[1\]") as caught:
+        pair(project, "scripted-tiny", stage=stage)
+    assert "'scripted-tiny' serves this stage without --speculative-config" in caught.value.message
+    assert "recipes/scripted-tiny.yaml" in caught.value.next_step

@@ -134,7 +134,6 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
         server.wait_ready(client)
         length = drafting.drafted(release)
         subject = subject_of(variant, client, server.log, length, gpus=False, reference=reference)
-        subject.chat(subject.expect.chat)  # a server that was never asked has no state that could be kept
         yield Broken(server, subject)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import struct
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +16,13 @@ sys.path.append(str(PROJECT / "benchmarks/stage_table"))
 
 import buckets
 import fatbin
+import join
+import prepare
+import report
 import shapes
 
 import stages
+from sparkpin import manifests
 from sparkpin.roofline.published import EXPERTS, GEOMETRY
 
 
@@ -55,6 +61,35 @@ def test_an_entry_that_reaches_too_far_stops() -> None:
         fatbin.slim(broken, 90)
 
 
+def flash(head: int, kind: str, switches: str) -> bytes:
+    """A cubin with a kernel's mangled name in it."""
+    shape = f"ILi2EN4cute5tupleIJNS5_1CILi1EEES8_EEENS6_IJNS7_ILi128EEENS7_ILi{head}EEEEEELi{head}E"
+    name = f"5flash..CollectiveMainloopFwdSm90{shape}NS_{kind}EfNS_4arch4Sm90E{switches}NS_10bfloat16_tELi1E"
+    return name.encode().ljust(256, b".")
+
+
+BFLOAT16, HALF, FP8 = "10bfloat16_t", "6half_t", "12float_e4m3_t"
+CAUSAL, SPLIT = "Lb1ELb0E", "Lb0ELb1E"
+BOTH = [flash(head, kind, how) for head in (64, 256) for kind in (BFLOAT16, HALF) for how in (CAUSAL, SPLIT)]
+
+
+def test_flash_attention_of_the_two_models_is_carried_for_both_types() -> None:
+    others = [flash(128, HALF, CAUSAL), flash(256, FP8, CAUSAL)]
+    library = binary(*(entry(fatbin.CUBIN, 90, cubin) for cubin in BOTH + others))
+    slim, kept = fatbin.slim(library, 90, prepare.needed_cubin)
+    assert kept == {(fatbin.CUBIN, 90): 256 * len(BOTH)}
+    prepare.check_flash(slim)
+
+
+@pytest.mark.parametrize("gone", [(3,), (4, 5, 6, 7), (6, 7)], ids=["one of float16", "a head size", "float16"])
+def test_flash_attention_that_is_not_all_there_is_not_carried(gone: tuple[int, ...]) -> None:
+    """A kernel's name stands in the library's own tables, too, whether its code is there or not."""
+    names = b"".join(BOTH)
+    library = names + binary(*(entry(fatbin.CUBIN, 90, c) for i, c in enumerate(BOTH) if i not in gone))
+    with pytest.raises(RuntimeError, match=r"kernels for bfloat16 and \d for float16, wanted the same"):
+        prepare.check_flash(library)
+
+
 def kernel(name: str, at: float, took: float, launch: int) -> dict[str, object]:
     return {"cat": "kernel", "name": name, "ts": at, "dur": took, "args": {"correlation": launch}}
 
@@ -79,19 +114,49 @@ def test_a_kernel_belongs_to_the_innermost_scope_that_launched_it() -> None:
     ]  # fmt: skip
 
 
-def test_parts_of_two_layers_in_two_steps() -> None:
-    def layer(core: str) -> list[tuple[str, float, str]]:
-        names = ["gemm<machete::M>", core, "triton_poi_fused_machete_mm_mul", "gemm<machete::M>"]
-        names += ["nvjet_router", "topkGating", "marlin_moe_wna16::Marlin", "moe_sum_vec"]
-        return [(name, 2.0, "execute_model") for name in names]
+def layer(core: str) -> list[tuple[str, float, str]]:
+    names = ["gemm<machete::M>", core, "triton_poi_fused_machete_mm_mul", "gemm<machete::M>"]
+    names += ["nvjet_router", "topkGating", "marlin_moe_wna16::Marlin", "moe_sum_vec"]
+    return [(name, 2.0, "execute_model") for name in names]
 
+
+def in_order(kernels: list[tuple[str, float, str]]) -> list[buckets.Row]:
+    return [(name, float(i), took, where) for i, (name, took, where) in enumerate(kernels)]
+
+
+@pytest.mark.parametrize(
+    ("core", "part"),
+    [
+        ("flash::FlashAttnFwdSm90", "attention"),
+        ("void vllm::reshape_and_cache_flash_kernel", "attention"),
+        ("attend", "attention"),
+        ("merge(Args)", "attention"),
+        ("store", "attention"),
+        ("merge_16x16_to_64x64_inverse_kernel", "GDN"),  # of the linear attention's prefill
+        ("fused_recurrent_gated_delta_rule_fwd_kernel", "GDN"),
+        ("triton_poi_fused_index_put_slice_store", "GDN"),
+    ],
+)
+def test_whose_core_a_kernel_is(core: str, part: str) -> None:
+    found = buckets.parts_of(in_order(layer(core)), layers=1)
+    assert (found["attention"], found["GDN"]) == ((8.0, 0.0) if part == "attention" else (0.0, 8.0))
+
+
+@pytest.mark.parametrize(
+    "kernels", [[], layer("attend")[:-1], 3 * layer("attend")], ids=["none", "cut", "three layers"]
+)
+def test_a_profile_that_is_not_of_whole_steps_is_no_result(kernels: list[tuple[str, float, str]]) -> None:
+    with pytest.raises(ValueError, match=r"\d kernels moe_sum, wanted one in each of 2 layers"):
+        buckets.parts_of(in_order(kernels), layers=2)
+
+
+def test_parts_of_two_layers_in_two_steps() -> None:
     step = [
         *layer("gdn_decode"), *layer("flash::Fwd"),
         ("nvjet_head", 300.0, "sample"), ("_gumbel", 5.0, "sample"),
         ("int8_head", 20.0, "propose"), ("nvjet_small", 7.0, "propose"),
     ]  # fmt: skip
-    rows = [(name, float(i), took, where) for i, (name, took, where) in enumerate(step * 2)]
-    assert buckets.parts_of(rows, layers=2) == {
+    assert buckets.parts_of(in_order(step * 2), layers=2) == {
         "attention": 8.0, "GDN": 8.0, "experts": 12.0, "shared experts": 4.0, "head": 300.0, "draft": 7.0,
         "draft head": 20.0, "sampling": 5.0, "other": 0.0, "steps": 2.0,
     }  # fmt: skip
@@ -116,3 +181,124 @@ def test_stages_differ_in_what_they_say() -> None:
         assert made.get("kv_cache_dtype") == ("turboquant_4bit_nc" if name == "v2-tq" else None)
         on = [mod for mod, switch in stage.environment.items() if switch == "1"]
         assert len(on) == {"base": 0, "hybrid": 1, "mtp": 1, "v2": 2, "v2-tq": 3}[name]
+
+
+def test_the_list_that_is_measured_is_the_stages_own() -> None:
+    """stages/v2-vocab.yaml and the stage table's v2-vocab."""
+    flags = manifests.load_chain(PROJECT, "v2-vocab")[-1].serve.flags
+    made = stages.arguments(stages.STAGES["v2-vocab"])
+    assert made["additional_config"] == flags["--additional-config"]
+    assert made["speculative_config"] == flags["--speculative-config"] | stages.SYNTHETIC
+    assert "use_local_argmax_reduction" not in stages.arguments(stages.STAGES["v2"])["speculative_config"]
+    on = {name for name, stage in stages.STAGES.items() if stage.environment["SPARKPIN_MOD_DRAFT_VOCABULARY"] == "1"}
+    assert on == {"v2-vocab"}
+
+
+FACTS = {"date": "2026-11-23", "vllm": "0.33.0", "torch": "2.11.0", "gpu": "G", "driver": "1", "routing": "uniform",
+         "jobs": "v2@few v2-own"}  # fmt: skip
+
+
+def rows_of_steps(count: int) -> list[buckets.Row]:
+    step = [*(layer("gdn") * 3 + layer("attend")) * 12, ("nvjet_head", 300.0, "sample"), ("marlin_moe", 9.0, "propose")]
+    return in_order(step * count)
+
+
+@pytest.fixture
+def made_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What table.py writes: two stages, one of them with a profile, and a check of two stages."""
+    monkeypatch.setattr(join, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(join, "TABLE", tmp_path / "table.json")
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps(FACTS))
+    point = {"step_ms": 2.0, "windows_ms": [2.0], "tokens_per_s": 500.0}
+    for label, stage in (("v2-few", "v2"), ("v2-own", "v2"), ("base", "base")):
+        found = {"stage": stage, "decode": {"1024:1": point}, "took_s": {"decode 1024:1": 9.9}}
+        (folder / f"{label}.json").write_text(json.dumps(found))
+    for label in ("v2-few-1024-1", "v2-own-1024-16"):
+        with gzip.open(folder / f"{label}.rows.gz", "wt") as file:
+            json.dump(rows_of_steps(2), file)
+    for stage, last in (("base", 3), ("hybrid", 3), ("v2", 4)):
+        one = {"stage": stage, "ready_s": 1.0, "right": 2, "of": 2, "ids": [[1, 2], [last]]}
+        (folder / f"check-{stage}.json").write_text(json.dumps(one))
+    return folder
+
+
+def test_results_are_kept_and_joined(made_results: Path, tmp_path: Path) -> None:
+    join.main(["keep", str(made_results), "2026-11-23-b", "why"])
+    join.main(["keep", str(made_results), "2026-11-23-a"])
+    join.main([])
+    first, second = json.loads((tmp_path / "table.json").read_text())["runs"]
+    assert (first["name"], second["name"], second["note"]) == ("2026-11-23-a", "2026-11-23-b", "why")
+    assert {key: second[key] for key in FACTS} == FACTS
+    assert list(second["stages"]) == ["base", "v2", "v2-own"]
+    v2 = second["stages"]["v2"]
+    assert v2["parts_us"]["1024:1"]["GDN"] == 36 * 8.0 and v2["parts_us"]["1024:1"]["attention"] == 12 * 8.0
+    assert v2["marlin_us"] == {"1024:1": 48 * 2.0} and v2["parts_us"]["1024:1"]["steps"] == 2.0
+    assert list(second["stages"]["v2-own"]["parts_us"]) == ["1024:16"]
+    assert "took_s" not in v2 and "parts_us" not in second["stages"]["base"]
+    assert v2["decode"]["1024:1"]["step_ms"] == 2.0
+    assert second["checks"]["hybrid"] == {"ready_s": 1.0, "right": 2, "of": 2, "tokens": 3, "same_as_before": True}
+    assert "same_as_before" not in second["checks"]["base"] and "same_as_before" not in second["checks"]["v2"]
+    assert not list(tmp_path.rglob(".part*"))
+
+
+def test_a_profile_that_is_cut_is_told_and_the_rest_is_kept(made_results: Path) -> None:
+    with gzip.open(made_results / "v2-few-1024-16.rows.gz", "wt") as file:
+        json.dump(rows_of_steps(1)[:-20], file)
+    join.main(["keep", str(made_results), "2026-11-23-a"])
+    v2 = join.joined(join.RUNS)["runs"][0]["stages"]["v2"]
+    assert list(v2["parts_us"]) == ["1024:1"] and "wanted one in each of 48 layers" in v2["errors"]["profile 1024:16"]
+
+
+def test_the_last_run_of_a_stage_counts() -> None:
+    def run(routing: str, **steps: float) -> dict[str, object]:
+        return {"routing": routing, "stages": {name: {"stage": name, "step": ms} for name, ms in steps.items()}}
+
+    made = {"runs": [run("uniform", v2=1, base=2), run("shared", mtp=3), run("uniform", v2=4)]}
+    assert {name: one["step"] for name, one in join.latest(made, "uniform").items()} == {"base": 2, "v2": 4}
+    assert list(join.latest(made, "uniform")) == ["base", "v2"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("run.json", None, "run.json: .*No such file.*wanted a JSON file as table.py writes it"),
+        ("run.json", json.dumps(FACTS | {"driver": ""}), "run.json: driver: saw nothing, wanted date, vllm"),
+        ("v2-few.json", "{", "v2-few.json: .*wanted a JSON file"),
+        ("v2-few.json", '{"stage": "v3"}', "v2-few.json: stage: saw 'v3'"),
+        ("v2-few.json", '{"stage": "mtp"}', "v2-few.json: stage: saw 'mtp', wanted the stage that the file is named"),
+        ("v2.json", '{"stage": "v2"}', "v2.json: stage v2 is in v2-few.json, too"),
+        ("check-base.json", "[]", "check-base.json: saw list"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_kept(made_results: Path, tmp_path: Path, file: str, text: str | None, said: str) -> None:
+    path = made_results / file
+    path.unlink(missing_ok=True)
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(join.JoinError, match=said):
+        join.main(["keep", str(made_results), "2026-11-23-a"])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_name_that_is_taken_or_no_date(made_results: Path) -> None:
+    with pytest.raises(join.JoinError, match="wanted a date and a word"):
+        join.main(["keep", str(made_results), "today"])
+    join.main(["keep", str(made_results), "2026-11-23-a"])
+    with pytest.raises(join.JoinError, match="is there: give the run another name"):
+        join.main(["keep", str(made_results), "2026-11-23-a"])
+
+
+def test_the_table_is_what_the_kept_runs_say() -> None:
+    assert join.TABLE.read_text() == join.text_of(join.joined(join.RUNS))
+
+
+def test_the_report_has_every_run_and_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    report.main()
+    said = capsys.readouterr().out
+    for run in json.loads(join.TABLE.read_text())["runs"]:
+        assert f"### {run['name']}" in said
+        for stage, one in run["stages"].items():
+            assert f"| {stage} | {one['decode']['1024:1']['step_ms']:.2f} |" in said
+    assert "| v2-vocab | 10.93 | 9.3% |" in said and "| v2-draft | 11.59 | 3.9% |" in said

@@ -50,13 +50,13 @@ def test_promote_and_roll_back(paths: Paths, engine: Engine) -> None:
     assert retention.promote(paths, engine, third.tag).tag == third.tag
     assert states(paths) == ["retired", "passed", "current", "failed"]
     assert digest(engine, "sparkpin/tiny:current") == third.image
-    back = retention.rollback(paths, engine, "tiny")
+    back = retention.rollback(paths, engine, "tiny", print)
     assert (back.tag, back.checkpoint_key, back.argv) == (second.tag, second.checkpoint_key, second.argv)
     assert digest(engine, "sparkpin/tiny:current") == second.image
     assert states(paths) == ["retired", "current", "retired", "failed"]
-    assert retention.rollback(paths, engine, "tiny").tag == first.tag
-    with pytest.raises(InputError, match="none to go back to"):
-        retention.rollback(paths, engine, "tiny")
+    assert retention.rollback(paths, engine, "tiny", print).tag == first.tag
+    with pytest.raises(InputError, match="no release of 'tiny' to go back to"):
+        retention.rollback(paths, engine, "tiny", print)
     assert Releases(paths).current("tiny") == dataclasses.replace(first, state="current")
     assert retention.promote(paths, engine, third.tag).state == "current", "a retired release may come back"
 
@@ -81,21 +81,63 @@ def test_a_rollback_that_cannot_be_served_changes_nothing(
     assert digest(engine, "sparkpin/tiny:current") == second.image
 
 
+def nobody(_: Release) -> bool:
+    return False
+
+
 def test_rollback_passes_over_what_did_not_pass() -> None:
     old = [release(1, "passed"), release(2, "failed"), release(3, "built")]
     current, newer = release(4, "current"), release(5, "passed")
-    assert retention.rollback_target([*old, current, newer], current) == old[0]
-    assert retention.rollback_target([*old[1:], current, newer], current) is None
+    assert retention.rollback_target([*old, current, newer], current, nobody) == old[0]
+    assert retention.rollback_target([*old[1:], current, newer], current, nobody) is None
+
+
+def test_rollback_passes_over_what_has_lost_too_much() -> None:
+    old, worse, other = release(1, "passed"), release(2, "passed"), release(3, "passed", stage="mtp")
+    releases = [old, worse, other, current := release(4, "current")]
+    asked: list[Release] = []
+
+    def refused(one: Release) -> bool:
+        asked.append(one)
+        return one in (worse, other)
+
+    assert retention.rollback_target(releases, current, refused) == old
+    assert asked == [worse, old], "another stage is the last resort"
+    assert retention.rollback_target([worse, other, current], current, refused) is None
+    assert retention.rollback_target([worse, other, current], current, lambda one: one == worse) == other
+
+
+@pytest.mark.engine
+def test_a_release_that_promote_refuses_comes_back_by_its_name_alone(paths: Paths, engine: Engine) -> None:
+    first, worse, last = (built(paths, engine, number) for number in (1, 2, 3))
+    retention.promote(paths, engine, last.tag)
+    told: list[str] = []
+    spoil(paths, worse)
+    assert retention.rollback(paths, engine, "tiny", told.append).tag == first.tag
+    assert len(told) == 1 and told[0].startswith(f"passed over {worse.tag}: ") and "mtp.json" in told[0]
+    retention.promote(paths, engine, last.tag)
+    spoil(paths, first)
+    with pytest.raises(InputError, match="without losing too much") as caught:
+        retention.rollback(paths, engine, "tiny", print)
+    assert caught.value.next_step == f"rm {Releases(paths).evidence(worse) / 'quality/mtp.json'}, then invoke quality"
+    assert retention.promote(paths, engine, worse.tag).state == "current"
+
+
+def spoil(paths: Paths, made: Release) -> None:
+    """A record that cannot be read shows no quality."""
+    folder = Releases(paths).evidence(made) / "quality"
+    folder.mkdir()
+    (folder / "mtp.json").write_text("{}")
 
 
 @pytest.mark.engine
 def test_rollback_without_a_current_release(paths: Paths, engine: Engine) -> None:
     with pytest.raises(InputError, match="no current release") as caught:
-        retention.rollback(paths, engine, "tiny")
+        retention.rollback(paths, engine, "tiny", print)
     assert caught.value.next_step.startswith("invoke up")
     made = built(paths, engine, 1)
     with pytest.raises(InputError, match="no current release") as caught:
-        retention.rollback(paths, engine, "tiny")
+        retention.rollback(paths, engine, "tiny", print)
     assert caught.value.next_step == f"invoke promote {made.tag}"
 
 
@@ -111,7 +153,7 @@ def test_a_switch_killed_half_way_is_repaired_by_running_it_again(
     def act() -> Release:
         if action == "promote":
             return retention.promote(paths, engine, second.tag)
-        return retention.rollback(paths, engine, "tiny")
+        return retention.rollback(paths, engine, "tiny", print)
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
@@ -133,7 +175,7 @@ def test_rollback_changes_nothing_when_the_image_is_gone(paths: Paths, engine: E
     retention.promote(paths, engine, second.tag)
     engine.client.api.remove_image(first.image, force=True)
     with pytest.raises(EngineError, match=first.image) as caught:
-        retention.rollback(paths, engine, "tiny")
+        retention.rollback(paths, engine, "tiny", print)
     assert f"invoke rebuild {first.tag}" in caught.value.next_step
     assert digest(engine, "sparkpin/tiny:current") == second.image
     assert states(paths) == ["passed", "current"]
@@ -144,7 +186,7 @@ def test_rollback_does_not_trust_a_tag_that_names_another_image(paths: Paths, en
     first, second = (built(paths, engine, number) for number in (1, 2))
     retention.promote(paths, engine, second.tag)
     engine.tag(second.tag, first.tag)
-    assert retention.rollback(paths, engine, "tiny").tag == first.tag
+    assert retention.rollback(paths, engine, "tiny", print).tag == first.tag
     assert digest(engine, "sparkpin/tiny:current") == first.image
     assert digest(engine, first.tag) == first.image
 
@@ -156,7 +198,7 @@ def test_rollback_changes_nothing_when_the_checkpoint_is_gone(paths: Paths, engi
     folder = Releases(paths).checkpoint(first)
     folder.rename(folder.with_name("away"))
     with pytest.raises(CheckpointError, match=str(folder)):
-        retention.rollback(paths, engine, "tiny")
+        retention.rollback(paths, engine, "tiny", print)
     assert digest(engine, "sparkpin/tiny:current") == second.image
     assert states(paths) == ["passed", "current"]
 
@@ -185,7 +227,7 @@ def test_a_damaged_record_stops_neither_the_list_nor_a_rollback(paths: Paths, en
     records.record_path(second).write_text("{")
     rows, _ = retention.rows(paths, engine)
     assert [row["tag"] for row in rows] == [third.tag, first.tag]
-    assert retention.rollback(paths, engine, "tiny").tag == first.tag
+    assert retention.rollback(paths, engine, "tiny", print).tag == first.tag
     assert digest(engine, "sparkpin/tiny:current") == first.image
     assert retention.promote(paths, engine, third.tag).state == "current"
 

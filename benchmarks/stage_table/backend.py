@@ -16,6 +16,7 @@ import torch
 from sparkpin_modkit.testing import single_process_vllm
 from sparkpin_turboquant import naive, prefill
 from sparkpin_turboquant.formats import FORMATS
+from sparkpin_turboquant.tuned import piece_of
 
 HEADS, KV_HEADS, D = 32, 2, 256
 DEVICE = torch.device("cuda", 0)
@@ -58,7 +59,19 @@ class Layer:
         return row[place // self.block_size].long() * self.block_size + place % self.block_size
 
 
-def mixed(name: str) -> dict[str, Any]:
+ROUNDS = 16384
+"""Tokens of history at a time, so that there are several rounds; a server's room for them is 131,072."""
+
+
+def planned(starts: list[int], lengths: list[int], room: int = 0) -> prefill.Prefill:
+    """As the metadata's builder plans for a server; room: another one."""
+    from sparkpin_turboquant.gpu import _gpu
+
+    few, piece = _gpu(DEVICE)[0][-1].few, piece_of(HEADS // KV_HEADS)
+    return prefill.plan(starts, lengths, DEVICE, room or prefill.room_of(KV_HEADS, D), few, piece)
+
+
+def mixed(name: str, room: int = 0) -> dict[str, Any]:
     """In one step: decode steps of three tokens, a first prefill, prefills after 20,000 and 40,000 cached tokens."""
     from sparkpin_turboquant.gpu import GpuMetadata
 
@@ -84,7 +97,7 @@ def mixed(name: str) -> dict[str, Any]:
         decodes=2,
         decode_tokens=starts[2],
         most_queries=3,
-        prefill=prefill.plan([s - starts[2] for s in starts[2:]], lengths[2:], DEVICE, 16384),
+        prefill=planned([s - starts[2] for s in starts[2:]], lengths[2:], room),
     )
     output = torch.full((sum(new), HEADS * D), float("nan"), dtype=torch.bfloat16, device=DEVICE)
     layer.impl.forward(None, query, key, value, layer.cache, step, output)
@@ -118,7 +131,9 @@ def times(run: Any, repeat: int = 7) -> float:
 
 
 def speed(name: str, new: int, history: int) -> dict[str, Any]:
-    """`new` tokens after `history`: ours, bfloat16's with the same FlashAttention, and the expansion alone."""
+    """`new` tokens after `history`: ours, bfloat16's with the same FlashAttention, and the expansion alone, if any."""
+    from sparkpin_turboquant.gpu import GpuMetadata
+
     layer = Layer(name, -(-(new + history) // 4608) + 1)
     length = new + history
     row = layer.take(length)
@@ -126,16 +141,15 @@ def speed(name: str, new: int, history: int) -> dict[str, Any]:
     layer.impl.do_kv_cache_update(None, key, value, layer.cache, layer.slots(row, 0, length))
     query = normal(new, HEADS, D, seed=3)
     out = torch.empty_like(query)
-    planned = prefill.plan([0, new], [length], DEVICE, prefill.room_of(KV_HEADS, D))
-    space = prefill.Workspace.of(KV_HEADS, D, DEVICE)
-    cache_ = layer.impl.cache(layer.cache)
-    table = row[None, :]
     starts = torch.tensor([0, new], dtype=torch.int32, device=DEVICE)
     all_ = torch.tensor([0, length], dtype=torch.int32, device=DEVICE)
-    flash = layer.impl.flash
-    ours = times(lambda: prefill.attend(query, key[-new:], value[-new:], cache_, table, planned, space, flash, out))
+    plan = planned([0, new], [length])
+    step = GpuMetadata(all_[1:], starts, row[None, :], 0, 0, 1, plan)
+    space = prefill.Workspace.of(KV_HEADS, D, DEVICE)
+    cache_, flash = layer.impl.cache(layer.cache), layer.impl.flash
+    ours = times(lambda: layer.impl.forward(None, query, key[-new:], value[-new:], layer.cache, step, out))
     bf16 = times(lambda: flash(query, key, value, starts, all_, new, length, True, out))
-    expand = times(lambda: [space.read(cache_, table, part.pieces) for part in planned.parts])
+    expand = times(lambda: [space.read(cache_, row[None, :], part.pieces) for part in plan.parts])
     return {"ours_ms": ours, "bf16_ms": bf16, "expand_ms": expand, "ratio": bf16 / ours}
 
 
@@ -153,6 +167,7 @@ def main(out: Path) -> None:
     with single_process_vllm():
         for name in FORMATS:
             case(f"mixed {name}", lambda name=name: mixed(name))
+            case(f"mixed {name}, rounds of {ROUNDS}", lambda name=name: mixed(name, ROUNDS))
         for new, history in ((2048, 8192), (2048, 32768), (2048, 131072), (8192, 131072), (64, 131072)):
             case(f"prefill {new} after {history}", lambda n=new, h=history: speed("turboquant_4bit_nc", n, h))
         case("prefill k8v4", lambda: speed("turboquant_k8v4", 2048, 131072))

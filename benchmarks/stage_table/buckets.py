@@ -45,7 +45,9 @@ def innermost(scopes: list[tuple[float, float, str]], begins: list[float], at: f
 
 PARTS = ("attention", "GDN", "experts", "shared experts", "head", "draft", "draft head", "sampling", "other")
 EXPERTS = ("marlin_moe", "topkGating", "draw", "moe_align", "count_and_sort", "moe_sum", "act_and_mul")
-CORES = ("flash::", "attend", "merge", "reshape_and_cache")
+CORES = ("flash::", "reshape_and_cache")
+OWN_CORES = ("attend", "merge", "store")
+"""Whole names, of turboquant's kernels. Others contain such words: the linear attention has merge_16x16_to_64x64."""
 HEAD_US = 100
 """A matrix product outside of the layers that takes longer reads the LM head."""
 
@@ -75,9 +77,15 @@ def parts_of(rows: list[Row], layers: int) -> dict[str, float]:
             mixer.append(row)
             projections += "machete::" in name  # names of fused kernels have "machete_mm"
             if projections == 2:
-                core = any(part in other[0] for other in mixer for part in CORES)
-                found["attention" if core else "GDN"] += sum(other[2] for other in mixer)
+                found["attention" if any(map(is_core, mixer)) else "GDN"] += sum(other[2] for other in mixer)
                 mixer = []
     found["other"] += sum(row[2] for row in mixer)
+    if not sums or sums % layers:
+        raise ValueError(f"{sums} kernels moe_sum, wanted one in each of {layers} layers and in each step")
     steps = sums / layers
     return {part: time / steps for part, time in found.items()} | {"steps": steps}
+
+
+def is_core(row: Row) -> bool:
+    """Whether a kernel is attention's own, between the projections."""
+    return row[0].partition("(")[0] in OWN_CORES or any(part in row[0] for part in CORES)

@@ -6,7 +6,8 @@ import json
 import sys
 
 import matplotlib
-from report import RESULTS, counted, published
+from join import TABLE, latest
+from report import counted, published
 
 matplotlib.use("svg")
 matplotlib.rcParams["svg.hashsalt"] = "sparkpin"
@@ -14,14 +15,14 @@ from matplotlib import pyplot  # noqa: E402
 
 
 def main() -> None:
-    found = json.loads(RESULTS.read_text())
+    found = json.loads(TABLE.read_text())
     figures = published()
     names = [figure.stage for figure in figures]
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4))
     for i, (context, label) in enumerate((("1024", "1K"), ("131072", "128K"))):
         for stages, style, what in (
-            (found["stages"], {"linestyle": ":", "alpha": 0.6}, "experts shared by all tokens"),
-            (found["uniform"]["stages"], {"marker": "o"}, "uniform routing"),
+            (latest(found, "shared"), {"linestyle": ":", "alpha": 0.6}, "experts shared by all tokens"),
+            (latest(found, "uniform"), {"marker": "o"}, "uniform routing"),
         ):
             point = f"{context}:1"
             speeds = [stages[n]["decode"][point]["tokens_per_s"] if n in stages else float("nan") for n in names]

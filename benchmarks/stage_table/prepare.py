@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parents[1]
 SCRIPTED = "scripted-tiny"
 NEEDLES = (200, 1000, 6000, 36000)
-MODS = ("modkit", "hybrid-int4-fp8", "turboquant", "int8-lm-head")
+MODS = ("modkit", "hybrid-int4-fp8", "turboquant", "int8-lm-head", "draft-vocabulary")
 CARRIED = (
     "run.py", "backend.py", "table.py", "stages.py", "measure.py", "buckets.py", "filled.py", "randomly.py",
     "uniform.py",
@@ -38,6 +38,12 @@ MARLIN = (
     b"marlin_moe_wna1613MarlinDefault",
     b"gptq_marlin_repack_kernel",
 )
+FLASH3 = "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"
+LOOP = re.compile(
+    rb"CollectiveMainloopFwdSm90ILi\d+EN4cute5tupleIJ\w*?EEENS6_IJ(\w*?)EEELi(64|256)ENS_(10bfloat16_t|6half_t)"
+    rb"EfNS_4arch4Sm90E((?:Lb[01]E)+)"
+)
+"""A kernel's tile, head size of values, type and switches (causal, local, split, paged ...), in mangled names."""
 TILES = (
     re.compile(rb"ILi64EEEEEELi64ENS\w*_(10bfloat16_t|6half_t)"),  # K of the tile, the size of values, in mangled names
     re.compile(rb"ILi256EEEEEELi256ENS\w*_(10bfloat16_t|6half_t)"),
@@ -76,6 +82,8 @@ def main() -> None:
                 library.read_bytes(), arguments.sm, needed_cubin, needed_ptx if arguments.ptx else lambda _: False
             )
             library.write_bytes(data)
+            if str(library.relative_to(site)) == FLASH3:
+                check_flash(data)
             print(library.relative_to(site), {f"{kind}:{sm}": size for (kind, sm), size in kept.items()})
         with (
             lzma.open(out / "site.tar.xz", "wb", preset=6) as compressed,
@@ -99,6 +107,25 @@ def needed_cubin(payload: bytes) -> bool:
     if b"float_e4m3_t" in payload:
         return False
     return b"MainloopFwdSm90" not in payload or any(tile.search(payload) for tile in TILES)
+
+
+def check_flash(library: bytes) -> None:
+    """The kernels for float16, which 4-bit K and V are expanded to, are those for bfloat16, and none of either is gone.
+
+    Raises:
+        RuntimeError: for a head size there are none, or other ones for one type than for the other.
+    """
+    found: dict[tuple[str, str], set[tuple[bytes, bytes]]] = {}
+    cubins = (library[entry.begin : entry.end] for entry in fatbin.entries(library) if entry.kind == fatbin.CUBIN)
+    for tile, head, kind, switches in (names for cubin in cubins for names in LOOP.findall(cubin)):
+        found.setdefault((head.decode(), kind.decode()), set()).add((tile, switches))
+    for head in ("64", "256"):
+        bfloat16, half = (found.get((head, kind), set()) for kind in ("10bfloat16_t", "6half_t"))
+        if not bfloat16 or bfloat16 != half:
+            raise RuntimeError(
+                f"{FLASH3}, head size {head}: saw {len(bfloat16)} kernels for bfloat16 and {len(half)} for float16, "
+                "wanted the same ones of both: read the names in its cubins and mend TILES"
+            )
 
 
 def needed_ptx(payload: bytes) -> bool:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from buckets import PARTS
+from join import TABLE, latest
 
 from sparkpin.roofline.published import CHAIN, GEOMETRY, GROUP, Published, model_published
 from sparkpin.roofline.reads import Roofline, roofline
 from stages import BATCHES, CONTEXTS, STAGES
 
-RESULTS = Path(__file__).with_name("table.json")
 GB10 = 273e9
 ACCEPTED = 0.79
 LAYERS = GEOMETRY.attention + GEOMETRY.linear
@@ -29,6 +28,18 @@ def published() -> list[Published]:
     return [*CHAIN, dataclasses.replace(last, stage="v2-tq", what="+ 4-bit K and V", tokens=39.0, flags=flags)]
 
 
+def candidates() -> list[Published]:
+    """What v2 could gain by fewer bytes, each off by default. Nobody has published a figure."""
+    v2 = CHAIN[-1]
+    listed = ("--additional-config", json.dumps(STAGES["v2-vocab"].more["additional_config"]))
+    states = ("--mamba-ssm-cache-dtype", str(STAGES["v2-state"].more["mamba_ssm_cache_dtype"]))
+    return [
+        dataclasses.replace(v2, stage="v2-vocab", what="drafts from a list", flags=(*v2.flags, *listed)),
+        dataclasses.replace(v2, stage="v2-draft", what="MTP layer in FP8", fp8_draft=True),
+        dataclasses.replace(v2, stage="v2-state", what="GDN states in BF16", flags=(*v2.flags, *states)),
+    ]
+
+
 def counted(figure: Published, context: int, *, same: bool) -> Roofline:
     return roofline(model_published(figure), context=context, bandwidth=GB10, accepted=ACCEPTED, same_experts=same)
 
@@ -41,20 +52,26 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
 
 
 def decode(stages: dict[str, Any]) -> None:
-    points = common(stages, "decode")
+    points = measured(stages, "decode")
     names = [f"{NAMES[int(c)]} x {b}" for c, b in (point.split(":") for point in points)]
     for title, cell in (
         ("ms a step, medians", lambda one: f"{one['step_ms']:.2f}"),
         ("largest distance of a window from the median, %", spread),
         ("tok/s, all sequences", lambda one: f"{one['tokens_per_s']:.0f}"),
     ):
-        table([title, *names], ([name, *(cell(one["decode"][p]) for p in points)] for name, one in stages.items()))
+        table(
+            [title, *names],
+            (
+                [name, *(cell(one["decode"][p]) if p in one["decode"] else "" for p in points)]
+                for name, one in stages.items()
+            ),
+        )
 
 
-def common(stages: dict[str, Any], what: str) -> list[str]:
-    """Points, as `1024:1`, that all these stages have."""
+def measured(stages: dict[str, Any], what: str) -> list[str]:
+    """Points, as `1024:1`, that any of these stages has."""
     points = [f"{context}:{batch}" for context in CONTEXTS for batch in BATCHES]
-    return [point for point in points if all(point in one[what] for one in stages.values())]
+    return [point for point in points if any(point in one.get(what, {}) for one in stages.values())]
 
 
 def spread(one: dict[str, Any]) -> str:
@@ -62,19 +79,44 @@ def spread(one: dict[str, Any]) -> str:
 
 
 def parts(stages: dict[str, Any]) -> None:
-    for point in common(stages, "parts_us"):
+    for point in measured(stages, "parts_us"):
         context, batch = point.split(":")
+        rows = ((name, one["parts_us"][point]) for name, one in stages.items() if point in one.get("parts_us", {}))
         table(
             [f"microseconds a step, {NAMES[int(context)]} x {batch}", *PARTS],
-            ([name, *(f"{one['parts_us'][point][part]:.0f}" for part in PARTS)] for name, one in stages.items()),
+            ([name, *(f"{times[part]:.0f}" for part in PARTS)] for name, times in rows),
         )
+
+
+def routing(stages: dict[str, Any]) -> None:
+    points = measured(stages, "routing")
+    reached = {
+        name: {point: next(iter(one["routing"][point].values()))["experts"] for point in one.get("routing", {})}
+        for name, one in stages.items()
+    }
+    table(
+        ["experts of 256 that a step reaches", *points],
+        ([name, *(f"{found[p]:.1f}" if p in found else "" for p in points)] for name, found in reached.items()),
+    )
+
+
+def first_tokens(stages: dict[str, Any]) -> None:
+    points = measured(stages, "first_token_s")
+    if not points:
+        return
+    rows = (
+        [name, *(" ".join(f"{t:.2f}" for t in one.get("first_token_s", {}).get(point, [])) for point in points)]
+        for name, one in stages.items()
+    )
+    names = (f"{NAMES[int(c)]} x {b}" for c, b in (point.split(":") for point in points))
+    table(["first token of the last prompt, s", *names], rows)
 
 
 def experts(stages: dict[str, Any]) -> None:
     """What the kernel of INT4 experts reads, of the experts that were counted, and how fast."""
     rows = []
     for name, one in stages.items():
-        for point, time in one["marlin_us"].items():
+        for point, time in one.get("marlin_us", {}).items():
             reached = next(iter(one["routing"][point].values()))["experts"]
             size = reached * LAYERS * EXPERT_BYTES
             rows.append([name, point, f"{reached:.1f}", f"{size / 1e9:.2f}", f"{time:.0f}", f"{size / time / 1e6:.2f}"])
@@ -88,53 +130,57 @@ def on_the_gpu(stages: dict[str, Any], name: str, read: Roofline) -> tuple[str, 
     return f"{ms:.2f}", f"{read.step_bytes / ms / 1e6:.0f}"
 
 
-def main() -> None:
-    found = json.loads(RESULTS.read_text())
-    shared, uniform = found["stages"], found["uniform"]["stages"]
-    for title, stages in (("uniform routing, imposed", uniform), ("experts shared by all tokens", shared)):
-        print(f"### {title}\n")
-        decode(stages)
-        parts(stages)
-        points = common(stages, "routing")
-        table(
-            ["experts of 256 that a step reaches", *points],
-            (
-                [name, *(f"{next(iter(one['routing'][p].values()))['experts']:.1f}" for p in points)]
-                for name, one in stages.items()
-            ),
-        )
-    table(
-        ["first token, s", "1K (3 times)", "32K", "128K"],
-        (
-            [name, *(" ".join(f"{t:.2f}" for t in one["first_token_s"].get(f"{c}:1", [])) or "-" for c in CONTEXTS)]
-            for name, one in shared.items()
-        ),
-    )
-    experts(uniform)
+def on_gb10(figures: list[Published], uniform: dict[str, Any]) -> None:
+    rows = []
+    for figure in figures:
+        even, same = counted(figure, 1024, same=False), counted(figure, 1024, same=True)
+        row = [figure.stage, f"{even.step_bytes / 1e9:.2f}", f"{same.step_bytes / 1e9:.2f}"]
+        row += [*on_the_gpu(uniform, figure.stage, even), f"{even.ceiling:.1f}", f"{same.ceiling:.1f}"]
+        rows.append([*row, f"{figure.tokens}", f"{even.fraction(figure.tokens) * 100:.0f} %"])
     table(
         ["stage", "GB a step, uniform", "same experts", "ms on the H200, uniform", "GB/s then",
          "tok/s at 273 GB/s, uniform", "same experts", "published", "of uniform"],
-        (
-            [
-                figure.stage,
-                f"{(even := counted(figure, 1024, same=False)).step_bytes / 1e9:.2f}",
-                f"{(same := counted(figure, 1024, same=True)).step_bytes / 1e9:.2f}",
-                *on_the_gpu(uniform, figure.stage, even),
-                f"{even.ceiling:.1f}",
-                f"{same.ceiling:.1f}",
-                f"{figure.tokens}",
-                f"{even.fraction(figure.tokens) * 100:.0f} %",
-            ]
-            for figure in published()
-        ),
+        rows,
     )  # fmt: skip
+
+
+def beside_v2(uniform: dict[str, Any]) -> None:
+    """Bytes and ceilings of what is off by default, and what was measured of it."""
+    v2, rows = CHAIN[-1], []
+    whole = counted(v2, 1024, same=False)
+    for figure in (v2, *candidates()):
+        even, same = counted(figure, 1024, same=False), counted(figure, 1024, same=True)
+        row = [figure.stage, f"{even.step_bytes / 1e9:.2f}", f"{1 - even.step_bytes / whole.step_bytes:.1%}"]
+        row += [f"{same.step_bytes / 1e9:.2f}", f"{even.ceiling:.1f}"]
+        rows.append([*row, on_the_gpu(uniform, figure.stage, even)[0]])
     table(
-        ["checks", "right", "tokens", "same tokens as the stage before"],
-        (
-            [name, f"{one['right']} of {one['of']}", str(one["tokens"]), str(one.get("same_as_before", "-"))]
-            for name, one in found["checks"].items()
-        ),
+        ["stage", "GB a step, uniform", "less", "same experts", "tok/s at 273 GB/s, same acceptance", "ms on the H200"],
+        rows,
     )
+
+
+def main() -> None:
+    found = json.loads(TABLE.read_text())
+    for run in found["runs"]:
+        print(f"### {run['name']}: {run['routing']} routing, vLLM {run['vllm']}, torch {run['torch']}, {run['gpu']}\n")
+        stages = run["stages"]
+        decode(stages)
+        parts(stages)
+        routing(stages)
+        first_tokens(stages)
+        if "checks" in run:
+            table(
+                ["checks", "right", "tokens", "same tokens as the stage before"],
+                (
+                    [name, f"{one['right']} of {one['of']}", str(one["tokens"]), str(one.get("same_as_before", "-"))]
+                    for name, one in run["checks"].items()
+                ),
+            )
+    uniform = latest(found, "uniform")
+    print("### all runs\n")
+    experts(uniform)
+    on_gb10(published(), uniform)
+    beside_v2(uniform)
     table(
         ["read in a step of v2, 1K, uniform", "MB", "times", "GB a step"],
         (

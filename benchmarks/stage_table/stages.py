@@ -10,7 +10,7 @@ ACCEPTED = 2.58
 
 CONTEXTS = (1024, 32768, 131072)
 BATCHES = (1, 8, 16)
-MODS = ("HYBRID_INT4_FP8", "INT8_LM_HEAD", "TURBOQUANT")
+MODS = ("HYBRID_INT4_FP8", "INT8_LM_HEAD", "TURBOQUANT", "DRAFT_VOCABULARY")
 SPECULATIVE = {"method": "mtp", "num_speculative_tokens": 2}
 SYNTHETIC = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": ACCEPTED}
 EAGER = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
@@ -21,7 +21,10 @@ GRAPHS = [1, 3, 8, 16, 24, 48]
 
 @dataclass(frozen=True)
 class Stage:
-    """shape, scripted: folders of the random model and of the scripted one; mods: those that are on."""
+    """shape, scripted: folders of the random model and of the scripted one; mods: those that are on.
+
+    more, speculative: arguments of vllm.LLM, and of its speculative_config, that others do not have.
+    """
 
     name: str
     what: str
@@ -30,14 +33,16 @@ class Stage:
     mods: tuple[str, ...] = ()
     drafts: bool = False
     more: dict[str, Any] = field(default_factory=dict)
+    speculative: dict[str, Any] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
         return {f"SPARKPIN_MOD_{mod}": str(int(mod in self.mods)) for mod in MODS}
 
 
-HYBRID, HEAD, CACHE = MODS
+HYBRID, HEAD, CACHE, LIST = MODS
 TURBOQUANT = {"kv_cache_dtype": "turboquant_4bit_nc"}
+LISTED = {"additional_config": {"draft_vocabulary": {"first": 65536}}}
 STAGES = {
     stage.name: stage
     for stage in (
@@ -46,6 +51,10 @@ STAGES = {
         Stage("mtp", "+ 2 drafted tokens", "fp8", "mtp", (HYBRID,), True),
         Stage("v2", "+ LM head in INT8", "fp8", "mtp", (HYBRID, HEAD), True),
         Stage("v2-tq", "+ 4-bit K and V", "fp8", "mtp", (HYBRID, HEAD, CACHE), True, TURBOQUANT),
+        Stage(
+            "v2-vocab", "v2 + drafts from the first 65,536 tokens", "fp8", "mtp", (HYBRID, HEAD, LIST), True, LISTED,
+            {"use_local_argmax_reduction": True},
+        ),
         Stage(
             "v2-draft", "v2 + MTP layer in FP8", "fp8-draft", "mtp", (HYBRID, HEAD), True,
         ),
@@ -56,11 +65,13 @@ STAGES = {
     )
 }  # fmt: skip
 CHAIN = ("base", "hybrid", "mtp", "v2", "v2-tq")
+CHECKED = (*CHAIN, "v2-vocab")
+"""Whose answers are checked, each against the one before."""
 
 
 def arguments(stage: Stage, *, compiled: bool = True) -> dict[str, Any]:
     """For vllm.LLM with the random model of full shape: room for 16 sequences of 128K in BF16."""
-    speculative = {"speculative_config": SPECULATIVE | SYNTHETIC} if stage.drafts else {}
+    speculative = {"speculative_config": SPECULATIVE | SYNTHETIC | stage.speculative} if stage.drafts else {}
     return {
         "model": stage.shape,
         "load_format": "dummy",
@@ -88,7 +99,11 @@ def scripted_checkpoints() -> dict[str, tuple[str, ...]]:
 
 
 def scripted_arguments(stage: Stage) -> dict[str, Any]:
-    """For vllm.LLM with the scripted model, whose drafts are right by themselves."""
+    """For vllm.LLM with the scripted model, whose drafts are right by themselves.
+
+    Its vocabulary is smaller than a list of 65,536: with a shorter one most of what it says is never drafted.
+    """
+    listed = {"additional_config": {"draft_vocabulary": {"first": 300}}} if "additional_config" in stage.more else {}
     return {
         "model": f"scripted-{stage.scripted}",
         "max_model_len": 40960,
@@ -100,6 +115,7 @@ def scripted_arguments(stage: Stage) -> dict[str, Any]:
         "gdn_prefill_backend": "triton",
         "compilation_config": EAGER | {"cudagraph_capture_sizes": GRAPHS},
         "seed": 0,
-        **({"speculative_config": SPECULATIVE} if stage.drafts else {}),
+        **({"speculative_config": SPECULATIVE | stage.speculative} if stage.drafts else {}),
         **stage.more,
+        **listed,
     }

@@ -4,8 +4,9 @@ usage: python table.py OUT JOB...     in the folder that prepare.py made, with i
 
 A job is the name of a stage, or NAME@few (five points of nine, no prefill), NAME@long (with a prefill of 128K),
 NAME@own (the router's own choice: else routing is uniform, imposed), NAME@eager (without torch.compile), or `check`:
-the scripted model, whose answers are known, through all stages of the chain at once, while the next job starts. vLLM
-is imported once; each job is a fork of that process. OUT/NAME.json and OUT/NAME.log.
+the scripted model, whose answers are known, through all stages of the chain and v2-vocab at once, while the next job
+starts. vLLM is imported once; each job is a fork of that process. JOB_S in the environment: seconds after which a job
+is ended. OUT/NAME.json and OUT/NAME.log; OUT/run.json for join.py, which wants a folder a call.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ import itertools
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from stages import BATCHES, CHECKED, CONTEXTS, STAGES
 
 HERE = Path(__file__).resolve().parent
 JOB_S = float(os.environ.get("JOB_S", "200"))
@@ -35,8 +40,29 @@ ENVIRONMENT = {
     "CUDA_CACHE_PATH": "/tmp/cache/nv",
     "CUDA_CACHE_MAXSIZE": str(4 << 30),
 }
-FEW = [(1024, 1), (1024, 8), (1024, 16), (131072, 1), (131072, 16)]
+EVERY = list(itertools.product(CONTEXTS, BATCHES))
 PROFILED = [(1024, 1), (131072, 1), (1024, 16)]
+
+
+@dataclass(frozen=True)
+class Points:
+    """decode, profiled: contexts and sequences; routed: sequences; first: context and prompts at once -> how often."""
+
+    decode: Sequence[tuple[int, int]]
+    profiled: Sequence[tuple[int, int]]
+    routed: Sequence[int]
+    first: Mapping[tuple[int, int], int]
+
+
+FIRST = {(1024, 1): 3, (1024, 8): 1, (1024, 16): 1, (32768, 1): 1}
+ALL = Points(EVERY, PROFILED, BATCHES, FIRST)
+OPTIONS = {
+    "few": Points([(1024, 1), (1024, 8), (1024, 16), (131072, 1), (131072, 16)], [(1024, 1), (1024, 16)], (1, 16), {}),
+    "long": replace(ALL, first={**FIRST, (131072, 1): 1}),
+    "own": ALL,
+    "eager": ALL,
+    "": ALL,
+}
 READY = "ready"
 """A file that says that nothing else runs on the GPU: stages that have started wait for it."""
 
@@ -87,30 +113,21 @@ def run_stage(name: str, out: Path, option: str) -> None:
     import uniform
     from measure import Measured
 
-    from stages import BATCHES, CONTEXTS, STAGES
-
+    points = OPTIONS[option]
     randomly.install()
     if option != "own":
         uniform.install()
     m = Measured(STAGES[name], out, label_of(name, option), compiled=option != "eager")
     while not (out / READY).exists():
         time.sleep(0.1)
-    for context, batch in FEW if option == "few" else itertools.product(CONTEXTS, BATCHES):
+    for context, batch in points.decode:
         m.case(lambda c=context, b=batch: m.decode(c, b), f"decode {context}:{batch}")
-    if option == "few":
-        m.case(lambda: m.routing(1024, 1), "routing 1024:1")
-        m.case(lambda: m.routing(1024, 16), "routing 1024:16")
-        m.case(lambda: m.profile(1024, 1), "profile 1024:1")
-        m.case(lambda: m.profile(1024, 16), "profile 1024:16")
-        return m.free()
-    for context, repeat in ((1024, 3), (32768, 1)):
-        m.case(lambda c=context, r=repeat: m.first_token(c, 1, r), f"first {context}:1")
-    for context, batch in PROFILED:
-        m.case(lambda c=context, b=batch: m.profile(c, b), f"profile {context}:{batch}")
-    for batch in BATCHES:
+    for (context, batch), repeat in points.first.items():
+        m.case(lambda c=context, b=batch, r=repeat: m.first_token(c, b, r), f"first {context}:{batch}")
+    for batch in points.routed:
         m.case(lambda b=batch: m.routing(1024, b), f"routing 1024:{batch}")
-    if option == "long":
-        m.case(lambda: m.first_token(131072, 1), "first 131072:1")
+    for context, batch in points.profiled:
+        m.case(lambda c=context, b=batch: m.profile(c, b), f"profile {context}:{batch}")
     m.free()
 
 
@@ -118,7 +135,7 @@ def run_check(name: str, out: Path, option: str) -> None:
     """Answers of the scripted model, by a stage of the chain."""
     from vllm import LLM, SamplingParams
 
-    from stages import STAGES, scripted_arguments
+    from stages import scripted_arguments
 
     begin = time.monotonic()
     llm = LLM(**scripted_arguments(STAGES[name]))
@@ -149,8 +166,6 @@ def start(run: Callable[[str, Path, str], None], name: str, out: Path, option: s
         return pid
     status = 1
     try:
-        from stages import STAGES
-
         os.setsid()
         log = os.open(out / f"{label}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(log, 1)
@@ -185,25 +200,32 @@ def wait(jobs: dict[int, str]) -> dict[str, int]:
 
 
 def main(arguments: list[str]) -> None:
-    from stages import CHAIN
-
     out = Path(arguments[0]).resolve()
+    for job in arguments[1:]:
+        name, _, option = job.partition("@")
+        if job != "check" and (name not in STAGES or option not in OPTIONS):
+            raise SystemExit(
+                f"{job}: wanted check, or NAME or NAME@OPTION of {', '.join(STAGES)} and {', '.join(OPTIONS)}"
+            )
+    out.mkdir(parents=True, exist_ok=True)
     os.environ.update({k: os.environ.get(k, v) for k, v in ENVIRONMENT.items()})
     os.chdir(HERE)
     sys.path.insert(0, str(HERE))
     begin = time.monotonic()
     warm()
     times: dict[str, Any] = {"imports": round(time.monotonic() - begin, 1)}
+    run = facts(arguments[1:])  # now, too: a call may be ended by its time limit
+    (out / "run.json").write_text(json.dumps(run, indent=1) + "\n")
     checks: dict[int, str] = {}
     for job in arguments[1:]:
         at = time.monotonic()
         name, _, option = job.partition("@")
         if name == "check":
-            checks = {start(run_check, one, out, "", f"check-{one}"): f"check-{one}" for one in CHAIN}
+            checks = {start(run_check, one, out, "", f"check-{one}"): f"check-{one}" for one in CHECKED}
             continue
         label = label_of(name, option)
+        (out / READY).unlink(missing_ok=True)  # an earlier job's, or an earlier call's
         jobs = {start(run_stage, name, out, option, label): label}
-        (out / READY).unlink(missing_ok=True)
         times |= wait(checks)
         checks = {}
         (out / READY).touch()
@@ -212,7 +234,25 @@ def main(arguments: list[str]) -> None:
         print(label, times, flush=True)
     times |= wait(checks)
     print(times, flush=True)
-    (out / "times.json").write_text(json.dumps(times) + "\n")
+    (out / "run.json").write_text(json.dumps(run | {"times": times}, indent=1) + "\n")
+
+
+def facts(jobs: list[str]) -> dict[str, Any]:
+    """What `join.py` wants to know of a run. The GPU's names come from outside: this process must not use it."""
+    import torch
+    import vllm
+
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    gpu, _, driver = subprocess.run(query, capture_output=True, text=True).stdout.strip().partition(", ")
+    return {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "vllm": vllm.__version__,
+        "torch": torch.__version__,
+        "gpu": gpu or "unknown",
+        "driver": driver or "unknown",
+        "routing": "uniform",
+        "jobs": " ".join(jobs),
+    }
 
 
 if __name__ == "__main__":

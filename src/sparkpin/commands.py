@@ -55,6 +55,7 @@ from sparkpin.loadchoice import with_loader
 from sparkpin.overruled import overruled
 from sparkpin.pairing import Pairing, pair
 from sparkpin.paths import Paths
+from sparkpin.progress import waiting
 from sparkpin.quality import promotion
 from sparkpin.releases import Release, Releases
 from sparkpin.serving import tasks as serving_tasks
@@ -426,7 +427,8 @@ def finish(records: Releases, done: tuple[Release, ...]) -> None:
 def images(*, as_json: bool) -> None:
     """What can be read of the releases; then ManifestError for a record that is damaged."""
     paths = Paths.from_env()
-    rows, shared = retention.rows(paths, engine_of(paths))
+    with waiting(say, "asking the engine for its images"):
+        rows, shared = retention.rows(paths, engine_of(paths))
     if as_json:
         show(json.dumps(rows, indent=2, sort_keys=True))
     elif rows:
@@ -537,12 +539,10 @@ def rollback(*, recipe: str | None, serve_it: bool = False, drain: int | None = 
     for fault in require_recipe(paths, records, name):
         say(f"passed over: {fault}")
     former = retention.require_current(records, name)
-    release = retention.rollback(paths, engine_of(paths), name)
+    release = retention.rollback(paths, engine_of(paths), name, say)
     show(f"back to {release.tag}: image {ui.digest(release.image)}, checkpoint {release.checkpoint_key[:12]}")
     for line in changed_flags(former.argv, release.argv):
         show(line)
-    if why := promotion.refusal(paths, release):  # told and not refused: what is current now may not work at all
-        say(f"warning: {why}")
     if not serve_it:
         next_serve(paths, release)
         return

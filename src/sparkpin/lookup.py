@@ -8,7 +8,7 @@ current                                     the current release
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sparkpin.errors import InputError
@@ -19,9 +19,16 @@ if TYPE_CHECKING:
 FEW = 4
 
 
-def choose(name: str, releases: Sequence[Release]) -> Release:
-    """The release that a name stands for. releases: from the oldest to the newest in each recipe. InputError."""
+def choose(name: str, releases: Sequence[Release], has_image: Callable[[Release], bool] | None = None) -> Release:
+    """The release that a name stands for. releases: from the oldest to the newest in each recipe; has_image:
+    given where only a release with an image is of use, so that of several no other counts. InputError."""
     found = matches(name, releases)
+    if len(found) > 1 and has_image:
+        named, found = found, [release for release in found if has_image(release)]
+        if not found:
+            tags = ", ".join(release.tag for release in named)
+            text = f"{name!r} may be of several recipes, and the engine has none of their images"
+            raise InputError(text, next_step=f"invoke rebuild TAG, with one of: {tags}")
     if len(found) == 1:
         return found[0]
     if found:

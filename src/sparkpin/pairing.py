@@ -16,6 +16,7 @@ from sparkpin.errors import InputError
 from sparkpin.modwheels import Mod
 from sparkpin.releases import Demands, release_key
 from sparkpin.smoke.demands import demands_of
+from sparkpin.smoke.drafting import require_drafter
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def pair(
         said, env = recipes.serve_argv(recipe, stack, chain[:end])
         chosen = families.choices(family, families.vllm_version(stack), said)
         argv = families.completed(said, chosen)
+        require_drafter(chain[end - 1], recipe.name, argv)
         run_mods = (*community, *run_mods_of(project, chain[:end], stack_lock))
         if run_mods:
             argv = runmods.in_workspace(argv)

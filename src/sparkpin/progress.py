@@ -52,16 +52,32 @@ def progress(
     say: Say, total: int | None = None, *, before: str = "", after: str = ""
 ) -> Iterator[Callable[[int], None]]:
     """Gives a function to call with each number of bytes that is done; it may be called from any thread."""
-    work, ended = Progress(say, total, before, after), threading.Event()
+    work = Progress(say, total, before, after)
+    with ticking(work.tell):
+        yield work.add
+
+
+@contextlib.contextmanager
+def waiting(say: Say, what: str) -> Iterator[None]:
+    """For work that cannot tell how far it is."""
+    began = time.monotonic()
+    with ticking(lambda: say(f"  {what}, {time.monotonic() - began:.0f} s")):
+        yield
+
+
+@contextlib.contextmanager
+def ticking(tell: Callable[[], None]) -> Iterator[None]:
+    """Every `EVERY` seconds, from a thread of its own."""
+    ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(max(EVERY, 0.1)):
-            work.tell()
+            tell()
 
     thread = threading.Thread(target=watch, name="progress", daemon=True)
     thread.start()
     try:
-        yield work.add
+        yield
     finally:
         ended.set()
         thread.join()

@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from sparkpin.imagetags import TagPlan, plan_tags
 from sparkpin.layers import BuildCache, EngineImage
 from sparkpin.paths import Paths
 from sparkpin.pinned import pins_of
+from sparkpin.progress import waiting
+from sparkpin.quality.promotion import is_refused
 from sparkpin.releases import Release, Releases
 from sparkpin.retention import Verdict
 from sparkpin.unneeded import Needs, Search, project_needs
@@ -129,8 +132,9 @@ def prune(
             if store:
                 stack.enter_context(files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for a fetch")))
         needs = needs_of_project(paths, say, required=store)
-        seen = look(engine, ignored)
-        verdicts = judge(records, seen, keep)
+        with waiting(say, "asking the engine for its images"):
+            seen = look(engine, ignored)
+        verdicts = judge(paths, seen, keep)
         remaining, removed = split(verdicts)
         tags = plan_tags(seen.images, seen.used, remaining, removed, ownimages.made_here(paths), now)
         images = tuple(sorted(tags.internal))
@@ -138,16 +142,18 @@ def prune(
             after = tags.applied(seen.images)
         else:
             stuck = remove_tags(engine, tags, say)
-            after = tuple(layers.inventory(engine))
+            with waiting(say, "asking the engine for its images"):
+                after = tuple(layers.inventory(engine))
             verdicts = tuple(
                 replace(verdict, reasons=(stuck[verdict.release.tag],)) if verdict.release.tag in stuck else verdict
                 for verdict in verdicts
             )
             remaining, removed = split(verdicts)
             images = tuple(tag for tag in images if tag not in stuck)
-        rest = plan_rest(Search(paths, remaining, removed, after, needs, now), seen.volumes, store=store)
-        freed = layers.freed(seen.images, after, seen.cache)
-        pruned = sum_up(verdicts, images, freed, rest, seen.cache, store=store)
+        with waiting(say, "looking at what nothing needs"):
+            rest = plan_rest(Search(paths, remaining, removed, after, needs, now), seen.volumes, store=store)
+            freed = layers.freed(seen.images, after, seen.cache)
+            pruned = sum_up(verdicts, images, freed, rest, seen.cache, store=store)
         if not dry_run:
             remove_volumes(engine, rest.volumes, say)
             for kind, going in rest.files.items():
@@ -158,12 +164,13 @@ def prune(
     return pruned
 
 
-def judge(records: Releases, seen: Seen, keep: int) -> tuple[Verdict, ...]:
+def judge(paths: Paths, seen: Seen, keep: int) -> tuple[Verdict, ...]:
+    records, refused = Releases(paths), partial(is_refused, paths)
     users = {tag: seen.used[image.id] for image in seen.images if image.id in seen.used for tag in image.tags}
     return tuple(
         verdict
         for recipe in records.recipes()
-        for verdict in retention.verdicts(records.of_recipe(recipe), keep, pins_of(records, recipe), users)
+        for verdict in retention.verdicts(records.of_recipe(recipe), keep, pins_of(records, recipe), users, refused)
     )
 
 

@@ -294,13 +294,15 @@ class Releases:
             return None
         return with_state(release, self.current_tag(release.recipe))
 
-    def get(self, name: str, recipe: str | None = None) -> Release:
+    def get(
+        self, name: str, recipe: str | None = None, *, has_image: Callable[[Release], bool] | None = None
+    ) -> Release:
         """The release of a tag, or of anything else that `lookup` takes for one. recipe: one of this, where it is
-        given. InputError."""
+        given; has_image: see `lookup.choose`. InputError."""
         release = self.find(name)
         if release is None:
             among = [recipe] if recipe and ":" not in name else self.recipes()
-            release = lookup.choose(name, [r for one in among for r in self.readable(one)[0]])
+            release = lookup.choose(name, [r for one in among for r in self.readable(one)[0]], has_image)
             if not name.endswith(release.name):
                 self.of_recipe(release.recipe)  # raises: the newest that can be read need not be the newest
         if recipe not in (None, release.recipe):
@@ -439,8 +441,13 @@ def check_schema(path: Path, value: dict[str, Any]) -> None:
 def read_as(path: Path, adapter: TypeAdapter[T], *, next_step: str) -> T:
     """A file with a schema, or ManifestError for one that is damaged or that a newer sparkpin wrote."""
     check_schema(path, read_json(path))
+    return parse(path, path.read_bytes(), adapter, next_step=next_step)
+
+
+def parse(path: Path, text: bytes, adapter: TypeAdapter[T], *, next_step: str) -> T:
+    """text: of the file `path`. ManifestError where it is not what the adapter wants."""
     try:
-        return adapter.validate_json(path.read_bytes())  # a strict dataclass takes its parts as objects of JSON only
+        return adapter.validate_json(text)  # a strict dataclass takes its parts as objects of JSON only
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "(whole file)"

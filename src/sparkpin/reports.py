@@ -22,10 +22,14 @@ WHY = {
     "layer notes": "of layers that no image of the engine has",
     "root file systems": "no stack, record or image stands on it",
     "kept inputs": "no release that stays was made from it",
+    "quality measurements": "of releases that are gone",
+    "lm-eval": "made from another lock",
+    "searches of bisect": "a release of theirs is gone, or going",
     "left by killed runs": "not touched for an hour",
     "build records": "no release that stays stands on its image",
 }
 NAMED = {"checkpoints", "layer notes", "layer contents", "root file systems", "left by killed runs", "build records"}
+NAMED |= {"quality measurements", "lm-eval", "searches of bisect"}
 
 
 def by_recipe(tags: Iterable[str]) -> Iterator[tuple[str, list[int]]]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sparkpin import layers
 from sparkpin.engine import Engine
-from sparkpin.errors import CheckpointError, EngineError, InputError
+from sparkpin.errors import CheckpointError, EngineError, InputError, SparkpinError
 from sparkpin.paths import Paths
 from sparkpin.pinned import Pin, all_pins
+from sparkpin.quality import promotion
 from sparkpin.releases import Release, Releases
 from sparkpin.smoke.choice import obstacle_here
 
@@ -39,35 +40,46 @@ def promote(paths: Paths, engine: Engine, tag: str) -> Release:
         return records.get(release.tag)
 
 
-def rollback(paths: Paths, engine: Engine, recipe: str) -> Release:
-    """Go back to the newest release of the recipe that is older than the current one and passed its smoke test.
+def rollback(paths: Paths, engine: Engine, recipe: str, say: Callable[[str], None]) -> Release:
+    """Go back to the newest release of the recipe that is older than the current one and that `promote` would take.
 
     Image, checkpoint and flags come back together: the record names all three. Nothing changes unless all are there.
+    What passed its smoke test and has lost too much is passed over, and told; `promote` takes it by its name.
     """
+    over: list[SparkpinError] = []
+
+    def refused(release: Release) -> bool:
+        if why := promotion.refusal(paths, release):
+            over.append(why)
+            say(f"passed over {release.tag}: {why.message}")
+        return why is not None
+
     records = Releases(paths)
     require_current(records, recipe)  # before the lock, which makes a folder
     with records.locked(recipe):
         current = require_current(records, recipe)
-        target = rollback_target(records.readable(recipe)[0], current)
+        target = rollback_target(records.readable(recipe)[0], current, refused)
         if target is None:
             raise InputError(
-                f"{current.tag} is the oldest release of {recipe!r} that passed its smoke test: "
-                "there is none to go back to",
-                next_step="invoke images lists the releases; invoke promote TAG chooses any one that passed",
+                f"there is no release of {recipe!r} to go back to: of those older than {current.tag} none passed "
+                f"its smoke test{' without losing too much' if over else ''}",
+                next_step=over[0].next_step
+                if over
+                else "invoke images lists the releases; invoke promote TAG chooses any one that passed",
             )
         switch(paths, engine, records, target)
         return records.get(target.tag)
 
 
-def rollback_target(releases: list[Release], current: Release) -> Release | None:
-    """The newest earlier release that passed: of the same stage when there is one, else of any.
+def rollback_target(releases: list[Release], current: Release, refused: Callable[[Release], bool]) -> Release | None:
+    """The newest earlier release that passed and is not `refused`: of the same stage when there is one, else of any.
 
     One build makes a release of every stage of a chain, moments apart; the stage below in the same build is not what a
-    person wants back. releases: from the oldest to the newest.
+    person wants back. releases: from the oldest to the newest. refused: asked of each once, as far as it has to be.
     """
-    earlier = [release for release in releases if release.age < current.age and release.is_good]
-    same_stage = [release for release in earlier if release.stage == current.stage]
-    return next(reversed(same_stage or earlier), None)
+    earlier = [release for release in reversed(releases) if release.age < current.age and release.is_good]
+    by_worth = sorted(earlier, key=lambda release: release.stage != current.stage)
+    return next((release for release in by_worth if not refused(release)), None)
 
 
 @dataclass(frozen=True)
@@ -78,14 +90,21 @@ class Verdict:
     reasons: tuple[str, ...]
 
 
-def verdicts(releases: list[Release], keep: int, pins: Mapping[str, Pin], used: Mapping[str, str]) -> list[Verdict]:
+def verdicts(
+    releases: list[Release],
+    keep: int,
+    pins: Mapping[str, Pin],
+    used: Mapping[str, str],
+    refused: Callable[[Release], bool],
+) -> list[Verdict]:
     """For the releases of one recipe (from the oldest to the newest), the most worthy first.
 
     The first `keep` stay, the current one counted. Whatever `keep` is, so do the current one, the newest that passed,
-    the pinned, and those whose image a container uses. used: release tag -> name of the container.
+    the pinned, and those whose image a container uses. used: release tag -> name of the container; refused: whether
+    `promote` would not take it.
     """
     current = next((release for release in releases if release.state == "current"), None)
-    back = rollback_target(releases, current) if current else None
+    back = rollback_target(releases, current, refused) if current else None
     passed_last = next((release for release in reversed(releases) if release.is_good), None)
     by_worth = sorted(releases, key=lambda r: (r == current, r == back, r.is_good, r.age), reverse=True)
     found = []

@@ -83,6 +83,12 @@ def small_size(count: int) -> str:
     return size(count) if count >= 100_000 else f"{count / 1e3:.1f} kB" if count >= 1000 else f"{count} B"
 
 
+def figure(value: float, digits: int = 3) -> str:
+    """The digits that count, and all digits of what is before the point, up to a billion."""
+    whole = 10 ** (digits - 1) <= abs(value) < 1e9
+    return f"{value:,.0f}" if whole else f"{value:.{digits}g}"
+
+
 def count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 

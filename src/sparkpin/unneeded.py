@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from sparkpin import diskspace, ownimages
+from sparkpin import diskspace, files, ownimages
+from sparkpin.bisect import state as bisect
 from sparkpin.buildrecord import BuildRecord, imported_mark, layer_file, read_record
-from sparkpin.errors import IntegrityError
+from sparkpin.errors import BusyError, IntegrityError, ManifestError
 from sparkpin.imagetags import STALE_AFTER
 from sparkpin.inputs import Inputs
 from sparkpin.layers import EngineImage
@@ -164,6 +165,7 @@ class Search:
             "kept inputs": tuple(self.kept_inputs()),
             "quality measurements": tuple(self.measurements()),
             "lm-eval": tuple(self.lm_evals()),
+            "searches of bisect": tuple(self.searches()),
             "left by killed runs": tuple(self.left_over()),
             "build records": tuple(self.build_records()),
         }
@@ -222,6 +224,20 @@ class Search:
             if self.goes(path, path.name, needed, ()):
                 yield path
 
+    def searches(self) -> Iterator[Path]:
+        """Those whose two releases stay can go on; a damaged one never can. What a search holds now stays."""
+        staying, theirs = ({one.tag for one in found} for found in (self.staying, self.removed))
+        for path in sorted((self.paths.home / bisect.FOLDER).glob("[!.]*")):
+            try:
+                known = bisect.read(path / bisect.FILE)
+            except ManifestError:
+                known = None
+            tags = {known.good, known.bad} if known else set()
+            if tags and tags <= staying:
+                continue
+            if (tags & theirs or self.is_stale(path)) and not is_held(path / bisect.LOCK):
+                yield path
+
     def store(self) -> tuple[Path, ...] | None:
         """Fetched files that neither a lock of the project nor a remaining release needs; None where not known."""
         if self.project is None or self.needed.unread:
@@ -268,6 +284,17 @@ class Search:
             yield path
             if (mark := imported_mark(path)).is_file():  # after its record, which would pass for our own without it
                 yield mark
+
+
+def is_held(lock: Path) -> bool:
+    """Whether another run holds it. Without one nothing is made."""
+    if not lock.is_file():
+        return False
+    try:
+        with files.lock(lock, wait=False):
+            return False
+    except BusyError:
+        return True
 
 
 def noted_layer(path: Path) -> str | None:

@@ -13,7 +13,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 
 from sparkpin_int8_lm_head import MOD, VERSION
 from sparkpin_int8_lm_head.cpu import int8_linear, padded
-from sparkpin_int8_lm_head.quantise import Int8Head, quantise_head, same_head
+from sparkpin_int8_lm_head.quantise import Int8Head, quantise_head, same_head, slices
 from sparkpin_int8_lm_head.tuned import Tuned
 
 MIB = 2**20
@@ -105,6 +105,22 @@ class Int8LMHeadMethod(QuantizeMethodBase):
         out = int8_linear(rows, layer.weight_int8, layer.weight_row_scale).view(*x.shape[:-1], -1)
         return out if bias is None else out + bias
 
+    def select_rows(self, layer: torch.nn.Module, index: torch.Tensor, into: torch.nn.Module) -> None:
+        """Give `into` a copy of some rows of `layer`'s head: ``apply(into, x)`` are its logits in their columns.
+
+        Args:
+            index: ``[N]`` int64, N a multiple of 64 as vLLM's vocabularies are, so that it needs no kernel of its own.
+        """
+        head = _of(layer)
+        q = self.memory(index.numel(), head.column_scale.numel(), head.q.device)
+        for part in slices(index.numel()):
+            q[part] = head.q[index[part]]
+        into.register_buffer("weight_int8", q, persistent=False)
+        into.register_buffer("weight_row_scale", head.row_scale[index], persistent=False)
+        into.register_buffer("weight_column_scale", head.column_scale, persistent=False)
+        if self.tuned is not None:
+            self._try(into)
+
     def choose_kernel(self, dtype: torch.dtype, device: torch.device) -> str:
         """Its name; on a GPU also the tile sizes. Raises ModError where there is none."""
         if device.type != "cuda":
@@ -132,11 +148,16 @@ class Int8LMHeadMethod(QuantizeMethodBase):
     def _rehearse(self, layer: torch.nn.Module) -> None:
         from sparkpin_modkit import kernels
 
-        from sparkpin_int8_lm_head import cuda
         from sparkpin_int8_lm_head.ahead import warm_up
 
+        has_bias = getattr(layer, "bias", None) is not None
+        kernels.warm(MOD, lambda: warm_up((self.dtype,), biases=(has_bias,), float32=self.float32))
+        self._try(layer)
+
+    def _try(self, layer: torch.nn.Module) -> None:
+        from sparkpin_int8_lm_head import cuda
+
         bias = getattr(layer, "bias", None)
-        kernels.warm(MOD, lambda: warm_up((self.dtype,), biases=(bias is not None,), float32=self.float32))
         scales = layer.weight_row_scale, layer.weight_column_scale if self.has_column_scale else None
         assert self.tuned is not None
         cuda.rehearse(layer.weight_int8, *scales, bias, self.dtype, self.tuned, float32=self.float32)

@@ -207,6 +207,19 @@ def test_logits_that_vllm_keeps_of_drafts_are_of_the_model_s_type(installed, mon
     assert new_head().quant_method.float32 is float32
 
 
+def test_some_rows_are_a_head_of_their_own(installed) -> None:
+    """For a drafter that drafts from a part of the vocabulary (mods/draft-vocabulary)."""
+    head = new_head()
+    fill(head, 500, 100)
+    head.quant_method.process_weights_after_loading(head)
+    index = torch.tensor([499, *range(62), 3])
+    rows = torch.nn.Module()
+    head.quant_method.select_rows(head, index, rows)
+    x = torch.randn(3, 100, generator=torch.Generator().manual_seed(4)).to(torch.bfloat16)
+    assert torch.equal(head.quant_method.apply(rows, x), head.quant_method.apply(head, x)[:, index])
+    assert rows.weight_int8.data_ptr() != head.weight_int8.data_ptr() and rows.state_dict() == {}
+
+
 def test_two_heads_are_independent(installed) -> None:
     """A drafter's own head next to its target's."""
     first, second = new_head(), new_head()

@@ -28,6 +28,7 @@ MODULES = {
     "modkit": "sparkpin_modkit.touches",
     "hybrid-int4-fp8": "sparkpin_hybrid.touches",
     "int8-lm-head": "sparkpin_int8_lm_head.touches",
+    "draft-vocabulary": "sparkpin_draft_vocabulary.touches",
     "turboquant": "sparkpin_turboquant.touches",
 }
 

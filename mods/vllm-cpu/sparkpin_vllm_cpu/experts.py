@@ -12,6 +12,7 @@ from vllm.model_executor.layers.quantization.moe_wna16 import MoeWNA16Config, Mo
 
 from sparkpin_vllm_cpu import MOD, VERSION
 from sparkpin_vllm_cpu.int4 import dequantise_int4
+from sparkpin_vllm_cpu.linear import has_int4_product
 
 _created = 0
 _loaded = 0
@@ -55,4 +56,7 @@ class ReferenceInt4Experts(UnquantizedFusedMoEMethod):
         super().process_weights_after_loading(layer)
         _loaded += 1
         if _loaded == _created:
-            report(MOD, "active", version=VERSION, int4_expert_layers=_loaded, method="dequantised at load")
+            report(
+                MOD, "active", version=VERSION, int4_expert_layers=_loaded, method="dequantised at load",
+                int4_layers="vLLM's kernel" if has_int4_product() else "expanded for each call",
+            )  # fmt: skip

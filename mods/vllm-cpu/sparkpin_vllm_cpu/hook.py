@@ -1,4 +1,5 @@
-"""Route INT4 experts of an AutoRound (INC) checkpoint to the reference method; mend sampling (sampling.py).
+"""Route INT4 experts of an AutoRound (INC) checkpoint to the reference method; mend what linear.py, prefix.py and
+sampling.py say.
 
 For vLLM 0.32.0, whose ``INCWna16Scheme.get_moe_method`` says "CPU does not support quantized MoE yet" and returns the
 unquantised method, into which packed weights cannot be loaded. May go when that function returns a quantised one.
@@ -11,13 +12,13 @@ from typing import Any
 
 from sparkpin_modkit import UnsupportedPlatform, check_signature, require_vllm
 
-from sparkpin_vllm_cpu import sampling
+from sparkpin_vllm_cpu import prefix, sampling
 
 VLLM_VERSIONS = ("0.32.0",)
 
 
 def install() -> None:
-    """Wrap ``INCWna16Scheme.get_moe_method`` and replace what sampling.py names."""
+    """Wrap ``INCWna16Scheme.get_moe_method`` and replace what linear.py, prefix.py and sampling.py name."""
     require_vllm(VLLM_VERSIONS)
     from vllm.model_executor.layers.quantization.inc.schemes.inc_wna16_scheme import INCWna16Scheme
     from vllm.platforms import current_platform
@@ -29,6 +30,10 @@ def install() -> None:
         )
     original = INCWna16Scheme.get_moe_method
     check_signature(original, "self, config, layer, prefix, layer_config")
+    from sparkpin_vllm_cpu import linear
+
+    linear.install()
+    prefix.install()
     sampling.install()
 
     @functools.wraps(original)

@@ -17,7 +17,7 @@ from vllm.v1.sample.ops import topk_topp_sampler
 
 
 @pytest.fixture
-def pristine(monkeypatch: pytest.MonkeyPatch, unregistered: None):
+def pristine(monkeypatch: pytest.MonkeyPatch, own_kernels: None, unregistered: None):
     """vLLM without the mod, put back after the test."""
     original = INCWna16Scheme.get_moe_method
     original = getattr(original, "__wrapped__", original)

@@ -17,7 +17,7 @@ EXPERTS, HIDDEN, INTER, GROUP = 4, 256, 128, 64
 
 
 @pytest.fixture
-def installed(world, monkeypatch: pytest.MonkeyPatch, unregistered: None):
+def installed(world, monkeypatch: pytest.MonkeyPatch, own_kernels: None, unregistered: None):
     original = INCWna16Scheme.get_moe_method
     monkeypatch.setattr(INCWna16Scheme, "get_moe_method", getattr(original, "__wrapped__", original))
     monkeypatch.setattr(experts_module, "_created", 0)

@@ -11,13 +11,9 @@ from collections.abc import Sequence
 from statistics import fmean, geometric_mean, stdev
 
 from sparkpin.bench.record import Measured, Ratio
+from sparkpin.student import t_975
 
 ALL = "the prompts together"
-T_975 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
-    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-"""Student's t at 97.5 % for 1, 2, ... degrees of freedom."""
 INTERVAL = "B / A: geometric mean of {} paired ratios, one a round; 95 %: Student's t on their logarithms"
 ONE_ROUND = "B / A: of one round; more rounds give an interval (--rounds)"
 
@@ -30,9 +26,7 @@ def order_of(rounds: int) -> str:
 def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
     """Geometric mean, low and high end of its 95 % interval. ratios: two at least, independent of each other."""
     logs = [math.log(ratio) for ratio in ratios]
-    freedom = len(logs) - 1
-    t = T_975[min(freedom, len(T_975)) - 1]  # beyond the table a little too wide
-    half = t * stdev(logs) / math.sqrt(len(logs))
+    half = t_975(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
     return math.exp(fmean(logs)), math.exp(fmean(logs) - half), math.exp(fmean(logs) + half)
 
 

@@ -173,5 +173,5 @@ def show_comparison(made: Comparison) -> None:
 def ratio_row(one: Ratio) -> tuple[str, ...]:
     low, high = one.low, one.high
     ends = "one round: none" if low is None or high is None else f"{low:.3f} to {high:.3f}"
-    a, b = (f"{median(side):.3g}" for side in (one.a, one.b))
+    a, b = (ui.figure(median(side)) for side in (one.a, one.b))
     return one.cell, METRICS[one.metric], a, b, f"{one.ratio:.3f}", ends

@@ -14,7 +14,9 @@ from sparkpin.files import write_json
 from sparkpin.releases import check_schema, read_json
 from sparkpin.schema import Model
 
+FOLDER = "bisect"  # of SPARKPIN_HOME
 FILE = "state.json"
+LOCK = ".lock"
 ANEW = "rm {0}: the search begins anew"
 
 

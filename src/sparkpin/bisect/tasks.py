@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from sparkpin import files, manifests, ui
@@ -65,7 +66,10 @@ class Search:
                 )
 
 
-def bisect(*, good: str, bad: str, check: str, serve: bool, unstarted_is_bad: bool, limit: int) -> None:
+def bisect(
+    *, good: str, bad: str, check: str, serve: bool, unstarted_is_bad: bool, limit: int, dry_run: bool = False
+) -> None:
+    """dry_run: say what is tried first and what that takes; nothing is built, started or checked."""
     for option, value in (("--good", good), ("--bad", bad), ("--check", check)):
         if not value:
             step = "invoke bisect --good TAG --bad TAG --check 'COMMAND' (docs/bisect.md)"
@@ -79,8 +83,11 @@ def bisect(*, good: str, bad: str, check: str, serve: bool, unstarted_is_bad: bo
     for note in plan.notes:
         ui.show(f"note: {ui.printable(note)}")
     name = identity(plan, check, serve=serve, unstarted_is_bad=unstarted_is_bad, limit=limit)
-    folder = paths.home / "bisect" / name
-    with files.lock(folder / ".lock", wait=False):
+    folder = paths.home / states.FOLDER / name
+    if dry_run:
+        show_plan(plan, states.read(folder / states.FILE), serve=serve)
+        return
+    with files.lock(folder / states.LOCK, wait=False):
         path = folder / states.FILE
         fresh = State(
             good=plan.good.tag, bad=plan.bad.tag, check=check, changes=[c.text for c in plan.changes], trials=[]
@@ -94,6 +101,41 @@ def bisect(*, good: str, bad: str, check: str, serve: bool, unstarted_is_bad: bo
         rest = tuple(change for change in plan.changes if change not in found)
         without = search.trial(rest)
     show(search, found, without)
+
+
+def show_plan(plan: Plan, known: State | None, *, serve: bool) -> None:
+    """The trials that come whatever is found, and what a search costs where one change alone is to blame."""
+    courses = [course(plan.changes, guilty) for guilty in plan.changes]
+    alike = list(takewhile(lambda trials: len(set(trials)) == 1, zip(*courses, strict=False)))
+    verdicts = {tuple(trial.chosen): trial.verdict for trial in known.trials} if known else {}
+    rows = []
+    for place, (chosen, *_) in enumerate(alike, start=1):
+        own = plan.image_of(chosen)
+        verdict = verdicts.get(tuple(sorted(change.id for change in chosen)), "not tried yet")
+        rows.append((place, numbers(plan.changes, chosen), verdict, own.tag if own else "to be built"))
+    ui.table(("trial", "changes made", "verdict", "image"), rows)
+    counts = sorted(len(trials) for trials in courses)
+    builds = max(sum(plan.image_of(chosen) is None for chosen in trials) for trials in courses)
+    span = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+    ui.show(
+        f"where one change alone is to blame: {span} trials, each with the check"
+        f"{' and a start of a server' if serve else ''}, at most {ui.count(builds, 'image')} to be built; more where "
+        "several are, or where a combination cannot be told"
+    )
+    ui.show("Dry run: nothing was built, started or checked.")
+
+
+def course(changes: Sequence[Change], guilty: Change) -> list[tuple[Change, ...]]:
+    """The trials of a search in their order, if this change alone turns the check."""
+    tried: dict[tuple[Change, ...], None] = {(): None, tuple(changes): None}
+
+    def test(chosen: tuple[Change, ...]) -> Verdict:
+        tried[chosen] = None
+        return "bad" if guilty in chosen else "good"
+
+    found = minimal(groups_of(changes), test)
+    tried[tuple(change for change in changes if change not in found)] = None
+    return list(tried)
 
 
 def show(search: Search, found: Sequence[Change], without: Trial) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from sparkpin.clients.facts import Facts
 
 PROVIDER = "sparkpin"
+PROXY_KEY = "LITELLM_MASTER_KEY"
 NO_KEY = "not-needed"  # the libraries want one even where the server does not
 
 
@@ -57,7 +58,7 @@ def openai(facts: Facts) -> str:
 
 
 def continue_(facts: Facts) -> str:
-    """~/.continue/config.yaml. The format has no word for a model that reasons: the tool finds out by itself."""
+    """~/.continue/config.yaml. Its `reasoning` is an option of requests to other providers, so it stands nowhere here."""
     capable = [name for name, there in (("tool_use", facts.tools), ("image_input", facts.images)) if there]
     model = {
         "name": facts.label,
@@ -73,7 +74,8 @@ def continue_(facts: Facts) -> str:
 
 
 def litellm(facts: Facts) -> str:
-    """config.yaml of its proxy, which passes requests on."""
+    """config.yaml of its proxy, which passes requests on. Without a key for its own clients it does not start, or, in
+    older versions, serves everybody who reaches it."""
     deployment = {
         "model_name": facts.model,
         "litellm_params": {
@@ -92,7 +94,8 @@ def litellm(facts: Facts) -> str:
             "output_cost_per_token": 0,
         },
     }
-    return "\n".join(yaml_lines({"model_list": [deployment]}))
+    value = {"model_list": [deployment], "general_settings": {"master_key": f"os.environ/{PROXY_KEY}"}}
+    return "\n".join((f"# {PROXY_KEY}=sk-$(openssl rand -hex 24) litellm --config FILE", *yaml_lines(value)))
 
 
 FORMATS: Mapping[str, Callable[[Facts], str]] = {

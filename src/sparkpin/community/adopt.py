@@ -20,6 +20,7 @@ from sparkpin.schema import UNRESOLVED
 REPO = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 HERE = "127.0.0.1"
 BACKEND, TEMPLATE, SPECULATION = "--distributed-executor-backend", "--chat-template", "--speculative-config"
+REVISION = "--revision"
 
 
 @dataclass(frozen=True)
@@ -44,18 +45,24 @@ def plain_name(text: str) -> str:
 def as_served(recipe: Recipe) -> tuple[Recipe, Rendered]:
     """The recipe with the model that its command serves, and what is run on one machine. ManifestError for what is not
     `vllm serve` of a repository."""
-    rendered = render(recipe, nodes=1)
+    rendered = render(recipe, nodes=machines(recipe))
     argv = vllm_serve(rendered.argv)
     if argv[:2] != ("vllm", "serve") or len(argv) < 3 or argv[2].startswith("-"):
         wanted = "vllm serve MODEL: that is what is served here"
         raise ManifestError(recipe.path, "command", " ".join(argv[:3]), wanted)
     if rendered.missing:
         raise ManifestError(recipe.path, "command", f"{{{rendered.missing[0]}}}", "a key of `defaults`")
-    model = argv[2] if REPO.fullmatch(argv[2]) else recipe.model
+    model = argv[2] if REPO.fullmatch(argv[2]) else recipe.origin.model if recipe.origin else recipe.model
     if not REPO.fullmatch(model):
         raise ManifestError(recipe.path, "model", model, "a repository of the Hub, OWNER/NAME")
     recipes.check_json(argv, recipe.path)
-    return replace(recipe, model=model), replace(rendered, argv=argv)
+    revision = recipe.revision or flag_value(argv, REVISION) or ""
+    return replace(recipe, model=model, revision=revision), replace(rendered, argv=argv)
+
+
+def machines(recipe: Recipe) -> int | None:
+    """For `render`: what of a cluster's recipe goes on one machine is what a recipe of ours is meant to say."""
+    return None if recipe.origin else 1
 
 
 def adopt(
@@ -75,7 +82,10 @@ def adopt(
     unmapped += [f"env {key}: {recipe.env[key]}: {value}" for key, value in eaten(recipe).items() if value == ONLY_BASH]
     require_one_gpu(recipe.path, rendered.argv)
     dropped, lacking = left_out(project, rendered.argv, kept)
+    if recipe.origin:  # its backend is for one machine
+        dropped = tuple(flag for flag in dropped if flag != BACKEND)
     told += [f"{flag} -> left out: one machine" for flag in dropped if flag == BACKEND]
+    told += [f"{flag} -> the key model_revision" for flag in dropped if flag == REVISION]
     unmapped += lacking
     host = flag_value(rendered.argv, "--host")
     told += [f"--host {host} -> {HERE}, where nobody else reaches it"] if host not in (None, HERE) else []
@@ -111,8 +121,7 @@ def left_out(project: Path, argv: Sequence[str], mods: Sequence[str]) -> tuple[t
     """Flags that cannot be served here, and what is told of those that will be missed."""
     dropped: list[str] = []
     lacking: list[str] = []
-    if flag_value(argv, BACKEND) is not None:
-        dropped.append(BACKEND)
+    dropped += [flag for flag in (BACKEND, REVISION) if flag_value(argv, flag) is not None]
     for flag in tls_flags(argv):
         dropped.append(flag)
         lacking.append(f"{flag}: served by plain HTTP; a proxy before the server can do TLS")
@@ -148,7 +157,7 @@ def with_settings(recipe: Recipe, argv: Sequence[str], dropped: Sequence[str]) -
     names = [name for name, value in recipe.defaults.items() if template.usable(value)]
     wanted = changed(argv, dropped)
     try:
-        words = changed(render(recipe, template.marked(names), nodes=1).argv, dropped)
+        words = changed(render(recipe, template.marked(names), nodes=machines(recipe)).argv, dropped)
     except ManifestError:  # a placeholder that formats its value, or tells the shell something
         return template.command_of(wanted, {}, doubled=True), {}
     marks = {mark for word in words for mark in template.MARK.findall(word)}

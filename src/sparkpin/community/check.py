@@ -39,7 +39,7 @@ def foreign_findings(project: Path, recipe: foreign.Recipe, stack: schema.Stack)
         found.append(Finding("error", "command", f"{' '.join(rendered.argv[:2])}: the images here serve with vLLM"))
         return ordered(found)
     packages = locked_packages(project, stack)
-    served = served_by(project, recipe.model, rendered.argv, rendered.env, stack, recipe.mods, packages)
+    served = served_by(project, recipe.model, rendered.argv, rendered.env, stack, recipe.applied, packages)
     return ordered([*found, *of_served(served)])
 
 

@@ -33,8 +33,9 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Subject:
-    """What is exported. image: its tag; published: whether the checkpoint is the repository as it is; checkpoint: the
-    folder that it lies in, or will."""
+    """What is exported. image: its tag; repo, revision: of the model's base, "" where nobody knows them any more;
+    published: whether the checkpoint is the repository as it is; checkpoint: the folder that it lies in, or will;
+    mods: of the recipe, which are in the image."""
 
     name: str
     description: str
@@ -45,6 +46,15 @@ class Subject:
     revision: str
     published: bool
     checkpoint: Path
+    stack: str
+    stage: str
+    mods: tuple[str, ...] = ()
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What `invoke recipe import` needs to make the same release of it; its keys are no runner's."""
+        named = {"model": self.repo, "model_revision": self.revision, "stack": self.stack, "stage": self.stage}
+        return {"sparkpin": {**named, "mods": list(self.mods)}} if self.repo else {}
 
 
 def text_of(subject: Subject, form: Format) -> str:
@@ -65,6 +75,7 @@ def value_of(subject: Subject, form: Format) -> dict[str, Any]:
             **({"model": subject.repo} if subject.published else {}),
             "container": subject.image,
             "solo_only": True,
+            **({"metadata": subject.origin} if subject.origin else {}),
             "defaults": settings,
             "env": {name: escaped(value) for name, value in env.items()},
             "command": template.command_of(words, settings, doubled=True),
@@ -81,7 +92,7 @@ def value_of(subject: Subject, form: Format) -> dict[str, Any]:
         "container": subject.image,
         "min_nodes": 1,
         "max_nodes": 1,
-        "metadata": {"description": subject.description},
+        "metadata": {"description": subject.description, **subject.origin},
         "defaults": settings,
         "env": dict(subject.env),
         "command": command.replace("'{model}'", "{model}").replace("'{model_revision}'", "{model_revision}"),

@@ -14,13 +14,13 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 
 from sparkpin import caches
-from sparkpin.community.recipe import ELSEWHERE, V1_KEYS, V2_KEYS, Recipe
+from sparkpin.community.recipe import ELSEWHERE, OURS, V1_KEYS, V2_KEYS, Recipe
 
 STACK = "spark"
 OLD = "spark-seed"
 VLLM_IMAGE = re.compile(r"(?:.*/)?vllm-openai(?:-\w+)?:v?(\d+)\.(\d+)[\w.-]*")
 NIGHTLY = re.compile(r"vllm-node(-tf5)?(:.*)?|.*/dgx-vllm-eugr-nightly(-tf5)?(:.*)?")
-OURS = re.compile(r"sparkpin/stack-([a-z0-9.-]+):([a-z0-9.-]+)-[0-9a-f]{12}")
+OUR_IMAGE = re.compile(r"sparkpin/stack-([a-z0-9.-]+):([a-z0-9.-]+)-[0-9a-f]{12}")
 WITHOUT_EFFECT = {
     "--tf5", "--pre-tf", "--pre-transformers", "--use-wheels", "--rebuild-flashinfer", "--rebuild-vllm",
     "--force-flashinfer-download", "--force-vllm-download", "--force-download", "--copy-parallel", "--full-log",
@@ -56,6 +56,8 @@ def mapped(recipe: Recipe, project: Path, *, container: str, stack: str | None, 
     told: list[str] = []
     unmapped: list[str] = []
     found, found_stage, of_container = stack_of(container)
+    if recipe.origin:
+        found, found_stage, of_container = recipe.origin.stack, recipe.origin.stage, " (as the recipe says)"
     chosen = stack or found or STACK
     if stack or found:
         told.append(f"container {container or '(none)'} -> stack {chosen}{of_container}")
@@ -68,7 +70,7 @@ def mapped(recipe: Recipe, project: Path, *, container: str, stack: str | None, 
 
 def stack_of(container: str) -> tuple[str | None, str | None, str]:
     """Stack, stage and what has to be said of it; no stack for a container that is not known."""
-    if ours := OURS.fullmatch(container):
+    if ours := OUR_IMAGE.fullmatch(container):
         return ours[1], ours[2], ""
     if version := VLLM_IMAGE.fullmatch(container):
         old = (int(version[1]), int(version[2])) < (0, 21)
@@ -93,6 +95,7 @@ def build_args(arguments: Sequence[str]) -> Iterator[str]:
 def keys(recipe: Recipe) -> Iterator[str]:
     """Keys that say something about the server and that nothing here reads."""
     read = V1_KEYS | {"model_revision", "runtime", "min_nodes", "max_nodes", "mode", "include", "overrides", "builder"}
+    read |= set(OURS) if recipe.origin else set()
     for name, value in recipe.raw.items():
         said = [part for part in value.values() if part] if isinstance(value, dict) else value
         if name in ELSEWHERE or name in read or not said:
@@ -120,9 +123,9 @@ def of_mods(recipe: Recipe, project: Path, version: str) -> tuple[list[str], lis
     kept: list[str] = []
     told: list[str] = []
     unmapped: list[str] = []
-    for mod in recipe.mods:
+    for mod in recipe.applied:
         name = plain(mod)
-        since, why = ALREADY.get(name, ("", ""))
+        since, why = ("", "") if recipe.origin else ALREADY.get(name, ("", ""))
         if since and version in SpecifierSet(since):
             told.append(f"mod {name} -> nothing: {why}")
         elif is_here(project, name):

@@ -29,12 +29,29 @@ ELSEWHERE = {"benchmark", "capabilities", "description", "distribution_config", 
              "unsupported_capabilities"}  # fmt: skip
 """Keys that say nothing about what is served."""
 
+OURS = ("stack", "stage", "model_revision")
+"""What a recipe of ours has beside version 1's keys."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a recipe was here: the key `sparkpin` of `metadata` in an export, or a file that has our own keys.
+
+    model: the base's repository; revision: its commit, or `unresolved`; mods: what is in the image already.
+    """
+
+    model: str
+    revision: str
+    stack: str
+    stage: str
+    mods: tuple[str, ...]
+
 
 @dataclass(frozen=True)
 class Recipe:
     """version: "1" or "2"; name: the key's, of version 2 the file's; defaults: as written, with values of any type;
     env: as text, as both runners make it; nodes: least number of machines; others: keys that its runner does not
-    know; repeated: keys that stand twice; raw: all of it, with what it includes."""
+    know; repeated: keys that stand twice; raw: all of it, with what it includes; origin: None for the community's."""
 
     path: Path
     version: str
@@ -53,6 +70,12 @@ class Recipe:
     others: tuple[str, ...] = ()
     repeated: tuple[str, ...] = ()
     raw: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    origin: Origin | None = None
+
+    @property
+    def applied(self) -> tuple[str, ...]:
+        """The mods that its server runs with, whoever applies them."""
+        return self.origin.mods if self.origin else self.mods
 
 
 def load(path: Path) -> Recipe:
@@ -72,14 +95,15 @@ def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, 
     command = value.get("command")
     if command is not None and not isinstance(command, str):
         raise ManifestError(path, "command", command, "text")
-    known = V1_KEYS if version == "1" else V2_KEYS
+    origin = origin_of(value, path, version)
+    known = V1_KEYS | set(OURS) if version == "1" and origin else V1_KEYS if version == "1" else V2_KEYS
     return Recipe(
         path=path,
         version=version,
         name=text(value, "name", path) if version == "1" else path.stem,
         description=text(value, "description", path) or str(metadata.get("description") or ""),
         model=text(value, "model", path),
-        revision=text(value, "model_revision", path) if version == "2" else "",
+        revision=origin.revision if origin else text(value, "model_revision", path) if version == "2" else "",
         runtime=text(value, "runtime", path) if version == "2" else "vllm",
         container=text(value, "container", path),
         command=command,
@@ -91,7 +115,24 @@ def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, 
         others=tuple(str(key) for key in value if key not in known and key not in ELSEWHERE),
         repeated=repeated,
         raw=MappingProxyType(dict(value)),
+        origin=origin,
     )
+
+
+def origin_of(value: Mapping[str, Any], path: Path, version: str) -> Origin | None:
+    metadata = value.get("metadata")
+    said = metadata.get("sparkpin") if isinstance(metadata, dict) else None
+    place: Mapping[str, Any]
+    if isinstance(said, dict):
+        place, where = said, "metadata.sparkpin."
+    elif version == "1" and "stack" in value:
+        place, where = value, ""
+    else:
+        return None
+    texts = {key: text(place, key, path) for key in ("model", *OURS)}
+    if lacking := [key for key, said in texts.items() if not said]:
+        raise ManifestError(path, where + lacking[0], "(missing)", "a value, as in a recipe of recipes/")
+    return Origin(texts["model"], texts["model_revision"], texts["stack"], texts["stage"], words(place, "mods", path))
 
 
 def nodes_of(value: Mapping[str, Any], path: Path) -> int:

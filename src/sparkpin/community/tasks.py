@@ -12,6 +12,7 @@ from sparkpin.community import recipe as foreign
 from sparkpin.community.finding import Finding
 from sparkpin.errors import InputError, SparkpinError
 from sparkpin.families import vllm_version
+from sparkpin.inputs import project_of, reason
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Releases
@@ -133,7 +134,7 @@ def pin(paths: Paths, recipe: foreign.Recipe, *, lock: bool) -> tuple[str, list[
     told.append(
         f"model {recipe.model} at {revision}" + ("" if revision != UNRESOLVED else ": nobody has asked the Hub yet")
     )
-    if recipe.revision and recipe.revision != revision:
+    if recipe.revision not in ("", UNRESOLVED, revision):
         told.append(f"model_revision {recipe.revision} -> {revision}, as pins/models/{name} says")
     return revision, told
 
@@ -185,6 +186,9 @@ def of_tree(paths: Paths, name: str, stage: str | None) -> export.Subject:
         revision=base.revision,
         published=set(last.steps) <= {"copy"} and last.model.generator is None,
         checkpoint=checkpoint_folder(paths, last.model, last.model_lock, last.steps),
+        stack=last.stack.name,
+        stage=last.stage.name,
+        mods=tuple(last.recipe.mods),
     )
 
 
@@ -192,16 +196,29 @@ def of_release(paths: Paths, name: str, tag: str) -> export.Subject:
     """Its checkpoint is taken from the folder: what was published at that time is in no record."""
     records = Releases(paths)
     release = records.get(tag, name)
+    repo, revision = "", ""
+    mods: tuple[str, ...] = ()
+    try:
+        with project_of(paths, release) as project:
+            was = manifests.load_recipe(project, release.recipe)
+            model = manifests.model_of(project, was)
+            base = manifests.load_model_lock(project, model).repositories[model.base]
+            repo, revision, mods = base.repo, base.revision, tuple(was.mods)
+    except SparkpinError as error:
+        say(f"note: `invoke recipe import` cannot take this export back: {reason(error)}")
     return export.Subject(
         name=release.recipe,
         description=f"{release.recipe}, stage {release.stage}, {release.state}",
         image=release.tag,
         argv=release.argv,
         env=dict(release.env),
-        repo="",
-        revision="",
+        repo=repo,
+        revision=revision,
         published=False,
         checkpoint=records.checkpoint(release),
+        stack=release.stack,
+        stage=release.stage,
+        mods=mods,
     )
 
 
@@ -214,8 +231,8 @@ def recipe_check(paths: Paths, what: str | None, *, stack: str | None = None) ->
     if own:
         return one_check(path.stem, check.own_findings(paths.project, path.stem))
     recipe = foreign.load(path)
-    container, _, _ = mapping.stack_of(recipe.container)
-    chosen = manifests.load_stack(paths.project, stack or container or mapping.STACK)
+    said = recipe.origin.stack if recipe.origin else mapping.stack_of(recipe.container)[0]
+    chosen = manifests.load_stack(paths.project, stack or said or mapping.STACK)
     show(f"{path.name}: version {recipe.version}, held against stack {chosen.name} (vLLM {vllm_version(chosen)})")
     return one_check(path.name, check.foreign_findings(paths.project, recipe, chosen))
 

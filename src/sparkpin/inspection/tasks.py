@@ -41,7 +41,8 @@ def inspect(paths: Paths, engine: Engine | None, subject: str, *, sm: str, platf
         if engine is None:
             opened = stack.enter_context(open_folder(Path(subject)))
         else:
-            opened = stack.enter_context(open_image(paths, engine, ref_of(paths, engine, subject), say))
+            subject = ref_of(paths, engine, subject)
+            opened = stack.enter_context(open_image(paths, engine, subject, say))
         facts = scan(opened.files, say, opened.env)
         chosen = platform_of(platform, opened, facts)
         then = paths if engine is None else stack.enter_context(pins_of(paths, subject, say))
@@ -70,9 +71,10 @@ def is_release(paths: Paths, subject: str) -> bool:
 
 
 def ref_of(paths: Paths, engine: Engine, subject: str) -> str:
-    """The tag of a release, however it is shortened, else what the engine knows by that name."""
+    """The tag of a release, however it is shortened, else what the engine knows by that name. Of a name that several
+    releases have, those count whose images are here."""
     try:
-        tag = Releases(paths).get(subject).tag
+        tag = Releases(paths).get(subject, has_image=lambda release: engine.image(release.tag) is not None).tag
     except InputError as error:
         if engine.image(subject):
             return subject

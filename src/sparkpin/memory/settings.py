@@ -6,6 +6,7 @@ vllm/utils/argparse_utils.py; VLLM_CPU_KVCACHE_SPACE: vllm/platforms/cpu.py.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,6 +21,7 @@ Platform = Literal["cpu", "cuda"]
 GIB = 1 << 30
 CACHE_DTYPES = ("auto", *DTYPE_BYTES, *ONE_BYTE, *TURBOQUANT)
 LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+ADDITIONAL = "--additional-config"
 NOWHERE: Mapping[str, str] = MappingProxyType({})
 
 
@@ -27,7 +29,8 @@ NOWHERE: Mapping[str, str] = MappingProxyType({})
 class Settings:
     """max_model_len: AUTO where vLLM shall find the longest that fits. cache_dtype: vLLM's word, never `auto`.
 
-    draft_tokens: per step, 0 without speculation; draft_layers: attention layers of the drafter. block_size: None where
+    draft_tokens: per step, 0 without speculation; draft_layers: attention layers of the drafter; draft_rows: of the LM
+    head that the mod draft-vocabulary lets it read, 0 for all. block_size: None where
     nobody asks for one. kv_bytes: an explicit size of the KV pool, instead of what `utilization` leaves.
     kv_from: the setting that gives kv_bytes, and its file. checkpoints: see `takes_checkpoints`. longer: whether
     max_model_len may be more than the model's positions. unread: flags whose share of the memory is not known.
@@ -45,6 +48,7 @@ class Settings:
     block_size: int | None
     draft_tokens: int
     draft_layers: int
+    draft_rows: int
     prefix_caching: bool
     eager: bool
     kv_bytes: int | None
@@ -103,6 +107,7 @@ def read_settings(
             raise ManifestError(flags.origin(CPU_SPACE), CPU_SPACE, space, "a whole number of GiB", next_step=NEXT)
         kv_bytes, kv_from = int(space) * GIB, f"{CPU_SPACE}={space} of {flags.origin(CPU_SPACE)}"
     draft_tokens, draft_layers = drafting(flags, geometry)
+    rows, unread = draft_rows(flags)
     caching = flags.on("--enable-prefix-caching", default=True)
     max_len = flags.number("--max-model-len", auto=True) or geometry.max_positions
     seqs = flags.number("--max-num-seqs") or (128 if platform == "cpu" else 1024)
@@ -126,6 +131,7 @@ def read_settings(
         block_size=flags.number("--block-size"),
         draft_tokens=draft_tokens,
         draft_layers=draft_layers,
+        draft_rows=rows if draft_layers else 0,
         prefix_caching=caching,
         eager=eager,
         kv_bytes=kv_bytes,
@@ -135,7 +141,7 @@ def read_settings(
         checkpoints=caching and platform == "cuda" and vllm >= (0, 33) and takes_checkpoints(flags, geometry),
         kv_from=kv_from,
         longer=longer,
-        unread=flags.unread(),
+        unread=(*flags.unread(), *unread),
     )
 
 
@@ -188,3 +194,18 @@ def drafting(flags: Flags, geometry: Geometry) -> tuple[int, int]:
             next_step=NEXT,
         )
     return tokens, layers
+
+
+def draft_rows(flags: Flags) -> tuple[int, tuple[str, ...]]:
+    """Rows of the LM head in the list of mods/draft-vocabulary, 0 for all; and what else `--additional-config` says.
+
+    The tokens that it adds to the list, some tens, are not counted. A list in a file is not known here.
+    """
+    rest = flags.json(ADDITIONAL)
+    listed = rest.get("draft_vocabulary")
+    rows = listed.get("first") if isinstance(listed, dict) else None
+    if type(rows) is int and rows > 0:
+        del rest["draft_vocabulary"]
+    else:
+        rows = 0
+    return rows, (f"{ADDITIONAL} {json.dumps(rest)}",) if rest else ()

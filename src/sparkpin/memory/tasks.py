@@ -130,12 +130,14 @@ def known_of(paths: Paths, recipe: schema.Recipe, stack: schema.Stack, chain: tu
         origin=recipes.file_of(recipe),
         origins=overruling.origins(recipe, stack, chain),
     )
+    mods = {mod for part in chain for mod in part.mods}
     loading = Loading(
         draft=settings.draft_layers > 0,
         vision=not settings.text_only,
-        int8_head=any("int8-lm-head" in part.mods for part in chain),
+        int8_head="int8-lm-head" in mods,
         widened=platform == "cpu",
         ranks=settings.ranks,
+        draft_rows=settings.draft_rows if "draft-vocabulary" in mods else 0,
     )
     tensors = tuple(placed.source.info for placed in checkpoints.final_tensors(planned, listings) if placed.listed)
     quantised = planned.config.get("quantization_config")

@@ -25,7 +25,7 @@ class Loading:
     draft: with the MTP drafter, which shares embeddings and LM head with the model (vLLM 0.32, v1/spec_decode/
     llm_base_proposer.py). vision: with the vision tower. int8_head: the mod int8-lm-head quantises the LM head.
     widened: INT4 experts and FP8 layers are expanded to 16 bits, as the mods do on a CPU. ranks: tensor-parallel GPUs;
-    each is taken to hold an equal part.
+    each is taken to hold an equal part. draft_rows: rows of the LM head that the mod draft-vocabulary copies, 0: none.
     """
 
     draft: bool
@@ -33,6 +33,7 @@ class Loading:
     int8_head: bool
     widened: bool
     ranks: int = 1
+    draft_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,11 @@ def weigh(tensors: Iterable[TensorInfo], loading: Loading) -> list[Weights]:
         row = counts.setdefault(kind, [0, 0, 0])
         row[0] += 1
         row[1] += info.nbytes
-        row[2] += held_bytes(info, kind, loading)
+        row[2] += held_bytes(info, kind, loading) + copied_bytes(info, kind, loading)
+    head = ["INT8 by the mod int8-lm-head"] if loading.int8_head else []
+    head += [f"{loading.draft_rows:,} rows twice, by the mod draft-vocabulary"] if loading.draft_rows else []
     notes = {
-        HEAD: "INT8 by the mod int8-lm-head" if loading.int8_head else "",
+        HEAD: "; ".join(head),
         MTP: "" if loading.draft else "not loaded: no MTP drafter",
         VISION: "" if loading.vision else "not loaded: --language-model-only",
     }
@@ -109,3 +112,11 @@ def held_bytes(info: TensorInfo, kind: str, loading: Loading) -> int:
     if loading.widened and kind == "FP8 layers":
         return info.nbytes * 2 if info.name.endswith(".weight") else 0
     return info.nbytes
+
+
+def copied_bytes(info: TensorInfo, kind: str, loading: Loading) -> int:
+    """Rows that a drafter has of its own; scales of columns, in one dimension, are shared."""
+    if kind != HEAD or not loading.draft_rows or len(info.shape) != 2:
+        return 0
+    rows = info.shape[0]
+    return held_bytes(info, kind, loading) * min(loading.draft_rows, rows) // rows

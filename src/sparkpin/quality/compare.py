@@ -17,6 +17,9 @@ from sparkpin.quality.skills import NEEDLES
 
 ALL = "all"
 FAILURES = 8  # told of each skill
+SHARE = (0.0, 1.0)
+NATS = (0.0, -distance.LEAST)  # a token
+CHANGE = (distance.LEAST, -distance.LEAST)  # of a log-probability
 
 
 @dataclass(frozen=True)
@@ -74,14 +77,14 @@ def figures(kind: str, sums: Sequence[Sums]) -> Texts:
         kind=kind,
         texts=len(sums),
         tokens=sum(tokens),
-        kl=intervals.ratio([one.kl for one in sums], tokens),
-        top1=intervals.ratio([one.same for one in sums], tokens),
+        kl=intervals.ratio([one.kl for one in sums], tokens, NATS),
+        top1=intervals.ratio([one.same for one in sums], tokens, SHARE),
         perplexity_reference=math.exp(sum(one.nll_p for one in sums) / sum(tokens)),
         perplexity=math.exp(sum(one.nll_q for one in sums) / sum(tokens)),
-        ratio=intervals.ratio([one.nll_q - one.nll_p for one in sums], tokens, math.exp),
+        ratio=intervals.ratio([one.nll_q - one.nll_p for one in sums], tokens, CHANGE, math.exp),
         continued=sum(one.continued for one in sums),
-        continued_kl=intervals.ratio([one.continued_kl for one in sums], [one.continued for one in sums]),
-        continued_same=intervals.ratio([one.continued_same for one in sums], [one.length for one in sums]),
+        continued_kl=intervals.ratio([one.continued_kl for one in sums], [one.continued for one in sums], NATS),
+        continued_same=intervals.ratio([one.continued_same for one in sums], [one.length for one in sums], SHARE),
     )
 
 

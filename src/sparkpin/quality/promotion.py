@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from sparkpin import manifests
 from sparkpin.errors import InputError, ManifestError, QualityError
-from sparkpin.files import write_json
 from sparkpin.paths import Paths
 from sparkpin.quality import allowance
-from sparkpin.quality.record import ACCEPTED, Judged, QualityRecord, against_parent, folder_of
-from sparkpin.releases import Release, Releases, now
+from sparkpin.quality import record as records
+from sparkpin.quality.record import Accepted, Judged, QualityRecord, against_parent
+from sparkpin.releases import Release, now
 from sparkpin.schema import Stage
 
 
@@ -67,6 +66,10 @@ def refusal(paths: Paths, release: Release) -> QualityError | ManifestError | No
     return None
 
 
+def is_refused(paths: Paths, release: Release) -> bool:
+    return refusal(paths, release) is not None
+
+
 def unknown(paths: Paths, release: Release) -> list[str]:
     stage = stage_of(paths, release)
     if stage is None or stage.parent is None:
@@ -89,28 +92,16 @@ def note_accepted(paths: Paths, release: Release, reason: str) -> None:
     more = [line for line in judged(paths, release, record) if line.kept == "more"] if record else []
     if record is None or not more:
         return
-    path = folder_of(paths, release) / ACCEPTED
-    with Releases(paths).locked(release.recipe):
-        row = {"time": now(), "reason": reason, "reference": record.reference, "lost": list(map(allowance.line, more))}
-        write_json(path, [*rows(paths, release), row])
+    lost = tuple(map(allowance.line, more))
+    records.accept(paths, release, Accepted(time=now(), reason=reason, reference=record.reference, lost=lost))
 
 
 def accepted_reason(paths: Paths, release: Release, record: QualityRecord, more: Sequence[Judged]) -> str:
     """Why all of `more` was accepted last: the same figures against the same reference, whatever the limits were.
-    Empty where nobody has.
+    Empty where nobody has. ManifestError where the file of these is damaged.
     """
-    for row in reversed(rows(paths, release)) if more else ():
-        lost = [str(line) for line in known] if isinstance(known := row.get("lost"), list) else []
-        every = all(any(line.startswith(allowance.measured(one)) for line in lost) for one in more)
-        if every and row.get("reference") == record.reference:
-            return str(row.get("reason", ""))
+    for row in reversed(records.accepted_of(paths, release)) if more else ():
+        every = all(any(line.startswith(allowance.measured(one)) for line in row.lost) for one in more)
+        if every and row.reference == record.reference:
+            return row.reason
     return ""
-
-
-def rows(paths: Paths, release: Release) -> list[dict[str, object]]:
-    """Losses that were accepted, from the oldest to the newest: time, reason, reference, lost (lines of text)."""
-    try:
-        value = json.loads((folder_of(paths, release) / ACCEPTED).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []

@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from sparkpin.files import write_json
 from sparkpin.fingerprint import Fingerprint
 from sparkpin.paths import Paths
-from sparkpin.releases import Release, Releases, read_as
+from sparkpin.releases import Release, Releases, parse, read_as
 
 SCHEMA: Literal[1] = 1
 FOLDER = "quality"
@@ -32,7 +32,9 @@ beyond, and a part of its interval is not.
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Figure:
-    """A measured number and its 95 % interval (`intervals`): a bootstrap over texts, a formula for questions."""
+    """A measured number and its 95 % interval (`intervals`): a studentised bootstrap over texts, a formula for
+    questions.
+    """
 
     value: float
     low: float
@@ -145,7 +147,18 @@ class QualityRecord:
         return tuple(one for one in self.judged if one.kept == "more")
 
 
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Accepted:
+    """A loss that somebody promoted all the same. time: ISO 8601, UTC; lost: a line of text for each limit."""
+
+    time: str
+    reason: str
+    reference: str
+    lost: tuple[str, ...]
+
+
 RECORD = TypeAdapter(QualityRecord)
+ACCEPTANCES = TypeAdapter(tuple[Accepted, ...])
 
 
 def folder_of(paths: Paths, release: Release) -> Path:
@@ -189,3 +202,20 @@ def against_parent(paths: Paths, release: Release) -> QualityRecord | None:
     """The newest comparison with the parent stage, which `promote` goes by; a quick one only where no other is."""
     found = [one for one in records_of(paths, release) if one.role == "parent"]
     return max(found, key=lambda one: (not one.quick, one.time), default=None)
+
+
+def accepted_of(paths: Paths, release: Release) -> tuple[Accepted, ...]:
+    """From the oldest to the newest. ManifestError for a file that is damaged: what it said must not get lost."""
+    path = folder_of(paths, release) / ACCEPTED
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return ()
+    step = f"restore {path} from a backup, or move it away and promote with --accept-loss REASON again"
+    return parse(path, text, ACCEPTANCES, next_step=step)
+
+
+def accept(paths: Paths, release: Release, row: Accepted) -> None:
+    with Releases(paths).locked(release.recipe):
+        rows = (*accepted_of(paths, release), row)
+        write_json(folder_of(paths, release) / ACCEPTED, ACCEPTANCES.dump_python(rows, mode="json"))

@@ -34,7 +34,7 @@ def report(record: QualityRecord) -> None:
 
 def rows(record: QualityRecord, limits: dict[str, Judged]) -> Iterator[tuple[object, ...]]:
     texts = record.overall
-    both = (f"{texts.perplexity_reference:.4g}", f"{texts.perplexity:.4g}")
+    both = (ui.figure(texts.perplexity_reference, 4), ui.figure(texts.perplexity, 4))
     yield "KL, nats a token", "", "", *seen(texts.kl, ".2g"), allowed(limits.get("kl"))
     yield "same first choice", "", "", *seen(texts.top1, ".2%"), allowed(limits.get("top1"))
     yield "perplexity, ratio", *both, *seen(texts.ratio, ".4f"), allowed(limits.get("perplexity"))

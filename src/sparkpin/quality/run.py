@@ -19,6 +19,7 @@ from sparkpin.quality.measured import Asked, Measured, Reading
 from sparkpin.quality.texts import Corpus
 from sparkpin.recipes import served_name
 from sparkpin.releases import Release
+from sparkpin.serving import room
 from sparkpin.smoke.answers import Wrong
 from sparkpin.smoke.choice import obstacle, uses_gpu
 from sparkpin.smoke.client import Client
@@ -28,14 +29,17 @@ from sparkpin.smoke.server import Server, StartFault, remove_leftovers, smoke_lo
 from sparkpin.smoke.subject import Subject
 
 REQUEST_SECONDS = 600.0  # a long prompt's prefill on a slow machine
+LM_EVAL_SECONDS = 3600.0 * standard.HOURS
+KEPT = 64 << 20  # bytes: more than the log-probabilities of all texts ever took
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure of each release."""
+    """What to measure of each release. limit: seconds that the standard tasks may take."""
 
     corpus: Corpus
     standard: standard.Wanted | None = None
+    limit: float = LM_EVAL_SECONDS
 
     def folder(self, paths: Paths, release: Release) -> Path:
         what = {"corpus": self.corpus.digest, "top": asking.TOP, "continued": asking.CONTINUED, "most": asking.MOST}
@@ -57,6 +61,8 @@ def measure(paths: Paths, engine: Engine, release: Release, plan: Plan, say: Say
     """From the cache as far as it goes, else from a server.
 
     Raises:
+        DiskError: what is measured would not fit on the disk.
+        HostError: the release's memory plan needs more than is free.
         InputError: no server of the release can run on this machine; the standard tasks lack their data.
         SmokeError: the server does not start, dies, or gives no log-probabilities.
     """
@@ -75,10 +81,14 @@ def measure(paths: Paths, engine: Engine, release: Release, plan: Plan, say: Say
     checkpoint = checkpoint_of(paths, release)
     running.require_readable(checkpoint)
     running.require_image(engine, release)
+    files.require_space(paths.cache, KEPT, "the measurements", "SPARKPIN_CACHE")
     tuned = with_loader(paths, release, checkpoint, say, gpus=gpus)
     with files.lock(smoke_lock(paths), on_wait=lambda: say("waiting for another test of a server to end")):
         remove_leftovers(paths, engine, say)
         timeout = running.ready_timeout(checkpoint)
+        if gpus:  # another server ended a moment ago, and its files may still count as taken
+            room.drop_page_cache(say)
+            room.require_room(room.room_for(paths, engine, release, checkpoint), release)
         say(f"{release.tag}: starting its server")
         with (
             started(paths, engine, tuned, checkpoint, gpus=gpus, timeout=timeout, say=say) as server,
@@ -94,8 +104,8 @@ def measure(paths: Paths, engine: Engine, release: Release, plan: Plan, say: Say
                     if server.exit_reason() or not client.healthy():
                         raise Fault("the server ended amid the questions")
                     measured.keep(folder, known)
-                if scores is None and plan.standard and scores_path:
-                    scores = standard_scores(paths, plan.standard, server, client, tuned, checkpoint, say)
+                if scores is None and scores_path:
+                    scores = standard_scores(paths, plan, server, client, tuned, checkpoint, say)
                     standard.keep(scores_path, scores)
             except StartFault as fault:
                 raise SmokeError(f"{release.tag}: {fault}", next_step=f"invoke smoke --release {release.tag}") from None
@@ -164,15 +174,17 @@ def questions(subject: Subject, corpus: Corpus, say: Say, notes: list[str]) -> t
 
 
 def standard_scores(
-    paths: Paths, wanted: standard.Wanted, server: Server, client: Client, release: Release, tokenizer: Path, say: Say
+    paths: Paths, plan: Plan, server: Server, client: Client, release: Release, tokenizer: Path, say: Say
 ) -> tuple[standard.Score, ...]:
+    assert plan.standard
     with bridge.listening(server.socket) as port:
         return standard.scores(
             paths,
-            wanted,
+            plan.standard,
             port=port,
             model=served_name(release.argv),
             tokenizer=tokenizer,
             length=asking.room(client),
+            limit=plan.limit,
             say=say,
         )

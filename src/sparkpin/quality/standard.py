@@ -19,13 +19,17 @@ from typing import Any
 
 from sparkpin.container import Say
 from sparkpin.errors import InputError, NetworkError, SmokeError
-from sparkpin.files import atomic_file, lock, sha256_file, write_json
+from sparkpin.files import atomic_file, lock, require_space, sha256_file, write_json
 from sparkpin.paths import Paths
+from sparkpin.quality import watched
 
 FOLDER = Path(__file__).parent / "lm_eval"
 LOCK = FOLDER / "requirements.lock"
 TASKS = FOLDER / "tasks"  # of our own: their data are there, too
 READY = "sparkpin.json"
+INSTALLED = 1_500_000_000  # bytes: 0.7 GB of packages, and uv's cache of them
+HOURS = 12  # that lm-eval may take for the tasks of one release
+SILENT = 1800.0  # seconds: one request may take 600, and a task's data some time to be read
 NAME = re.compile(r"\w[\w.:-]*")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
 NO_DATA = ("OfflineModeIsEnabled", "Couldn't find cache for", "Couldn't reach", "LocalEntryNotFound", "OfflineMode")
@@ -45,6 +49,12 @@ class Wanted:
     tasks: tuple[str, ...]
     limit: int = 0
     chat: bool = False
+
+
+def seconds_of(hours: int) -> float:
+    if hours < 1:
+        raise InputError(f"--hours: saw {hours}, wanted 1 or more", next_step=f"--hours {HOURS}")
+    return 3600.0 * hours
 
 
 def wanted_of(names: str, *, limit: int, chat: bool, fetch: bool) -> Wanted | None:
@@ -104,6 +114,7 @@ def fetch(paths: Paths, wanted: Wanted, say: Say) -> None:
     folder = environment(paths)
     with lock(folder.parent / ".lock", on_wait=lambda: say("waiting for another run that installs lm-eval")):
         if not (folder / READY).is_file():
+            require_space(folder.parent, INSTALLED, "lm-eval and what it needs", "SPARKPIN_CACHE")
             say(f"installing lm-eval in {folder}")
             run_uv("venv", "--quiet", "--clear", "--python", sys.executable, str(folder))
             python = str(folder / "bin/python")
@@ -129,17 +140,34 @@ def run_uv(*words: str) -> None:
 
 
 def scores(
-    paths: Paths, wanted: Wanted, *, port: int, model: str, tokenizer: Path, length: int, say: Say
+    paths: Paths,
+    wanted: Wanted,
+    *,
+    port: int,
+    model: str,
+    tokenizer: Path,
+    length: int,
+    limit: float,
+    say: Say,
 ) -> tuple[Score, ...]:
-    """Run the tasks, offline. tokenizer: a folder with the model's; length: tokens that a request may have."""
+    """Run the tasks, offline. tokenizer: a folder with the model's; length: tokens that a request may have; limit:
+    seconds that all of it may take.
+    """
     python = require_installed(paths)
     say(f"lm-eval: {', '.join(wanted.tasks)}")
     with tempfile.TemporaryDirectory(prefix="lm-eval-", dir=paths.work) as out:
         argv = [str(python), "-m", "lm_eval", *words(wanted, port, model, tokenizer, length), "--output_path", out]
-        done = subprocess.run(argv, cwd=TASKS, env=child_env(paths, offline=True), capture_output=True, text=True)
+        env = child_env(paths, offline=True)
+        try:
+            done = watched.run(argv, cwd=TASKS, env=env, limit=limit, silent=SILENT, say=say)
+        except watched.Overdue as why:
+            raise SmokeError(
+                f"lm-eval was ended: {why}; {', '.join(wanted.tasks)}\n{last(why.written, 3)}",
+                next_step="the same command with --limit N, which asks fewer questions, or with more --hours",
+            ) from None
         found = sorted(Path(out).rglob("results_*.json"))
-        if done.returncode or not found:
-            raise_for(done.stdout + done.stderr, wanted)
+        if done.code or not found:
+            raise_for(done.text, wanted)
         return read_scores(json.loads(found[-1].read_text(encoding="utf-8")))
 
 

@@ -15,6 +15,7 @@ from sparkpin.fingerprint import read_fingerprint
 from sparkpin.jobs import engine_of
 from sparkpin.paths import Paths
 from sparkpin.quality import allowance, asking, compare, promotion, record, run, standard, texts
+from sparkpin.quality import limits as beside
 from sparkpin.quality.record import QualityRecord, Standard
 from sparkpin.quality.report import report
 from sparkpin.releases import Release, Releases, now
@@ -88,16 +89,18 @@ def quality(
     quick: bool,
     wanted: standard.Wanted | None,
     fetch: bool,
+    hours: int = standard.HOURS,
     as_json: bool,
 ) -> None:
     """Measure both, keep the record, print it; QualityError for a greater loss than the release's stage allows."""
+    limit = standard.seconds_of(hours)
     paths = Paths.from_env()
     pair = chosen(paths, choose_recipe(paths, recipe, None), release, against)
     if wanted and fetch:
         standard.fetch(paths, wanted, say)
     elif wanted:
         standard.require_installed(paths)  # before minutes of measuring
-    found = compared(paths, engine_of(paths), pair, run.Plan(texts.load(quick=quick), wanted))
+    found = compared(paths, engine_of(paths), pair, run.Plan(texts.load(quick=quick), wanted, limit))
     path = record.save(paths, pair.release, pair.reference, found)
     if as_json:
         show(json.dumps(record.to_json(found), indent=2, sort_keys=True))
@@ -110,6 +113,11 @@ def quality(
             + "; ".join(map(allowance.line, found.more)),
             next_step=f"invoke promote {found.release} refuses it, unless --accept-loss says why",
         )
+
+
+def limits(*, recipe: str | None) -> None:
+    paths = Paths.from_env()
+    beside.show(paths, choose_recipe(paths, recipe, None))
 
 
 def compared(paths: Paths, engine: Engine, pair: Pair, plan: run.Plan) -> QualityRecord:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from sparkpin import ui
 from sparkpin.report.facts import Chart, Point
 
 WIDTH, HEIGHT = 340, 160
@@ -28,8 +29,7 @@ def spoken(chart: Chart) -> str:
 
 
 def text_of(value: float) -> str:
-    """Three digits that count."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return ui.figure(value)
 
 
 def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from sparkpin import manifests
@@ -11,6 +12,7 @@ from sparkpin.host import serve_command
 from sparkpin.inputs import project_of
 from sparkpin.paths import Paths
 from sparkpin.pinned import pins_of
+from sparkpin.quality.promotion import is_refused
 from sparkpin.releases import Release, Releases, now, read_json
 from sparkpin.report.changes import Sides, changes_of, read_sides
 from sparkpin.report.charts import charts_of
@@ -51,7 +53,7 @@ def recipe_part(
     """releases: at least one, from the oldest to the newest."""
     current = next((release for release in releases if release.state == "current"), None)
     shown = current or releases[-1]
-    back = rollback_target(list(releases), current) if current else None
+    back = rollback_target(list(releases), current, partial(is_refused, paths)) if current else None
     speeds = {release.tag: speed_of(paths, release) for release in releases}
     sides = read_sides(paths, releases)
     told = [fault.message for fault in faults]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparkpin import ui
 from sparkpin.errors import SparkpinError
 from sparkpin.paths import Paths
 from sparkpin.quality import promotion
@@ -52,6 +53,7 @@ def quality_of(paths: Paths, release: Release) -> Evidence:
     hint = f"invoke quality --release {release.tag}"
     try:
         chosen = quality.against_parent(paths, release) or next(reversed(quality.records_of(paths, release)), None)
+        reason = promotion.accepted_reason(paths, release, chosen, chosen.more) if chosen else ""
     except SparkpinError as error:
         return Evidence("Quality", "bad", "record damaged", (Row("record", error.message, "bad"),), hint)
     if chosen is None:
@@ -64,7 +66,7 @@ def quality_of(paths: Paths, release: Release) -> Evidence:
     rows += [
         Row("KL, nats a token", overall.kl.text()),
         Row("same likeliest token", overall.top1.text(".4f")),
-        Row("perplexity", f"{overall.perplexity_reference:.4g} -> {overall.perplexity:.4g}"),
+        Row("perplexity", f"{ui.figure(overall.perplexity_reference, 4)} -> {ui.figure(overall.perplexity, 4)}"),
         *(Row(one.name, f"{one.release} of {one.asked} right, reference {one.reference}") for one in chosen.skills),
         *(
             Row(f"{one.task} {one.metric}", f"{one.release:.3g}, reference {one.reference:.3g}")
@@ -73,7 +75,7 @@ def quality_of(paths: Paths, release: Release) -> Evidence:
         *(Row("note", note) for note in chosen.notes),
     ]
     kind, word = quality_word(chosen)
-    if reason := promotion.accepted_reason(paths, release, chosen, chosen.more):
+    if reason:
         word += f"; accepted: {reason}"
     quick = ", a quick look" if chosen.quick else ""
     return Evidence("Quality", kind, f"{word}{quick} ({chosen.reference.rpartition(':')[2]})", tuple(rows))

@@ -45,9 +45,9 @@ def speed_of(paths: Paths, release: Release) -> Speed:
     prefill = [row.prefill_rate for row in found.cells if row.prefill_rate]
     sweep = sweep_of(found)
     rate = found.decode_rate
-    headline = f"{rate:.3g} tok/s, one user" if rate else "measured"
+    headline = f"{ui.figure(rate)} tok/s, one user" if rate else "measured"
     if not rate and sweep:
-        headline = f"{sweep[-1][1]:.3g} tok/s, {ui.count(sweep[-1][0], 'user')}"
+        headline = f"{ui.figure(sweep[-1][1])} tok/s, {ui.count(sweep[-1][0], 'user')}"
     if quick(found):
         headline += " (quick)"
     failed = sum(row.failed for row in found.cells)
@@ -88,7 +88,7 @@ def rows_of(found: bench.BenchRecord) -> Iterator[Row]:
         yield Row("slowed down by", ", ".join(found.slowed), "unclear")
     if found.ceiling:
         share, rate, bandwidth = found.ceiling.fraction, found.ceiling.rate, found.ceiling.bandwidth / 1e9
-        yield Row("of the ceiling", f"{share:.0%} of {rate:.3g} tok/s at {bandwidth:g} GB/s")
+        yield Row("of the ceiling", f"{share:.0%} of {ui.figure(rate)} tok/s at {bandwidth:g} GB/s")
     conditions = found.conditions
     yield Row("measured", f"{found.time[:10]} on {conditions.host.line}")
     yield Row("with", f"{conditions.tool}, vLLM {conditions.vllm}, server {conditions.server}")
@@ -96,8 +96,8 @@ def rows_of(found: bench.BenchRecord) -> Iterator[Row]:
 
 def figures(row: bench.Measured) -> Iterator[tuple[str, str]]:
     if row.decode_rate:
-        yield f"{row.decode_rate:.3g} tok/s", "one user, after the first token"
-    yield f"{row.output_rate:.3g} tok/s", "all users, prefill included"
+        yield f"{ui.figure(row.decode_rate)} tok/s", "one user, after the first token"
+    yield f"{ui.figure(row.output_rate)} tok/s", "all users, prefill included"
     if row.ttft:
         yield seconds(row.ttft.p50), f"first token; 95 %: {seconds(row.ttft.p95)}"
     if row.token:
@@ -111,7 +111,7 @@ def figures(row: bench.Measured) -> Iterator[tuple[str, str]]:
 
 
 def seconds(value: float) -> str:
-    return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"
+    return f"{ui.figure(value)} s" if value >= 1 else f"{ui.figure(1000 * value)} ms"
 
 
 def comparison_rows(compared: tuple[bench.Comparison, ...]) -> Iterator[Row]:
@@ -119,7 +119,6 @@ def comparison_rows(compared: tuple[bench.Comparison, ...]) -> Iterator[Row]:
     for one in compared[-1:]:
         names = [side.release.rpartition(":")[2] for side in (one.a, one.b)]
         for ratio in one.ratios:
-            between = (
-                f" [{ratio.low:.3g}, {ratio.high:.3g}]" if ratio.low is not None and ratio.high is not None else ""
-            )
-            yield Row(f"{names[1]} by {names[0]}", f"{ratio.cell}, {ratio.metric}: {ratio.ratio:.3g}{between}")
+            ends = [ui.figure(end) for end in (ratio.low, ratio.high) if end is not None]
+            between = f" [{', '.join(ends)}]" if ends else ""
+            yield Row(f"{names[1]} by {names[0]}", f"{ratio.cell}, {ratio.metric}: {ui.figure(ratio.ratio)}{between}")

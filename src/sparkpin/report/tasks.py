@@ -9,6 +9,7 @@ from sparkpin import ui
 from sparkpin.errors import InputError
 from sparkpin.files import atomic_file
 from sparkpin.paths import Paths
+from sparkpin.report.facts import Report
 from sparkpin.report.gather import gather
 from sparkpin.report.markdown import markdown
 from sparkpin.report.offer import HOST, server
@@ -19,14 +20,21 @@ NAME = "report.html"
 
 def report(*, recipe: str | None, out: str, serve: bool, port: int, as_markdown: bool) -> None:
     """Ctrl-C ends the server."""
-    if sum((bool(out), serve, as_markdown)) > 1:
-        raise InputError("--out, --open and --markdown: one of them", next_step="invoke report")
+    if serve and (out or as_markdown):
+        raise InputError(
+            f"--open serves the page, and writes no {'table' if as_markdown else 'file'}",
+            next_step=f"leave out --open, or {'--markdown' if as_markdown else '--out'}",
+        )
     paths = Paths.from_env()
     made = gather(paths, recipe)
     for fault in made.all_faults:
         ui.say(ui.printable(fault))
     if as_markdown:
-        ui.show(markdown(made))
+        table = markdown(made)
+        if not out:
+            ui.show(table)
+            return
+        write(Path(out), f"{table}\n".encode(), made)
         return
     page = html(made).encode()
     if serve:
@@ -35,8 +43,11 @@ def report(*, recipe: str | None, out: str, serve: bool, port: int, as_markdown:
             with contextlib.suppress(KeyboardInterrupt):
                 offered.serve_forever()
         return
-    path = Path(out) if out else paths.home / NAME
+    write(Path(out) if out else paths.home / NAME, page, made)
+
+
+def write(path: Path, content: bytes, made: Report) -> None:
     with atomic_file(path) as file:
-        file.write(page)
+        file.write(content)
     count = ui.count(sum(len(part.items) for part in made.recipes), "release")
-    ui.show(f"{path.absolute()}: {count}, {ui.small_size(len(page))}")
+    ui.show(f"{path.absolute()}: {count}, {ui.small_size(len(content))}")

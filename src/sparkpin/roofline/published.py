@@ -30,7 +30,8 @@ MTP2 = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}'
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """tokens: a second, as published for five prompts, one user; fp8, int8: shared experts, LM head."""
+    """tokens: a second, as published for five prompts, one user; fp8, int8, fp8_draft: shared experts, LM head, the
+    projections of the MTP layer."""
 
     stage: str
     what: str
@@ -38,6 +39,7 @@ class Published:
     fp8: bool
     flags: tuple[str, ...]
     int8: bool
+    fp8_draft: bool = False
 
 
 CHAIN = (
@@ -51,11 +53,17 @@ CHAIN = (
 def model_published(figure: Published) -> Model:
     argv = ["vllm", "serve", "/model", *figure.flags]
     settings = read_settings(argv, {}, GEOMETRY, "cuda", vllm=(0, 33), wide_state=False, origin="the published chain")
-    loading = Loading(draft=settings.draft_layers > 0, vision=True, int8_head=figure.int8, widened=False)
-    return model_of(tensors(fp8=figure.fp8), GEOMETRY, settings, loading, symmetric=True)
+    loading = Loading(
+        draft=settings.draft_layers > 0,
+        vision=True,
+        int8_head=figure.int8,
+        widened=False,
+        draft_rows=settings.draft_rows,
+    )
+    return model_of(tensors(fp8=figure.fp8, fp8_draft=figure.fp8_draft), GEOMETRY, settings, loading, symmetric=True)
 
 
-def tensors(*, fp8: bool) -> Iterator[TensorInfo]:
+def tensors(*, fp8: bool, fp8_draft: bool = False) -> Iterator[TensorInfo]:
     """Every tensor that decode reads, a layer's experts as one; only names' kinds and bytes matter."""
     g = GEOMETRY
     for layer in range(g.layers):
@@ -69,21 +77,21 @@ def tensors(*, fp8: bool) -> Iterator[TensorInfo]:
             yield from (eight_bit if fp8 else plain)(f"{prefix}mlp.shared_expert.{name}", rows, cols)
     yield from plain("model.language_model.norm", g.hidden)
     yield from plain("lm_head", g.vocabulary, g.hidden)
-    yield from mtp()
+    yield from mtp(fp8=fp8_draft)
 
 
-def mtp() -> Iterator[TensorInfo]:
-    """One layer of full attention, all of it in 16 bits."""
-    g = GEOMETRY
+def mtp(*, fp8: bool) -> Iterator[TensorInfo]:
+    """One layer of full attention, all of it in 16 bits; or its projections in FP8 (docs/checkpoints.md)."""
+    g, projection = GEOMETRY, eight_bit if fp8 else plain
     yield from plain("mtp.fc", g.hidden, 2 * g.hidden)
     for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
         yield from plain(f"mtp.{name}", g.hidden)
     yield from plain_of_layer("mtp.layers.0.", full=True)
     for name, rows, cols in matrices(full=True):
-        yield from plain(f"mtp.layers.0.{name}", rows, cols)
+        yield from projection(f"mtp.layers.0.{name}", rows, cols)
     for name, rows, cols in gated(g.expert_width):
-        yield from plain(f"mtp.layers.0.mlp.experts.{name}", EXPERTS, rows, cols)
-        yield from plain(f"mtp.layers.0.mlp.shared_expert.{name}", rows, cols)
+        yield from projection(f"mtp.layers.0.mlp.experts.{name}", EXPERTS, rows, cols)
+        yield from projection(f"mtp.layers.0.mlp.shared_expert.{name}", rows, cols)
 
 
 def matrices(*, full: bool) -> Iterator[tuple[str, int, int]]:
@@ -131,9 +139,10 @@ def int4(name: str, count: int, rows: int, cols: int) -> Iterator[TensorInfo]:
     yield tensor(f"{name}.scales", "F16", count, cols // GROUP, rows)
 
 
-def eight_bit(name: str, rows: int, cols: int) -> Iterator[TensorInfo]:
-    yield tensor(f"{name}.weight", "F8_E4M3", rows, cols)
-    yield tensor(f"{name}.weight_scale_inv", "BF16", -(-rows // BLOCK), -(-cols // BLOCK))
+def eight_bit(name: str, *shape: int) -> Iterator[TensorInfo]:
+    *count, rows, cols = shape
+    yield tensor(f"{name}.weight", "F8_E4M3", *shape)
+    yield tensor(f"{name}.weight_scale_inv", "BF16", *count, -(-rows // BLOCK), -(-cols // BLOCK))
 
 
 def plain(name: str, *shape: int) -> Iterator[TensorInfo]:

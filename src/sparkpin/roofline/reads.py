@@ -33,7 +33,10 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a step's bytes follow from. experts: routed ones in a layer, 0 where there are none."""
+    """What a step's bytes follow from. experts: routed ones in a layer, 0 where there are none.
+
+    draft_share: of the LM head's rows, what a draft reads.
+    """
 
     weights: tuple[Weights, ...]
     experts: int
@@ -43,6 +46,7 @@ class Model:
     linear: int
     drafted: int
     draft_layers: int
+    draft_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,7 @@ def model_of(
         linear=geometry.linear,
         drafted=settings.draft_tokens,
         draft_layers=settings.draft_layers,
+        draft_share=min(1.0, (loading.draft_rows or geometry.vocabulary) / geometry.vocabulary),
     )
 
 
@@ -158,7 +163,10 @@ def reads_of(model: Model, context: int, routed_tokens: int) -> Iterable[Read]:
         if row.kind == MTP:
             yield from drafting(model, row, reached)
             continue
-        if row.dense:
+        if row.kind == HEAD and model.draft_share < 1:
+            yield Read(HEAD, row.dense, 1, "once to check")
+            yield Read("LM head, listed rows", row.dense * model.draft_share, drafted, "once a draft")
+        elif row.dense:
             head = row.kind == HEAD and model.draft_layers > 0
             yield Read(row.kind, row.dense, 1 + drafted if head else 1, "once to check, once a draft" if head else "")
         if row.experts:

@@ -11,6 +11,7 @@ from sparkpin import host, manifests, ui
 from sparkpin.errors import InputError
 from sparkpin.memory import tasks as memory
 from sparkpin.paths import Paths
+from sparkpin.roofline.acceptance import PUBLISHED, Acceptance, acceptance_of
 from sparkpin.roofline.published import CHAIN, MODEL, Published, model_published
 from sparkpin.roofline.reads import Model, Read, Roofline, model_of
 from sparkpin.roofline.reads import roofline as make
@@ -22,25 +23,25 @@ CHAIN_COLUMNS = ("stage", "what", "GB a step", "ceiling", "same experts", "publi
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """bandwidth: bytes a second; context: tokens; accepted: share of the drafted tokens."""
+    """bandwidth: bytes a second; context: tokens; accepted: share of the drafted tokens, None where nobody said one."""
 
     bandwidth: float
     context: int
-    accepted: float
+    accepted: float | None
 
-    def roofline(self, model: Model, *, same_experts: bool = False) -> Roofline:
+    def roofline(self, model: Model, accepted: Acceptance, *, same_experts: bool = False) -> Roofline:
         return make(
             model,
             context=self.context,
             bandwidth=self.bandwidth,
-            accepted=self.accepted,
+            accepted=accepted.share,
             same_experts=same_experts,
         )
 
 
 def asked(*, bandwidth: str, context: int, accepted: str) -> Asked:
-    share = number("accepted", accepted, "0.79", least=0)
-    if share > 1:
+    share = number("accepted", accepted, "0.79", least=0) if accepted else None
+    if share is not None and share > 1:
         raise InputError(f"--accepted: saw {accepted!r}, wanted a share from 0 to 1", next_step="--accepted 0.79")
     return Asked(number("bandwidth", bandwidth, "273") * GB, context, share)
 
@@ -65,26 +66,34 @@ def roofline(asked: Asked, *, recipe: str | None, stage: str | None, measured: s
     stack = manifests.load_stack(paths.project, chosen.stack)
     known = memory.known_of(paths, chosen, stack, chain)
     model = model_of(known.tensors, known.geometry, known.settings, known.loading, symmetric=known.symmetric)
-    made, same = asked.roofline(model), asked.roofline(model, same_experts=True)
+    share = (
+        acceptance_of(paths, chosen.name, chain[-1].name, model.drafted)
+        if asked.accepted is None and model.drafted
+        else said(asked)
+    )
+    made, same = asked.roofline(model, share), asked.roofline(model, share, same_experts=True)
     is_published = manifests.model_of(paths.project, chosen).name == MODEL
     if as_json:
         value: dict[str, Any] = {"recipe": chosen.name, "stage": chain[-1].name, **to_json(made, same, speed)}
+        value["accepted_from"] = share.origin if made.drafted else None
         ui.show(json.dumps(value, indent=2, sort_keys=True))
         return
     ui.show(f"Decode of recipe {chosen.name}, stage {chain[-1].name}, one user, {asked.context:,} tokens in the cache")
     ui.table(COLUMNS, [row(read, made) for read in made.reads])
     ui.show(
-        f"{made.step_bytes / 1e6:,.3f} MB a step at {asked.bandwidth / GB:g} GB/s: {1e3 * made.step_seconds:.3g} ms"
+        f"{made.step_bytes / 1e6:,.3f} MB a step at {asked.bandwidth / GB:g} GB/s: "
+        f"{ui.figure(1e3 * made.step_seconds)} ms"
     )
     if made.drafted:
         ui.show(
-            f"{made.step_tokens:.2f} tokens a step: {made.drafted} drafted, {asked.accepted:.0%} of them accepted "
-            "(--accepted; a smoke test measures it)"
+            f"{made.step_tokens:.2f} tokens a step: {made.drafted} drafted, {percent(share)} of them accepted "
+            f"({share.origin})"
         )
     ui.show(f"ceiling: {made.ceiling:.1f} tok/s{bound(made, same)}")
     if speed is not None:
-        share, implied = 100 * made.fraction(speed), made.implied(speed) / GB
-        ui.show(f"measured: {speed:g} tok/s, {share:.3g} % of it: {implied:.3g} GB/s of {asked.bandwidth / GB:g}")
+        part, implied = 100 * made.fraction(speed), made.implied(speed) / GB
+        told = f"{ui.figure(part)} % of it: {ui.figure(implied)} GB/s of {asked.bandwidth / GB:g}"
+        ui.show(f"measured: {speed:g} tok/s, {told}")
     if is_published:
         show_chain(asked)
 
@@ -102,14 +111,24 @@ def published(asked: Asked, *, as_json: bool) -> None:
 
 
 def both(asked: Asked, figure: Published) -> tuple[Roofline, Roofline]:
-    model = model_published(figure)
-    return asked.roofline(model), asked.roofline(model, same_experts=True)
+    model, share = model_published(figure), said(asked)
+    return asked.roofline(model, share), asked.roofline(model, share, same_experts=True)
+
+
+def said(asked: Asked) -> Acceptance:
+    """What was asked for; as published where nothing was."""
+    return PUBLISHED if asked.accepted is None else Acceptance(asked.accepted, "--accepted")
+
+
+def percent(accepted: Acceptance) -> str:
+    """As many digits as a share of some hundred tokens has."""
+    return f"{100 * accepted.share:.3g} %"
 
 
 def show_chain(asked: Asked) -> None:
     ui.show(
         f"The published chain of {MODEL}, in tok/s, at {asked.bandwidth / GB:g} GB/s with {asked.context:,} tokens in "
-        f"the cache and {asked.accepted:.0%} of the drafted tokens accepted"
+        f"the cache and {percent(said(asked))} of the drafted tokens accepted"
     )
     rows = []
     for figure in CHAIN:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparkpin import files
+from sparkpin import files, loaders
+from sparkpin.recipes import flag_value
+from sparkpin.releases import Release
 
 STAGES = ("start", "weights", "compile", "cache", "graphs", "ready")
 MARKS = (  # what vLLM 0.20 to 0.33 writes as a stage begins
@@ -70,8 +72,16 @@ class LastStart:
         return f"the last start took {self.seconds:.0f} s"
 
 
-def keep(folder: Path, release: str, startup: Startup, seconds: float) -> None:
-    value = {"schema": 1, "release": release, "seconds": round(seconds, 1), "began": startup.began}
+def keep(folder: Path, release: Release, startup: Startup, seconds: float, log: bytes) -> None:
+    """log: of this start alone. weights_seconds: what reading the weights took, as vLLM says; None where it does not."""
+    value = {
+        "schema": 1,
+        "release": release.tag,
+        "seconds": round(seconds, 1),
+        "began": startup.began,
+        "load_format": flag_value(release.argv, loaders.FLAG) or loaders.DEFAULT,
+        "weights_seconds": loaders.seconds(log),
+    }
     files.write_json(folder / FILE, value)
 
 

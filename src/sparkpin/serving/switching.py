@@ -95,12 +95,18 @@ def taken_over(
     former = old.labels.get(RELEASE_LABEL, name)
     say(f"memory is enough for both: {former} answers until {wanted.release.tag} does")
     container = launch.create(engine, name + NEXT, wanted, hidden=True)
+    quiet = True
     try:
         launch.start(engine, container, wanted.host, wanted.port)
         say(f"started {name}{NEXT} from {wanted.release.tag}")
         ready(paths, container, wanted, say)
-        waiting.quiet_moment(lambda: requests_under_way(old), drain, say)
+        quiet = waiting.quiet_moment(lambda: requests_under_way(old), drain, say)
         began = time.monotonic()
+        if not quiet:
+            # So that its connections are closed. Were it only cut off, clients of other machines would wait for an
+            # answer until their own time is up: nobody would tell them.
+            with engine_errors():
+                old.stop(timeout=0)
         launch.disconnect(engine, old)
         try:
             launch.connect(engine, container, wanted.host, wanted.port)
@@ -109,11 +115,13 @@ def taken_over(
             launch.remove(container)
             known = describe(old)
             launch.connect(engine, old, known.host, known.port)
+            if not quiet:
+                launch.start(engine, old, known.host, known.port)
             raise
     except BaseException:
         with contextlib.suppress(SparkpinError):
             launch.remove(container)
-        say(f"{former} still answers")
+        say(f"{former} still answers" if quiet else f"starting {former} again")
         raise
     say(f"switched after {time.monotonic() - began:.1f} s; stopping {former}")
     old.rename(name + FORMER)  # first, since stopping takes a while: from now on the new one is the recipe's server

@@ -48,7 +48,7 @@ def until_ready(
             time.sleep(min(LOOK_SECONDS, 0.1 + (now - begin) / 20))
     seconds = time.monotonic() - begin
     if fresh:
-        startup.keep(folder, release.tag, watched, seconds)
+        startup.keep(folder, release, watched, seconds, log)
     return seconds
 
 
@@ -73,14 +73,16 @@ def failure(container: Container, release: Release, how: str, folder: Path) -> S
     )
 
 
-def quiet_moment(load: Callable[[], int | None], seconds: float, say: Say) -> None:
-    """Wait until no request is under way, at most `seconds`. load: how many are; None when nobody can tell."""
+def quiet_moment(load: Callable[[], int | None], seconds: float, say: Say) -> bool:
+    """Wait until no request is under way, at most `seconds`; whether that came. load: how many are; None when nobody
+    can tell."""
     until, told = time.monotonic() + seconds, False
     while under_way := load():
         if time.monotonic() >= until:
             say(f"{count(under_way, 'request')} under way: broken off by the switch")
-            return
+            return False
         if not told:
             say(f"waiting up to {seconds:.0f} s for a moment without requests ({under_way} under way)")
             told = True
         time.sleep(0.2)
+    return under_way is not None

@@ -7,18 +7,41 @@ of requests, not for a request.) So each takes a server of its own.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from sparkpin.errors import ManifestError
 from sparkpin.memory.flags import Flags
 from sparkpin.recipes import drop_flags, parse_flags, set_flag
 from sparkpin.releases import Release
+from sparkpin.schema import Stage
 
 FLAG, KEY = "--speculative-config", "num_speculative_tokens"
 
 
+def config_of(argv: Sequence[str]) -> dict[str, Any]:
+    """Empty where it drafts nothing."""
+    return Flags(argv, "the release's command", {}).json(FLAG)
+
+
 def drafted(release: Release) -> int:
     """Tokens that its own flags let it draft; 0 for none."""
-    return int(Flags(release.argv, "the release's command", {}).json(FLAG).get(KEY) or 0)
+    return int(config_of(release.argv).get(KEY) or 0)
+
+
+def require_drafter(stage: Stage, recipe: str, argv: Sequence[str]) -> None:
+    """ManifestError where the stage wants drafts of a length proven, and the recipe serves it without a drafter: a
+    number alone says not what should draft.
+    """
+    if any(stage.smoke.draft_lengths) and not config_of(argv):
+        raise ManifestError(
+            f"stages/{stage.name}.yaml",
+            "smoke.draft_lengths",
+            stage.smoke.draft_lengths,
+            f"none but 0: recipe {recipe!r} serves this stage without {FLAG}, so there is nothing that drafts",
+            next_step=f"set {FLAG} (method and {KEY}) under serve.flags of stages/{stage.name}.yaml or in "
+            f"recipes/{recipe}.yaml, or leave draft_lengths out",
+        )
 
 
 def variants(release: Release) -> Iterator[tuple[int, Release]]:
@@ -35,5 +58,4 @@ def with_length(release: Release, length: int) -> list[str]:
     argv = drop_flags(release.argv, *parts)
     if not length:
         return drop_flags(argv, FLAG)
-    config = Flags(release.argv, "the release's command", {}).json(FLAG)
-    return set_flag(argv, FLAG, {**config, KEY: length})
+    return set_flag(argv, FLAG, {**config_of(release.argv), KEY: length})

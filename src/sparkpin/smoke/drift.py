@@ -52,7 +52,10 @@ def drift(subject: Subject) -> str:
         return f"{told}; no stage below to compare with"
     below = subject.reference
     if below is None:
-        raise NotApplicable(f"{told}; no release of the stage below has passed and left its own: invoke smoke it first")
+        raise NotApplicable(
+            f"{told}; no release of stage {subject.below} has passed and left its own to compare them with: "
+            f"invoke smoke --stage {subject.below}, then this one again"
+        )
     if below.text != sha256(text) or below.tokens != tokens:
         raise NotApplicable(f"{told}; {below.release} was asked another text, or has other tokens")
     seen = difference(first, below.logprobs)

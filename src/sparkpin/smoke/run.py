@@ -146,6 +146,7 @@ def subject_of(
         gpu=gpus,
         drift=demands.drift,
         reference=reference,
+        below=demands.parent,
     )
 
 

@@ -25,7 +25,8 @@ class Subject:
     log: everything it has logged so far. mods: those that must be active. floor: least share of drafted tokens that
     must be accepted; floors: of each position of a draft. kernels: mods whose GPU kernels must all be the image's.
     argv: the command that it runs. gpu: whether it has one. drift: nats by which log-probabilities may differ from
-    those of `reference`; None where there is no stage below. leaves: file name -> JSON value, for the evidence.
+    those of `reference`, a release of the stage `below`; None where there is none.
+    leaves: file name -> JSON value, for the evidence.
     """
 
     client: Client
@@ -40,6 +41,7 @@ class Subject:
     gpu: bool = False
     drift: float | None = None
     reference: Reference | None = None
+    below: str = ""
     leaves: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -1,0 +1,78 @@
+"""Rows of an LM head that stand for a head of their own in vLLM's `LogitsProcessor.get_top_tokens`."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from sparkpin_modkit import ModError
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbeddingShardIndices,
+)
+
+ROWS_MULTIPLE = 64
+"""vLLM pads a vocabulary to such a number of rows, so that is what kernels were compiled for."""
+
+
+@runtime_checkable
+class SelectsRows(Protocol):
+    """A head's quantisation method that can take some rows out of its own form of a head, as int8-lm-head's."""
+
+    def select_rows(self, layer: torch.nn.Module, index: torch.Tensor, into: torch.nn.Module) -> None:
+        """Give `into` what ``apply(into, x)`` needs for logits ``[..., N]``; index: ``[N]`` int64, rows of `layer`."""
+
+
+class WholeHead:
+    """All logits, then those of the list: what is left where vLLM keeps no rows, but packs them for a CPU."""
+
+    def __init__(self, head: torch.nn.Module, index: torch.Tensor) -> None:
+        self.head, self.index = head, index
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """``x`` ``[..., K]`` -> ``[..., N]``."""
+        method: Any = self.head.quant_method
+        logits: torch.Tensor = method.apply(self.head, x)[..., self.index]
+        return logits if bias is None else logits + bias
+
+
+class Rows(torch.nn.Module):
+    """The rows of `head` for some tokens, and what else vLLM asks of a head.
+
+    Rows that fill up to ROWS_MULTIPLE repeat the first one, and lead to the same token.
+
+    offsets: ``[N]`` int64, what turns a row into its token, as vLLM's ``draft_id_to_target_id``; kind: for the report.
+    """
+
+    tp_size = 1
+
+    def __init__(self, head: torch.nn.Module, tokens: list[int], device: torch.device) -> None:
+        super().__init__()
+        padded = tokens + tokens[:1] * (-len(tokens) % ROWS_MULTIPLE)
+        count = len(padded)
+        self.shard_indices = VocabParallelEmbeddingShardIndices(0, count, count, count, 0, count, count, count)
+        index = torch.tensor(padded, dtype=torch.int64, device=device)
+        self.register_buffer("offsets", index - torch.arange(count, device=device), persistent=False)
+        self.quant_method: Any = head.quant_method
+        if isinstance(self.quant_method, SelectsRows):
+            self.quant_method.select_rows(head, index, self)
+            self.kind = type(self.quant_method).__name__
+        elif type(self.quant_method) not in (UnquantizedEmbeddingMethod, UnquantizedLinearMethod):
+            raise ModError(
+                f"draft-vocabulary: the LM head is quantised ({type(self.quant_method).__name__}), wanted a 16-bit one "
+                "or int8-lm-head's; set SPARKPIN_MOD_DRAFT_VOCABULARY=0"
+            )
+        elif head.weight.numel():
+            self.weight = torch.nn.Parameter(head.weight.data[index], requires_grad=False)
+            self.quant_method.process_weights_after_loading(self)
+            self.kind = str(head.weight.dtype).removeprefix("torch.")
+        else:
+            self.quant_method = WholeHead(head, index)
+            self.kind = "the whole head, then the list"
+
+    @property
+    def nbytes(self) -> int:
+        """What the rows take besides the head."""
+        own = (tensor for name, tensor in (*self.named_parameters(), *self.named_buffers()) if name != "offsets")
+        return sum(tensor.numel() * tensor.element_size() for tensor in own)

@@ -1,0 +1,131 @@
+"""Which tokens are drafted: what the server was told, and the tokens that are always among them. No torch, no vLLM."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkpin_modkit import ModError
+
+SETTING = "draft_vocabulary"
+FLAG = "--additional-config"
+EXAMPLE = f'{FLAG} \'{{"{SETTING}": {{"first": 65536}}}}\''
+OFF = "or set SPARKPIN_MOD_DRAFT_VOCABULARY=0"
+LISTS = Path(__file__).with_name("lists")
+"""Lists that are a part of this mod, and so of the image."""
+KEYS = ({"first"}, {"file", "sha256"})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """first: as many of the lowest token ids; or file: ids, one a line, in the model's folder or LISTS, its SHA-256."""
+
+    first: int = 0
+    file: str = ""
+    sha256: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file} {self.sha256[:12]}" if self.file else f"first {self.first}"
+
+
+def read_setting(additional: object) -> Setting:
+    """Of vLLM's ``additional_config``. Raises ModError."""
+    value = additional.get(SETTING) if isinstance(additional, Mapping) else None
+    if value is None:
+        raise ModError(f"draft-vocabulary: {FLAG}: saw no {SETTING!r}, wanted {EXAMPLE}, {OFF}")
+    if not isinstance(value, Mapping) or set(value) not in KEYS:
+        raise wrong("", value, 'wanted {"first": COUNT} or {"file": NAME, "sha256": HEX}')
+    if "first" in value:
+        first = value["first"]
+        if type(first) is not int or first < 1:
+            raise wrong(".first", first, "wanted a whole number, 1 or more")
+        return Setting(first=first)
+    file, sha256 = value["file"], value["sha256"]
+    if not isinstance(file, str) or not file:
+        raise wrong(".file", file, "wanted the name of a file in the model's folder or the mod's lists")
+    if not isinstance(sha256, str) or len(sha256) != 64 or set(sha256) - set("0123456789abcdef"):
+        raise wrong(".sha256", sha256, "wanted 64 hexadecimal digits, as sha256sum prints them")
+    return Setting(file=file, sha256=sha256)
+
+
+def wrong(key: str, seen: object, wanted: str) -> ModError:
+    return ModError(f"draft-vocabulary: {FLAG}: {SETTING}{key}: saw {seen!r}, {wanted}; for example {EXAMPLE}, {OFF}")
+
+
+def drafted(setting: Setting, vocabulary: int, folder: Path, always: Iterable[int]) -> list[int]:
+    """Ids in ascending order, each once: those of the setting, and `always`.
+
+    Args:
+        vocabulary: the number of tokens that the model knows; `first` may be more.
+        folder: where the setting's file lies; if not there, in LISTS.
+    """
+    chosen = read_ids(setting, vocabulary, folder) if setting.file else range(min(setting.first, vocabulary))
+    return sorted({*chosen, *(token for token in always if 0 <= token < vocabulary)})
+
+
+def read_ids(setting: Setting, vocabulary: int, folder: Path) -> list[int]:
+    path = folder / setting.file
+    if not path.exists():
+        path = LISTS / setting.file
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModError(f"draft-vocabulary: {path}: {error.strerror}, wanted a list of token ids, one a line") from error
+    sha256 = hashlib.sha256(data).hexdigest()
+    if sha256 != setting.sha256:
+        raise ModError(
+            f"draft-vocabulary: {path}: wanted sha256={setting.sha256}, got sha256={sha256}, {len(data)} bytes: "
+            f"give the file that was meant, or its hash in {FLAG}"
+        )
+    ids = []
+    for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
+        if not (line.isascii() and line.isdigit()) or int(line) >= vocabulary:
+            raise ModError(f"draft-vocabulary: {path}:{number}: saw {line[:40]!r}, wanted an id below {vocabulary}")
+        ids.append(int(line))
+    if not ids:
+        raise ModError(f"draft-vocabulary: {path}: it is empty, wanted token ids, one a line")
+    return ids
+
+
+def special_tokens(folder: Path) -> set[int]:
+    """Ids of the added tokens of a tokenizer: ends of turns and texts, and what marks thinking and tool calls.
+
+    Raises:
+        ModError: the folder has no tokenizer.json with them.
+    """
+    path = folder / "tokenizer.json"
+    found = {token["id"] for token in read_json(path).get("added_tokens", ())}
+    config = folder / "tokenizer_config.json"
+    if config.is_file():
+        found |= {int(token) for token in read_json(config).get("added_tokens_decoder", {})}
+    if not found:
+        raise ModError(
+            f"draft-vocabulary: {path}: saw no added_tokens, wanted those that end turns and mark tool calls"
+        )
+    return found
+
+
+def ends(folder: Path) -> set[int]:
+    """Ids that end an answer, as config.json and generation_config.json have them."""
+    found: set[int] = set()
+    for path in (folder / "config.json", folder / "generation_config.json"):
+        if path.is_file():
+            config = read_json(path)
+            for part in (config, config.get("text_config") or {}):
+                token = part.get("eos_token_id")
+                found |= set(token) if isinstance(token, list) else {token}
+    return found - {None}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModError(f"draft-vocabulary: {path}: {error}; wanted the JSON file of the model's folder") from error
+    if not isinstance(value, dict):
+        raise ModError(f"draft-vocabulary: {path}: saw {type(value).__name__}, wanted a JSON object")
+    return value

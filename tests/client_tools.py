@@ -1,0 +1,81 @@
+"""The tools that `invoke client` writes for: of the versions that clients/package-lock.json pins, with their hashes."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parent / "clients"
+PACKAGES = FOLDER / "node_modules"
+OPENCODE = PACKAGES / "opencode-linux-x64-baseline/bin/opencode"
+CONTINUE = PACKAGES / "@continuedev/config-yaml/dist/cli.js"
+PARSED = """
+import {readFileSync} from "node:fs";
+import {parseConfigYaml} from "@continuedev/config-yaml";
+console.log(JSON.stringify(parseConfigYaml(readFileSync(0, "utf8"))));
+"""
+AGENT = {"description": "asks little", "mode": "primary", "prompt": "Be brief.", "tools": {"*": False, "get_*": True}}
+
+
+def installed() -> None:
+    """Fetch what is not there yet; npm holds each package against the lock's SHA-512."""
+    if not shutil.which("npm"):
+        pytest.skip("asks the tools themselves: needs npm")
+    lock = FOLDER / "package-lock.json"
+    done = PACKAGES / ".package-lock.json"
+    if done.is_file() and done.stat().st_mtime > lock.stat().st_mtime:
+        return
+    command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+    subprocess.run(command, cwd=FOLDER, check=True, capture_output=True, timeout=300)
+
+
+def opencode(folder: Path, config: str, *arguments: str, env: dict[str, str] | None = None) -> str:
+    """What `opencode` says with this configuration, in a home of its own, with one tool: get_weather."""
+    installed()
+    if platform.machine() != "x86_64":
+        pytest.skip("the pinned opencode is for x86-64")
+    (folder / "home").mkdir(exist_ok=True)
+    (folder / "opencode.json").write_text(config)
+    own = {
+        "agent": {"brief": AGENT, "title": {"disable": True}},
+        "mcp": {"get": {"type": "local", "command": [sys.executable, str(FOLDER / "get.py")], "enabled": True}},
+    }
+    quiet = ("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD", "DEFAULT_PLUGINS")  # it would ask the network for these
+    given = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), "OPENCODE_CONFIG_CONTENT": json.dumps(own)}
+    given |= {f"OPENCODE_DISABLE_{name}": "1" for name in quiet}
+    done = subprocess.run(
+        [OPENCODE, *arguments],
+        cwd=folder,
+        env=given | (env or {}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def events(output: str) -> list[dict[str, Any]]:
+    """The parts of `opencode run --format json`."""
+    return [json.loads(line)["part"] for line in output.splitlines()]
+
+
+def continue_reads(text: str) -> tuple[Any, subprocess.CompletedProcess[str]]:
+    """What Continue's own schema makes of a config.yaml, and the verdict of its checker."""
+    installed()
+    parsed = node(["--input-type=module", "-e", PARSED], text)
+    return json.loads(parsed.stdout), node([str(CONTINUE), "/dev/stdin"], text)
+
+
+def node(arguments: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["node", *arguments], cwd=FOLDER, input=text, capture_output=True, text=True, timeout=60)
