@@ -80,6 +80,8 @@ def test_a_session_s_results_are_rows_of_speeds_and_worst_errors(tmp_path: Path)
     session = script("session")
     (tmp_path / "run-bench.json").write_text('[{"read": 4578.0}]')
     (tmp_path / "prefill-check.json").write_text('[{"error": 0.001}, {"error": 0.003}]')
+    for step in session.STEPS[1:]:
+        assert step.command[-1].format(out=tmp_path) == str(session.measured(step, tmp_path))
     found = session.results(tmp_path, session.STEPS)
     assert found == [{"check": "prefill-check", "cases": 2, "worst": 0.003}, {"read": 4578.0}]
     assert report.others(found).splitlines() == [
