@@ -27,6 +27,9 @@ from sparkpin.smoke.subject import Subject
 
 STAGE = "hybrid"  # the last one that drafts nothing
 LENGTH = 12_288
+RETENTION = (
+    "384"  # tokens, the blocks' size. By default vLLM 0.32 keeps the states of a prompt's end alone: no hits here
+)
 POSITIONS = '{"max_position_embeddings": 16384}'  # more than the model says it has; nothing in it depends on them
 
 
@@ -36,6 +39,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     release = [one for one in Releases(paths).of_recipe("scripted-tiny") if one.stage == STAGE][-1]
     argv = set_flag(drop_flags(release.argv, "--no-enable-prefix-caching"), "--max-model-len", str(LENGTH))
     argv = set_flag(set_flag(argv, "--enable-prefix-caching", None), "--hf-overrides", POSITIONS)
+    argv = set_flag(argv, "--prefix-cache-retention-interval", RETENTION)
     variant = dataclasses.replace(release, argv=tuple(argv))
     own = dataclasses.replace(paths, home=tmp_path_factory.mktemp("home"))  # its container is no leftover of ours
     model = checkpoint_of(paths, release)

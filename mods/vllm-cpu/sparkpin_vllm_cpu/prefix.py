@@ -22,7 +22,7 @@ def install() -> None:
 
 
 def batch_memcpy(src_ptrs: torch.Tensor, dst_ptrs: torch.Tensor, sizes: torch.Tensor) -> None:
-    """Copy ``sizes[i]`` bytes from address ``src_ptrs[i]`` to ``dst_ptrs[i]``, one after the other; the two may overlap.
+    """Copy ``sizes[i]`` bytes from address ``src_ptrs[i]`` to ``dst_ptrs[i]``, one by one; the two may overlap.
 
     Args:
         src_ptrs, dst_ptrs, sizes: ``[copies]``, integers, on the CPU.
