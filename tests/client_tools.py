@@ -35,7 +35,8 @@ def installed() -> None:
     if done.is_file() and done.stat().st_mtime > lock.stat().st_mtime:
         return
     command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-    subprocess.run(command, cwd=FOLDER, check=True, capture_output=True, timeout=300)
+    fetched = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=300)
+    assert fetched.returncode == 0, fetched.stderr
 
 
 def opencode(folder: Path, config: str, *arguments: str, env: dict[str, str] | None = None) -> str:

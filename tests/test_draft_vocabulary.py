@@ -53,17 +53,23 @@ def test_what_is_listed_is_drafted_as_ever(copy: Checkout) -> None:
     copy.replace(FILE, "first: 65536", f"file: scripted.txt, sha256: {hashlib.sha256(data).hexdigest()}")
     result, [report], verdicts = smoked(copy)
     assert (report["event"], report["of"], report["special"]) == ("active", 1024, len(WORDS.added))
+    assert report["rows"] == "Int8LMHeadMethod"
     assert report["tokens"] == len(SCRIPTED) + len(WORDS.added) < 400
     assert result["acceptance"] == 1 and result["drafted_tokens"] > 100, verdicts["acceptance"]
 
 
 def test_what_is_not_listed_is_said_all_the_same(copy: Checkout) -> None:
-    """Bytes, the first script's few tokens and the added ones: of the other scripts no draft can be right but those."""
+    """Bytes, the first script's few tokens and the added ones: of the other scripts no draft can be right but those.
+
+    On stage mtp, so beside a 16-bit head.
+    """
+    copy.replace(FILE, "parent: v2", "parent: mtp")
     copy.replace(FILE, "first: 65536", "first: 280")
     copy.replace(FILE, "acceptance_floor: 0.8", "acceptance_floor: 0.0")
     copy.replace(FILE, "position_floors: [0.8, 0.6]", "position_floors: [0.0, 0.0]")
     result, [report], verdicts = smoked(copy)
-    assert report["tokens"] == 280 + len(WORDS.added)
+    assert report["tokens"] == 280 + len(WORDS.added) and report["rows"] != "Int8LMHeadMethod"
+    assert set(result["mods"]) == {"vllm-cpu", "hybrid-int4-fp8", "draft-vocabulary"}
     assert verdicts["chat"] == "24 tokens, exact" and verdicts["determinism"] == "4 times the same 24 tokens"
     assert 0 < result["acceptance"] < 0.3 and result["drafted_tokens"] > 1000, verdicts["acceptance"]
 

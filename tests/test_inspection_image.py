@@ -131,7 +131,7 @@ def image(tmp_path: Path) -> Iterator[tuple[Engine, str]]:
     put(context / "above.so", bytes(GPU))
     lines = [f"FROM {name}-base", "COPY above.so /opt/above.so", "ENV LD_LIBRARY_PATH=/opt/app", "LABEL a=b"]
     (context / "Dockerfile").write_text("\n".join(lines))
-    engine.client.images.build(path=str(context), tag=name, platform="linux/arm64")
+    engine.client.images.build(path=str(context), tag=name, platform="linux/arm64", rm=True, forcerm=True)
     yield engine, name
     engine.untag(name)
     engine.untag(f"{name}-base")

@@ -75,7 +75,7 @@ def run_pytest(tests: str, python_path: dict[str, Path], **environment: str) -> 
     )
     try:
         container.start()
-        code = container.wait(timeout=600)["StatusCode"]
+        code = container.wait(timeout=1200)["StatusCode"]
         assert code == 0, container.logs().decode(errors="replace")[-8000:]
     finally:
         container.remove(force=True)

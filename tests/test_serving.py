@@ -164,7 +164,7 @@ def test_one_that_nobody_reaches_gives_the_port_back(
     monkeypatch.setattr(switching, "ANSWER_SECONDS", 0.0)
     monkeypatch.setattr(switching, "fault_of", lambda *_: "a firewall")
     with pytest.raises(SmokeError, match="answers within its container, and not at"):
-        serve.start(paths, fake_engine, newer, checkpoint, port=port + 1, say=quiet, beside=True)
+        serve.start(paths, fake_engine, newer, checkpoint, port=free_port(), say=quiet, beside=True)
     monkeypatch.undo()
     assert switching.fault_of(served, None) == "", "it has its port again"
     assert [c.name for c in services.services(fake_engine) if c.labels.get(HOME_LABEL) == str(paths.home)] == [

@@ -502,9 +502,9 @@ def test_chat_sampled_samples(expect: Expectations, socket: Path) -> None:
 
 def test_a_server_that_trickles_on_is_cut_off(socket: Path) -> None:
     fault = only("chat", lambda reply: (200, JSON, reply[2] + b"<trickle>"))
-    with subject(socket, fault, timeout=0.5) as target:
+    with subject(socket, fault, timeout=3) as target:
         result = checks.run_check("chat", target)
-    assert not result.passed and "did not end within 0.5 s" in result.detail
+    assert not result.passed and "did not end within 3 s" in result.detail
 
 
 def test_exchanges_keep_what_went_over_the_wire(socket: Path) -> None:

@@ -20,6 +20,7 @@ import join
 import prepare
 import report
 import shapes
+import table as stage_table
 
 import stages
 from sparkpin import manifests
@@ -181,6 +182,13 @@ def test_stages_differ_in_what_they_say() -> None:
         assert made.get("kv_cache_dtype") == ("turboquant_4bit_nc" if name == "v2-tq" else None)
         on = [mod for mod, switch in stage.environment.items() if switch == "1"]
         assert len(on) == {"base": 0, "hybrid": 1, "mtp": 1, "v2": 2, "v2-tq": 3}[name]
+
+
+@pytest.mark.parametrize("job", ["v3", "v2@most", "check@few", ""])
+def test_a_job_that_is_none_ends_before_anything_is_imported(job: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"wanted check, or NAME or NAME@OPTION of base, hybrid, .*v2-vocab.* and few"):
+        stage_table.main([str(tmp_path / "out"), "v2@few", job])
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_list_that_is_measured_is_the_stages_own() -> None:

@@ -67,8 +67,9 @@ def planned(starts: list[int], lengths: list[int], room: int = 0) -> prefill.Pre
     """As the metadata's builder plans for a server; room: another one."""
     from sparkpin_turboquant.gpu import _gpu
 
-    few, piece = _gpu(DEVICE)[0][-1].few, piece_of(HEADS // KV_HEADS)
-    return prefill.plan(starts, lengths, DEVICE, room or prefill.room_of(KV_HEADS, D), few, piece)
+    widest, piece = _gpu(DEVICE)[0][-1], piece_of(HEADS // KV_HEADS)
+    room = room or prefill.room_of(KV_HEADS, D)
+    return prefill.plan(starts, lengths, DEVICE, room, widest.few, piece, widest.joined)
 
 
 def mixed(name: str, room: int = 0) -> dict[str, Any]:

@@ -49,6 +49,9 @@ def others(rows: Sequence[Row]) -> str:
             by_format.setdefault(row["format"], []).append(f"{row['us']:.0f}")
     lines = [f"{name} {', '.join(times)}" for name, times in by_format.items()]
     lines += [f"read {row['read']:.0f} GB/s" for row in rows if "read" in row]
+    lines += [
+        f"{row['check']}: worst error of {row['cases']} cases {row['worst']:.4f}" for row in rows if "check" in row
+    ]
     few = [f"{row['bytes'] / row['us'] / 1e3:.0f}" for row in rows if "processors" in row]
     lines += [f"with few multiprocessors {', '.join(few)} GB/s"] if few else []
     lines += [f"store {row['store']}: {row['us']:.1f}" for row in rows if "store" in row]

@@ -6,7 +6,8 @@ Here, on a machine with a network, what to take along: FlashAttention 3 for Hopp
     pip download --no-deps --only-binary :all: --platform manylinux_2_28_x86_64 vllm==0.33.0
     python mods/turboquant/benchmarks/peers.py vllm-0.33.0-*.whl PEERS
 
-There, with PyTorch for CUDA 13, its Triton, cuda-bindings and pytest, from the project's folder:
+There, on an H200 (the tables are of one), with PyTorch for CUDA 13, its Triton, cuda-bindings and pytest, from the
+project's folder:
 
     python mods/turboquant/benchmarks/session.py OUT --peers PEERS
 
@@ -19,7 +20,8 @@ Here again: look at OUT/report.txt, where an error is a line with "worst"; then
 
 Steps run one after another, the most wanted first, each in a process of its own with a limit. One that fails does not
 stop the next; one for which no time is left is named. What a step measured before it was stopped is in its log only.
---dry-run prints the commands. The exit status is 1 if anything failed or was left out.
+--dry-run prints the commands. The exit status is 1 if anything failed or was left out; `--steps NAME ...` with the same
+OUT runs those steps later, and the results are of all.
 """
 
 from __future__ import annotations
@@ -89,13 +91,22 @@ def machine() -> dict[str, object]:
     return {"gpu": name, "torch": torch.__version__, "cuda": torch.version.cuda}
 
 
+def measured(step: Step, out: Path) -> Path:
+    """Where a benchmark puts its rows. The tests have none."""
+    return out / f"{step.name}.json"
+
+
 def results(out: Path, steps: tuple[Step, ...]) -> list[dict[str, object]]:
-    """Rows of the steps that got to their end."""
-    rows = []
+    """Rows of the steps that got to their end; of a check the worst error."""
+    rows: list[dict[str, object]] = []
     for step in steps:
-        file = Path(step.command[-1].format(out=out))
-        if step.results and file.is_file():
-            rows += json.loads(file.read_text())
+        file = measured(step, out)
+        found = json.loads(file.read_text()) if file.is_file() else []
+        if step.results:
+            rows += found
+        elif found:
+            errors = [row["error"] for row in found]
+            rows.append({"check": step.name, "cases": len(errors), "worst": max(errors)})
     return rows
 
 
@@ -104,13 +115,15 @@ def main() -> int:
     parser.add_argument("out", type=Path, help="a folder for logs and results")
     parser.add_argument("--peers", type=Path, help="what peers.py made")
     parser.add_argument("--seconds", type=int, default=350, help="for all steps")
+    parser.add_argument("--steps", nargs="+", choices=[step.name for step in STEPS], help="only these")
     parser.add_argument("--dry-run", action="store_true")
     given = parser.parse_args()
     peers = [] if given.peers is None else [given.peers.resolve()]
     path = [MOD, MOD.parent / "modkit", *peers, *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONUNBUFFERED": "1"}
+    steps = [step for step in STEPS if given.steps is None or step.name in given.steps]
     if given.dry_run:
-        for step in STEPS:
+        for step in steps:
             said = [f"{key}={value!r}" for key, value in step.environment.items()]
             print(f"{step.name} ({step.least} to {step.most} s):", *said, *step.command)
         return 0
@@ -118,11 +131,11 @@ def main() -> int:
         parser.error(f"--peers {given.peers}: wanted the folder that peers.py made, with vllm/vllm_flash_attn in it")
     if (here := machine())["gpu"] == "no GPU":
         parser.error("torch sees no GPU")
-    if given.out.exists() and any(given.out.iterdir()):
-        parser.error(f"{given.out} is not empty: results of another run would count as this one's")
+    if old := [file for step in steps if (file := measured(step, given.out)).is_file()]:
+        parser.error(f"{old[0]} was measured before; wanted another folder, or --steps that this one lacks")
     given.out.mkdir(parents=True, exist_ok=True)
     began, lines, failed = time.monotonic(), [str(here)], False
-    for step in STEPS:
+    for step in steps:
         left = given.seconds - (time.monotonic() - began)
         start = time.monotonic()
         ended = f"left out, {left:.0f} s were left" if left < step.least else run(step, given.out, environment, left)

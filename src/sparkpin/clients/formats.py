@@ -58,7 +58,7 @@ def openai(facts: Facts) -> str:
 
 
 def continue_(facts: Facts) -> str:
-    """~/.continue/config.yaml. Its `reasoning` is an option of requests to other providers, so it stands nowhere here."""
+    """~/.continue/config.yaml. Its `reasoning` is an option of other providers' requests: left out."""
     capable = [name for name, there in (("tool_use", facts.tools), ("image_input", facts.images)) if there]
     model = {
         "name": facts.label,

@@ -73,7 +73,7 @@ class LastStart:
 
 
 def keep(folder: Path, release: Release, startup: Startup, seconds: float, log: bytes) -> None:
-    """log: of this start alone. weights_seconds: what reading the weights took, as vLLM says; None where it does not."""
+    """log: of this start alone. What it says that reading the weights took is kept, None where it says nothing."""
     value = {
         "schema": 1,
         "release": release.tag,

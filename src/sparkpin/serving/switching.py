@@ -102,21 +102,21 @@ def taken_over(
         ready(paths, container, wanted, say)
         quiet = waiting.quiet_moment(lambda: requests_under_way(old), drain, say)
         began = time.monotonic()
-        if not quiet:
-            # So that its connections are closed. Were it only cut off, clients of other machines would wait for an
-            # answer until their own time is up: nobody would tell them.
+        if quiet:
+            launch.disconnect(engine, old)
+        else:
+            # Its connections are to be closed. Were it only cut off, clients of other machines would wait for an answer
+            # until their own time is up: nobody would tell them.
             with engine_errors():
-                old.stop(timeout=0)
-        launch.disconnect(engine, old)
+                old.kill()  # a second less than `stop`, and Docker does not start it again, either
         try:
             launch.connect(engine, container, wanted.host, wanted.port)
             answered(container, wanted, say)
         except BaseException:
             launch.remove(container)
             known = describe(old)
-            launch.connect(engine, old, known.host, known.port)
-            if not quiet:
-                launch.start(engine, old, known.host, known.port)
+            give_back = launch.connect if quiet else launch.start
+            give_back(engine, old, known.host, known.port)
             raise
     except BaseException:
         with contextlib.suppress(SparkpinError):

@@ -1,0 +1,106 @@
+"""The README's numbers are those of benchmarks/h200.json; what report.py makes of results, and session.py of files."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+MOD = Path(__file__).parents[1]
+README = (MOD / "README.md").read_text(encoding="utf-8").splitlines()
+ROWS = json.loads((MOD / "benchmarks/h200.json").read_text(encoding="utf-8"))
+
+
+def script(name: str) -> ModuleType:
+    """By path: other mods' benchmarks have such names, too."""
+    spec = importlib.util.spec_from_file_location(f"turboquant_{name}", MOD / f"benchmarks/{name}.py")
+    assert spec and spec.loader
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+report = script("report")
+
+
+def test_the_readme_s_speeds_are_the_results() -> None:
+    lines = report.speeds(ROWS).splitlines()[2:]
+    assert len(lines) == 12 and set(lines) <= set(README)
+
+
+def test_the_readme_s_prefill_is_the_results() -> None:
+    """Up to `few` of that day, 16 tokens, by the kernel for decode."""
+    sizes = report.by_size(ROWS)
+    for new in (4, 8, 16, 32, 64, 128, 256, 512, 2048):
+        cells = [str(new)]
+        for history in (8192, 32768, 131072):
+            row = sizes[history, new]
+            ours = report.ways(row)["few" if new <= 16 else "parts"]
+            times = f"{ours:.0f} / {row['paged_us']:.0f} / {row['bf16_us']:.0f}"
+            cells += [times, f"{row['paged_us'] / ours:.2f}"]
+        assert f"| {' | '.join(cells)} |" in README
+
+
+def test_other_numbers_of_the_readme() -> None:
+    text, others = " ".join(README), report.others(ROWS).splitlines()
+    assert "894, 680, 547 GB/s" in text and "with few multiprocessors 894, 680, 547 GB/s" in others
+    for name, short in (("k8v4", "k8v4"), ("4bit_nc", "4bit"), ("k3v4_nc", "k3v4"), ("3bit_nc", "3bit")):
+        [line] = [line for line in others if line.startswith(f"turboquant_{name} ")]
+        assert f"{short} {line.partition(' ')[2]}" in text
+
+
+def sized(history: int, new: int, **times: float) -> dict[str, Any]:
+    return {"history": history, "new": new, "paged_us": 100.0, "bf16_us": 90.0, **times}
+
+
+def test_advice_is_what_takes_the_least() -> None:
+    rows = [
+        sized(8192, 16, few_us=110, room_16384_us=180, joined_us=120),
+        sized(8192, 64, few_us=300, room_16384_us=150, joined_us=125),
+        sized(8192, 512, room_16384_us=100, joined_us=101, room_4096_us=7),
+    ]
+    assert report.advice(rows).startswith('for tuned.json: "few": 16, "joined": 64: ')
+    assert [line.split(" | ")[-2:] for line in report.prefill(rows).splitlines()[2:]] == [
+        ["0.91", "few |"],
+        ["0.80", "joined |"],
+        ["1.00", "parts |"],
+    ]
+    for row in rows:
+        row.pop("joined_us")
+    assert '"joined": 0' in report.advice(rows)
+    assert report.advice([]) == "no prefill was measured"
+
+
+def test_a_session_s_results_are_rows_of_speeds_and_worst_errors(tmp_path: Path) -> None:
+    session = script("session")
+    (tmp_path / "run-bench.json").write_text('[{"read": 4578.0}]')
+    (tmp_path / "prefill-check.json").write_text('[{"error": 0.001}, {"error": 0.003}]')
+    for step in session.STEPS[1:]:
+        assert step.command[-1].format(out=tmp_path) == str(session.measured(step, tmp_path))
+    found = session.results(tmp_path, session.STEPS)
+    assert found == [{"check": "prefill-check", "cases": 2, "worst": 0.003}, {"read": 4578.0}]
+    assert report.others(found).splitlines() == [
+        "read 4578 GB/s",
+        "prefill-check: worst error of 2 cases 0.0030",
+    ]
+
+
+@pytest.mark.parametrize(("code", "said"), [("0", ""), ("3", "exit status 3")])
+def test_a_step_says_how_it_ended(tmp_path: Path, code: str, said: str) -> None:
+    session = script("session")
+    step = session.Step("sample", ("sh", "-c", f"echo {{out}}; exit {code}"), 1, 60)
+    assert session.run(step, tmp_path, {"PATH": "/bin:/usr/bin"}, 60) == said
+    assert (tmp_path / "sample.log").read_text() == f"{tmp_path}\n"
+
+
+def test_a_step_that_takes_too_long_is_stopped_with_what_it_started(tmp_path: Path) -> None:
+    session = script("session")
+    step = session.Step("sample", ("sh", "-c", "sleep 600 & echo $!; wait"), 1, 60)
+    assert session.run(step, tmp_path, {"PATH": "/bin:/usr/bin"}, 2) == "stopped after 2 s"
+    child = Path("/proc", (tmp_path / "sample.log").read_text().strip(), "stat")
+    assert not child.exists() or child.read_text().split()[2] == "Z"  # nobody waits for it where init does not
