@@ -197,6 +197,16 @@ def test_who_waits_for_an_answer_at_a_switch_is_told(
     until(lambda: switching.fault_of(new, None) == "")
 
 
+def test_one_that_ended_by_itself_meanwhile_is_replaced_all_the_same(
+    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = serve.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+    newer = dataclasses.replace(release, env={"ANOTHER": "1"}, key="77" * 32)
+    monkeypatch.setattr(switching, "requests_under_way", lambda container: container.kill())
+    new = serve.start(paths, fake_engine, newer, checkpoint, port=free_port(), say=quiet, beside=True)
+    assert new.ready and (new.container, new.started != old.started) == (old.container, True)
+
+
 def waiting_client(engine: Engine, served: services.Served) -> socket.socket:
     (network,) = engine.client.containers.get(served.container).attrs["NetworkSettings"]["Networks"].values()
     return socket.create_connection((network["IPAddress"], launch.INSIDE), timeout=60)

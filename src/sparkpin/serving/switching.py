@@ -107,8 +107,7 @@ def taken_over(
         else:
             # Its connections are to be closed. Were it only cut off, clients of other machines would wait for an answer
             # until their own time is up: nobody would tell them.
-            with engine_errors():
-                old.kill()  # a second less than `stop`, and Docker does not start it again, either
+            launch.end(old)
         try:
             launch.connect(engine, container, wanted.host, wanted.port)
             answered(container, wanted, say)
