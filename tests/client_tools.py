@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -30,13 +31,14 @@ def installed() -> None:
     """Fetch what is not there yet; npm holds each package against the lock's SHA-512."""
     if not shutil.which("npm"):
         pytest.skip("asks the tools themselves: needs npm")
-    lock = FOLDER / "package-lock.json"
     done = PACKAGES / ".package-lock.json"
-    if done.is_file() and done.stat().st_mtime > lock.stat().st_mtime:
-        return
-    command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-    fetched = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=300)
-    assert fetched.returncode == 0, fetched.stderr
+    with (FOLDER / "package-lock.json").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several of pytest's workers come here at once
+        if done.is_file() and done.stat().st_mtime > os.fstat(lock.fileno()).st_mtime:
+            return
+        command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+        fetched = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=300)
+        assert fetched.returncode == 0, fetched.stderr
 
 
 def opencode(folder: Path, config: str, *arguments: str, env: dict[str, str] | None = None) -> str:
