@@ -1,16 +1,12 @@
 """Checks for which the scripted recipe and the cpu stack leave no room, on a real server: a prompt of 8K tokens, and
 one that is answered from the prefix cache as from nothing.
 
-    SPARKPIN_LONG_PROMPTS=1 pytest tests/test_smoke_cached.py
-
-Opt-in: two minutes on two cores without AVX-512. Needs what ./install.sh leaves. Without drafts: vLLM's CPU platform
-copies states of a drafter with Triton alone.
+Needs what ./install.sh leaves. Without drafts: vLLM's CPU platform copies states of a drafter with Triton alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -55,14 +51,12 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
         yield subject_of(variant, client, server.log, 0, gpus=False, reference=None)
 
 
-if os.environ.get("SPARKPIN_LONG_PROMPTS"):  # not a skip: CI does not set it
-
-    @pytest.mark.e2e
-    def test_a_prompt_of_8k_is_read_and_answered_from_the_cache_as_from_nothing(subject: Subject) -> None:
-        found = run_check("long-context", subject)
-        assert found.passed and found.applicable, found.detail
-        assert found.detail.startswith("found in prompts of 8,") and "do not fit" not in found.detail, found.detail
-        cached = run_check("prefix-cache", subject)
-        assert cached.passed and cached.applicable, cached.detail
-        assert "tokens came from the cache" in cached.detail
-        assert probes.longest_prompt(subject, subject.expect.recall(64)[0]) >= probes.CACHED
+@pytest.mark.e2e
+def test_a_prompt_of_8k_is_read_and_answered_from_the_cache_as_from_nothing(subject: Subject) -> None:
+    found = run_check("long-context", subject)
+    assert found.passed and found.applicable, found.detail
+    assert found.detail.startswith("found in prompts of 8,") and "do not fit" not in found.detail, found.detail
+    cached = run_check("prefix-cache", subject)
+    assert cached.passed and cached.applicable, cached.detail
+    assert "tokens came from the cache" in cached.detail
+    assert probes.longest_prompt(subject, subject.expect.recall(64)[0]) >= probes.CACHED
