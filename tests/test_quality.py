@@ -45,6 +45,7 @@ from sparkpin.quality.distance import agreement, kl, rows_of, until_they_part
 from sparkpin.quality.measured import Asked, Measured, Reading, keep, known
 from sparkpin.quality.record import Figure, QualityRecord, Texts
 from sparkpin.releases import Release, Releases
+from sparkpin.report.gather import way_to
 from sparkpin.report.measured import quality_of
 from sparkpin.schema import Quality
 from sparkpin.serving import room
@@ -319,6 +320,8 @@ def test_a_damaged_note_of_what_was_accepted_is_an_error(paths: Paths, text: str
         promotion.check(paths, ours, accepted=accepted)
     assert str(path) in caught.value.message and caught.value.next_step.startswith(f"restore {path} from a backup")
     assert promotion.is_refused(paths, ours)
+    way = way_to(paths, ours)
+    assert way and way.does == "says why it is refused, and what to do"
     assert quality_of(paths, ours).text == "record damaged"
     assert path.read_text() == text
 
@@ -513,6 +516,9 @@ def test_limits_stand_beside_what_was_measured(paths: Paths, capsys: pytest.Capt
     assert row == ["v2", "kl", "0.005", "0.01", "0.008", "..", "0.012", "MORE", "2", "0.032"]
     top1 = next(line.split() for line in text.splitlines() if " top1 " in line)
     assert top1 == ["v2", "top1", "-", "0.985", "0.98", "..", "0.99", "2", "0.98"]
+    (paths.project / "stages/v2.yaml").unlink()
+    limits.show(paths, "tiny")
+    assert "stage v2 is left out: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sparkpin import manifests, ui
-from sparkpin.errors import InputError
+from sparkpin.errors import InputError, ManifestError
 from sparkpin.paths import Paths
 from sparkpin.quality import allowance
 from sparkpin.quality.record import Judged, QualityRecord, against_parent
@@ -35,8 +35,12 @@ def show(paths: Paths, recipe: str) -> None:
     for release in Releases(paths).of_recipe(recipe):
         if found := against_parent(paths, release):
             measured.setdefault(release.stage, []).append(found)
-    stages = {name: manifests.load_stage(paths.project, name) for name in measured}
-    lines = [line for name, found in measured.items() for line in lines_of(stages[name], found)]
+    lines: list[Line] = []
+    for name, found in measured.items():
+        try:
+            lines += lines_of(manifests.load_stage(paths.project, name), found)
+        except (InputError, ManifestError) as why:  # renamed or gone since
+            ui.show(f"stage {name} is left out: {why}")
     if not lines:
         raise InputError(
             f"no release of {recipe!r} was compared with its parent stage yet",

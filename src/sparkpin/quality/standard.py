@@ -158,8 +158,13 @@ def scores(
     with tempfile.TemporaryDirectory(prefix="lm-eval-", dir=paths.work) as out:
         argv = [str(python), "-m", "lm_eval", *words(wanted, port, model, tokenizer, length), "--output_path", out]
         env = child_env(paths, offline=True)
+
+        def told(line: str) -> None:
+            os.utime(out)  # in use: `prune` goes by it, and lm-eval writes only at its end
+            say(line)
+
         try:
-            done = watched.run(argv, cwd=TASKS, env=env, limit=limit, silent=SILENT, say=say)
+            done = watched.run(argv, cwd=TASKS, env=env, limit=limit, silent=SILENT, say=told)
         except watched.Overdue as why:
             raise SmokeError(
                 f"lm-eval was ended: {why}; {', '.join(wanted.tasks)}\n{last(why.written, 3)}",

@@ -104,6 +104,8 @@ def item(paths: Paths, releases: Sequence[Release], release: Release, speed: Spe
 def way_to(paths: Paths, release: Release) -> Command | None:
     if release.state == "current":
         return None
+    if release.is_good and is_refused(paths, release):
+        return Command(f"invoke promote {release.tag}", "says why it is refused, and what to do")
     if release.is_good:
         return Command(
             f"invoke promote {release.tag}",

@@ -104,11 +104,11 @@ def taken_over(
         began = time.monotonic()
         if quiet:
             launch.disconnect(engine, old)
-        else:
-            # Its connections are to be closed. Were it only cut off, clients of other machines would wait for an answer
-            # until their own time is up: nobody would tell them.
-            launch.end(old)
         try:
+            if not quiet:
+                # Its connections are to be closed. Were it only cut off, clients of other machines would wait for an
+                # answer until their own time is up: nobody would tell them.
+                launch.end(old)
             launch.connect(engine, container, wanted.host, wanted.port)
             answered(container, wanted, say)
         except BaseException:
