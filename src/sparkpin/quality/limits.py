@@ -35,18 +35,19 @@ def show(paths: Paths, recipe: str) -> None:
     for release in Releases(paths).of_recipe(recipe):
         if found := against_parent(paths, release):
             measured.setdefault(release.stage, []).append(found)
-    lines: list[Line] = []
-    for name, found in measured.items():
-        try:
-            lines += lines_of(manifests.load_stage(paths.project, name), found)
-        except (InputError, ManifestError) as why:  # renamed or gone since
-            ui.show(f"stage {name} is left out: {why}")
-    if not lines:
+    if not measured:
         raise InputError(
             f"no release of {recipe!r} was compared with its parent stage yet",
             next_step=f"invoke quality --recipe {recipe}",
         )
-    ui.table(COLUMNS, [cells(line) for line in lines])
+    lines: list[Line] = []
+    for name, records in measured.items():
+        try:
+            lines += lines_of(manifests.load_stage(paths.project, name), records)
+        except (InputError, ManifestError) as why:  # renamed or gone since
+            ui.show(f"stage {name} is left out: {why}")
+    if lines:
+        ui.table(COLUMNS, [cells(line) for line in lines])
     quick = sum(found.quick for each in measured.values() for found in each)
     if quick:
         ui.show(f"{ui.count(quick, 'record')} of --quick among them: wide intervals")
