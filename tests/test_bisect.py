@@ -258,6 +258,11 @@ def test_an_option_that_is_missing(missing: str) -> None:
         tasks.bisect(**given, serve=False, unstarted_is_bad=False, limit=1)
 
 
+def test_a_check_has_a_second_at_least() -> None:
+    with pytest.raises(InputError, match="saw 0, wanted 1 or more"):
+        tasks.bisect(good="a", bad="b", check="true", serve=False, unstarted_is_bad=False, limit=0)
+
+
 def test_one_search_of_a_kind_at_a_time(home: tuple[Path, Release, Release], paths: Paths) -> None:
     search(home)
     [path] = paths.home.glob("bisect/*/state.json")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparkpin import files
-from sparkpin.errors import BusyError, DiskError
+from sparkpin.errors import BusyError, DiskError, InputError
 
 HOLD = "import sys, time; from pathlib import Path; from sparkpin import files\n" + (
     "with files.lock(Path(sys.argv[1]), shared=len(sys.argv) > 2):\n    print('held', flush=True)\n    time.sleep(60)\n"
@@ -89,3 +89,13 @@ def test_a_full_disk_is_one_clear_error(small_disk: Path) -> None:
     with pytest.raises(DiskError, match=r"No space left.*MB free"), files.atomic_file(small_disk / "big") as file:
         file.write(b"x" * 2_000_000)
     assert list(small_disk.iterdir()) == []
+
+
+def test_an_output_is_a_file_in_a_folder_that_is_there(tmp_path: Path) -> None:
+    assert files.output_file("--out", str(tmp_path / "page.html")) == tmp_path / "page.html"
+    with pytest.raises(InputError, match=f"--out {tmp_path}: is a folder") as caught:
+        files.output_file("--out", str(tmp_path))
+    assert caught.value.next_step == f"name one in it: --out {tmp_path / 'NAME'}"
+    with pytest.raises(InputError, match="there is no folder") as caught:
+        files.output_file("--out", str(tmp_path / "away/page.html"))
+    assert caught.value.next_step == f"mkdir -p {tmp_path / 'away'}" and not (tmp_path / "away").exists()

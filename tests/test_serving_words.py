@@ -260,7 +260,7 @@ def test_on_a_terminal_a_bar_shows_the_stage_against_the_last_start() -> None:
 
 def test_with_nothing_served_the_hint_names_the_one_recipe_that_is_current(tmp_path: Path) -> None:
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
-    assert tasks.how_to_serve(paths) == "invoke serve"
+    assert tasks.how_to_serve(paths) == "invoke up"
     Releases(paths).point(made_releases.release(1, "passed"))
     assert tasks.how_to_serve(paths) == "invoke serve --recipe tiny"
     Releases(paths).point(made_releases.release(2, "passed", recipe="other"))

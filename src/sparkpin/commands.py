@@ -691,6 +691,9 @@ def serve(
         return
     for line in serving_tasks.told(paths, served):
         show(line)
+    current = records.current(chosen.recipe)
+    if current and current.tag != chosen.tag:
+        show(f"note: current is {current.tag}, and rollback goes by that; this one: invoke promote {chosen.tag}")
 
 
 def stop(*, recipe: str | None) -> None:

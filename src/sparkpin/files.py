@@ -15,7 +15,7 @@ from io import RawIOBase, UnsupportedOperation
 from pathlib import Path
 from typing import IO, Any
 
-from sparkpin.errors import BusyError, DiskError
+from sparkpin.errors import BusyError, DiskError, InputError
 
 CHUNK = 1 << 20
 PARTIAL = ".partial-"  # every unfinished file or folder starts so; nothing reads them and `sweep` removes them
@@ -108,6 +108,18 @@ def disk_errors(where: Path) -> Iterator[None]:
             next_step="free space there (`invoke prune --keep 2` removes old releases), or set SPARKPIN_CACHE and "
             "SPARKPIN_HOME to a larger disk",
         ) from error
+
+
+def output_file(option: str, name: str) -> Path:
+    """Where a command is to write what it makes. InputError for a folder, and where none is there to hold it."""
+    path = Path(name).absolute()
+    if path.is_dir():
+        raise InputError(
+            f"{option} {name}: is a folder, wanted a file", next_step=f"name one in it: {option} {path}/NAME"
+        )
+    if not path.parent.is_dir():
+        raise InputError(f"{option} {name}: there is no folder {path.parent}", next_step=f"mkdir -p {path.parent}")
+    return path
 
 
 def require_space(folder: Path, needed: int, what: str, variable: str) -> None:

@@ -23,7 +23,8 @@ def require_free(engine: Engine, host: str, port: int) -> None:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise InputError(
-                    f"cannot listen on {host}:{port}: {error.strerror}", next_step="choose another"
+                    f"cannot listen on {host}:{port}: {error.strerror}",
+                    next_step="an address of this machine, --host 127.0.0.1 or 0.0.0.0, or another port",
                 ) from None
             raise busy(engine, host, port) from None
 
@@ -35,7 +36,7 @@ def busy(engine: Engine, host: str, port: int) -> BusyError:
     return BusyError(
         f"port {port} on {host} is taken{f' by {holder}{whose}' if holder else ''}",
         next_step=f"stop that{f' (SPARKPIN_HOME={home} invoke stop)' if home else ''}, or choose another port: "
-        f"invoke serve --port {free}",
+        f"the same command with --port {free}",
     )
 
 

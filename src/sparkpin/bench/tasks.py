@@ -101,6 +101,8 @@ def run_compare(before: str, after: str, *, asked: Asked, rounds: int) -> None:
     if not asked.as_json:
         starts = len(releases) if fit_at_once(paths, releases) else 2 * rounds
         words.show_plan(releases, wanted, turns=2 * rounds, starts=starts)
+    if releases[0].tag == releases[1].tag and not asked.as_json:
+        ui.show("note: both are one release; what differs is this machine's noise")
     if asked.dry_run:
         ui.show("Dry run: nothing was started.")
         return

@@ -13,7 +13,7 @@ from sparkpin.engine import Engine
 from sparkpin.paths import Paths
 from sparkpin.releases import Release
 from sparkpin.smoke.client import Client
-from sparkpin.smoke.server import remove_leftovers, smoke_lock, started
+from sparkpin.smoke.server import WAITING, remove_leftovers, smoke_lock, started
 
 HOST = "127.0.0.1"
 
@@ -27,8 +27,7 @@ def served(
     Waits for a smoke test of the same home to end, and removes what killed runs left.
     """
     require_readable(checkpoint)
-    waiting = "waiting for a smoke test to end"
-    with files.lock(smoke_lock(paths), on_wait=lambda: say(waiting)):
+    with files.lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
         remove_leftovers(paths, engine, say)
         timeout = ready_timeout(checkpoint)
         with started(paths, engine, release, checkpoint, gpus=gpus, timeout=timeout, say=say) as server:

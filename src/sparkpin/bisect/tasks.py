@@ -74,6 +74,8 @@ def bisect(
         if not value:
             step = "invoke bisect --good TAG --bad TAG --check 'COMMAND' (docs/bisect.md)"
             raise InputError(f"{option} is missing", next_step=step)
+    if limit < 1:
+        raise InputError(f"--limit: saw {limit}, wanted 1 or more (seconds)", next_step="--limit 1800")
     paths = Paths.from_env()
     plan = make_plan(paths, good, bad)
     ui.show(f"- good {plan.good.tag}")

@@ -159,16 +159,17 @@ def recipe_export(
     """Print or write a recipe for spark-vllm-docker (v1) or sparkrun (v2), of the working tree or of a release."""
     if form not in export.TOOLS:
         raise InputError(f"--format: saw {form!r}, wanted v1 or v2", next_step="invoke recipe export NAME --format v1")
+    target = files.output_file("--output", output) if output else None
     subject = of_release(paths, what, release) if release else of_tree(paths, what, stage)
     kind: export.Format = "v1" if form == "v1" else "v2"
     text = export.text_of(subject, kind)
     if Releases(paths).find(subject.image) is None:
         at = f" --stage {stage}" if stage else ""
         say(f"note: {subject.image} is not built yet; next: invoke build --recipe {subject.name}{at}")
-    if not output:
+    if target is None:
         show(text.rstrip())
         return
-    with files.atomic_file(Path(output).absolute()) as out:
+    with files.atomic_file(target) as out:
         out.write(text.encode())
     show(f"wrote {output}: {subject.image} for {export.TOOLS[kind]}")
 

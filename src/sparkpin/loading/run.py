@@ -29,7 +29,7 @@ from sparkpin.loading.stub import SONAME, is_wanted, stub, wanted_symbols
 from sparkpin.paths import Paths
 from sparkpin.progress import Say
 from sparkpin.releases import Release
-from sparkpin.smoke.server import LABEL, owner, prefix, remove_leftovers, smoke_lock
+from sparkpin.smoke.server import LABEL, WAITING, owner, prefix, remove_leftovers, smoke_lock
 
 LIMIT_SECONDS = 15 * 60.0
 TOLD_SECONDS = 15.0
@@ -91,7 +91,7 @@ def run_load(
         say(f"{SONAME}: a stub with {len(symbols)} functions, each of which says that there is no device")
     wanted = json.dumps({"libraries": libraries, "imports": IMPORTS, "group": PLUGINS})
     begin = time.monotonic()
-    with lock(smoke_lock(paths), on_wait=lambda: say("waiting for another smoke test to end")):
+    with lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
         remove_leftovers(paths, engine, say)
         with (
             mounted(paths, driver, TRIPLETS[machine], emulated) as volumes,

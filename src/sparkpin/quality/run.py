@@ -25,7 +25,7 @@ from sparkpin.smoke.choice import obstacle, uses_gpu
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.replies import Fault
-from sparkpin.smoke.server import Server, StartFault, remove_leftovers, smoke_lock, started
+from sparkpin.smoke.server import WAITING, Server, StartFault, remove_leftovers, smoke_lock, started
 from sparkpin.smoke.subject import Subject
 
 REQUEST_SECONDS = 600.0  # a long prompt's prefill on a slow machine
@@ -83,7 +83,7 @@ def measure(paths: Paths, engine: Engine, release: Release, plan: Plan, say: Say
     running.require_image(engine, release)
     files.require_space(paths.cache, KEPT, "the measurements", "SPARKPIN_CACHE")
     tuned = with_loader(paths, release, checkpoint, say, gpus=gpus)
-    with files.lock(smoke_lock(paths), on_wait=lambda: say("waiting for another test of a server to end")):
+    with files.lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
         remove_leftovers(paths, engine, say)
         timeout = running.ready_timeout(checkpoint)
         if gpus:  # another server ended a moment ago, and its files may still count as taken

@@ -50,7 +50,7 @@ def check_kind(check: dict[str, object]) -> Kind:
 
 def quality_of(paths: Paths, release: Release) -> Evidence:
     """Against the parent stage, else the newest comparison with any other."""
-    hint = f"invoke quality --release {release.tag}"
+    hint = f"invoke quality --release {release.tag}{'' if release.demands.parent else ' --against TAG'}"
     try:
         chosen = quality.against_parent(paths, release) or next(reversed(quality.records_of(paths, release)), None)
         reason = promotion.accepted_reason(paths, release, chosen, chosen.more) if chosen else ""

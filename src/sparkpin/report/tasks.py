@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sparkpin import ui
 from sparkpin.errors import InputError
-from sparkpin.files import atomic_file
+from sparkpin.files import atomic_file, output_file
 from sparkpin.paths import Paths
 from sparkpin.report.facts import Report
 from sparkpin.report.gather import gather
@@ -26,6 +26,7 @@ def report(*, recipe: str | None, out: str, serve: bool, port: int, as_markdown:
             next_step=f"leave out --open, or {'--markdown' if as_markdown else '--out'}",
         )
     paths = Paths.from_env()
+    target = output_file("--out", out) if out else paths.home / NAME
     made = gather(paths, recipe)
     for fault in made.all_faults:
         ui.say(ui.printable(fault))
@@ -34,7 +35,7 @@ def report(*, recipe: str | None, out: str, serve: bool, port: int, as_markdown:
         if not out:
             ui.show(table)
             return
-        write(Path(out), f"{table}\n".encode(), made)
+        write(target, f"{table}\n".encode(), made)
         return
     page = html(made).encode()
     if serve:
@@ -43,7 +44,7 @@ def report(*, recipe: str | None, out: str, serve: bool, port: int, as_markdown:
             with contextlib.suppress(KeyboardInterrupt):
                 offered.serve_forever()
         return
-    write(Path(out) if out else paths.home / NAME, page, made)
+    write(target, page, made)
 
 
 def write(path: Path, content: bytes, made: Report) -> None:

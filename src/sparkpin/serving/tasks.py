@@ -58,6 +58,8 @@ def how_to_serve(paths: Paths, recipe: str | None = None) -> str:
     if recipe is None:
         records = Releases(paths)
         current = [name for name in records.recipes() if records.pointer_path(name).is_file()]
+        if not current:
+            return "invoke up"
         recipe = current[0] if len(current) == 1 else None
     return serve_command(paths.project, recipe) if recipe else "invoke serve"
 

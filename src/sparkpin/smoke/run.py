@@ -30,7 +30,7 @@ from sparkpin.smoke.client import Client
 from sparkpin.smoke.evidence import Write, evidence_folder
 from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.replies import Exchange, Fault
-from sparkpin.smoke.server import Server, StartFault, remove_leftovers, smoke_lock, socket_argv, started
+from sparkpin.smoke.server import WAITING, Server, StartFault, remove_leftovers, smoke_lock, socket_argv, started
 from sparkpin.smoke.subject import Subject
 
 
@@ -96,7 +96,7 @@ def run_smoke(
     running.require_readable(checkpoint)
     running.require_image(engine, release)
     begin = time.monotonic()
-    with lock(smoke_lock(paths), on_wait=lambda: say("waiting for another smoke test to end")):
+    with lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
         remove_leftovers(paths, engine, say)
         served: list[tuple[int, Evidence]] = []
         reference = drift.reference(paths, release)

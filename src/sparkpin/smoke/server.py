@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # slow to import, and `prune` needs only what killed runs lef
     from sparkpin.smoke.client import Client
 
 LABEL = "sparkpin.smoke"
+WAITING = "waiting for invoke smoke, quality, bench or bisect to end: one server is asked at a time"
 SOCKET_FOLDER = "/run/sparkpin"
 SOCKET = "vllm.sock"
 PROGRESS_SECONDS = 15
