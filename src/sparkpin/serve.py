@@ -77,9 +77,10 @@ def start(
         if port is None:
             port = known.port if known else int(flag_value(release.argv, "--port") or DEFAULT_PORT)
         host = host or (known.host if known else "127.0.0.1")
-        key = key_of(paths, release, host)
+        keys.is_local(host)  # InputError for what is no address
         if known is None or (known.host, known.port) != (host, port):
             require_free(engine, host, port)
+        key = key_of(paths, release, host)  # may make one, which a command that is refused is not to leave
         same = (release.tag, host, port, key_label(key))
         if old is not None and known and (known.release, known.host, known.port, known.key) == same:
             return resumed(paths, old, release, checkpoint, health or Health(), say)

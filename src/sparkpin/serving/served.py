@@ -66,7 +66,9 @@ def name_of(paths: Paths, recipe: str) -> str:
 def status(engine: Engine) -> tuple[Served, ...]:
     """All services, of all homes, by recipe, whether they run or not."""
     with engine_errors():
-        return tuple(sorted((describe(c) for c in services(engine)), key=lambda served: (served.recipe, served.home)))
+        # One that Docker is removing has no log any more.
+        there = (container for container in services(engine) if container.status not in ("removing", "dead"))
+        return tuple(sorted(map(describe, there), key=lambda served: (served.recipe, served.home)))
 
 
 def services(engine: Engine) -> list[Container]:
