@@ -215,7 +215,7 @@ def test_a_taken_port_is_told_with_its_holder(
     assert f"port {port} on 127.0.0.1 is taken by " in caught.value.message
     assert f"(process {os.getpid()})" in caught.value.message
     assert caught.value.next_step.endswith(f"the same command with --port {port + 1}")
-    with pytest.raises(InputError, match="cannot listen on 192.0.2.1:"):  # RFC 5737: no machine has it
+    with pytest.raises(InputError, match=r"cannot listen on 192\.0\.2\.1:"):  # RFC 5737: no machine has it
         serve.start(paths, fake_engine, release, checkpoint, port=port, host="192.0.2.1", say=quiet)
     assert services.find(fake_engine, name) is None and not (paths.home / "keys").exists()
 
