@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
+import functools
 import hashlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -207,6 +210,34 @@ def test_only_a_plugin_may_refuse(kind: str) -> None:
     end = {"kind": "end", "name": "", "state": "ok"}
     found = outcomes(lines({"kind": kind, "name": "x", "state": "refused"}, end), [], [], "exited with 0")
     assert [row.passed for row in found] == [False]
+
+
+@pytest.mark.parametrize(
+    ("loaded", "unfit", "passes"),
+    [
+        ("/v/_C_AVX2.abi3.so", "/v/_C.abi3.so", True),
+        ("/v/_C.abi3.so", "/v/_C_AVX512.abi3.so", True),
+        ("/v/_moe_C.abi3.so", "/v/_C.abi3.so", False),  # nothing stands in for it
+        ("/w/_C_AVX2.abi3.so", "/v/_C.abi3.so", False),
+    ],
+)
+def test_a_library_for_another_cpu_passes_beside_one_for_this(loaded: str, unfit: str, passes: bool) -> None:
+    one = {"kind": "library", "name": loaded, "state": "ok"}
+    other = {"kind": "library", "name": unfit, "state": "unfit", "detail": "it has instructions (SIGILL)"}
+    found = outcomes(lines(one, other, {"kind": "end", "name": "", "state": "ok"}), [], [], "exited with 0")
+    assert [(row.passed, row.word) for row in found] == [(True, "loaded"), (passes, "unfit" if passes else "failed")]
+
+
+def test_an_illegal_instruction_is_told_from_other_ends() -> None:
+    def end_by(number: signal.Signals) -> str:
+        faulthandler.disable()  # pytest's own
+        os.kill(os.getpid(), number)
+        return ""
+
+    for number, state in ((signal.SIGILL, "unfit"), (signal.SIGSEGV, "failed")):
+        with pytest.raises(OSError) as caught:
+            inside.apart(functools.partial(end_by, number))
+        assert inside.verdict(caught.value)[0] == state
 
 
 def test_lines_of_others_and_half_lines_are_passed_over() -> None:

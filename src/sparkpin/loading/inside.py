@@ -24,6 +24,10 @@ REFUSAL = "UnsupportedPlatform"  # of sparkpin_modkit: a mod that has nothing fo
 NO_GPU = re.compile(r"NVIDIA driver|no CUDA-capable device|No CUDA GPUs|CUDA_ERROR_NO_DEVICE|NVMLError|\bNVML\b")
 
 
+class OtherCpu(OSError):
+    """A library has instructions that this CPU has not."""
+
+
 def tell(**row: object) -> None:
     print(MARKER + json.dumps(row), flush=True)
 
@@ -40,12 +44,15 @@ def step(kind: str, name: str, act: Callable[[], str], *, own: bool = False) -> 
 
 
 def verdict(error: BaseException, *, own: bool = False) -> tuple[str, str]:
-    """ "refused" (no GPU, or a mod that has nothing for the platform found without) or "failed"; the first cause.
+    """ "refused" (no GPU, or a mod that has nothing for the platform found without), "unfit" (a library for another
+    CPU) or "failed"; the first cause.
 
     own: of a mod of ours, which says itself that it refuses: any other error of it is one, whatever it talks about.
     """
     chain = list(causes(error))
     text = f"{type(chain[-1]).__name__}: {chain[-1]}"
+    if isinstance(chain[-1], OtherCpu):
+        return "unfit", str(chain[-1])
     wants = any(type(one).__name__ == REFUSAL or (not own and NO_GPU.search(str(one))) for one in chain)
     return ("refused" if wants else "failed"), " ".join(text.split())[:500]
 
@@ -72,6 +79,8 @@ def apart(act: Callable[[], str]) -> str:
     with open(reading, encoding="utf-8", errors="replace") as pipe:
         text = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == -signal.SIGILL:
+        raise OtherCpu("it has instructions that this CPU has not (SIGILL)")
     if code < 0:
         raise OSError(f"its process ended by {signal.Signals(-code).name}")
     if code:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,13 +13,15 @@ from sparkpin.smoke import mods
 from sparkpin.ui import printable
 
 DONE = {"library": "loaded", "import": "imported", "plugin": "registered", "platform": "found"}
-STATES = ("begin", "ok", "refused", "failed")
+STATES = ("begin", "ok", "refused", "unfit", "failed")
 MAY_REFUSE = ("plugin", "platform")  # a library or an import that wants a GPU for itself does not load
 
 
 @dataclass(frozen=True)
 class Row:
-    """kind: import, library, platform, plugin, end. state: "begin", "ok", "failed" or, for want of a GPU, "refused"."""
+    """kind: import, library, platform, plugin, end. state: "begin", "ok", "failed"; for want of a GPU "refused";
+    "unfit" for one of several libraries, of which another is this CPU's.
+    """
 
     kind: str
     name: str
@@ -27,7 +31,7 @@ class Row:
 
     @property
     def passed(self) -> bool:
-        return self.state == "ok" or (self.state == "refused" and self.kind in MAY_REFUSE)
+        return self.state in ("ok", "unfit") or (self.state == "refused" and self.kind in MAY_REFUSE)
 
     @property
     def label(self) -> str:
@@ -81,11 +85,19 @@ def outcomes(log: bytes, libraries: Sequence[str], wanted: Iterable[str], ending
 
 def judged(done: Iterable[Row], reports: Sequence[mods.Report]) -> Iterator[Row]:
     off = {report.mod for report in reports if report.event == "off"}
+    fit = {family(row.name) for row in done if row.kind == "library" and row.state == "ok"}
     for row in done:
+        if row.state == "unfit" and (row.kind != "library" or family(row.name) not in fit):
+            row = dataclasses.replace(row, state="failed")
         if row.kind == "plugin" and row.state == "ok" and row.name in off:
             yield Row("plugin", row.name, "failed", "is switched off by the release's environment", row.seconds)
         elif row.kind != "end":
             yield row
+
+
+def family(library: str) -> str:
+    """The same for libraries of which vLLM takes the one for the CPU: _C, _C_AVX2, _C_AVX512."""
+    return re.sub(r"_AVX[0-9A-Z_]*(?=\.[^/]*$)", "", library)
 
 
 def lacking(done: Sequence[Row], libraries: Sequence[str], wanted: Iterable[str]) -> Iterator[Row]:
