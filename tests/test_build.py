@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import tiny_images
+from in_container import output_of
 from private_engine import remove_tags, tags_in
 
 from sparkpin import build, contents, manifests, ownimages, render, rootfs, schema, seal
@@ -98,8 +99,7 @@ def test_image_runs_as_the_template_says(site: Site) -> None:
     assert image.config["User"] == "10001:10001" and "GREETING=hello" in image.config["Env"]
     assert image.labels["sparkpin.key"] == site.chain()[-1].key and image.labels["sparkpin.stage"] == "two"
     command = ["/bin/sh", "-c", "for file in /opt/hello/*; do echo $file; done"]
-    output = site.engine.client.containers.run(ref, command, network_mode="none", remove=True)
-    assert output.decode().split() == [
+    assert output_of(site.engine, ref, command).split() == [
         "/opt/hello/requirements.txt",
         "/opt/hello/sparkpin_hello-0.1.0-py3-none-any.whl",
     ]
