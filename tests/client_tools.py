@@ -81,4 +81,4 @@ def continue_reads(text: str) -> tuple[Any, subprocess.CompletedProcess[str]]:
 
 
 def node(arguments: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["node", *arguments], cwd=FOLDER, input=text, capture_output=True, text=True, timeout=60)
+    return subprocess.run(["node", *arguments], cwd=FOLDER, input=text, capture_output=True, text=True, timeout=300)

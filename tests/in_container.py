@@ -9,7 +9,7 @@ from sparkpin.engine import Engine
 
 
 def run(
-    engine: Engine, image: str, command: Sequence[str], *, seconds: int = 600, **settings: Any
+    engine: Engine, image: str, command: Sequence[str], *, seconds: int = 1800, **settings: Any
 ) -> tuple[int, str, str]:
     """Exit code, standard output and standard error, read once the container has ended.
 

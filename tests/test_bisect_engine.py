@@ -35,7 +35,7 @@ CHILD = (
 """Can be built only on a base that says bye."""
 ASK = f"""{sys.executable} -c '
 import http.client, os, sys
-connection = http.client.HTTPConnection(os.environ["SPARKPIN_ENDPOINT"].removeprefix("http://"), timeout=30)
+connection = http.client.HTTPConnection(os.environ["SPARKPIN_ENDPOINT"].removeprefix("http://"), timeout=600)
 connection.request("POST", "/v1/completions", b"{{}}")
 status = connection.getresponse().status
 print("HTTP", status)
@@ -79,7 +79,7 @@ def test_two_changes_of_which_one_needs_the_other(
     """One template alone fails in the build, which is no verdict; the mod has nothing to do with it."""
     paths, good, bad = releases
     before = {path: path.read_bytes() for path in paths.project.rglob("*") if path.is_file()}
-    tasks.bisect(good=good.tag, bad=bad.tag, check=CHECK, serve=False, unstarted_is_bad=False, limit=60)
+    tasks.bisect(good=good.tag, bad=bad.tag, check=CHECK, serve=False, unstarted_is_bad=False, limit=600)
     text = capsys.readouterr().out
     assert "unresolved" in text and "cannot be made: " in text
     found = text[text.index("these changes turn the check") :]
@@ -109,7 +109,7 @@ def test_a_server_for_each_trial(
     monkeypatch.setattr(trying, "checkpoint_of", lambda *_: checkpoint)
     fault, other = Change("variable", "FAKE_VLLM", None, "completions-500"), Change("variable", "NOISE", None, "1")
     bad = dataclasses.replace(release, env={"FAKE_VLLM": "completions-500", "NOISE": "1"})
-    bench = Bench(paths, Plan(release, bad, (fault, other), None, ()), ASK, True, False, 60, tmp_path, lambda _: None)
+    bench = Bench(paths, Plan(release, bad, (fault, other), None, ()), ASK, True, False, 600, tmp_path, lambda _: None)
     assert bench.attempt((other,), 1) == ("good", "exit code 0", "001.log")
     assert bench.attempt((fault,), 2) == ("bad", "exit code 1: HTTP 500", "002.log")
     assert b"version 0.32.0" in (tmp_path / "001-server.log").read_bytes()

@@ -268,7 +268,7 @@ def run_build(site: Site, image: render.Rendered, log: Path) -> None:
     build_image(site.paths, Engine.connect(), image, say)
 
 
-def wait_for(log: Path, text: str, seconds: float = 60) -> None:
+def wait_for(log: Path, text: str, seconds: float = 400) -> None:
     end = time.monotonic() + seconds
     while not (log.exists() and text in log.read_text()):
         assert time.monotonic() < end, f"{text!r} did not come: {log.read_text() if log.exists() else 'no log'}"

@@ -15,7 +15,7 @@ from sparkpin.engine import Engine
 
 
 def install(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["./install.sh", *options], cwd=PROJECT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(["./install.sh", *options], cwd=PROJECT, capture_output=True, text=True, timeout=600)
 
 
 def test_help_names_every_option() -> None:

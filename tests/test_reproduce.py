@@ -259,7 +259,7 @@ def test_the_engine_of_a_killed_rebuild_goes_with_the_next(site: Site, tmp_path:
     release, log = site.build()[-1], tmp_path / "log"
     process = multiprocessing.get_context("fork").Process(target=run_reproduce, args=(site, release, log))
     process.start()
-    end = time.monotonic() + 60
+    end = time.monotonic() + 400
     while not (log.exists() and "base: " in log.read_text()):
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -129,7 +129,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broken]:
     own = dataclasses.replace(paths, home=folder / "home")  # its containers are no leftovers of the machine's own home
     with (
         started(own, Engine.connect(), variant, model, gpus=False, timeout=ready_timeout(model), say=print) as server,
-        Client.unix(server.socket) as client,
+        Client.unix(server.socket, timeout=1200) as client,
     ):
         server.wait_ready(client)
         length = drafting.drafted(release)
