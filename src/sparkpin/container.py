@@ -156,8 +156,9 @@ def memory_limit(engine: Engine, checkpoint: Path) -> int:
 
 
 def ready_timeout(checkpoint: Path) -> float:
-    """Seconds that a start-up may take: imports and compilation, and a slow disk's time for the weights."""
-    return 300 + folder_size(checkpoint) / 50e6
+    """Seconds that a start-up may take: imports and compilation (165 were seen on two slow cores with other work), and
+    a slow disk's time for the weights."""
+    return 600 + folder_size(checkpoint) / 50e6
 
 
 def folder_size(folder: Path) -> int:
