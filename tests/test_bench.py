@@ -101,6 +101,11 @@ def test_a_context_may_be_too_short() -> None:
     assert plan.cells_of(Limits(64, 4), Wanted(BOTH)) == ()
 
 
+def test_a_quick_sweep_of_a_release_that_takes_one_request_asks_each_thing_once() -> None:
+    quick = plan.cells_of(Limits(2048, 1), Wanted(frozenset({"sweep"}), quick=True))
+    assert [cell.name for cell in quick] == ["128 x 1"]
+
+
 @pytest.mark.parametrize(
     ("flags", "limits"),
     [
@@ -468,6 +473,15 @@ def test_both_sides_of_a_comparison_are_asked_the_same() -> None:
     assert [cell.name for cell in both.cells] == [
         "Q&A", "Code", "JSON", "Math", "LongCode", "1024 x 1", "1024 x 4",
     ]  # fmt: skip
+
+
+def test_releases_that_nothing_can_be_asked_of_alike_are_not_compared() -> None:
+    prompts = frozenset({"prompt"})
+    scripted, other = (
+        Plan(plan.cells_of(Limits(4096, 4), Wanted(prompts, whole=whole)), PACE, 4096) for whole in (True, False)
+    )
+    with pytest.raises(InputError, match="asked of both releases alike"):
+        tasks.common([scripted, other])
 
 
 def test_both_servers_are_up_only_where_both_plans_fit(monkeypatch: pytest.MonkeyPatch, paths: Paths) -> None:

@@ -164,6 +164,10 @@ def common(plans: Sequence[Plan]) -> Plan:
     both allow. At the slower one's pace, of those that were measured."""
     both = [cell for cell in plans[0].cells if cell in plans[1].cells]
     short = [cell for cell in both if cell.kind == "sweep" and cell.input_tokens <= LONGEST_COMPARED]
+    if not both:  # a scripted model is kept from ending its answers, another is not
+        raise InputError(
+            "of the prompts none can be asked of both releases alike", next_step="the same command with --only sweep"
+        )
     length = max((cell.input_tokens for cell in short), default=0)
     ends = [cell for cell in short if cell.input_tokens == length]
     measured = [one.pace for one in plans if not one.pace.guessed]
