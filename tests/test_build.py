@@ -292,7 +292,7 @@ def test_of_two_builds_at_once_the_second_waits(site: Site, tmp_path: Path) -> N
     second = fork.Process(target=run_build, args=(site, base, log))
     second.start()
     for process in (first, second):
-        process.join(120)
+        process.join(400)
         assert process.exitcode == 0
     of_second = [line for line in log.read_text().splitlines() if line.startswith(f"{second.pid} ")]
     assert [line.split(": ", 1)[1] for line in of_second] == [

@@ -212,6 +212,7 @@ def test_a_build_that_was_killed_is_completed_by_the_next(main_job: Releases, co
     run = copy.start("build", "--recipe", TRIAL)
     assert run.stdout
     killer = threading.Timer(LONGEST, os.killpg, (run.pid, signal.SIGKILL))
+    killer.daemon = True
     killer.start()
     for line in run.stdout:
         if "v2-tq:" in line and "is there" not in line:
