@@ -15,8 +15,10 @@ import docker.errors
 import httpx
 import pytest
 from docker.models.containers import Container
+from docker.models.networks import NetworkCollection
 from watched import await_start, free_port, signal_processes, until
 
+from sparkpin import container as running
 from sparkpin import serve
 from sparkpin.clients import tasks as clients
 from sparkpin.container import HOME_LABEL
@@ -116,6 +118,19 @@ def test_a_key_is_wanted_from_others_and_shown_to_nobody(
     file.unlink()
     anew = serve.start(paths, fake_engine, release, checkpoint, say=quiet, beside=False)
     assert anew.key != served.key and file.read_text().strip() != key, "a new key is a reason to start anew"
+
+
+def test_a_network_that_another_home_has_just_made_is_taken(
+    fake_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    makers = {running.NETWORK: running.network, launch.HIDDEN: launch.hidden_network}
+    for make in makers.values():
+        make(fake_engine)
+    monkeypatch.setattr(NetworkCollection, "list", lambda *_, **__: [])
+    assert {make(fake_engine) for make in makers.values()} == set(makers)
+    monkeypatch.undo()
+    for name in makers:
+        assert len(fake_engine.client.networks.list(names=[f"^{name}$"])) == 1
 
 
 def test_ctrl_c_leaves_the_server_to_start(
