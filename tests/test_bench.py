@@ -462,6 +462,11 @@ def test_compare_takes_two_tags() -> None:
     assert usage.compare_words(["invoke", "bench", "--release", "a"]) == usage.compare_words(["invoke", "up"]) == []
 
 
+def test_a_recipe_that_is_none_is_told_before_its_releases(paths: Paths) -> None:
+    with pytest.raises(InputError, match="unknown recipe 'nope'"):
+        tasks.chosen(paths, cast(Engine, None), "nope", None)
+
+
 def test_both_sides_of_a_comparison_are_asked_the_same() -> None:
     a = Plan(plan.cells_of(Limits(32_768, 16), Wanted(BOTH)), PACE, 32_768)
     b = Plan(plan.cells_of(Limits(4096, 4), Wanted(BOTH)), dataclasses.replace(PACE, decode=20), 4096)

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparkpin import container as running
-from sparkpin import host, manifests, ui
+from sparkpin import ui
 from sparkpin.bench import plan, record, words
 from sparkpin.bench.compare import compare, fit_at_once
 from sparkpin.bench.plan import Limits, Pace, Plan, Wanted, cells_of
 from sparkpin.bench.run import Place, bench
 from sparkpin.bench.target import Subject
+from sparkpin.commands import choose_recipe, require_recipe
 from sparkpin.engine import Engine
 from sparkpin.errors import InputError, SmokeError
 from sparkpin.jobs import checkpoint_of, engine_of
@@ -118,7 +119,8 @@ def chosen(paths: Paths, engine: Engine, recipe: str | None, tag: str | None) ->
     records = Releases(paths)
     if tag:
         return records.get(tag)
-    name = recipe or manifests.load_stack(paths.project, host.default_stack(paths.project)).default_recipe
+    name = choose_recipe(paths, recipe, None)
+    require_recipe(paths, records, name)
     if served := running_release(paths, engine, name):
         return records.get(served)
     return require_current(records, name)
