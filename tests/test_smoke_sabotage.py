@@ -200,7 +200,7 @@ def with_image(release: Release, *edit: str) -> Iterator[Release]:
     container = engine.containers.create(release.tag, command, **settings)
     try:
         container.start()
-        assert container.wait(timeout=120)["StatusCode"] == 0, container.logs().decode()
+        assert container.wait(timeout=1800)["StatusCode"] == 0, container.logs().decode()
         container.commit(*tag.split(":"))
     finally:
         container.remove(force=True, v=True)
@@ -216,7 +216,7 @@ def exchange_tensors(path: Path) -> None:
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     shapes: dict[str, list[str]] = {}
-    for name in header.keys() - {"__metadata__"}:
+    for name in sorted(header.keys() - {"__metadata__"}):  # the same ones each time
         shapes.setdefault(str(header[name]["shape"]), []).append(name)
     for names in shapes.values():
         places = [header[name]["data_offsets"] for name in names]
@@ -254,7 +254,7 @@ WRONG_FILES = (
         "head-scales-and-mtp",
         ("sparkpin_int8_lm_head/method.py", f'"weight_row_scale", {SCALES},', f'"weight_row_scale", {SCALES} / 2,'),
         shuffled_mtp,
-        {"drift": FAR, "acceptance": "drafted tokens accepted (0.0%)"},
+        {"drift": FAR, "acceptance": "drafted tokens accepted ("},
         ("chat", "tool-call-stream", "logprobs", "mods"),
     ),
     WrongFiles(
