@@ -299,7 +299,7 @@ def bench(
     recipe: str | None = None,
     compare: str = "",
     other: str | None = None,
-    rounds: str = "4",
+    rounds: str = "",
     only: str = "",
     quick: bool = False,
     full: bool = False,
@@ -310,10 +310,13 @@ def bench(
 ) -> None:
     """Measure how fast a release is, or two in turns."""
     from sparkpin.bench import tasks
+    from sparkpin.errors import InputError
 
+    if rounds and not compare:
+        raise InputError("--rounds is about --compare", next_step=f"invoke bench --compare A B --rounds {rounds}")
     asked = tasks.Asked(quick=quick, full=full, only=only, bandwidth=bandwidth, dry_run=dry_run, as_json=json)
     if compare:
-        tasks.run_compare(compare, other or "", asked=asked, rounds=whole("rounds", rounds, 4))
+        tasks.run_compare(compare, other or "", asked=asked, rounds=whole("rounds", rounds or "4", 4))
     else:
         tasks.run(recipe=recipe, tag=release, asked=asked, resume=resume)
 

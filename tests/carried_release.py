@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,13 +12,12 @@ import pytest
 import tiny_images
 from private_engine import daemon_folder, quiet
 
-from sparkpin import build, hub, jobs, manifests, rootfs, schema
+from sparkpin import build, hub, jobs, manifests, rootfs
 from sparkpin.daemon import Daemon, start_engine
 from sparkpin.engine import Engine
 from sparkpin.pairing import pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
-from sparkpin.store import Store
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 NAME = "carried"
@@ -63,15 +61,8 @@ def engine_with_url() -> Iterator[tuple[Engine, str]]:
 @contextlib.contextmanager
 def carried_release(folder: Path) -> Iterator[Source]:
     """Stages base -> one -> two of the scripted model: everything is real but the root file system's packages."""
-    project = tiny_images.make_project(folder / "project", NAME)
-    paths = Paths(project, folder / "cache", folder / "home")
-    data = b"no package"
-    deb = schema.LockedFile(
-        name="dash", version="1", file="dash_1_amd64.deb", size=len(data), sha256=hashlib.sha256(data).hexdigest()
-    )
-    (folder / deb.file).write_bytes(data)
-    Store(paths.store).add(folder / deb.file, deb)
-    tiny_images.add_recipe(project, NAME, NAME, [deb])
+    paths = tiny_images.whole(folder, NAME, b"no package")
+    project = paths.project
     use_scripted_model(project)
     tar = tiny_images.make_rootfs(folder / "rootfs.tar")
     with pytest.MonkeyPatch.context() as patch, engine_with_url() as (engine, _):

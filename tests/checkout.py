@@ -18,6 +18,7 @@ from sparkpin.engine import Engine
 PROJECT = Path(__file__).resolve().parents[1]
 PARTS = ("src", "pins", "stages", "recipes", "dockerfiles", "mods")
 INVOKE = [str(Path(sys.executable).parent / "invoke")]
+LONGEST = 3600  # seconds: two servers, started and asked beside another lane of the tests on slow cores
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,12 @@ class Checkout:
 
     def invoke(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*INVOKE, *arguments], cwd=self.folder, env={**self.env, **env}, capture_output=True, text=True, timeout=600
+            [*INVOKE, *arguments],
+            cwd=self.folder,
+            env={**self.env, **env},
+            capture_output=True,
+            text=True,
+            timeout=LONGEST,
         )
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:

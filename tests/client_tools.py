@@ -37,7 +37,7 @@ def installed() -> None:
         if done.is_file() and done.stat().st_mtime > os.fstat(lock.fileno()).st_mtime:
             return
         command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-        fetched = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=300)
+        fetched = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=900)
         assert fetched.returncode == 0, fetched.stderr
 
 
@@ -81,4 +81,4 @@ def continue_reads(text: str) -> tuple[Any, subprocess.CompletedProcess[str]]:
 
 
 def node(arguments: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["node", *arguments], cwd=FOLDER, input=text, capture_output=True, text=True, timeout=60)
+    return subprocess.run(["node", *arguments], cwd=FOLDER, input=text, capture_output=True, text=True, timeout=900)

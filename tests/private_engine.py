@@ -115,6 +115,14 @@ def remove_tags(engine: Engine, repository: str) -> None:
             engine.untag(tag)
 
 
+def remove_built(engine: Engine, paths: Paths, recipe: str) -> None:
+    """The tags of a recipe, and of the root file systems that its images stand on."""
+    records = [path.read_text() for path in paths.images.glob("*-base-*.json")]
+    for tag in tags_in(engine):
+        if recipe in tag or (tag.startswith("sparkpin/rootfs:") and any(tag in text for text in records)):
+            engine.untag(tag)
+
+
 def tags_in(engine: Engine) -> list[str]:
     """All tags. docker-py's images.list() asks for each image, too, which another test may remove meanwhile."""
     return [tag for image in engine.client.api.images() for tag in image["RepoTags"] or () if tag != "<none>:<none>"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import sys
 import uuid
 from collections.abc import Iterator
@@ -11,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import tiny_images
-from private_engine import tags_in
+from private_engine import remove_built
 
-from sparkpin import jobs, rootfs, schema
+from sparkpin import jobs, rootfs
 from sparkpin.bisect import tasks, trying
 from sparkpin.bisect.changes import Change
 from sparkpin.bisect.plan import Plan
@@ -23,7 +22,6 @@ from sparkpin.pairing import pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
 from sparkpin.smoke.server import LABEL, owner
-from sparkpin.store import Store
 
 pytest_plugins = ["fake_release"]
 pytestmark = pytest.mark.engine
@@ -35,7 +33,7 @@ CHILD = (
 """Can be built only on a base that says bye."""
 ASK = f"""{sys.executable} -c '
 import http.client, os, sys
-connection = http.client.HTTPConnection(os.environ["SPARKPIN_ENDPOINT"].removeprefix("http://"), timeout=30)
+connection = http.client.HTTPConnection(os.environ["SPARKPIN_ENDPOINT"].removeprefix("http://"), timeout=600)
 connection.request("POST", "/v1/completions", b"{{}}")
 status = connection.getresponse().status
 print("HTTP", status)
@@ -47,18 +45,11 @@ CHECK = 'docker run --rm --network none "$SPARKPIN_IMAGE" /bin/sh -c "test ! -e 
 def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Paths, Release, Release]]:
     """Good and bad: both templates and a mod differ. The checkout is neither; a search must not touch it."""
     name = f"test{uuid.uuid4().hex[:8]}"
-    project = tiny_images.make_project(tmp_path / "project", name)
-    paths = Paths(project, tmp_path / "cache", tmp_path / "home")
+    paths = tiny_images.whole(tmp_path, name, name.encode())
+    project = paths.project
     tar = tiny_images.make_rootfs(tmp_path / "rootfs.tar")
     monkeypatch.setattr(rootfs, "build_rootfs", lambda *args: tar)
     monkeypatch.setattr(Paths, "from_env", lambda: paths)
-    data = name.encode()
-    deb = schema.LockedFile(
-        name="dash", version="1", file="dash_1_amd64.deb", size=len(data), sha256=hashlib.sha256(data).hexdigest()
-    )
-    (tmp_path / deb.file).write_bytes(data)
-    Store(paths.store).add(tmp_path / deb.file, deb)
-    tiny_images.add_recipe(project, name, name, [deb])
     good = jobs.build_releases(paths, pair(project, name))[-1]
     tiny_images.write(project / "dockerfiles/base.j2", tiny_images.BASE.replace("GREETING=hello", "GREETING=bye"))
     tiny_images.write(project / "dockerfiles/child.j2", CHILD)
@@ -66,11 +57,7 @@ def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[
     bad = jobs.build_releases(paths, pair(project, name))[-1]
     (project / "dockerfiles/child.j2").write_text("FROM nowhere\n")
     yield paths, good, bad
-    engine = Engine.connect()
-    records = [path.read_text() for path in paths.images.glob("*-base-*.json")]
-    for tag in tags_in(engine):
-        if name in tag or (tag.startswith("sparkpin/rootfs:") and any(tag in text for text in records)):
-            engine.untag(tag)
+    remove_built(Engine.connect(), paths, name)
 
 
 def test_two_changes_of_which_one_needs_the_other(
@@ -79,7 +66,7 @@ def test_two_changes_of_which_one_needs_the_other(
     """One template alone fails in the build, which is no verdict; the mod has nothing to do with it."""
     paths, good, bad = releases
     before = {path: path.read_bytes() for path in paths.project.rglob("*") if path.is_file()}
-    tasks.bisect(good=good.tag, bad=bad.tag, check=CHECK, serve=False, unstarted_is_bad=False, limit=60)
+    tasks.bisect(good=good.tag, bad=bad.tag, check=CHECK, serve=False, unstarted_is_bad=False, limit=600)
     text = capsys.readouterr().out
     assert "unresolved" in text and "cannot be made: " in text
     found = text[text.index("these changes turn the check") :]
@@ -109,7 +96,7 @@ def test_a_server_for_each_trial(
     monkeypatch.setattr(trying, "checkpoint_of", lambda *_: checkpoint)
     fault, other = Change("variable", "FAKE_VLLM", None, "completions-500"), Change("variable", "NOISE", None, "1")
     bad = dataclasses.replace(release, env={"FAKE_VLLM": "completions-500", "NOISE": "1"})
-    bench = Bench(paths, Plan(release, bad, (fault, other), None, ()), ASK, True, False, 60, tmp_path, lambda _: None)
+    bench = Bench(paths, Plan(release, bad, (fault, other), None, ()), ASK, True, False, 600, tmp_path, lambda _: None)
     assert bench.attempt((other,), 1) == ("good", "exit code 0", "001.log")
     assert bench.attempt((fault,), 2) == ("bad", "exit code 1: HTTP 500", "002.log")
     assert b"version 0.32.0" in (tmp_path / "001-server.log").read_bytes()

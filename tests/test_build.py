@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import tiny_images
+from in_container import output_of
 from private_engine import remove_tags, tags_in
 
 from sparkpin import build, contents, manifests, ownimages, render, rootfs, schema, seal
@@ -98,8 +99,7 @@ def test_image_runs_as_the_template_says(site: Site) -> None:
     assert image.config["User"] == "10001:10001" and "GREETING=hello" in image.config["Env"]
     assert image.labels["sparkpin.key"] == site.chain()[-1].key and image.labels["sparkpin.stage"] == "two"
     command = ["/bin/sh", "-c", "for file in /opt/hello/*; do echo $file; done"]
-    output = site.engine.client.containers.run(ref, command, network_mode="none", remove=True)
-    assert output.decode().split() == [
+    assert output_of(site.engine, ref, command).split() == [
         "/opt/hello/requirements.txt",
         "/opt/hello/sparkpin_hello-0.1.0-py3-none-any.whl",
     ]
@@ -268,7 +268,7 @@ def run_build(site: Site, image: render.Rendered, log: Path) -> None:
     build_image(site.paths, Engine.connect(), image, say)
 
 
-def wait_for(log: Path, text: str, seconds: float = 60) -> None:
+def wait_for(log: Path, text: str, seconds: float = 400) -> None:
     end = time.monotonic() + seconds
     while not (log.exists() and text in log.read_text()):
         assert time.monotonic() < end, f"{text!r} did not come: {log.read_text() if log.exists() else 'no log'}"
@@ -292,7 +292,7 @@ def test_of_two_builds_at_once_the_second_waits(site: Site, tmp_path: Path) -> N
     second = fork.Process(target=run_build, args=(site, base, log))
     second.start()
     for process in (first, second):
-        process.join(120)
+        process.join(400)
         assert process.exitcode == 0
     of_second = [line for line in log.read_text().splitlines() if line.startswith(f"{second.pid} ")]
     assert [line.split(": ", 1)[1] for line in of_second] == [

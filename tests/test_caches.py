@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from in_container import output_of
 from made_releases import release
 
 from checkout import PROJECT
@@ -104,10 +105,8 @@ def test_what_one_start_compiled_the_next_one_finds(base: tuple[Engine, Release,
         options = container.options(
             made, checkpoint, memory=8 << 30, gpus=False, cache=container.cache_volume(engine, made)
         )
-        text = engine.client.containers.run(
-            made.tag, entrypoint=["python3", "-c", LOOK], remove=True, network_mode="none", **options
-        )
-        lines = [line for line in text.decode().splitlines() if line.startswith("SEEN ")]
+        text = output_of(engine, made.tag, [], entrypoint=["python3", "-c", LOOK], **options)
+        lines = [line for line in text.splitlines() if line.startswith("SEEN ")]
         return dict(json.loads(lines[-1].removeprefix("SEEN ")))
 
     engine, made, checkpoint = base

@@ -192,7 +192,7 @@ def test_mounts_come_last_first_and_whole(tmp_path: Path) -> None:
     assert mounts_below(Path("/a/data"), mountinfo=mountinfo) == [Path("/a/data/with blank"), Path("/a/data")]
 
 
-def until(condition: object, limit: float = 30) -> None:
+def until(condition: object, limit: float = 400) -> None:
     end = time.monotonic() + limit
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from checkout import PROJECT, Checkout
+from checkout import LONGEST, PROJECT, Checkout
 from sparkpin import serve
 from sparkpin.engine import Engine
 from sparkpin.paths import Paths
@@ -93,7 +93,7 @@ def test_a_second_build_does_nothing(main_job: Releases) -> None:
 
 def ask(url: str, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as reply:
+    with urllib.request.urlopen(request, timeout=600) as reply:
         return json.load(reply)
 
 
@@ -201,7 +201,7 @@ def test_two_builds_at_once_both_complete_with_one_image(main_job: Releases, cop
     copy.add_recipe(TRIAL)
     change_one_mod(copy, f"two at once {time.time_ns()}")
     runs = [copy.start("build", "--recipe", TRIAL) for _ in range(2)]
-    outputs = [run.communicate(timeout=300)[0] for run in runs]
+    outputs = [run.communicate(timeout=LONGEST)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0], "\n".join(outputs)
     assert len([row for row in copy.images() if row["stage"] == "v2-tq"]) == 1
 
@@ -211,7 +211,8 @@ def test_a_build_that_was_killed_is_completed_by_the_next(main_job: Releases, co
     change_one_mod(copy, f"killed {time.time_ns()}")
     run = copy.start("build", "--recipe", TRIAL)
     assert run.stdout
-    killer = threading.Timer(300, os.killpg, (run.pid, signal.SIGKILL))
+    killer = threading.Timer(LONGEST, os.killpg, (run.pid, signal.SIGKILL))
+    killer.daemon = True
     killer.start()
     for line in run.stdout:
         if "v2-tq:" in line and "is there" not in line:

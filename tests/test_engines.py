@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import tiny_images
+from in_container import output_of
 from newer_engine import newer_cli, newer_engine
 from newer_engine import newer_root as newer_root
 from private_engine import file_layer, load_image, private_engine
@@ -193,8 +194,7 @@ def test_no_layer_is_sent_that_the_engine_has(site: Site, tmp_path: Path, monkey
 def test_an_image_is_whole_and_runs(site: Site, tmp_path: Path) -> None:
     two = site.build_all()[-1]
     command = ["/bin/sh", "-c", "echo $GREETING; for file in /opt/*; do echo $file; done"]
-    output = site.engine.client.containers.run(two.ref, command, network_mode="none", remove=True)
-    assert output.decode().split() == ["hello", "/opt/hello", "/opt/net"]
+    assert output_of(site.engine, two.ref, command).split() == ["hello", "/opt/hello", "/opt/net"]
     assert saved_config(site.engine, two.ref, tmp_path / "two.tar") == two.config_digest
     with open_saved(tmp_path / "two.tar") as saved:
         assert tuple(saved.diff_ids) == two.diff_ids

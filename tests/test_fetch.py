@@ -186,7 +186,7 @@ def test_killed_run_is_completed_by_the_next(
     argv = program(paths, lock, tmp_path / "lock.json")
     process = subprocess.Popen(argv, start_new_session=True, stdout=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 400
         while not (Store(paths.store).has(quick) and slow.file in index.asked):
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.05)

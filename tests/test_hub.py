@@ -825,7 +825,7 @@ def test_gated_repository_is_told_and_the_token_of_the_environment_is_sent(remot
     try:
         env = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_TOKEN": "hf_secret"}
         code = LOCK.format(root=str(tmp_path))
-        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600)
     finally:
         server.shutdown()
         server.server_close()
@@ -851,7 +851,7 @@ def test_the_hub_of_the_environment_gets_the_token_and_its_storage_does_not(remo
     with local_hub.serve(remote.root, log=remote.requests, storage="localhost") as url:
         env = {**os.environ, "HF_ENDPOINT": url, "HF_TOKEN": "hf_secret"}
         code = LOCK_AND_FETCH.format(root=str(tmp_path))
-        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "hf_secret" not in done.stdout + done.stderr
     asked = [request for request in remote.requests if "/acme/" in request.path]  # the library asks for more

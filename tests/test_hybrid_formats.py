@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from in_container import run
 
 from checkout import PROJECT
 from sparkpin import manifests
@@ -49,7 +50,8 @@ def test_attention_and_the_mtp_layer_in_fp8(project: Path, tmp_path: Path) -> No
     extra = json.loads((folder / "config.json").read_text())["quantization_config"]["extra_config"]
     assert sum(entry["bits"] == 8 for entry in extra.values()) == 12 + 4 + 9 + (4 + 3 + 4 * 3)
     image = next(one for one in pair(PROJECT, "scripted-tiny") if one.stage.name == "mtp").rendered.ref
-    container = Engine.connect().client.containers.create(
+    code, out, err = run(
+        Engine.connect(),
         image,
         ["python", "/mods/hybrid-int4-fp8/tests/load_checkpoint.py", "/model"],
         environment={
@@ -63,17 +65,10 @@ def test_attention_and_the_mtp_layer_in_fp8(project: Path, tmp_path: Path) -> No
             str(PROJECT / "mods"): {"bind": "/mods", "mode": "ro"},
             str(folder): {"bind": "/model", "mode": "ro"},
         },
-        network_mode="none",
         tmpfs={"/tmp": ""},
     )
-    try:
-        container.start()
-        code = container.wait(timeout=600)["StatusCode"]
-        log = container.logs().decode(errors="replace")
-    finally:
-        container.remove(force=True)
-    assert code == 0, log[-8000:]
-    result = json.loads(next(line for line in log.splitlines() if line.startswith("RESULT "))[7:])
+    assert code == 0, out[-4000:] + err[-4000:]
+    result = json.loads(next(line for line in out.splitlines() if line.startswith("RESULT "))[7:])
     linear = [f"model.layers.{i}.linear_attn.{part}" for i in (0, 1, 2) for part in ("in_proj_qkvz", "out_proj")]
     full = [f"layers.{{}}.self_attn.{part}" for part in ("qkv_proj", "o_proj")]
     shared = [f"layers.{{}}.mlp.shared_expert.{part}" for part in ("gate_up_proj", "down_proj")]
@@ -82,7 +77,7 @@ def test_attention_and_the_mtp_layer_in_fp8(project: Path, tmp_path: Path) -> No
     assert result["layers"] == dict.fromkeys(body, True)
     assert result["drafter"] == dict.fromkeys([f"model.{name.format(0)}" for name in full + shared], True)
     assert [f"model.layers.{i}.linear_attn.in_proj_ba" in result["plain"] for i in (0, 1, 2)] == [True] * 3
-    assert '"event":"active","version":"0.1.0","fp8_layers":21,' in log
+    assert '"event":"active","version":"0.1.0","fp8_layers":21,' in out + err
     for answer, script in zip(result["answers"], (scripts.CHAT, scripts.LONG), strict=True):
         assert answer.endswith(script.expected_content)
     assert result["accepted"] == result["drafted"] > 100

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from in_container import run
 
 from checkout import PROJECT, Checkout
 from sparkpin import manifests, render, rootfs
@@ -14,7 +15,7 @@ from sparkpin.engine import Engine
 
 
 def install(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["./install.sh", *options], cwd=PROJECT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(["./install.sh", *options], cwd=PROJECT, capture_output=True, text=True, timeout=600)
 
 
 def test_help_names_every_option() -> None:
@@ -81,7 +82,8 @@ def on_fresh_debian(command: list[str], user: str) -> tuple[int, str]:
     """Run in a container of the bare root file system; the checkout is mounted read-only."""
     stack = manifests.load_stack(PROJECT, "cpu")
     lock = manifests.load_stack_lock(PROJECT, stack)
-    container = Engine.connect().client.containers.create(
+    code, out, err = run(
+        Engine.connect(),
         render.rootfs_ref(stack.debian.suite, rootfs.rootfs_spec(stack, lock).key),
         command,
         user=user,
@@ -89,14 +91,8 @@ def on_fresh_debian(command: list[str], user: str) -> tuple[int, str]:
         environment={"HOME": "/tmp"},
         volumes={str(PROJECT): {"bind": "/src", "mode": "ro"}},
         tmpfs={"/src/.venv": "ro"},  # a fresh clone has none
-        network_mode="none",
     )
-    try:
-        container.start()
-        code = container.wait(timeout=120)["StatusCode"]
-        return code, container.logs().decode(errors="replace")
-    finally:
-        container.remove(force=True)
+    return code, out + err
 
 
 @pytest.mark.e2e

@@ -17,6 +17,7 @@ from types import ModuleType
 import pytest
 import uv
 import yaml
+from in_container import output_of
 from newer_engine import newer_engine
 from newer_engine import newer_root as newer_root
 from private_engine import remove_tags
@@ -379,10 +380,7 @@ class Bench:
         }
 
     def run(self, image: BuiltImage, program: str) -> object:
-        output = self.engine.client.containers.run(
-            image.ref, ["python", "-c", program], network_mode="none", remove=True
-        )
-        return json.loads(output)
+        return json.loads(output_of(self.engine, image.ref, ["python", "-c", program]))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from in_container import output_of
 
 from checkout import PROJECT
 from sparkpin import lint
@@ -133,14 +134,8 @@ def test_the_last_image_of_the_chain_holds_no_credentials_and_does_not_run_as_ro
     assert not [name for line in image.config["Env"] if lint.NAME.search(name := line.partition("=")[0])]
     assert list(lint.secrets("config", json.dumps(image.config))) == []
     assert list(lint.secrets("history", json.dumps(engine.client.api.history(ref)))) == []
-    found = engine.containers.run(
-        ref,
-        ["-c", "find / -xdev -type f -o -xdev -type d"],
-        entrypoint="sh",
-        user="0",
-        remove=True,
-        network_mode="none",
-    )
-    names = [line for line in found.decode().splitlines() if line.rpartition("/")[2] in LEFT]
+    command = ["-c", "find / -xdev -type f -o -xdev -type d"]
+    found = output_of(engine, ref, command, entrypoint="sh", user="0")
+    names = [line for line in found.splitlines() if line.rpartition("/")[2] in LEFT]
     assert [name for name in names if not name.startswith(("/proc", "/sys", "/dev"))] == [], "nothing left by a tool"
     assert len(found) > 10**6

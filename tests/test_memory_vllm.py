@@ -25,6 +25,7 @@ from sparkpin.pairing import pair
 from sparkpin.paths import Paths
 
 pytestmark = pytest.mark.e2e
+SECONDS = 900  # that a server's start may take, beside another lane of the tests on slow cores
 
 LAYERS_122B: dict[str, Any] = {  # its layers; narrow, so that dummy weights are small
     "num_hidden_layers": 48,
@@ -115,7 +116,7 @@ def test_plans_say_what_vllm_says() -> None:
         started([*argv, "--load-format", "dummy"], {base_folder(): recipes.MODEL_PATH}, env) as server,
         started(code, folders, {"OMP_NUM_THREADS": "1"}) as container,
     ):
-        status = container.wait(timeout=600)["StatusCode"]
+        status = container.wait(timeout=1800)["StatusCode"]
         log = container.logs().decode(errors="replace")
         line = wait_for(server, r"CPU KV cache size: (\S+) tokens, Maximum concurrency for (\S+) tokens .*: (\S+)x")
     assert status == 0, log[-8000:]
@@ -159,7 +160,7 @@ def wanted_cases() -> tuple[list[dict[str, Any]], dict[tuple[str, int, int], dic
 
 
 def wait_for(container: Container, pattern: str) -> tuple[str, ...]:
-    until = time.monotonic() + 300
+    until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         log = container.logs().decode(errors="replace")
         if found := re.search(pattern, log):
@@ -167,4 +168,4 @@ def wait_for(container: Container, pattern: str) -> tuple[str, ...]:
         container.reload()
         assert container.status in ("created", "running"), log[-8000:]
         time.sleep(0.5)
-    raise AssertionError(f"nothing within 300 s\n{log[-8000:]}")
+    raise AssertionError(f"nothing within {SECONDS} s\n{log[-8000:]}")

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from in_container import run
 
 from checkout import PROJECT
 from sparkpin.engine import Engine
@@ -43,7 +44,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Path:
         str(folder),
     ]
     uv = Path(sys.executable).with_name("uv")
-    subprocess.run([uv, *install, *target, "-r", TRITON], check=True, timeout=600)
+    subprocess.run([uv, *install, *target, "-r", TRITON], check=True, timeout=1800)
     return folder
 
 
@@ -65,20 +66,16 @@ def run_pytest(tests: str, python_path: dict[str, Path], **environment: str) -> 
     paths = os.pathsep.join(
         ["/pytest", *(f"/{name}" for name in python_path), *([] if mod in held else [f"/mods/{mod}"])]
     )
-    container = Engine.connect().client.containers.create(
+    code, out, err = run(
+        Engine.connect(),
         image,
         ["python", "-m", "pytest", "-p", "no:cacheprovider", "--confcutdir=/mods", "-q", f"/mods/{tests}"],
         environment={"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", **environment},
         volumes=volumes,
-        network_mode="none",
         tmpfs={"/tmp": "exec"},  # a test puts a program of its own in the place of ptxas
+        seconds=3600,
     )
-    try:
-        container.start()
-        code = container.wait(timeout=1200)["StatusCode"]
-        assert code == 0, container.logs().decode(errors="replace")[-8000:]
-    finally:
-        container.remove(force=True)
+    assert code == 0, out[-8000:] + err[-2000:]
 
 
 @pytest.mark.e2e

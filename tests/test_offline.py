@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from checkout import PROJECT, Checkout
+from checkout import LONGEST, PROJECT, Checkout
 from sparkpin.daemon import SYSTEM_PATH
 from sparkpin.paths import Paths
 from sparkpin.releases import Releases
@@ -48,7 +48,7 @@ def alone(folder: Path, *command: str | Path, **env: str) -> subprocess.Complete
         env={**os.environ, **elsewhere, **env},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=LONGEST,
     )
 
 

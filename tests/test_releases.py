@@ -226,7 +226,7 @@ def test_the_current_image_cannot_change_under_its_record(paths: Paths) -> None:
 def hold(path: Path, held: Any, go: Any) -> None:
     with lock(path):
         held.set()
-        go.wait(30)
+        go.wait(300)
 
 
 def test_writers_of_a_recipe_wait_for_each_other_and_die_without_trace(paths: Paths) -> None:
@@ -235,7 +235,7 @@ def test_writers_of_a_recipe_wait_for_each_other_and_die_without_trace(paths: Pa
     held, go = context.Event(), context.Event()
     other = context.Process(target=hold, args=(paths.releases / "tiny/.lock", held, go))
     other.start()
-    assert held.wait(30)
+    assert held.wait(300)
     with pytest.raises(BusyError), lock(paths.releases / "tiny/.lock", wait=False):
         pass
     records.save(release(1, recipe="another"))

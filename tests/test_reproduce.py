@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 import tiny_images
-from private_engine import tags_in
+from private_engine import remove_built, tags_in
 
-from sparkpin import build, jobs, progress, rootfs, schema
+from sparkpin import build, jobs, progress, rootfs
 from sparkpin.buildrecord import BuildRecord, layer_file, record_file, records_of, write_record
 from sparkpin.daemon import SYSTEM_PATH
 from sparkpin.endpoint import ask
@@ -31,7 +31,6 @@ from sparkpin.pairing import pair
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
 from sparkpin.reproduce import Reproduction, clear_leftovers, reproduce, scratch
-from sparkpin.store import Store
 
 pytestmark = [
     pytest.mark.engine,
@@ -67,23 +66,12 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     name = f"test{uuid.uuid4().hex[:8]}"
-    project = tiny_images.make_project(tmp_path / "project", name)
-    paths = Paths(project, tmp_path / "cache", tmp_path / "home")
+    paths = tiny_images.whole(tmp_path, name, name.encode())
     tar = tiny_images.make_rootfs(tmp_path / "rootfs.tar")
     monkeypatch.setattr(rootfs, "build_rootfs", lambda *args: tar)
-    data = name.encode()
-    deb = schema.LockedFile(
-        name="dash", version="1", file="dash_1_amd64.deb", size=len(data), sha256=hashlib.sha256(data).hexdigest()
-    )
-    (tmp_path / deb.file).write_bytes(data)
-    Store(paths.store).add(tmp_path / deb.file, deb)
-    tiny_images.add_recipe(project, name, name, [deb])
     site = Site(paths, Engine.connect(), name, [])
     yield site
-    records = [path.read_text() for path in paths.images.glob("*-base-*.json")]
-    for tag in tags_in(site.engine):
-        if name in tag or (tag.startswith("sparkpin/rootfs:") and any(tag in text for text in records)):
-            site.engine.untag(tag)
+    remove_built(site.engine, paths, name)
 
 
 def test_the_same_images_come_out_when_the_project_has_moved_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +247,7 @@ def test_the_engine_of_a_killed_rebuild_goes_with_the_next(site: Site, tmp_path:
     release, log = site.build()[-1], tmp_path / "log"
     process = multiprocessing.get_context("fork").Process(target=run_reproduce, args=(site, release, log))
     process.start()
-    end = time.monotonic() + 60
+    end = time.monotonic() + 400
     while not (log.exists() and "base: " in log.read_text()):
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import source_samples
 import tiny_images
+from in_container import output_of
 from private_engine import remove_tags
 from wheelhouse import make_wheel
 
@@ -263,8 +264,7 @@ class Site:
         return build_image(self.paths, self.engine, self.image(*mods), self.said.append).ref
 
     def run(self, ref: str, script: str) -> str:
-        out = self.engine.client.containers.run(ref, ["python", "-c", script], network_mode="none", remove=True)
-        return bytes(out).decode().strip()
+        return output_of(self.engine, ref, ["python", "-c", script]).strip()
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,10 @@ import docker.errors
 import httpx
 import pytest
 from docker.models.containers import Container
+from docker.models.networks import NetworkCollection
 from watched import await_start, free_port, signal_processes, until
 
+from sparkpin import container as running
 from sparkpin import serve
 from sparkpin.clients import tasks as clients
 from sparkpin.container import HOME_LABEL
@@ -31,7 +33,7 @@ from sparkpin.serving.room import Room
 
 pytest_plugins = ["fake_release"]
 pytestmark = pytest.mark.engine
-QUICK = Health(interval=1, timeout=1, failures=2, restarts=2)
+QUICK = Health(interval=1, timeout=5, failures=2, restarts=2)
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def test_a_crash_and_a_hang_end_in_a_new_start_and_the_last_one_in_a_post_mortem
 
     signal_processes(container, "vllm serve", "STOP")
     with httpx.Client(trust_env=False) as client, pytest.raises(httpx.ReadTimeout):
-        client.get(f"http://127.0.0.1:{port}/health", timeout=0.5)
+        client.get(f"http://127.0.0.1:{port}/health", timeout=httpx.Timeout(60, read=0.5))
     await_start(container, 2, served)
     assert b"sparkpin: ended: it answered no request any more" in container.logs()
 
@@ -99,9 +101,10 @@ def test_a_key_is_wanted_from_others_and_shown_to_nobody(
     assert key not in json.dumps(container.attrs) and key.encode() not in container.logs()
     assert key not in json.dumps(container.top(ps_args="-eo pid,args"))
     body = {"model": served.model, "prompt": "x"}
-    assert httpx.post(f"{served.url}/completions", json=body, trust_env=False).status_code == 401
-    headers = {"Authorization": f"Bearer {key}"}
-    assert httpx.post(f"{served.url}/completions", json=body, headers=headers, trust_env=False).status_code == 200
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        assert client.post(f"{served.url}/completions", json=body).status_code == 401
+        headers = {"Authorization": f"Bearer {key}"}
+        assert client.post(f"{served.url}/completions", json=body, headers=headers).status_code == 200
     assert "wants is in" in tasks.told(paths, served)[1]
     Releases(paths).save(release)
     capsys.readouterr()
@@ -115,6 +118,19 @@ def test_a_key_is_wanted_from_others_and_shown_to_nobody(
     file.unlink()
     anew = serve.start(paths, fake_engine, release, checkpoint, say=quiet, beside=False)
     assert anew.key != served.key and file.read_text().strip() != key, "a new key is a reason to start anew"
+
+
+def test_a_network_that_another_home_has_just_made_is_taken(
+    fake_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    makers = {running.NETWORK: running.network, launch.HIDDEN: launch.hidden_network}
+    for make in makers.values():
+        make(fake_engine)
+    monkeypatch.setattr(NetworkCollection, "list", lambda *_, **__: [])
+    assert {make(fake_engine) for make in makers.values()} == set(makers)
+    monkeypatch.undo()
+    for name in makers:
+        assert len(fake_engine.client.networks.list(names=[f"^{name}$"])) == 1
 
 
 def test_ctrl_c_leaves_the_server_to_start(
@@ -166,7 +182,7 @@ def test_one_that_nobody_reaches_gives_the_port_back(
     with pytest.raises(SmokeError, match="answers within its container, and not at"):
         serve.start(paths, fake_engine, newer, checkpoint, port=free_port(), say=quiet, beside=True)
     monkeypatch.undo()
-    assert switching.fault_of(served, None) == "", "it has its port again"
+    until(lambda: switching.fault_of(served, None) == "")  # it has its port again
     assert [c.name for c in services.services(fake_engine) if c.labels.get(HOME_LABEL) == str(paths.home)] == [
         served.container
     ]

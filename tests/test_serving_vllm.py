@@ -29,7 +29,7 @@ from sparkpin.serving.launch import Health
 from sparkpin.tinymodel.scripts import ANSWER, CHAT, TOOL, WEATHER_TOOL
 
 RECIPE = "watched"
-HEALTH = Health(interval=2, timeout=6, failures=2)
+HEALTH = Health(interval=2, timeout=20, failures=2)  # no longer: a hang is waited for twice
 CLIENTS = 20
 ASK = f"""
 import json, os, openai
@@ -142,7 +142,7 @@ def test_opencode_and_openai_s_library_call_a_tool_in_a_stream(
 
 def test_clients_that_go_away_leave_the_server_as_it_was(copy: Checkout, served: services.Served) -> None:
     def cancel() -> None:
-        with httpx.Client(trust_env=False, timeout=60) as client:
+        with httpx.Client(trust_env=False, timeout=300) as client:
             request = body(stream=True, max_tokens=500, ignore_eos=True)
             with client.stream("POST", f"{served.url}/chat/completions", json=request) as reply:
                 next(reply.iter_lines())
@@ -154,7 +154,7 @@ def test_clients_that_go_away_leave_the_server_as_it_was(copy: Checkout, served:
         thread.join()
     container = Engine.connect().client.containers.get(served.container)
     until(lambda: services.requests_under_way(container) == 0)
-    answer = httpx.post(f"{served.url}/chat/completions", json=body(), trust_env=False, timeout=60).json()
+    answer = httpx.post(f"{served.url}/chat/completions", json=body(), trust_env=False, timeout=300).json()
     assert answer["choices"][0]["message"]["content"] == CHAT.expected_content
     assert container.attrs["RestartCount"] == 0
     lines = copy.done("logs", "--recipe", RECIPE, "--lines", "3").splitlines()
@@ -171,7 +171,7 @@ def test_a_killed_engine_process_is_started_again(served: services.Served, conta
 
 def test_a_stopped_engine_process_is_found_and_started_again(served: services.Served, container: Container) -> None:
     container.exec_run(["python", "-c", f"import os, signal; os.kill({engine_process(container)}, signal.SIGSTOP)"])
-    with httpx.Client(trust_env=False, timeout=5) as client:
+    with httpx.Client(trust_env=False, timeout=20) as client:
         assert client.get(f"http://127.0.0.1:{served.port}/health").status_code == 200, "vLLM does not notice"
     await_start(container, container.attrs["RestartCount"] + 1, served)
     assert b"sparkpin: ended: it answered no request any more" in container.logs()
@@ -182,11 +182,11 @@ def test_a_flag_that_vllm_does_not_know_leaves_the_former_one(
 ) -> None:
     bad = dataclasses.replace(second, argv=(*second.argv, "--no-such-flag"))
     with pytest.raises(SmokeError) as caught:
-        serve.start(paths, Engine.connect(), bad, checkpoint_of(paths, second), port=served.port + 1, say=print)
+        serve.start(paths, Engine.connect(), bad, checkpoint_of(paths, second), port=free_port(), say=print)
     text = str(caught.value)
     assert "error: unrecognized arguments: --no-such-flag" in text
     assert "this vLLM does not know a flag of the recipe" in text
-    assert httpx.post(f"{served.url}/chat/completions", json=body(), trust_env=False, timeout=60).status_code == 200
+    assert httpx.post(f"{served.url}/chat/completions", json=body(), trust_env=False, timeout=300).status_code == 200
 
 
 def test_a_rollback_under_load_loses_no_later_request(
@@ -197,7 +197,7 @@ def test_a_rollback_under_load_loses_no_later_request(
     asked: list[tuple[float, int | str]] = []
 
     def ask() -> None:
-        with httpx.Client(trust_env=False, timeout=60) as client:
+        with httpx.Client(trust_env=False, timeout=300) as client:
             while not done.is_set():
                 began = time.monotonic()
                 try:

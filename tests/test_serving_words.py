@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import made_releases
 import pytest
@@ -38,6 +39,21 @@ INIT = """(EngineCore pid=170) ERROR 11-22 03:55:16 [core.py:1510] EngineCore fa
 (APIServer pid=7) RuntimeError: Engine core initialization failed. See root cause above.
 sparkpin: ended with 1
 """
+
+
+READY = b"\n(APIServer pid=1) INFO:     Application startup complete.\n"
+
+
+def test_a_start_that_ends_while_it_is_asked_is_told_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked now and then before its log says that it answers; what the log says since then counts."""
+    logs = iter((START + REST, START + REST + READY))
+    monkeypatch.setattr(waiting, "ASK_SECONDS", -1.0)
+    monkeypatch.setattr(waiting, "look", lambda *_: (None, next(logs)))
+    monkeypatch.setattr(waiting.launch, "asks", lambda _: (True, "a token"))
+    container: Any = None
+    waiting.until_ready(container, made_releases.release(1), 60, tmp_path, print, fresh=True)
+    last = startup.last(tmp_path)
+    assert last and set(last.began) == set(startup.STAGES)
 
 
 def test_stages_and_percents_of_a_start() -> None:

@@ -45,7 +45,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     model = checkpoint_of(paths, release)
     with (
         started(own, Engine.connect(), variant, model, gpus=False, timeout=ready_timeout(model), say=print) as server,
-        Client.unix(server.socket) as client,
+        Client.unix(server.socket, timeout=1200) as client,
     ):
         server.wait_ready(client)
         yield subject_of(variant, client, server.log, 0, gpus=False, reference=None)

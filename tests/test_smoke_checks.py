@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import fake_vllm
 import pytest
@@ -20,6 +21,7 @@ from sparkpin.smoke import checks
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.demands import demands_of
 from sparkpin.smoke.expectations import Expectations, expectations_of, scripted, shape_only
+from sparkpin.smoke.server import Server
 from sparkpin.smoke.subject import Subject
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -451,6 +453,22 @@ def test_the_mods_check_judges_kernels_where_they_are_demanded(socket: Path) -> 
     assert good.passed and good.detail.endswith("; int8-lm-head: 8 of 8 kernels from the image")
     assert not bad.passed and bad.detail == "mod int8-lm-head: 7 of 8 kernels from the image; compiled now: none"
     assert not_asked.passed
+
+
+def test_the_last_step_of_a_start_is_told_though_its_line_comes_with_the_answer(socket: Path) -> None:
+    logs, said = iter((b"version 0.32.0\n", b"version 0.32.0\nApplication startup complete.\n")), list[str]()
+
+    class Quick(Server):
+        def exit_reason(self, wait: float = 0) -> str | None:
+            return None
+
+        def log(self) -> bytes:
+            return next(logs)
+
+    container: Any = None
+    with subject(socket) as target:
+        Quick(container, socket, 60, said.append).wait_ready(target.client)
+    assert said == ["vLLM 0.32.0 reads its configuration", "answering"]
 
 
 def test_a_server_that_does_not_answer_is_a_failed_check(socket: Path) -> None:

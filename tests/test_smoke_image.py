@@ -38,7 +38,7 @@ def test_a_picture_reaches_the_model_and_a_blind_one_is_told_apart(tmp_path: Pat
     vision_model.generate(model)
     with (
         started(own, Engine.connect(), variant, model, gpus=False, timeout=ready_timeout(model), say=print) as server,
-        Client.unix(server.socket) as client,
+        Client.unix(server.socket, timeout=1200) as client,
     ):
         server.wait_ready(client)
         subject = subject_of(variant, client, server.log, 0, gpus=False, reference=None)

@@ -18,6 +18,7 @@ import pytest
 import source_samples
 import tiny_images
 import yaml
+from in_container import output_of
 from private_engine import remove_tags
 from wheelhouse import Index, make_wheel
 
@@ -581,8 +582,7 @@ def test_a_stand_in_is_compiled_with_the_torch_that_it_runs_with(
             "print(standin.answer(), standin.torch_version() == torch.__version__, "
             "[name for name in ('g++', 'git', 'ccache') if shutil.which(name)])"
         )
-        out = engine.client.containers.run(built.ref, ["python", "-c", script], network_mode="none", remove=True)
-        assert out.decode().strip() == "42 True []"
+        assert output_of(engine, built.ref, ["python", "-c", script]).strip() == "42 True []"
         # Without any cache of the engine, ccache's too, from the record alone; another digest would be an error.
         record = read_record(record_file(paths, image))
         build_image(paths, engine, record.rendered, said.append, fresh=True, wanted=built.config_digest)

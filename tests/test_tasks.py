@@ -81,6 +81,8 @@ def test_the_list_has_one_line_for_each_task() -> None:
         (["attest", "nonsense"], 2, ["unknown release 'nonsense'"]),
         (["verify", "nonsense"], 2, ["unknown release 'nonsense', and no file of that name"]),
         (["smoke", "--release", "nonsense"], 2, ["unknown release 'nonsense'"]),
+        (["quality", "--limits", "--recipe", "qwen"], 2, ["unknown recipe 'qwen'", "scripted-tiny"]),
+        (["bench", "--rounds", "2"], 2, ["--rounds is about --compare", "invoke bench --compare A B --rounds 2"]),
     ],
 )
 def test_a_wrong_name_is_one_clear_error(copy: Checkout, arguments: list[str], code: int, said: list[str]) -> None:

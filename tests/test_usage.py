@@ -28,7 +28,7 @@ def answer(line: str) -> str | None:
 
 
 def invoke(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*INVOKE, *arguments], cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    return subprocess.run([*INVOKE, *arguments], cwd=PROJECT, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 import shutil
@@ -11,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparkpin import manifests, schema
+from sparkpin.paths import Paths
+from sparkpin.store import Store
 
 STACK = """\
 description: made up
@@ -166,3 +169,16 @@ def add_recipe(folder: Path, name: str, stack: str, debs: Sequence[schema.Locked
     pins = manifests.load_stack(folder, stack)
     locked = schema.StackLock(stack=stack, inputs=manifests.stack_inputs(pins), debs=list(debs), wheels=[])
     write(folder / f"pins/stacks/{stack}.lock", manifests.lock_text(locked))
+
+
+def whole(folder: Path, name: str, data: bytes) -> Paths:
+    """A project whose stack and recipe have one name, and a store with all that it locks: one package of `data`."""
+    project = make_project(folder / "project", name)
+    paths = Paths(project, folder / "cache", folder / "home")
+    deb = schema.LockedFile(
+        name="dash", version="1", file="dash_1_amd64.deb", size=len(data), sha256=hashlib.sha256(data).hexdigest()
+    )
+    (folder / deb.file).write_bytes(data)
+    Store(paths.store).add(folder / deb.file, deb)
+    add_recipe(project, name, name, [deb])
+    return paths

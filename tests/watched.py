@@ -14,9 +14,12 @@ from sparkpin.serving.served import Served
 SIGNAL = """
 import os, signal
 for name in filter(str.isdigit, os.listdir("/proc")):
-    if int(name) != 1 and {words!r}.encode() in open(f"/proc/{{name}}/cmdline", "rb").read().replace(b"\\0", b" "):
-        if int(name) != os.getpid():
+    try:
+        said = open(f"/proc/{{name}}/cmdline", "rb").read().replace(b"\\0", b" ")
+        if int(name) not in (1, os.getpid()) and {words!r}.encode() in said:
             os.kill(int(name), signal.SIG{signal})
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # it ended meanwhile, as a health check does
 """
 
 

@@ -71,13 +71,14 @@ class Server:
         command += ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--gdn-prefill-backend", "triton"]
         command += ["--max-logprobs", "20", "--compilation-config", json.dumps(compilation), *arguments]
         folders = {"VLLM_CACHE_ROOT": f"/tmp/vllm-{name}", "TRITON_CACHE_DIR": f"/tmp/triton-{name}"}
-        self.process = subprocess.Popen(
-            command,
-            env={**os.environ, **COMMON, **folders, **environment},
-            stdout=self.log.open("wb"),
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                env={**os.environ, **COMMON, **folders, **environment},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def call(self, path: str, body: dict[str, Any] | None = None) -> str:
         data = None if body is None else json.dumps({"model": "m", "temperature": 0, **body}).encode()

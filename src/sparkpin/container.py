@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import docker.errors
 from docker.models.containers import Container
 from docker.types import DeviceRequest, LogConfig, Ulimit
 
@@ -24,6 +25,7 @@ Say = Callable[[str], None]
 
 UID = 10001
 NETWORK = "sparkpin"
+CONFLICT = 409  # Docker's word for a name that is taken, and for a container that does not run
 CACHE_LABEL = "sparkpin.cache"
 HOME_LABEL = "sparkpin.home"  # its value is the SPARKPIN_HOME whose release is served
 HOME = caches.HOME
@@ -87,18 +89,22 @@ def network(engine: Engine) -> str:
 
     It also does not hang on the engine's default bridge, which a second engine on the machine takes away.
     """
-    found = engine.client.networks.list(names=[NETWORK])
-    if not any(network.name == NETWORK for network in found):
-        engine.client.networks.create(
-            NETWORK,
-            driver="bridge",
-            options={
-                "com.docker.network.bridge.enable_ip_masquerade": "false",
-                "com.docker.network.bridge.enable_icc": "false",
-            },
-            labels={"sparkpin.network": "serve"},
-        )
-    return NETWORK
+    options = {
+        "com.docker.network.bridge.enable_ip_masquerade": "false",
+        "com.docker.network.bridge.enable_icc": "false",
+    }
+    return made_network(engine, NETWORK, options=options, labels={"sparkpin.network": "serve"})
+
+
+def made_network(engine: Engine, name: str, **settings: Any) -> str:
+    """A bridge, made unless it is there. Another home may make it at the same moment: two of one name serve nobody."""
+    if not engine.client.networks.list(names=[f"^{name}$"]):
+        try:
+            engine.client.networks.create(name, driver="bridge", check_duplicate=True, **settings)
+        except docker.errors.APIError as error:
+            if error.status_code != CONFLICT:
+                raise
+    return name
 
 
 def sandbox(env: Mapping[str, str], *, memory: int | None) -> dict[str, Any]:
@@ -156,8 +162,9 @@ def memory_limit(engine: Engine, checkpoint: Path) -> int:
 
 
 def ready_timeout(checkpoint: Path) -> float:
-    """Seconds that a start-up may take: imports and compilation, and a slow disk's time for the weights."""
-    return 300 + folder_size(checkpoint) / 50e6
+    """Seconds that a start-up may take: imports and compilation (165 were seen on two slow cores with other work), and
+    a slow disk's time for the weights."""
+    return 600 + folder_size(checkpoint) / 50e6
 
 
 def folder_size(folder: Path) -> int:

@@ -414,8 +414,12 @@ AGAIN = "invoke images lists the releases; invoke promote TAG writes the pointer
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object, or ManifestError that names the file; FileNotFoundError passes through."""
+    return object_of(path, path.read_bytes())
+
+
+def object_of(path: Path, text: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(text)
     except ValueError as error:
         raise ManifestError(path, "(whole file)", str(error), "JSON", next_step=REPAIR.format(path)) from None
     if not isinstance(value, dict):
@@ -440,8 +444,9 @@ def check_schema(path: Path, value: dict[str, Any]) -> None:
 
 def read_as(path: Path, adapter: TypeAdapter[T], *, next_step: str) -> T:
     """A file with a schema, or ManifestError for one that is damaged or that a newer sparkpin wrote."""
-    check_schema(path, read_json(path))
-    return parse(path, path.read_bytes(), adapter, next_step=next_step)
+    text = path.read_bytes()
+    check_schema(path, object_of(path, text))
+    return parse(path, text, adapter, next_step=next_step)
 
 
 def parse(path: Path, text: bytes, adapter: TypeAdapter[T], *, next_step: str) -> T:
@@ -449,9 +454,14 @@ def parse(path: Path, text: bytes, adapter: TypeAdapter[T], *, next_step: str) -
     try:
         return adapter.validate_json(text)  # a strict dataclass takes its parts as objects of JSON only
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "(whole file)"
-        raise ManifestError(path, key, first["input"], first["msg"], next_step=next_step) from None
+        raise first_fault(path, error, next_step) from None
+
+
+def first_fault(path: Path, error: ValidationError, next_step: str) -> ManifestError:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"]) or "(whole file)"
+    seen = "(missing)" if first["type"].startswith("missing") else first["input"]
+    return ManifestError(path, key, seen, first["msg"], next_step=next_step)
 
 
 def read_record(path: Path) -> Release:
@@ -460,10 +470,7 @@ def read_record(path: Path) -> Release:
     try:
         release = Release(**value)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"]) or "(whole file)"
-        seen = "(missing)" if first["type"].startswith("missing") else first["input"]
-        raise ManifestError(path, key, seen, first["msg"], next_step=REPAIR.format(path)) from None
+        raise first_fault(path, error, REPAIR.format(path)) from None
     if path.parent.name != release.recipe or path.stem != release.name:
         raise ManifestError(path, "key", release.name, f"{path.stem}, as the file is called")
     return release

@@ -78,9 +78,11 @@ def run(step: Step, out: Path, environment: dict[str, str], seconds: float) -> s
         try:
             status = process.wait(limit)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # with what it started to compile
-            process.wait()
             return f"stopped after {limit:.0f} s"
+        finally:
+            if process.poll() is None:  # too long, or somebody's Ctrl-C: with what it started to compile
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
     return f"exit status {status}" if status else ""
 
 

@@ -117,9 +117,8 @@ def run_steps(
             if not container.put_archive(launch.FOLDER, launch.packed(files, secret={PLAN})):
                 raise EngineError("the engine did not take the files of the load generator", next_step="invoke doctor")
             container.start()
-            chunks = container.logs(stream=True, follow=True, stdout=True, stderr=False)
         done = 0
-        for value in values(chunks):
+        for value in values(output(container)):
             if "vllm" in value:
                 yield Hello(value["vllm"])
             elif "begin" in value:
@@ -131,6 +130,26 @@ def run_steps(
             raise gone(paths, container, server, release)
     finally:
         launch.remove(container)
+
+
+def output(container: Container) -> Iterator[bytes]:
+    """Its standard output to the end, as it comes.
+
+    With Docker 20.10 the end of a container can cut short what follows its log, so only a reading that began after the
+    end counts as the last.
+    """
+    seen, ended = 0, False
+    while not ended:
+        with engine_errors():
+            container.reload()
+            ended = container.status not in ("created", "running")
+            place = 0
+            for chunk in container.logs(stream=True, follow=True, stdout=True, stderr=False):
+                new = chunk[max(0, seen - place) :]
+                place += len(chunk)
+                if new:
+                    seen = place
+                    yield new
 
 
 def values(chunks: Iterable[bytes]) -> Iterator[dict[str, Any]]:

@@ -119,7 +119,7 @@ def sweep_cells(limits: Limits, wanted: Wanted) -> Iterable[Cell]:
         if length + output + SLACK > limits.tokens:
             return
         fitting = [n for n in CONCURRENCIES if n <= limits.requests]
-        for concurrency in (fitting[0], fitting[-1]) if wanted.quick else fitting:
+        for concurrency in dict.fromkeys([fitting[0], fitting[-1]]) if wanted.quick else fitting:
             if concurrency > 1 and concurrency * length > MOST_PROMPT_TOKENS and not wanted.everything:
                 continue
             yield Cell(

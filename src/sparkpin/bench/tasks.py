@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparkpin import container as running
-from sparkpin import host, manifests, ui
+from sparkpin import ui
 from sparkpin.bench import plan, record, words
 from sparkpin.bench.compare import compare, fit_at_once
 from sparkpin.bench.plan import Limits, Pace, Plan, Wanted, cells_of
 from sparkpin.bench.run import Place, bench
 from sparkpin.bench.target import Subject
+from sparkpin.commands import choose_recipe, require_recipe
 from sparkpin.engine import Engine
 from sparkpin.errors import InputError, SmokeError
 from sparkpin.jobs import checkpoint_of, engine_of
@@ -120,7 +121,8 @@ def chosen(paths: Paths, engine: Engine, recipe: str | None, tag: str | None) ->
     records = Releases(paths)
     if tag:
         return records.get(tag)
-    name = recipe or manifests.load_stack(paths.project, host.default_stack(paths.project)).default_recipe
+    name = choose_recipe(paths, recipe, None)
+    require_recipe(paths, records, name)
     if served := running_release(paths, engine, name):
         return records.get(served)
     return require_current(records, name)
@@ -166,6 +168,10 @@ def common(plans: Sequence[Plan]) -> Plan:
     both allow. At the slower one's pace, of those that were measured."""
     both = [cell for cell in plans[0].cells if cell in plans[1].cells]
     short = [cell for cell in both if cell.kind == "sweep" and cell.input_tokens <= LONGEST_COMPARED]
+    if not both:  # a scripted model is kept from ending its answers, another is not
+        raise InputError(
+            "of the prompts none can be asked of both releases alike", next_step="the same command with --only sweep"
+        )
     length = max((cell.input_tokens for cell in short), default=0)
     ends = [cell for cell in short if cell.input_tokens == length]
     measured = [one.pace for one in plans if not one.pace.guessed]

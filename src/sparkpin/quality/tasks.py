@@ -8,7 +8,7 @@ from typing import Literal
 
 from sparkpin import manifests
 from sparkpin.buildrecord import records_of as build_records
-from sparkpin.commands import choose_recipe, newest_of_stage
+from sparkpin.commands import choose_recipe, newest_of_stage, require_recipe
 from sparkpin.engine import Engine
 from sparkpin.errors import InputError, QualityError, SparkpinError
 from sparkpin.fingerprint import read_fingerprint
@@ -120,7 +120,9 @@ def quality(
 
 def limits(*, recipe: str | None) -> None:
     paths = Paths.from_env()
-    beside.show(paths, choose_recipe(paths, recipe, None))
+    name = choose_recipe(paths, recipe, None)
+    require_recipe(paths, Releases(paths), name)
+    beside.show(paths, name)
 
 
 def compared(paths: Paths, engine: Engine, pair: Pair, plan: run.Plan) -> QualityRecord:

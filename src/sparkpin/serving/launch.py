@@ -29,7 +29,6 @@ PYTHON = ("python", "-IS")  # nothing of the image's packages: quick to start, a
 INSIDE = 8000  # the port within the container
 HIDDEN = "sparkpin-hidden"
 SECOND = 10**9  # Docker counts in nanoseconds
-CONFLICT = 409  # Docker's word for a container that does not run
 PORT_TAKEN = r"port is already allocated|address already in use"
 
 
@@ -144,9 +143,7 @@ def packed(files: Mapping[str, bytes], secret: Set[str]) -> bytes:
 
 def hidden_network(engine: Engine) -> str:
     """An internal network: Docker publishes no port of a container that is in no other."""
-    if not engine.client.networks.list(names=[f"^{HIDDEN}$"]):
-        engine.client.networks.create(HIDDEN, driver="bridge", internal=True, labels={"sparkpin.network": "hidden"})
-    return HIDDEN
+    return running.made_network(engine, HIDDEN, internal=True, labels={"sparkpin.network": "hidden"})
 
 
 def connect(engine: Engine, container: Container, host: str, port: int) -> None:
@@ -171,7 +168,7 @@ def end(container: Container) -> None:
         try:
             container.kill()
         except docker.errors.APIError as error:
-            if error.status_code != CONFLICT:
+            if error.status_code != running.CONFLICT:
                 raise
 
 

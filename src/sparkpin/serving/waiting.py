@@ -44,6 +44,9 @@ def until_ready(
             if watched.stage == startup.STAGES[-1] or now - asked > ASK_SECONDS:
                 asked = now
                 if launch.asks(container)[0]:
+                    if watched.stage != startup.STAGES[-1]:  # it said so while it was asked
+                        _, log = look(container, release)
+                        watched.update(log, time.monotonic() - begin)
                     break
             time.sleep(min(LOOK_SECONDS, 0.1 + (now - begin) / 20))
     seconds = time.monotonic() - begin

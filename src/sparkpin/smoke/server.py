@@ -122,6 +122,7 @@ class Server:
             self.open_socket()
             if self.socket.is_socket() and client.healthy():
                 self.ready_seconds = round(time.monotonic() - self.started, 1)
+                progress.update(self.log())  # its last words may have come since the look above
                 return
             if now - self.started > self._timeout:
                 raise StartFault(f"not ready within {self._timeout:.0f} s\n{running.last_lines(log)}")

@@ -48,7 +48,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Any:
         caches = {"ZIG_GLOBAL_CACHE_DIR": str(folder / "zig"), "ZIG_LOCAL_CACHE_DIR": str(folder / "zig")}
         paths = {"PYTHONPATH": ":".join(sys.path), "PATH": ""}
         files = [str(stem.with_suffix(".so")), str(stem.with_suffix(".cc"))]
-        subprocess.run([*command, *files], check=True, env=caches | paths, timeout=300)
+        subprocess.run([*command, *files], check=True, env=caches | paths, timeout=1800)
         return OnCpu(list(compiled.functions), stem.with_suffix(".so"))
 
     return build
