@@ -523,6 +523,8 @@ def test_both_servers_are_up_only_where_both_plans_fit(monkeypatch: pytest.Monke
 
 
 def test_a_part_that_is_none_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--dry-run --json: a plan is printed for people only"):
+        tasks.Asked(quick=False, full=False, only="", bandwidth="", dry_run=True, as_json=True)
     asked = tasks.Asked(quick=False, full=False, only="half", bandwidth="", dry_run=False, as_json=False)
     with pytest.raises(InputError, match="wanted prompts or sweep"):
         _ = asked.parts

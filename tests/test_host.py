@@ -169,11 +169,36 @@ def test_an_engine_that_may_not_be_asked(bare: Paths, monkeypatch: pytest.Monkey
 def test_another_architecture_needs_emulation(bare: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lacking = host.emulation(DEBIAN, "aarch64", tmp_path)
     assert lacking.packages == ("qemu-user-static", "binfmt-support", "arch-test")
+    assert lacking.fix.endswith(" binfmt-support arch-test && update-binfmts --enable qemu-aarch64")
     root_with(tmp_path, {"proc/sys/fs/binfmt_misc/qemu-aarch64": "enabled\ninterpreter /usr/bin/qemu-aarch64\n"})
     monkeypatch.setattr(host, "find_program", lambda name: None)
     assert not host.emulation(DEBIAN, "aarch64", tmp_path).ok
     monkeypatch.setattr(host, "find_program", lambda name: f"/usr/bin/{name}")
     assert host.emulation(DEBIAN, "aarch64", tmp_path).ok
+    (tmp_path / "proc/sys/fs/binfmt_misc/qemu-aarch64").unlink()
+    off = host.emulation(dataclasses.replace(DEBIAN, is_root=False), "aarch64", tmp_path)
+    assert not off.ok and off.packages == () and off.fix == "sudo update-binfmts --enable qemu-aarch64"
+
+
+def test_what_is_installed_and_switched_off_is_switched_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of the test's own in the place of update-binfmts, which would change this machine's kernel."""
+    called = tmp_path / "called"
+    program = tmp_path / "update-binfmts"
+    program.write_text(f'#!/bin/sh\necho "$*" >{called}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    enable = ("update-binfmts", "--enable", "qemu-aarch64")
+    off = host.Requirement("emulation", False, "off", "update-binfmts --enable qemu-aarch64", then=enable)
+    said: list[str] = []
+    host.install([off], DEBIAN, said.append)
+    assert called.read_text() == "--enable qemu-aarch64\n" and said == [off.fix]
+    with pytest.raises(HostError, match="only root") as refused:
+        host.install([off], dataclasses.replace(DEBIAN, is_root=False), said.append)
+    assert refused.value.next_step == "sudo update-binfmts --enable qemu-aarch64"
+    disk = host.Requirement("disk", False, "full", "a larger disk")
+    with pytest.raises(HostError) as refused:
+        host.install([off, disk], DEBIAN, said.append)
+    assert refused.value.next_step == "update-binfmts --enable qemu-aarch64; then a larger disk"
 
 
 def test_a_stack_with_a_gpu_takes_more_disk_and_only_a_spark_its_memory() -> None:

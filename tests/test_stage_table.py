@@ -266,6 +266,10 @@ def test_the_last_run_of_a_stage_counts() -> None:
     made = {"runs": [run("uniform", v2=1, base=2), run("shared", mtp=3), run("uniform", v2=4)]}
     assert {name: one["step"] for name, one in join.latest(made, "uniform").items()} == {"base": 2, "v2": 4}
     assert list(join.latest(made, "uniform")) == ["base", "v2"]
+    beside = {"stage": "v2", "step": 9}
+    own = {"routing": "uniform", "stages": {"v2-own": beside, "base": {"stage": "base", "step": 5}}}
+    found = join.latest({"runs": [*made["runs"], own]}, "uniform")
+    assert {name: one["step"] for name, one in found.items()} == {"base": 5, "v2": 4}
 
 
 @pytest.mark.parametrize(

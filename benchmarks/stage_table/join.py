@@ -164,10 +164,17 @@ def joined(runs: Path) -> dict[str, Any]:
 
 
 def latest(table: dict[str, Any], routing: str) -> dict[str, dict[str, Any]]:
-    """Stage -> what the last run with this routing measured, in the order of `STAGES`."""
-    found = {key: one for run in table["runs"] if run["routing"] == routing for key, one in run["stages"].items()}
+    """Stage -> what the last run with this routing measured, in the order of `STAGES`. Not what NAME@own or NAME@eager
+    did, which was something else in the same run."""
+    found = {
+        key: one
+        for run in table["runs"]
+        if run["routing"] == routing
+        for key, one in run["stages"].items()
+        if key == one["stage"]
+    }
     order = list(STAGES)
-    return dict(sorted(found.items(), key=lambda item: (order.index(item[1]["stage"]), item[0])))
+    return dict(sorted(found.items(), key=lambda item: order.index(item[0])))
 
 
 def main(arguments: list[str]) -> None:

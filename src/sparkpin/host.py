@@ -134,13 +134,15 @@ def serve_command(project: Path, recipe: str) -> str:
 
 @dataclass(frozen=True)
 class Requirement:
-    """fix: the exact command, empty when `ok` or when only a person can help; packages: Debian's names for it."""
+    """fix: the exact command, empty when `ok` or when only a person can help; packages: Debian's names for it; then: a
+    command for root, once they are there."""
 
     name: str
     ok: bool
     detail: str
     fix: str = ""
     packages: tuple[str, ...] = ()
+    then: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -191,18 +193,24 @@ def missing(paths: Paths, host: Host, needs: Needs | None = None, stack: Stack |
     return [requirement for requirement in requirements(paths, host, needs, stack) if not requirement.ok]
 
 
-def apt_commands(packages: Sequence[str], *, sudo: bool) -> list[list[str]]:
-    """Waits for another apt (a fresh machine updates itself) instead of failing at its lock."""
-    prefix = ["sudo"] if sudo else []
-    apt = [*prefix, "apt-get", "-o", "DPkg::Lock::Timeout=300"]
-    return [[*apt, "update"], [*apt, "install", "-y", "--no-install-recommends", *packages]]
+def commands_for(packages: Sequence[str], *then: Sequence[str]) -> list[Sequence[str]]:
+    """Root's, to have these packages and then what they are for. apt waits for another (a fresh machine updates itself)
+    instead of failing at its lock."""
+    apt = ["apt-get", "-o", "DPkg::Lock::Timeout=300"]
+    install = [*apt, "install", "-y", "--no-install-recommends", *packages]
+    return [*([[*apt, "update"], install] if packages else []), *then]
+
+
+def as_root(host: Host, *commands: Sequence[str]) -> str:
+    """One line for a shell."""
+    sudo = [] if host.is_root else ["sudo"]
+    return " && ".join(shlex.join([*sudo, *command]) for command in commands)
 
 
 def from_packages(host: Host, name: str, detail: str, *packages: str) -> Requirement:
     """An unmet requirement that packages meet: the command where apt is known, else only what to look for."""
     if host.has_apt:
-        fix = " && ".join(shlex.join(command) for command in apt_commands(packages, sudo=not host.is_root))
-        return Requirement(name, False, detail, fix, packages)
+        return Requirement(name, False, detail, as_root(host, *commands_for(packages)), packages)
     return Requirement(name, False, detail, f"install {', '.join(packages)} with the package manager", packages)
 
 
@@ -299,7 +307,11 @@ def emulation(host: Host, arch: str, root: Path = ROOT) -> Requirement:
     if registered and find_program("arch-test"):  # mmdebstrap asks it
         return Requirement(name, True, f"binfmt_misc: qemu-{arch}")
     detail = f"this machine is {host.arch}, the stack is for {arch}: its root file system is made under emulation"
-    return from_packages(host, name, detail, "qemu-user-static", "binfmt-support", "arch-test")
+    enable = ("update-binfmts", "--enable", f"qemu-{arch}")  # where no systemd starts services, nothing else does
+    if all(map(find_program, (enable[0], "arch-test", f"qemu-{arch}-static"))):
+        return Requirement(name, False, f"{detail}, which is not switched on", as_root(host, enable), then=enable)
+    lacking = from_packages(host, name, detail, "qemu-user-static", "binfmt-support", "arch-test")
+    return replace(lacking, fix=f"{lacking.fix} && {as_root(host, enable)}", then=enable) if host.has_apt else lacking
 
 
 def gpu_runtime() -> Requirement:
@@ -358,6 +370,13 @@ def memory(host: Host, needs: Needs) -> Requirement:
     return Requirement("memory", ok, f"{detail}; {needs.memory / 1e9:.0f} GB wanted", "" if ok else "a larger machine")
 
 
+def mending(lacking: Sequence[Requirement], host: Host) -> tuple[list[Sequence[str]], list[Requirement]]:
+    """Root's commands, and what they do not mend."""
+    ours = [r for r in lacking if r.then or r.packages] if host.has_apt else [r for r in lacking if r.then]
+    packages = sorted({package for requirement in ours for package in requirement.packages})
+    return commands_for(packages, *(r.then for r in ours if r.then)), [r for r in lacking if r not in ours]
+
+
 def install(lacking: Sequence[Requirement], host: Host, say: Callable[[str], None]) -> None:
     """Install the packages of what is lacking. HostError, and nothing changed, where that cannot help.
 
@@ -365,22 +384,17 @@ def install(lacking: Sequence[Requirement], host: Host, say: Callable[[str], Non
     """
     if not lacking:
         return
-    packages = sorted({package for requirement in lacking for package in requirement.packages})
     listed = "".join(f"\n  {r.name}: {r.detail}" for r in lacking)
-    others = [r for r in lacking if not r.packages]
-    fixes = [r.fix for r in others]
-    if packages and host.has_apt:
-        fixes.insert(0, " && ".join(shlex.join(c) for c in apt_commands(packages, sudo=not host.is_root)))
-    elif packages:
-        fixes += [r.fix for r in lacking if r.packages]
-    if others or not packages or not host.has_apt:
+    mended, others = mending(lacking, host)
+    fixes = [as_root(host, *mended), *(r.fix for r in others)]
+    if others:
         raise HostError(f"this machine lacks:{listed}", next_step="; then ".join(dict.fromkeys(filter(None, fixes))))
     if not host.is_root:
-        raise HostError(f"this machine lacks:{listed}\nand only root may install packages", next_step=fixes[0])
-    for command in apt_commands(packages, sudo=False):
+        raise HostError(f"this machine lacks:{listed}\nand only root may mend that", next_step=fixes[0])
+    for command in mended:
         say(shlex.join(command))
         done = subprocess.run(
-            command,
+            [find_program(command[0]) or command[0], *command[1:]],
             env={**os.environ, "DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l"},
             stdin=subprocess.DEVNULL,
             capture_output=True,

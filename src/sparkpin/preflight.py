@@ -6,7 +6,6 @@ It runs before .venv exists, so it and all that it imports use the standard libr
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Callable
 
@@ -58,11 +57,11 @@ def look(
         return
     for requirement in lacking:
         show(f"  missing: {requirement.name}: {requirement.detail}")
-    packages = sorted({package for requirement in lacking for package in requirement.packages})
-    if packages and host.has_apt:
-        show("To be run: " + " && ".join(shlex.join(c) for c in hosts.apt_commands(packages, sudo=not host.is_root)))
-    for requirement in lacking:
-        if requirement.fix and not (requirement.packages and host.has_apt):
+    commands, others = hosts.mending(lacking, host)
+    if commands:
+        show(f"To be run: {hosts.as_root(host, *commands)}")
+    for requirement in others:
+        if requirement.fix:
             show(f"To be done by you: {requirement.name}: {requirement.fix}")
     if not dry_run:
         hosts.install(lacking, host, say)

@@ -16,75 +16,9 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from tables import tables
 
 HERE = Path(__file__).parent
-SPARK_GBPS = 273
-SPARK_PROCESSORS = 48
-SHOWN = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 136, 160, 192, 224, 256, 384, 512, 1024)
-
-
-def moved(head: dict[str, Any], tokens: int, weight_bytes: int) -> int:
-    """Bytes that have to pass between the GPU and its memory: weights and their scales, activations, float32 logits."""
-    rows, columns = head["V"], head["K"]
-    return rows * columns * weight_bytes + 2 * rows + tokens * (2 * columns + 4 * rows)
-
-
-def table(head: dict[str, Any]) -> str:
-    lines = [
-        "| tokens | INT8, us | of read bandwidth | cuBLAS BF16, us | ratio | both to BF16 | row loop, us | ratio |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in head["times_us"]:
-        if row["tokens"] in SHOWN:
-            took, looped = row["int8"], row.get("row_loop")
-            weights = head["V"] * head["K"] / took / 1e3 / head["read_GBps"]
-            lines.append(
-                f"| {row['tokens']} | {took:.0f} | {weights:.2f} | {row['cublas']:.0f} | {row['cublas'] / took:.2f} "
-                f"| {row['cublas'] / row['int8_bf16_logits']:.2f} "
-                + (f"| {looped:.0f} | {looped / took:.1f} |" if looped else "| | |")
-            )
-    return "\n".join(lines)
-
-
-def in_float32(head: dict[str, Any]) -> str:
-    """How much longer BF16 takes when its logits are made float32; and when float32 ones are copied, too."""
-    lines = ["| tokens | BF16 to float32, us | ratio | INT8, copied, us | ratio |", "|---|---|---|---|---|"]
-    for row in head["times_us"]:
-        if row["tokens"] in SHOWN and row["tokens"] >= 16:
-            wide, took, copied = row["cublas_float32"], row["int8"], row["int8_copied"]
-            lines.append(f"| {row['tokens']} | {wide:.0f} | {wide / took:.2f} | {copied:.0f} | {wide / copied:.2f} |")
-    return "\n".join(lines)
-
-
-def prediction(head: dict[str, Any]) -> str:
-    """What the same share of the bandwidth that the H200 gave would be on a Spark."""
-    lines = ["| tokens | INT8, ms | BF16, ms | saved, ms |", "|---|---|---|---|"]
-    for row in head["times_us"]:
-        if row["tokens"] in (1, 3, 8, 16, 32, 48, 64):
-            times = []
-            for name, size in (("int8", 1), ("cublas", 2)):
-                share = moved(head, row["tokens"], size) / row[name] / 1e3 / head["read_GBps"]
-                times.append(moved(head, row["tokens"], size) / (SPARK_GBPS * min(share, 0.92)) / 1e6)
-            lines.append(f"| {row['tokens']} | {times[0]:.1f} | {times[1]:.1f} | {times[1] - times[0]:.1f} |")
-    return "\n".join(lines)
-
-
-def processors(few: list[dict[str, Any]]) -> str:
-    lines = ["| tile of tokens | GB/s | of what a Spark's memory gives each |", "|---|---|---|"]
-    for row in few:
-        each = row["GBps_each_as_sm80"]
-        lines.append(f"| {row['block_b']} | {each:.1f} | {each / (SPARK_GBPS / SPARK_PROCESSORS):.1f} |")
-    return "\n".join(lines)
-
-
-def numbers(rows: list[dict[str, Any]]) -> str:
-    lines = ["| outlier columns | hidden states | head | top-1 | top-20 | KL |", "|---|---|---|---|---|---|"]
-    for row in rows:
-        lines.append(
-            f"| {row['outliers']} | {row['hidden']} | {row['head']} | {row['top1']:.4f} | {row['top20']:.4f} "
-            f"| {row['kl']:.2e} |"
-        )
-    return "\n".join(lines)
 
 
 def draw(head: dict[str, Any]) -> None:
@@ -118,13 +52,7 @@ def main() -> None:
     measured = json.loads((HERE / sys.argv[1]).read_text())
     matplotlib.rcParams["svg.hashsalt"] = "head"
     draw(measured["head"])
-    for made in (
-        table(measured["head"]),
-        in_float32(measured["head"]),
-        prediction(measured["head"]),
-        processors(measured["few_processors"]),
-        numbers(measured["numerics"]),
-    ):
+    for made in tables(measured):
         print(made, end="\n\n")
 
 

@@ -45,6 +45,10 @@ class Asked:
     dry_run: bool
     as_json: bool
 
+    def __post_init__(self) -> None:
+        if self.dry_run and self.as_json:
+            raise InputError("--dry-run --json: a plan is printed for people only", next_step="leave out --json")
+
     @property
     def parts(self) -> frozenset[str]:
         if self.only not in ("", "prompts", "sweep"):

@@ -107,7 +107,7 @@ def measure(paths: Paths, engine: Engine, release: Release, plan: Plan, say: Say
                     known = asked_all(subject, plan.corpus, say)
                     # Else what it was asked after its end would be kept as wrong answers. An engine that is gone may
                     # leave a container that runs for some seconds more.
-                    if server.exit_reason() or not client.healthy():
+                    if server.exit_reason() or not any(client.healthy() for _ in range(3)):
                         raise Fault("the server ended amid the questions")
                     measured.keep(folder, known)
                 if scores is None and scores_path:
