@@ -26,7 +26,7 @@ from sparkpin.engine import Engine
 from sparkpin.errors import InputError, ManifestError, SmokeError
 from sparkpin.fingerprint import Fingerprint
 from sparkpin.paths import Paths
-from sparkpin.serving import room
+from sparkpin.serving import death, room, startup
 
 HOST = Fingerprint(
     machine="NVIDIA DGX Spark", arch="aarch64", cpu="Cortex", cores=20, memory=128 * 10**9, gpus=(), kernel="6.14",
@@ -135,6 +135,26 @@ def test_the_estimate_counts_prefill_for_all_and_decode_side_by_side() -> None:
     known = plan.pace_from(made(row(), row(SWEEP, prefill_rate=900.0)), 29.9)
     assert known == Pace(900.0, 41.0, 29.9, "from the run of 2026-11-22")
     assert plan.pace_from(made(row(SWEEP)), 29.9) is None  # without a prompt of the five
+
+
+def test_the_estimate_goes_by_what_was_measured_of_this_release_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start as the last one was, else as the smoke test's; the load generator imports vLLM as a server does."""
+    paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
+    monkeypatch.setattr(tasks, "uses_gpu", lambda *_: False)
+    plain = made_releases.release(1)
+    smoked = dataclasses.replace(plain, smoke={"passed": True, "ready_seconds": 100.8})
+    inspected = dataclasses.replace(plain, smoke={"inspected": True, "passed": False})
+    seen = [tasks.pace_for(paths, one) for one in (plain, inspected, smoked)]
+    assert [(pace.start, pace.load, pace.guessed) for pace in seen] == [
+        (30, tasks.LOAD, True), (30, tasks.LOAD, True), (100.8, tasks.LOAD, True)
+    ]  # fmt: skip
+    folder = death.folder_of(paths, plain.recipe, plain.name)
+    folder.mkdir(parents=True)
+    began = {"start": 0.0, "weights": 28.7, "ready": 35.0}
+    (folder / startup.FILE).write_text(json.dumps({"seconds": 35.9, "began": began}))
+    assert [(pace.start, pace.load) for pace in [tasks.pace_for(paths, smoked)]] == [(35.9, 28.7)]
 
 
 # From the load generator's file to figures
@@ -424,6 +444,10 @@ def test_a_plan_says_what_is_asked_and_how_long_it_takes(capsys: pytest.CaptureF
     assert f"2 cells, 4 times: about {seconds / 60:.0f} min, 90 s of it for each of 4 starts" in text
     words.show_plan([made_releases.release(1)], wanted, turns=4, starts=2)
     assert "90 s of it for each of 2 starts" in capsys.readouterr().out
+    words.show_plan([made_releases.release(1)], Plan((QA,), dataclasses.replace(PACE, load=30), 2048), turns=2)
+    assert ": about 3 min, 90 s of it for the start, 30 s to load the load generator each time, at " in (
+        capsys.readouterr().out
+    )
     words.show_plan([made_releases.release(1)], Plan((QA,), dataclasses.replace(PACE, start=0), 2048))
     assert "1 cell: about 10 s (it is being served)" in capsys.readouterr().out
 

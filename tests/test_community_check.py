@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from sparkpin import commands, manifests
-from sparkpin.community import check, recipe, wheelflags
+from sparkpin.community import check, recipe, tasks, wheelflags
 from sparkpin.community.release import known_versions, nearest, release
 from sparkpin.errors import InputError, ManifestError
 from sparkpin.families import vllm_version
@@ -252,7 +252,114 @@ def test_an_own_recipe_with_a_mistake(project: Path) -> None:
     assert lines == ["error: command: vLLM 0.32.0 has no flag --max-num-sequences; did you mean --max-num-seqs?"]
     path.write_text(path.read_text().replace("{port}", "{prot}"))
     lines = [str(one) for one in check.own_findings(project, "scripted-tiny")]
-    assert lines[0].startswith("error: command: {prot} is no key of `defaults`") and len(lines) == 2
+    assert lines[0].startswith("error: command: {prot} is no key of `defaults`") and len(lines) == 3
+    assert "no flag --max-num-sequences" in lines[1] and lines[2].startswith("warning: defaults.port: nothing uses it")
+
+
+def test_all_that_is_wrong_is_told_in_one_go(project: Path) -> None:
+    """Of the keys, of what they name, and of the words of the command, though its braces and its JSON are wrong."""
+    path = project / "recipes/scripted-tiny.yaml"
+    text = path.read_text()
+    for old, new in (
+        ("name: scripted-tiny", "name: other"),
+        ("description:", "descripton:"),
+        ("stack: cpu", "stak: cpu\nx: 1"),
+        ("stage: v2-tq", "stage: v9\nmods: [nope, nada]"),
+        ("model_revision: ", "model_revision: a #"),
+        ("{port}", "{prot}"),
+        ("serve /model", "serve other/model"),
+        ("--reasoning-parser qwen3 ", "--reasoning-parser {parser} --dtype {dtype} -cc {{1}} --ssl-keyfile k "),
+        ("parser qwen3_coder", "parser qwen3 --kv-cache-dtype turboquant35"),
+    ):
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    path.write_text(text)
+    lines = [str(one) for one in check.own_findings(project, "scripted-tiny")]
+    for line, begin, end in zip(
+        lines,
+        (
+            "error: descripton: saw 'scripted Qwen3.5-MoE",
+            "error: stak: saw 'cpu', wanted no such key (known here: command, ",
+            "error: x: saw 1, wanted no such key (known here: command, ",
+            "error: name: saw 'other', wanted 'scripted-tiny'",
+            "error: command: {dtype} is no key of `defaults`",
+            "error: command: {parser} is no key of `defaults`",
+            "error: command: {prot} is no key of `defaults`",
+            "error: stage: unknown stage 'v9'; choose one of: base, ",
+            "error: model_revision: saw 'a', wanted d7b8395b378f",
+            "error: mods: saw 'nope', wanted community/nope/ with a run.sh",
+            "error: mods: saw 'nada', wanted community/nada/ with a run.sh",
+            "error: command: saw 'other/model', wanted 'sparkpin/scripted-tiny-int4-AutoRound' (the recipe's model)",
+            "error: command: saw '{1}', wanted JSON",
+            "error: --kv-cache-dtype: saw 'turboquant35', wanted turboquant_4bit_nc",
+            "error: command: saw '--ssl-keyfile', wanted no TLS",
+            "error: command: --tool-call-parser qwen3: vLLM 0.32.0 has no such parser",
+            "warning: defaults.port: nothing uses it",
+        ),
+        (
+            "; did you mean description?",
+            "; did you mean stack?",
+            ")",
+            "",
+            "",
+            "",
+            "; did you mean port?",
+            *9 * [""],
+            "",
+        ),
+        strict=True,
+    ):
+        assert line.startswith(begin) and line.endswith(end), lines
+    path.write_text(
+        text.replace("stak: cpu", "stack: cpuu").replace("{prot}", "{port").replace("port: 8000", "port: [1]")
+    )
+    lines = [str(one) for one in check.own_findings(project, "scripted-tiny")]
+    assert "error: defaults.port: saw [1], wanted text, a number, true or false" in lines, "one line, not one a type"
+
+
+def test_every_file_of_recipes_is_checked_whatever_the_others_are(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = Paths(project, tmp_path / "cache", tmp_path / "home")
+    for name, text in (("a", "- 1\n"), ("b", "a: b: c\n"), ("My_own", "{}\n"), ("c", "stack: 1\n")):
+        (project / f"recipes/{name}.yaml").write_text(text)
+    assert not tasks.recipe_check(paths, None)
+    said = capsys.readouterr().out
+    lines = said.splitlines()
+    assert "  error: (whole file): saw 'list', wanted a mapping of keys" in lines
+    assert "  error: line 1: saw 'mapping values are not allowed in this context', wanted valid YAML" in lines
+    assert "recipes/c.yaml: 7 errors, 0 other" in lines and "recipes/scripted-tiny.yaml: nothing found" in lines
+    named = next(line for line in lines if line.startswith("  error: name: "))
+    assert "saw the name 'My_own', wanted small letters, digits" in named and "; rename the file" in named
+    with pytest.raises(InputError, match="saw the name 'My_own'") as caught:
+        pair(project, "My_own")
+    assert "choose one of" not in caught.value.next_step, "it would be among these"
+
+
+@pytest.mark.parametrize(
+    ("flag", "hint"),
+    [
+        ("--tool-call-parser qwen3", "did you mean qwen3_xml or qwen3_json or qwen3_coder?"),
+        ("--tool-call-parser qwen3_code", "did you mean qwen3_coder?"),
+        ("--reasoning-parser xyzzy", "it has "),
+    ],
+)
+def test_a_parser_that_is_not_known_brings_the_nearest_names(tmp_path: Path, flag: str, hint: str) -> None:
+    (line,) = served(tmp_path, f"{flag} --enable-auto-tool-choice" if "tool" in flag else flag)
+    said = line.partition("has no such parser; ")[2]
+    assert said.startswith(hint) and (not said.startswith("it has") or "qwen3, " in said)
+
+
+def test_a_file_of_the_community_without_its_keys(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("recipe_version: 1\nmodel: a/b\n")
+    with pytest.raises(ManifestError, match=r"name, container, command: saw .* wanted a value for each"):
+        recipe.load(tmp_path / "r.yaml")
+    lines = found(tmp_path, V1, "vllm serve a/b --port {prot} --dtypo {model}")
+    assert [line.partition(";")[0] for line in lines] == [
+        "error: command: {model} is no key of `defaults`: it does not start",
+        "error: command: {prot} is no key of `defaults`: it does not start",
+        "error: command: vLLM 0.33.0 has no flag --dtypo",
+    ]
 
 
 def test_a_build_tells_of_what_vllm_will_refuse(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -394,6 +394,11 @@ def test_exports_that_cannot_be(paths: Paths) -> None:
         tasks.recipe_export(paths, "qwen3.5-122b", form="v1")
     with pytest.raises(InputError, match="unknown recipe"):
         tasks.recipe_export(paths, "qwen", form="v1")
+    own = paths.project / "recipes/scripted-tiny.yaml"
+    before = own.read_bytes()
+    with pytest.raises(InputError, match="is there already, and is not overwritten"):
+        tasks.recipe_export(paths, "scripted-tiny", form="v1", output=str(own))
+    assert own.read_bytes() == before
 
 
 def test_settings_of_an_export() -> None:

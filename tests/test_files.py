@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -99,3 +100,19 @@ def test_an_output_is_a_file_in_a_folder_that_is_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no folder") as caught:
         files.output_file("--out", str(tmp_path / "away/page.html"))
     assert caught.value.next_step == f"mkdir -p {tmp_path / 'away'}" and not (tmp_path / "away").exists()
+
+
+def test_a_file_that_is_there_is_kept_unless_it_is_the_commands_own(tmp_path: Path) -> None:
+    path = tmp_path / "some page.html"
+    for content in (b"", b"precious", b"x" * files.HEAD + b"<own>"):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="is there already, and is not overwritten") as caught:
+            files.output_file("--out", str(path), own=b"<own>")
+        assert caught.value.next_step == f"name another file, or rm '{path}'"
+    path.write_bytes(b"<html><own>")
+    assert files.output_file("--out", str(path), own=b"<own>") == path
+    with pytest.raises(InputError, match="is there already"):
+        files.output_file("--out", str(path))
+    os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
+    with pytest.raises(InputError, match="is there already"):
+        files.output_file("--out", str(tmp_path / "pipe"), own=b"<own>")

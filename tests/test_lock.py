@@ -144,7 +144,7 @@ def test_an_override_takes_the_place_of_what_distributions_say(paths: Paths, ind
         lock_stack(paths, "s", lambda _: None)
 
 
-def test_the_index_as_it_was_on_a_day(paths: Paths, index: Index) -> None:
+def test_the_index_as_it_was_on_a_day(paths: Paths, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     index.sizes = True
     app = make_wheel(index.folder, "app", requires=["dep"])
     old, new = (make_wheel(index.folder, "dep", version) for version in ("1.0", "1.1"))
@@ -159,6 +159,7 @@ def test_the_index_as_it_was_on_a_day(paths: Paths, index: Index) -> None:
         load_stack_lock(paths.project, load_stack(paths.project, "s"))
     assert versions(lock_stack(paths, "s", lambda _: None))["dep"] == "1.1"
     write(paths, ["app==1.0"], as_of="2026-05-01")
+    monkeypatch.setenv("COLUMNS", "120")  # uv then breaks a line amid what is looked for
     with pytest.raises(ManifestError, match=r"python\.requirements: .*uv says"):
         lock_stack(paths, "s", lambda _: None)
     write(paths, ["app==1.0"], as_of="yesterday")

@@ -568,21 +568,50 @@ def test_scores_of_lm_eval_are_read() -> None:
 def test_what_lm_eval_lacks_is_said_with_what_to_do(paths: Paths) -> None:
     wanted = standard.Wanted(("arc_easy",))
     with pytest.raises(InputError, match="lm-eval is not installed") as caught:
-        standard.require_installed(paths)
-    assert "--fetch" in caught.value.next_step
+        standard.require_known(paths, wanted)
+    assert "--fetch" in caught.value.next_step and caught.value.message.endswith("knows whether it has arc_easy")
+    with pytest.raises(InputError, match=r"lm-eval is not installed in \S+\n"):
+        standard.require_known(paths, standard.Wanted(("sparkpin_choices",)))
     with pytest.raises(InputError, match="data of arc_easy are not at hand"):
         standard.raise_for(
-            "...\nConnectionError: Couldn't reach 'allenai/ai2_arc' on the Hub (OfflineModeIsEnabled)", wanted
+            paths, "...\nConnectionError: Couldn't reach 'allenai/ai2_arc' on the Hub (OfflineModeIsEnabled)", wanted
         )
     with pytest.raises(InputError, match="which chats do not give"):
-        standard.raise_for("Loglikelihood is not supported for chat completions. Consider ...", wanted)
+        standard.raise_for(paths, "Loglikelihood is not supported for chat completions. Consider ...", wanted)
     with pytest.raises(SmokeError, match="no result for arc_easy"):
-        standard.raise_for("aiohttp: 500", wanted)
-    for line, words in {"a b": "wanted a name", "--x": "wanted a name"}.items():
+        standard.raise_for(paths, "aiohttp: 500", wanted)
+    for line, words in {"a b": "wanted a name", "--x": "wanted a name", "sparkpin_x": "sparkpin_choices"}.items():
         with pytest.raises(InputError, match=words):
             standard.wanted_of(line, limit=0, chat=False, fetch=False)
     with pytest.raises(InputError, match="are about --tasks"):
         standard.wanted_of("", limit=0, chat=False, fetch=True)
+
+
+FAKE = """class TaskManager:
+    all_tasks = ["arc_easy", "arc_challenge", "gsm8k"]
+    def __init__(self, include_path): open(include_path + "/sparkpin_choices.yaml").close()
+    def match_tasks(self, names): return [name for name in names if name in self.all_tasks]
+"""
+
+
+def test_a_task_that_lm_eval_does_not_have_is_told_before_anything_is_measured(paths: Paths, tmp_path: Path) -> None:
+    """What stands in for lm-eval tells as it does: the real one is 0.7 GB."""
+    folder, python = standard.environment(paths), standard.environment(paths) / "bin/python"
+    python.parent.mkdir(parents=True)
+    (folder / standard.READY).write_text("{}")
+    (tmp_path / "lm_eval/tasks").mkdir(parents=True)
+    (tmp_path / "lm_eval/tasks/__init__.py").write_text(FAKE)
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    standard.require_known(paths, standard.Wanted(("arc_easy", "sparkpin_choices")))
+    for name, begin in (("arc_esy", "did you mean arc_easy"), ("nope", f"{folder}/bin/lm_eval ls tasks lists them")):
+        with pytest.raises(InputError, match=f"lm-eval has no task '{name}'") as caught:
+            standard.require_known(paths, standard.Wanted(("gsm8k", name)))
+        assert caught.value.next_step.startswith(begin)
+    python.write_text("#!/bin/sh\necho broken >&2; exit 1\n")
+    standard.require_known(paths, standard.Wanted(("sparkpin_choices", "sparkpin_answers")))
+    with pytest.raises(SmokeError, match="does not tell its tasks:\nbroken"):
+        standard.require_known(paths, standard.Wanted(("gsm8k",)))
 
 
 def test_a_run_of_lm_eval_is_offline_and_asks_no_proxy(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -449,6 +449,12 @@ def test_the_task_writes_a_file(
     tasks.report(recipe=None, out=str(tmp_path / "table.md"), serve=False, port=0, as_markdown=True)
     assert "| release | state |" in (tmp_path / "table.md").read_text()
     assert "table.md: 4 releases, " in capsys.readouterr().out
+    tasks.report(recipe=None, out=str(tmp_path / "page.html"), serve=False, port=0, as_markdown=False)
+    for name, table in (("table.md", False), ("table.md", True), ("page.html", True)):
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(InputError, match="is there already, and is not overwritten"):
+            tasks.report(recipe=None, out=str(tmp_path / name), serve=False, port=0, as_markdown=table)
+        assert (tmp_path / name).read_bytes() == before
     for out, table, wanted in (("x", False, "or --out"), ("", True, "or --markdown"), ("x", True, "or --markdown")):
         with pytest.raises(InputError, match="--open serves the page") as caught:
             tasks.report(recipe=None, out=out, serve=True, port=0, as_markdown=table)

@@ -18,6 +18,7 @@ from sparkpin import manifests
 from sparkpin.checkpoint.plan import final_tensors, make_plan
 from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.errors import InputError
+from sparkpin.host import Host
 from sparkpin.memory.weights import Loading
 from sparkpin.paths import Paths
 from sparkpin.releases import Release, Releases
@@ -26,7 +27,7 @@ from sparkpin.roofline.acceptance import PUBLISHED, Acceptance, acceptance_of
 from sparkpin.roofline.published import ACCEPTED, CHAIN, GEOMETRY, MODEL, Published, model_published
 from sparkpin.roofline.published import MTP2 as DRAFTS
 from sparkpin.roofline.reads import Read, Roofline, distinct, model_of, roofline
-from sparkpin.roofline.tasks import asked
+from sparkpin.roofline.tasks import asked, is_served_here
 
 BASE, HYBRID, MTP, V2 = CHAIN
 SPARK = 273e9
@@ -277,6 +278,19 @@ def test_a_recipe_s_headers(copy: Checkout) -> None:
     assert "Decode of recipe scripted-tiny, stage v2-tq, one user, 1,000 tokens in the cache\n" in text
     assert "2.58 tokens a step: 2 drafted, 79 % of them accepted (as published for the 122B; --accepted)" in text
     assert "\nceiling: " in text and "\nmeasured: 1000 tok/s, " in text and "published chain" not in text
+    assert " MB a step at 273 GB/s (a DGX Spark's memory, nominally): " in text
+    assert "\nnote: this machine is no DGX Spark, so that is no ceiling of what is served here: --bandwidth " in text
+    text = copy.done("roofline", "--bandwidth", "20")
+    assert " MB a step at 20 GB/s: " in text and "Spark" not in text
+
+
+def test_a_spark_s_bandwidth_is_not_told_of_another_machine_s_memory() -> None:
+    cpu, spark = (manifests.load_stack(PROJECT, name) for name in ("cpu", "spark"))
+    plain = Host(False, "x86_64", "debian 12", ("debian",), True, False, False, 16 << 30, 12 << 30)
+    with_gpu, own = (dataclasses.replace(plain, **{fact: True}) for fact in ("has_gpu", "is_spark"))
+    machines = {"plain": plain, "gpu": with_gpu, "spark": own}
+    seen = {(name, stack.name): is_served_here(one, stack) for name, one in machines.items() for stack in (cpu, spark)}
+    assert [pair for pair, told in seen.items() if told] == [("plain", "cpu"), ("gpu", "cpu"), ("gpu", "spark")]
 
 
 def test_wrong_options_are_one_clear_error(copy: Checkout) -> None:

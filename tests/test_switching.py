@@ -81,6 +81,15 @@ def test_a_rollback_that_cannot_be_served_changes_nothing(
     assert digest(engine, "sparkpin/tiny:current") == second.image
 
 
+def test_a_rollback_tells_of_what_is_served_and_was_not_current() -> None:
+    target, former, served = release(1, "current"), release(2, "retired"), release(3, "passed")
+    for running in (None, former.tag, target.tag):
+        assert not [line for line in commands.went_back(former, target, running) if line.startswith("note: ")]
+    note = commands.went_back(former, target, served.tag)[-1]
+    assert note.startswith(f"note: {served.tag} was served, and {former.tag} was current, which rollback goes by")
+    assert note.endswith(f"invoke promote {former.tag}, then invoke serve --release {former.tag}")
+
+
 def nobody(_: Release) -> bool:
     return False
 
@@ -252,7 +261,10 @@ def test_the_tasks_tell_of_a_damaged_record(
     said = capsys.readouterr()
     assert f"passed over: {path}" in said.err
     lines = said.out.splitlines()
-    assert lines[0] == f"back to {first.tag}: image {first.image[7:19]}, checkpoint {first.checkpoint_key[:12]}"
+    assert lines[:2] == [
+        f"back from {third.tag}",
+        f"to {first.tag}: image {first.image[7:19]}, checkpoint {first.checkpoint_key[:12]}",
+    ]
     assert lines[-1] == "next: invoke serve --recipe tiny"
 
 

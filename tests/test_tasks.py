@@ -93,6 +93,27 @@ def test_a_wrong_name_is_one_clear_error(copy: Checkout, arguments: list[str], c
     assert not (copy.home / "releases").exists()
 
 
+def test_a_home_or_cache_that_is_no_folder_is_not_taken_for_an_empty_one(copy: Checkout, tmp_path: Path) -> None:
+    file, dangling = tmp_path / "file", tmp_path / "dangling"
+    file.write_text("not a folder")
+    dangling.symlink_to(tmp_path / "away")
+    for env, said, step in (
+        ({"SPARKPIN_HOME": file}, f"SPARKPIN_HOME: saw {file}, wanted a folder\n", "unset SPARKPIN_HOME\n"),
+        ({"SPARKPIN_HOME": dangling}, f"SPARKPIN_HOME: saw {dangling}, wanted a folder\n", "unset SPARKPIN_HOME\n"),
+        ({"SPARKPIN_CACHE": file / "x"}, f"saw {file}/x, wanted a folder: {file} is in the way", "SPARKPIN_CACHE\n"),
+        (
+            {"SPARKPIN_HOME": "", "XDG_DATA_HOME": file},
+            f"SPARKPIN_HOME (not set): saw {file}/sparkpin, wanted a folder: {file} is in the way",
+            "next: export SPARKPIN_HOME=FOLDER\n",
+        ),
+    ):
+        for task in ("images", "status"):
+            result = copy.invoke(task, **{name: str(value) for name, value in env.items()})
+            assert (result.returncode, result.stdout) == (2, ""), env
+            assert said in result.stderr and result.stderr.endswith(step), env
+    assert file.read_text() == "not a folder" and not (tmp_path / "away").exists()
+
+
 def test_a_lock_with_a_missing_hash_stops_every_build(copy: Checkout) -> None:
     path = copy.folder / "pins/stacks/cpu.lock"
     first = next(line for line in path.read_text().splitlines() if '"sha256"' in line)

@@ -23,6 +23,7 @@ ROWS = [
     ("kept", "1", "2 B", "", "a.*", "I32", ""),
 ]
 DOCTOR = ("", "what", "found", "to mend it")
+LISTED = "from sparkpin.community import tasks; from sparkpin.paths import Paths; tasks.recipe_list(Paths.from_env())"
 PROGRAM = f"from sparkpin import ui; ui.table({COLUMNS!r}, {ROWS!r})"
 
 
@@ -73,6 +74,26 @@ def test_doctor_s_states_and_names_stay_whole_and_no_command_is_cut(width: int) 
     assert " ".join(line[begin:end].strip() for line in lines[2:last]).strip() == found
     assert " ".join(line[end:].strip() for line in lines[2:last]).strip() == fix
     assert "".join(line[end:].strip() for line in lines[last:]) == "x" * 150
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_the_list_of_recipes_stays_within_the_terminal_and_loses_nothing(width: int) -> None:
+    """The names of recipes, stacks and stages are typed, so they stay whole; the list is that of this project."""
+    lines = in_terminal(width, LISTED)
+    piped = subprocess.run([sys.executable, "-c", LISTED], capture_output=True, text=True, check=True).stdout
+    assert max(map(len, lines)) <= width < max(map(len, piped.splitlines()))
+    head = next(line for line in lines if line.startswith("recipe"))
+    places = [head.index(title) for title in ("recipe", "model", "stack", "stage", "what it is")]
+    ends = [*places[1:], width]
+    rows: list[list[str]] = []
+    for line in lines[lines.index(head) + 2 :]:
+        cells = [line[begin:end].replace(" ", "") for begin, end in zip(places, ends, strict=True)]
+        if cells[0]:
+            rows.append(cells)
+        else:
+            rows[-1] = [above + more for above, more in zip(rows[-1], cells, strict=True)]
+    assert ["".join(cells) for cells in rows] == [line.replace(" ", "") for line in piped.splitlines()[2:]]
+    assert {"scripted-tiny-spark-seed-source", "qwen3.5-122b"} <= {cells[0] for cells in rows}
 
 
 def test_a_table_without_long_texts_is_wider_than_the_terminal_and_not_cut() -> None:

@@ -539,9 +539,9 @@ def rollback(*, recipe: str | None, serve_it: bool = False, drain: int | None = 
     for fault in require_recipe(paths, records, name):
         say(f"passed over: {fault}")
     former = retention.require_current(records, name)
+    running = running_release(paths, engine_of(paths), name)
     release = retention.rollback(paths, engine_of(paths), name, say)
-    show(f"back to {release.tag}: image {ui.digest(release.image)}, checkpoint {release.checkpoint_key[:12]}")
-    for line in changed_flags(former.argv, release.argv):
+    for line in went_back(former, release, running):
         show(line)
     if not serve_it:
         next_serve(paths, release)
@@ -552,6 +552,21 @@ def rollback(*, recipe: str | None, serve_it: bool = False, drain: int | None = 
         retention.promote(paths, engine_of(paths), former.tag)
         show(f"current again, since {release.tag} could not be served: {former.tag}")
         raise
+
+
+def went_back(former: Release, release: Release, running: str | None) -> list[str]:
+    """What a rollback did. running: tag of what was served, which need not be what was current."""
+    lines = [
+        f"back from {former.tag}",
+        f"to {release.tag}: image {ui.digest(release.image)}, checkpoint {release.checkpoint_key[:12]}",
+        *changed_flags(former.argv, release.argv),
+    ]
+    if running not in (None, former.tag, release.tag):
+        lines.append(
+            f"note: {running} was served, and {former.tag} was current, which rollback goes by; if that was meant to "
+            f"come back: invoke promote {former.tag}, then invoke serve --release {former.tag}"
+        )
+    return lines
 
 
 def changed_flags(before: tuple[str, ...], after: tuple[str, ...]) -> list[str]:

@@ -23,7 +23,7 @@ from sparkpin.canonical import BLOCK, END, Slice, block
 from sparkpin.checkpoint.build import is_complete, is_made_here
 from sparkpin.checkpoint.layout import RECORD
 from sparkpin.engine import Engine
-from sparkpin.errors import CheckpointError, EngineError, InputError, IntegrityError
+from sparkpin.errors import CheckpointError, EngineError, IntegrityError
 from sparkpin.evidence.materials import model_inputs
 from sparkpin.evidence.signing import Keys
 from sparkpin.inputs import Inputs, project_of
@@ -86,7 +86,7 @@ def export(
     or has no folder, IntegrityError for an input that is gone or damaged and for what every import would refuse,
     EngineError for an image that is gone or damaged, DiskError.
     """
-    require_new(target, release)
+    files.output_file("-o", str(target), like=f"{release.name}.tar")
     records = records_of(paths, release)
     pieces = [*release_pieces(paths, release, records, say), *input_pieces(paths, release, records)]
     if wanted.store:
@@ -107,15 +107,6 @@ def export(
         size = write(target, release, wanted, pieces, say)
     note(paths, release, target, wanted)
     return size
-
-
-def require_new(target: Path, release: Release) -> None:
-    if target.is_dir():
-        raise InputError(f"{target} is a folder", next_step=f"name a file in it: -o {target / f'{release.name}.tar'}")
-    if target.exists():
-        raise InputError(f"{target} is there already", next_step=f"name another file, or rm {target}")
-    if not target.parent.is_dir():
-        raise InputError(f"there is no folder {target.parent}", next_step=f"mkdir -p {target.parent}")
 
 
 def require_importable(paths: Paths, release: Release, target: Path, wanted: Wanted, pieces: Sequence[Piece]) -> None:

@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +19,7 @@ from typing import IO, Any
 from sparkpin.errors import BusyError, DiskError, InputError
 
 CHUNK = 1 << 20
+HEAD = 4096  # bytes: enough to tell what kind of file it is
 PARTIAL = ".partial-"  # every unfinished file or folder starts so; nothing reads them and `sweep` removes them
 
 
@@ -110,16 +112,30 @@ def disk_errors(where: Path) -> Iterator[None]:
         ) from error
 
 
-def output_file(option: str, name: str) -> Path:
-    """Where a command is to write what it makes. InputError for a folder, and where none is there to hold it."""
+def output_file(option: str, name: str, *, like: str = "NAME", own: bytes = b"") -> Path:
+    """Where a command is to write what it makes. like: a name for the hint; own: what the head of a file has that the
+    command wrote earlier, and may write again.
+
+    InputError for a folder, for a file that may be somebody's work, and where no folder is there to hold it.
+    """
     path = Path(name).absolute()
     if path.is_dir():
         raise InputError(
-            f"{option} {name}: is a folder, wanted a file", next_step=f"name one in it: {option} {path}/NAME"
+            f"{option} {name}: is a folder, wanted a file", next_step=f"name one in it: {option} {path / like}"
         )
     if not path.parent.is_dir():
         raise InputError(f"{option} {name}: there is no folder {path.parent}", next_step=f"mkdir -p {path.parent}")
+    if path.exists() and not (own and path.is_file() and own in head_of(path)):
+        raise InputError(
+            f"{option} {name}: is there already, and is not overwritten",
+            next_step=f"name another file, or rm {shlex.quote(str(path))}",
+        )
     return path
+
+
+def head_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(HEAD)
 
 
 def require_space(folder: Path, needed: int, what: str, variable: str) -> None:

@@ -40,7 +40,7 @@ def index_closure(stack: Stack, target: Target, keep: Sequence[LockedFile], file
         done = resolved(stack, target, list(python.constraints))
     if done.returncode:
         said = tail(done, 15)
-        if "requirements are unsatisfiable" in said:
+        if "requirements are unsatisfiable" in " ".join(said.split()):  # uv breaks lines where COLUMNS says so
             raise ManifestError(
                 file, "python.requirements", python.requirements, f"requirements that fit together; uv says:\n{said}"
             )

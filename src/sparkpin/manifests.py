@@ -5,6 +5,7 @@ Each loader returns a frozen model or raises ManifestError (file, key, value see
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import re
@@ -35,29 +36,44 @@ from sparkpin.schema import (
 
 M = TypeVar("M", bound=Model)
 YAML_LIMIT, LOCK_LIMIT = 256 << 10, 24 << 20  # bytes; each locked tensor takes 150
+SCALAR = {"str", "int", "float", "bool"}  # schema.Scalar, as pydantic names what a value could have been
 DEPTH, NODES = 50, 50_000  # of a YAML file, aliases counted as what they stand for
 
 
 def parse(kind: type[M], value: Any, file: object, *, next_step: str = "") -> M:
     """Validate plain data against a model; the first fault is the one that is told."""
+    made, faults = parsed(kind, value, file, next_step=next_step)
+    if made is None:
+        raise faults[0]
+    return made
+
+
+def parsed(kind: type[M], value: Any, file: object, *, next_step: str = "") -> tuple[M | None, list[ManifestError]]:
+    """As `parse`, with every fault, one a key. A misspelt key comes before the one that is missing for it."""
     if not isinstance(value, dict):
-        raise ManifestError(file, "(whole file)", type(value).__name__, "a mapping of keys", next_step=next_step)
+        return None, [ManifestError(file, WHOLE, type(value).__name__, "a mapping of keys", next_step=next_step)]
     try:
-        return kind.model_validate(value)
+        return kind.model_validate(value), []
     except ValidationError as error:
-        faults = error.errors()  # a misspelt key is told before the one that is missing for it
-        first = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
-        key = ".".join(str(part) for part in first["loc"]) or "(whole file)"
-        if first["type"] == "extra_forbidden":
-            known = ", ".join(sorted(known_keys(kind, first["loc"][:-1])))
-            raise ManifestError(
-                file, key, first["input"], f"no such key (known here: {known})", next_step=next_step
-            ) from None
-        missing = first["type"] == "missing"
-        seen, wanted = (
-            ("(missing)", "a value: the key must be there") if missing else (first["input"], plain(first["msg"]))
-        )
-        raise ManifestError(file, key, seen, wanted, next_step=next_step) from None
+        faults = sorted(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
+    kinds: dict[tuple[int | str, ...], set[int | str]] = {}
+    for fault in faults:
+        kinds.setdefault(fault["loc"][:-1], set()).update(fault["loc"][-1:])
+    found: dict[str, ManifestError] = {}
+    for fault in faults:
+        key = ".".join(str(part) for part in fault["loc"]) or WHOLE
+        seen, wanted = fault["input"], plain(fault["msg"])
+        if fault["type"] == "extra_forbidden":
+            wanted = f"no such key (known here: {', '.join(sorted(known_keys(kind, fault['loc'][:-1])))})"
+        elif fault["type"] == "missing":
+            seen, wanted = "(missing)", "a value: the key must be there"
+        elif kinds[fault["loc"][:-1]] == SCALAR:
+            key, wanted = (
+                key.rpartition(".")[0],
+                "text, a number, true or false",
+            )  # of each kind it is none
+        found.setdefault(key, ManifestError(file, key, seen, wanted, next_step=next_step))
+    return None, list(found.values())
 
 
 def plain(message: str) -> str:
@@ -218,6 +234,30 @@ def load_model(project: Path, name: str) -> ModelPin:
 
 def load_recipe(project: Path, name: str) -> Recipe:
     return load_named(Recipe, project / "recipes", name, "recipe")
+
+
+def readable_recipe(project: Path, name: str) -> tuple[Recipe | None, list[ManifestError]]:
+    """All that is wrong with the keys of a recipe, and the recipe where it can be read in spite of them: under the name
+    that its file has, a misspelt key taken for the one that is missing, any other left out. InputError for no recipe.
+    """
+    path = choose(project / "recipes", name, "recipe")
+    try:
+        value = read_yaml(path)
+    except ManifestError as error:
+        return None, [error]
+    if not isinstance(value, dict):
+        return parsed(Recipe, value, path)
+    value = {"name": name, **value}
+    fields = Recipe.model_fields
+    faults = [fault for fault in parsed(Recipe, value, path)[1] if fault.key in value and fault.key not in fields]
+    mended = {key: part for key, part in value.items() if key in fields}
+    for key in value.keys() - fields.keys():
+        meant = difflib.get_close_matches(str(key), fields.keys() - value.keys(), n=1, cutoff=0.75)
+        mended |= dict.fromkeys(meant, value[key])
+    if value["name"] != name:
+        faults.append(ManifestError(path, "name", value["name"], f"{name!r}, as the file is called"))
+    made, others = parsed(Recipe, mended | {"name": name}, path)
+    return made, faults + others
 
 
 def load_community(project: Path, name: str) -> CommunityPin:

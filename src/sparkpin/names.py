@@ -25,6 +25,12 @@ def choose(folder: Path, name: str, what: str, suffix: str = ".yaml") -> Path:
     """The file of a named manifest; an unknown name lists the known ones."""
     path = folder / f"{name}{suffix}"
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name) or not path.is_file():
-        known = ", ".join(sorted(file.name.removesuffix(suffix) for file in folder.glob(f"*{suffix}")))
+        names = [file.name.removesuffix(suffix) for file in folder.glob(f"*{suffix}")]
+        if name in names:
+            raise InputError(
+                f"{path}: saw the name {name!r}, wanted small letters, digits, '.' and '-', the first no mark",
+                next_step=f"rename the file, and use its new name for the {what}",
+            )
+        known = ", ".join(sorted(names))
         raise InputError(f"unknown {what} {name!r}", next_step=f"choose one of: {known}")
     return path

@@ -6,9 +6,26 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparkpin.errors import InputError
+
 
 def xdg(variable: str, default: str) -> Path:
     return Path(os.environ.get(variable) or Path.home() / default) / "sparkpin"
+
+
+def folder_of(variable: str, default: Path) -> Path:
+    """What a variable names, else the default: a folder, which need not be there yet. InputError for what is none."""
+    said = os.environ.get(variable)
+    path = Path(said or default).absolute()
+    there = next(place for place in (path, *path.parents) if os.path.lexists(place))
+    if there.is_dir():
+        return path
+    whose = variable if said else f"{variable} (not set)"
+    way = "" if there == path else f": {there} is in the way"
+    raise InputError(
+        f"{whose}: saw {path}, wanted a folder{way}",
+        next_step=f"export {variable}=FOLDER{f', or unset {variable}' if said else ''}",
+    )
 
 
 @dataclass(frozen=True)
@@ -21,10 +38,13 @@ class Paths:
 
     @classmethod
     def from_env(cls, project: Path | None = None) -> Paths:
-        """SPARKPIN_CACHE and SPARKPIN_HOME, else the XDG defaults. The project is the checkout of this file."""
-        cache = os.environ.get("SPARKPIN_CACHE") or xdg("XDG_CACHE_HOME", ".cache")
-        home = os.environ.get("SPARKPIN_HOME") or xdg("XDG_DATA_HOME", ".local/share")
-        return cls((project or Path(__file__).resolve().parents[2]), Path(cache).absolute(), Path(home).absolute())
+        """SPARKPIN_CACHE and SPARKPIN_HOME, else the XDG defaults. The project is the checkout of this file.
+
+        InputError where something else than a folder is in the way, before a command takes it for an empty one.
+        """
+        cache = folder_of("SPARKPIN_CACHE", xdg("XDG_CACHE_HOME", ".cache"))
+        home = folder_of("SPARKPIN_HOME", xdg("XDG_DATA_HOME", ".local/share"))
+        return cls((project or Path(__file__).resolve().parents[2]), cache, home)
 
     @property
     def store(self) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkpin.cachetypes import FLAG as CACHE_TYPE
@@ -90,7 +90,14 @@ def serve_argv(
         ManifestError: the command cannot be filled in or split, does not start with `vllm serve <model>`, or wants TLS.
         InputError: an override that the recipe does not know.
     """
-    argv = own_argv(recipe, model_path, overrides)
+    argv, env = settled(own_argv(recipe, model_path, overrides), recipe, stack, chain)
+    for fault in tls_faults(argv, recipe):
+        raise fault
+    return argv, env
+
+
+def settled(argv: list[str], recipe: Recipe, stack: Stack, chain: Sequence[Stage]) -> tuple[list[str], dict[str, str]]:
+    """A recipe's own words with what stack and stages set, and the environment of all."""
     if flag_value(argv, "--served-model-name") is None:
         argv = set_flag(argv, "--served-model-name", recipe.model)
     env = environment(recipe.env)
@@ -98,10 +105,6 @@ def serve_argv(
         for name, value in serve.flags.items():
             argv = set_flag(argv, name, value)
         env |= environment(serve.env)
-    if tls := tls_flags(argv):
-        wanted = "no TLS: health check, smoke test and `serve` ask by plain HTTP"
-        step = "leave it out, and put a proxy before the server where TLS is wanted"
-        raise ManifestError(file_of(recipe), "command", tls[0], wanted, next_step=step)
     return argv, env
 
 
@@ -115,15 +118,32 @@ def own_argv(recipe: Recipe, model_path: str = MODEL_PATH, overrides: Mapping[st
             f"recipe {recipe.name} has no setting {unknown[0]!r}", next_step=f"choose one of: {', '.join(known)}"
         )
     words = split(fill(recipe.command, {**recipe.defaults, **overrides}, file), file)
-    if words[2] not in (recipe.model, MODEL_PATH):
-        raise ManifestError(file, "command", words[2], f"{recipe.model!r} (the recipe's model) or {MODEL_PATH!r}")
+    for fault in own_faults(words, recipe):
+        raise fault
     argv = [*words[:2], model_path, *words[3:]]
-    check_json(argv, file)
-    refuse_patched(flag_value(argv, CACHE_TYPE), file)
     for key in ADDRESS:
         if key in overrides:
             argv = set_flag(argv, f"--{key}", overrides[key])
     return argv
+
+
+def own_faults(words: Sequence[str], recipe: Recipe) -> Iterator[ManifestError]:
+    """What is wrong with the words of a recipe's command, whatever vLLM it is for."""
+    file = file_of(recipe)
+    if words[2] not in (recipe.model, MODEL_PATH):
+        yield ManifestError(file, "command", words[2], f"{recipe.model!r} (the recipe's model) or {MODEL_PATH!r}")
+    yield from json_faults(words, file)
+    try:
+        refuse_patched(flag_value(words, CACHE_TYPE), file)
+    except ManifestError as fault:
+        yield fault
+
+
+def tls_faults(argv: Sequence[str], recipe: Recipe) -> Iterator[ManifestError]:
+    wanted = "no TLS: health check, smoke test and `serve` ask by plain HTTP"
+    step = "leave it out, and put a proxy before the server where TLS is wanted"
+    for flag in tls_flags(argv):
+        yield ManifestError(file_of(recipe), "command", flag, wanted, next_step=step)
 
 
 def file_of(recipe: Recipe) -> str:
@@ -176,6 +196,11 @@ def split(text: str, file: object) -> list[str]:
 
 def check_json(argv: Iterable[str], file: object) -> None:
     """Refuse a word that was meant as JSON and is not: a shell eats the double quotes of JSON that is not quoted."""
+    for fault in json_faults(argv, file):
+        raise fault
+
+
+def json_faults(argv: Iterable[str], file: object) -> Iterator[ManifestError]:
     for word in argv:
         if not word.startswith("{"):
             continue
@@ -183,10 +208,11 @@ def check_json(argv: Iterable[str], file: object) -> None:
             json.loads(word)
         except ValueError as error:
             if '"' in word:  # so it was quoted
-                raise ManifestError(file, "command", word, f"JSON ({error})") from None
-            raise ManifestError(
+                yield ManifestError(file, "command", word, f"JSON ({error})")
+                continue
+            yield ManifestError(
                 file, "command", word, "JSON; put single quotes around it or its placeholder, as in '{config}'"
-            ) from None
+            )
 
 
 def set_flag(argv: Sequence[str], name: str, value: FlagValue) -> list[str]:

@@ -61,9 +61,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         print(line.rstrip(), flush=True)
 
 
-WRAPPED = {"why", "holds", "found", "to mend it"}
-FOLDED = {"tensors", "type"}
-STRICT = {"tensors", "to mend it"}
+WRAPPED = {"why", "holds", "found", "to mend it", "what it is"}
+FOLDED = {"tensors", "type", "model"}
+STRICT = {"tensors", "to mend it", "what it is"}
 RIGHT = {"size", "own size", "build", "ready", "freed", "count"}
 RIGHT |= {"runs", "PTX", "neither"}
 RIGHT |= {"in the checkpoint", "in memory", "block", "bytes a token", "states a request", "tokens", "concurrency"}

@@ -90,13 +90,14 @@ class Wanted:
 @dataclass(frozen=True)
 class Pace:
     """Tokens a second of one user, for the estimate; source: how that is known, guessed: not by measuring. start:
-    seconds until a server answers."""
+    seconds until a server answers; load: seconds until the load generator asks, for it imports vLLM, too."""
 
     prefill: float
     decode: float
     start: float
     source: str
     guessed: bool = False
+    load: float = 0.0
 
 
 def cells_of(limits: Limits, wanted: Wanted) -> tuple[Cell, ...]:

@@ -40,10 +40,13 @@ def show_plan(releases: Sequence[Release], plan: Plan, *, turns: int = 1, starts
     cells, pace = plan.cells, plan.pace
     ui.show(", ".join(release.tag for release in releases))
     ui.table(PLAN_COLUMNS, [plan_row(cell) for cell in cells])
-    seconds = turns * estimate(cells, pace) + starts * pace.start
+    seconds = turns * (estimate(cells, pace) + pace.load) + starts * pace.start
     times = f", {turns} times" if turns > 1 else ""
     each = f"each of {starts} starts" if starts > 1 else "the start"
     start = f", {minutes(pace.start)} of it for {each}" if pace.start else " (it is being served)"
+    start += (
+        f", {minutes(pace.load)} to load the load generator{' each time' if turns > 1 else ''}" if pace.load else ""
+    )
     ui.show(
         f"{ui.count(len(cells), 'cell')}{times}: about {minutes(seconds)}{start}, "
         f"at {pace.prefill:.0f} tok/s of prefill and {pace.decode:.0f} of decode ({pace.source})"

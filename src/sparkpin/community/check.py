@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from sparkpin import manifests, schema
 from sparkpin.community import broken, keys, words
 from sparkpin.community import recipe as foreign
 from sparkpin.community.finding import Finding, ordered
 from sparkpin.community.mapping import templates_of, useless
-from sparkpin.community.release import Release, release
+from sparkpin.community.release import Release, nearest, release
 from sparkpin.community.render import render, vllm_serve
 from sparkpin.community.words import Served, packages_of
-from sparkpin.errors import InputError, ManifestError, SparkpinError
+from sparkpin.errors import WHOLE, InputError, ManifestError, SparkpinError, short
 from sparkpin.families import vllm_version
 from sparkpin.pairing import Pairing
-from sparkpin.recipes import flag_value, own_argv, serve_argv
+from sparkpin.recipes import MODEL_PATH, fill, flag_value, own_faults, parse_flags, settled, split, tls_faults
+from sparkpin.runmods import read_run_mods
 
+T = TypeVar("T")
 LACKS = "a lock: "  # as `manifests` begins what it wants of a pin that nobody has locked
 
 
 def foreign_findings(project: Path, recipe: foreign.Recipe, stack: schema.Stack) -> list[Finding]:
     """Of the community's recipe, as its own runner would start it with the stack's vLLM."""
     found = [*keys.of_recipe(recipe)]
+    if recipe.version == "1":
+        unfilled = keys.left_over(recipe.command or "", recipe.defaults)
+        unfilled |= {"model": recipe.model} if "model" in unfilled else {}
+        recipe = replace(recipe, defaults={**unfilled, **recipe.defaults})
     try:
         rendered = render(recipe, nodes=1 if recipe.nodes == 1 else None)
     except (InputError, ManifestError) as error:
@@ -38,34 +47,63 @@ def foreign_findings(project: Path, recipe: foreign.Recipe, stack: schema.Stack)
     if rendered.argv[:2] != ("vllm", "serve"):
         found.append(Finding("error", "command", f"{' '.join(rendered.argv[:2])}: the images here serve with vLLM"))
         return ordered(found)
-    packages = locked_packages(project, stack)
+    lock = former_lock(project, stack)
+    packages = packages_of([wheel.name for wheel in lock.wheels]) if lock else None
     served = served_by(project, recipe.model, rendered.argv, rendered.env, stack, recipe.applied, packages)
     return ordered([*found, *of_served(served)])
 
 
 def own_findings(project: Path, name: str) -> list[Finding]:
-    """Of a recipe of recipes/, with what its stack and stages add."""
-    recipe = manifests.load_recipe(project, name)
-    stack = manifests.load_stack(project, recipe.stack)
-    found = [*keys.of_template(recipe.command, recipe.defaults, version="1")]
-    found += [Finding("warning", f"env.{name}", why, "remove it") for name in recipe.env if (why := useless(name))]
-    try:
-        own_argv(recipe)
-        argv, env = serve_argv(recipe, stack, manifests.load_chain(project, recipe.stage))
-    except (InputError, ManifestError) as error:
-        if not any(finding.severity == "error" for finding in found):
-            found.append(of_error(error))
+    """Of a recipe of recipes/, with what its stack and stages add: all that can be told of it in one go."""
+    own = str(project / f"recipes/{name}.yaml")
+    found: list[Finding] = []
+    recipe, faults = told(found, own, "name", lambda: manifests.readable_recipe(project, name)) or (None, [])
+    found += [of_error(fault, own=own) for fault in faults]
+    if recipe is None:
         return ordered(found)
+    found += keys.of_template(recipe.command, recipe.defaults, version="1")
+    found += [Finding("warning", f"env.{name}", why, "remove it") for name in recipe.env if (why := useless(name))]
+    stack = told(found, own, "stack", lambda: manifests.load_stack(project, recipe.stack))
+    chain = told(found, own, "stage", lambda: manifests.load_chain(project, recipe.stage))
+    told(found, own, "model", lambda: manifests.model_of(project, recipe))
+    if stack is None:
+        return ordered(found)
+    lock = told(found, own, "stack", lambda: former_lock(project, stack))
+    if lock:
+        for mod in recipe.mods:
+            told(found, own, "mods", partial(read_run_mods, project, [mod], own, "mods", lock))
+    unfilled = keys.left_over(recipe.command, recipe.defaults)
     try:
-        manifests.model_of(project, recipe)
-    except SparkpinError as error:
-        seen = error.message.removeprefix(f"{project}/")
-        if isinstance(error, ManifestError) and error.wanted.startswith(LACKS):
-            seen = error.wanted.removeprefix(LACKS)
-        found.append(Finding("note", "model", seen, f"next: {error.next_step.partition(': ')[0]}"))
-    packages = locked_packages(project, stack)
+        words = split(fill(recipe.command, unfilled | recipe.defaults, own), own)
+    except ManifestError as error:
+        if not any(finding.severity == "error" and finding.key == "command" for finding in found):  # else it is that
+            found.append(of_error(error, own=own))
+        return ordered(found)
+    if words[2] in unfilled.values():
+        words[2] = MODEL_PATH
+    argv, env = settled([*words[:2], MODEL_PATH, *words[3:]], recipe, stack, chain or ())
+    wrong = [*own_faults([word for word in words if word not in unfilled.values()], recipe), *tls_faults(argv, recipe)]
+    found += [of_error(fault) for fault in wrong]
+    packages = packages_of([wheel.name for wheel in lock.wheels]) if lock else None
+    argv = without(argv, {str(fault.seen) for fault in wrong})
     served = served_by(project, recipe.model, tuple(argv), env, stack, recipe.mods, packages)
     return ordered([*found, *of_served(served)])
+
+
+def told(found: list[Finding], own: str, key: str, load: Callable[[], T]) -> T | None:
+    """What is loaded; None where that fails, which is added to what is found of `key`."""
+    try:
+        return load()
+    except SparkpinError as error:
+        found.append(of_error(error, key, own=own))
+        return None
+
+
+def without(argv: list[str], seen: set[str]) -> list[str]:
+    """The words without the flags that are told already."""
+    head, flags = parse_flags(argv)
+    kept = [flag for flag in flags if not seen & {flag.key, flag.value, *flag.words}]
+    return [*head, *(word for flag in kept for word in flag.words)]
 
 
 def mistakes(project: Path, pairing: Pairing) -> list[Finding]:
@@ -76,10 +114,23 @@ def mistakes(project: Path, pairing: Pairing) -> list[Finding]:
     return [finding for finding in ordered(of_served(served)) if finding.severity == "error"]
 
 
-def of_error(error: InputError | ManifestError) -> Finding:
-    if isinstance(error, ManifestError):
-        return Finding("error", error.key, f"saw {error.seen}, wanted {error.wanted}")
-    return Finding("error", "(whole file)", error.message, error.next_step)
+def of_error(error: SparkpinError, key: str = WHOLE, *, own: str = "") -> Finding:
+    """key: that led to it, for what is wrong in another file than `own` (empty: in none)."""
+    if not isinstance(error, ManifestError):
+        return Finding("error", key, error.message, error.next_step)
+    if error.next_step.startswith("invoke lock"):  # that is no mistake
+        hint = f"next: {error.next_step.partition(': ')[0]}"
+        return Finding("note", key, error.wanted.removeprefix(LACKS), hint)
+    elsewhere = own not in ("", error.file)
+    text = error.message if elsewhere else f"saw {short(error.seen)}, wanted {error.wanted}"
+    hint = "" if error.next_step.startswith((f"correct {error.key} in ", f"correct {own},")) else error.next_step
+    return Finding("error", key if elsewhere else error.key, text, unknown_key(error) or hint)
+
+
+def unknown_key(error: ManifestError) -> str:
+    """What a key that nobody knows may have been meant as."""
+    known = re.search(r"^no such key \(known here: (.*)\)$", error.wanted)
+    return nearest(error.key.rpartition(".")[2], known[1].split(", ")) if known else ""
 
 
 def of_served(served: Served) -> list[Finding]:
@@ -93,10 +144,10 @@ def of_version(data: Release) -> list[Finding]:
     return [Finding("note", "stack", text, "python -m sparkpin.community.wheelflags WHEEL records a release")]
 
 
-def locked_packages(project: Path, stack: schema.Stack) -> frozenset[str] | None:
-    if not (project / f"pins/stacks/{stack.name}.lock").is_file():
-        return None
-    return packages_of([wheel.name for wheel in manifests.former_stack_lock(project, stack.name).wheels])
+def former_lock(project: Path, stack: schema.Stack) -> schema.StackLock | None:
+    """None where the stack was never locked."""
+    is_there = (project / f"pins/stacks/{stack.name}.lock").is_file()
+    return manifests.former_stack_lock(project, stack.name) if is_there else None
 
 
 def served_by(

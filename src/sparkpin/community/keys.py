@@ -69,6 +69,12 @@ def of_template(command: str, defaults: Mapping[str, Any], *, version: str) -> I
                 yield Finding("note", where, f"{text}; sparkrun removes it", "remove the blank")
 
 
+def left_over(command: str, defaults: Mapping[str, Any]) -> dict[str, str]:
+    """A value for each placeholder of version 1 that has none: itself, so that the rest of the command can be read."""
+    asked = placeholders.names_v1(command) or set()
+    return {name: f"{{{name}}}" for name in asked - set(defaults) if placeholders.NAME.fullmatch(name)}
+
+
 def of_recipe(recipe: Recipe) -> Iterator[Finding]:
     """Of the file itself."""
     for name in recipe.repeated:

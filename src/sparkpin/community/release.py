@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -87,3 +87,9 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.75) -> str:
     lower = {name.lower(): name for name in reversed(names)}
     found = difflib.get_close_matches(word.lower(), list(lower), n=1, cutoff=cutoff if len(word) > 4 else 0.6)
     return f"did you mean {lower[found[0]]}?" if found else ""
+
+
+def nearest_few(word: str, known: Sequence[str]) -> str:
+    """As `nearest`, of what has a handful of names: what may have been meant, however far, else all of them."""
+    few = difflib.get_close_matches(word.lower(), known, n=3, cutoff=0.45)
+    return nearest(word, known) or (f"did you mean {' or '.join(few)}?" if few else f"it has {', '.join(known)}")

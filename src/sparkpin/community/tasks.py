@@ -52,7 +52,7 @@ def recipe_list(paths: Paths) -> None:
             rows.append((name, read.model, read.stack, read.stage, read.description))
         except SparkpinError:
             rows.append((name, "(cannot be read)", "", "", f"invoke recipe check {name}"))
-    table(("recipe", "model", "stack", "stage", "description"), rows)
+    table(("recipe", "model", "stack", "stage", "what it is"), rows)
 
 
 def names_of(paths: Paths) -> list[str]:
@@ -226,16 +226,20 @@ def of_release(paths: Paths, name: str, tag: str) -> export.Subject:
 def recipe_check(paths: Paths, what: str | None, *, stack: str | None = None) -> bool:
     """Print what is found, of one recipe or of all of recipes/; whether there is no error."""
     if what is None:
-        good = [one_check(name, check.own_findings(paths.project, name)) for name in names_of(paths)]  # all are told
+        good = [own_check(paths, name) for name in names_of(paths)]  # all are told
         return all(good)
     path, own = check.file_or_name(paths.project, what)
     if own:
-        return one_check(path.stem, check.own_findings(paths.project, path.stem))
+        return own_check(paths, path.stem)
     recipe = foreign.load(path)
     said = recipe.origin.stack if recipe.origin else mapping.stack_of(recipe.container)[0]
     chosen = manifests.load_stack(paths.project, stack or said or mapping.STACK)
     show(f"{path.name}: version {recipe.version}, held against stack {chosen.name} (vLLM {vllm_version(chosen)})")
     return one_check(path.name, check.foreign_findings(paths.project, recipe, chosen))
+
+
+def own_check(paths: Paths, name: str) -> bool:
+    return one_check(f"recipes/{name}.yaml", check.own_findings(paths.project, name))
 
 
 def one_check(name: str, found: list[Finding]) -> bool:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkpin.community.finding import Finding, Severity
-from sparkpin.community.release import Release, nearest
+from sparkpin.community.release import Release, nearest, nearest_few
 from sparkpin.recipes import Flag, parse_flags
 
 KEY = "command"
+LEFT_OVER = re.compile(r"\{[\w-]+\}")  # a placeholder that nothing fills, which is told as such
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,13 @@ def of_flag(served: Served, name: str, flag: Flag) -> Iterator[Finding]:
     known = entry.get("values", ())
     if known and "." not in word:
         for value in values:
-            if value.strip() and value.lower() not in {one.lower() for one in known} | {"none"}:
+            named = value.strip() and not LEFT_OVER.fullmatch(value)
+            if named and value.lower() not in {one.lower() for one in known} | {"none"}:
                 severity: Severity = "warning" if entry.get("open") else "error"
                 text = f"{word} {value}: not among what vLLM {served.release.wanted} has"
                 yield Finding(severity, KEY, text, nearest(value, known) or f"it has {', '.join(known)}")
     for value in values:
-        left_over = re.fullmatch(r"\{[\w-]+\}", value)  # a placeholder, which is told as such
-        if value.startswith("{") and not left_over and isinstance(read_json(value), str):
+        if value.startswith("{") and not LEFT_OVER.fullmatch(value) and isinstance(read_json(value), str):
             yield Finding(
                 "error", KEY, f"{word}: {value} is no JSON", "double quotes around names and texts, no backslashes"
             )
@@ -123,8 +124,8 @@ def of_parsers(served: Served) -> Iterator[Finding]:
         ("--reasoning-parser", "--reasoning-parser-plugin", served.release.reasoning_parsers),
     ):
         name = served.value(flag)
-        if name and name not in known and served.value(plugin) is None:
-            yield Finding("error", KEY, f"{flag} {name}: {vllm} has no such parser", nearest(name, known))
+        if name and name not in known and served.value(plugin) is None and not LEFT_OVER.fullmatch(name):
+            yield Finding("error", KEY, f"{flag} {name}: {vllm} has no such parser", nearest_few(name, known))
     chooses, parser = served.value("--enable-auto-tool-choice"), served.value("--tool-call-parser")
     if chooses is not None and parser is None:
         yield Finding(

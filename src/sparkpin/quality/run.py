@@ -16,6 +16,7 @@ from sparkpin.loadchoice import with_loader
 from sparkpin.paths import Paths
 from sparkpin.quality import asking, measured, skills, standard
 from sparkpin.quality.measured import Asked, Measured, Reading
+from sparkpin.quality.standard import Score
 from sparkpin.quality.texts import Corpus
 from sparkpin.recipes import served_name
 from sparkpin.releases import Release
@@ -50,6 +51,11 @@ class Plan:
             return None
         return measured.place(paths, release, standard.asked(self.standard)).with_suffix(".json")
 
+    def scores_of(self, paths: Paths, release: Release) -> tuple[Score, ...] | None:
+        """Those that are kept; none where none are wanted, None where they have to be measured."""
+        path = self.scores_path(paths, release)
+        return standard.known(path) if path else ()
+
 
 @dataclass(frozen=True)
 class Found:
@@ -68,7 +74,7 @@ def measure(paths: Paths, engine: Engine, release: Release, plan: Plan, say: Say
     """
     folder, scores_path = plan.folder(paths, release), plan.scores_path(paths, release)
     known = measured.known(folder)
-    scores = standard.known(scores_path) if scores_path else ()
+    scores = plan.scores_of(paths, release)
     if known and scores is not None:
         say(f"{release.tag}: measured before")
         return Found(known, scores)

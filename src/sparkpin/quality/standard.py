@@ -34,6 +34,11 @@ NAME = re.compile(r"\w[\w.:-]*")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
 NO_DATA = ("OfflineModeIsEnabled", "Couldn't find cache for", "Couldn't reach", "LocalEntryNotFound", "OfflineMode")
 NO_TASK = ("is not a registered task", "Tasks not found")
+UNKNOWN = (
+    "import difflib, json, sys; from lm_eval.tasks import TaskManager; tasks = TaskManager(include_path=sys.argv[1]); "
+    "print(json.dumps({name: difflib.get_close_matches(name, tasks.all_tasks) for name in sys.argv[2:] "
+    "if not tasks.match_tasks([name])}))"
+)
 FETCH_DATA = (
     "import sys; from lm_eval.tasks import TaskManager, get_task_dict; "
     "get_task_dict(sys.argv[2:], TaskManager(include_path=sys.argv[1]))"
@@ -65,7 +70,14 @@ def wanted_of(names: str, *, limit: int, chat: bool, fetch: bool) -> Wanted | No
     for name in tasks:
         if not NAME.fullmatch(name):
             raise InputError(f"--tasks: saw {name!r}, wanted a name of lm-eval", next_step="--tasks arc_easy,gsm8k")
+        if name.startswith("sparkpin_") and name not in own_tasks():
+            wanted = f"{' or '.join(own_tasks())}, or a name of lm-eval"
+            raise InputError(f"--tasks: saw {name!r}, wanted {wanted}", next_step=f"--tasks {','.join(own_tasks())}")
     return Wanted(tasks, limit, chat) if tasks else None
+
+
+def own_tasks() -> list[str]:
+    return sorted(path.stem for path in TASKS.glob("*.yaml"))
 
 
 @dataclass(frozen=True)
@@ -98,15 +110,38 @@ def child_env(paths: Paths, *, offline: bool) -> dict[str, str]:
     return {key: value for key, value in env.items() if not key.lower().endswith("_proxy")} | OFFLINE
 
 
-def require_installed(paths: Paths) -> Path:
+def require_installed(paths: Paths, wanted: Wanted) -> Path:
     """lm-eval's own Python. InputError where it is not there."""
     folder = environment(paths)
     if not (folder / READY).is_file():
+        others = ", ".join(name for name in wanted.tasks if name not in own_tasks())
+        alone = f", and it alone knows whether it has {others}" if others else ""
         raise InputError(
-            f"lm-eval is not installed in {folder}",
+            f"lm-eval is not installed in {folder}{alone}",
             next_step="the same command with --fetch (89 packages by their hashes, 0.7 GB, and the tasks' data)",
         )
     return folder / "bin/python"
+
+
+def require_known(paths: Paths, wanted: Wanted) -> None:
+    """InputError for a task that lm-eval does not have. It takes half a minute to tell; those of our own are known."""
+    python, names = require_installed(paths, wanted), [name for name in wanted.tasks if name not in own_tasks()]
+    if not names:
+        return
+    argv = [str(python), "-c", UNKNOWN, str(TASKS), *names]
+    done = subprocess.run(argv, cwd=TASKS, env=child_env(paths, offline=True), capture_output=True, text=True)
+    if done.returncode:
+        raise SmokeError(
+            f"lm-eval does not tell its tasks:\n{last(done.stderr, 3)}",
+            next_step=f"rm -r {python.parents[1]}, then the same command with --fetch",
+        )
+    for name, near in json.loads(done.stdout.splitlines()[-1]).items():
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        raise InputError(f"--tasks: lm-eval has no task {name!r}", next_step=f"{meant}{others_of(paths)}")
+
+
+def others_of(paths: Paths) -> str:
+    return f"{environment(paths)}/bin/lm_eval ls tasks lists them; {' and '.join(own_tasks())} need no data"
 
 
 def fetch(paths: Paths, wanted: Wanted, say: Say) -> None:
@@ -125,7 +160,7 @@ def fetch(paths: Paths, wanted: Wanted, say: Say) -> None:
     argv = [str(folder / "bin/python"), "-c", FETCH_DATA, str(TASKS), *wanted.tasks]
     done = subprocess.run(argv, cwd=TASKS, env=child_env(paths, offline=False), capture_output=True, text=True)
     if done.returncode:
-        require_known_tasks(done.stderr, wanted)
+        require_known_tasks(paths, done.stderr, wanted)
         raise NetworkError(
             f"the data of {', '.join(wanted.tasks)} could not be fetched:\n{last(done.stderr, 3)}",
             next_step="fetch where the Hub is in reach, copy its HF_HOME here, set HF_HOME, leave out --fetch",
@@ -153,7 +188,7 @@ def scores(
     """Run the tasks, offline. tokenizer: a folder with the model's; length: tokens that a request may have; limit:
     seconds that all of it may take.
     """
-    python = require_installed(paths)
+    python = require_installed(paths, wanted)
     say(f"lm-eval: {', '.join(wanted.tasks)}")
     with tempfile.TemporaryDirectory(prefix="lm-eval-", dir=paths.work) as out:
         argv = [str(python), "-m", "lm_eval", *words(wanted, port, model, tokenizer, length), "--output_path", out]
@@ -172,7 +207,7 @@ def scores(
             ) from None
         found = sorted(Path(out).rglob("results_*.json"))
         if done.code or not found:
-            raise_for(done.text, wanted)
+            raise_for(paths, done.text, wanted)
         return read_scores(json.loads(found[-1].read_text(encoding="utf-8")))
 
 
@@ -196,9 +231,9 @@ def words(wanted: Wanted, port: int, model: str, tokenizer: Path, length: int) -
     ]
 
 
-def raise_for(text: str, wanted: Wanted) -> None:
+def raise_for(paths: Paths, text: str, wanted: Wanted) -> None:
     """The error for a run without a result."""
-    require_known_tasks(text, wanted)
+    require_known_tasks(paths, text, wanted)
     names = ", ".join(wanted.tasks)
     if any(sign in text for sign in NO_DATA):
         raise InputError(
@@ -210,11 +245,11 @@ def raise_for(text: str, wanted: Wanted) -> None:
     raise SmokeError(f"lm-eval gave no result for {names}:\n{last(text)}", next_step="read what lm-eval says above")
 
 
-def require_known_tasks(text: str, wanted: Wanted) -> None:
+def require_known_tasks(paths: Paths, text: str, wanted: Wanted) -> None:
     if any(sign in text for sign in NO_TASK):
         raise InputError(
             f"lm-eval does not know one of the tasks {', '.join(wanted.tasks)}:\n{last(text, 1)}",
-            next_step="lm-eval's own (`lm_eval ls tasks`), or sparkpin_choices, sparkpin_answers, which need no data",
+            next_step=others_of(paths),
         )
 
 

@@ -98,9 +98,12 @@ def quality(
     pair = chosen(paths, choose_recipe(paths, recipe, None), release, against)
     if wanted and fetch:
         standard.fetch(paths, wanted, say)
-    elif wanted:
-        standard.require_installed(paths)  # before minutes of measuring
-    found = compared(paths, engine_of(paths), pair, run.Plan(texts.load(quick=quick), wanted, limit))
+    plan = run.Plan(texts.load(quick=quick), wanted, limit)
+    if wanted and not fetch:  # before minutes of measuring
+        standard.require_installed(paths, wanted)
+        if any(plan.scores_of(paths, release) is None for release in (pair.release, pair.reference)):
+            standard.require_known(paths, wanted)
+    found = compared(paths, engine_of(paths), pair, plan)
     path = record.save(paths, pair.release, pair.reference, found)
     if as_json:
         show(json.dumps(record.to_json(found), indent=2, sort_keys=True))

@@ -16,6 +16,9 @@ from sparkpin.memory.plan import gib
 from sparkpin.report.drawing import draw, draw_shares
 from sparkpin.report.facts import Item, Report
 
+TITLE = "<title>sparkpin: releases"
+"""How a page is known as one."""
+
 
 def html(report: Report) -> str:
     """Text of records comes from anybody who made a bundle: all of it is escaped, and no script would run."""

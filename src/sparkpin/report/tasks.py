@@ -13,7 +13,7 @@ from sparkpin.report.facts import Report
 from sparkpin.report.gather import gather
 from sparkpin.report.markdown import markdown
 from sparkpin.report.offer import HOST, server
-from sparkpin.report.page import html
+from sparkpin.report.page import TITLE, html
 
 NAME = "report.html"
 
@@ -26,7 +26,8 @@ def report(*, recipe: str | None, out: str, serve: bool, port: int, as_markdown:
             next_step=f"leave out --open, or {'--markdown' if as_markdown else '--out'}",
         )
     paths = Paths.from_env()
-    target = output_file("--out", out) if out else paths.home / NAME
+    own = b"" if as_markdown else TITLE.encode()  # a table is text, which people edit before they post it
+    target = output_file("--out", out, own=own) if out else paths.home / NAME
     made = gather(paths, recipe)
     for fault in made.all_faults:
         ui.say(ui.printable(fault))

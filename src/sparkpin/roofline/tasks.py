@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from sparkpin import host, manifests, ui
+from sparkpin import host, manifests, schema, ui
 from sparkpin.errors import InputError
 from sparkpin.memory import tasks as memory
 from sparkpin.paths import Paths
@@ -17,6 +17,7 @@ from sparkpin.roofline.reads import Model, Read, Roofline, model_of
 from sparkpin.roofline.reads import roofline as make
 
 GB = 1e9
+SPARK = 273 * GB  # bytes a second, nominally; the default of --bandwidth
 COLUMNS = ("read in a step", "MB", "times", "MB a step", "share", "")
 CHAIN_COLUMNS = ("stage", "what", "GB a step", "ceiling", "same experts", "published", "of the ceiling", "GB/s then")
 
@@ -81,7 +82,7 @@ def roofline(asked: Asked, *, recipe: str | None, stage: str | None, measured: s
     ui.show(f"Decode of recipe {chosen.name}, stage {chain[-1].name}, one user, {asked.context:,} tokens in the cache")
     ui.table(COLUMNS, [row(read, made) for read in made.reads])
     ui.show(
-        f"{made.step_bytes / 1e6:,.3f} MB a step at {asked.bandwidth / GB:g} GB/s: "
+        f"{made.step_bytes / 1e6:,.3f} MB a step at {asked.bandwidth / GB:g} GB/s{whose(asked)}: "
         f"{ui.figure(1e3 * made.step_seconds)} ms"
     )
     if made.drafted:
@@ -94,8 +95,22 @@ def roofline(asked: Asked, *, recipe: str | None, stage: str | None, measured: s
         part, implied = 100 * made.fraction(speed), made.implied(speed) / GB
         told = f"{ui.figure(part)} % of it: {ui.figure(implied)} GB/s of {asked.bandwidth / GB:g}"
         ui.show(f"measured: {speed:g} tok/s, {told}")
+    if asked.bandwidth == SPARK and is_served_here(host.read_host(), stack):
+        ui.show(
+            "note: this machine is no DGX Spark, so that is no ceiling of what is served here: --bandwidth takes the "
+            "GB/s of its own memory, and a CPU reads from its cache what fits there"
+        )
     if is_published:
         show_chain(asked)
+
+
+def is_served_here(machine: host.Host, stack: schema.Stack) -> bool:
+    """By something else than a Spark."""
+    return not machine.is_spark and (stack.gpu is None or machine.has_gpu)
+
+
+def whose(asked: Asked) -> str:
+    return " (a DGX Spark's memory, nominally)" if asked.bandwidth == SPARK else ""
 
 
 def published(asked: Asked, *, as_json: bool) -> None:
