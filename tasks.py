@@ -481,7 +481,7 @@ def bisect(
 @command(
     help={
         "recipe": "releases of this recipe only (default: every recipe's)",
-        "out": "file to write (default: report.html in SPARKPIN_HOME; a table is printed)",
+        "out": "file to write (default: report.html or report-RECIPE.html in SPARKPIN_HOME; --markdown prints)",
         "open": "serve the page on 127.0.0.1 instead, until Ctrl-C",
         "port": "for --open (default: any that is free)",
         "markdown": "a table for a forum post instead",

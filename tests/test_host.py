@@ -269,6 +269,16 @@ def test_a_gpu_that_the_stack_does_not_use_needs_no_runtime(bare: Paths) -> None
     assert "GPU runtime" in {r.name for r in host.requirements(bare, spark, Needs(0, 0, 0, 0))}
 
 
+def test_preflight_tells_a_home_that_is_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "home").touch()
+    monkeypatch.setenv("SPARKPIN_HOME", str(tmp_path / "home"))
+    assert preflight.main(["--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert f"SPARKPIN_HOME: saw {tmp_path / 'home'}, wanted a folder" in said and "Nothing was changed." in said
+
+
 def test_preflight_says_that_nothing_was_changed_only_if_so(
     bare: Paths, apt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -455,6 +455,13 @@ def test_the_task_writes_a_file(
         with pytest.raises(InputError, match="is there already, and is not overwritten"):
             tasks.report(recipe=None, out=str(tmp_path / name), serve=False, port=0, as_markdown=table)
         assert (tmp_path / name).read_bytes() == before
+    recipe = made[1][0].recipe
+    for asked, name in (
+        (None, "report.html"),
+        (recipe, f"report-{recipe}.html"),
+    ):  # nor does one take the other's place
+        tasks.report(recipe=asked, out="", serve=False, port=0, as_markdown=False)
+        assert capsys.readouterr().out.splitlines()[-1].startswith(f"{made[0].home / name}: ")
     for out, table, wanted in (("x", False, "or --out"), ("", True, "or --markdown"), ("x", True, "or --markdown")):
         with pytest.raises(InputError, match="--open serves the page") as caught:
             tasks.report(recipe=None, out=out, serve=True, port=0, as_markdown=table)

@@ -24,7 +24,6 @@ def main(arguments: list[str]) -> int:
     for name in FOLDERS:
         options.add_argument(f"--{name}")
     chosen = options.parse_args(arguments)
-    paths = Paths.from_env()
     run: list[str] = []
 
     def install(line: str) -> None:
@@ -32,6 +31,7 @@ def main(arguments: list[str]) -> int:
         print(line, flush=True)
 
     try:
+        paths = Paths.from_env()
         for name, folder in FOLDERS.items():
             if value := getattr(chosen, name):
                 choose(paths.project / folder, value, name)

@@ -15,8 +15,6 @@ from sparkpin.report.markdown import markdown
 from sparkpin.report.offer import HOST, server
 from sparkpin.report.page import TITLE, html
 
-NAME = "report.html"
-
 
 def report(*, recipe: str | None, out: str, serve: bool, port: int, as_markdown: bool) -> None:
     """Ctrl-C ends the server."""
@@ -27,7 +25,7 @@ def report(*, recipe: str | None, out: str, serve: bool, port: int, as_markdown:
         )
     paths = Paths.from_env()
     own = b"" if as_markdown else TITLE.encode()  # a table is text, which people edit before they post it
-    target = output_file("--out", out, own=own) if out else paths.home / NAME
+    target = output_file("--out", out, own=own) if out else paths.home / file_name(recipe)
     made = gather(paths, recipe)
     for fault in made.all_faults:
         ui.say(ui.printable(fault))
@@ -46,6 +44,11 @@ def report(*, recipe: str | None, out: str, serve: bool, port: int, as_markdown:
                 offered.serve_forever()
         return
     write(target, page, made)
+
+
+def file_name(recipe: str | None) -> str:
+    """One recipe's page does not take the place of all recipes'."""
+    return f"report-{recipe}.html" if recipe else "report.html"
 
 
 def write(path: Path, content: bytes, made: Report) -> None:
