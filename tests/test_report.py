@@ -456,10 +456,8 @@ def test_the_task_writes_a_file(
             tasks.report(recipe=None, out=str(tmp_path / name), serve=False, port=0, as_markdown=table)
         assert (tmp_path / name).read_bytes() == before
     recipe = made[1][0].recipe
-    for asked, name in (
-        (None, "report.html"),
-        (recipe, f"report-{recipe}.html"),
-    ):  # nor does one take the other's place
+    # nor does one take the other's place
+    for asked, name in ((None, "report.html"), (recipe, f"report-{recipe}.html")):
         tasks.report(recipe=asked, out="", serve=False, port=0, as_markdown=False)
         assert capsys.readouterr().out.splitlines()[-1].startswith(f"{made[0].home / name}: ")
     for out, table, wanted in (("x", False, "or --out"), ("", True, "or --markdown"), ("x", True, "or --markdown")):

@@ -119,11 +119,8 @@ def release() -> Release:
 
 
 def copy_of_checkpoint(release: Release, folder: Path) -> Path:
-    """One that can be changed, and that the container's user can read."""
-    shutil.copytree(checkpoint_of(Paths.from_env(PROJECT), release), folder)
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    return folder
+    """One that can be changed."""
+    return shutil.copytree(checkpoint_of(Paths.from_env(PROJECT), release), folder, copy_function=shutil.copyfile)
 
 
 @contextmanager
@@ -131,6 +128,8 @@ def serving(release: Release, model: Path, home: Path) -> Iterator[Broken]:
     paths = Paths.from_env(PROJECT)
     reference = drift.reference(paths, release)
     assert reference, f"stage {release.demands.parent} has not left {drift.FILE}: invoke up"
+    for path in (model, *model.rglob("*")):  # the container's user reads it
+        path.chmod(0o755 if path.is_dir() else 0o644)
     own = dataclasses.replace(paths, home=home)  # its containers are no leftovers of the machine's own home
     with (
         started(own, Engine.connect(), release, model, gpus=False, timeout=ready_timeout(model), say=print) as server,
@@ -248,22 +247,17 @@ class WrongFiles:
     passes: tuple[str, ...]
 
 
-SCALES, CODES = "head.row_scale", "codes.long()"
 WRONG_FILES = (
     WrongFiles(
         "head-scales-and-mtp",
-        ("sparkpin_int8_lm_head/method.py", f'"weight_row_scale", {SCALES},', f'"weight_row_scale", {SCALES} / 2,'),
+        ("sparkpin_int8_lm_head/method.py", '_scale", head.row_scale,', '_scale", head.row_scale / 2,'),
         shuffled_mtp,
         {"drift": FAR, "acceptance": "drafted tokens accepted ("},
         ("chat", "tool-call-stream", "logprobs", "mods"),
     ),
     WrongFiles(
         "kv-codes-and-template",
-        (
-            "sparkpin_turboquant/naive.py",
-            f"centroids(bits, codes.device)[{CODES}",
-            f"centroids(bits, codes.device)[{CODES} ^ 1",
-        ),
+        ("sparkpin_turboquant/naive.py", "device)[codes.long()]", "device)[codes.long() ^ 1]"),
         no_template,
         {"drift": FAR, "chat": "you must provide a chat template", "tool-call-stream": "chat template"},
         ("completion", "mods"),

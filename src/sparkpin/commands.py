@@ -539,8 +539,9 @@ def rollback(*, recipe: str | None, serve_it: bool = False, drain: int | None = 
     for fault in require_recipe(paths, records, name):
         say(f"passed over: {fault}")
     former = retention.require_current(records, name)
-    running = running_release(paths, engine_of(paths), name)
-    release = retention.rollback(paths, engine_of(paths), name, say)
+    engine = engine_of(paths)
+    running = running_release(paths, engine, name)
+    release = retention.rollback(paths, engine, name, say)
     for line in went_back(former, release, running):
         show(line)
     if not serve_it:
@@ -549,7 +550,7 @@ def rollback(*, recipe: str | None, serve_it: bool = False, drain: int | None = 
     try:
         serve(recipe=name, release=release.tag, port=None, drain=drain)
     except SparkpinError:
-        retention.promote(paths, engine_of(paths), former.tag)
+        retention.promote(paths, engine, former.tag)
         show(f"current again, since {release.tag} could not be served: {former.tag}")
         raise
 

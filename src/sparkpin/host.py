@@ -372,7 +372,7 @@ def memory(host: Host, needs: Needs) -> Requirement:
 
 def mending(lacking: Sequence[Requirement], host: Host) -> tuple[list[Sequence[str]], list[Requirement]]:
     """Root's commands, and what they do not mend."""
-    ours = [r for r in lacking if r.then or r.packages] if host.has_apt else [r for r in lacking if r.then]
+    ours = [r for r in lacking if r.then or (r.packages and host.has_apt)]
     packages = sorted({package for requirement in ours for package in requirement.packages})
     return commands_for(packages, *(r.then for r in ours if r.then)), [r for r in lacking if r not in ours]
 

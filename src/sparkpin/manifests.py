@@ -68,10 +68,7 @@ def parsed(kind: type[M], value: Any, file: object, *, next_step: str = "") -> t
         elif fault["type"] == "missing":
             seen, wanted = "(missing)", "a value: the key must be there"
         elif kinds[fault["loc"][:-1]] == SCALAR:
-            key, wanted = (
-                key.rpartition(".")[0],
-                "text, a number, true or false",
-            )  # of each kind it is none
+            key, wanted = key.rpartition(".")[0], "text, a number, true or false"  # of each kind it is none
         found.setdefault(key, ManifestError(file, key, seen, wanted, next_step=next_step))
     return None, list(found.values())
 
