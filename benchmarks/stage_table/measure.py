@@ -24,6 +24,9 @@ from stages import ACCEPTED, Stage, arguments
 WARM, WINDOWS, WINDOW = 8, 4, 16
 """Steps: before measuring, and 4 windows of 16."""
 
+TURNS, SAID, HEARD = 4, 64, 500
+"""Turns of a conversation after its first prompt; tokens of each answer, and of what is sent after it."""
+
 PROFILED = 4
 IDS = (1000, 200_000)
 
@@ -70,22 +73,25 @@ class Measured:
         self.save()
 
     def add(self, context: int, batch: int) -> None:
+        self.running: list[str] = []
+        for _ in range(batch):
+            self.ask(self.random.choices(range(*self.ids), k=context), 1024)
+
+    def ask(self, prompt: list[int], most: int) -> None:
+        """most: tokens of the answer."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         params = SamplingParams(
             # Sampled: the greedy tokens of random weights soon are the same in all sequences, and so their experts.
             temperature=1,
-            max_tokens=1024,
+            max_tokens=most,
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
-        self.running: list[str] = []
-        for _ in range(batch):
-            prompt = self.random.choices(range(*self.ids), k=context)
-            self.count += 1
-            self.running.append(self.engine.add_request(f"r{self.count}", {"prompt_token_ids": prompt}, params))
+        self.count += 1
+        self.running.append(self.engine.add_request(f"r{self.count}", {"prompt_token_ids": prompt}, params))
 
     def abort(self) -> None:
         self.engine.abort_request(self.running, internal=True)
@@ -139,6 +145,26 @@ class Measured:
             self.abort()
         self.found["first_token_s"][f"{context}:{batch}"] = times
         print("FIRST", self.label, context, batch, times, flush=True)
+
+    def turns(self, context: int) -> None:
+        """A conversation: each prompt is the last one, its answer and some more. Seconds to the first token."""
+        prompt: list[int] = self.random.choices(range(*self.ids), k=context)
+        rows = []
+        for _ in range(1 + TURNS):
+            begin, answer, first, cached = time.perf_counter(), [], 0.0, None
+            self.running = []
+            self.ask(prompt, SAID)
+            finished = False
+            while not finished:
+                for output in self.engine.step():
+                    answer += output.outputs[0].token_ids
+                    first = first or (time.perf_counter() - begin if answer else 0.0)
+                    cached = output.num_cached_tokens if cached is None else cached
+                    finished = output.finished
+            rows.append({"prompt": len(prompt), "cached": cached, "first_token_s": first})
+            prompt = [*prompt, *answer, *self.random.choices(range(*self.ids), k=HEARD)]
+        self.found.setdefault("turns", {})[str(context)] = rows
+        print("TURNS", self.label, rows, flush=True)
 
     def profile(self, context: int, batch: int) -> None:
         """The GPU's kernels in a few steps: their names, times and the part of vLLM that launched them."""

@@ -53,6 +53,8 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
 
 def decode(stages: dict[str, Any]) -> None:
     points = measured(stages, "decode")
+    if not points:
+        return
     names = [f"{NAMES[int(c)]} x {b}" for c, b in (point.split(":") for point in points)]
     for title, cell in (
         ("ms a step, medians", lambda one: f"{one['step_ms']:.2f}"),
@@ -90,6 +92,8 @@ def parts(stages: dict[str, Any]) -> None:
 
 def routing(stages: dict[str, Any]) -> None:
     points = measured(stages, "routing")
+    if not points:
+        return
     reached = {
         name: {point: next(iter(one["routing"][point].values()))["experts"] for point in one.get("routing", {})}
         for name, one in stages.items()
@@ -112,11 +116,31 @@ def first_tokens(stages: dict[str, Any]) -> None:
     table(["first token of the last prompt, s", *names], rows)
 
 
+def turns(stages: dict[str, Any]) -> None:
+    """Of a conversation: what each prompt found in the prefix cache, and when its first token came."""
+    rows = [
+        [
+            name,
+            str(one["prompt"]),
+            str(one["cached"]),
+            str(one["prompt"] - one["cached"]),
+            f"{one['first_token_s']:.2f}",
+        ]
+        for name, found in stages.items()
+        for conversation in found.get("turns", {}).values()
+        for one in conversation
+    ]
+    if rows:
+        table(["turns of a conversation", "prompt", "cached", "read again", "first token, s"], rows)
+
+
 def experts(stages: dict[str, Any]) -> None:
     """What the kernel of INT4 experts reads, of the experts that were counted, and how fast."""
     rows = []
     for name, one in stages.items():
         for point, time in one.get("marlin_us", {}).items():
+            if point not in one["routing"]:  # is asked at 1K alone
+                continue
             reached = next(iter(one["routing"][point].values()))["experts"]
             size = reached * LAYERS * EXPERT_BYTES
             rows.append([name, point, f"{reached:.1f}", f"{size / 1e9:.2f}", f"{time:.0f}", f"{size / time / 1e6:.2f}"])
@@ -168,11 +192,17 @@ def main() -> None:
         parts(stages)
         routing(stages)
         first_tokens(stages)
+        turns(stages)
         if "checks" in run:
             table(
                 ["checks", "right", "tokens", "same tokens as the stage before"],
                 (
-                    [name, f"{one['right']} of {one['of']}", str(one["tokens"]), str(one.get("same_as_before", "-"))]
+                    [
+                        name,
+                        f"{one['right']} of {one['of']}",
+                        str(one["tokens"]),
+                        {True: "all", False: "not all"}.get(one.get("same_as_before"), "-"),
+                    ]
                     for name, one in run["checks"].items()
                 ),
             )

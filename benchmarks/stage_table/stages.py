@@ -93,6 +93,14 @@ def arguments(stage: Stage, *, compiled: bool = True) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def conversation(match: int | None) -> dict[str, Any]:
+    """More arguments for turns of a conversation: a prefix cache, which matches whole blocks or `match` tokens.
+
+    Without the connector that fills the cache: what comes from outside is taken in whole blocks.
+    """
+    return {"enable_prefix_caching": True, "kv_transfer_config": None, "prefix_match_unit": match}
+
+
 def scripted_checkpoints() -> dict[str, tuple[str, ...]]:
     """Folders, and the steps that make them of the scripted model's repositories."""
     return {"scripted-base": ("copy",), "scripted-mtp": ("copy", "hybrid", "mtp")}

@@ -3,7 +3,8 @@
 usage: python table.py OUT JOB...     in the folder that prepare.py made, with its site unpacked on PYTHONPATH
 
 A job is the name of a stage, or NAME@few (five points of nine, no prefill), NAME@long (with a prefill of 128K),
-NAME@own (the router's own choice: else routing is uniform, imposed), NAME@eager (without torch.compile), or `check`:
+NAME@own (the router's own choice: else routing is uniform, imposed), NAME@eager (without torch.compile), NAME@turns and
+NAME@match (turns of a conversation with a prefix cache that matches blocks or 32 tokens, and nothing else), or `check`:
 the scripted model, whose answers are known, through all stages of the chain and v2-vocab at once, while the next job
 starts. vLLM is imported once; each job is a fork of that process. JOB_S in the environment: seconds after which a job
 is ended. OUT/NAME.json and OUT/NAME.log; OUT/run.json for join.py, which wants a folder a call.
@@ -24,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stages import BATCHES, CHECKED, CONTEXTS, STAGES
+from stages import BATCHES, CHECKED, CONTEXTS, STAGES, conversation
 
 HERE = Path(__file__).resolve().parent
 JOB_S = float(os.environ.get("JOB_S", "200"))
@@ -46,21 +47,27 @@ PROFILED = [(1024, 1), (131072, 1), (1024, 16)]
 
 @dataclass(frozen=True)
 class Points:
-    """decode, profiled: contexts and sequences; routed: sequences; first: context and prompts at once -> how often."""
+    """decode, profiled: contexts and sequences; routed: sequences; first: context and prompts at once -> how often;
+    turns: tokens of a conversation's first prompt; match: of its prefix cache."""
 
     decode: Sequence[tuple[int, int]]
     profiled: Sequence[tuple[int, int]]
     routed: Sequence[int]
     first: Mapping[tuple[int, int], int]
+    turns: Sequence[int] = ()
+    match: int | None = None
 
 
 FIRST = {(1024, 1): 3, (1024, 8): 1, (1024, 16): 1, (32768, 1): 1}
 ALL = Points(EVERY, PROFILED, BATCHES, FIRST)
+TURNS = Points((), (), (), {}, turns=(32768,))
 OPTIONS = {
     "few": Points([(1024, 1), (1024, 8), (1024, 16), (131072, 1), (131072, 16)], [(1024, 1), (1024, 16)], (1, 16), {}),
     "long": replace(ALL, first={**FIRST, (131072, 1): 1}),
     "own": ALL,
     "eager": ALL,
+    "turns": TURNS,
+    "match": replace(TURNS, match=32),
     "": ALL,
 }
 READY = "ready"
@@ -117,7 +124,8 @@ def run_stage(name: str, out: Path, option: str) -> None:
     randomly.install()
     if option != "own":
         uniform.install()
-    m = Measured(STAGES[name], out, label_of(name, option), compiled=option != "eager")
+    more = conversation(points.match) if points.turns else {}
+    m = Measured(STAGES[name], out, label_of(name, option), compiled=option != "eager", **more)
     while not (out / READY).exists():
         time.sleep(0.1)
     for context, batch in points.decode:
@@ -128,6 +136,8 @@ def run_stage(name: str, out: Path, option: str) -> None:
         m.case(lambda b=batch: m.routing(1024, b), f"routing 1024:{batch}")
     for context, batch in points.profiled:
         m.case(lambda c=context, b=batch: m.profile(c, b), f"profile {context}:{batch}")
+    for context in points.turns:
+        m.case(lambda c=context: m.turns(c), f"turns {context}")
     m.free()
 
 

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from sparkpin_turboquant.tuned import tuned_for
 
 MOD = Path(__file__).parents[1]
 README = (MOD / "README.md").read_text(encoding="utf-8").splitlines()
@@ -35,13 +36,13 @@ def test_the_readme_s_speeds_are_the_results() -> None:
 
 
 def test_the_readme_s_prefill_is_the_results() -> None:
-    """Up to `few` of that day, 16 tokens, by the kernel for decode."""
-    sizes = report.by_size(ROWS)
+    """By the way that tuned.json, which these results made, chooses."""
+    sizes, [tuned] = report.by_size(ROWS), tuned_for(90)
     for new in (4, 8, 16, 32, 64, 128, 256, 512, 2048):
         cells = [str(new)]
         for history in (8192, 32768, 131072):
             row = sizes[history, new]
-            ours = report.ways(row)["few" if new <= 16 else "parts"]
+            ours = report.ways(row)["few" if new <= tuned.few else "joined" if new <= tuned.joined else "parts"]
             times = f"{ours:.0f} / {row['paged_us']:.0f} / {row['bf16_us']:.0f}"
             cells += [times, f"{row['paged_us'] / ours:.2f}"]
         assert f"| {' | '.join(cells)} |" in README
@@ -49,10 +50,15 @@ def test_the_readme_s_prefill_is_the_results() -> None:
 
 def test_other_numbers_of_the_readme() -> None:
     text, others = " ".join(README), report.others(ROWS).splitlines()
-    assert "894, 680, 547 GB/s" in text and "with few multiprocessors 894, 680, 547 GB/s" in others
+    assert "892, 674, 548 GB/s" in text and "with few multiprocessors 892, 674, 548 GB/s" in others
     for name, short in (("k8v4", "k8v4"), ("4bit_nc", "4bit"), ("k3v4_nc", "k3v4"), ("3bit_nc", "3bit")):
         [line] = [line for line in others if line.startswith(f"turboquant_{name} ")]
         assert f"{short} {line.partition(' ')[2]}" in text
+
+
+def test_tuned_is_what_the_results_advise() -> None:
+    [tuned] = tuned_for(90)
+    assert report.advice(ROWS).startswith(f'for tuned.json: "few": {tuned.few}, "joined": {tuned.joined}: ')
 
 
 def sized(history: int, new: int, **times: float) -> dict[str, Any]:

@@ -24,6 +24,12 @@ everything = pytest.mark.parametrize(
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def context() -> None:
+    """The driver wants one, which PyTorch makes with its first tensor; `driver.loaded` does, `driver.Loaded` does not."""
+    torch.empty(1, device=GPU)
+
+
 def normal(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator(GPU).manual_seed(seed), device=GPU)
 
