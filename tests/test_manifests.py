@@ -66,6 +66,18 @@ def test_a_wrong_stack_says_file_key_seen_and_wanted(
     assert repr(caught.value.seen) in str(caught.value)
 
 
+def test_a_key_that_nobody_knows_comes_with_those_that_are_known(project: Path) -> None:
+    """As data: whoever guesses what was meant reads no words."""
+    edit(project / "pins/stacks/cpu.yaml", gpu={"sm": "12.1", "cuda": "13.0", "arch": "a"})
+    with pytest.raises(ManifestError) as caught:
+        manifests.load_stack(project, "cpu")
+    assert (caught.value.key, caught.value.known) == ("gpu.arch", ("cuda", "sm"))
+    edit(project / "pins/stacks/cpu.yaml", gpu={"sm": "121", "cuda": "13.0"})
+    with pytest.raises(ManifestError) as caught:
+        manifests.load_stack(project, "cpu")
+    assert (caught.value.key, caught.value.known) == ("gpu.sm", ())
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said", "following"),
     [

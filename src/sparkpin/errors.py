@@ -5,6 +5,8 @@ A message states the cause (file, key, value seen, value wanted); `next_step` is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 WHOLE = "(whole file)"
 """The key of what is wrong with all of a file, or with none of its keys."""
 LONGEST = 300  # characters of a list or mapping in a message
@@ -43,17 +45,22 @@ class HostError(SparkpinError):
 
 
 class ManifestError(SparkpinError):
-    """A pin, lock, stage, recipe or model file says something that cannot be right. Exit code 4."""
+    """A pin, lock, stage, recipe or model file says something that cannot be right. Exit code 4.
+
+    known: the keys that may stand where one stands that may not; empty for any other mistake.
+    """
 
     exit_code = 4
 
-    def __init__(self, file: object, key: str, seen: object, wanted: str, *, next_step: str = "") -> None:
+    def __init__(
+        self, file: object, key: str, seen: object, wanted: str, *, next_step: str = "", known: Sequence[str] = ()
+    ) -> None:
         if not next_step and str(file).endswith(".yaml"):  # people write those, and nothing else
             next_step = f"correct {file if key == WHOLE else f'{key} in {file}'}, then run the same command again"
         where = file if key == WHOLE else f"{file}: {key}"
         saw = "" if key == WHOLE and isinstance(seen, dict) else f"saw {short(seen)}, "
         super().__init__(f"{where}: {saw}wanted {wanted}", next_step=next_step)
-        self.file, self.key, self.seen, self.wanted = str(file), key, seen, wanted
+        self.file, self.key, self.seen, self.wanted, self.known = str(file), key, seen, wanted, tuple(known)
 
 
 class IntegrityError(SparkpinError):

@@ -62,14 +62,15 @@ def parsed(kind: type[M], value: Any, file: object, *, next_step: str = "") -> t
     found: dict[str, ManifestError] = {}
     for fault in faults:
         key = ".".join(str(part) for part in fault["loc"]) or WHOLE
-        seen, wanted = fault["input"], plain(fault["msg"])
+        seen, wanted, known = fault["input"], plain(fault["msg"]), list[str]()
         if fault["type"] == "extra_forbidden":
-            wanted = f"no such key (known here: {', '.join(sorted(known_keys(kind, fault['loc'][:-1])))})"
+            known = sorted(known_keys(kind, fault["loc"][:-1]))
+            wanted = f"no such key (known here: {', '.join(known)})"
         elif fault["type"] == "missing":
             seen, wanted = "(missing)", "a value: the key must be there"
         elif kinds[fault["loc"][:-1]] == SCALAR:
             key, wanted = key.rpartition(".")[0], "text, a number, true or false"  # of each kind it is none
-        found.setdefault(key, ManifestError(file, key, seen, wanted, next_step=next_step))
+        found.setdefault(key, ManifestError(file, key, seen, wanted, next_step=next_step, known=known))
     return None, list(found.values())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -129,8 +128,7 @@ def of_error(error: SparkpinError, key: str = WHOLE, *, own: str = "") -> Findin
 
 def unknown_key(error: ManifestError) -> str:
     """What a key that nobody knows may have been meant as."""
-    known = re.search(r"^no such key \(known here: (.*)\)$", error.wanted)
-    return nearest(error.key.rpartition(".")[2], known[1].split(", ")) if known else ""
+    return nearest(error.key.rpartition(".")[2], error.known)
 
 
 def of_served(served: Served) -> list[Finding]:
