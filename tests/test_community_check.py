@@ -87,6 +87,11 @@ def test_nothing_is_found_in_a_good_recipe(tmp_path: Path) -> None:
         ("b/c", "spark", "'b/c' is no flag, and the model stands there already"),
         ("--gpu-memory-utilization 0.95", "spark", "(vllm#46307): it has frozen machines; 0.85 or less"),
         ("--gpu-memory-utilization 0.95", "cpu", ""),
+        ("--gpu-memory-utilization=80", "cpu", "--gpu-memory-utilization: saw '80', wanted a number above 0 and not"),
+        ("--max-model-len -5", "spark", "error: command: --max-model-len: saw '-5', wanted a positive number such as"),
+        ("--max-model-len -1 --max-num-seqs 1 --block-size 16", "spark", ""),  # -1: as long as fits
+        ("--max-num-seqs -1", "spark", "--max-num-seqs: saw '-1', wanted a positive number"),
+        ("--max-model-len 32k --max-num-batched-tokens 2K --kv-cache-memory-bytes 1.5g", "spark", ""),
         ("--enable-prefix-caching", "cpu", "--enable-prefix-caching on a CPU"),
         ("--trust-remote-code", "spark", "note: command: --trust-remote-code runs Python"),
         ("--max-num-batched-tokens 32768", "spark", "has run out of memory on a saturated Spark"),
@@ -315,6 +320,15 @@ def test_all_that_is_wrong_is_told_in_one_go(project: Path) -> None:
     )
     lines = [str(one) for one in check.own_findings(project, "scripted-tiny")]
     assert "error: defaults.port: saw [1], wanted text, a number, true or false" in lines, "one line, not one a type"
+
+
+def test_a_number_that_plan_refuses_is_told_of_our_own_recipes_too(project: Path) -> None:
+    path = project / "recipes/scripted-tiny.yaml"
+    text = path.read_text()
+    assert "max_model_len: 2048" in text
+    path.write_text(text.replace("max_model_len: 2048", "max_model_len: -5"))
+    (line,) = [str(one) for one in check.own_findings(project, "scripted-tiny") if one.severity == "error"]
+    assert line.startswith("error: command: --max-model-len: saw '-5', wanted a positive number")
 
 
 def test_every_file_of_recipes_is_checked_whatever_the_others_are(

@@ -10,9 +10,14 @@ from typing import Any
 
 from sparkpin.community.finding import Finding, Severity
 from sparkpin.community.release import Release, nearest, nearest_few
+from sparkpin.errors import ManifestError
+from sparkpin.memory.flags import Flags
 from sparkpin.recipes import Flag, parse_flags
 
 KEY = "command"
+LENGTH, SHARE = "--max-model-len", "--gpu-memory-utilization"
+NUMBERS = (LENGTH, SHARE, "--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--num-gpu-blocks-override",
+           "--tensor-parallel-size", "--kv-cache-memory-bytes")  # fmt: skip
 LEFT_OVER = re.compile(r"\{[\w-]+\}")  # a placeholder that nothing fills, which is told as such
 
 
@@ -85,6 +90,7 @@ def findings(served: Served) -> Iterator[Finding]:
             yield Finding("warning", KEY, f"{shown} comes after {seen[name]}: the last one counts", "remove one")
         seen[name] = shown
         yield from of_flag(served, name, flag)
+    yield from of_numbers(served)
     yield from of_parsers(served)
     yield from of_environment(served)
 
@@ -115,6 +121,18 @@ def of_flag(served: Served, name: str, flag: Flag) -> Iterator[Finding]:
             yield Finding(
                 "error", KEY, f"{word}: {value} is no JSON", "double quotes around names and texts, no backslashes"
             )
+
+
+def of_numbers(served: Served) -> Iterator[Finding]:
+    """What `invoke plan` refuses, too."""
+    for name in NUMBERS:
+        value = (served.value(name) or "").strip()
+        if value and not LEFT_OVER.fullmatch(value):
+            flags = Flags((name, value), "", {})
+            try:
+                flags.fraction(name) if name == SHARE else flags.number(name, auto=name == LENGTH)
+            except ManifestError as error:
+                yield Finding("error", KEY, f"{name}: saw {value!r}, wanted {error.wanted}")
 
 
 def of_parsers(served: Served) -> Iterator[Finding]:
