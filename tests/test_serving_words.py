@@ -282,6 +282,8 @@ def test_with_nothing_served_the_hint_names_the_one_recipe_that_is_current(tmp_p
     Releases(paths).point(made_releases.release(2, "passed", recipe="other"))
     assert tasks.how_to_serve(paths) == "invoke serve"
     assert tasks.how_to_serve(paths, "other") == "invoke serve --recipe other"
+    assert tasks.how_to_serve(paths, "qwen3.5-122b") == "invoke serve --recipe qwen3.5-122b"
+    assert tasks.how_to_serve(paths, "nosuch") == "invoke recipe list"
 
 
 def test_a_server_of_another_home_is_marked(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from sparkpin import files
 from sparkpin.container import HOME_LABEL, Say
 from sparkpin.engine import Engine, engine_errors
 from sparkpin.errors import InputError
-from sparkpin.host import serve_command
 from sparkpin.paths import Paths
 from sparkpin.ports import require_free
 from sparkpin.recipes import flag_value, served_name
@@ -31,6 +30,7 @@ from sparkpin.serving.served import (
     services,
 )
 from sparkpin.serving.switching import DRAIN_SECONDS, FORMER, NEXT, STOP_SECONDS, launched, replaced, taken_over
+from sparkpin.serving.tasks import how_to_serve
 
 
 def start(
@@ -170,9 +170,7 @@ def stop(paths: Paths, engine: Engine, recipe: str | None, say: Say) -> tuple[st
             known = ", ".join(sorted({c.labels[LABEL] for c in every}))
             raise InputError(
                 f"no service of recipe {recipe!r} runs",
-                next_step=f"choose one of: {known}"
-                if known
-                else f"{serve_command(paths.project, recipe)} (nothing is served)",
+                next_step=f"choose one of: {known}" if known else f"{how_to_serve(paths, recipe)} (nothing is served)",
             )
         for container in chosen:
             say(f"stopping {container.name}")

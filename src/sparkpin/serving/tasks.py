@@ -54,13 +54,18 @@ def status(paths: Paths, engine: Engine, *, as_json: bool) -> None:
 
 
 def how_to_serve(paths: Paths, recipe: str | None = None) -> str:
-    """Of a recipe; None: of this machine's default one, or of the only one that has a current release."""
+    """Of a recipe; None: of this machine's default one, or of the only one that has a current release.
+
+    Where nobody knows a recipe of that name, what lists those there are.
+    """
+    records = Releases(paths)
     if recipe is None:
-        records = Releases(paths)
         current = [name for name in records.recipes() if records.pointer_path(name).is_file()]
         if not current:
             return "invoke up"
         recipe = current[0] if len(current) == 1 else None
+    elif recipe not in records.recipes() and not (paths.project / f"recipes/{recipe}.yaml").is_file():
+        return "invoke recipe list"
     return serve_command(paths.project, recipe) if recipe else "invoke serve"
 
 
