@@ -312,11 +312,16 @@ def bench(
     from sparkpin.bench import tasks
     from sparkpin.errors import InputError
 
-    if rounds and not compare:
-        raise InputError("--rounds is about --compare", next_step=f"invoke bench --compare A B --rounds {rounds}")
+    turns = whole("rounds", rounds or "4", 4)
+    if (rounds or other) and not compare:
+        more = f" --rounds {turns}" if rounds and turns else ""
+        raise InputError(
+            f"{'--rounds' if rounds else '--other'} is about --compare",
+            next_step=f"invoke bench --compare A {other or 'B'}{more}, of two releases that `invoke images` lists",
+        )
     asked = tasks.Asked(quick=quick, full=full, only=only, bandwidth=bandwidth, dry_run=dry_run, as_json=json)
     if compare:
-        tasks.run_compare(compare, other or "", asked=asked, rounds=whole("rounds", rounds or "4", 4))
+        tasks.run_compare(compare, other or "", asked=asked, rounds=turns)
     else:
         tasks.run(recipe=recipe, tag=release, asked=asked, resume=resume)
 

@@ -483,6 +483,7 @@ def test_a_comparison_says_how_it_was_made(capsys: pytest.CaptureFixture[str], p
 def test_compare_takes_two_tags() -> None:
     assert usage.compare_words(["invoke", "bench", "--compare", "a", "b"]) == ["other"]
     assert usage.compare_words(["invoke", "bench", "--compare=a", "b"]) == ["other"]
+    assert usage.compare_words(["invoke", "bench", "--compare", "a", "--other=b"]) == []
     assert usage.compare_words(["invoke", "bench", "--release", "a"]) == usage.compare_words(["invoke", "up"]) == []
 
 

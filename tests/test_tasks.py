@@ -83,6 +83,14 @@ def test_the_list_has_one_line_for_each_task() -> None:
         (["smoke", "--release", "nonsense"], 2, ["unknown release 'nonsense'"]),
         (["quality", "--limits", "--recipe", "qwen"], 2, ["unknown recipe 'qwen'", "scripted-tiny"]),
         (["bench", "--rounds", "2"], 2, ["--rounds is about --compare", "invoke bench --compare A B --rounds 2"]),
+        (["bench", "--rounds", "0"], 2, ["--rounds is about --compare", "next: invoke bench --compare A B, of two "]),
+        (["bench", "--other", "x"], 2, ["--other is about --compare", "next: invoke bench --compare A x, of two "]),
+        (
+            ["bench", "--compare", "x", "--other", "y", "--rounds", "0"],
+            2,
+            ["next: invoke bench --compare x y --rounds "],
+        ),
+        (["bench", "--compare", "x", "y", "--other", "z"], 2, ["invoke bench does not take 'y'"]),
     ],
 )
 def test_a_wrong_name_is_one_clear_error(copy: Checkout, arguments: list[str], code: int, said: list[str]) -> None:

@@ -46,6 +46,7 @@ def invoke(*arguments: str) -> subprocess.CompletedProcess[str]:
         ("lock cpu", "invoke lock does not take 'cpu'", "invoke lock --stack cpu"),
         ("checkpoint --model=", "invoke checkpoint: --model wants a value", "invoke checkpoint --model MODEL"),
         ("serve v2", "invoke serve does not take 'v2'", "invoke serve --release v2"),
+        ("diff a b --after c", "invoke diff has no option --after", "invoke diff --help"),
         ("diff a b c", "invoke diff does not take 'c'", "invoke diff --help"),
         ("pin", "invoke pin: TAG missing", "invoke pin TAG [options]"),
         ("diff a", "invoke diff: AFTER missing", "invoke diff BEFORE AFTER"),

@@ -52,9 +52,11 @@ def recipe_words(argv: Sequence[str]) -> list[str]:
 
 
 def compare_words(argv: Sequence[str]) -> list[str]:
-    """The positional of `invoke bench` on this line: `--compare A B` names two releases, an option of invoke one."""
+    """The positional of `invoke bench` on this line: `--compare A B` names two releases, an option of invoke one.
+    Where the second comes by its name it is none: invoke knows no argument that may stand either way."""
     after = argv[argv.index("bench") + 1 :] if "bench" in argv else []
-    return ["other"] if any(word.partition("=")[0] == "--compare" for word in after) else []
+    given = {word.partition("=")[0] for word in after}
+    return ["other"] if "--compare" in given and "--other" not in given else []
 
 
 def is_invoke(program: str) -> bool:
@@ -113,7 +115,7 @@ def help_wanted(words: Iterable[str], tasks: Mapping[str, ParserContext], core: 
             flag, value = split(word, {**task.flags, **task.inverse_flags, **core.flags})
             if flag in ("-h", "--help"):
                 return str(task.name)
-            known = {*task.flags, *task.inverse_flags, *(() if missing else core.flags)}
+            known = {*options(task), *(() if missing else core.flags)}
             if flag not in known:
                 raise unknown_option(task, flag)
             option = task.flags.get(flag) or core.flags.get(flag)
@@ -160,8 +162,14 @@ def unknown_task(word: str, tasks: Iterable[str]) -> InputError:
     return InputError(f"invoke has no {kind} {word!r}", next_step=f"{guess}`invoke` alone lists the tasks")
 
 
+def options(task: ParserContext) -> list[str]:
+    """invoke takes a positional for an option, too, and then has one value too many."""
+    named = [flag for flag, argument in task.flags.items() if not argument.positional]
+    return [*named, *task.inverse_flags]
+
+
 def unknown_option(task: ParserContext, flag: str) -> InputError:
-    near = nearest(flag, [*task.flags, *task.inverse_flags])
+    near = nearest(flag, options(task))
     guess = f"did you mean {near}? " if near else ""
     return InputError(
         f"invoke {task.name} has no option {flag}", next_step=f"{guess}invoke {task.name} --help lists the options"

@@ -97,7 +97,9 @@ def run_compare(before: str, after: str, *, asked: Asked, rounds: int) -> None:
     if not after:
         raise InputError(f"--compare {before}: with which release?", next_step=f"invoke bench --compare {before} TAG")
     if rounds < 1:
-        raise InputError("--rounds: saw 0, wanted 1 or more", next_step="--rounds 4")
+        raise InputError(
+            "--rounds: saw 0, wanted 1 or more", next_step=f"invoke bench --compare {before} {after} --rounds 4"
+        )
     paths = Paths.from_env()
     parts = asked.parts
     engine = engine_of(paths)
