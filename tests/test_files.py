@@ -54,6 +54,16 @@ def test_a_folder_of_somebody_else_is_one_clear_error(tmp_path: Path) -> None:
     assert "chown" in caught.value.next_step and "SPARKPIN_CACHE" in caught.value.next_step
 
 
+def test_a_folder_that_cannot_be_made_is_one_clear_error() -> None:
+    """Under /proc nobody makes one, whoever asks; and what is missing elsewhere stays what it is."""
+    for opened in (files.lock, files.atomic_file):
+        with pytest.raises(DiskError, match="cannot write to /proc/nope/a: ") as caught, opened(Path("/proc/nope/a/b")):
+            pass
+        assert "SPARKPIN_CACHE and SPARKPIN_HOME to folders of " in caught.value.next_step
+    with pytest.raises(FileNotFoundError), files.disk_errors(Path("/proc")):
+        Path("/proc/nope").read_text()
+
+
 def test_sweep_removes_only_partial_names(tmp_path: Path) -> None:
     (tmp_path / (files.PARTIAL + "a")).write_text("x")
     (tmp_path / (files.PARTIAL + "b")).mkdir()

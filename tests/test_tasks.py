@@ -122,6 +122,12 @@ def test_a_home_or_cache_that_is_no_folder_is_not_taken_for_an_empty_one(copy: C
     assert file.read_text() == "not a folder" and not (tmp_path / "away").exists()
 
 
+def test_a_home_that_cannot_be_made_is_one_clear_error(copy: Checkout) -> None:
+    result = copy.invoke("report", SPARKPIN_HOME="/proc/nope")
+    assert result.returncode == 11 and "Traceback" not in result.stderr
+    assert "error: cannot write to /proc/nope" in result.stderr and "SPARKPIN_HOME to folders of " in result.stderr
+
+
 def test_a_lock_with_a_missing_hash_stops_every_build(copy: Checkout) -> None:
     path = copy.folder / "pins/stacks/cpu.lock"
     first = next(line for line in path.read_text().splitlines() if '"sha256"' in line)

@@ -93,13 +93,21 @@ def git_blob_sha1(data: bytes) -> str:
 
 @contextlib.contextmanager
 def disk_errors(where: Path) -> Iterator[None]:
-    """Turn "no space", "quota", "read-only", "not yours" into one clear error that names the folder."""
+    """Turn "no space", "quota", "read-only", "not yours", and a folder that cannot be made, into one clear error that
+    names it."""
     try:
         yield
     except PermissionError as error:
         raise DiskError(
             f"cannot write to {where}: {error.strerror} ({error.filename})",
             next_step=f"sudo chown -R $USER {where}, or set SPARKPIN_CACHE and SPARKPIN_HOME to folders of your own",
+        ) from error
+    except FileNotFoundError as error:
+        if not isinstance(error.filename, str | Path) or Path(error.filename) not in (where, *where.parents):
+            raise
+        raise DiskError(
+            f"cannot write to {where}: {error.filename} cannot be made ({error.strerror})",
+            next_step="set SPARKPIN_CACHE and SPARKPIN_HOME to folders of a disk",
         ) from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
