@@ -28,6 +28,7 @@ from sparkpin.roofline.published import ACCEPTED, CHAIN, GEOMETRY, MODEL, Publis
 from sparkpin.roofline.published import MTP2 as DRAFTS
 from sparkpin.roofline.reads import Read, Roofline, distinct, model_of, roofline
 from sparkpin.roofline.tasks import asked, is_served_here
+from sparkpin.roofline.tasks import published as show_published
 
 BASE, HYBRID, MTP, V2 = CHAIN
 SPARK = 273e9
@@ -259,6 +260,21 @@ def test_the_published_chain_as_a_person_sees_it(copy: Checkout) -> None:
     value = json.loads(copy.done("roofline", "--published", "--bandwidth", "546", "--json"))
     assert [round(row["ceiling"], 1) for row in value["chain"]] == [79.8, 85.5, 98.2, 116.8]
     assert [row["measured"] for row in value["chain"]] == [28.3, 30.8, 38.4, 51.0]
+    assert lines[-1].startswith("published: five prompts on one Spark, not measured here; docs/")
+
+
+def test_published_speeds_are_not_held_against_the_ceilings_of_a_longer_context(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    long = asked(bandwidth="273", context=131_072, accepted="")
+    show_published(long, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split()[-3:] for line in lines if line.startswith(("base", "hybrid", "mtp", "v2"))]
+    assert rows == 4 * [["-", "-", "-"]]
+    assert "and short ones: nothing to hold against more than 1,000 tokens in the cache; docs/" in lines[-1]
+    show_published(long, as_json=True)
+    chain = json.loads(capsys.readouterr().out)["chain"]
+    assert len(chain) == 4 and not [row for row in chain if {"measured", "fraction", "implied"} & set(row)]
 
 
 def test_a_recipe_s_headers(copy: Checkout) -> None:

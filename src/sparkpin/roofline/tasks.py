@@ -12,7 +12,7 @@ from sparkpin.errors import InputError
 from sparkpin.memory import tasks as memory
 from sparkpin.paths import Paths
 from sparkpin.roofline.acceptance import PUBLISHED, Acceptance, acceptance_of
-from sparkpin.roofline.published import CHAIN, MODEL, Published, model_published
+from sparkpin.roofline.published import CHAIN, MODEL, SHORT, Published, model_published
 from sparkpin.roofline.reads import Model, Read, Roofline, model_of
 from sparkpin.roofline.reads import roofline as make
 
@@ -114,15 +114,20 @@ def whose(asked: Asked) -> str:
 
 
 def published(asked: Asked, *, as_json: bool) -> None:
-    """The published figures beside the ceilings of their four stages."""
+    """The published figures beside the ceilings of their four stages; of a longer context than theirs the ceilings."""
     if as_json:
         rows = [
-            {"stage": figure.stage, "what": figure.what, **to_json(*both(asked, figure), figure.tokens)}
+            {"stage": figure.stage, "what": figure.what, **to_json(*both(asked, figure), told(asked, figure))}
             for figure in CHAIN
         ]
         ui.show(json.dumps({"model": MODEL, "chain": rows}, indent=2, sort_keys=True))
         return
     show_chain(asked)
+
+
+def told(asked: Asked, figure: Published) -> float | None:
+    """The published speed, where the context is as short as that of its prompts."""
+    return figure.tokens if asked.context <= SHORT else None
 
 
 def both(asked: Asked, figure: Published) -> tuple[Roofline, Roofline]:
@@ -147,7 +152,7 @@ def show_chain(asked: Asked) -> None:
     )
     rows = []
     for figure in CHAIN:
-        made, same = both(asked, figure)
+        (made, same), speed = both(asked, figure), told(asked, figure)
         rows.append(
             (
                 figure.stage,
@@ -155,13 +160,17 @@ def show_chain(asked: Asked) -> None:
                 f"{made.step_bytes / GB:.2f}",
                 f"{made.ceiling:.1f}",
                 f"{same.ceiling:.1f}",
-                f"{figure.tokens:g}",
-                f"{made.fraction(figure.tokens):.0%}",
-                f"{made.implied(figure.tokens) / GB:.0f}",
+                *(
+                    (f"{speed:g}", f"{made.fraction(speed):.0%}", f"{made.implied(speed) / GB:.0f}")
+                    if speed
+                    else ("-", "-", "-")
+                ),
             )
         )
     ui.table(CHAIN_COLUMNS, rows)
-    ui.show("published: five prompts on one Spark, not measured here; docs/roofline.md says what a ceiling assumes")
+    short = f", and short ones: nothing to hold against more than {SHORT:,} tokens in the cache"
+    whence = f"five prompts on one Spark, not measured here{short if asked.context > SHORT else ''}"
+    ui.show(f"published: {whence}; docs/roofline.md says what a ceiling assumes")
 
 
 def bound(made: Roofline, same: Roofline) -> str:
