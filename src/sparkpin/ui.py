@@ -18,10 +18,11 @@ def show(text: str = "") -> None:
     print(text, flush=True)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, spare: str | None = None) -> None:
     """A table on standard output. It is never cut: a tag that cannot be copied is of no use. On a terminal that is too
     narrow the columns of WRAPPED take several lines; the others keep their width, so lines may be longer than the
     terminal. A table with a column of STRICT never is: there those of FOLDED take several lines, too, and long words.
+    spare: the column that is left out before that, and told as such; in a pipe it is there.
     """
     from rich import box
     from rich.cells import cell_len
@@ -52,6 +53,11 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     chosen = grid(WRAPPED)
     needed = Console(width=1000).measure(chosen)
     wanted = max(needed.minimum, min(needed.maximum, here.width)) if here.is_terminal else needed.maximum
+    if wanted > here.width >= 80 and here.is_terminal and spare is not None:
+        at = columns.index(spare)
+        table([*columns[:at], *columns[at + 1 :]], [[*row[:at], *row[at + 1 :]] for row in rows])
+        show(f"left out: {spare}, for which the terminal is too narrow (with `| cat` it is there)")
+        return
     if wanted > here.width >= 80 and here.is_terminal and STRICT & set(columns):
         chosen, wanted = grid(WRAPPED | FOLDED), here.width
     console = Console(width=max(wanted, 80))
@@ -62,7 +68,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 WRAPPED = {"why", "holds", "found", "to mend it", "what it is"}
-FOLDED = {"tensors", "type", "model"}
+FOLDED = {"tensors", "type"}
 STRICT = {"tensors", "to mend it", "what it is"}
 RIGHT = {"size", "own size", "build", "ready", "freed", "count"}
 RIGHT |= {"runs", "PTX", "neither"}
