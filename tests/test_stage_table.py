@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
+import statistics
 import struct
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -191,6 +196,77 @@ def test_a_job_that_is_none_ends_before_anything_is_imported(job: str, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("job", "match"), [("v2-tq@turns", None), ("v2@match", 32)])
+def test_a_conversation_is_a_prefix_cache_and_nothing_else(
+    job: str, match: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+    ran: list[str] = []
+
+    class Measured:
+        def __init__(self, stage: stages.Stage, out: Path, label: str, *, compiled: bool, **more: Any) -> None:
+            asked.update(stages.arguments(stage, compiled=compiled) | more)
+            ran.append(label)
+
+        def case(self, run: Callable[[], None], what: str) -> None:
+            ran.append(what)
+
+        def free(self) -> None:
+            ran.append("free")
+
+    for name in ("randomly", "uniform", "measure"):  # they want a GPU's packages
+        module = SimpleNamespace(install=lambda: None, Measured=Measured)
+        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
+    (tmp_path / stage_table.READY).touch()
+    name, _, option = job.partition("@")
+    stage_table.run_stage(name, tmp_path, option)
+    assert ran == [f"{name}-{option}", "turns 32768", "free"]
+    wanted = {"enable_prefix_caching": True, "kv_transfer_config": None, "prefix_match_unit": match}
+    assert {key: asked[key] for key in wanted} == wanted and asked["speculative_config"]["num_speculative_tokens"] == 2
+    flags = json.loads((PROJECT / "src/sparkpin/community/vllm/0.33.0.json").read_text())["flags"]
+    assert {"--" + key.replace("_", "-") for key in wanted} <= set(flags)
+
+
+def test_each_prompt_of_a_conversation_begins_with_all_that_was_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts: list[list[int]] = []
+    answers: list[list[int]] = []
+
+    class Engine:
+        """Nothing in the first step, then an answer in parts. What was cached is told with the first."""
+
+        def add_request(self, name: str, prompt: dict[str, list[int]], params: SimpleNamespace) -> str:
+            prompts.append(prompt["prompt_token_ids"])
+            answers.append([-len(prompts)] * params.max_tokens)
+            self.parts = [[], answers[-1][:3], answers[-1][3:]]
+            return name
+
+        def step(self) -> list[SimpleNamespace]:
+            part, cached = self.parts.pop(0), 7 * len(prompts) if len(self.parts) == 1 else 0
+            said = SimpleNamespace(outputs=[SimpleNamespace(token_ids=part)], num_cached_tokens=cached)
+            said.finished = not self.parts
+            return [said] if part else []
+
+    vllm = SimpleNamespace(SamplingParams=SimpleNamespace, RequestOutputKind=SimpleNamespace(DELTA=1), Uniform=None)
+    for name in ("vllm", "vllm.sampling_params", "uniform"):
+        monkeypatch.setitem(sys.modules, name, vllm)  # type: ignore[arg-type]
+    monkeypatch.delitem(sys.modules, "measure", raising=False)
+    measure = importlib.import_module("measure")
+    monkeypatch.delitem(sys.modules, "measure")  # it was made without its packages
+    measured = measure.Measured.__new__(measure.Measured)
+    vars(measured).update(
+        engine=Engine(), random=measure.random.Random(0), ids=(100, 999), count=0, label="l", found={}
+    )
+    measured.turns(40)
+    rows = measured.found["turns"]["40"]
+    assert [row["prompt"] for row in rows] == [40 + turn * (measure.SAID + measure.HEARD) for turn in range(5)]
+    assert [row["cached"] for row in rows] == [7, 14, 21, 28, 35] and all(row["first_token_s"] > 0 for row in rows)
+    for turn in range(4):
+        begun = prompts[turn] + answers[turn]
+        assert prompts[turn + 1][: len(begun)] == begun and len(answers[turn]) == measure.SAID
+
+
 def test_the_list_that_is_measured_is_the_stages_own() -> None:
     """stages/v2-vocab.yaml and the stage table's v2-vocab."""
     flags = manifests.load_chain(PROJECT, "v2-vocab")[-1].serve.flags
@@ -312,5 +388,71 @@ def test_the_report_has_every_run_and_stage(capsys: pytest.CaptureFixture[str]) 
     for run in json.loads(join.TABLE.read_text())["runs"]:
         assert f"### {run['name']}" in said
         for stage, one in run["stages"].items():
-            assert f"| {stage} | {one['decode']['1024:1']['step_ms']:.2f} |" in said
-    assert "| v2-vocab | 10.93 | 9.3% |" in said and "| v2-draft | 11.59 | 3.9% |" in said
+            assert f"\n| {stage} |" in said and ("turns" in one or "1024:1" in one["decode"])
+            for point in one["decode"].keys() & {"1024:1"}:
+                assert f"| {stage} | {one['decode'][point]['step_ms']:.2f} |" in said
+            for turn in (turn for turns in one.get("turns", {}).values() for turn in turns):
+                again = turn["prompt"] - turn["cached"]
+                assert f"| {stage} | {turn['prompt']} | {turn['cached']} | {again} |" in said
+    assert "| v2-vocab | 10.93 | 9.3 % |" in said and "| v2-draft | 11.59 | 3.9 % |" in said
+
+
+def test_experts_that_were_not_counted_have_no_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:
+    routing = {"1024:1": {"3": {"experts": 23.0}}}
+    report.experts({"v2": {"marlin_us": {"1024:1": 2400.0, "131072:1": 2400.0}, "routing": routing}})
+    report.experts({"mtp": {"marlin_us": {"1024:1": 2400.0}}})
+    said = capsys.readouterr().out
+    assert "| v2 | 1024:1 | 23.0 |" in said and "131072" not in said and "mtp" not in said
+
+
+PERFORMANCE = (PROJECT / "docs/performance.md").read_text(encoding="utf-8")
+
+
+def tables(text: str, head: str) -> list[dict[str, list[str]]]:
+    """Tables whose head begins like this: a row's name, without what stands behind a colon -> its other cells."""
+    found, rows = [], None
+    for line in text.splitlines():
+        name, *cells = (cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|"))
+        if not cells:
+            rows = None
+        elif rows is None:
+            rows = {}
+            found += [rows] if line.startswith(head) else []
+        elif name != "---":
+            rows[name.partition(":")[0]] = cells
+    return found
+
+
+def test_the_document_s_tables_are_what_was_measured() -> None:
+    found = json.loads(join.TABLE.read_text())
+    chain = {name: one for name, one in join.latest(found, "uniform").items() if name in stages.CHAIN}
+
+    def decode(measured: dict[str, Any], key: str, places: int) -> dict[str, list[str]]:
+        points = [f"{context}:{batch}" for context in stages.CONTEXTS for batch in stages.BATCHES]
+        return {name: [f"{one['decode'][p][key]:.{places}f}" for p in points] for name, one in measured.items()}
+
+    [shared] = [run["stages"] for run in found["runs"] if run["routing"] == "shared"]
+    assert tables(PERFORMANCE, "| ms a step |") == [decode(chain, "step_ms", 2), decode(shared, "step_ms", 2)]
+    assert tables(PERFORMANCE, "| tok/s, all sequences |") == [decode(chain, "tokens_per_s", 0)]
+    first: dict[str, list[str]] = {}
+    for name, one in chain.items():
+        seen = [one["first_token_s"].get(p) for p in ("1024:1", "1024:8", "1024:16", "32768:1", "131072:1")]
+        first[name] = [f"{statistics.median(times):.2f}" if times else "" for times in seen]
+    assert tables(PERFORMANCE, "| | 1K x 1 |") == [first]
+    parts: dict[str, list[str]] = {}
+    for point, title in (("1024:1", "1K x 1"), ("1024:16", "1K x 16"), ("131072:1", "128K x 1")):
+        for name, one in chain.items():
+            times = [one["parts_us"][point][part] for part in buckets.PARTS if part != "other"]
+            parts[f"{name}, {title}"] = [f"{time:.0f}" if time else "" for time in times]
+    assert tables(PERFORMANCE, "| | attention |") == [parts]
+
+
+def test_the_document_s_tables_of_bytes_are_the_report_s(capsys: pytest.CaptureFixture[str]) -> None:
+    report.main()
+    said = capsys.readouterr().out
+    [chain] = tables(said, "| stage | GB a step, uniform | same")
+    gb10 = {name: cells[:2] + cells[4:] for name, cells in chain.items()}  # without what the H200 did
+    assert tables(PERFORMANCE, "| | GB a step, uniform |") == [gb10]
+    [beside] = tables(PERFORMANCE, "| stage here |")
+    counted = {name: cells[1:] for name, cells in beside.items()}  # without what it is
+    assert tables(said, "| stage | GB a step, uniform | less") == [counted]

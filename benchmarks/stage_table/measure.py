@@ -36,6 +36,7 @@ class Measured:
         from vllm import LLM
 
         self.stage, self.out, self.label, self.count = stage, out, label, 0
+        self.running: list[str] = []
         self.random = random.Random(0)
         begin = time.monotonic()
         llm = LLM(**(arguments(stage, compiled=compiled) | more))
@@ -73,7 +74,7 @@ class Measured:
         self.save()
 
     def add(self, context: int, batch: int) -> None:
-        self.running: list[str] = []
+        self.running = []
         for _ in range(batch):
             self.ask(self.random.choices(range(*self.ids), k=context), 1024)
 

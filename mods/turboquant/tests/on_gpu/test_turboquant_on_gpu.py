@@ -26,7 +26,7 @@ everything = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module", autouse=True)
 def context() -> None:
-    """The driver wants one, which PyTorch makes with its first tensor; `driver.loaded` does, `driver.Loaded` does not."""
+    """The driver wants one, made with the first tensor: `driver.loaded` does, `driver.Loaded` does not."""
     torch.empty(1, device=GPU)
 
 
