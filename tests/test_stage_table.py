@@ -158,12 +158,13 @@ def test_a_profile_that_is_not_of_whole_steps_is_no_result(kernels: list[tuple[s
 
 def test_parts_of_two_layers_in_two_steps() -> None:
     step = [
-        *layer("gdn_decode"), *layer("flash::Fwd"),
+        ("void flash::prepare_varlen_num_blocks_kernel", 1.0, "execute_model"),  # in front of a layer without attention
+        *layer("gdn_decode"), *layer("flash::FlashAttnFwd"),
         ("nvjet_head", 300.0, "sample"), ("_gumbel", 5.0, "sample"),
         ("int8_head", 20.0, "propose"), ("nvjet_small", 7.0, "propose"),
     ]  # fmt: skip
     assert buckets.parts_of(in_order(step * 2), layers=2) == {
-        "attention": 8.0, "GDN": 8.0, "experts": 12.0, "shared experts": 4.0, "head": 300.0, "draft": 7.0,
+        "attention": 9.0, "GDN": 8.0, "experts": 12.0, "shared experts": 4.0, "head": 300.0, "draft": 7.0,
         "draft head": 20.0, "sampling": 5.0, "other": 0.0, "steps": 2.0,
     }  # fmt: skip
 

@@ -45,7 +45,10 @@ def innermost(scopes: list[tuple[float, float, str]], begins: list[float], at: f
 
 PARTS = ("attention", "GDN", "experts", "shared experts", "head", "draft", "draft head", "sampling", "other")
 EXPERTS = ("marlin_moe", "topkGating", "draw", "moe_align", "count_and_sort", "moe_sum", "act_and_mul")
-CORES = ("flash::", "reshape_and_cache")
+CORES = ("flash::FlashAttn", "reshape_and_cache")
+PLANS = "flash::prepare"
+"""FlashAttention's plan for all layers, made once a step before the first of them, which is no attention layer."""
+
 OWN_CORES = ("attend", "merge", "store")
 """Whole names, of turboquant's kernels. Others contain such words: the linear attention has merge_16x16_to_64x64."""
 HEAD_US = 100
@@ -73,6 +76,8 @@ def parts_of(rows: list[Row], layers: int) -> dict[str, float]:
             found["experts" if any(part in name for part in EXPERTS) else "shared experts"] += duration
             if "moe_sum" in name:
                 projections, sums = 0, sums + 1
+        elif PLANS in name:
+            found["attention"] += duration
         else:
             mixer.append(row)
             projections += "machete::" in name  # names of fused kernels have "machete_mm"
