@@ -1,10 +1,11 @@
 """Make what a CUDA machine without a network needs to run a real vLLM server with our mods, in one folder to carry.
 
-usage: python benchmarks/stage_table/prepare.py OUT [--vllm 0.33.0] [--sm 90] [--ptx]
+usage: python benchmarks/stage_table/prepare.py OUT [--sm 90] [--ptx]
 
 The machine must have Python 3.12, torch for CUDA 13, Triton, transformers and what usually comes with them. Everything
 else is installed into OUT/site.tar.xz: vLLM's own wheel without the machine code of other GPUs and without parts that a
-text server does not load, the distributions of requires.txt, the mods as built from mods/, and a scripted model.
+text server does not load, the distributions of requires.txt, each with its hash there, the mods as built from mods/,
+and a scripted model.
 vLLM 0.33's libraries use torch's stable interface only, so they run on a torch that is older than the one it names.
 """
 
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import fatbin
@@ -65,15 +67,16 @@ LEFT_OUT = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--vllm", default="0.33.0")
     parser.add_argument("--sm", type=int, default=90, help="architecture whose machine code is kept")
     parser.add_argument("--ptx", action="store_true", help="keep the PTX of INT4 experts (needs zstandard)")
     arguments = parser.parse_args()
+    if arguments.ptx and find_spec("zstandard") is None:
+        parser.error("--ptx needs zstandard: pip install --target FOLDER zstandard, and FOLDER on PYTHONPATH")
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder) / "site"
-        install(site, arguments.vllm)
+        install(site)
         for name in LEFT_OUT:
             path = site / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -187,14 +190,14 @@ def shapes_and_chain(out: Path) -> None:
         path.write_text(json.dumps(found | {"max_position_embeddings": 65536}) + "\n")
 
 
-def install(site: Path, release: str) -> None:
+def install(site: Path) -> None:
     """Everything for Python 3.12 on x86-64, without what the machine has."""
     uv = shutil.which("uv", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
     # Copies: links into uv's cache would be slimmed there, too, for everyone who installs this wheel later.
     command = [str(uv), "pip", "install", "--quiet", "--no-deps", "--link-mode", "copy", "--target", str(site)]
     command += ["--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_35"]
-    wanted = [f"vllm=={release}", *(str(PROJECT / "mods" / mod) for mod in MODS)]
-    subprocess.run([*command, "-r", str(HERE / "requires.txt"), *wanted], check=True)
+    subprocess.run([*command, "--require-hashes", "-r", str(HERE / "requires.txt")], check=True)
+    subprocess.run([*command, *(str(PROJECT / "mods" / mod) for mod in MODS)], check=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 Here, on a machine with a network, what to take along: FlashAttention 3 for Hopper and vLLM's own kernels, 165 MB that
 `tar cJ` makes 15 of:
 
-    pip download --no-deps --only-binary :all: --platform manylinux_2_28_x86_64 vllm==0.33.0
+    grep ^vllm== benchmarks/stage_table/requires.txt >VLLM    # with its hash
+    pip download --require-hashes --no-deps --only-binary :all: --platform manylinux_2_28_x86_64 -r VLLM
     python mods/turboquant/benchmarks/peers.py vllm-0.33.0-*.whl PEERS
 
 There, on an H200 (the tables are of one), with PyTorch for CUDA 13, its Triton, cuda-bindings and pytest, from the
