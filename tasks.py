@@ -229,7 +229,8 @@ def plan(
     help={
         "recipe": RECIPE,
         "stage": STAGE,
-        "published": "the published chain of the 122B instead, which needs none of its files",
+        "published": "every stage of the published chain of the 122B instead, which needs none of its files: without "
+        "--recipe, --stage and --measured",
         "bandwidth": "of the memory in GB/s (default: 273, a DGX Spark's)",
         "context": "tokens in the cache (default: 1000)",
         "accepted": "share of the drafted tokens that the model accepts (default: as measured of a release, else 0.79)",
@@ -253,7 +254,7 @@ def roofline(
 
     asked = tasks.asked(bandwidth=bandwidth, context=whole("context", context, 32768), accepted=accepted)
     if published:
-        tasks.published(asked, as_json=json)
+        tasks.published(asked, as_json=json, recipe=recipe, stage=stage, measured=measured)
     else:
         tasks.roofline(asked, recipe=recipe, stage=stage, measured=measured, as_json=json)
 
@@ -528,7 +529,7 @@ def promote(c: Context, tag: str, accept_loss: str = "") -> None:
     }
 )
 def rollback(c: Context, recipe: str | None = None, serve: bool = False, drain: str = "") -> None:
-    """Go back to the newest earlier release that passed."""
+    """Go back to the newest earlier release of this stage that passed, else of any; `promote STAGE` leaves a stage."""
     from sparkpin import commands
 
     commands.rollback(recipe=recipe, serve_it=serve, drain=whole("drain", drain, 60) if drain else None)

@@ -91,6 +91,12 @@ def test_help_of_a_task_with_positionals(line: str) -> None:
     assert max(map(len, lines)) <= 80
 
 
+def test_help_of_rollback_says_which_release_it_takes() -> None:
+    """As `retention.rollback_target`: its own stage's before any other's."""
+    text = " ".join((answer("rollback --help") or "").split())
+    assert "the newest earlier release of this stage that passed, else of any; `promote STAGE` leaves a stage." in text
+
+
 def test_every_task_has_help_and_bare_invoke_lists_them_all() -> None:
     listed = invoke()
     assert (listed.returncode, listed.stderr) == (0, "")

@@ -7,7 +7,9 @@ import sys
 
 import matplotlib
 from join import TABLE, latest
-from report import counted, published
+from report import counted
+
+from sparkpin.roofline.published import CHAIN
 
 matplotlib.use("svg")
 matplotlib.rcParams["svg.hashsalt"] = "sparkpin"
@@ -16,8 +18,7 @@ from matplotlib import pyplot  # noqa: E402
 
 def main() -> None:
     found = json.loads(TABLE.read_text())
-    figures = published()
-    names = [figure.stage for figure in figures]
+    names = [figure.stage for figure in CHAIN]
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4))
     for i, (context, label) in enumerate((("1024", "1K"), ("131072", "128K"))):
         for stages, style, what in (
@@ -28,10 +29,10 @@ def main() -> None:
             speeds = [stages[n]["decode"][point]["tokens_per_s"] if n in stages else float("nan") for n in names]
             left.plot(names, speeds, color=f"C{i}", label=f"{label}, {what}", **style)
     left.set_title("H200, random weights, one sequence", fontsize=9)
-    ends = [[counted(one, 1024, same=same).ceiling for one in figures] for same in (True, False)]
+    ends = [[counted(one, 1024, same=same).ceiling for one in CHAIN] for same in (True, False)]
     right.fill_between(names, *ends, alpha=0.3, label="up to: tokens share experts")
     right.plot(names, ends[1], marker="o", color="C0", label="273 GB/s, uniform routing")
-    right.plot(names, [one.tokens for one in figures], marker="s", color="black", label="published")
+    right.plot(names, [one.tokens for one in CHAIN], marker="s", color="black", label="published")
     right.set_title("GB10: computed from bytes, and published", fontsize=9)
     for axes in (left, right):
         axes.set_ylabel("tokens a second")

@@ -19,25 +19,18 @@ ACCEPTED = 0.79
 LAYERS = GEOMETRY.attention + GEOMETRY.linear
 EXPERT_BYTES = 3 * GEOMETRY.hidden * GEOMETRY.expert_width * (0.5 + 2 / GROUP)
 BESIDE = ("1024:1", "1024:16", "131072:1")
+V2 = next(figure for figure in CHAIN if figure.stage == "v2")
 NAMES = {1024: "1K", 32768: "32K", 131072: "128K"}
-
-
-def published() -> list[Published]:
-    """The chain and, after it, its end with 4-bit keys and values, for which one figure at short context is known."""
-    last = CHAIN[-1]
-    flags = (*last.flags, "--kv-cache-dtype", str(STAGES["v2-tq"].more["kv_cache_dtype"]))
-    return [*CHAIN, dataclasses.replace(last, stage="v2-tq", what="+ 4-bit K and V", tokens=39.0, flags=flags)]
 
 
 def candidates() -> list[Published]:
     """What v2 could gain by fewer bytes, each off by default. Nobody has published a figure."""
-    v2 = CHAIN[-1]
     listed = ("--additional-config", json.dumps(STAGES["v2-vocab"].more["additional_config"]))
     states = ("--mamba-ssm-cache-dtype", str(STAGES["v2-state"].more["mamba_ssm_cache_dtype"]))
     return [
-        dataclasses.replace(v2, stage="v2-vocab", what="drafts from a list", flags=(*v2.flags, *listed)),
-        dataclasses.replace(v2, stage="v2-draft", what="MTP layer in FP8", fp8_draft=True),
-        dataclasses.replace(v2, stage="v2-state", what="GDN states in BF16", flags=(*v2.flags, *states)),
+        dataclasses.replace(V2, stage="v2-vocab", what="drafts from a list", flags=(*V2.flags, *listed)),
+        dataclasses.replace(V2, stage="v2-draft", what="MTP layer in FP8", fp8_draft=True),
+        dataclasses.replace(V2, stage="v2-state", what="GDN states in BF16", flags=(*V2.flags, *states)),
     ]
 
 
@@ -155,9 +148,9 @@ def on_the_gpu(stages: dict[str, Any], name: str, read: Roofline) -> tuple[str, 
     return f"{ms:.2f}", f"{read.step_bytes / ms / 1e6:.0f}"
 
 
-def on_gb10(figures: list[Published], uniform: dict[str, Any]) -> None:
+def on_gb10(uniform: dict[str, Any]) -> None:
     rows = []
-    for figure in figures:
+    for figure in CHAIN:
         even, same = counted(figure, 1024, same=False), counted(figure, 1024, same=True)
         row = [figure.stage, f"{even.step_bytes / 1e9:.2f}", f"{same.step_bytes / 1e9:.2f}"]
         row += [*on_the_gpu(uniform, figure.stage, even), f"{even.ceiling:.1f}", f"{same.ceiling:.1f}"]
@@ -178,11 +171,11 @@ def side_by_side(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def beside_v2(stages: dict[str, Any]) -> None:
     """Bytes and ceilings of what is off by default, and what was measured of it."""
-    v2, rows = CHAIN[-1], []
-    whole = counted(v2, 1024, same=False)
-    for figure in (v2, *candidates()):
+    rows = []
+    whole = counted(V2, 1024, same=False)
+    for figure in (V2, *candidates()):
         even, same = counted(figure, 1024, same=False), counted(figure, 1024, same=True)
-        less = f"{(1 - even.step_bytes / whole.step_bytes) * 100:.1f} %" if figure is not v2 else ""
+        less = f"{(1 - even.step_bytes / whole.step_bytes) * 100:.1f} %" if figure is not V2 else ""
         row = [figure.stage, f"{even.step_bytes / 1e9:.2f}", less]
         row += [f"{same.step_bytes / 1e9:.2f}", f"{even.ceiling:.1f}"]
         times = stages.get(figure.stage, {}).get("decode", {})
@@ -220,13 +213,13 @@ def main() -> None:
     uniform = latest(found, "uniform")
     print("### all runs\n")
     experts(uniform)
-    on_gb10(published(), uniform)
+    on_gb10(uniform)
     beside_v2(side_by_side(found["runs"]))
     table(
         ["read in a step of v2, 1K, uniform", "MB", "times", "GB a step"],
         (
             [read.what, f"{read.size / 1e6:.1f}", f"{read.times:.1f}", f"{read.bytes / 1e9:.2f}"]
-            for read in counted(CHAIN[-1], 1024, same=False).reads
+            for read in counted(V2, 1024, same=False).reads
         ),
     )
 

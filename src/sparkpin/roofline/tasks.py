@@ -113,8 +113,19 @@ def whose(asked: Asked) -> str:
     return " (a DGX Spark's memory, nominally)" if asked.bandwidth == SPARK else ""
 
 
-def published(asked: Asked, *, as_json: bool) -> None:
-    """The published figures beside the ceilings of their four stages; of a longer context than theirs the ceilings."""
+def published(
+    asked: Asked, *, as_json: bool, recipe: str | None = None, stage: str | None = None, measured: str = ""
+) -> None:
+    """The published figures beside the ceilings of their stages; of a longer context than theirs the ceilings.
+
+    Raises InputError for what is of one stage of a recipe: recipe, stage, measured.
+    """
+    given = {"--recipe": recipe, "--stage": stage, "--measured": measured}
+    if others := [option for option, value in given.items() if value]:
+        raise InputError(
+            f"--published shows every stage of the published chain: saw {' and '.join(others)} beside it",
+            next_step=f"leave --published out, or {' and '.join(others)}",
+        )
     if as_json:
         rows = [
             {"stage": figure.stage, "what": figure.what, **to_json(*both(asked, figure), told(asked, figure))}
