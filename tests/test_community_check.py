@@ -113,8 +113,43 @@ def test_what_breaks_with_models_of_linear_attention(tmp_path: Path) -> None:
     (line,) = served(tmp_path, tools, "spark-seed", model="Qwen/Qwen3.5-1B")
     assert "3 speculative tokens lose parts of tool calls before vLLM 0.24" in line
     assert served(tmp_path, tools, model="Qwen/Qwen3.5-1B") == []
-    (line,) = served(tmp_path, "--kv-cache-dtype turboquant_4bit_nc", model="Qwen/Qwen3.5-1B")
-    assert "vLLM 0.26 did not start with it" in line
+
+
+def test_a_cache_type_depends_on_the_mod_of_the_stage(tmp_path: Path) -> None:
+    said = "warning: command: --kv-cache-dtype turboquant_4bit_nc: the image of stage {} has no mod turboquant; "
+    flag = "--kv-cache-dtype turboquant_4bit_nc"
+    (line,) = served(tmp_path, flag, model="Qwen/Qwen3.5-1B")
+    assert line.startswith(said.format("base")) and line.endswith("; stage v2-tq has it; else leave the flag out")
+    (line,) = served(tmp_path, flag, container="sparkpin/stack-spark:v2-0123456789ab")
+    assert line.startswith(said.format("v2"))
+    assert served(tmp_path, flag, container="sparkpin/stack-spark:v2-tq-0123456789ab") == []
+    (line,) = served(tmp_path, "--kv-cache-dtype turboquant35")
+    assert line.startswith("error: --kv-cache-dtype: saw 'turboquant35', wanted turboquant_4bit_nc (")
+
+
+@pytest.mark.parametrize(
+    ("recipe_name", "stage", "flags", "wanted"),
+    [
+        ("qwen3.5-122b", "v2-tq", "--kv-cache-dtype turboquant_4bit_nc", ["prefix caching with MTP"]),
+        ("qwen3.5-122b", "v2", "--kv-cache-dtype turboquant_4bit_nc", ["prefix caching with MTP", "no mod turboquant"]),
+        ("scripted-tiny", "v2", "--kv-cache-dtype turboquant_4bit_nc", ["the image of stage v2 has no mod turboquant"]),
+        ("scripted-tiny", "v2-tq", "--kv-cache-dtype turboquant35", ["saw 'turboquant35', wanted turboquant_4bit_nc"]),
+        ("scripted-tiny", "v9", "", ["unknown stage 'v9'"]),
+    ],
+)
+def test_the_same_text_outside_of_recipes(
+    project: Path, tmp_path: Path, recipe_name: str, stage: str, flags: str, wanted: list[str]
+) -> None:
+    """A recipe of ours is held against what its stack and stages set, wherever its file lies."""
+    value = yaml.safe_load((project / f"recipes/{recipe_name}.yaml").read_text())
+    value |= {"name": "same", "stage": stage, "command": f"{value['command'].strip()} {flags}"}
+    for folder in (project / "recipes", tmp_path):
+        (folder / "same.yaml").write_text(yaml.safe_dump(value, sort_keys=False))
+    inside = [str(one) for one in check.own_findings(project, "same") if one.key != "model"]  # that import would lock
+    read = recipe.load(tmp_path / "same.yaml")
+    outside = [str(one) for one in check.foreign_findings(project, read, manifests.load_stack(project, value["stack"]))]
+    assert outside == inside and len(inside) == len(wanted)
+    assert all(part in line for part, line in zip(wanted, inside, strict=True)), inside
 
 
 def test_what_the_image_lacks(tmp_path: Path) -> None:

@@ -57,6 +57,16 @@ def test_settings_are_told_with_the_file_that_has_them(copy: Checkout) -> None:
     assert "next: " in wrong
 
 
+def test_a_stage_without_the_kernels_of_its_cache_is_told(copy: Checkout) -> None:
+    command = "    --tool-call-parser qwen3_coder"
+    copy.replace("recipes/scripted-tiny.yaml", command, command + " --kv-cache-dtype turboquant_4bit_nc")
+    told = "the image of stage v2 has no mod turboquant"
+    below = copy.invoke("plan", "--stage", "v2", "--memory", "32GB", "--json")
+    assert told in below.stderr and "; stage v2-tq has it\n" in below.stderr
+    assert json.loads(below.stdout)
+    assert "no mod turboquant" not in copy.invoke("plan", "--memory", "32GB").stderr
+
+
 def test_a_plan_for_a_gpu_says_which_loader_reads_the_weights(copy: Checkout) -> None:
     text = copy.done("plan", "--recipe", "scripted-tiny-spark", "--memory", "128GB")
     assert "note: loader: fastsafetensors: 6.0 GiB for a moment, for files of up to " in text

@@ -8,7 +8,7 @@ import pytest
 
 from checkout import PROJECT
 from sparkpin import manifests, recipes
-from sparkpin.cachetypes import BETTER
+from sparkpin.cachetypes import BETTER, FLAG, MOD, STAGE, without_mod
 from sparkpin.errors import ManifestError
 
 sys.path.append(str(PROJECT / "mods/turboquant"))
@@ -37,3 +37,12 @@ def test_what_vllm_knows_is_taken() -> None:
 
 def test_the_mod_says_the_same() -> None:
     assert {name: better for name, (better, _) in BETTER.items()} == formats.RECIPE_NAMES
+
+
+def test_a_stage_whose_image_has_no_kernels_for_the_cache_is_told() -> None:
+    below, own = (manifests.load_chain(PROJECT, name) for name in ("v2", STAGE))
+    assert own[-1].mods == [MOD] and own[-1].serve.flags[FLAG] in formats.FORMATS
+    for name in formats.FORMATS:
+        assert without_mod(name, below).startswith(f"{FLAG} {name}: the image of stage v2 has no mod {MOD}; ")
+        assert without_mod(name, own) == ""
+    assert [name for name in (None, "auto", "fp8", "bfloat16", *BETTER) if without_mod(name, below)] == []

@@ -1,14 +1,18 @@
-"""Names of cache types that patched vLLMs knew, which recipes still say, and what to write in their place.
+"""Cache types that not every vLLM serves: names that patched ones knew, and those that need the mod `turboquant`.
 
-No released vLLM takes them: its parser would end the server at its start, so a recipe is refused before it is built.
-The mod `turboquant` holds the same table (its formats.py); tests/test_recipes_cachetypes.py reads both.
+No released vLLM takes the former: its parser would end the server at its start, so a recipe is refused before it is
+built. The mod `turboquant` holds the same table (its formats.py); tests/test_recipes_cachetypes.py reads both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sparkpin.errors import ManifestError
+from sparkpin.schema import Stage
 
 FLAG = "--kv-cache-dtype"
+MOD, STAGE = "turboquant", "v2-tq"  # the stage that adds the mod
 BETTER = {
     "turboquant35": (
         "turboquant_4bit_nc",
@@ -29,3 +33,18 @@ def refuse_patched(value: str | None, file: object) -> None:
     if value in BETTER:
         name, meaning = BETTER[value]
         raise ManifestError(file, FLAG, value, f"{name} ({meaning}); no released vLLM knows this name")
+
+
+def without_mod(value: str | None, chain: Sequence[Stage]) -> str:
+    """What is wrong with a cache type in the image of the last stage; "" where that has the mod, or needs none.
+
+    value: of the flag, None where it is not given.
+    """
+    needs = (value or "").startswith("turboquant_") and value not in BETTER
+    if not needs or any(MOD in stage.mods for stage in chain):
+        return ""
+    return (
+        f"{FLAG} {value}: the image of stage {chain[-1].name} has no mod {MOD}; without it a CPU serves wrong text or "
+        "refuses, and on a GPU vLLM's own kernels take ten times as long and more, or do not start "
+        "(mods/turboquant/README.md)"
+    )

@@ -100,12 +100,19 @@ def settled(argv: list[str], recipe: Recipe, stack: Stack, chain: Sequence[Stage
     """A recipe's own words with what stack and stages set, and the environment of all."""
     if flag_value(argv, "--served-model-name") is None:
         argv = set_flag(argv, "--served-model-name", recipe.model)
-    env = environment(recipe.env)
+    return overlaid(argv, environment(recipe.env), stack, chain)
+
+
+def overlaid(
+    argv: Sequence[str], env: Mapping[str, str], stack: Stack, chain: Sequence[Stage]
+) -> tuple[list[str], dict[str, str]]:
+    """What stack and stages set, over words and environment."""
+    words, variables = list(argv), dict(env)
     for _, serve in setters(stack, chain):
         for name, value in serve.flags.items():
-            argv = set_flag(argv, name, value)
-        env |= environment(serve.env)
-    return argv, env
+            words = set_flag(words, name, value)
+        variables |= environment(serve.env)
+    return words, variables
 
 
 def own_argv(recipe: Recipe, model_path: str = MODEL_PATH, overrides: Mapping[str, Scalar] | None = None) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from packaging.version import InvalidVersion, Version
 
+from sparkpin import cachetypes
 from sparkpin.community.finding import Finding
 from sparkpin.community.words import KEY, Served
 from sparkpin.recipes import tls_flags
@@ -88,10 +89,8 @@ def machine(served: Served) -> Iterator[Finding]:
     for flag in tls_flags(served.argv):
         text = f"{flag}: the images here are asked by plain HTTP, so `recipe import` leaves it out"
         yield Finding("warning", KEY, text, "a proxy before the server can do TLS")
-    cache = served.value("--kv-cache-dtype") or ""
-    if served.gpu and cache.startswith("turboquant") and HYBRID.search(served.model):
-        text = f"--kv-cache-dtype {cache}: vLLM 0.26 did not start with it on models such as this one"
-        yield Finding("warning", KEY, text, "leave it out, or measure")
+    if served.chain and (text := cachetypes.without_mod(served.value(cachetypes.FLAG), served.chain)):
+        yield Finding("warning", KEY, text, f"stage {cachetypes.STAGE} has it; else leave the flag out")
     if not served.gpu and served.value("--enable-prefix-caching") is not None:
         text = "--enable-prefix-caching on a CPU: ready, and then an error for each request of a hybrid model"
         yield Finding("warning", KEY, text, "--no-enable-prefix-caching")

@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import TypeVar
 
 from sparkpin import manifests, schema
+from sparkpin.cachetypes import FLAG as CACHE_TYPE
+from sparkpin.cachetypes import refuse_patched
 from sparkpin.community import broken, keys, words
 from sparkpin.community import recipe as foreign
 from sparkpin.community.finding import Finding, ordered
-from sparkpin.community.mapping import templates_of, useless
+from sparkpin.community.mapping import stage_of, templates_of, useless
 from sparkpin.community.release import Release, nearest, release
 from sparkpin.community.render import render, vllm_serve
 from sparkpin.community.words import Served, packages_of
 from sparkpin.errors import WHOLE, InputError, ManifestError, SparkpinError, short
 from sparkpin.families import vllm_version
 from sparkpin.pairing import Pairing
-from sparkpin.recipes import MODEL_PATH, fill, flag_value, own_faults, parse_flags, settled, split, tls_faults
+from sparkpin.recipes import MODEL_PATH, fill, flag_value, overlaid, own_faults, parse_flags, settled, split, tls_faults
 from sparkpin.runmods import read_run_mods
 
 T = TypeVar("T")
@@ -27,7 +29,10 @@ LACKS = "a lock: "  # as `manifests` begins what it wants of a pin that nobody h
 
 
 def foreign_findings(project: Path, recipe: foreign.Recipe, stack: schema.Stack) -> list[Finding]:
-    """Of the community's recipe, as its own runner would start it with the stack's vLLM."""
+    """Of the community's recipe, as its own runner would start it with the stack's vLLM.
+
+    One that was ours has what stack and stages set, too.
+    """
     found = [*keys.of_recipe(recipe)]
     if recipe.version == "1":
         unfilled = keys.left_over(recipe.command or "", recipe.defaults)
@@ -48,7 +53,17 @@ def foreign_findings(project: Path, recipe: foreign.Recipe, stack: schema.Stack)
         return ordered(found)
     lock = former_lock(project, stack)
     packages = packages_of([wheel.name for wheel in lock.wheels]) if lock else None
-    served = served_by(project, recipe.model, rendered.argv, rendered.env, stack, recipe.applied, packages)
+    stage = stage_of(recipe, rendered.container)
+    chain = told(found, str(recipe.path), "stage", lambda: manifests.load_chain(project, stage))
+    argv, env = list(rendered.argv), rendered.env
+    try:
+        refuse_patched(flag_value(argv, CACHE_TYPE), recipe.path)
+    except ManifestError as error:
+        found.append(of_error(error))
+        argv = without(argv, {str(error.seen)})
+    if recipe.origin:
+        argv, env = overlaid(argv, env, stack, chain or ())
+    served = served_by(project, recipe.model, tuple(argv), env, stack, recipe.applied, packages, chain)
     return ordered([*found, *of_served(served)])
 
 
@@ -85,7 +100,7 @@ def own_findings(project: Path, name: str) -> list[Finding]:
     found += [of_error(fault) for fault in wrong]
     packages = packages_of([wheel.name for wheel in lock.wheels]) if lock else None
     argv = without(argv, {str(fault.seen) for fault in wrong})
-    served = served_by(project, recipe.model, tuple(argv), env, stack, recipe.mods, packages)
+    served = served_by(project, recipe.model, tuple(argv), env, stack, recipe.mods, packages, chain)
     return ordered([*found, *of_served(served)])
 
 
@@ -109,7 +124,7 @@ def mistakes(project: Path, pairing: Pairing) -> list[Finding]:
     """What keeps a pairing's server from starting, or from doing what is meant: the errors alone."""
     recipe, stack = pairing.recipe, pairing.stack
     packages = packages_of([wheel.name for wheel in pairing.stack_lock.wheels])
-    served = served_by(project, recipe.model, pairing.argv, pairing.env, stack, recipe.mods, packages)
+    served = served_by(project, recipe.model, pairing.argv, pairing.env, stack, recipe.mods, packages, pairing.chain)
     return [finding for finding in ordered(of_served(served)) if finding.severity == "error"]
 
 
@@ -156,6 +171,7 @@ def served_by(
     stack: schema.Stack,
     mods: Sequence[str],
     packages: frozenset[str] | None,
+    chain: tuple[schema.Stage, ...] | None,
 ) -> Served:
     return Served(
         model=model,
@@ -165,6 +181,7 @@ def served_by(
         gpu=stack.gpu is not None,
         packages=packages,
         templates=templates_of(project, mods, flag_value(argv, "--chat-template")),
+        chain=chain,
     )
 
 

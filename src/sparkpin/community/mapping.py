@@ -55,9 +55,9 @@ class Mapping:
 def mapped(recipe: Recipe, project: Path, *, container: str, stack: str | None, stage: str | None) -> Mapping:
     told: list[str] = []
     unmapped: list[str] = []
-    found, found_stage, of_container = stack_of(container)
+    found, _, of_container = stack_of(container)
     if recipe.origin:
-        found, found_stage, of_container = recipe.origin.stack, recipe.origin.stage, " (as the recipe says)"
+        found, of_container = recipe.origin.stack, " (as the recipe says)"
     chosen = stack or found or STACK
     if stack or found:
         told.append(f"container {container or '(none)'} -> stack {chosen}{of_container}")
@@ -65,7 +65,12 @@ def mapped(recipe: Recipe, project: Path, *, container: str, stack: str | None, 
         unmapped.append(f"container {container}: nobody here knows what is in it; stack {chosen} takes its place")
     unmapped += build_args(recipe.build_args)
     unmapped += keys(recipe)
-    return Mapping(chosen, stage or found_stage or "base", tuple(told), tuple(unmapped))
+    return Mapping(chosen, stage or stage_of(recipe, container), tuple(told), tuple(unmapped))
+
+
+def stage_of(recipe: Recipe, container: str) -> str:
+    """The one that an import takes where nobody names another."""
+    return recipe.origin.stage if recipe.origin else stack_of(container)[1] or "base"
 
 
 def stack_of(container: str) -> tuple[str | None, str | None, str]:

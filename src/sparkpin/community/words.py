@@ -13,6 +13,7 @@ from sparkpin.community.release import Release, nearest, nearest_few
 from sparkpin.errors import ManifestError
 from sparkpin.memory.flags import Flags
 from sparkpin.recipes import Flag, parse_flags
+from sparkpin.schema import Stage
 
 KEY = "command"
 LENGTH, SHARE = "--max-model-len", "--gpu-memory-utilization"
@@ -23,7 +24,10 @@ LEFT_OVER = re.compile(r"\{[\w-]+\}")  # a placeholder that nothing fills, which
 
 @dataclass(frozen=True)
 class Served:
-    """A server to be: on which machine (gpu), with which distributions in its image (None: not known)."""
+    """A server to be: on which machine (gpu), with which distributions in its image (None: not known).
+
+    chain: the stages of its image, None where they are not known.
+    """
 
     model: str
     argv: tuple[str, ...]
@@ -32,6 +36,7 @@ class Served:
     gpu: bool
     packages: frozenset[str] | None
     templates: frozenset[str]
+    chain: tuple[Stage, ...] | None = None
 
     @property
     def flags(self) -> list[tuple[str, Flag]]:

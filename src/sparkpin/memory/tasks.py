@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sparkpin import host, hub, manifests, recipes, schema, ui
+from sparkpin import cachetypes, host, hub, manifests, recipes, schema, ui
 from sparkpin import overruled as overruling
 from sparkpin.checkpoint import plan as checkpoints
 from sparkpin.checkpoint.safetensors import TensorInfo
@@ -39,6 +39,8 @@ def plan(
     made = plan_recipe(paths, chosen, pinned, chain, machine_for(pinned, memory, free))
     name = chain[-1].name
     overruled = overruling.overruled(chosen, pinned, chain)
+    if text := cachetypes.without_mod(made.settings.cache_dtype, chain):
+        ui.say(f"warning: {text}; stage {cachetypes.STAGE} has it")
     if as_json:
         for line in overruled:
             ui.say(f"note: {line}")
