@@ -504,6 +504,17 @@ def test_the_document_s_tables_of_bytes_are_the_report_s(capsys: pytest.CaptureF
     [chain] = tables(said, "| stage | GB a step, uniform | same")
     gb10 = {name: cells[:2] + cells[4:] for name, cells in chain.items()}  # without what the H200 did
     assert tables(PERFORMANCE, "| | GB a step, uniform |") == [gb10]
-    [beside] = tables(PERFORMANCE, "| stage here |")
+    [beside] = tables(PERFORMANCE, "| measured as |")
     counted = {name: cells[1:] for name, cells in beside.items()}  # without what it is
     assert tables(said, "| stage | GB a step, uniform | less") == [counted]
+
+
+def test_the_document_s_ceilings_by_length_are_counted() -> None:
+    counted = {}
+    for one in report.published():
+        ends = [
+            [f"{report.counted(one, context, same=same).ceiling:.1f}" for same in (False, True)]
+            for context in stages.CONTEXTS
+        ]
+        counted[one.stage] = [even if even == same else f"{even} - {same}" for even, same in ends]
+    assert tables(PERFORMANCE, "| tok/s at 273 GB/s, at most |") == [counted]
