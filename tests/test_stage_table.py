@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
+import re
 import statistics
 import struct
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -190,11 +192,59 @@ def test_stages_differ_in_what_they_say() -> None:
         assert len(on) == {"base": 0, "hybrid": 1, "mtp": 1, "v2": 2, "v2-tq": 3}[name]
 
 
-@pytest.mark.parametrize("job", ["v3", "v2@most", "check@few", ""])
-def test_a_job_that_is_none_ends_before_anything_is_imported(job: str, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"wanted check, or NAME or NAME@OPTION of base, hybrid, .*v2-vocab.* and few"):
-        stage_table.main([str(tmp_path / "out"), "v2@few", job])
+@pytest.mark.parametrize("job", ["v3", "v2@most", "v2@", "check@few", "", None])
+def test_a_job_that_is_none_ends_before_anything_is_imported(
+    job: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [] if job is None else ["v2@few", job]
+    with pytest.raises(SystemExit, match="2"):
+        stage_table.main([str(tmp_path / "out"), *jobs])
+    said = capsys.readouterr().err
+    assert f"error: {job or 'no job'}: wanted check, or STAGE or STAGE@OPTION; stages: base, hybrid, " in said
+    assert said.endswith("options: few, long, own, eager, turns, match\n")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_usage_has_every_job_and_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        stage_table.main([])
+    said = capsys.readouterr().out
+    assert stage_table.MEANINGS.keys() | {""} == stage_table.OPTIONS.keys()
+    for name, what in stage_table.MEANINGS.items():
+        assert re.search(rf"^  @{name} +{re.escape(what)}$", said, re.M)
+    for name, stage in stages.STAGES.items():
+        assert re.search(rf"^  {name}\[@OPTION\] +{re.escape(stage.what)}$", said, re.M)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["table.py", "OUT", "v2"], "has no cases.json: run table.py in the folder that prepare.py made"),
+        (["run.py"], "the following arguments are required: OUT"),
+        (["run.py", "OUT", "4bit", "5bit"], "5bit: wanted names of bf16, bf16-mtp, "),
+        (["run.py", "OUT"], "has no cases.json: run run.py in the folder that prepare.py made"),
+        (["backend.py"], "the following arguments are required: OUT"),
+        (["plot.py"], "the following arguments are required: OUT.svg"),
+        (["report.py", "v2"], "unrecognized arguments: v2"),
+    ],
+    ids=" ".join,
+)
+def test_a_script_says_what_it_wants(command: list[str], said: str, tmp_path: Path) -> None:
+    """Without torch and matplotlib, which only some machines have."""
+    script = PROJECT / "benchmarks/stage_table" / command[0]
+    environment = {"PYTHONPATH": str(PROJECT / "src")}
+    ended = subprocess.run(
+        [sys.executable, str(script), *command[1:]], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert ended.returncode == 2 and said in ended.stderr and "Traceback" not in ended.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_kept_of_a_library_is_said_in_words() -> None:
+    _, kept = fatbin.slim(LIBRARY * 2**10, 90, ptx=lambda _: True)
+    kept[fatbin.CUBIN, 90] += 3 * 2**20
+    assert fatbin.described(kept) == "3.0 MiB of machine code for sm_90, 32.0 KiB of PTX for sm_80"
+    assert fatbin.described(fatbin.slim(b"no code", 90)[1]) == "nothing for a GPU"
 
 
 @pytest.mark.parametrize(("job", "match"), [("v2-tq@turns", None), ("v2@match", 32)])
@@ -454,6 +504,17 @@ def test_the_document_s_tables_of_bytes_are_the_report_s(capsys: pytest.CaptureF
     [chain] = tables(said, "| stage | GB a step, uniform | same")
     gb10 = {name: cells[:2] + cells[4:] for name, cells in chain.items()}  # without what the H200 did
     assert tables(PERFORMANCE, "| | GB a step, uniform |") == [gb10]
-    [beside] = tables(PERFORMANCE, "| stage here |")
+    [beside] = tables(PERFORMANCE, "| measured as |")
     counted = {name: cells[1:] for name, cells in beside.items()}  # without what it is
     assert tables(said, "| stage | GB a step, uniform | less") == [counted]
+
+
+def test_the_document_s_ceilings_by_length_are_counted() -> None:
+    counted = {}
+    for one in report.published():
+        ends = [
+            [f"{report.counted(one, context, same=same).ceiling:.1f}" for same in (False, True)]
+            for context in stages.CONTEXTS
+        ]
+        counted[one.stage] = [even if even == same else f"{even} - {same}" for even, same in ends]
+    assert tables(PERFORMANCE, "| tok/s at 273 GB/s, at most |") == [counted]

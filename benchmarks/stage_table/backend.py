@@ -1,22 +1,27 @@
 """The backend's own code on a GPU, without a server: a mixed batch against float32, and prefill beside bfloat16's.
 
-usage: python backend.py OUT      as run.py
+Runs in the folder that prepare.py made, with its site unpacked on PYTHONPATH. Prints each case; OUT/kernels.json.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 import traceback
 from pathlib import Path
 from typing import Any
 
-import torch
-from sparkpin_modkit.testing import single_process_vllm
-from sparkpin_turboquant import naive, prefill
-from sparkpin_turboquant.formats import FORMATS
-from sparkpin_turboquant.tuned import piece_of
+PARSER = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+PARSER.add_argument("out", metavar="OUT", type=Path, help="a folder for kernels.json")
+if __name__ == "__main__":
+    PARSER.parse_args()  # the usage is told where there is no torch, too
+
+import torch  # noqa: E402
+from sparkpin_modkit.testing import single_process_vllm  # noqa: E402
+from sparkpin_turboquant import naive, prefill  # noqa: E402
+from sparkpin_turboquant.formats import FORMATS  # noqa: E402
+from sparkpin_turboquant.tuned import piece_of  # noqa: E402
 
 HEADS, KV_HEADS, D = 32, 2, 256
 DEVICE = torch.device("cuda", 0)
@@ -155,6 +160,7 @@ def speed(name: str, new: int, history: int) -> dict[str, Any]:
 
 
 def main(out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
 
     def case(name: str, run: Any) -> None:
@@ -176,4 +182,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(PARSER.parse_args().out)

@@ -67,3 +67,13 @@ def slim(
         else:
             out[entry.begin : entry.end] = bytes(entry.end - entry.begin)
     return bytes(out), kept
+
+
+def described(kept: Counter[tuple[int, int]]) -> str:
+    """What `slim` kept, for a person."""
+    names = {PTX: "PTX", CUBIN: "machine code"}
+    parts = []
+    for (kind, architecture), size in sorted(kept.items(), reverse=True):
+        amount = f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"
+        parts.append(f"{amount} of {names[kind]} for sm_{architecture}")
+    return ", ".join(parts) or "nothing for a GPU"

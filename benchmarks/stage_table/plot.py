@@ -1,22 +1,31 @@
-"""Draw the stage table. usage: PYTHONPATH=src python benchmarks/stage_table/plot.py docs/performance.svg"""
+"""Draw the stage table: PYTHONPATH=src python benchmarks/stage_table/plot.py docs/performance.svg. Needs matplotlib."""
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
+from importlib.util import find_spec
+from pathlib import Path
 
-import matplotlib
 from join import TABLE, latest
 from report import counted
 
 from sparkpin.roofline.published import CHAIN
 
-matplotlib.use("svg")
-matplotlib.rcParams["svg.hashsalt"] = "sparkpin"
-from matplotlib import pyplot  # noqa: E402
-
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", metavar="OUT.svg", type=Path)
+    out = parser.parse_args().out
+    if find_spec("matplotlib") is None:
+        parser.error("matplotlib is not installed: pip install matplotlib")
+
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "sparkpin"
+    from matplotlib import pyplot
+
     found = json.loads(TABLE.read_text())
     names = [figure.stage for figure in CHAIN]
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4))
@@ -39,7 +48,7 @@ def main() -> None:
         axes.set_ylim(bottom=0)
         axes.legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(sys.argv[1], metadata={"Date": None})
+    figure.savefig(out, metadata={"Date": None})
 
 
 if __name__ == "__main__":

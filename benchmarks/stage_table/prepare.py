@@ -21,11 +21,13 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import fatbin
 
+say = partial(print, flush=True)  # its steps take minutes, also with a pipe behind it
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parents[1]
 SCRIPTED = "scripted-tiny"
@@ -66,7 +68,7 @@ LEFT_OUT = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
+    parser.add_argument("out", metavar="OUT", type=Path, help="the folder to carry")
     parser.add_argument("--sm", type=int, default=90, help="architecture whose machine code is kept")
     parser.add_argument("--ptx", action="store_true", help="keep the PTX of INT4 experts (needs zstandard)")
     arguments = parser.parse_args()
@@ -77,6 +79,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder) / "site"
         install(site)
+        say(f"leaving out machine code that is not for sm_{arguments.sm}; what is kept of each library:")
         for name in LEFT_OUT:
             path = site / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -87,17 +90,21 @@ def main() -> None:
             library.write_bytes(data)
             if str(library.relative_to(site)) == FLASH3:
                 check_flash(data)
-            print(library.relative_to(site), {f"{kind}:{sm}": size for (kind, sm), size in kept.items()})
+            say(f"  {library.relative_to(site)}: {fatbin.described(kept)}")
+        size = sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) / 2**20
+        say(f"compressing {size:.0f} MiB into {out / 'site.tar.xz'}, 2 to 6 minutes")
         with (
             lzma.open(out / "site.tar.xz", "wb", preset=6) as compressed,
             tarfile.open(mode="w", fileobj=compressed) as tar,
         ):
             tar.add(site, "site")
+    say("making the scripted model and its checkpoints")
     scripted_model(out)
     shapes_and_chain(out)
     for name in CARRIED:
         shutil.copy(HERE / name, out / name)
-    print(sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 2**20, "MiB in", out)
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 2**20
+    say(f"{size:.1f} MiB in {out}")
 
 
 def needed_cubin(payload: bytes) -> bool:
@@ -196,7 +203,9 @@ def install(site: Path) -> None:
     # Copies: links into uv's cache would be slimmed there, too, for everyone who installs this wheel later.
     command = [str(uv), "pip", "install", "--quiet", "--no-deps", "--link-mode", "copy", "--target", str(site)]
     command += ["--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_35"]
+    say("fetching and unpacking vLLM and what else requires.txt names, 0.4 GB unless uv has them in its cache")
     subprocess.run([*command, "--require-hashes", "-r", str(HERE / "requires.txt")], check=True)
+    say(f"building our mods: {', '.join(MODS)}")
     subprocess.run([*command, *(str(PROJECT / "mods" / mod) for mod in MODS)], check=True)
 
 

@@ -1,7 +1,8 @@
-"""Tables of docs/performance.md from the results. usage: PYTHONPATH=src python benchmarks/stage_table/report.py"""
+"""Tables of docs/performance.md from table.json: PYTHONPATH=src python benchmarks/stage_table/report.py"""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 from collections.abc import Iterable
@@ -225,4 +226,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()  # it takes none: an argument is an error
     main()

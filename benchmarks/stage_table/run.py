@@ -1,13 +1,13 @@
 """Start real vLLM servers with the scripted model on a CUDA machine, ask them what they must know, write what was seen.
 
-usage: python run.py OUT [NAME...]     in the folder that prepare.py made, with its site unpacked on PYTHONPATH
-
-All named configurations run at once, on one GPU: the model is small. Each gets the same bytes for its KV cache, so the
-numbers of tokens that vLLM reports can be compared. OUT/NAME.log and OUT/results.json; the standard library only.
+Runs in the folder that prepare.py made, with its site unpacked on PYTHONPATH. All named configurations run at once, on
+one GPU: the model is small. Each gets the same bytes for its KV cache, so the numbers of tokens that vLLM reports can
+be compared. OUT/NAME.log and OUT/results.json; the standard library only.
 """
 
 from __future__ import annotations
 
+import argparse
 import concurrent.futures
 import json
 import os
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-CASES = json.loads((HERE / "cases.json").read_text())
+CASES = HERE / "cases.json"
 READY_S, ASK_S = int(os.environ.get("READY_S", "240")), 60
 GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 COMPILED = {"mode": 3, "cudagraph_mode": "FULL_AND_PIECEWISE"}
@@ -119,6 +119,7 @@ def complete(server: Server, prompt: list[int], **more: Any) -> dict[str, Any]:
 
 def ask(server: Server) -> dict[str, Any]:
     """Every case in turn; a case that fails says how, the others go on."""
+    cases = json.loads(CASES.read_text())
     seen: dict[str, Any] = {}
 
     def case(name: str, run: Any) -> None:
@@ -130,28 +131,28 @@ def ask(server: Server) -> dict[str, Any]:
         seen[name]["s"] = round(time.monotonic() - begin, 3)
 
     def needle(tokens: int, more: dict[str, Any] | None = None) -> dict[str, Any]:
-        found = complete(server, CASES["needles"][str(tokens)], **(more or {}))
+        found = complete(server, cases["needles"][str(tokens)], **(more or {}))
         text = found["choices"][0]["text"]
         details = found["usage"].get("prompt_tokens_details") or {}
-        right = text == CASES["content"]
+        right = text == cases["content"]
         return {"ok": right, "cached": details.get("cached_tokens"), **({} if right else {"text": text[:200]})}
 
     def chat(word: str) -> dict[str, Any]:
         body = {"messages": [{"role": "user", "content": word}], "max_tokens": 400}
         text = json.loads(server.call("/v1/chat/completions", body))["choices"][0]["message"]["content"]
         return {
-            "ok": text == CASES["chats"][word],
-            **({} if text == CASES["chats"][word] else {"text": str(text)[:200]}),
+            "ok": text == cases["chats"][word],
+            **({} if text == cases["chats"][word] else {"text": str(text)[:200]}),
         }
 
     def together() -> dict[str, Any]:
-        jobs = [(needle, int(n)) for n in CASES["needles"]] + [(chat, word) for word in CASES["chats"]] * 4
+        jobs = [(needle, int(n)) for n in cases["needles"]] + [(chat, word) for word in cases["chats"]] * 4
         with concurrent.futures.ThreadPoolExecutor(len(jobs)) as pool:
             found = list(pool.map(lambda job: job[0](job[1]), jobs))
         return {"ok": all(one["ok"] for one in found), "requests": len(jobs), "right": sum(one["ok"] for one in found)}
 
     def logprobs() -> dict[str, Any]:
-        prompt = CASES["needles"]["200"]
+        prompt = cases["needles"]["200"]
         found = complete(server, prompt, max_tokens=8, logprobs=5)["choices"][0]["logprobs"]
         asked = complete(server, prompt, max_tokens=1, prompt_logprobs=3)["choices"][0]["prompt_logprobs"]
         values = [*found["token_logprobs"], *(x["logprob"] for at in asked[1:] for x in at.values())]
@@ -160,11 +161,11 @@ def ask(server: Server) -> dict[str, Any]:
         )
         return {"ok": right, "first": found["token_logprobs"][:3], "values": len(values)}
 
-    for word in CASES["chats"]:
+    for word in cases["chats"]:
         case(f"chat {word}", lambda word=word: chat(word))
-    for tokens in CASES["needles"]:
+    for tokens in cases["needles"]:
         case(f"needle {tokens}", lambda tokens=tokens: needle(int(tokens)))
-    longest = max(map(int, CASES["needles"]))
+    longest = max(map(int, cases["needles"]))
     case("needle again", lambda: needle(longest))
     case("together", together)
     case("logprobs", logprobs)
@@ -212,8 +213,22 @@ def one(name: str, port: int, out: Path) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    out = Path(arguments[0])
-    names = arguments[1:] or list(CONFIGURATIONS)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog=f"names: {', '.join(CONFIGURATIONS)}\n\n"
+        "in the environment: READY_S, seconds after which a server that is not ready is given up; 240 if not given.\n"
+        "Eight servers with empty caches want 330. The end of its log is then in results.json.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("out", metavar="OUT", type=Path, help="a folder for logs and results")
+    parser.add_argument("names", metavar="NAME", nargs="*", default=list(CONFIGURATIONS), help="configurations (all)")
+    given = parser.parse_args(arguments)
+    out, names = given.out, given.names
+    if wrong := [name for name in names if name not in CONFIGURATIONS]:
+        parser.error(f"{wrong[0]}: wanted names of {', '.join(CONFIGURATIONS)}")
+    if not CASES.is_file():
+        parser.error(f"{HERE} has no {CASES.name}: run run.py in the folder that prepare.py made")
+    out.mkdir(parents=True, exist_ok=True)
     with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
         jobs = {name: pool.submit(one, name, 8100 + i, out) for i, name in enumerate(names)}
         results = {name: job.result() for name, job in jobs.items()}

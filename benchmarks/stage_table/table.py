@@ -1,17 +1,12 @@
 """The stage table: real vLLM with the full shape and random weights, stage after stage, on one GPU.
 
-usage: python table.py OUT JOB...     in the folder that prepare.py made, with its site unpacked on PYTHONPATH
-
-A job is the name of a stage, or NAME@few (five points of nine, no prefill), NAME@long (with a prefill of 128K),
-NAME@own (the router's own choice: else routing is uniform, imposed), NAME@eager (without torch.compile), NAME@turns and
-NAME@match (turns of a conversation with a prefix cache that matches blocks or 32 tokens, and nothing else), or `check`:
-the scripted model, whose answers are known, through all stages of the chain and v2-vocab at once, while the next job
-starts. vLLM is imported once; each job is a fork of that process. JOB_S in the environment: seconds after which a job
-is ended. OUT/NAME.json and OUT/NAME.log; OUT/run.json for join.py, which wants a folder a call.
+Runs in the folder that prepare.py made, with its site unpacked on PYTHONPATH. vLLM is imported once; each job is a fork
+of that process. OUT/NAME.json and OUT/NAME.log; OUT/run.json for join.py, which wants a folder a call.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import os
@@ -70,6 +65,16 @@ OPTIONS = {
     "match": replace(TURNS, match=32),
     "": ALL,
 }
+MEANINGS = {
+    "few": "five points of nine, no prefill",
+    "long": "with a prefill of 128K",
+    "own": "the router's own choice of experts (else routing is uniform, imposed)",
+    "eager": "without torch.compile",
+    "turns": "turns of a conversation, whose prefix cache matches whole blocks, and nothing else",
+    "match": "the same with a prefix cache that matches 32 tokens",
+}
+"""Of OPTIONS, for the usage."""
+
 READY = "ready"
 """A file that says that nothing else runs on the GPU: stages that have started wait for it."""
 
@@ -209,14 +214,37 @@ def wait(jobs: dict[int, str]) -> dict[str, int]:
     return found
 
 
+def usage() -> argparse.ArgumentParser:
+    """What is said without vLLM, which takes a while to import and is not everywhere."""
+    jobs = {
+        "check": "answers of the scripted model, which are known, while the next job starts; all at once by",
+        "": ", ".join(CHECKED),
+        **{f"{name}[@OPTION]": stage.what for name, stage in STAGES.items()},
+    }
+    lines = ["jobs, one after another:", *(f"  {job:<20}{what}" for job, what in jobs.items())]
+    lines += ["", "options of a stage, one a job:", *(f"  @{name:<19}{what}" for name, what in MEANINGS.items())]
+    lines += ["", "in the environment:"]
+    lines += [f"  {'JOB_S':<20}seconds after which a job is killed, its start counted; 200 if not given. A start with"]
+    lines += [f"  {'':<20}empty caches (/tmp/cache) takes 170 to 230 alone: give 300 then"]
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog="\n".join(lines), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", metavar="OUT", type=Path, help="a folder for results, another one for each call")
+    parser.add_argument("jobs", metavar="JOB", nargs="*", help="check, a stage, or STAGE@OPTION: see below")
+    return parser
+
+
 def main(arguments: list[str]) -> None:
-    out = Path(arguments[0]).resolve()
-    for job in arguments[1:]:
-        name, _, option = job.partition("@")
-        if job != "check" and (name not in STAGES or option not in OPTIONS):
-            raise SystemExit(
-                f"{job}: wanted check, or NAME or NAME@OPTION of {', '.join(STAGES)} and {', '.join(OPTIONS)}"
-            )
+    parser = usage()
+    given = parser.parse_args(arguments or ["--help"])
+    out = given.out.resolve()
+    for job in given.jobs or [""]:
+        name, at, option = job.partition("@")
+        if job != "check" and (name not in STAGES or (at and option not in MEANINGS)):
+            known = f"stages: {', '.join(STAGES)}; options: {', '.join(MEANINGS)}"
+            parser.error(f"{job or 'no job'}: wanted check, or STAGE or STAGE@OPTION; {known}")
+    if not (HERE / "cases.json").is_file():
+        parser.error(f"{HERE} has no cases.json: run table.py in the folder that prepare.py made")
     out.mkdir(parents=True, exist_ok=True)
     os.environ.update({k: os.environ.get(k, v) for k, v in ENVIRONMENT.items()})
     os.chdir(HERE)
@@ -224,10 +252,10 @@ def main(arguments: list[str]) -> None:
     begin = time.monotonic()
     warm()
     times: dict[str, Any] = {"imports": round(time.monotonic() - begin, 1)}
-    run = facts(arguments[1:])  # now, too: a call may be ended by its time limit
+    run = facts(given.jobs)  # now, too: a call may be ended by its time limit
     (out / "run.json").write_text(json.dumps(run, indent=1) + "\n")
     checks: dict[int, str] = {}
-    for job in arguments[1:]:
+    for job in given.jobs:
         at = time.monotonic()
         name, _, option = job.partition("@")
         if name == "check":

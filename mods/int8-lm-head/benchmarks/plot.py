@@ -2,26 +2,30 @@
 
     python mods/int8-lm-head/benchmarks/plot.py h200.json
 
-h200.json is what head.py, few_processors.py and numerics.py wrote, under these names. Needs matplotlib.
+h200.json, in this folder, is what head.py, few_processors.py and numerics.py wrote, under these names. Needs
+matplotlib.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("svg")
-import matplotlib.pyplot as plt
 from tables import tables
 
 HERE = Path(__file__).parent
 
 
 def draw(head: dict[str, Any]) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "head"
+    from matplotlib import pyplot as plt
+
     figure, (times, shares) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     for name, label, style in (
         ("row_loop", "row loop", "C0o-"),
@@ -49,8 +53,14 @@ def draw(head: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    measured = json.loads((HERE / sys.argv[1]).read_text())
-    matplotlib.rcParams["svg.hashsalt"] = "head"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", metavar="RESULTS.json", help="h200.json; a name is one beside this script")
+    path = HERE / parser.parse_args().results
+    if not path.is_file():
+        parser.error(f"{path}: no such file; wanted results, such as h200.json")
+    if find_spec("matplotlib") is None:
+        parser.error("matplotlib is not installed: pip install matplotlib")
+    measured = json.loads(path.read_text())
     draw(measured["head"])
     for made in tables(measured):
         print(made, end="\n\n")

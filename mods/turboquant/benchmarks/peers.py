@@ -1,11 +1,12 @@
 """What of vLLM's wheel the benchmarks run beside this mod, in one folder to carry: its FlashAttention 3 and its own
-turboquant kernels, and nothing else of vLLM. usage: python peers.py VLLM.whl OUT
+turboquant kernels, and nothing else of vLLM.
 
 FlashAttention keeps only machine code for SM90, so OUT is of use on a Hopper GPU.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import zipfile
 from pathlib import Path
@@ -29,11 +30,17 @@ STUBS = {
 
 
 def main() -> None:
-    wheel, out = zipfile.ZipFile(sys.argv[1]), Path(sys.argv[2])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("wheel", metavar="VLLM.whl", type=Path)
+    parser.add_argument("out", metavar="OUT", type=Path, help="the folder to make")
+    given = parser.parse_args()
+    if not zipfile.is_zipfile(given.wheel):
+        parser.error(f"{given.wheel}: wanted vLLM's wheel; session.py --help says how to get it")
+    wheel, out = zipfile.ZipFile(given.wheel), given.out
     files = {name: text.encode() for name, text in STUBS.items()} | {name: wheel.read(name) for name in FILES}
     library = FLASH + "_vllm_fa3_C.abi3.so"
     files[library], kept = fatbin.slim(wheel.read(library), 90)
-    print(kept)
+    print(f"{library}: {fatbin.described(kept)}")
     for name, content in files.items():
         path = out / name
         path.parent.mkdir(parents=True, exist_ok=True)

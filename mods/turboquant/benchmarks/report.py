@@ -1,24 +1,25 @@
-"""The README's tables from results, and what tuned.json should say. usage: python report.py h200.json
+"""The README's tables from results such as h200.json, and what tuned.json should say. Needs nothing but Python.
 
-Needs nothing but Python. Rows are told apart by their keys, as run.py and prefill.py write them.
+Rows are told apart by their keys, as run.py and prefill.py write them.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+TUNED = Path(__file__).resolve().parents[1] / "sparkpin_turboquant/tuned.json"
 Row = dict[str, Any]
 WANTED = 0.8
 """Of bfloat16's speed, for prefill."""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    first, *others = ("| " + " | ".join(map(str, line)) + " |" for line in (head, *rows))
+    return "\n".join([first, "|" + "---|" * len(head), *others])
 
 
 def tokens(count: int) -> str:
@@ -86,7 +87,35 @@ def ways(row: Row) -> dict[str, float]:
     }
 
 
+def tuned() -> tuple[int, int]:
+    """`few` and `joined` of tuned.json for SM90, the GPU of the README's tables."""
+    [entry] = json.loads(TUNED.read_text())["tuned"]["90"]
+    return entry["few"], entry["joined"]
+
+
+def way_of(new: int, few: int, joined: int) -> str:
+    return "few" if new <= few else "joined" if new <= joined else "parts"
+
+
 def prefill(rows: Sequence[Row]) -> str:
+    """Microseconds of a layer by the way that tuned.json takes, beside bfloat16's, as the README has them."""
+    sizes, chosen = by_size(rows), tuned()
+    histories = sorted({history for history, _ in sizes})
+    head = ["new tokens"]
+    for history in histories:
+        head += [f"{tokens(history)}: ours / paged / plain", "speed"]
+    lines = []
+    for new in sorted({new for _, new in sizes}):
+        lines.append([str(new)])
+        for history in histories:
+            row = sizes.get((history, new), {})
+            ours = ways(row).get(way_of(new, *chosen)) if row else None
+            times = f"{ours:.0f} / {row['paged_us']:.0f} / {row['bf16_us']:.0f}" if ours else ""
+            lines[-1] += [times, f"{row['paged_us'] / ours:.2f}" if ours else ""]
+    return table(head, lines)
+
+
+def side_by_side(rows: Sequence[Row]) -> str:
     """Microseconds of a layer: each way, bfloat16 in pages, and the speed of the fastest way."""
     lines = []
     for (history, new), row in by_size(rows).items():
@@ -109,8 +138,7 @@ def advice(rows: Sequence[Row]) -> str:
     def cost(few: int, joined: int) -> float:
         total = 0.0
         for (_, new), row in sizes.items():
-            way = "few" if new <= few else "joined" if new <= joined else "parts"
-            each = ways(row)
+            way, each = way_of(new, few, joined), ways(row)
             total += each[way] / row["paged_us"] if way in each else float("inf")
         return total / len(sizes)
 
@@ -121,10 +149,31 @@ def advice(rows: Sequence[Row]) -> str:
     )
 
 
+def read(path: str) -> list[Row]:
+    """For argparse: the rows of a file."""
+    try:
+        rows = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error}; wanted results, such as h200.json") from error
+    if not isinstance(rows, list):
+        raise argparse.ArgumentTypeError(f"{path}: saw {type(rows).__name__}, wanted a list of rows, as in h200.json")
+    return rows
+
+
 def main() -> None:
-    rows: list[Row] = json.loads(Path(sys.argv[1]).read_text())
-    for part in (speeds, others, stock, prefill, advice):
-        print(part(rows), end="\n\n")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", metavar="RESULTS.json", type=read, help="h200.json, or results.json of session.py")
+    rows = parser.parse_args().rows
+    few, joined = tuned()
+    for title, part in (
+        ("Decode, microseconds, ours / bfloat16's, by query tokens (README)", speeds),
+        ("Other measurements: microseconds, unless a unit is named", others),
+        ("Beside vLLM's own kernels, microseconds", stock),
+        (f"Prefill by the way that tuned.json takes: few {few}, joined {joined} (README)", prefill),
+        ("Prefill, the ways side by side", side_by_side),
+        ("What these results say of tuned.json", advice),
+    ):
+        print(f"{title}:\n\n{part(rows)}", end="\n\n")
 
 
 if __name__ == "__main__":

@@ -16,13 +16,13 @@ Here again: look at OUT/report.txt, where an error is a line with "worst"; then
 
     cp OUT/results.json mods/turboquant/benchmarks/h200.json    # only if all steps were done
     cd mods/turboquant/benchmarks
-    python report.py h200.json            # the README's tables, and what `few` and `joined` of tuned.json should be
+    python report.py h200.json            # the README's tables, the ways of prefill, and what tuned.json should say
     python plot.py h200.json speed.svg    # needs matplotlib
 
 Steps run one after another, the most wanted first, each in a process of its own with a limit. One that fails does not
 stop the next; one for which no time is left is named. What a step measured before it was stopped is in its log only.
---dry-run prints the commands. The exit status is 1 if anything failed or was left out; `--steps NAME ...` with the same
-OUT runs those steps later, and the results are of all.
+--dry-run prints each step's command, to be pasted, and its limits. The exit status is 1 if anything failed or was left
+out; `--steps NAME ...` with the same OUT runs those steps later, and the results are of all.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -52,6 +53,9 @@ class Step:
     results: bool = False
     environment: dict[str, str] = field(default_factory=dict)
 
+    def words(self, out: Path) -> list[str]:
+        return [word.format(out=out) for word in self.command]
+
 
 def benchmark(script: str, what: str) -> tuple[str, ...]:
     return (sys.executable, str(HERE / script), what, f"{{out}}/{script.removesuffix('.py')}-{what}.json")
@@ -71,7 +75,7 @@ STEPS = (
 
 def run(step: Step, out: Path, environment: dict[str, str], seconds: float) -> str:
     """Runs it; its output goes to ``OUT/NAME.log``. Says how it ended; "" is well."""
-    command, limit = [word.format(out=out) for word in step.command], min(step.most, seconds)
+    command, limit = step.words(out), min(step.most, seconds)
     with (out / f"{step.name}.log").open("w") as log:
         process = subprocess.Popen(
             command, env=environment | step.environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -119,19 +123,25 @@ def main() -> int:
     parser.add_argument("--peers", type=Path, help="what peers.py made")
     parser.add_argument("--seconds", type=int, default=350, help="for all steps")
     parser.add_argument("--steps", nargs="+", choices=[step.name for step in STEPS], help="only these")
-    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--dry-run", action="store_true", help="print the steps' commands, run nothing")
     given = parser.parse_args()
     peers = [] if given.peers is None else [given.peers.resolve()]
     path = [MOD, MOD.parent / "modkit", *peers, *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONUNBUFFERED": "1"}
     steps = [step for step in STEPS if given.steps is None or step.name in given.steps]
     if given.dry_run:
+        if given.peers is None:
+            print("# without --peers: the benchmarks need what peers.py made on PYTHONPATH, too")
+        print(f"mkdir -p {shlex.quote(str(given.out))}")
+        print(f"export PYTHONPATH={shlex.quote(environment['PYTHONPATH'])} PYTHONUNBUFFERED=1")
         for step in steps:
-            said = [f"{key}={value!r}" for key, value in step.environment.items()]
-            print(f"{step.name} ({step.least} to {step.most} s):", *said, *step.command)
+            print(f"# {step.name}: not begun with less than {step.least} s left, ended after {step.most} s")
+            said = [f"{key}={shlex.quote(value)}" for key, value in step.environment.items()]
+            print(*said, shlex.join(step.words(given.out)))
         return 0
     if not (peers and (peers[0] / "vllm/vllm_flash_attn").is_dir()):
-        parser.error(f"--peers {given.peers}: wanted the folder that peers.py made, with vllm/vllm_flash_attn in it")
+        seen = "is not given" if given.peers is None else given.peers
+        parser.error(f"--peers {seen}: wanted the folder that peers.py made, with vllm/vllm_flash_attn in it")
     if (here := machine())["gpu"] == "no GPU":
         parser.error("torch sees no GPU")
     if old := [file for step in steps if (file := measured(step, given.out)).is_file()]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -37,15 +39,18 @@ def test_the_readme_s_speeds_are_the_results() -> None:
 
 def test_the_readme_s_prefill_is_the_results() -> None:
     """By the way that tuned.json, which these results made, chooses."""
-    sizes, [tuned] = report.by_size(ROWS), tuned_for(90)
-    for new in (4, 8, 16, 32, 64, 128, 256, 512, 2048):
-        cells = [str(new)]
-        for history in (8192, 32768, 131072):
-            row = sizes[history, new]
-            ours = report.ways(row)["few" if new <= tuned.few else "joined" if new <= tuned.joined else "parts"]
-            times = f"{ours:.0f} / {row['paged_us']:.0f} / {row['bf16_us']:.0f}"
-            cells += [times, f"{row['paged_us'] / ours:.2f}"]
-        assert f"| {' | '.join(cells)} |" in README
+    lines = report.prefill(ROWS).splitlines()
+    assert len(lines) == 2 + 9 and "\n".join(lines) in "\n".join(README)
+    [tuned] = tuned_for(90)
+    assert report.tuned() == (tuned.few, tuned.joined)
+
+
+def test_the_readme_s_way_is_not_always_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [sized(8192, 8, few_us=50, room_16384_us=40, joined_us=30), sized(8192, 64, few_us=50, room_16384_us=40)]
+    monkeypatch.setattr(report, "tuned", lambda: (8, 32))
+    assert report.prefill(rows).splitlines()[2:] == ["| 8 | 50 / 100 / 90 | 2.00 |", "| 64 | 40 / 100 / 90 | 2.50 |"]
+    monkeypatch.setattr(report, "tuned", lambda: (4, 64))
+    assert report.prefill(rows).splitlines()[2:] == ["| 8 | 30 / 100 / 90 | 3.33 |", "| 64 |  |  |"]
 
 
 def test_other_numbers_of_the_readme() -> None:
@@ -72,7 +77,7 @@ def test_advice_is_what_takes_the_least() -> None:
         sized(8192, 512, room_16384_us=100, joined_us=101, room_4096_us=7),
     ]
     assert report.advice(rows).startswith('for tuned.json: "few": 16, "joined": 64: ')
-    assert [line.split(" | ")[-2:] for line in report.prefill(rows).splitlines()[2:]] == [
+    assert [line.split(" | ")[-2:] for line in report.side_by_side(rows).splitlines()[2:]] == [
         ["0.91", "few |"],
         ["0.80", "joined |"],
         ["1.00", "parts |"],
@@ -95,6 +100,43 @@ def test_a_session_s_results_are_rows_of_speeds_and_worst_errors(tmp_path: Path)
         "read 4578 GB/s",
         "prefill-check: worst error of 2 cases 0.0030",
     ]
+
+
+def called(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(MOD / "benchmarks" / words[0]), *words[1:]]
+    return subprocess.run(command, cwd=MOD / "benchmarks", capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["report.py"], "the following arguments are required: RESULTS.json"),
+        (["report.py", "none.json"], "none.json: [Errno 2] No such file or directory"),
+        (["report.py", "report.py"], "wanted results, such as h200.json"),
+        (["plot.py", "h200.json"], "the following arguments are required: OUT.svg"),
+        (["plot.py", "none.json", "x.svg"], "none.json: [Errno 2] No such file or directory"),
+        (["peers.py", "report.py", "none"], "report.py: wanted vLLM's wheel"),
+        (["session.py", "none"], "--peers is not given: wanted the folder that peers.py made"),
+        (["session.py", "none", "--peers", "here"], "--peers here: wanted the folder that peers.py made"),
+    ],
+    ids=" ".join,
+)
+def test_a_script_says_what_it_wants(command: list[str], said: str) -> None:
+    ended = called(*command)
+    assert ended.returncode == 2 and said in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_a_dry_run_s_commands_can_be_pasted(tmp_path: Path) -> None:
+    session, out = script("session"), tmp_path / "a folder"
+    ended = called("session.py", str(out), "--dry-run", "--steps", "run-check", "tests")
+    assert ended.returncode == 0
+    seen = [shlex.split(line, comments=True) for line in ended.stdout.splitlines()]
+    made, exported, tests, check = (words for words in seen if words)
+    assert made == ["mkdir", "-p", str(out)] and exported[0] == "export"
+    steps = {step.name: step for step in session.STEPS}
+    assert tests == steps["tests"].words(out) and str(out / "run-check.json") in check
+    assert check == [f"CHECKED={steps['run-check'].environment['CHECKED']}", *steps["run-check"].words(out)]
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(("code", "said"), [("0", ""), ("3", "exit status 3")])
