@@ -31,7 +31,7 @@ import table as stage_table
 
 import stages
 from sparkpin import manifests
-from sparkpin.roofline.published import EXPERTS, GEOMETRY
+from sparkpin.roofline.published import CHAIN, EXPERTS, GEOMETRY
 
 
 def entry(kind: int, architecture: int, payload: bytes) -> bytes:
@@ -511,7 +511,7 @@ def test_the_document_s_tables_of_bytes_are_the_report_s(capsys: pytest.CaptureF
 
 def test_the_document_s_ceilings_by_length_are_counted() -> None:
     counted = {}
-    for one in report.published():
+    for one in CHAIN:
         ends = [
             [f"{report.counted(one, context, same=same).ceiling:.1f}" for same in (False, True)]
             for context in stages.CONTEXTS
