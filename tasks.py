@@ -529,7 +529,7 @@ def promote(c: Context, tag: str, accept_loss: str = "") -> None:
     }
 )
 def rollback(c: Context, recipe: str | None = None, serve: bool = False, drain: str = "") -> None:
-    """Back to the stage's newest earlier release that passed, else any's."""
+    """Back to the stage's last good release, or else any stage's."""
     from sparkpin import commands
 
     commands.rollback(recipe=recipe, serve_it=serve, drain=whole("drain", drain, 60) if drain else None)

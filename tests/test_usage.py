@@ -94,7 +94,7 @@ def test_help_of_a_task_with_positionals(line: str) -> None:
 def test_help_of_rollback_says_which_release_it_takes() -> None:
     """As `retention.rollback_target`: its own stage's before any other's."""
     text = " ".join((answer("rollback --help") or "").split())
-    assert "Back to the stage's newest earlier release that passed, else any's." in text
+    assert "Back to the stage's last good release, or else any stage's." in text
 
 
 def test_every_task_has_help_and_bare_invoke_lists_them_all() -> None:
