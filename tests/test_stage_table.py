@@ -518,3 +518,10 @@ def test_the_document_s_ceilings_by_length_are_counted() -> None:
         ]
         counted[one.stage] = [even if even == same else f"{even} - {same}" for even, same in ends]
     assert tables(PERFORMANCE, "| tok/s at 273 GB/s, at most |") == [counted]
+
+
+def test_what_is_no_wheel_has_no_peers(tmp_path: Path) -> None:
+    """Here, not beside the mod: it reads machine code as the stage table does, and the mod's tests run in the image."""
+    script = PROJECT / "mods/turboquant/benchmarks/peers.py"
+    ended = subprocess.run([sys.executable, script, script, tmp_path / "out"], capture_output=True, text=True)
+    assert ended.returncode == 2 and "peers.py: wanted vLLM's wheel" in ended.stderr

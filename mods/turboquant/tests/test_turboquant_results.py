@@ -115,11 +115,9 @@ def called(*words: str) -> subprocess.CompletedProcess[str]:
         (["report.py", "report.py"], "wanted results, such as h200.json"),
         (["plot.py", "h200.json"], "the following arguments are required: OUT.svg"),
         (["plot.py", "none.json", "x.svg"], "none.json: [Errno 2] No such file or directory"),
-        (["peers.py", "report.py", "none"], "report.py: wanted vLLM's wheel"),
         (["session.py", "none"], "--peers is not given: wanted the folder that peers.py made"),
         (["session.py", "none", "--peers", "here"], "--peers here: wanted the folder that peers.py made"),
     ],
-    ids=" ".join,
 )
 def test_a_script_says_what_it_wants(command: list[str], said: str) -> None:
     ended = called(*command)
