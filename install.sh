@@ -19,7 +19,7 @@ Run it again at any time: it does only what is missing.
   --help       this text
 
 exit codes: 0 done, 2 wrong option, 3 this machine lacks something (the commands to run are printed),
-10 a smoke test failed; src/sparkpin/errors.py has the others
+10 a smoke test failed; src/sparkpin/core/errors.py has the others
 TEXT
 }
 
@@ -81,7 +81,7 @@ if [[ -z $python ]]; then
   [[ -n $python ]] || { echo 'error: this distribution has no Python 3.11 or newer' >&2; exit 3; }
 fi
 
-PYTHONPATH=src "$python" -m sparkpin.preflight ${dry_run:+--dry-run} ${arguments[@]+"${arguments[@]}"}
+PYTHONPATH=src "$python" -m sparkpin.host.preflight ${dry_run:+--dry-run} ${arguments[@]+"${arguments[@]}"}
 
 stamp=.venv/.requirements.sha256
 # The folder too: a .venv holds its own path, and in a moved or copied checkout it would run the old one's code.

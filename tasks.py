@@ -1,4 +1,4 @@
-"""The tasks: each parses its options and hands over to sparkpin.commands, or to history.tasks, which load faster.
+"""The tasks: each parses its options and hands over to a file of sparkpin.commands.
 
 `invoke --list` imports no more than this.
 """
@@ -17,7 +17,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from sparkpin import usage
+from sparkpin.commands import command_line
 
 PROJECT = Path(__file__).resolve().parent
 RECIPE = "recipe of recipes/ (default: the one of the stack)"
@@ -32,8 +32,8 @@ def guarded(body: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(body)
     def run(*args: Any, **kwargs: Any) -> Any:
-        from sparkpin.errors import SparkpinError
-        from sparkpin.ui import tame
+        from sparkpin.core.errors import SparkpinError
+        from sparkpin.core.terminal import tame
 
         for number in (signal.SIGTERM, signal.SIGHUP):  # clean up as after Ctrl-C; nohup stays in force
             if signal.getsignal(number) is signal.SIG_DFL:
@@ -59,7 +59,7 @@ def command(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 def whole(option: str, value: str, example: int) -> int:
     """invoke's own conversion of a number ends in a traceback."""
-    from sparkpin.errors import InputError
+    from sparkpin.core.errors import InputError
 
     if not value.isdecimal():
         wanted = "a whole number, 0 or more"
@@ -77,7 +77,7 @@ def up(
     dry_run: bool = False,
 ) -> None:
     """The main job: fetch, build, checkpoint and smoke."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.up(recipe=recipe, stage=stage, stack=stack, smoke=not no_smoke, dry_run=dry_run)
 
@@ -92,7 +92,7 @@ def up(
 )
 def doctor(c: Context, fix: bool = False, stack: str | None = None, online: bool = False, json: bool = False) -> None:
     """Say what this machine is and has, and what it lacks."""
-    from sparkpin.doctor import tasks
+    from sparkpin.commands.doctor import command as tasks
 
     tasks.doctor(fix=fix, stack=stack, online=online, as_json=json)
 
@@ -113,7 +113,7 @@ def lock(
     keep_layers: bool = False,
 ) -> None:
     """Resolve the pins and write their locks (network)."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.lock(stack=stack, model=model, mod=mod, keep_layers=keep_layers)
 
@@ -121,7 +121,7 @@ def lock(
 @command(help={"recipe": RECIPE, "stack": STACK})
 def fetch(c: Context, recipe: str | None = None, stack: str | None = None) -> None:
     """Fetch and verify everything that the locks name (network)."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.fetch(recipe=recipe, stack=stack)
 
@@ -129,7 +129,7 @@ def fetch(c: Context, recipe: str | None = None, stack: str | None = None) -> No
 @command(help={"stage": STAGE, "recipe": RECIPE, "stack": STACK})
 def render(c: Context, stage: str | None = None, recipe: str | None = None, stack: str | None = None) -> None:
     """Print the Dockerfile of a stage and what its build sees."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.show_rendered(recipe=recipe, stage=stage, stack=stack)
 
@@ -141,7 +141,7 @@ def build(
     c: Context, stage: str | None = None, recipe: str | None = None, stack: str | None = None, offline: bool = False
 ) -> None:
     """Build, seal and tag the images of a recipe up to a stage."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.build(recipe=recipe, stage=stage, stack=stack, offline=offline)
 
@@ -158,7 +158,7 @@ def reproduce(
     c: Context, release: str | None = None, stage: str | None = None, recipe: str | None = None, trust: bool = False
 ) -> None:
     """Build a release again from its record, and compare."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.reproduce(tag=release, stage=stage, recipe=recipe, trusted=trust)
 
@@ -166,7 +166,7 @@ def reproduce(
 @command(positional=["tag"], help={"tag": "release whose image or checkpoint is gone", "trust": TRUST})
 def rebuild(c: Context, tag: str, trust: bool = False) -> None:
     """Make a release's images and checkpoint again from its record."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.rebuild(tag, trusted=trust)
 
@@ -191,7 +191,7 @@ def checkpoint(
     verify: bool = False,
 ) -> None:
     """Make the checkpoint of a stage from the pinned repositories."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.checkpoint(recipe=recipe, model=model, stage=stage, stack=stack, dry_run=dry_run, verify=verify)
 
@@ -218,7 +218,7 @@ def plan(
     exit_code: bool = False,
 ) -> None:
     """Say what memory a recipe will need, and how many users fit."""
-    from sparkpin.memory import tasks
+    from sparkpin.serve.memory import recipe as tasks
 
     fits = tasks.plan(recipe=recipe, stage=stage, stack=stack, memory=memory, free=free, as_json=json)
     if exit_code and not fits:
@@ -250,7 +250,7 @@ def roofline(
     json: bool = False,
 ) -> None:
     """Say how fast one user's decode can be at most."""
-    from sparkpin.roofline import tasks
+    from sparkpin.commands import roofline as tasks
 
     asked = tasks.asked(bandwidth=bandwidth, context=whole("context", context, 32768), accepted=accepted)
     if published:
@@ -272,13 +272,13 @@ def smoke(
     c: Context, release: str | None = None, stage: str | None = None, recipe: str | None = None, load: bool = False
 ) -> None:
     """Start each new image with a real server and check its answers."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.smoke(tag=release, stage=stage, recipe=recipe, load=load)
 
 
 @command(
-    positional=usage.compare_words(sys.argv),
+    positional=command_line.compare_words(sys.argv),
     help={
         "release": "tag to measure (default: what is served of the recipe, else its current release)",
         "recipe": RECIPE,
@@ -310,8 +310,8 @@ def bench(
     json: bool = False,
 ) -> None:
     """Measure how fast a release is, or two in turns."""
-    from sparkpin.bench import tasks
-    from sparkpin.errors import InputError
+    from sparkpin.commands import bench as tasks
+    from sparkpin.core.errors import InputError
 
     turns = whole("rounds", rounds or "4", 4)
     if (rounds or other) and not compare:
@@ -330,7 +330,7 @@ def bench(
 @command(help={"json": "machine-readable"})
 def images(c: Context, json: bool = False) -> None:
     """List the releases with their images."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.images(as_json=json)
 
@@ -338,7 +338,7 @@ def images(c: Context, json: bool = False) -> None:
 @command(positional=["tag"], help={"tag": "release whose SBOM, statement and signature to make anew"})
 def attest(c: Context, tag: str) -> None:
     """Make SBOM, statement and signature of a release anew."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.attest(tag)
 
@@ -353,7 +353,7 @@ def attest(c: Context, tag: str) -> None:
 )
 def verify(c: Context, subject: str, deep: bool = False, require_signature: bool = False) -> None:
     """Check image, statement and signature of a release or a bundle."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.verify(subject, deep=deep, require_signature=require_signature)
 
@@ -370,7 +370,7 @@ def verify(c: Context, subject: str, deep: bool = False, require_signature: bool
 )
 def diff(c: Context, before: str, after: str, files: bool = False, json: bool = False, exit_code: bool = False) -> None:
     """Say what changed between two releases."""
-    from sparkpin.history import tasks
+    from sparkpin.commands import history as tasks
 
     if tasks.diff(before, after, all_files=files, as_json=json) and exit_code:
         raise Exit(code=1)
@@ -379,7 +379,7 @@ def diff(c: Context, before: str, after: str, files: bool = False, json: bool = 
 @command(positional=["tag", "path"], help={"tag": "release", "path": "in its image", "json": "machine-readable"})
 def why(c: Context, tag: str, path: str, json: bool = False) -> None:
     """Say which lock entry, stage and layer a file comes from."""
-    from sparkpin.history import tasks
+    from sparkpin.commands import history as tasks
 
     tasks.why(tag, path, as_json=json)
 
@@ -396,7 +396,7 @@ def why(c: Context, tag: str, path: str, json: bool = False) -> None:
 )
 def inspect(c: Context, tag: str, sm: str = "", platform: str = "", all: bool = False, json: bool = False) -> None:
     """Say what of an image would fail on a GPU, without one."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.inspect(tag, sm=sm, platform=platform, everything=all, as_json=json)
 
@@ -431,8 +431,8 @@ def quality(
     json: bool = False,
 ) -> None:
     """Measure what a release lost against another."""
-    from sparkpin.quality import tasks as measuring
-    from sparkpin.quality.standard import wanted_of
+    from sparkpin.commands import quality as measuring
+    from sparkpin.measure.quality.standard import wanted_of
 
     if limits:
         measuring.limits(recipe=recipe)
@@ -471,7 +471,7 @@ def bisect(
     dry_run: bool = False,
 ) -> None:
     """Find the change between two releases that turns a check."""
-    from sparkpin.bisect import tasks
+    from sparkpin.commands import bisect as tasks
 
     tasks.bisect(
         good=good,
@@ -502,7 +502,7 @@ def report(
     markdown: bool = False,
 ) -> None:
     """Write the releases with their evidence as one HTML page."""
-    from sparkpin.report import tasks
+    from sparkpin.commands import report as tasks
 
     tasks.report(recipe=recipe, out=out, serve=open, port=whole("port", port, 8088), as_markdown=markdown)
 
@@ -516,7 +516,7 @@ def report(
 )
 def promote(c: Context, tag: str, accept_loss: str = "") -> None:
     """Make a release the current one of its recipe."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.promote(tag, accept_loss=accept_loss)
 
@@ -530,7 +530,7 @@ def promote(c: Context, tag: str, accept_loss: str = "") -> None:
 )
 def rollback(c: Context, recipe: str | None = None, serve: bool = False, drain: str = "") -> None:
     """Back to the stage's last good release, or else any stage's."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.rollback(recipe=recipe, serve_it=serve, drain=whole("drain", drain, 60) if drain else None)
 
@@ -556,7 +556,7 @@ def export(
     no_image: bool = False,
 ) -> None:
     """Write a release into one file: image, record, inputs."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.export(tag, output or o, store=with_store, checkpoint=with_checkpoint, image=not no_image)
 
@@ -571,7 +571,7 @@ def export(
 )
 def import_(c: Context, file: str, require_signature: bool = False) -> None:
     """Verify a bundle, then load its image and record."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.import_bundle(file, signed=require_signature)
 
@@ -579,7 +579,7 @@ def import_(c: Context, file: str, require_signature: bool = False) -> None:
 @command(positional=["tag"], help={"tag": "release to send", "to": "ssh://user@host[:port], unix://... or tcp://..."})
 def copy(c: Context, tag: str, to: str = "") -> None:
     """Send a release's image to another engine."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.copy(tag, to)
 
@@ -587,7 +587,7 @@ def copy(c: Context, tag: str, to: str = "") -> None:
 @command(positional=["tag"], help={"tag": "release to keep", "note": "why, in one line"})
 def pin(c: Context, tag: str, note: str = "") -> None:
     """Keep a release, whatever `prune` is told."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.pin(tag, note=note)
 
@@ -595,7 +595,7 @@ def pin(c: Context, tag: str, note: str = "") -> None:
 @command(positional=["tag"], help={"tag": "release that `prune` may remove again"})
 def unpin(c: Context, tag: str) -> None:
     """Take a release's pin away."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.unpin(tag)
 
@@ -610,7 +610,7 @@ def unpin(c: Context, tag: str) -> None:
 )
 def prune(c: Context, keep: str = "5", dry_run: bool = False, store: bool = False) -> None:
     """Remove old releases and say what that freed."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.prune(keep=whole("keep", keep, 5), dry_run=dry_run, store=store)
 
@@ -637,7 +637,7 @@ def serve(
     unit: bool = False,
 ) -> None:
     """Serve a release, in the place of what is served of its recipe."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     number = whole("port", port, 8001) if port else None
     wait = whole("drain", drain, 60) if drain else None
@@ -647,7 +647,7 @@ def serve(
 @command(help={"json": "machine-readable"})
 def status(c: Context, json: bool = False) -> None:
     """Say what is served, how it is, and why it died."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.server_status(as_json=json)
 
@@ -661,7 +661,7 @@ def status(c: Context, json: bool = False) -> None:
 )
 def logs(c: Context, recipe: str | None = None, lines: str = "100", follow: bool = False) -> None:
     """Print what a server has written, health checks left out."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.server_logs(recipe=recipe, lines=whole("lines", lines, 100), follow=follow)
 
@@ -669,13 +669,13 @@ def logs(c: Context, recipe: str | None = None, lines: str = "100", follow: bool
 @command(help={"recipe": "whose server (default: each that runs of this home)"})
 def stop(c: Context, recipe: str | None = None) -> None:
     """Stop what `serve` started."""
-    from sparkpin import commands
+    from sparkpin.commands import commands
 
     commands.stop(recipe=recipe)
 
 
 @command(
-    positional=usage.recipe_words(sys.argv),
+    positional=command_line.recipe_words(sys.argv),
     help={
         "action": "list: those of recipes/; check: find mistakes; import: take a recipe of spark-vllm-docker or "
         "sparkrun over; export: write one for them, with our image",
@@ -702,7 +702,7 @@ def recipe(
     output: str = "",
 ) -> None:
     """List, check, import and export recipes."""
-    from sparkpin.community import tasks
+    from sparkpin.commands import recipe as tasks
 
     if not tasks.recipe(action, what or "", name=name, stack=stack, stage=stage, lock=not no_lock, form=format,
                         release=release, output=output):  # fmt: skip
@@ -720,7 +720,7 @@ def recipe(
 )
 def client(c: Context, tool: str, recipe: str | None = None, url: str = "", key_env: str = "") -> None:
     """Print a configuration for a tool that uses the server."""
-    from sparkpin.clients import tasks
+    from sparkpin.commands import client as tasks
 
     tasks.client(tool, recipe=recipe, url=url, key=key_env)
 
@@ -746,7 +746,7 @@ def check(c: Context) -> None:
         [*python, "ruff", "format", "--check", "."],
         [*python, "mypy"],
         [str(Path(sys.executable).parent / "shellcheck"), *scripts()],
-        [*python, "sparkpin.lint", "."],
+        [*python, "sparkpin.commands.lint", "."],
     )
 
 
@@ -765,5 +765,5 @@ def run_all(*commands: list[str]) -> None:
         raise Exit(code=failed[0])
 
 
-if usage.is_invoke(sys.argv[0]) and guarded(usage.answered)(sys.argv, sys.modules[__name__]):
+if command_line.is_invoke(sys.argv[0]) and guarded(command_line.answered)(sys.argv, sys.modules[__name__]):
     raise Exit(code=0)  # invoke, which reads the line next, has nothing left to do

@@ -25,10 +25,10 @@ import statistics
 import uuid
 from typing import Any
 
-from sparkpin import ui
-from sparkpin.container import HOME, UID
-from sparkpin.engine import Engine
-from sparkpin.epoch import EPOCH
+from sparkpin.core import terminal
+from sparkpin.core.epoch import EPOCH
+from sparkpin.host.engine import Engine
+from sparkpin.releases.container import HOME, UID
 
 PREFIX = "/pycache"
 VARIANTS = ("unchecked", "checked", "times", "stale", "none")
@@ -131,8 +131,8 @@ def measure(engine: Engine, image: str, volume: str, runs: int) -> None:
                 took = once(variant, command)
                 if run:
                     times.setdefault((name, variant), []).append(took)
-        ui.say(f"run {run} of {runs}")
-    ui.show(f"{platform.machine()}; {count:,} files of bytecode, {size / 1e6:.0f} MB; medians of {runs} runs")
+        terminal.say(f"run {run} of {runs}")
+    terminal.show(f"{platform.machine()}; {count:,} files of bytecode, {size / 1e6:.0f} MB; medians of {runs} runs")
     rows = []
     for name in COMMANDS:
         shipped = [statistics.median(values) for values in zip(*times[name, "shipped"], strict=True)]
@@ -140,7 +140,7 @@ def measure(engine: Engine, image: str, volume: str, runs: int) -> None:
             wall, cpu = (statistics.median(values) for values in zip(*times[name, variant], strict=True))
             extra = f"{wall - shipped[0]:+.2f} s"
             rows.append((name, variant, f"{wall:.2f} s", extra, f"{cpu:.2f} s", f"{cpu - shipped[1]:+.2f} s"))
-    ui.table(("what", ".pyc", "wall", "", "CPU", ""), rows)
+    terminal.table(("what", ".pyc", "wall", "", "CPU", ""), rows)
 
 
 if __name__ == "__main__":

@@ -34,14 +34,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sparkpin import ui
 from sparkpin.checkpoint import report
 from sparkpin.checkpoint.plan import all_steps, make_plan
 from sparkpin.checkpoint.repository import Listing, Places, listing_of
 from sparkpin.checkpoint.safetensors import build_header, tensor_nbytes
-from sparkpin.paths import Paths
-from sparkpin.schema import UNRESOLVED, LockedFile, ModelLock, ModelPin, RepositoryLock
-from sparkpin.tinymodel.hub import Request, serve
+from sparkpin.core import terminal
+from sparkpin.core.paths import Paths
+from sparkpin.fetch.tinymodel.hub import Request, serve
+from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelLock, ModelPin, RepositoryLock
 
 Spec = tuple[str, tuple[int, ...]]
 Tensors = dict[str, Spec]
@@ -235,7 +235,7 @@ def child_fetch(root: Path) -> dict[str, float]:
     sent: list[Request] = []
     with serve(root / "hub", log=sent) as url:
         os.environ |= {"HF_ENDPOINT": url, "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1"}
-        from sparkpin import hublock  # reads the environment
+        from sparkpin.fetch import lock_model  # reads the environment
 
         pin = PIN.model_dump(mode="json", exclude={"name"})
         for repository in pin["repositories"].values():
@@ -244,7 +244,7 @@ def child_fetch(root: Path) -> dict[str, float]:
         (project / "pins/models").mkdir(parents=True)
         (project / "pins/models/bench.yaml").write_text(json.dumps(pin))
         begun = time.perf_counter()
-        lock = hublock.lock_model(Paths(project, root / "cache", root / "home"), "bench", lambda line: None)
+        lock = lock_model.lock_model(Paths(project, root / "cache", root / "home"), "bench", lambda line: None)
         seconds = time.perf_counter() - begun
     texts = {"model.safetensors.index.json", "config.json"}
     needed = total = 0
@@ -330,7 +330,7 @@ def compare(root: Path, gigabytes: float, experts: int, runs: int) -> dict[str, 
         for what, found in speeds.items():
             each = " ".join(f"{speed / 1e9:.2f}" for speed in found)
             rows.append((state, what, f"{medians[what] / 1e9:.2f}", f"{medians[what] / medians['cp']:.2f}", each))
-    ui.table(("cache", "what", "GB/s", "of cp", "each run"), rows)
+    terminal.table(("cache", "what", "GB/s", "of cp", "each run"), rows)
     return result
 
 
@@ -352,7 +352,7 @@ def main() -> None:
 
 
 def measure(folder: Path, runs: int, size: float, curve: list[float]) -> int:
-    ui.show(f"Python {platform.python_version()}, {os.cpu_count()} CPUs, {platform.machine()}, {folder}")
+    terminal.show(f"Python {platform.python_version()}, {os.cpu_count()} CPUs, {platform.machine()}, {folder}")
     goals: list[tuple[str, str, str, bool]] = []
 
     write_pair(folder / "plan", 258, 512, BLOCK, data=False)
@@ -360,19 +360,27 @@ def measure(folder: Path, runs: int, size: float, curve: list[float]) -> int:
     seconds = statistics.median(plan["seconds"] for plan in plans)
     memory = max(plan["memory"] for plan in plans)
     goals.append(("plan of 113,000 tensors", f"{seconds:.2f} s", f"{GOAL_PLAN} s", seconds < GOAL_PLAN))
-    goals.append(("peak memory of planning it", ui.size(int(memory)), ui.size(int(GOAL_MEMORY)), memory < GOAL_MEMORY))
+    goals.append(
+        (
+            "peak memory of planning it",
+            terminal.size(int(memory)),
+            terminal.size(int(GOAL_MEMORY)),
+            memory < GOAL_MEMORY,
+        )
+    )
     (folder / "fetch/hub").mkdir(parents=True)
     (folder / "plan").rename(folder / "fetch/hub/bench")
     fetched = child("fetch", folder / "fetch")
     share = fetched["sent"] / fetched["needed"]
-    ui.show(
-        f"locking it over HTTP: {ui.size(int(fetched['sent']))} sent, {ui.size(int(fetched['needed']))} needed, "
-        f"of {ui.size(int(fetched['total']))} of both repositories, in {fetched['seconds']:.1f} s"
+    terminal.show(
+        f"locking it over HTTP: {terminal.size(int(fetched['sent']))} sent, "
+        f"{terminal.size(int(fetched['needed']))} needed, "
+        f"of {terminal.size(int(fetched['total']))} of both repositories, in {fetched['seconds']:.1f} s"
     )
     goals.append(("bytes fetched, of those needed", f"{share:.4f}", f"{GOAL_FETCH}", share <= GOAL_FETCH))
     shutil.rmtree(folder / "fetch")
 
-    ui.show(f"\n{size:g} GB, {runs} runs each")
+    terminal.show(f"\n{size:g} GB, {runs} runs each")
     result = compare(folder / "main", size, 160, runs)
     shutil.rmtree(folder / "main")
     for state in ("warm", "cold"):
@@ -380,7 +388,12 @@ def measure(folder: Path, runs: int, size: float, curve: list[float]) -> int:
         goals.append((f"speed of cp, {state}", f"{share:.2f}", f"{GOAL_SPEED}", share >= GOAL_SPEED))
     memory = result["memory"]
     goals.append(
-        ("peak memory of plan and build", ui.size(int(memory)), ui.size(int(GOAL_MEMORY)), memory < GOAL_MEMORY)
+        (
+            "peak memory of plan and build",
+            terminal.size(int(memory)),
+            terminal.size(int(GOAL_MEMORY)),
+            memory < GOAL_MEMORY,
+        )
     )
 
     points = []
@@ -388,11 +401,11 @@ def measure(folder: Path, runs: int, size: float, curve: list[float]) -> int:
         found = compare(folder / "curve", gigabytes, 160, 1)
         shutil.rmtree(folder / "curve")
         points.append(
-            (f"{gigabytes:g} GB", f"{found['warm']:.2f}", f"{found['cold']:.2f}", ui.size(int(found["memory"])))
+            (f"{gigabytes:g} GB", f"{found['warm']:.2f}", f"{found['cold']:.2f}", terminal.size(int(found["memory"])))
         )
     if points:
-        ui.table(("base", "of cp, warm", "of cp, cold", "peak memory"), points)
-    ui.table(("what", "measured", "goal", "met"), [(*goal[:3], "yes" if goal[3] else "NO") for goal in goals])
+        terminal.table(("base", "of cp, warm", "of cp, cold", "peak memory"), points)
+    terminal.table(("what", "measured", "goal", "met"), [(*goal[:3], "yes" if goal[3] else "NO") for goal in goals])
     return 0 if all(goal[3] for goal in goals) else 1
 
 

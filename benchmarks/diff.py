@@ -22,11 +22,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from sparkpin.buildrecord import BuildRecord, layer_file, records_of, write_record
-from sparkpin.contents import read_contents, write_contents
-from sparkpin.history import sides
-from sparkpin.paths import Paths
-from sparkpin.releases import Release, Releases, release_key, tag_of
+from sparkpin.build.record import BuildRecord, layer_file, records_of, write_record
+from sparkpin.core.paths import Paths
+from sparkpin.history import operands
+from sparkpin.image.listing import read_contents, write_contents
+from sparkpin.releases.record import Release, Releases, release_key, tag_of
 
 INVOKE = str(Path(sys.executable).parent / "invoke")
 
@@ -52,7 +52,7 @@ def main() -> None:
             (f"{first.stage} -> {last.stage}, one base", first, last),
             (f"{last.stage}, another {changed_layer(paths, last)[1]}", last, other),
         ):
-            files = sides.difference(paths, before.tag, after.tag).contents
+            files = operands.difference(paths, before.tag, after.tag).contents
             assert files and not files.identical
             print(f"{name}: {len(files.added):,} paths in, {len(files.removed):,} out, {len(files.changed):,} changes")
             report("  invoke diff", options.runs, lambda b=before, a=after: invoke(env, "diff", b.tag, a.tag))
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def compare(paths: Paths, before: Release, after: Release) -> None:
-    sides.difference(paths, before.tag, after.tag)
+    operands.difference(paths, before.tag, after.tag)
 
 
 def invoke(env: dict[str, str], *arguments: str) -> None:

@@ -12,12 +12,13 @@ import statistics
 import time
 from collections.abc import Callable
 
-from sparkpin import imagefiles, ui
-from sparkpin.engine import Engine
-from sparkpin.inspection.image import open_image
-from sparkpin.inspection.rules import findings
-from sparkpin.inspection.scan import Facts, scan
-from sparkpin.paths import Paths
+from sparkpin.core import terminal
+from sparkpin.core.paths import Paths
+from sparkpin.host import image_files
+from sparkpin.host.engine import Engine
+from sparkpin.smoke.inspect.image import open_image
+from sparkpin.smoke.inspect.rules import findings
+from sparkpin.smoke.inspect.scan import Facts, scan
 
 
 def quiet(line: str) -> None:
@@ -42,17 +43,20 @@ def main() -> None:
     parser.add_argument("tag")
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
-    engine, layers = Engine.connect(), imagefiles.layer_folders
+    engine, layers = Engine.connect(), image_files.layer_folders
     if not layers(engine, options.tag):
         raise SystemExit("the engine's layers cannot be read here: run as root, with an engine on overlay2")
     times: dict[str, list[float]] = {"layers": [], "export": []}
     for _ in range(options.runs + 1):
         for way, taken in times.items():
-            imagefiles.layer_folders = layers if way == "layers" else lambda engine, ref: ()  # type: ignore[assignment]
+            image_files.layer_folders = layers if way == "layers" else lambda engine, ref: ()  # type: ignore[assignment]
             taken.append(seconds(lambda: examined(engine, options.tag)))
-    imagefiles.layer_folders = layers
+    image_files.layer_folders = layers
     facts = examined(engine, options.tag)
-    print(f"{options.tag}: {ui.size(facts.size)}, {facts.files} files, {len(facts.libraries)} libraries and programs")
+    print(
+        f"{options.tag}: {terminal.size(facts.size)}, {facts.files} files, "
+        f"{len(facts.libraries)} libraries and programs"
+    )
     medians = {way: statistics.median(taken[1:]) for way, taken in times.items()}
     for way, median in medians.items():
         print(f"{way:8} {median:6.1f} s  {facts.size / median / 1e6:8.0f} MB/s")

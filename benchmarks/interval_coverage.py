@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/interval_coverage.py [--trials 4000]
 
 Every trial draws the texts of one measurement: their lengths, and a loss a token that differs from text to text as
-`LOSSES` says. The same seed gives the same table (docs/quality.md). tests/test_quality.py does a part of it.
+`LOSSES` says. The same seed gives the same table (docs/quality.md). tests/unit/measure/test_quality.py does a part of it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkpin.quality import intervals
-from sparkpin.quality.compare import CHANGE, NATS, SHARE
+from sparkpin.measure.quality import intervals
+from sparkpin.measure.quality.compare import CHANGE, NATS, SHARE
 
 SEED = 9
 TOKENS = (110, 300)  # of a text

@@ -20,10 +20,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(PROJECT / "tests"))
+sys.path.insert(0, str(PROJECT / "tests/support"))
 
 from checkout import INVOKE, Checkout  # noqa: E402
-from sparkpin import ui  # noqa: E402
+
+from sparkpin.core import terminal  # noqa: E402
 
 
 def timed(act: Callable[[], object]) -> float:
@@ -45,7 +46,7 @@ def main() -> None:
     def measure(what: str, promised: float, act: Callable[[], object], count: int = runs, peer: str = "") -> None:
         times = [timed(act) for _ in range(count)]
         rows.append((what, f"{statistics.median(times):.2f} s", f"{promised:g} s", peer))
-        ui.say(f"{what}: {', '.join(f'{value:.2f}' for value in times)}")
+        terminal.say(f"{what}: {', '.join(f'{value:.2f}' for value in times)}")
 
     measure("invoke --list", 0.5, lambda: run(*INVOKE, "--list"))
     measure("./install.sh, nothing to do", 30, lambda: run("./install.sh"))
@@ -80,8 +81,8 @@ def main() -> None:
             measure("one line of a mod to a loaded, tagged image", 30, change, min(runs, 3))
         finally:
             copy.remove_tags("bench")
-    ui.show(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}")
-    ui.table(("what", "median", "promised", "peer"), rows)
+    terminal.show(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}")
+    terminal.table(("what", "median", "promised", "peer"), rows)
 
 
 if __name__ == "__main__":

@@ -22,20 +22,22 @@ import uv
 import yaml
 
 PROJECT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(PROJECT / "tests"))
-
-from private_engine import private_engine  # noqa: E402
+sys.path.insert(0, str(PROJECT / "tests/support"))
 
 from checkout import PARTS  # noqa: E402
-from sparkpin import layers, render, ui  # noqa: E402
-from sparkpin.build import BuiltImage, build_image  # noqa: E402
-from sparkpin.buildrecord import layer_file  # noqa: E402
-from sparkpin.contents import Entry, image_contents, read_contents  # noqa: E402
-from sparkpin.engine import Engine  # noqa: E402
-from sparkpin.layering import UPDATES, wheel_groups  # noqa: E402
-from sparkpin.lock import lock_stack  # noqa: E402
-from sparkpin.manifests import load_chain, load_stack, load_stack_lock, lock_text  # noqa: E402
-from sparkpin.paths import Paths  # noqa: E402
+from private_engine import private_engine  # noqa: E402
+
+from sparkpin.build import render  # noqa: E402
+from sparkpin.build.image import BuiltImage, build_image  # noqa: E402
+from sparkpin.build.record import layer_file  # noqa: E402
+from sparkpin.core import terminal  # noqa: E402
+from sparkpin.core.paths import Paths  # noqa: E402
+from sparkpin.fetch.lock_stack import lock_stack  # noqa: E402
+from sparkpin.host import disk_usage  # noqa: E402
+from sparkpin.host.engine import Engine  # noqa: E402
+from sparkpin.image.listing import Entry, image_contents, read_contents  # noqa: E402
+from sparkpin.pins.manifests import load_chain, load_stack, load_stack_lock, lock_text  # noqa: E402
+from sparkpin.pins.wheel_layers import UPDATES, wheel_groups  # noqa: E402
 
 STACK = "cpu"
 
@@ -63,12 +65,12 @@ class Bench:
         lock = load_stack_lock(self.paths.project, stack)
         (image,) = render.render_chain(self.paths.project, stack, lock, load_chain(self.paths.project, "base"))
         started = time.monotonic()
-        built = build_image(self.paths, self.engine, image, ui.say)
+        built = build_image(self.paths, self.engine, image, terminal.say)
         names = ["rootfs", *(name for name, _ in image.layers)]
-        ui.say(f"built in {time.monotonic() - started:.1f} s")
-        found = layers.inventory(self.engine)
+        terminal.say(f"built in {time.monotonic() - started:.1f} s")
+        found = disk_usage.inventory(self.engine)
         (own,) = [one for one in found if one.config_digest == built.config_digest]
-        others = {chain for one in found if one.id != own.id for chain in layers.chain_ids(one.diff_ids)}
+        others = {chain for one in found if one.id != own.id for chain in disk_usage.chain_ids(one.diff_ids)}
         assert own.layers is not None
         rows = zip(names, own.layers.items(), strict=True)
         return built, {name: size for name, (chain, size) in rows if chain not in others}
@@ -107,7 +109,7 @@ def main() -> None:
         bench = Bench(Path(folder), engine)
         old, all_layers = bench.build()
         bench.require(change)
-        kept_lock = lock_stack(bench.paths, STACK, ui.say, keep_layers=True)
+        kept_lock = lock_stack(bench.paths, STACK, terminal.say, keep_layers=True)
         kept, kept_disk = bench.build()
         wheels = Counter[str]()
         for entry in bench.listing(kept.diff_ids[-2]):
@@ -134,7 +136,7 @@ def main() -> None:
         ("the change, layers kept", kept_disk),
         ("the change, plain lock", flat_disk),
     ]
-    ui.table(
+    terminal.table(
         ("stored for it alone", "bytes", "layers"),
         [(what, f"{sum(disk.values()):,}", ", ".join(f"{k} {v:,}" for k, v in disk.items())) for what, disk in rows],
     )
@@ -151,7 +153,7 @@ def main() -> None:
         (what, f"{anew(layer):,}", f"{sizes[f'wheel:{what}'] + all_layers['stack-mods']:,}") for what, layer in cases
     ]
     mods = f"{all_layers['stack-mods']:,}"
-    ui.table(("a new", "plain lock: bytes stored", "--keep-layers"), [*table, ("mod of the stack", mods, mods)])
+    terminal.table(("a new", "plain lock: bytes stored", "--keep-layers"), [*table, ("mod of the stack", mods, mods)])
 
 
 if __name__ == "__main__":

@@ -30,12 +30,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from sparkpin import ui
-from sparkpin.canonical import read_layer
-from sparkpin.contents import contents_of
-from sparkpin.files import CHUNK
-from sparkpin.following import read_layer_of
-from sparkpin.seal import Part, seal
+from sparkpin.core import terminal
+from sparkpin.core.files import CHUNK
+from sparkpin.image.growing_tar import read_layer_of
+from sparkpin.image.layer_tar import read_layer
+from sparkpin.image.listing import contents_of
+from sparkpin.image.seal import Part, seal
 
 SMALL_FILES, SMALL_BYTES = 12_500, 8_000  # number, mean
 LARGE_BYTES = [180_000_000, 90_000_000, 50_000_000, 20_000_000] + 8 * [5_000_000] + 100 * [300_000]
@@ -219,19 +219,19 @@ def measure(folder: Path, runs: int, scale: float) -> float:
             times[name].append(time.perf_counter() - begin)
             cpu[name].append(time.process_time() - used)
     medians = {name: statistics.median(values) for name, values in times.items()}
-    ui.show(f"{platform.machine()}, {os.cpu_count()} cores; a layer of {size / 1e6:.0f} MB, {runs} runs")
-    ui.show(f"load average before and after: {load:.1f}, {os.getloadavg()[0]:.1f}")
+    terminal.show(f"{platform.machine()}, {os.cpu_count()} cores; a layer of {size / 1e6:.0f} MB, {runs} runs")
+    terminal.show(f"load average before and after: {load:.1f}, {os.getloadavg()[0]:.1f}")
     rows = []
     for name, value in medians.items():
         ends = (f"{min(times[name]):.2f} s", f"{max(times[name]):.2f} s")
         rows.append(
             (name, f"{value:.2f} s", f"{size / 1e6 / value:.0f}", *ends, f"{statistics.median(cpu[name]):.2f} s")
         )
-    ui.table(("what", "median", "MB/s", "fastest", "slowest", "CPU"), rows)
+    terminal.table(("what", "median", "MB/s", "fastest", "slowest", "CPU"), rows)
     limit = max(medians["disk write"], medians["SHA-256"])
     ratio = limit / medians["sealing"]
-    ui.show(f"sealing at {ratio:.2f} of the slower of disk write and SHA-256 (goal: {GOAL})")
-    ui.show(f"two plain loops that do both at once come to {limit / medians['both at once']:.2f}")
+    terminal.show(f"sealing at {ratio:.2f} of the slower of disk write and SHA-256 (goal: {GOAL})")
+    terminal.show(f"two plain loops that do both at once come to {limit / medians['both at once']:.2f}")
     return ratio
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import wheelhouse
+from places import PROJECT
 from xdist.scheduler import LoadFileScheduling
 
-PROJECT = Path(__file__).resolve().parents[1]
 DATA = ("pins", "stages", "recipes", "dockerfiles")
 
 
@@ -78,9 +78,20 @@ def signing_key(tmp_path: Path) -> Path:
     return path
 
 
-LANES = ("mark.e2e", "fake_engine")  # servers, and the one fake release of an engine: each is there once
+SLOW = ("engine", "e2e")  # folders whose tests have the marker of that name
+LANES = ("tests/e2e/", "fake_engine")  # servers, and the one fake release of an engine: each is there once
 ONLY_READ = ("test_mods_in_image.py", "test_loading_in_image.py", "test_lint.py", "test_rootfs.py")
 """Need the built images, too, but serve nothing and change none: they may run beside a server."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The folder sets the marker: tests/engine/ and tests/e2e/."""
+    for item in items:
+        folder = (
+            item.path.relative_to(PROJECT / "tests").parts[0] if item.path.is_relative_to(PROJECT / "tests") else ""
+        )
+        if folder in SLOW:
+            item.add_marker(folder)
 
 
 class Lanes(LoadFileScheduling):
@@ -93,7 +104,7 @@ class Lanes(LoadFileScheduling):
         file = super()._split_scope(nodeid)
         if Path(file).name in ONLY_READ:
             return file
-        text = (PROJECT / file).read_text()
+        text = file + (PROJECT / file).read_text()
         return next((lane for lane in LANES if lane in text), file)
 
 

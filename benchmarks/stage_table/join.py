@@ -18,8 +18,8 @@ from typing import Any
 
 from buckets import Row, parts_of
 
-from sparkpin.files import atomic_file, atomic_folder
-from sparkpin.roofline.published import GEOMETRY
+from sparkpin.core.files import atomic_file, atomic_folder
+from sparkpin.measure.roofline.published import GEOMETRY
 from stages import CHECKED, STAGES
 
 HERE = Path(__file__).resolve().parent

@@ -10,7 +10,7 @@ from pathlib import Path
 from join import TABLE, latest
 from report import counted
 
-from sparkpin.roofline.published import CHAIN
+from sparkpin.measure.roofline.published import CHAIN
 
 
 def main() -> None:

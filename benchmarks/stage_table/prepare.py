@@ -149,9 +149,9 @@ def needed_ptx(payload: bytes) -> bool:
 def scripted_model(out: Path) -> None:
     """OUT/model, and in OUT/cases.json what to ask it. A needle is a trigger, far behind which its script goes on."""
     sys.path.insert(0, str(PROJECT / "src"))
-    from sparkpin.tinymodel import generate_plain
-    from sparkpin.tinymodel.scripts import CHAT, COMPLETION, LONG
-    from sparkpin.tinymodel.vocabulary import BLANK, trigger, vocabulary
+    from sparkpin.fetch.tinymodel import generate_plain
+    from sparkpin.fetch.tinymodel.scripts import CHAT, COMPLETION, LONG
+    from sparkpin.fetch.tinymodel.vocabulary import BLANK, trigger, vocabulary
 
     generate_plain(out / "model", seed=7, positions=65536)
     words = vocabulary()
@@ -173,10 +173,10 @@ def shapes_and_chain(out: Path) -> None:
     """Configs of the full shape, whose weights are made there; the scripted model's checkpoints of the chain."""
     from shapes import config
 
-    from sparkpin import manifests
     from sparkpin.checkpoint.build import build_checkpoint
-    from sparkpin.hublock import former_lock
-    from sparkpin.paths import Paths
+    from sparkpin.core.paths import Paths
+    from sparkpin.fetch.lock_model import former_lock
+    from sparkpin.pins import manifests
     from stages import scripted_checkpoints
 
     for name, made in {

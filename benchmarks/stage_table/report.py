@@ -11,8 +11,8 @@ from typing import Any
 from buckets import PARTS
 from join import TABLE, latest
 
-from sparkpin.roofline.published import CHAIN, GEOMETRY, GROUP, Published, model_published
-from sparkpin.roofline.reads import Roofline, roofline
+from sparkpin.measure.roofline.published import CHAIN, GEOMETRY, GROUP, Published, model_published
+from sparkpin.measure.roofline.reads import Roofline, roofline
 from stages import BATCHES, CONTEXTS, STAGES
 
 GB10 = 273e9

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from sparkpin.checkpoint.quantization import PLAIN_ENTRY, fp8_entry
-from sparkpin.memory.geometry import Geometry
-from sparkpin.roofline.published import BLOCK, EXPERTS, GEOMETRY, GROUP
+from sparkpin.measure.roofline.published import BLOCK, EXPERTS, GEOMETRY, GROUP
+from sparkpin.serve.memory.geometry import Geometry
 
 BODY = "model.language_model.layers"
 ATTENTION_EVERY = 4

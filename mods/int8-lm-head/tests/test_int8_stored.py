@@ -24,7 +24,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.models.utils import AutoWeightsLoader, StageMissingLayer, no_init_weights
 
 from sparkpin.checkpoint import int8_head, int8_quantiser
-from sparkpin.errors import CheckpointError
+from sparkpin.core.errors import CheckpointError
 
 DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16"}
 SHAPES = [(1, 1), (7, 33), (500, 100), (1001, 130), (9000, 40), (64, 3072)]

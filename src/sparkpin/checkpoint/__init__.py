@@ -1,1 +1,1 @@
-"""Byte-level surgery on safetensors checkpoints, without torch or numpy."""
+"""Byte-level surgery on safetensors checkpoints, without torch, an engine or the network."""

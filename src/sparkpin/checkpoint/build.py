@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sparkpin import files, hub
 from sparkpin.checkpoint import report
 from sparkpin.checkpoint.copying import link_or_copy
 from sparkpin.checkpoint.layout import IMPORTED, JOURNAL, RECORD
@@ -19,10 +18,12 @@ from sparkpin.checkpoint.record import check_record, file_rows, record, texts_wr
 from sparkpin.checkpoint.repository import Places
 from sparkpin.checkpoint.shards import UNFINISHED, Written, write_shards
 from sparkpin.checkpoint.verify import REBUILD, check_files, verify_checkpoint
-from sparkpin.errors import CheckpointError
-from sparkpin.modelfiles import repository_folder
-from sparkpin.paths import Paths
-from sparkpin.schema import ModelLock, ModelPin
+from sparkpin.core import files
+from sparkpin.core.errors import CheckpointError
+from sparkpin.core.paths import Paths
+from sparkpin.fetch import model as hub
+from sparkpin.fetch.model_files import repository_folder
+from sparkpin.pins.schema import ModelLock, ModelPin
 
 SPARE = 64 << 20
 """Bytes that must stay free on the disk beside what is written."""

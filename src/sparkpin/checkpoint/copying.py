@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from sparkpin.errors import IntegrityError
+from sparkpin.core.errors import IntegrityError
 
 CHUNK = 1 << 20
 STEP = 64 << 20

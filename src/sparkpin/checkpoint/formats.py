@@ -17,8 +17,8 @@ from sparkpin.checkpoint.patterns import Patterns
 from sparkpin.checkpoint.quantization import PLAIN_ENTRY, check_source_config, extra_config_of, fp8_entry
 from sparkpin.checkpoint.repository import CONFIG, Repository, Source
 from sparkpin.checkpoint.safetensors import TensorInfo
-from sparkpin.errors import CheckpointError
-from sparkpin.schema import FormatRule, HybridStep
+from sparkpin.core.errors import CheckpointError
+from sparkpin.pins.schema import FormatRule, HybridStep
 
 WEIGHT, SCALE = "weight", "weight_scale_inv"
 PACKED = ("qweight", "qzeros", "scales", "g_idx")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from sparkpin.checkpoint.draft import Draft
-from sparkpin.errors import CheckpointError
+from sparkpin.core.errors import CheckpointError
 
 FUSED = (
     ("q_proj", "k_proj", "v_proj"),

@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from sparkpin.checkpoint.copying import Reader, Run
-from sparkpin.errors import IntegrityError
+from sparkpin.core.errors import IntegrityError
 
 STEP = 256 << 10
 """Bytes that are read and hashed at once: they stay in the processor's nearest caches in between."""

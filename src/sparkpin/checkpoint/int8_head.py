@@ -12,7 +12,7 @@ from sparkpin.checkpoint.draft import Draft
 from sparkpin.checkpoint.mtp import setting
 from sparkpin.checkpoint.repository import CONFIG, Places, Source
 from sparkpin.checkpoint.safetensors import TensorInfo, tensor_nbytes
-from sparkpin.errors import CheckpointError
+from sparkpin.core.errors import CheckpointError
 
 STEP = "int8-head"
 HEAD = "lm_head.weight"

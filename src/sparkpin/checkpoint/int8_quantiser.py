@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkpin.checkpoint.copying import Reader
-from sparkpin.errors import CheckpointError
+from sparkpin.core.errors import CheckpointError
 
 Floats = NDArray[np.float32]
 Raw = NDArray[np.uint16]

@@ -16,8 +16,8 @@ from sparkpin.checkpoint.formats import PACKED, SCALE, WEIGHT, check_scale
 from sparkpin.checkpoint.patterns import Patterns, some
 from sparkpin.checkpoint.quantization import block_of, extra_config_of, fp8_entry
 from sparkpin.checkpoint.repository import CONFIG, Source
-from sparkpin.errors import CheckpointError
-from sparkpin.schema import MtpStep
+from sparkpin.core.errors import CheckpointError
+from sparkpin.pins.schema import MtpStep
 
 PREFIX = "mtp."
 FC = "mtp.fc.weight"

@@ -23,8 +23,8 @@ from sparkpin.checkpoint.patterns import Patterns
 from sparkpin.checkpoint.repository import CONFIG, INDEX, Listing, Repository, Source, header_of, read_repository
 from sparkpin.checkpoint.rows import rows_of
 from sparkpin.checkpoint.unused import outside_experts, unused_note
-from sparkpin.errors import CheckpointError, ManifestError
-from sparkpin.schema import LockedFile, ModelLock, ModelPin, Stage
+from sparkpin.core.errors import CheckpointError, ManifestError
+from sparkpin.pins.schema import LockedFile, ModelLock, ModelPin, Stage
 
 FORMAT = 2
 """Version of the builder: raise it when the same inputs and steps would give other bytes, so that keys change."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from sparkpin.checkpoint.draft import Draft
 from sparkpin.checkpoint.repository import CONFIG, Repository
-from sparkpin.errors import CheckpointError
+from sparkpin.core.errors import CheckpointError
 
 PLAIN_ENTRY: Mapping[str, Any] = {"bits": 16, "data_type": "float"}
 """What vLLM looks for in `extra_config` for a module in 16 bits among quantised ones."""

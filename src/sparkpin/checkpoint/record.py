@@ -12,8 +12,8 @@ from sparkpin.checkpoint.layout import RECORD
 from sparkpin.checkpoint.plan import FORMAT, Plan, taken, used_repositories
 from sparkpin.checkpoint.shards import Written
 from sparkpin.checkpoint.verify import REBUILD
-from sparkpin.errors import CheckpointError
-from sparkpin.schema import ModelLock, ModelPin
+from sparkpin.core.errors import CheckpointError
+from sparkpin.pins.schema import ModelLock, ModelPin
 
 
 def record(pin: ModelPin, lock: ModelLock, plan: Plan, key: str, written: Mapping[str, Written]) -> bytes:

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple
 
-from sparkpin import ui
 from sparkpin.checkpoint.draft import Row
 from sparkpin.checkpoint.plan import Plan, taken
+from sparkpin.core import terminal
 
 COLUMNS = ("what", "count", "size", "after", "tensors", "type", "why")
 
@@ -81,9 +81,10 @@ def summary(plan: Plan) -> list[str]:
     after = plan.written_bytes + plan.linked_bytes
     lines = [
         f"checkpoint of {plan.model}, {' + '.join(plan.steps)}: {did}",
-        f"size: {ui.size(plan.base_bytes)} as published, {ui.size(after)} after ({after - plan.base_bytes:+,} bytes)",
-        f"files: {len(plan.shards) + len(plan.texts)} written ({ui.size(plan.written_bytes)}), "
-        f"{len(plan.links)} linked ({ui.size(plan.linked_bytes)})",
+        f"size: {terminal.size(plan.base_bytes)} as published, {terminal.size(after)} after "
+        f"({after - plan.base_bytes:+,} bytes)",
+        f"files: {len(plan.shards) + len(plan.texts)} written ({terminal.size(plan.written_bytes)}), "
+        f"{len(plan.links)} linked ({terminal.size(plan.linked_bytes)})",
     ]
     wanted = taken(plan)
     for origin in plan.origins[1:]:
@@ -91,17 +92,18 @@ def summary(plan: Plan) -> list[str]:
         size = sum(source.info.nbytes for source in sources)
         share = 100 * (size + origin.outline) / origin.size if origin.size else 0
         lines.append(
-            f"of {origin.name} ({origin.where}): {len(sources):,} tensors of {ui.size(size)}, and "
-            f"{ui.size(origin.outline)} of headers, index and config: {share:.2f} % of its {ui.size(origin.size)}"
+            f"of {origin.name} ({origin.where}): {len(sources):,} tensors of {terminal.size(size)}, and "
+            f"{terminal.size(origin.outline)} of headers, index and config: {share:.2f} % of its "
+            f"{terminal.size(origin.size)}"
         )
     return [*lines, *plan.notes]
 
 
 def disk(needed: int, free: int, folder: object) -> str:
     enough = "" if free >= needed else ": NOT ENOUGH"
-    return f"disk: {ui.size(needed)} needed in {folder}, {ui.size(free)} free{enough}"
+    return f"disk: {terminal.size(needed)} needed in {folder}, {terminal.size(free)} free{enough}"
 
 
 def exact(size: int) -> str:
     """Small ones in bytes: a row of scales must not say 0.0 MB."""
-    return ui.size(size) if size >= 100_000 else f"{size:,} B"
+    return terminal.size(size) if size >= 100_000 else f"{size:,} B"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from sparkpin.checkpoint.patterns import generalise
 from sparkpin.checkpoint.safetensors import Header, TensorInfo, parse_header, read_header_bytes
-from sparkpin.errors import CheckpointError, IntegrityError
+from sparkpin.core.errors import CheckpointError, IntegrityError
 
 INDEX = "model.safetensors.index.json"
 CONFIG = "config.json"

@@ -19,8 +19,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparkpin.errors import IntegrityError
-from sparkpin.files import atomic_file
+from sparkpin.core.errors import IntegrityError
+from sparkpin.core.files import atomic_file
 
 ITEM_SIZE: Mapping[str, int] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,

@@ -14,7 +14,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
 
-from sparkpin import files
 from sparkpin.checkpoint.copying import Run, write_all
 from sparkpin.checkpoint.gathering import gather
 from sparkpin.checkpoint.int8_head import Computed
@@ -22,7 +21,8 @@ from sparkpin.checkpoint.layout import JOURNAL, Shard
 from sparkpin.checkpoint.plan import Plan
 from sparkpin.checkpoint.repository import Places
 from sparkpin.checkpoint.safetensors import read_header_bytes
-from sparkpin.errors import CheckpointError
+from sparkpin.core import files
+from sparkpin.core.errors import CheckpointError
 
 UNFINISHED = ".unfinished"
 THREADS = 8

@@ -15,7 +15,7 @@ from sparkpin.checkpoint.layout import OWN, Shard, in_order
 from sparkpin.checkpoint.plan import Plan
 from sparkpin.checkpoint.repository import CONFIG, INDEX, Places, Repository, listing_of, read_repository
 from sparkpin.checkpoint.safetensors import read_header, read_header_bytes
-from sparkpin.errors import CheckpointError
+from sparkpin.core.errors import CheckpointError
 
 REBUILD = "delete this folder and run `invoke checkpoint` with the same options, which builds it again"
 

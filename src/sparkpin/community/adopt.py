@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparkpin import recipes
 from sparkpin.community import mapping, template
 from sparkpin.community.recipe import Recipe
 from sparkpin.community.render import ONLY_BASH, Rendered, eaten, render, vllm_serve
-from sparkpin.errors import ManifestError
-from sparkpin.recipes import ALIASES, drop_flags, flag_value, set_flag, tls_flags
-from sparkpin.schema import UNRESOLVED
+from sparkpin.core.errors import ManifestError
+from sparkpin.pins import vllm_command
+from sparkpin.pins.schema import UNRESOLVED
+from sparkpin.pins.vllm_command import ALIASES, drop_flags, flag_value, set_flag, tls_flags
 
 REPO = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 HERE = "127.0.0.1"
@@ -55,7 +55,7 @@ def as_served(recipe: Recipe) -> tuple[Recipe, Rendered]:
     model = argv[2] if REPO.fullmatch(argv[2]) else recipe.origin.model if recipe.origin else recipe.model
     if not REPO.fullmatch(model):
         raise ManifestError(recipe.path, "model", model, "a repository of the Hub, OWNER/NAME")
-    recipes.check_json(argv, recipe.path)
+    vllm_command.check_json(argv, recipe.path)
     revision = recipe.revision or flag_value(argv, REVISION) or ""
     return replace(recipe, model=model, revision=revision), replace(rendered, argv=argv)
 
@@ -90,7 +90,7 @@ def adopt(
     host = flag_value(rendered.argv, "--host")
     told += [f"--host {host} -> {HERE}, where nobody else reaches it"] if host not in (None, HERE) else []
     if rendered.argv[2] != recipe.model:
-        told.append(f"vllm serve {rendered.argv[2]} -> {recipe.model}, which is mounted at {recipes.MODEL_PATH}")
+        told.append(f"vllm serve {rendered.argv[2]} -> {recipe.model}, which is mounted at {vllm_command.MODEL_PATH}")
     told += [f"env {variable} -> left out: {why}" for variable in rendered.env if (why := mapping.useless(variable))]
     command, defaults = with_settings(recipe, rendered.argv, dropped)
     value: dict[str, Any] = {
@@ -137,7 +137,7 @@ def left_out(project: Path, argv: Sequence[str], mods: Sequence[str]) -> tuple[t
 
 def changed(argv: Sequence[str], dropped: Sequence[str]) -> list[str]:
     """The words as they are served here. A mark in the place of the host stays."""
-    words = [*argv[:2], recipes.MODEL_PATH, *argv[3:]]
+    words = [*argv[:2], vllm_command.MODEL_PATH, *argv[3:]]
     host = flag_value(words, "--host")
     if host is not None and not template.MARK.fullmatch(host):
         words = set_flag(words, "--host", HERE)
@@ -173,6 +173,6 @@ def with_settings(recipe: Recipe, argv: Sequence[str], dropped: Sequence[str]) -
 
 def same(recipe: Recipe, command: str, values: dict[str, Any], argv: Sequence[str]) -> bool:
     try:
-        return recipes.split(recipes.fill(command, values, recipe.path), recipe.path) == list(argv)
+        return vllm_command.split(vllm_command.fill(command, values, recipe.path), recipe.path) == list(argv)
     except ManifestError:
         return False

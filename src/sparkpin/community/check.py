@@ -8,21 +8,32 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from sparkpin import manifests, schema
-from sparkpin.cachetypes import FLAG as CACHE_TYPE
-from sparkpin.cachetypes import refuse_patched
-from sparkpin.community import broken, keys, words
+from sparkpin.build.pair import Pairing
+from sparkpin.community import flag_lint as words
+from sparkpin.community import keys, known_issues
 from sparkpin.community import recipe as foreign
 from sparkpin.community.finding import Finding, ordered
+from sparkpin.community.flag_lint import Served, packages_of
 from sparkpin.community.mapping import stage_of, templates_of, useless
 from sparkpin.community.release import Release, nearest, release
 from sparkpin.community.render import render, vllm_serve
-from sparkpin.community.words import Served, packages_of
-from sparkpin.errors import WHOLE, InputError, ManifestError, SparkpinError, short
-from sparkpin.families import vllm_version
-from sparkpin.pairing import Pairing
-from sparkpin.recipes import MODEL_PATH, fill, flag_value, overlaid, own_faults, parse_flags, settled, split, tls_faults
-from sparkpin.runmods import read_run_mods
+from sparkpin.core.errors import WHOLE, InputError, ManifestError, SparkpinError, short
+from sparkpin.pins import manifests, schema
+from sparkpin.pins.cache_types import FLAG as CACHE_TYPE
+from sparkpin.pins.cache_types import refuse_patched
+from sparkpin.pins.community_mods import read_run_mods
+from sparkpin.pins.families import vllm_version
+from sparkpin.pins.vllm_command import (
+    MODEL_PATH,
+    fill,
+    flag_value,
+    overlaid,
+    own_faults,
+    parse_flags,
+    settled,
+    split,
+    tls_faults,
+)
 
 T = TypeVar("T")
 LACKS = "a lock: "  # as `manifests` begins what it wants of a pin that nobody has locked
@@ -147,7 +158,7 @@ def unknown_key(error: ManifestError) -> str:
 
 
 def of_served(served: Served) -> list[Finding]:
-    return [*words.findings(served), *broken.findings(served), *of_version(served.release)]
+    return [*words.findings(served), *known_issues.findings(served), *of_version(served.release)]
 
 
 def of_version(data: Release) -> list[Finding]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkpin.errors import ManifestError
+from sparkpin.core.errors import ManifestError
 
 SPARK: dict[str, Any] = {
     "nodes": 1,

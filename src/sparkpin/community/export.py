@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from sparkpin.community import template, yamlfile
 from sparkpin.community.render import escaped
-from sparkpin.recipes import MODEL_PATH, parse_flags
+from sparkpin.pins.vllm_command import MODEL_PATH, parse_flags
 
 Format = Literal["v1", "v2"]
 TOOLS: dict[Format, str] = {"v1": "spark-vllm-docker", "v2": "sparkrun"}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.community import yamlfile
-from sparkpin.errors import ManifestError
+from sparkpin.core.errors import ManifestError
 
 DEEPEST = 8
 PLAIN = re.compile(r"[A-Za-z0-9_][\w.+-]*", re.ASCII)

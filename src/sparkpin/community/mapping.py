@@ -13,8 +13,8 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
-from sparkpin import caches
 from sparkpin.community.recipe import ELSEWHERE, OURS, V1_KEYS, V2_KEYS, Recipe
+from sparkpin.releases import compile_caches
 
 STACK = "spark"
 OLD = "spark-seed"
@@ -36,7 +36,8 @@ ALREADY = {
 
 OF_A_DOWNLOAD = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_ENABLE_HF_TRANSFER", "HF_ENDPOINT"}
 OF_ANOTHER_CONTAINER = {
-    "HOME", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "XDG_CACHE_HOME", *caches.ENV,
+    "HOME", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE", "XDG_CACHE_HOME",
+    *compile_caches.ENV,
 }  # fmt: skip
 
 

@@ -12,8 +12,8 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
-from sparkpin import recipes
-from sparkpin.errors import ManifestError
+from sparkpin.core.errors import ManifestError
+from sparkpin.pins import vllm_command
 
 SPAN = re.compile(r"\{[^{}]*\}")
 OWN = re.compile(r"(?<!\$)\{[^{}]*\}")  # ${NAME} is the shell's, unless `defaults` has a NAME
@@ -30,7 +30,7 @@ def fill_v1(command: str, values: Mapping[str, Any], file: object) -> str:
     if found := re.search(r"\{[^{}]*:[^{}]*\d{5}", command):  # a width that fills the memory
         raise ManifestError(file, "command", found[0], "placeholders {name}")
     require_short(command, values, file)
-    return recipes.fill(command, values, file)
+    return vllm_command.fill(command, values, file)
 
 
 def fill_v2(command: str, values: Mapping[str, Any], file: object) -> str:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sparkpin.community import including, yamlfile
-from sparkpin.errors import ManifestError
+from sparkpin.core.errors import ManifestError
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 V1_NEEDED = ("name", "recipe_version", "container", "command")

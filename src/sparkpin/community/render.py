@@ -11,8 +11,8 @@ from typing import Any
 from sparkpin.community import conditions, placeholders, structured
 from sparkpin.community.recipe import Recipe
 from sparkpin.community.shell import Command, commands
-from sparkpin.errors import InputError, ManifestError
-from sparkpin.recipes import drop_flags, flag_value
+from sparkpin.core.errors import InputError, ManifestError
+from sparkpin.pins.vllm_command import drop_flags, flag_value
 
 BACKEND = re.compile(r"--distributed-executor-backend(?:=|\s+)\S+")
 NAMED = re.compile(r"vllm |sglang |python3? -m sglang")  # servers that take --served-model-name

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from sparkpin.errors import ManifestError
+from sparkpin.core.errors import ManifestError
 
 KEY = "command"
 VARIABLE = re.compile(r"\$(?:(?P<plain>[A-Za-z_]\w*)|\{(?P<name>[A-Za-z_]\w*)(?:(?P<colon>:?)-(?P<default>[^{}]*))?\})")

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparkpin import files
-from sparkpin.errors import ManifestError
+from sparkpin.core import files
+from sparkpin.core.errors import ManifestError
 
 HERE = Path(__file__).parent
 WANTED = re.compile(r"vllm/.*\.py")

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from sparkpin.errors import WHOLE, InputError, ManifestError
-from sparkpin.manifests import YAML_LIMIT, require_plain_yaml, require_size
+from sparkpin.core.errors import WHOLE, InputError, ManifestError
+from sparkpin.pins.manifests import YAML_LIMIT, require_plain_yaml, require_size
 
 
 def read(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:

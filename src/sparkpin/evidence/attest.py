@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from sparkpin.buildrecord import record_path
-from sparkpin.errors import HostError, IntegrityError, SparkpinError
+from sparkpin.build.record import record_path
+from sparkpin.core.errors import HostError, IntegrityError, SparkpinError
+from sparkpin.core.files import atomic_file
+from sparkpin.core.paths import Paths
 from sparkpin.evidence.signing import Keys, sign, verify
-from sparkpin.files import atomic_file
-from sparkpin.inputs import project_of
-from sparkpin.paths import Paths
-from sparkpin.releases import SBOM, SIGNATURE, STATEMENT, Release, Releases
+from sparkpin.releases.kept_inputs import project_of
+from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release, Releases
 
 Say = Callable[[str], None]
 REMOVED = "{}: the signature from before is removed: it is not over this statement"
@@ -87,7 +87,7 @@ def is_attested(paths: Paths, release: Release) -> bool:
 def attest(paths: Paths, release: Release, keys: Keys) -> Attested:
     """Write all of it anew. A signature that is not over it goes first, so that none is ever wrong."""
     # These are slow to import, and most runs find all of it there.
-    from sparkpin.buildrecord import records_of
+    from sparkpin.build.record import records_of
     from sparkpin.evidence.materials import materials_of, model_inputs
     from sparkpin.evidence.provenance import make_statement
     from sparkpin.evidence.sbom import make_sbom

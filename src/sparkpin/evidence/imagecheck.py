@@ -6,26 +6,27 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sparkpin import manifests, seal
-from sparkpin.buildrecord import BuildRecord, records_of
-from sparkpin.canonical import Slice
+from sparkpin.build.record import BuildRecord, records_of
+from sparkpin.bundle.export import is_attested
 from sparkpin.checkpoint.build import is_complete
 from sparkpin.checkpoint.layout import RECORD
 from sparkpin.checkpoint.plan import checkpoint_steps, make_plan, used_repositories
 from sparkpin.checkpoint.verify import verify_checkpoint
-from sparkpin.engine import Engine
-from sparkpin.errors import BuildError, IntegrityError, SparkpinError
+from sparkpin.core.errors import BuildError, IntegrityError, SparkpinError
+from sparkpin.core.files import disk_errors, require_space, sha256_file, sha256_of
+from sparkpin.core.paths import Paths
+from sparkpin.core.progress import GATHERS, progress
+from sparkpin.core.scratch import saving_folder
 from sparkpin.evidence.materials import recorded
 from sparkpin.evidence.verify import CHECKPOINT, LAYERS, MODELS, PACKAGES, Check, Evidence, Open, checked, same
-from sparkpin.exporting import is_attested
-from sparkpin.files import disk_errors, require_space, sha256_file, sha256_of
-from sparkpin.inputs import Inputs, project_of
-from sparkpin.modelfiles import blobs_of, fetched_of, listing_of, places_of, repository_folder
-from sparkpin.paths import Paths
-from sparkpin.progress import GATHERS, progress
-from sparkpin.releases import SBOM, SIGNATURE, STATEMENT, Release, Releases
-from sparkpin.saving import saving_folder
-from sparkpin.store import Store
+from sparkpin.fetch.model_files import blobs_of, fetched_of, listing_of, places_of, repository_folder
+from sparkpin.fetch.store import Store
+from sparkpin.host.engine import Engine
+from sparkpin.image import seal
+from sparkpin.image.layer_tar import Slice
+from sparkpin.pins import manifests
+from sparkpin.releases.kept_inputs import Inputs, project_of
+from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release, Releases
 
 Say = Callable[[str], None]
 

@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 from packageurl import PackageURL
 
-from sparkpin import manifests
-from sparkpin.buildrecord import LOCKED, BuildInput, BuildRecord
+from sparkpin.build.context_files import HIDDEN
+from sparkpin.build.record import LOCKED, BuildInput, BuildRecord
 from sparkpin.checkpoint.plan import checkpoint_steps, used_repositories
-from sparkpin.contextfiles import HIDDEN
-from sparkpin.errors import IntegrityError
-from sparkpin.modelfiles import fetched_of, named_parts
-from sparkpin.releases import Release
-from sparkpin.schema import BY_DIGEST, LockedFile, RepositoryLock
+from sparkpin.core.errors import IntegrityError
+from sparkpin.fetch.model_files import fetched_of, named_parts
+from sparkpin.pins import manifests
+from sparkpin.pins.schema import BY_DIGEST, LockedFile, RepositoryLock
+from sparkpin.releases.record import Release
 
 PASSING = ("seconds", "size", "layers")  # of a build record: another build of the same image may say otherwise
 LISTED = (
@@ -77,7 +77,7 @@ def raw_sha256(record: Mapping[str, Any]) -> str:
 class ModelInputs:
     """The repositories that a checkpoint is made from, as far as they are fetched (`modelfiles.fetched_of`).
 
-    generated: made here (sparkpin.tinymodel), on no Hub.
+    generated: made here (sparkpin.fetch.tinymodel), on no Hub.
     """
 
     repositories: tuple[RepositoryLock, ...]

@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from sparkpin.errors import IntegrityError, SparkpinError
-from sparkpin.files import disk_errors
-from sparkpin.releases import Release
+from sparkpin.core.errors import IntegrityError, SparkpinError
+from sparkpin.core.files import disk_errors
+from sparkpin.releases.record import Release
 
 PINS = re.compile(r"(?:pins/models|pins/stacks|stages|dockerfiles)/[^/]+|mods/[^/]+/pyproject\.toml")
 

@@ -18,10 +18,10 @@ from in_toto_attestation.v1.resource_descriptor import ResourceDescriptor  # typ
 from in_toto_attestation.v1.statement import Statement  # type: ignore[import-untyped]
 from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage  # type: ignore[import-untyped]
 
-from sparkpin.buildrecord import BuildRecord
-from sparkpin.errors import IntegrityError
+from sparkpin.build.record import BuildRecord
+from sparkpin.core.errors import IntegrityError
 from sparkpin.evidence.materials import Material, raw_sha256
-from sparkpin.releases import SBOM, Release
+from sparkpin.releases.record import SBOM, Release
 
 PREDICATE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "tag:sparkpin,2026:build/v1"  # of the form of statement and SBOM: `verify` wants both exactly as made here

@@ -15,7 +15,7 @@ from packageurl import PackageURL
 
 from sparkpin.evidence.materials import LISTED, Material
 from sparkpin.evidence.provenance import bare
-from sparkpin.releases import Release
+from sparkpin.releases.record import Release
 
 SERIALS = uuid.uuid5(uuid.NAMESPACE_URL, "tag:sparkpin,2026:sbom")
 

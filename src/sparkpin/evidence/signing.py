@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin.errors import HostError, InputError, IntegrityError
+from sparkpin.core.errors import HostError, InputError, IntegrityError
 
 NAMESPACE = "sparkpin"  # a signature that was made for something else does not count
 SIGNING_KEY, ALLOWED_SIGNERS = "SPARKPIN_SIGNING_KEY", "SPARKPIN_ALLOWED_SIGNERS"

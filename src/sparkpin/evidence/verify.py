@@ -14,20 +14,20 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from sparkpin.buildrecord import LOCKED, BuildRecord
-from sparkpin.errors import HostError, IntegrityError
+from sparkpin.build.record import LOCKED, BuildRecord
+from sparkpin.core.errors import HostError, IntegrityError
+from sparkpin.core.names import is_plain
+from sparkpin.core.terminal import count, printable
 from sparkpin.evidence import signing
 from sparkpin.evidence.materials import LISTED, Material, ModelInputs, materials_of, model_inputs, recorded
 from sparkpin.evidence.pins import pins_of
-from sparkpin.layering import normal
-from sparkpin.names import is_plain
-from sparkpin.releases import SBOM as SBOM
-from sparkpin.releases import SIGNATURE as SIGNATURE
-from sparkpin.releases import STATEMENT as STATEMENT
-from sparkpin.releases import Release, release_key, tag_of
-from sparkpin.schema import BY_DIGEST, LockedFile, RepositoryLock, StackLock
-from sparkpin.seal import digest_of
-from sparkpin.ui import count, printable
+from sparkpin.image.seal import digest_of
+from sparkpin.pins.schema import BY_DIGEST, LockedFile, RepositoryLock, StackLock
+from sparkpin.pins.wheel_layers import normal
+from sparkpin.releases.record import SBOM as SBOM
+from sparkpin.releases.record import SIGNATURE as SIGNATURE
+from sparkpin.releases.record import STATEMENT as STATEMENT
+from sparkpin.releases.record import Release, release_key, tag_of
 
 MODEL = "model "  # how the names of a model's files start
 NAMES = (  # of the checks that every release gets, in their order

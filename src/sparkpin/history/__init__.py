@@ -1,1 +1,1 @@
-"""What changed between two releases, and where a file of an image comes from, in words for people."""
+"""More than one release: what changed, where a file comes from, `bisect`, `report`, `prune`."""

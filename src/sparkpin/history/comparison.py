@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sparkpin.contents import Contents
-from sparkpin.history.difference import ContentsDifference, Images, Tally, compare_contents, images_apart, tallies
 from sparkpin.history.versions import direction
-from sparkpin.recipes import parse_flags
+from sparkpin.image.listing import Contents
+from sparkpin.image.listing_diff import ContentsDifference, Images, Tally, compare_contents, images_apart, tallies
+from sparkpin.pins.vllm_command import parse_flags
 
 Verdict = Literal["added", "removed", "up", "down", "changed", "bytes"]
 Read = Callable[[str], bytes | None]

@@ -18,20 +18,20 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from sparkpin import manifests
-from sparkpin.buildrecord import BuildInput, BuildRecord, layer_file, records_of
-from sparkpin.contents import Contents, Entry, above, image_contents, parents_of, read_contents, source_of
-from sparkpin.contextfiles import HIDDEN
-from sparkpin.errors import InputError, SparkpinError
-from sparkpin.history.difference import MARKS, common
-from sparkpin.inputs import project_of
-from sparkpin.layering import VENV
-from sparkpin.paths import Paths
-from sparkpin.releases import Release, Releases
-from sparkpin.schema import Stack, Stage
-from sparkpin.store import Store
-from sparkpin.ui import count, printable
-from sparkpin.wheels import Dist, applicable, read_dist, target_of
+from sparkpin.build.context_files import HIDDEN
+from sparkpin.build.record import BuildInput, BuildRecord, layer_file, records_of
+from sparkpin.core.errors import InputError, SparkpinError
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import count, printable
+from sparkpin.fetch.store import Store
+from sparkpin.fetch.wheels import Dist, applicable, read_dist, target_of
+from sparkpin.image.listing import Contents, Entry, above, image_contents, parents_of, read_contents, source_of
+from sparkpin.image.listing_diff import MARKS, common
+from sparkpin.pins import manifests
+from sparkpin.pins.schema import Stack, Stage
+from sparkpin.pins.wheel_layers import VENV
+from sparkpin.releases.kept_inputs import project_of
+from sparkpin.releases.record import Release, Releases
 
 HOPS = 40  # links that a kernel follows
 NEAR = 5

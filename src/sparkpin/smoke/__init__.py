@@ -1,1 +1,1 @@
-"""The smoke test. What a stage asks for (`demands`) is known without a server; `run` starts one."""
+"""Does a release work? Checks of a real server; `inspect` and `load` where this machine cannot serve it."""

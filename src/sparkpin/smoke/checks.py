@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from sparkpin.errors import ManifestError
-from sparkpin.schema import Stage
+from sparkpin.core.errors import ManifestError
+from sparkpin.pins.schema import Stage
 from sparkpin.smoke import kernels, metrics, mods, probes
 from sparkpin.smoke.answers import Answer, NotApplicable, Wrong, only_choice, require, text_of, tokens_of
 from sparkpin.smoke.drift import drift

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from sparkpin import host as hosts
-from sparkpin import manifests
-from sparkpin.crossing import this_platform
-from sparkpin.engine import Engine
-from sparkpin.errors import SparkpinError
-from sparkpin.gpus import Gpu, read_gpus
-from sparkpin.inputs import project_of
-from sparkpin.paths import Paths
-from sparkpin.releases import Release
-from sparkpin.schema import Stack
+from sparkpin.build.cross_build import this_platform
+from sparkpin.core.errors import SparkpinError
+from sparkpin.core.paths import Paths
+from sparkpin.host import machine as hosts
+from sparkpin.host.engine import Engine
+from sparkpin.host.gpus import Gpu, read_gpus
+from sparkpin.pins import manifests
+from sparkpin.pins.schema import Stack
+from sparkpin.releases.kept_inputs import project_of
+from sparkpin.releases.record import Release
 
 
 def stack_of(paths: Paths, release: Release) -> Stack | None:

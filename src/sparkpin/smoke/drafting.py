@@ -10,11 +10,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sparkpin.errors import ManifestError
-from sparkpin.memory.flags import Flags
-from sparkpin.recipes import drop_flags, parse_flags, set_flag
-from sparkpin.releases import Release
-from sparkpin.schema import Stage
+from sparkpin.core.errors import ManifestError
+from sparkpin.pins.schema import Stage
+from sparkpin.pins.vllm_command import drop_flags, parse_flags, set_flag
+from sparkpin.pins.vllm_flags import Flags
+from sparkpin.releases.record import Release
 
 FLAG, KEY = "--speculative-config", "num_speculative_tokens"
 

@@ -11,8 +11,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from sparkpin.paths import Paths
-from sparkpin.releases import Release, Releases
+from sparkpin.core.paths import Paths
+from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke.answers import NotApplicable, Wrong, a_dict, only_choice, require
 from sparkpin.smoke.evidence import evidence_folder
 from sparkpin.smoke.judging import logprob

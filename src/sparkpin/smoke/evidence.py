@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sparkpin.files import PARTIAL, atomic_folder
-from sparkpin.paths import Paths
-from sparkpin.releases import Release, Releases
+from sparkpin.core.files import PARTIAL, atomic_folder
+from sparkpin.core.paths import Paths
+from sparkpin.releases.record import Release, Releases
 
 Write = Callable[[Path], None]
 """Fills an empty folder with what a smoke test leaves."""

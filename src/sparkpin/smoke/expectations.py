@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sparkpin.releases import Demands
-from sparkpin.tinymodel import scripts
-from sparkpin.tinymodel.scripts import Script
-from sparkpin.tinymodel.vocabulary import trigger
+from sparkpin.fetch.tinymodel import scripts
+from sparkpin.fetch.tinymodel.scripts import Script
+from sparkpin.fetch.tinymodel.vocabulary import trigger
+from sparkpin.releases.record import Demands
 
 LONG_TOKENS = 100
 SECONDS = 120.0  # as of any other answer

@@ -11,21 +11,21 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sparkpin import container as running
-from sparkpin import ui
-from sparkpin.engine import Engine
-from sparkpin.files import write_json
-from sparkpin.fingerprint import read_fingerprint
-from sparkpin.inspection import report
-from sparkpin.inspection.report import Result
-from sparkpin.inspection.tasks import inspect
-from sparkpin.loading.rows import Row
-from sparkpin.loading.run import Loaded, run_load
-from sparkpin.paths import Paths
-from sparkpin.progress import Say
-from sparkpin.releases import Release
+from sparkpin.core import terminal
+from sparkpin.core.files import write_json
+from sparkpin.core.paths import Paths
+from sparkpin.core.progress import Say
+from sparkpin.host.engine import Engine
+from sparkpin.host.fingerprint import read_fingerprint
+from sparkpin.releases import container as running
+from sparkpin.releases.record import Release
 from sparkpin.smoke.checks import CheckResult
 from sparkpin.smoke.evidence import Write
+from sparkpin.smoke.inspect import report
+from sparkpin.smoke.inspect.report import Result
+from sparkpin.smoke.inspect.run import inspect
+from sparkpin.smoke.load.rows import Row
+from sparkpin.smoke.load.run import Loaded, run_load
 
 INSPECTED, LOADED, EMULATED = "inspected", "inspected, load without GPU", "inspected, emulated load"
 
@@ -60,7 +60,7 @@ def run_inspection(
     say(f"inspected, not served: {why}")
     examined = inspect(paths, engine, release.tag, sm="", platform="", say=say)
     report.show(examined)
-    ui.show(examined.verdict)
+    terminal.show(examined.verdict)
     loaded = run_load(paths, engine, release, examined.facts, examined.platform, say) if load else None
     if loaded:
         show_load(loaded)
@@ -82,16 +82,19 @@ def detail_of(row: Row) -> str:
 
 def show_load(loaded: Loaded) -> None:
     """One row for each library and plugin."""
-    ui.show()
-    ui.table(
+    terminal.show()
+    terminal.table(
         ("what", "load", "time", "why"),
-        [(ui.printable(row.label), row.word, ui.seconds(row.seconds), ui.printable(row.detail)) for row in loaded.rows],
+        [
+            (terminal.printable(row.label), row.word, terminal.seconds(row.seconds), terminal.printable(row.detail))
+            for row in loaded.rows
+        ],
     )
     failed = sum(not row.passed for row in loaded.rows)
-    refused = [ui.printable(row.name) for row in loaded.rows if row.state == "refused"]
-    verdict = f"{ui.count(failed, 'step')} failed" if failed else "nothing failed"
+    refused = [terminal.printable(row.name) for row in loaded.rows if row.state == "refused"]
+    verdict = f"{terminal.count(failed, 'step')} failed" if failed else "nothing failed"
     without = f"; refused without a GPU: {', '.join(refused)}" if refused else ""
-    ui.show(f"{'emulated' if loaded.emulated else 'native'} load, {loaded.seconds:.0f} s: {verdict}{without}")
+    terminal.show(f"{'emulated' if loaded.emulated else 'native'} load, {loaded.seconds:.0f} s: {verdict}{without}")
 
 
 def evidence_of(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparkpin.modwheels import KERNELS
+from sparkpin.pins.mods import KERNELS
 
 MARKER = b"SPARKPIN_MOD "
 OF_KERNELS = ("kernels", "compiled")  # events that `smoke.kernels` judges

@@ -15,15 +15,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sparkpin import container as running
-from sparkpin import loaders
-from sparkpin.container import Say
-from sparkpin.engine import Engine
-from sparkpin.files import lock, write_json
-from sparkpin.fingerprint import Fingerprint, read_fingerprint
-from sparkpin.paths import Paths
-from sparkpin.recipes import flag_value, served_name
-from sparkpin.releases import Release
+from sparkpin.core.files import lock, write_json
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
+from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
+from sparkpin.pins import weight_loaders
+from sparkpin.pins.vllm_command import flag_value, served_name
+from sparkpin.releases import container as running
+from sparkpin.releases.container import Say
+from sparkpin.releases.record import Release
 from sparkpin.smoke import drafting, drift, metrics, mods
 from sparkpin.smoke.checks import CheckResult, require_known, run_check
 from sparkpin.smoke.client import Client
@@ -195,8 +195,8 @@ def finished(
         checks=checks,
         acceptance=round(evidence.acceptance.share, 4) if evidence.acceptance else None,
         mods=tuple(sorted(mods.active(mods.reports(evidence.log)))),
-        load_format=flag_value(evidence.argv, loaders.FLAG) or loaders.DEFAULT,
-        weights_seconds=loaders.seconds(evidence.log),
+        load_format=flag_value(evidence.argv, weight_loaders.FLAG) or weight_loaders.DEFAULT,
+        weights_seconds=weight_loaders.seconds(evidence.log),
         log_path=evidence_folder(paths, release) / "server.log",
     )
     record = result.as_dict() | {

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from docker.models.containers import Container
 
-from sparkpin import container as running
-from sparkpin.container import Say
-from sparkpin.engine import Engine, engine_errors
-from sparkpin.errors import BusyError
-from sparkpin.files import lock
-from sparkpin.paths import Paths
-from sparkpin.recipes import drop_flags, set_flag
-from sparkpin.releases import Release
+from sparkpin.core.errors import BusyError
+from sparkpin.core.files import lock
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.pins.vllm_command import drop_flags, set_flag
+from sparkpin.releases import container as running
+from sparkpin.releases.container import Say
+from sparkpin.releases.record import Release
 
 if TYPE_CHECKING:  # slow to import, and `prune` needs only what killed runs left
     from sparkpin.smoke.client import Client

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkpin.memory.flags import AUTO, Flags
+from sparkpin.pins.vllm_flags import AUTO, Flags
 from sparkpin.smoke.answers import Answer, chat_answer, json_of, require, stream_answer
 from sparkpin.smoke.expectations import Case, Expectations
 from sparkpin.smoke.replies import Reply

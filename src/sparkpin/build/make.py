@@ -1,0 +1,183 @@
+"""The parts joined: pairings become images and releases, releases get their checkpoint and their smoke test."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from sparkpin.build import cross_build
+from sparkpin.build import image as builder
+from sparkpin.build.pair import Pairing, pair
+from sparkpin.build.record import check_form, records_of
+from sparkpin.build.reproduce import require_inputs
+from sparkpin.bundle.export import adopt, is_brought, ready_checkpoint
+from sparkpin.checkpoint.build import build_checkpoint
+from sparkpin.core import prune_lock
+from sparkpin.core.errors import CheckpointError, EngineError, InputError
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import say
+from sparkpin.evidence.attest import ensure_attested
+from sparkpin.fetch import stack as fetching
+from sparkpin.host import daemon
+from sparkpin.host.engine import Engine
+from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
+from sparkpin.releases import record as releases
+from sparkpin.releases.kept_inputs import Inputs, project_of
+from sparkpin.releases.record import Release, Releases
+from sparkpin.serve.choose_loader import with_loader
+from sparkpin.smoke.choice import obstacle, uses_gpu
+from sparkpin.smoke.evidence import kept
+
+
+def engine_of(paths: Paths) -> Engine:
+    """The engine, started when none answers and this user may start one."""
+    try:
+        return Engine.connect()
+    except EngineError:
+        daemon.start_engine(paths, say)
+        return Engine.connect()
+
+
+def build_releases(paths: Paths, pairings: tuple[Pairing, ...], *, offline: bool = False) -> tuple[Release, ...]:
+    """Fetch what is missing, build what is not built, record. offline: what is missing is an error."""
+    with prune_lock.claim(paths, say):
+        engine = engine_of(paths)
+        records = Releases(paths)
+        return tuple(
+            record(paths, engine, records, pairing, fetched_and_built(paths, engine, pairing, offline=offline))
+            for pairing in pairings
+        )
+
+
+def build_images(paths: Paths, pairings: tuple[Pairing, ...]) -> tuple[builder.BuiltImage, ...]:
+    """The images of a chain, fetched and built as for releases, without a record or a tag of any."""
+    with prune_lock.claim(paths, say):
+        engine = engine_of(paths)
+        return tuple(fetched_and_built(paths, engine, pairing) for pairing in pairings)
+
+
+def fetched_and_built(paths: Paths, engine: Engine, pairing: Pairing, *, offline: bool = False) -> builder.BuiltImage:
+    """The caller holds a claim."""
+    image = pairing.rendered
+    if image.parent_key is None and not builder.is_built(paths, engine, image):
+        cross_build.require_own_uv(image, engine.platform)  # before gigabytes are fetched for nothing
+        native = cross_build.stand_in_debs(paths, pairing.stack, engine.platform)
+        for stack, lock in filter(None, ((pairing.stack, pairing.stack_lock), native)):
+            if offline:
+                fetching.require_fetched(paths, lock)
+            else:
+                fetching.fetch_stack(paths, stack, lock, say)
+    return builder.build_image(paths, engine, image, say)
+
+
+def record(paths: Paths, engine: Engine, records: Releases, pairing: Pairing, built: builder.BuiltImage) -> Release:
+    """The release of a pairing: the one that is there when it holds these bytes, else a new one, tagged."""
+    known = records.find(pairing.tag)
+    if known and known.image != built.config_digest:
+        say(
+            f"{pairing.tag}: other bytes than recorded ({known.image} -> {built.config_digest}); it must be smoked anew"
+        )
+        known = None
+    if known and is_brought(paths, known):
+        say(f"{pairing.tag}: a bundle brought it, and this machine has built it now; it must be smoked anew")
+        known = None
+    release = known or new_release(pairing, built, read_fingerprint(engine.version))
+    if release.demands != pairing.demands:
+        release = dataclasses.replace(release, demands=pairing.demands)
+        if release.state in ("inspected", "passed", "failed"):
+            say(f"{pairing.tag}: its smoke test asks for something else now; it must be smoked anew")
+            release = dataclasses.replace(release, state="built", smoke=None)
+    inputs = Inputs.of(paths)
+    if not inputs.has_all(release.inputs.values()):
+        release = dataclasses.replace(release, inputs=pairing.inputs, executable=pairing.executable)
+        inputs.keep_project(paths.project, release.inputs)
+    if release != known:
+        records.save(release)
+        adopt(paths, release)
+    engine.tag(built.ref, release.tag)
+    engine.tag(built.ref, f"sparkpin/{release.recipe}:{release.stage}")
+    ensure_attested(paths, release, say)
+    return release
+
+
+def new_release(pairing: Pairing, built: builder.BuiltImage, host: Fingerprint | None = None) -> Release:
+    return Release(
+        tag=pairing.tag,
+        recipe=pairing.recipe.name,
+        stage=pairing.stage.name,
+        stack=pairing.stack.name,
+        model=pairing.model.name,
+        key=pairing.key,
+        build_key=pairing.rendered.key,
+        image=built.config_digest,
+        diff_ids=built.diff_ids,
+        size=built.size,
+        checkpoint_key=pairing.checkpoint_key,
+        argv=pairing.argv,
+        env=pairing.env,
+        created=releases.now(),
+        build_seconds=built.seconds,
+        demands=pairing.demands,
+        inputs=pairing.inputs,
+        executable=pairing.executable,
+        patched=pairing.patched,
+        host=host,
+    )
+
+
+def checkpoint_of(paths: Paths, release: Release) -> Path:
+    """The checkpoint folder of a release; made from the release's own pins when it is not there.
+
+    A checkpoint that a bundle brought serves releases that bundles brought, and no other.
+    """
+    if folder := ready_checkpoint(paths, release):
+        return folder
+    with project_of(paths, release) as project:
+        for pairing in pair(project, release.recipe, stage=release.stage):
+            if pairing.checkpoint_key == release.checkpoint_key:
+                return build_checkpoint(paths, pairing.model, pairing.model_lock, pairing.steps, say)
+    folder = Releases(paths).checkpoint(release)
+    raise CheckpointError(
+        f"the checkpoint of {release.tag} ({folder}) is gone or damaged, and this sparkpin makes another of its pins",
+        next_step=f"use the sparkpin that made it, or `invoke build --recipe {release.recipe} --stage {release.stage}`",
+    )
+
+
+def rebuild(paths: Paths, release: Release) -> None:
+    """Make what is missing of a release's images and checkpoint again, from its record, and tag it."""
+    with prune_lock.claim(paths, say):
+        engine = engine_of(paths)
+        chain = records_of(paths, release)
+        check_form(chain)
+        images = [cross_build.again(paths, built, engine.platform) for built in chain]
+        for line in filter(None, map(cross_build.moved, chain, images)):
+            say(f"note: {line}")
+        require_inputs(paths, release, images, say)
+        for built, image in zip(chain, images, strict=True):
+            builder.build_image(paths, engine, image, say, wanted=built.config_digest)
+        engine.tag(chain[-1].ref, release.tag)
+        checkpoint_of(paths, release)
+
+
+def smoke_releases(paths: Paths, wanted: tuple[Release, ...], *, load: bool = False) -> tuple[Release, ...]:
+    """A server for each that can run here; the others are inspected. load: and their libraries loaded, too."""
+    from sparkpin.smoke.inspected import run_inspection
+    from sparkpin.smoke.run import run_smoke  # slow to import, as all that asks a server
+
+    engine = engine_of(paths)
+    done = []
+    for number, release in enumerate(wanted, start=1):
+        say(f"smoke test {number} of {len(wanted)}: {release.tag}")
+        if why := obstacle(paths, engine, release):
+            if release.smoke_passed:
+                raise InputError(
+                    f"{release.tag} has passed its smoke test, and here it can only be inspected: {why}",
+                    next_step=f"invoke inspect {release.tag}, which changes no record",
+                )
+            done.append(kept(paths, release, *run_inspection(paths, engine, release, why, say, load=load)))
+        else:
+            gpus = uses_gpu(paths, release)
+            checkpoint = checkpoint_of(paths, release)
+            started = with_loader(paths, release, checkpoint, say, gpus=gpus)
+            done.append(kept(paths, release, *run_smoke(paths, engine, started, checkpoint, say, gpus=gpus)))
+    return tuple(done)

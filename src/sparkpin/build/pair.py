@@ -1,0 +1,147 @@
+"""A recipe and a stage, joined: image, checkpoint and flags as one thing that has a key and a tag.
+
+Pure apart from reading the project's files: nothing is fetched, built or asked of an engine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkpin.build import render
+from sparkpin.build.demands import demands_of
+from sparkpin.checkpoint.plan import checkpoint_key, checkpoint_steps
+from sparkpin.core.errors import InputError
+from sparkpin.pins import community_mods, families, manifests, schema, vllm_command
+from sparkpin.pins.mods import Mod
+from sparkpin.releases.record import Demands, release_key
+from sparkpin.smoke.drafting import require_drafter
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """One stage of a recipe's chain, with everything that decides its release.
+
+    chosen: the flags of `argv` that neither recipe nor stack nor stage says. patched: the community mods, in order.
+    """
+
+    recipe: schema.Recipe
+    stack: schema.Stack
+    stack_lock: schema.StackLock
+    model: schema.ModelPin
+    model_lock: schema.ModelLock
+    stage: schema.Stage
+    chain: tuple[schema.Stage, ...]
+    rendered: render.Rendered
+    steps: tuple[str, ...]
+    checkpoint_key: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    key: str
+    demands: Demands
+    inputs: dict[str, str]
+    executable: tuple[str, ...]
+    chosen: tuple[families.Chosen, ...] = ()
+    patched: tuple[str, ...] = ()
+
+    @property
+    def tag(self) -> str:
+        return f"sparkpin/{self.recipe.name}:{self.stage.name}-{self.key[:12]}"
+
+
+def pair(
+    project: Path, recipe_name: str, *, stage: str | None = None, stack_name: str | None = None
+) -> tuple[Pairing, ...]:
+    """The pairings of the chain from the first stage to `stage` (the recipe's own when None)."""
+    recipe = manifests.load_recipe(project, recipe_name)
+    if stack_name not in (None, recipe.stack):
+        raise InputError(
+            f"recipe {recipe.name!r} is pinned to the stack {recipe.stack!r}, not {stack_name!r}",
+            next_step=f"leave --stack out, or choose a recipe of {stack_name!r}",
+        )
+    stack = manifests.load_stack(project, recipe.stack)
+    stack_lock = manifests.load_stack_lock(project, stack)
+    model = manifests.model_of(project, recipe)
+    model_lock = manifests.load_model_lock(project, model)
+    chain = manifests.load_chain(project, stage or recipe.stage)
+    community = community_mods.read_run_mods(project, recipe.mods, f"recipes/{recipe_name}.yaml", "mods", stack_lock)
+    rendered = render.render_chain(project, stack, stack_lock, chain, community)
+    family = families.family_of(manifests.load_families(project), recipe.model)
+    pairings = []
+    for end, image in enumerate(rendered, start=1):
+        steps = checkpoint_steps(chain[:end])
+        checkpoint = checkpoint_key(model, model_lock, steps)
+        said, env = vllm_command.serve_argv(recipe, stack, chain[:end])
+        chosen = families.choices(family, families.vllm_version(stack), said)
+        argv = families.completed(said, chosen)
+        require_drafter(chain[end - 1], recipe.name, argv)
+        run_mods = (*community, *run_mods_of(project, chain[:end], stack_lock))
+        if run_mods:
+            argv = community_mods.in_workspace(argv)
+        mods = [file.mod for below in rendered[:end] for file in below.context if file.mod]
+        pairings.append(
+            Pairing(
+                recipe=recipe,
+                stack=stack,
+                stack_lock=stack_lock,
+                model=model,
+                model_lock=model_lock,
+                stage=chain[end - 1],
+                chain=chain[:end],
+                rendered=image,
+                steps=steps,
+                checkpoint_key=checkpoint,
+                argv=tuple(argv),
+                env=env,
+                key=release_key(image.key, checkpoint, tuple(argv), env),
+                demands=demands_of(project, stack, chain[:end], model),
+                inputs=input_hashes(project, recipe, stack, model, chain[:end], mods, run_mods),
+                executable=(
+                    *(f"mods/{mod.name}/{path}" for mod in mods for path, _, may in mod.files if may),
+                    *(path for mod in run_mods for _, path, may in mod.files if may),
+                ),
+                chosen=chosen,
+                patched=tuple(mod.name for mod in run_mods),
+            )
+        )
+    return tuple(pairings)
+
+
+def run_mods_of(
+    project: Path, chain: Sequence[schema.Stage], lock: schema.StackLock
+) -> tuple[community_mods.RunMod, ...]:
+    return tuple(
+        mod
+        for stage in chain
+        for mod in community_mods.read_run_mods(
+            project, stage.community, f"stages/{stage.name}.yaml", "community", lock
+        )
+    )
+
+
+def input_hashes(
+    project: Path,
+    recipe: schema.Recipe,
+    stack: schema.Stack,
+    model: schema.ModelPin,
+    chain: tuple[schema.Stage, ...],
+    mods: Sequence[Mod],
+    run_mods: Sequence[community_mods.RunMod] = (),
+) -> dict[str, str]:
+    """SHA-256 of each file that people edit and of each lock, by path below the project.
+
+    All templates: those of the stages may import the others.
+    """
+    names = [f"recipes/{recipe.name}.yaml"]
+    names += [
+        f"pins/{kind}.{end}" for kind in (f"stacks/{stack.name}", f"models/{model.name}") for end in ("yaml", "lock")
+    ]
+    names += [f"stages/{stage.name}.yaml" for stage in chain]
+    names += [manifests.FAMILIES] if (project / manifests.FAMILIES).is_file() else []
+    names += [patch.file for patch in stack.patches]
+    names += [path for mod in run_mods for path in mod.project_files]
+    names += [f"dockerfiles/{path.name}" for path in sorted((project / "dockerfiles").iterdir()) if path.is_file()]
+    found = {name: hashlib.sha256((project / name).read_bytes()).hexdigest() for name in names}
+    return found | {f"mods/{mod.name}/{path}": sha256 for mod in mods for path, sha256, _ in mod.files}

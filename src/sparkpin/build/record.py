@@ -1,0 +1,223 @@
+"""Build records: what an image was made from, to the byte, and what came out.
+
+    images/<stack>-<stage>-<key12>.json
+
+A record is enough to make the image again without the project: the Dockerfile's text, every file of the context by
+SHA-256, the root file system's packages and arguments. The bytes lie in the stores (`inputs`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from sparkpin.build.context_files import ContextFile
+from sparkpin.build.render import Rendered, image_ref, rootfs_ref
+from sparkpin.build.rootfs import RootfsSpec
+from sparkpin.core.epoch import EPOCH
+from sparkpin.core.errors import IntegrityError, ManifestError
+from sparkpin.core.files import atomic_file, write_json
+from sparkpin.core.paths import Paths
+from sparkpin.image import seal
+from sparkpin.pins.schema import BY_DIGEST, LockedFile, Model, Sha256
+from sparkpin.releases.record import Digest, Release
+
+SCHEMA: Literal[1] = 1
+LOCKED = ("wheel ", "source ")  # how `what` begins of files that a lock names
+
+
+class BuildInput(Model):
+    """One file of a build's context as the builder saw it. path: below the context; what: as "wheel numpy 2.4.0"."""
+
+    path: str
+    sha256: Sha256
+    size: Annotated[int, Field(ge=0)]
+    executable: bool = False
+    what: str
+
+
+class LayerRecord(Model):
+    """name: of the Dockerfile's tree; key: over all that decides the layer.
+
+    diff_id: of the sealed layer; None where the tree is empty, or where the layers were not made from trees.
+    """
+
+    name: str
+    key: Sha256
+    diff_id: Digest | None
+
+
+class BuildRecord(Model):
+    """layers: those that this stage adds, lowest first (none of a stage that only changes labels).
+
+    config: the image's configuration (JSON), whose SHA-256 is config_digest; diff_ids: of the whole image, of which the
+    lowest is the root file system; size: bytes of all layers; seconds: what the build took; epoch, seal: of the
+    canonical form; builder: of an image for another architecture, the root file system that its steps ran in, None
+    where they ran in the image's own, and in records from before this was kept.
+    """
+
+    schema_: Annotated[Literal[1], Field(alias="schema")] = SCHEMA
+    stack: str
+    stage: str
+    key: Sha256
+    parent_key: Sha256 | None
+    ref: str
+    parent_ref: str
+    platform: str
+    epoch: int = EPOCH
+    seal: int = seal.VERSION
+    rootfs: RootfsSpec | None
+    builder: RootfsSpec | None = None
+    dockerfile: str
+    context: list[BuildInput]
+    layers: list[LayerRecord]
+    config: str
+    config_digest: Digest
+    diff_ids: list[Digest]
+    size: int
+    seconds: float
+
+    @property
+    def root_file_systems(self) -> tuple[RootfsSpec, ...]:
+        """That of the image, and that in which its steps ran."""
+        return tuple(filter(None, (self.rootfs, self.builder)))
+
+    @property
+    def rendered(self) -> Rendered:
+        """What a build needs, from the record alone."""
+        return Rendered(
+            stage=self.stage,
+            stack=self.stack,
+            key=self.key,
+            parent_key=self.parent_key,
+            ref=self.ref,
+            parent_ref=self.parent_ref,
+            platform=self.platform,
+            rootfs=self.rootfs,
+            dockerfile=self.dockerfile,
+            context=tuple(map(kept_file, self.context)),
+            layers=tuple((layer.name, layer.key) for layer in self.layers),
+            builder=self.builder,
+        )
+
+
+def kept_file(row: BuildInput) -> ContextFile:
+    locked = LockedFile(name=row.what, file=Path(row.path).name, size=row.size, sha256=row.sha256)
+    return ContextFile(row.path, row.sha256, row.size, "kept", row.what, executable=row.executable, locked=locked)
+
+
+def record_file(paths: Paths, rendered: Rendered | BuildRecord) -> Path:
+    return record_path(paths, rendered.stack, rendered.stage, rendered.key)
+
+
+def record_path(paths: Paths, stack: str, stage: str, key: str) -> Path:
+    return paths.images / f"{stack}-{stage}-{key[:12]}.json"
+
+
+def layer_file(paths: Paths, diff_id: str) -> Path:
+    """Where the contents of a sealed layer are listed."""
+    return paths.layers / f"{diff_id.removeprefix('sha256:')}.jsonl.gz"
+
+
+def imported_mark(record: Path) -> Path:
+    """An empty file beside a record that another machine made: nobody computed here that its inputs have its key."""
+    return record.with_name(f"{record.name}.imported")
+
+
+def is_imported(paths: Paths, rendered: Rendered) -> bool:
+    return imported_mark(record_file(paths, rendered)).is_file()
+
+
+def write_record(paths: Paths, record: BuildRecord, *, imported: bool = False) -> None:
+    """imported: from another machine. The mark is there before the record, and goes after it was written anew."""
+    path = record_file(paths, record)
+    if imported:
+        with atomic_file(imported_mark(path)):
+            pass
+    write_json(path, record.model_dump(mode="json", by_alias=True))
+    if not imported:
+        imported_mark(path).unlink(missing_ok=True)
+
+
+def records_with_key(paths: Paths, stack: str, key: str) -> list[tuple[Path, BuildRecord]]:
+    """Whatever their stage. Raises what `read_record` raises for what could be one of them and is no record."""
+    found = [(path, read_record(path)) for path in sorted(paths.images.glob(f"{stack}-*-{key[:12]}.json"))]
+    return [(path, record) for path, record in found if record.key == key]
+
+
+def read_record(path: Path) -> BuildRecord:
+    """Raises FileNotFoundError; IntegrityError for what is no record; ManifestError for one of a newer sparkpin."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(value, dict) and isinstance(schema := value.get("schema"), int) and schema > SCHEMA:
+            newer = "a newer sparkpin wrote this file: update this checkout"
+            raise ManifestError(path, "schema", schema, f"{SCHEMA} or less", next_step=newer)
+        return BuildRecord.model_validate(value)
+    except (ValueError, ValidationError) as error:
+        raise IntegrityError(
+            f"{path}: not a build record: {error}",
+            next_step="import a bundle of a release that has it (`invoke import FILE`), or build the image again",
+        ) from None
+
+
+def records_of(paths: Paths, release: Release) -> tuple[BuildRecord, ...]:
+    """The build records of a release's image and of those it stands on, first stage first.
+
+    IntegrityError when one is gone, or is of other bytes than the release: a build that came out otherwise later.
+    """
+    found: list[BuildRecord] = []
+    key: str | None = release.build_key
+    while key is not None:
+        rows = records_with_key(paths, release.stack, key)
+        if not rows:
+            raise IntegrityError(
+                f"{release.tag}: the record of how its image was built (build key {key[:12]}) is not in {paths.images}",
+                next_step=f"invoke build --stage {release.stage} makes it anew, if the pins are still the same",
+            )
+        if len(rows) > 1:
+            raise IntegrityError(
+                f"{release.tag}: {rows[0][0]} and {rows[1][0].name} have the same build key",
+                next_step="move away the one that no build on this machine made",
+            )
+        found.append(rows[0][1])
+        key = found[-1].parent_key
+    above: tuple[str | None, list[str]] = (release.image, list(release.diff_ids))
+    for record in found:
+        same = above[0] in (None, record.config_digest) and above[1][: len(record.diff_ids)] == record.diff_ids
+        if not same or (record is found[0] and above[1] != record.diff_ids):
+            raise IntegrityError(
+                f"{release.tag}: the record of {record.ref} is of another image ({record.config_digest[:19]}): a later "
+                "build of the same inputs came out otherwise",
+                next_step="import a bundle of the release (`invoke import FILE`)",
+            )
+        above = (None, record.diff_ids)
+    return tuple(reversed(found))
+
+
+def check_form(records: Sequence[BuildRecord]) -> None:
+    """IntegrityError for an image in another canonical form than this sparkpin writes, or under another name.
+
+    records: first stage first. What a record names is tagged, so the names must be those that its keys give.
+    """
+    below = ""
+    for record in records:
+        if record.rootfs:
+            below = rootfs_ref(record.rootfs.suite, record.rootfs.key)
+        elif record.parent_key is None and BY_DIGEST.fullmatch(record.parent_ref):
+            below = record.parent_ref
+        if (record.ref, record.parent_ref) != (image_ref(record.stack, record.stage, record.key), below):
+            raise IntegrityError(
+                f"the record of {record.ref} on {record.parent_ref} does not fit its keys",
+                next_step="nothing was built of it; do not trust where it came from",
+            )
+        below = record.ref
+        if (record.seal, record.epoch) != (seal.VERSION, EPOCH):
+            raise IntegrityError(
+                f"{record.ref} was sealed in form {record.seal} (epoch {record.epoch}); this sparkpin writes form "
+                f"{seal.VERSION} (epoch {EPOCH})",
+                next_step="use the version of sparkpin that built it",
+            )

@@ -1,0 +1,1 @@
+"""A release carried to another machine: export, import, copy."""

@@ -1,0 +1,401 @@
+"""Writing a bundle: what a release consists of, collected, checked and put into one file. See `bundle`.
+
+The same release with the same evidence gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from sparkpin.build.record import BuildRecord, is_imported, layer_file, records_of
+from sparkpin.bundle import form
+from sparkpin.bundle.form import Row
+from sparkpin.checkpoint.build import is_complete, is_made_here
+from sparkpin.checkpoint.layout import RECORD
+from sparkpin.core import files
+from sparkpin.core.errors import CheckpointError, EngineError, IntegrityError
+from sparkpin.core.paths import Paths
+from sparkpin.core.progress import GATHERS, progress
+from sparkpin.core.scratch import saving_folder
+from sparkpin.core.terminal import printable
+from sparkpin.evidence.materials import model_inputs
+from sparkpin.evidence.signing import Keys
+from sparkpin.fetch.model_files import blobs_of, repository_folder
+from sparkpin.fetch.store import FETCH
+from sparkpin.host.engine import Engine
+from sparkpin.image import oci
+from sparkpin.image.layer_tar import BLOCK, END, Slice, block
+from sparkpin.image.seal import open_saved
+from sparkpin.pins.schema import LockedFile
+from sparkpin.releases import current
+from sparkpin.releases.kept_inputs import Inputs, project_of
+from sparkpin.releases.record import SIGNATURE, STATEMENT, Release, Releases, now, to_json
+
+Say = Callable[[str], None]
+LOCAL = (form.EXPORTS, form.IMPORTS)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """store: with every wheel, package and model file; checkpoint: with the finished checkpoint; image: with it."""
+
+    store: bool = False
+    checkpoint: bool = False
+    image: bool = True
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One member to be written. what: its name for an error; next_step: what brings it back."""
+
+    name: str
+    size: int
+    sha256: str
+    source: bytes | Path | Slice
+    what: str
+    next_step: str = "invoke verify finds what is damaged"
+
+    @property
+    def row(self) -> Row:
+        return Row(name=self.name, size=self.size, sha256=self.sha256)
+
+    def chunks(self) -> Iterator[bytes]:
+        if isinstance(self.source, bytes):
+            yield self.source
+            return
+        with contextlib.ExitStack() as stack:
+            source = self.source
+            opened: Any = stack.enter_context(source.open("rb")) if isinstance(source, Path) else source
+            opened.seek(0)
+            while chunk := opened.read(files.CHUNK):
+                yield chunk
+
+
+def export(
+    paths: Paths, connect: Callable[[], Engine], release: Release, target: Path, wanted: Wanted, say: Say
+) -> int:
+    """Write the bundle of a release; its size in bytes. The file appears whole or not at all.
+
+    connect: gives the engine, which is asked only when the image is wanted. Raises InputError for a file that is there
+    or has no folder, IntegrityError for an input that is gone or damaged and for what every import would refuse,
+    EngineError for an image that is gone or damaged, DiskError.
+    """
+    files.output_file("-o", str(target), like=f"{release.name}.tar")
+    records = records_of(paths, release)
+    pieces = [*release_pieces(paths, release, records, say), *input_pieces(paths, release, records)]
+    if wanted.store:
+        pieces += store_pieces(paths, release, records)
+    if wanted.checkpoint:
+        pieces += checkpoint_pieces(paths, release)
+        if (Releases(paths).evidence(release) / SIGNATURE).is_file():
+            say(
+                "no signature is over a finished checkpoint: where one is required (--require-signature) the other "
+                "machine refuses this bundle; --with-store instead takes along what the checkpoint is made from"
+            )
+    say("reading it as an import would")
+    require_importable(paths, release, target, wanted, pieces)
+    with contextlib.ExitStack() as stack:
+        if wanted.image:
+            known = sum(piece.size for piece in pieces)
+            pieces += image_pieces(paths, connect(), release, records, target, known, stack, say)
+        size = write(target, release, wanted, pieces, say)
+    note(paths, release, target, wanted)
+    return size
+
+
+def require_importable(paths: Paths, release: Release, target: Path, wanted: Wanted, pieces: Sequence[Piece]) -> None:
+    """IntegrityError, before anything is written, for what `verify` or every import would find wrong.
+
+    The image is not in it: it is compared with the record when it is read. Whom the other machine trusts is its own
+    business.
+    """
+    verify_next = f"invoke verify {release.tag} tells all that is wrong"
+    if is_attested(paths, release) and not (Releases(paths).evidence(release) / STATEMENT).is_file():
+        raise IntegrityError(f"{release.tag} has no statement", next_step=f"invoke attest {release.tag} makes it")
+    rows = [piece.row for piece in pieces]
+    index = form.Index(tag=release.tag, image=False, store=wanted.store, checkpoint=wanted.checkpoint, members=rows)
+    try:
+        with contextlib.ExitStack() as stack, form.refusing():
+            form.read_bundle(target, index, Members(pieces, stack), Keys())
+    except form.Refused as refusal:
+        why = printable(f"{release.tag} is not exported, for every import would refuse it: {refusal}")
+        raise IntegrityError(why, next_step=verify_next) from None
+
+
+class Members(Mapping[str, Slice]):
+    """Pieces as the members of a bundle that is open; a file is opened when it is asked for."""
+
+    def __init__(self, pieces: Sequence[Piece], stack: contextlib.ExitStack) -> None:
+        self.pieces, self.stack = {piece.name: piece for piece in pieces}, stack
+        self.opened: dict[str, Slice] = {}
+
+    def __getitem__(self, name: str) -> Slice:
+        if name not in self.opened:
+            piece = self.pieces[name]
+            self.opened[name] = piece.source if isinstance(piece.source, Slice) else self.open(piece.source, piece.size)
+        return self.opened[name]
+
+    def open(self, source: bytes | Path, size: int) -> Slice:
+        file = io.BytesIO(source) if isinstance(source, bytes) else self.stack.enter_context(source.open("rb"))
+        return Slice(file, 0, size)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.pieces)
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+
+def release_pieces(
+    paths: Paths, release: Release, records: Sequence[BuildRecord], say: Say = lambda line: None
+) -> list[Piece]:
+    """The record as it was built: what this machine made of it (current, passed) is told by its evidence."""
+    bare = dataclasses.replace(release, state="built", smoke=None)
+    pieces = [of_bytes(form.RELEASE, as_json(to_json(bare)))]
+    for record in records:
+        value = record.model_dump(mode="json", by_alias=True)
+        pieces.append(of_bytes(f"{form.IMAGES}{record.key}.json", as_json(value)))
+    folder = Releases(paths).evidence(release)
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        member = f"{form.EVIDENCE}{name}"
+        if not path.is_file() or name in LOCAL or files.PARTIAL in name:  # half-written
+            continue
+        if re.fullmatch(form.NAME, member) and len(member) <= form.NAME_LIMIT:
+            pieces.append(of_file(member, path))
+        else:
+            say(f"left out: {name!r} of the evidence; a bundle takes plain names of {form.NAME_LIMIT} bytes at most")
+    for diff_id in dict.fromkeys(release.diff_ids):
+        pieces.append(of_file(form.listing(diff_id), layer_file(paths, diff_id)))
+    return pieces
+
+
+def as_json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def of_bytes(name: str, data: bytes) -> Piece:
+    return Piece(name, len(data), hashlib.sha256(data).hexdigest(), data, name)
+
+
+def of_file(name: str, path: Path) -> Piece:
+    """A small file that nothing else says the hash of."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise IntegrityError(f"{path} is missing", next_step="invoke build makes it anew") from None
+    return Piece(name, len(data), hashlib.sha256(data).hexdigest(), data, str(path))
+
+
+def input_pieces(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> list[Piece]:
+    kept = Inputs.of(paths).kept
+    names = {row.sha256: f"{row.what} of {record.stage}" for record in records for row in record.context}
+    names |= {sha256: name for name, sha256 in release.inputs.items()}
+    pieces = []
+    for sha256 in form.kept_hashes(release, records):
+        path = kept.path(sha256)
+        if not path.is_file():
+            raise IntegrityError(
+                f"{release.tag} was made from {names[sha256]} (sha256={sha256}), which is not in {kept.root}",
+                next_step=f"invoke build --recipe {release.recipe} --stage {release.stage} keeps it again, "
+                "if the pins are still the same",
+            )
+        pieces.append(Piece(f"{form.INPUTS}{sha256}", path.stat().st_size, sha256, path, names[sha256]))
+    return pieces
+
+
+def store_pieces(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> list[Piece]:
+    """All that was fetched: for the images, and for the checkpoint."""
+    found: dict[str, tuple[LockedFile, Path]] = {}
+    store = Inputs.of(paths)
+    for file in form.locked_files(records):
+        found[file.sha256] = file, store.holding(file).path(file.sha256)
+    with project_of(paths, release) as project:
+        for repository in model_inputs(project, release).repositories:
+            for file in repository.files:
+                found[file.sha256] = file, repository_folder(paths, repository) / file.file
+            for blob in blobs_of(repository):
+                found[blob.sha256] = blob, store.fetched.path(blob.sha256)
+    if absent := [file for file, path in found.values() if not path.is_file() or path.stat().st_size != file.size]:
+        raise IntegrityError(
+            f"{len(absent)} of {len(found)} files that {release.tag} was made from are not in the cache, "
+            f"the first: {absent[0].file} (sha256={absent[0].sha256})",
+            next_step=FETCH,
+        )
+    return [
+        Piece(f"{form.STORE}{sha256}", file.size, sha256, path, str(path), FETCH)
+        for sha256, (file, path) in sorted(found.items())
+    ]
+
+
+def is_brought(paths: Paths, release: Release) -> bool:
+    """Whether a bundle brought the release, and this machine did not build it since."""
+    return (Releases(paths).evidence(release) / form.IMPORTS).is_file()
+
+
+def is_attested(paths: Paths, release: Release) -> bool:
+    """Whether whoever made the release left a statement: every build does; a bundle may have come without one."""
+    try:
+        rows = json.loads((Releases(paths).evidence(release) / form.IMPORTS).read_text(encoding="utf-8"))
+        return any(row.get("with_statement", True) for row in rows)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return True
+
+
+def adopt(paths: Paths, release: Release) -> None:
+    """The release was built here. Where a bundle of it lies is still good to know."""
+    folder = Releases(paths).evidence(release)
+    if is_brought(paths, release):
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            for row in json.loads((folder / form.IMPORTS).read_text(encoding="utf-8")):
+                add_row(folder / form.EXPORTS, {"file": row["file"], "with_store": row["with_store"]})
+        (folder / form.IMPORTS).unlink()
+
+
+def is_from_elsewhere(paths: Paths, release: Release) -> bool:
+    """Whether a bundle brought the release, or the record of how one of its images was made: not to be run unasked."""
+    if is_brought(paths, release):
+        return True
+    try:
+        return any(is_imported(paths, record.rendered) for record in records_of(paths, release))
+    except IntegrityError:  # the record is lost: there is nothing to build of it
+        return False
+
+
+def ready_checkpoint(paths: Paths, release: Release) -> Path | None:
+    """The folder of the release's finished checkpoint. One that a bundle brought is only such a release's."""
+    folder, key = Releases(paths).checkpoint(release), release.checkpoint_key
+    return folder if (is_complete if is_brought(paths, release) else is_made_here)(folder, key) else None
+
+
+def checkpoint_pieces(paths: Paths, release: Release) -> list[Piece]:
+    folder = ready_checkpoint(paths, release)
+    if folder is None:
+        raise CheckpointError(
+            f"the checkpoint of {release.tag} ({Releases(paths).checkpoint(release)}) is not there or not whole",
+            next_step=f"invoke rebuild {release.tag} makes it",
+        )
+    made = (folder / RECORD).read_bytes()
+    rows = {row["sha256"]: (row["size"], folder / name) for name, row in json.loads(made)["files"].items()}
+    return [
+        of_bytes(form.CHECKPOINT, made),
+        *(
+            Piece(f"{form.CHECKPOINTS}{sha256}", size, sha256, path, str(path), "invoke checkpoint")
+            for sha256, (size, path) in sorted(rows.items())
+        ),
+    ]
+
+
+def image_pieces(
+    paths: Paths,
+    engine: Engine,
+    release: Release,
+    records: Sequence[BuildRecord],
+    target: Path,
+    known: int,
+    stack: contextlib.ExitStack,
+    say: Say,
+) -> list[Piece]:
+    """The image as an OCI layout; its layers lie in a temporary file while `stack` is open. known: bytes before it."""
+    image = release.size + release.size // 16  # a tar is somewhat larger than what it holds
+    work, out = files.existing_parent(paths.work), files.existing_parent(target.parent)
+    together = work.stat().st_dev == out.stat().st_dev
+    files.require_space(paths.work, image + (image + known if together else 0), "an image's layers", "SPARKPIN_CACHE")
+    if not together:
+        require_room(target, image + known)
+    layers = saved_layers(paths, engine, release, stack, say)
+    sizes = [oci.Layer(diff_id, layers[diff_id].size) for diff_id in release.diff_ids]
+    pieces = [of_bytes(*item) for item in oci.layout(records[-1].config.encode(), sizes, release.tag).items()]
+    again = f"the engine's image is damaged: {current.how_to_rebuild(release)}"
+    for diff_id, tar in layers.items():
+        sha256 = diff_id.removeprefix("sha256:")
+        pieces.append(Piece(oci.blob(diff_id), tar.size, sha256, tar, f"layer {diff_id} as the engine saved it", again))
+    return pieces
+
+
+def saved_layers(
+    paths: Paths, engine: Engine, release: Release, stack: contextlib.ExitStack, say: Say
+) -> dict[str, Slice]:
+    """Diff ID -> tar, as the engine gives them out, which is not verified; there while `stack` is open."""
+    ref = current.present_ref(engine, release)
+    if ref is None:
+        raise EngineError(
+            f"the image of {release.tag} ({release.image}) is not in the engine",
+            next_step=current.how_to_rebuild(release),
+        )
+    say(f"reading {len(release.diff_ids)} layers from the engine, {release.size / 1e6:.1f} MB")
+    with files.disk_errors(paths.work):
+        work = stack.enter_context(saving_folder(paths))
+        with (work / "image.tar").open("wb") as file, progress(say, release.size, before=GATHERS) as came:
+            engine.save(ref, file, came)
+    saved = stack.enter_context(open_saved(work / "image.tar"))
+    if tuple(saved.diff_ids) != release.diff_ids:
+        raise EngineError(f"the engine saved another image than {release.tag}", next_step="the same command again")
+    return dict(zip(release.diff_ids, saved.layers, strict=True))
+
+
+def require_room(target: Path, needed: int) -> None:
+    files.require_space(target.parent, needed, "the bundle's bytes", "the file (-o)")
+
+
+def write(target: Path, release: Release, wanted: Wanted, pieces: Sequence[Piece], say: Say) -> int:
+    """One pass over the pieces, each compared with its hash as it is written."""
+    index = form.Index(
+        tag=release.tag,
+        image=wanted.image,
+        store=wanted.store,
+        checkpoint=wanted.checkpoint,
+        members=[piece.row for piece in pieces],
+    )
+    total = sum(BLOCK + piece.size + -piece.size % BLOCK for piece in pieces)
+    require_room(target, total)
+    say(f"writing {target}: {len(pieces)} members, {total / 1e6:.1f} MB")
+    with files.atomic_file(target) as out, progress(say, total) as written:
+        for piece in (of_bytes(form.INDEX, index.text), *pieces):
+            out.write(block(piece.name.encode(), b"0", size=piece.size))
+            copy(piece, out, written)
+            out.write(b"\0" * (-piece.size % BLOCK))
+        out.write(END)
+        return out.tell()
+
+
+def copy(piece: Piece, out: BinaryIO | Any, written: Callable[[int], object]) -> None:
+    digest, size = hashlib.sha256(), 0
+    for chunk in piece.chunks():
+        digest.update(chunk)
+        size += len(chunk)
+        out.write(chunk)
+        written(len(chunk))
+    if (size, digest.hexdigest()) != (piece.size, piece.sha256):
+        raise IntegrityError.mismatch(
+            piece.what,
+            wanted_size=piece.size,
+            wanted_sha256=piece.sha256,
+            size=size,
+            sha256=digest.hexdigest(),
+            next_step=piece.next_step,
+        )
+
+
+def note(paths: Paths, release: Release, target: Path, wanted: Wanted) -> None:
+    """Remember where the bundle lies, so that a `fetch` that finds a file gone from the network can name it."""
+    path = Releases(paths).evidence(release) / form.EXPORTS
+    add_row(path, {"file": str(target.absolute()), "with_store": wanted.store})
+
+
+def add_row(path: Path, row: dict[str, Any]) -> None:
+    """Add to a list of bundles, with the time; what it said about the same file goes."""
+    try:
+        rows = [old for old in json.loads(path.read_text(encoding="utf-8")) if old["file"] != row["file"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        rows = []
+    files.write_json(path, [*rows, {**row, "time": now()}])

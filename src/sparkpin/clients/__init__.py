@@ -1,1 +1,0 @@
-"""Configurations for the tools that talk to a server: docs/clients.md."""

@@ -1,0 +1,205 @@
+"""The task `bench`: find release and plan, measure, print, keep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sparkpin.build.make import checkpoint_of, engine_of
+from sparkpin.commands.commands import choose_recipe, require_recipe
+from sparkpin.commands.roofline import GB, number
+from sparkpin.core import terminal
+from sparkpin.core.errors import InputError, SmokeError
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
+from sparkpin.measure.bench import plan, record, text
+from sparkpin.measure.bench.compare import compare, fit_at_once
+from sparkpin.measure.bench.plan import Limits, Pace, Plan, Wanted, cells_of
+from sparkpin.measure.bench.run import Place, bench
+from sparkpin.measure.bench.target import Subject
+from sparkpin.releases import container as running
+from sparkpin.releases.current import require_current
+from sparkpin.releases.record import Release, Releases
+from sparkpin.serve import crash_facts, startup
+from sparkpin.serve.choose_loader import with_loader
+from sparkpin.serve.served import running_release
+from sparkpin.smoke.choice import obstacle, uses_gpu
+
+GUESS = {True: (1500.0, 30.0, 300.0), False: (200.0, 40.0, 30.0)}
+"""With a GPU (of a Spark) and without (two cores that have AVX2): prefill, decode, start, where nothing was measured
+yet."""
+LOAD = 25.0  # seconds: as long as a server takes to import vLLM, where no start has told
+LONGEST_COMPARED = 1024
+
+
+@dataclass(frozen=True)
+class Asked:
+    """only: "prompts", "sweep" or "" for both. bandwidth: GB/s as the person wrote it, "" for none."""
+
+    quick: bool
+    full: bool
+    only: str
+    bandwidth: str
+    dry_run: bool
+    as_json: bool
+
+    def __post_init__(self) -> None:
+        if self.dry_run and self.as_json:
+            raise InputError("--dry-run --json: a plan is printed for people only", next_step="leave out --json")
+
+    @property
+    def parts(self) -> frozenset[str]:
+        if self.only not in ("", "prompts", "sweep"):
+            raise InputError(
+                f"--only: saw {self.only!r}, wanted prompts or sweep", next_step="invoke bench --only prompts"
+            )
+        return {"prompts": frozenset({"prompt"}), "sweep": frozenset({"sweep"})}.get(
+            self.only, frozenset({"prompt", "sweep"})
+        )
+
+    @property
+    def bytes_a_second(self) -> float | None:
+        return number("bandwidth", self.bandwidth, "273") * GB if self.bandwidth else None
+
+
+def run(*, recipe: str | None, tag: str | None, asked: Asked, resume: bool) -> None:
+    """One release: the one that is named, else the recipe's that is served, else its current one."""
+    paths = Paths.from_env()
+    parts, bandwidth = asked.parts, asked.bytes_a_second
+    engine = engine_of(paths)
+    release = chosen(paths, engine, recipe, tag)
+    require_measurable(paths, engine, release)
+    wanted = plan_for(paths, release, asked, parts)
+    if running_release(paths, engine, release.recipe) == release.tag:
+        wanted = replace(wanted, pace=replace(wanted.pace, start=0))
+    if not asked.as_json:
+        text.show_plan([release], wanted)
+    if asked.dry_run:
+        terminal.show("Dry run: nothing was started.")
+        return
+    place = Place.here(paths, engine, bandwidth, terminal.say)
+    try:
+        made = bench(place, subject_of(paths, release), wanted, resume=resume)
+    except (KeyboardInterrupt, SmokeError):
+        if kept := record.unfinished(paths, release):
+            terminal.say(f"{len(kept.cells)} of {kept.planned} cells are kept: the same command with --resume goes on")
+        raise
+    if asked.as_json:
+        terminal.show(json.dumps(record.to_json(made), indent=2, sort_keys=True, ensure_ascii=False))
+    else:
+        text.show_record(made)
+
+
+def run_compare(before: str, after: str, *, asked: Asked, rounds: int) -> None:
+    """before, after: A and B."""
+    if not after:
+        raise InputError(f"--compare {before}: with which release?", next_step=f"invoke bench --compare {before} TAG")
+    if rounds < 1:
+        raise InputError(
+            "--rounds: saw 0, wanted 1 or more", next_step=f"invoke bench --compare {before} {after} --rounds 4"
+        )
+    paths = Paths.from_env()
+    parts = asked.parts
+    engine = engine_of(paths)
+    releases = [Releases(paths).get(before), Releases(paths).get(after)]
+    for release in releases:
+        require_measurable(paths, engine, release)
+    wanted = common([plan_for(paths, release, asked, parts) for release in releases])
+    if not asked.as_json:
+        starts = len(releases) if fit_at_once(paths, releases) else 2 * rounds
+        text.show_plan(releases, wanted, turns=2 * rounds, starts=starts)
+    if releases[0].tag == releases[1].tag and not asked.as_json:
+        terminal.show("note: both are one release; what differs is this machine's noise")
+    if asked.dry_run:
+        terminal.show("Dry run: nothing was started.")
+        return
+    a, b = (subject_of(paths, release) for release in releases)
+    made = compare(Place.here(paths, engine, None, terminal.say), (a, b), wanted, rounds)
+    if asked.as_json:
+        terminal.show(json.dumps(record.to_json(made), indent=2, sort_keys=True, ensure_ascii=False))
+    else:
+        text.show_comparison(made)
+
+
+def chosen(paths: Paths, engine: Engine, recipe: str | None, tag: str | None) -> Release:
+    records = Releases(paths)
+    if tag:
+        return records.get(tag)
+    name = choose_recipe(paths, recipe, None)
+    require_recipe(paths, records, name)
+    if served := running_release(paths, engine, name):
+        return records.get(served)
+    return require_current(records, name)
+
+
+def require_measurable(paths: Paths, engine: Engine, release: Release) -> None:
+    running.require_here(engine)
+    if why := obstacle(paths, engine, release):
+        raise InputError(f"{release.tag} cannot be measured here: {why}", next_step="measure it where it can be served")
+    if not release.smoke_passed:
+        terminal.say(
+            f"warning: {release.tag} is {release.state}: no smoke test stands behind its answers, however fast"
+        )
+
+
+def subject_of(paths: Paths, release: Release) -> Subject:
+    checkpoint, gpus = checkpoint_of(paths, release), uses_gpu(paths, release)
+    return Subject(with_loader(paths, release, checkpoint, terminal.say, gpus=gpus), checkpoint, gpus)
+
+
+def plan_for(paths: Paths, release: Release, asked: Asked, parts: frozenset[str]) -> Plan:
+    limits = Limits.of(release.argv, config_tokens(Releases(paths).checkpoint(release)))
+    wanted = Wanted(parts, quick=asked.quick, everything=asked.full, whole=release.demands.scripted)
+    cells = cells_of(limits, wanted)
+    if not cells:
+        raise InputError(
+            f"{release.tag} takes {limits.tokens} tokens: too few for any cell of the plan",
+            next_step="raise --max-model-len in its recipe, and build it again",
+        )
+    return Plan(cells, pace_for(paths, release), limits.tokens)
+
+
+def config_tokens(checkpoint: Path) -> int:
+    """What the model's configuration allows, of prompt and answer together. Of a checkpoint that is not made yet
+    nobody knows: then as if it allowed all lengths."""
+    try:
+        config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return plan.LENGTHS[-1] + plan.SWEEP_OUTPUT
+    return int((config.get("text_config") or config).get("max_position_embeddings", 0))
+
+
+def common(plans: Sequence[Plan]) -> Plan:
+    """What both can be asked alike, and of the sweep the longest of the short prompts, of one user and of as many as
+    both allow. At the slower one's pace, of those that were measured."""
+    both = [cell for cell in plans[0].cells if cell in plans[1].cells]
+    short = [cell for cell in both if cell.kind == "sweep" and cell.input_tokens <= LONGEST_COMPARED]
+    if not both:  # a scripted model is kept from ending its answers, another is not
+        raise InputError(
+            "of the prompts none can be asked of both releases alike", next_step="the same command with --only sweep"
+        )
+    length = max((cell.input_tokens for cell in short), default=0)
+    ends = [cell for cell in short if cell.input_tokens == length]
+    measured = [one.pace for one in plans if not one.pace.guessed]
+    pace = min(measured or [one.pace for one in plans], key=lambda pace: pace.decode)
+    if len(measured) == 1:
+        pace = replace(pace, source=f"{pace.source} of one of them; the other was not measured yet")
+    return Plan(
+        cells=(*(c for c in both if c.kind == "prompt"), *dict.fromkeys([*ends[:1], *ends[-1:]])),
+        pace=pace,
+        context=min(one.context for one in plans),
+    )
+
+
+def pace_for(paths: Paths, release: Release) -> Pace:
+    """From the release's last run here, else a guess; the start as it took the last time, or in the smoke test."""
+    prefill, decode, guess = GUESS[uses_gpu(paths, release)]
+    last = startup.last(crash_facts.folder_of(paths, release.recipe, release.name))
+    start = last.seconds if last else float((release.smoke or {}).get("ready_seconds") or guess)
+    load = last.began.get("weights", LOAD) if last else LOAD
+    known = record.newest(paths, release)
+    measured = plan.pace_from(known, start) if known else None
+    pace = measured or Pace(prefill, decode, start, "a guess: nothing of it was measured yet", guessed=True)
+    return replace(pace, load=load)

@@ -1,0 +1,183 @@
+"""The task `bisect`: plan, look at both ends, search, tell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+
+from sparkpin.core import files, terminal
+from sparkpin.core.errors import InputError, SparkpinError
+from sparkpin.core.paths import Paths
+from sparkpin.history.bisect import state as states
+from sparkpin.history.bisect.changes import Change, groups_of
+from sparkpin.history.bisect.plan import Plan, identity, make_plan, numbers
+from sparkpin.history.bisect.search import Verdict, minimal
+from sparkpin.history.bisect.state import State, Trial
+from sparkpin.history.bisect.trial import Bench
+from sparkpin.pins import manifests
+from sparkpin.pins.precedence import origins
+from sparkpin.releases.kept_inputs import project_of
+from sparkpin.releases.record import Release
+
+COLUMNS = ("trial", "changes made", "verdict", "seconds", "seen")
+
+
+class Search:
+    """Tries each combination once, in this run or a former one."""
+
+    def __init__(self, bench: Bench, path: Path, state: State) -> None:
+        self.bench, self.path, self.state = bench, path, state
+        self.reused = len(state.trials)
+
+    @property
+    def plan(self) -> Plan:
+        return self.bench.plan
+
+    def verdict(self, chosen: Sequence[Change]) -> Verdict:
+        return self.trial(chosen).verdict
+
+    def trial(self, chosen: Sequence[Change]) -> Trial:
+        ids = sorted(change.id for change in chosen)
+        known = next((trial for trial in self.state.trials if trial.chosen == ids), None)
+        if known is not None:
+            return known
+        number, began = len(self.state.trials) + 1, time.monotonic()
+        terminal.say(f"trial {number}: changes {numbers(self.plan.changes, chosen)}")
+        verdict, how, log = self.bench.attempt(chosen, number)
+        seconds = round(time.monotonic() - began, 1)
+        made = Trial(chosen=ids, verdict=verdict, how=how, seconds=seconds, log=log)
+        self.state = self.state.model_copy(update={"trials": [*self.state.trials, made]})
+        states.write(self.path, self.state)
+        terminal.say(f"trial {number}: {verdict}, {terminal.printable(how)}")
+        return made
+
+    def ends(self) -> None:
+        """InputError unless good is good and bad is bad: anything else would be a search for nothing."""
+        for name, release, chosen in (("good", self.plan.good, ()), ("bad", self.plan.bad, self.plan.changes)):
+            trial = self.trial(chosen)
+            if trial.verdict != name:
+                step = "correct the check, or choose other releases"
+                if trial.verdict == "unresolved" and "does not start" in trial.how:
+                    step = "if that is what you look for: --unstarted-is-bad"
+                raise InputError(
+                    f"--{name} {release.tag} is {trial.verdict} ({trial.how}); log: {self.path.parent / trial.log}",
+                    next_step=f"{step} (a new search, without what is known of this one: rm -r {self.path.parent})",
+                )
+
+
+def bisect(
+    *, good: str, bad: str, check: str, serve: bool, unstarted_is_bad: bool, limit: int, dry_run: bool = False
+) -> None:
+    """dry_run: say what is tried first and what that takes; nothing is built, started or checked."""
+    for option, value in (("--good", good), ("--bad", bad), ("--check", check)):
+        if not value:
+            step = "invoke bisect --good TAG --bad TAG --check 'COMMAND' (docs/bisect.md)"
+            raise InputError(f"{option} is missing", next_step=step)
+    if limit < 1:
+        raise InputError(f"--limit: saw {limit}, wanted 1 or more (seconds)", next_step="--limit 1800")
+    paths = Paths.from_env()
+    plan = make_plan(paths, good, bad)
+    terminal.show(f"- good {plan.good.tag}")
+    terminal.show(f"+ bad  {plan.bad.tag}")
+    for place, change in enumerate(plan.changes, start=1):
+        terminal.show(f"{place:3} {terminal.printable(change.text)}")
+    for note in plan.notes:
+        terminal.show(f"note: {terminal.printable(note)}")
+    name = identity(plan, check, serve=serve, unstarted_is_bad=unstarted_is_bad, limit=limit)
+    folder = paths.home / states.FOLDER / name
+    if dry_run:
+        show_plan(plan, states.read(folder / states.FILE), serve=serve)
+        return
+    with files.lock(folder / states.LOCK, wait=False):
+        path = folder / states.FILE
+        fresh = State(
+            good=plan.good.tag, bad=plan.bad.tag, check=check, changes=[c.text for c in plan.changes], trials=[]
+        )
+        bench = Bench(paths, plan, check, serve, unstarted_is_bad, limit, folder, terminal.say)
+        search = Search(bench, path, states.read(path) or fresh)
+        if search.reused:
+            terminal.say(f"going on with a search that knows {terminal.count(search.reused, 'trial')} already ({path})")
+        search.ends()
+        found = minimal(groups_of(plan.changes), search.verdict)
+        rest = tuple(change for change in plan.changes if change not in found)
+        without = search.trial(rest)
+    show(search, found, without)
+
+
+def show_plan(plan: Plan, known: State | None, *, serve: bool) -> None:
+    """The trials that come whatever is found, and what a search costs where one change alone is to blame."""
+    courses = [course(plan.changes, guilty) for guilty in plan.changes]
+    alike = list(takewhile(lambda trials: len(set(trials)) == 1, zip(*courses, strict=False)))
+    verdicts = {tuple(trial.chosen): trial.verdict for trial in known.trials} if known else {}
+    rows = []
+    for place, (chosen, *_) in enumerate(alike, start=1):
+        own = plan.image_of(chosen)
+        verdict = verdicts.get(tuple(sorted(change.id for change in chosen)), "not tried yet")
+        rows.append((place, numbers(plan.changes, chosen), verdict, own.tag if own else "to be built"))
+    terminal.table(("trial", "changes made", "verdict", "image"), rows)
+    counts = sorted(len(trials) for trials in courses)
+    builds = max(sum(plan.image_of(chosen) is None for chosen in trials) for trials in courses)
+    span = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+    terminal.show(
+        f"where one change alone is to blame: {span} trials, each with the check"
+        f"{' and a start of a server' if serve else ''}, at most {terminal.count(builds, 'image')} to be built; "
+        "more where several are, or where a combination cannot be told"
+    )
+    terminal.show("Dry run: nothing was built, started or checked.")
+
+
+def course(changes: Sequence[Change], guilty: Change) -> list[tuple[Change, ...]]:
+    """The trials of a search in their order, if this change alone turns the check."""
+    tried: dict[tuple[Change, ...], None] = {(): None, tuple(changes): None}
+
+    def test(chosen: tuple[Change, ...]) -> Verdict:
+        tried[chosen] = None
+        return "bad" if guilty in chosen else "good"
+
+    found = minimal(groups_of(changes), test)
+    tried[tuple(change for change in changes if change not in found)] = None
+    return list(tried)
+
+
+def show(search: Search, found: Sequence[Change], without: Trial) -> None:
+    plan = search.plan
+    by_id = {change.id: change for change in plan.changes}
+    terminal.table(
+        COLUMNS,
+        [
+            (
+                place,
+                numbers(plan.changes, [by_id[name] for name in trial.chosen]),
+                trial.verdict,
+                f"{trial.seconds:.1f}",
+                terminal.printable(trial.how),
+            )
+            for place, trial in enumerate(search.state.trials, start=1)
+        ],
+    )
+    terminal.show(f"{'this change turns' if len(found) == 1 else 'these changes turn'} the check, on the good release:")
+    files_of = origin_of(search.bench.paths, plan.bad)
+    for change in found:
+        where = f"  ({files_of[change.name]})" if change.name in files_of else ""
+        terminal.show(f"  {terminal.printable(change.text)}{where}")
+    if len(found) > 1:
+        terminal.show("none of them can be left out: without any one the check is good, or cannot be told")
+    they = "it" if len(found) == 1 else "them"
+    terminal.show(f"the bad release without {they}: {without.verdict} ({terminal.printable(without.how)})")
+    unresolved = sum(trial.verdict == "unresolved" for trial in search.state.trials)
+    if unresolved:
+        terminal.show(f"{terminal.count(unresolved, 'combination')} could not be told: a smaller change may hide there")
+    terminal.show(f"logs: {search.path.parent}")
+
+
+def origin_of(paths: Paths, release: Release) -> dict[str, str]:
+    """Flag or variable -> the file that sets it; nothing where the release's files cannot be read."""
+    try:
+        with project_of(paths, release) as project:
+            recipe = manifests.load_recipe(project, release.recipe)
+            stack, chain = manifests.load_stack(project, release.stack), manifests.load_chain(project, release.stage)
+            return origins(recipe, stack, chain)
+    except SparkpinError:
+        return {}

@@ -1,0 +1,165 @@
+"""What is so on this machine, read once. Nothing is changed or started, and the network is asked only on request."""
+
+from __future__ import annotations
+
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+from sparkpin.core.errors import EngineError
+from sparkpin.host import machine as hosts
+from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.host.gpus import Gpu, Run, read_gpus
+from sparkpin.serve import ports
+
+HUB = "https://huggingface.co"
+TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+HOOK = "nvidia-container-runtime-hook"
+SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Docker:
+    """version: "" where no engine answers; elsewhere: its machine, "" for this one; runtimes: their names."""
+
+    version: str = ""
+    elsewhere: str = ""
+    runtimes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Hub:
+    """What came of asking. error: "" where it answered; offset: seconds that this clock is ahead of the Hub's."""
+
+    url: str
+    error: str = ""
+    offset: float | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """module: version of the loaded NVIDIA driver, "" for none. toolkit: the version that nvidia-ctk tells, or "".
+    hook: whether Docker finds the toolkit's hook, as it does for `--gpus`. cdi: specifications that name NVIDIA's GPUs.
+
+    memory: /proc/meminfo in bytes. holder: who listens at the port, "" for nobody. token: where one is, not the token.
+    synchronized: of the clock, None where nobody tells. hub: None unless it was asked.
+    """
+
+    host: hosts.Host
+    gpus: tuple[Gpu, ...]
+    module: str
+    toolkit: str
+    hook: bool
+    cdi: tuple[str, ...]
+    docker: Docker
+    memory: Mapping[str, int]
+    port: int
+    holder: str
+    token: str
+    synchronized: bool | None
+    hub: Hub | None = None
+
+
+def read_facts(
+    host: hosts.Host,
+    port: int,
+    *,
+    online: bool,
+    root: Path = hosts.ROOT,
+    run: Run = hosts.output,
+    environment: Mapping[str, str] = os.environ,
+) -> Facts:
+    engine = connected()
+    return Facts(
+        host=host,
+        gpus=read_gpus(run),
+        module=hosts.text(root / "sys/module/nvidia/version").strip(),
+        toolkit=toolkit_version(run),
+        hook=hosts.find_program(HOOK) is not None,
+        cdi=cdi_files(root),
+        docker=docker_of(engine),
+        memory=hosts.meminfo(root / "proc/meminfo"),
+        port=port,
+        holder=holder_of(engine, port),
+        token=token_place(environment),
+        synchronized=synchronized(run),
+        hub=ask_hub(environment.get("HF_ENDPOINT") or HUB) if online else None,
+    )
+
+
+def connected() -> Engine | None:
+    try:
+        return Engine.connect()
+    except EngineError:
+        return None
+
+
+def docker_of(engine: Engine | None) -> Docker:
+    if engine is None:
+        return Docker()
+    with engine_errors():
+        found = engine.client.info()
+    return Docker(
+        version=str(found.get("ServerVersion", "")),
+        elsewhere=engine.elsewhere,
+        runtimes=tuple(sorted(name for name in found.get("Runtimes") or {} if not name.startswith("io.containerd"))),
+    )
+
+
+def holder_of(engine: Engine | None, port: int) -> str:
+    if not ports.listening_inodes(port):
+        return ""
+    return (ports.port_holder(engine, port)[0] if engine else "") or "a process"
+
+
+def toolkit_version(run: Run) -> str:
+    """The last word of `NVIDIA Container Toolkit CLI version 1.18.0`, the first of its lines."""
+    lines = (run(("nvidia-ctk", "--version")) or "").splitlines()
+    return lines[0].split()[-1] if lines and lines[0].split() else ""
+
+
+def cdi_files(root: Path) -> tuple[str, ...]:
+    """Absolute paths of the specifications that offer nvidia.com/gpu, where Docker looks for them."""
+    found = [path for folder in ("etc/cdi", "var/run/cdi") for path in sorted((root / folder).glob("*"))]
+    return tuple(f"/{path.relative_to(root)}" for path in found if "nvidia.com/gpu" in hosts.text(path))
+
+
+def token_place(environment: Mapping[str, str]) -> str:
+    """As huggingface_hub finds one: the variables, then the file that `hf auth login` writes."""
+    for name in TOKENS:
+        if environment.get(name, "").strip():
+            return f"in {name}"
+    home = Path(environment.get("HOME") or Path.home())
+    cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
+    folder = Path(environment.get("HF_HOME") or cache / "huggingface").expanduser()
+    path = Path(environment.get("HF_TOKEN_PATH") or folder / "token").expanduser()
+    return f"in {path}" if hosts.text(path).strip() else ""
+
+
+def synchronized(run: Run) -> bool | None:
+    answer = run(("timedatectl", "show", "--property=NTPSynchronized", "--value"))
+    return {"yes": True, "no": False}.get((answer or "").strip())
+
+
+def ask_hub(url: str) -> Hub:
+    """One request for the front page's head, without a token."""
+    request = urllib.request.Request(url, method="HEAD", headers={"User-Agent": "sparkpin"})
+    try:
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            date = answer.headers.get("Date")
+    except urllib.error.HTTPError as error:  # it answered, if not as wished
+        date = error.headers.get("Date")
+        error.close()
+        if error.code >= 500:
+            return Hub(url, f"it answers with {error.code}")
+    except (OSError, ValueError) as error:
+        return Hub(url, str(getattr(error, "reason", "") or error))
+    try:
+        return Hub(url, offset=time.time() - parsedate_to_datetime(date).timestamp() if date else None)
+    except ValueError:  # no date: a proxy's page may have anything there
+        return Hub(url)

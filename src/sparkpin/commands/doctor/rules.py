@@ -1,0 +1,275 @@
+"""From facts to findings, each with the command that mends it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sparkpin.commands.doctor import minimums
+from sparkpin.commands.doctor.facts import Facts
+from sparkpin.core.errors import ManifestError
+from sparkpin.host.gpus import Gpu
+from sparkpin.host.machine import Requirement
+
+State = Literal["ok", "MISSING", "advice", "n/a"]
+GIB = 1 << 30
+UPDATE = "sudo apt update && sudo apt dist-upgrade, then sudo reboot (DGX OS brings driver and firmware)"
+TOOLKIT = "sudo apt install nvidia-container-toolkit"
+RUNTIME = "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
+CDI = "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+DROP = "sudo sh -c 'sync; echo 3 > /proc/sys/vm/drop_caches'"
+NO_SWAP = "sudo swapoff -a, until the next start; for good, take the swap lines out of /etc/fstab"
+UNPLUG = "shut down, unplug the power supply for a minute, start again"
+CLOCK = "sudo timedatectl set-ntp true"
+# Rows of a server that shares its memory with a GB10.
+OF_A_SPARK = ("NVIDIA driver", "GPU", "GPU in containers", "power", "page cache", "swap")
+PLAN = "memory plan"
+NO_GPU = {
+    "page cache": "the kernel frees it by itself for a server without a GPU",
+    "swap": "it is no harm to a server without a GPU",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """state: MISSING stops the work, advice does not, n/a is no matter on this machine. fix: a command, "" for none."""
+
+    name: str
+    state: State
+    detail: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the recipe will need at its start, in bytes, or `why` that is not known and the command that tells it.
+    command: which plans for this recipe.
+    """
+
+    recipe: str
+    needed: int | None
+    why: str = ""
+    fix: str = ""
+    command: str = "invoke plan"
+
+
+def of_requirement(requirement: Requirement) -> Finding:
+    return Finding(requirement.name, "ok" if requirement.ok else "MISSING", requirement.detail, requirement.fix)
+
+
+def findings(facts: Facts, memory: Memory, cuda: str | None) -> list[Finding]:
+    """cuda: release of the stack's CUDA ("13.0"), None for a stack without."""
+    if facts.docker.elsewhere:
+        why = f"the engine runs on {facts.docker.elsewhere}, no server runs here: invoke doctor there"
+        own = [Finding(name, "n/a", why) for name in (*OF_A_SPARK, PLAN)]
+        return [*own, *anywhere(facts)]
+    if facts.host.is_spark and cuda:
+        own = [*driver(facts, cuda), *containers(facts), *power(facts.gpus), page_cache(facts, memory), swap(facts)]
+    else:
+        where = "" if facts.host.is_spark else "not a DGX Spark: "
+        why = "images for it are built here, not run" if cuda else "the stack uses no GPU"
+        own = [Finding(name, "n/a", f"{where}{NO_GPU.get(name, why)}") for name in OF_A_SPARK]
+    if facts.host.is_spark or cuda is None:
+        own.append(memory_plan(facts, memory))
+    else:
+        own.append(Finding(PLAN, "n/a", f"{memory.recipe} runs on a DGX Spark, and this is none: {memory.command}"))
+    return [*own, *anywhere(facts)]
+
+
+def lock_of(fault: ManifestError | None) -> list[Finding]:
+    """What keeps a stack from being built whatever the machine has; nothing where its lock is good."""
+    return [Finding("lock", "advice", f"saw {fault.seen}, wanted {fault.wanted}", fault.next_step)] if fault else []
+
+
+def source_build(source: str, platform: str, here: str) -> list[Finding]:
+    """Of a stack that compiles a distribution. platform: the stack's; here: this machine's."""
+    if platform == here:
+        return []
+    why = f"{source} is compiled on {platform}, and this machine is {here}: under emulation that takes far too long"
+    return [Finding("source build", "advice", why, f"build this stack on a machine of {platform}")]
+
+
+def anywhere(facts: Facts) -> list[Finding]:
+    return [docker(facts), port(facts), token(facts), *hub(facts), clock(facts)]
+
+
+def version(text: str) -> tuple[int, ...]:
+    """The numbers at the start: 580.65.06 -> (580, 65, 6)."""
+    found = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(map(int, found[0].split("."))) if found else ()
+
+
+def driver_of(cuda: str) -> str:
+    """That of the release itself, else of the nearest one below that is known."""
+    known = sorted(minimums.MINIMUM_DRIVER, key=version)
+    below = [release for release in known if version(release) <= version(cuda)] or known[:1]
+    return minimums.MINIMUM_DRIVER[below[-1]]
+
+
+def driver(facts: Facts, cuda: str) -> Iterator[Finding]:
+    wanted = driver_of(cuda)
+    seen = facts.gpus[0].driver if facts.gpus else facts.module
+    if not seen:
+        yield Finding("NVIDIA driver", "MISSING", f"none is loaded; {wanted} or newer wanted for CUDA {cuda}", UPDATE)
+        return
+    if version(seen) < version(wanted):
+        yield Finding("NVIDIA driver", "MISSING", f"{seen}; the image's CUDA {cuda} wants {wanted} or newer", UPDATE)
+    else:
+        yield Finding("NVIDIA driver", "ok", f"{seen}; CUDA {cuda} wants {wanted} or newer")
+    if not facts.gpus:
+        why = f"the driver {seen} is loaded and nvidia-smi does not answer: as after an update without a restart"
+        yield Finding("GPU", "MISSING", why, "sudo reboot; if it stays so, nvidia-smi tells why")
+        return
+    gpu = facts.gpus[0]
+    known = gpu.compute_capability == minimums.CAPABILITY
+    other = f"; the images are made for {minimums.CAPABILITY}"
+    detail = f"{gpu.name}, compute capability {gpu.compute_capability}{'' if known else other}"
+    yield Finding("GPU", "ok" if known else "advice", detail)
+
+
+def containers(facts: Facts) -> Iterator[Finding]:
+    """Docker hands GPUs out by the toolkit's hook or runtime; by CDI only from 25.0 on."""
+    name = "GPU in containers"
+    if not (facts.toolkit or facts.hook):
+        yield Finding(name, "MISSING", "no nvidia-container-toolkit: containers do not see the GPU", TOOLKIT)
+        return
+    by_cdi = bool(facts.cdi) and version(facts.docker.version) >= minimums.DOCKER_CDI
+    ways = [
+        "the runtime nvidia" if "nvidia" in facts.docker.runtimes else "",
+        "the toolkit's hook" if facts.hook else "",
+        f"CDI ({', '.join(facts.cdi)})" if by_cdi else "",
+    ]
+    toolkit = f"nvidia-container-toolkit {facts.toolkit or '(version not told)'}"
+    if found := [way for way in ways if way]:
+        yield Finding(name, "ok", f"{toolkit}, by {', '.join(found)}")
+    elif not facts.docker.version:
+        yield Finding(
+            name, "advice", f"{toolkit}; no engine answers, so its runtimes are not known", "invoke doctor --fix"
+        )
+    else:
+        yield Finding(name, "MISSING", f"{toolkit}, and Docker knows neither its runtime nor its hook", RUNTIME)
+    if not facts.cdi:
+        why = "no CDI specification of NVIDIA's in /etc/cdi or /var/run/cdi; Docker's newer ways to a GPU want one"
+        yield Finding("CDI", "advice", why, CDI)
+
+
+def power(gpus: Sequence[Gpu]) -> Iterator[Finding]:
+    if not gpus:
+        return
+    gpu = gpus[0]
+    if gpu.slowed:
+        yield Finding(
+            "power", "advice", f"the GPU is slowed down by {' and '.join(gpu.slowed)}", "nvidia-smi -q -d PERFORMANCE"
+        )
+    elif is_stuck(gpu):
+        why = f"busy ({gpu.utilization:.0f} %) at {gpu.clock:.0f} MHz with no reason told: its low-power state"
+        yield Finding("power", "advice", why, UNPLUG)
+    elif gpu.power_limit is not None and gpu.power_max is not None and gpu.power_limit < gpu.power_max:
+        why = f"limited to {gpu.power_limit:.0f} W of {gpu.power_max:.0f} W"
+        yield Finding("power", "advice", why, f"sudo nvidia-smi -pl {gpu.power_max:.0f}")
+    else:
+        limit = "tells no limit" if gpu.power_limit is None else f"{gpu.power_limit:.0f} W allowed"
+        idle = (
+            "" if gpu.utilization is None or gpu.utilization >= minimums.BUSY else "; idle, so its clock says nothing"
+        )
+        yield Finding("power", "ok", f"{limit}, no slowdown{idle}")
+
+
+def is_stuck(gpu: Gpu) -> bool:
+    busy = gpu.utilization is not None and gpu.utilization >= minimums.BUSY
+    return busy and gpu.clock is not None and gpu.clock < minimums.STUCK_CLOCK
+
+
+def droppable(facts: Facts) -> int:
+    """Bytes that `drop_caches` would give back: pages of files (shared memory is none) and what is known of files."""
+    value = facts.memory.get
+    return max(0, value("Cached", 0) + value("Buffers", 0) + value("SReclaimable", 0) - value("Shmem", 0))
+
+
+def page_cache(facts: Facts, memory: Memory) -> Finding:
+    """Unified memory: pages of files are not free for CUDA until they are dropped, though the kernel counts on them."""
+    cached, free = droppable(facts), facts.memory.get("MemFree", 0)
+    short = memory.needed is not None and memory.needed > free
+    if cached > minimums.CACHE_SHARE * facts.host.memory_total and (short or memory.needed is None):
+        wants = f", the plan wants {gib(memory.needed)}" if memory.needed is not None else ""
+        why = f"{gib(cached)} cache files, {gib(free)} are free{wants}; it counts against what CUDA can take"
+        return Finding("page cache", "advice", why, DROP)
+    return Finding("page cache", "ok", f"{gib(cached)} cache files, {gib(free)} are free")
+
+
+def swap(facts: Facts) -> Finding:
+    total = facts.memory.get("SwapTotal", 0)
+    used = total - facts.memory.get("SwapFree", 0)
+    if not total:
+        return Finding("swap", "ok", "none: a start that needs too much fails at once")
+    why = f"{gib(total)}, {gib(used)} of it used: with unified memory the machine freezes before the start fails"
+    return Finding("swap", "advice", why, NO_SWAP)
+
+
+def docker(facts: Facts) -> Finding:
+    seen = facts.docker.version
+    if not seen:
+        return Finding("Docker version", "advice", "no engine answers yet", "invoke doctor --fix")
+    wanted = ".".join(map(str, minimums.DOCKER))
+    if version(seen) < minimums.DOCKER:
+        fix = "sudo apt install --only-upgrade docker-ce docker-ce-cli (Docker's packages) or docker.io"
+        return Finding("Docker version", "MISSING", f"{seen}; {wanted} or newer wanted", fix)
+    where = f", on {facts.docker.elsewhere} (DOCKER_HOST or a context)" if facts.docker.elsewhere else ""
+    return Finding("Docker version", "ok", f"{seen}{where}; {wanted} or newer wanted")
+
+
+def memory_plan(facts: Facts, memory: Memory) -> Finding:
+    if memory.needed is None:
+        return Finding(PLAN, "advice", f"{memory.recipe}: {memory.why}", memory.fix)
+    free = facts.host.memory_available
+    detail = f"{memory.recipe} needs {gib(memory.needed)}, {gib(free)} are available"
+    if memory.needed <= free:
+        return Finding(PLAN, "ok", detail)
+    if memory.needed > facts.host.memory_total:
+        return Finding(PLAN, "advice", f"{detail}: more than this machine has", f"{memory.command} says what would fit")
+    return Finding(PLAN, "advice", detail, f"invoke stop, if a server runs; {memory.command} says what would fit")
+
+
+def port(facts: Facts) -> Finding:
+    name = f"port {facts.port}"
+    if not facts.holder:
+        return Finding(name, "ok", "free")
+    if facts.holder.startswith("the container sparkpin-"):
+        return Finding(name, "ok", f"taken by {facts.holder}, a server of sparkpin")
+    return Finding(name, "advice", f"taken by {facts.holder}", f"stop that, or invoke serve --port {facts.port + 1}")
+
+
+def token(facts: Facts) -> Finding:
+    """Its value is read by nobody here."""
+    if facts.token:
+        return Finding("Hub token", "ok", facts.token)
+    why = "none; public repositories need none, gated ones do, and without one the Hub slows down"
+    return Finding("Hub token", "advice", why, "hf auth login, or HF_TOKEN in the environment")
+
+
+def hub(facts: Facts) -> Iterator[Finding]:
+    if facts.hub is None:
+        yield Finding("Hub", "n/a", "not asked: doctor keeps off the network; invoke doctor --online asks")
+    elif facts.hub.error:
+        fix = "look at network, proxy (HTTPS_PROXY) and name servers; what is fetched already serves without it"
+        yield Finding("Hub", "advice", f"{facts.hub.url} is not reached: {facts.hub.error}", fix)
+    else:
+        yield Finding("Hub", "ok", f"{facts.hub.url} answers")
+
+
+def clock(facts: Facts) -> Finding:
+    offset = facts.hub.offset if facts.hub else None
+    if offset is not None:
+        if abs(offset) > minimums.DRIFT:
+            word = "ahead of" if offset > 0 else "behind"
+            return Finding("clock", "advice", f"{abs(offset):.0f} s {word} the Hub's: certificates may fail", CLOCK)
+        return Finding("clock", "ok", "agrees with the Hub's")
+    if facts.synchronized is False:
+        return Finding("clock", "advice", "not synchronized", CLOCK)
+    return Finding("clock", "ok", "synchronized" if facts.synchronized else "nobody here tells; --online compares it")
+
+
+def gib(count: int) -> str:
+    return f"{count / GIB:.1f} GiB"

@@ -1,0 +1,29 @@
+"""`invoke diff` and `invoke why`. Not in `commands`: they need neither an engine nor what it takes to talk to one."""
+
+from __future__ import annotations
+
+import json
+
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import show
+from sparkpin.history import operands
+from sparkpin.history import text as explain
+from sparkpin.history import why as finding
+
+
+def diff(before: str, after: str, *, all_files: bool, as_json: bool) -> bool:
+    """Whether the two differ."""
+    found = operands.difference(Paths.from_env(), before, after)
+    if as_json:
+        show(json.dumps(explain.difference_json(found), indent=2, sort_keys=True))
+    else:
+        show("\n".join(explain.difference_lines(found, all_files=all_files)))
+    return not found.identical
+
+
+def why(tag: str, path: str, *, as_json: bool) -> None:
+    origin = finding.why(Paths.from_env(), tag, path)
+    if as_json:
+        show(json.dumps(explain.origin_json(origin), indent=2, sort_keys=True))
+    else:
+        show("\n".join(explain.origin_lines(origin)))

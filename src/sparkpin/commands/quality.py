@@ -1,0 +1,176 @@
+"""The task `quality`: two releases, measured and compared."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+from sparkpin.build.make import engine_of
+from sparkpin.build.record import records_of as build_records
+from sparkpin.commands.commands import choose_recipe, newest_of_stage, require_recipe
+from sparkpin.core.errors import InputError, QualityError, SparkpinError
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import say, show
+from sparkpin.host.engine import Engine
+from sparkpin.host.fingerprint import read_fingerprint
+from sparkpin.measure.quality import asking, compare, run, standard, texts
+from sparkpin.measure.quality import limits as beside
+from sparkpin.measure.quality.report import report
+from sparkpin.pins import manifests
+from sparkpin.releases import quality_allowance, quality_gate, quality_record
+from sparkpin.releases.quality_record import QualityRecord, Standard
+from sparkpin.releases.record import Release, Releases, now
+
+
+@dataclass(frozen=True)
+class Pair:
+    """role: as in QualityRecord."""
+
+    release: Release
+    reference: Release
+    role: Literal["parent", "named"]
+
+
+def parent_of(paths: Paths, release: Release) -> Release:
+    """The release of the stage below: one that has passed before any other, of these one on the same image, of these
+    one of the same recipe file, of these the newest.
+    """
+    stage = manifests.load_stage(paths.project, release.stage)
+    if stage.parent is None:
+        raise InputError(
+            f"{release.tag}: stage {release.stage!r} has no parent to compare it with",
+            next_step=f"invoke quality --release {release.tag} --against TAG",
+        )
+    try:
+        below = build_records(paths, release)[-2].key
+    except (SparkpinError, IndexError):
+        below = ""
+    settings = f"recipes/{release.recipe}.yaml"
+
+    def fitness(known: Release) -> tuple[bool, bool, bool, tuple[str, str]]:
+        same_settings = known.inputs.get(settings) == release.inputs.get(settings)
+        return known.is_good, known.build_key == below, same_settings, known.age
+
+    parents = [known for known in Releases(paths).of_recipe(release.recipe) if known.stage == stage.parent]
+    if not parents:
+        return newest_of_stage(paths, release.recipe, stage.parent)  # says that there is none
+    best = max(parents, key=fitness)
+    if not best.is_good:
+        say(f"warning: {best.tag}, the reference, has not passed: invoke smoke --release {best.tag}")
+    return best
+
+
+def newest(paths: Paths, recipe: str) -> Release:
+    """The newest release that has passed, of any stage with a parent; else the newest of the recipe's own stage."""
+    for release in reversed(Releases(paths).of_recipe(recipe)):
+        if release.is_good and (stage := quality_gate.stage_of(paths, release)) and stage.parent:
+            return release
+    return newest_of_stage(paths, recipe, manifests.load_recipe(paths.project, recipe).stage)
+
+
+def chosen(paths: Paths, recipe: str, tag: str | None, against: str | None) -> Pair:
+    release = Releases(paths).get(tag) if tag else newest(paths, recipe)
+    if not against:
+        return Pair(release, parent_of(paths, release), "parent")
+    stages = {known.stage for known in Releases(paths).of_recipe(release.recipe)}
+    reference = newest_of_stage(paths, release.recipe, against) if against in stages else Releases(paths).get(against)
+    if reference.tag == release.tag:
+        raise InputError(f"{release.tag} against itself", next_step="name another release with --against")
+    stage = quality_gate.stage_of(paths, release)
+    is_parent = stage is not None and (reference.recipe, reference.stage) == (release.recipe, stage.parent)
+    return Pair(release, reference, "parent" if is_parent else "named")
+
+
+def quality(
+    *,
+    recipe: str | None,
+    release: str | None,
+    against: str | None,
+    quick: bool,
+    wanted: standard.Wanted | None,
+    fetch: bool,
+    hours: int = standard.HOURS,
+    as_json: bool,
+) -> None:
+    """Measure both, keep the record, print it; QualityError for a greater loss than the release's stage allows."""
+    limit = standard.seconds_of(hours)
+    paths = Paths.from_env()
+    pair = chosen(paths, choose_recipe(paths, recipe, None), release, against)
+    if wanted and fetch:
+        standard.fetch(paths, wanted, say)
+    plan = run.Plan(texts.load(quick=quick), wanted, limit)
+    if wanted and not fetch:  # before minutes of measuring
+        standard.require_installed(paths, wanted)
+        if any(plan.scores_of(paths, release) is None for release in (pair.release, pair.reference)):
+            standard.require_known(paths, wanted)
+    found = compared(paths, engine_of(paths), pair, plan)
+    path = quality_record.save(paths, pair.release, pair.reference, found)
+    if as_json:
+        show(json.dumps(quality_record.to_json(found), indent=2, sort_keys=True))
+    else:
+        report(found)
+        show(f"kept: {path}")
+    if found.more:
+        raise QualityError(
+            f"{found.release} has lost more against {found.reference} than its stage may cost: "
+            + "; ".join(map(quality_allowance.line, found.more)),
+            next_step=f"invoke promote {found.release} refuses it, unless --accept-loss says why",
+        )
+
+
+def limits(*, recipe: str | None) -> None:
+    paths = Paths.from_env()
+    name = choose_recipe(paths, recipe, None)
+    require_recipe(paths, Releases(paths), name)
+    beside.show(paths, name)
+
+
+def compared(paths: Paths, engine: Engine, pair: Pair, plan: run.Plan) -> QualityRecord:
+    """The reference first: it is the one that other comparisons have measured, maybe."""
+    p = run.measure(paths, engine, pair.reference, plan, say)
+    q = run.measure(paths, engine, pair.release, plan, say)
+    figures = compare.texts(p.measured, q.measured, asking.TOP)
+    skills = compare.skills(p.measured, q.measured)
+    stage = quality_gate.stage_of(paths, pair.release) if pair.role == "parent" else None
+    alone = compare.asked_alone(p.measured, q.measured)
+    unjudged = quality_allowance.notes(figures[0], stage.quality) if stage else ()
+    return QualityRecord(
+        release=pair.release.tag,
+        reference=pair.reference.tag,
+        role=pair.role,
+        time=now(),
+        seconds=round(p.measured.seconds + q.measured.seconds, 1),
+        vllm_release=q.measured.vllm,
+        vllm_reference=p.measured.vllm,
+        host=read_fingerprint(engine.version),
+        corpus=plan.corpus.digest,
+        top_k=asking.TOP,
+        quick=plan.corpus.quick,
+        texts=figures,
+        skills=skills,
+        standard=joined(p.scores, q.scores),
+        judged=quality_allowance.judge(figures[0], skills, stage.quality) if stage else (),
+        notes=tuple(dict.fromkeys((*p.measured.notes, *q.measured.notes, *alone, *unjudged, *quick_note(plan)))),
+    )
+
+
+def quick_note(plan: run.Plan) -> tuple[str, ...]:
+    return (f"--quick: {texts.QUICK} texts of each kind, fewer questions; wide intervals",) if plan.corpus.quick else ()
+
+
+def joined(reference: tuple[standard.Score, ...], release: tuple[standard.Score, ...]) -> tuple[Standard, ...]:
+    others = {(score.task, score.metric): score for score in release}
+    return tuple(
+        Standard(
+            task=p.task,
+            metric=p.metric,
+            samples=p.samples,
+            reference=p.value,
+            reference_stderr=p.stderr,
+            release=q.value,
+            release_stderr=q.stderr,
+        )
+        for p in reference
+        if (q := others.get((p.task, p.metric)))
+    )

@@ -1,0 +1,226 @@
+"""The task `roofline`: a recipe's decode step or the published chain, as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from sparkpin.core import terminal
+from sparkpin.core.errors import InputError
+from sparkpin.core.paths import Paths
+from sparkpin.host import machine as host
+from sparkpin.measure.bench.acceptance import PUBLISHED, Acceptance, acceptance_of
+from sparkpin.measure.roofline.published import CHAIN, MODEL, SHORT, Published, model_published
+from sparkpin.measure.roofline.reads import Model, Read, Roofline, model_of
+from sparkpin.measure.roofline.reads import roofline as make
+from sparkpin.pins import manifests, schema
+from sparkpin.serve.memory import recipe as memory
+
+GB = 1e9
+SPARK = 273 * GB  # bytes a second, nominally; the default of --bandwidth
+COLUMNS = ("read in a step", "MB", "times", "MB a step", "share", "")
+CHAIN_COLUMNS = ("stage", "what", "GB a step", "ceiling", "same experts", "published", "of the ceiling", "GB/s then")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """bandwidth: bytes a second; context: tokens; accepted: share of the drafted tokens, None where nobody said one."""
+
+    bandwidth: float
+    context: int
+    accepted: float | None
+
+    def roofline(self, model: Model, accepted: Acceptance, *, same_experts: bool = False) -> Roofline:
+        return make(
+            model,
+            context=self.context,
+            bandwidth=self.bandwidth,
+            accepted=accepted.share,
+            same_experts=same_experts,
+        )
+
+
+def asked(*, bandwidth: str, context: int, accepted: str) -> Asked:
+    share = number("accepted", accepted, "0.79", least=0) if accepted else None
+    if share is not None and share > 1:
+        raise InputError(f"--accepted: saw {accepted!r}, wanted a share from 0 to 1", next_step="--accepted 0.79")
+    return Asked(number("bandwidth", bandwidth, "273") * GB, context, share)
+
+
+def number(option: str, text: str, example: str, least: float = math.ulp(0)) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value < math.inf:
+        wanted = "a number above 0" if least else "a number, 0 or more"
+        raise InputError(f"--{option}: saw {text!r}, wanted {wanted}", next_step=f"for example --{option} {example}")
+    return value
+
+
+def roofline(asked: Asked, *, recipe: str | None, stage: str | None, measured: str, as_json: bool) -> None:
+    """Of one stage of a recipe; of the 122B the published chain, too."""
+    paths = Paths.from_env()
+    speed = number("measured", measured, "38.4") if measured else None
+    chosen = manifests.load_recipe(paths.project, recipe or host.default_recipe(paths.project))
+    chain = manifests.load_chain(paths.project, stage or chosen.stage)
+    stack = manifests.load_stack(paths.project, chosen.stack)
+    known = memory.known_of(paths, chosen, stack, chain)
+    model = model_of(known.tensors, known.geometry, known.settings, known.loading, symmetric=known.symmetric)
+    share = (
+        acceptance_of(paths, chosen.name, chain[-1].name, model.drafted)
+        if asked.accepted is None and model.drafted
+        else said(asked)
+    )
+    made, same = asked.roofline(model, share), asked.roofline(model, share, same_experts=True)
+    is_published = manifests.model_of(paths.project, chosen).name == MODEL
+    if as_json:
+        value: dict[str, Any] = {"recipe": chosen.name, "stage": chain[-1].name, **to_json(made, same, speed)}
+        value["accepted_from"] = share.origin if made.drafted else None
+        terminal.show(json.dumps(value, indent=2, sort_keys=True))
+        return
+    terminal.show(
+        f"Decode of recipe {chosen.name}, stage {chain[-1].name}, one user, {asked.context:,} tokens in the cache"
+    )
+    terminal.table(COLUMNS, [row(read, made) for read in made.reads])
+    terminal.show(
+        f"{made.step_bytes / 1e6:,.3f} MB a step at {asked.bandwidth / GB:g} GB/s{whose(asked)}: "
+        f"{terminal.figure(1e3 * made.step_seconds)} ms"
+    )
+    if made.drafted:
+        terminal.show(
+            f"{made.step_tokens:.2f} tokens a step: {made.drafted} drafted, {percent(share)} of them accepted "
+            f"({share.origin})"
+        )
+    terminal.show(f"ceiling: {made.ceiling:.1f} tok/s{bound(made, same)}")
+    if speed is not None:
+        part, implied = 100 * made.fraction(speed), made.implied(speed) / GB
+        told = f"{terminal.figure(part)} % of it: {terminal.figure(implied)} GB/s of {asked.bandwidth / GB:g}"
+        terminal.show(f"measured: {speed:g} tok/s, {told}")
+    if asked.bandwidth == SPARK and is_served_here(host.read_host(), stack):
+        terminal.show(
+            "note: this machine is no DGX Spark, so that is no ceiling of what is served here: --bandwidth takes the "
+            "GB/s of its own memory, and a CPU reads from its cache what fits there"
+        )
+    if is_published:
+        show_chain(asked)
+
+
+def is_served_here(machine: host.Host, stack: schema.Stack) -> bool:
+    """By something else than a Spark."""
+    return not machine.is_spark and (stack.gpu is None or machine.has_gpu)
+
+
+def whose(asked: Asked) -> str:
+    return " (a DGX Spark's memory, nominally)" if asked.bandwidth == SPARK else ""
+
+
+def published(
+    asked: Asked, *, as_json: bool, recipe: str | None = None, stage: str | None = None, measured: str = ""
+) -> None:
+    """The published figures beside the ceilings of their stages; of a longer context than theirs the ceilings.
+
+    Raises InputError for what is of one stage of a recipe: recipe, stage, measured.
+    """
+    given = {"--recipe": recipe, "--stage": stage, "--measured": measured}
+    if others := [option for option, value in given.items() if value]:
+        raise InputError(
+            f"--published shows every stage of the published chain: saw {' and '.join(others)} beside it",
+            next_step=f"leave --published out, or {' and '.join(others)}",
+        )
+    if as_json:
+        rows = [
+            {"stage": figure.stage, "what": figure.what, **to_json(*both(asked, figure), told(asked, figure))}
+            for figure in CHAIN
+        ]
+        terminal.show(json.dumps({"model": MODEL, "chain": rows}, indent=2, sort_keys=True))
+        return
+    show_chain(asked)
+
+
+def told(asked: Asked, figure: Published) -> float | None:
+    """The published speed, where the context is as short as that of its prompts."""
+    return figure.tokens if asked.context <= SHORT else None
+
+
+def both(asked: Asked, figure: Published) -> tuple[Roofline, Roofline]:
+    model, share = model_published(figure), said(asked)
+    return asked.roofline(model, share), asked.roofline(model, share, same_experts=True)
+
+
+def said(asked: Asked) -> Acceptance:
+    """What was asked for; as published where nothing was."""
+    return PUBLISHED if asked.accepted is None else Acceptance(asked.accepted, "--accepted")
+
+
+def percent(accepted: Acceptance) -> str:
+    """As many digits as a share of some hundred tokens has."""
+    return f"{100 * accepted.share:.3g} %"
+
+
+def show_chain(asked: Asked) -> None:
+    terminal.show(
+        f"The published chain of {MODEL}, in tok/s, at {asked.bandwidth / GB:g} GB/s with {asked.context:,} tokens in "
+        f"the cache and {percent(said(asked))} of the drafted tokens accepted"
+    )
+    rows = []
+    for figure in CHAIN:
+        (made, same), speed = both(asked, figure), told(asked, figure)
+        rows.append(
+            (
+                figure.stage,
+                figure.what,
+                f"{made.step_bytes / GB:.2f}",
+                f"{made.ceiling:.1f}",
+                f"{same.ceiling:.1f}",
+                *(
+                    (f"{speed:g}", f"{made.fraction(speed):.0%}", f"{made.implied(speed) / GB:.0f}")
+                    if speed
+                    else ("-", "-", "-")
+                ),
+            )
+        )
+    terminal.table(CHAIN_COLUMNS, rows)
+    short = f", and short ones: nothing to hold against more than {SHORT:,} tokens in the cache"
+    whence = f"five prompts on one Spark, not measured here{short if asked.context > SHORT else ''}"
+    terminal.show(f"published: {whence}; docs/roofline.md says what a ceiling assumes")
+
+
+def bound(made: Roofline, same: Roofline) -> str:
+    if math.isclose(made.ceiling, same.ceiling):
+        return ""
+    return f" with uniform routing, {same.ceiling:.1f} if all tokens of a step reached the same experts"
+
+
+def row(read: Read, made: Roofline) -> tuple[str, ...]:
+    return (
+        read.what,
+        f"{read.size / 1e6:,.3f}",
+        f"{read.times:,.2f}".removesuffix(".00"),
+        f"{read.bytes / 1e6:,.3f}",
+        f"{read.bytes / made.step_bytes:.1%}",
+        read.note,
+    )
+
+
+def to_json(made: Roofline, same: Roofline, measured: float | None) -> dict[str, Any]:
+    """Bytes, bytes a second, tokens a second. same_experts: the ceiling if all tokens of a step reached the same."""
+    value: dict[str, Any] = {
+        "reads": [
+            {"what": read.what, "size": read.size, "times": read.times, "bytes": read.bytes, "note": read.note}
+            for read in made.reads
+        ],
+        "bandwidth": made.bandwidth,
+        "context": made.context,
+        "drafted": made.drafted,
+        "accepted": made.accepted,
+        "step_bytes": made.step_bytes,
+        "step_tokens": made.step_tokens,
+        "ceiling": made.ceiling,
+        "ceiling_same_experts": same.ceiling,
+    }
+    if measured is not None:
+        value |= {"measured": measured, "fraction": made.fraction(measured), "implied": made.implied(measured)}
+    return value

@@ -1,0 +1,181 @@
+"""The words of `vllm serve` held against what a release of vLLM takes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparkpin.community.finding import Finding, Severity
+from sparkpin.community.release import Release, nearest, nearest_few
+from sparkpin.core.errors import ManifestError
+from sparkpin.pins.schema import Stage
+from sparkpin.pins.vllm_command import Flag, parse_flags
+from sparkpin.pins.vllm_flags import Flags
+
+KEY = "command"
+LENGTH, SHARE = "--max-model-len", "--gpu-memory-utilization"
+NUMBERS = (LENGTH, SHARE, "--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--num-gpu-blocks-override",
+           "--tensor-parallel-size", "--kv-cache-memory-bytes")  # fmt: skip
+LEFT_OVER = re.compile(r"\{[\w-]+\}")  # a placeholder that nothing fills, which is told as such
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server to be: on which machine (gpu), with which distributions in its image (None: not known).
+
+    chain: the stages of its image, None where they are not known.
+    """
+
+    model: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    release: Release
+    gpu: bool
+    packages: frozenset[str] | None
+    templates: frozenset[str]
+    chain: tuple[Stage, ...] | None = None
+
+    @property
+    def flags(self) -> list[tuple[str, Flag]]:
+        """Each flag that is known, by the name that its release knows it by."""
+        found = [(self.release.flag(flag.words[0]), flag) for flag in parse_flags(self.argv)[1]]
+        return [(name, flag) for name, flag in found if name is not None]
+
+    def value(self, name: str) -> str | None:
+        """The last one given counts; "" for a bare flag, None for one that is absent or negated."""
+        found = [flag for known, flag in self.flags if known == name]
+        if not found or found[-1].words[0].startswith("--no-"):
+            return None
+        return found[-1].value or ""
+
+    def number(self, name: str) -> float | None:
+        try:
+            return float(self.value(name) or "")
+        except ValueError:
+            return None
+
+    @property
+    def speculation(self) -> dict[str, Any]:
+        """--speculative-config, whether it stands as JSON or in parts."""
+        found: dict[str, Any] = {}
+        for name, flag in self.flags:
+            if name != "--speculative-config":
+                continue
+            part = flag.words[0].partition("=")[0].partition(".")[2]
+            value = read_json(flag.value or "")
+            found |= {part: value} if part else (value if isinstance(value, dict) else {})
+        return found
+
+
+def read_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def findings(served: Served) -> Iterator[Finding]:
+    head, flags = parse_flags(served.argv)
+    vllm = f"vLLM {served.release.wanted}"
+    for word in head[3:]:
+        yield Finding("error", KEY, f"{word!r} is no flag, and the model stands there already", "remove it")
+    seen: dict[str, str] = {}
+    for flag in flags:
+        word = flag.words[0]
+        name = served.release.flag(word)
+        if name is None:
+            hint = nearest(word.partition("=")[0].replace("_", "-"), served.release.names)
+            yield Finding("error", KEY, f"{vllm} has no flag {word.partition('=')[0]}", hint)
+            continue
+        shown = word.partition("=")[0]
+        if name in seen and "." not in shown:
+            yield Finding("warning", KEY, f"{shown} comes after {seen[name]}: the last one counts", "remove one")
+        seen[name] = shown
+        yield from of_flag(served, name, flag)
+    yield from of_numbers(served)
+    yield from of_parsers(served)
+    yield from of_environment(served)
+
+
+def of_flag(served: Served, name: str, flag: Flag) -> Iterator[Finding]:
+    entry, word = served.release.flags[name], flag.words[0].partition("=")[0]
+    attached = flag.words[0][2:] if flag.words[0].startswith("-O") else flag.words[0].partition("=")[2]  # -O3
+    values = [value for value in (attached, *flag.words[1:]) if value]
+    if entry["kind"] in ("switch", "bare") and values:
+        blank = "a blank after a backslash" if not values[-1].strip() else f"{' '.join(values)!r}"
+        yield Finding("error", KEY, f"{word} takes no value, and {blank} follows it", "remove what follows it")
+    elif entry["kind"] == "value" and not values:
+        yield Finding("error", KEY, f"{word} wants a value", f"write one after {word}")
+    elif values and not values[-1].strip():
+        yield Finding(
+            "error", KEY, f"{word}: a word of blanks follows its value", "remove the blank after the backslash"
+        )
+    known = entry.get("values", ())
+    if known and "." not in word:
+        for value in values:
+            named = value.strip() and not LEFT_OVER.fullmatch(value)
+            if named and value.lower() not in {one.lower() for one in known} | {"none"}:
+                severity: Severity = "warning" if entry.get("open") else "error"
+                text = f"{word} {value}: not among what vLLM {served.release.wanted} has"
+                yield Finding(severity, KEY, text, nearest(value, known) or f"it has {', '.join(known)}")
+    for value in values:
+        if value.startswith("{") and not LEFT_OVER.fullmatch(value) and isinstance(read_json(value), str):
+            yield Finding(
+                "error", KEY, f"{word}: {value} is no JSON", "double quotes around names and texts, no backslashes"
+            )
+
+
+def of_numbers(served: Served) -> Iterator[Finding]:
+    """What `invoke plan` refuses, too."""
+    for name in NUMBERS:
+        value = (served.value(name) or "").strip()
+        if value and not LEFT_OVER.fullmatch(value):
+            flags = Flags((name, value), "", {})
+            try:
+                flags.fraction(name) if name == SHARE else flags.number(name, auto=name == LENGTH)
+            except ManifestError as error:
+                yield Finding("error", KEY, f"{name}: saw {value!r}, wanted {error.wanted}")
+
+
+def of_parsers(served: Served) -> Iterator[Finding]:
+    vllm = f"vLLM {served.release.wanted}"
+    for flag, plugin, known in (
+        ("--tool-call-parser", "--tool-parser-plugin", served.release.tool_parsers),
+        ("--reasoning-parser", "--reasoning-parser-plugin", served.release.reasoning_parsers),
+    ):
+        name = served.value(flag)
+        if name and name not in known and served.value(plugin) is None and not LEFT_OVER.fullmatch(name):
+            yield Finding("error", KEY, f"{flag} {name}: {vllm} has no such parser", nearest_few(name, known))
+    chooses, parser = served.value("--enable-auto-tool-choice"), served.value("--tool-call-parser")
+    if chooses is not None and parser is None:
+        yield Finding(
+            "error", KEY, "--enable-auto-tool-choice without --tool-call-parser: vLLM refuses", "add a parser"
+        )
+    if parser is not None and chooses is None:
+        text = f"--tool-call-parser {parser} does nothing without --enable-auto-tool-choice"
+        yield Finding("warning", KEY, text, "add --enable-auto-tool-choice")
+    template = served.value("--chat-template")
+    if template and "{" not in template and template.rpartition("/")[2] not in served.templates:
+        text = f"--chat-template {template}: no mod and no template of this project brings that file"
+        yield Finding(
+            "error", KEY, text, "add it, or leave the flag out: the model's repository has a template of its own"
+        )
+    method = served.speculation.get("method")
+    known_methods = {one.lower() for one in served.release.speculative_methods}
+    if isinstance(method, str) and known_methods and method.lower() not in known_methods:
+        hint = nearest(method, served.release.speculative_methods)
+        yield Finding("error", KEY, f"--speculative-config: {vllm} has no method {method!r}", hint)
+
+
+def of_environment(served: Served) -> Iterator[Finding]:
+    for name in served.env:
+        if name.startswith("VLLM_") and name not in served.release.environment:
+            hint = nearest(name, served.release.environment, 0.87)
+            yield Finding("warning", f"env.{name}", f"vLLM {served.release.wanted} does not know this variable", hint)
+
+
+def packages_of(names: Sequence[str]) -> frozenset[str]:
+    return frozenset(name.lower().replace("_", "-") for name in names)

@@ -1,0 +1,36 @@
+"""Names of stacks, recipes and stages, before anything reads their files, and of the files that a release is made from.
+
+Standard library alone: see preflight.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sparkpin.core.errors import InputError
+
+LONGEST = 255  # bytes of a name in a folder, on every file system that counts
+
+
+def is_plain(path: str) -> bool:
+    """Whether a name may be that of a file below the project: it leads nowhere else, and a terminal takes it."""
+    parts = path.split("/")
+    if not path.isprintable() or "\\" in path or {"", ".", "..", ".git"} & set(parts):
+        return False
+    return all(len(part.encode()) <= LONGEST for part in parts)
+
+
+def choose(folder: Path, name: str, what: str, suffix: str = ".yaml") -> Path:
+    """The file of a named manifest; an unknown name lists the known ones."""
+    path = folder / f"{name}{suffix}"
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name) or not path.is_file():
+        names = [file.name.removesuffix(suffix) for file in folder.glob(f"*{suffix}")]
+        if name in names:
+            raise InputError(
+                f"{path}: saw the name {name!r}, wanted small letters, digits, '.' and '-', the first no mark",
+                next_step=f"rename the file, and use its new name for the {what}",
+            )
+        known = ", ".join(sorted(names))
+        raise InputError(f"unknown {what} {name!r}", next_step=f"choose one of: {known}")
+    return path

@@ -1,0 +1,91 @@
+"""Where things lie: the project (data that people edit), the cache (re-fetchable) and the home (precious)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkpin.core.errors import InputError
+
+
+def xdg(variable: str, default: str) -> Path:
+    return Path(os.environ.get(variable) or Path.home() / default) / "sparkpin"
+
+
+def folder_of(variable: str, default: Path) -> Path:
+    """What a variable names, else the default: a folder, which need not be there yet. InputError for what is none."""
+    said = os.environ.get(variable)
+    path = Path(said or default).absolute()
+    there = next(place for place in (path, *path.parents) if os.path.lexists(place))
+    if there.is_dir():
+        return path
+    whose = variable if said else f"{variable} (not set)"
+    way = "" if there == path else f": {there} is in the way"
+    raise InputError(
+        f"{whose}: saw {path}, wanted a folder{way}",
+        next_step=f"export {variable}=FOLDER{f', or unset {variable}' if said else ''}",
+    )
+
+
+@dataclass(frozen=True)
+class Paths:
+    """project: the checkout; cache: store and work folders; home: releases and checkpoints."""
+
+    project: Path
+    cache: Path
+    home: Path
+
+    @classmethod
+    def from_env(cls, project: Path | None = None) -> Paths:
+        """SPARKPIN_CACHE and SPARKPIN_HOME, else the XDG defaults. The project is the checkout of this file.
+
+        InputError where something else than a folder is in the way, before a command takes it for an empty one.
+        """
+        cache = folder_of("SPARKPIN_CACHE", xdg("XDG_CACHE_HOME", ".cache"))
+        home = folder_of("SPARKPIN_HOME", xdg("XDG_DATA_HOME", ".local/share"))
+        return cls((project or Path(__file__).resolve().parents[3]), cache, home)
+
+    @property
+    def store(self) -> Path:
+        return self.cache / "store"
+
+    @property
+    def work(self) -> Path:
+        return self.cache / "work"
+
+    @property
+    def engine(self) -> Path:
+        return self.cache / "engine"
+
+    @property
+    def releases(self) -> Path:
+        return self.home / "releases"
+
+    @property
+    def images(self) -> Path:
+        """Build records: what each image was made from and what came out."""
+        return self.home / "images"
+
+    @property
+    def inputs(self) -> Path:
+        """A store of what no lock names and nobody can fetch again: project files, wheels of mods, tools."""
+        return self.home / "inputs"
+
+    @property
+    def layers(self) -> Path:
+        """What each sealed layer holds, file by file."""
+        return self.home / "layers"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.home / "checkpoints"
+
+    @property
+    def models(self) -> Path:
+        """Fetched model repositories: they can be fetched again."""
+        return self.cache / "models"
+
+    @property
+    def locks(self) -> Path:
+        return self.cache / "locks"

@@ -1,0 +1,275 @@
+"""How the Hub is talked to: which Hub, with which token, ranges of its files, and its errors in plain words."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from sparkpin.core import files
+from sparkpin.core.errors import ManifestError, NetworkError
+from sparkpin.core.paths import Paths
+from sparkpin.fetch.hub_origins import AGAIN, TRIES, Say, Temporary, patient
+from sparkpin.pins.schema import ModelPin
+
+T = TypeVar("T")
+
+SILENCE = 30.0
+"""Seconds without an answer, or between two chunks of it, after which a connection counts as broken."""
+
+
+FIRST_TRIES = 4
+"""Times in a row that no connection to the API may come about: 7 s of pauses, since no transfer is lost yet."""
+
+
+@dataclass(frozen=True, eq=False)
+class HubOrigin:
+    """Files of a repository at a commit, as LFS, Xet and git keep them: all of them answer ranges over plain HTTP.
+
+    endpoint: None for the Hub of the environment (HF_ENDPOINT), else one of our own, which gets no token.
+    """
+
+    repo: str
+    revision: str
+    endpoint: str | None
+    locations: dict[str, str] = field(default_factory=dict)
+    mend: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.repo} at {self.revision[:12]}"
+
+    @contextlib.contextmanager
+    def open(self, file: str, begin: int, end: int, size: int, *, anew: bool = False) -> Iterator[Iterator[bytes]]:
+        """See Origin. The library's own client asks: the same proxies, certificates and offline mode."""
+        from huggingface_hub import get_session, hf_hub_url
+        from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
+
+        url = hf_hub_url(self.repo, file, revision=self.revision, endpoint=self.endpoint)
+        with plain_errors(self.repo, self.revision, file):
+            location = None if anew else self.locations.get(file)
+            if location is None:
+                location = self.locations[file] = self.locate(url)
+            # The token is for the Hub alone: large files lie elsewhere, under a signed address.
+            own = build_hf_headers(token=token_for(self.endpoint) if place_of(location) == place_of(url) else False)
+            headers = {**own, "Accept-Encoding": "identity", **({"Cache-Control": "no-cache"} if anew else {})}
+            if (begin, end) != (0, size):
+                headers["Range"] = f"bytes={begin}-{end - 1}"
+            with get_session().stream(
+                "GET", location, headers=headers, follow_redirects=True, timeout=SILENCE
+            ) as answer:
+                if answer.status_code in (401, 403) and location != url:
+                    self.locations.pop(file, None)  # which another transfer may have done
+                    raise Temporary(f"its address there has expired (status {answer.status_code})")
+                if answer.status_code >= 400:
+                    answer.read()
+                hf_raise_for_status(answer)
+                check_range(answer.status_code, answer.headers, begin, end, size, f"{file} of {self.name}")
+                yield answer.iter_raw()
+
+    def locate(self, url: str) -> str:
+        """Where the Hub keeps the file: a signed address that expires, or itself."""
+        from huggingface_hub import get_hf_file_metadata
+
+        found = get_hf_file_metadata(url, token=token_for(self.endpoint), timeout=SILENCE, endpoint=self.endpoint)
+        return found.location
+
+
+def place_of(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc
+
+
+def check_range(status: int, headers: Mapping[str, str], begin: int, end: int, size: int, what: str) -> None:
+    """That the answer is of the bytes that were asked for; NetworkError, for it will not be another time."""
+    encoding = headers.get("Content-Encoding", "identity")
+    if status == 206:
+        match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", headers.get("Content-Range", ""))
+        seen = (int(match[1]), int(match[2]) + 1) if match else None
+        right = match is not None and seen == (begin, end) and match[3] in ("*", str(size))
+    else:
+        right = (begin, end) == (0, size) and headers.get("Content-Length", str(size)) == str(size)
+    if not right or encoding != "identity":
+        shown = {key: headers[key] for key in ("Content-Range", "Content-Length", "Content-Encoding") if key in headers}
+        raise NetworkError(
+            f"cannot fetch {what}: asked for bytes {begin}-{end - 1} of {size}; the answer is {status}, {shown}",
+            next_step="the Hub, or a proxy before it, does not heed ranges: fetch past that proxy (NO_PROXY)",
+        )
+
+
+def asked(ask: Callable[[], T], repo: str, revision: str, what: str, say: Say) -> T:
+    """The answer of the Hub's API, with patience."""
+
+    def once() -> T:
+        with plain_errors(repo, revision, what, tries=FIRST_TRIES):
+            return ask()
+
+    return patient(once, f"{what} of {repo} at {revision[:12]}", say)
+
+
+def wanted_pause(headers: Mapping[str, str]) -> float:
+    """Seconds that a server which is asked too much wants to be left alone; 0 where it does not say."""
+    from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
+
+    value = headers.get("Retry-After", "").strip()
+    with contextlib.suppress(ValueError):
+        return float(value) if value.isdecimal() else parsedate_to_datetime(value).timestamp() - time.time()
+    limit = parse_ratelimit_headers(headers)
+    return float(limit.reset_in_seconds + 1) if limit and limit.remaining == 0 else 0
+
+
+def token_for(url: str | None) -> bool | None:
+    """None: the library's own rules (HF_TOKEN, then what `hf auth login` stored). Never to a Hub of our own."""
+    return None if url is None else False
+
+
+@contextlib.contextmanager
+def endpoint(paths: Paths, pin: ModelPin, say: Say) -> Iterator[str | None]:
+    """The Hub to ask: None for the public one (or HF_ENDPOINT), or a local one that serves a generated model."""
+    if pin.generator is None:
+        yield None
+        return
+    from sparkpin.fetch import tinymodel
+    from sparkpin.fetch.tinymodel import hub as local_hub
+
+    work = paths.work / f"model-{pin.name}"
+    with files.disk_errors(work):
+        work.mkdir(parents=True, exist_ok=True)
+        files.sweep(work)
+        folder = Path(tempfile.mkdtemp(prefix=files.PARTIAL, dir=work))
+    try:
+        say(f"generating {pin.name}")
+        with files.disk_errors(folder):
+            tinymodel.generate(folder, seed=pin.generator.seed)
+        with local_hub.serve(folder) as url, no_proxy():
+            check_generated(paths, pin, url, say)
+            yield url
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_generated(paths: Paths, pin: ModelPin, url: str, say: Say) -> None:
+    """The generator gives the pinned commits: it is part of what the pin freezes."""
+    from huggingface_hub import HfApi
+
+    path = paths.project / f"pins/models/{pin.name}.yaml"
+    made: dict[str, str | None] = {}
+    for key, repository in pin.repositories.items():
+        ask = functools.partial(HfApi(endpoint=url, token=False).model_info, repository.repo)
+        made[key] = asked(ask, repository.repo, "main", "the commit", say).sha
+    changed = {key: sha for key, sha in made.items() if sha != pin.repositories[key].revision}
+    for key, sha in changed.items():
+        commits = ", ".join(f"repositories.{name}.revision to {commit}" for name, commit in changed.items())
+        raise ManifestError(
+            path,
+            f"repositories.{key}.revision",
+            pin.repositories[key].revision,
+            f"{sha}, which the generator makes here",
+            next_step=f"if the generator was changed on purpose, set {commits} in {path} (and model_revision in the "
+            f"recipes of this model), then: invoke lock --model {pin.name}",
+        )
+
+
+@contextlib.contextmanager
+def no_proxy() -> Iterator[None]:
+    """Reach 127.0.0.1 directly even where HTTP_PROXY is set: the library's client reads the environment when made."""
+    from huggingface_hub import close_session
+
+    names = ("NO_PROXY", "no_proxy")
+    before: Mapping[str, str | None] = {name: os.environ.get(name) for name in names}
+    listed = next((value for value in before.values() if value), "")
+    close_session()
+    os.environ.update(dict.fromkeys(names, f"{listed},127.0.0.1".lstrip(",")))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        close_session()
+
+
+@contextlib.contextmanager
+def plain_errors(repo: str, revision: str, what: str, *, tries: int = TRIES) -> Iterator[None]:
+    """The library's errors as NetworkError with a cause and a next step, or as Temporary where asking again helps."""
+    from huggingface_hub import errors
+
+    where = f"{what} of {repo} at {revision[:12]}"
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise NetworkError(
+            f"cannot fetch {where}: the repository is gated{NO_TOKEN if lacks_token() else ''}",
+            next_step=f"accept its terms at https://huggingface.co/{repo}, then set HF_TOKEN to that account's token",
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise NetworkError(
+            f"cannot fetch {where}: no such repository, or a private one{NO_TOKEN if lacks_token() else ''}",
+            next_step="check `repo` in pins/models/; for a private one set HF_TOKEN",
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise NetworkError(
+            f"cannot fetch {where}: the repository has no such revision",
+            next_step="choose a commit of its history for `revision` in pins/models/, then: invoke lock",
+        ) from error
+    except errors.OfflineModeIsEnabled as error:
+        raise NetworkError(
+            f"cannot fetch {where}: HF_HUB_OFFLINE forbids it", next_step="unset HF_HUB_OFFLINE"
+        ) from error
+    except errors.RemoteEntryNotFoundError as error:
+        raise NetworkError(
+            f"cannot fetch {where}: the repository has no such file", next_step="invoke lock for this model"
+        ) from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (408, 429) or status >= 500:
+            raise Temporary(f"the Hub answers {status}", wanted_pause(error.response.headers)) from error
+        raise NetworkError(
+            f"cannot fetch {where}: the Hub answers {status}",
+            next_step=f"{AGAIN}; on 401 or 403 check HF_TOKEN",
+        ) from error
+    except Exception as error:
+        # httpx or httpx2: it depends on the library's version.
+        lost = type(error).__module__.partition(".")[0] in ("httpx", "httpx2", "httpcore", "httpcore2")
+        if lost or isinstance(error, ConnectionError | TimeoutError):
+            cause = f"the Hub does not answer (at {address(error)}: {error or type(error).__name__})"
+            raise Temporary(cause, tries=tries, next_step=UNREACHED) from error
+        raise
+
+
+def address(error: Any) -> str:
+    """Which server was asked: large files lie elsewhere than the Hub. Without what the address may say of a user."""
+    from huggingface_hub import constants
+
+    with contextlib.suppress(Exception):  # an error of httpx may have no request
+        url = error.request.url
+        return f"{url.scheme}://{url.host}" + (f":{url.port}" if url.port else "")
+    return str(constants.ENDPOINT)
+
+
+UNREACHED = (
+    "check the connection, HTTPS_PROXY, and HF_ENDPOINT where another Hub is meant; then the same command again: what "
+    "is there stays. Files that are on this machine need no Hub: name their `folder` in pins/models/ "
+    "(docs/checkpoints.md)"
+)
+
+
+NO_TOKEN = ", and no token is set"
+
+
+def lacks_token() -> bool:
+    from huggingface_hub import get_token
+
+    return get_token() is None

@@ -1,0 +1,134 @@
+"""One repository of a model: where it comes from, where its files, headers and tensors go, and where they grow."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from sparkpin.checkpoint.repository import OTHER
+from sparkpin.checkpoint.safetensors import PREFIX_BYTES, header_length
+from sparkpin.core import files
+from sparkpin.core.errors import IntegrityError
+from sparkpin.core.paths import Paths
+from sparkpin.fetch.hub_client import HubOrigin
+from sparkpin.fetch.hub_origins import FolderOrigin, Origin, Say, read
+from sparkpin.fetch.hub_pieces import Piece
+from sparkpin.fetch.model_files import download_folder, mend_folder, repository_folder, source_folder
+from sparkpin.fetch.store import Store
+from sparkpin.pins.schema import LockedFile, ModelPin
+
+NOTE = ".sha256"
+"""Ends the name of a note beside the parts: what the bytes were that are in the store by now."""
+
+
+@dataclass(eq=False)
+class Site:
+    """find: gives the origin, once a byte of it is needed; folder: of whole files; parts: where pieces grow."""
+
+    find: Callable[[], Origin]
+    folder: Path
+    parts: Path
+    store: Store
+
+    @cached_property
+    def origin(self) -> Origin:
+        return self.find()
+
+    def whole(self, file: str, size: int, sha256: str = "", git: str = "") -> Piece:
+        """A file, to lie in the folder. git: its blob's hash, where there is no SHA-256."""
+        part = self.parts / f"{file}.part"
+        return Piece(self.origin, file, size, 0, size, file, part, lambda seen: self.folder / file, sha256, git)
+
+    def header(self, file: str, size: int, end: int, sha256: str = "") -> Piece:
+        """The first bytes of a safetensors file of `size` bytes, for the store; from the file, where it is here."""
+        local = self.folder / file
+        is_here = local.is_file() and local.stat().st_size == size
+        origin: Origin = FolderOrigin(self.folder) if is_here else self.origin
+        return self.blob(origin, file, size, 0, end, f"the header of {file}", sha256)
+
+    def tensor(self, name: str, file: str, size: int, begin: int, end: int, sha256: str = "") -> Piece:
+        """Bytes `begin` to `end` of a safetensors file of `size` bytes, for the store."""
+        return self.blob(self.origin, file, size, begin, end, f"tensor {name} in {file}", sha256)
+
+    def blob(self, origin: Origin, file: str, size: int, begin: int, end: int, what: str, sha256: str) -> Piece:
+        part = self.parts / f"{file}.{begin}-{end}.part"
+
+        def place(seen: str) -> Path:
+            if not sha256:
+                part.with_suffix(NOTE).write_text(seen, encoding="ascii")
+            return self.store.path(seen)
+
+        return Piece(origin, file, size, begin, end, what, part, place, sha256)
+
+    def noted(self, file: str, begin: int, end: int) -> str:
+        """SHA-256 of bytes that a run fetched for a lock which it did not come to write; "" where none did."""
+        try:
+            text = (self.parts / f"{file}.{begin}-{end}{NOTE}").read_text(encoding="ascii")
+        except FileNotFoundError:
+            return ""
+        return text if re.fullmatch("[0-9a-f]{64}", text) else ""  # a crash may have cut it
+
+    def header_end(self, file: str, size: int, say: Say) -> int:
+        """Where the header of a safetensors file ends, from its first eight bytes."""
+        origin = f"{file} of {self.origin.name}"
+        prefix = read(self.origin, file, 0, min(size, PREFIX_BYTES), size, say)
+        try:
+            end = PREFIX_BYTES + header_length(prefix, origin=origin)
+        except IntegrityError as error:
+            raise IntegrityError(error.message, next_step=self.origin.mend or OTHER) from None
+        if end > size:
+            message = f"{origin}: its header wants {end} bytes, the file has {size}"
+            raise IntegrityError(message, next_step=self.origin.mend or OTHER)
+        return end
+
+    def linked(self, file: LockedFile) -> bool:
+        """Whether a file of a folder that stands for the Hub could be linked to its place, which saves its bytes.
+
+        It stays the folder's own file, so it is not made read-only. IntegrityError if it is not the locked one.
+        """
+        if not isinstance(self.origin, FolderOrigin) or not file.file.endswith(".safetensors"):
+            return False
+        source, part = (self.origin.folder / file.file).resolve(), self.parts / f"{file.file}.link"
+        with files.disk_errors(self.parts):
+            part.parent.mkdir(parents=True, exist_ok=True)
+            part.unlink(missing_ok=True)
+            try:
+                os.link(source, part)
+            except OSError as error:
+                if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOENT):
+                    raise
+                return False
+        sha256, size = files.sha256_file(part)
+        if (sha256, size) != (file.sha256, file.size):
+            part.unlink()
+            raise IntegrityError.mismatch(
+                str(source),
+                wanted_size=file.size,
+                wanted_sha256=file.sha256,
+                size=size,
+                sha256=sha256,
+                next_step=self.origin.mend,
+            )
+        with files.disk_errors(self.folder):
+            target = self.folder / file.file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            part.replace(target)
+            files.sync_folder(target.parent)
+        return True
+
+
+def site_of(paths: Paths, pin: ModelPin, name: str, revision: str, url: Callable[[], str | None]) -> Site:
+    """url: the Hub to ask, as `hubclient.endpoint` gives it."""
+    repository = pin.repositories[name].model_copy(update={"revision": revision})
+
+    def find() -> Origin:
+        if own := source_folder(paths, pin, name):
+            return FolderOrigin(own, mend_folder(own, pin))
+        return HubOrigin(repository.repo, revision, url())
+
+    return Site(find, repository_folder(paths, repository), download_folder(paths, repository), Store(paths.store))

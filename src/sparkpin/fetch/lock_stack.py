@@ -1,0 +1,274 @@
+"""Resolve a stack: every wheel and every Debian package of its images, by name, version, size and hash."""
+
+from __future__ import annotations
+
+import tempfile
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from sparkpin.core import files
+from sparkpin.core.errors import ManifestError
+from sparkpin.core.files import PARTIAL, atomic_file, disk_errors, sha256_file
+from sparkpin.core.paths import Paths
+from sparkpin.fetch.debs import open_apt
+from sparkpin.fetch.source_archives import lock_source
+from sparkpin.fetch.store import Store
+from sparkpin.fetch.uv_resolver import index_closure
+from sparkpin.fetch.wheels import TICK, Dist, Target, arrived, download_closure, reachable, read_dist, target_of
+from sparkpin.pins import wheel_layers
+from sparkpin.pins.manifests import former_stack_lock, load_stack, lock_text, stack_inputs
+from sparkpin.pins.patches import require_patches, require_wanted
+from sparkpin.pins.schema import LockedFile, SourceLock, Stack, StackLock
+
+
+def lock_stack(paths: Paths, name: str, say: Callable[[str], None], *, keep_layers: bool = False) -> StackLock:
+    """Resolve pins/stacks/<name>.yaml and write <name>.lock. Network. Wheels that were downloaded stay in the store.
+
+    keep_layers: keep the lower layers of the lock that is there, and put the wheels that changed on top. As little as
+    possible changes: what the stack file does not name stays at its version, if that still fits.
+    """
+    stack = load_stack(paths.project, name)
+    file = f"pins/stacks/{name}.yaml"
+    check_requirements(stack, file)
+    require_patches(paths.project, stack)
+    if keep_layers and stack.python.source:
+        wanted = "no --keep-layers: what is compiled here follows from every layer below it"
+        raise ManifestError(
+            file, "python.source", stack.python.source.name, wanted, next_step=f"invoke lock --stack {name}"
+        )
+    former = former_lock(paths, name, needed=keep_layers)
+    with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
+        folder = scratch_folder(paths)
+        try:
+            debs = debian_closure(stack, folder / "apt", say)
+            if keep_layers and former:
+                debs = keep_debs(former.debs, debs, Store(paths.store), say)
+            target = target_of(stack, debs)
+            say(f"lock {name}: {', '.join(stack.python.requirements)} for Python {target.python}, {target.machine}")
+            keep = former.wheels if keep_layers and former else []
+            if stack.python.by_index:
+                wheels = index_closure(stack, target, keep, file)
+            else:
+                wheels = downloaded(stack, target, keep, folder / "wheels", Store(paths.store), file, say)
+            say(f"  {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.1f} MB")
+            made = [wheel for wheel in wheels if not is_from_source(stack, wheel)]
+            versions = {wheel.name: wheel.version for wheel in made}
+            if stack.python.source:
+                versions[canonicalize_name(stack.python.source.name)] = stack.python.source.version
+            require_wanted(stack, versions, file)
+            source = locked_source(stack, target, debs, made, folder, Store(paths.store), file, say)
+        finally:
+            files.sweep(folder.parent)
+    base = stack.base.image if stack.base else ""
+    lock = flat = StackLock(stack=name, inputs=stack_inputs(stack), base=base, debs=debs, wheels=made, source=source)
+    if keep_layers and former and (former.base, former.debs) == (base, debs):
+        lock = wheel_layers.keep_layers(former, flat)
+    check_unique(lock, f"pins/stacks/{name}.lock")
+    with atomic_file(paths.project / f"pins/stacks/{name}.lock") as out:
+        out.write(lock_text(lock).encode())
+    if former:
+        tell_disk(paths, stack, former, lock, say)
+    return lock
+
+
+def is_from_source(stack: Stack, wheel: LockedFile) -> bool:
+    """Whether the images hold what is built here in place of this wheel of the index."""
+    source = stack.python.source
+    return source is not None and wheel.name == canonicalize_name(source.name)
+
+
+def locked_source(
+    stack: Stack,
+    target: Target,
+    debs: list[LockedFile],
+    wheels: list[LockedFile],
+    folder: Path,
+    store: Store,
+    file: str,
+    say: Callable[[str], None],
+) -> SourceLock | None:
+    """What the build from source needs beside what the images have."""
+    source = stack.python.source
+    if source is None:
+        return None
+    all_debs = debs
+    if stack.debian and source.packages:
+        packages = [*stack.debian.packages, *source.packages]
+        wider = stack.model_copy(update={"debian": stack.debian.model_copy(update={"packages": packages})})
+        all_debs = debian_closure(wider, folder / "apt-source", say)
+    return lock_source(stack, target, debs, wheels, all_debs, folder / "source", store, file, say)
+
+
+def downloaded(
+    stack: Stack,
+    target: Target,
+    keep: list[LockedFile],
+    folder: Path,
+    store: Store,
+    file: str,
+    say: Callable[[str], None],
+) -> list[LockedFile]:
+    """The closure by pip, which reads it from the wheels; they go to the store. folder: does not exist yet."""
+    folder.mkdir()
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(download_closure, stack, target, folder, keep, say)
+        while not wait([job], timeout=TICK).done:
+            say(f"  {arrived(folder) / 1e6:.0f} MB so far")
+        job.result()
+    kept = closure([read_dist(path) for path in sorted(folder.glob("*.whl"))], stack, target, file)
+    wheels = [locked_wheel(dist) for dist in kept]
+    for dist, wheel in zip(kept, wheels, strict=True):
+        store.add(dist.path, wheel, move=True)
+    return wheels
+
+
+def debian_closure(stack: Stack, root: Path, say: Callable[[str], None]) -> list[LockedFile]:
+    """The root file system's packages; none where images stand on somebody else's. root: does not exist yet."""
+    if stack.debian is None:
+        return []
+    say(f"lock {stack.name}: Debian {stack.debian.suite}, {len(stack.debian.packages)} packages asked for")
+    root.mkdir()
+    debs = open_apt(root, stack).closure(stack)
+    say(f"  {len(debs)} packages, {sum(deb.size for deb in debs) / 1e6:.1f} MB")
+    return debs
+
+
+def former_lock(paths: Paths, name: str, *, needed: bool) -> StackLock | None:
+    """The lock that is there. A damaged one is no matter, unless it is needed."""
+    try:
+        return former_stack_lock(paths.project, name)
+    except ManifestError:
+        if needed:
+            raise
+        return None
+
+
+def keep_debs(
+    former: list[LockedFile], today: list[LockedFile], store: Store, say: Callable[[str], None]
+) -> list[LockedFile]:
+    """The root file system is the lowest layer: it stays as long as the same packages of the same system are asked for.
+
+    store: holds the files that no mirror may have any more.
+    """
+    if [deb.name for deb in former] != [deb.name for deb in today]:
+        say("  other Debian packages than before: the root file system changes, and no layer above it can be kept")
+        return today
+    if system_of(former) != system_of(today):
+        say("  another platform or Debian suite than before: no layer can be kept")
+        return today
+    newer = [old for old, new in zip(former, today, strict=True) if old != new]
+    if newer:
+        names = ", ".join(deb.name for deb in newer)
+        say(f"  kept, though Debian has other versions today: {names} (without --keep-layers they come in)")
+    if lost := [deb.file for deb in newer if not store.has(deb)]:
+        say(
+            f"  the store lacks {', '.join(lost)}, and mirrors keep only the newest: if fetch finds them nowhere, it is"
+        )
+        say("  `invoke import` of a bundle that has its store, or a lock without --keep-layers")
+    return former
+
+
+def system_of(debs: list[LockedFile]) -> tuple[set[str], str]:
+    """(architectures, upstream version of libc6): no lock names its suite, and each has a libc6 of its own."""
+    machines = {deb.file.removesuffix(".deb").rpartition("_")[2] for deb in debs} - {"all"}
+    return machines, next((deb.version.rpartition("-")[0] for deb in debs if deb.name == "libc6"), "")
+
+
+def tell_disk(paths: Paths, stack: Stack, former: StackLock, lock: StackLock, say: Callable[[str], None]) -> None:
+    """One line on what the engine will store again, and what --keep-layers would save of that."""
+    store = Store(paths.store)
+
+    def size(one: StackLock) -> tuple[str, int]:
+        layers = wheel_layers.stored_anew(paths.project, stack, former, one)
+        return ", ".join(layers), sum(installed_size(store, wheel) for part in layers.values() for wheel in part)
+
+    try:
+        names, much = size(lock)
+        _, little = size(wheel_layers.keep_layers(former, lock)) if former.debs == lock.debs else ("", much)
+    except ManifestError:
+        return  # the stack file's layers do not fit the lock: `render` tells that
+    if names:
+        line = f"  to be stored anew by the engine: about {much / 1e6:.0f} MB (layers {names})"
+        say(line + (f"; with --keep-layers at most {little / 1e6:.0f} MB" if little < much else ""))
+
+
+def installed_size(store: Store, wheel: LockedFile) -> int:
+    """Bytes, about: bytecode is as large as its source."""
+    try:
+        with zipfile.ZipFile(store.path(wheel.sha256)) as opened:
+            return sum(member.file_size * (2 if member.filename.endswith(".py") else 1) for member in opened.filelist)
+    except (OSError, zipfile.BadZipFile):
+        return wheel.size
+
+
+def scratch_folder(paths: Paths) -> Path:
+    """A new folder for unfinished files on the store's file system.
+
+    Sweeps what killed runs left: call it only while holding the store's lock.
+    """
+    incoming = paths.store / "incoming"
+    with disk_errors(paths.store):
+        incoming.mkdir(parents=True, exist_ok=True)
+        files.sweep(incoming)
+        return Path(tempfile.mkdtemp(prefix=PARTIAL, dir=incoming))
+
+
+def check_requirements(stack: Stack, file: str) -> None:
+    """No distribution is asked for twice, or both asked for and excluded."""
+    names = [canonicalize_name(Requirement(row).name) for row in stack.python.requirements]
+    for row in stack.python.overrides:
+        if canonicalize_name(Requirement(row).name) in names:
+            raise ManifestError(file, "python.overrides", row, "one that python.requirements does not ask for")
+    if source := stack.python.source:
+        own = f"{source.name}=={source.version}"
+        for row in stack.python.requirements:
+            if canonicalize_name(Requirement(row).name) == canonicalize_name(source.name) and row != own:
+                raise ManifestError(file, "python.requirements", row, f"{own}, as python.source has it")
+    if twice := repeated(names):
+        raise ManifestError(file, "python.requirements", stack.python.requirements, f"{twice} only once")
+    for name in stack.python.exclude:
+        if canonicalize_name(name) != name:
+            raise ManifestError(file, "python.exclude", name, canonicalize_name(name))
+        if name in names:
+            raise ManifestError(file, "python.exclude", name, "one that python.requirements does not ask for")
+
+
+def closure(dists: list[Dist], stack: Stack, target: Target, file: str) -> list[Dist]:
+    """What stays of a resolved set once the excluded distributions are left out, sorted by name."""
+    if twice := repeated(dist.name for dist in dists):
+        raise ManifestError(file, "python.requirements", twice, "one version of each distribution")
+    by_name = {dist.name: dist for dist in dists}
+    for name in stack.python.exclude:
+        if name not in by_name:
+            raise ManifestError(file, "python.exclude", name, "a distribution that the requirements would bring in")
+    try:
+        needed = reachable(by_name, stack.python.requirements, stack.python.exclude, target)
+    except KeyError as error:
+        wanted = "a closure on which pip and the wheels' metadata agree (a fault of sparkpin: please report it)"
+        raise ManifestError(file, "python.requirements", error.args[0], wanted) from None
+    return [by_name[name] for name in sorted(needed)]
+
+
+def locked_wheel(dist: Dist) -> LockedFile:
+    sha256, size = sha256_file(dist.path)
+    return LockedFile(name=dist.name, version=dist.version, file=dist.path.name, size=size, sha256=sha256)
+
+
+def check_unique(lock: StackLock, file: str) -> None:
+    """A lock that a person merged may hold two versions of one package: which of them wins would be chance."""
+    for key, rows in (("wheels", lock.wheels), ("debs", lock.debs), ("underlay", lock.underlay)):
+        if twice := repeated(canonicalize_name(row.name) for row in rows):
+            versions = [row.version for row in rows if canonicalize_name(row.name) == twice]
+            seen, command = f"{twice} {' and '.join(versions)}", f"invoke lock --stack {lock.stack}"
+            raise ManifestError(file, key, seen, "one version", next_step=command)
+
+
+def repeated(names: Iterable[str]) -> str | None:
+    """The first name that stands more than once."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)

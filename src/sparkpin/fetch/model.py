@@ -1,0 +1,217 @@
+"""Model repositories: fetched as far as they are needed, used only when every byte is the locked one.
+
+The base of a pin lies whole in `models/<repo>/<revision>/`. Of a donor its index and config lie there, and in the store
+its headers and the tensors that are taken, each under its SHA-256. What is on its way lies in `<revision>.download/`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from sparkpin.checkpoint.repository import Listing, Places, header_of, is_shard
+from sparkpin.core import files
+from sparkpin.core.errors import ManifestError
+from sparkpin.core.paths import Paths
+from sparkpin.fetch import hub_transfer
+from sparkpin.fetch.hub_client import endpoint
+from sparkpin.fetch.hub_origins import Say
+from sparkpin.fetch.hub_pieces import Piece
+from sparkpin.fetch.hub_repository import Site, site_of
+from sparkpin.fetch.model_files import TEXTS, download_folder, listing_of, places_of, repository_folder
+from sparkpin.fetch.store import Store
+from sparkpin.pins.schema import LockedFile, ModelLock, ModelPin, RepositoryLock
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+HASH_WORKERS = min(4, os.cpu_count() or 1)
+
+
+def fetch_model(
+    paths: Paths, pin: ModelPin, lock: ModelLock, say: Say, *, only: Collection[str] | None = None
+) -> Places:
+    """Where the bytes of the model's repositories lie (all, or those named in `only`), verified.
+
+    What is there and right costs a hash and no network; a damaged file is told and fetched again. Raises NetworkError,
+    DiskError, ManifestError for a lock that lacks what the pin asks for, IntegrityError for other bytes than locked.
+    """
+    wanted = wanted_of(paths, pin, lock, only)
+    store = Store(paths.store)
+    donors = {name: entry for name, entry in wanted.items() if name != pin.base}
+    with hold(paths, pin, say), sites(paths, pin, lock, say) as site:
+        fetched = bring(paths, pin, outlines(paths, site, donors, say), say)
+        pieces: list[Piece] = []
+        for name, entry in wanted.items():
+            if name == pin.base:
+                remove_strays(repository_folder(paths, entry), entry, say)
+                absent = missing_files(repository_folder(paths, entry), entry.files, say)
+                pieces += [whole(site[name], file) for file in absent if not site[name].linked(file)]
+            elif absent := lacking(store, entry.tensors, say):
+                pieces += tensor_pieces(site[name], listing_of(paths, pin, name, entry), absent)
+        fetched += bring(paths, pin, pieces, say)
+        for entry in wanted.values():
+            shutil.rmtree(download_folder(paths, entry), ignore_errors=True)
+    if fetched:
+        tell_share(pin.name, fetched, sum(file.size for entry in wanted.values() for file in entry.files), say)
+    return places_of(paths, wanted, pin.base)
+
+
+def listings(
+    paths: Paths, pin: ModelPin, lock: ModelLock, say: Say, *, only: Collection[str] | None = None
+) -> dict[str, Listing]:
+    """What a plan is made from, verified; headers and texts that are not here are fetched, and nothing else.
+
+    Raises what `fetch_model` raises.
+    """
+    wanted = wanted_of(paths, pin, lock, only)
+    with hold(paths, pin, say), sites(paths, pin, lock, say) as site:
+        bring(paths, pin, outlines(paths, site, wanted, say), say)
+    return {name: listing_of(paths, pin, name, entry) for name, entry in wanted.items()}
+
+
+def wanted_of(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[str] | None) -> dict[str, RepositoryLock]:
+    path, command = f"pins/models/{pin.name}.lock", f"invoke lock --model {pin.name}"
+    names = [name for name in pin.repositories if only is None or name in only]
+    for name in names:
+        entry = lock.repositories.get(name)
+        if entry is None:
+            raise ManifestError(path, f"repositories.{name}", "(missing)", "as in the pin", next_step=command)
+        if entry.repo != pin.repositories[name].repo or not COMMIT.fullmatch(entry.revision):  # they name a folder
+            seen, own = f"{entry.repo} at {entry.revision}", pin.repositories[name].repo
+            wanted = f"{own} at a commit of 40 hexadecimal digits"
+            raise ManifestError(path, f"repositories.{name}", seen, wanted, next_step=command)
+        shards = {file.file for file in entry.files if is_shard(file.file)}
+        if absent := shards - {header.file for header in entry.headers}:
+            wanted = f"{len(shards)} headers, that of {min(absent)}, too"
+            raise ManifestError(path, f"repositories.{name}.headers", len(entry.headers), wanted, next_step=command)
+    return {name: lock.repositories[name] for name in names}
+
+
+def outlines(paths: Paths, site: Mapping[str, Site], entries: Mapping[str, RepositoryLock], say: Say) -> list[Piece]:
+    """Pieces for the headers, indexes and configs that are not here."""
+    store = Store(paths.store)
+    pieces: list[Piece] = []
+    for name, entry in entries.items():
+        texts = [file for file in entry.files if file.file in TEXTS]
+        pieces += [whole(site[name], file) for file in missing_files(repository_folder(paths, entry), texts, say)]
+        sizes = {file.file: file.size for file in entry.files}
+        for row in lacking(store, entry.headers, say):
+            pieces.append(site[name].header(row.file, sizes[row.file], row.size, row.sha256))
+    return pieces
+
+
+def whole(site: Site, file: LockedFile) -> Piece:
+    return site.whole(file.file, file.size, file.sha256)
+
+
+def tensor_pieces(site: Site, listing: Listing, rows: Iterable[LockedFile]) -> list[Piece]:
+    """ManifestError for a tensor that the header has not, or with another size."""
+    pieces = []
+    for file, group in itertools.groupby(sorted(rows, key=lambda row: row.file), key=lambda row: row.file):
+        infos = header_of(listing, file).tensors
+        for row in group:
+            info = infos.get(row.name)
+            if info is None or info.nbytes != row.size:
+                seen = f"{info.nbytes} bytes" if info else "no such tensor"
+                raise ManifestError(f"the lock of {listing.origin}", row.name, f"{row.size} bytes", f"{seen} in {file}")
+            pieces.append(site.tensor(row.name, file, listing.files[file], info.begin, info.end, row.sha256))
+    return pieces
+
+
+def bring(paths: Paths, pin: ModelPin, pieces: Sequence[Piece], say: Say, advice: str = "") -> int:
+    """Fetch pieces, if any; the bytes that came over the wire."""
+    return fetch_pieces(paths, pin, pieces, say, advice).received if pieces else 0
+
+
+def fetch_pieces(
+    paths: Paths, pin: ModelPin, pieces: Sequence[Piece], say: Say, advice: str = ""
+) -> hub_transfer.Fetched:
+    """advice: what to do about bytes that are wrong, twice."""
+    begun = sum(piece.part.stat().st_size for piece in pieces if piece.part.is_file())
+    needed = sum(piece.length for piece in pieces) - begun
+    files.require_space(paths.models, needed, "the model's files", "SPARKPIN_CACHE")
+    usual = f"invoke fetch; if it stays, the Hub's file is not the locked one: invoke lock --model {pin.name}"
+    return hub_transfer.fetch(pieces, say, title=f"fetching {pin.name}", advice=advice or usual)
+
+
+def tell_share(name: str, fetched: int, total: int, say: Say) -> None:
+    if not fetched:
+        say(f"{name}: nothing fetched: what it takes is in folders of this machine, or was here")
+        return
+    share = f"{100 * fetched / total:.2f} %" if total else "all"
+    say(f"{name}: {fetched / 1e6:,.1f} MB fetched, {share} of the {total / 1e6:,.1f} MB of its repositories")
+
+
+@contextlib.contextmanager
+def sites(paths: Paths, pin: ModelPin, lock: ModelLock, say: Say) -> Iterator[Mapping[str, Site]]:
+    """Where each repository comes from. The Hub is looked for when a byte of it is needed."""
+    with contextlib.ExitStack() as stack:
+        url = functools.cache(lambda: stack.enter_context(endpoint(paths, pin, say)))
+        yield {name: site_of(paths, pin, name, entry.revision, url) for name, entry in lock.repositories.items()}
+
+
+def hold(paths: Paths, pin: ModelPin, say: Say) -> contextlib.AbstractContextManager[None]:
+    """Lock the model's repositories, which another model may share."""
+    return hold_repositories(paths, {repository.repo for repository in pin.repositories.values()}, say)
+
+
+@contextlib.contextmanager
+def hold_repositories(paths: Paths, repos: Collection[str], say: Say) -> Iterator[None]:
+    """In sorted order, so that two runs cannot block each other."""
+    with contextlib.ExitStack() as stack:
+        for repo in sorted(repos):
+
+            def tell(repo: str = repo) -> None:
+                say(f"waiting for another run that uses {repo}")
+
+            stack.enter_context(files.lock(paths.locks / f"repository-{repo.replace('/', '--')}.lock", on_wait=tell))
+        yield
+
+
+def remove_strays(folder: Path, repository: RepositoryLock, say: Say) -> None:
+    """A file that the lock does not name is removed: nobody but fetch writes there, and loaders read what they find."""
+    named = {file.file for file in repository.files}
+    for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+        if not path.is_dir() and path.relative_to(folder).as_posix() not in named:
+            say(f"removing {path}: it is not part of {repository.repo} at {repository.revision[:12]}")
+            path.unlink()
+
+
+def missing_files(folder: Path, wanted: Iterable[LockedFile], say: Say) -> list[LockedFile]:
+    """What of a repository is absent or damaged."""
+    return missing(((file, folder / file.file) for file in wanted), say)
+
+
+def lacking(store: Store, wanted: Iterable[LockedFile], say: Say) -> list[LockedFile]:
+    """What of headers and tensors is absent or damaged, each content once."""
+    by_content = {row.sha256: row for row in wanted}
+    return missing(((row, store.path(sha256)) for sha256, row in by_content.items()), say)
+
+
+def missing(wanted: Iterable[tuple[LockedFile, Path]], say: Say) -> list[LockedFile]:
+    """Reads what is there. A damaged file is told and removed."""
+    rows = list(wanted)
+
+    def fault(row: tuple[LockedFile, Path]) -> str | None:
+        file, path = row
+        if not path.is_file():
+            return ""
+        if (size := path.stat().st_size) != file.size:
+            return f"size {size}, wanted {file.size}"
+        sha256, _ = files.sha256_file(path)
+        return None if sha256 == file.sha256 else f"sha256 {sha256}, wanted {file.sha256}"
+
+    with ThreadPoolExecutor(HASH_WORKERS) as pool:
+        faults = list(pool.map(fault, rows))
+    for (file, path), why in zip(rows, faults, strict=True):
+        if why:
+            what = file.file if file.name == file.file else f"{file.name} of {file.file}"
+            say(f"{path} ({what}) is damaged ({why}): fetching it again")
+            path.unlink()
+    return [file for (file, _), why in zip(rows, faults, strict=True) if why is not None]

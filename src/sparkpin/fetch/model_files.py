@@ -1,0 +1,76 @@
+"""Where what is fetched of a model lies: whole files by repository and revision, headers and tensors in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from sparkpin.checkpoint.repository import CONFIG, INDEX, FileBytes, Listing, Places
+from sparkpin.checkpoint.safetensors import read_header_bytes
+from sparkpin.core.paths import Paths
+from sparkpin.fetch.store import Store
+from sparkpin.pins.schema import LockedFile, ModelPin, Repository, RepositoryLock
+
+TEXTS = (INDEX, CONFIG)
+
+
+def repository_folder(paths: Paths, repository: Repository | RepositoryLock) -> Path:
+    return paths.models / repository.repo / repository.revision
+
+
+def download_folder(paths: Paths, repository: Repository | RepositoryLock) -> Path:
+    """What is on its way to the folder and to the store, from this repository at this revision."""
+    return paths.models / repository.repo / f"{repository.revision}.download"
+
+
+def fetched_of(entry: RepositoryLock, *, whole: bool) -> RepositoryLock:
+    """What is fetched of a repository: all files of the base; index, config, headers and tensors of a donor."""
+    if whole:
+        return entry.model_copy(update={"headers": [], "tensors": []})
+    return entry.model_copy(update={"files": [file for file in entry.files if file.file in TEXTS]})
+
+
+def named_parts(entry: RepositoryLock) -> Iterator[tuple[str, LockedFile]]:
+    """A header and a tensor are named as if their safetensors file were a folder."""
+    yield from ((file.file, file) for file in entry.files)
+    yield from ((f"{header.file}/__header__", header) for header in entry.headers)
+    yield from ((f"{tensor.file}/{tensor.name}", tensor) for tensor in entry.tensors)
+
+
+def blobs_of(entry: RepositoryLock) -> list[LockedFile]:
+    """What lies in the store."""
+    return [*entry.headers, *entry.tensors]
+
+
+def source_folder(paths: Paths, pin: ModelPin, name: str) -> Path | None:
+    """The folder of this machine that stands for a repository. It is somebody's own: only read, never mended."""
+    folder = pin.repositories[name].folder
+    return paths.project / folder if folder else None
+
+
+def mend_folder(folder: Path, pin: ModelPin) -> str:
+    """The next step for a broken or changed file of such a folder. To lock what is broken would make it right."""
+    return (
+        f"put a right copy of it into {folder}, which is only read here; once its files are as they should be: "
+        f"invoke lock --model {pin.name}"
+    )
+
+
+def listing_of(paths: Paths, pin: ModelPin, name: str, entry: RepositoryLock) -> Listing:
+    """From what is here: a header of a whole file may be read from the file."""
+    folder, store = repository_folder(paths, entry), Store(paths.store)
+    sizes = {file.file: file.size for file in entry.files}
+    headers = {row.file: store.path(row.sha256) if store.has(row) else folder / row.file for row in entry.headers}
+    texts = {file: folder / file for file in TEXTS if file in sizes}
+    own = source_folder(paths, pin, name)
+    origin, mend = (str(own), mend_folder(own, pin)) if own else (f"{entry.repo} at {entry.revision[:12]}", "")
+    return Listing(name, origin, sizes, FileBytes(headers, read_header_bytes), FileBytes(texts), mend)
+
+
+def places_of(paths: Paths, entries: Mapping[str, RepositoryLock], base: str) -> Places:
+    """Of the repositories in `entries`, by the pin's names; base: that of the base."""
+    store = Store(paths.store)
+    donors = {name: entry for name, entry in entries.items() if name != base}
+    tensors = {name: {row.name: store.path(row.sha256) for row in entry.tensors} for name, entry in donors.items()}
+    folders = {name: repository_folder(paths, entry) for name, entry in entries.items() if name == base}
+    return Places(folders, tensors)

@@ -1,0 +1,133 @@
+"""Locking and fetching what a build from source needs: archives, and packages that the build alone uses. Network.
+
+Archives of repositories are made here, of a commit and always with the same bytes, so that whoever fetches later checks
+what he got against the lock.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from packaging.utils import canonicalize_name
+
+from sparkpin.core.errors import IntegrityError, ManifestError, NetworkError
+from sparkpin.core.files import sha256_file
+from sparkpin.fetch import git
+from sparkpin.fetch.store import Store
+from sparkpin.fetch.uv_resolver import index_closure, resolved
+from sparkpin.fetch.wheels import CONFIG, Target, stream
+from sparkpin.pins.schema import GitTree, LockedFile, Source, SourceLock, Stack
+
+Say = Callable[[str], None]
+
+
+def lock_source(
+    stack: Stack,
+    target: Target,
+    debs: Sequence[LockedFile],
+    wheels: Sequence[LockedFile],
+    all_debs: Sequence[LockedFile],
+    folder: Path,
+    store: Store,
+    file: str,
+    say: Say,
+) -> SourceLock:
+    """debs, wheels: of the images; all_debs: these and those of the build. folder: does not exist yet; archives go to
+    the store.
+    """
+    source = stack.python.source
+    assert source
+    folder.mkdir()
+    own = {deb.name: deb for deb in debs}
+    if other := [deb.name for deb in all_debs if own.get(deb.name, deb) != deb]:
+        raise NetworkError(f"Debian's mirror changed meanwhile: {', '.join(other)}", next_step="the same command again")
+    tools = build_wheels(stack, source, target, wheels, file)
+    archives = []
+    for name, tree in trees(source):
+        commit = git.commit_of(tree) if tree else source.version
+        say(f"  source {name} {commit}")
+        path = make(stack, target, name, tree, commit, folder)
+        sha256, size = sha256_file(path)
+        locked = LockedFile(name=name, version=commit, file=path.name, size=size, sha256=sha256)
+        store.add(path, locked, move=True)
+        archives.append(locked)
+    return SourceLock(archives=archives, debs=[deb for deb in all_debs if deb.name not in own], wheels=tools)
+
+
+def trees(source: Source) -> list[tuple[str, GitTree | None]]:
+    """What the archives are of: the source first. None: the index's source distribution."""
+    return [(source.name, source.git), *sorted(source.inputs.items())]
+
+
+def build_wheels(
+    stack: Stack, source: Source, target: Target, wheels: Sequence[LockedFile], file: str
+) -> list[LockedFile]:
+    """What the build needs beside the images' own wheels, whose versions are given: one torch for both."""
+    given = {f"{wheel.name}=={wheel.version}": "of the images" for wheel in wheels}
+    python = stack.python.model_copy(
+        update={
+            "requirements": [*stack.python.requirements, *source.requirements],
+            "constraints": {**stack.python.constraints, **given},
+        }
+    )
+    try:
+        both = index_closure(stack.model_copy(update={"python": python}), target, (), file)
+    except ManifestError as error:
+        if error.key != "python.requirements":
+            raise
+        if error.seen != python.requirements:  # one of them has no wheel for the target
+            raise ManifestError(file, "python.source.requirements", error.seen, error.wanted) from None
+        wanted = f"requirements that fit the versions that the images have; {error.wanted}"
+        raise ManifestError(file, "python.source.requirements", source.requirements, wanted) from None
+    own = {wheel.name for wheel in wheels} | {canonicalize_name(source.name)}
+    return [wheel for wheel in both if wheel.name not in own]
+
+
+def fetch_archives(
+    stack: Stack, target: Target, wanted: Sequence[LockedFile], folder: Path, store: Store, say: Say
+) -> None:
+    """Bring archives of the lock into the store. IntegrityError when they are not what was locked."""
+    source = stack.python.source
+    assert source
+    known = dict(trees(source))
+    folder.mkdir()
+    for file in wanted:
+        say(f"  source {file.name} {file.version}")
+        path = make(stack, target, file.name, known[file.name], file.version, folder)
+        try:
+            store.add(path, file, move=True)
+        except IntegrityError as error:
+            step = f"nothing of it was stored; if that is what is meant: invoke lock --stack {stack.name}"
+            raise IntegrityError(error.message, next_step=step) from None
+
+
+def make(stack: Stack, target: Target, name: str, tree: GitTree | None, version: str, folder: Path) -> Path:
+    if tree is None:
+        return source_distribution(stack, target, f"{name}=={version}", folder)
+    path = folder / f"{name}-{version[:12]}.tar"
+    git.archive(tree, version, path)
+    return path
+
+
+def source_distribution(stack: Stack, target: Target, requirement: str, folder: Path) -> Path:
+    """The index's own archive of a release, checked against the hash that the index tells. ManifestError for one of
+    another form than .tar.gz, which the build could not read.
+    """
+    done = resolved(stack, target, (), requirements=[requirement], options=["--no-deps"], only_binary=False)
+    if done.returncode:
+        raise NetworkError(f"uv does not find {requirement}:\n{done.stderr.strip()}", next_step=CONFIG)
+    found = [row["sdist"] for row in tomllib.loads(done.stdout).get("packages", []) if "sdist" in row]
+    if not found:
+        raise NetworkError(f"the index has no source distribution of {requirement}", next_step=CONFIG)
+    path = folder / unquote(urlsplit(found[0]["url"]).path).rpartition("/")[2]
+    if not path.name.endswith(".tar.gz"):
+        wanted = "a release whose source distribution is a .tar.gz (PEP 625), or its repository in python.source.git"
+        raise ManifestError(f"pins/stacks/{stack.name}.yaml", "python.source.version", path.name, wanted)
+    stream(found[0]["url"], path)
+    told, (sha256, _) = found[0].get("hashes", {}).get("sha256"), sha256_file(path)
+    if told not in (None, sha256):
+        raise IntegrityError(f"{path.name}: sha256={sha256}, the index says {told}", next_step=CONFIG)
+    return path

@@ -1,0 +1,108 @@
+"""The content-addressed store: every fetched file under its SHA-256, whole or absent."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkpin.core.errors import IntegrityError
+from sparkpin.core.files import CHUNK, atomic_file, disk_errors, sha256_file, sweep, sync_file, sync_folder
+from sparkpin.pins.schema import LockedFile
+
+FETCH = "invoke fetch"
+
+
+@dataclass(frozen=True)
+class Store:
+    """root/ab/abcd...: one file per content. Names, versions and origins are the locks' business.
+
+    next_step: what brings back a file that is missing or damaged.
+    """
+
+    root: Path
+    next_step: str = FETCH
+
+    def path(self, sha256: str) -> Path:
+        return self.root / sha256[:2] / sha256
+
+    def has(self, file: LockedFile) -> bool:
+        """Whether the file is here and of the right size. Cheap: reads no content."""
+        try:
+            return self.path(file.sha256).stat().st_size == file.size
+        except FileNotFoundError:
+            return False
+
+    def verified(self, file: LockedFile) -> Path:
+        """The file's path, after reading all of it. IntegrityError when it is missing or not what was locked."""
+        path = self.path(file.sha256)
+        if not path.is_file():
+            raise IntegrityError(
+                f"{file.file} (size={file.size}, sha256={file.sha256}) is not in the store {self.root}",
+                next_step=self.next_step,
+            )
+        sha256, size = sha256_file(path)
+        check(file, sha256, size, f"{file.file} in the store ({path})", self.next_step)
+        return path
+
+    def add(self, source: Path, file: LockedFile, *, move: bool = False) -> Path:
+        """Take a file in. Raises IntegrityError, and keeps nothing, when it is not what was locked.
+
+        `move` is for a file that nobody else writes to and that lies on the store's file system: it saves the copy.
+        """
+        path = self.path(file.sha256)
+        if move:
+            sha256, size = sha256_file(source)
+            check(file, sha256, size, f"{file.file} as fetched")
+            with disk_errors(path.parent):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                source.chmod(0o644)
+                sync_file(source)
+                source.replace(path)
+                sync_folder(path.parent)
+            return path
+        digest, size = hashlib.sha256(), 0
+        with atomic_file(path) as target, source.open("rb") as opened:
+            while chunk := opened.read(CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+                target.write(chunk)
+            check(file, digest.hexdigest(), size, f"{file.file} as fetched")
+        return path
+
+    def link(self, file: LockedFile, target: Path) -> None:
+        """Put the verified file at `target`: a hard link, or a copy on another file system."""
+        source = self.verified(file)
+        with disk_errors(target.parent):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(source, target)
+            except OSError as error:
+                if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
+                    raise
+                copy(source, target)
+
+    def sweep(self) -> None:
+        """Remove what killed runs left half-written. Call it only while holding the store's lock."""
+        for folder in self.root.glob("??"):
+            sweep(folder)
+
+
+def copy(source: Path, target: Path) -> None:
+    """A whole copy, or none."""
+    try:
+        shutil.copyfile(source, target)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+
+
+def check(file: LockedFile, sha256: str, size: int, what: str, next_step: str = FETCH) -> None:
+    """Compare bytes that were read with the lock; IntegrityError names both sides."""
+    if (sha256, size) != (file.sha256, file.size):
+        raise IntegrityError.mismatch(
+            what, wanted_size=file.size, wanted_sha256=file.sha256, size=size, sha256=sha256, next_step=next_step
+        )

@@ -1,0 +1,101 @@
+"""A folder as a Hub repository: its hashes, its commit, and its listings as the Hub's API words them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkpin.core.files import PARTIAL, git_blob_sha1, sha256_file
+
+_LARGE = ".safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file of a repository. ``etag`` is SHA-256 of a large file, git's blob SHA-1 of a small one."""
+
+    path: str
+    file: Path
+    size: int
+    etag: str
+
+    @property
+    def large(self) -> bool:
+        return self.path.endswith(_LARGE)
+
+    @property
+    def oid(self) -> str:
+        """Git's hash of what git stores: the file, or the pointer that stands for a large one."""
+        if not self.large:
+            return self.etag
+        pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{self.etag}\nsize {self.size}\n"
+        return git_blob_sha1(pointer.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    name: str
+    commit: str
+    entries: Mapping[str, Entry]
+
+
+def scan(folder: Path, name: str) -> Repository:
+    """Hash a repository's files. Unfinished files are left out."""
+    entries: dict[str, Entry] = {}
+    for file in sorted(folder.rglob("*")):
+        if not file.is_file() or any(part.startswith(PARTIAL) for part in file.relative_to(folder).parts):
+            continue
+        path = file.relative_to(folder).as_posix()
+        etag = sha256_file(file)[0] if path.endswith(_LARGE) else git_blob_sha1(file.read_bytes())
+        entries[path] = Entry(path, file, file.stat().st_size, etag)
+    listing = "".join(f"{entry.oid} {path}\n" for path, entry in sorted(entries.items()))
+    return Repository(name, hashlib.sha1(listing.encode(), usedforsecurity=False).hexdigest(), entries)
+
+
+def model_info(repository: Repository, *, blobs: bool) -> dict[str, Any]:
+    siblings: list[dict[str, Any]] = []
+    for entry in repository.entries.values():
+        sibling: dict[str, Any] = {"rfilename": entry.path}
+        if blobs:
+            sibling |= {"blobId": entry.oid, "size": entry.size}
+            if entry.large:
+                sibling["lfs"] = _lfs(entry, "sha256")
+        siblings.append(sibling)
+    return {
+        "_id": repository.commit[:24],
+        "id": repository.name,
+        "modelId": repository.name,
+        "private": False,
+        "sha": repository.commit,
+        "siblings": siblings,
+        "tags": [],
+    }
+
+
+def tree(repository: Repository, below: str, *, recursive: bool) -> list[dict[str, Any]] | None:
+    """Files and folders under a folder, or None if there is no such folder."""
+    prefix = f"{below}/" if below else ""
+    inside = [entry for path, entry in repository.entries.items() if path.startswith(prefix)]
+    if below and not inside:
+        return None
+    folders: set[str] = set()
+    for entry in inside:
+        parents = entry.path[len(prefix) :].split("/")[:-1]
+        depths = range(1, len(parents) + 1) if recursive else range(1, min(len(parents), 1) + 1)
+        folders.update(prefix + "/".join(parents[:depth]) for depth in depths)
+    found: list[dict[str, Any]] = [
+        {"type": "directory", "oid": git_blob_sha1(path.encode()), "size": 0, "path": path} for path in sorted(folders)
+    ]
+    return found + [tree_file(entry) for entry in inside if recursive or "/" not in entry.path[len(prefix) :]]
+
+
+def tree_file(entry: Entry) -> dict[str, Any]:
+    item: dict[str, Any] = {"type": "file", "oid": entry.oid, "size": entry.size, "path": entry.path}
+    return item | {"lfs": _lfs(entry, "oid")} if entry.large else item
+
+
+def _lfs(entry: Entry, key: str) -> dict[str, Any]:
+    return {key: entry.etag, "size": entry.size, "pointerSize": 127 + len(str(entry.size))}

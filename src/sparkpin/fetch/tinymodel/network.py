@@ -1,0 +1,314 @@
+"""The scripted network: a Qwen3.5-MoE whose next token is set by construction, not by training.
+
+Hidden dimensions: 0 holds a constant, 1 marks a trigger token, the next ones are one-hot for its mode, the last 112
+hold a code that says what comes next. ``embed[t]`` carries the code of t's successor and ``lm_head[u]`` the code of u,
+so the residual stream alone leads from token to token. Where scripts share a token, the full-attention layer decides:
+its first KV head looks for the trigger in the prompt and copies its mode into the residual stream, so a server whose
+attention or KV cache is broken answers with the wrong script. Everything else (linear attention, experts, the other
+heads) is small noise: it has to be computed, and cannot change the greedy answer. The MTP layer has the same
+attention, and ``mtp.fc`` passes on the embedding half of its input, so that its drafts are right.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparkpin.fetch.tinymodel.scripts import COMPLETION, MODES
+from sparkpin.fetch.tinymodel.vocabulary import BLANK, CALL, END, PAD, RECALL, Vocabulary, trigger
+from sparkpin.fetch.tinymodel.weights import Weights, bf16, random_weights, to_bf16
+
+HIDDEN = 128
+LAYERS = 4
+FULL_ATTENTION_EVERY = 4
+EXPERTS = 4
+EXPERTS_PER_TOKEN = 2
+INTERMEDIATE = 128
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64
+ROTARY_DIM = 16
+LINEAR_KEY_HEADS, LINEAR_VALUE_HEADS, LINEAR_DIM, CONV = 2, 4, 128, 4
+VOCABULARY_SIZE = 1024
+MAX_POSITIONS = 8192
+BODY = "model.language_model."
+
+_CONST, _TRIGGER, _MODE, _CODE = 0, 1, 2, 16  # first index of each part of the hidden state
+_CODE_DIM = HIDDEN - _CODE
+_NOISE = 13  # exponent of weights that are noise: at most 0.031
+_FULL = 8  # exponent of rows with a meaning: 255 / 256 is as good as one
+_HEAD_GAIN, _MODE_GAIN, _MODE_OFFSET = 0.25, 4.0, -5.0
+"""The offset weighs the constant dimension: attention adds about 5 for a mode, so its tokens are neutral within it."""
+
+CodeKey = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A tensor that no repository quantises, ready to write."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+Tensors = Mapping[str, Weights | Plain]
+
+
+def config(vocabulary: Vocabulary) -> dict[str, Any]:
+    """``config.json`` without a quantization_config."""
+    return {
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "attn_output_gate": True,
+        "bos_token_id": None,
+        "dtype": "bfloat16",
+        "eos_token_id": vocabulary.id_of(END),
+        "full_attention_interval": FULL_ATTENTION_EVERY,
+        "head_dim": HEAD_DIM,
+        "hidden_act": "silu",
+        "hidden_size": HIDDEN,
+        "initializer_range": 0.02,
+        "layer_types": ["full_attention" if _is_full(i) else "linear_attention" for i in range(LAYERS)],
+        "linear_conv_kernel_dim": CONV,
+        "linear_key_head_dim": LINEAR_DIM,
+        "linear_num_key_heads": LINEAR_KEY_HEADS,
+        "linear_num_value_heads": LINEAR_VALUE_HEADS,
+        "linear_value_head_dim": LINEAR_DIM,
+        "max_position_embeddings": MAX_POSITIONS,
+        "model_type": "qwen3_5_moe_text",
+        "moe_intermediate_size": INTERMEDIATE,
+        "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False,
+        "num_attention_heads": HEADS,
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": EXPERTS_PER_TOKEN,
+        "num_hidden_layers": LAYERS,
+        "num_key_value_heads": KV_HEADS,
+        "pad_token_id": vocabulary.id_of(PAD),
+        "partial_rotary_factor": ROTARY_DIM / HEAD_DIM,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "partial_rotary_factor": ROTARY_DIM / HEAD_DIM,
+            "rope_theta": 10000000,
+            "rope_type": "default",
+        },
+        "router_aux_loss_coef": 0.001,
+        "shared_expert_intermediate_size": INTERMEDIATE,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "vocab_size": VOCABULARY_SIZE,
+    }
+
+
+def body_tensors(seed: int, vocabulary: Vocabulary) -> dict[str, Weights | Plain]:
+    """Everything but MTP, under the names that the real repositories use."""
+    head = _Head(seed, vocabulary)
+    tensors: dict[str, Weights | Plain] = {
+        f"{BODY}embed_tokens.weight": Plain("BF16", (VOCABULARY_SIZE, HIDDEN), b"".join(head.embedding_rows())),
+        f"{BODY}norm.weight": _constant(HIDDEN, 0.0),
+        "lm_head.weight": Plain("BF16", (VOCABULARY_SIZE, HIDDEN), b"".join(head.output_rows())),
+    }
+    for i in range(LAYERS):
+        tensors |= _layer(seed, f"{BODY}layers.{i}.", full=_is_full(i))
+    return tensors
+
+
+def mtp_tensors(seed: int) -> dict[str, Weights | Plain]:
+    """The multi-token prediction layer: one full-attention layer behind ``fc: [embedding | hidden] -> hidden``."""
+    noise = random_weights(f"{seed}:mtp.fc.weight", HIDDEN, 2 * HIDDEN, _NOISE + 3)
+    fc = b"".join(bf16(noise.value(i, j) + (1.0 if i == j else 0.0)) for i in range(HIDDEN) for j in range(2 * HIDDEN))
+    return {
+        "mtp.fc.weight": Plain("BF16", (HIDDEN, 2 * HIDDEN), fc),
+        "mtp.norm.weight": _constant(HIDDEN, 0.0),
+        "mtp.pre_fc_norm_embedding.weight": _constant(HIDDEN, 0.0),
+        "mtp.pre_fc_norm_hidden.weight": _constant(HIDDEN, 0.0),
+        **_layer(seed, "mtp.layers.0.", full=True),
+    }
+
+
+def plain_bf16(weights: Weights) -> Plain:
+    return Plain("BF16", (weights.rows, weights.cols), to_bf16(weights))
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """Embedding and LM head, row by row in BF16."""
+
+    seed: int
+    vocabulary: Vocabulary
+
+    def embedding_rows(self) -> Iterator[bytes]:
+        successors = self._successors()
+        triggers = {
+            self.vocabulary.id_of(trigger(script.mode, direct=direct)): mode
+            for mode, script in enumerate(MODES)
+            for direct in (False, True)
+        }
+        default = ("token", self.vocabulary.chains[COMPLETION.mode][0])
+        for token in range(VOCABULARY_SIZE):
+            row = [0.0] * HIDDEN
+            row[_CONST] = 4.0
+            if token in triggers:
+                row[_TRIGGER] = row[_MODE + triggers[token]] = 8.0
+            code = _code(self.seed, *successors.get(token, default))
+            # A little of the token itself keeps two tokens with one successor apart, as in a real model.
+            own = _code(self.seed, "self", token)
+            row[_CODE:] = [a + b / 8 for a, b in zip(code, own, strict=True)]
+            yield b"".join(map(bf16, row))
+
+    def output_rows(self) -> Iterator[bytes]:
+        keys = self._keys()
+        modes = {
+            token: [mode for mode, script in enumerate(MODES) if token in self.vocabulary.chains[script.mode]]
+            for token in keys
+        }
+        for token in range(VOCABULARY_SIZE):
+            row = [0.0] * HIDDEN
+            for mode in modes.get(token, ()):
+                row[_MODE + mode], row[_CONST] = _MODE_GAIN, _MODE_OFFSET
+            row[_CODE:] = [value * _HEAD_GAIN for value in _code(self.seed, *keys.get(token, ("token", token)))]
+            yield b"".join(map(bf16, row))
+
+    def _successors(self) -> dict[int, CodeKey]:
+        vocabulary, keys = self.vocabulary, self._keys()
+        found: dict[int, CodeKey] = {}
+        for chain in vocabulary.chains.values():
+            for token, after in zip(chain, (*chain[1:], vocabulary.id_of(END)), strict=True):
+                found[token] = keys.get(after, ("token", after))
+        for script in MODES:
+            found[vocabulary.id_of(trigger(script.mode))] = _REASONING
+            found[vocabulary.id_of(trigger(script.mode, direct=True))] = _CONTENT
+        found[vocabulary.id_of(RECALL)] = _REASONING
+        return found
+
+    def _keys(self) -> dict[int, CodeKey]:
+        """The tokens that only a mode tells apart: the first of a script's reasoning, of its content, of its call."""
+        blank, call = self.vocabulary.id_of(BLANK), self.vocabulary.id_of(CALL)
+        found: dict[int, CodeKey] = {}
+        for script in MODES:
+            chain = self.vocabulary.chains[script.mode]
+            found[chain[0]] = _REASONING
+            if call in chain:
+                found[chain[chain.index(call) + 1]] = _CALL
+            found[call if script.open else chain[chain.index(blank) + 1]] = _CONTENT
+        return found
+
+
+_REASONING: CodeKey = ("reasoning", 0)
+_CONTENT: CodeKey = ("content", 0)
+_CALL: CodeKey = ("call", 0)
+
+
+@functools.cache
+def _code(seed: int, kind: str, number: int) -> tuple[float, ...]:
+    """112 values, uniform in (-2, 2): two codes are all but orthogonal."""
+    digest = hashlib.shake_256(f"{seed}:code:{kind}:{number}".encode()).digest(_CODE_DIM)
+    return tuple((2 * byte - 255) / 128 for byte in digest)
+
+
+def _is_full(layer: int) -> bool:
+    return (layer + 1) % FULL_ATTENTION_EVERY == 0
+
+
+def _constant(size: int, value: float, dtype: str = "BF16") -> Plain:
+    item = bf16(value) if dtype == "BF16" else struct.pack("<f", value)
+    return Plain(dtype, (size,), item * size)
+
+
+def _layer(seed: int, prefix: str, *, full: bool) -> dict[str, Weights | Plain]:
+    def noise(name: str, rows: int, cols: int) -> Weights:
+        return random_weights(f"{seed}:{prefix}{name}", rows, cols, _NOISE)
+
+    def expert(name: str) -> dict[str, Weights | Plain]:
+        return {
+            f"mlp.{name}.gate_proj.weight": noise(f"mlp.{name}.gate_proj", INTERMEDIATE, HIDDEN),
+            f"mlp.{name}.up_proj.weight": noise(f"mlp.{name}.up_proj", INTERMEDIATE, HIDDEN),
+            f"mlp.{name}.down_proj.weight": noise(f"mlp.{name}.down_proj", HIDDEN, INTERMEDIATE),
+        }
+
+    tensors: dict[str, Weights | Plain] = {
+        "input_layernorm.weight": _constant(HIDDEN, 0.0),
+        "post_attention_layernorm.weight": _constant(HIDDEN, 0.0),
+        "mlp.gate.weight": plain_bf16(noise("mlp.gate", EXPERTS, HIDDEN)),
+        "mlp.shared_expert_gate.weight": plain_bf16(noise("mlp.shared_expert_gate", 1, HIDDEN)),
+        **expert("shared_expert"),
+    }
+    for e in range(EXPERTS):
+        tensors |= expert(f"experts.{e}")
+    tensors |= _full_attention(f"{seed}:{prefix}") if full else _linear_attention(f"{seed}:{prefix}")
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def _linear_attention(seed: str) -> dict[str, Weights | Plain]:
+    keys, values = LINEAR_KEY_HEADS * LINEAR_DIM, LINEAR_VALUE_HEADS * LINEAR_DIM
+    channels = 2 * keys + values
+    conv = to_bf16(random_weights(f"{seed}conv1d", channels, CONV, 9))
+    return {
+        "linear_attn.in_proj_qkv.weight": random_weights(f"{seed}in_proj_qkv", channels, HIDDEN, _NOISE),
+        "linear_attn.in_proj_z.weight": random_weights(f"{seed}in_proj_z", values, HIDDEN, _NOISE),
+        "linear_attn.in_proj_a.weight": plain_bf16(
+            random_weights(f"{seed}in_proj_a", LINEAR_VALUE_HEADS, HIDDEN, _NOISE)
+        ),
+        "linear_attn.in_proj_b.weight": plain_bf16(
+            random_weights(f"{seed}in_proj_b", LINEAR_VALUE_HEADS, HIDDEN, _NOISE)
+        ),
+        "linear_attn.out_proj.weight": random_weights(f"{seed}out_proj", HIDDEN, values, _NOISE),
+        "linear_attn.conv1d.weight": Plain("BF16", (channels, 1, CONV), conv),
+        "linear_attn.A_log": Plain("F32", (LINEAR_VALUE_HEADS,), struct.pack("<4f", 0.0, 0.5, 1.0, 1.5)),
+        "linear_attn.dt_bias": _constant(LINEAR_VALUE_HEADS, 1.0),
+        "linear_attn.norm.weight": _constant(LINEAR_DIM, 1.0, "F32"),
+    }
+
+
+def _full_attention(seed: str) -> dict[str, Weights | Plain]:
+    """Head 0 and 1, which share KV head 0, find the trigger by its key and add its mode; the others are noise.
+
+    ``q_proj`` gives ``[HEADS, query 64 | output gate 64]``. Only dimensions without rotary embedding are used, so that
+    the distance to the trigger does not matter. With both norms the score is 32 at the trigger and 0 elsewhere.
+    """
+    query = _Rows(random_weights(f"{seed}q_proj", HEADS * 2 * HEAD_DIM, HIDDEN, _NOISE))
+    key = _Rows(random_weights(f"{seed}k_proj", KV_HEADS * HEAD_DIM, HIDDEN, _NOISE))
+    value = _Rows(random_weights(f"{seed}v_proj", KV_HEADS * HEAD_DIM, HIDDEN, _NOISE))
+    output = _Rows(random_weights(f"{seed}o_proj", HIDDEN, HEADS * HEAD_DIM, _NOISE))
+    for d in range(HEAD_DIM):
+        seek, idle = (0, 0) if d < ROTARY_DIM else (1 - 2 * (d & 1), 1 - (d & 2))
+        key.set(d, {_TRIGGER: 255 * seek, _CONST: 85 * idle})
+        for head in (0, 1):
+            query.set(head * 2 * HEAD_DIM + d, {_CONST: 255 * seek})
+            query.set(head * 2 * HEAD_DIM + HEAD_DIM + d, {_CONST: 255})
+    for mode in range(len(MODES)):
+        value.set(mode, {_MODE + mode: 255})
+        output.set(_MODE + mode, {mode: 255, HEAD_DIM + mode: 255}, exponent=_FULL + 1)
+    return {
+        "self_attn.q_proj.weight": query.weights(),
+        "self_attn.k_proj.weight": key.weights(),
+        "self_attn.v_proj.weight": value.weights(),
+        "self_attn.o_proj.weight": output.weights(),
+        "self_attn.q_norm.weight": _constant(HEAD_DIM, 3.0),
+        "self_attn.k_norm.weight": _constant(HEAD_DIM, 0.0),
+    }
+
+
+class _Rows:
+    """A weight matrix some of whose rows are written by hand."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self._codes = bytearray(weights.codes)
+        self._exponents = list(weights.exponents)
+
+    def set(self, row: int, multiples: Mapping[int, int], exponent: int = _FULL) -> None:
+        """Row = odd multiples of 2**-exponent at some columns; elsewhere as near to zero as codes come, +-1."""
+        cols = self._weights.cols
+        codes = bytearray(127 + (j & 1) for j in range(cols))
+        for j, multiple in multiples.items():
+            codes[j] = (multiple + 255) // 2
+        self._codes[row * cols : (row + 1) * cols] = codes
+        self._exponents[row] = exponent
+
+    def weights(self) -> Weights:
+        return Weights(self._weights.rows, self._weights.cols, bytes(self._codes), tuple(self._exponents))

@@ -1,0 +1,194 @@
+"""Write the two repositories of the scripted model, in the layout of the real INT4 and FP8 pair."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sparkpin.checkpoint.safetensors import TensorSource, write_file
+from sparkpin.core.files import atomic_file, atomic_folder
+from sparkpin.fetch.tinymodel.network import (
+    BODY,
+    LAYERS,
+    MAX_POSITIONS,
+    Plain,
+    Tensors,
+    body_tensors,
+    config,
+    mtp_tensors,
+    plain_bf16,
+)
+from sparkpin.fetch.tinymodel.tokenizer import chat_template, tokenizer_config, tokenizer_json
+from sparkpin.fetch.tinymodel.vocabulary import END, PAD, vocabulary
+from sparkpin.fetch.tinymodel.weights import GROUP, Weights, to_fp8, to_int4
+
+INT4_REPO = "sparkpin/scripted-tiny-int4-AutoRound"
+FP8_REPO = "sparkpin/scripted-tiny-FP8"
+EXTRA_FILE = "model_extra_tensors.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+_SHARDS = 2
+_METADATA = {"format": "pt"}
+_LAYER = re.compile(re.escape(BODY) + r"layers\.(\d+)\.")
+
+
+def generate(out_dir: Path, *, seed: int) -> None:
+    """Make ``out_dir/<repository>/`` for both repositories: the same bytes for a seed on every machine.
+
+    The INT4 repository keeps shared experts in BF16 and its MTP tensors in a file that the index does not list; the
+    FP8 repository holds the same network with every linear layer in FP8. Folders that are there are replaced.
+    """
+    body = body_tensors(seed, vocabulary())
+    mtp = mtp_tensors(seed)
+    for repository in (INT4_REPO, FP8_REPO):
+        if (out_dir / repository).exists():
+            shutil.rmtree(out_dir / repository)
+    with atomic_folder(out_dir / INT4_REPO) as folder:
+        _write_common(folder, _int4_config(body))
+        _write_shards(folder, _int4(body))
+        write_file(folder / EXTRA_FILE, _sources(_bf16(mtp)), _METADATA)
+    with atomic_folder(out_dir / FP8_REPO) as folder:
+        _write_common(folder, _fp8_config(body | mtp))
+        _write_shards(folder, _fp8(body | mtp))
+
+
+def generate_plain(folder: Path, *, seed: int, positions: int = MAX_POSITIONS) -> None:
+    """The same network in `folder`, all of it in BF16 with MTP, for a server that wants no quantised kernels.
+
+    positions: the longest sequence; nothing in the network depends on it.
+    """
+    tensors = _bf16(body_tensors(seed, vocabulary()) | mtp_tensors(seed))
+    with atomic_folder(folder) as made:
+        _write_common(made, config(vocabulary()) | {"max_position_embeddings": positions})
+        _write_shards(made, tensors)
+
+
+def is_int4(name: str) -> bool:
+    """Whether AutoRound quantises this linear layer: attention and routed experts of the body."""
+    return name.startswith(BODY) and ".shared_expert." not in name
+
+
+def _int4(tensors: Tensors) -> dict[str, Plain]:
+    found: dict[str, Plain] = {}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Plain):
+            found[name] = tensor
+        elif not is_int4(name):
+            found[name] = plain_bf16(tensor)
+        else:
+            packed, n, k, stem = to_int4(tensor), tensor.rows, tensor.cols, name.removesuffix("weight")
+            found[f"{stem}qweight"] = Plain("I32", (k // 8, n), packed.qweight)
+            found[f"{stem}qzeros"] = Plain("I32", (k // GROUP, n // 8), packed.qzeros)
+            found[f"{stem}scales"] = Plain("F16", (k // GROUP, n), packed.scales)
+    return found
+
+
+def _fp8(tensors: Tensors) -> dict[str, Plain]:
+    found: dict[str, Plain] = {}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Plain):
+            found[name] = tensor
+        else:
+            encoded, n, k = to_fp8(tensor), tensor.rows, tensor.cols
+            found[name] = Plain("F8_E4M3", (n, k), encoded.weight)
+            found[f"{name}_scale_inv"] = Plain("BF16", (-(-n // GROUP), -(-k // GROUP)), encoded.scale_inv)
+    return found
+
+
+def _bf16(tensors: Tensors) -> dict[str, Plain]:
+    return {name: plain_bf16(t) if isinstance(t, Weights) else t for name, t in tensors.items()}
+
+
+def _int4_config(tensors: Tensors) -> dict[str, Any]:
+    kept = [name for name in tensors if _is_layer_matrix(name) and not _is_packed(name, tensors)]
+    return config(vocabulary()) | {
+        "quantization_config": {
+            "autoround_version": "0.12.0",
+            "bits": 4,
+            "block_name_to_quantize": f"{BODY}layers",
+            "data_type": "int",
+            "extra_config": {name.removesuffix(".weight"): {"bits": 16, "data_type": "float"} for name in kept},
+            "group_size": GROUP,
+            "iters": 200,
+            "low_gpu_mem_usage": True,
+            "packing_format": "auto_round:auto_gptq",
+            "quant_method": "auto-round",
+            "sym": True,
+        }
+    }
+
+
+def _fp8_config(tensors: Tensors) -> dict[str, Any]:
+    kept = [name for name, tensor in tensors.items() if isinstance(tensor, Plain) and len(tensor.shape) > 1]
+    return config(vocabulary()) | {
+        "quantization_config": {
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "modules_to_not_convert": sorted(name.removesuffix(".weight") for name in kept),
+            "quant_method": "fp8",
+            "weight_block_size": [GROUP, GROUP],
+        }
+    }
+
+
+def _is_layer_matrix(name: str) -> bool:
+    return bool(_LAYER.match(name)) and name.endswith(("_proj.weight", "_a.weight", "_b.weight", "gate.weight"))
+
+
+def _is_packed(name: str, tensors: Tensors) -> bool:
+    return isinstance(tensors[name], Weights) and is_int4(name)
+
+
+def _write_common(folder: Path, model_config: Mapping[str, Any]) -> None:
+    words = vocabulary()
+    end, pad = words.id_of(END), words.id_of(PAD)
+    # A request that names no temperature is greedy: vLLM takes its default from here.
+    generation = {
+        "eos_token_id": [end, pad],
+        "pad_token_id": pad,
+        "temperature": 0.0,
+    }
+    _write_text(folder / "config.json", _json(model_config))
+    _write_text(folder / "generation_config.json", _json(generation))
+    _write_text(folder / "tokenizer.json", _json(tokenizer_json(words)))
+    _write_text(folder / "tokenizer_config.json", _json(tokenizer_config(words, max_length=MAX_POSITIONS)))
+    _write_text(folder / "chat_template.jinja", chat_template())
+
+
+def _write_shards(folder: Path, tensors: Mapping[str, Plain]) -> None:
+    shards: list[dict[str, Plain]] = [{} for _ in range(_SHARDS)]
+    for name, tensor in tensors.items():
+        shards[_shard_of(name)][name] = tensor
+    weight_map: dict[str, str] = {}
+    for i, shard in enumerate(shards, 1):
+        file = f"model-{i:05}-of-{_SHARDS:05}.safetensors"
+        write_file(folder / file, _sources(shard), _METADATA)
+        weight_map |= dict.fromkeys(shard, file)
+    total = sum(len(tensor.data) for tensor in tensors.values())
+    _write_text(folder / INDEX_FILE, _json({"metadata": {"total_size": total}, "weight_map": weight_map}))
+
+
+def _shard_of(name: str) -> int:
+    """Layers in order; what has no layer number (head, final norm, MTP) comes last, the embedding first."""
+    match = _LAYER.match(name)
+    if match:
+        return int(match[1]) * _SHARDS // LAYERS
+    return 0 if "embed_tokens" in name else _SHARDS - 1
+
+
+def _sources(tensors: Mapping[str, Plain]) -> Iterator[TensorSource]:
+    for name, tensor in tensors.items():
+        yield TensorSource(name, tensor.dtype, tensor.shape, (tensor.data,))
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _write_text(path: Path, text: str) -> None:
+    with atomic_file(path) as file:
+        file.write(text.encode())

@@ -1,0 +1,289 @@
+"""What `comparison` compares, read from records and from the project: no engine, no image.
+
+A side is a release, with its build records and the project as it was, or the working tree, whose image is looked at
+where a build has made it already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from sparkpin.build.context_files import HIDDEN, ContextFile
+from sparkpin.build.pair import pair
+from sparkpin.build.record import BuildRecord, layer_file, read_record, record_file, records_of
+from sparkpin.build.render import Rendered
+from sparkpin.build.rootfs import RootfsSpec
+from sparkpin.checkpoint.plan import checkpoint_steps, used_repositories
+from sparkpin.core.epoch import EPOCH
+from sparkpin.core.errors import InputError, IntegrityError, ManifestError, SparkpinError
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import printable
+from sparkpin.fetch.model_files import fetched_of, named_parts
+from sparkpin.history.comparison import TREE_NAME, Checkpoint, Difference, Part, Side, Source, compare, text_diff
+from sparkpin.image.listing import Contents, read_contents
+from sparkpin.image.seal import VERSION
+from sparkpin.pins import manifests, schema
+from sparkpin.releases.kept_inputs import Inputs, project_of
+from sparkpin.releases.record import Release, Releases
+
+TREE = "."
+OWN_LABEL = "sparkpin.key"
+
+
+def difference(paths: Paths, before: str, after: str) -> Difference:
+    """before, after: tags of releases, one of them may be `.`, the working tree."""
+    if before == after == TREE:
+        raise InputError("the working tree has no differences from itself", next_step="invoke diff TAG .")
+    records = Releases(paths)
+    old, new = (None if name == TREE else records.get(name) for name in (before, after))
+    left, right = side_of(paths, old, new), side_of(paths, new, old)
+    edited = {sha256: path for side in (left, right) if side.name == TREE_NAME for path, sha256 in side.files.items()}
+
+    def read(sha256: str) -> bytes | None:
+        if sha256 in edited:
+            return (paths.project / edited[sha256]).read_bytes()
+        return kept_text(paths, sha256)
+
+    with uncollected():
+        return compare(left, right, read, lambda diff_id: read_contents(layer_file(paths, diff_id)))
+
+
+def recorded_side(paths: Paths, release: Release) -> Side:
+    """What its records say of a release, for `recorded_difference`: its image's contents are left out."""
+    return replace(release_side(paths, release), layers=None)
+
+
+def recorded_difference(paths: Paths, before: Side, after: Side) -> Difference:
+    """Of two recorded sides. No listing of an image is read, which is what takes long."""
+    return compare(before, after, lambda sha256: kept_text(paths, sha256), no_listing)
+
+
+def no_listing(_: str) -> Contents:
+    raise AssertionError("sides without layers have no contents to compare")
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Listings are some 100,000 objects without a cycle: collecting would look at all of them again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def pin_named(paths: Paths, release: Release) -> Iterator[None]:
+    """A lock that no longer fits its pin is told with what changed in the pin since the release, not as two hashes."""
+    try:
+        yield
+    except ManifestError as error:
+        lock = Path(error.file).resolve()
+        if error.key != "inputs" or not lock.is_relative_to(paths.project.resolve()):
+            raise
+        pin = lock.with_suffix(".yaml")
+        name = pin.relative_to(paths.project.resolve()).as_posix()
+        lines, why = text_diff(kept_text(paths, release.inputs.get(name, "")), pin.read_bytes())
+        changed = "".join(f"\n    {printable(line)}" for line in lines or (why,))
+        error.message = (
+            f"{name} and {lock.name} do not fit each other, so what the working tree would build is not known. "
+            f"In {name}, since {release.name}:{changed}"
+        )
+        error.next_step = f"{error.next_step}, then the same command again"
+        raise
+
+
+def kept_text(paths: Paths, sha256: str) -> bytes | None:
+    with contextlib.suppress(IntegrityError):
+        return Inputs.of(paths).read(sha256, "a file of the project")
+    return None
+
+
+def side_of(paths: Paths, release: Release | None, other: Release | None) -> Side:
+    """The working tree (None) is looked at for what the other side is a release of."""
+    if release is not None:
+        return release_side(paths, release)
+    assert other is not None
+    return tree_side(paths, other)
+
+
+def release_side(paths: Paths, release: Release) -> Side:
+    records = records_of(paths, release)
+    descriptions, checkpoint = {}, Checkpoint(release.checkpoint_key)
+    with contextlib.suppress(SparkpinError), project_of(paths, release) as project:  # another sparkpin's manifests
+        chain = manifests.load_chain(project, release.stage)
+        descriptions = {stage.name: stage.description for stage in chain}
+        model = manifests.load_model(project, release.model)
+        checkpoint = checkpoint_of(release.checkpoint_key, model, manifests.load_model_lock(project, model), chain)
+    return Side(
+        name=release.tag,
+        key=release.key,
+        recipe=release.recipe,
+        stage=release.stage,
+        stack=release.stack,
+        model=release.model,
+        stages={record.stage: descriptions.get(record.stage, "") for record in records},
+        files=release.inputs,
+        argv=release.argv,
+        env=release.env,
+        checkpoint=checkpoint,
+        host=release.host.line if release.host else "",
+        **of_records(paths, records),
+    )
+
+
+def tree_side(paths: Paths, like: Release) -> Side:
+    """What the working tree makes of a release's recipe and stage."""
+    with pin_named(paths, like):
+        pairings = pair(paths.project, like.recipe, stage=like.stage)
+    last = pairings[-1]
+    images = [pairing.rendered for pairing in pairings]
+    try:
+        found = of_records(paths, [read_record(record_file(paths, image)) for image in images])
+    except (FileNotFoundError, IntegrityError):
+        found = of_rendered(images)
+    return Side(
+        name=TREE_NAME,
+        key=last.key,
+        recipe=last.recipe.name,
+        stage=last.stage.name,
+        stack=last.stack.name,
+        model=last.model.name,
+        stages={stage.name: stage.description for stage in last.chain},
+        files=last.inputs,
+        argv=last.argv,
+        env=last.env,
+        checkpoint=checkpoint_of(last.checkpoint_key, last.model, last.model_lock, last.chain),
+        **found,
+    )
+
+
+def of_records(paths: Paths, records: Sequence[BuildRecord]) -> dict[str, Any]:
+    """The fields of a Side that build records hold."""
+    last = records[-1]
+    listed = all(layer_file(paths, diff_id).is_file() for diff_id in last.diff_ids)
+    rows = [(row.path, row.what, row.sha256, row.size) for record in records for row in record.context]
+    return {
+        "image": last.config_digest,
+        "config": flat_config(json.loads(last.config)),
+        "layers": tuple(last.diff_ids) if listed else None,
+        "texts": texts_of(records),
+        "values": values_of(records, last.epoch, last.seal),
+        **parts_of(records[0].rootfs, rows),
+    }
+
+
+def of_rendered(images: Sequence[Rendered]) -> dict[str, Any]:
+    """The same fields, as far as they are known before a build."""
+    rows = [(row.path, row.what, sha256_of(row), row.size) for image in images for row in image.context]
+    found = parts_of(images[0].rootfs, rows)
+    mods = {mod.name: mod.distribution for image in images for row in image.context if (mod := row.mod)}
+    found["mods"] = {
+        name: Part(part.version, "", part.size, canonicalize_name(mods[name])) for name, part in found["mods"].items()
+    }
+    return {
+        "image": "",
+        "config": None,
+        "layers": None,
+        "texts": texts_of(images),
+        "values": values_of(images, EPOCH, VERSION),
+        **found,
+    }
+
+
+def sha256_of(file: ContextFile) -> str:
+    return "" if file.mod else file.sha256
+
+
+def parts_of(rootfs: RootfsSpec | None, rows: Iterable[tuple[str, str, str, int]]) -> dict[str, dict[str, Part]]:
+    """rows: (path, what, SHA-256, size) of the files that the builds saw."""
+    found: dict[str, dict[str, Part]] = {"debs": {}, "wheels": {}, "tools": {}, "mods": {}}
+    if rootfs:
+        found["debs"] = {deb.name: Part(deb.version, deb.sha256, deb.size) for deb in rootfs.debs}
+    for path, what, sha256, size in rows:
+        if what.endswith(HIDDEN):
+            continue
+        kind, _, rest = what.partition(" ")
+        name, _, version = rest.rpartition(" ")
+        if kind == "wheel":
+            found["wheels"][name] = Part(version, sha256, size)
+        elif kind == "mod":
+            found["mods"][name] = Part(version, sha256, size, canonicalize_name(Path(path).name.partition("-")[0]))
+        elif kind == "source":
+            found["tools"][name] = Part(version, sha256, size)
+        elif path.startswith("tools/") and kind != "sparkpin":  # its own scripts are files of the project
+            found["tools"][kind] = Part(rest, sha256, size)
+    return found
+
+
+def texts_of(images: Sequence[BuildRecord | Rendered]) -> dict[str, str]:
+    """Without what follows from the build keys, which are other keys when anything at all is changed."""
+    found = {}
+    for image in images:
+        text = image.dockerfile.replace(image.key, "KEY").replace(image.parent_ref, "PARENT")
+        found[f"Dockerfile of stage {image.stage}, as rendered"] = text
+        if image.rootfs:
+            found["script that finishes the root file system"] = image.rootfs.customize
+    return found
+
+
+def values_of(images: Sequence[BuildRecord | Rendered], epoch: int, form: int) -> dict[str, str]:
+    found = {"platform": images[0].platform, "times of all files": str(epoch), "canonical form": str(form)}
+    if rootfs := images[0].rootfs:
+        words = [word for word in rootfs.arguments if not word.startswith("--include=")]  # these are the packages
+        found |= {"Debian": rootfs.suite, "mmdebstrap": shlex.join(words)}
+    return found
+
+
+def flat_config(config: Mapping[str, Any]) -> dict[str, str]:
+    """An image's configuration, one value a name, without layers, times and sparkpin's own key."""
+    found = {name: str(config[name]) for name in ("os", "architecture", "variant") if config.get(name)}
+    for name, value in sorted(config.get("config", {}).items()):
+        if name == "Env":
+            pairs = (pair.partition("=") for pair in value or ())
+            found |= {f"env {key}": text for key, _, text in pairs}
+        elif name == "Labels":
+            found |= {f"label {key}": text for key, text in sorted((value or {}).items()) if key != OWN_LABEL}
+        elif value not in (None, "", [], {}, False):
+            found[re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower()] = (
+                value if isinstance(value, str) else json.dumps(value)
+            )
+    return found
+
+
+def checkpoint_of(
+    key: str, model: schema.ModelPin, lock: schema.ModelLock, chain: Sequence[schema.Stage]
+) -> Checkpoint:
+    steps = checkpoint_steps(chain)
+    values = {"model": model.name, "steps": " + ".join(steps)}
+    for step in ("hybrid", "mtp"):
+        parameters = getattr(model, step)
+        if step in steps and parameters:
+            values |= {f"{step}: {name}": json.dumps(value) for name, value in parameters.model_dump().items()}
+    return Checkpoint(
+        key,
+        values,
+        {
+            name: source_of(fetched_of(lock.repositories[name], whole=name == model.base))
+            for name in used_repositories(model, steps)
+        },
+    )
+
+
+def source_of(entry: schema.RepositoryLock) -> Source:
+    """The headers that no tensor is taken from do not count."""
+    files = {tensor.file for tensor in entry.tensors}
+    used = entry.model_copy(update={"headers": [header for header in entry.headers if header.file in files]})
+    return Source(entry.repo, entry.revision, {path: part.sha256 for path, part in named_parts(used)})

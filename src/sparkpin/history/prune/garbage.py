@@ -1,0 +1,308 @@
+"""Files of SPARKPIN_HOME and SPARKPIN_CACHE that no remaining release needs.
+
+A prune waits for builds and imports (`claims`). What no record has ever named may still be of use: to one that was
+killed and is repeated, to a checkpoint in the making, to a dry run, which does not wait. So it goes only when nothing
+touched it for `STALE_AFTER`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from sparkpin.build import begun
+from sparkpin.build.record import BuildRecord, imported_mark, layer_file, read_record
+from sparkpin.build.rootfs import rootfs_spec
+from sparkpin.core import disk, files
+from sparkpin.core.errors import BusyError, IntegrityError, ManifestError
+from sparkpin.core.paths import Paths
+from sparkpin.fetch.model_files import blobs_of
+from sparkpin.history.bisect import state as bisect
+from sparkpin.history.prune.image_tags import STALE_AFTER
+from sparkpin.host.disk_usage import EngineImage
+from sparkpin.measure.quality.standard import environment
+from sparkpin.pins.manifests import former_model_lock, load_stack, load_stack_lock
+from sparkpin.pins.schema import ModelLock, StackLock
+from sparkpin.releases.kept_inputs import Inputs
+from sparkpin.releases.quality_record import KEY_DIGITS
+from sparkpin.releases.record import ROOTFS, Release, Releases
+
+WORK = ("context-*", "saved-*", "seal-*", "lm-eval-*")
+"""What a build works in, whose next run looks for its own key only, and lm-eval's results."""
+
+
+@dataclass
+class Needs:
+    """What releases refer to. records: file names of build records; unread: those of them that cannot be read.
+
+    inputs: SHA-256 of files, in either store; layers: diff IDs; rootfs: keys.
+    """
+
+    folders: set[Path] = field(default_factory=set)
+    records: set[str] = field(default_factory=set)
+    unread: set[str] = field(default_factory=set)
+    inputs: set[str] = field(default_factory=set)
+    layers: set[str] = field(default_factory=set)
+    rootfs: set[str] = field(default_factory=set)
+
+    def add(self, record: BuildRecord) -> None:
+        self.inputs |= {file.sha256 for file in record.context}
+        self.layers |= set(record.diff_ids)
+        for spec in record.root_file_systems:
+            self.rootfs.add(spec.key)
+            self.inputs |= {deb.sha256 for deb in spec.debs}
+
+
+def project_needs(project: Path) -> Needs:
+    """What the locks of the project name. Raises ManifestError."""
+    needs = Needs()
+    for path in sorted((project / "pins/stacks").glob("*.yaml")):
+        if not path.with_suffix(".lock").is_file():
+            continue  # not locked yet: nothing was fetched for it
+        stack = load_stack(project, path.stem)
+        lock = load_stack_lock(project, stack)
+        needs.rootfs.add(rootfs_spec(stack, lock).key)
+        needs.inputs |= {file.sha256 for file in lock.files}
+    for path in sorted((project / "pins/models").glob("*.lock")):
+        needs.inputs |= model_blobs(former_model_lock(project, path.stem))
+    return needs
+
+
+def model_blobs(lock: ModelLock) -> set[str]:
+    """SHA-256 of the headers and tensors that a lock names."""
+    return {blob.sha256 for entry in lock.repositories.values() for blob in blobs_of(entry)}
+
+
+@dataclass(frozen=True)
+class Search:
+    """Looks, and changes nothing.
+
+    images: those that the engine has when the files go; project: None where what it needs is not known; now: seconds
+    since the epoch.
+    """
+
+    paths: Paths
+    staying: Sequence[Release]
+    removed: Sequence[Release]
+    images: Sequence[EngineImage]
+    project: Needs | None
+    now: float
+
+    @cached_property
+    def records(self) -> dict[str, BuildRecord | None]:
+        """File name -> build record; None for one that cannot be read, such as one of an earlier version."""
+        found: dict[str, BuildRecord | None] = {}
+        for path in sorted(self.paths.images.glob("*.json")):
+            try:
+                found[path.name] = read_record(path)
+            except IntegrityError:
+                found[path.name] = None
+        return found
+
+    @cached_property
+    def needed(self) -> Needs:
+        """What stays: for the releases, for images that the engine still has, and for builds that run now."""
+        needs = self.needs_of(self.staying)
+        tags = {tag for image in self.images for tag in image.tags}
+        for name, record in self.records.items():
+            if name not in needs.records | self.theirs.records:
+                has_image = record is not None and record.ref in tags
+                if has_image or not self.is_stale(self.paths.images / name):
+                    needs.records.add(name)
+                    if record is not None:
+                        needs.add(record)
+        return needs
+
+    @cached_property
+    def theirs(self) -> Needs:
+        """What the removed releases refer to: it goes however young it is, unless something needs it."""
+        return self.needs_of(self.removed)
+
+    def needs_of(self, releases: Iterable[Release]) -> Needs:
+        needs = Needs()
+        known = Releases(self.paths)
+        for release in releases:
+            needs.folders |= {known.checkpoint(release), known.evidence(release)}
+            needs.inputs |= set(release.inputs.values())
+            needs.layers |= set(release.diff_ids)
+            for name in self.chain(release):
+                needs.records.add(name)
+                if record := self.records[name]:
+                    needs.add(record)
+                else:
+                    needs.unread.add(name)
+        return needs
+
+    def chain(self, release: Release) -> Iterator[str]:
+        """File names of the build records of a release's image and of all that it stands on."""
+        key: str | None = release.build_key
+        while key is not None:
+            end, key = f"-{key[:12]}.json", None
+            for name, record in self.records.items():
+                if name.startswith(f"{release.stack}-") and name.endswith(end):
+                    yield name
+                    key = record.parent_key if record else None
+
+    def is_stale(self, path: Path) -> bool:
+        try:
+            return self.now - disk.last_touched(path) > STALE_AFTER
+        except FileNotFoundError:  # a run that works there has just ended
+            return False
+
+    def goes(self, path: Path, name: str, needed: Collection[str], theirs: Collection[str]) -> bool:
+        return name not in needed and (name in theirs or self.is_stale(path))
+
+    def files(self) -> dict[str, tuple[Path, ...]]:
+        """By kind, in the order in which they are to go: what tells what is needed goes last."""
+        return {
+            "checkpoints": tuple(self.checkpoints()),
+            "evidence": tuple(self.evidence()),
+            "layer contents": tuple(self.layer_contents()),
+            "layer notes": tuple(self.layer_notes()),
+            "root file systems": tuple(self.root_file_systems()),
+            "kept inputs": tuple(self.kept_inputs()),
+            "quality measurements": tuple(self.measurements()),
+            "lm-eval": tuple(self.lm_evals()),
+            "searches of bisect": tuple(self.searches()),
+            "left by killed runs": tuple(self.left_over()),
+            "build records": tuple(self.build_records()),
+        }
+
+    def checkpoints(self) -> Iterator[Path]:
+        for folder in sorted(self.paths.checkpoints.glob("*/[!.]*")):
+            is_theirs = folder in self.theirs.folders
+            if folder.is_dir() and folder not in self.needed.folders and (is_theirs or self.is_stale(folder)):
+                yield folder
+
+    def evidence(self) -> Iterator[Path]:
+        known = Releases(self.paths)
+        yield from (known.evidence(release) for release in self.removed if known.evidence(release).is_dir())
+
+    def layer_contents(self) -> Iterator[Path]:
+        needed = {layer_file(self.paths, layer).name for layer in self.needed.layers}
+        theirs = {layer_file(self.paths, layer).name for layer in self.theirs.layers}
+        if not self.needed.unread:
+            found = sorted(self.paths.layers.glob("[!.]*"))
+            yield from (path for path in found if self.goes(path, path.name, needed, theirs))
+
+    def layer_notes(self) -> Iterator[Path]:
+        """They spare the making of a layer that the engine has. Homes share them, as they share the engine."""
+        present = {diff_id for image in self.images for diff_id in image.diff_ids}
+        for path in sorted((self.paths.cache / "layers").glob("[!.]*")):
+            layer = noted_layer(path)
+            if layer not in present and (layer in self.theirs.layers or self.is_stale(path)):
+                yield path
+
+    def root_file_systems(self) -> Iterator[Path]:
+        """They are of use as long as a record, a stack of the project or an image stands on them."""
+        if self.project is None:
+            return
+        refs = [tag for image in self.images for tag in image.tags if tag.startswith(f"sparkpin/{ROOTFS}:")]
+        loaded = {ref.rpartition("-")[2] for ref in refs}
+        needed = self.needed.rootfs | self.project.rootfs
+        for path in sorted((self.paths.cache / "rootfs").glob("[!.]*")):
+            if path.stem[:12] not in loaded and self.goes(path, path.stem, needed, self.theirs.rootfs):
+                yield path
+
+    def kept_inputs(self) -> Iterator[Path]:
+        if not self.needed.unread:
+            yield from self.stored(self.paths.inputs, self.needed.inputs)
+
+    def measurements(self) -> Iterator[Path]:
+        """Of releases. Homes may share the cache, so those of an unknown release go once they are old."""
+        needed, theirs = ({one.key[:KEY_DIGITS] for one in found} for found in (self.staying, self.removed))
+        for path in sorted((self.paths.cache / "quality").glob("[!.]*")):
+            if self.goes(path, path.name[:KEY_DIGITS], needed, theirs):
+                yield path
+
+    def lm_evals(self) -> Iterator[Path]:
+        """Environments of other locks than this checkout's. What the tasks fetched stays: it is the person's own."""
+        needed = {environment(self.paths).name, "data"}
+        for path in sorted((self.paths.cache / "lm-eval").glob("[!.]*")):
+            if self.goes(path, path.name, needed, ()):
+                yield path
+
+    def searches(self) -> Iterator[Path]:
+        """Those whose two releases stay can go on; a damaged one never can. What a search holds now stays."""
+        staying, theirs = ({one.tag for one in found} for found in (self.staying, self.removed))
+        for path in sorted((self.paths.home / bisect.FOLDER).glob("[!.]*")):
+            try:
+                known = bisect.read(path / bisect.FILE)
+            except ManifestError:
+                known = None
+            tags = {known.good, known.bad} if known else set()
+            if tags and tags <= staying:
+                continue
+            if (tags & theirs or self.is_stale(path)) and not is_held(path / bisect.LOCK):
+                yield path
+
+    def store(self) -> tuple[Path, ...] | None:
+        """Fetched files that neither a lock of the project nor a remaining release needs; None where not known."""
+        if self.project is None or self.needed.unread:
+            return None
+        return tuple(
+            self.stored(self.paths.store, self.needed.inputs | self.project.inputs | self.locked_by_releases())
+        )
+
+    def stored(self, root: Path, needed: Collection[str]) -> Iterator[Path]:
+        for path in sorted(root.glob("[0-9a-f][0-9a-f]/[!.]*")):
+            if self.goes(path, path.name, needed, self.theirs.inputs):
+                yield path
+
+    def locked_by_releases(self) -> set[str]:
+        """What the remaining releases' own locks name, of which their images may use less."""
+        found: set[str] = set()
+        inputs = Inputs.of(self.paths)
+        wanted = {
+            (sha256, name)
+            for release in self.staying
+            for name, sha256 in release.inputs.items()
+            if name.startswith(("pins/stacks/", "pins/models/")) and name.endswith(".lock")
+        }
+        for sha256, name in sorted(wanted):
+            if not inputs.has_all([sha256]):
+                continue
+            text = inputs.read(sha256, name)
+            if name.startswith("pins/models/"):
+                found |= model_blobs(ModelLock.model_validate_json(text))
+            else:
+                found |= {file.sha256 for file in StackLock.model_validate_json(text).files}
+        return found
+
+    def left_over(self) -> Iterator[Path]:
+        found = [path for root in (self.paths.home, self.paths.cache) for path in sorted(disk.partials(root))]
+        found += sorted(path for pattern in WORK for path in self.paths.work.glob(pattern))
+        tags = {tag for image in self.images for tag in image.tags}
+        found += [note for note, refs in begun.notes(self.paths).items() if not refs & tags]
+        yield from (path for path in dict.fromkeys(found) if self.is_stale(path))
+
+    def build_records(self) -> Iterator[Path]:
+        needed = self.needed.records
+        for path in (self.paths.images / name for name in self.records if name not in needed):
+            yield path
+            if (mark := imported_mark(path)).is_file():  # after its record, which would pass for our own without it
+                yield mark
+
+
+def is_held(lock: Path) -> bool:
+    """Whether another run holds it. Without one nothing is made."""
+    if not lock.is_file():
+        return False
+    try:
+        with files.lock(lock, wait=False):
+            return False
+    except BusyError:
+        return True
+
+
+def noted_layer(path: Path) -> str | None:
+    """The diff ID that a file of the cache's layers is about; None when it does not say."""
+    if path.suffix != ".json":
+        return f"sha256:{path.name.partition('.')[0]}"
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["diff_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,126 @@
+"""Which of the engine's tags go with the releases that go, and which must name another image then. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sparkpin.host.disk_usage import EngineImage, is_below
+from sparkpin.releases.record import INTERNAL, ROOTFS, UNSEALED, Release
+
+OURS = re.compile(r"^sparkpin/(?P<repository>[^:/]+):(?P<name>.+)$")
+STALE_AFTER = 3600.0  # seconds
+
+
+@dataclass(frozen=True)
+class TagPlan:
+    """retag: moving tag -> release tag that it must name afterwards; that comes first.
+
+    internal: those of `untag` that no release is named by.
+    """
+
+    untag: tuple[str, ...]
+    retag: Mapping[str, str]
+    internal: tuple[str, ...] = ()
+
+    def applied(self, images: Sequence[EngineImage]) -> tuple[EngineImage, ...]:
+        """The images that the engine has afterwards: one goes when its last tag is taken from it."""
+        gone = {*self.untag, *self.retag}
+        left = []
+        for image in images:
+            tags = {tag for tag in image.tags if tag not in gone}
+            tags |= {moving for moving, target in self.retag.items() if target in image.tags}
+            if tags or not set(image.tags) & set(self.untag):
+                left.append(dataclasses.replace(image, tags=tuple(sorted(tags))))
+        return tuple(left)
+
+
+def plan_tags(
+    images: Sequence[EngineImage],
+    used: Collection[str],
+    remaining: Sequence[Release],
+    removed: Sequence[Release],
+    made_here: Collection[str],
+    now: float,
+) -> TagPlan:
+    """used: ids of images that containers use; made_here: see `ownimages`; now: seconds since the epoch."""
+    ids = {tag: image.id for image in images for tag in image.tags}
+    moving, retag = moving_tags(remaining, removed, ids)
+    moving = [tag for tag in moving if ids[tag] not in used]  # the engine would refuse
+    release_tags = [release.tag for release in removed if release.tag in ids]
+    leaving = {*release_tags, *moving, *retag}
+    internal = tuple(internal_tags(images, used, remaining, removed, leaving, made_here, now))
+    return TagPlan((*release_tags, *moving, *internal), retag, internal)
+
+
+def moving_tags(
+    remaining: Sequence[Release], removed: Sequence[Release], ids: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """The moving tags that go, and those that must name another release: the newest that remains of the stage."""
+    gone: list[str] = []
+    retag: dict[str, str] = {}
+    for recipe, stage in sorted({(release.recipe, release.stage) for release in removed}):
+        tag = f"sparkpin/{recipe}:{stage}"
+        others = [r for r in remaining if (r.recipe, r.stage) == (recipe, stage) and r.tag in ids]
+        if others:
+            retag[tag] = max(others, key=lambda release: release.age).tag
+        elif tag in ids:
+            gone.append(tag)
+    current = {release.recipe: release for release in remaining if release.state == "current"}
+    for recipe in sorted({release.recipe for release in removed}):
+        tag = f"sparkpin/{recipe}:current"
+        if tag in ids and recipe in current and current[recipe].tag in ids:
+            retag[tag] = current[recipe].tag
+        elif tag in ids and recipe not in current:
+            gone.append(tag)
+    return gone, {tag: target for tag, target in retag.items() if ids.get(tag) != ids[target]}
+
+
+def internal_tags(
+    images: Sequence[EngineImage],
+    used: Collection[str],
+    remaining: Sequence[Release],
+    removed: Sequence[Release],
+    leaving: Collection[str],
+    made_here: Collection[str],
+    now: float,
+) -> Iterator[str]:
+    """Tags of stages' images and root file systems that no remaining release stands on, and of unfinished images.
+
+    What no release has ever named may belong to a build that runs right now: it goes once it is `STALE_AFTER` old, and
+    only where this home made it, for homes share an engine and another home's records are not here. The tags of its
+    releases are: what they stand on stays. leaving: the tags that will no longer name what they name now.
+    """
+
+    def is_internal(tag: str) -> bool:
+        name = OURS.match(tag)
+        return name is not None and (
+            name["repository"].startswith(INTERNAL) or name["repository"] in (ROOTFS, UNSEALED)
+        )
+
+    def is_stale(image: EngineImage) -> bool:
+        return image.tagged is not None and now - datetime.fromisoformat(image.tagged).timestamp() > STALE_AFTER
+
+    others = [
+        image.diff_ids
+        for image in images
+        for tag in image.tags
+        if OURS.match(tag) and not is_internal(tag) and tag not in leaving
+    ]
+    needed = [*(release.diff_ids for release in remaining), *others]
+    for image in images:
+        internal = [tag for tag in image.tags if is_internal(tag)]
+        if not internal or image.id in used:
+            continue
+        if all(tag.startswith(f"sparkpin/{UNSEALED}:") for tag in internal):  # a killed build left it
+            yield from (tag for tag in internal if tag in made_here and is_stale(image))
+            continue
+        if any(is_below(image.diff_ids, upper) for upper in needed):
+            continue
+        if any(is_below(image.diff_ids, release.diff_ids) for release in removed):
+            yield from internal
+        elif is_stale(image):
+            yield from (tag for tag in internal if tag in made_here)

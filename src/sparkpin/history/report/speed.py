@@ -1,0 +1,126 @@
+"""Speed of a release as a report needs it, of its newest finished benchmark, a quick one only for want of another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from sparkpin.core import terminal
+from sparkpin.core.errors import SparkpinError
+from sparkpin.core.paths import Paths
+from sparkpin.history.report.facts import NOT_MEASURED, Evidence, Row
+from sparkpin.measure.bench import record as bench
+from sparkpin.measure.bench.plan import is_quick
+from sparkpin.releases.record import Release
+
+
+@dataclass(frozen=True)
+class Speed:
+    """tokens: output tokens a second of one user, without the prefill; first: seconds to the first token; prefill:
+    prompt tokens a second; sweep: (users at once, output tokens a second of all), for the shortest prompts. None and
+    empty where that was not measured."""
+
+    evidence: Evidence
+    tokens: float | None = None
+    first: float | None = None
+    prefill: float | None = None
+    sweep: tuple[tuple[int, float], ...] = ()
+
+
+def speed_of(paths: Paths, release: Release) -> Speed:
+    hint = f"invoke bench --release {release.tag}"
+    try:
+        found = bench.newest(paths, release)
+        if found and quick(found):
+            found = next((one for one in reversed(bench.history(paths, release)) if not quick(one)), found)
+        compared = bench.comparisons(paths, release)
+    except SparkpinError as error:
+        return Speed(Evidence("Speed", "bad", "record damaged", (Row("record", error.message, "bad"),), hint))
+    if found is None:
+        rows = tuple(comparison_rows(compared))
+        return Speed(Evidence("Speed", "none", NOT_MEASURED, rows, hint))
+    prompts = found.of_kind("prompt")
+    first = [row.ttft.p50 for row in prompts if row.ttft]
+    prefill = [row.prefill_rate for row in found.cells if row.prefill_rate]
+    sweep = sweep_of(found)
+    rate = found.decode_rate
+    headline = f"{terminal.figure(rate)} tok/s, one user" if rate else "measured"
+    if not rate and sweep:
+        headline = f"{terminal.figure(sweep[-1][1])} tok/s, {terminal.count(sweep[-1][0], 'user')}"
+    if quick(found):
+        headline += " (quick)"
+    failed = sum(row.failed for row in found.cells)
+    evidence = Evidence(
+        "Speed",
+        "bad" if failed else "good",
+        f"{headline}, {terminal.count(failed, 'request')} failed" if failed else headline,
+        (*rows_of(found), *comparison_rows(compared)),
+        where=f"vLLM {found.conditions.vllm}; {found.conditions.host.line}",
+    )
+    if quick(found):
+        return Speed(evidence)  # no chart: a point of it looks like the others
+    return Speed(evidence, rate, median(first) if first else None, max(prefill, default=None), sweep)
+
+
+def quick(found: bench.BenchRecord) -> bool:
+    return is_quick([row.cell for row in found.cells])
+
+
+def sweep_of(found: bench.BenchRecord) -> tuple[tuple[int, float], ...]:
+    cells = found.of_kind("sweep")
+    shortest = min((row.cell.input_tokens for row in cells), default=0)
+    chosen = {row.cell.concurrency: row.output_rate for row in cells if row.cell.input_tokens == shortest}
+    return tuple(sorted(chosen.items()))
+
+
+def rows_of(found: bench.BenchRecord) -> Iterator[Row]:
+    """Each cell, then the start, the memory, the ceiling, and under which conditions all that holds."""
+    for row in found.cells:
+        yield Row(row.cell.name, "", "bad" if row.failed else "none", tuple(figures(row)))
+    if found.start:
+        yield Row("start", f"{found.start.seconds:.1f} s until it answered")
+    if found.memory:
+        seen = {"container": found.memory.container, "GPUs": found.memory.gpu}
+        if told := [f"{name} {terminal.size(size)}" for name, size in seen.items() if size is not None]:
+            yield Row("memory, at most", ", ".join(told))
+    if found.slowed:
+        yield Row("slowed down by", ", ".join(found.slowed), "unclear")
+    if found.ceiling:
+        share, rate, bandwidth = found.ceiling.fraction, found.ceiling.rate, found.ceiling.bandwidth / 1e9
+        yield Row("of the ceiling", f"{share:.0%} of {terminal.figure(rate)} tok/s at {bandwidth:g} GB/s")
+    conditions = found.conditions
+    yield Row("measured", f"{found.time[:10]} on {conditions.host.line}")
+    yield Row("with", f"{conditions.tool}, vLLM {conditions.vllm}, server {conditions.server}")
+
+
+def figures(row: bench.Measured) -> Iterator[tuple[str, str]]:
+    if row.decode_rate:
+        yield f"{terminal.figure(row.decode_rate)} tok/s", "one user, after the first token"
+    yield f"{terminal.figure(row.output_rate)} tok/s", "all users, prefill included"
+    if row.ttft:
+        yield seconds(row.ttft.p50), f"first token; 95 %: {seconds(row.ttft.p95)}"
+    if row.token:
+        yield seconds(row.token.p50), f"between tokens; 95 %: {seconds(row.token.p95)}"
+    if row.prefill_rate:
+        yield f"{row.prefill_rate:,.0f} tok/s", "prefill"
+    if row.acceptance is not None:
+        yield f"{row.acceptance:.0%}", "of the drafts accepted"
+    if row.failed:
+        yield str(row.failed), "requests failed"
+
+
+def seconds(value: float) -> str:
+    return f"{terminal.figure(value)} s" if value >= 1 else f"{terminal.figure(1000 * value)} ms"
+
+
+def comparison_rows(compared: tuple[bench.Comparison, ...]) -> Iterator[Row]:
+    """Ratios of the newest alone."""
+    for one in compared[-1:]:
+        names = [side.release.rpartition(":")[2] for side in (one.a, one.b)]
+        for ratio in one.ratios:
+            ends = [terminal.figure(end) for end in (ratio.low, ratio.high) if end is not None]
+            between = f" [{', '.join(ends)}]" if ends else ""
+            yield Row(
+                f"{names[1]} by {names[0]}", f"{ratio.cell}, {ratio.metric}: {terminal.figure(ratio.ratio)}{between}"
+            )

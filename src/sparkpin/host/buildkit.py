@@ -1,0 +1,135 @@
+"""`docker build` through a CLI that can use BuildKit, with its output made readable."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+from sparkpin.core.errors import BuildError, DiskError, EngineError, HostError
+
+LAST_LINES = 25
+STEP = re.compile(r"^#(\d+) (\[(?!internal\]).+)$")  # "#5 [torch 2/3] RUN ..."
+LINE = re.compile(r"^#(\d+) (?:\d+\.\d+ )?(.*)$")
+RESULT = re.compile(r"^(DONE [\d.]+s|CACHED|CANCELED|ERROR:? .*)$")
+
+
+@cache
+def builder() -> tuple[str, ...]:
+    """The command before a build's options: of all `docker` on PATH the first that has buildx or BuildKit inside.
+
+    The CLI has BuildKit inside from 18.09 to 22; from 23 it needs the buildx plugin.
+    """
+    seen = []
+    folders = dict.fromkeys(os.environ.get("PATH", os.defpath).split(os.pathsep))
+    for command in filter(None, (shutil.which("docker", path=folder) for folder in folders)):
+        if subprocess.run([command, "buildx", "version"], capture_output=True, check=False).returncode == 0:
+            return (command, "buildx", "build", "--builder", "default", "--provenance=false", "--sbom=false")
+        answer = subprocess.run([command, "version", "--format", "{{json .Client}}"], capture_output=True, check=False)
+        try:
+            version = str(json.loads(answer.stdout.splitlines()[0])["Version"])
+        except (ValueError, IndexError, KeyError):
+            version = "unknown"
+        seen.append(f"{command} {version}")
+        if re.match(r"(18\.09|19\.|2[0-2]\.)", version):
+            return (command, "build")
+    raise HostError(
+        f"no docker command that can use BuildKit on PATH ({', '.join(seen) or 'none found'})",
+        next_step="install docker-buildx-plugin (Docker's packages) or docker-buildx (Ubuntu's), then `invoke doctor`",
+    )
+
+
+def build(
+    context: Path,
+    tag: str | None,
+    *,
+    say: Callable[[str], None],
+    target: str | None = None,
+    output: Path | None = None,
+    platform: str | None = None,
+    no_cache: bool = False,
+    arguments: Mapping[str, str] | None = None,
+    host: Mapping[str, str] | None = None,
+) -> None:
+    """Build context/Dockerfile, one line of progress for each step. The BuildError has a failing step's last lines."""
+    command = builder()
+    argv = [*command, "--network", "none", "--pull=false", "--progress", "plain"]
+    argv += ["--tag", tag] if tag else []
+    argv += ["--load"] if tag and "buildx" in command else []
+    argv += ["--target", target] if target else []
+    argv += ["--output", f"type=tar,dest={output}"] if output else []
+    argv += ["--platform", platform] if platform else []
+    argv += ["--no-cache"] if no_cache else []
+    argv += [word for name, value in (arguments or {}).items() for word in ("--build-arg", f"{name}={value}")]
+    env = {
+        **os.environ,
+        **(host or {}),
+        "DOCKER_BUILDKIT": "1",
+        "BUILDKIT_PROGRESS": "plain",
+        "DOCKER_CLI_HINTS": "false",
+    }
+    with subprocess.Popen(
+        [*argv, str(context)],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+    ) as process:
+        assert process.stderr is not None
+        try:
+            report = follow(process.stderr, say)
+        except BaseException:
+            process.terminate()
+            raise
+        if process.wait() != 0:
+            raise failure(report, context)
+
+
+def follow(lines: Iterable[str], say: Callable[[str], None]) -> str:
+    """Tell each step and, where it took time, its end. Returns what to show if the build fails."""
+    names: dict[str, str] = {}
+    output: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=LAST_LINES))
+    last: deque[str] = deque(maxlen=LAST_LINES)
+    failed = ""
+    for raw in lines:
+        line = raw.rstrip()
+        last.append(line)
+        if step := STEP.match(line):
+            number, name = step[1], re.sub(r"--mount=\S+\s+", "", step[2])
+            if number not in names:
+                names[number] = name
+                if "] FROM " not in name:
+                    say(name)
+        elif (match := LINE.match(line)) and match[1] in names:
+            number, text = match.groups()
+            if text.startswith("sha256:"):
+                continue
+            if not (result := RESULT.match(text)):
+                output[number].append(text)
+            elif result[1].startswith("ERROR"):
+                failed = number
+                output[number].append(text)
+            elif result[1] not in ("DONE 0.0s", "CACHED", "CANCELED"):
+                say(f"{names[number].partition(']')[0]}]: {text.lower()}")
+    if failed:
+        return f"{names[failed]}\n" + "\n".join(f"    {line}" for line in output[failed])
+    return "\n".join(last)
+
+
+def failure(report: str, context: Path) -> BuildError | DiskError | EngineError:
+    if "no space left on device" in report:
+        return DiskError(
+            f"the Docker engine's disk is full:\n{report}",
+            next_step="`invoke prune --keep 2` removes old releases, `docker builder prune` the build cache",
+        )
+    if re.search(r"cannot connect to the docker daemon|permission denied while trying to connect", report, re.I):
+        return EngineError(f"the docker command does not reach the engine:\n{report}", next_step="invoke doctor")
+    return BuildError(f"the build failed in {report}", next_step="mend what the last lines say, then the same command")

@@ -1,0 +1,166 @@
+"""What images cost on the engine's disk: bytes per layer, and which layers are shared.
+
+The engine's own answer (`docker system df -v`) also walks every volume and container and takes seconds to minutes on
+a used machine; the sizes in the images' histories take milliseconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparkpin.core.errors import EngineError
+from sparkpin.host.engine import Engine, engine_errors
+
+CACHE_TIMEOUT = 20  # seconds
+Layers = dict[str, int]  # chain id -> bytes
+
+
+@dataclass(frozen=True)
+class EngineImage:
+    """An image as the engine holds it.
+
+    id: the engine's handle; config_digest: the same on all engines; diff_ids: layers from the lowest; layers: chain id
+    -> bytes, None where the history does not tell the layers' sizes; tagged: when it was last tagged (ISO 8601, UTC),
+    None when not known.
+    """
+
+    id: str
+    config_digest: str
+    tags: tuple[str, ...]
+    diff_ids: tuple[str, ...]
+    layers: Layers | None
+    tagged: str | None
+
+
+def chain_ids(diff_ids: Iterable[str]) -> list[str]:
+    """Identity of each layer together with all below it (OCI image specification, "Layer ChainID")."""
+    chain: list[str] = []
+    for diff_id in diff_ids:
+        text = f"{chain[-1]} {diff_id}" if chain else ""
+        chain.append("sha256:" + hashlib.sha256(text.encode()).hexdigest() if text else diff_id)
+    return chain
+
+
+def layer_sizes(history: list[int], count: int) -> list[int] | None:
+    """Bytes of `count` layers from the history's entries (lowest first), which may hold entries without a layer.
+
+    Entries without a layer have size 0; where a layer of 0 bytes makes that ambiguous the answer is None.
+    """
+    if len(history) == count:
+        return history
+    filled = [size for size in history if size]
+    return filled if len(filled) == count else None
+
+
+def inventory(engine: Engine) -> list[EngineImage]:
+    """Every image of the engine, other people's included: layers may be shared with them."""
+    api: Any = engine.client.api
+    found = []
+    with engine_errors():
+        ids = dict.fromkeys(entry["Id"] for entry in api.images())
+    for image_id in ids:
+        try:
+            with engine_errors():
+                details, history = api.inspect_image(image_id), api.history(image_id)
+            known = engine.image(image_id) if not engine.keeps_layers else None
+        except EngineError:
+            if engine.image(image_id) is None:  # removed since the list was made
+                continue
+            raise
+        diff_ids = tuple(details["RootFS"].get("Layers") or ())
+        history = [item["Size"] for item in reversed(history)]
+        sizes = layer_sizes(history, len(diff_ids))
+        tagged = details.get("Metadata", {}).get("LastTagTime") or ""
+        found.append(
+            EngineImage(
+                id=image_id,
+                config_digest=known.config_digest if known else image_id,
+                tags=tuple(sorted(tag for tag in details.get("RepoTags") or () if tag != "<none>:<none>")),
+                diff_ids=diff_ids,
+                layers=dict(zip(chain_ids(diff_ids), sizes, strict=True)) if sizes is not None else None,
+                tagged=None if not tagged or tagged.startswith("0001-") else tagged,
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Freed:
+    """Layers that no image has any more.
+
+    held: bytes, of these, that the engine's build cache may not let go yet; unsized: images with layers of which no
+    size is known: these are in no other number.
+    """
+
+    count: int
+    bytes: int
+    held: int
+    unsized: int
+
+
+@dataclass(frozen=True)
+class BuildCache:
+    """All of the engine's build cache, other people's included. bytes: of its own, without the images' layers."""
+
+    records: int
+    bytes: int
+    holds_layers: bool
+
+
+def freed(before: Sequence[EngineImage], after: Sequence[EngineImage], cache: BuildCache | None) -> Freed:
+    """The layers, each counted once, that images had before and no image has after.
+
+    A build keeps a hold on the layers of the image that it stands on: they outlive the image until the build cache is
+    pruned, and the engine does not say which. So every layer of an image that another stands on may be held, unless the
+    cache is known to hold none. cache: None when not known.
+    """
+    staying = {chain for image in after for chain in chain_ids(image.diff_ids)}
+    sizes = all_layers(before)
+    gone = {chain: size for chain, size in sizes.items() if chain not in staying}
+    unsized = [image for image in before if set(chain_ids(image.diff_ids)) - staying - sizes.keys()]
+    stood_on = {
+        chain
+        for lower in before
+        if any(lower.id != upper.id and is_below(lower.diff_ids, upper.diff_ids) for upper in before)
+        for chain in chain_ids(lower.diff_ids)
+    }
+    held = 0 if cache and not cache.holds_layers else sum(size for chain, size in gone.items() if chain in stood_on)
+    return Freed(len(gone), sum(gone.values()), held, len(unsized))
+
+
+def build_cache(engine: Engine) -> BuildCache | None:
+    """None when the engine does not tell in time: those before 23 also measure every container and volume for it."""
+    api: Any = engine.client.api
+    url = f"{api.base_url}/v{api.api_version}/system/df"
+    try:
+        with engine_errors():
+            answer = api.get(url, params={"type": "build-cache"}, timeout=CACHE_TIMEOUT)
+            answer.raise_for_status()
+            rows = answer.json().get("BuildCache") or []
+    except (EngineError, ValueError):
+        return None
+    return BuildCache(
+        records=len(rows),
+        bytes=sum(row["Size"] for row in rows if not row["Shared"]),
+        holds_layers=any(row["Type"] == "regular" for row in rows),
+    )
+
+
+def all_layers(images: Iterable[EngineImage]) -> Layers:
+    return {chain: size for image in images for chain, size in (image.layers or {}).items()}
+
+
+def unique_size(image: EngineImage, images: Iterable[EngineImage]) -> int | None:
+    """Bytes of the layers that no other image of the engine has; None where the sizes are not known."""
+    if image.layers is None:
+        return None
+    shared = {chain for other in images if other.id != image.id for chain in chain_ids(other.diff_ids)}
+    return sum(size for chain, size in image.layers.items() if chain not in shared)
+
+
+def is_below(lower: tuple[str, ...], upper: tuple[str, ...]) -> bool:
+    """Whether an image with the layers `upper` stands on, or is, the one with the layers `lower`."""
+    return bool(lower) and upper[: len(lower)] == lower

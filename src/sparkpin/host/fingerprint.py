@@ -1,0 +1,86 @@
+"""The machine that made a release, for its record: the kind of machine, and nothing that tells one from another of its
+kind (no serial numbers, names or addresses)."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from sparkpin.host import machine as hosts
+from sparkpin.host.gpus import Gpu, Run, read_gpus
+from sparkpin.pins.schema import Model
+
+Text = Annotated[str, Field(max_length=200)]
+
+
+class GpuKind(Model):
+    name: Text
+    compute_capability: Text
+    driver: Text
+
+
+class Fingerprint(Model):
+    """machine: the firmware's product name, "" where there is none; memory in bytes; docker: the engine's version, ""
+    where it was not asked."""
+
+    machine: Text
+    arch: Text
+    cpu: Text
+    cores: Annotated[int, Field(ge=0)]
+    memory: Annotated[int, Field(ge=0)]
+    gpus: Annotated[tuple[GpuKind, ...], Field(strict=False, max_length=64)]
+    kernel: Text
+    os: Text
+    docker: Text
+
+    @property
+    def line(self) -> str:
+        gpus = ", ".join(f"{gpu.name} (driver {gpu.driver})" for gpu in self.gpus) or "no GPU"
+        parts = (
+            self.machine,
+            f"{self.cpu or self.arch}, {self.cores} cores, {self.memory / 1e9:.0f} GB",
+            gpus,
+            self.os,
+            f"Linux {self.kernel}",
+            f"Docker {self.docker}" if self.docker else "",
+        )
+        return "; ".join(filter(None, parts))
+
+
+def read_fingerprint(docker: str, *, root: Path = hosts.ROOT, run: Run = hosts.output) -> Fingerprint:
+    """Of this machine, whether or not the engine runs on it."""
+    return fingerprint_of(hosts.read_host(root), read_gpus(run), root, docker)
+
+
+def fingerprint_of(host: hosts.Host, gpus: Sequence[Gpu], root: Path, docker: str) -> Fingerprint:
+    return Fingerprint(
+        machine=short(next(iter(hosts.product_names(root)), "")),
+        arch=host.arch,
+        cpu=short(cpu_model(hosts.text(root / "proc/cpuinfo"))),
+        cores=os.cpu_count() or 0,
+        memory=host.memory_total,
+        gpus=tuple(
+            GpuKind(name=short(g.name), compute_capability=short(g.compute_capability), driver=short(g.driver))
+            for g in gpus[:64]
+        ),
+        kernel=short(platform.release()),
+        os=short(host.distribution),
+        docker=short(docker),
+    )
+
+
+def cpu_model(cpuinfo: str) -> str:
+    """The first `model name`; Arm's CPUs have none there, only the numbers of their makers."""
+    rows = dict(line.split(":", 1) for line in reversed(cpuinfo.splitlines()) if ":" in line)
+    values = {key.strip(): value.strip() for key, value in rows.items()}
+    parts = [values[key] for key in ("CPU implementer", "CPU part") if key in values]
+    return values.get("model name") or (f"Arm {' '.join(parts)}" if parts else "")
+
+
+def short(text: str) -> str:
+    return text[:200]

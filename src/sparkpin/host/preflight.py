@@ -1,0 +1,71 @@
+"""What ./install.sh runs before anything else: look at the machine, say what will be done, install what is missing.
+
+It runs before .venv exists, so it and all that it imports use the standard library alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from sparkpin.core.errors import SparkpinError
+from sparkpin.core.names import choose
+from sparkpin.core.paths import Paths
+from sparkpin.host import machine as hosts
+
+FOLDERS = {"stack": "pins/stacks", "recipe": "recipes", "stage": "stages"}
+
+
+def main(arguments: list[str]) -> int:
+    options = argparse.ArgumentParser(prog="sparkpin.host.preflight")
+    options.add_argument("--dry-run", action="store_true")
+    options.add_argument("--no-smoke", action="store_true")
+    for name in FOLDERS:
+        options.add_argument(f"--{name}")
+    chosen = options.parse_args(arguments)
+    run: list[str] = []
+
+    def install(line: str) -> None:
+        run.append(line)
+        print(line, flush=True)
+
+    try:
+        paths = Paths.from_env()
+        for name, folder in FOLDERS.items():
+            if value := getattr(chosen, name):
+                choose(paths.project / folder, value, name)
+        look(paths, chosen.stack, dry_run=chosen.dry_run, show=lambda line: print(line, flush=True), say=install)
+    except SparkpinError as error:
+        print(f"error: {error}", *([] if run else ["Nothing was changed."]), sep="\n", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def look(
+    paths: Paths, stack: str | None, *, dry_run: bool, show: Callable[[str], None], say: Callable[[str], None]
+) -> None:
+    """Raises HostError, with nothing changed, when this machine lacks what only a person can give.
+
+    stack: None for the one for this machine; say: is told each command that is run, before it runs.
+    """
+    host = hosts.read_host()
+    show(f"This machine: {host.summary}. Stack: {stack or hosts.default_stack(paths.project, host)}.")
+    lacking = hosts.missing(paths, host)
+    if not lacking:
+        show("It has what is needed; nothing to install.")
+        return
+    for requirement in lacking:
+        show(f"  missing: {requirement.name}: {requirement.detail}")
+    commands, others = hosts.mending(lacking, host)
+    if commands:
+        show(f"To be run: {hosts.as_root(host, *commands)}")
+    for requirement in others:
+        if requirement.fix:
+            show(f"To be done by you: {requirement.name}: {requirement.fix}")
+    if not dry_run:
+        hosts.install(lacking, host, say)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

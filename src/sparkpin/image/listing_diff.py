@@ -1,0 +1,191 @@
+"""What differs between the contents of two layers or images, field by field. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from sparkpin.image.listing import Contents, Entry, image_contents, parents_of
+
+METADATA = ("mode", "uid", "gid", "capability")
+SAME_DATA = {"file", "hardlink"}  # a second name of a file may come to hold its data: still the same file
+MARKS = ("whiteout", "opaque")
+
+
+@dataclass(frozen=True, order=True)
+class Change:
+    """One field of a path that both sides have.
+
+    field: "content" (SHA-256), "kind", "link", "device", or one of METADATA; before, after: as a person writes them.
+    """
+
+    path: str
+    field: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class ContentsDifference:
+    """Sorted by path. One path may stand in `changed` several times, once for each field."""
+
+    added: tuple[Entry, ...]
+    removed: tuple[Entry, ...]
+    changed: tuple[Change, ...]
+
+    @property
+    def identical(self) -> bool:
+        return not (self.added or self.removed or self.changed)
+
+    @property
+    def only_metadata(self) -> bool:
+        """Every path is there on both sides with the same data; at most modes, owners or capabilities differ."""
+        return not (self.added or self.removed) and all(change.field in METADATA for change in self.changed)
+
+
+def compare_contents(before: Contents, after: Contents) -> ContentsDifference:
+    """What differs between two listings, of layers (marks of deletion count) or of whole images.
+
+    Which package a path belongs to is no difference.
+    """
+    old, new = {key_of(entry): entry for entry in before}, {key_of(entry): entry for entry in after}
+    return ContentsDifference(
+        added=tuple(new[key] for key in sorted(new.keys() - old.keys())),
+        removed=tuple(old[key] for key in sorted(old.keys() - new.keys())),
+        changed=tuple(
+            change
+            for key in sorted(old.keys() & new.keys())
+            if old[key] is not new[key]
+            for change in changes(old[key], new[key])
+        ),
+    )
+
+
+def key_of(entry: Entry) -> tuple[str, str]:
+    """A layer may hold a folder and, under the same path, the mark that hides what is below it."""
+    return entry.path, entry.kind if entry.kind in MARKS else ""
+
+
+def changes(old: Entry, new: Entry) -> Iterator[Change]:
+    if old.kind != new.kind:
+        yield Change(old.path, "kind", old.kind, new.kind)
+        if {old.kind, new.kind} != SAME_DATA:
+            return  # the modes of a file and of a link say nothing about each other
+    values = [
+        ("content", old.sha256, new.sha256),
+        ("link", old.link, new.link),
+        ("device", "{}:{}".format(*old.device), "{}:{}".format(*new.device)),
+        ("mode", f"{old.mode:04o}", f"{new.mode:04o}"),
+        ("uid", str(old.uid), str(new.uid)),
+        ("gid", str(old.gid), str(new.gid)),
+        ("capability", old.capability, new.capability),
+    ]
+    for name, was, now in values:
+        if was != now:
+            yield Change(old.path, name, was, now)
+
+
+Images = tuple[dict[str, Entry], dict[str, Entry]]
+
+
+def images_apart(before: Sequence[str], after: Sequence[str], read: Callable[[str], Contents]) -> Images:
+    """Two images as containers see them, without paths of which the layers say already that they are the same.
+
+    before, after: diff IDs, lowest first. Layers that both images have at the bottom and at the top can make no
+    difference by themselves: of those only what the layers between them touch, hide or stand in is looked at.
+    """
+    low = common(before, after)
+    high = common(before[low:][::-1], after[low:][::-1])
+    if low == len(before) == len(after):
+        return {}, {}
+    listings = {diff_id: read(diff_id) for diff_id in {*before, *after}}
+    own = [entry for side in (before, after) for diff_id in side[low : len(side) - high] for entry in listings[diff_id]]
+    near = {entry.path for entry in own}
+    near |= parents_of(near)
+    hiding = {entry.path for entry in own if entry.kind != "dir"}
+    under: dict[str, bool] = {"": "" in hiding}
+
+    def hidden(folder: str) -> bool:
+        if folder not in under:
+            under[folder] = folder in hiding or hidden(folder.rpartition("/")[0])
+        return under[folder]
+
+    def narrowed(contents: Contents) -> Contents:
+        kept, folders = [], {entry.path for entry in contents if entry.kind == "dir"}
+        for entry in contents:
+            folder = entry.path.rpartition("/")[0]
+            wanted = entry.path in near or hidden(folder)
+            while entry.kind not in MARKS and folder not in folders:  # it is not named, and there because of this entry
+                folders.add(folder)
+                wanted = wanted or folder in near
+                folder = folder.rpartition("/")[0]
+            if wanted:
+                kept.append(entry)
+        return tuple(kept)
+
+    shared = {diff_id: narrowed(listings[diff_id]) for diff_id in (*before[:low], *before[len(before) - high :])}
+
+    def seen(side: Sequence[str]) -> dict[str, Entry]:
+        middle = [listings[diff_id] for diff_id in side[low : len(side) - high]]
+        layers = [*(shared[d] for d in side[:low]), *middle, *(shared[d] for d in side[len(side) - high :])]
+        return {path: entry for path, (_, entry) in image_contents(layers).items()}
+
+    return seen(before), seen(after)
+
+
+def common(first: Sequence[str], second: Sequence[str]) -> int:
+    """How many items two sequences have in common at their beginnings."""
+    count = 0
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Files of one owner (see `Entry.owner`) that differ between two images, with their bytes.
+
+    changed_from, changed_to: sizes of those whose data changed; metadata: files of which only mode, owner or the like
+    changed. Folders do not count.
+    """
+
+    owner: str
+    added: int = 0
+    added_bytes: int = 0
+    removed: int = 0
+    removed_bytes: int = 0
+    changed: int = 0
+    changed_from: int = 0
+    changed_to: int = 0
+    metadata: int = 0
+
+
+def tallies(images: Images, found: ContentsDifference) -> tuple[Tally, ...]:
+    """One for each owner, by name; what belongs to no package comes last."""
+    old, new = images
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+
+    def note(entry: Entry, what: str, **sizes: int) -> None:
+        if entry.kind != "dir" or what == "metadata":
+            counts[entry.owner].update({what: 1, **sizes})
+
+    for entry in found.added:
+        note(entry, "added", added_bytes=entry.size)
+    for entry in found.removed:
+        note(entry, "removed", removed_bytes=entry.size)
+    data = {change.path for change in found.changed if change.field not in METADATA}
+    for path in {change.path for change in found.changed}:
+        if path in data:
+            note(new[path], "changed", changed_from=old[path].size, changed_to=new[path].size)
+        else:
+            note(new[path], "metadata")
+    return tuple(Tally(owner, **counts[owner]) for owner in sorted(counts, key=lambda owner: (not owner, owner)))
+
+
+def empty_folders(entries: Iterable[Entry]) -> set[str]:
+    """Of added or removed entries, the folders that did not come or go with something in them."""
+    paths = [entry.path for entry in entries]
+    return set(paths) - parents_of(paths)

@@ -1,0 +1,115 @@
+"""A sealed image as files: the OCI layout that other tools read, and the archive that `docker load` takes.
+
+All of it follows from the image's configuration, its tag and the sizes of its layers, so that whoever knows these can
+compare the files of a layout byte for byte and need not read what a stranger wrote. Layers are plain tar files: a
+layer's diff ID is its blob's digest, and there is nothing to unpack.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparkpin.core.files import CHUNK
+from sparkpin.image.layer_tar import BLOCK, END, Slice, block, padded
+from sparkpin.image.seal import ARCHIVE_MANIFEST, digest_of
+
+LAYOUT, INDEX = "oci-layout", "index.json"
+MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
+CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
+LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """digest: SHA-256 of the tar ("sha256:..."), which is its diff ID; size: bytes of the tar."""
+
+    digest: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Image:
+    """One image for `docker load`. config: the exact configuration; diff_ids: its layers, lowest first."""
+
+    config: bytes
+    diff_ids: tuple[str, ...]
+    tags: tuple[str, ...]
+
+    @property
+    def config_digest(self) -> str:
+        return digest_of(self.config)
+
+
+def blob(digest: str) -> str:
+    """The path of a blob in a layout."""
+    return "blobs/" + digest.replace(":", "/")
+
+
+def text(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def manifest(config: bytes, layers: Sequence[Layer]) -> bytes:
+    """OCI image specification, "Image Manifest"."""
+    return text(
+        {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "config": {"mediaType": CONFIG_TYPE, "digest": digest_of(config), "size": len(config)},
+            "layers": [{"mediaType": LAYER_TYPE, "digest": layer.digest, "size": layer.size} for layer in layers],
+        }
+    )
+
+
+def layout(config: bytes, layers: Sequence[Layer], tag: str) -> dict[str, bytes]:
+    """Path -> content of a layout's files, all but the layers. manifest.json is for `docker load`, which wants it."""
+    image = manifest(config, layers)
+    platform = json.loads(config)
+    index = {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": [
+            {
+                "mediaType": MANIFEST_TYPE,
+                "digest": digest_of(image),
+                "size": len(image),
+                "platform": {"architecture": platform["architecture"], "os": platform["os"]},
+                "annotations": {"org.opencontainers.image.ref.name": tag},
+            }
+        ],
+    }
+    docker = [
+        {"Config": blob(digest_of(config)), "Layers": [blob(layer.digest) for layer in layers], "RepoTags": [tag]}
+    ]
+    return {
+        LAYOUT: text({"imageLayoutVersion": "1.0.0"}),
+        INDEX: text(index),
+        ARCHIVE_MANIFEST: text(docker),
+        blob(digest_of(image)): image,
+        blob(digest_of(config)): config,
+    }
+
+
+def load_archive(images: Sequence[Image], layers: Mapping[str, Slice]) -> Iterator[bytes]:
+    """The bytes for `docker load` of images that share layers (diff ID -> tar), in pieces.
+
+    A layer that is not in `layers` is left out: the engine has it.
+    """
+    rows = []
+    for diff_id, tar in layers.items():
+        yield block(blob(diff_id).encode(), b"0", size=tar.size)
+        tar.seek(0)
+        while chunk := tar.read(CHUNK):
+            yield chunk
+        yield b"\0" * (-tar.size % BLOCK)
+    for image in images:
+        name = f"{image.config_digest.removeprefix('sha256:')}.json"
+        rows.append(
+            {"Config": name, "Layers": [blob(diff_id) for diff_id in image.diff_ids], "RepoTags": list(image.tags)}
+        )
+        yield block(name.encode(), b"0", size=len(image.config)) + padded(image.config)
+    data = text(rows)
+    yield block(ARCHIVE_MANIFEST.encode(), b"0", size=len(data)) + padded(data) + END

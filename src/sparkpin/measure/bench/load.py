@@ -1,0 +1,189 @@
+"""The load generator's container: the release's own image in the server's network, for one run of steps."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from docker.models.containers import Container
+from docker.types import LogConfig, Mount
+
+from sparkpin.core.errors import EngineError, SmokeError
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.measure.bench import driver
+from sparkpin.measure.bench.plan import SLACK, Plan, Step, seconds_of
+from sparkpin.pins.vllm_command import MODEL_PATH, served_name
+from sparkpin.releases import container as running
+from sparkpin.releases.record import Release
+from sparkpin.serve import crash_facts, launch, postmortem
+from sparkpin.smoke.server import LABEL, owner
+
+TOOL = "vllm bench serve"
+PROGRAM, PLAN = "driver.py", "plan.json"
+MEMORY = 8 * running.GIB
+LEAST_LIMIT = 600.0
+ENDING_SECONDS = 10.0
+SLOWER = 20
+"""A step may take so many times its estimate before it is broken off."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A step begins."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """What the tool found in a step, and /metrics around it."""
+
+    number: int
+    result: Mapping[str, Any]
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The tool is loaded. vllm: its version."""
+
+    vllm: str
+
+
+def plan_text(release: Release, steps: Sequence[Step], plan: Plan, key: str | None) -> bytes:
+    value = {
+        "url": f"http://127.0.0.1:{launch.INSIDE}",
+        "model": served_name(release.argv),
+        "tokenizer": MODEL_PATH,
+        "key": key,
+        "room": plan.context - SLACK,
+        "steps": [
+            {
+                **asdict(step.cell),
+                "number": number,
+                "requests": step.requests,
+                "output_tokens": step.output_tokens,
+                "seed": step.seed,
+                "limit": max(LEAST_LIMIT, SLOWER * seconds_of(step, plan.pace)),
+            }
+            for number, step in enumerate(steps)
+        ],
+    }
+    return json.dumps(value).encode()
+
+
+def run_steps(
+    paths: Paths,
+    engine: Engine,
+    server: Container,
+    release: Release,
+    checkpoint: Path,
+    steps: Sequence[Step],
+    plan: Plan,
+    *,
+    key: str | None,
+    gpus: bool,
+) -> Iterator[Hello | Begun | Done]:
+    """What happens, as it happens. The container is gone in the end, however it ends.
+
+    Raises:
+        SmokeError: the tool ended before its last step; with its last words, or the post-mortem of the server.
+    """
+    with engine_errors():
+        settings = running.options(
+            release, checkpoint, memory=MEMORY, gpus=gpus, cache=running.cache_volume(engine, release)
+        )
+        container = engine.client.containers.create(
+            release.tag,
+            name=f"sparkpin-bench-load-{secrets.token_hex(3)}",
+            entrypoint=["python", "-I"],
+            command=[f"{launch.FOLDER}/{PROGRAM}", f"{launch.FOLDER}/{PLAN}"],
+            network_mode=f"container:{server.id}",
+            labels={LABEL: owner(paths)},
+            log_config=LogConfig(type=LogConfig.types.JSON),
+            mounts=[Mount(target=launch.FOLDER, source=None, type="volume")],
+            **settings,
+        )
+    try:
+        files = {PROGRAM: Path(driver.__file__).read_bytes(), PLAN: plan_text(release, steps, plan, key)}
+        with engine_errors():
+            if not container.put_archive(launch.FOLDER, launch.packed(files, secret={PLAN})):
+                raise EngineError("the engine did not take the files of the load generator", next_step="invoke doctor")
+            container.start()
+        done = 0
+        for value in values(output(container)):
+            if "vllm" in value:
+                yield Hello(value["vllm"])
+            elif "begin" in value:
+                yield Begun(value["begin"])
+            else:
+                done += 1
+                yield Done(value["step"], value["result"], value["before"], value["after"])
+        if done < len(steps):
+            raise gone(paths, container, server, release)
+    finally:
+        launch.remove(container)
+
+
+def output(container: Container) -> Iterator[bytes]:
+    """Its standard output to the end, as it comes.
+
+    With Docker 20.10 the end of a container can cut short what follows its log, so only a reading that began after the
+    end counts as the last.
+    """
+    seen, ended = 0, False
+    while not ended:
+        with engine_errors():
+            container.reload()
+            ended = container.status not in ("created", "running")
+            place = 0
+            for chunk in container.logs(stream=True, follow=True, stdout=True, stderr=False):
+                new = chunk[max(0, seen - place) :]
+                place += len(chunk)
+                if new:
+                    seen = place
+                    yield new
+
+
+def values(chunks: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The JSON of each line, however the engine cuts the stream."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from (json.loads(line) for line in lines if line.startswith(b"{"))
+
+
+def gone(paths: Paths, container: Container, server: Container, release: Release) -> SmokeError:
+    """Why the tool ended too soon: with a post-mortem where it was the server that did."""
+    with engine_errors():
+        words = container.logs(stdout=False, stderr=True, tail=running.LAST_LINES).decode(errors="replace").rstrip()
+    if how := ended(server):
+        found = crash_facts.examine(server, release.recipe, release.tag, how)
+        report = crash_facts.keep(crash_facts.folder_of(paths, release.recipe, release.name), found)
+        return SmokeError(
+            f"{release.tag}: the server {how} while it was measured\n" + "\n".join(postmortem.report(found)),
+            next_step=f"read {report.with_name(crash_facts.LOG)}",
+        )
+    return SmokeError(
+        f"{release.tag}: {TOOL} ended before its last step\n{words}",
+        next_step=f"invoke smoke --release {release.tag}",
+    )
+
+
+def ended(server: Container) -> str | None:
+    """Why it does not run. A connection breaks some seconds before a server's last process is gone."""
+    until = time.monotonic() + ENDING_SECONDS
+    with engine_errors():
+        while True:
+            server.reload()
+            how = crash_facts.how_ended(server)
+            if how or time.monotonic() > until:
+                return how
+            time.sleep(0.5)

@@ -1,0 +1,198 @@
+"""What is measured, and about how long that takes. Pure.
+
+The five prompts are of the kinds and lengths of the ones that the published figures of the 122B come from; those texts
+are not published, so these are our own. A sweep adds concurrency and longer prompts, as far as a release's flags allow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sparkpin.measure.bench.record import BenchRecord, Cell
+from sparkpin.pins.vllm_flags import Flags
+
+PROMPTS = (
+    ("Q&A", 256, "Why does the sea look blue from far away, but clear in a glass? Explain it to a curious adult."),
+    (
+        "Code",
+        512,
+        "Write a Python class `Interval` for closed intervals of integers: containment, intersection, union of "
+        "overlapping ones, iteration, and a method that merges a list of intervals. With type hints and docstrings.",
+    ),
+    (
+        "JSON",
+        1024,
+        "Invent a catalogue of twelve garden tools as one JSON array. Each entry is an object with the keys id, name, "
+        "category, price_eur, weight_kg, materials (an array), in_stock and description (one sentence). Only the JSON.",
+    ),
+    (
+        "Math",
+        64,
+        "A tank holds 840 litres. One pump fills it in 12 hours, another in 20. In how many hours do both together?",
+    ),
+    (
+        "LongCode",
+        2048,
+        "Write a complete command line program in Python that keeps a household's budget in SQLite: accounts, "
+        "categories, recurring payments, monthly reports as text tables, import from CSV, export to JSON, a budget for "
+        "each category with warnings, undo of the last change, and tests for all of it with pytest. One file of code.",
+    ),
+)
+TEXT_TOKENS = 128
+"""About what a prompt of the five takes with its chat template, for the estimate."""
+LEAST = 1024
+"""Tokens that a release must take for the five: an answer gets what the prompt leaves."""
+SLACK = 16
+"""Tokens before the end of the context where an answer has to end: drafts are shortened there, which ends vLLM 0.32's
+engine on a CPU (docs/smoke.md)."""
+LENGTHS = (128, 1024, 8192, 32768, 131072)
+CONCURRENCIES = (1, 2, 4, 8, 16)
+SWEEP_OUTPUT = 128
+QUICK_OUTPUT = 32
+MOST_PROMPT_TOKENS = 1 << 18
+"""At once in a cell of the sweep, unless all of it is asked for: 16 prompts of 128K take a Spark the better part of an
+hour."""
+VLLM_SEQUENCES = 256
+"""What vLLM takes at a time, at least, where no flag says it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a release: tokens of prompt and answer together, requests at a time."""
+
+    tokens: int
+    requests: int
+
+    @classmethod
+    def of(cls, argv: Sequence[str], config_tokens: int) -> Limits:
+        """config_tokens: what the model's own configuration allows, for a command that does not say it."""
+        flags = Flags(argv, "the release's command", {})
+        tokens = flags.number("--max-model-len", auto=True)
+        return cls(
+            config_tokens if tokens is None or tokens < 0 else tokens,
+            flags.number("--max-num-seqs") or VLLM_SEQUENCES,
+        )
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """parts: "prompt", "sweep" or both. quick: short answers and few cells, to see that it works. everything: no cell
+    is too large. whole: the model must not end its answers itself."""
+
+    parts: frozenset[str]
+    quick: bool = False
+    everything: bool = False
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Tokens a second of one user, for the estimate; source: how that is known, guessed: not by measuring. start:
+    seconds until a server answers; load: seconds until the load generator asks, for it imports vLLM, too."""
+
+    prefill: float
+    decode: float
+    start: float
+    source: str
+    guessed: bool = False
+    load: float = 0.0
+
+
+def cells_of(limits: Limits, wanted: Wanted) -> tuple[Cell, ...]:
+    return (
+        *(prompt_cells(limits, wanted) if "prompt" in wanted.parts else ()),
+        *(sweep_cells(limits, wanted) if "sweep" in wanted.parts else ()),
+    )
+
+
+def prompt_cells(limits: Limits, wanted: Wanted) -> Iterable[Cell]:
+    for name, tokens, text in PROMPTS if limits.tokens >= LEAST else ():
+        output = min(tokens, QUICK_OUTPUT) if wanted.quick else tokens
+        yield Cell(name=name, kind="prompt", prompt=text, output_tokens=output, whole=wanted.whole)
+
+
+def sweep_cells(limits: Limits, wanted: Wanted) -> Iterable[Cell]:
+    output = QUICK_OUTPUT if wanted.quick else SWEEP_OUTPUT
+    for length in LENGTHS[:1] if wanted.quick else LENGTHS:
+        if length + output + SLACK > limits.tokens:
+            return
+        fitting = [n for n in CONCURRENCIES if n <= limits.requests]
+        for concurrency in dict.fromkeys([fitting[0], fitting[-1]]) if wanted.quick else fitting:
+            if concurrency > 1 and concurrency * length > MOST_PROMPT_TOKENS and not wanted.everything:
+                continue
+            yield Cell(
+                name=f"{length} x {concurrency}",
+                kind="sweep",
+                input_tokens=length,
+                output_tokens=output,
+                concurrency=concurrency,
+                requests=3 if concurrency == 1 and not wanted.quick else 2 * concurrency,
+                whole=True,
+            )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """context: tokens that the release takes, of prompt and answer together."""
+
+    cells: tuple[Cell, ...]
+    pace: Pace
+    context: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One run of the load generator. seed: of a sweep's random texts, another in each step, so that no prefix cache
+    answers for the model."""
+
+    cell: Cell
+    counts: bool
+    requests: int
+    output_tokens: int
+    seed: int
+
+
+def steps_of(cells: Sequence[Cell]) -> tuple[Step, ...]:
+    """The prompts twice, one round after the other; before each cell of a sweep one request that does not count."""
+    prompts = [cell for cell in cells if cell.kind == "prompt"]
+    steps: list[tuple[Cell, bool, int, int]] = []
+    for counts in (False, True):
+        steps += [(cell, counts, cell.requests, cell.output_tokens) for cell in prompts]
+    for cell in cells:
+        if cell.kind == "sweep":
+            steps.append((cell, False, 1, min(8, cell.output_tokens)))
+            steps.append((cell, True, cell.requests, cell.output_tokens))
+    return tuple(Step(*step, seed) for seed, step in enumerate(steps, start=1))
+
+
+def seconds_of(step: Step, pace: Pace) -> float:
+    """Requests share the prefill, and more of them at a time slow each other down a little."""
+    at_once = min(step.cell.concurrency, step.requests)
+    rounds = math.ceil(step.requests / at_once)
+    prompt = step.cell.input_tokens or TEXT_TOKENS
+    return rounds * (at_once * prompt / pace.prefill + step.output_tokens / pace.decode * (1 + (at_once - 1) / 8))
+
+
+def is_quick(cells: Sequence[Cell]) -> bool:
+    """Whether a run of these cells was only to see that it works: its answers are too short for a speed."""
+    return all(cell.output_tokens <= QUICK_OUTPUT for cell in cells)
+
+
+def estimate(cells: Sequence[Cell], pace: Pace) -> float:
+    """Seconds, without the server's start."""
+    return sum(seconds_of(step, pace) for step in steps_of(cells))
+
+
+def pace_from(record: BenchRecord, start: float) -> Pace | None:
+    """As it was measured before; None where that run does not tell. start: seconds, for the one that comes."""
+    prefill = [row.prefill_rate for row in record.cells if row.prefill_rate]
+    if not record.decode_rate:
+        return None
+    return Pace(
+        prefill=min(prefill) if prefill else record.decode_rate * 10,
+        decode=record.decode_rate,
+        start=start,
+        source=f"from the run of {record.time[:10]}",
+    )

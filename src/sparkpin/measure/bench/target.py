@@ -1,0 +1,169 @@
+"""The server that is measured: the one that serves the release already, or one that is started for the run."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from docker.models.containers import Container
+
+from sparkpin.core.errors import BusyError
+from sparkpin.core.files import lock
+from sparkpin.core.paths import Paths
+from sparkpin.host import machine as hosts
+from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.host.gpus import read_gpus
+from sparkpin.measure.bench.record import Memory, Start
+from sparkpin.releases import container as running
+from sparkpin.releases.container import Say
+from sparkpin.releases.record import Release
+from sparkpin.serve import crash_facts, launch, memory_limit, served, service, startup, waiting
+from sparkpin.serve.launch import Health, Wanted
+from sparkpin.smoke.server import LABEL, owner, remove_leftovers, smoke_lock
+
+PREFIX = "sparkpin-bench-"
+UNWATCHED = Health(interval=86_400)
+"""Docker's health check asks for a token each time; that would be part of what is measured."""
+GPU_MEMORY = ("nvidia-smi", "--query-compute-apps=used_memory", "--format=csv,noheader,nounits")
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A release as it is started here (see loadchoice), and what it is served from."""
+
+    release: Release
+    checkpoint: Path
+    gpus: bool
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server that answers. start: None where it was up before."""
+
+    subject: Subject
+    container: Container
+    how: Literal["started", "served"]
+    key: str | None
+    start: Start | None
+
+
+@contextlib.contextmanager
+def alone(paths: Paths, engine: Engine, say: Say) -> Iterator[None]:
+    """No smoke test and no other benchmark of this home meanwhile; what killed ones left is gone."""
+    with lock(smoke_lock(paths), on_wait=lambda: say("waiting for a smoke test or another benchmark to end")):
+        remove_leftovers(paths, engine, say)
+        yield
+
+
+@contextlib.contextmanager
+def server_of(paths: Paths, engine: Engine, subject: Subject, say: Say) -> Iterator[Target]:
+    """The release's service, which goes on afterwards, else a server of its own, which ends."""
+    if (target := running_service(paths, engine, subject)) is not None:
+        say(f"{subject.release.tag} is being served: that server is measured, and not restarted")
+        if under_way := served.requests_under_way(target.container):
+            raise BusyError(
+                f"{target.container.name} answers {under_way} requests of others, which a benchmark would measure, too",
+                next_step="wait until they are done, or invoke stop and then the same command again",
+            )
+        yield target
+        return
+    with started(paths, engine, subject, say) as target:
+        yield target
+
+
+def running_service(paths: Paths, engine: Engine, subject: Subject) -> Target | None:
+    release = subject.release
+    container = served.find(engine, served.name_of(paths, release.recipe))
+    if container is None or not served.is_running(container):
+        return None
+    known = served.describe(container)
+    if known.release != release.tag or not known.ready:
+        return None
+    return Target(subject, container, "served", service.key_of(paths, release, known.host), None)
+
+
+@contextlib.contextmanager
+def started(paths: Paths, engine: Engine, subject: Subject, say: Say) -> Iterator[Target]:
+    """A container in a network of its own: nobody else reaches it. Gone in the end.
+
+    Raises:
+        HostError: its memory plan needs more than is free.
+        SmokeError: it did not become ready; with a post-mortem.
+    """
+    release, checkpoint = subject.release, subject.checkpoint
+    running.require_readable(checkpoint)
+    running.require_image(engine, release)
+    space = memory_limit.room_for(paths, engine, release, checkpoint)
+    if subject.gpus:
+        memory_limit.drop_page_cache(say)
+        memory_limit.require_room(space, release)
+    key = service.key_of(paths, release, "127.0.0.1")
+    wanted = Wanted(
+        release=release,
+        checkpoint=checkpoint,
+        host="127.0.0.1",
+        port=launch.INSIDE,  # never published: the network is internal
+        memory=space.limit,
+        gpus=subject.gpus,
+        labels={LABEL: owner(paths)},
+        timeout=running.ready_timeout(checkpoint),
+        key=key,
+        health=UNWATCHED,
+    )
+    with engine_errors():
+        name = f"{PREFIX}{release.recipe}-{release.name}-{secrets.token_hex(3)}"  # a release may meet itself
+        container = launch.create(engine, name, wanted, hidden=True)
+    try:
+        with engine_errors():
+            container.start()
+        say(f"started a server of {release.tag}")
+        folder = crash_facts.folder_of(paths, release.recipe, release.name)
+        waiting.until_ready(container, release, wanted.timeout, folder, say, fresh=True)
+        last = startup.last(folder)
+        start = Start(seconds=last.seconds, began=last.began) if last else None
+        if subject.gpus:
+            memory_limit.forget_files(checkpoint)
+        yield Target(subject, container, "started", key, start)
+    finally:
+        launch.remove(container)
+
+
+def memory_of(target: Target, before: Memory | None) -> Memory:
+    """What the server takes now, or took before if that was more."""
+    with engine_errors():
+        stats = target.container.stats(stream=False, one_shot=True)
+    now = Memory(container=container_bytes(stats), gpu=gpu_bytes() if target.subject.gpus else None)
+    if before is None:
+        return now
+    return Memory(container=most(before.container, now.container), gpu=most(before.gpu, now.gpu))
+
+
+def slowed(subject: Subject, before: Iterable[str]) -> tuple[str, ...]:
+    """What holds the clocks of this machine's GPUs down now, or did before."""
+    now = [reason for gpu in read_gpus(hosts.output) for reason in gpu.slowed] if subject.gpus else []
+    return tuple(dict.fromkeys([*before, *now]))
+
+
+def most(*values: int | None) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def container_bytes(stats: Any) -> int | None:
+    """As `docker stats` counts: without files that the kernel may drop. cgroup 1 calls them total_inactive_file."""
+    memory = stats.get("memory_stats") or {}
+    if "usage" not in memory:
+        return None
+    parts = memory.get("stats") or {}
+    return int(memory["usage"]) - int(parts.get("total_inactive_file", parts.get("inactive_file", 0)))
+
+
+def gpu_bytes() -> int | None:
+    """Of all programs that compute on the GPUs of this machine."""
+    lines = (hosts.output(GPU_MEMORY) or "").split()
+    found = [int(line) for line in lines if line.isdecimal()]
+    return sum(found) * MIB if found else None

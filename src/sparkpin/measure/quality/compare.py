@@ -1,0 +1,129 @@
+"""Two measurements, joined: pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparkpin.core.errors import InputError
+from sparkpin.measure.quality import distance, intervals
+from sparkpin.measure.quality.measured import Asked, Measured, Reading
+from sparkpin.measure.quality.skills import NEEDLES
+from sparkpin.releases.quality_record import Skill, Texts
+
+ALL = "all"
+FAILURES = 8  # told of each skill
+SHARE = (0.0, 1.0)
+NATS = (0.0, -distance.LEAST)  # a token
+CHANGE = (distance.LEAST, -distance.LEAST)  # of a log-probability
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Of one text: positions compared and what adds up over them. P is the reference, Q the release."""
+
+    kind: str
+    tokens: int
+    kl: float
+    same: int
+    nll_p: float
+    nll_q: float
+    continued: int
+    continued_kl: float
+    continued_same: int
+    length: int
+
+
+def texts(reference: Measured, release: Measured, top: int) -> tuple[Texts, ...]:
+    """All of them, then each kind. InputError where the two do not read the same tokens."""
+    others = {reading.name: reading for reading in release.readings}
+    sums = [sums_of(one, others[one.name], top) for one in reference.readings]
+    kinds = sorted({one.kind for one in sums})
+    return (figures(ALL, sums), *(figures(kind, [one for one in sums if one.kind == kind]) for kind in kinds))
+
+
+def sums_of(p: Reading, q: Reading, top: int) -> Sums:
+    count = min(len(p.forced), len(q.forced))  # a recipe with less room reads the start alone
+    a, b = p.forced.first(count), q.forced.first(count)
+    if p.first != q.first or not np.array_equal(a.tokens, b.tokens):
+        raise InputError(
+            f"the two make other tokens of the text {p.name}: log-probabilities of other tokens cannot be compared",
+            next_step="name a reference with --against that has the same tokenizer",
+        )
+    # A continuation of another prompt says nothing.
+    compared, same = distance.until_they_part(p.continued, q.continued) if len(p.forced) == len(q.forced) else (0, 0)
+    c, d = p.continued.first(compared), q.continued.first(compared)
+    return Sums(
+        kind=p.kind,
+        tokens=count,
+        kl=float(distance.kl(a, b, top).sum()),
+        same=int(distance.agreement(a, b).sum()),
+        nll_p=float(-a.chosen.sum()),
+        nll_q=float(-b.chosen.sum()),
+        continued=compared,
+        continued_kl=float(distance.kl(c, d, top).sum()),
+        continued_same=same,
+        length=max(len(p.continued), len(q.continued)) if compared else 0,
+    )
+
+
+def figures(kind: str, sums: Sequence[Sums]) -> Texts:
+    tokens = [one.tokens for one in sums]
+    return Texts(
+        kind=kind,
+        texts=len(sums),
+        tokens=sum(tokens),
+        kl=intervals.ratio([one.kl for one in sums], tokens, NATS),
+        top1=intervals.ratio([one.same for one in sums], tokens, SHARE),
+        perplexity_reference=math.exp(sum(one.nll_p for one in sums) / sum(tokens)),
+        perplexity=math.exp(sum(one.nll_q for one in sums) / sum(tokens)),
+        ratio=intervals.ratio([one.nll_q - one.nll_p for one in sums], tokens, CHANGE, math.exp),
+        continued=sum(one.continued for one in sums),
+        continued_kl=intervals.ratio([one.continued_kl for one in sums], [one.continued for one in sums], NATS),
+        continued_same=intervals.ratio([one.continued_same for one in sums], [one.length for one in sums], SHARE),
+    )
+
+
+def skills(reference: Measured, release: Measured) -> tuple[Skill, ...]:
+    """Each skill; needles of several lengths together, too. What was asked of only one of the two is left out."""
+    others = {(one.skill, one.name): one for one in release.asked}
+    pairs = [(one, others[one.skill, one.name]) for one in reference.asked if (one.skill, one.name) in others]
+    return tuple(skill(name, chosen) for name, chosen in groups(pairs))
+
+
+def asked_alone(reference: Measured, release: Measured) -> tuple[str, ...]:
+    """Notes on what `skills` leaves out: needles of another length where one of the two has less room, say."""
+    notes = []
+    for who, one, other in (("reference", reference, release), ("release", release, reference)):
+        common = {(asked.skill, asked.name) for asked in other.asked}
+        counts = Counter(asked.skill for asked in one.asked if (asked.skill, asked.name) not in common)
+        notes += [f"{skill}: {count} asked of the {who} alone, so not compared" for skill, count in counts.items()]
+    return tuple(notes)
+
+
+def groups(pairs: Sequence[tuple[Asked, Asked]]) -> Iterator[tuple[str, list[tuple[Asked, Asked]]]]:
+    names = list(dict.fromkeys(one.skill for one, _ in pairs))
+    steps = [name for name in names if name.startswith(NEEDLES)]
+    for name in names:
+        if name not in steps:
+            yield name, [pair for pair in pairs if pair[0].skill == name]
+    if steps:
+        yield NEEDLES, [pair for pair in pairs if pair[0].skill in steps]
+    for name in steps if len(steps) > 1 else ():
+        yield name, [pair for pair in pairs if pair[0].skill == name]
+
+
+def skill(name: str, pairs: Sequence[tuple[Asked, Asked]]) -> Skill:
+    worse = [f"{q.name}: {q.detail}" for p, q in pairs if p.right and not q.right]
+    return Skill(
+        name=name,
+        asked=len(pairs),
+        reference=sum(p.right for p, _ in pairs),
+        release=sum(q.right for _, q in pairs),
+        lost=intervals.lost([p.right for p, _ in pairs], [q.right for _, q in pairs]),
+        failures=tuple(worse[:FAILURES]),
+    )

@@ -1,0 +1,95 @@
+"""What the releases of a recipe have lost, beside the limits of their stages: from their records, no server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sparkpin.core import terminal
+from sparkpin.core.errors import InputError, ManifestError
+from sparkpin.core.paths import Paths
+from sparkpin.pins import manifests
+from sparkpin.pins.schema import Quality, Stage
+from sparkpin.releases import quality_allowance
+from sparkpin.releases.quality_record import Judged, QualityRecord, against_parent
+from sparkpin.releases.record import Releases
+
+COLUMNS = ("stage", "limit", "allowed", "newest", "95 % interval", "", "releases", "would keep all")
+STEP = 2  # digits that count of a limit
+
+
+@dataclass(frozen=True)
+class Line:
+    """newest: of the newest release; enough: the limit that every interval of `releases` keeps whole."""
+
+    stage: str
+    allowed: float | None
+    newest: Judged
+    releases: int
+    enough: float
+
+
+def show(paths: Paths, recipe: str) -> None:
+    """InputError where nobody has measured a release of the recipe against its parent."""
+    measured: dict[str, list[QualityRecord]] = {}
+    for release in Releases(paths).of_recipe(recipe):
+        if found := against_parent(paths, release):
+            measured.setdefault(release.stage, []).append(found)
+    if not measured:
+        raise InputError(
+            f"no release of {recipe!r} was compared with its parent stage yet",
+            next_step=f"invoke quality --recipe {recipe}",
+        )
+    lines: list[Line] = []
+    for name, records in measured.items():
+        try:
+            lines += lines_of(manifests.load_stage(paths.project, name), records)
+        except (InputError, ManifestError) as why:  # renamed or gone since
+            terminal.show(f"stage {name} is left out: {why}")
+    if lines:
+        terminal.table(COLUMNS, [cells(line) for line in lines])
+    quick = sum(found.quick for each in measured.values() for found in each)
+    if quick:
+        terminal.show(f"{terminal.count(quick, 'record')} of --quick among them: wide intervals")
+    terminal.show("how limits are derived from these: docs/quality.md")
+
+
+def lines_of(stage: Stage, found: Sequence[QualityRecord]) -> Iterator[Line]:
+    """found: at least one, from the oldest to the newest. Of each limit that could be measured, set or not."""
+    limits = stage.quality.model_dump()
+    # A limit for everything, so that each figure is there to be seen; what it is set to does not matter.
+    every = Quality(**{name: limit if limit is not None else 1.0 for name, limit in limits.items()})
+    seen = [{line.name: line for line in quality_allowance.again(record, every)} for record in found]
+    for name, newest in seen[-1].items():
+        figures = [lines[name].seen for lines in seen if name in lines]
+        least = name in quality_allowance.AT_LEAST
+        end = min(figure.low for figure in figures) if least else max(figure.high for figure in figures)
+        yield Line(stage.name, limits[name], newest, len(figures), rounded(end, down=least))
+
+
+def rounded(value: float, *, down: bool) -> float:
+    """To the side that is easier to keep. Of a share near 1 and a ratio near 1 what counts is the distance from it."""
+    if value == 0:
+        return 0.0
+    near = abs(value - 1) < 0.5
+    rest = abs(value - 1) if near else abs(value)
+    unit = 10.0 ** (math.floor(math.log10(rest)) - STEP + 1) if rest else 1.0
+    scaled = value / unit
+    whole = math.floor(scaled + 1e-9) if down else math.ceil(scaled - 1e-9)
+    return float(f"{whole * unit:.12g}")
+
+
+def cells(line: Line) -> tuple[object, ...]:
+    figure = line.newest.seen
+    told = {"within": "ok", "unclear": "unclear", "more": "MORE"}[line.newest.kept] if line.allowed is not None else ""
+    return (
+        line.stage,
+        line.newest.name,
+        "-" if line.allowed is None else f"{line.allowed:g}",
+        f"{figure.value:.4g}",
+        f"{figure.low:.4g} .. {figure.high:.4g}",
+        told,
+        line.releases,
+        f"{line.enough:g}",
+    )

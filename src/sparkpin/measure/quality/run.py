@@ -1,0 +1,196 @@
+"""Measure a release: its image serves its checkpoint, one server at a time, and only for what nobody has kept."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkpin.build.make import checkpoint_of
+from sparkpin.core import files
+from sparkpin.core.errors import InputError, SmokeError
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
+from sparkpin.measure.quality import asking, measured, skills, standard
+from sparkpin.measure.quality.measured import Asked, Measured, Reading
+from sparkpin.measure.quality.standard import Score
+from sparkpin.measure.quality.texts import Corpus
+from sparkpin.pins.vllm_command import served_name
+from sparkpin.releases import container as running
+from sparkpin.releases.container import Say
+from sparkpin.releases.record import Release
+from sparkpin.serve import memory_limit, socket_port
+from sparkpin.serve.choose_loader import with_loader
+from sparkpin.smoke.answers import Wrong
+from sparkpin.smoke.choice import obstacle, uses_gpu
+from sparkpin.smoke.client import Client
+from sparkpin.smoke.expectations import expectations_of
+from sparkpin.smoke.replies import Fault
+from sparkpin.smoke.server import WAITING, Server, StartFault, remove_leftovers, smoke_lock, started
+from sparkpin.smoke.subject import Subject
+
+REQUEST_SECONDS = 600.0  # a long prompt's prefill on a slow machine
+LM_EVAL_SECONDS = 3600.0 * standard.HOURS
+KEPT = 64 << 20  # bytes: more than the log-probabilities of all texts ever took
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure of each release. limit: seconds that the standard tasks may take."""
+
+    corpus: Corpus
+    standard: standard.Wanted | None = None
+    limit: float = LM_EVAL_SECONDS
+
+    def folder(self, paths: Paths, release: Release) -> Path:
+        what = {"corpus": self.corpus.digest, "top": asking.TOP, "continued": asking.CONTINUED, "most": asking.MOST}
+        return measured.place(paths, release, what)
+
+    def scores_path(self, paths: Paths, release: Release) -> Path | None:
+        if self.standard is None:
+            return None
+        return measured.place(paths, release, standard.asked(self.standard)).with_suffix(".json")
+
+    def scores_of(self, paths: Paths, release: Release) -> tuple[Score, ...] | None:
+        """Those that are kept; none where none are wanted, None where they have to be measured."""
+        path = self.scores_path(paths, release)
+        return standard.known(path) if path else ()
+
+
+@dataclass(frozen=True)
+class Found:
+    measured: Measured
+    scores: tuple[standard.Score, ...]
+
+
+def measure(paths: Paths, engine: Engine, release: Release, plan: Plan, say: Say) -> Found:
+    """From the cache as far as it goes, else from a server.
+
+    Raises:
+        DiskError: what is measured would not fit on the disk.
+        HostError: the release's memory plan needs more than is free.
+        InputError: no server of the release can run on this machine; the standard tasks lack their data.
+        SmokeError: the server does not start, dies, or gives no log-probabilities.
+    """
+    folder, scores_path = plan.folder(paths, release), plan.scores_path(paths, release)
+    known = measured.known(folder)
+    scores = plan.scores_of(paths, release)
+    if known and scores is not None:
+        say(f"{release.tag}: measured before")
+        return Found(known, scores)
+    if why := obstacle(paths, engine, release):
+        raise InputError(
+            f"{release.tag} cannot be asked here: {why}",
+            next_step="run this where its server can run (invoke export takes the release there)",
+        )
+    gpus = uses_gpu(paths, release)
+    checkpoint = checkpoint_of(paths, release)
+    running.require_readable(checkpoint)
+    running.require_image(engine, release)
+    files.require_space(paths.cache, KEPT, "the measurements", "SPARKPIN_CACHE")
+    tuned = with_loader(paths, release, checkpoint, say, gpus=gpus)
+    with files.lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
+        remove_leftovers(paths, engine, say)
+        timeout = running.ready_timeout(checkpoint)
+        if gpus:  # another server ended a moment ago, and its files may still count as taken
+            memory_limit.drop_page_cache(say)
+            memory_limit.require_room(memory_limit.room_for(paths, engine, release, checkpoint), release)
+        say(f"{release.tag}: starting its server")
+        with (
+            started(paths, engine, tuned, checkpoint, gpus=gpus, timeout=timeout, say=say) as server,
+            Client.unix(server.socket, timeout=REQUEST_SECONDS) as client,
+        ):
+            try:
+                server.wait_ready(client)
+                if known is None:
+                    subject = subject_of(client, server, tuned, gpu=gpus)
+                    known = asked_all(subject, plan.corpus, say)
+                    # Else what it was asked after its end would be kept as wrong answers. An engine that is gone may
+                    # leave a container that runs for some seconds more.
+                    if server.exit_reason() or not any(client.healthy() for _ in range(3)):
+                        raise Fault("the server ended amid the questions")
+                    measured.keep(folder, known)
+                if scores is None and scores_path:
+                    scores = standard_scores(paths, plan, server, client, tuned, checkpoint, say)
+                    standard.keep(scores_path, scores)
+            except StartFault as fault:
+                raise SmokeError(f"{release.tag}: {fault}", next_step=f"invoke smoke --release {release.tag}") from None
+            except (Wrong, Fault) as fault:
+                died = f"; the container {reason}" if (reason := server.exit_reason(wait=2)) else ""
+                raise SmokeError(
+                    f"{release.tag}: {fault}{died}\n{running.last_lines(server.log()) if died else ''}".rstrip(),
+                    next_step=f"invoke smoke --release {release.tag} says what its server does and does not do",
+                ) from None
+    return Found(known, scores or ())
+
+
+def subject_of(client: Client, server: Server, release: Release, *, gpu: bool) -> Subject:
+    return Subject(
+        client=client,
+        model=served_name(release.argv),
+        expect=expectations_of(release.demands),
+        log=server.log,
+        argv=release.argv,
+        gpu=gpu,
+    )
+
+
+def asked_all(subject: Subject, corpus: Corpus, say: Say) -> Measured:
+    """Wrong or Fault where the server gives no log-probabilities; a wrong answer to a question is a result."""
+    begin, notes = time.monotonic(), list[str]()
+    version = asking.version(subject.client)
+    readings = read(subject, corpus, say, notes)
+    asked = questions(subject, corpus, say, notes)
+    subject.client.exchanges.clear()  # megabytes of log-probabilities; what they say is kept
+    return Measured(version, round(time.monotonic() - begin, 1), readings, asked, tuple(notes))
+
+
+def read(subject: Subject, corpus: Corpus, say: Say, notes: list[str]) -> tuple[Reading, ...]:
+    limit = asking.room(subject.client)
+    most = min(asking.MOST, limit - asking.CONTINUED)
+    if most < 2:
+        raise Wrong(f"max_model_len {limit} leaves no room for a text and {asking.CONTINUED} tokens after it")
+    # A first answer may come from kernels that are still being tuned, and one more request is cheap.
+    asking.reading(subject.client, subject.model, corpus.texts[0], min(most, 64))
+    found = []
+    for number, text in enumerate(corpus.texts, start=1):
+        found.append(asking.reading(subject.client, subject.model, text, most))
+        say(f"text {number} of {len(corpus.texts)}: {text.name}, {len(found[-1].forced) + 1} tokens")
+    if cut := sum(len(reading.forced) + 1 == most for reading in found):
+        notes.append(f"{cut} of {len(found)} texts were read up to {most} tokens")
+    return tuple(found)
+
+
+def questions(subject: Subject, corpus: Corpus, say: Say, notes: list[str]) -> tuple[Asked, ...]:
+    """The scripted model knows its own questions alone."""
+    known = subject.expect.chat.exact
+    tools = skills.tool_questions(subject, () if known else corpus.questions, quick=corpus.quick)
+    found = []
+    for number, (name, case, ask) in enumerate(tools, start=1):
+        found.append(skills.asked(skills.TOOL_CALLS, name, case, ask))
+        say(f"tool call {number} of {len(tools)}: {name}: {'right' if found[-1].right else 'wrong'}")
+    steps = skills.needle_steps(subject, quick=corpus.quick)
+    if not steps:
+        notes.append("no needles: --max-model-len leaves no room for a long prompt")
+    for step in steps:
+        words = list(skills.needles(subject, (step,)))
+        say(f"needles, {step:,} tokens: {sum(one.right for one in words)} of {len(words)} found")
+        found += words
+    return tuple(found)
+
+
+def standard_scores(
+    paths: Paths, plan: Plan, server: Server, client: Client, release: Release, tokenizer: Path, say: Say
+) -> tuple[standard.Score, ...]:
+    assert plan.standard
+    with socket_port.listening(server.socket) as port:
+        return standard.scores(
+            paths,
+            plan.standard,
+            port=port,
+            model=served_name(release.argv),
+            tokenizer=tokenizer,
+            length=asking.room(client),
+            limit=plan.limit,
+            say=say,
+        )

@@ -1,0 +1,101 @@
+"""Questions with a right answer: calls of tools, and words that are found again in long prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from sparkpin.measure.quality.measured import Asked
+from sparkpin.measure.quality.texts import Question
+from sparkpin.pins.vllm_flags import AUTO
+from sparkpin.smoke.answers import Answer, Wrong
+from sparkpin.smoke.expectations import ROOMY, Case, Expectations, said
+from sparkpin.smoke.judging import judge_calls, judge_text
+from sparkpin.smoke.probes import STEPS, longest_prompt
+from sparkpin.smoke.replies import Fault
+from sparkpin.smoke.sse import BadStream
+from sparkpin.smoke.subject import Subject
+
+TOOL_CALLS = "tool calls"
+NEEDLES = "needles"
+LEAST_ROOM = 256  # tokens of a prompt in which finding something says anything
+
+
+def tool_cases(expect: Expectations) -> Iterator[tuple[str, Case]]:
+    """Those of the smoke test, whose answers a scripted model knows."""
+    yield "one call", expect.tool_call
+    yield "two calls", expect.tool_calls
+    yield "long arguments", expect.tool_call_long
+    yield "while it thinks", expect.tool_call_inside
+    yield "examples above", expect.tool_examples
+
+
+def case_of(question: Question) -> Case:
+    request = said(question.ask) | {"tools": list(question.tools), "tool_choice": "auto"} | ROOMY
+    return Case(request, calls=tuple((name, None) for name in question.calls) or None, holds=question.holds)
+
+
+def tool_questions(
+    subject: Subject, questions: tuple[Question, ...], *, quick: bool
+) -> list[tuple[str, Case, Callable[[Case], Answer]]]:
+    """Name, request and way of each: streamed, as agents ask; those of the smoke test in one piece, too."""
+
+    def streamed(case: Case) -> Answer:
+        return subject.streamed(case)[0]
+
+    own = [(name, fitted(subject, case)) for name, case in tool_cases(subject.expect)]
+    found: list[tuple[str, Case, Callable[[Case], Answer]]] = []
+    for name, case in own:
+        found.append((f"{name}, streamed", case, streamed))
+        if not quick:
+            found.append((name, case, subject.chat))
+    return found + [(shortened(one.ask), fitted(subject, case_of(one)), streamed) for one in questions]
+
+
+def shortened(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def fitted(subject: Subject, case: Case) -> Case:
+    """A server refuses a request that could grow longer than its model may be: half of that is for the answer."""
+    limit = subject.flags.number("--max-model-len", auto=True)
+    tokens = int(case.request["max_tokens"])
+    if limit in (None, AUTO) or tokens <= limit // 2:
+        return case
+    return replace(case, request=case.request | {"max_tokens": limit // 2})
+
+
+def asked(skill: str, name: str, case: Case, ask: Callable[[Case], Answer]) -> Asked:
+    """Whatever the server does wrong is a wrong answer."""
+    try:
+        answer = ask(case)
+        judge_calls(case, answer) if case.calls else judge_text(case, answer)
+    except (Wrong, Fault, BadStream) as wrong:
+        return Asked(skill, name, False, str(wrong)[:300])
+    return Asked(skill, name, True)
+
+
+def needle_steps(subject: Subject, *, quick: bool) -> tuple[int, ...]:
+    """Lengths of prompts, as far as the recipe allows; where the first does not fit, one of what does."""
+    room = longest_prompt(subject, fitted(subject, subject.expect.recall(64)[0]))
+    steps = tuple(step for step in STEPS if step <= room) or ((room,) if room >= LEAST_ROOM else ())
+    return steps[:1] if quick else steps
+
+
+def needles(subject: Subject, steps: tuple[int, ...]) -> Iterator[Asked]:
+    """Each word that must be found counts; a scripted model finds one thing in each of its prompts, or another."""
+    for step in steps:
+        skill = f"{NEEDLES}, {step:,} tokens"
+        for number, case in enumerate(subject.expect.recall(step), start=1):
+            case = fitted(subject, case)
+            if case.exact:
+                yield asked(skill, f"{step:,} tokens, prompt {number}", case, subject.chat)
+                continue
+            try:
+                content, fault = subject.chat(case).content, ""
+            except (Wrong, Fault) as wrong:
+                content, fault = "", str(wrong)[:300]
+            for word in case.holds:
+                found = word in content
+                detail = "" if found else fault or f"not in {content[:120]!r}"
+                yield Asked(skill, f"{step:,} tokens, {word}", found, detail)

@@ -1,0 +1,191 @@
+"""The bytes of one decode step of one sequence, from headers, config and flags. Pure: data in, data out.
+
+A step checks `1 + drafted` tokens at once and then drafts as many anew. docs/roofline.md has the rules in words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sparkpin.checkpoint.safetensors import TensorInfo
+from sparkpin.serve.memory.cache import Cache, lay_out
+from sparkpin.serve.memory.geometry import Geometry
+from sparkpin.serve.memory.settings import Settings
+from sparkpin.serve.memory.weights import HEAD, KINDS, MTP, VISION, Loading, held_bytes, kind_of
+
+NUMBER = re.compile(r"\.experts\.(\d+)\.")
+EMBEDDINGS = "embeddings"
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Bytes of one kind of a checkpoint's weights, in the server's memory.
+
+    dense: read by every pass; experts: all routed experts of all layers, of which a pass reads some.
+    """
+
+    kind: str
+    dense: int
+    experts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a step's bytes follow from. experts: routed ones in a layer, 0 where there are none.
+
+    draft_share: of the LM head's rows, what a draft reads.
+    """
+
+    weights: tuple[Weights, ...]
+    experts: int
+    active: int
+    cache: Cache
+    attention: int
+    linear: int
+    drafted: int
+    draft_layers: int
+    draft_share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """`size` bytes go over the bus `times` times in a step; times need not be whole."""
+
+    what: str
+    size: float
+    times: float
+    note: str = ""
+
+    @property
+    def bytes(self) -> float:
+        return self.size * self.times
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """bandwidth: bytes a second; accepted: share of the drafted tokens that the model accepts."""
+
+    reads: tuple[Read, ...]
+    drafted: int
+    context: int
+    bandwidth: float
+    accepted: float
+
+    @property
+    def step_bytes(self) -> float:
+        return sum(read.bytes for read in self.reads)
+
+    @property
+    def step_seconds(self) -> float:
+        return self.step_bytes / self.bandwidth
+
+    @property
+    def step_tokens(self) -> float:
+        """The token that the model itself adds, and the accepted ones."""
+        return 1 + self.drafted * self.accepted
+
+    @property
+    def ceiling(self) -> float:
+        """Tokens a second."""
+        return self.step_tokens / self.step_seconds
+
+    def fraction(self, measured: float) -> float:
+        return measured / self.ceiling
+
+    def implied(self, measured: float) -> float:
+        """The bandwidth, in bytes a second, at which `measured` tokens a second would be the ceiling."""
+        return measured / self.step_tokens * self.step_bytes
+
+
+def distinct(experts: int, active: int, tokens: int) -> float:
+    """Experts of a layer that `tokens` tokens are expected to reach.
+
+    Uniform, independent routing: a token misses a given expert with probability 1 - active / experts, all of them with
+    that to the power of `tokens`.
+    """
+    return experts * (1 - (1 - active / experts) ** tokens) if experts else 0.0
+
+
+def model_of(
+    tensors: Iterable[TensorInfo], geometry: Geometry, settings: Settings, loading: Loading, *, symmetric: bool
+) -> Model:
+    """symmetric: the INT4 codes have no zero points of their own, so that kernels leave `qzeros` unread."""
+    dense, routed = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
+    experts = 0
+    for info in tensors:
+        kind = kind_of(info)
+        if symmetric and info.name.endswith((".qzeros", ".g_idx")):
+            continue
+        size = held_bytes(info, kind, loading)
+        if ".experts." not in info.name:
+            dense[kind] += size
+            continue
+        routed[kind] += size
+        found = NUMBER.search(info.name)
+        experts = max(experts, int(found[1]) + 1 if found else info.shape[0])  # one tensor may hold all of a layer
+    if not dense[HEAD]:
+        dense[HEAD] = dense[EMBEDDINGS]  # tied: the head is the embedding matrix
+    dense[EMBEDDINGS] = 0  # a row for each token
+    dense[VISION] = routed[VISION] = 0  # read with an image, not by decode
+    own = geometry.shard(settings.ranks)
+    return Model(
+        weights=tuple(
+            Weights(kind, -(-dense[kind] // settings.ranks), -(-routed[kind] // settings.ranks))
+            for kind in KINDS
+            if dense[kind] or routed[kind]
+        ),
+        experts=experts,
+        active=min(own.experts_per_token, experts),
+        cache=lay_out(geometry, settings),
+        attention=geometry.attention,
+        linear=geometry.linear,
+        drafted=settings.draft_tokens,
+        draft_layers=settings.draft_layers,
+        draft_share=min(1.0, (loading.draft_rows or geometry.vocabulary) / geometry.vocabulary),
+    )
+
+
+def roofline(model: Model, *, context: int, bandwidth: float, accepted: float, same_experts: bool = False) -> Roofline:
+    """context: tokens in the cache. same_experts: all tokens of a step reach the experts that one token reaches, the
+    other end of what routing can do; otherwise they are uniform and independent.
+    """
+    reads = tuple(reads_of(model, context, 1 if same_experts else 1 + model.drafted))
+    return Roofline(reads, model.drafted, context, bandwidth, accepted)
+
+
+def reads_of(model: Model, context: int, routed_tokens: int) -> Iterable[Read]:
+    """routed_tokens: those that choose experts on their own in the pass that checks `1 + drafted` tokens."""
+    drafted, experts = model.drafted, model.experts
+    reached = distinct(experts, model.active, routed_tokens)
+    for row in model.weights:
+        if row.kind == MTP:
+            yield from drafting(model, row, reached)
+            continue
+        if row.kind == HEAD and model.draft_share < 1:
+            yield Read(HEAD, row.dense, 1, "once to check")
+            yield Read("LM head, listed rows", row.dense * model.draft_share, drafted, "once a draft")
+        elif row.dense:
+            head = row.kind == HEAD and model.draft_layers > 0
+            yield Read(row.kind, row.dense, 1 + drafted if head else 1, "once to check, once a draft" if head else "")
+        if row.experts:
+            yield Read(row.kind, row.experts / experts, reached, f"of {experts} a layer, {1 + drafted} tokens")
+    cache = model.cache
+    if model.linear:
+        note = f"read once, written {1 + drafted}x"
+        yield Read("GDN states", cache.state_bytes * model.linear, 2 + drafted, note)
+    if context:
+        yield Read("KV cache", cache.slot_bytes * model.attention, context, cache.cache_dtype)
+        if model.draft_layers:
+            yield Read("KV cache of the MTP layer", cache.slot_bytes * model.draft_layers, context * drafted, "a draft")
+
+
+def drafting(model: Model, row: Weights, reached: float) -> Iterable[Read]:
+    """The MTP layer's passes. The first takes all tokens that were checked, the others one each."""
+    if not model.draft_layers:
+        return
+    yield Read(MTP, row.dense, model.drafted, "once a draft")
+    if row.experts:
+        times = reached + (model.drafted - 1) * model.active
+        yield Read("MTP experts", row.experts / model.experts, times, f"first draft {reached:.1f} of {model.experts}")

@@ -1,0 +1,552 @@
+"""The shapes of the files that people edit and of the locks. `manifests` reads the files into them."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Exactly = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+==[^=]+$")]
+Bound = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+(==|!=|<=|>=|~=|<|>)[^=;\s]+$")]
+ImageText = Annotated[str, Field(pattern=r"^[\w@%+=:,./-]+$")]  # stands in a Dockerfile as it is
+ImagePath = Annotated[str, Field(pattern=r"^(/[\w@%+=:,-][\w@%+=:,.-]*)+$")]
+BY_DIGEST = re.compile(r"[a-z0-9][\w./:-]*@sha256:[0-9a-f]{64}")
+Reason = Annotated[str, Field(min_length=1)]
+Variable = Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")]
+UNRESOLVED = "unresolved"
+Scalar = str | int | float | bool
+FlagValue = Scalar | list[Any] | dict[str, Any] | None
+PLATFORMS = Literal["linux/amd64", "linux/arm64"]
+MACHINES: dict[str, str] = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}  # as `uname -m` says it
+CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp", "int8-head"]
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class LockedFile(Model):
+    """One file with its size in bytes and SHA-256. `version` is empty for files of a model repository."""
+
+    name: str
+    version: str = ""
+    file: Annotated[str, Field(pattern=r"^(?:\.?[\w@%+=:,~-][\w@%+=:,.~-]*/)*\.?[\w@%+=:,~-][\w@%+=:,.~-]*$")]
+    size: Annotated[int, Field(ge=0)]
+    sha256: Sha256
+
+
+class Debian(Model):
+    """suite: Debian's code name; packages: what is asked for (the lock holds the closure)."""
+
+    suite: Name
+    packages: list[str]
+
+
+class Base(Model):
+    """An image that somebody else made, in place of a root file system of Debian's packages.
+
+    image: `name@sha256:...`. python: full version of its /usr/bin/python3; glibc: minor version of its 2.x.
+    """
+
+    image: str
+    python: Annotated[str, Field(pattern=r"^3\.\d+\.\d+$")]
+    glibc: Annotated[int, Field(ge=17)]
+
+    @field_validator("image")
+    @classmethod
+    def by_digest(cls, image: str) -> str:
+        if not BY_DIGEST.fullmatch(image):
+            raise ValueError(
+                "an image by its digest, name@sha256:<64 hex digits>: behind a tag lie other bytes tomorrow"
+            )
+        return image
+
+
+class PythonLayer(Model):
+    """packages: distribution names, or ["*"] for all that no other layer names.
+
+    Layers go from rare to frequent change.
+    """
+
+    name: Name
+    packages: list[str]
+
+
+class GitTree(Model):
+    """The files of a Git repository at one commit, those of its submodules included.
+
+    commit: all of it, or `unresolved`: then `tag` says which, and the lock keeps the commit that it meant.
+    """
+
+    repository: Annotated[str, Field(pattern=r"^(https|file)://[^\s@]+$")]
+    commit: Annotated[str, Field(pattern=rf"^([0-9a-f]{{40}}|{UNRESOLVED})$")]
+    tag: Annotated[str, Field(pattern=r"^(\w[\w.+/-]*)?$")] = ""
+
+    @model_validator(mode="after")
+    def check_commit(self) -> GitTree:
+        if self.commit == UNRESOLVED and not self.tag:
+            raise ValueError(f"a commit, or `tag` beside commit: {UNRESOLVED}")
+        return self
+
+
+class SourceInput(GitTree):
+    """What a source's own build would clone. variable: of the environment, through which the build takes a folder in
+    its place; folder: which one below the tree, "" for all of it.
+    """
+
+    variable: Variable
+    folder: Annotated[str, Field(pattern=r"^(\w[\w.-]*(/\w[\w.-]*)*)?$")] = ""
+
+
+class Source(Model):
+    """A distribution that is built from source, in place of the index's wheel: docs/spark-seed.md.
+
+    name, version: of the distribution; it is the only one of its layer. git: where its source lies, if not in the
+    index's source distribution of that version. inputs: what its build would clone. requirements: what the build alone
+    needs of Python, to the version; packages: of Debian. arch_list: TORCH_CUDA_ARCH_LIST.
+    """
+
+    name: Name
+    version: Annotated[str, Field(pattern=r"^[\w.+]+$")]
+    git: GitTree | None = None
+    inputs: dict[Name, SourceInput] = {}
+    requirements: list[Exactly] = []
+    packages: list[str] = []
+    arch_list: Annotated[str, Field(pattern=r"^(\d+\.\d[af]?(\+PTX)?( |;|$))*$")] = ""
+    env: dict[Variable, ImageText] = {}
+
+    @model_validator(mode="after")
+    def check_inputs(self) -> Source:
+        if self.name in self.inputs:
+            raise ValueError(f"`inputs` of other names than {self.name}, the source's own")
+        return self
+
+
+class Patch(Model):
+    """A change to the source that is built. Nothing that is installed is ever patched.
+
+    file, sha256: the patch, which is kept in the project. upstream: where it comes from or is talked about.
+    drop_when: `vllm >= 0.20.0`: `invoke lock` refuses the patch from there on.
+    """
+
+    file: Annotated[str, Field(pattern=r"^pins/patches/\w[\w.-]*/\w[\w.+-]*\.patch$")]
+    sha256: Sha256
+    reason: Reason
+    upstream: Annotated[str, Field(pattern=r"^https://\S+$")]
+    drop_when: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+ ?(==|!=|<=|>=|~=|<|>) ?[^=;\s]+$")]
+
+    @field_validator("drop_when")
+    @classmethod
+    def a_condition(cls, text: str) -> str:
+        return condition(text)
+
+
+class Python(Model):
+    """requirements: `name==version`; exclude: distribution -> why it is left out.
+
+    torch_backend: uv's word for PyTorch's own index that carries what the default index lacks.
+    constraints: requirement -> why: bounds on what others bring in; asks for nothing by itself.
+    overrides: requirement -> why: takes the place of what every distribution says about that one.
+    as_of: the index as it was when that day (UTC) began: what came later does not exist.
+    source: one distribution of the closure that is built here.
+    """
+
+    version: Annotated[str, Field(pattern=r"^3\.\d+$")]
+    requirements: list[Exactly]
+    exclude: dict[str, str] = {}
+    torch_backend: str = ""
+    constraints: dict[Bound, Reason] = {}
+    overrides: dict[Exactly, Reason] = {}
+    as_of: Annotated[str, Field(pattern=r"^(20\d\d-\d\d-\d\d)?$")] = ""
+    source: Source | None = None
+    layers: list[PythonLayer]
+
+    @model_validator(mode="after")
+    def check_source(self) -> Python:
+        if self.source and [self.source.name] not in [layer.packages for layer in self.layers]:
+            raise ValueError(f"a layer of {self.source.name} alone, which is built from source")
+        return self
+
+    @property
+    def by_index(self) -> bool:
+        """Whether uv resolves from what the index says: pip can neither override nor look back."""
+        return bool(self.overrides or self.as_of or self.source)
+
+
+class Serve(Model):
+    """What `vllm serve` and its container need.
+
+    flags: `--flag: value`; null gives a bare flag; a mapping gives JSON.
+    """
+
+    flags: dict[Annotated[str, Field(pattern=r"^--[a-z]")], FlagValue] = {}
+    env: dict[str, Scalar] = {}
+
+
+class Image(Model):
+    """What the images have beside packages.
+
+    env: variables; path: folders that stand before the others in PATH; links: path of a symbolic link -> its target.
+    A link's target need not be there: the GPU's driver comes with the container.
+    """
+
+    env: dict[Variable, ImageText] = {}
+    path: list[ImagePath] = []
+    links: dict[ImagePath, ImageText] = {}
+
+
+class Gpu(Model):
+    """What the images are for. sm: compute capability; cuda: the release of compiler, headers and runtime alike."""
+
+    sm: Annotated[str, Field(pattern=r"^\d{1,2}\.\d$")]
+    cuda: Annotated[str, Field(pattern=r"^\d{1,2}\.\d$")]
+
+
+class Stack(Model):
+    """pins/stacks/<name>.yaml: every external input of the images for one platform.
+
+    debian, base: one of them, what the images stand on. gpu: absent for images that use none.
+    build_on: platform of another machine -> the stack in whose root file system the build's steps run there, natively:
+    of the same Debian and the same Python. patches: in the order in which they are applied.
+    """
+
+    name: Name
+    description: str
+    platform: PLATFORMS
+    default_recipe: Name
+    debian: Debian | None = None
+    base: Base | None = None
+    python: Python
+    build_on: dict[PLATFORMS, Name] = {}
+    gpu: Gpu | None = None
+    image: Image = Image()
+    patches: list[Patch] = []
+    mods: list[Name] = []
+    serve: Serve = Serve()
+
+    @model_validator(mode="after")
+    def check_base(self) -> Stack:
+        if (self.debian is None) == (self.base is None):
+            raise ValueError("either `debian` or `base`: what the images stand on")
+        if self.patches and not self.python.source:
+            raise ValueError("`patches` only with `python.source`: what comes as a wheel is not patched")
+        if self.base and self.python.source and self.python.source.packages:
+            raise ValueError("`python.source.packages` only with `debian`: nobody knows what `base` has")
+        if self.base and self.build_on:
+            raise ValueError("`build_on` only with `debian`: nobody knows how the Python of `base` was built")
+        if self.base and not self.base.python.startswith(f"{self.python.version}."):
+            raise ValueError(f"`python.version` is {self.python.version}, `base.python` {self.base.python}: one Python")
+        return self
+
+    @property
+    def system(self) -> Debian:
+        """For stacks without `base`."""
+        assert self.debian is not None
+        return self.debian
+
+
+class SourceLock(Model):
+    """What building from source needs beside the images' own packages; nothing of it but its result is in an image.
+
+    archives: the source first, then its inputs by name; version: a release's, or a commit.
+    """
+
+    archives: Annotated[list[LockedFile], Field(min_length=1)]
+    debs: list[LockedFile]
+    wheels: list[LockedFile]
+
+    @property
+    def files(self) -> list[LockedFile]:
+        return [*self.archives, *self.debs, *self.wheels]
+
+
+class StackLock(Model):
+    """pins/stacks/<name>.lock. inputs: SHA-256 of the parts of the stack file that decide the closure.
+
+    base: the image by digest that the images stand on; empty where `debs` make their root file system.
+
+    wheels: what the images have in effect. Two more lists stand in a lock that keeps the layers of a former one.
+    updates: names in `wheels` that lie in a layer of their own, on top of those layers; underlay: wheels of the former
+    lock that stay in those layers, because a layer is kept whole or not at all, and that the layer on top hides.
+    """
+
+    stack: Name
+    inputs: Sha256
+    base: str = ""
+    debs: list[LockedFile]
+    wheels: list[LockedFile]
+    underlay: list[LockedFile] = []
+    updates: list[Name] = []
+    source: SourceLock | None = None
+
+    @property
+    def files(self) -> list[LockedFile]:
+        """All that a build needs."""
+        return [*self.debs, *self.wheels, *self.underlay, *(self.source.files if self.source else ())]
+
+    @model_validator(mode="after")
+    def check_updates(self) -> StackLock:
+        names = {wheel.name for wheel in self.wheels}
+        if unknown := set(self.updates) - names:
+            raise ValueError(f"`updates` names {', '.join(sorted(unknown))}, which `wheels` does not have")
+        if both := {wheel.name for wheel in self.underlay} & names - set(self.updates):
+            raise ValueError(f"{', '.join(sorted(both))} of `underlay` stands in `wheels`, but not in `updates`")
+        return self
+
+    @model_validator(mode="after")
+    def check_source(self) -> StackLock:
+        """Builder and images share what both need: with two of one, code is compiled for another than it runs with."""
+        if self.source and (self.updates or self.underlay):
+            raise ValueError("`source` without `updates` and `underlay`: the builder would meet what the images hide")
+        for key in ("debs", "wheels") if self.source else ():
+            own = {file.name for file in getattr(self, key)}
+            if twice := sorted(own & {file.name for file in getattr(self.source, key)}):
+                raise ValueError(f"{', '.join(twice)} once, not in `{key}` and again in `source.{key}`")
+        return self
+
+
+class Smoke(Model):
+    """checks: names in sparkpin.smoke.checks; acceptance_floor: least share of drafted tokens that must be accepted;
+    position_floors: of the first, second, ... token of each draft; draft_lengths: numbers of drafted tokens to prove
+    beside the stage's own, each with a server of its own, 0 for none; drift: nats by which the log-probabilities of a
+    text may differ from the parent's, on the mean.
+    """
+
+    checks: list[Name] = []
+    acceptance_floor: Annotated[float, Field(ge=0, le=1)] | None = None
+    position_floors: list[Annotated[float, Field(ge=0, le=1)]] = []
+    draft_lengths: list[Annotated[int, Field(ge=0, le=16)]] = []
+    drift: Annotated[float, Field(gt=0)] | None = None
+
+
+class Quality(Model):
+    """What a stage may cost against its parent (docs/quality.md); no limit where a key is left out.
+
+    kl, continued_kl: nats a token at most; top1: least share of the same likeliest token; perplexity: ratio at most;
+    tool_calls, needles: share of the questions that may be lost.
+    """
+
+    kl: Annotated[float, Field(ge=0)] | None = None
+    continued_kl: Annotated[float, Field(ge=0)] | None = None
+    top1: Annotated[float, Field(ge=0, le=1)] | None = None
+    perplexity: Annotated[float, Field(gt=0)] | None = None
+    tool_calls: Annotated[float, Field(ge=0, le=1)] | None = None
+    needles: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+CommunityName = Annotated[str, Field(pattern=r"^(mods/|community/)?[A-Za-z][\w.-]*$")]
+
+
+def condition(text: str) -> str:
+    try:
+        Requirement(text)
+    except InvalidRequirement:
+        raise ValueError("a condition on a version, such as `vllm >= 0.20.0`") from None
+    return text
+
+
+class CommunityPin(Model):
+    """pins/community/<name>.yaml: where a mod with a run.sh comes from that this project does not hold.
+
+    git: the repository at a commit; folder: the mod's in it. drop_when: from which version on the mod is not to be
+    applied, "" for none; reason: what it is for, and what is known of these versions.
+    """
+
+    name: Name
+    description: str
+    git: GitTree
+    folder: Annotated[str, Field(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]
+    reason: Reason
+    drop_when: Annotated[str, AfterValidator(lambda text: condition(text) if text else text)] = ""
+
+
+class CommunityLock(Model):
+    """pins/community/<name>.lock. archive: the mod's folder as a tar; its `version` is the commit."""
+
+    mod: Name
+    inputs: Sha256
+    archive: LockedFile
+
+
+class Stage(Model):
+    """stages/<name>.yaml: one step of the chain. community: mods with a run.sh, which edits what is installed."""
+
+    name: Name
+    description: str
+    parent: Name | None
+    template: Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+\.j2$")]
+    mods: list[Name] = []
+    community: list[CommunityName] = []
+    checkpoint: CHECKPOINT_STEPS | None = None
+    serve: Serve = Serve()
+    smoke: Smoke = Smoke()
+    quality: Quality = Quality()
+
+
+class Repository(Model):
+    """A model repository: of the Hub, or a folder of this machine that stands for it.
+
+    repo: the Hub's id. revision: a commit hash, never a branch; `unresolved` where nobody has fetched it yet: the first
+    `invoke lock --model` asks the Hub for the newest commit, and the lock keeps it. folder: where the files lie,
+    absolute or relative to the project; the lock's revision is then derived from the files' hashes.
+    """
+
+    repo: Annotated[str, Field(pattern=r"^\w[\w.-]*/\w[\w.-]*$")]
+    revision: Annotated[str, Field(pattern=rf"^([0-9a-f]{{40}}|{UNRESOLVED})$")]
+    folder: str = ""
+
+
+class Generator(Model):
+    """A model that is made here instead of fetched from the Hub; see sparkpin.fetch.tinymodel."""
+
+    name: Literal["scripted-tiny"]
+    seed: int
+
+
+class FormatRule(Model):
+    """What the modules of the base that fit a pattern (fnmatch) hold after the `hybrid` step. The first rule counts.
+
+    fp8: `weight` (F8_E4M3) and `weight_scale_inv` of `source`, one scale for each `block`. plain: the `weight` (BF16,
+    F16 or F32) of `source`. Both take the place of a plain weight or of INT4's qweight, qzeros, scales and g_idx.
+    keep: what the base has.
+    """
+
+    modules: Annotated[list[str], Field(min_length=1)]
+    format: Literal["fp8", "plain", "keep"]
+    source: Name | None = None
+    block: Annotated[list[Annotated[int, Field(gt=0)]], Field(min_length=2, max_length=2)] | None = None
+
+    @model_validator(mode="after")
+    def check_keys(self) -> FormatRule:
+        for key, formats in (("source", ("fp8", "plain")), ("block", ("fp8",))):
+            if (getattr(self, key) is not None) != (self.format in formats):
+                raise ValueError(
+                    f"`{key}` goes with format {' and '.join(formats)}, and only with it; format is {self.format}"
+                )
+        return self
+
+
+class HybridStep(Model):
+    """rules: see FormatRule. unused: how many tensors of the sources outside of experts stay unused, where that is
+    known; checkpoint.unused says which count.
+    """
+
+    rules: Annotated[list[FormatRule], Field(min_length=1)]
+    unused: Annotated[int, Field(ge=0)] | None = None
+
+
+class MtpStep(Model):
+    """Register the tensors of the MTP layer whose names fit a pattern (fnmatch) in the index.
+
+    file: where the base has them if its index lists none; where they are written if `source`, another repository,
+    gives them because the base has none. Loaders look for such files in the top folder only.
+    """
+
+    file: Annotated[str, Field(pattern=r"^\w[\w.-]*\.safetensors$")]
+    tensors: Annotated[list[str], Field(min_length=1)]
+    source: Name | None = None
+
+
+class ModelPin(Model):
+    """pins/models/<name>.yaml: repositories with revisions, and what the checkpoint steps take from each.
+
+    base is fetched whole; of every other repository only index, config, headers and the tensors that the steps take.
+    """
+
+    name: Name
+    description: str
+    generator: Generator | None = None
+    base: Name
+    repositories: dict[Name, Repository]
+    hybrid: HybridStep | None = None
+    mtp: MtpStep | None = None
+
+
+class RepositoryLock(Model):
+    """files: all of the repository, with the Hub's hashes. headers, tensors: what is fetched by ranges, to the store.
+
+    headers: one entry for each safetensors file: `name` and `file` are its path, size and sha256 those of its first
+    bytes (length prefix and JSON). tensors: `name` is the tensor's, `file` the safetensors file's; empty for a
+    repository that is fetched whole.
+    """
+
+    repo: str
+    revision: str
+    files: list[LockedFile]
+    headers: list[LockedFile] = []
+    tensors: list[LockedFile] = []
+
+
+class ModelLock(Model):
+    """pins/models/<name>.lock: what is fetched of every repository."""
+
+    model: Name
+    inputs: Sha256
+    repositories: dict[Name, RepositoryLock]
+
+
+class ServeChoice(Model):
+    """A flag of `vllm serve` for models of a family, where neither recipe nor stack nor stage says it.
+
+    vllm: bounds on the stack's version, "" for all. value: as in `Serve.flags`. reason: what is known, and how.
+    """
+
+    flag: Annotated[str, Field(pattern=r"^--[a-z][a-z-]*$")]
+    value: FlagValue = None
+    vllm: str = ""
+    reason: Reason
+
+    @field_validator("vllm")
+    @classmethod
+    def bounds(cls, text: str) -> str:
+        try:
+            SpecifierSet(text)
+        except InvalidSpecifier:
+            raise ValueError("bounds on a version, such as `<0.24` or `>=0.20,<0.24`") from None
+        return text
+
+
+class Family(Model):
+    """Models that clients and `vllm serve` treat alike.
+
+    models: patterns (fnmatch, case aside) on the repository's id. context: tokens that the model was made for; output:
+    the most that clients should ask for. input: what a message may hold.
+    """
+
+    name: Name
+    models: Annotated[list[str], Field(min_length=1)]
+    context: Annotated[int, Field(gt=0)]
+    output: Annotated[int, Field(gt=0)]
+    input: Annotated[list[Literal["text", "image"]], Field(min_length=1)]
+    serve: list[ServeChoice] = []
+
+
+class Families(Model):
+    """pins/families.yaml: the first family with a pattern that fits counts."""
+
+    families: list[Family]
+
+
+class Recipe(Model):
+    """recipes/<name>.yaml: the community's v1 format plus stack, stage and model_revision (`unresolved`: the lock's).
+
+    mods: of the format: folders or archives with a run.sh, which edits what is installed (docs/mods.md).
+    """
+
+    recipe_version: Literal["1"]
+    name: Name
+    description: str = ""
+    model: str
+    model_revision: str
+    container: str
+    stack: Name
+    stage: Name
+    mods: list[CommunityName] = []
+    defaults: dict[str, Scalar] = {}
+    env: dict[str, Scalar] = {}
+    command: str

@@ -1,0 +1,110 @@
+"""Where the bytes that an image was made from are kept.
+
+What a lock names lies in the store of SPARKPIN_CACHE and can be fetched again, as long as somebody offers it. All else
+that an image was made from (texts, tools, wheels of mods, the project's files) nobody else has: it is kept in
+SPARKPIN_HOME, so that an old release can be explained, and made again, when the project has moved on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkpin.core.errors import InputError, IntegrityError, SparkpinError
+from sparkpin.core.files import atomic_file, sha256_file
+from sparkpin.core.paths import Paths
+from sparkpin.fetch.store import Store
+from sparkpin.pins.schema import LockedFile
+from sparkpin.releases.record import Release
+
+BRING_BACK = "import a bundle of a release that has it (`invoke import FILE`), or build it again from the same files"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """kept: the store of SPARKPIN_HOME; fetched: that of SPARKPIN_CACHE."""
+
+    kept: Store
+    fetched: Store
+
+    @classmethod
+    def of(cls, paths: Paths) -> Inputs:
+        return cls(Store(paths.inputs, next_step=BRING_BACK), Store(paths.store))
+
+    def holding(self, file: LockedFile) -> Store:
+        """The store that has the file, by its size; the fetched one, whose errors say how to get it, when none has."""
+        return self.kept if self.kept.has(file) else self.fetched
+
+    def keep(self, source: Path, sha256: str, size: int) -> None:
+        """Take a file in, unless it is there and whole. IntegrityError when it is not what it is said to be."""
+        file = LockedFile(name=source.name, file="kept", size=size, sha256=sha256)
+        if self.has_all([sha256]):
+            # Young again for `prune`, should the run be killed before its record is written.
+            os.utime(self.kept.path(sha256))
+        else:
+            self.kept.add(source, file)
+
+    def keep_bytes(self, data: bytes) -> str:
+        """Take bytes in; their SHA-256."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        if not self.has_all([sha256]):
+            with atomic_file(self.kept.path(sha256)) as out:
+                out.write(data)
+        return sha256
+
+    def read(self, sha256: str, what: str) -> bytes:
+        """A kept file's bytes, verified. what: its name for the error."""
+        try:
+            data = self.kept.path(sha256).read_bytes()
+        except FileNotFoundError:
+            data = b""
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise IntegrityError(
+                f"{what} (sha256={sha256}) is missing or damaged in {self.kept.root}",
+                next_step=BRING_BACK,
+            )
+        return data
+
+    def has_all(self, wanted: Iterable[str]) -> bool:
+        """Whether every one of these SHA-256 is kept and whole. Reads them: project files are small."""
+
+        def whole(sha256: str) -> bool:
+            path = self.kept.path(sha256)
+            return path.is_file() and sha256_file(path)[0] == sha256
+
+        return all(map(whole, wanted))
+
+    def keep_project(self, project: Path, files: Mapping[str, str]) -> None:
+        """Keep files of the project (path -> SHA-256)."""
+        for name, sha256 in files.items():
+            path = project / name
+            self.keep(path, sha256, path.stat().st_size)
+
+
+def reason(error: SparkpinError) -> str:
+    """What is wrong with kept files, without the temporary folder that they were laid out in."""
+    return re.sub(r"\S*/sparkpin-(?:project|bisect)-[^/\s]+/", "", error.message)
+
+
+@contextlib.contextmanager
+def project_of(paths: Paths, release: Release) -> Iterator[Path]:
+    """The project as it was when the release was made: a temporary folder with recipe, pins, locks, stages, mods."""
+    inputs = Inputs.of(paths)
+    if not release.inputs:
+        raise InputError(
+            f"{release.tag} does not say what it was made from", next_step=f"invoke build --stage {release.stage}"
+        )
+    with tempfile.TemporaryDirectory(prefix="sparkpin-project-") as name:
+        project = Path(name)
+        for path, sha256 in release.inputs.items():
+            target = project / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(inputs.read(sha256, f"{release.tag}: {path}"))
+            target.chmod(0o755 if path in release.executable else 0o644)
+        yield project

@@ -1,0 +1,63 @@
+"""What a person may write for a release's tag, and what they may have meant. Pure.
+
+sparkpin/scripted-tiny:v2-tq-9336c90fde17   the tag; `sparkpin/` and the recipe may be left out
+scripted-tiny:v2-tq, v2-tq                  the newest release of a stage, which the engine's moving tag names
+current                                     the current release
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from sparkpin.core.errors import InputError
+
+if TYPE_CHECKING:
+    from sparkpin.releases.record import Release
+
+FEW = 4
+
+
+def choose(name: str, releases: Sequence[Release], has_image: Callable[[Release], bool] | None = None) -> Release:
+    """The release that a name stands for. releases: from the oldest to the newest in each recipe; has_image:
+    given where only a release with an image is of use, so that of several no other counts. InputError."""
+    found = matches(name, releases)
+    if len(found) > 1 and has_image:
+        named, found = found, [release for release in found if has_image(release)]
+        if not found:
+            tags = ", ".join(release.tag for release in named)
+            text = f"{name!r} may be of several recipes, and the engine has none of their images"
+            raise InputError(text, next_step=f"invoke rebuild TAG, with one of: {tags}")
+    if len(found) == 1:
+        return found[0]
+    if found:
+        tags = ", ".join(release.tag for release in found)
+        raise InputError(f"{name!r} may be of several recipes", next_step=f"choose one of: {tags}")
+    raise InputError(f"unknown release {name!r}", next_step=meant(name, releases))
+
+
+def matches(name: str, releases: Sequence[Release]) -> list[Release]:
+    recipe, _, tail = name.removeprefix("sparkpin/").rpartition(":")
+    among = [release for release in releases if recipe in ("", release.recipe)]
+    if exact := [release for release in among if release.name == tail]:
+        return exact
+    if tail == "current":
+        return [release for release in among if release.state == "current"]
+    return list({release.recipe: release for release in among if release.stage == tail}.values())
+
+
+def meant(name: str, releases: Sequence[Release]) -> str:
+    """The next step after an unknown name: the nearest tags, the newest first where it is a wrong stage's."""
+    if not releases:
+        return "invoke up (there is no release yet; invoke build makes one without its smoke test)"
+    tail = name.rpartition(":")[2]
+    newest_first = list(reversed(releases))
+    known = {near: release.tag for release in releases for near in (release.stage, release.name)}
+    near = difflib.get_close_matches(tail, [r.name for r in newest_first] + sorted({r.stage for r in releases}), n=3)
+    tags = list(dict.fromkeys(known[text] for text in near))
+    if tags:
+        return f"did you mean {' or '.join(tags)}? `invoke images` lists them all"
+    if len(releases) <= FEW:
+        return f"choose one of: {', '.join(release.tag for release in newest_first)}"
+    return "choose one that `invoke images` lists; the end of a tag will do, and a stage's name for its newest release"

@@ -1,0 +1,107 @@
+"""What `promote` makes of a release's quality record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparkpin.core.errors import InputError, ManifestError, QualityError
+from sparkpin.core.paths import Paths
+from sparkpin.pins import manifests
+from sparkpin.pins.schema import Stage
+from sparkpin.releases import quality_allowance
+from sparkpin.releases import quality_record as records
+from sparkpin.releases.quality_record import Accepted, Judged, QualityRecord, against_parent
+from sparkpin.releases.record import Release, now
+
+
+def stage_of(paths: Paths, release: Release) -> Stage | None:
+    """As it is now: what may be lost is decided when a release is promoted. None where its file is gone."""
+    try:
+        return manifests.load_stage(paths.project, release.stage)
+    except (InputError, ManifestError):
+        return None
+
+
+def judged(paths: Paths, release: Release, record: QualityRecord) -> tuple[Judged, ...]:
+    stage = stage_of(paths, release)
+    return quality_allowance.again(record, stage.quality) if stage else record.judged
+
+
+def check(paths: Paths, release: Release, *, accepted: str) -> tuple[str, ...]:
+    """What a person should know before this release is current. accepted: the reason to take a greater loss.
+
+    QualityError where the record shows a loss that the stage does not allow and nobody accepts or has accepted.
+    """
+    record = against_parent(paths, release)
+    if record is None:
+        return tuple(unknown(paths, release))
+    lines = judged(paths, release, record)
+    stage = stage_of(paths, release)
+    lacking = quality_allowance.unmeasured(lines, stage.quality) if stage else ()
+    more = [line for line in lines if line.kept == "more"]
+    former = accepted_reason(paths, release, record, more)
+    if more and not accepted and not former:
+        raise QualityError(
+            f"{release.tag} has lost more against {record.reference} than its stage may cost: "
+            + "; ".join(map(quality_allowance.line, more)),
+            next_step=f"invoke promote {release.tag} --accept-loss REASON, or change `quality` in "
+            f"stages/{release.stage}.yaml",
+        )
+    if accepted and not more:
+        return (f"nothing to accept: {summary(record, lines)}",)
+    told = [f"unclear: {quality_allowance.line(line)}" for line in lines if line.kept == "unclear"]
+    told += [f"accepted: {quality_allowance.line(line)}" for line in more]
+    told += [f"accepted before: {former}"] if former and not accepted else []
+    told += [f"not measured: {', '.join(lacking)}"] if lacking else []
+    told += quality_allowance.notes(record.overall, stage.quality) if stage else ()
+    return (*told, summary(record, lines))
+
+
+def refusal(paths: Paths, release: Release) -> QualityError | ManifestError | None:
+    """Why `promote` would refuse this release: a loss that nobody has accepted here, or a record that is damaged."""
+    try:
+        check(paths, release, accepted="")
+    except (QualityError, ManifestError) as error:
+        return error
+    return None
+
+
+def is_refused(paths: Paths, release: Release) -> bool:
+    return refusal(paths, release) is not None
+
+
+def unknown(paths: Paths, release: Release) -> list[str]:
+    stage = stage_of(paths, release)
+    if stage is None or stage.parent is None:
+        return []
+    return [
+        f"no quality record: nobody has measured what it lost against {stage.parent} "
+        f"(invoke quality --release {release.tag})"
+    ]
+
+
+def summary(record: QualityRecord, lines: Sequence[Judged]) -> str:
+    kept = sum(line.kept == "within" for line in lines)
+    limits = f"{kept} of {len(lines)} limits kept" if lines else "its stage sets no limits"
+    return f"quality against {record.reference}: {limits}, measured {record.time}"
+
+
+def note_accepted(paths: Paths, release: Release, reason: str) -> None:
+    """Keep why a greater loss was taken, with what it was. Call it once the release is promoted."""
+    record = against_parent(paths, release)
+    more = [line for line in judged(paths, release, record) if line.kept == "more"] if record else []
+    if record is None or not more:
+        return
+    lost = tuple(map(quality_allowance.line, more))
+    records.accept(paths, release, Accepted(time=now(), reason=reason, reference=record.reference, lost=lost))
+
+
+def accepted_reason(paths: Paths, release: Release, record: QualityRecord, more: Sequence[Judged]) -> str:
+    """Why all of `more` was accepted last: the same figures against the same reference, whatever the limits were.
+    Empty where nobody has. ManifestError where the file of these is damaged.
+    """
+    for row in reversed(records.accepted_of(paths, release)) if more else ():
+        every = all(any(line.startswith(quality_allowance.measured(one)) for line in row.lost) for one in more)
+        if every and row.reference == record.reference:
+            return row.reason
+    return ""

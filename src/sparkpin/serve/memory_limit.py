@@ -1,0 +1,109 @@
+"""Memory for a server: its limit, whether two fit at once, and the page cache, which counts as taken where a GPU shares
+the memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sparkpin.core.errors import HostError, SparkpinError
+from sparkpin.core.paths import Paths
+from sparkpin.host import machine as hosts
+from sparkpin.host.engine import Engine
+from sparkpin.pins import manifests
+from sparkpin.releases import container as running
+from sparkpin.releases.container import GIB, TMPFS_BYTES, Say
+from sparkpin.releases.kept_inputs import project_of
+from sparkpin.releases.record import Release
+from sparkpin.serve.memory import recipe as planning
+from sparkpin.serve.memory.plan import MemoryPlan, gib
+
+HOST_RESERVE = 2 * GIB
+"""Kept from every server, so that the engine, ssh and a shell go on when it wants all there is."""
+SLACK = 2 * GIB
+"""On top of the plan: what compiles, tokenizes and parses, which no plan counts."""
+DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+
+
+@dataclass(frozen=True)
+class Room:
+    """needed: bytes that the server takes by its plan (an estimate without one); limit: what it may take; plan: None
+    where none could be made, why: then the reason."""
+
+    needed: int
+    limit: int
+    plan: MemoryPlan | None
+    why: str = ""
+
+
+def room_for(paths: Paths, engine: Engine, release: Release, checkpoint: Path) -> Room:
+    """The limit is what the plan needs, the checkpoint once more (it is read and repacked, and its page cache counts),
+    /tmp and some slack, and never all of the machine.
+    """
+    total = int(engine.client.info()["MemTotal"])
+    most = max(total - HOST_RESERVE, total // 2)
+    try:
+        plan = plan_of(paths, release)
+    except SparkpinError as error:
+        needed = running.memory_limit(engine, checkpoint)
+        return Room(needed, min(needed, most), None, str(error.message))
+    extra = running.folder_size(checkpoint) + TMPFS_BYTES + SLACK
+    return Room(plan.needed, min(plan.needed + extra, most), plan)
+
+
+def plan_of(paths: Paths, release: Release) -> MemoryPlan:
+    """Of the release as it was made, whatever the pins say by now. SparkpinError where that cannot be told."""
+    with project_of(paths, release) as project:
+        recipe = manifests.load_recipe(project, release.recipe)
+        stack = manifests.load_stack(project, release.stack)
+        chain = manifests.load_chain(project, release.stage)
+        machine = planning.machine_for(stack, "", "")
+        return planning.plan_recipe(replace(paths, project=project), recipe, stack, chain, machine)
+
+
+def available() -> int:
+    """Bytes that a new program could have, as the kernel estimates it."""
+    return hosts.read_host().memory_available
+
+
+def fits_beside(room: Room) -> bool:
+    """Whether the server fits beside all that runs now. Without a plan nobody knows, and a wedged host is worse than a
+    pause."""
+    return room.plan is not None and room.needed + SLACK + HOST_RESERVE <= available()
+
+
+def require_room(room: Room, release: Release) -> None:
+    """HostError when the plan needs more than is free: on unified memory vLLM would take the machine with it."""
+    free = available()
+    if room.plan is None or room.needed <= free:
+        return
+    hints = "; ".join(room.plan.hints)
+    raise HostError(
+        f"{release.tag} needs {gib(room.needed)}, and {gib(free)} are free",
+        next_step=f"end what else takes memory{f', or: {hints}' if hints else ''} (invoke plan says more)",
+    )
+
+
+def drop_page_cache(say: Say, switch: Path = DROP_CACHES) -> bool:
+    """Free the machine's page cache where this user may; whether it was."""
+    try:
+        os.sync()
+        switch.write_text("1\n")
+    except OSError:
+        say("the page cache stays (only root may drop it): sudo sh -c 'echo 1 > /proc/sys/vm/drop_caches'")
+        return False
+    say("dropped the page cache, which the GPU's memory is taken from")
+    return True
+
+
+def forget_files(folder: Path) -> None:
+    """Drop the page cache of a folder's files, which everybody may who can read them: the weights are loaded."""
+    for path in sorted(folder.iterdir()):
+        with contextlib.suppress(OSError):
+            file = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(file)

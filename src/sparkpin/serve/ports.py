@@ -1,0 +1,69 @@
+"""Ports of this machine: whether one is free, and who has it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from pathlib import Path
+
+from sparkpin.core.errors import BusyError, InputError
+from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.releases.container import HOME_LABEL
+
+
+def require_free(engine: Engine, host: str, port: int) -> None:
+    """Raise BusyError when something listens at the address."""
+    if not 0 < port < 65536:
+        raise InputError(f"port {port}: wanted 1 to 65535", next_step="invoke serve --port 8001")
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise InputError(
+                    f"cannot listen on {host}:{port}: {error.strerror}",
+                    next_step="an address of this machine, --host 127.0.0.1 or 0.0.0.0, or another port",
+                ) from None
+            raise busy(engine, host, port) from None
+
+
+def busy(engine: Engine, host: str, port: int) -> BusyError:
+    holder, home = port_holder(engine, port)
+    free = port + 1 if port < 65535 else port - 1
+    whose = f", a server of the home {home}" if home else ""
+    return BusyError(
+        f"port {port} on {host} is taken{f' by {holder}{whose}' if holder else ''}",
+        next_step=f"stop that{f' (SPARKPIN_HOME={home} invoke stop)' if home else ''}, or choose another port: "
+        f"the same command with --port {free}",
+    )
+
+
+def port_holder(engine: Engine, port: int) -> tuple[str, str]:
+    """The container or process that listens on a port of this machine, "" where neither can be seen; and SPARKPIN_HOME
+    of the release that it serves, "" for what is no server of ours."""
+    with engine_errors():
+        for container in engine.client.containers.list(ignore_removed=True):
+            bindings = [b for found in container.ports.values() for b in found or []]
+            if any(binding["HostPort"] == str(port) for binding in bindings):
+                return f"the container {container.name}", container.labels.get(HOME_LABEL, "")
+    inodes = listening_inodes(port)
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # other people's processes, and those that end meanwhile
+            if link.readlink().name in inodes:
+                process = link.parent.parent
+                return f"{(process / 'comm').read_text().strip()} (process {process.name})", ""
+    return "", ""
+
+
+def listening_inodes(port: int) -> set[str]:
+    """`socket:[inode]` of each TCP socket that listens on a port; see proc(5), /proc/net/tcp."""
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                    found.add(f"socket:[{fields[9]}]")
+    return found

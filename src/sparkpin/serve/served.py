@@ -1,0 +1,137 @@
+"""What is served, as the engine's containers tell it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import docker.errors
+from docker.models.containers import Container
+
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.releases.container import HOME_LABEL
+from sparkpin.smoke.server import owner
+
+if TYPE_CHECKING:
+    from sparkpin.smoke.client import Client
+
+LABEL = "sparkpin.serve"  # its value is the recipe
+RELEASE_LABEL = "sparkpin.release"
+PREFIX = "sparkpin-"
+DEFAULT_PORT = 8000
+STATUS_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """A service. home: SPARKPIN_HOME of its release; state: Docker's word for the container; ready: whether it answers;
+    health: what Docker's health check says ("healthy", "unhealthy", "starting", "" where it has none); restarts: how
+    often Docker has started it again; started: when it was, the last time, as Docker writes it; key: tells its API key
+    from another, "" where it wants none.
+
+    url: the OpenAI endpoint's base.
+    """
+
+    home: str
+    recipe: str
+    release: str
+    container: str
+    host: str
+    port: int
+    model: str
+    state: str
+    ready: bool
+    health: str = ""
+    restarts: int = 0
+    started: str = ""
+    key: str = ""
+
+    @property
+    def url(self) -> str:
+        return f"http://{reachable(self.host)}:{self.port}/v1"
+
+
+def reachable(host: str) -> str:
+    """The address to ask on this machine, for one to listen on."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
+def name_of(paths: Paths, recipe: str) -> str:
+    """The name of a recipe's container. Homes may share an engine, and each serves its own releases."""
+    return f"{PREFIX}{recipe}-{owner(paths)[:8]}"
+
+
+def status(engine: Engine) -> tuple[Served, ...]:
+    """All services, of all homes, by recipe, whether they run or not."""
+    with engine_errors():
+        # One that Docker is removing has no log any more.
+        there = (container for container in services(engine) if container.status not in ("removing", "dead"))
+        return tuple(sorted(map(describe, there), key=lambda served: (served.recipe, served.home)))
+
+
+def services(engine: Engine) -> list[Container]:
+    return list(engine.client.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True))
+
+
+def find(engine: Engine, name: str) -> Container | None:
+    with engine_errors():
+        try:
+            return engine.client.containers.get(name)
+        except docker.errors.NotFound:
+            return None
+
+
+def running_release(paths: Paths, engine: Engine, recipe: str) -> str | None:
+    """Tag of the release that the container of a recipe of this home runs."""
+    container = find(engine, name_of(paths, recipe))
+    return container.labels.get(RELEASE_LABEL) if container is not None and is_running(container) else None
+
+
+def is_running(container: Container) -> bool:
+    return container.status in ("running", "restarting", "paused")
+
+
+def describe(container: Container) -> Served:
+    labels = container.labels
+    served = Served(
+        home=labels.get(HOME_LABEL, ""),
+        recipe=labels.get(LABEL, ""),
+        release=labels.get(RELEASE_LABEL, ""),
+        container=str(container.name),
+        host=labels.get(f"{LABEL}.host", "127.0.0.1"),
+        port=int(labels.get(f"{LABEL}.port", DEFAULT_PORT)),
+        model=labels.get(f"{LABEL}.model", ""),
+        state=container.status,
+        ready=False,
+        health=str((container.attrs["State"].get("Health") or {}).get("Status", "")),
+        restarts=int(container.attrs.get("RestartCount", 0)),
+        started=str(container.attrs["State"].get("StartedAt", "")),
+        key=labels.get(f"{LABEL}.key", ""),
+    )
+    if not is_running(container) or not any(container.ports.values()):  # one without a port waits for its turn
+        return served
+    with client_of(served) as client:
+        return replace(served, ready=client.healthy() and served.health != "unhealthy")
+
+
+def client_of(served: Served, key: str | None = None, timeout: float = STATUS_SECONDS) -> Client:
+    from sparkpin.smoke.client import Client  # slow to import, and most tasks ask no server
+
+    return Client.tcp(reachable(served.host).strip("[]"), served.port, timeout=timeout, key=key)
+
+
+def requests_under_way(container: Container) -> int | None:
+    """None where the server does not tell."""
+    from sparkpin.smoke.metrics import total
+    from sparkpin.smoke.replies import Fault
+
+    served = describe(container)
+    with client_of(served) as client:
+        try:
+            text = client.get("/metrics").body.decode(errors="replace")
+        except Fault:
+            return None
+    counts = [total(text, f"vllm:num_requests_{kind}") for kind in ("running", "waiting")]
+    return int(sum(count or 0 for count in counts)) if any(count is not None for count in counts) else None

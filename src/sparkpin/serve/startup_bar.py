@@ -1,0 +1,62 @@
+"""The start-up as a person sees it: a bar on a terminal, else a line for each step."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Protocol
+
+from sparkpin.releases import container as running
+from sparkpin.releases.container import Say
+from sparkpin.serve.startup import LastStart, Startup
+
+QUARTERS = 25  # percent between two lines where there is no terminal
+
+
+class View(Protocol):
+    def update(self, startup: Startup, log: bytes, seconds: float) -> None: ...
+
+
+class Lines:
+    """Each step of vLLM once, and the weights by quarters."""
+
+    def __init__(self, say: Say) -> None:
+        self.say, self.steps, self.told = say, running.Progress(say), 0
+
+    def update(self, startup: Startup, log: bytes, seconds: float) -> None:
+        self.steps.update(log)
+        if startup.stage != "weights" or startup.percent is None:
+            self.told = 0
+        elif startup.percent >= self.told + QUARTERS:
+            self.told = startup.percent
+            self.say(startup.text)
+
+
+class Bar:
+    """Against the time that the last start took; without one it moves and promises nothing."""
+
+    def __init__(self, last: LastStart | None) -> None:
+        from rich.console import Console  # slow to import
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        parts = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[last]}")
+        self.progress = Progress(*parts, console=Console(stderr=True), transient=True)
+        self.whole = last.seconds if last else None
+        self.task = self.progress.add_task("start", total=self.whole, last=f"({last.line})" if last else "")
+
+    def update(self, startup: Startup, log: bytes, seconds: float) -> None:
+        done = min(seconds, 0.99 * self.whole) if self.whole else 0
+        self.progress.update(self.task, description=startup.text, completed=done)
+
+
+@contextlib.contextmanager
+def shown(last: LastStart | None, say: Say) -> Iterator[View]:
+    if not sys.stderr.isatty():
+        if last:
+            say(last.line)
+        yield Lines(say)
+        return
+    bar = Bar(last)
+    with bar.progress:
+        yield bar

@@ -1,0 +1,185 @@
+"""The tasks `status` and `logs`, and what `serve` prints besides serving."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from docker.models.containers import Container
+
+from sparkpin.core import terminal
+from sparkpin.core.errors import InputError
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.host.machine import serve_command
+from sparkpin.releases.container import HOME_LABEL, log_of
+from sparkpin.releases.record import Releases
+from sparkpin.serve import crash_facts, keys, unit
+from sparkpin.serve.postmortem import last_life, report
+from sparkpin.serve.served import LABEL, Served, find, services
+from sparkpin.serve.served import status as served_here
+from sparkpin.serve.startup import STAGES, Startup
+
+WATCH = re.compile(
+    rb'INFO: +(?:127\.0\.0\.1:\d+ - "POST /v1/completions|[\d.]+:\d+ - "GET /(?:health|metrics)) HTTP/1\.1" 200 OK'
+)
+"""What the server writes of the health check, who asks from within, and of `invoke status`."""
+COLUMNS = ("recipe", "release", "address", "state", "restarts", "container")
+
+
+def status(paths: Paths, engine: Engine, *, as_json: bool) -> None:
+    """Each service of all homes, and of those that died why. InputError where nothing is served."""
+    every = served_here(engine)
+    if as_json:
+        terminal.show(json.dumps([{**asdict(served), "url": served.url} for served in every], indent=2, sort_keys=True))
+        return
+    if not every:
+        terminal.show(f"nothing is served; next: {how_to_serve(paths)}")
+        return
+    found = {served.container: find(engine, served.container) for served in every}
+    terminal.table(COLUMNS, [row(paths, served, found[served.container]) for served in every])
+    for served in every:
+        container = found[served.container]
+        if container is None or served.ready:
+            continue
+        how = crash_facts.how_ended(container)
+        if how or served.restarts:
+            why = how or f"is {served.state}"
+            terminal.show("\n".join(("", *report(crash_facts.examine(container, served.recipe, served.release, why)))))
+
+
+def how_to_serve(paths: Paths, recipe: str | None = None) -> str:
+    """Of a recipe; None: of this machine's default one, or of the only one that has a current release.
+
+    Where nobody knows a recipe of that name, what lists those there are.
+    """
+    records = Releases(paths)
+    if recipe is None:
+        current = [name for name in records.recipes() if records.pointer_path(name).is_file()]
+        if not current:
+            return "invoke up"
+        recipe = current[0] if len(current) == 1 else None
+    elif recipe not in records.recipes() and not (paths.project / f"recipes/{recipe}.yaml").is_file():
+        return "invoke recipe list"
+    return serve_command(paths.project, recipe) if recipe else "invoke serve"
+
+
+def row(paths: Paths, served: Served, container: Container | None) -> tuple[str, ...]:
+    own = served.home == str(paths.home)  # the other tasks touch no other
+    return (
+        served.recipe if own else f"{served.recipe} (another home)",
+        served.release.partition(":")[2],
+        served.url + (" (key)" if served.key else ""),
+        words(served, container),
+        str(served.restarts),
+        served.container,
+    )
+
+
+def words(served: Served, container: Container | None) -> str:
+    """What a person wants to know of the state."""
+    if served.ready:
+        return "answers"
+    if served.state != "running" or container is None:
+        return served.state
+    if served.health == "unhealthy":
+        return "hangs"
+    watched = Startup()
+    with engine_errors():
+        watched.update(last_life(log_of(container)), 0)
+    return "gives no answer" if watched.stage == STAGES[-1] else f"starts: {watched.text}"
+
+
+def service_of(paths: Paths, engine: Engine, recipe: str | None) -> Container:
+    """The one container of this home that is meant. InputError for none, or for more than one."""
+    with engine_errors():
+        own = [c for c in services(engine) if c.labels.get(HOME_LABEL) == str(paths.home)]
+    chosen = [c for c in own if recipe in (None, c.labels[LABEL])]
+    known = ", ".join(sorted({c.labels[LABEL] for c in own}))
+    if len({c.labels[LABEL] for c in chosen}) > 1:
+        raise InputError(f"several recipes are served: {known}", next_step=f"--recipe {chosen[0].labels[LABEL]}")
+    if not chosen:
+        what = f"no service of recipe {recipe!r} runs" if recipe else "nothing is served"
+        raise InputError(what, next_step=f"choose one of: {known}" if known else how_to_serve(paths, recipe))
+    return max(chosen, key=lambda container: str(container.attrs["Created"]))
+
+
+def logs(paths: Paths, engine: Engine, recipe: str | None, *, lines: int, follow: bool) -> None:
+    """The server's own words; where its container went with a start that failed, those that were kept."""
+    try:
+        container = service_of(paths, engine, recipe)
+    except InputError:
+        if kept := newest_log(paths, recipe):
+            terminal.say(f"nothing runs; the last start that failed: {kept}")
+            write(told_to_people(kept.read_bytes())[-lines:] if lines else [])
+            return
+        raise
+    with engine_errors():
+        if follow:
+            for chunk in container.logs(stream=True, follow=True, tail=lines):
+                write(told_to_people(chunk))
+        else:
+            write(last_told(container, lines))
+
+
+def last_told(container: Container, count: int) -> list[bytes]:
+    """The last lines that are meant for people: a day has 8,000 of the health check."""
+    asked = count
+    while True:
+        read = bytes(container.logs(tail=asked))
+        told = told_to_people(read)
+        if len(told) >= count or read.count(b"\n") < asked:
+            return told[-count:] if count else []
+        asked *= 10
+
+
+def told_to_people(log: bytes) -> list[bytes]:
+    return [line for line in log.splitlines(keepends=True) if not WATCH.match(line)]
+
+
+def write(lines: Sequence[bytes]) -> None:
+    """Other people's bytes, without what a terminal would obey."""
+    sys.stdout.write(terminal.tame(b"".join(lines).decode(errors="replace")))
+    sys.stdout.flush()
+
+
+def newest_log(paths: Paths, recipe: str | None) -> Path | None:
+    found = (paths.home / "serve").glob(f"{recipe or '*'}/*/{crash_facts.LOG}")
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def show_unit(paths: Paths, recipe: str, *, port: int | None, host: str | None) -> None:
+    """The unit to standard output, what to do with it to standard error."""
+    if host:
+        keys.is_local(host)  # InputError for what is no address
+    system = os.geteuid() == 0
+    env = {
+        "SPARKPIN_HOME": str(paths.home),
+        "SPARKPIN_CACHE": str(paths.cache),
+    }  # systemd has no XDG_DATA_HOME of a shell
+    env |= {name: os.environ[name] for name in ("DOCKER_HOST",) if os.environ.get(name)}
+    arguments = (*(("--port", str(port)) if port else ()), *(("--host", host) if host else ()))
+    text = unit.unit_text(
+        recipe=recipe,
+        invoke=Path(sys.executable).parent / "invoke",
+        project=paths.project,
+        env=env,
+        arguments=arguments,
+        system=system,
+    )
+    sys.stdout.write(text)
+    for line in unit.how_to_install(recipe, system=system):
+        terminal.say(line)
+
+
+def told(paths: Paths, served: Served) -> list[str]:
+    """What to say once a server answers."""
+    found = [f"{served.release} answers at {served.url}"]
+    if served.key:
+        found.append(f"other machines reach it; the key that it wants is in {keys.path_of(paths, served.recipe)}")
+    return [*found, "next: invoke status, invoke logs, invoke stop"]

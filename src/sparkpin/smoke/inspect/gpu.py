@@ -1,0 +1,100 @@
+"""Which GPU code of an image runs on a GPU, which has to be compiled there first, and which never will."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from sparkpin.smoke.inspect.elf import Library
+from sparkpin.smoke.inspect.fatbin import CUBIN, PTX, Code, Unit
+from sparkpin.smoke.inspect.finding import Finding, Severity
+from sparkpin.smoke.inspect.scan import Facts
+
+FOLDER = "opt/sparkpin/kernels"  # kernels of our mods, a folder for each mod
+# Compute capabilities from Maxwell on: NVIDIA's, and 107, for which cuDNN has code. A Thor is 101 in CUDA 12, then 110.
+KNOWN = (50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 107, 110, 120, 121)
+Verdict = Literal["runs", "PTX only", "none"]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Of a library with GPU code: compilation units with code that runs, with PTX to compile, with neither."""
+
+    path: str
+    runs: int
+    compiles: int
+    neither: int
+    archs: tuple[tuple[str, int], ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        return "runs" if self.runs else "PTX only" if self.compiles else "none"
+
+
+def runs(code: Code, sm: int) -> bool:
+    """Whether a cubin loads: "a" on that chip alone, others on their chip and later ones of the same major number.
+
+    Of "f", the family, this holds for all families up to 12.x: none leaves out a chip of its major number.
+    """
+    if code.kind != CUBIN:
+        return False
+    return code.arch == sm if code.suffix == "a" else code.arch // 10 == sm // 10 and code.arch <= sm
+
+
+def compiles(code: Code, sm: int) -> bool:
+    """Whether the driver can compile PTX for the GPU."""
+    if code.kind != PTX:
+        return False
+    if code.suffix == "a":
+        return code.arch == sm
+    return code.arch <= sm and (not code.suffix or code.arch // 10 == sm // 10)
+
+
+def coverage(library: Library, sm: int) -> Coverage | None:
+    """None for a library without GPU code."""
+    if not library.code:
+        return None
+    counts = {"runs": 0, "compiles": 0, "neither": 0}
+    archs: dict[Code, int] = {}
+    for unit, count in library.code:
+        counts[of_unit(unit, sm)] += count
+        for code in unit:
+            plain = code._replace(compressed=False)
+            archs[plain] = archs.get(plain, 0) + count
+    named = tuple((code.name, count) for code, count in sorted(archs.items(), key=lambda row: (row[0].kind, row[0])))
+    return Coverage(library.path, counts["runs"], counts["compiles"], counts["neither"], named)
+
+
+def of_unit(unit: Unit, sm: int) -> str:
+    if any(runs(code, sm) for code in unit):
+        return "runs"
+    return "compiles" if any(compiles(code, sm) for code in unit) else "neither"
+
+
+def coverages(facts: Facts, sm: int) -> list[Coverage]:
+    return [found for library in facts.libraries.values() if (found := coverage(library, sm))]
+
+
+def gpu_findings(facts: Facts, sm: int) -> Iterator[Finding]:
+    for found in coverages(facts, sm):
+        held = ", ".join(name for name, _ in found.archs)
+        if found.verdict == "PTX only":
+            text = f"PTX only for sm_{sm}: the driver compiles {found.compiles} units at their first use ({held})"
+            yield Finding("note", "gpu", found.path, text)
+        elif found.verdict == "none":
+            yield Finding(
+                "error",
+                "gpu",
+                found.path,
+                f"nothing in it runs on sm_{sm}: it holds {held}",
+                f"take a build with sm_{sm}, or say in sparkpin/inspection/allowed.py why nothing needs it",
+                what=held,
+            )
+    for folder, codes in facts.cubins.items():
+        if folder.startswith(f"{FOLDER}/"):
+            continue  # the rule `kernels` judges them
+        good, all_ = sum(count for code, count in codes if runs(code, sm)), sum(count for _, count in codes)
+        held = ", ".join(f"{count} {code.name}" for code, count in codes)
+        severity: Severity = "note" if good else "warning"
+        yield Finding(severity, "gpu", folder, f"{good} of {all_} .cubin files run on sm_{sm} ({held})", what=held)

@@ -1,0 +1,234 @@
+"""What the loader would do: which file each needed library is, which symbols and versions nothing offers."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+
+from sparkpin.smoke.inspect.elf import AARCH64, X86_64, Library
+from sparkpin.smoke.inspect.finding import Allowed, Finding, reason
+from sparkpin.smoke.inspect.scan import Facts
+
+TRIPLETS = {X86_64: "x86_64-linux-gnu", AARCH64: "aarch64-linux-gnu"}
+# Loaded by Python before what needs them: a library of that name is in memory by then, wherever it lies.
+LOADED_FIRST = ("/torch/lib/", "/nvidia/")
+SHOWN = 4
+TORCH = re.compile(r"^_ZN?K?(3c10|2at|5torch)|^(aoti_)?torch_")  # told first: what people meet
+
+
+class Linker:
+    """The libraries of an image as its loader sees them. allowed: see `finding`."""
+
+    def __init__(self, facts: Facts, allowed: Sequence[Allowed]) -> None:
+        self.facts, self.allowed = facts, allowed
+        self.names: dict[tuple[int, str], list[str]] = {}
+        for path, library in sorted(facts.libraries.items()):
+            for name in {path.rpartition("/")[2], library.soname} - {""}:
+                self.names.setdefault((library.machine, name), []).append(path)
+        for path in facts.links:
+            if ".so" in path and (there := facts.libraries.get(facts.real(path))):
+                places = self.names.setdefault((there.machine, path.rpartition("/")[2]), [])
+                if there.path not in places:
+                    places.append(there.path)
+        self.resolved: dict[tuple[str, str], str] = {}
+        self.closures: dict[str, tuple[Library, ...]] = {}
+
+    def find(self, library: Library, name: str) -> str:
+        """The path of what a library needs; "" when the image has none. A library of that name which lies on no search
+        path counts, those that are loaded first before others: Python loads by path what is in memory afterwards."""
+        key = (library.path, name)
+        if key not in self.resolved:
+            self.resolved[key] = self.on_path(library, name) or self.elsewhere(library, name)
+        return self.resolved[key]
+
+    def on_path(self, library: Library, name: str) -> str:
+        """As found by the loader's own search."""
+        if "/" in name:
+            return self.usable(library, name)
+        return next(
+            (path for folder in self.searched(library) if (path := self.usable(library, f"{folder}/{name}"))), ""
+        )
+
+    def usable(self, library: Library, path: str) -> str:
+        found = self.facts.real(path)
+        there = self.facts.libraries.get(found)
+        return found if there and there.machine == library.machine and there.dynamic else ""
+
+    def searched(self, library: Library) -> Iterator[str]:
+        """Folders, in the loader's order."""
+        here = "/" + posixpath.dirname(library.path)
+        own = [path.replace("${ORIGIN}", here).replace("$ORIGIN", here) for path in (library.runpath or library.rpath)]
+        env = [path for path in self.facts.env.get("LD_LIBRARY_PATH", "").split(":") if path]
+        yield from (*env, *own) if library.runpath else (*own, *env)
+        yield from self.facts.searched
+        triplet = TRIPLETS.get(library.machine, "")
+        yield from (f"{root}{end}" for end in (f"/{triplet}", "64", "") for root in ("/lib", "/usr/lib"))
+        yield "/usr/local/lib"
+
+    def elsewhere(self, library: Library, name: str) -> str:
+        places = self.names.get((library.machine, name), [])
+        first = (path for part in LOADED_FIRST for path in places if part in f"/{path}")
+        return next(first, places[0] if places else "")
+
+    def closure(self, library: Library) -> tuple[Library, ...]:
+        """The library and all that it needs, in the order of loading."""
+        if library.path not in self.closures:
+            found = {library.path: library}
+            waiting = [library]
+            for one in waiting:
+                for name in one.needed:
+                    path = self.find(one, name)
+                    if path and path not in found:
+                        found[path] = self.facts.libraries[path]
+                        waiting.append(found[path])
+            self.closures[library.path] = tuple(found.values())
+        return self.closures[library.path]
+
+    @cached_property
+    def interpreter(self) -> tuple[Library, ...]:
+        """Python and what it needs: their symbols are there for every extension module."""
+        for library in self.facts.libraries.values():
+            name = library.path.rpartition("/")[2]
+            if name.startswith(("python3", "libpython3")) and b"Py_Initialize" in library.defined:
+                return self.closure(library)
+        return ()
+
+    def findings(self) -> Iterator[Finding]:
+        yield from self.missing()
+        yield from self.hidden()
+        yield from self.unsearched()
+        follows: list[Finding] = []  # from what is missing: told in one line
+        for library in self.facts.libraries.values():
+            if library.dynamic:
+                for finding in self.unresolved(library):
+                    if finding.severity == "error" and self.lacks(library):
+                        follows.append(finding)
+                    else:
+                        yield finding
+                yield from self.versions(library)
+        if follows:
+            follows.sort(key=lambda finding: not TORCH.search(finding.what))
+            text = f"{len(follows)} libraries and programs lack a library, and with it symbols: "
+            text += "; ".join(f"{one.subject}: {one.text}" for one in follows[:SHOWN])
+            yield Finding("error", "symbols", follows[0].subject, text, follows[0].next_step, what=follows[0].what)
+
+    def lacks(self, library: Library) -> bool:
+        """Whether anything is missing, and not accepted, that the library needs, or what it needs does."""
+        return any(
+            not self.find(one, name) and not reason(self.allowed, "needed", one.path, name)
+            for one in self.closure(library)
+            for name in one.needed
+        )
+
+    def missing(self) -> Iterator[Finding]:
+        """Needed libraries that the image does not have, one finding for each name and reason."""
+        users: dict[tuple[str, str], list[str]] = {}
+        for library in self.facts.libraries.values():
+            for name in library.needed:
+                if not self.find(library, name):
+                    why = reason(self.allowed, "needed", library.path, name)
+                    users.setdefault((name, why), []).append(library.path)
+        for (name, why), paths in sorted(users.items()):
+            text = f"{name} is nowhere in the image; {some(paths)} {'needs' if len(paths) == 1 else 'need'} it"
+            step = "" if why else f"put the package with {name} into the stack's pins, or leave out what needs it"
+            yield Finding("allowed" if why else "error", "needed", paths[0], text, step, what=name, why=why)
+
+    def hidden(self) -> Iterator[Finding]:
+        """What an accepted lack takes along: a library that needs one which may not load, and has no such excuse."""
+        for library in self.facts.libraries.values():
+            for other in self.closure(library)[1:]:
+                for name in other.needed:
+                    why = "" if self.find(other, name) else reason(self.allowed, "needed", other.path, name)
+                    if why and not reason(self.allowed, "needed", library.path, name):
+                        text = f"needs {other.path}, which does not load without {name}: accepted there, not here"
+                        step = f"put the package with {name} into the stack's pins, or leave out what needs it"
+                        yield Finding("error", "needed", library.path, text, step, what=name)
+
+    def unsearched(self) -> Iterator[Finding]:
+        """Needed libraries that are there, but only where something else has to load them first."""
+        users: dict[tuple[str, str, str], list[str]] = {}
+        for library in self.facts.libraries.values():
+            for name in library.needed:
+                path = self.find(library, name)
+                if path and not self.on_path(library, name) and not any(part in f"/{path}" for part in LOADED_FIRST):
+                    why = reason(self.allowed, "needed", library.path, name)
+                    users.setdefault((name, path, why), []).append(library.path)
+        for (name, path, why), by in sorted(users.items()):
+            text = f"{some(by)} {'needs' if len(by) == 1 else 'need'} {name}; {path} is on no search path"
+            step = "" if why else "see that Python loads it before, and say so in sparkpin/inspection/allowed.py"
+            yield Finding("allowed" if why else "warning", "needed", by[0], text, step, what=name, why=why)
+
+    def unresolved(self, library: Library) -> Iterator[Finding]:
+        """Strong symbols that nothing which is loaded with the library defines.
+
+        Python loads with RTLD_NOW: each of them is the end of the import.
+        """
+        left = self.beyond(library.undefined, self.closure(library))
+        if left and (loaders := self.loaders.get(library.path)):
+            # Never loaded alone: what loads it may bring the symbols. NVPL's LAPACK takes either of two BLAS that way.
+            left = frozenset().union(*(self.beyond(left, self.closure(loader)) for loader in loaders))
+        by_reason: dict[str, list[str]] = {}
+        for symbol in sorted(left, key=lambda name: (not TORCH.search(name.decode("utf-8", "replace")), name)):
+            name = symbol.decode("utf-8", "replace")
+            by_reason.setdefault(
+                reason(self.allowed, "symbols", library.path, name) or self.driver(library, name), []
+            ).append(name)
+        for why, names in sorted(by_reason.items()):
+            text = f"{len(names)} undefined: {some(names)}"
+            step = (
+                ""
+                if why
+                else "take builds of one release: this library was built against another one of those it needs"
+            )
+            yield Finding("allowed" if why else "error", "symbols", library.path, text, step, what=names[0], why=why)
+
+    def beyond(self, symbols: frozenset[bytes], loaded: Iterable[Library]) -> frozenset[bytes]:
+        """Those that neither the loaded libraries define nor Python."""
+        for other in (*loaded, *self.interpreter):
+            if not symbols:
+                break
+            symbols = symbols - other.defined
+        return symbols
+
+    @cached_property
+    def loaders(self) -> dict[str, list[Library]]:
+        """Of each library that others need: those of them that nothing else needs."""
+        needed = {self.find(library, name) for library in self.facts.libraries.values() for name in library.needed}
+        found: dict[str, list[Library]] = {}
+        for library in self.facts.libraries.values():
+            if library.dynamic and library.path not in needed:
+                for one in self.closure(library)[1:]:
+                    found.setdefault(one.path, []).append(library)
+        return found
+
+    def driver(self, library: Library, symbol: str) -> str:
+        """Why a symbol of the GPU's driver may be missing."""
+        wanted = {name for one in self.closure(library) for name in one.needed}
+        for name, prefix in (("libcuda.so.1", "cu"), ("libnvidia-ml.so.1", "nvml")):
+            if name in wanted and symbol.startswith(prefix) and symbol[len(prefix) : len(prefix) + 1].isupper():
+                return f"{name} is a part of the GPU's driver: the container toolkit brings it"
+        return ""
+
+    def versions(self, library: Library) -> Iterator[Finding]:
+        """Versions ("GLIBC_2.38") that are wanted of a library which does not offer them."""
+        for name, wanted in library.versions_needed.items():
+            path = self.find(library, name)
+            there = self.facts.libraries.get(path)
+            if there and there.versions and (lacking := sorted(wanted - there.versions)):
+                yield Finding(
+                    "error",
+                    "versions",
+                    library.path,
+                    f"needs {some(lacking)} of {name}, and {path} does not offer that",
+                    "take a build for an older system, or a newer Debian suite in the stack's pins",
+                    what=lacking[-1],
+                )
+
+
+def some(names: Iterable[str]) -> str:
+    """The first few."""
+    names = list(names)
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")

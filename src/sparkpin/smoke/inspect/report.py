@@ -1,0 +1,146 @@
+"""The result of an inspection: for people a table and a verdict, for machines JSON."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sparkpin.core import terminal
+from sparkpin.smoke.inspect.finding import Finding
+from sparkpin.smoke.inspect.gpu import Coverage, coverages
+from sparkpin.smoke.inspect.kernels import ahead
+from sparkpin.smoke.inspect.packages import PLUGINS
+from sparkpin.smoke.inspect.rules import cuda_release, minimum_driver
+from sparkpin.smoke.inspect.scan import Facts
+
+FORMAT = 1
+SITE = re.compile(r"[^\s(]*/(site|dist)-packages/(?=[^\s])")
+WORDS = {"error": "ERROR", "warning": "warning", "note": "note", "allowed": "allowed"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """subject: tag or folder. sm: the GPU that was asked for (121), None for none."""
+
+    subject: str
+    platform: str
+    sm: int | None
+    facts: Facts
+    findings: Sequence[Finding]
+
+    @property
+    def errors(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.severity == "error"]
+
+    @property
+    def coverages(self) -> list[Coverage]:
+        return sorted(coverages(self.facts, self.sm), key=lambda row: row.path) if self.sm else []
+
+    @property
+    def verdict(self) -> str:
+        gpu = f" for sm_{self.sm}" if self.sm else ""
+        return f"{'fails' if self.errors else 'inspected'}{gpu}: {counted(self.findings)}"
+
+    def as_json(self) -> dict[str, Any]:
+        facts = self.facts
+        return {
+            "format": FORMAT,
+            "subject": self.subject,
+            "platform": self.platform,
+            "sm": self.sm,
+            "passed": not self.errors,
+            "verdict": self.verdict,
+            "files": facts.files,
+            "bytes": facts.size,
+            "libraries": len(facts.libraries),
+            "cuda": cuda_release(facts),
+            "minimum_driver": minimum_driver(facts),
+            "torch": facts.torch and {"version": facts.torch.version, "cuda": facts.torch.cuda},
+            "packages": [{"name": p.name, "version": p.version, "folder": p.folder} for p in facts.packages],
+            "plugins": {p.name: list(p.plugins) for p in facts.packages if p.plugins},
+            "gpu": [asdict(row) | {"archs": dict(row.archs), "verdict": row.verdict} for row in self.coverages],
+            "kernels": [{**asdict(row), "archs": dict(row.archs)} for row in ahead(facts, self.sm)] if self.sm else [],
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
+
+def counted(findings: Sequence[Finding]) -> str:
+    """ "1 error, 2 warnings, 3 notes, 4 allowed" """
+    seen: Mapping[str, int] = Counter(finding.severity for finding in findings)
+    words = [terminal.count(seen.get(kind, 0), kind) for kind in ("error", "warning", "note")]
+    return ", ".join([*words, f"{seen.get('allowed', 0)} allowed with a reason"])
+
+
+def show(result: Result, *, everything: bool = False) -> None:
+    """All but the verdict. everything: the libraries with GPU code and what is allowed row by row, not only counted."""
+    facts = result.facts
+    terminal.show(
+        f"{result.subject}: {result.platform}, {facts.files} files, {terminal.size(facts.size)}, "
+        f"{len(facts.libraries)} libraries and programs, {len(facts.packages)} Python packages"
+    )
+    vllm, torch, cuda = facts.package("vllm"), facts.torch, cuda_release(facts)
+    lines = [f"vLLM {vllm.version if vllm else 'none'}; torch {torch.version if torch else 'none'}"]
+    if plugins := [package for package in facts.packages if package.plugins]:
+        lines[0] += f"; {PLUGINS}:"
+    for package in plugins:
+        made = f", for vLLM {', '.join(package.accepts)}" if package.accepts else ""
+        lines.append(f"  {package.name} {package.version}{made}")
+    if cuda:
+        lines.append(f"CUDA {cuda}, driver {minimum_driver(facts) or 'not known'} or newer")
+    for line in lines:
+        terminal.show(terminal.printable(line))
+    if everything and result.coverages:
+        terminal.show()
+        rows = [
+            (short(row.path), row.verdict, row.runs, row.compiles, row.neither, archs(row)) for row in result.coverages
+        ]
+        terminal.table(("library", f"sm_{result.sm}", "runs", "PTX", "neither", "holds"), rows)
+    if told := [finding for finding in result.findings if everything or finding.severity != "allowed"]:
+        terminal.show()
+        terminal.table(("", "rule", "what", "why"), rows_of(told))
+    terminal.show()
+    for line in sums(result):
+        terminal.show(line)
+    if not everything and sums(result):
+        terminal.show(f"each of them: invoke inspect {result.subject} --all")
+
+
+def sums(result: Result) -> list[str]:
+    """One line for all libraries with GPU code, one for all that is allowed; none where there is nothing to count."""
+    lines = []
+    if rows := result.coverages:
+        seen: Mapping[str, int] = Counter(row.verdict for row in rows)
+        having = "library has" if seen.get("runs", 0) == 1 else "libraries have"
+        ptx, none = seen.get("PTX only", 0), seen.get("none", 0)
+        lines.append(f"{seen.get('runs', 0)} {having} code for sm_{result.sm}, {ptx} PTX only, {none} none")
+    if allowed := sum(finding.severity == "allowed" for finding in result.findings):
+        lines.append(f"{terminal.count(allowed, 'finding')} allowed with a reason")
+    return lines
+
+
+def short(text: str) -> str:
+    """Without the folder that all Python packages lie in, and without what a terminal would obey."""
+    return terminal.printable(SITE.sub("", text))
+
+
+def archs(row: Coverage) -> str:
+    return ", ".join(f"{count} {name}" for name, count in row.archs)
+
+
+def rows_of(findings: Sequence[Finding]) -> list[tuple[str, str, str, str]]:
+    """One row a finding; of what is allowed one row a reason."""
+    rows = []
+    reasons: dict[tuple[str, str], list[Finding]] = {}
+    for one in findings:
+        if one.severity == "allowed":
+            reasons.setdefault((one.rule, one.why), []).append(one)
+        else:
+            rows.append((WORDS[one.severity], one.rule, short(one.subject), short(one.text)))
+    for (rule, why), same in reasons.items():
+        names = dict.fromkeys(terminal.printable(one.subject.rpartition("/")[2]) for one in same)
+        what = f"{next(iter(names))} and {len(names) - 1} more" if len(names) > 1 else next(iter(names))
+        rows.append((WORDS["allowed"], rule, what, why))
+    return rows

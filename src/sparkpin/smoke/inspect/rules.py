@@ -1,0 +1,264 @@
+"""All findings of an image. Pure: from what `scan` gathered, nothing is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from packaging.version import InvalidVersion, Version
+
+from sparkpin.smoke.inspect.allowed import ALLOWED
+from sparkpin.smoke.inspect.elf import AARCH64, MACHINES, X86_64
+from sparkpin.smoke.inspect.finding import ORDER, RULES, Allowed, Finding, settle
+from sparkpin.smoke.inspect.gpu import gpu_findings
+from sparkpin.smoke.inspect.kernels import kernel_findings
+from sparkpin.smoke.inspect.linking import Linker, some
+from sparkpin.smoke.inspect.packages import Package
+from sparkpin.smoke.inspect.scan import Facts
+
+PLATFORMS = {"linux/amd64": X86_64, "linux/arm64": AARCH64}
+RUNTIME = "cuda-runtime"
+# Packages whose major and minor version are those of the CUDA release that they belong to.
+TOOLKIT = ("cuda-nvcc", "cuda-crt", "cuda-cccl", "nvvm", "nvjitlink", "cuda-nvrtc", RUNTIME)
+# CUDA's major version -> the oldest Linux driver that runs it: CUDA Toolkit release notes, table 2 "CUDA Toolkit and
+# Minimum Required Driver Version for CUDA Minor Version Compatibility" (450, 525, 580), the first of each branch.
+DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+
+
+def findings(
+    facts: Facts,
+    *,
+    sm: int | None,
+    platform: str,
+    mods: Sequence[str] = (),
+    allowed: Sequence[Allowed] = ALLOWED,
+) -> list[Finding]:
+    """The most severe first. sm: the GPU (121), None for an image without. mods: distributions that must be there."""
+    names = {package.name for package in facts.packages}
+    allowed = [entry for entry in allowed if not entry.package or entry.package in names]
+    found = [
+        *file_findings(facts, platform),
+        *(gpu_findings(facts, sm) if sm else ()),
+        *(kernel_findings(facts, sm) if sm else ()),
+        *Linker(facts, allowed).findings(),
+        *server_findings(facts, sm),
+        *(cuda_findings(facts) if sm else ()),
+        *(driver_findings(facts) if sm else ()),
+        *package_findings(facts),
+        *plugin_findings(facts, mods),
+    ]
+    settled = [settle(one, allowed) for one in found]
+    judged = [entry for entry in allowed if sm or entry.rule not in ("gpu", "kernels")]
+    settled += idle_findings(facts, [entry for entry in judged if not excuses_other_than(entry, sm)], settled)
+    return sorted(settled, key=lambda one: (ORDER.index(one.severity), RULES.index(one.rule)))
+
+
+def excuses_other_than(entry: Allowed, sm: int | None) -> bool:
+    """Whether an entry is about code for GPUs of which this one is: with `--sm` it cannot be of use then."""
+    if entry.rule != "gpu" or not sm:
+        return False
+    return any(int(arch) // 10 == sm // 10 for arch in re.findall(r"sm_([0-9]+)", entry.what))
+
+
+def idle_findings(facts: Facts, allowed: Sequence[Allowed], settled: Sequence[Finding]) -> Iterator[Finding]:
+    """Of what is allowed about files that the image has: what no rule objects to any more."""
+    used = {(one.rule, one.why) for one in settled if one.severity == "allowed"}
+    paths = [*facts.libraries, *facts.cubins]
+    for entry in allowed:
+        if (entry.rule, entry.why) not in used and entry.subject != "*" and any(map(entry.is_about, paths)):
+            text = f"allowed.py accepts {entry.what} there, and nothing in this image asks for it: {entry.why}"
+            yield Finding("note", entry.rule, entry.subject, text)
+
+
+def file_findings(facts: Facts, platform: str) -> Iterator[Finding]:
+    """Files that cannot be read, or are for another machine; nothing to examine at all."""
+    if not facts.libraries and not facts.broken:
+        step = "give the folder that has usr/ and opt/ in it, or the tag of an image"
+        yield Finding("error", "files", "/", "no library and no program is in it", step)
+    for path, text in facts.broken.items():
+        yield Finding("error", "files", path, text, "fetch its package again, or leave it out of the stack")
+    wanted = PLATFORMS[platform]
+    others = [one for one in facts.libraries.values() if one.machine in MACHINES and one.machine != wanted]
+    if others:
+        names = some(f"{one.path} ({one.machine_name})" for one in others)
+        yield Finding("warning", "files", others[0].path, f"not for {platform}: {names}", what="machine")
+    if facts.libraries and len(others) == sum(one.machine in MACHINES for one in facts.libraries.values()):
+        yield Finding(
+            "error",
+            "files",
+            others[0].path if others else "/",
+            f"no library or program in it is for {platform}",
+            "inspect with the image's own --platform, or build the stack for this one",
+            what=platform,
+        )
+
+
+def server_findings(facts: Facts, sm: int | None) -> Iterator[Finding]:
+    """What is examined has to be able to serve: vLLM and PyTorch, and for a GPU a PyTorch with CUDA."""
+    step = "give a release, or its image, or the folder that has its whole root file system"
+    lacks = [name for name, there in (("vLLM", facts.package("vllm")), ("PyTorch", facts.torch)) if not there]
+    if lacks and facts.libraries:
+        yield Finding("error", "packages", "/", f"no {' and no '.join(lacks)} in it: it serves nothing", step)
+    mismatch = list(torch_findings(facts))
+    yield from mismatch
+    if sm and not mismatch and facts.torch and not facts.torch.cuda:
+        yield Finding(
+            "error",
+            "torch",
+            facts.torch.path,
+            f"PyTorch {facts.torch.version} is built without CUDA: it runs nothing on sm_{sm}",
+            "take an image of a stack with a GPU, or leave --sm out",
+        )
+
+
+def torch_findings(facts: Facts) -> Iterator[Finding]:
+    """vLLM's libraries and PyTorch have to be built for the same CUDA, or both for none."""
+    vllm, torch = facts.package("vllm"), facts.torch
+    own = [one for one in facts.libraries.values() if re.search(r"(^|/)vllm/[^/]+\.so$", one.path)]
+    if not vllm or not torch or not own:
+        return
+    runtimes: dict[str, str] = {}
+    for library in own:
+        for name in library.needed:
+            if match := re.fullmatch(r"libcudart\.so\.(\d+)(\..*)?", name):
+                runtimes.setdefault(match[1], f"{library.path} needs {name}")
+            elif name in ("libc10_cuda.so", "libtorch_cuda.so"):
+                runtimes.setdefault("", f"{library.path} needs {name}")
+    majors = sorted(filter(None, runtimes))
+    major = torch.cuda.partition(".")[0]
+    seen = f"torch {torch.version} ({torch.path}: cuda = {torch.cuda or None})"
+    if runtimes and not torch.cuda:
+        flavour = f"CUDA {majors[0]}" if majors else "CUDA"
+        yield Finding(
+            "error",
+            "torch",
+            f"vllm {vllm.version}",
+            f"vLLM {vllm.version} is built for {flavour} ({runtimes[majors[0] if majors else '']}), "
+            f"but {seen} is built without CUDA",
+            "pin a torch wheel that is built for the same CUDA release as vLLM's",
+        )
+    elif majors and majors != [major]:
+        other = next(one for one in majors if one != major)
+        yield Finding(
+            "error",
+            "torch",
+            f"vllm {vllm.version}",
+            f"vLLM {vllm.version} is built for CUDA {other} ({runtimes[other]}), "
+            f"but {seen} is built for CUDA {torch.cuda}",
+            "pin torch and vLLM wheels that are built for one CUDA release",
+        )
+    elif torch.cuda and not runtimes:
+        yield Finding(
+            "error",
+            "torch",
+            f"vllm {vllm.version}",
+            f"vLLM {vllm.version} is built without CUDA ({own[0].path} needs no CUDA library), "
+            f"but {seen} is built for CUDA {torch.cuda}",
+            "pin the wheel of vLLM that is built for CUDA, or torch's CPU wheel",
+        )
+
+
+def toolkit(facts: Facts) -> list[tuple[str, Package]]:
+    """Parts of CUDA's toolkit with their packages."""
+    found = []
+    for package in facts.packages:
+        part = re.sub(r"-cu\d+$", "", package.name.removeprefix("nvidia-"))
+        if package.name.startswith("nvidia-") and part in TOOLKIT:
+            found.append((part, package))
+    return found
+
+
+def release(version: str) -> str:
+    """Major and minor: "13.0" of "13.0.88"."""
+    return ".".join(version.split(".")[:2])
+
+
+def cuda_findings(facts: Facts) -> Iterator[Finding]:
+    """Compiler, headers and runtime of one CUDA release: code that is compiled at run time meets all of them."""
+    parts = [package for _, package in toolkit(facts)]
+    if len({release(package.version) for package in parts}) > 1:
+        listed = ", ".join(f"{package.name} {package.version}" for package in parts)
+        yield Finding(
+            "error",
+            "cuda",
+            "CUDA toolkit",
+            f"of several CUDA releases: {listed}",
+            f"constrain them to {cuda_release(facts) or release(parts[0].version)}.* in the stack's pins",
+        )
+
+
+def cuda_release(facts: Facts) -> str:
+    """The CUDA release whose runtime the image has, the newest of several; "" where it has none."""
+    runtimes = [package.version for part, package in toolkit(facts) if part == RUNTIME]
+    if runtimes:
+        return release(max(runtimes, key=numbers))
+    return facts.torch.cuda if facts.torch else ""
+
+
+def numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d{1,9}", version)]
+
+
+def minimum_driver(facts: Facts) -> str:
+    """The oldest driver that runs the image; "" where that is not known."""
+    major = cuda_release(facts).partition(".")[0]
+    return DRIVERS.get(int(major), "") if major.isdecimal() else ""
+
+
+def driver_findings(facts: Facts) -> Iterator[Finding]:
+    cuda = cuda_release(facts)
+    if minimum := minimum_driver(facts):
+        text = (
+            f"CUDA {cuda} needs driver {minimum} or newer; PTX of its compiler needs a driver of CUDA {cuda} or newer"
+        )
+        yield Finding("note", "driver", f"CUDA {cuda}", text)
+    elif cuda:
+        text = f"which driver CUDA {cuda} needs is not known here"
+        yield Finding("warning", "driver", f"CUDA {cuda}", text, "add it to DRIVERS in sparkpin/inspection/rules.py")
+
+
+def package_findings(facts: Facts) -> Iterator[Finding]:
+    """One version of a distribution in a folder that Python imports from."""
+    seen: dict[tuple[str, str], list[Package]] = {}
+    for package in facts.packages:
+        seen.setdefault((package.site, package.name), []).append(package)
+    for (site, name), same in sorted(seen.items()):
+        if len(same) > 1:
+            versions = ", ".join(package.version for package in same)
+            text = f"{len(same)} times in /{site}: versions {versions}"
+            yield Finding("error", "packages", name, text, "lock the stack again: one wheel of a name", what=versions)
+
+
+def plugin_findings(facts: Facts, mods: Sequence[str]) -> Iterator[Finding]:
+    """Our mods are there, and made for the vLLM that is there."""
+    vllm = facts.package("vllm")
+    for name in mods:
+        if facts.package(name) is None:
+            text = "the stage has this mod, the image does not"
+            yield Finding("error", "plugins", name, text, "build the image again: invoke build")
+    for package in facts.packages:
+        if package.plugins and not package.accepts and package.name in mods:
+            text = f"{', '.join(package.plugins)} {package.version} does not say which vLLM it is made for"
+            yield Finding("warning", "plugins", package.name, text, "name the releases in its TOUCHES, as a literal")
+        if not package.plugins or not package.accepts:
+            continue
+        where = ", ".join(package.plugins)
+        if not vllm:
+            yield Finding("error", "plugins", package.name, f"{where}: no vllm is in the image", "install vLLM with it")
+        elif not any(same_release(vllm.version, version) for version in package.accepts):
+            yield Finding(
+                "error",
+                "plugins",
+                package.name,
+                f"{where} {package.version} is made for vLLM {', '.join(package.accepts)}, "
+                f"the image has {vllm.version}",
+                "take a version of the mod that is made for this vLLM, or adapt it and add the version",
+            )
+
+
+def same_release(seen: str, accepted: str) -> bool:
+    """Whether a version is the release that a mod names; its local part ("+cpu") does not count."""
+    try:
+        return Version(seen.partition("+")[0]) == Version(accepted)
+    except InvalidVersion:
+        return seen == accepted

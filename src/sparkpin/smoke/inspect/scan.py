@@ -1,0 +1,132 @@
+"""All that the rules need to know of an image, gathered in one pass over its files."""
+
+from __future__ import annotations
+
+import fnmatch
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from sparkpin.core.errors import InspectionError
+from sparkpin.core.progress import Say
+from sparkpin.smoke.inspect import elf, fatbin
+from sparkpin.smoke.inspect.elf import Library
+from sparkpin.smoke.inspect.packages import DIST_INFO, SMALL, Package, Torch, packages_of, torch_of
+from sparkpin.smoke.inspect.tree import Found, real
+
+MANIFEST = re.compile(r"(?P<folder>opt/sparkpin/kernels/(?P<mod>[^/]+))/kernels\.json")  # mods/modkit writes it
+TEXTS = re.compile(
+    rf"{DIST_INFO.pattern}|{MANIFEST.pattern}"
+    r"|(.*/)?torch/version\.py|(.*/)?sparkpin_\w+/.*\.py|etc/ld\.so\.conf(\.d/.*)?"
+)
+CONF = "etc/ld.so.conf"
+EVERY = 100  # libraries between two lines of progress
+
+
+@dataclass(frozen=True)
+class Facts:
+    """libraries: by path, links followed. links: path -> target. broken: path -> what is wrong with the file.
+
+    cubins: folder -> how many .cubin files lie in it for which GPU. manifests: folder of a mod's kernels -> the list of
+    them. searched: folders of the loader's configuration.
+    env: the image's environment. read: files and bytes that were there.
+    """
+
+    libraries: Mapping[str, Library]
+    links: Mapping[str, str]
+    packages: tuple[Package, ...] = ()
+    torch: Torch | None = None
+    broken: Mapping[str, str] = field(default_factory=dict)
+    cubins: Mapping[str, tuple[tuple[fatbin.Code, int], ...]] = field(default_factory=dict)
+    searched: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: int = 0
+    size: int = 0
+    manifests: Mapping[str, str] = field(default_factory=dict)
+
+    def real(self, path: str) -> str:
+        return real(path, self.links)
+
+    def package(self, name: str) -> Package | None:
+        return next((package for package in self.packages if package.name == name), None)
+
+
+def scan(found: Iterable[Found], say: Say, env: Mapping[str, str] | None = None) -> Facts:
+    libraries: dict[str, Library] = {}
+    links: dict[str, str] = {}
+    texts: dict[str, str] = {}
+    broken: dict[str, str] = {}
+    cubins: dict[str, Counter[fatbin.Code]] = {}
+    files = size = 0
+    for file in found:
+        if file.link:
+            links[file.path] = file.link
+            continue
+        files, size = files + 1, size + file.size
+        if TEXTS.fullmatch(file.path) and file.size <= SMALL:
+            with file.open() as source:
+                texts[file.path] = source.read().decode("utf-8", "replace")
+        elif may_be_library(file):
+            try:
+                library = library_of(file)
+            except InspectionError as error:
+                broken[file.path] = error.message
+                continue
+            if library and file.path.endswith(".cubin"):
+                units = Counter(code for unit, count in library.code for code in unit for _ in range(count))
+                cubins.setdefault(posixpath.dirname(file.path), Counter()).update(units)
+            elif library:
+                libraries[file.path] = library
+                if len(libraries) % EVERY == 0:
+                    say(f"  {len(libraries)} libraries and programs read")
+    return Facts(
+        libraries,
+        links,
+        packages_of(texts),
+        torch_of(texts),
+        broken,
+        {folder: tuple(sorted(codes.items())) for folder, codes in grouped(cubins).items()},
+        tuple(configured(texts, CONF)),
+        env or {},
+        files,
+        size,
+        {match["folder"]: text for path, text in texts.items() if (match := MANIFEST.fullmatch(path))},
+    )
+
+
+def may_be_library(file: Found) -> bool:
+    """By name and mode: reading the first bytes of every file would take longer than all else."""
+    name = file.path.rpartition("/")[2]
+    return file.size >= 20 and (".so" in name or name.endswith(".cubin") or bool(file.mode & 0o111))
+
+
+def library_of(file: Found) -> Library | None:
+    with file.open() as source:
+        if source.read(4) != elf.MAGIC:
+            return None
+        return elf.read_library(source, file.path)
+
+
+def grouped(cubins: Mapping[str, Counter[fatbin.Code]]) -> dict[str, Counter[fatbin.Code]]:
+    """By the package that they lie in: one may have ten thousand in a hundred folders."""
+    found: dict[str, Counter[fatbin.Code]] = {}
+    for folder, codes in cubins.items():
+        site = re.match(r"(?:.*/)?(?:site|dist)-packages/[^/]+|opt/sparkpin/kernels/[^/]+", folder)
+        found.setdefault(site[0] if site else folder, Counter()).update(codes)
+    return found
+
+
+def configured(texts: Mapping[str, str], path: str, depth: int = 0) -> Iterator[str]:
+    """Folders of ld.so.conf and of what it includes."""
+    for line in texts.get(path, "").splitlines() if depth < 8 else ():
+        words = line.partition("#")[0].split()
+        if words[:1] == ["include"]:
+            for pattern in words[1:]:
+                pattern = posixpath.normpath(posixpath.join("/", posixpath.dirname(path), pattern)).lstrip("/")
+                for name in sorted(texts):
+                    if fnmatch.fnmatchcase(name, pattern):
+                        yield from configured(texts, name, depth + 1)
+        elif words:
+            yield words[0]

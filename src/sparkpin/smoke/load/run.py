@@ -1,0 +1,187 @@
+"""The load in a container: closed in as a smoke test's, for a limited time, emulated for an image of another CPU."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from docker.models.containers import Container
+
+from sparkpin.core.errors import HostError
+from sparkpin.core.files import lock
+from sparkpin.core.paths import Paths
+from sparkpin.core.progress import Say
+from sparkpin.host.engine import Engine, engine_errors
+from sparkpin.releases import container as running
+from sparkpin.releases.record import Release
+from sparkpin.smoke.inspect.linking import TRIPLETS
+from sparkpin.smoke.inspect.packages import PLUGINS
+from sparkpin.smoke.inspect.rules import PLATFORMS
+from sparkpin.smoke.inspect.scan import Facts
+from sparkpin.smoke.load import inside
+from sparkpin.smoke.load.rows import Row, open_step, outcomes, read_rows
+from sparkpin.smoke.load.stub import SONAME, is_wanted, stub, wanted_symbols
+from sparkpin.smoke.server import LABEL, WAITING, owner, prefix, remove_leftovers, smoke_lock
+
+LIMIT_SECONDS = 15 * 60.0
+TOLD_SECONDS = 15.0
+MEMORY = 12 * running.GIB
+SCRIPT = "/run/sparkpin/inside.py"
+CPUS = "/sys/devices/system/cpu"
+# In place of the host's under emulation: PyTorch for aarch64 crashes on an x86-64 machine's (xbyak_aarch64 wants the
+# number, cpuinfo the lists). The number is that of a Cortex-X925, the larger core of a Spark.
+EMULATED_CPU = {
+    "cpu0/regs/identification/midr_el1": "0x00000000410fd851\n",
+    "cpu1/regs/identification/midr_el1": "0x00000000410fd851\n",
+    **dict.fromkeys(("online", "possible", "present"), "0-1\n"),
+}
+IMPORTS = ("vllm", "vllm._custom_ops")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """emulated: whether another machine's code ran. stubbed: functions of the driver that the stub stood in for."""
+
+    rows: tuple[Row, ...]
+    log: bytes
+    seconds: float
+    emulated: bool
+    stubbed: int
+
+    @property
+    def passed(self) -> bool:
+        return all(row.passed for row in self.rows)
+
+
+def libraries_of(facts: Facts, machine: int) -> list[str]:
+    """Absolute paths of vLLM's shared libraries."""
+    return sorted(
+        f"/{path}"
+        for path, library in facts.libraries.items()
+        if library.dynamic and library.machine == machine and "-packages/vllm/" in path and ".so" in path
+    )
+
+
+def run_load(
+    paths: Paths, engine: Engine, release: Release, facts: Facts, platform: str, say: Say, *, limit: float | None = None
+) -> Loaded:
+    """facts: what `inspection` read of the image. platform: the image's. limit: seconds (default: 15 minutes).
+
+    Raises HostError where this machine cannot run the image's programs or the engine is on another, EngineError where
+    the engine refuses.
+    """
+    running.require_here(engine)
+    limit = LIMIT_SECONDS if limit is None else limit
+    machine = PLATFORMS[platform]
+    symbols = wanted_symbols(facts, machine)
+    driver = stub(symbols, machine) if is_wanted(facts, machine, symbols) else b""
+    libraries = [*([SONAME] if driver else ()), *libraries_of(facts, machine)]
+    emulated = platform != engine.platform
+    how = f"under emulation of {platform}" if emulated else "natively"
+    say(f"loading {len(libraries)} libraries and the plugins {how}, at most {limit / 60:.0f} minutes")
+    if driver:
+        say(f"{SONAME}: a stub with {len(symbols)} functions, each of which says that there is no device")
+    wanted = json.dumps({"libraries": libraries, "imports": IMPORTS, "group": PLUGINS})
+    begin = time.monotonic()
+    with lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
+        remove_leftovers(paths, engine, say)
+        with (
+            mounted(paths, driver, TRIPLETS[machine], emulated) as volumes,
+            started(paths, engine, release, platform, wanted, volumes) as container,
+        ):
+            ending = watch(container, limit, say)
+            with engine_errors():
+                log = running.log_of(container)
+    if b"exec format error" in log and not read_rows(log):
+        raise HostError(
+            f"this machine runs no programs for {platform}, also not under emulation",
+            next_step=f"invoke doctor --stack {release.stack} --fix",
+        )
+    seconds = round(time.monotonic() - begin, 1)
+    return Loaded(outcomes(log, libraries, release.demands.mods, ending), log, seconds, emulated, len(symbols))
+
+
+@contextmanager
+def mounted(paths: Paths, driver: bytes, triplet: str, emulated: bool) -> Iterator[dict[str, dict[str, str]]]:
+    """The script, and the driver's stub where the container toolkit would mount the driver."""
+    paths.work.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=prefix(paths), dir=paths.work))
+    try:
+        places = {"inside.py": SCRIPT}
+        shutil.copyfile(inside.__file__, folder / "inside.py")
+        if driver:
+            places[SONAME] = f"/usr/lib/{triplet}/{SONAME}"
+            (folder / SONAME).write_bytes(driver)
+        if emulated:
+            places["cpu"] = CPUS
+            for name, text in EMULATED_CPU.items():
+                path = folder / "cpu" / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+        for path in folder.rglob("*"):
+            path.chmod(0o755)
+        yield {str(folder / name): {"bind": place, "mode": "ro"} for name, place in places.items()}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def started(
+    paths: Paths, engine: Engine, release: Release, platform: str, wanted: str, volumes: dict[str, dict[str, str]]
+) -> Iterator[Container]:
+    """The container, removed in the end. Its home is in memory: what is written under emulation serves nobody."""
+    settings: dict[str, Any] = running.apart(running.sandbox(release.env, memory=MEMORY))
+    settings["tmpfs"] |= {running.HOME: f"rw,nosuid,nodev,size={running.GIB},uid={running.UID},gid={running.UID}"}
+    with engine_errors():
+        container = engine.client.containers.create(
+            release.tag,
+            name=f"sparkpin-load-{release.name}-{secrets.token_hex(3)}",
+            entrypoint=["python"],
+            command=[SCRIPT, wanted],
+            platform=platform,
+            labels={LABEL: owner(paths), "sparkpin.release": release.tag},
+            volumes=volumes,
+            **settings,
+        )
+    try:
+        with engine_errors():
+            container.start()
+        yield container
+    finally:
+        with engine_errors():
+            container.remove(force=True, v=True)
+
+
+def watch(container: Container, limit: float, say: Say) -> str:
+    """Tell each step as it ends, until all have or the time is over. How the process ended, in words."""
+    begin = told = time.monotonic()
+    count = 0
+    while True:
+        with engine_errors():
+            reason = running.exit_reason(container)
+            rows = read_rows(running.log_of(container))
+        now = time.monotonic()
+        for row in rows[count:]:
+            if row.state != "begin" and row.kind != "end":
+                told = now
+                say(f"  {row.label}: {row.word} in {row.seconds:.1f} s{f', {row.detail}' if row.detail else ''}")
+        count = len(rows)
+        if reason or (rows and rows[-1].kind == "end"):  # a large process takes long to leave
+            return reason or "is done"
+        if now - begin > limit:
+            with engine_errors():
+                container.kill()
+            return f"was ended after {limit:g} s, the time that it may take"
+        if now - told > TOLD_SECONDS:
+            told = now
+            step = open_step(rows)
+            say(f"  {step.label if step else 'starting'}, {now - begin:.0f} of {limit:.0f} s")
+        time.sleep(0.5)

@@ -1,0 +1,82 @@
+"""Drafting from part of the vocabulary in real servers: what is not listed is not drafted, and said all the same.
+
+The stage's own list is longer than the scripted model's vocabulary, so these have shorter ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkout import Checkout
+
+from sparkpin.fetch.tinymodel.vocabulary import vocabulary
+
+TRIAL = f"trial-{uuid.uuid4().hex[:8]}"
+STAGE, FILE = "v2-vocab", "stages/v2-vocab.yaml"
+WORDS = vocabulary()
+SCRIPTED = sorted({token for chain in WORDS.chains.values() for token in chain if token < WORDS.first_added})
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Iterator[Checkout]:
+    made = Checkout.make(tmp_path / "copy")
+    made.add_recipe(TRIAL, **{"stage: v2-tq": f"stage: {STAGE}"})
+    yield made
+    made.remove_tags(TRIAL)
+
+
+def smoked(copy: Checkout) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, str]]:
+    """The result, the mod's reports, and the answers' verdicts by check. It must have passed."""
+    copy.done("build", "--recipe", TRIAL)
+    tag = copy.release(stage=STAGE)["tag"]
+    copy.done("smoke", "--release", tag)
+    evidence = copy.home / "releases" / TRIAL / tag.partition(":")[2] / "smoke"
+    result = json.loads((evidence / "result.json").read_text())
+    lines = (line.partition("SPARKPIN_MOD ")[2] for line in (evidence / "server.log").read_text().splitlines())
+    reports = [json.loads(line) for line in lines if '"mod":"draft-vocabulary"' in line]
+    return result, reports, {check["name"]: check["detail"] for check in result["checks"]}
+
+
+def test_what_is_listed_is_drafted_as_ever(copy: Checkout) -> None:
+    """A list of the mod's own, of the scripts' tokens and nothing else: 339 of 1024, with gaps."""
+    data = "".join(f"{token}\n" for token in SCRIPTED).encode()
+    lists = copy.folder / "mods/draft-vocabulary/sparkpin_draft_vocabulary/lists"
+    lists.mkdir(exist_ok=True)
+    (lists / "scripted.txt").write_bytes(data)
+    copy.replace(FILE, "first: 65536", f"file: scripted.txt, sha256: {hashlib.sha256(data).hexdigest()}")
+    result, [report], verdicts = smoked(copy)
+    assert (report["event"], report["of"], report["special"]) == ("active", 1024, len(WORDS.added))
+    assert report["rows"] == "Int8LMHeadMethod"
+    assert report["tokens"] == len(SCRIPTED) + len(WORDS.added) < 400
+    assert result["acceptance"] == 1 and result["drafted_tokens"] > 100, verdicts["acceptance"]
+
+
+def test_what_is_not_listed_is_said_all_the_same(copy: Checkout) -> None:
+    """Bytes, the first script's few tokens and the added ones: of the other scripts no draft can be right but those.
+
+    On stage mtp, so beside a 16-bit head.
+    """
+    copy.replace(FILE, "parent: v2", "parent: mtp")
+    copy.replace(FILE, "first: 65536", "first: 280")
+    copy.replace(FILE, "acceptance_floor: 0.8", "acceptance_floor: 0.0")
+    copy.replace(FILE, "position_floors: [0.8, 0.6]", "position_floors: [0.0, 0.0]")
+    result, [report], verdicts = smoked(copy)
+    assert report["tokens"] == 280 + len(WORDS.added) and report["rows"] != "Int8LMHeadMethod"
+    assert set(result["mods"]) == {"vllm-cpu", "hybrid-int4-fp8", "draft-vocabulary"}
+    assert verdicts["chat"] == "24 tokens, exact" and verdicts["determinism"] == "4 times the same 24 tokens"
+    assert 0 < result["acceptance"] < 0.3 and result["drafted_tokens"] > 1000, verdicts["acceptance"]
+
+
+def test_a_server_whose_list_is_not_the_one_that_was_meant_does_not_start(copy: Checkout) -> None:
+    copy.replace(FILE, "first: 65536", f"file: scripted.txt, sha256: {'ab' * 32}")
+    copy.done("build", "--recipe", TRIAL)
+    tag = copy.release(stage=STAGE)["tag"]
+    assert copy.invoke("smoke", "--release", tag).returncode == 10
+    log = (copy.home / "releases" / TRIAL / tag.partition(":")[2] / "smoke/server.log").read_text()
+    assert '"mod":"draft-vocabulary","event":"failed"' in log and "wanted a list of token ids, one a line" in log

@@ -1,0 +1,113 @@
+"""All stages of the cpu stack without a network. Needs what ./install.sh leaves: the store and the releases."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from checkout import LONGEST, PROJECT, Checkout
+
+from sparkpin.core.paths import Paths
+from sparkpin.host.daemon import SYSTEM_PATH
+from sparkpin.releases.record import Releases
+
+INVOKE = Path(sys.executable).parent / "invoke"
+OFFLINE = (
+    f"offline-{uuid.uuid4().hex[:8]}"  # other checkouts may test beside this one, and the engine has the tags of all
+)
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("dockerd", path=SYSTEM_PATH) is None,
+        reason="needs root (for network namespaces) and dockerd (apt-get install docker.io)",
+    ),
+]
+# -s 0: without what is sent, which may be a text about addresses.
+WATCHED = ["strace", "-f", "--seccomp-bpf", "-qq", "-s", "0", "-e", "trace=connect,sendto,sendmsg,sendmmsg", "-o"]
+
+
+@pytest.fixture(scope="module")
+def main_job() -> Releases:
+    subprocess.run([INVOKE, "up"], cwd=PROJECT, check=True)
+    return Releases(Paths.from_env(PROJECT))
+
+
+def alone(folder: Path, *command: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run in a network namespace without interfaces, in another time zone, language and umask than the first build."""
+    elsewhere = {"TZ": "Asia/Tokyo", "LANG": "tr_TR.UTF-8", "PYTHONHASHSEED": "7"}
+    return subprocess.run(
+        ["unshare", "--net", "sh", "-c", 'umask 077; exec "$@"', "sh", *command],
+        cwd=folder,
+        env={**os.environ, **elsewhere, **env},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST,
+    )
+
+
+def attempts(log: Path) -> list[str]:
+    """The calls that named an address of the internet; a Unix socket leads to the engine and nowhere else."""
+    return [line for line in log.read_text().splitlines() if "AF_INET" in line]
+
+
+def test_an_attempt_to_connect_is_seen(tmp_path: Path) -> None:
+    program = """
+import socket
+here, there = socket.socketpair()
+here.send(b"AF_INET")
+for family, address in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        with socket.socket(family, kind) as one:
+            try:
+                one.connect((address, 9))
+            except OSError:
+                pass
+"""
+    alone(tmp_path, *WATCHED, tmp_path / "calls", sys.executable, "-c", program)
+    assert len(attempts(tmp_path / "calls")) == 4
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Iterator[Checkout]:
+    made = Checkout.make(tmp_path / "copy")
+    made.add_recipe(OFFLINE)
+    yield made
+    made.remove_tags(OFFLINE)
+
+
+def test_every_stage_comes_out_identical_in_an_engine_of_its_own(main_job: Releases) -> None:
+    """Both from scratch: another data root, empty caches, the root file system and every layer made anew."""
+    newest = [release for release in main_job.of_recipe("scripted-tiny") if release.stage == "v2-tq"][-1]
+    result = alone(PROJECT, INVOKE, "reproduce", "--release", newest.tag)
+    assert result.returncode == 0, result.stdout + result.stderr
+    evidence = json.loads((main_job.evidence(newest) / "reproduced.json").read_text())
+    assert evidence["verdict"] == "identical"
+    assert [stage["stage"] for stage in evidence["stages"]] == ["base", "hybrid", "mtp", "v2", "v2-tq"]
+    assert evidence["stages"][-1]["got"] == newest.image
+
+
+def test_every_stage_is_built_offline_after_a_fetch(main_job: Releases, copy: Checkout, tmp_path: Path) -> None:
+    """With what the first build left in the cache; the test above makes all of it anew, without a network either."""
+    copy.done("fetch", "--recipe", OFFLINE)
+    build = [INVOKE, "build", "--offline", "--recipe", OFFLINE]
+    result = alone(copy.folder, *WATCHED, tmp_path / "calls", *build, **copy.env)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "AF_UNIX" in (tmp_path / "calls").read_text() and attempts(tmp_path / "calls") == []
+    made = {
+        release.stage: release.image for release in Releases(Paths(copy.folder, main_job.paths.cache, copy.home)).all()
+    }
+    assert made == {release.stage: release.image for release in main_job.of_recipe("scripted-tiny")}
+
+
+def test_what_is_missing_is_told_before_anything_is_built(copy: Checkout, tmp_path: Path) -> None:
+    environment = {**copy.env, "SPARKPIN_CACHE": str(tmp_path / "empty")}
+    result = alone(copy.folder, INVOKE, "build", "--offline", "--recipe", OFFLINE, **environment)
+    assert result.returncode == 2
+    assert "locked files are not in the store" in result.stderr and "invoke fetch" in result.stderr

@@ -1,0 +1,106 @@
+"""`invoke bench` for real: a server of the cpu stack, vLLM's load generator beside it. Needs ./install.sh's images."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from checkout import INVOKE, PROJECT
+
+from sparkpin.core import files
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
+from sparkpin.measure.bench import record
+from sparkpin.releases.record import Release, Releases, to_json
+from sparkpin.smoke.server import LABEL, owner
+
+
+@dataclass(frozen=True)
+class Home:
+    """A home with one release of the machine's own, so that a benchmark of a test stands in nobody's evidence."""
+
+    paths: Paths
+    release: Release
+
+    def done(self, *arguments: str) -> str:
+        """Output of a task that must succeed."""
+        env = {**os.environ, "SPARKPIN_HOME": str(self.paths.home)}
+        result = subprocess.run([*INVOKE, *arguments], cwd=PROJECT, env=env, capture_output=True, text=True)
+        assert result.returncode == 0, f"invoke {' '.join(arguments)}:\n{result.stdout}{result.stderr}"
+        return result.stdout
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    machine = Paths.from_env(PROJECT)
+    known = [release for release in Releases(machine).of_recipe("scripted-tiny") if release.stage == "mtp"]
+    assert known, "no release of scripted-tiny's stage mtp: run invoke up"
+    own = Paths(PROJECT, machine.cache, tmp_path_factory.mktemp("bench") / "home")
+    files.write_json(Releases(own).record_path(known[-1]), to_json(known[-1]))
+    shutil.copytree(Releases(machine).checkpoint(known[-1]), Releases(own).checkpoint(known[-1]))
+    own.inputs.symlink_to(machine.inputs)
+    return Home(own, known[-1])
+
+
+@pytest.fixture(scope="module")
+def measured(home: Home) -> dict[str, Any]:
+    """What one run of all kinds of cells says."""
+    found = json.loads(home.done("bench", "--release", home.release.tag, "--quick", "--bandwidth", "20", "--json"))
+    assert isinstance(found, dict)
+    return found
+
+
+def test_what_is_printed_is_what_is_kept(home: Home, measured: dict[str, Any]) -> None:
+    paths, release = home.paths, home.release
+    kept = record.newest(paths, release)
+    assert kept and record.to_json(kept) == measured
+    assert kept.conditions.release == release.tag and kept.conditions.image == release.image
+    assert kept.conditions.vllm.startswith("0.32.0") and kept.conditions.host.cores > 0
+    assert record.unfinished(paths, release) is None
+
+
+def test_tokens_are_those_that_the_server_counts(measured: dict[str, Any]) -> None:
+    cells = {row["cell"]["name"]: row for row in measured["cells"]}
+    assert list(cells) == ["Q&A", "Code", "JSON", "Math", "LongCode", "128 x 1", "128 x 4"]
+    for row in cells.values():
+        wanted = row["cell"]
+        assert (row["completed"], row["failed"], row["others"]) == (wanted["requests"], 0, 0), row
+        assert row["output_tokens"] == wanted["requests"] * wanted["output_tokens"], row
+        assert row["output_rate"] == pytest.approx(row["output_tokens"] / row["seconds"])
+    random = cells["128 x 4"]  # the tool's random texts are now and then a token longer or shorter
+    assert random["prompt_tokens"] == pytest.approx(128 * random["cell"]["requests"], rel=0.05)
+    assert cells["Q&A"]["prompt_tokens"] > 10 and cells["Q&A"]["first_rate"] > 0
+
+
+def test_a_part_of_the_stream_carries_several_tokens(measured: dict[str, Any]) -> None:
+    """Two drafted tokens, all of the scripted answers accepted: a tool that counts parts sees a third of the speed."""
+    for row in measured["cells"][:5]:
+        assert row["parts"] < 0.5 * row["output_tokens"], row
+        assert row["accepted"] >= 0.8 * row["drafted"] > 0
+        assert len(row["accepted_by_position"]) == 2
+
+
+def test_start_memory_and_ceiling_stand_beside_the_figures(measured: dict[str, Any]) -> None:
+    assert {"start", "weights", "ready"} <= set(measured["start"]["began"])
+    assert measured["start"]["seconds"] > measured["start"]["began"]["weights"] > 0
+    assert measured["memory"]["container"] > 500e6 and measured["memory"]["gpu"] is None
+    ceiling = measured["ceiling"]
+    assert ceiling["bandwidth"] == 20e9 and 0 < ceiling["fraction"] < 1
+
+
+def test_nothing_is_left_behind(home: Home, measured: dict[str, Any]) -> None:
+    label = f"{LABEL}={owner(home.paths)}"
+    assert Engine.connect().client.containers.list(all=True, filters={"label": label}) == []
+    assert not list(home.paths.releases.rglob(".partial-*"))
+
+
+def test_the_next_plan_knows_the_pace(home: Home, measured: dict[str, Any]) -> None:
+    said = home.done("bench", "--release", home.release.tag, "--dry-run")
+    assert "from the run of" in said and "Dry run" in said
+    table = home.done("bench", "--compare", home.release.tag, home.release.tag, "--rounds", "2", "--dry-run")
+    assert "7 cells, 4 times" in table

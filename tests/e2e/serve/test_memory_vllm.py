@@ -1,0 +1,169 @@
+"""The plan of the caches against vLLM itself: its own code for many settings, and the log of real servers."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from checkout import PROJECT
+from docker.models.containers import Container
+
+from sparkpin.build.pair import pair
+from sparkpin.core.paths import Paths
+from sparkpin.fetch.model import repository_folder
+from sparkpin.host.engine import Engine
+from sparkpin.pins import manifests, vllm_command
+from sparkpin.serve.memory.cache import lay_out
+from sparkpin.serve.memory.geometry import read_geometry
+from sparkpin.serve.memory.recipe import has_wide_state
+from sparkpin.serve.memory.settings import GIB, read_settings
+
+SECONDS = 900  # that a server's start may take, beside another lane of the tests on slow cores
+
+LAYERS_122B: dict[str, Any] = {  # its layers; narrow, so that dummy weights are small
+    "num_hidden_layers": 48,
+    "layer_types": ["full_attention" if layer % 4 == 3 else "linear_attention" for layer in range(48)],
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 64,
+    "max_position_embeddings": 262_144,
+    "mamba_ssm_dtype": "float32",
+}
+MTP2 = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # name -> changes of the config, arguments
+    "plain": ({}, {}),
+    "mtp-2": ({}, MTP2),
+    "block-64": ({}, {"block_size": 64}),
+    "fp8": ({}, {"kv_cache_dtype": "fp8"}),
+    "state-bf16": ({}, {"mamba_ssm_cache_dtype": "bfloat16"}),
+    "prefix-caching-mtp-2": ({}, {"enable_prefix_caching": True} | MTP2),
+    "turboquant-mtp-2": ({}, {"kv_cache_dtype": "turboquant_4bit_nc"} | MTP2),
+    "122b": (LAYERS_122B, {}),
+    "122b-mtp-2": (LAYERS_122B, MTP2),
+    "122b-32-heads": (LAYERS_122B | {"linear_num_value_heads": 32}, {}),
+    "122b-32-heads-mtp-2": (LAYERS_122B | {"linear_num_value_heads": 32}, MTP2),
+}
+
+
+def base_folder() -> Path:
+    paths = Paths.from_env(PROJECT)
+    pin = manifests.load_model(PROJECT, "scripted-tiny")
+    return repository_folder(paths, manifests.load_model_lock(PROJECT, pin).repositories[pin.base])
+
+
+def base_config() -> dict[str, Any]:
+    """Without quantisation, which has nothing to do with caches and would want its scales."""
+    config = json.loads((base_folder() / "config.json").read_text())
+    return {key: value for key, value in config.items() if key != "quantization_config"}
+
+
+def image() -> str:
+    return pair(PROJECT, "scripted-tiny")[-1].rendered.ref
+
+
+@contextmanager
+def started(command: list[str], folders: dict[Path, str], env: dict[str, str]) -> Iterator[Container]:
+    container = Engine.connect().client.containers.create(
+        image(),
+        entrypoint=command[:1],
+        command=command[1:],
+        environment=env | {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        volumes={str(path): {"bind": where, "mode": "ro"} for path, where in folders.items()},
+        network_mode="none",
+        tmpfs={"/tmp": "exec"},
+    )
+    try:
+        container.start()
+        yield container
+    finally:
+        container.remove(force=True)
+
+
+def argv_of(args: dict[str, Any], length: int) -> list[str]:
+    words = ["vllm", "serve", "/model"]
+    for name, value in ({"max_model_len": length, "enable_prefix_caching": False} | args).items():
+        words = vllm_command.set_flag(words, "--" + name.replace("_", "-"), value)
+    return words
+
+
+def test_plans_say_what_vllm_says() -> None:
+    """vLLM's own code for CASES, while the real server of the last stage starts. Dummy weights: caches do not
+    depend on them."""
+    length = 2048
+    recipe = manifests.load_recipe(PROJECT, "scripted-tiny")
+    stack, chain = manifests.load_stack(PROJECT, recipe.stack), manifests.load_chain(PROJECT, recipe.stage)
+    argv, env = vllm_command.serve_argv(recipe, stack, chain, overrides={"max_model_len": length})
+    config = json.loads((base_folder() / "config.json").read_text())
+    geometry = read_geometry(config, recipe.stage)
+    settings = read_settings(argv, env, geometry, "cpu", vllm=(0, 32), wide_state=has_wide_state(), origin="")
+    cache = lay_out(geometry, settings)
+    assert settings.kv_bytes == GIB
+    tokens, concurrency = cache.capacity(cache.blocks(GIB), length)
+
+    cases, wanted = wanted_cases()
+    folders = {PROJECT / "tests/support/vllm_caches.py": "/run/vllm_caches.py", base_folder(): "/base"}
+    code = ["python", "/run/vllm_caches.py", json.dumps(cases), "/base"]
+    with (
+        started([*argv, "--load-format", "dummy"], {base_folder(): vllm_command.MODEL_PATH}, env) as server,
+        started(code, folders, {"OMP_NUM_THREADS": "1"}) as container,
+    ):
+        status = container.wait(timeout=1800)["StatusCode"]
+        log = container.logs().decode(errors="replace")
+        line = wait_for(server, r"CPU KV cache size: (\S+) tokens, Maximum concurrency for (\S+) tokens .*: (\S+)x")
+    assert status == 0, log[-8000:]
+    rows = [json.loads(line.removeprefix("RESULT ")) for line in log.splitlines() if line.startswith("RESULT ")]
+    assert {(row.pop("name"), row.pop("length"), row.pop("pool")): row for row in rows} == wanted
+    assert line == (f"{tokens:,}", f"{length:,}", f"{concurrency:.2f}")
+
+
+def wanted_cases() -> tuple[list[dict[str, Any]], dict[tuple[str, int, int], dict[str, Any]]]:
+    """What vllm_caches.py is asked, and what the plan says of each case, length and pool."""
+    cases: list[dict[str, Any]] = []
+    wanted: dict[tuple[str, int, int], dict[str, Any]] = {}
+    for name, (changes, args) in CASES.items():
+        config = base_config() | changes
+        lengths, pools = [1000, config["max_position_embeddings"]], [12_345_678, 3 * GIB + 12_345, 8 * GIB]
+        cases.append(
+            {"name": name, "config": config, "args": {"enable_prefix_caching": False} | args}
+            | {"lengths": lengths, "pools": pools}
+        )
+        geometry = read_geometry(config, name)
+        for length in lengths:
+            settings = read_settings(
+                argv_of(args, length), {}, geometry, "cpu", vllm=(0, 32), wide_state=has_wide_state(), origin=name
+            )
+            cache = lay_out(geometry, settings)
+            for pool in pools:
+                blocks = cache.blocks(pool)
+                tokens, concurrency = cache.capacity(blocks, length)
+                if not cache.users(blocks, length):
+                    wanted[name, length, pool] = {"longest": cache.longest(blocks)}
+                    continue
+                wanted[name, length, pool] = {
+                    "block_size": cache.block_size,
+                    "page_bytes": cache.page_bytes,
+                    "groups": sorted((*cache.attention_groups, *cache.state_groups)),
+                    "blocks": blocks,
+                    "tokens": tokens,
+                    "concurrency": concurrency,
+                }
+    return cases, wanted
+
+
+def wait_for(container: Container, pattern: str) -> tuple[str, ...]:
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        log = container.logs().decode(errors="replace")
+        if found := re.search(pattern, log):
+            return found.groups()
+        container.reload()
+        assert container.status in ("created", "running"), log[-8000:]
+        time.sleep(0.5)
+    raise AssertionError(f"nothing within {SECONDS} s\n{log[-8000:]}")

@@ -1,0 +1,245 @@
+"""A real vLLM, killed, stopped, starved of memory and replaced while clients ask. Needs what ./install.sh leaves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from checkout import Checkout
+from client_tools import events, opencode
+from docker.models.containers import Container
+from watched import await_start, free_port, until
+
+from sparkpin.build.make import checkpoint_of
+from sparkpin.core.errors import SmokeError
+from sparkpin.core.paths import Paths
+from sparkpin.fetch.tinymodel.scripts import ANSWER, CHAT, TOOL, WEATHER_TOOL
+from sparkpin.host.engine import Engine
+from sparkpin.releases.record import Release, Releases
+from sparkpin.serve import crash_facts, service, startup
+from sparkpin.serve import served as services
+from sparkpin.serve.launch import Health
+
+RECIPE = "watched"
+HEALTH = Health(interval=2, timeout=20, failures=2)  # no longer: a hang is waited for twice
+CLIENTS = 20
+ASK = f"""
+import json, os, openai
+name = arguments = thought = ""
+asked = openai.OpenAI().chat.completions.create(
+    model=os.environ["OPENAI_MODEL"], messages=[{{"role": "user", "content": "What is the weather?"}}],
+    tools=[{WEATHER_TOOL!r}], temperature=0, stream=True)
+for choice in (choice for chunk in asked for choice in chunk.choices):
+    thought += getattr(choice.delta, "reasoning", None) or ""
+    for call in choice.delta.tool_calls or ():
+        name += call.function.name or ""
+        arguments += call.function.arguments or ""
+print(json.dumps([name, json.loads(arguments), thought]))
+"""
+HOG = """
+open("/proc/{engine}/oom_score_adj", "w").write("1000")  # the one that the kernel is to choose
+hoard = []
+while True:
+    hoard.append(b"x" * (64 << 20))
+"""
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
+    made = Checkout.make(tmp_path_factory.mktemp("watched") / "copy")
+    yield made
+    made.invoke("stop", "--recipe", RECIPE)
+    made.remove_tags(RECIPE)
+
+
+@pytest.fixture(scope="module")
+def paths(copy: Checkout) -> Paths:
+    return dataclasses.replace(Paths.from_env(copy.folder), home=copy.home)
+
+
+def made_release(copy: Checkout, paths: Paths) -> Release:
+    """A release that may be promoted. That it passed is written by hand: tests/e2e/build/test_end_to_end.py runs smoke tests."""
+    copy.done("build", "--recipe", RECIPE)
+    records = Releases(paths)
+    newest = records.of_recipe(RECIPE)[-1]
+    records.update(newest.tag, lambda _: dataclasses.replace(newest, state="passed", smoke={"passed": True}))
+    checkpoint_of(paths, newest)
+    copy.done("promote", newest.tag)
+    return records.get(newest.tag)
+
+
+@pytest.fixture(scope="module")
+def first(copy: Checkout, paths: Paths) -> Release:
+    copy.add_recipe(RECIPE, **{"stage: v2-tq": "stage: base"})
+    return made_release(copy, paths)
+
+
+@pytest.fixture(scope="module")
+def second(copy: Checkout, paths: Paths, first: Release) -> Release:
+    copy.replace(f"recipes/{RECIPE}.yaml", "max_model_len: 2048", "max_model_len: 8192")
+    return made_release(copy, paths)
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def served(paths: Paths, second: Release, port: int) -> services.Served:
+    checkpoint = checkpoint_of(paths, second)
+    return service.start(paths, Engine.connect(), second, checkpoint, port=port, health=HEALTH, say=print)
+
+
+@pytest.fixture
+def container(served: services.Served) -> Container:
+    return Engine.connect().client.containers.get(served.container)
+
+
+def body(**more: object) -> dict[str, object]:
+    messages = [{"role": "user", "content": "Hello"}]
+    return {"model": "scripted-tiny", "messages": messages, "temperature": 0, **more}
+
+
+def engine_process(container: Container) -> str:
+    """Its number within the container, from the log."""
+    return str(re.findall(r"\(EngineCore pid=(\d+)\)", container.logs().decode(errors="replace"))[-1])
+
+
+def test_the_record_of_a_start_has_the_time_that_the_log_tells_of_the_weights(
+    paths: Paths, second: Release, container: Container
+) -> None:
+    kept = json.loads((crash_facts.folder_of(paths, RECIPE, second.name) / startup.FILE).read_text())
+    (told,) = re.findall(rb"Loading weights took ([\d.]+) seconds", container.logs())
+    assert kept["weights_seconds"] == float(told) > 0
+    assert kept["load_format"] == "auto" and kept["seconds"] > kept["weights_seconds"]
+
+
+def test_opencode_and_openai_s_library_call_a_tool_in_a_stream(
+    copy: Checkout, served: services.Served, container: Container, tmp_path: Path
+) -> None:
+    (call,) = TOOL.calls
+    config = copy.done("client", "opencode", "--recipe", RECIPE)
+    parts = events(opencode(tmp_path, config, "run", "--agent", "brief", "--format", "json", "What is the weather?"))
+    (used,) = [part for part in parts if part["type"] == "tool"]
+    assert (used["tool"], used["state"]["input"]) == (call.name, dict(call.arguments))
+    assert [part["text"].strip() for part in parts if part["type"] == "text"] == [ANSWER.content]
+
+    shell = copy.done("client", "openai", "--recipe", RECIPE, "--url", "http://127.0.0.1:8000")  # as from inside
+    done = container.exec_run(["sh", "-c", f'{shell}\npython -c "$ASK"'], environment={"ASK": ASK})
+    assert done.exit_code == 0, done.output.decode()
+    assert json.loads(done.output.splitlines()[-1]) == [call.name, dict(call.arguments), TOOL.reasoning]
+
+
+def test_clients_that_go_away_leave_the_server_as_it_was(copy: Checkout, served: services.Served) -> None:
+    def cancel() -> None:
+        with httpx.Client(trust_env=False, timeout=300) as client:
+            request = body(stream=True, max_tokens=500, ignore_eos=True)
+            with client.stream("POST", f"{served.url}/chat/completions", json=request) as reply:
+                next(reply.iter_lines())
+
+    threads = [threading.Thread(target=cancel) for _ in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    container = Engine.connect().client.containers.get(served.container)
+    until(lambda: services.requests_under_way(container) == 0)
+    answer = httpx.post(f"{served.url}/chat/completions", json=body(), trust_env=False, timeout=300).json()
+    assert answer["choices"][0]["message"]["content"] == CHAT.expected_content
+    assert container.attrs["RestartCount"] == 0
+    lines = copy.done("logs", "--recipe", RECIPE, "--lines", "3").splitlines()
+    assert len(lines) == 3 and not [line for line in lines if "/metrics" in line], (
+        "the health check's lines are left out"
+    )
+
+
+def test_a_killed_engine_process_is_started_again(served: services.Served, container: Container) -> None:
+    container.exec_run(["python", "-c", f"import os; os.kill({engine_process(container)}, 9)"])
+    await_start(container, container.attrs["RestartCount"] + 1, served)
+    assert b"sparkpin: ended with 0, though nobody asked it to" in container.logs(), "vLLM's own word for it"
+
+
+def test_a_stopped_engine_process_is_found_and_started_again(served: services.Served, container: Container) -> None:
+    container.exec_run(["python", "-c", f"import os, signal; os.kill({engine_process(container)}, signal.SIGSTOP)"])
+    with httpx.Client(trust_env=False, timeout=20) as client:
+        assert client.get(f"http://127.0.0.1:{served.port}/health").status_code == 200, "vLLM does not notice"
+    await_start(container, container.attrs["RestartCount"] + 1, served)
+    assert b"sparkpin: ended: it answered no request any more" in container.logs()
+
+
+def test_a_flag_that_vllm_does_not_know_leaves_the_former_one(
+    paths: Paths, served: services.Served, second: Release
+) -> None:
+    bad = dataclasses.replace(second, argv=(*second.argv, "--no-such-flag"))
+    with pytest.raises(SmokeError) as caught:
+        service.start(paths, Engine.connect(), bad, checkpoint_of(paths, second), port=free_port(), say=print)
+    text = str(caught.value)
+    assert "error: unrecognized arguments: --no-such-flag" in text
+    assert "this vLLM does not know a flag of the recipe" in text
+    assert httpx.post(f"{served.url}/chat/completions", json=body(), trust_env=False, timeout=300).status_code == 200
+
+
+def test_a_rollback_under_load_loses_no_later_request(
+    copy: Checkout, paths: Paths, first: Release, served: services.Served
+) -> None:
+    """Two servers fit into this machine's memory, so requests that come during the start are answered, too."""
+    done = threading.Event()
+    asked: list[tuple[float, int | str]] = []
+
+    def ask() -> None:
+        with httpx.Client(trust_env=False, timeout=300) as client:
+            while not done.is_set():
+                began = time.monotonic()
+                try:
+                    asked.append((began, client.post(f"{served.url}/chat/completions", json=body()).status_code))
+                except httpx.HTTPError as error:
+                    asked.append((began, str(error)))
+                    done.wait(0.05)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        begin = time.monotonic()
+        said = copy.invoke("rollback", "--recipe", RECIPE, "--serve", "--drain", "2")
+        back = time.monotonic()
+        until(lambda: sum(began > back for began, _ in asked) > 10)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert said.returncode == 0, said.stderr
+    assert f"{first.tag} answers at {served.url}" in said.stdout
+    assert {answer for began, answer in asked if began > back} == {200}
+    switched = float(re.search(r"switched after ([\d.]+) s", said.stderr)[1])
+    lost = [began for began, answer in asked if answer != 200]
+    print(f"{len(asked)} requests, {len(lost)} lost in {switched} s of {back - begin:.0f} s")
+    pause = min(lost, default=back)
+    assert any(begin < began < pause for began, _ in asked), "the old one answers while the new one starts"
+    assert Releases(paths).current_tag(RECIPE) == first.tag
+    table = copy.done("status")
+    assert first.name in table and "answers" in table
+
+
+def test_want_of_memory_ends_the_engine_process_and_is_told(copy: Checkout, served: services.Served) -> None:
+    container = Engine.connect().client.containers.get(served.container)
+    limit = container.attrs["HostConfig"]["Memory"]
+    assert 0 < limit < 8 << 30, "the plan's need, and some slack"
+    container.exec_run(["python", "-c", HOG.format(engine=engine_process(container))])
+
+    def is_restarted() -> bool:
+        container.reload()
+        return container.attrs["RestartCount"] >= 1
+
+    until(is_restarted)
+    assert re.search(rb"sparkpin: ended: the kernel killed \d+ of its processes for want of memory", container.logs())
+    table = copy.done("status")
+    assert "that means: it passed its memory limit" in table and "to mend it: invoke plan" in table

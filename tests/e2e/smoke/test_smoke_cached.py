@@ -1,0 +1,62 @@
+"""Checks for which the scripted recipe and the cpu stack leave no room, on a real server: a prompt of 8K tokens, and
+one that is answered from the prefix cache as from nothing.
+
+Needs what ./install.sh leaves. Without drafts: vLLM's CPU platform copies states of a drafter with Triton alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+from checkout import PROJECT
+
+from sparkpin.build.make import checkpoint_of
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
+from sparkpin.pins.vllm_command import drop_flags, set_flag
+from sparkpin.releases.container import ready_timeout
+from sparkpin.releases.record import Releases
+from sparkpin.smoke import probes
+from sparkpin.smoke.checks import run_check
+from sparkpin.smoke.client import Client
+from sparkpin.smoke.run import subject_of
+from sparkpin.smoke.server import started
+from sparkpin.smoke.subject import Subject
+
+STAGE = "hybrid"  # the last one that drafts nothing
+LENGTH = 12_288
+# Said, it stays. Else vLLM's CPU platform sets it anew once the engine has begun, when blocks have 384 tokens, and
+# the scheduler ends no part of a prompt where a block ends: a prompt's first repetition finds nothing.
+BLOCK = "128"
+POSITIONS = '{"max_position_embeddings": 16384}'  # more than the model says it has; nothing in it depends on them
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    paths = Paths.from_env(PROJECT)
+    release = [one for one in Releases(paths).of_recipe("scripted-tiny") if one.stage == STAGE][-1]
+    argv = set_flag(drop_flags(release.argv, "--no-enable-prefix-caching"), "--max-model-len", str(LENGTH))
+    argv = set_flag(set_flag(argv, "--enable-prefix-caching", None), "--hf-overrides", POSITIONS)
+    argv = set_flag(argv, "--block-size", BLOCK)
+    variant = dataclasses.replace(release, argv=tuple(argv))
+    own = dataclasses.replace(paths, home=tmp_path_factory.mktemp("home"))  # its container is no leftover of ours
+    model = checkpoint_of(paths, release)
+    with (
+        started(own, Engine.connect(), variant, model, gpus=False, timeout=ready_timeout(model), say=print) as server,
+        Client.unix(server.socket, timeout=1200) as client,
+    ):
+        server.wait_ready(client)
+        yield subject_of(variant, client, server.log, 0, gpus=False, reference=None)
+
+
+@pytest.mark.e2e
+def test_a_prompt_of_8k_is_read_and_answered_from_the_cache_as_from_nothing(subject: Subject) -> None:
+    found = run_check("long-context", subject)
+    assert found.passed and found.applicable, found.detail
+    assert found.detail.startswith("found in prompts of 8,") and "do not fit" not in found.detail, found.detail
+    cached = run_check("prefix-cache", subject)
+    assert cached.passed and cached.applicable, cached.detail
+    assert "; 5760 of 6,0" in cached.detail, "all whole blocks of 384"
+    assert probes.longest_prompt(subject, subject.expect.recall(64)[0]) >= probes.CACHED

@@ -1,0 +1,311 @@
+"""Releases of a made-up project, built again in an engine of their own. Only mmdebstrap's part is replaced."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import tiny_images
+from private_engine import remove_built, tags_in
+
+from sparkpin.build import image as build
+from sparkpin.build import make, rootfs
+from sparkpin.build.pair import pair
+from sparkpin.build.record import BuildRecord, layer_file, record_file, records_of, write_record
+from sparkpin.build.reproduce import Reproduction, clear_leftovers, reproduce, scratch
+from sparkpin.core import progress
+from sparkpin.core.errors import DifferenceError, HostError, IntegrityError, ManifestError
+from sparkpin.core.paths import Paths
+from sparkpin.host.daemon import SYSTEM_PATH
+from sparkpin.host.endpoint import ask
+from sparkpin.host.engine import Engine
+from sparkpin.host.image_files import read_files
+from sparkpin.releases.kept_inputs import Inputs, project_of
+from sparkpin.releases.record import Release, Releases
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("dockerd", path=SYSTEM_PATH) is None,
+        reason="needs root and dockerd (apt-get install docker.io) to start an engine of its own",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Site:
+    paths: Paths
+    engine: Engine
+    recipe: str
+    said: list[str]
+
+    def build(self) -> tuple[Release, ...]:
+        return make.build_releases(self.paths, pair(self.paths.project, self.recipe))
+
+    def reproduce(self, release: Release) -> Reproduction:
+        return reproduce(self.paths, release, self.engine, self.said.append)
+
+    def edit_record(self, release: Release, stage: str, old: str, new: str) -> BuildRecord:
+        """As if the step had run otherwise then: the record's Dockerfile is made to do something else now."""
+        record = next(record for record in records_of(self.paths, release) if record.stage == stage)
+        assert old in record.dockerfile
+        edited = record.model_copy(update={"dockerfile": record.dockerfile.replace(old, new)})
+        write_record(self.paths, edited)
+        return edited
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    name = f"test{uuid.uuid4().hex[:8]}"
+    paths = tiny_images.whole(tmp_path, name, name.encode())
+    tar = tiny_images.make_rootfs(tmp_path / "rootfs.tar")
+    monkeypatch.setattr(rootfs, "build_rootfs", lambda *args: tar)
+    site = Site(paths, Engine.connect(), name, [])
+    yield site
+    remove_built(site.engine, paths, name)
+
+
+def test_the_same_images_come_out_when_the_project_has_moved_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    release = site.build()[-1]
+    tiny_images.write(site.paths.project / "mods/hello/sparkpin_hello/__init__.py", '"""Made up."""\nVALUE = 3\n')
+    shutil.rmtree(site.paths.project / "stages")
+    result = site.reproduce(release)
+    assert result.verdict == "identical"
+    assert [stage.stage for stage in result.stages] == ["base", "one", "two"]
+    assert [stage.got for stage in result.stages][-1] == release.image
+    assert result.notes == ("the recorded pins, locks and mods give the same build keys today",)
+    assert list(site.paths.work.iterdir()) == [], "the engine's data was not removed"
+    for start, far in (
+        ("loading the root", " MB: the engine unpacks them"),
+        ("base: sealing and loading", " MB: the engine unpacks them"),
+        ("removing its images", " MB removed"),
+    ):
+        place = next(at for at, line in enumerate(site.said) if line.startswith(start))
+        assert far in "".join(site.said[place : place + 20]), start
+    assert Releases(site.paths).get(release.tag) == release
+
+
+def add_file(site: Site, command: str) -> None:
+    """Let the first stage write /opt/extra with a shell command (built-in commands only)."""
+    template = site.paths.project / "dockerfiles/base.j2"
+    text = template.read_text().replace(">/tmp/net", f">/tmp/net; {command} >/tmp/extra")
+    copy = "COPY --from=venv /tmp/net /opt/net"
+    template.write_text(text.replace(copy, f"{copy}\nCOPY --from=venv /tmp/extra /opt/extra"))
+
+
+def test_other_content_is_shown_with_its_text(site: Site) -> None:
+    add_file(site, "read id </proc/sys/kernel/random/uuid; echo $id")
+    release = site.build()[-1]
+    result = site.reproduce(release)
+    assert result.verdict == "different" and {stage.verdict for stage in result.stages} == {"different"}
+    recorded = read_files(site.engine, release.tag, ["opt/extra"], limit=100)["opt/extra"].decode().strip()
+    lines = result.stages[0].lines
+    assert lines[0].startswith("/opt/extra: content ")
+    assert f"    -{recorded}" in lines
+    assert [line[:5] for line in lines[1:]] == ["    -", "    +", "    @", "    -", "    +"]
+
+
+def test_other_modes_and_settings_are_no_other_content(site: Site) -> None:
+    add_file(site, "umask 077; echo hi")
+    release = site.build()[0]
+    site.edit_record(release, "base", "umask 077", "umask 022")
+    result = site.reproduce(release)
+    assert result.verdict == "equivalent"
+    assert result.stages[0].lines == ("/opt/extra: mode 0600 -> 0644",)
+    site.edit_record(release, "base", "umask 022", "umask 077")
+    site.edit_record(release, "base", "ENV GREETING=hello", "ENV GREETING=bye")
+    (line,) = site.reproduce(release).stages[0].lines
+    assert line.startswith("config.config.Env: ") and "GREETING=bye" in line.partition(" -> ")[2]
+
+
+def test_a_file_more_or_less_is_another_content(site: Site) -> None:
+    add_file(site, "echo hi")
+    release = site.build()[0]
+    site.edit_record(release, "base", "COPY --from=venv /tmp/extra /opt/extra", "COPY --from=venv /tmp/net /opt/more")
+    assert set(site.reproduce(release).stages[0].lines) == {
+        "only in the recorded image: /opt/extra",
+        "only in the image built now: /opt/more",
+    }
+
+
+def test_a_lost_input_is_told(site: Site) -> None:
+    release = site.build()[-1]
+    record = records_of(site.paths, release)[1]
+    wheel = next(file for file in record.context if file.path.endswith(".whl"))
+    Inputs.of(site.paths).kept.path(wheel.sha256).unlink()
+    with pytest.raises(IntegrityError, match=r"1 inputs of .* are gone .* mod hello 0\.1\.0") as caught:
+        site.reproduce(release)
+    assert "invoke import" in caught.value.next_step
+
+
+def test_a_release_whose_image_is_gone_is_made_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checkpoint, which takes a model, is left out here."""
+    monkeypatch.setattr(make, "checkpoint_of", lambda *args: None)
+    release = site.build()[-1]
+    shutil.rmtree(site.paths.project)
+    for tag in [tag for tag in tags_in(site.engine) if site.recipe in tag]:
+        site.engine.untag(tag)
+    assert site.engine.image(release.tag) is None
+    make.rebuild(site.paths, release)
+    image = site.engine.image(release.tag)
+    assert image is not None and image.config_digest == release.image
+
+
+def test_other_bytes_than_recorded_are_not_kept(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make, "checkpoint_of", lambda *args: None)
+    release = site.build()[0]
+    site.engine.untag(release.tag)
+    edited = site.edit_record(release, "base", "ENV GREETING=hello", "ENV GREETING=bye")
+    site.engine.untag(edited.ref)
+    with pytest.raises(DifferenceError, match="recorded is sha256:"):
+        make.rebuild(site.paths, release)
+    assert site.engine.image(edited.ref) is None and site.engine.image(release.tag) is None
+    assert records_of(site.paths, release)[0] == edited
+
+
+def test_a_record_of_other_bytes_is_not_taken_for_the_release(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a step that depends on chance had been built again, for another recipe."""
+    release = site.build()[0]
+    edited = site.edit_record(release, "base", "ENV GREETING=hello", "ENV GREETING=bye")
+    build.build_image(site.paths, site.engine, edited.rendered, site.said.append, fresh=True)
+    for task in (site.reproduce, lambda release: make.rebuild(site.paths, release)):
+        with pytest.raises(IntegrityError, match="is of another image"):
+            task(release)
+    image = site.engine.image(release.tag)
+    assert image is not None and image.config_digest == release.image
+
+
+def test_a_record_cannot_name_another_image(site: Site) -> None:
+    release = site.build()[0]
+    record = records_of(site.paths, release)[0]
+    write_record(site.paths, record.model_copy(update={"parent_ref": "library/debian:bookworm"}))
+    with pytest.raises(IntegrityError, match="does not fit its keys"):
+        site.reproduce(release)
+
+
+def test_a_record_of_a_newer_sparkpin_stays(site: Site) -> None:
+    release = site.build()[0]
+    path = record_file(site.paths, records_of(site.paths, release)[0].rendered)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 2}))
+    for task in (site.reproduce, lambda release: site.build()):
+        with pytest.raises(ManifestError, match="newer sparkpin"):
+            task(release)
+    assert json.loads(path.read_text())["schema"] == 2
+
+
+def test_a_lost_listing_is_told_before_anything_is_built(site: Site) -> None:
+    release = site.build()[0]
+    layer_file(site.paths, release.diff_ids[-1]).unlink()
+    with pytest.raises(IntegrityError, match="the listing of layer") as caught:
+        site.reproduce(release)
+    assert caught.value.next_step == f"invoke rebuild {release.tag}"
+
+
+def test_manifests_that_cannot_be_read_any_more_are_a_note(site: Site) -> None:
+    release = site.build()[-1]
+    text = (site.paths.project / "stages/two.yaml").read_bytes() + b"future_field: 1\n"
+    sha256 = Inputs.of(site.paths).keep_bytes(text)
+    result = site.reproduce(dataclasses.replace(release, inputs={**release.inputs, "stages/two.yaml": sha256}))
+    assert result.verdict == "identical" and "cannot read the recorded pins" in result.notes[0]
+
+
+def test_damaged_inputs_are_mended_by_the_next_build(site: Site) -> None:
+    release = site.build()[-1]
+    inputs = Inputs.of(site.paths)
+    wheel = next(file for file in records_of(site.paths, release)[1].context if file.path.endswith(".whl"))
+    paths = [inputs.kept.path(release.inputs[f"recipes/{release.recipe}.yaml"]), inputs.kept.path(wheel.sha256)]
+    for path in paths:
+        path.write_bytes(b"X" + path.read_bytes()[1:])
+    with pytest.raises(IntegrityError, match="integrity mismatch") as caught:
+        site.reproduce(release)
+    assert "invoke import FILE" in caught.value.next_step
+    for file in site.paths.images.iterdir():
+        file.unlink()
+    assert site.build()[-1] == release
+    assert [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths] == [path.name for path in paths]
+
+
+def run_reproduce(site: Site, release: Release, log: Path) -> None:
+    def say(line: str) -> None:
+        with log.open("a") as file:
+            file.write(f"{line}\n")
+
+    reproduce(site.paths, release, Engine.connect(), say)
+
+
+def test_the_engine_of_a_killed_rebuild_goes_with_the_next(site: Site, tmp_path: Path) -> None:
+    release, log = site.build()[-1], tmp_path / "log"
+    process = multiprocessing.get_context("fork").Process(target=run_reproduce, args=(site, release, log))
+    process.start()
+    end = time.monotonic() + 400
+    while not (log.exists() and "base: " in log.read_text()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+    (left,) = site.paths.work.glob("reproduce-*")
+    sockets = Path((left / "sockets").read_text())
+    assert ask(f"unix://{sockets}/docker.sock") is not None, "the engine outlives its killed parent"
+    assert site.reproduce(release).verdict == "identical"
+    assert any("killed rebuild" in line for line in site.said)
+    assert list(site.paths.work.iterdir()) == [] and not sockets.exists()
+
+
+def test_a_rebuild_that_runs_is_left_alone(site: Site) -> None:
+    site.paths.work.mkdir(parents=True)
+    with scratch(site.paths) as own:
+        clear_leftovers(site.paths, site.said.append)
+        assert own.store.exists() and site.said == []
+
+
+def test_another_canonical_form_is_told(site: Site) -> None:
+    release = site.build()[-1]
+    record = records_of(site.paths, release)[0]
+    write_record(site.paths, record.model_copy(update={"seal": record.seal + 1}))
+    with pytest.raises(IntegrityError, match="was sealed in form"):
+        site.reproduce(release)
+
+
+def test_a_lost_record_is_told(site: Site) -> None:
+    release = site.build()[-1]
+    record_file(site.paths, records_of(site.paths, release)[0].rendered).unlink()
+    with pytest.raises(IntegrityError, match="the record of how its image was built"):
+        site.reproduce(release)
+
+
+def test_only_root_can(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks is made up: the tests run as root."""
+    release = site.build()[-1]
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(HostError, match="only root"):
+        site.reproduce(release)
+    assert list(site.paths.work.iterdir()) == []
+
+
+def test_the_project_of_a_release_is_as_it_was(site: Site) -> None:
+    release = site.build()[-1]
+    source = site.paths.project / "mods/hello/sparkpin_hello/__init__.py"
+    before = source.read_bytes()
+    source.write_text("VALUE = 9\n")
+    with project_of(site.paths, release) as project:
+        assert (project / "mods/hello/sparkpin_hello/__init__.py").read_bytes() == before
+        assert pair(project, release.recipe)[-1].tag == release.tag
+    assert not project.exists()
+    assert pair(site.paths.project, release.recipe)[-1].tag != release.tag
+    kept = Inputs.of(site.paths).kept.path(release.inputs["recipes/" + release.recipe + ".yaml"])
+    kept.write_bytes(b"other")
+    with pytest.raises(IntegrityError, match="missing or damaged"), project_of(site.paths, release):
+        pass
+    assert json.loads((site.paths.releases / release.recipe / f"{release.name}.json").read_text())["inputs"]

@@ -1,0 +1,302 @@
+"""One digest from every engine: this machine's Docker and a newer one, with overlay2 and with containerd's store.
+
+Each is an engine of the tests' own, empty at the start.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import tiny_images
+from in_container import output_of
+from newer_engine import newer_cli, newer_engine
+from newer_engine import newer_root as newer_root
+from private_engine import file_layer, load_image, private_engine
+
+from sparkpin.build import image as build
+from sparkpin.build import render, rootfs
+from sparkpin.build.image import BuiltImage, Maker, build_image
+from sparkpin.core.errors import EngineError
+from sparkpin.core.paths import Paths
+from sparkpin.host import buildkit
+from sparkpin.host.content_store import Sizes
+from sparkpin.host.disk_usage import chain_ids, inventory
+from sparkpin.host.engine import Engine
+from sparkpin.image.layer_tar import read_layer
+from sparkpin.image.seal import Part, open_saved, parts_of
+from sparkpin.pins import manifests
+
+NEWER: dict[str, dict[str, object]] = {
+    "newer-overlay2": {},
+    "newer-containerd": {"features": {"containerd-snapshotter": True}},
+}
+REF = "sparkpin-test/image:1"
+CONFIG = {
+    "Cmd": ["serve", "--help"],
+    "Entrypoint": ["/bin/sh"],
+    "Env": ["B=2", "A=1"],
+    "ExposedPorts": {"8000/tcp": {}},
+    "Healthcheck": {"Test": ["CMD", "true"], "Interval": 30_000_000_000, "Retries": 3},
+    "Labels": {"text": "ü <&> \u2028"},
+    "Shell": ["/bin/sh", "-c"],
+    "StopSignal": "SIGINT",
+    "User": "10001:10001",
+    "Volumes": {"/data": {}},
+    "WorkingDir": "/opt",
+}
+CONFIG_DIGESTS = {
+    "amd64": "sha256:39642cbe1c6b5702be7922e6bbd2b91c773762a082f48b12e74f167bb54bf97d",
+    "arm64": "sha256:40ea9f311d1e101135177e2cd7c7df7303dd729789ad4afc00e30f18719e4abc",
+}
+
+
+@dataclass(frozen=True)
+class Site:
+    """An engine and a project of tiny images."""
+
+    engine: Engine
+    stages: tuple[render.Rendered, ...]
+    paths: Paths
+
+    def build_all(self, *, fresh: bool = False) -> list[BuiltImage]:
+        return [build_image(self.paths, self.engine, stage, lambda line: None, fresh=fresh) for stage in self.stages]
+
+    def elsewhere(self, folder: Path) -> Site:
+        """With state folders that know nothing."""
+        return replace(self, paths=replace(self.paths, cache=folder / "cache", home=folder / "home"))
+
+
+@pytest.fixture(scope="module")
+def make_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Engine], Site]]:
+    folder = tmp_path_factory.mktemp("engines")
+    project = tiny_images.make_project(folder / "project")
+    tar = tiny_images.make_rootfs(folder / "rootfs.tar")
+    stack = manifests.load_stack(project, "tiny")
+    lock = tiny_images.stack_lock(stack)
+    stack = stack.model_copy(update={"python": stack.python.model_copy(update={"layers": stack.python.layers[1:]})})
+    stages = render.render_chain(project, stack, lock, manifests.load_chain(project, "two"))
+
+    def make(engine: Engine) -> Site:
+        state = tmp_path_factory.mktemp("state")
+        return Site(engine, stages, Paths(project, state / "cache", state / "home"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rootfs, "build_rootfs", lambda *args: tar)
+        yield make
+
+
+@pytest.fixture(scope="module")
+def expected(make_site: Callable[[Engine], Site]) -> list[BuiltImage]:
+    """What this machine's Docker makes."""
+    with private_engine() as engine:
+        return make_site(engine).build_all()
+
+
+@pytest.fixture(scope="module", params=["own", *NEWER])
+def site(request: pytest.FixtureRequest, make_site: Callable[[Engine], Site]) -> Iterator[Site]:
+    if request.param == "own":
+        with private_engine() as engine:
+            yield make_site(engine)
+    else:
+        with newer_engine(request.getfixturevalue("newer_root"), NEWER[request.param]) as engine:
+            yield make_site(engine)
+
+
+@pytest.fixture
+def engine(site: Site) -> Iterator[Engine]:
+    """The engine; images that the test makes beside the project's are removed."""
+    yield site.engine
+    for image in inventory(site.engine):
+        for tag in image.tags:
+            if tag.startswith("sparkpin-test/"):
+                site.engine.untag(tag)
+
+
+def identity(images: list[BuiltImage]) -> list[tuple[str, tuple[str, ...]]]:
+    return [(image.config_digest, image.diff_ids) for image in images]
+
+
+def saved_config(engine: Engine, ref: str, archive: Path) -> str:
+    """Digest of the configuration that an image really has, by the archive that the engine saves of it."""
+    engine.save(ref, archive)
+    with tarfile.open(archive) as tar:
+        manifest = tar.extractfile("manifest.json")
+        assert manifest is not None
+        config = tar.extractfile(json.load(manifest)[0]["Config"])
+        assert config is not None
+        return "sha256:" + hashlib.sha256(config.read()).hexdigest()
+
+
+def nameless(engine: Engine) -> list[str]:
+    return [image.id for image in engine.client.images.list() if not image.tags]
+
+
+def test_the_newer_engine_is_newer(site: Site, request: pytest.FixtureRequest) -> None:
+    kind = request.node.callspec.params["site"]
+    version = int(site.engine.client.version()["Version"].split(".")[0])
+    assert (version >= 26) == (kind in NEWER)
+    assert site.engine.keeps_layers == ("containerd" not in kind)
+
+
+def test_every_engine_makes_the_same_images(
+    site: Site, expected: list[BuiltImage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert identity(site.build_all()) == identity(expected)
+    assert [image.cached for image in site.build_all()] == [True] * 3
+    assert identity(site.elsewhere(tmp_path / "fresh").build_all(fresh=True)) == identity(expected)
+    monkeypatch.setattr(Maker, "run", Maker.whole)
+    assert identity(site.elsewhere(tmp_path / "whole").build_all(fresh=True)) == identity(expected)
+    assert nameless(site.engine) == []
+
+
+@pytest.mark.parametrize("site", [*NEWER], indirect=True)
+def test_buildx_builds_the_same_images(
+    site: Site, expected: list[BuiltImage], newer_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = newer_cli(newer_root, tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(buildkit, "builder", buildkit.builder.__wrapped__)
+    assert buildkit.builder()[:2] == (str(folder / "docker"), "buildx")
+    assert identity(site.elsewhere(tmp_path / "trees").build_all(fresh=True)) == identity(expected)
+
+
+def test_no_layer_is_sent_that_the_engine_has(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither with the notes of an earlier run nor without them."""
+    first = site.build_all()
+    sent: list[bool] = []
+    load_sealed = Engine.load_sealed
+
+    def load(*args: object, **options: object) -> object:
+        sent.extend(not part.left_out for part in args[1])  # type: ignore[attr-defined]
+        return load_sealed(*args, **options)  # type: ignore[arg-type]
+
+    def whole(maker: Maker) -> None:
+        raise AssertionError("the whole image is read from the engine")
+
+    monkeypatch.setattr(Engine, "load_sealed", load)
+    monkeypatch.setattr(Maker, "whole", whole)
+    build.record_file(site.paths, site.stages[1]).unlink()
+    assert identity(site.build_all()) == identity(first) and sent == [False] * 3
+    again = site.elsewhere(tmp_path)
+    sent.clear()
+    built = build_image(again.paths, again.engine, again.stages[1], lambda line: None, fresh=True)
+    assert identity([built]) == identity(first[1:2]) and sent == [False, False, True]
+
+
+def test_an_image_is_whole_and_runs(site: Site, tmp_path: Path) -> None:
+    two = site.build_all()[-1]
+    command = ["/bin/sh", "-c", "echo $GREETING; for file in /opt/*; do echo $file; done"]
+    assert output_of(site.engine, two.ref, command).split() == ["hello", "/opt/hello", "/opt/net"]
+    assert saved_config(site.engine, two.ref, tmp_path / "two.tar") == two.config_digest
+    with open_saved(tmp_path / "two.tar") as saved:
+        assert tuple(saved.diff_ids) == two.diff_ids
+        found = ["sha256:" + hashlib.sha256(layer.read()).hexdigest() for layer in saved.layers]
+    assert tuple(found) == two.diff_ids
+
+
+def test_sealing_a_sealed_image_changes_nothing(site: Site, engine: Engine, tmp_path: Path) -> None:
+    one = site.build_all()[1]
+    engine.save(one.ref, tmp_path / "saved.tar")
+    with open_saved(tmp_path / "saved.tar") as saved:
+        parts = parts_of(saved, one.diff_ids[:1])
+        about = {key: saved.config[key] for key in ("os", "architecture")}
+        sealed = engine.load_sealed(parts, saved.config["config"], **about, tag=REF)
+    assert (sealed.config_digest, sealed.diff_ids) == (one.config_digest, one.diff_ids)
+    loaded = engine.image(REF)
+    assert loaded is not None and (loaded.config_digest, loaded.diff_ids) == (one.config_digest, one.diff_ids)
+    engine.untag(one.ref)
+    assert engine.image(one.ref) is None
+    engine.tag(REF, one.ref)
+    assert [image.cached for image in site.build_all()] == [True] * 3
+
+
+@pytest.mark.parametrize("architecture", [*CONFIG_DIGESTS])
+def test_a_configuration_comes_through(engine: Engine, tmp_path: Path, architecture: str) -> None:
+    layers = [file_layer("opt/one", b"1"), file_layer("opt/two", b"2")]
+    parts = [Part(layer=read_layer(io.BytesIO(layer))) for layer in layers]
+    sealed = engine.load_sealed(parts, CONFIG, os="linux", architecture=architecture, tag=REF)
+    assert sealed.config_digest == CONFIG_DIGESTS[architecture]
+    image = engine.image(REF)
+    assert image is not None and (image.config_digest, image.diff_ids) == (sealed.config_digest, sealed.diff_ids)
+    assert saved_config(engine, REF, tmp_path / "saved.tar") == sealed.config_digest
+    upper = f"{REF}-upper"
+    above = [*(Part(diff_id) for diff_id in sealed.diff_ids), Part(layer=read_layer(io.BytesIO(layers[0])))]
+    second = engine.load_sealed(above, image.config, os="linux", architecture=architecture, tag=upper)
+    engine.untag(REF)
+    assert saved_config(engine, upper, tmp_path / "upper.tar") == second.config_digest
+    found = engine.image(upper)
+    assert found is not None and found.config_digest == second.config_digest
+
+
+def test_what_is_not_sealed_has_no_sealed_digest(engine: Engine, tmp_path: Path) -> None:
+    """The engine's own image differs from the sealed one in its history alone."""
+    image = load_image(engine, REF, [file_layer("opt/one", b"1")])
+    assert image.created == "2026-01-01T00:00:00Z"
+    sealed = engine.load_sealed([Part(image.diff_ids[0])], {}, os="linux", architecture="amd64", tag=f"{REF}-sealed")
+    assert sealed.diff_ids == image.diff_ids and sealed.config_digest != image.config_digest
+
+
+def test_layers_that_the_engine_has_compressed_are_left_out_too(engine: Engine, tmp_path: Path) -> None:
+    lower, upper = file_layer("opt/packed", b"1" * 5000), file_layer("opt/upper", b"2")
+    diff_id = "sha256:" + hashlib.sha256(lower).hexdigest()
+    load_packed(engine, REF, lower)
+    parts = [Part(diff_id), Part(layer=read_layer(io.BytesIO(upper)))]
+    notes = Sizes(tmp_path)
+    sealed = engine.load_sealed(parts, {}, os="linux", architecture="amd64", tag=f"{REF}-upper", sizes=notes)
+    image = engine.image(f"{REF}-upper")
+    assert image is not None and (image.config_digest, image.diff_ids) == (sealed.config_digest, sealed.diff_ids)
+    engine.untag(REF)
+    assert saved_config(engine, f"{REF}-upper", tmp_path / "upper.tar") == sealed.config_digest
+    with open_saved(tmp_path / "upper.tar") as saved:
+        assert saved.layers[0].read() == lower
+    assert notes.get(diff_id) is None, "what is stored compressed has no size of its own"
+
+
+def load_packed(engine: Engine, ref: str, layer: bytes) -> None:
+    """An image whose one layer comes compressed, as from a registry."""
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {},
+        "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer).hexdigest()]},
+    }
+    manifest = {"Config": "config.json", "RepoTags": [ref], "Layers": ["layer.tar.gz"]}
+    members = {
+        "layer.tar.gz": gzip.compress(layer),
+        "config.json": json.dumps(config).encode(),
+        "manifest.json": json.dumps([manifest]).encode(),
+    }
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    engine.load(io.BytesIO(buffer.getvalue()))
+
+
+def test_a_layer_that_the_engine_lacks_is_refused(engine: Engine) -> None:
+    parts = [Part("sha256:" + "0" * 64), Part(layer=read_layer(io.BytesIO(file_layer("opt/x", b"1"))))]
+    before = nameless(engine)
+    with pytest.raises(EngineError):
+        engine.load_sealed(parts, {}, os="linux", architecture="amd64", tag=REF)
+    assert engine.image(REF) is None and nameless(engine) == before
+
+
+def test_what_an_image_costs(site: Site) -> None:
+    built = {image.ref: image for image in site.build_all()}
+    found = {tag: image for image in inventory(site.engine) for tag in image.tags if tag in built}
+    assert sorted(found) == sorted(built)
+    for ref, image in found.items():
+        assert (image.config_digest, image.diff_ids) == (built[ref].config_digest, built[ref].diff_ids)
+        assert image.layers is not None and list(image.layers) == chain_ids(image.diff_ids)
+        assert all(size > 0 for size in image.layers.values())

@@ -1,0 +1,271 @@
+"""Serving with a real engine and real ports."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import docker.errors
+import httpx
+import pytest
+from watched import free_port
+
+from sparkpin.commands import client as clients
+from sparkpin.commands import commands
+from sparkpin.core.errors import BusyError, InputError, SmokeError
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
+from sparkpin.releases.container import HOME_LABEL
+from sparkpin.releases.record import Release, Releases, tag_of
+from sparkpin.serve import served as services
+from sparkpin.serve import service, switching
+
+if TYPE_CHECKING:
+    from fake_release import Standing  # pytest loads it itself, below
+
+pytest_plugins = ["fake_release"]
+
+
+@pytest.fixture
+def name(paths: Paths) -> str:
+    return services.name_of(paths, "fake")
+
+
+@pytest.fixture
+def port(fake_engine: Engine, paths: Paths) -> Iterator[int]:
+    yield free_port()
+    for container in fake_engine.client.containers.list(all=True, filters={"label": f"{HOME_LABEL}={paths.home}"}):
+        container.remove(force=True, v=True)
+
+
+@pytest.fixture
+def newer(fake_engine: Engine, release: Release) -> Iterator[Release]:
+    """Another release of the recipe; the same image is enough."""
+    key = release.key[::-1]
+    newer = dataclasses.replace(release, key=key, tag=tag_of("fake", "base", key))
+    fake_engine.tag(release.tag, newer.tag)
+    yield newer
+    fake_engine.untag(newer.tag)
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+def test_a_release_is_served_on_this_machine_only(standing: Standing, fake_engine: Engine) -> None:
+    served, port = standing.served, standing.served.port
+    assert served.url == f"http://127.0.0.1:{port}/v1" and served.ready and served.state == "running"
+    assert served.release == standing.release.tag and served.model == "scripted-tiny"
+    assert standing.said[-1].endswith(f"at {served.url} (model scripted-tiny)")
+    answer = httpx.post(f"{served.url}/completions", json={"prompt": "x"}, trust_env=False, timeout=60)
+    assert answer.json()["choices"][0]["text"].startswith(" a pinned build")
+    container = fake_engine.client.containers.get(served.container)
+    host = container.attrs["HostConfig"]
+    assert container.ports == {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(port)}]}
+    assert host["RestartPolicy"] == {"Name": "on-failure", "MaximumRetryCount": 5}
+    assert host["ReadonlyRootfs"] and host["CapDrop"] == ["ALL"] and host["SecurityOpt"] == ["no-new-privileges:true"]
+    assert container.attrs["Config"]["User"] == "10001:10001"
+    assert b'"model_writable": false' in container.logs() and b'"home_writable": true' in container.logs()
+
+
+def test_a_client_is_told_what_the_server_itself_says(standing: Standing) -> None:
+    """Its command line has no length, and its recipe is nowhere."""
+    Releases(standing.paths).save(standing.release)
+    facts = clients.facts(standing.paths, None)
+    assert facts.url == standing.served.url and facts.model == "scripted-tiny"
+    assert (facts.context, facts.output) == (2048, 512) and facts.input == ("text",)
+    assert clients.running(standing.paths, "another") is None
+
+
+def test_serving_it_again_leaves_it_alone(standing: Standing, fake_engine: Engine) -> None:
+    name, said = standing.served.container, list[str]()
+    before = fake_engine.client.containers.get(name).id
+    service.start(standing.paths, fake_engine, standing.release, standing.checkpoint, say=said.append)
+    assert said == [f"{standing.release.tag} already runs as {name}"], "what its log said as it started is no news"
+    assert fake_engine.client.containers.get(name).id == before
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_another_port_or_release_replaces_it(
+    paths: Paths,
+    name: str,
+    fake_engine: Engine,
+    release: Release,
+    newer: Release,
+    checkpoint: Path,
+    port: int,
+    beside: bool,
+) -> None:
+    service.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+    other = free_port()
+    moved = service.start(paths, fake_engine, release, checkpoint, port=other, say=quiet, beside=beside)
+    assert moved.port == other and moved.ready
+    said: list[str] = []
+    served = service.start(paths, fake_engine, newer, checkpoint, say=said.append, beside=beside)
+    stopped = [line for line in said if line.startswith(f"stopping {release.tag}")]
+    switched = [line for line in said if line.startswith("switched after ") and line.endswith(release.tag)]
+    assert bool(switched) == beside and bool(stopped) != beside
+    assert served.release == newer.tag and served.ready and served.port == other, "it keeps the address of what ran"
+    assert [s.container for s in services.status(fake_engine) if s.home == str(paths.home)] == [name]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", port))  # the former port is free again
+    networks = fake_engine.client.containers.get(name).attrs["NetworkSettings"]["Networks"]
+    assert list(networks) == ["sparkpin"]
+
+
+def test_what_answers_until_serve_is_told_after_serve(
+    standing: Standing, paths: Paths, newer: Release, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for home, release in ((paths, newer), (standing.paths, newer), (standing.paths, standing.release)):
+        commands.next_serve(home, release)
+    assert capsys.readouterr().out.splitlines() == [
+        "next: invoke serve --recipe fake",
+        f"next: invoke serve --recipe fake (until then {standing.release.tag} still answers)",
+        "it is being served already",
+    ]
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_release_that_does_not_start_gives_way_to_the_former_one(
+    paths: Paths,
+    name: str,
+    fake_engine: Engine,
+    release: Release,
+    newer: Release,
+    checkpoint: Path,
+    port: int,
+    beside: bool,
+) -> None:
+    service.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+    before = fake_engine.client.containers.get(name).attrs["State"]["StartedAt"]
+    said: list[str] = []
+    bad = dataclasses.replace(newer, env={"FAKE_VLLM": "exit"})
+    with pytest.raises(SmokeError, match=r"exited with 1\nfirst error: RuntimeError: no such architecture") as caught:
+        service.start(paths, fake_engine, bad, checkpoint, port=port, say=said.append, beside=beside)
+    assert newer.tag in str(caught.value)
+    assert said[-1] == (f"{release.tag} still answers" if beside else f"starting {release.tag} again")
+    container = fake_engine.client.containers.get(name)
+    assert container.labels["sparkpin.release"] == release.tag
+    assert (container.attrs["State"]["StartedAt"] == before) == beside
+    served = service.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+    assert served.ready and [
+        c.name for c in services.services(fake_engine) if c.labels[HOME_LABEL] == str(paths.home)
+    ] == [name]
+    kept = paths.home / "serve/fake" / newer.name
+    assert "no such architecture" in (kept / "server.log").read_text()
+    assert "first error: RuntimeError: no such architecture" in (kept / "post-mortem.txt").read_text()
+
+
+def test_a_first_release_that_does_not_start_leaves_nothing(
+    paths: Paths,
+    name: str,
+    fake_engine: Engine,
+    release: Release,
+    checkpoint: Path,
+    port: int,
+) -> None:
+    with pytest.raises(SmokeError):
+        service.start(
+            paths,
+            fake_engine,
+            dataclasses.replace(release, env={"FAKE_VLLM": "exit"}),
+            checkpoint,
+            port=port,
+            say=quiet,
+        )
+    assert services.find(fake_engine, name) is None
+
+
+def test_a_former_one_left_by_a_killed_run_is_taken_up(
+    paths: Paths,
+    name: str,
+    fake_engine: Engine,
+    release: Release,
+    newer: Release,
+    checkpoint: Path,
+    port: int,
+) -> None:
+    service.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+    container = fake_engine.client.containers.get(name)
+    container.stop(timeout=5)
+    container.rename(name + switching.FORMER)
+    assert service.start(paths, fake_engine, newer, checkpoint, port=port, say=quiet).ready
+    with pytest.raises(docker.errors.NotFound):
+        container.reload()
+
+
+def test_a_taken_port_is_told_with_its_holder(
+    paths: Paths,
+    name: str,
+    fake_engine: Engine,
+    release: Release,
+    checkpoint: Path,
+    port: int,
+) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", port))
+        holder.listen()
+        with pytest.raises(BusyError) as caught:
+            service.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+    assert f"port {port} on 127.0.0.1 is taken by " in caught.value.message
+    assert f"(process {os.getpid()})" in caught.value.message
+    assert caught.value.next_step.endswith(f"the same command with --port {port + 1}")
+    with pytest.raises(InputError, match=r"cannot listen on 192\.0\.2\.1:"):  # RFC 5737: no machine has it
+        service.start(paths, fake_engine, release, checkpoint, port=port, host="192.0.2.1", say=quiet)
+    assert services.find(fake_engine, name) is None and not (paths.home / "keys").exists()
+
+
+def test_a_taken_port_does_not_end_what_is_served(standing: Standing, fake_engine: Engine, newer: Release) -> None:
+    paths = standing.paths
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        with pytest.raises(BusyError):
+            service.start(paths, fake_engine, newer, standing.checkpoint, port=holder.getsockname()[1], say=quiet)
+    (served,) = (s for s in services.status(fake_engine) if s.home == str(paths.home))
+    assert served.ready and served.release == standing.release.tag
+
+
+def test_a_port_that_another_recipe_s_container_has(standing: Standing, fake_engine: Engine) -> None:
+    paths, port = standing.paths, standing.served.port
+    other = dataclasses.replace(standing.release, recipe="other")
+    with pytest.raises(BusyError, match=f"taken by the container {standing.served.container}"):
+        service.start(paths, fake_engine, other, standing.checkpoint, port=port, say=quiet)
+    assert services.find(fake_engine, services.name_of(paths, "other")) is None
+
+
+def test_homes_on_one_engine_serve_side_by_side_until_each_is_stopped(
+    standing: Standing, paths: Paths, name: str, fake_engine: Engine, newer: Release, checkpoint: Path, port: int
+) -> None:
+    first = standing.served
+    with pytest.raises(BusyError) as caught:
+        service.start(paths, fake_engine, newer, checkpoint, port=first.port, say=quiet)
+    assert f"the container {first.container}, a server of the home {first.home}" in caught.value.message
+    assert f"SPARKPIN_HOME={first.home} invoke stop" in caught.value.next_step
+    said: list[str] = []
+    service.start(paths, fake_engine, newer, checkpoint, port=port, say=said.append)
+    assert not [line for line in said if "stopping" in line]
+    both = {(served.home, served.release, served.port) for served in services.status(fake_engine) if served.ready}
+    assert {(first.home, first.release, first.port), (str(paths.home), newer.tag, port)} <= both
+    assert service.stop(paths, fake_engine, "fake", quiet) == (name,)
+    assert not [served for served in services.status(fake_engine) if served.home == str(paths.home)]
+    assert service.stop(paths, fake_engine, None, quiet) == ()
+    with pytest.raises(InputError, match="no service of recipe 'fake' runs"):
+        service.stop(paths, fake_engine, "fake", quiet)
+    assert services.running_release(standing.paths, fake_engine, "fake") == first.release
+
+
+@pytest.mark.parametrize("bad", [0, 70000])
+def test_a_port_that_is_none(
+    paths: Paths,
+    fake_engine: Engine,
+    release: Release,
+    checkpoint: Path,
+    bad: int,
+) -> None:
+    with pytest.raises(InputError, match=f"port {bad}: wanted 1 to 65535"):
+        service.start(paths, fake_engine, release, checkpoint, port=bad, say=quiet)

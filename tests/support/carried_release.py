@@ -1,0 +1,99 @@
+"""Releases of a tiny project, built for real in an engine of the tests' own, to be carried to others."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import tiny_images
+from places import PROJECT
+from private_engine import daemon_folder, quiet
+
+from sparkpin.build import image, make, rootfs
+from sparkpin.build.pair import pair
+from sparkpin.core.paths import Paths
+from sparkpin.fetch import model as hub
+from sparkpin.host.daemon import Daemon, start_engine
+from sparkpin.host.engine import Engine
+from sparkpin.pins import manifests
+from sparkpin.releases.record import Release, Releases
+
+CHECKOUT = PROJECT
+NAME = "carried"
+BASE = """\
+description: made up
+parent: null
+template: base.j2
+checkpoint: copy
+smoke: {checks: [completion, mods]}
+"""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the releases were made; first stage first."""
+
+    paths: Paths
+    engine: Engine
+    releases: tuple[Release, ...]
+
+    @property
+    def release(self) -> Release:
+        return self.releases[-1]
+
+    def elsewhere(self, folder: Path) -> Paths:
+        """State folders of a machine that knows nothing, with this very checkout, which has no such recipe."""
+        return Paths(CHECKOUT, folder / "cache", folder / "home")
+
+
+@contextlib.contextmanager
+def engine_with_url() -> Iterator[tuple[Engine, str]]:
+    with daemon_folder() as folder:
+        daemon = Daemon.private(folder)
+        start_engine(Paths(folder, folder / "cache", folder / "home"), quiet, daemon)
+        url = f"unix://{daemon.socket}"
+        engine = Engine.at(url)
+        with contextlib.closing(engine.client):
+            yield engine, url
+
+
+@contextlib.contextmanager
+def carried_release(folder: Path) -> Iterator[Source]:
+    """Stages base -> one -> two of the scripted model: everything is real but the root file system's packages."""
+    paths = tiny_images.whole(folder, NAME, b"no package")
+    project = paths.project
+    use_scripted_model(project)
+    tar = tiny_images.make_rootfs(folder / "rootfs.tar")
+    with pytest.MonkeyPatch.context() as patch, engine_with_url() as (engine, _):
+        patch.setattr(rootfs, "build_rootfs", lambda *args: tar)
+        made = []
+        for pairing in pair(project, NAME):
+            built = image.build_image(paths, engine, pairing.rendered, quiet)
+            made.append(make.record(paths, engine, Releases(paths), pairing, built))
+        hub.fetch_model(paths, pairing.model, pairing.model_lock, quiet, only=["int4"])
+        yield Source(paths, engine, tuple(made))
+
+
+def use_scripted_model(project: Path) -> None:
+    pins = project / "pins/models"
+    for path in pins.iterdir():
+        path.unlink()
+    for end in ("yaml", "lock"):
+        shutil.copy(CHECKOUT / f"pins/models/scripted-tiny.{end}", pins)
+    model = manifests.load_model(project, "scripted-tiny")
+    base = model.repositories[model.base]
+    recipe = project / f"recipes/{NAME}.yaml"
+    lines = [
+        f"model: {base.repo}"
+        if line.startswith("model:")
+        else f'model_revision: "{base.revision}"'
+        if line.startswith("model_revision:")
+        else line
+        for line in recipe.read_text().splitlines()
+    ]
+    recipe.write_text("\n".join(lines) + "\n")
+    tiny_images.write(project / "stages/base.yaml", BASE)

@@ -1,0 +1,93 @@
+"""A copy of the checkout with a home of its own, whose tasks are run as a person runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from places import PROJECT
+from private_engine import remove_tags
+
+from sparkpin.host.engine import Engine
+
+PARTS = ("src", "pins", "stages", "recipes", "dockerfiles", "mods")
+INVOKE = [str(Path(sys.executable).parent / "invoke")]
+LONGEST = 3600  # seconds: two servers, started and asked beside another lane of the tests on slow cores
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """folder: holds tasks.py; home: SPARKPIN_HOME. The cache is the machine's: what it holds is verified on use."""
+
+    folder: Path
+    home: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> Checkout:
+        folder.mkdir()
+        for name in PARTS:
+            shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(PROJECT / "tasks.py", folder)
+        return cls(folder, folder.with_name(folder.name + "-home"))
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": str(self.folder / "src"), "SPARKPIN_HOME": str(self.home)}
+
+    def invoke(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*INVOKE, *arguments],
+            cwd=self.folder,
+            env={**self.env, **env},
+            capture_output=True,
+            text=True,
+            timeout=LONGEST,
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*INVOKE, *arguments], cwd=self.folder, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def done(self, *arguments: str) -> str:
+        """Output of a task that must succeed."""
+        result = self.invoke(*arguments)
+        assert result.returncode == 0, f"invoke {' '.join(arguments)}:\n{result.stdout}{result.stderr}"
+        return result.stdout
+
+    def images(self) -> list[dict[str, Any]]:
+        rows = json.loads(self.done("images", "--json"))
+        assert isinstance(rows, list)
+        return rows
+
+    def release(self, **wanted: str) -> dict[str, Any]:
+        """The newest release with these values; `invoke images` lists the newest first."""
+        return next(row for row in self.images() if all(row[key] == value for key, value in wanted.items()))
+
+    def replace(self, file: str, old: str, new: str) -> None:
+        """Edit a file as a person would; `old` must be there."""
+        path = self.folder / file
+        text = path.read_text()
+        assert old in text, f"{file} has no {old!r}"
+        path.write_text(text.replace(old, new, 1))
+
+    @staticmethod
+    def remove_tags(recipe: str) -> None:
+        """The tags of a recipe; the images under them may be the machine's own and keep their other tags."""
+        remove_tags(Engine.connect(), recipe)
+
+    def add_recipe(self, name: str, **changes: str) -> None:
+        """A copy of the scripted-tiny recipe under another name, so that its tags meet nobody else's."""
+        text = (
+            (self.folder / "recipes/scripted-tiny.yaml").read_text().replace("name: scripted-tiny", f"name: {name}", 1)
+        )
+        (self.folder / f"recipes/{name}.yaml").write_text(text)
+        for old, new in changes.items():
+            self.replace(f"recipes/{name}.yaml", old, new)

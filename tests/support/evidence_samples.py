@@ -1,0 +1,126 @@
+"""Releases of the real recipe whose images were never built: real pins and locks, made-up layers and wheels of mods."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from places import PROJECT
+
+from sparkpin.build.context_files import ContextFile
+from sparkpin.build.image import BuiltImage
+from sparkpin.build.make import new_release
+from sparkpin.build.pair import Pairing, pair
+from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, records_of, write_record
+from sparkpin.core.epoch import EPOCH
+from sparkpin.core.paths import Paths
+from sparkpin.evidence.verify import Evidence
+from sparkpin.image.layer_tar import END, block, padded
+from sparkpin.image.seal import digest_of, image_config
+from sparkpin.releases.kept_inputs import Inputs
+from sparkpin.releases.record import Release, Releases
+
+RECIPE, CREATED = "scripted-tiny", "2026-01-02T03:04:05.5Z"
+
+
+@functools.cache
+def pairings(stage: str, project: Path = PROJECT) -> tuple[Pairing, ...]:
+    return pair(project, RECIPE, stage=stage)
+
+
+def copy_of_project(where: Path) -> Path:
+    """What a release is made from, to edit."""
+    for name in ("pins", "stages", "recipes", "dockerfiles"):
+        shutil.copytree(PROJECT / name, where / name)
+    shutil.copytree(PROJECT / "mods", where / "mods", ignore=shutil.ignore_patterns("__pycache__", "tests"))
+    return where
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A release with its build records and inputs in a home of its own."""
+
+    paths: Paths
+    release: Release
+
+    @property
+    def records(self) -> tuple[BuildRecord, ...]:
+        return records_of(self.paths, self.release)
+
+    @property
+    def folder(self) -> Path:
+        return Releases(self.paths).evidence(self.release)
+
+    def evidence(self, **changes: Any) -> Evidence:
+        files = {path.name: path.read_bytes() for path in self.folder.iterdir()} if self.folder.is_dir() else {}
+        kept = Inputs.of(self.paths).kept
+
+        def read(sha256: str) -> bytes | None:
+            path = kept.path(sha256)
+            return path.read_bytes() if path.is_file() else None
+
+        records = self.records
+        evidence = Evidence(self.release, records, files, records[-1].config.encode(), read)
+        return dataclasses.replace(evidence, **changes)
+
+
+def layer_tar(name: str) -> bytes:
+    """A made-up layer, in the canonical form: one file that holds the layer's name."""
+    data = name.encode()
+    return block(b"made-up", b"0", size=len(data), mtime=EPOCH) + padded(data) + END
+
+
+def make_sample(folder: Path, stage: str = "hybrid", project: Path = PROJECT, created: str = CREATED) -> Sample:
+    """project: a checkout that is not changed afterwards."""
+    paths = Paths(project, folder / "cache", folder / "home")
+    inputs = Inputs.of(paths)
+    diff_ids = [digest_of(layer_tar("rootfs"))]
+    for pairing in pairings(stage, project):
+        image = pairing.rendered
+        layers = [
+            LayerRecord(name=name, key=key, diff_id=digest_of(layer_tar(f"{image.stage} {name}")))
+            for name, key in image.layers
+        ]
+        diff_ids += [layer.diff_id for layer in layers if layer.diff_id]
+        config = image_config(
+            {"Labels": {"sparkpin.key": image.key}}, os="linux", architecture="amd64", diff_ids=diff_ids
+        )
+        record = BuildRecord(
+            stack=image.stack,
+            stage=image.stage,
+            key=image.key,
+            parent_key=image.parent_key,
+            ref=image.ref,
+            parent_ref=image.parent_ref,
+            platform=image.platform,
+            rootfs=image.rootfs,
+            dockerfile=image.dockerfile,
+            context=[context_row(inputs, file) for file in image.context],
+            layers=layers,
+            config=config.decode(),
+            config_digest=digest_of(config),
+            diff_ids=diff_ids,
+            size=1000,
+            seconds=1.5,
+        )
+        write_record(paths, record)
+    built = BuiltImage(image.ref, record.config_digest, tuple(diff_ids), 1000, 1.5, cached=False)
+    release = dataclasses.replace(new_release(pairing, built), created=created)
+    inputs.keep_project(project, release.inputs)
+    Releases(paths).save(release)
+    return Sample(paths, release)
+
+
+def context_row(inputs: Inputs, file: ContextFile) -> BuildInput:
+    """A locked wheel as it is; of all else a stand-in, whose bytes are kept."""
+    sha256, size = file.sha256, file.size
+    if file.source != "store":
+        data = f"stand-in for {file.path}".encode()
+        sha256, size = inputs.keep_bytes(data), len(data)
+        assert sha256 == hashlib.sha256(data).hexdigest()
+    return BuildInput(path=file.path, sha256=sha256, size=size, executable=file.executable, what=file.what)

@@ -1,0 +1,128 @@
+"""A Docker engine of the tests' own, and images made in it from nothing.
+
+The machine's engine holds other people's images; what prune may remove must not be tried out on them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sparkpin.core.paths import Paths
+from sparkpin.host.daemon import SYSTEM_PATH, Daemon, start_engine, stop_engine
+from sparkpin.host.engine import Engine, ImageInfo
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+@contextlib.contextmanager
+def daemon_folder() -> Iterator[Path]:
+    """Where a private engine may live: a short path, since sockets lie below it."""
+    if os.geteuid() != 0 or shutil.which("dockerd", path=SYSTEM_PATH) is None:
+        pytest.skip("needs root and dockerd (apt-get install docker.io) to start an engine of its own")
+    folder = Path(tempfile.mkdtemp(prefix="sp-", dir="/tmp"))
+    try:
+        yield folder
+        stop_engine(Daemon.private(folder), quiet)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            stop_engine(Daemon.private(folder), quiet)
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def private_engine(change: Callable[[Daemon], Daemon] = lambda daemon: daemon) -> Iterator[Engine]:
+    """change: what is different from the engine that this machine has."""
+    with daemon_folder() as folder:
+        daemon = change(Daemon.private(folder))
+        start_engine(Paths(folder, folder / "cache", folder / "home"), quiet, daemon)
+        engine = Engine.at(f"unix://{daemon.socket}")
+        try:
+            yield engine
+        finally:
+            engine.client.close()
+
+
+def file_layer(name: str, content: bytes) -> bytes:
+    """The tar of a layer that holds one file."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        member = tarfile.TarInfo(name)
+        member.size = len(content)
+        tar.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def load_image(engine: Engine, ref: str, layers: list[bytes]) -> ImageInfo:
+    """Load an image of the given layers, lowest first, as a sealed one is made: one event of history per layer."""
+    created = "2026-01-01T00:00:00Z"
+    diff_ids = ["sha256:" + hashlib.sha256(layer).hexdigest() for layer in layers]
+    config = json.dumps(
+        {
+            "architecture": "amd64",
+            "os": "linux",
+            "created": created,
+            "config": {},
+            "history": [{"created": created} for _ in layers],
+            "rootfs": {"type": "layers", "diff_ids": diff_ids},
+        }
+    ).encode()
+    names = [f"{number}.tar" for number in range(len(layers))]
+    manifest = json.dumps([{"Config": "config.json", "RepoTags": [ref], "Layers": names}]).encode()
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, content in [*zip(names, layers, strict=True), ("config.json", config), ("manifest.json", manifest)]:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    engine.load(io.BytesIO(buffer.getvalue()))
+    engine.tag(ref, ref)
+    image = engine.image(ref)
+    assert image is not None
+    return image
+
+
+def sleeper() -> bytes:
+    """A tar with `sleep` and the libraries that it needs: an image that can run."""
+    listed = subprocess.run(["ldd", "/bin/sleep"], capture_output=True, text=True, check=True).stdout
+    names = {"/bin/sleep", *(word for word in listed.split() if word.startswith("/"))}
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", dereference=True) as tar:
+        for name in sorted(names):
+            tar.add(name)
+    return buffer.getvalue()
+
+
+def remove_tags(engine: Engine, repository: str) -> None:
+    """The tags of `sparkpin/<repository>`; the images under them may have others, which stay."""
+    for tag in tags_in(engine):
+        if tag.startswith(f"sparkpin/{repository}:"):
+            engine.untag(tag)
+
+
+def remove_built(engine: Engine, paths: Paths, recipe: str) -> None:
+    """The tags of a recipe, and of the root file systems that its images stand on."""
+    records = [path.read_text() for path in paths.images.glob("*-base-*.json")]
+    for tag in tags_in(engine):
+        if recipe in tag or (tag.startswith("sparkpin/rootfs:") and any(tag in text for text in records)):
+            engine.untag(tag)
+
+
+def tags_in(engine: Engine) -> list[str]:
+    """All tags. docker-py's images.list() asks for each image, too, which another test may remove meanwhile."""
+    return [tag for image in engine.client.api.images() for tag in image["RepoTags"] or () if tag != "<none>:<none>"]

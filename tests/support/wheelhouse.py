@@ -1,0 +1,157 @@
+"""Tiny wheels, and a package index over real HTTP that can be slow, for the tests of lock and fetch."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import threading
+import time
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from sparkpin.pins.schema import LockedFile
+
+
+def make_wheel(
+    folder: Path,
+    name: str,
+    version: str = "1.0",
+    *,
+    tag: str = "py3-none-any",
+    requires: Sequence[str] = (),
+    extras: str = "",
+    size: int = 0,
+    files: Mapping[str, str] | None = None,
+) -> LockedFile:
+    """A valid wheel with `size` bytes of payload or `files`, and its lock entry. extras: names with blanks between."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    path = folder / f"{stem}-{tag}.whl"
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    lines += [f"Provides-Extra: {extra}" for extra in extras.split()]
+    info = f"{stem}.dist-info"
+    content: dict[str, str | bytes] = dict(files or {f"{name.replace('-', '_')}.bin": bytes(size)})
+    content[f"{info}/METADATA"] = "\n".join([*lines, *(f"Requires-Dist: {r}" for r in requires)]) + "\n"
+    content[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n"
+    content[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in [*content, f"{info}/RECORD"])
+    with zipfile.ZipFile(path, "w") as wheel:
+        for member, text in content.items():
+            wheel.writestr(zipfile.ZipInfo(member), text)
+    data = path.read_bytes()
+    return LockedFile(
+        name=name, version=version, file=path.name, size=len(data), sha256=hashlib.sha256(data).hexdigest()
+    )
+
+
+@dataclass
+class Index:
+    """slow: file -> seconds between pieces of 64 KiB; hashes: whether pages carry them; asked: file names served.
+
+    gone: files that the pages name and that are not there any more. sizes: pages are JSON and tell them (PEP 700).
+    compresses: a HEAD tells the size of what would be sent compressed, to whom takes that.
+    uploaded: file -> when it came ("2026-05-10T07:38:37Z"), which JSON pages tell, too.
+    """
+
+    folder: Path
+    url: str = ""
+    hashes: bool = True
+    slow: dict[str, float] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    gone: set[str] = field(default_factory=set)
+    sizes: bool = False
+    uploaded: dict[str, str] = field(default_factory=dict)
+    compresses: bool = False
+
+
+@contextmanager
+def serve(folder: Path) -> Iterator[Index]:
+    """The wheels of a folder as a simple index (PEP 503) on a free port of 127.0.0.1."""
+    index = Index(folder)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            if index.compresses and "gzip" in self.headers.get("Accept-Encoding", ""):
+                self.answer(200, "application/octet-stream", b"less")
+                return
+            self.answer(200, "application/octet-stream", (folder / unquote(self.path).rpartition("/")[2]).read_bytes())
+
+        def do_GET(self) -> None:
+            kind, _, name = unquote(self.path).strip("/").partition("/")
+            if kind == "simple":
+                files = [*folder.glob("*.whl"), *folder.glob("*.tar.gz"), *folder.glob("*.zip")]
+                files = sorted(p for p in files if p.name.split("-")[0].replace("_", "-") == name)
+                if index.sizes and files:
+                    self.answer(200, "application/vnd.pypi.simple.v1+json", page(name, files, index.uploaded))
+                    return
+                body = "".join(f'<a href="/files/{p.name}{self.fragment(p)}">{p.name}</a>\n' for p in files).encode()
+                self.answer(200 if files else 404, "text/html", body)
+            else:
+                index.asked.append(name)
+                if name in index.gone:
+                    self.answer(404, "text/plain", b"")
+                    return
+                self.answer(200, "application/octet-stream", (folder / name).read_bytes(), index.slow.get(name, 0))
+
+        def fragment(self, path: Path) -> str:
+            return f"#sha256={hashlib.sha256(path.read_bytes()).hexdigest()}" if index.hashes else ""
+
+        def answer(self, status: int, kind: str, body: bytes, pause: float = 0) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "HEAD":
+                return
+            try:
+                for start in range(0, len(body), 1 << 16):
+                    self.wfile.write(body[start : start + (1 << 16)])
+                    time.sleep(pause)
+            except OSError:
+                pass  # the client was killed
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    index.url = f"http://127.0.0.1:{server.server_address[1]}/simple/"
+    try:
+        yield index
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def page(name: str, files: Sequence[Path], uploaded: Mapping[str, str]) -> bytes:
+    """A project's page in the simple index's JSON form."""
+    rows = [
+        {
+            "filename": file.name,
+            "url": f"/files/{file.name}",
+            "hashes": {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()},
+            "size": file.stat().st_size,
+            **({"upload-time": uploaded[file.name]} if file.name in uploaded else {}),
+        }
+        for file in files
+    ]
+    versions = sorted({file.name.removesuffix(".zip").removesuffix(".tar.gz").split("-")[1] for file in files})
+    return json.dumps({"meta": {"api-version": "1.1"}, "name": name, "versions": versions, "files": rows}).encode()
+
+
+def use_index(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Let pip know this index and nothing else of the machine's configuration."""
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX", "PIP_TARGET"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", url)
+    monkeypatch.setenv("PIP_RETRIES", "0")

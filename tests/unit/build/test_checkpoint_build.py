@@ -1,0 +1,537 @@
+"""Building and verifying checkpoints: exact bytes, and what is left when something goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from checkpoint_samples import (
+    ALL,
+    BODY,
+    ENTRY,
+    EXTRA,
+    HYBRID,
+    MODULES,
+    MTP,
+    PIN,
+    RULE,
+    base_config,
+    base_shards,
+    data_of,
+    fp8_shards,
+    listings_of,
+    lock_of,
+    places_of,
+    read_tensors,
+    sample_folders,
+    sample_paths,
+    tree,
+    write_repository,
+    write_sample,
+)
+from places import SUPPORT
+
+from sparkpin.checkpoint import build, shards
+from sparkpin.checkpoint.build import build_checkpoint, checkpoint_folder, verify_built
+from sparkpin.checkpoint.layout import IMPORTED, JOURNAL, OWN, RECORD, Shard
+from sparkpin.checkpoint.plan import make_plan
+from sparkpin.checkpoint.verify import verify_checkpoint
+from sparkpin.core.errors import CheckpointError, DiskError, IntegrityError
+from sparkpin.core.files import PARTIAL, sha256_file
+from sparkpin.core.paths import Paths
+
+INDEX = "model.safetensors.index.json"
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+Said = list[str]
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return sample_paths(tmp_path)
+
+
+def expected_tensors(*, hybrid: bool) -> dict[str, tuple[str, str, tuple[int, ...], bytes]]:
+    fp8 = {name: spec for tensors in fp8_shards().values() for name, spec in tensors.items()}
+    wanted = {}
+    for file, tensors in base_shards().items():
+        for name, spec in tensors.items():
+            module = name.removesuffix(".weight")
+            if not (hybrid and module in MODULES):
+                wanted[name] = (file, *spec, data_of("int4", name, spec))
+                continue
+            for taken in (name, f"{module}.weight_scale_inv"):
+                wanted[taken] = (file, *fp8[taken], data_of("fp8", taken, fp8[taken]))
+    return wanted
+
+
+def no_partials(folder: Path) -> bool:
+    return not list(folder.rglob(f"{PARTIAL}*"))
+
+
+def test_copy_is_the_published_repository_by_links(paths: Paths) -> None:
+    folders = write_sample(paths)
+    made = build_checkpoint(paths, PIN, lock_of(folders), ("copy",), print)
+    wanted = tree(folders["int4"])
+    assert {name: data for name, data in tree(made).items() if name != "sparkpin.json"} == wanted
+    assert all((made / name).samefile(folders["int4"] / name) for name in wanted)
+
+
+@pytest.mark.parametrize("steps", [HYBRID, ALL])
+def test_hybrid_is_exact(paths: Paths, steps: tuple[str, ...]) -> None:
+    folders = write_sample(paths)
+    published = tree(folders["int4"])
+    made = build_checkpoint(paths, PIN, lock_of(folders), steps, print)
+    assert read_tensors(made) == expected_tensors(hybrid=True)
+    assert tree(folders["int4"]) == published, "the published repository was written into"
+
+    index = json.loads((made / INDEX).read_text())
+    listed = {n: t for n, t in expected_tensors(hybrid=True).items() if "mtp" in steps or not n.startswith("mtp.")}
+    assert index["weight_map"] == {name: tensor[0] for name, tensor in listed.items()}
+    assert index["metadata"] == {"total_size": sum(len(tensor[3]) for tensor in listed.values()), "made_by": "acme"}
+
+    config = base_config()
+    config["quantization_config"]["extra_config"] |= dict.fromkeys(MODULES, ENTRY)
+    assert json.loads((made / "config.json").read_text()) == config
+
+
+def test_mtp_alone_writes_only_the_index(paths: Paths) -> None:
+    folders = write_sample(paths)
+    made = build_checkpoint(paths, PIN, lock_of(folders), ("copy", "mtp"), print)
+    other = [name for name in tree(folders["int4"]) if not (made / name).samefile(folders["int4"] / name)]
+    assert other == [INDEX]
+    index = json.loads((made / INDEX).read_text())
+    assert {name for name, file in index["weight_map"].items() if file == EXTRA} == set(MTP)
+
+
+def test_mtp_gives_the_same_tensors_whether_the_index_lists_them_or_not(paths: Paths) -> None:
+    folders = write_sample(paths)
+    unlisted = build_checkpoint(paths, PIN, lock_of(folders), ALL, print)
+    write_repository(folders["int4"], base_shards(), base_config(), repository="int4", unlisted=())
+    listed = build_checkpoint(paths, PIN, lock_of(folders), ALL, print)
+    assert listed != unlisted
+    assert read_tensors(listed) == read_tensors(unlisted)
+    assert (listed / INDEX).read_bytes() == (unlisted / INDEX).read_bytes()
+
+
+def test_mtp_in_an_ordinary_shard_is_found(paths: Paths) -> None:
+    folders = write_sample(paths)
+    shards = base_shards()
+    third = "model-00003-of-00003.safetensors"
+    shards[third] = shards.pop(EXTRA)
+    (folders["int4"] / EXTRA).unlink()
+    write_repository(folders["int4"], shards, base_config(), repository="int4")
+    with pytest.raises(CheckpointError, match=f"mtp.file: saw '{EXTRA}', wanted .*tensors are in {third}"):
+        make_plan(listings_of(folders), PIN, ("copy", "mtp"))
+    assert PIN.mtp
+    pin = PIN.model_copy(update={"mtp": PIN.mtp.model_copy(update={"file": third})})
+    made = build_checkpoint(paths, pin, lock_of(folders, pin), ("copy", "mtp"), print)
+    assert set(MTP) <= set(json.loads((made / INDEX).read_text())["weight_map"])
+
+
+def test_two_builds_give_the_same_bytes(tmp_path: Path) -> None:
+    trees = []
+    for name in ("one", "two"):
+        paths = sample_paths(tmp_path / name)
+        trees.append(tree(build_checkpoint(paths, PIN, lock_of(write_sample(paths)), ALL, print)))
+    assert trees[0] == trees[1]
+
+
+def test_record_says_how_it_was_made(paths: Paths) -> None:
+    folders = write_sample(paths)
+    lock = lock_of(folders)
+    made = build_checkpoint(paths, PIN, lock, HYBRID, print)
+    record = json.loads((made / "sparkpin.json").read_text())
+    assert record["key"][:16] == made.name
+    fp8 = record["sources"]["fp8"]
+    assert (fp8["repo"], fp8["revision"]) == ("acme/sample-fp8", "b" * 40)
+    wanted = {name: tensor[3] for name, tensor in read_tensors(folders["fp8"]).items() if "shared_expert" in name}
+    assert fp8["tensors"] == {name: hashlib.sha256(data).hexdigest() for name, data in wanted.items()}
+    base = record["sources"]["int4"]["files"]
+    assert base == {name: sha256_file(folders["int4"] / name)[0] for name in (FIRST, SECOND, INDEX, "config.json")}
+    assert record["steps"] == [{"step": "copy"}, {"step": "hybrid", "rules": [RULE]}]
+    names = {path.name for path in made.iterdir()} - {"sparkpin.json"}
+    assert set(record["files"]) == names
+    for name, entry in record["files"].items():
+        assert (entry["sha256"], entry["size"]) == sha256_file(made / name)
+
+
+def test_a_base_that_is_a_checkpoint_of_ours_does_not_lend_its_record(paths: Paths) -> None:
+    folders = write_sample(paths)
+    for name in OWN:
+        (folders["int4"] / name).write_text(f"{name} of the base")
+    said: Said = []
+    made = build_checkpoint(paths, PIN, lock_of(folders), ALL, said.append)
+    assert f"left out: {', '.join(OWN)} of the base; a checkpoint has its own" in said
+    assert [(folders["int4"] / name).read_text() for name in OWN] == [f"{name} of the base" for name in OWN]
+    assert json.loads((made / RECORD).read_text())["key"][:16] == made.name
+    assert not (made / JOURNAL).exists() and not (made / IMPORTED).exists()
+    assert build_checkpoint(paths, PIN, lock_of(folders), ALL, said.append) == made
+    assert said.count("writing model-00001-of-00002.safetensors (1 of 2, 0.0 MB)") == 1
+    assert verify_built(paths, PIN, lock_of(folders), ALL, print) == made
+
+
+def test_complete_checkpoint_needs_no_repositories(paths: Paths) -> None:
+    folders = write_sample(paths)
+    lock = lock_of(folders)
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    shutil.rmtree(paths.cache)
+    said: Said = []
+    assert build_checkpoint(paths, PIN, lock, ALL, said.append) == made
+    assert said == []
+
+
+@pytest.mark.parametrize("harm", ["remove", "shorten", "extra", "record"])
+def test_damaged_checkpoint_is_built_again(paths: Paths, harm: str) -> None:
+    folders = write_sample(paths)
+    lock = lock_of(folders)
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    wanted = tree(made)
+    if harm == "remove":
+        (made / FIRST).unlink()
+    elif harm == "shorten":
+        (made / FIRST).chmod(0o644)
+        os.truncate(made / FIRST, 100)
+    elif harm == "extra":
+        (made / "pytorch_model.bin").write_bytes(b"x")
+    else:
+        (made / "sparkpin.json").chmod(0o644)
+        (made / "sparkpin.json").write_text("{")
+    said: Said = []
+    assert build_checkpoint(paths, PIN, lock, ALL, said.append) == made
+    assert tree(made) == wanted
+    assert any("damaged or incomplete" in line for line in said)
+    assert no_partials(paths.home)
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.unlink()
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", [FIRST, "model-00002-of-00002.safetensors", EXTRA, INDEX, "config.json", "README.md"])
+@pytest.mark.parametrize("where", ["middle", "end"])
+def test_verify_sees_one_flipped_bit(paths: Paths, name: str, where: str) -> None:
+    folders = write_sample(paths)
+    made = build_checkpoint(paths, PIN, lock_of(folders), ALL, print)
+    plan = make_plan(listings_of(folders), PIN, ALL)
+    verify_checkpoint(made, places_of(folders), plan)
+    size = (made / name).stat().st_size
+    flip(made / name, size - 1 if where == "end" else size - size // 4)
+    with pytest.raises((CheckpointError, IntegrityError), match=name):
+        verify_checkpoint(made, places_of(folders), plan)
+
+
+def test_verify_names_the_tensor(paths: Paths) -> None:
+    folders = write_sample(paths)
+    made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+    file, _, _, data = read_tensors(made)[f"{MODULES[1]}.weight"]
+    flip(made / file, (made / file).read_bytes().index(data))
+    with pytest.raises(CheckpointError, match=f"the bytes of tensor '{MODULES[1]}.weight' are not those in"):
+        verify_checkpoint(made, places_of(folders), make_plan(listings_of(folders), PIN, HYBRID))
+
+
+@pytest.mark.parametrize("name", [FIRST, EXTRA])
+def test_verify_says_what_to_do_about_a_broken_header(paths: Paths, name: str) -> None:
+    lock = lock_of(write_sample(paths))
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    flip(made / name, 8)
+    with pytest.raises(IntegrityError, match=f"{name}: the header begins with") as caught:
+        verify_built(paths, PIN, lock, ALL, print)
+    assert "delete this folder" in caught.value.next_step
+
+
+def test_verify_on_its_own_sees_a_changed_checkpoint_and_its_absence(paths: Paths) -> None:
+    lock = lock_of(write_sample(paths))
+    with pytest.raises(CheckpointError, match="no such checkpoint of sample") as caught:
+        verify_built(paths, PIN, lock, ALL, print)
+    assert "invoke checkpoint --model sample" in caught.value.next_step
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    assert verify_built(paths, PIN, lock, ALL, print) == made
+    record = (made / "sparkpin.json").read_text()
+    (made / "sparkpin.json").chmod(0o644)
+    (made / "sparkpin.json").write_text(record.replace(made.name, "0" * 16))
+    with pytest.raises(CheckpointError, match="is not the record of this checkpoint"):
+        verify_built(paths, PIN, lock, ALL, print)
+    (made / "sparkpin.json").write_text(record)
+    flip(made / FIRST, (made / FIRST).stat().st_size - 1)
+    with pytest.raises(CheckpointError, match="the bytes of tensor"):
+        verify_built(paths, PIN, lock, ALL, print)
+
+
+@pytest.mark.parametrize("name", [FIRST, EXTRA, INDEX, "README.md"])
+def test_verify_sees_a_record_that_says_another_hash(paths: Paths, name: str) -> None:
+    lock = lock_of(write_sample(paths))
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    record = json.loads((made / RECORD).read_text())
+    record["files"][name]["sha256"] = "0" * 64
+    (made / RECORD).unlink()
+    (made / RECORD).write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match=rf"sparkpin\.json: files\['{name}'\]: saw .*0{{64}}.*, wanted "):
+        verify_built(paths, PIN, lock, ALL, print)
+
+
+def test_what_a_bundle_brought_can_be_verified(paths: Paths) -> None:
+    lock = lock_of(write_sample(paths))
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    (made / IMPORTED).touch()
+    assert verify_built(paths, PIN, lock, ALL, print) == made
+
+
+@pytest.mark.parametrize("name", ["README.md", FIRST])
+def test_verify_sees_missing_and_extra_files(paths: Paths, name: str) -> None:
+    folders = write_sample(paths)
+    made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+    plan = make_plan(listings_of(folders), PIN, HYBRID)
+    (made / name).rename(made / f"other-{name}")
+    with pytest.raises(CheckpointError, match=rf"missing files: \['{name}'\], extra files: \['other-{name}'\]"):
+        verify_checkpoint(made, places_of(folders), plan)
+
+
+@pytest.mark.parametrize("position", [20, -1])
+def test_a_shard_that_is_not_what_was_written_is_not_kept(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, position: int
+) -> None:
+    """A disk that loses bytes is played by the test."""
+    folders = write_sample(paths)
+    right = shards.Work.write
+
+    def lossy(work: shards.Work, shard: Shard) -> str:
+        sha256, path = right(work, shard), work.unfinished(shard)
+        if position < 0:
+            os.truncate(path, path.stat().st_size - 1)
+        else:
+            flip(path, position)
+        return sha256
+
+    monkeypatch.setattr(shards.Work, "write", lossy)
+    with pytest.raises(CheckpointError, match="what was written is not there"):
+        build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+    monkeypatch.undo()
+    assert not checkpoint_folder(paths, PIN, lock_of(folders), HYBRID).exists()
+    made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+    assert read_tensors(made) == expected_tensors(hybrid=True)
+
+
+def test_a_shard_that_cannot_be_written_costs_no_other(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of two fails, when the second is finished: that one is kept."""
+    folders = write_sample(paths)
+    right, finished = shards.Work.write, threading.Event()
+
+    def failing(work: shards.Work, shard: Shard) -> str:
+        if shard.path == FIRST:
+            assert finished.wait(60)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return right(work, shard)
+
+    def named(work: shards.Work, shard: Shard, sha256: str) -> shards.Written:
+        entry = name(work, shard, sha256)
+        finished.set()
+        return entry
+
+    name = shards.Work.named
+    monkeypatch.setattr(shards.Work, "write", failing)
+    monkeypatch.setattr(shards.Work, "named", named)
+    with pytest.raises(DiskError, match="No space left"):
+        build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+    monkeypatch.undo()
+    said: Said = []
+    made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, said.append)
+    assert [line for line in said if line.startswith("writing")] == [f"writing {FIRST} (2 of 2, 0.0 MB)"]
+    assert read_tensors(made) == expected_tensors(hybrid=True)
+
+
+def test_a_disk_that_is_full_at_the_last_file_costs_no_shard(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = write_sample(paths)
+    right = build.write_text
+
+    def full(path: Path, data: bytes) -> None:
+        if path.name == RECORD:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        right(path, data)
+
+    monkeypatch.setattr(build, "write_text", full)
+    with pytest.raises(DiskError, match="No space left"):
+        build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+    monkeypatch.undo()
+    said: Said = []
+    made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, said.append)
+    assert "checking 2 of 2 shards that an earlier run finished" in said
+    assert not [line for line in said if line.startswith("writing")] and not (made / JOURNAL).exists()
+    assert read_tensors(made) == expected_tensors(hybrid=True)
+
+
+def test_copies_where_links_cannot_go(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = write_sample(paths)
+
+    def refuse(source: object, target: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    made = build_checkpoint(paths, PIN, lock_of(folders), ALL, print)
+    assert read_tensors(made) == expected_tensors(hybrid=True)
+    assert not (made / EXTRA).samefile(folders["int4"] / EXTRA)
+    assert {path.stat().st_mode & 0o777 for path in made.iterdir()} == {0o444}
+
+
+def test_what_is_written_is_read_only_and_what_is_linked_stays_the_folders(paths: Paths) -> None:
+    folders = write_sample(paths)
+    (folders["int4"] / EXTRA).chmod(0o640)
+    made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in made.iterdir()}
+    assert modes.pop(EXTRA) == 0o640
+    assert {modes[name] for name in (FIRST, INDEX, "config.json", "sparkpin.json")} == {0o444}
+
+
+BUILD_AND_STOP = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from checkpoint_samples import ALL, PIN, lock_of, sample_folders, sample_paths
+from sparkpin.checkpoint import build, shards
+from sparkpin.checkpoint.layout import JOURNAL
+paths = sample_paths(Path({root!r}))
+right = shards.Work.write
+def stop(work, shard):
+    if not shard.path.startswith("model-00002"):
+        return right(work, shard)
+    work.unfinished(shard).write_bytes(b"half")
+    while len((work.folder / JOURNAL).read_text().splitlines()) < 2:
+        time.sleep(0.01)
+    print("writing", flush=True)
+    time.sleep(600)
+if {stop!r}:
+    shards.Work.write = stop
+print(build.build_checkpoint(paths, PIN, lock_of(sample_folders(paths)), ALL, lambda line: None), flush=True)
+"""
+
+
+def start(root: Path, *, stop: bool) -> subprocess.Popen[str]:
+    code = BUILD_AND_STOP.format(tests=str(SUPPORT), root=str(root), stop=stop)
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """The folder that a run left which was killed in the middle of the second shard."""
+    paths = sample_paths(tmp_path)
+    lock = lock_of(write_sample(paths))
+    with start(tmp_path, stop=True) as process:
+        assert process.stdout and process.stdout.readline() == "writing\n"
+        process.send_signal(signal.SIGKILL)
+    folder = checkpoint_folder(paths, PIN, lock, ALL)
+    assert not folder.exists()
+    partial = build.partial_folder(folder)
+    assert {path.name for path in partial.iterdir()} == {"journal", FIRST, f"{SECOND}.unfinished"}, "nothing to load"
+    return partial
+
+
+def build_again(tmp_path: Path) -> tuple[Path, Said]:
+    paths, said = sample_paths(tmp_path), Said()
+    made = build_checkpoint(paths, PIN, lock_of(sample_folders(paths)), ALL, said.append)
+    assert read_tensors(made) == expected_tensors(hybrid=True)
+    assert no_partials(paths.home)
+    return made, said
+
+
+def test_killed_build_goes_on_at_the_first_unfinished_shard(tmp_path: Path, killed: Path) -> None:
+    finished = (killed / FIRST).stat().st_ino
+    made, said = build_again(tmp_path)
+    assert (made / FIRST).stat().st_ino == finished
+    assert "checking 1 of 2 shards that an earlier run finished" in said
+    assert [line for line in said if line.startswith("writing")] == [f"writing {SECOND} (2 of 2, 0.0 MB)"]
+    resumed = tree(made)
+    shutil.rmtree(made)
+    assert tree(build_again(tmp_path)[0]) == resumed
+
+
+def test_a_finished_shard_is_hashed_before_it_is_trusted(tmp_path: Path, killed: Path) -> None:
+    flip(killed / FIRST, (killed / FIRST).stat().st_size - 1)
+    _, said = build_again(tmp_path)
+    assert f"{FIRST} is not what it was: writing it again" in said
+    assert len([line for line in said if line.startswith("writing")]) == 2
+
+
+@pytest.mark.parametrize("journal", ["", "{", '{"key": "another"}\n', "cut"])
+def test_a_journal_that_says_nothing_is_not_believed(tmp_path: Path, killed: Path, journal: str) -> None:
+    text = (killed / "journal").read_text()
+    (killed / "journal").write_text(text[:-5] if journal == "cut" else journal + text.partition("\n")[2])
+    _, said = build_again(tmp_path)
+    assert len([line for line in said if line.startswith("writing")]) == 2
+
+
+def test_what_a_killed_run_of_other_steps_left_goes(tmp_path: Path, killed: Path) -> None:
+    paths = sample_paths(tmp_path)
+    build_checkpoint(paths, PIN, lock_of(sample_folders(paths)), HYBRID, print)
+    assert not killed.exists()
+
+
+def test_two_runs_at_once_build_it_once(tmp_path: Path) -> None:
+    paths = sample_paths(tmp_path)
+    lock = lock_of(write_sample(paths))
+    with start(tmp_path, stop=False) as one, start(tmp_path, stop=False) as two:
+        outputs = {one.communicate()[0], two.communicate()[0]}
+    assert (one.returncode, two.returncode) == (0, 0)
+    assert outputs == {f"{checkpoint_folder(paths, PIN, lock, ALL)}\n"}
+    assert [path.name for path in (paths.checkpoints / "sample").iterdir()] == [outputs.pop().strip()[-16:]]
+
+
+@pytest.fixture
+def small_disk(tmpfs: Callable[[str], Path]) -> Path:
+    """A file system of 24 MB."""
+    return tmpfs("24m")
+
+
+def test_disk_is_checked_before_the_first_byte(small_disk: Path) -> None:
+    paths = sample_paths(small_disk)
+    lock = lock_of(write_sample(paths))
+    with pytest.raises(DiskError, match=r"need 6[0-9,]+ bytes in .*, 2[0-9,]+ are free"):
+        build_checkpoint(paths, PIN, lock, ALL, print)
+    assert not paths.checkpoints.exists()
+
+
+def test_what_a_killed_run_had_begun_counts_for_the_next(paths: Paths) -> None:
+    """A shard's blocks are set aside when it is begun, so eight of them may fill the rest of a disk."""
+    folders = write_sample(paths, scale=10_000)
+    lock, plan = lock_of(folders), make_plan(listings_of(folders), PIN, ALL)
+    folder = checkpoint_folder(paths, PIN, lock, ALL)
+    needed = build.disk_needed(folder, folders["int4"], plan)
+    assert needed == plan.written_bytes + build.SPARE
+    partial = build.partial_folder(folder)
+    partial.mkdir(parents=True)
+    for name in (FIRST, f"{SECOND}.unfinished"):
+        (partial / name).write_bytes(bytes(8192))
+    os.link(folders["int4"] / EXTRA, partial / EXTRA)
+    assert build.disk_needed(folder, folders["int4"], plan) == needed - 16384
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    (made / FIRST).unlink()
+    (made / "spoiled").write_bytes(bytes(4096))
+    assert build.disk_needed(made, folders["int4"], plan) < needed - plan.shards[1].size
+
+
+def test_disk_that_fills_up_in_the_middle(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "check_disk", lambda *args: None)
+    paths = sample_paths(small_disk)
+    lock = lock_of(write_sample(paths, scale=100_000))
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - 4_000_000))
+    with pytest.raises(DiskError, match=r"cannot write to .*checkpoints/sample.*: No space left"):
+        build_checkpoint(paths, PIN, lock, ALL, print)
+    assert not checkpoint_folder(paths, PIN, lock, ALL).exists()
+    filler.unlink()
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
+    assert no_partials(paths.home)
+    tensors = read_tensors(made)
+    assert tensors[f"{BODY}1.mlp.gate.weight"][2] == (300_000, 5)
+    assert tensors[f"{MODULES[0]}.weight"] == expected_tensors(hybrid=True)[f"{MODULES[0]}.weight"]

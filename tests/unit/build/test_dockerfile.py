@@ -1,0 +1,58 @@
+"""What a Dockerfile may reach."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkpin.build.closed_dockerfile import require_closed
+from sparkpin.build.render import render_chain
+from sparkpin.core.errors import BuildError
+from sparkpin.core.paths import Paths
+from sparkpin.pins import manifests
+
+GOOD = """\
+# A comment, syntax of no importance
+FROM parent:1 AS venv
+RUN --mount=type=bind,source=tools,target=/tmp/tools \\
+    # in between
+    --mount=type=bind,from=venv,target=/x \\
+    true
+FROM --platform=linux/arm64 scratch AS tree
+# syntax=said/late: a plain comment here
+COPY --from=venv /a /b
+from tree
+copy --from=tree / /
+"""
+
+
+def test_what_stays_inside_is_taken() -> None:
+    require_closed(GOOD, "parent:1")
+
+
+def test_the_project_s_own_templates_are_taken() -> None:
+    project = Paths.from_env().project
+    stack = manifests.load_stack(project, "cpu")
+    for image in render_chain(
+        project, stack, manifests.load_stack_lock(project, stack), manifests.load_chain(project, "v2-tq")
+    ):
+        require_closed(image.dockerfile, image.parent_ref)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("# A comment", "# syntax=docker/dockerfile:1\n# A comment"),
+        ("# A comment", "#escape=`\n# A comment"),
+        ("FROM parent:1", "FROM debian"),
+        ("FROM parent:1", "FROM $PARENT"),
+        ("COPY --from=venv", "COPY --from=busybox"),
+        ("from=venv,target", "from=busybox,target"),
+        ("COPY --from=venv /a /b", "ADD /a /b"),
+        ("COPY --from=venv /a /b", "ADD \\\n  https://example.invalid/a /b"),
+        ("from tree", "from later"),
+    ],
+)
+def test_what_leads_out_is_refused(old: str, new: str) -> None:
+    assert old in GOOD
+    with pytest.raises(BuildError, match=r"line \d+ of the rendered Dockerfile"):
+        require_closed(GOOD.replace(old, new, 1), "parent:1")

@@ -1,0 +1,223 @@
+"""The root file system: what decides its key, the same bytes from different writers, and one real, offline build."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from places import PROJECT
+
+from sparkpin.build import rootfs
+from sparkpin.core.epoch import EPOCH
+from sparkpin.core.errors import IntegrityError
+from sparkpin.core.paths import Paths
+from sparkpin.fetch.store import Store
+from sparkpin.pins.manifests import load_stack, load_stack_lock
+from sparkpin.pins.schema import LockedFile, Stack, StackLock
+
+
+@pytest.fixture
+def stack() -> Stack:
+    return load_stack(PROJECT, "cpu")
+
+
+@pytest.fixture
+def lock(stack: Stack) -> StackLock:
+    return load_stack_lock(PROJECT, stack)
+
+
+def test_key_follows_packages_and_nothing_else(stack: Stack, lock: StackLock) -> None:
+    key = rootfs.rootfs_spec(stack, lock).key
+    assert key == rootfs.rootfs_spec(stack, lock.model_copy(update={"wheels": []})).key
+    first, *rest = lock.debs
+    newer = lock.model_copy(update={"debs": [first.model_copy(update={"sha256": "0" * 64}), *rest]})
+    assert rootfs.rootfs_spec(stack, newer).key != key
+    assert rootfs.rootfs_spec(stack.model_copy(update={"platform": "linux/arm64"}), lock).key != key
+
+
+def test_key_does_not_depend_on_where_the_checkout_lies(stack: Stack, lock: StackLock) -> None:
+    assert str(PROJECT) not in str(rootfs.arguments(stack, lock))
+
+
+def raw_tar(order: int, mtime: int, form: int) -> io.BytesIO:
+    """One tree as two different writers would store it: order, times, user names and format differ."""
+    rows = [("./", b"5", b""), ("./usr/", b"5", b""), ("./usr/b", b"0", b"data"), ("./usr/a", b"2", b"")]
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=form) as tar:
+        for name, kind, data in rows[::order]:
+            info = tarfile.TarInfo(name)
+            info.type, info.size, info.mtime, info.mode = kind, len(data), mtime, 0o755
+            info.linkname = "b" if kind == b"2" else ""
+            info.uname = f"user{mtime}"
+            tar.addfile(info, io.BytesIO(data))
+    return out
+
+
+def test_tar_is_canonical_whoever_wrote_it() -> None:
+    one = b"".join(rootfs.canonical(raw_tar(1, 5, tarfile.PAX_FORMAT)))
+    two = b"".join(rootfs.canonical(raw_tar(-1, 900_000_000, tarfile.GNU_FORMAT)))
+    assert one == two
+    with tarfile.open(fileobj=io.BytesIO(one)) as tar:
+        members = {member.name: member for member in tar}
+    assert list(members) == ["dev", "usr", "usr/a", "usr/b"]
+    assert {member.mtime for member in members.values()} == {EPOCH}
+
+
+def test_damaged_package_is_not_used(tmp_path: Path, stack: Stack, lock: StackLock) -> None:
+    deb = LockedFile(name="a", version="1", file="a_1_all.deb", size=4, sha256=hashlib.sha256(b"good").hexdigest())
+    paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
+    path = Store(paths.store).path(deb.sha256)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"evil")
+    with pytest.raises(IntegrityError, match=r"a_1_all\.deb"):
+        rootfs.build_rootfs(paths, rootfs.rootfs_spec(stack, lock.model_copy(update={"debs": [deb]})), print)
+    assert not list(paths.cache.glob("rootfs/*"))
+
+
+def test_cached_tar_is_used_until_it_is_damaged(
+    tmp_path: Path, stack: Stack, lock: StackLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only mmdebstrap's run is replaced."""
+    runs, said = list[Path](), list[str]()
+    paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
+
+    def made(_: rootfs.RootfsSpec, repo: Path) -> list[bytes]:
+        runs.append(repo)
+        return [b"tar", b"bytes"]
+
+    monkeypatch.setattr(rootfs, "made", made)
+    empty = rootfs.rootfs_spec(stack, lock.model_copy(update={"debs": []}))
+    tar = rootfs.build_rootfs(paths, empty, said.append)
+    assert tar == paths.cache / "rootfs" / f"{empty.key}.tar"
+    assert rootfs.build_rootfs(paths, empty, said.append) == tar
+    assert len(runs) == 1
+    tar.write_bytes(b"tarbytez")
+    rootfs.build_rootfs(paths, empty, said.append)
+    assert tar.read_bytes() == b"tarbytes"
+    assert len(runs) == 2 and any("damaged" in line for line in said)
+    assert not any(repo.exists() for repo in runs)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder to uid 10001 needs root")
+def test_clean_up_leaves_the_user_and_the_licences(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    gone = [
+        *("etc/resolv.conf", "etc/hostname", "etc/apt/sources.list", "etc/passwd-", "var/lib/apt/lists/x"),
+        *("var/log/dpkg.log", "var/log/apt/history.log", "var/cache/ldconfig/aux-cache", "usr/share/man/man1/a.1"),
+        *(
+            "usr/share/locale/de/a.mo",
+            "usr/share/doc/a/changelog.gz",
+            "usr/share/doc/b/README",
+            "var/lib/dpkg/status-old",
+        ),
+        "etc/dpkg/dpkg.cfg.d/99mmdebstrap",
+    ]
+    kept = ["usr/share/doc/a/copyright", "etc/ssl/certs/a.pem", "var/lib/dpkg/status", "usr/lib/python3.11/os.py"]
+    for name in [*gone, *kept]:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("x")
+    (root / "etc/passwd").write_text("root:*:0:0:root:/root:/bin/bash\n")
+    (root / "etc/group").write_text("root:*:0:\n")
+    subprocess.run([rootfs.CUSTOMIZE, root], check=True)
+    assert [name for name in gone if (root / name).exists()] == []
+    assert [name for name in kept if not (root / name).exists()] == []
+    assert (root / "etc/passwd").read_text().splitlines()[1].split(":")[:4] == ["sparkpin", "*", "10001", "10001"]
+    assert (root / "home/sparkpin").stat().st_uid == (root / "home/sparkpin").stat().st_gid == 10001
+    assert not (root / "usr/share/doc/b").exists()
+
+
+@pytest.mark.e2e
+def test_real_rootfs_is_made_offline_and_twice_the_same(tmp_path: Path, stack: Stack, lock: StackLock) -> None:
+    """In a network namespace without any interface up, with another zone, umask and folder for temporary files."""
+    mine = Paths.from_env(PROJECT)
+    if not all(Store(mine.store).has(deb) for deb in lock.debs):
+        pytest.skip("the packages of the cpu stack are not in the store: invoke fetch")
+    if os.geteuid() != 0 or not shutil.which("mmdebstrap"):
+        pytest.skip("needs root (for a network namespace) and mmdebstrap")
+    first = rootfs.build_rootfs(mine, rootfs.rootfs_spec(stack, lock), print)
+    other = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    other.cache.mkdir()
+    (other.cache / "store").symlink_to(mine.store)
+    program = (
+        "import os, sys; from pathlib import Path; from sparkpin.build import rootfs; "
+        "from sparkpin.core.paths import Paths; "
+        "from sparkpin.pins.manifests import load_stack, load_stack_lock; os.umask(0o077); "
+        "paths = Paths(*map(Path, sys.argv[1:])); stack = load_stack(paths.project, 'cpu'); "
+        "spec = rootfs.rootfs_spec(stack, load_stack_lock(paths.project, stack)); "
+        "print(rootfs.build_rootfs(paths, spec, lambda line: None))"
+    )
+    argv = ["unshare", "-n", sys.executable, "-c", program, str(PROJECT), str(other.cache), str(other.home)]
+    env = {**os.environ, "TZ": "Asia/Tokyo", "LANG": "tr_TR.UTF-8"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    second = Path(done.stdout.strip())
+    assert hashlib.sha256(first.read_bytes()).digest() == hashlib.sha256(second.read_bytes()).digest()
+    root = tmp_path / "root"
+    root.mkdir()
+    subprocess.run(["tar", "-C", root, "-xf", second], check=True)
+    check = (
+        "import ssl, sqlite3, venv, sys, pwd; ssl.create_default_context(); "
+        "print(sys.version_info[:2], pwd.getpwuid(10001).pw_dir)"
+    )
+    argv = ["chroot", "--userspec=10001:10001", str(root), "python3", "-c", check]
+    assert subprocess.check_output(argv, text=True).strip() == "(3, 11) /home/sparkpin"
+    assert not (root / "usr/bin/apt-get").exists()
+
+
+@pytest.mark.e2e
+def test_a_killed_run_leaves_neither_mounts_nor_processes(
+    tmp_path: Path, stack: Stack, lock: StackLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = Paths.from_env(PROJECT)
+    if not all(Store(mine.store).has(deb) for deb in lock.debs):
+        pytest.skip("the packages of the cpu stack are not in the store: invoke fetch")
+    if os.geteuid() != 0 or not shutil.which("mmdebstrap"):
+        pytest.skip("needs root (others' mmdebstrap makes its own namespaces) and mmdebstrap")
+    work = tmp_path / "tmp"
+    work.mkdir(mode=0o755)
+    program = (
+        "import sys; from pathlib import Path; from sparkpin.build import rootfs; "
+        "from sparkpin.core.paths import Paths; "
+        "from sparkpin.pins.manifests import load_stack, load_stack_lock; "
+        "paths = Paths(*map(Path, sys.argv[1:])); stack = load_stack(paths.project, 'cpu'); "
+        "rootfs.build_rootfs(paths, rootfs.rootfs_spec(stack, load_stack_lock(paths.project, stack)), print)"
+    )
+    other = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    other.cache.mkdir()
+    (other.cache / "store").symlink_to(mine.store)
+    argv = [sys.executable, "-c", program, str(PROJECT), str(other.cache), str(other.home)]
+    with subprocess.Popen(argv, env={**os.environ, "TMPDIR": str(work)}) as run:
+        until(lambda: any(str(work) in mounts for mounts in mounts_by_process().values()), "mmdebstrap's mounts")
+        assert str(work) not in Path("/proc/self/mounts").read_text()
+        run.kill()
+    until(lambda: not any(str(work) in mounts for mounts in mounts_by_process().values()), "the end of all of it")
+    (left,) = work.iterdir()  # only files, which the next run of this cache removes
+    monkeypatch.setattr(tempfile, "tempdir", str(work))
+    with rootfs.workplace(other) as fresh:
+        assert list(work.iterdir()) == [fresh] != [left]
+
+
+def mounts_by_process() -> dict[str, str]:
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/mounts"):
+        with suppress(OSError):  # it ended
+            found[path.parent.name] = path.read_text()
+    return found
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 400) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited {seconds} s for {what}"
+        time.sleep(0.05)

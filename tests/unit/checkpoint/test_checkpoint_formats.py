@@ -1,0 +1,368 @@
+"""Rules of the hybrid step: which module holds what afterwards, byte for byte, and what cannot be."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+from checkpoint_samples import (
+    ALL,
+    BODY,
+    EXTRA,
+    HYBRID,
+    MODULES,
+    PIN,
+    RULE,
+    Shards,
+    base_config,
+    base_shards,
+    data_of,
+    fp8_config,
+    fp8_shards,
+    listings_of,
+    lock_of,
+    places_of,
+    read_tensors,
+    write_repository,
+)
+
+from sparkpin.checkpoint.build import write_checkpoint
+from sparkpin.checkpoint.plan import Plan, checkpoint_key, final_tensors, make_plan
+from sparkpin.checkpoint.safetensors import item_size, read_header
+from sparkpin.checkpoint.verify import verify_checkpoint
+from sparkpin.core.errors import CheckpointError
+from sparkpin.pins.schema import ModelPin
+
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+ATTENTION = [f"{BODY}{layer}.self_attn.q_proj" for layer in (0, 1)]
+FP8_ENTRY = {"bits": 8, "group_size": [4, 4], "sym": True, "data_type": "fp"}
+PLAIN_ENTRY = {"bits": 16, "data_type": "float"}
+FP8_ATTENTION = RULE | {"modules": ["model.*.self_attn.q_proj"]}
+PLAIN_ATTENTION = {"modules": ["model.*.self_attn.q_proj"], "format": "plain", "source": "bf16"}
+KEEP = {"modules": ["*"], "format": "keep"}
+
+
+class Pair:
+    """Repositories to change before they are written; the third holds plain weights."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.shards: dict[str, Shards] = {"int4": base_shards(), "fp8": fp8_shards(), "bf16": {FIRST: {}}}
+        self.configs: dict[str, dict[str, Any]] = {"int4": base_config(), "fp8": fp8_config(), "bf16": {}}
+        self.unlisted: tuple[str, ...] = (EXTRA,)
+        for module in ATTENTION:
+            self.shards["fp8"][SECOND][f"{module}.weight_scale_inv"] = ("BF16", (2, 2))
+            self.shards["bf16"][FIRST][f"{module}.weight"] = ("BF16", (8, 8))
+        self.base = self.shards["int4"]
+
+    def pin(self, *rules: dict[str, Any]) -> ModelPin:
+        value = PIN.model_dump() | {"hybrid": {"rules": list(rules)}}
+        value["repositories"]["bf16"] = {"repo": "acme/sample", "revision": "c" * 40}
+        return ModelPin.model_validate(value)
+
+    def folders(self) -> dict[str, Path]:
+        return {
+            name: write_repository(
+                self.root / name, shards, self.configs[name], repository=name, unlisted=self.unlisted
+            )
+            for name, shards in self.shards.items()
+        }
+
+    def plan(self, *rules: dict[str, Any], steps: tuple[str, ...] = HYBRID) -> Plan:
+        return make_plan(listings_of(self.folders()), self.pin(*rules), steps)
+
+    def build(self, *rules: dict[str, Any], steps: tuple[str, ...] = HYBRID) -> Path:
+        """Built, and compared with its sources."""
+        pin, folders = self.pin(*rules), self.folders()
+        plan, lock, places = make_plan(listings_of(folders), pin, steps), lock_of(folders, pin), places_of(folders)
+        made = self.root / "made"
+        write_checkpoint(made, pin, lock, plan, places, checkpoint_key(pin, lock, steps), lambda line: None)
+        verify_checkpoint(made, places, plan)
+        tensors = read_tensors(made)
+        assert {p.source.info.name: p.file for p in final_tensors(plan, listings_of(folders))} == {
+            name: tensor[0] for name, tensor in tensors.items()
+        }
+        return made
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return Pair(tmp_path)
+
+
+def extra_config(folder: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())["quantization_config"]["extra_config"]
+    return config
+
+
+def test_fp8_over_int4(pair: Pair) -> None:
+    for module, file in zip(ATTENTION, (FIRST, SECOND), strict=True):
+        pair.base[file] |= {f"{module}.qzeros": ("I32", (1, 1)), f"{module}.g_idx": ("I32", (8,))}
+    before = read_tensors(pair.folders()["int4"])
+    made = pair.build(FP8_ATTENTION)
+    after = read_tensors(made)
+    gone = {f"{module}.{part}" for module in ATTENTION for part in ("qweight", "qzeros", "scales", "g_idx")}
+    assert set(before) - set(after) == gone
+    for module, file in zip(ATTENTION, (FIRST, SECOND), strict=True):
+        for part, spec in (("weight", ("F8_E4M3", (8, 8))), ("weight_scale_inv", ("BF16", (2, 2)))):
+            name = f"{module}.{part}"
+            assert after.pop(name) == (file, *spec, data_of("fp8", name, spec))
+    assert after == {name: tensor for name, tensor in before.items() if name not in gone}
+    assert extra_config(made) == base_config()["quantization_config"]["extra_config"] | dict.fromkeys(
+        ATTENTION, FP8_ENTRY
+    )
+    weight_map = json.loads((made / "model.safetensors.index.json").read_text())["weight_map"]
+    assert not gone & set(weight_map) and weight_map[f"{ATTENTION[1]}.weight"] == SECOND
+
+
+def test_plain_over_int4(pair: Pair) -> None:
+    made = pair.build(PLAIN_ATTENTION)
+    after = read_tensors(made)
+    for module in ATTENTION:
+        assert after[f"{module}.weight"][1:] == ("BF16", (8, 8), data_of("bf16", f"{module}.weight", ("BF16", (8, 8))))
+        assert not {f"{module}.qweight", f"{module}.scales", f"{module}.weight_scale_inv"} & set(after)
+        assert extra_config(made)[module] == PLAIN_ENTRY
+
+
+def test_a_bias_stays_with_its_module(pair: Pair) -> None:
+    pair.base[FIRST][f"{ATTENTION[0]}.bias"] = ("F16", (8,))
+    assert f"{ATTENTION[0]}.bias" in read_tensors(pair.build(FP8_ATTENTION))
+
+
+def test_the_first_rule_that_fits_counts(pair: Pair) -> None:
+    keep = KEEP | {"modules": [f"{BODY}0.*"]}
+    changed = {row.pattern for row in pair.plan(keep, FP8_ATTENTION).rows if row.verb == "dropped"}
+    assert changed == {f"{BODY}*.self_attn.q_proj.{part}" for part in ("qweight", "scales")}
+    made = pair.build(keep, FP8_ATTENTION)
+    assert ATTENTION[0] not in extra_config(made) and extra_config(made)[ATTENTION[1]] == FP8_ENTRY
+    made = pair.plan(KEEP, FP8_ATTENTION, RULE)
+    assert (made.shards, made.texts) == ((), ())
+
+
+def test_three_formats_at_once(pair: Pair) -> None:
+    first = PLAIN_ATTENTION | {"modules": [ATTENTION[0]]}
+    made = pair.build(first, FP8_ATTENTION, RULE)
+    tensors = read_tensors(made)
+    dtypes = [tensors[f"{module}.weight"][1] for module in (*ATTENTION, *MODULES)]
+    assert dtypes == ["BF16", "F8_E4M3", *6 * ["F8_E4M3"]]
+
+
+def test_mtp_modules_in_fp8(pair: Pair) -> None:
+    names = [f"mtp.layers.0.mlp.shared_expert.{part}_proj" for part in ("down", "gate", "up")]
+    for name in names:
+        pair.shards["fp8"][FIRST] |= {
+            f"{name}.weight": ("F8_E4M3", (2, 3)),
+            f"{name}.weight_scale_inv": ("F32", (1, 1)),
+        }
+    rule = RULE | {"modules": ["mtp.layers.0.mlp.shared_expert.*"]}
+    unlisted = json.loads((pair.build(rule) / "model.safetensors.index.json").read_text())["weight_map"]
+    assert not any(name.startswith("mtp.") for name in unlisted), "without the mtp step they stay out of the index"
+    made = pair.build(rule, steps=ALL)
+    listed = json.loads((made / "model.safetensors.index.json").read_text())["weight_map"]
+    for name in names:
+        assert read_tensors(made)[f"{name}.weight"][:2] == (EXTRA, "F8_E4M3")
+        assert listed[f"{name}.weight"] == listed[f"{name}.weight_scale_inv"] == EXTRA
+        assert extra_config(made)[name] == FP8_ENTRY
+
+
+def test_awq_packs_along_the_other_side(pair: Pair) -> None:
+    pair.configs["int4"]["quantization_config"]["packing_format"] = "auto_round:auto_awq"
+    for module, file in zip(ATTENTION, (FIRST, SECOND), strict=True):
+        pair.base[file] |= {f"{module}.qweight": ("I32", (8, 1)), f"{module}.scales": ("F16", (1, 8))}
+    assert f"{ATTENTION[0]}.weight" in read_tensors(pair.build(FP8_ATTENTION))
+
+
+def test_data_is_aligned_in_long_runs_and_the_reference_reader_reads_it(pair: Pair) -> None:
+    """FP8 weights of an odd number of bytes come last; the base's order stays within an item size."""
+    made = pair.build(RULE, FP8_ATTENTION)
+    for file in (FIRST, SECOND):
+        header = read_header(made / file)
+        infos = list(header.tensors.values())
+        assert header.data_start % 8 == 0
+        assert all((info.begin - header.data_start) % item_size(info.dtype) == 0 for info in infos)
+        published = list(read_header(pair.root / "int4" / file).tensors)
+        kept = [info.name for info in infos if info.name in published and not info.name.endswith("proj.weight")]
+        assert kept == [name for name in published if name in kept]
+        assert [info.dtype for info in infos][-4:] == 4 * ["F8_E4M3"]
+        read = dict(safetensors.deserialize((made / file).read_bytes()))
+        for name, (_, dtype, shape, data) in read_tensors(made).items():
+            if name in read:
+                assert bytes(read[name]["data"]) == data
+                assert (read[name]["dtype"], tuple(read[name]["shape"])) == (dtype, shape)
+
+
+def test_the_same_bytes_on_every_machine(pair: Pair) -> None:
+    """Changes only if what is written changes: then raise FORMAT, since the keys have to change, too."""
+    made = pair.build(RULE, FP8_ATTENTION, steps=ALL)
+    digest = hashlib.sha256()
+    for path in sorted(made.iterdir()):
+        digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    assert digest.hexdigest() == "71889c63992bffb4109a810656763fc9562afa6431d1d48de8859d10ed98f809"
+
+
+def set_spec(pair: Pair, name: str, dtype: str, *shape: int, repository: str = "int4") -> None:
+    shards = pair.shards[repository]
+    file = next(file for file, tensors in shards.items() if name in tensors)
+    shards[file][name] = (dtype, shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "shape", "repository", "message"),
+    [
+        ("qweight", "I32", (2, 8), "int4", r"weight: saw shape \[8, 8\], wanted \[8, 16\] as in the base"),
+        ("qweight", "I32", (8,), "int4", r"qweight: saw I32 \[8\], wanted an I32 matrix"),
+        ("qweight", "U32", (1, 8), "int4", r"qweight: saw U32 \[1, 8\], wanted an I32 matrix"),
+        (
+            "scales",
+            "F16",
+            (1, 4),
+            "int4",
+            r"scales: saw shape \[1, 4\], wanted \[groups, 8\] beside a qweight of \[1, 8\]",
+        ),
+        ("weight", "F8_E4M3", (8, 4), "fp8", r"weight: saw shape \[8, 4\], wanted \[8, 8\] as in the base"),
+        ("weight", "F8_E5M2", (8, 8), "fp8", "weight: saw dtype F8_E5M2, wanted F8_E4M3"),
+        ("weight_scale_inv", "BF16", (2, 1), "fp8", r"saw shape \[2, 1\], wanted \[2, 2\] for a weight of \[8, 8\]"),
+        ("weight_scale_inv", "F8_E8M0", (2, 2), "fp8", "saw dtype F8_E8M0, wanted BF16 or F32"),
+    ],
+)
+def test_int4_and_fp8_that_do_not_fit(
+    pair: Pair, name: str, dtype: str, shape: tuple[int, ...], repository: str, message: str
+) -> None:
+    set_spec(pair, f"{ATTENTION[0]}.{name}", dtype, *shape, repository=repository)
+    with pytest.raises(CheckpointError, match=message):
+        pair.plan(FP8_ATTENTION)
+
+
+def test_int4_without_scales(pair: Pair) -> None:
+    del pair.base[FIRST][f"{ATTENTION[0]}.scales"]
+    with pytest.raises(CheckpointError, match=r"q_proj\.scales: saw no such tensor, wanted \[groups, 8\]"):
+        pair.plan(FP8_ATTENTION)
+
+
+@pytest.mark.parametrize("bits", [None, 3, "4"])
+def test_bits_that_do_not_pack(pair: Pair, bits: object) -> None:
+    pair.configs["int4"]["quantization_config"]["bits"] = bits
+    with pytest.raises(CheckpointError, match=r"quantization_config\.bits: saw .* for .*q_proj, wanted 2, 4 or 8"):
+        pair.plan(FP8_ATTENTION)
+
+
+@pytest.mark.parametrize("extra", [["a"], "a", {"a": 3}])
+def test_entries_of_a_base_that_are_none(pair: Pair, extra: object) -> None:
+    pair.configs["int4"]["quantization_config"]["extra_config"] = extra
+    with pytest.raises(
+        CheckpointError, match=r"quantization_config\.extra_config: saw .*, wanted modules with settings"
+    ):
+        pair.plan(FP8_ATTENTION)
+
+
+def test_a_source_whose_settings_are_none(pair: Pair) -> None:
+    pair.configs["fp8"]["quantization_config"] = "fp8"
+    with pytest.raises(CheckpointError, match=r"fp8/config\.json: quantization_config: saw 'fp8', wanted a mapping"):
+        pair.plan(FP8_ATTENTION)
+
+
+def test_a_modules_own_bits_count(pair: Pair) -> None:
+    pair.configs["int4"]["quantization_config"]["extra_config"][ATTENTION[0]] = {"bits": 8}
+    with pytest.raises(CheckpointError, match=r"wanted \[8, 4\] as in the base"):
+        pair.plan(FP8_ATTENTION)
+
+
+def test_a_plain_weight_with_a_scale_beside_it(pair: Pair) -> None:
+    pair.shards["bf16"][FIRST][f"{ATTENTION[0]}.weight_scale_inv"] = ("BF16", (2, 2))
+    with pytest.raises(CheckpointError, match="weight_scale_inv: saw a scale, wanted none beside a plain weight"):
+        pair.plan(PLAIN_ATTENTION)
+
+
+def test_a_plain_source_that_is_quantised(pair: Pair) -> None:
+    set_spec(pair, f"{ATTENTION[0]}.weight", "F8_E4M3", 8, 8, repository="bf16")
+    with pytest.raises(CheckpointError, match="saw dtype F8_E4M3, wanted BF16 or F16 or F32"):
+        pair.plan(PLAIN_ATTENTION)
+
+
+def test_a_base_without_a_config(pair: Pair) -> None:
+    folders = pair.folders()
+    (folders["int4"] / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no config\.json: saw no such file") as caught:
+        make_plan(listings_of(folders), pair.pin(FP8_ATTENTION), HYBRID)
+    assert "quantised" not in caught.value.next_step
+
+
+def test_what_vllm_would_stop_at_is_told_at_planning(pair: Pair) -> None:
+    pair.base[FIRST]["lm_head.weight"] = ("BF16", (8, 8))
+    with pytest.raises(CheckpointError, match=r"lm_head: saw format fp8; the LM head cannot be FP8"):
+        pair.plan(FP8_ATTENTION | {"modules": ["lm_head"]})
+    expert = f"{BODY}0.mlp.experts.0.up_proj"
+    pair.base[FIRST] |= {f"{expert}.qweight": ("I32", (1, 8)), f"{expert}.scales": ("F16", (1, 8))}
+    with pytest.raises(CheckpointError, match="saw format plain; experts over INT4 cannot be plain") as caught:
+        pair.plan(PLAIN_ATTENTION | {"modules": ["*.experts.*"]})
+    assert "`keep`" in caught.value.next_step
+
+
+def test_a_norm_is_no_matrix(pair: Pair) -> None:
+    pair.base[FIRST][f"{BODY}0.input_layernorm.weight"] = ("BF16", (5,))
+    with pytest.raises(CheckpointError, match=r"input_layernorm\.weight: saw BF16 \[5\], wanted a matrix"):
+        pair.plan(RULE | {"modules": ["*.input_layernorm"]})
+
+
+def with_projections(pair: Pair) -> None:
+    for part in ("k_proj", "v_proj"):
+        name = f"{BODY}0.self_attn.{part}"
+        pair.base[FIRST] |= {f"{name}.qweight": ("I32", (1, 4)), f"{name}.scales": ("F16", (1, 4))}
+        pair.shards["fp8"][FIRST] |= {
+            f"{name}.weight": ("F8_E4M3", (4, 8)),
+            f"{name}.weight_scale_inv": ("BF16", (1, 2)),
+        }
+        pair.shards["bf16"][FIRST][f"{name}.weight"] = ("BF16", (4, 8))
+        pair.base[EXTRA][f"mtp.layers.0.self_attn.{part}.weight"] = ("BF16", (4, 8))
+
+
+def test_parts_of_a_fused_layer_have_one_format(pair: Pair) -> None:
+    with_projections(pair)
+    message = r"vLLM loads .*q_proj and .*k_proj as one layer, but they would hold fp8 and int4"
+    with pytest.raises(CheckpointError, match=message):
+        pair.plan(FP8_ATTENTION)
+    with pytest.raises(CheckpointError, match="as one layer, but they would hold plain and fp8"):
+        pair.plan(FP8_ATTENTION, PLAIN_ATTENTION | {"modules": ["model.*.self_attn.[kv]_proj"]})
+    tensors = read_tensors(pair.build(RULE | {"modules": ["model.*.self_attn.*_proj"]}))
+    assert {tensors[f"{BODY}0.self_attn.{part}_proj.weight"][1] for part in "qkv"} == {"F8_E4M3"}
+
+
+def test_gate_and_up_have_one_format(pair: Pair) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"up_proj and .*gate_proj as one layer, but they would hold fp8 and plain"
+    ):
+        pair.plan(RULE | {"modules": ["model.*.mlp.shared_expert.up_proj"]})
+    assert pair.plan(RULE | {"modules": ["model.*.mlp.shared_expert.down_proj"]}).shards
+
+
+def test_all_experts_of_a_layer_have_one_format(pair: Pair) -> None:
+    for number in range(3):
+        for part in ("gate", "up", "down"):
+            name = f"{BODY}0.mlp.experts.{number}.{part}_proj"
+            pair.base[FIRST] |= {f"{name}.qweight": ("I32", (1, 8)), f"{name}.scales": ("F16", (1, 8))}
+            pair.shards["fp8"][FIRST] |= {
+                f"{name}.weight": ("F8_E4M3", (8, 8)),
+                f"{name}.weight_scale_inv": ("BF16", (2, 2)),
+            }
+    with pytest.raises(CheckpointError, match=r"experts\.0\.down_proj and .*experts\.2\.down_proj as one layer"):
+        pair.plan(RULE | {"modules": ["model.*.mlp.experts.[01].*"]})
+    assert len(pair.plan(RULE | {"modules": ["model.*.mlp.experts.*"]}).shards) == 1
+
+
+def test_patterns_with_brackets() -> None:
+    from sparkpin.checkpoint.patterns import Patterns
+
+    patterns = Patterns(["a.[kv]_proj", "a.*", "b.[0-9]", "c[d"])
+    assert [patterns.first(name) for name in ("a.k_proj", "a.q_proj", "b.5", "b.x", "c[d", "d")] == [
+        0,
+        1,
+        2,
+        None,
+        3,
+        None,
+    ]
+    assert patterns.all("a.v_proj") == [0, 1]

@@ -1,0 +1,230 @@
+"""The LM head stored in INT8.
+
+mods/int8-lm-head/tests/test_int8_stored.py compares its bytes with the mod's, in the image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_samples import (
+    ALL,
+    EXTRA,
+    PIN,
+    Shards,
+    base_config,
+    base_shards,
+    fp8_config,
+    fp8_shards,
+    listings_of,
+    lock_of,
+    places_of,
+    read_tensors,
+    tree,
+    write_repository,
+)
+from places import PROJECT
+
+from sparkpin.checkpoint import int8_quantiser
+from sparkpin.checkpoint.build import write_checkpoint
+from sparkpin.checkpoint.int8_head import CODES, COLUMN_SCALE, HEAD, ROW_SCALE, SETTING
+from sparkpin.checkpoint.plan import Plan, all_steps, checkpoint_key, checkpoint_steps, final_tensors, make_plan, taken
+from sparkpin.checkpoint.report import table
+from sparkpin.checkpoint.safetensors import TensorSource, read_header, write_file
+from sparkpin.checkpoint.verify import verify_checkpoint
+from sparkpin.core.errors import CheckpointError
+from sparkpin.pins.manifests import load_chain
+from sparkpin.pins.schema import ModelPin
+
+STEPS = (*ALL, "int8-head")
+FILE = "model-00002-of-00002.safetensors"
+ROWS, COLUMNS = 6, 4
+# The third column is eight times as large as its codes; the fourth row is empty; rows have scales 1, 1/2 and 1/4.
+INTEGERS = [[127, -3, 40, 64], [-127, 1, 2, -1], [5, 127, -100, 0], [0, 0, 0, 0], [127, 127, 127, 127], [1, -127, 9, 8]]
+SCALES = [1.0, 0.5, 0.25, 1.0, 1.0, 1.0]
+BY_COLUMN = [1.0, 1.0, 8.0, 1.0]
+
+
+def bfloat16(values: list[float]) -> bytes:
+    """Numbers that are exact in it."""
+    raw = b"".join(struct.pack("<f", value)[2:] for value in values)
+    assert [struct.unpack("<f", b"\0\0" + raw[i : i + 2])[0] for i in range(0, len(raw), 2)] == values
+    return raw
+
+
+class Model:
+    """The sample base with a head, and what is to be different about it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.base: Shards = base_shards()
+        self.base[FILE][HEAD] = ("BF16", (ROWS, COLUMNS))
+        self.fp8: Shards = fp8_shards()
+        self.config: dict[str, Any] = base_config()
+        self.rules: list[dict[str, Any]] = [rule.model_dump() for rule in PIN.hybrid.rules] if PIN.hybrid else []
+        self.head: bytes | None = bfloat16(
+            [
+                code * scale * column
+                for codes, scale in zip(INTEGERS, SCALES, strict=True)
+                for code, column in zip(codes, BY_COLUMN, strict=True)
+            ]
+        )
+
+    def pin(self) -> ModelPin:
+        return ModelPin.model_validate(PIN.model_dump() | {"hybrid": {"rules": self.rules}})
+
+    def folders(self) -> dict[str, Path]:
+        fp8 = write_repository(self.root / "fp8", self.fp8, fp8_config(), repository="fp8")
+        base = write_repository(self.root / "int4", self.base, self.config, repository="int4", unlisted=(EXTRA,))
+        if self.head is not None:
+            info = read_header(base / FILE).tensors[HEAD]
+            data = bytearray((base / FILE).read_bytes())
+            data[info.begin : info.end] = self.head
+            (base / FILE).write_bytes(data)
+        return {"int4": base, "fp8": fp8}
+
+    def plan(self, steps: tuple[str, ...] = STEPS) -> Plan:
+        return make_plan(listings_of(self.folders()), self.pin(), steps)
+
+    def build(self, name: str = "made") -> Path:
+        pin, folders = self.pin(), self.folders()
+        plan, lock, places = make_plan(listings_of(folders), pin, STEPS), lock_of(folders, pin), places_of(folders)
+        made = self.root / name
+        write_checkpoint(made, pin, lock, plan, places, checkpoint_key(pin, lock, STEPS), print)
+        verify_checkpoint(made, places, plan)
+        return made
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Model:
+    return Model(tmp_path)
+
+
+def test_small_integers_come_back_exactly(model: Model) -> None:
+    made = model.build()
+    tensors = read_tensors(made)
+    assert HEAD not in tensors
+    codes = bytes(code % 256 for row in INTEGERS for code in row)
+    assert tensors[CODES] == (FILE, "I8", (ROWS, COLUMNS), codes)
+    assert tensors[ROW_SCALE] == (FILE, "BF16", (ROWS,), bfloat16(SCALES))
+    assert tensors[COLUMN_SCALE] == (FILE, "BF16", (COLUMNS,), bfloat16(BY_COLUMN))
+    before = {name: tensor for name, tensor in read_tensors(model.root / "int4").items() if "shared" not in name}
+    del before[HEAD]
+    assert before.items() <= tensors.items(), "another tensor was changed"
+
+
+def test_index_and_config_say_so(model: Model) -> None:
+    made = model.build()
+    index = json.loads((made / "model.safetensors.index.json").read_text())
+    assert {name: index["weight_map"].get(name) for name in (HEAD, CODES, ROW_SCALE, COLUMN_SCALE)} == {
+        HEAD: None, CODES: FILE, ROW_SCALE: FILE, COLUMN_SCALE: FILE
+    }  # fmt: skip
+    assert index["metadata"]["total_size"] == sum(len(tensor[3]) for tensor in read_tensors(made).values())
+    assert json.loads((made / "config.json").read_text())[SETTING] == {"format": 1}
+    record = json.loads((made / "sparkpin.json").read_text())
+    assert record["steps"][-1] == {"step": "int8-head"}
+
+
+def test_the_plan_tells_it(model: Model) -> None:
+    plan = model.plan()
+    rows = {
+        (row.verb, row.pattern): (row.dtype, row.before, row.after) for row in plan.rows if "lm_head" in row.pattern
+    }
+    assert rows == {
+        ("dropped", HEAD): ("BF16", 48, 0),
+        ("added", CODES): ("I8", 0, 24),
+        ("added", ROW_SCALE): ("BF16", 0, 12),
+        ("added", COLUMN_SCALE): ("BF16", 0, 8),
+    }
+    assert any("computed from lm_head.weight" in cell for line in table(plan.rows) for cell in line)
+    assert all("lm_head" not in source.info.name for sources in taken(plan).values() for source in sources)
+    names = [placed.source.info.name for placed in final_tensors(plan, listings_of(model.folders()))]
+    assert {CODES, ROW_SCALE, COLUMN_SCALE} <= set(names) and HEAD not in names
+
+
+def test_two_builds_give_the_same_bytes(model: Model) -> None:
+    one, two = tree(model.build("one")), tree(model.build("two"))
+    assert one == two
+    # Will fail if we ever make a change that changes what is stored.
+    assert hashlib.sha256(one[FILE]).hexdigest() == "5b8341ffcd0049cf25743fc11d58f6a6ee30a5bb7a90f6597d5ba7ed814161f8"
+
+
+@pytest.mark.parametrize("name", [CODES, ROW_SCALE, COLUMN_SCALE])
+def test_verify_computes_it_anew(model: Model, name: str) -> None:
+    made, folders = model.build(), model.folders()
+    info = read_header(made / FILE).tensors[name]
+    data = bytearray((made / FILE).read_bytes())
+    data[info.end - 1] ^= 1
+    (made / FILE).chmod(0o644)
+    (made / FILE).write_bytes(data)
+    with pytest.raises(CheckpointError, match=rf"bytes of tensor '{name}' are not those computed anew"):
+        verify_checkpoint(made, places_of(folders), make_plan(listings_of(folders), model.pin(), STEPS))
+
+
+def test_weights_that_are_no_numbers_leave_no_checkpoint(model: Model) -> None:
+    assert model.head
+    model.head = model.head[:-2] + b"\x80\x7f"
+    with pytest.raises(CheckpointError, match="NaN or infinity in row 5"):
+        model.build()
+    assert not (model.root / "made").exists()
+
+
+def test_a_tied_head_is_refused(model: Model) -> None:
+    model.config["text_config"]["tie_word_embeddings"] = True
+    with pytest.raises(CheckpointError, match="tie_word_embeddings: saw True, wanted a head of its own") as caught:
+        model.plan()
+    assert "a stage without" in (caught.value.next_step or "")
+
+
+def test_a_model_without_a_head_is_refused(model: Model) -> None:
+    del model.base[FILE][HEAD]
+    model.head = None
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight: saw no such tensor, wanted the LM head"):
+        model.plan()
+
+
+@pytest.mark.parametrize("spec", [("F8_E4M3", (6, 8)), ("F32", (6, 2)), ("BF16", (24,)), ("BF16", (0, 4))])
+def test_another_head_is_refused(model: Model, spec: tuple[str, tuple[int, ...]]) -> None:
+    model.base[FILE][HEAD] = spec
+    model.head = None
+    with pytest.raises(CheckpointError, match=rf"saw {spec[0]} .*, wanted a matrix in BF16 or F16"):
+        model.plan()
+
+
+def test_a_head_of_another_repository_is_refused(model: Model) -> None:
+    model.fp8["model-00001-of-00002.safetensors"][HEAD] = ("BF16", (ROWS, COLUMNS))
+    model.rules.append({"modules": ["lm_head"], "format": "plain", "source": "fp8"})
+    with pytest.raises(CheckpointError, match=r"hybrid\.rules: lm_head: saw another repository's weights"):
+        model.plan()
+
+
+def test_only_a_stage_asks_for_it(model: Model) -> None:
+    assert checkpoint_steps(load_chain(PROJECT, "v2-stored")) == STEPS
+    for stage in ("v2", "v2-tq"):
+        assert checkpoint_steps(load_chain(PROJECT, stage)) == ALL
+    assert all_steps(model.pin()) == ALL
+    pin, lock = model.pin(), lock_of(model.folders(), model.pin())
+    assert checkpoint_key(pin, lock, STEPS) != checkpoint_key(pin, lock, ALL)
+    assert HEAD in {placed.source.info.name for placed in final_tensors(model.plan(ALL), listings_of(model.folders()))}
+
+
+def test_it_takes_little_memory(tmp_path: Path) -> None:
+    rows, columns = 60_000, 256
+    part = bfloat16([float((7 * i) % 253 - 126) for i in range(columns)])
+    write_file(tmp_path / "head", [TensorSource(HEAD, "BF16", (rows, columns), (part for _ in range(rows)))])
+    info = read_header(tmp_path / "head").tensors[HEAD]
+    tracemalloc.start()
+    try:
+        made = int8_quantiser.Int8Head(tmp_path / "head", info.begin, "BF16", rows, columns)
+        size = sum(len(chunk) for chunks in (made.column_scale, made.row_scale, made.codes) for chunk in chunks())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size == rows * columns + 2 * (rows + columns)
+    assert peak < 0.4 * info.nbytes, "wanted a few copies of 262,144 weights and 4,096 sampled rows"

@@ -1,0 +1,285 @@
+"""The MTP layer: listed, unlisted, absent; and what makes one that cannot be used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_samples import (
+    EXTRA,
+    MTP,
+    PIN,
+    Shards,
+    base_config,
+    base_shards,
+    data_of,
+    fp8_config,
+    fp8_shards,
+    listings_of,
+    lock_of,
+    places_of,
+    read_tensors,
+    write_repository,
+)
+
+from sparkpin.checkpoint.build import write_checkpoint
+from sparkpin.checkpoint.plan import Plan, all_steps, checkpoint_key, make_plan, taken, used_repositories
+from sparkpin.checkpoint.verify import verify_checkpoint
+from sparkpin.core.errors import CheckpointError
+from sparkpin.pins.schema import ModelPin
+
+STEPS = ("copy", "mtp")
+DONOR = "model-00001-of-00002.safetensors"
+NEW = "mtp.safetensors"
+GATE = "mtp.layers.0.mlp.shared_expert.gate_proj"
+
+
+class Pair:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.base: Shards = base_shards()
+        self.fp8: Shards = fp8_shards()
+        self.config: dict[str, Any] = base_config()
+        self.fp8_config: dict[str, Any] = fp8_config()
+        self.unlisted: tuple[str, ...] = (EXTRA,)
+        self.step: dict[str, Any] = {"file": EXTRA, "tensors": ["mtp.*"]}
+
+    def pin(self) -> ModelPin:
+        return ModelPin.model_validate(PIN.model_dump() | {"mtp": self.step})
+
+    def folders(self) -> dict[str, Path]:
+        fp8 = write_repository(self.root / "fp8", self.fp8, self.fp8_config, repository="fp8")
+        base = write_repository(self.root / "int4", self.base, self.config, repository="int4", unlisted=self.unlisted)
+        return {"int4": base, "fp8": fp8}
+
+    def plan(self, steps: tuple[str, ...] = STEPS) -> Plan:
+        return make_plan(listings_of(self.folders()), self.pin(), steps)
+
+    def build(self, steps: tuple[str, ...] = STEPS) -> Path:
+        pin, folders = self.pin(), self.folders()
+        plan, lock, places = make_plan(listings_of(folders), pin, steps), lock_of(folders, pin), places_of(folders)
+        made = self.root / "made"
+        write_checkpoint(made, pin, lock, plan, places, checkpoint_key(pin, lock, steps), lambda line: None)
+        verify_checkpoint(made, places, plan)
+        return made
+
+    def from_donor(self, *, quantised: bool = False) -> None:
+        """The base has no MTP tensors, the donor has."""
+        del self.base[EXTRA]
+        self.unlisted = ()
+        self.fp8[DONOR] |= dict.fromkeys(MTP, ("BF16", (2, 3)))
+        if quantised:
+            self.fp8[DONOR] |= {f"{GATE}.weight": ("F8_E4M3", (2, 3)), f"{GATE}.weight_scale_inv": ("BF16", (1, 1))}
+        self.step = {"file": NEW, "tensors": ["mtp.*"], "source": "fp8"}
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    return Pair(tmp_path)
+
+
+def index_of(folder: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads((folder / "model.safetensors.index.json").read_text())
+    return value
+
+
+@pytest.mark.parametrize("unlisted", [(EXTRA,), ()])
+def test_listed_or_not_the_index_lists_them(pair: Pair, unlisted: tuple[str, ...]) -> None:
+    pair.unlisted = unlisted
+    made = pair.build()
+    assert {name for name, file in index_of(made)["weight_map"].items() if file == EXTRA} == set(MTP)
+    assert (made / EXTRA).samefile(pair.root / "int4" / EXTRA)
+
+
+def test_listed_already_nothing_is_written(pair: Pair) -> None:
+    pair.unlisted = ()
+    plan = pair.plan()
+    assert (plan.shards, plan.texts) == ((), ())
+
+
+def test_without_an_index_there_is_nothing_to_list(pair: Pair) -> None:
+    folders = pair.folders()
+    (folders["int4"] / "model.safetensors.index.json").unlink()
+    plan = make_plan(listings_of(folders), pair.pin(), STEPS)
+    assert (plan.shards, plan.texts, plan.unlisted) == ((), (), frozenset())
+
+
+def test_absent_in_the_base_they_come_from_the_source(pair: Pair) -> None:
+    pair.from_donor()
+    before = read_tensors(pair.folders()["int4"])
+    made = pair.build()
+    after = read_tensors(made)
+    for name in MTP:
+        assert after.pop(name) == (NEW, "BF16", (2, 3), data_of("fp8", name, ("BF16", (2, 3))))
+    assert after == before
+    index = index_of(made)
+    assert {name for name, file in index["weight_map"].items() if file == NEW} == set(MTP)
+    assert index["metadata"]["total_size"] == sum(len(tensor[3]) for tensor in read_tensors(made).values())
+    assert json.loads((made / "config.json").read_text()) == base_config(), "nothing of it is quantised"
+
+
+def test_a_quantised_mtp_layer_of_the_source_is_told_to_the_mod(pair: Pair) -> None:
+    pair.from_donor(quantised=True)
+    made = pair.build(("copy", "hybrid", "mtp"))
+    extra = json.loads((made / "config.json").read_text())["quantization_config"]["extra_config"]
+    assert extra[GATE] == {"bits": 8, "group_size": [4, 4], "sym": True, "data_type": "fp"}
+    assert f"{GATE}.weight_scale_inv" in index_of(made)["weight_map"]
+
+
+def test_the_source_is_read_only_when_the_step_is_made(pair: Pair) -> None:
+    pair.from_donor()
+    assert used_repositories(pair.pin(), ("copy",)) == {"int4": "copy"}
+    assert used_repositories(pair.pin(), STEPS) == {"int4": "copy", "fp8": "mtp"}
+    assert [source.info.name for source in taken(pair.plan())["fp8"]] == sorted(MTP)
+
+
+def test_what_the_base_has_is_not_taken_from_the_source(pair: Pair) -> None:
+    pair.step |= {"source": "fp8"}
+    pair.fp8[DONOR] |= dict.fromkeys(MTP, ("BF16", (2, 3)))
+    assert taken(pair.plan())["fp8"] == []
+
+
+def test_neither_has_them(pair: Pair) -> None:
+    pair.from_donor()
+    for name in MTP:
+        del pair.fp8[DONOR][name]
+    with pytest.raises(CheckpointError, match=r"'mtp\.\*' fits no tensor of .*int4 nor of .*fp8, listed or not"):
+        pair.plan()
+
+
+def test_the_file_for_them_must_be_new(pair: Pair) -> None:
+    pair.from_donor()
+    pair.step["file"] = DONOR
+    with pytest.raises(CheckpointError, match="is there, without MTP tensors; wanted a name for a new file"):
+        pair.plan()
+
+
+def test_half_a_layer_in_the_base_is_not_mended_in_silence(pair: Pair) -> None:
+    pair.step |= {"source": "fp8"}
+    pair.fp8[DONOR] |= dict.fromkeys(MTP, ("BF16", (2, 3)))
+    del pair.base[EXTRA][MTP[-1]]
+    with pytest.raises(CheckpointError, match=rf"the MTP layer lacks {MTP[-1].removesuffix('weight')}"):
+        pair.plan()
+
+
+def test_fp8_tensors_of_a_source_that_does_not_say_their_block(pair: Pair) -> None:
+    pair.from_donor(quantised=True)
+    pair.fp8_config = {}
+    with pytest.raises(CheckpointError, match=r"quantization_config\.weight_block_size: saw None"):
+        pair.plan()
+
+
+@pytest.mark.parametrize("block", [[4], ["4", 4], [4, 0], 128])
+def test_a_block_that_is_none(pair: Pair, block: object) -> None:
+    pair.from_donor(quantised=True)
+    pair.fp8_config["quantization_config"]["weight_block_size"] = block
+    with pytest.raises(CheckpointError, match=r"weight_block_size: saw .*, wanted \[rows, columns\]"):
+        pair.plan()
+
+
+@pytest.mark.parametrize(
+    ("part", "dtype", "shape", "message"),
+    [
+        ("weight_scale_inv", "BF16", (2, 1), r"saw shape \[2, 1\], wanted \[1, 1\] for a weight of \[2, 3\] in blocks"),
+        ("weight_scale_inv", "F16", (1, 1), "saw dtype F16, wanted BF16 or F32"),
+        ("weight", "BF16", (2, 3), r"saw BF16 \[2, 3\], wanted an F8_E4M3 matrix beside its scales"),
+    ],
+)
+def test_fp8_tensors_of_a_source_that_do_not_fit(
+    pair: Pair, part: str, dtype: str, shape: tuple[int, ...], message: str
+) -> None:
+    pair.from_donor(quantised=True)
+    pair.fp8[DONOR][f"{GATE}.{part}"] = (dtype, shape)
+    with pytest.raises(CheckpointError, match=rf"{GATE}\.{part}: {message}"):
+        pair.plan()
+
+
+def test_a_scale_of_a_source_without_its_weight(pair: Pair) -> None:
+    pair.from_donor(quantised=True)
+    del pair.fp8[DONOR][f"{GATE}.weight"]
+    with pytest.raises(CheckpointError, match=rf"the MTP layer lacks {GATE}\.weight"):
+        pair.plan()
+
+
+def experts(pair: Pair, form: str, count: int = 4) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """All experts of the MTP layer in a form, into the base's file; the config counts them."""
+    pair.config["text_config"]["num_experts"] = count
+    prefix = "mtp.layers.0.mlp.experts"
+    parts: dict[str, tuple[str, tuple[int, ...]]] = {
+        "plain": {"weight": ("BF16", (2, 3))},
+        "fp8": {"weight": ("F8_E4M3", (2, 3)), "weight_scale_inv": ("BF16", (1, 1))},
+        "int4": {"qweight": ("I32", (1, 2)), "qzeros": ("I32", (1, 1)), "scales": ("F16", (1, 2))},
+    }[form]
+    matrices = [f"{prefix}.{n}.{m}_proj" for n in range(count) for m in ("gate", "up", "down")]
+    made = {f"{matrix}.{part}": spec for matrix in matrices for part, spec in parts.items()}
+    pair.base[EXTRA] |= made
+    return made
+
+
+@pytest.mark.parametrize("form", ["plain", "fp8", "int4"])
+def test_experts_are_counted_against_the_config_in_each_form(pair: Pair, form: str) -> None:
+    made = experts(pair, form)
+    assert len(pair.plan().unlisted) == 0
+    needed = [name for name in made if not name.endswith(".qzeros")]
+    for name in needed[:2] + needed[-1:]:
+        spec = pair.base[EXTRA].pop(name)
+        with pytest.raises(CheckpointError, match=r"the MTP layer lacks mtp\.layers\.0\.mlp\.experts"):
+            pair.plan()
+        pair.base[EXTRA][name] = spec
+    pair.config["text_config"]["num_experts"] = 5
+    with pytest.raises(CheckpointError, match=r"experts\.4\.gate_proj\.\*, .*experts\.4\.up_proj\.\*"):
+        pair.plan()
+
+
+def test_experts_in_one_tensor_each_matrix_are_not_counted_one_by_one(pair: Pair) -> None:
+    pair.config["text_config"]["num_experts"] = 4
+    prefix = "mtp.layers.0.mlp.experts"
+    pair.base[EXTRA] |= {f"{prefix}.gate_up_proj": ("BF16", (4, 3, 4)), f"{prefix}.down_proj": ("BF16", (4, 2, 3))}
+    assert len(pair.plan().unlisted) == 0
+    down = pair.base[EXTRA].pop(f"{prefix}.down_proj")
+    with pytest.raises(CheckpointError, match=r"the MTP layer lacks mtp\.layers\.0\.mlp\.experts\.down_proj;"):
+        pair.plan()
+    pair.base[EXTRA] |= {
+        f"{prefix}.{name}.weight": spec for name, spec in (("gate_up_proj", down), ("down_proj", down))
+    }
+    assert len(pair.plan().unlisted) == 0
+    pair.base[EXTRA][f"{prefix}.down_proj"] = ("BF16", (3, 2, 3))
+    with pytest.raises(
+        CheckpointError, match=r"down_proj: shape: saw \[3, 2, 3\], wanted num_experts of the config \(4\)"
+    ):
+        pair.plan()
+
+
+def test_no_expert_is_excused_by_another_tensor_of_theirs(pair: Pair) -> None:
+    pair.config["text_config"]["num_experts"] = 4
+    pair.base[EXTRA]["mtp.layers.0.mlp.experts.e_score_correction_bias"] = ("F32", (4,))
+    with pytest.raises(CheckpointError, match=r"the MTP layer lacks mtp\.layers\.0\.mlp\.experts\.0\.gate_proj"):
+        pair.plan()
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+def test_the_layer_of_a_model_of_another_size(pair: Pair, quantised: bool) -> None:
+    pair.from_donor(quantised=quantised)
+    pair.fp8[DONOR] |= {f"mtp.{name}.weight": ("BF16", (2,)) for name in ("norm", "pre_fc_norm_embedding")}
+    pair.fp8[DONOR] |= {"mtp.fc.weight": ("BF16", (2, 4)), "mtp.pre_fc_norm_hidden.weight": ("BF16", (2,))}
+    pair.config["text_config"]["hidden_size"] = 2
+    assert pair.plan().shards
+    pair.config["text_config"]["hidden_size"] = 3
+    wanted = r"fp8: mtp\.fc\.weight: shape: saw \[2, 4\], wanted \[3, 6\], by hidden_size of the config"
+    with pytest.raises(CheckpointError, match=wanted):
+        pair.plan()
+    pair.fp8[DONOR]["mtp.fc.weight"] = ("BF16", (3, 6))
+    with pytest.raises(CheckpointError, match=r"mtp\.norm\.weight: shape: saw \[2\], wanted \[3\]"):
+        pair.plan()
+
+
+def test_two_layers_by_the_config(pair: Pair) -> None:
+    pair.config["text_config"]["mtp_num_hidden_layers"] = 2
+    with pytest.raises(CheckpointError, match=r"lacks mtp\.layers\.1\."):
+        pair.plan()
+
+
+def test_a_pin_with_a_source_can_do_all_steps(pair: Pair) -> None:
+    assert all_steps(pair.pin()) == ("copy", "hybrid", "mtp")

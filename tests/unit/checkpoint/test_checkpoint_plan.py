@@ -1,0 +1,325 @@
+"""Planning a checkpoint: what fits, what does not, and what decides its key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_samples import (
+    ALL,
+    BODY,
+    EXTRA,
+    HYBRID,
+    MODULES,
+    MTP,
+    PIN,
+    RULE,
+    Shards,
+    base_config,
+    base_shards,
+    fp8_config,
+    fp8_shards,
+    listings_of,
+    lock_of,
+    write_repository,
+)
+from places import PROJECT
+
+from sparkpin.checkpoint import report
+from sparkpin.checkpoint.plan import Plan, checkpoint_key, checkpoint_steps, make_plan
+from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError
+from sparkpin.pins import manifests, schema
+from sparkpin.pins.schema import ModelPin
+
+FIRST = "model-00001-of-00002.safetensors"
+SECOND = "model-00002-of-00002.safetensors"
+UP = MODULES[2]
+
+
+class Sample:
+    """A pair of repositories to spoil before they are written and planned."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.base: Shards = base_shards()
+        self.fp8: Shards = fp8_shards()
+        self.base_config: dict[str, Any] = base_config()
+        self.fp8_config: dict[str, Any] = fp8_config()
+        self.unlisted: tuple[str, ...] = (EXTRA,)
+        self.pin: ModelPin = PIN
+
+    def write(self) -> dict[str, Path]:
+        return {
+            "int4": write_repository(
+                self.root / "int4", self.base, self.base_config, repository="int4", unlisted=self.unlisted
+            ),
+            "fp8": write_repository(self.root / "fp8", self.fp8, self.fp8_config, repository="fp8"),
+        }
+
+    def plan(self, steps: tuple[str, ...]) -> Plan:
+        return make_plan(listings_of(self.write()), self.pin, steps)
+
+    def rules(self, *rules: dict[str, Any]) -> None:
+        self.pin = PIN.model_copy(update={"hybrid": schema.HybridStep.model_validate({"rules": list(rules)})})
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Sample:
+    return Sample(tmp_path)
+
+
+def test_the_stages_of_the_project_give_the_known_steps() -> None:
+    files = sorted((PROJECT / "stages").glob("*.yaml"))
+    values = {path.stem: {"name": path.stem, **manifests.read_yaml(path), "template": "any.j2"} for path in files}
+    stages = {name: manifests.parse(schema.Stage, value, name) for name, value in values.items()}
+
+    def chain(name: str | None) -> list[schema.Stage]:
+        return [*chain(stages[name].parent), stages[name]] if name else []
+
+    assert checkpoint_steps(chain("base")) == ("copy",)
+    assert checkpoint_steps(chain("mtp")) == ("copy", "hybrid", "mtp")
+    assert checkpoint_steps(chain("v2-tq")) == checkpoint_steps(chain("mtp"))
+    with pytest.raises(CheckpointError, match="wanted 'copy' first"):
+        checkpoint_steps(chain("hybrid")[1:])
+
+
+def test_copy_links_everything_and_writes_nothing(sample: Sample) -> None:
+    plan = sample.plan(("copy",))
+    assert [link.path for link in plan.links] == sorted(path.name for path in (sample.root / "int4").iterdir())
+    assert (plan.shards, plan.texts) == ((), ())
+    assert counts(plan) == {"kept": sum(len(tensors) for tensors in sample.base.values())}
+
+
+def test_hybrid_writes_only_the_shards_that_change(sample: Sample) -> None:
+    for module in MODULES[3:]:
+        for suffix in (".weight", ".weight_scale_inv"):
+            sample.fp8[FIRST].pop(module + suffix, None)
+    sample.rules(RULE | {"modules": [f"{BODY}0.mlp.shared_expert.*"]})
+    plan = sample.plan(HYBRID)
+    assert [shard.path for shard in plan.shards] == [FIRST]
+    assert {link.path for link in plan.links} >= {SECOND, EXTRA}
+    assert [text.path for text in plan.texts] == ["model.safetensors.index.json", "config.json"]
+
+
+def test_hybrid_counts_what_it_replaces_adds_and_leaves(sample: Sample) -> None:
+    plan = sample.plan(HYBRID)
+    assert counts(plan) == {"replaced": 6, "added": 6, "unused": 2, "kept": 15}
+    cells = {(row[0], row[4]): row[1:4] + row[5:] for row in report.table(plan.rows)}
+    experts = f"{BODY}*.mlp.shared_expert.{{down_proj,gate_proj,up_proj}}"
+    assert cells["replaced", f"{experts}.weight"] == ("6", "360 B", "180 B", "BF16 -> F8_E4M3", "from fp8")
+    assert cells["added", f"{experts}.weight_scale_inv"] == ("6", "", "48 B", "BF16", "from fp8")
+    unused = cells["unused", f"{BODY}*.self_attn.q_proj.weight"]
+    assert unused == ("2", "128 B", "", "F8_E4M3", "of fp8; the base holds INT4 there")
+    assert cells["kept", f"{BODY}*.self_attn.q_proj.{{qweight,scales}}"] == ("4", "96 B", "", "I32, F16", "")
+
+
+def test_the_summary_of_a_plan_tells_sizes_and_what_is_fetched(sample: Sample) -> None:
+    folders = sample.write()
+    plan = make_plan(listings_of(folders), sample.pin, HYBRID)
+    before = sum(path.stat().st_size for path in folders["int4"].iterdir())
+    first, size, files, fetched, unused = report.summary(plan)
+    assert first == "checkpoint of sample, copy + hybrid: 6 replaced, 6 added, 0 listed, 0 dropped, 15 kept, 2 unused"
+    assert size.endswith(f"({plan.written_bytes + plan.linked_bytes - before:+,} bytes)")
+    assert files.startswith("files: 4 written") and ", 2 linked" in files
+    assert fetched.startswith(
+        f"of fp8 ({folders['fp8']}): 12 tensors of 0.0 MB, and 0.0 MB of headers, index and config:"
+    )
+    assert unused == "2 tensors outside of experts stay unused"
+
+
+def test_the_mtp_layer_stays_in_bf16_although_its_shared_expert_is_called_alike(sample: Sample) -> None:
+    assert {row.verb for row in sample.plan(HYBRID).rows if row.pattern.startswith("mtp.")} == {"kept"}
+
+
+def counts(plan: Plan) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for row in plan.rows:
+        found[row.verb] = found.get(row.verb, 0) + row.tensors
+    return found
+
+
+def set_spec(shards: Shards, file: str, name: str, dtype: str, *shape: int) -> None:
+    assert name in shards[file]
+    shards[file][name] = (dtype, shape)
+
+
+def test_wrong_dtype_of_an_fp8_weight(sample: Sample) -> None:
+    set_spec(sample.fp8, FIRST, f"{UP}.weight", "BF16", 6, 5)
+    with pytest.raises(CheckpointError, match=rf"{UP}\.weight: saw dtype BF16, wanted F8_E4M3"):
+        sample.plan(HYBRID)
+
+
+def test_wrong_shape_of_an_fp8_weight(sample: Sample) -> None:
+    set_spec(sample.fp8, FIRST, f"{UP}.weight", "F8_E4M3", 5, 6)
+    with pytest.raises(CheckpointError, match=r"saw shape \[5, 6\], wanted \[6, 5\] as in the base"):
+        sample.plan(HYBRID)
+
+
+def test_missing_fp8_weight(sample: Sample) -> None:
+    del sample.fp8[FIRST][f"{UP}.weight"]
+    with pytest.raises(CheckpointError, match=r"fp8: .*up_proj\.weight: saw no such tensor, wanted F8_E4M3 \[6, 5\]"):
+        sample.plan(HYBRID)
+
+
+def test_missing_scale(sample: Sample) -> None:
+    del sample.fp8[SECOND][f"{UP}.weight_scale_inv"]
+    with pytest.raises(CheckpointError, match=rf"{UP}\.weight_scale_inv: saw no such tensor, wanted the scales"):
+        sample.plan(HYBRID)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (6, 2), (4,)])
+def test_scale_shape_that_is_not_the_weight_in_blocks(sample: Sample, shape: tuple[int, ...]) -> None:
+    set_spec(sample.fp8, SECOND, f"{UP}.weight_scale_inv", "BF16", *shape)
+    with pytest.raises(CheckpointError, match=r"wanted \[2, 2\] for a weight of \[6, 5\] in blocks of \[4, 4\]"):
+        sample.plan(HYBRID)
+
+
+def test_scale_of_another_dtype(sample: Sample) -> None:
+    set_spec(sample.fp8, SECOND, f"{UP}.weight_scale_inv", "F16", 2, 2)
+    with pytest.raises(CheckpointError, match="saw dtype F16, wanted BF16 or F32"):
+        sample.plan(HYBRID)
+
+
+def test_block_size_of_the_repository_is_not_the_pins(sample: Sample) -> None:
+    sample.fp8_config["quantization_config"]["weight_block_size"] = [128, 128]
+    with pytest.raises(CheckpointError, match=r"weight_block_size: saw \[128, 128\], wanted \[4, 4\]"):
+        sample.plan(HYBRID)
+
+
+def test_pattern_that_fits_nothing(sample: Sample) -> None:
+    sample.rules(RULE, RULE | {"modules": ["*.nothing"]})
+    with pytest.raises(CheckpointError, match=r"'\*\.nothing' fits no module"):
+        sample.plan(HYBRID)
+
+
+def test_base_that_is_not_quantised(sample: Sample) -> None:
+    del sample.base_config["quantization_config"]
+    with pytest.raises(CheckpointError, match="quantization_config: saw None"):
+        sample.plan(HYBRID)
+
+
+def test_base_that_is_hybrid_already(sample: Sample) -> None:
+    sample.base[SECOND][f"{UP}.weight_scale_inv"] = ("BF16", (2, 2))
+    with pytest.raises(CheckpointError, match="none: this module is FP8 already"):
+        sample.plan(HYBRID)
+
+
+def test_tensor_in_two_shards(sample: Sample) -> None:
+    sample.base[SECOND][f"{UP}.weight"] = ("BF16", (6, 5))
+    with pytest.raises(CheckpointError, match=f"{UP}.weight' stands in {FIRST} and in {SECOND}"):
+        sample.plan(("copy",))
+
+
+def test_truncated_shard(sample: Sample) -> None:
+    folders = sample.write()
+    shard = folders["fp8"] / SECOND
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(IntegrityError, match=SECOND):
+        make_plan(listings_of(folders), sample.pin, HYBRID)
+
+
+def test_index_that_lists_what_no_shard_has(sample: Sample) -> None:
+    folders = sample.write()
+    path = folders["int4"] / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["ghost.weight"] = FIRST
+    path.write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"'ghost\.weight' is listed in .*, but no file has it"):
+        make_plan(listings_of(folders), sample.pin, ("copy",))
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        ({"weight_map": ["a"]}, "weight_map: saw list, wanted a mapping"),
+        ({"weight_map": {f"{UP}.weight": None}}, rf"weight_map\['{UP}.weight'\]: saw None, wanted the name of a file"),
+        ({"metadata": ["total_size"]}, "metadata: saw list, wanted a mapping"),
+    ],
+)
+def test_index_of_another_form(sample: Sample, change: dict[str, Any], cause: str) -> None:
+    folders = sample.write()
+    path = folders["int4"] / "model.safetensors.index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(CheckpointError, match=rf"int4/{path.name}: {cause}"):
+        make_plan(listings_of(folders), sample.pin, ALL)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a":' + "[" * 200_000])
+def test_config_that_is_none(sample: Sample, text: str) -> None:
+    folders = sample.write()
+    (folders["int4"] / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"int4/config\.json: .*wanted (a )?JSON"):
+        make_plan(listings_of(folders), sample.pin, ALL)
+
+
+@pytest.mark.parametrize("name", MTP)
+def test_each_missing_mtp_tensor_is_told(sample: Sample, name: str) -> None:
+    del sample.base[EXTRA][name]
+    stem = name.removesuffix("weight") if name.startswith("mtp.layers.") else name
+    with pytest.raises(CheckpointError, match=f"the MTP layer lacks {stem}"):
+        sample.plan(ALL)
+
+
+def test_no_mtp_tensors_at_all(sample: Sample) -> None:
+    del sample.base[EXTRA]
+    with pytest.raises(CheckpointError, match=r"'mtp\.\*' fits no tensor of .*int4, listed or not"):
+        sample.plan(ALL)
+
+
+@pytest.mark.parametrize("value", [None, 0, "1"])
+def test_config_without_mtp_layers(sample: Sample, value: object) -> None:
+    sample.base_config["text_config"] = {} if value is None else {"mtp_num_hidden_layers": value}
+    with pytest.raises(CheckpointError, match=r"mtp_num_hidden_layers: saw .*, wanted 1 or more"):
+        sample.plan(ALL)
+
+
+def test_mtp_config_may_stand_at_the_top(sample: Sample) -> None:
+    sample.base_config |= {"text_config": {}, "mtp_num_hidden_layers": 1}
+    assert counts(sample.plan(ALL))["listed"] == len(MTP)
+
+
+def test_pin_without_the_part_that_a_step_needs(sample: Sample) -> None:
+    sample.pin = PIN.model_copy(update={"mtp": None})
+    with pytest.raises(ManifestError, match=r"pins/models/sample\.yaml: mtp: saw '\(missing\)'"):
+        sample.plan(ALL)
+
+
+def test_key_counts_what_decides_the_bytes_and_nothing_else(sample: Sample) -> None:
+    folders = sample.write()
+    lock = lock_of(folders)
+    key = checkpoint_key(PIN, lock, ALL)
+    assert len({checkpoint_key(PIN, lock, steps) for steps in (("copy",), HYBRID, ALL)}) == 3
+
+    renamed = PIN.model_copy(update={"description": "other words"})
+    assert checkpoint_key(renamed, lock, ALL) == key
+    other_mtp = PIN.model_copy(update={"mtp": schema.MtpStep(file=EXTRA, tensors=["mtp.layers.*"])})
+    assert checkpoint_key(other_mtp, lock, HYBRID) == checkpoint_key(PIN, lock, HYBRID)
+    assert checkpoint_key(other_mtp, lock, ALL) != key
+
+    for file in ("README.md", EXTRA):
+        path = folders["int4"] / file
+        before = path.read_bytes()
+        path.write_bytes(before[:-1] + b"?")
+        assert checkpoint_key(PIN, lock_of(folders), ALL) != key, file
+        path.write_bytes(before)
+
+
+def test_key_counts_of_a_donor_what_is_taken(sample: Sample) -> None:
+    lock = lock_of(sample.write())
+    key = checkpoint_key(PIN, lock, ALL)
+
+    def spoil(**change: list[schema.LockedFile]) -> str:
+        donor = lock.repositories["fp8"].model_copy(update=change)
+        return checkpoint_key(PIN, lock.model_copy(update={"repositories": lock.repositories | {"fp8": donor}}), ALL)
+
+    donor = lock.repositories["fp8"]
+    other = schema.LockedFile(name="README.md", file="README.md", size=1, sha256="0" * 64)
+    assert spoil(files=[*donor.files, other]) == key
+    for part in ("headers", "tensors"):
+        rows = getattr(donor, part)
+        changed = [rows[0].model_copy(update={"sha256": "0" * 64}), *rows[1:]]
+        assert spoil(**{part: changed}) != key, part
+    config = next(file for file in donor.files if file.file == "config.json")
+    assert spoil(files=[f for f in donor.files if f != config]) != key

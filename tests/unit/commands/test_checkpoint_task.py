@@ -1,0 +1,59 @@
+"""`invoke checkpoint`, as a person runs it, for the scripted model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from checkout import Checkout
+
+MTP = ("checkpoint", "--model", "scripted-tiny", "--stage", "mtp")
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkout]:
+    root = tmp_path_factory.mktemp("task")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARKPIN_CACHE", str(root / "cache"))
+        yield Checkout.make(root / "copy")
+
+
+def test_plan_build_and_verify(copy: Checkout) -> None:
+    said = copy.done(*MTP, "--dry-run")
+    assert said.startswith("checkpoint of scripted-tiny, "), "the sums first, then the table"
+    assert re.search(r"replaced +12 +0\.4 MB +0\.2 MB +model\.language_model\.layers\.\*\.mlp\.shared_expert\.", said)
+    assert re.search(r"unused +96 .*experts\.\*\..*no rule takes experts", said)
+    assert "checkpoint of scripted-tiny, copy + hybrid + mtp: 12 replaced, 12 added, 29 listed, 0 dropped" in said
+    assert re.search(r"of fp8 \(.*\): 24 tensors of 0\.2 MB, and 0\.1 MB of headers, index and config: \d", said)
+    assert re.search(r"disk: .* needed in .*/checkpoints/scripted-tiny, .* free$", said, re.MULTILINE)
+    assert not copy.home.exists(), "a dry run makes nothing"
+    models = [path.name for path in Path(copy.env["SPARKPIN_CACHE"]).rglob("*.safetensors")]
+    assert models == [], "a plan needs headers only"
+
+    made = Path(copy.done(*MTP).strip().splitlines()[-1])
+    assert (made / "sparkpin.json").is_file()
+    assert f"disk: nothing needed, {made} is there" in copy.done(*MTP, "--dry-run")
+    assert copy.done(*MTP, "--verify").strip().endswith(f"{made}: every byte is that of its sources")
+
+    shard = made / "model-00001-of-00002.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.chmod(0o644)
+    shard.write_bytes(data)
+    spoiled = copy.invoke(*MTP, "--verify")
+    assert spoiled.returncode != 0
+    assert (
+        "the bytes of tensor" in spoiled.stderr and "delete this folder and run `invoke checkpoint`" in spoiled.stderr
+    )
+
+
+def test_without_a_stage_a_model_gets_all_that_its_pin_allows(copy: Checkout) -> None:
+    assert copy.done("checkpoint", "--model", "scripted-tiny", "--dry-run").count("copy + hybrid + mtp") == 1
+
+
+def test_a_model_goes_without_a_recipe(copy: Checkout) -> None:
+    result = copy.invoke("checkpoint", "--model", "scripted-tiny", "--recipe", "scripted-tiny")
+    assert result.returncode == 2
+    assert "goes without --recipe" in result.stderr

@@ -1,0 +1,370 @@
+"""What `invoke doctor` says of a Spark, and of this machine.
+
+No Spark is at hand: its facts are made up here, except for nvidia-smi's row, which is what driver 580.159.04 wrote on
+an H200, with the name, capability and [N/A] of a GB10 as its users report them. All rules are run for real; so are
+all readers, on this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.server
+import json
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from email.utils import formatdate
+from pathlib import Path
+
+import pytest
+from checkout import PROJECT
+
+from sparkpin.commands.doctor import command, minimums, rules
+from sparkpin.commands.doctor import facts as reading
+from sparkpin.commands.doctor.facts import Docker, Facts, Hub
+from sparkpin.commands.doctor.rules import Finding, Memory
+from sparkpin.core.errors import HostError
+from sparkpin.core.paths import Paths
+from sparkpin.host import machine
+from sparkpin.host.gpus import PLAIN, QUERY, parse_gpus, read_gpus
+from sparkpin.host.machine import Host
+from sparkpin.pins import manifests
+
+GIB = 1 << 30
+ROW = "NVIDIA GB10, 12.1, 580.159.04, [N/A], [N/A], {clock}, 3003, {busy}, {reasons}\n"
+H200 = "NVIDIA H200, 9.0, 580.159.04, {limit}, 700.00, 360, 1980, 0" + ", Not Active" * 4 + "\n"
+TOOLKIT = "NVIDIA Container Toolkit CLI version 1.18.0\ncommit: 0123456789abcdef\n"
+
+
+def row(clock: int = 2405, busy: int = 0, active: int | None = None) -> str:
+    return ROW.format(
+        clock=clock, busy=busy, reasons=", ".join("Active" if n == active else "Not Active" for n in range(4))
+    )
+
+
+SPARK = Facts(
+    host=Host(True, "aarch64", "ubuntu 24.04", ("ubuntu", "debian"), False, True, True, 121 * GIB, 112 * GIB),
+    gpus=parse_gpus(row()),
+    module="580.159.04",
+    toolkit="1.18.0",
+    hook=True,
+    cdi=("/etc/cdi/nvidia.yaml",),
+    docker=Docker("29.2.1", runtimes=("nvidia", "runc")),
+    memory={"MemFree": 110 * GIB, "Cached": 3 * GIB, "Shmem": GIB // 2, "SwapTotal": 0, "SwapFree": 0},
+    port=8000,
+    holder="",
+    token="in HF_TOKEN",
+    synchronized=True,
+)
+NEEDS = Memory("recipe qwen, stage v2-tq,", 105 * GIB)
+
+
+def found(plan: Memory = NEEDS, cuda: str | None = "13.0", **changes: object) -> dict[str, Finding]:
+    return {one.name: one for one in rules.findings(dataclasses.replace(SPARK, **changes), plan, cuda)}  # type: ignore[arg-type]
+
+
+def test_a_spark_that_has_all() -> None:
+    assert {name: one.state for name, one in found().items()} == {
+        "NVIDIA driver": "ok",
+        "GPU": "ok",
+        "GPU in containers": "ok",
+        "power": "ok",
+        "page cache": "ok",
+        "swap": "ok",
+        "Docker version": "ok",
+        "memory plan": "ok",
+        "port 8000": "ok",
+        "Hub token": "ok",
+        "Hub": "n/a",
+        "clock": "ok",
+    }
+    assert all(not one.fix for one in found().values())
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "state", "detail", "fix"),
+    [
+        ("NVIDIA driver", {"gpus": (), "module": ""}, "MISSING", "none is loaded; 580.65.06 or newer", "dist-upgrade"),
+        ("GPU", {"gpus": ()}, "MISSING", "nvidia-smi does not answer: as after an update", "sudo reboot"),
+        ("GPU in containers", {"toolkit": "", "hook": False}, "MISSING", "do not see the GPU", "container-toolkit"),
+        (
+            "GPU in containers",
+            {"hook": False, "cdi": (), "docker": Docker("29.2.1", runtimes=("runc",))},
+            "MISSING",
+            "Docker knows neither its runtime nor its hook",
+            "sudo nvidia-ctk runtime configure --runtime=docker",
+        ),
+        ("CDI", {"cdi": ()}, "advice", "no CDI specification", "sudo nvidia-ctk cdi generate"),
+        ("power", {"gpus": parse_gpus(row(active=0))}, "advice", "slowed down by the power limit", "nvidia-smi -q"),
+        ("power", {"gpus": parse_gpus(row(active=2))}, "advice", "heat, by the hardware", "nvidia-smi -q"),
+        ("power", {"gpus": parse_gpus(row(702, 96))}, "advice", "busy (96 %) at 702 MHz", "unplug the power supply"),
+        ("power", {"gpus": parse_gpus(H200.format(limit="300.00"))}, "advice", "300 W of 700 W", "nvidia-smi -pl 700"),
+        ("GPU", {"gpus": parse_gpus(H200.format(limit="700.00"))}, "advice", "the images are made for 12.1", ""),
+        (
+            "page cache",
+            {"memory": {"MemFree": 40 * GIB, "Cached": 66 * GIB, "SReclaimable": 2 * GIB, "Shmem": GIB}},
+            "advice",
+            "67.0 GiB cache files, 40.0 GiB are free, the plan wants 105.0 GiB",
+            "sudo sh -c 'sync; echo 3 > /proc/sys/vm/drop_caches'",
+        ),
+        (
+            "swap",
+            {"memory": {**SPARK.memory, "SwapTotal": 16 * GIB, "SwapFree": 15 * GIB}},
+            "advice",
+            "16.0 GiB, 1.0 GiB of it used",
+            "sudo swapoff -a",
+        ),
+        (
+            "Docker version",
+            {"docker": Docker("19.03.15", runtimes=("nvidia",))},
+            "MISSING",
+            "20.10 or newer",
+            "docker-ce",
+        ),
+        ("Docker version", {"docker": Docker()}, "advice", "no engine answers", "invoke doctor --fix"),
+        ("port 8000", {"holder": "the container ollama"}, "advice", "the container ollama", "--port 8001"),
+        ("Hub token", {"token": ""}, "advice", "gated ones do", "hf auth login"),
+        ("Hub", {"hub": Hub("https://hub", "timed out")}, "advice", "not reached: timed out", "HTTPS_PROXY"),
+        ("clock", {"hub": Hub("https://hub", offset=-900.0)}, "advice", "900 s behind", "set-ntp true"),
+        ("clock", {"synchronized": False}, "advice", "not synchronized", "set-ntp true"),
+    ],
+)
+def test_each_finding_has_the_command_that_mends_it(
+    name: str, changes: dict[str, object], state: str, detail: str, fix: str
+) -> None:
+    one = found(**changes)[name]
+    assert one.state == state
+    assert detail in one.detail
+    assert fix in one.fix
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "state"),
+    [
+        ("580.65.06", "13.0", "ok"),
+        ("580.65.05", "13.0", "MISSING"),
+        ("580.142", "13.0", "ok"),
+        ("575.57.08", "13.0", "MISSING"),
+        ("575.57.08", "12.9", "ok"),
+        ("575.57.08", "13.1", "MISSING"),
+        ("1.0", None, "n/a"),  # a stack without a GPU asks nothing of it
+    ],
+)
+def test_the_driver_against_the_image_s_minimum(driver: str, cuda: str | None, state: str) -> None:
+    gpus = tuple(dataclasses.replace(gpu, driver=driver) for gpu in SPARK.gpus)
+    assert found(cuda=cuda, gpus=gpus)["NVIDIA driver"].state == state
+
+
+def test_a_server_of_ours_may_have_the_port() -> None:
+    assert found(holder="the container sparkpin-qwen-01234567")["port 8000"].state == "ok"
+
+
+def test_cdi_is_a_way_to_the_gpu_from_docker_25_on() -> None:
+    def state(version: str) -> str:
+        return found(hook=False, docker=Docker(version, runtimes=("runc",)))["GPU in containers"].state
+
+    assert (state("28.3.0"), state("20.10.24")) == ("ok", "MISSING")
+
+
+def test_more_memory_than_there_is() -> None:
+    one = found(dataclasses.replace(NEEDS, needed=115 * GIB))["memory plan"]
+    assert (one.state, one.detail) == ("advice", f"{NEEDS.recipe} needs 115.0 GiB, 112.0 GiB are available")
+    assert "more than this machine has" in found(dataclasses.replace(NEEDS, needed=130 * GIB))["memory plan"].detail
+    unknown = found(Memory("recipe qwen", None, "its headers are not fetched yet", "invoke plan"))["memory plan"]
+    assert (unknown.state, unknown.fix) == ("advice", "invoke plan")
+
+
+def test_a_stack_without_a_gpu_asks_nothing_of_a_spark_s() -> None:
+    states = found(cuda=None, gpus=(), toolkit="", hook=False, memory={"SwapTotal": GIB})
+    assert {name for name, one in states.items() if one.state == "n/a"} == {*rules.OF_A_SPARK, "Hub"}
+    assert states["NVIDIA driver"].detail == "the stack uses no GPU"
+    assert states[rules.PLAN].state == "ok"
+    assert "CUDA" not in str(states)
+
+
+def test_off_a_spark_it_says_what_does_not_apply() -> None:
+    here = dataclasses.replace(SPARK, host=dataclasses.replace(SPARK.host, is_spark=False), gpus=(), module="")
+    for cuda, why in ((None, "uses no GPU"), ("13.0", "built here, not run")):
+        states = {one.name: one for one in rules.findings(here, NEEDS, cuda)}
+        for name in rules.OF_A_SPARK:
+            assert states[name].state == "n/a" and "not a DGX Spark" in states[name].detail
+        assert why in states["power"].detail
+        assert states["memory plan"].state == ("ok" if cuda is None else "n/a")
+
+
+def test_with_an_engine_elsewhere_this_machine_is_not_judged_as_a_server() -> None:
+    """Of that machine's GPU and memory nothing is known here."""
+    rows = found(gpus=(), module="", docker=Docker("29.2.1", elsewhere="spark-2", runtimes=("nvidia",)))
+    own = [name for name, one in rows.items() if one.state == "n/a" and "spark-2" in one.detail]
+    assert own == [*rules.OF_A_SPARK, rules.PLAN]
+    assert rows["Docker version"].state == "ok" and "on spark-2" in rows["Docker version"].detail
+
+
+def test_nvidia_smi_s_rows() -> None:
+    (gpu,) = parse_gpus(H200.format(limit="700.00"))
+    assert (gpu.name, gpu.power_limit, gpu.clock, gpu.utilization, gpu.slowed) == ("NVIDIA H200", 700, 360, 0, ())
+    (spark,) = parse_gpus(row(active=1))
+    assert (spark.power_limit, spark.power_max, spark.slowed) == (None, None, ("heat, by the driver",))
+    assert parse_gpus("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n") == ()
+    assert parse_gpus("") == ()
+
+
+def test_an_older_nvidia_smi_knows_less() -> None:
+    """It answers a query with an unknown field with an error, and nothing else."""
+
+    def run(argv: Sequence[str]) -> str | None:
+        return {PLAIN: "NVIDIA GB10, 12.1, 570.124.06\n"}.get(tuple(argv))  # type: ignore[call-overload]
+
+    (gpu,) = read_gpus(run)
+    assert (gpu.driver, gpu.power_limit, gpu.slowed) == ("570.124.06", None, ())
+    assert read_gpus(lambda argv: None) == ()
+    assert QUERY[1].count(",") == 11
+
+
+def test_what_is_read_of_a_spark(tmp_path: Path) -> None:
+    files = {
+        "sys/module/nvidia/version": "580.159.04\n",
+        "etc/cdi/nvidia.yaml": "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\n",
+        "etc/cdi/other.yaml": "kind: example.com/nic\n",
+        "proc/meminfo": "MemTotal: 125000000 kB\nMemFree: 1000 kB\nCached: 2000 kB\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    answers = {"nvidia-smi": row(), "nvidia-ctk": TOOLKIT, "timedatectl": "no\n"}
+    seen = reading.read_facts(
+        SPARK.host,
+        8000,
+        online=False,
+        root=tmp_path,
+        run=lambda argv: answers.get(argv[0]),
+        environment={"HOME": str(tmp_path)},
+    )
+    assert (seen.gpus, seen.module, seen.toolkit) == (SPARK.gpus, "580.159.04", "1.18.0")
+    assert seen.cdi == ("/etc/cdi/nvidia.yaml",)
+    assert seen.memory == {"MemTotal": 128_000_000_000, "MemFree": 1_024_000, "Cached": 2_048_000}
+    assert (seen.token, seen.synchronized, seen.hub) == ("", False, None)
+
+
+def test_where_a_token_is_and_never_the_token(tmp_path: Path) -> None:
+    value = "hf_" + "x" * 34
+    for name in reading.TOKENS:
+        assert reading.token_place({name: value, "HOME": str(tmp_path)}) == f"in {name}"
+    path = tmp_path / ".cache/huggingface/token"
+    path.parent.mkdir(parents=True)
+    path.write_text(value)
+    assert reading.token_place({"HOME": str(tmp_path)}) == f"in {path}"
+    assert reading.token_place({"HOME": str(tmp_path), "HF_HOME": "/nowhere"}) == ""
+
+
+class Front(http.server.BaseHTTPRequestHandler):
+    """A front page; broken, missing or oddly dated where its path says so."""
+
+    def do_HEAD(self) -> None:
+        self.send_response_only(500 if "broken" in self.path else 404 if "missing" in self.path else 200)
+        self.send_header("Date", "yesterday" if "odd" in self.path else formatdate(usegmt=True))
+        self.end_headers()
+        assert "Authorization" not in self.headers
+
+
+@pytest.fixture
+def front() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Front) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_the_hub_is_asked(front: str) -> None:
+    good, missing, broken, odd = (reading.ask_hub(f"{front}/{path}") for path in ("", "missing", "broken", "odd"))
+    assert good.error == "" and good.offset is not None and abs(good.offset) < minimums.DRIFT
+    assert missing.error == ""
+    assert "500" in broken.error
+    assert (odd.error, odd.offset) == ("", None)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        assert reading.ask_hub(f"http://127.0.0.1:{closed.getsockname()[1]}").error
+
+
+def test_without_online_nothing_goes_over_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(reading, "ask_hub", never)
+    assert reading.read_facts(machine.read_host(), 8000, online=False).hub is None
+
+
+def test_who_has_a_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert reading.holder_of(None, server.getsockname()[1]) == "a process"
+    assert reading.holder_of(None, 1) == ""
+
+
+def test_the_cuda_release_of_each_stack_is_that_of_its_lock() -> None:
+    stacks = [manifests.load_stack(PROJECT, path.stem) for path in (PROJECT / "pins/stacks").glob("*.lock")]
+    told = {stack.name: stack.gpu.cuda for stack in stacks if stack.gpu}
+    assert told["spark"] == "13.0"
+    for stack in stacks:
+        wheels = manifests.load_stack_lock(PROJECT, stack).wheels
+        runtimes = {wheel.version for wheel in wheels if wheel.name.startswith("nvidia-cuda-runtime")}
+        assert {".".join(version.split(".")[:2]) for version in runtimes} == set(filter(None, [told.get(stack.name)]))
+
+
+def test_a_plan_that_wants_the_network_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command.host, "default_stack", lambda _: "cpu")  # so is the machine's, wherever this runs
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    recipe, stack = manifests.load_recipe(PROJECT, "scripted-tiny"), manifests.load_stack(PROJECT, "cpu")
+    memory = command.memory_of(paths, recipe, stack)
+    assert (memory.needed, memory.fix) == (None, "invoke plan (it fetches them)")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(HostError):  # a machine that lacks something says so in the same form
+        command.doctor(fix=False, stack="cpu", online=False, as_json=True)
+    value = json.loads(capsys.readouterr().out)
+    assert value["stack"] == "cpu" and value["host"]["cores"] >= 1
+    assert {"name", "state", "detail", "fix"} == set(value["findings"][0])
+    assert {"docker engine", "disk space", "memory plan", "swap", "Hub token"} <= {f["name"] for f in value["findings"]}
+
+
+def test_a_spark_without_a_driver_gets_the_table_and_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """This machine, called a Spark: its other facts are its own, so it lacks what a Spark's driver brings."""
+    here = dataclasses.replace(machine.read_host(), is_spark=True)
+    monkeypatch.setattr(machine, "read_host", lambda *_: here)
+    monkeypatch.setattr(reading, "read_gpus", lambda run: ())
+    monkeypatch.setattr(reading, "toolkit_version", lambda run: "")
+    with pytest.raises(HostError, match="NVIDIA driver") as caught:
+        command.doctor(fix=False, stack="spark", online=False, as_json=False)
+    assert caught.value.exit_code == 3
+    out = capsys.readouterr().out
+    assert "none is loaded; 580.65.06 or newer wanted for CUDA 13.0" in out
+    assert "do not apply" not in out
+
+
+def test_what_a_stack_without_a_lock_wants_is_told(tmp_path: Path) -> None:
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    stack = manifests.load_stack(PROJECT, "spark-seed-source").model_copy(update={"name": "never-locked"})
+    (told,) = rules.lock_of(command.lock_fault(paths, stack))
+    assert (told.name, told.state) == ("lock", "advice")
+    assert told.detail == "saw no such file, wanted a lock: this stack has never been locked"
+    reached = "where PyTorch's own index and github.com can be reached (docs/spark-seed.md)"
+    assert told.fix == f"invoke lock --stack never-locked, {reached}"
+    assert command.lock_fault(paths, manifests.load_stack(PROJECT, "spark")) is None
+
+
+def test_what_compiles_is_built_where_it_is_to_run() -> None:
+    assert rules.source_build("vllm 0.19.1", "linux/arm64", "linux/arm64") == []
+    (told,) = rules.source_build("vllm 0.19.1", "linux/arm64", "linux/amd64")
+    assert told.detail.startswith("vllm 0.19.1 is compiled on linux/arm64, and this machine is linux/amd64")
+    assert told.fix == "build this stack on a machine of linux/arm64"
+
+
+def test_the_plan_of_another_recipe_is_asked_for_by_name() -> None:
+    plan = dataclasses.replace(NEEDS, command="invoke plan --recipe other")
+    far = dataclasses.replace(SPARK, host=dataclasses.replace(SPARK.host, is_spark=False))
+    (row,) = [one for one in rules.findings(far, plan, "13.0") if one.name == rules.PLAN]
+    assert row.detail.endswith("this is none: invoke plan --recipe other")

@@ -1,0 +1,117 @@
+"""install.sh: its options, and what it does on a fresh Debian 12: a container of the stack's own root file system."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from checkout import PROJECT, Checkout
+from in_container import run
+
+from sparkpin.build import render, rootfs
+from sparkpin.host.engine import Engine
+from sparkpin.pins import manifests
+
+
+def install(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["./install.sh", *options], cwd=PROJECT, capture_output=True, text=True, timeout=600)
+
+
+def test_help_names_every_option() -> None:
+    result = install("--help")
+    assert result.returncode == 0
+    for option in ("--stack", "--recipe", "--stage", "--no-smoke", "--dry-run", "--help"):
+        assert option in result.stdout
+
+
+@pytest.mark.parametrize("options", [["--stgae", "v2"], ["--stage"], ["v2"]])
+def test_a_wrong_option_stops_it_before_anything_else(options: list[str]) -> None:
+    result = install(*options)
+    assert result.returncode == 2
+    assert "--help" in result.stderr
+    assert result.stdout == ""
+
+
+def test_an_unknown_stage_is_told_by_a_dry_run() -> None:
+    result = install("--dry-run", "--stage", "v3")
+    assert result.returncode == 2
+    assert "unknown stage 'v3'" in result.stderr
+
+
+def test_a_dry_run_says_what_would_be_done() -> None:
+    result = install("--dry-run", "--stage", "mtp")
+    assert result.returncode == 0
+    assert "Stack cpu" in result.stdout
+    assert "Recipe scripted-tiny" in result.stdout
+    assert "hybrid" in result.stdout
+    assert "v2-tq" not in result.stdout
+    assert "nothing was changed" in result.stdout
+
+
+def test_a_dry_run_without_a_venv_ends_with_what_it_would_do(tmp_path: Path) -> None:
+    folder = Checkout.make(tmp_path / "copy").folder
+    for name in ("install.sh", "requirements.lock", "pyproject.toml"):
+        shutil.copy(PROJECT / name, folder)
+    for options in ([], ["--stage", "mtp"]):
+        done = subprocess.run(["./install.sh", "--dry-run", *options], cwd=folder, capture_output=True, text=True)
+        wanted = " ".join(["would make .venv from requirements.lock, then run: invoke up", *options])
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, wanted), done.stderr
+    assert not (folder / ".venv").exists()
+
+
+def test_the_long_silence_of_pip_is_broken() -> None:
+    """With lines as pip writes them."""
+    text = (PROJECT / "install.sh").read_text()
+    function = text[text.index("steps_of_pip() {") :].partition("\n}\n")[0] + "\n}\n"
+    said = [
+        f"Collecting x{number}==1 (from -r requirements.lock (line 1))\n  Downloading x.whl" for number in range(45)
+    ]
+    said += ["WARNING: Location 'x' is ignored", "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES"]
+    lines = "\n".join([*said, "Installing collected packages: x0, x1", "Successfully installed x0-1", ""])
+    done = subprocess.run(["bash", "-euc", f"{function}steps_of_pip"], input=lines, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES\n")
+    assert done.stdout.splitlines() == [
+        "  20 packages looked up",
+        "  40 packages looked up",
+        "  all 45 are here; installing them",
+    ]
+
+
+def on_fresh_debian(command: list[str], user: str) -> tuple[int, str]:
+    """Run in a container of the bare root file system; the checkout is mounted read-only."""
+    stack = manifests.load_stack(PROJECT, "cpu")
+    lock = manifests.load_stack_lock(PROJECT, stack)
+    code, out, err = run(
+        Engine.connect(),
+        render.rootfs_ref(stack.debian.suite, rootfs.rootfs_spec(stack, lock).key),
+        command,
+        user=user,
+        working_dir="/src",
+        environment={"HOME": "/tmp"},
+        volumes={str(PROJECT): {"bind": "/src", "mode": "ro"}},
+        tmpfs={"/src/.venv": "ro"},  # a fresh clone has none
+    )
+    return code, out + err
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("options", [[], ["--no-smoke"]])
+def test_without_root_it_prints_the_commands_and_exits_with_3(options: list[str]) -> None:
+    code, text = on_fresh_debian(["bash", "./install.sh", *options], "10001:10001")
+    assert code == 3, text
+    command = next(line for line in text.splitlines() if "apt-get" in line and "install" in line)
+    for package in ("docker.io", "iptables", "mmdebstrap", "debian-archive-keyring", "python3-venv"):
+        assert package in command
+    assert "Nothing was changed" in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.e2e
+def test_a_dry_run_as_root_says_what_it_would_install() -> None:
+    code, text = on_fresh_debian(["bash", "./install.sh", "--dry-run"], "0:0")
+    assert code == 0, text
+    assert "apt-get" in text
+    assert "docker.io" in text
+    assert "would make .venv" in text

@@ -1,0 +1,545 @@
+"""`invoke recipe check`: the mistakes that people make, each told with what mends it."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from places import PROJECT
+
+from sparkpin.build.pair import pair
+from sparkpin.commands import commands
+from sparkpin.commands import recipe as tasks
+from sparkpin.community import check, recipe, wheelflags
+from sparkpin.community.release import known_versions, nearest, release
+from sparkpin.core.errors import InputError, ManifestError
+from sparkpin.core.paths import Paths
+from sparkpin.pins import manifests
+from sparkpin.pins.families import vllm_version
+
+CORPUS = PROJECT.parent / "shared/corpus/recipes"
+V1 = {"recipe_version": "1", "name": "R", "model": "a/b", "container": "vllm-node"}
+V2 = {"recipe_version": "2", "model": "a/b", "runtime": "vllm", "container": "vllm-node"}
+
+
+def found(folder: Path, base: dict[str, Any], command: str | None, stack: str = "spark", **more: Any) -> list[str]:
+    value = base | more | ({} if command is None else {"command": command})
+    path = folder / "r.yaml"
+    path.write_text(yaml.safe_dump(value, sort_keys=False))
+    return [
+        str(one) for one in check.foreign_findings(PROJECT, recipe.load(path), manifests.load_stack(PROJECT, stack))
+    ]
+
+
+def served(folder: Path, flags: str, stack: str = "spark", model: str = "a/b", **more: Any) -> list[str]:
+    return found(folder, V1 | {"model": model}, f"vllm serve {model} {flags}", stack, **more)
+
+
+def test_nothing_is_found_in_a_good_recipe(tmp_path: Path) -> None:
+    command = (
+        "vllm serve a/b --port {port} -tp 1 --enable-auto-tool-choice --tool_call_parser qwen3_coder -O3 "
+        "--limit-mm-per-prompt.image 2 -cc.mode 3 --no-enable-prefix-caching --kv-cache-dtype FP8 --max-model-l 5 "
+        """--speculative-config '{{"method": "mtp", "num_speculative_tokens": 1}}' --default-chat-template-kwargs.a=b"""
+    )
+    assert found(tmp_path, V1, command, defaults={"port": 1}, env={"VLLM_MARLIN_USE_ATOMIC_ADD": 1, "OTHER": "x"}) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "stack", "wanted"),
+    [
+        (
+            "--gpu-memory-utilisation 0.8",
+            "spark",
+            "has no flag --gpu-memory-utilisation; did you mean --gpu-memory-util",
+        ),
+        ("--max_num_sequences 4", "spark", "has no flag --max_num_sequences; did you mean --max-num-seqs?"),
+        ("--disable-log-requests", "spark", "vLLM 0.33.0 has no flag --disable-log-requests"),
+        ("--linear-backend auto", "spark-seed", "vLLM 0.20.2 has no flag --linear-backend"),
+        ("--no-port 3", "spark", "vLLM 0.33.0 has no flag --no-port"),
+        (
+            "--tool-call-parser qwen3_code --enable-auto-tool-choice",
+            "spark",
+            "no such parser; did you mean qwen3_coder?",
+        ),
+        ("--tool-call-parser minimax_m3 --enable-auto-tool-choice", "spark-seed", "vLLM 0.20.2 has no such parser"),
+        (
+            "--reasoning-parser qwen_3",
+            "spark",
+            "--reasoning-parser qwen_3: vLLM 0.33.0 has no such parser; did you mean",
+        ),
+        ("--enable-auto-tool-choice", "spark", "without --tool-call-parser: vLLM refuses"),
+        ("--tool-call-parser hermes", "spark", "does nothing without --enable-auto-tool-choice"),
+        ("--chat-template no.jinja", "spark", "no mod and no template of this project brings that file"),
+        ("--kv-cache-dtype fp9", "spark", "--kv-cache-dtype fp9: not among what vLLM 0.33.0 has; did you mean fp8"),
+        ("--load-format instant_tensor", "spark", "did you mean instanttensor?"),
+        ("--load-format instanttensor", "spark-seed", "the stack's lock has no instanttensor"),
+        ("--distributed-executor-backend ray", "spark", ""),  # the runner leaves it out on one machine
+        ("--reasoning-parser qwen3 --enable-auto-tool-choice --tool-call-parser hermes", "spark-seed", "(vllm#39056)"),
+        ("--enforce-eager true", "spark", "--enforce-eager takes no value, and 'true' follows it"),
+        ("--port", "spark", "--port wants a value"),
+        ("--port 1 --port 2", "spark", "--port comes after --port: the last one counts"),
+        ("-tp 1 --tensor-parallel-size 1", "spark", "--tensor-parallel-size comes after -tp: the last one counts"),
+        ("-pp 2", "spark", "--pipeline-parallel-size 2: one machine has one GPU here"),
+        ("""--speculative-config '{{"method": "mpt"}}'""", "spark", "has no method 'mpt'; did you mean mtp?"),
+        ("""--speculative-config '{{"model": "x/y"}}'""", "spark", "the draft model x/y is not fetched"),
+        ("""--override-generation-config '{{"a": 1,}}'""", "spark", '{"a": 1,} is no JSON'),
+        ("b/c", "spark", "'b/c' is no flag, and the model stands there already"),
+        ("--gpu-memory-utilization 0.95", "spark", "(vllm#46307): it has frozen machines; 0.85 or less"),
+        ("--gpu-memory-utilization 0.95", "cpu", ""),
+        ("--gpu-memory-utilization=80", "cpu", "--gpu-memory-utilization: saw '80', wanted a number above 0 and not"),
+        ("--max-model-len -5", "spark", "error: command: --max-model-len: saw '-5', wanted a positive number such as"),
+        ("--max-model-len -1 --max-num-seqs 1 --block-size 16", "spark", ""),  # -1: as long as fits
+        ("--max-num-seqs -1", "spark", "--max-num-seqs: saw '-1', wanted a positive number"),
+        ("--max-model-len 32k --max-num-batched-tokens 2K --kv-cache-memory-bytes 1.5g", "spark", ""),
+        ("--enable-prefix-caching", "cpu", "--enable-prefix-caching on a CPU"),
+        ("--trust-remote-code", "spark", "note: command: --trust-remote-code runs Python"),
+        ("--max-num-batched-tokens 32768", "spark", "has run out of memory on a saturated Spark"),
+        ("--load-format fastsafetensors", "spark", "holds a part of the weights twice"),
+    ],
+)
+def test_words_of_the_command(tmp_path: Path, flags: str, stack: str, wanted: str) -> None:
+    lines = served(tmp_path, flags, stack)
+    assert len(lines) == bool(wanted), lines
+    assert all(wanted in line for line in lines), lines
+
+
+def test_what_breaks_with_models_of_linear_attention(tmp_path: Path) -> None:
+    mtp = """--enable-prefix-caching --speculative-config '{{"method": "qwen3_5_mtp", "num_speculative_tokens": 3}}'"""
+    (line,) = served(tmp_path, mtp, model="Intel/Qwen3.5-122B-A10B-int4-AutoRound")
+    assert line.startswith("warning: command: prefix caching with MTP has corrupted") and "#53912" in line
+    assert served(tmp_path, mtp, model="meta/Llama-4") == []
+    tools = mtp.removeprefix("--enable-prefix-caching ") + " --enable-auto-tool-choice --tool-call-parser qwen3_coder"
+    (line,) = served(tmp_path, tools, "spark-seed", model="Qwen/Qwen3.5-1B")
+    assert "3 speculative tokens lose parts of tool calls before vLLM 0.24" in line
+    assert served(tmp_path, tools, model="Qwen/Qwen3.5-1B") == []
+
+
+def test_a_cache_type_depends_on_the_mod_of_the_stage(tmp_path: Path) -> None:
+    said = "warning: command: --kv-cache-dtype turboquant_4bit_nc: the image of stage {} has no mod turboquant; "
+    flag = "--kv-cache-dtype turboquant_4bit_nc"
+    (line,) = served(tmp_path, flag, model="Qwen/Qwen3.5-1B")
+    assert line.startswith(said.format("base")) and line.endswith("; stage v2-tq has it; else leave the flag out")
+    (line,) = served(tmp_path, flag, container="sparkpin/stack-spark:v2-0123456789ab")
+    assert line.startswith(said.format("v2"))
+    assert served(tmp_path, flag, container="sparkpin/stack-spark:v2-tq-0123456789ab") == []
+    (line,) = served(tmp_path, "--kv-cache-dtype turboquant35")
+    assert line.startswith("error: --kv-cache-dtype: saw 'turboquant35', wanted turboquant_4bit_nc (")
+
+
+@pytest.mark.parametrize(
+    ("recipe_name", "stage", "flags", "wanted"),
+    [
+        ("qwen3.5-122b", "v2-tq", "--kv-cache-dtype turboquant_4bit_nc", ["prefix caching with MTP"]),
+        ("qwen3.5-122b", "v2", "--kv-cache-dtype turboquant_4bit_nc", ["prefix caching with MTP", "no mod turboquant"]),
+        ("scripted-tiny", "v2", "--kv-cache-dtype turboquant_4bit_nc", ["the image of stage v2 has no mod turboquant"]),
+        ("scripted-tiny", "v2-tq", "--kv-cache-dtype turboquant35", ["saw 'turboquant35', wanted turboquant_4bit_nc"]),
+        ("scripted-tiny", "v9", "", ["unknown stage 'v9'"]),
+    ],
+)
+def test_the_same_text_outside_of_recipes(
+    project: Path, tmp_path: Path, recipe_name: str, stage: str, flags: str, wanted: list[str]
+) -> None:
+    """A recipe of ours is held against what its stack and stages set, wherever its file lies."""
+    value = yaml.safe_load((project / f"recipes/{recipe_name}.yaml").read_text())
+    value |= {"name": "same", "stage": stage, "command": f"{value['command'].strip()} {flags}"}
+    for folder in (project / "recipes", tmp_path):
+        (folder / "same.yaml").write_text(yaml.safe_dump(value, sort_keys=False))
+    inside = [str(one) for one in check.own_findings(project, "same") if one.key != "model"]  # that import would lock
+    read = recipe.load(tmp_path / "same.yaml")
+    outside = [str(one) for one in check.foreign_findings(project, read, manifests.load_stack(project, value["stack"]))]
+    assert outside == inside and len(inside) == len(wanted)
+    assert all(part in line for part, line in zip(wanted, inside, strict=True)), inside
+
+
+def test_what_the_image_lacks(tmp_path: Path) -> None:
+    (line,) = found(tmp_path, V2, "vllm serve {model} --distributed-executor-backend=ray")
+    assert "the stack's lock has no ray; leave the flag out" in line
+
+
+def test_speculation_in_parts(tmp_path: Path) -> None:
+    flags = "--enable-prefix-caching --speculative-config.method mtp --speculative-config.num_speculative_tokens 1"
+    (line,) = served(tmp_path, flags, model="Qwen/Qwen3.6-1B")
+    assert "prefix caching with MTP" in line
+
+
+def test_keys_that_nobody_uses_or_gives(tmp_path: Path) -> None:
+    lines = found(tmp_path, V1, "vllm serve a/b --port {prot} --served-model-name x",
+                  defaults={"port": 1, "writing_config": "{}"}, descripton="d")  # fmt: skip
+    assert lines == [
+        "error: command: {prot} is no key of `defaults`: it does not start; did you mean port?",
+        "warning: descripton: spark-vllm-docker does not know this key; did you mean description?",
+        "warning: defaults.port: nothing uses it; did you mean prot?",
+        "warning: defaults.writing_config: nothing uses it; remove it, or write {writing_config} in the command",
+    ]
+    lines = found(tmp_path, V2, "vllm serve {model} --port {prot}", defaults={"tensor_parallel": 1, "unused": 1})
+    assert [line.partition(";")[0] for line in lines] == [
+        "error: command: {prot} is no key of `defaults`: the braces reach vLLM as they stand",
+        "warning: defaults.unused: nothing uses it",
+    ]
+    assert found(tmp_path, V2, None, defaults={"port": 1, "load_fromat": "auto"}) == [
+        "warning: defaults.load_fromat: becomes no flag: sparkrun leaves it out; did you mean load_format?"
+    ]
+
+
+@pytest.mark.parametrize("base", [V1, V2])
+def test_placeholders_of_other_tools(tmp_path: Path, base: dict[str, Any]) -> None:
+    lines = found(tmp_path, base, "vllm serve a/b --port {{ port }} --seed ${{SEED}}", defaults={"port": 1})
+    assert "error: command: {{ port }} is text here, with single braces: only Jinja fills it in; write {port}" in lines
+    assert not [line for line in lines if "{{ SEED" in line], "that is how the shell's ${SEED} is written"
+
+
+def test_a_placeholder_with_blanks_and_a_variable_of_the_shell_in_version_1(tmp_path: Path) -> None:
+    (line,) = found(tmp_path, V1, "vllm serve a/b --port { port }", defaults={"port": 1})
+    assert line.endswith("version 1 does not start; write {port} without blanks")
+    (line,) = found(tmp_path, V1, "vllm serve a/b --port ${PORT:-8000}")
+    assert line.endswith("a variable of the shell is written ${{PORT}}")
+
+
+@pytest.mark.parametrize("word", ["""'{"method": "mtp"}'""", "'{{\"n\": 1}'", "{port"])
+def test_single_braces_in_version_1(tmp_path: Path, word: str) -> None:
+    lines = found(tmp_path, V1, f"vllm serve a/b --port {{port}} --speculative-config {word}", defaults={"port": 1})
+    wanted = "error: command: a single brace that is no placeholder: version 1 does not start; double the braces of "
+    assert lines == [wanted + "JSON, {{ and }}"]
+
+
+def test_the_model_is_no_placeholder_in_version_1(tmp_path: Path) -> None:
+    (line,) = found(tmp_path, V1, "vllm serve {model}")
+    assert line.startswith("error: command: {model} is no key of `defaults`: it does not start")
+
+
+def test_a_blank_after_a_backslash(tmp_path: Path) -> None:
+    lines = found(tmp_path, V1, "vllm serve a/b \\\n  --enforce-eager \\ \n  --port 1")
+    assert lines == [
+        "error: command, line 2: a blank after the backslash: bash ends the command there; remove the blank",
+        "error: command: the command has ended before this line, so the server never gets it: --port 1; "
+        "look for a comment or a blank after a backslash above it",
+        "error: command: --enforce-eager takes no value, and a blank after a backslash follows it; "
+        "remove what follows it",
+    ]
+    (line,) = found(tmp_path, V2, "vllm serve {model} \\\n  --enforce-eager \\\t\n  --port 1")
+    assert line.startswith("note: command, line 2: a blank after the backslash") and "sparkrun removes it" in line
+
+
+def test_values_that_do_not_say_what_they_seem_to(tmp_path: Path) -> None:
+    lines = found(tmp_path, V2, "vllm serve {model} --speculative-config '{s}' --trust-remote-code {t}",
+                  defaults={"s": {"method": "mtp"}, "t": True}, env={"A": None})  # fmt: skip
+    assert any(line.startswith("error: defaults.s: goes into the command as Python writes it") for line in lines)
+    assert "warning: defaults.t: goes into the command as True; write what vLLM is to read" in lines
+    assert "warning: env.A: no value: the variable is set to the word None; remove it" in lines
+    lines = found(tmp_path, V1, "vllm serve a/b --dtype {d}", defaults={"d": None})
+    assert lines == ["warning: defaults.d: goes into the command as None; write what vLLM is to read"]
+    lines = found(tmp_path, V2, "vllm serve {model} --port {p}", defaults={"p": None})
+    assert lines[0].startswith("error: command: {p} has no value in `defaults`: the braces reach vLLM as they stand")
+
+
+def test_environment(tmp_path: Path) -> None:
+    lines = served(tmp_path, "", env={"VLLM_MARLIN_USE_ATOMIC_AD": 1, "J": '{"a": 1}', "H": "$HOME/x"})
+    assert lines == [
+        "warning: env.J: the runner's script hands over {a: 1}; JSON in `env` loses its quotes in version 1; in "
+        "sparkpin it keeps them",
+        "warning: env.H: version 1 has bash expand it; in sparkpin it stays as written; write the value itself",
+        "warning: env.VLLM_MARLIN_USE_ATOMIC_AD: vLLM 0.33.0 does not know this variable; did you mean "
+        "VLLM_MARLIN_USE_ATOMIC_ADD?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (V2 | {"command": "sglang serve --model-path {model}"}, "the images here serve with vLLM"),
+        (V2 | {"command": "vllm serve {model}", "min_nodes": 3}, "it is for 3 machines or more"),
+        (V1 | {"command": "vllm serve c/d"}, "the command serves c/d, and `model` is a/b"),
+        (V1 | {"command": "vllm serve a/b $(hostname)"}, "only a shell could tell"),
+        (V2 | {"command": "vllm serve {model} '{{}}'"}, "doubled braces are version 1's"),
+        (V1 | {"command": "vllm serve a/b | tee log"}, "| tee log is no part of the server's command"),
+        (V1 | {"command": "vllm serve a/b --ssl-keyfile k"}, "--ssl-keyfile: the images here are asked by plain HTTP"),
+        (V1 | {"command": "python3 -m vllm.entrypoints.openai.api_server --model c/d"}, "the command serves c/d"),
+    ],
+)
+def test_of_the_whole(tmp_path: Path, value: dict[str, Any], wanted: str) -> None:
+    assert any(wanted in line for line in found(tmp_path, value, None))
+
+
+def test_a_release_that_nothing_is_recorded_of(tmp_path: Path) -> None:
+    assert known_versions() == ["0.19.1", "0.20.2", "0.32.0", "0.33.0"]
+    assert [release(v).version for v in ("0.1.0", "0.19.1", "0.25.0", "0.40.0", "dev")] == [
+        "0.19.1", "0.19.1", "0.20.2", "0.33.0", "0.33.0",
+    ]  # fmt: skip
+    assert nearest("xyzzy", ["--port"]) == ""
+
+
+def test_every_stack_has_its_data() -> None:
+    stacks = [manifests.load_stack(PROJECT, path.stem) for path in (PROJECT / "pins/stacks").glob("*.yaml")]
+    assert {stack.name: vllm_version(stack) for stack in stacks} == {
+        "cpu": "0.32.0", "spark": "0.33.0", "spark-seed": "0.20.2", "spark-seed-source": "0.19.1",
+    }  # fmt: skip
+    assert set(map(vllm_version, stacks)) <= set(known_versions())
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (PROJECT / "recipes").glob("*.yaml")))
+def test_our_own_recipes_have_no_errors(name: str) -> None:
+    lines = [str(one) for one in check.own_findings(PROJECT, name)]
+    assert not [line for line in lines if line.startswith("error")], lines
+    locked = "the model is scripted" if name.startswith("scripted") else "this model has not been locked yet"
+    assert name.startswith("scripted") or [line for line in lines if locked in line]
+
+
+def test_an_own_recipe_with_a_mistake(project: Path) -> None:
+    path = project / "recipes/scripted-tiny.yaml"
+    path.write_text(path.read_text().replace("--max-num-seqs", "--max-num-sequences"))
+    lines = [str(one) for one in check.own_findings(project, "scripted-tiny")]
+    assert lines == ["error: command: vLLM 0.32.0 has no flag --max-num-sequences; did you mean --max-num-seqs?"]
+    path.write_text(path.read_text().replace("{port}", "{prot}"))
+    lines = [str(one) for one in check.own_findings(project, "scripted-tiny")]
+    assert lines[0].startswith("error: command: {prot} is no key of `defaults`") and len(lines) == 3
+    assert "no flag --max-num-sequences" in lines[1] and lines[2].startswith("warning: defaults.port: nothing uses it")
+
+
+def test_all_that_is_wrong_is_told_in_one_go(project: Path) -> None:
+    """Of the keys, of what they name, and of the words of the command, though its braces and its JSON are wrong."""
+    path = project / "recipes/scripted-tiny.yaml"
+    text = path.read_text()
+    for old, new in (
+        ("name: scripted-tiny", "name: other"),
+        ("description:", "descripton:"),
+        ("stack: cpu", "stak: cpu\nx: 1"),
+        ("stage: v2-tq", "stage: v9\nmods: [nope, nada]"),
+        ("model_revision: ", "model_revision: a #"),
+        ("{port}", "{prot}"),
+        ("serve /model", "serve other/model"),
+        ("--reasoning-parser qwen3 ", "--reasoning-parser {parser} --dtype {dtype} -cc {{1}} --ssl-keyfile k "),
+        ("parser qwen3_coder", "parser qwen3 --kv-cache-dtype turboquant35"),
+    ):
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    path.write_text(text)
+    lines = [str(one) for one in check.own_findings(project, "scripted-tiny")]
+    for line, begin, end in zip(
+        lines,
+        (
+            "error: descripton: saw 'scripted Qwen3.5-MoE",
+            "error: stak: saw 'cpu', wanted no such key (known here: command, ",
+            "error: x: saw 1, wanted no such key (known here: command, ",
+            "error: name: saw 'other', wanted 'scripted-tiny'",
+            "error: command: {dtype} is no key of `defaults`",
+            "error: command: {parser} is no key of `defaults`",
+            "error: command: {prot} is no key of `defaults`",
+            "error: stage: unknown stage 'v9'; choose one of: base, ",
+            "error: model_revision: saw 'a', wanted d7b8395b378f",
+            "error: mods: saw 'nope', wanted community/nope/ with a run.sh",
+            "error: mods: saw 'nada', wanted community/nada/ with a run.sh",
+            "error: command: saw 'other/model', wanted 'sparkpin/scripted-tiny-int4-AutoRound' (the recipe's model)",
+            "error: command: saw '{1}', wanted JSON",
+            "error: --kv-cache-dtype: saw 'turboquant35', wanted turboquant_4bit_nc",
+            "error: command: saw '--ssl-keyfile', wanted no TLS",
+            "error: command: --tool-call-parser qwen3: vLLM 0.32.0 has no such parser",
+            "warning: defaults.port: nothing uses it",
+        ),
+        (
+            "; did you mean description?",
+            "; did you mean stack?",
+            ")",
+            "",
+            "",
+            "",
+            "; did you mean port?",
+            *9 * [""],
+            "",
+        ),
+        strict=True,
+    ):
+        assert line.startswith(begin) and line.endswith(end), lines
+    path.write_text(
+        text.replace("stak: cpu", "stack: cpuu").replace("{prot}", "{port").replace("port: 8000", "port: [1]")
+    )
+    lines = [str(one) for one in check.own_findings(project, "scripted-tiny")]
+    assert "error: defaults.port: saw [1], wanted text, a number, true or false" in lines, "one line, not one a type"
+
+
+def test_a_number_that_plan_refuses_is_told_of_our_own_recipes_too(project: Path) -> None:
+    path = project / "recipes/scripted-tiny.yaml"
+    text = path.read_text()
+    assert "max_model_len: 2048" in text
+    path.write_text(text.replace("max_model_len: 2048", "max_model_len: -5"))
+    (line,) = [str(one) for one in check.own_findings(project, "scripted-tiny") if one.severity == "error"]
+    assert line.startswith("error: command: --max-model-len: saw '-5', wanted a positive number")
+
+
+def test_every_file_of_recipes_is_checked_whatever_the_others_are(
+    project: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = Paths(project, tmp_path / "cache", tmp_path / "home")
+    for name, text in (("a", "- 1\n"), ("b", "a: b: c\n"), ("My_own", "{}\n"), ("c", "stack: 1\n")):
+        (project / f"recipes/{name}.yaml").write_text(text)
+    assert not tasks.recipe_check(paths, None)
+    said = capsys.readouterr().out
+    lines = said.splitlines()
+    assert "  error: (whole file): saw 'list', wanted a mapping of keys" in lines
+    assert "  error: line 1: saw 'mapping values are not allowed in this context', wanted valid YAML" in lines
+    assert "recipes/c.yaml: 7 errors, 0 other" in lines and "recipes/scripted-tiny.yaml: nothing found" in lines
+    named = next(line for line in lines if line.startswith("  error: name: "))
+    assert "saw the name 'My_own', wanted small letters, digits" in named and "; rename the file" in named
+    with pytest.raises(InputError, match="saw the name 'My_own'") as caught:
+        pair(project, "My_own")
+    assert "choose one of" not in caught.value.next_step, "it would be among these"
+
+
+@pytest.mark.parametrize(
+    ("flag", "hint"),
+    [
+        ("--tool-call-parser qwen3", "did you mean qwen3_xml or qwen3_json or qwen3_coder?"),
+        ("--tool-call-parser qwen3_code", "did you mean qwen3_coder?"),
+        ("--reasoning-parser xyzzy", "it has "),
+    ],
+)
+def test_a_parser_that_is_not_known_brings_the_nearest_names(tmp_path: Path, flag: str, hint: str) -> None:
+    (line,) = served(tmp_path, f"{flag} --enable-auto-tool-choice" if "tool" in flag else flag)
+    said = line.partition("has no such parser; ")[2]
+    assert said.startswith(hint) and (not said.startswith("it has") or "qwen3, " in said)
+
+
+def test_a_file_of_the_community_without_its_keys(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("recipe_version: 1\nmodel: a/b\n")
+    with pytest.raises(ManifestError, match=r"name, container, command: saw .* wanted a value for each"):
+        recipe.load(tmp_path / "r.yaml")
+    lines = found(tmp_path, V1, "vllm serve a/b --port {prot} --dtypo {model}")
+    assert [line.partition(";")[0] for line in lines] == [
+        "error: command: {model} is no key of `defaults`: it does not start",
+        "error: command: {prot} is no key of `defaults`: it does not start",
+        "error: command: vLLM 0.33.0 has no flag --dtypo",
+    ]
+
+
+def test_a_build_tells_of_what_vllm_will_refuse(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = Paths(project, project.with_name("cache"), project.with_name("home"))
+    commands.say_mistakes(paths, pair(project, "scripted-tiny")[-1])
+    assert capsys.readouterr().err == ""
+    file = project / "recipes/scripted-tiny.yaml"
+    file.write_text(file.read_text().replace("--max-num-seqs", "--max-nums-seqs"))
+    commands.say_mistakes(paths, pair(project, "scripted-tiny")[-1])
+    (line,) = capsys.readouterr().err.splitlines()
+    told = "vLLM 0.32.0 has no flag --max-nums-seqs; did you mean --max-num-seqs?"
+    assert line.endswith(f"warning: recipes/scripted-tiny.yaml: command: {told}")
+
+
+def test_a_template_that_a_mod_brings(project: Path, tmp_path: Path) -> None:
+    (project / "mods/fix/x").mkdir(parents=True)
+    (project / "mods/fix/x/own.jinja").write_text("{{ messages }}")
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(V1 | {"command": "vllm serve a/b --chat-template own.jinja"}))
+    assert (
+        check.foreign_findings(project, recipe.load(tmp_path / "r.yaml"), manifests.load_stack(project, "spark")) == []
+    )
+
+
+def test_which_recipe_is_meant(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = project / "recipes/scripted-tiny.yaml"
+    assert check.file_or_name(project, "scripted-tiny") == (own, True)
+    assert check.file_or_name(project, str(own)) == (own, True)
+    (tmp_path / "mine.yaml").write_text("")
+    assert check.file_or_name(project, "mine.yaml") == (Path("mine.yaml"), False)
+    with pytest.raises(InputError, match="no recipe 'scripted-tin'"):
+        check.file_or_name(project, "scripted-tin")
+
+
+# The data, from a wheel.
+
+ARGUMENTS = """
+class EngineArgs:
+    @staticmethod
+    def add_cli_args(parser):
+        model_kwargs = get_kwargs(ModelConfig)
+        eager_kwargs = model_kwargs["eager"]
+        parser.add_argument("--model", "-m", **model_kwargs["model"])
+        parser.add_argument("--enforce-eager", **eager_kwargs)
+        parser.add_argument("--caching", **{**model_kwargs["caching"], "default": None})
+        parser.add_argument("--dtype", **model_kwargs["dtype"])
+        parser.add_argument("--format", **model_kwargs["format"])
+        parser.add_argument("--headless", action="store_true")
+        parser.add_argument("--backend", **model_kwargs["backend"])
+        parser.add_argument("positional")
+"""
+MODEL = """
+from typing import Literal
+Kind = Literal["half", "full"]
+class ModelConfig:
+    model: str = "x"
+    eager: bool = False
+    caching: bool | None = None
+    dtype: Kind = "half"
+    format: "str" | Literal["a", "b"] = "a"
+    format: str | Literal["a", "b"] = "a"
+    backend: AttentionBackendEnum | None = None
+"""
+
+
+def wheel(folder: Path, **files: str) -> Path:
+    path = folder / "vllm-9.9.0-py3-none-any.whl"
+    many = "class FrontendArgs:\n" + "".join(f"    extra_{n}: int = 0\n" for n in range(100))
+    sources = {
+        "vllm-9.9.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: vllm\nVersion: 9.9.0+cu130\n",
+        "vllm/engine/arg_utils.py": ARGUMENTS,
+        "vllm/config/model.py": MODEL,
+        "vllm/entrypoints/openai/cli_args.py": many,
+        "vllm/envs.py": 'environment_variables: dict[str, int] = {"VLLM_B": 1, "VLLM_A": 2}\n',
+        "vllm/tool_parsers/__init__.py": '_TOOL_PARSERS_TO_REGISTER = {"b": 1, "a": 2}\n',
+        "vllm/reasoning/__init__.py": '_REASONING_PARSERS_TO_REGISTER = {"r": 1}\n',
+        "vllm/v1/attention/backends/registry.py": "class AttentionBackendEnum(Enum):\n    FLASH = 1\n    ALL = 2\n",
+    } | files  # fmt: skip
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in sources.items():
+            archive.writestr(name, text)
+    return path
+
+
+def test_flags_of_a_wheel(tmp_path: Path) -> None:
+    value = wheelflags.read_wheel(wheel(tmp_path))
+    flags = {name: entry for name, entry in value.pop("flags").items() if not name.startswith("--extra-")}
+    assert flags == {
+        "--backend": {"kind": "value", "values": ["ALL", "FLASH"]},
+        "--caching": {"kind": "switch"},
+        "--dtype": {"kind": "value", "values": ["full", "half"]},
+        "--enforce-eager": {"kind": "switch"},
+        "--format": {"kind": "value", "values": ["a", "b"], "open": True},
+        "--headless": {"kind": "bare"},
+        "--model": {"kind": "value", "also": ["-m"]},
+    }
+    assert value["version"] == "9.9.0" and value["environment"] == ["VLLM_A", "VLLM_B"]
+    assert (value["tool_parsers"], value["reasoning_parsers"]) == (["a", "b"], ["r"])
+    assert value["source"]["wheel"] == "vllm-9.9.0-py3-none-any.whl"
+
+
+def test_a_wheel_that_is_not_vllm_s(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="the sources of vLLM"):
+        wheelflags.read_wheel(wheel(tmp_path, **{"vllm/reasoning/__init__.py": ""}))
+
+
+def kind(text: str) -> str:
+    """Of an error of the corpus."""
+    if text.startswith("--chat-template"):
+        return "--chat-template: its file"
+    return "--kernel_config: its JSON" if text.startswith("--kernel_config") else " ".join(text.split()[:3])
+
+
+if CORPUS.is_dir():  # a clone alone has none of them
+
+    def test_errors_of_the_corpus() -> None:
+        stack = manifests.load_stack(PROJECT, "spark")
+        errors: dict[str, list[str]] = {}
+        for path in sorted(CORPUS.glob("*.yaml")):
+            read = recipe.load(path)
+            for finding in check.foreign_findings(PROJECT, read, stack) if read.nodes == 1 else ():
+                if finding.severity == "error":
+                    errors.setdefault(path.stem.partition("__")[2], []).append(kind(finding.text))
+        template, draft = "--chat-template: its file", "the draft model"
+        assert errors == {
+            "recipes-0xBakeer__qwen3.8-27b-nvfp4-dspark-vllm": [draft],
+            "recipes-diffusion-gemma-nvfp4": [template],
+            "recipes-laguna-s-2.1": [draft],
+            "recipes-qwen-122b": [draft],
+            "recipes-qwen3.5-27b-opus-v2-fp8": ["--kernel_config: its JSON"],
+            "recipes-qwen3.6-35b-a3b-fp8-dflash": [template, draft],
+        }

@@ -1,0 +1,485 @@
+"""`invoke recipe import` and `export`: a recipe becomes ours, its model pinned by a real Hub on 127.0.0.1, and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from checkout import Checkout
+from checkpoint_samples import base_config, base_shards, write_repository
+from made_releases import release
+from places import PROJECT
+
+from sparkpin.build.pair import pair
+from sparkpin.commands import recipe as tasks
+from sparkpin.community import adopt, check, export, mapping, recipe, render, template
+from sparkpin.community.finding import Finding
+from sparkpin.core.errors import InputError, ManifestError
+from sparkpin.core.paths import Paths
+from sparkpin.fetch.tinymodel import hub
+from sparkpin.pins import manifests, vllm_command
+from sparkpin.releases.kept_inputs import Inputs
+from sparkpin.releases.record import Releases
+
+CORPUS = PROJECT.parent / "shared/corpus/recipes"
+V1 = {
+    "recipe_version": "1",
+    "name": "A Recipe",
+    "model": "acme/sample-int4",
+    "container": "vllm-node-tf5",
+    "build_args": ["--tf5"],
+    "mods": ["mods/fix-qwen3.5-autoround", "mods/not-here"],
+    "defaults": {"port": 8001, "host": "0.0.0.0", "tensor_parallel": 2, "config": '{"top_k": 20}', "unused": 1},
+    "env": {"VLLM_MARLIN_USE_ATOMIC_ADD": 1, "J": '{"a": 1}'},
+    "command": """vllm serve acme/sample-int4 \\
+  --port {port} --host {host} -tp {tensor_parallel} --override-generation-config '{config}' \\
+  --speculative-config '{{"method": "mtp", "num_speculative_tokens": 1}}' \\
+  --chat-template unsloth.jinja --distributed-executor-backend ray
+""",
+}  # fmt: skip
+OURS = """vllm serve /model \\
+  --port {port} \\
+  --host {host} \\
+  -tp {tensor_parallel} \\
+  --override-generation-config '{config}' \\
+  --speculative-config '{{"method": "mtp", "num_speculative_tokens": 1}}'
+"""
+
+
+@pytest.fixture
+def paths(project: Path, tmp_path: Path) -> Paths:
+    return Paths(project, tmp_path / "cache", tmp_path / "home")
+
+
+def written(folder: Path, value: Any, name: str = "Some Recipe.yaml") -> str:
+    path = folder / name
+    path.write_text(yaml.safe_dump(value, sort_keys=False))
+    return str(path)
+
+
+def imported(paths: Paths, folder: Path, value: dict[str, Any], **options: Any) -> Any:
+    path = tasks.recipe_import(paths, written(folder, value), lock=False, **options)
+    return yaml.safe_load(path.read_text())
+
+
+def test_a_recipe_of_version_1_becomes_ours(paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    value = imported(paths, tmp_path, V1)
+    assert value == {
+        "recipe_version": "1",
+        "name": "some-recipe",
+        "description": "acme/sample-int4, from Some Recipe.yaml",
+        "model": "acme/sample-int4",
+        "model_revision": "unresolved",
+        "container": "sparkpin/some-recipe",
+        "stack": "spark",
+        "stage": "base",
+        "defaults": {"port": 8001, "host": "127.0.0.1", "tensor_parallel": 1, "config": '{"top_k": 20}'},
+        "env": {"VLLM_MARLIN_USE_ATOMIC_ADD": "1", "J": '{"a": 1}'},
+        "command": OURS,
+    }
+    told = capsys.readouterr().out
+    for line in (
+        "wrote pins/models/sample-int4.yaml",
+        "model acme/sample-int4 at unresolved: nobody has asked the Hub yet",
+        "container vllm-node-tf5 -> stack spark (there it is what was newest on the day of its build)",
+        "mod fix-qwen3.5-autoround -> nothing: this vLLM has it already (eugr/spark-vllm-docker#213)",
+        "--host 0.0.0.0 -> 127.0.0.1, where nobody else reaches it",
+        "not mapped: mod mods/not-here: the project has no community/not-here/run.sh",
+        "not mapped: --chat-template unsloth.jinja: that file is not here; the model's own template is used",
+        "next: invoke lock --model sample-int4",
+    ):
+        assert line in told
+    text = (paths.project / "recipes/some-recipe.yaml").read_text()
+    assert text.startswith(
+        "# Taken over from Some Recipe.yaml, a recipe of version 1, by `invoke recipe import`.\n# not"
+    )
+    loaded = manifests.load_recipe(paths.project, "some-recipe")
+    assert vllm_command.own_argv(loaded)[3:5] == ["--port", "8001"]
+    assert manifests.load_model(paths.project, "sample-int4").repositories["base"].repo == "acme/sample-int4"
+
+
+def test_a_mod_that_is_pinned_stays_and_brings_its_template(
+    paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = imported(paths, tmp_path, V1 | {"mods": ["mods/fix-qwen3.5-chat-template"]})
+    assert made["mods"] == ["fix-qwen3.5-chat-template"]
+    assert made["command"] == OURS.rstrip() + " \\\n  --chat-template unsloth.jinja\n"
+    told = capsys.readouterr().out
+    assert "next: invoke lock --mod fix-qwen3.5-chat-template; invoke lock --model sample-int4\n" in told
+
+
+def test_a_recipe_of_version_2_becomes_ours(paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    value = {
+        "model": "acme/sample-int4",
+        "model_revision": "f" * 40,
+        "runtime": "vllm",
+        "container": "vllm/vllm-openai:v0.20.1-aarch64",
+        "metadata": {"description": "a sample"},
+        "executor_config": {"entrypoint": ""},
+        "volumes": ["/a:/b"],
+        "defaults": {"port": 1, "spec": '{"model": "x/draft"}', "more": "--max-num-seqs 2"},
+        "command": """vllm serve {model} --port {port} {more} \\
+            --speculative-config '{spec}' --x '{"a":{"b":{port}}}' | tee l""",
+    }  # fmt: skip
+    made = imported(paths, tmp_path, value, name="Other")
+    assert (made["name"], made["stack"], made["description"]) == ("other", "spark-seed", "a sample")
+    assert made["command"] == ('vllm serve /model \\\n  --port {port} {more} \\\n  --x \'{{"a":{{"b":{port}}}}}\'\n')
+    assert made["defaults"] == {"port": 1, "more": "--max-num-seqs 2"}
+    told = capsys.readouterr().out
+    assert "not mapped: the unknown key volumes: ['/a:/b']" in told and "executor_config" not in told
+    assert "not mapped: pipe or redirection: | tee l" in told
+    assert "not mapped: --speculative-config: the draft model x/draft would have to be fetched" in told
+    assert made["model_revision"] == "f" * 40
+
+
+def test_settings_that_no_placeholder_could_hold_go_in_as_they_are(paths: Paths, tmp_path: Path) -> None:
+    value = V1 | {"command": "vllm serve acme/sample-int4 --gpu-memory-utilization {share:.2f} --port {port}"}
+    made = imported(paths, tmp_path, value | {"defaults": {"share": 0.9, "port": 1}})
+    assert "defaults" not in made
+    assert made["command"] == "vllm serve /model \\\n  --gpu-memory-utilization 0.90 \\\n  --port 1\n"
+
+
+def test_flags_of_tls_are_left_out_and_told(paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    value = imported(paths, tmp_path, V1 | {"command": "vllm serve acme/sample-int4 --ssl-keyfile k --ssl-certfile=c"})
+    assert value["command"] == "vllm serve /model\n"
+    assert "not mapped: --ssl-certfile: served by plain HTTP" in capsys.readouterr().out
+
+
+def test_folders_of_their_containers_and_tokens_are_left_out(
+    paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = {
+        "HF_HOME": "/root/.cache/huggingface",
+        "HF_TOKEN": "hf_secret",
+        "TRITON_CACHE_DIR": "/x",
+        "OMP_NUM_THREADS": 4,
+    }
+    value = imported(paths, tmp_path, V1 | {"env": env})
+    assert value["env"] == {"OMP_NUM_THREADS": "4"}
+    told = capsys.readouterr().out
+    assert "env HF_HOME -> left out: a folder of another container" in told and "hf_secret" not in told
+    file = paths.project / "recipes/some-recipe.yaml"
+    file.write_text(file.read_text().replace("OMP_NUM_THREADS", "HF_HOME"))
+    found = [str(one) for one in check.own_findings(paths.project, "some-recipe")]
+    assert [line for line in found if line.startswith("warning: env.HF_HOME: a folder of another container")]
+
+
+def test_the_list_of_recipes_tells_of_those_that_cannot_be_read(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Paths, "from_env", lambda: paths)
+    (paths.project / "recipes/broken.yaml").write_text("name: other\n")
+    options = {"name": "", "stack": None, "stage": None, "lock": True, "form": "v1", "release": None, "output": ""}
+    assert tasks.recipe("list", "", **options)  # type: ignore[arg-type]
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "broken (cannot be read) invoke recipe check broken" in lines
+    tiny = "scripted-tiny sparkpin/scripted-tiny-int4-AutoRound cpu v2-tq scripted Qwen3.5-MoE"
+    assert [line for line in lines if line.startswith(tiny)]
+
+
+def test_the_model_is_the_one_that_is_served(paths: Paths, tmp_path: Path) -> None:
+    value = {key: part for key, part in V1.items() if key != "model"} | {"command": "vllm serve --model b/c --port 1"}
+    made = imported(paths, tmp_path, value)
+    assert (made["model"], made["command"]) == ("b/c", "vllm serve /model \\\n  --port 1\n")
+
+
+def test_a_model_that_is_pinned_already_is_taken(paths: Paths, tmp_path: Path) -> None:
+    locked = manifests.load_recipe(paths.project, "scripted-tiny")
+    made = imported(paths, tmp_path, V1 | {"model": locked.model, "command": f"vllm serve {locked.model}"}, stack="cpu")
+    assert (made["model_revision"], made["stack"]) == (locked.model_revision, "cpu")
+    assert pair(paths.project, "some-recipe")[-1].tag.startswith("sparkpin/some-recipe:base-")
+
+
+def test_two_repositories_of_one_name(paths: Paths, tmp_path: Path) -> None:
+    imported(paths, tmp_path, V1)
+    imported(paths, tmp_path, V1 | {"command": "vllm serve other/sample-int4"}, name="b")
+    assert (paths.project / "pins/models/other-sample-int4.yaml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({"cluster_only": True}, "this recipe is for 2 machines or more"),
+        ({"command": "vllm serve acme/sample-int4 -tp 2"}, "1: a recipe for one GPU"),
+        ({"command": "sglang serve --model-path x"}, "vllm serve MODEL"),
+        ({"command": "vllm serve /models/x", "model": "/models/x"}, "a repository of the Hub, OWNER/NAME"),
+        ({"command": "vllm serve acme/sample-int4 --x '{{\"a\"}}'"}, "JSON"),
+        ({"command": "vllm serve acme/sample-int4 --port {prot}"}, "a key of `defaults`"),
+        ({"command": "vllm serve {model} --port {prot}", "recipe_version": "2"}, "a key of `defaults`"),
+        ({"command": "pip install x"}, "a command that starts a server"),
+    ],
+)
+def test_what_cannot_be_taken_over_leaves_nothing(
+    paths: Paths, tmp_path: Path, change: dict[str, Any], wanted: str
+) -> None:
+    before = sorted(paths.project.rglob("*"))
+    with pytest.raises((ManifestError, InputError), match=wanted):
+        imported(paths, tmp_path, V1 | change)
+    assert sorted(paths.project.rglob("*")) == before
+
+
+def test_nothing_is_overwritten_and_names_must_be_known(paths: Paths, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"scripted-tiny\.yaml is there already"):
+        imported(paths, tmp_path, V1, name="Scripted Tiny")
+    with pytest.raises(InputError, match="unknown stack"):
+        imported(paths, tmp_path, V1, stack="sparc")
+    with pytest.raises(InputError, match="unknown stage"):
+        imported(paths, tmp_path, V1, stage="v9")
+    assert not (paths.project / "recipes/some-recipe.yaml").exists()
+
+
+def test_the_hub_pins_the_model_and_the_recipe_can_be_exported(tmp_path: Path) -> None:
+    """The whole way, as a person goes it: import with a real Hub, plan a release of it, give it to both tools."""
+    copy = Checkout.make(tmp_path / "copy")
+    remote = tmp_path / "remote"
+    write_repository(remote / "acme/sample-int4", base_shards(), base_config(), repository="int4")
+    commit = hub.scan(remote / "acme/sample-int4", "acme/sample-int4").commit
+    file = written(tmp_path, V1)
+    cache = str(tmp_path / "cache")
+    lost = copy.invoke("recipe", "import", file, HF_HUB_OFFLINE="1", SPARKPIN_CACHE=cache)
+    assert lost.returncode == 6 and "--no-lock" in lost.stderr, lost.stderr
+    assert not (copy.folder / "pins/models/sample-int4.yaml").exists()
+    with hub.serve(remote) as url:
+        done = copy.invoke("recipe", "import", file, HF_ENDPOINT=url, SPARKPIN_CACHE=cache)
+    assert done.returncode == 0, done.stderr
+    assert f"model acme/sample-int4 at {commit}" in done.stdout
+    assert "next: invoke build --recipe some-recipe" in done.stdout
+    assert manifests.load_recipe(copy.folder, "some-recipe").model_revision == commit
+    lock = json.loads((copy.folder / "pins/models/sample-int4.lock").read_text())
+    assert lock["repositories"]["base"]["revision"] == commit
+    last = pair(copy.folder, "some-recipe")[-1]
+    for form in ("v1", "v2"):
+        output = tmp_path / f"{form}.yaml"
+        copy.done("recipe", "export", "some-recipe", "--format", form, "--output", str(output))
+        made = render.render(recipe.load(output), nodes=1)
+        assert made.container == last.tag and f":base-{last.key[:12]}" in last.tag
+        assert made.argv == ("vllm", "serve", "acme/sample-int4", "--revision", commit, *last.argv[3:])
+        assert made.env | last.env == made.env
+        checked = copy.invoke("recipe", "check", str(output))
+        assert checked.returncode == 0, checked.stdout
+        copy.done("recipe", "import", str(output), "--name", f"again-{form}")
+        again = pair(copy.folder, f"again-{form}")[-1]
+        assert (again.key, again.recipe.model_revision) == (last.key, commit)
+    assert copy.invoke("recipe", "check", "some-recipe").returncode == 0
+
+
+def test_a_checkpoint_that_is_made_here_is_given_as_a_folder(
+    paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    last = pair(paths.project, "scripted-tiny")[-1]
+    folder = paths.checkpoints / "scripted-tiny" / last.checkpoint_key[:16]
+    for form, model in (("v1", "/model"), ("v2", str(folder))):
+        tasks.recipe_export(paths, "scripted-tiny", form=form)
+        text = capsys.readouterr().out
+        (tmp_path / "r.yaml").write_text(text)
+        made = render.render(recipe.load(tmp_path / "r.yaml"))
+        assert made.argv == ("vllm", "serve", model, *last.argv[3:])
+        assert made.env == last.env and made.container == last.tag
+        assert f"# Checkpoint: {folder}" in text
+    tasks.recipe_export(paths, "scripted-tiny", form="v1")
+    told = capsys.readouterr()
+    assert f"--user 0:0' ./run-recipe.sh FILE --solo -v {folder}:/model" in told.out
+    assert f"note: {last.tag} is not built yet; next: invoke build --recipe scripted-tiny\n" in told.err
+    Releases(paths).save(release(3, recipe="scripted-tiny", stage=last.stage.name, key=last.key, tag=last.tag))
+    tasks.recipe_export(paths, "scripted-tiny", form="v1")
+    assert "not built yet" not in capsys.readouterr().err
+
+
+def test_the_name_of_a_recipe_stands_before_what_is_found_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    tasks.one_check("tiny", [Finding("note", "defaults", "a word")])
+    name, finding = capsys.readouterr().out.splitlines()
+    assert name == "tiny: 0 errors, 1 other" and finding.startswith("  note")
+
+
+def test_a_release_is_exported_as_it_was_made(paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    argv = ("vllm", "serve", "/model", "--port", "8000", "--compilation-config", '{"a":{"b":1}}')
+    made = release(3, "passed", recipe="scripted-tiny", argv=argv, env={"A": '{"x": "$y"}'})
+    records = Releases(paths)
+    records.save(made)
+    for form in ("v1", "v2"):
+        tasks.recipe_export(paths, "scripted-tiny", form=form, release=made.tag)
+        (tmp_path / "r.yaml").write_text(capsys.readouterr().out)
+        read = render.render(recipe.load(tmp_path / "r.yaml"))
+        assert (read.container, read.env, read.argv[3:]) == (made.tag, made.env, argv[3:])
+        assert read.argv[2] == ("/model" if form == "v1" else str(records.checkpoint(made)))
+    with pytest.raises(InputError, match="is a release of scripted-tiny, not of other"):
+        tasks.recipe_export(paths, "other", form="v1", release=made.tag)
+
+
+@pytest.mark.parametrize("form", ["v1", "v2"])
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [
+        ("scripted-tiny", None),
+        ("scripted-tiny", "hybrid"),
+        ("scripted-tiny-spark", None),
+        ("scripted-tiny-spark-seed", None),
+    ],
+)
+def test_what_was_exported_is_the_same_release_when_it_is_imported(
+    paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path, form: str, name: str, stage: str | None
+) -> None:
+    add_mod(paths.project, "fix-own")
+    file = paths.project / f"recipes/{name}.yaml"
+    more = "--override-generation-config '{{\"top_k\": 20}}'\nmods: [fix-own]\n"
+    file.write_text(f"{file.read_text().rstrip()} {more}")
+    before = pair(paths.project, name, stage=stage)[-1]
+    tasks.recipe_export(paths, name, form=form, stage=stage)
+    (tmp_path / "r.yaml").write_text(capsys.readouterr().out)
+    assert tasks.recipe_check(paths, str(tmp_path / "r.yaml"))
+    assert f"held against stack {before.stack.name} (vLLM" in capsys.readouterr().out
+    tasks.recipe_import(paths, str(tmp_path / "r.yaml"), name="again")
+    told = capsys.readouterr().out
+    assert "not mapped" not in told and "next: invoke build --recipe again" in told
+    after = pair(paths.project, "again")[-1]
+    assert (after.argv, after.env) == (before.argv, before.env)
+    assert after.key == before.key, "image, checkpoint and command"
+    was, made = before.recipe, after.recipe
+    assert (made.model, made.model_revision) == (was.model, was.model_revision)
+    assert (made.mods, made.stack, made.stage) == (["fix-own"], was.stack, stage or was.stage)
+
+
+def test_a_release_goes_round_though_the_project_has_moved_on(
+    paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    was = pair(paths.project, "scripted-tiny")[-1]
+    Inputs.of(paths).keep_project(paths.project, was.inputs)
+    made = release(
+        3, recipe="scripted-tiny", stage="v2-tq", key=was.key, argv=was.argv, env=was.env, inputs=was.inputs,
+        stack="cpu", tag=was.tag,
+    )  # fmt: skip
+    Releases(paths).save(made)
+    file = paths.project / "recipes/scripted-tiny.yaml"
+    file.write_text(file.read_text().replace("max_model_len: 2048", "max_model_len: 1024"))
+    for form in ("v1", "v2"):
+        tasks.recipe_export(paths, "scripted-tiny", form=form, release=made.tag)
+        (tmp_path / "r.yaml").write_text(capsys.readouterr().out)
+        tasks.recipe_import(paths, str(tmp_path / "r.yaml"), name=f"again-{form}")
+        assert pair(paths.project, f"again-{form}")[-1].key == was.key
+        capsys.readouterr()
+
+
+def test_a_recipe_of_ours_from_elsewhere_is_held_against_its_own_stack(
+    paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    away = tmp_path / "away.yaml"
+    away.write_text((paths.project / "recipes/scripted-tiny.yaml").read_text())
+    assert tasks.recipe_check(paths, str(away))
+    told = capsys.readouterr().out
+    assert "held against stack cpu (vLLM" in told and "does not know this key" not in told
+    made = tasks.recipe_import(paths, str(away), name="again")
+    assert pair(paths.project, made.stem)[-1].key == pair(paths.project, "scripted-tiny")[-1].key
+    away.write_text(away.read_text().replace("stage: v2-tq\n", ""))
+    with pytest.raises(ManifestError, match=r"stage: saw '\(missing\)'"):
+        tasks.recipe_check(paths, str(away))
+
+
+def test_the_commit_that_a_command_names_is_the_model_s(paths: Paths, tmp_path: Path) -> None:
+    made = imported(paths, tmp_path, V1 | {"command": f"vllm serve a/b --revision {'e' * 40} --port {{port}}"})
+    assert (made["model_revision"], made["command"]) == ("e" * 40, "vllm serve /model \\\n  --port {port}\n")
+
+
+def add_mod(project: Path, name: str) -> None:
+    (project / f"community/{name}").mkdir(parents=True)
+    run = project / f"community/{name}/run.sh"
+    run.write_text("#!/bin/bash\ntrue\n")
+    run.chmod(0o755)
+
+
+def test_exports_that_cannot_be(paths: Paths) -> None:
+    with pytest.raises(InputError, match="saw 'v3', wanted v1 or v2"):
+        tasks.recipe_export(paths, "scripted-tiny", form="v3")
+    with pytest.raises(ManifestError, match="this model has not been locked yet"):
+        tasks.recipe_export(paths, "qwen3.5-122b", form="v1")
+    with pytest.raises(InputError, match="unknown recipe"):
+        tasks.recipe_export(paths, "qwen", form="v1")
+    own = paths.project / "recipes/scripted-tiny.yaml"
+    before = own.read_bytes()
+    with pytest.raises(InputError, match="is there already, and is not overwritten"):
+        tasks.recipe_export(paths, "scripted-tiny", form="v1", output=str(own))
+    assert own.read_bytes() == before
+
+
+def test_settings_of_an_export() -> None:
+    argv = ("vllm", "serve", "/model", "--port", "1", "--port", "2", "--max-model-len", "auto", "-tp", "1",
+            "--gpu-memory-utilization", "0.90", "--served-model-name", "a", "b")  # fmt: skip
+    words, settings = export.with_settings(argv)
+    assert settings == {"max_model_len": "auto", "tensor_parallel": 1, "gpu_memory_utilization": "0.90"}
+    command = template.command_of(words, settings, doubled=True)
+    assert vllm_command.split(vllm_command.fill(command, settings, "f"), "f") == list(argv)
+
+
+@pytest.mark.parametrize(
+    ("container", "wanted"),
+    [
+        ("vllm-node", ("spark", None)),
+        ("vllm-node-tf5:latest", ("spark", None)),
+        ("", ("spark", None)),
+        ("ghcr.io/spark-arena/dgx-vllm-eugr-nightly-tf5:latest", ("spark", None)),
+        ("vllm/vllm-openai:v0.27.1-aarch64", ("spark", None)),
+        ("docker.io/vllm/vllm-openai:v0.19.0", ("spark-seed", None)),
+        ("sparkpin/stack-spark:v2-0123456789ab", ("spark", "v2")),
+        ("vllm-node-b12x", (None, None)),
+        ("ghcr.io/spark-arena/dgx-vllm-eugr-nightly-b12x:latest", (None, None)),
+        ("somebody/vllm:1", (None, None)),
+    ],
+)
+def test_containers(container: str, wanted: tuple[str | None, str | None]) -> None:
+    assert mapping.stack_of(container)[:2] == wanted
+
+
+def test_build_arguments() -> None:
+    given = ["--tf5", "-j 8", "--exp-mxfp4", "--apply-vllm-pr", "123", "--gpu-arch", "12.1a", "-f", "Dockerfile.x"]
+    assert list(mapping.build_args(given)) == [
+        "build_args --exp-mxfp4: no stack is built with it",
+        "build_args --apply-vllm-pr 123: no stack is built with it",
+        "build_args -f Dockerfile.x: no stack is built with it",
+    ]
+
+
+def test_mods_that_are_here_stay(project: Path, tmp_path: Path) -> None:
+    (project / "mods/fix-own").mkdir()
+    (project / "mods/fix-own/run.sh").write_text("#!/bin/bash\n")
+    (project / "mods/packed.zip").write_bytes(b"")
+    mods = ["mods/fix-own", "drop-caches/", "mods/packed.zip", "mods/gone"]
+    kept, told, missing = mapping.of_mods(recipe.load(Path(written(tmp_path, V1 | {"mods": mods}))), project, "0.33.0")
+    assert (kept, missing) == (["fix-own", "packed"], ["mod mods/gone: the project has no community/gone/run.sh"])
+    assert told == ["mod drop-caches -> nothing: the page cache is the host's business, not the image's"]
+
+
+def test_a_template_stays_with_the_mod_that_brings_it(project: Path) -> None:
+    (project / "mods/fix-chat-template").mkdir()
+    (project / "mods/fix-chat-template/run.sh").write_text("#!/bin/bash\n")
+    argv = ["vllm", "serve", "a/b", "--chat-template", "x.jinja"]
+    assert adopt.left_out(project, argv, ["fix-chat-template"]) == ((), [])
+    assert adopt.left_out(project, argv, ["fix-own"])[0] == ("--chat-template",)
+
+
+def test_names() -> None:
+    assert [adopt.plain_name(text) for text in ("Qwen3.5_122B (x)", "--", "A/b")] == ["qwen3.5-122b-x", "recipe", "a-b"]
+
+
+if CORPUS.is_dir():  # a clone alone has none of them
+
+    @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.yaml")), ids=lambda path: path.stem[-50:])
+    def test_the_corpus_is_taken_over_or_told_why_not(paths: Paths, path: Path) -> None:
+        refused = {
+            "minimax-m2.5": "2 machines", "deepseek": "2 machines", "minimax-m3": "2 machines", "opus": "wanted JSON",
+        }  # fmt: skip
+        why = next((text for part, text in refused.items() if part in path.name), None)
+        if why:
+            with pytest.raises((ManifestError, InputError), match=why):
+                tasks.recipe_import(paths, str(path), lock=False)
+            return
+        target = tasks.recipe_import(paths, str(path), lock=False)
+        loaded = manifests.load_recipe(paths.project, target.stem)
+        before = render.render(recipe.load(path), nodes=1)
+        made = vllm_command.own_argv(loaded)
+        dropped = ("--chat-template", "--speculative-config", "--distributed-executor-backend")
+        expected = vllm_command.drop_flags(vllm_command.set_flag(before.argv, "--host", "127.0.0.1"), *dropped)
+        assert vllm_command.drop_flags(made, *dropped)[3:] == expected[3:]
+        assert loaded.env == {name: text for name, text in before.env.items() if name != "HF_HOME"}
+        assert loaded.model in ("poolside/Laguna-S-2.1-NVFP4", before.argv[2])

@@ -1,0 +1,128 @@
+"""Files are whole or absent, and a lock dies with its holder."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparkpin.core import files
+from sparkpin.core.errors import BusyError, DiskError, InputError
+
+HOLD = "import sys, time; from pathlib import Path; from sparkpin.core import files\n" + (
+    "with files.lock(Path(sys.argv[1]), shared=len(sys.argv) > 2):\n    print('held', flush=True)\n    time.sleep(60)\n"
+)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    files.write_json(path, {"a": 1})
+    with pytest.raises(RuntimeError), files.atomic_file(path) as file:
+        file.write(b"half")
+        raise RuntimeError
+    assert path.read_text() == '{\n  "a": 1\n}\n'
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_pieces_that_come_are_a_file_though_some_are_empty() -> None:
+    pieces = [b"", b"abc", b"", b"defgh", b""]
+    assert files.Joined(pieces).read() == b"abcdefgh"
+    with files.Joined(pieces) as file:
+        assert [file.read(3) for _ in range(4)] == [b"abc", b"def", b"gh", b""]
+    file = files.Joined(pieces)
+    assert (file.read(1), file.seek(5), file.tell(), file.read(2)) == (b"a", 5, 5, b"fg")
+    with pytest.raises(io.UnsupportedOperation, match="seek to 1 from 7"):
+        file.seek(1)
+    assert (file.seek(99), file.read(1)) == (8, b"")
+
+
+def test_a_failed_folder_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), files.atomic_folder(tmp_path / "checkpoint") as folder:
+        (folder / "shard").write_bytes(b"x")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_somebody_else_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match=r"cannot write to .*Permission denied") as caught, files.disk_errors(tmp_path):
+        raise PermissionError(13, "Permission denied", str(tmp_path / "file"))
+    assert "chown" in caught.value.next_step and "SPARKPIN_CACHE" in caught.value.next_step
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_error() -> None:
+    """Under /proc nobody makes one, whoever asks; and what is missing elsewhere stays what it is."""
+    for opened in (files.lock, files.atomic_file):
+        with pytest.raises(DiskError, match="cannot write to /proc/nope/a: ") as caught, opened(Path("/proc/nope/a/b")):
+            pass
+        assert "SPARKPIN_CACHE and SPARKPIN_HOME to folders of " in caught.value.next_step
+    with pytest.raises(FileNotFoundError), files.disk_errors(Path("/proc")):
+        Path("/proc/nope").read_text()
+
+
+def test_sweep_removes_only_partial_names(tmp_path: Path) -> None:
+    (tmp_path / (files.PARTIAL + "a")).write_text("x")
+    (tmp_path / (files.PARTIAL + "b")).mkdir()
+    (tmp_path / "kept").write_text("x")
+    files.sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_a_lock_is_free_once_its_holder_was_killed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout and holder.stdout.readline() == "held\n"
+        with pytest.raises(BusyError), files.lock(path, wait=False):
+            pass
+        holder.send_signal(signal.SIGKILL)
+    with files.lock(path, wait=False):
+        pass
+
+
+def test_a_shared_lock_keeps_out_who_wants_it_alone(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path), "shared"], stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout and holder.stdout.readline() == "held\n"
+        with files.lock(path, shared=True, wait=False), pytest.raises(BusyError), files.lock(path, wait=False):
+            pass
+        holder.kill()
+    with files.lock(path, wait=False), pytest.raises(BusyError), files.lock(path, shared=True, wait=False):
+        pass
+
+
+def test_a_full_disk_is_one_clear_error(small_disk: Path) -> None:
+    with pytest.raises(DiskError, match=r"No space left.*MB free"), files.atomic_file(small_disk / "big") as file:
+        file.write(b"x" * 2_000_000)
+    assert list(small_disk.iterdir()) == []
+
+
+def test_an_output_is_a_file_in_a_folder_that_is_there(tmp_path: Path) -> None:
+    assert files.output_file("--out", str(tmp_path / "page.html")) == tmp_path / "page.html"
+    with pytest.raises(InputError, match=f"--out {tmp_path}: is a folder") as caught:
+        files.output_file("--out", str(tmp_path))
+    assert caught.value.next_step == f"name one in it: --out {tmp_path / 'NAME'}"
+    with pytest.raises(InputError, match="there is no folder") as caught:
+        files.output_file("--out", str(tmp_path / "away/page.html"))
+    assert caught.value.next_step == f"mkdir -p {tmp_path / 'away'}" and not (tmp_path / "away").exists()
+
+
+def test_a_file_that_is_there_is_kept_unless_it_is_the_commands_own(tmp_path: Path) -> None:
+    path = tmp_path / "some page.html"
+    for content in (b"", b"precious", b"x" * files.HEAD + b"<own>"):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="is there already, and is not overwritten") as caught:
+            files.output_file("--out", str(path), own=b"<own>")
+        assert caught.value.next_step == f"name another file, or rm '{path}'"
+    path.write_bytes(b"<html><own>")
+    assert files.output_file("--out", str(path), own=b"<own>") == path
+    with pytest.raises(InputError, match="is there already"):
+        files.output_file("--out", str(path))
+    os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
+    with pytest.raises(InputError, match="is there already"):
+        files.output_file("--out", str(tmp_path / "pipe"), own=b"<own>")

@@ -1,0 +1,128 @@
+"""The bill of materials: valid CycloneDX, whole, and the same bytes for the same release."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from evidence_samples import Sample, make_sample
+
+from sparkpin.evidence.materials import Material, ModelInputs, materials_of, model_inputs
+from sparkpin.evidence.sbom import make_sbom
+from sparkpin.releases.kept_inputs import project_of
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    return make_sample(tmp_path_factory.mktemp("sample"))
+
+
+def materials(sample: Sample) -> tuple[Material, ...]:
+    with project_of(sample.paths, sample.release) as project:
+        return materials_of(sample.release, sample.records, model_inputs(project, sample.release))
+
+
+@pytest.fixture(scope="module")
+def sbom(sample: Sample) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(make_sbom(sample.release, materials(sample)))
+    return value
+
+
+def test_schema_accepts_it(sample: Sample) -> None:
+    data = make_sbom(sample.release, materials(sample))
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(data.decode()) is None
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(data.decode().replace('"library"', '"libary"', 1))
+
+
+def test_root_is_the_image(sample: Sample, sbom: dict[str, Any]) -> None:
+    root = sbom["metadata"]["component"]
+    assert (root["type"], root["name"], root["version"]) == ("container", sample.release.tag, sample.release.key[:12])
+    assert root["hashes"] == [{"alg": "SHA-256", "content": sample.release.image.removeprefix("sha256:")}]
+    assert [row["value"] for row in root["properties"]] == list(sample.release.diff_ids)
+    assert sbom["metadata"]["timestamp"] == "2026-01-02T03:04:05.500000+00:00"
+
+
+def test_every_package_is_in_it_with_its_hash(sample: Sample, sbom: dict[str, Any]) -> None:
+    found = {(row["name"], row.get("version", ""), row.get("hashes", [{}])[0].get("content")) for row in flat(sbom)}
+    for record in sample.records:
+        for deb in record.rootfs.debs if record.rootfs else ():
+            assert (deb.name, deb.version, deb.sha256) in found
+        for row in record.context:
+            if row.what.startswith(("wheel ", "mod ")):
+                _, name, version = row.what.split()
+                assert (name, version, row.sha256) in found
+
+
+def flat(sbom: dict[str, Any]) -> list[dict[str, Any]]:
+    return [part for row in sbom["components"] for part in [row, *row.get("components", [])]]
+
+
+def one(sbom: dict[str, Any], name: str) -> dict[str, Any]:
+    (found,) = [row for row in flat(sbom) if row["name"] == name]
+    return found
+
+
+def test_names_that_others_know_them_by(sample: Sample, sbom: dict[str, Any]) -> None:
+    bash, torch = one(sbom, "bash"), one(sbom, "torch")
+    version = bash["version"].replace("+", "%2B")
+    assert bash["purl"] == f"pkg:deb/debian/bash@{version}?arch=amd64&distro=bookworm"
+    assert torch["purl"] == f"pkg:pypi/torch@{torch['version'].replace('+', '%2B')}"
+    assert "purl" not in one(sbom, "hybrid-int4-fp8"), "nobody else offers the wheel of a mod"
+    assert "purl" not in one(sbom, "sparkpin/scripted-tiny-FP8"), "this model is on no Hub"
+
+
+def test_models_have_revision_and_files(sample: Sample, sbom: dict[str, Any]) -> None:
+    model = one(sbom, "sparkpin/scripted-tiny-int4-AutoRound")
+    assert (model["type"], len(model["version"])) == ("machine-learning-model", 40)
+    assert "config.json" in [row["name"] for row in model["components"]]
+    assert all(row["hashes"][0]["alg"] == "SHA-256" for row in model["components"])
+
+
+def test_tools_made_it_and_are_not_in_it(sbom: dict[str, Any]) -> None:
+    assert (one(sbom, "uv")["scope"], one(sbom, "torch")["scope"]) == ("excluded", "required")
+
+
+def test_a_hidden_wheel_stands_beside_the_one_in_effect(sample: Sample) -> None:
+    """Even when both have one name and version: an index may offer another build of it."""
+    base, *others = sample.records
+    torch = next(row for row in base.context if row.what.startswith("wheel torch "))
+    old = torch.model_copy(update={"what": f"{torch.what} (hidden)", "sha256": "0" * 64})
+    records = (base.model_copy(update={"context": [*base.context, old]}), *others)
+    found = materials_of(sample.release, records, ModelInputs((), True))
+    sbom = json.loads(make_sbom(sample.release, found))
+    both = {row["scope"]: row["hashes"][0]["content"] for row in flat(sbom) if row["name"] == "torch"}
+    assert both == {"required": torch.sha256, "excluded": "0" * 64}
+
+
+def test_only_the_repositories_that_the_checkpoint_needs(tmp_path: Path) -> None:
+    sample = make_sample(tmp_path, "base")
+    names = {row["name"] for row in json.loads(make_sbom(sample.release, materials(sample)))["components"]}
+    assert "sparkpin/scripted-tiny-int4-AutoRound" in names and "sparkpin/scripted-tiny-FP8" not in names
+
+
+def test_form_is_the_one_that_others_have_kept(sample: Sample) -> None:
+    """`verify` wants it exactly so: a library that writes another form needs another BUILD_TYPE, too."""
+    release = dataclasses.replace(sample.release, key="1" * 64, image=f"sha256:{'2' * 64}", diff_ids=(), tag="a:b-c")
+    made = make_sbom(
+        release,
+        [
+            Material("deb", "bash", "5", "3" * 64, 1, "", "pkg:deb/debian/bash@5?arch=amd64"),
+            Material("model", "config.json", "4" * 40, "5" * 64, 2, f"x/y@{'4' * 40}", ""),
+            Material("tool", "uv", "6", "7" * 64, 3, "base", ""),
+            Material("wheel", "torch", "8", "9" * 64, 4, "base", "pkg:pypi/torch@8", hidden=True),
+        ],
+    )
+    assert hashlib.sha256(made).hexdigest() == "39d86cbad3b0f276438769864786ace5fafed59e48b2043da73944252b52cd50"
+
+
+def test_same_release_same_bytes(sample: Sample, tmp_path: Path) -> None:
+    again = make_sample(tmp_path)
+    assert make_sbom(again.release, materials(again)) == make_sbom(sample.release, materials(sample))
+    other = make_sample(tmp_path / "other", "base")
+    assert make_sbom(other.release, materials(other)) != make_sbom(sample.release, materials(sample))

@@ -1,0 +1,171 @@
+"""Signatures by real ssh keys: who signed what, and what does not count."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sparkpin.core.errors import HostError, InputError, IntegrityError
+from sparkpin.evidence import signing
+from sparkpin.evidence.signing import Keys, UntrustedError, sign, verify
+
+DATA = b"what is said\n"
+pytestmark = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="apt-get install openssh-client")
+
+
+def keygen(path: Path, passphrase: str = "") -> Path:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-f", path, "-C", ""], check=True)
+    return path
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    return keygen(tmp_path / "key")
+
+
+def allow(folder: Path, key: Path, principal: str = "lead@example", options: str = "") -> Path:
+    path = folder / "allowed_signers"
+    path.write_text(f"{principal} {options} {key.with_suffix('.pub').read_text()}")
+    return path
+
+
+def test_signer_is_named(tmp_path: Path, key: Path) -> None:
+    signer = verify(DATA, sign(DATA, key), allow(tmp_path, key))
+    assert signer.principal == "lead@example" and re.match(r"ED25519 key SHA256:\S{43}$", signer.key)
+
+
+def test_signature_is_the_same_each_time(key: Path) -> None:
+    assert sign(DATA, key) == sign(DATA, key)
+
+
+def test_nobody_is_trusted_unless_configured(key: Path) -> None:
+    assert verify(DATA, sign(DATA, key), None).principal is None
+
+
+def test_other_bytes(tmp_path: Path, key: Path) -> None:
+    with pytest.raises(IntegrityError, match="not over this statement"):
+        verify(DATA + b" ", sign(DATA, key), allow(tmp_path, key))
+
+
+@pytest.mark.parametrize("signature", [b"", b"garbage", b"-----BEGIN SSH SIGNATURE-----\nAAAA\n"])
+def test_no_signature_at_all(signature: bytes) -> None:
+    with pytest.raises(IntegrityError, match="damaged"):
+        verify(DATA, signature, None)
+
+
+def test_for_another_purpose(tmp_path: Path, key: Path) -> None:
+    made = subprocess.run(["ssh-keygen", "-Y", "sign", "-f", key, "-n", "git"], input=DATA, capture_output=True)
+    with pytest.raises(IntegrityError, match="not over this statement"):
+        verify(DATA, made.stdout, allow(tmp_path, key))
+
+
+@pytest.mark.parametrize("options", ['valid-before="20200101"', 'namespaces="git"', 'valid-after="29990101"'])
+def test_allowed_no_longer_or_for_other_things(tmp_path: Path, key: Path, options: str) -> None:
+    with pytest.raises(IntegrityError, match="does not allow"):
+        verify(DATA, sign(DATA, key), allow(tmp_path, key, options=options))
+
+
+def test_a_key_that_stands_in_several_lines(tmp_path: Path, key: Path) -> None:
+    """ssh-keygen names the principals of the first one alone, which here are allowed other things."""
+    public = key.with_suffix(".pub").read_text()
+    other = keygen(tmp_path / "other").with_suffix(".pub").read_text()
+    path = tmp_path / "allowed_signers"
+    path.write_text(
+        f"# who may what\n\nx@example {other}"
+        f'git@example namespaces="git" {public}'
+        f'old@example valid-before="20200101" {public}'
+        f'lead@example namespaces="sparkpin" {public}'
+    )
+    assert verify(DATA, sign(DATA, key), path).principal == "lead@example"
+
+
+def test_who_it_is_not(tmp_path: Path, key: Path) -> None:
+    allowed = allow(tmp_path, key, principal="!guest@example,*@example")
+    assert verify(DATA, sign(DATA, key), allowed).principal == "*@example"
+    with pytest.raises(IntegrityError, match="does not allow"):
+        verify(DATA, sign(DATA, key), allow(tmp_path, key, principal="!guest@example"))
+
+
+def test_unknown_signer(tmp_path: Path, key: Path) -> None:
+    allowed = allow(tmp_path, key)
+    with pytest.raises(IntegrityError, match="does not allow") as failed:
+        verify(DATA, sign(DATA, keygen(tmp_path / "other")), allowed)
+    assert str(allowed) in failed.value.next_step
+
+
+def test_lines_that_nobody_can_read_are_told(tmp_path: Path, key: Path) -> None:
+    allowed = tmp_path / "allowed_signers"
+    allowed.write_text("# who may what\ngarbage\n")
+    with pytest.raises(UntrustedError, match=r"no line of it can be read \(line 2: missing key\)") as failed:
+        verify(DATA, sign(DATA, key), allowed)
+    assert "ALLOWED SIGNERS" in failed.value.next_step
+    other = keygen(tmp_path / "other").with_suffix(".pub").read_text()
+    allowed.write_text(f"x@example {other}lead@example ssh-ed25519 AAAA\n")
+    with pytest.raises(UntrustedError, match=r"has this key for today \(line 2: invalid key\)") as failed:
+        verify(DATA, sign(DATA, key), allowed)
+    assert "find out whose key that is" in failed.value.next_step
+
+
+def test_passphrase_is_not_asked_for(tmp_path: Path) -> None:
+    locked = keygen(tmp_path / "locked", "secret")
+    with pytest.raises(HostError, match="it has a passphrase, and nothing asks for one here") as failed:
+        sign(DATA, locked)
+    assert f"ssh-add {locked}" in failed.value.next_step and f"{locked}.pub" in failed.value.next_step
+    assert "TAG" not in failed.value.next_step
+
+
+@dataclass(frozen=True)
+class Agent:
+    environment: dict[str, str]
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    socket = tmp_path / "agent"
+    running = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.PIPE)
+    assert running.stdout and running.stdout.readline()  # it says where it listens once it does
+    yield Agent({"SSH_AUTH_SOCK": str(socket)})
+    running.terminate()
+    running.wait()
+
+
+def test_agent_signs_for_a_public_key(tmp_path: Path, key: Path, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    public = shutil.copy(key.with_suffix(".pub"), tmp_path / "elsewhere.pub")
+    allowed = allow(tmp_path, key)
+    monkeypatch.setenv("SSH_AUTH_SOCK", agent.environment["SSH_AUTH_SOCK"])
+    with pytest.raises(HostError):
+        sign(DATA, Path(public))
+    subprocess.run(["ssh-add", "-q", key], check=True, env={**os.environ, **agent.environment})
+    key.unlink()
+    assert verify(DATA, sign(DATA, Path(public)), allowed).principal == "lead@example"
+
+
+def test_without_ssh_keygen(key: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(HostError) as failed:
+        sign(DATA, key)
+    assert "openssh-client" in failed.value.next_step
+
+
+def test_where_keys_are_looked_for(tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for variable in (signing.SIGNING_KEY, signing.ALLOWED_SIGNERS):
+        monkeypatch.delenv(variable, raising=False)
+    assert Keys.from_env() == Keys()
+    folder = tmp_path / "config/sparkpin"
+    folder.mkdir(parents=True)
+    (folder / "signing_key").touch()
+    (folder / "allowed_signers").touch()
+    assert Keys.from_env() == Keys(folder / "signing_key", folder / "allowed_signers")
+    monkeypatch.setenv(signing.SIGNING_KEY, str(key))
+    assert Keys.from_env().signing == key
+    monkeypatch.setenv(signing.SIGNING_KEY, str(tmp_path / "none"))
+    with pytest.raises(InputError, match="there is no such file"):
+        Keys.from_env()

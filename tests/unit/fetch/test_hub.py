@@ -1,0 +1,945 @@
+"""Locking and fetching model repositories against a real local Hub, of donors only what is taken."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from checkpoint_samples import (
+    MODULES,
+    PIN,
+    base_config,
+    base_shards,
+    fp8_config,
+    fp8_shards,
+    read_tensors,
+    tree,
+    write_repository,
+)
+
+from sparkpin.checkpoint.repository import Places, listing_of
+from sparkpin.checkpoint.safetensors import read_header_bytes
+from sparkpin.commands import commands
+from sparkpin.core.errors import CheckpointError, DiskError, IntegrityError, ManifestError, NetworkError
+from sparkpin.core.files import PARTIAL, sha256_file
+from sparkpin.core.paths import Paths
+from sparkpin.fetch import hub_origins, hub_transfer, lock_model, model
+from sparkpin.fetch.hub_origins import FolderOrigin
+from sparkpin.fetch.hub_repository import Site
+from sparkpin.fetch.store import Store
+from sparkpin.fetch.tinymodel import hub as local_hub
+from sparkpin.fetch.tinymodel.hub import Fault, Request
+from sparkpin.pins import manifests
+from sparkpin.pins.schema import UNRESOLVED, ModelLock, ModelPin
+
+SHARD = "model-00001-of-00002.safetensors"
+SECOND = "model-00002-of-00002.safetensors"
+INDEX, CONFIG = "model.safetensors.index.json", "config.json"
+TAKEN = {f"{module}.{part}" for module in MODULES for part in ("weight", "weight_scale_inv")}
+TINY = "scripted-tiny"
+
+
+class Remote:
+    """A local Hub that stands for the public one, and a project that pins its repositories."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root / "remote"
+        self.paths = Paths(root / "project", root / "cache", root / "home")
+        self.monkeypatch = monkeypatch
+        self.requests: list[Request] = []
+        self.said: list[str] = []
+        write_repository(self.root / "acme/sample-int4", base_shards(), base_config(), repository="int4")
+        write_repository(self.root / "acme/sample-fp8", fp8_shards(), fp8_config(), repository="fp8")
+        value = PIN.model_dump(mode="json", exclude={"generator"})
+        for repository in value["repositories"].values():
+            repository["revision"] = self.commit(repository["repo"])
+        self.pin_file = self.paths.project / "pins/models/sample.yaml"
+        self.pin_file.parent.mkdir(parents=True)
+        self.pin_file.write_text(json.dumps(value))  # YAML can be written as JSON
+
+    def commit(self, repo: str) -> str:
+        return local_hub.scan(self.root / repo, repo).commit
+
+    @property
+    def pin(self) -> ModelPin:
+        return manifests.load_model(self.paths.project, "sample")
+
+    @contextlib.contextmanager
+    def online(self, **options: Any) -> Iterator[str]:
+        with local_hub.serve(self.root, log=self.requests, **options) as url:
+            self.point_at(url)
+            yield url
+
+    def point_at(self, url: str) -> None:
+        @contextlib.contextmanager
+        def endpoint(*args: object) -> Iterator[str]:
+            yield url
+
+        for module in (model, lock_model):
+            self.monkeypatch.setattr(module, "endpoint", endpoint)
+
+    def lock(self) -> ModelLock:
+        return lock_model.lock_model(self.paths, "sample", self.said.append)
+
+    def fetch(self, lock: ModelLock) -> Places:
+        return model.fetch_model(self.paths, self.pin, lock, self.said.append)
+
+    def source(self, name: str) -> Path:
+        return self.root / self.pin.repositories[name].repo
+
+    def is_fetched(self, places: Places) -> bool:
+        """The base whole, and of the donor exactly the tensors of the shared experts."""
+        donor = read_tensors(self.source("fp8"))
+        return (
+            {name: tree(folder) for name, folder in places.folders.items()} == {"int4": tree(self.source("int4"))}
+            and list(places.tensors) == ["fp8"]
+            and {name: path.read_bytes() for name, path in places.tensors["fp8"].items()}
+            == {name: donor[name][3] for name in TAKEN}
+        )
+
+    def got(self, repo: str) -> list[tuple[str, str]]:
+        """What was asked of a repository: file and range, in order."""
+        names = {sha256_file(path)[0]: path.name for path in (self.root / repo).iterdir()}
+        found = []
+        for request in self.requests:
+            last = request.path.partition("?")[0].rpartition("/")[2]
+            if request.method == "GET" and f"/{repo}/" in request.path and "/api/" not in request.path:
+                found.append((names.get(last, last), request.range))
+        return found
+
+    def edit_pin(self, name: str, **change: Any) -> None:
+        value = json.loads(self.pin_file.read_text())
+        value["repositories"][name] |= change
+        self.pin_file.write_text(json.dumps(value))
+
+
+@pytest.fixture
+def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
+    return Remote(tmp_path, monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that a run would have waited to ask again; it does not."""
+    seen: list[float] = []
+    monkeypatch.setattr(hub_transfer.Run, "pause", lambda run, seconds: seen.append(seconds))
+    monkeypatch.setattr(hub_origins.time, "sleep", seen.append)
+    return seen
+
+
+@pytest.fixture
+def locked(remote: Remote) -> ModelLock:
+    """The lock, with nothing fetched yet."""
+    with remote.online():
+        lock = remote.lock()
+    shutil.rmtree(remote.paths.cache)
+    remote.requests.clear()
+    return lock
+
+
+def test_lock_names_what_is_fetched_with_its_real_size_and_hash(remote: Remote) -> None:
+    with remote.online():
+        lock = remote.lock()
+    base, donor = lock.repositories["int4"], lock.repositories["fp8"]
+    names = sorted(path.name for path in remote.source("int4").iterdir())
+    assert [file.file for file in base.files] == names
+    assert [file.file for file in donor.files] == [CONFIG, SHARD, SECOND, INDEX]
+    for name, entry in lock.repositories.items():
+        folder = remote.source(name)
+        assert all((file.sha256, file.size) == sha256_file(folder / file.file) for file in entry.files)
+        shards = [path for path in sorted(folder.iterdir()) if path.suffix == ".safetensors"]
+        headers = {path.name: read_header_bytes(path) for path in shards}
+        seen = {row.file: (row.name, row.size, row.sha256) for row in entry.headers}
+        assert seen == {file: (file, len(data), sha256(data)) for file, data in headers.items()}
+    tensors = read_tensors(remote.source("fp8"))
+    assert not base.tensors
+    assert {row.name for row in donor.tensors} == TAKEN
+    for row in donor.tensors:
+        file, _, _, data = tensors[row.name]
+        assert (row.file, row.size, row.sha256) == (file, len(data), sha256(data))
+    assert manifests.load_model_lock(remote.paths.project, remote.pin) == lock
+
+
+def test_lock_fetches_headers_small_files_and_the_tensors_that_are_taken(remote: Remote) -> None:
+    with remote.online():
+        lock = remote.lock()
+    donor = lock.repositories["fp8"]
+    ends = {row.file: row.size for row in donor.headers}
+    outline = [(CONFIG, ""), (INDEX, "")]
+    for file, end in ends.items():
+        outline += [(file, "bytes=0-7"), (file, f"bytes=0-{end - 1}")]
+    got = remote.got("acme/sample-fp8")
+    assert sorted(got[: len(outline)]) == sorted(outline)
+    # All tensors of the first shard are taken; in the second the scales lie behind attention, which is not.
+    sizes = {file.file: file.size for file in donor.files}
+    assert sorted(got[len(outline) :]) == [
+        (SHARD, f"bytes={ends[SHARD]}-{sizes[SHARD] - 1}"),
+        (SECOND, f"bytes={ends[SECOND]}-{ends[SECOND] + 6 * 8 - 1}"),
+    ]
+    base = [(file, range) for file, range in remote.got("acme/sample-int4") if file.endswith(".safetensors")]
+    headers = {row.file: row.size for row in lock.repositories["int4"].headers}
+    assert {range for _, range in base} == {"bytes=0-7", *(f"bytes=0-{end - 1}" for end in headers.values())}
+    total = sum(f.stat().st_size for name in ("int4", "fp8") for f in remote.source(name).iterdir())
+    assert any(f"% of the {total / 1e6:,.1f} MB of its repositories" in line for line in remote.said)
+
+
+def test_lock_twice_gives_the_same_bytes(remote: Remote) -> None:
+    path = remote.pin_file.with_suffix(".lock")
+    with remote.online():
+        remote.lock()
+        first = path.read_bytes()
+        remote.lock()
+    assert path.read_bytes() == first
+
+
+def test_lock_again_fetches_nothing_that_is_there(remote: Remote) -> None:
+    with remote.online():
+        remote.lock()
+        remote.requests.clear()
+        remote.lock()
+    assert not [request for request in remote.requests if "/api/" not in request.path]
+
+
+@pytest.mark.parametrize("part", ["files", "headers", "tensors"])
+def test_lock_again_holds_the_hub_to_the_former_lock(remote: Remote, part: str) -> None:
+    """On first use a tensor's hash is believed, and never after."""
+    path = remote.pin_file.with_suffix(".lock")
+    with remote.online():
+        lock = remote.lock()
+        right = getattr(lock.repositories["fp8"], part)[0].sha256
+        path.write_text(path.read_text().replace(right, "0" * 64))
+        with pytest.raises(IntegrityError, match=f"sha256={'0' * 64}; got size=[0-9]+, sha256={right}"):
+            remote.lock()
+    assert right not in path.read_text()
+
+
+def test_a_lock_that_cannot_be_read_is_told_before_its_hashes_are_believed_anew(remote: Remote) -> None:
+    path = remote.pin_file.with_suffix(".lock")
+    with remote.online():
+        remote.lock()
+        right = path.read_bytes()
+        path.write_text("<<<<<<< HEAD\n")
+        remote.said.clear()
+        remote.lock()
+    assert path.read_bytes() == right
+    assert any("sample.lock" in line and "all hashes are believed anew" in line for line in remote.said)
+
+
+@pytest.mark.parametrize(
+    "change", [{"repo": "../project"}, {"repo": "acme/other"}, {"revision": ".."}, {"revision": "main"}]
+)
+def test_a_lock_of_another_repository_names_no_folder(
+    remote: Remote, locked: ModelLock, change: dict[str, str]
+) -> None:
+    """What a folder of models/ holds besides the lock's files is removed: it must be the repository's own."""
+    entries = locked.repositories | {"int4": locked.repositories["int4"].model_copy(update=change)}
+    with pytest.raises(ManifestError, match=r"repositories\.int4: .* wanted acme/sample-int4 at a commit") as caught:
+        remote.fetch(locked.model_copy(update={"repositories": entries}))
+    assert caught.value.next_step == "invoke lock --model sample"
+
+
+def test_fetch_gives_the_places_and_then_needs_no_network(remote: Remote, locked: ModelLock) -> None:
+    with remote.online():
+        places = remote.fetch(locked)
+    assert remote.is_fetched(places)
+    assert places.folders["int4"] == remote.paths.models / "acme/sample-int4" / remote.pin.repositories["int4"].revision
+    assert set(tree(remote.paths.models / "acme/sample-fp8")) == {
+        f"{remote.pin.repositories['fp8'].revision}/{file}" for file in (CONFIG, INDEX)
+    }
+    remote.point_at("http://127.0.0.1:9")
+    remote.said.clear()
+    assert remote.fetch(locked) == places
+    assert remote.said == []
+
+
+def test_fetch_asks_for_the_needed_bytes_and_no_others(remote: Remote, locked: ModelLock) -> None:
+    with remote.online():
+        remote.fetch(locked)
+    donor = locked.repositories["fp8"]
+    ends = {row.file: row.size for row in donor.headers}
+    sizes = {file.file: file.size for file in donor.files}
+    assert sorted(remote.got("acme/sample-fp8")) == sorted(
+        [
+            (CONFIG, ""),
+            (INDEX, ""),
+            *((file, f"bytes=0-{end - 1}") for file, end in ends.items()),
+            (SHARD, f"bytes={ends[SHARD]}-{sizes[SHARD] - 1}"),
+            (SECOND, f"bytes={ends[SECOND]}-{ends[SECOND] + 6 * 8 - 1}"),
+        ]
+    )
+    assert sorted(remote.got("acme/sample-int4")) == [(file, "") for file in sorted(tree(remote.source("int4")))]
+
+
+def test_fetch_of_one_repository(remote: Remote, locked: ModelLock) -> None:
+    with remote.online():
+        places = model.fetch_model(remote.paths, remote.pin, locked, print, only=["int4"])
+    assert (list(places.folders), places.tensors) == (["int4"], {})
+    assert [path.name for path in (remote.paths.models / "acme").iterdir()] == ["sample-int4"]
+
+
+def test_listings_need_headers_and_texts_alone(remote: Remote, locked: ModelLock) -> None:
+    with remote.online():
+        found = model.listings(remote.paths, remote.pin, locked, remote.said.append)
+    for name, listing in found.items():
+        whole = listing_of(name, remote.source(name))
+        assert dict(listing.headers) == dict(whole.headers) and dict(listing.texts) == dict(whole.texts)
+        assert all(whole.files[file] == size for file, size in listing.files.items())
+        assert listing.origin == f"{PIN.repositories[name].repo} at {remote.pin.repositories[name].revision[:12]}"
+        headers = {row.file: row.size for row in locked.repositories[name].headers}
+        wanted = [(CONFIG, ""), (INDEX, ""), *((file, f"bytes=0-{end - 1}") for file, end in headers.items())]
+        assert sorted(remote.got(PIN.repositories[name].repo)) == sorted(wanted)
+    remote.point_at("http://127.0.0.1:9")
+    model.listings(remote.paths, remote.pin, locked, remote.said.append)
+
+
+def test_listings_of_whole_files_need_no_network(remote: Remote, locked: ModelLock) -> None:
+    with remote.online():
+        remote.fetch(locked)
+    for row in locked.repositories["int4"].headers:
+        assert not (remote.paths.store / row.sha256[:2] / row.sha256).exists()
+    remote.point_at("http://127.0.0.1:9")
+    found = model.listings(remote.paths, remote.pin, locked, remote.said.append)
+    assert dict(found["int4"].headers) == dict(listing_of("int4", remote.source("int4")).headers)
+
+
+def damage(path: Path, harm: str) -> None:
+    data = path.read_bytes()
+    path.unlink()
+    if harm != "remove":
+        path.write_bytes(data[:-1] + (bytes([data[-1] ^ 1]) if harm == "flip" else b""))
+
+
+@pytest.mark.parametrize("harm", ["flip", "shorten", "remove"])
+def test_damaged_file_is_told_and_fetched_again_alone(remote: Remote, locked: ModelLock, harm: str) -> None:
+    with remote.online():
+        places = remote.fetch(locked)
+    damage(places.folders["int4"] / SHARD, harm)
+    remote.requests.clear()
+    remote.said.clear()
+    with remote.online():
+        remote.fetch(locked)
+    assert remote.is_fetched(places)
+    assert any("is damaged" in line and SHARD in line for line in remote.said) == (harm != "remove")
+    assert remote.got("acme/sample-int4") == [(SHARD, "")]
+    assert not remote.got("acme/sample-fp8")
+
+
+def test_a_damaged_file_is_gone_before_another_can_be_had(remote: Remote, locked: ModelLock) -> None:
+    """Whoever only looks at sizes finds no file, not a wrong one."""
+    with remote.online():
+        places = remote.fetch(locked)
+    damage(places.folders["int4"] / SHARD, "flip")
+    remote.point_at("http://127.0.0.1:9")
+    with pytest.raises(NetworkError):
+        remote.fetch(locked)
+    assert not (places.folders["int4"] / SHARD).exists()
+
+
+def test_lock_believes_no_file_that_is_there(remote: Remote) -> None:
+    path = remote.pin_file.with_suffix(".lock")
+    with remote.online():
+        remote.lock()
+        right = path.read_bytes()
+        path.unlink()
+        for name in ("int4", "fp8"):
+            repository = remote.pin.repositories[name]
+            damage(remote.paths.models / repository.repo / repository.revision / CONFIG, "flip")
+        remote.lock()
+    assert path.read_bytes() == right
+
+
+def test_a_repository_is_fetched_by_one_run_at_a_time(remote: Remote, locked: ModelLock) -> None:
+    waits, ended = threading.Event(), threading.Event()
+
+    def fetch() -> None:
+        def say(line: str) -> None:
+            if line == "waiting for another run that uses acme/sample-int4":
+                waits.set()
+
+        model.fetch_model(remote.paths, remote.pin, locked, say)
+        ended.set()
+
+    with remote.online():
+        with model.hold_repositories(remote.paths, ["acme/sample-int4"], print):
+            thread = threading.Thread(target=fetch)
+            thread.start()
+            assert waits.wait(60)
+            assert not ended.is_set() and not remote.requests
+        thread.join(60)
+    assert ended.is_set()
+
+
+@pytest.mark.parametrize("harm", ["flip", "shorten", "remove"])
+def test_damaged_tensor_is_told_and_fetched_again_alone(remote: Remote, locked: ModelLock, harm: str) -> None:
+    with remote.online():
+        places = remote.fetch(locked)
+    row = locked.repositories["fp8"].tensors[0]
+    damage(places.tensors["fp8"][row.name], harm)
+    remote.requests.clear()
+    remote.said.clear()
+    with remote.online():
+        remote.fetch(locked)
+    assert remote.is_fetched(places)
+    assert any("is damaged" in line and f"{row.name} of {row.file}" in line for line in remote.said) == (
+        harm != "remove"
+    )
+    assert [file for file, _ in remote.got("acme/sample-fp8")] == [row.file]
+    assert not remote.got("acme/sample-int4")
+
+
+def test_stray_file_is_removed_and_told(remote: Remote, locked: ModelLock) -> None:
+    with remote.online():
+        places = remote.fetch(locked)
+    stray = places.folders["int4"] / "pytorch_model.bin"
+    stray.write_bytes(b"x")
+    remote.fetch(locked)
+    assert not stray.exists()
+    assert any("pytorch_model.bin" in line for line in remote.said)
+
+
+def with_other_hash(lock: ModelLock, name: str, part: str, number: int) -> ModelLock:
+    entry = lock.repositories[name]
+    rows = list(getattr(entry, part))
+    rows[number] = rows[number].model_copy(update={"sha256": "0" * 64})
+    changed = entry.model_copy(update={part: rows})
+    return lock.model_copy(update={"repositories": {**lock.repositories, name: changed}})
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "what"),
+    [
+        ("int4", "files", "model-00001-of-00002.safetensors of acme/sample-int4"),
+        ("fp8", "headers", "the header of model-00001-of-00002.safetensors of acme/sample-fp8"),
+        ("fp8", "tensors", "tensor {name} in {file} of acme/sample-fp8"),
+    ],
+)
+def test_other_bytes_than_locked_are_refused_with_both_sides(
+    remote: Remote, locked: ModelLock, name: str, part: str, what: str
+) -> None:
+    rows = getattr(locked.repositories[name], part)
+    number = next(i for i, row in enumerate(rows) if row.file == SHARD)
+    row = rows[number]
+    with remote.online(), pytest.raises(IntegrityError) as caught:
+        remote.fetch(with_other_hash(locked, name, part, number))
+    assert what.format(name=row.name, file=row.file) in caught.value.message
+    assert (
+        f"wanted size={row.size}, sha256={'0' * 64}; got size={row.size}, sha256={row.sha256}" in caught.value.message
+    )
+    assert "invoke lock --model sample" in caught.value.next_step
+    assert not list(remote.paths.cache.rglob("0" * 64))
+    with remote.online():
+        assert remote.is_fetched(remote.fetch(locked)), "the right lock must still succeed"
+
+
+def of_storage(*faults: Fault) -> Callable[[Request], Fault | None]:
+    """The first answers of the storage for the first shard go wrong."""
+    left = list(faults)
+
+    def fault(request: Request) -> Fault | None:
+        wanted = request.method == "GET" and "/blobs/acme/sample-int4/" in request.path and not request.range
+        return left.pop(0) if left and wanted else None
+
+    return fault
+
+
+def test_wrong_bytes_are_asked_for_once_more(remote: Remote, locked: ModelLock) -> None:
+    with remote.online(faults=of_storage(Fault(wrong=True))):
+        assert remote.is_fetched(remote.fetch(locked))
+    assert any("arrived with wrong bytes: asking for it once more" in line for line in remote.said)
+
+
+def test_cut_connection_is_taken_up_where_it_broke(remote: Remote, locked: ModelLock, pauses: list[float]) -> None:
+    with remote.online(faults=of_storage(Fault(cut=100))):
+        assert remote.is_fetched(remote.fetch(locked))
+    assert len([range for _, range in remote.got("acme/sample-int4") if range.startswith("bytes=100-")]) == 1
+    assert pauses == [1.0]
+
+
+ALONE = """
+import contextlib, sys
+from pathlib import Path
+from sparkpin.fetch import lock_model as hublock, model as hub
+from sparkpin.pins import manifests
+from sparkpin.core.paths import Paths
+@contextlib.contextmanager
+def endpoint(*args):
+    yield {url!r}
+hub.endpoint = hublock.endpoint = endpoint
+root = Path({root!r})
+paths = Paths(root / "project", root / "cache", root / "home")
+pin = manifests.load_model(paths.project, "sample")
+{call}
+"""
+CALL_FETCH = "hub.fetch_model(paths, pin, manifests.load_model_lock(paths.project, pin), lambda line: None)"
+CALL_LOCK = "hublock.lock_model(paths, 'sample', lambda line: None)"
+
+
+def test_killed_fetch_is_completed_by_the_next(remote: Remote, locked: ModelLock, tmp_path: Path) -> None:
+    never, half = threading.Event(), (remote.source("int4") / SHARD).stat().st_size // 2
+    revision, digest = locked.repositories["int4"].revision, sha256_file(remote.source("int4") / SHARD)[0]
+
+    def stall(request: Request) -> Fault | None:
+        return Fault(cut=half, wait=never) if request.method == "GET" and digest in request.path else None
+
+    folder = remote.paths.models / "acme/sample-int4" / revision
+    part = folder.with_name(f"{revision}.download") / f"{SHARD}.part"
+    with remote.online(faults=stall) as url:
+        process = subprocess.Popen([sys.executable, "-c", ALONE.format(url=url, root=str(tmp_path), call=CALL_FETCH)])
+        while not part.exists() or part.stat().st_size < half:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        never.set()
+    there = tree(folder) if folder.exists() else {}
+    assert SHARD not in there
+    assert all(data == (remote.source("int4") / name).read_bytes() for name, data in there.items())
+    remote.requests.clear()
+    with remote.online():
+        assert remote.is_fetched(remote.fetch(locked))
+    asked = dict(remote.got("acme/sample-int4"))
+    assert asked[SHARD] == f"bytes={half}-{2 * half - 1}" or asked[SHARD] == f"bytes={half}-{2 * half}"
+    assert not set(asked) & set(there)
+    assert not list(remote.paths.models.rglob("*.download"))
+
+
+def test_a_killed_lock_is_completed_by_the_next(remote: Remote, locked: ModelLock, tmp_path: Path) -> None:
+    """Its tensors are in the store, under hashes that no lock names yet."""
+    donor = locked.repositories["fp8"]
+    begin = next(row.size for row in donor.headers if row.file == SHARD)
+    last = begin + sum(row.size for row in donor.tensors if row.file == SHARD) - 1
+    never = threading.Event()
+    path = remote.pin_file.with_suffix(".lock")
+    whole = path.read_bytes()
+    path.unlink()
+
+    def stall(request: Request) -> Fault | None:
+        return Fault(cut=last - begin, wait=never) if request.range == f"bytes={begin}-{last}" else None
+
+    downloads = remote.paths.models / "acme/sample-fp8" / f"{donor.revision}.download"
+    with remote.online(faults=stall) as url:
+        code = ALONE.format(url=url, root=str(tmp_path), call=CALL_LOCK)
+        process = subprocess.Popen([sys.executable, "-c", code])
+        while not any(part.stat().st_size for part in downloads.glob(f"{SHARD}.*-{last + 1}.part")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        never.set()
+    assert not path.exists()
+    remote.requests.clear()
+    with remote.online():
+        remote.lock()
+    assert path.read_bytes() == whole
+    asked = [wanted for file, wanted in remote.got("acme/sample-fp8") if file == SHARD]
+    cut = last + 1 - min(row.size for row in donor.tensors if row.file == SHARD)
+    assert [wanted for wanted in asked if not wanted.startswith("bytes=0-")] == [f"bytes={cut}-{last}"]
+    assert not downloads.exists()
+
+
+def test_full_disk_is_told_before_fetching(remote: Remote, locked: ModelLock, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
+    with remote.online(), pytest.raises(DiskError, match=r"files need [0-9,]+ bytes in .*models, 10 are free"):
+        remote.fetch(locked)
+    assert remote.requests == []
+
+
+def test_no_hub_is_a_network_error(remote: Remote, locked: ModelLock, pauses: list[float]) -> None:
+    remote.point_at("http://127.0.0.1:9")
+    with pytest.raises(NetworkError, match=r"cannot fetch .* of acme/sample-fp8 at .*: the Hub does not answer"):
+        remote.fetch(locked)
+    with pytest.raises(NetworkError, match="cannot fetch the list of files of acme/sample-int4") as caught:
+        remote.lock()
+    assert "(at http://127.0.0.1:9: " in caught.value.message
+    assert all(word in caught.value.next_step for word in ("HF_ENDPOINT", "HTTPS_PROXY", "`folder`"))
+    assert pauses[-3:] == [1, 2, 4] and "(4 times in a row)" in caught.value.message, "no half a minute for a list"
+
+
+def test_unknown_repository_and_revision(remote: Remote) -> None:
+    with remote.online():
+        remote.edit_pin("fp8", revision="c" * 40)
+        with pytest.raises(NetworkError, match=r"acme/sample-fp8 at cccccccccccc: the repository has no such revision"):
+            remote.lock()
+        remote.edit_pin("fp8", repo="acme/other")
+        with pytest.raises(NetworkError, match=r"acme/other at .*: no such repository"):
+            remote.lock()
+
+
+def site(root: Path, folder: Path) -> Site:
+    return Site(lambda: FolderOrigin(root), folder, root.parent / "parts", Store(root.parent / "store"))
+
+
+def test_a_header_that_is_longer_than_its_file(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / SHARD).write_bytes((100).to_bytes(8, "little") + b"{}" + bytes(97))
+    with pytest.raises(IntegrityError, match="its header wants 108 bytes, the file has 107") as caught:
+        site(tmp_path / "a", tmp_path / "b").header_end(SHARD, 107, print)
+    assert "choose another revision" in caught.value.next_step
+
+
+def test_a_header_is_read_from_the_whole_file_if_that_is_of_the_right_size(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / SHARD).write_bytes(bytes(10))
+    found = site(tmp_path / "a", tmp_path / "b")
+    assert found.header(SHARD, 10, 5).origin.name == str(tmp_path / "b")
+    (tmp_path / "b" / SHARD).write_bytes(bytes(9))
+    assert found.header(SHARD, 10, 5).origin.name == str(tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["../../evil", "a/../../evil", "/etc/evil"])
+def test_a_name_that_leaves_the_folder_is_refused_before_it_is_a_path(
+    remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The listing is changed: no real repository holds such a name."""
+    info = local_hub.model_info
+
+    def hostile(repository: Any, *, blobs: bool) -> dict[str, Any]:
+        listed = info(repository, blobs=blobs)
+        return listed | {"siblings": [*listed["siblings"], {"rfilename": name, "size": 1, "blobId": "0" * 40}]}
+
+    monkeypatch.setattr(local_hub, "model_info", hostile)
+    with remote.online(), pytest.raises(ManifestError, match=r"files.*evil"):
+        remote.lock()
+    assert not list(tmp_path.rglob("evil*"))
+    assert not [path for _, path in remote.got("acme/sample-int4")]
+
+
+def test_a_busy_hub_is_asked_again_for_its_list(remote: Remote, pauses: list[float]) -> None:
+    left = [Fault(429, {"Retry-After": "9"})]
+    with remote.online(faults=lambda request: left.pop() if left and "/api/" in request.path else None):
+        remote.lock()
+    assert pauses == [9]
+
+
+def test_an_unresolved_revision_is_the_newest_commit_and_stays_so(remote: Remote) -> None:
+    newest = remote.commit("acme/sample-fp8")
+    remote.edit_pin("fp8", revision=UNRESOLVED)
+    with pytest.raises(ManifestError, match="has not been locked yet") as missing:
+        manifests.load_model_lock(remote.paths.project, remote.pin)
+    assert missing.value.next_step.startswith("invoke lock --model sample: it fetches headers, small files and")
+    with remote.online():
+        lock = remote.lock()
+    assert lock.repositories["fp8"].revision == newest
+    assert any(f"its newest commit is {newest}" in line for line in remote.said)
+    with remote.online():
+        assert remote.is_fetched(remote.fetch(lock))
+    (remote.source("fp8") / "README.md").write_text("changed\n")
+    assert remote.commit("acme/sample-fp8") != newest
+    with remote.online(), pytest.raises(NetworkError, match="no such revision"):  # this Hub forgets the old one
+        remote.lock()
+    assert any(f"stays at {newest}" in line for line in remote.said)
+    remote.pin_file.with_suffix(".lock").unlink()
+    with remote.online():
+        assert remote.lock().repositories["fp8"].revision == remote.commit("acme/sample-fp8")
+
+
+def test_the_recipe_of_an_unresolved_model_names_the_locked_commit(project: Path, tmp_path: Path) -> None:
+    path = project / f"pins/models/{TINY}.yaml"
+    pinned = manifests.load_model(project, TINY).repositories["int4"].revision
+    path.write_text(path.read_text().replace(f'"{pinned}"', UNRESOLVED))
+    recipe = manifests.load_recipe(project, TINY)
+    with pytest.raises(ManifestError, match="the pins have changed since"):
+        manifests.model_of(project, recipe)
+    lock = path.with_suffix(".lock")
+    pin = manifests.load_model(project, TINY)
+    value = json.loads(lock.read_text()) | {"inputs": manifests.model_inputs(pin)}
+    lock.write_text(json.dumps(value))
+    assert manifests.model_of(project, recipe) == pin
+    value["repositories"]["int4"]["revision"] = "e" * 40
+    lock.write_text(json.dumps(value))
+    with pytest.raises(ManifestError, match=f"model_revision: saw '{pinned}', wanted {'e' * 40}, as in .*{TINY}.lock"):
+        manifests.model_of(project, recipe)
+
+
+@pytest.mark.parametrize("relative", [True, False])
+def test_a_folder_stands_for_the_hub(remote: Remote, relative: bool) -> None:
+    for name in ("int4", "fp8"):
+        folder = remote.source(name)
+        shown = os.path.relpath(folder, remote.paths.project) if relative else str(folder)
+        remote.edit_pin(name, revision=UNRESOLVED, folder=shown)
+        (folder / ".git").mkdir()
+        (folder / ".git/HEAD").write_text("not a file of the model\n")
+    remote.point_at("http://127.0.0.1:9")
+    before = {name: tree(remote.source(name)) for name in ("int4", "fp8")}
+    lock = remote.lock()
+    assert all(len(entry.revision) == 40 for entry in lock.repositories.values())
+    assert remote.lock() == lock, "the revision follows from the files"
+    places = remote.fetch(lock)
+    for path in remote.source("int4").glob(".git/*"):
+        path.unlink()
+    (remote.source("int4") / ".git").rmdir()
+    assert remote.is_fetched(places)
+    assert (places.folders["int4"] / SHARD).samefile(remote.source("int4") / SHARD), "a link, not a copy"
+    assert not (places.folders["int4"] / CONFIG).samefile(remote.source("int4") / CONFIG)
+    assert before["fp8"] == tree(remote.source("fp8"))
+    mode = (remote.source("int4") / SHARD).stat().st_mode
+    assert mode & 0o200, "files of the folder stay as they are"
+
+
+def test_a_folder_that_is_no_longer_what_was_locked(remote: Remote) -> None:
+    for name in ("int4", "fp8"):
+        remote.edit_pin(name, revision=UNRESOLVED, folder=str(remote.source(name)))
+    lock = remote.lock()
+    damage(remote.source("int4") / SHARD, "flip")
+    with pytest.raises(IntegrityError, match=SHARD) as caught:
+        remote.fetch(lock)
+    assert_folder_is_the_users(remote, "int4", caught.value.next_step)
+    assert not list(remote.paths.models.rglob(SHARD))
+
+
+@pytest.mark.parametrize("file", [SHARD, CONFIG, INDEX])
+def test_a_small_file_or_a_cut_one_of_a_folder_after_it_was_locked(remote: Remote, file: str) -> None:
+    remote.edit_pin("int4", revision=UNRESOLVED, folder=str(remote.source("int4")))
+    with remote.online():
+        lock = remote.lock()
+        shutil.rmtree(remote.paths.cache)
+        damage(remote.source("int4") / file, "flip" if file != SHARD else "cut")
+        with pytest.raises(IntegrityError, match=re.escape(file)) as caught:
+            remote.fetch(lock)
+    assert_folder_is_the_users(remote, "int4", caught.value.next_step)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "kept"),
+    [("int4", SHARD, -10), ("fp8", SHARD, -10), ("fp8", SHARD, 20), ("fp8", SHARD, 4), ("int4", CONFIG, 20),
+     ("int4", INDEX, 20), ("fp8", CONFIG, 20)],
+)  # fmt: skip
+def test_a_folder_with_a_file_that_is_cut_short_is_never_to_be_deleted(
+    remote: Remote, name: str, file: str, kept: int
+) -> None:
+    remote.edit_pin(name, revision=UNRESOLVED, folder=str(remote.source(name)))
+    path = remote.source(name) / file
+    path.write_bytes(path.read_bytes()[:kept])
+    with remote.online(), pytest.raises((IntegrityError, CheckpointError), match=re.escape(str(path.parent))) as caught:
+        remote.lock()
+    assert file in caught.value.message
+    assert_folder_is_the_users(remote, name, caught.value.next_step)
+
+
+def test_a_folder_whose_index_lists_what_is_not_there(remote: Remote) -> None:
+    remote.edit_pin("int4", revision=UNRESOLVED, folder=str(remote.source("int4")))
+    (remote.source("int4") / SECOND).unlink()
+    with remote.online(), pytest.raises(CheckpointError, match="no file has it") as caught:
+        remote.lock()
+    assert_folder_is_the_users(remote, "int4", caught.value.next_step)
+
+
+def assert_folder_is_the_users(remote: Remote, name: str, step: str) -> None:
+    assert str(remote.source(name)) in step and "invoke lock --model sample" in step
+    assert "delete" not in step and "another revision" not in step
+
+
+def test_a_folder_that_is_not_there(remote: Remote) -> None:
+    remote.edit_pin("fp8", revision=UNRESOLVED, folder="nowhere")
+    with remote.online(), pytest.raises(ManifestError, match=r"repositories\.fp8\.folder.*nowhere"):
+        remote.lock()
+
+
+@pytest.mark.parametrize("name", ["int4", "fp8"])
+def test_a_changed_folder_is_locked_anew_with_a_word_about_each_file(remote: Remote, name: str) -> None:
+    for key in ("int4", "fp8"):
+        remote.edit_pin(key, revision=UNRESOLVED, folder=str(remote.source(key)))
+    remote.point_at("http://127.0.0.1:9")
+    former = remote.lock().repositories
+    assert "sample: nothing fetched: what it takes is in folders of this machine, or was here" in remote.said
+    remote.said.clear()
+    remote.lock()
+    assert not [line for line in remote.said if "former lock" in line or "becomes" in line]
+    folder = remote.source(name)
+    damage(folder / SHARD, "flip")
+    (folder / "README.md").unlink()
+    (folder / "NOTICE").write_text("new\n")
+    changed = remote.lock().repositories
+    told = [line.removeprefix(f"{folder}: ") for line in remote.said if "former lock" in line]
+    assert told == [
+        f"{file} is {word} since the former lock"
+        for file, word in (("NOTICE", "new"), ("README.md", "gone"), (SHARD, "changed"))
+    ]
+    revisions = former[name].revision[:12], changed[name].revision[:12]
+    assert any(line.startswith(f"{name}: revision {revisions[0]} becomes {revisions[1]}") for line in remote.said)
+
+
+def test_a_folder_has_no_pinned_revision(remote: Remote) -> None:
+    remote.edit_pin("fp8", folder="somewhere")
+    with pytest.raises(ManifestError, match=r"repositories\.fp8\.revision: .*derived from its files"):
+        remote.lock()
+
+
+def test_a_lock_without_headers_says_how_to_make_one(remote: Remote, locked: ModelLock) -> None:
+    bare = locked.repositories["fp8"].model_copy(update={"headers": []})
+    old = locked.model_copy(update={"repositories": {**locked.repositories, "fp8": bare}})
+    with pytest.raises(ManifestError, match=r"repositories\.fp8\.headers: saw 0") as caught:
+        remote.fetch(old)
+    assert caught.value.next_step == "invoke lock --model sample"
+
+
+class Gate(BaseHTTPRequestHandler):
+    """A Hub whose every repository is gated."""
+
+    seen: ClassVar[list[tuple[str, str | None]]] = []
+
+    def do_GET(self) -> None:
+        self.seen.append((self.path, self.headers.get("Authorization")))
+        self.send_response(403)
+        self.send_header("X-Error-Code", "GatedRepo")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+LOCK = """
+import sys
+from pathlib import Path
+from sparkpin.fetch import lock_model as hublock
+from sparkpin.core.errors import NetworkError
+from sparkpin.core.paths import Paths
+root = Path({root!r})
+try:
+    hublock.lock_model(Paths(root / "project", root / "cache", root / "home"), "sample", lambda line: None)
+except NetworkError as error:
+    print(error)
+"""
+
+
+def test_gated_repository_is_told_and_the_token_of_the_environment_is_sent(remote: Remote, tmp_path: Path) -> None:
+    Gate.seen.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Gate)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        env = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_TOKEN": "hf_secret"}
+        code = LOCK.format(root=str(tmp_path))
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert "acme/sample-int4" in done.stdout and "is gated" in done.stdout and "HF_TOKEN" in done.stdout, done.stderr
+    asked = [token for path, token in Gate.seen if "acme/sample-int4" in path]
+    assert asked and set(asked) == {"Bearer hf_secret"}, Gate.seen
+    assert "hf_secret" not in done.stdout + done.stderr
+
+
+LOCK_AND_FETCH = """
+import sys
+from pathlib import Path
+from sparkpin.fetch import lock_model as hublock, model as hub
+from sparkpin.pins import manifests
+from sparkpin.core.paths import Paths
+root = Path({root!r})
+paths = Paths(root / "project", root / "cache", root / "home")
+lock = hublock.lock_model(paths, "sample", print)
+hub.fetch_model(paths, manifests.load_model(paths.project, "sample"), lock, print)
+"""
+
+
+def test_the_hub_of_the_environment_gets_the_token_and_its_storage_does_not(remote: Remote, tmp_path: Path) -> None:
+    with local_hub.serve(remote.root, log=remote.requests, storage="localhost") as url:
+        env = {**os.environ, "HF_ENDPOINT": url, "HF_TOKEN": "hf_secret"}
+        code = LOCK_AND_FETCH.format(root=str(tmp_path))
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "hf_secret" not in done.stdout + done.stderr
+    asked = [request for request in remote.requests if "/acme/" in request.path]  # the library asks for more
+    sent = {(request.host.partition(":")[0], request.token) for request in asked}
+    assert sent == {("127.0.0.1", "Bearer hf_secret"), ("localhost", "")}
+    remote.point_at("http://127.0.0.1:9")
+    assert remote.is_fetched(remote.fetch(manifests.load_model_lock(remote.paths.project, remote.pin)))
+
+
+def test_offline_mode_is_told_by_what_was_to_be_fetched(
+    remote: Remote, locked: ModelLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with remote.online():
+        with pytest.raises(NetworkError, match=r"of acme/sample-.*: HF_HUB_OFFLINE forbids it"):
+            remote.fetch(locked)
+        with pytest.raises(NetworkError, match=r"the list of files of acme/.*: HF_HUB_OFFLINE forbids it"):
+            remote.lock()
+    assert not remote.requests
+
+
+def test_a_plain_lock_leaves_models_alone_that_nobody_locked(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands.Paths, "from_env", lambda: remote.paths)
+    (remote.paths.project / "pins/stacks").mkdir()
+    with remote.online():
+        commands.lock(stack=None, model=None, keep_layers=False)
+        assert "invoke lock --model sample" in capsys.readouterr().out
+        assert not remote.requests
+        commands.lock(stack=None, model="sample", keep_layers=False)
+        told = capsys.readouterr().out
+        assert "pins/models/sample.lock: acme/sample-fp8 at " in told and "4 files, 2 headers, 12 tensors of" in told
+        remote.requests.clear()
+        commands.lock(stack=None, model=None, keep_layers=False)
+    assert remote.requests
+
+
+@pytest.fixture
+def tiny(project: Path, tmp_path: Path) -> Paths:
+    return Paths(project, tmp_path / "cache", tmp_path / "home")
+
+
+def test_generated_model_goes_through_the_hub_and_only_once(tiny: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    path = tiny.project / f"pins/models/{TINY}.lock"
+    committed = path.read_bytes() if path.exists() else None
+    lock = lock_model.lock_model(tiny, TINY, print)
+    assert committed == path.read_bytes(), "pins/models/scripted-tiny.lock is not what the generator makes"
+    pin = manifests.load_model(tiny.project, TINY)
+    places = model.fetch_model(tiny, pin, lock, print)
+    assert sorted(tree(places.folders["int4"])) == [file.file for file in lock.repositories["int4"].files]
+    donor = lock.repositories["fp8"]
+    assert len(places.tensors["fp8"]) == len(donor.tensors) == 24
+    needed = sum(row.size for row in (*donor.headers, *donor.tensors))
+    assert sum(tensor.size for tensor in donor.tensors) == 196_632
+    assert needed < 0.2 * sum(file.size for file in donor.files)
+    assert os.environ["HTTP_PROXY"] and "127.0.0.1" not in os.environ.get("NO_PROXY", "")
+    assert not list(tiny.work.rglob(f"{PARTIAL}*"))
+
+    def never(*args: object, **options: object) -> None:
+        raise AssertionError("generated again")
+
+    monkeypatch.setattr("sparkpin.fetch.tinymodel.generate", never)
+    said: list[str] = []
+    assert model.fetch_model(tiny, pin, lock, said.append) == places
+    assert said == []
+
+
+def test_pinned_revision_that_the_generator_does_not_make(tiny: Paths) -> None:
+    path = tiny.project / f"pins/models/{TINY}.yaml"
+    right = manifests.load_model(tiny.project, TINY).repositories["fp8"].revision
+    path.write_text(path.read_text().replace(right, "d" * 40))
+    with pytest.raises(ManifestError) as caught:
+        lock_model.lock_model(tiny, TINY, print)
+    assert (caught.value.key, caught.value.seen) == ("repositories.fp8.revision", "d" * 40)
+    assert right in caught.value.wanted
+    assert f"repositories.fp8.revision to {right} in {path}" in caught.value.next_step
+
+
+def test_model_revision_of_the_recipe_is_the_pinned_one(project: Path) -> None:
+    recipe = manifests.load_recipe(project, TINY)
+    assert manifests.model_of(project, recipe).name == TINY
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

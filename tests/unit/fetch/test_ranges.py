@@ -1,0 +1,670 @@
+"""Fetching pieces of files by byte ranges, from a real Hub on 127.0.0.1 and from a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import SUPPORT
+
+from sparkpin.core.errors import DiskError, IntegrityError, NetworkError
+from sparkpin.core.files import git_blob_sha1
+from sparkpin.fetch import hub_client, hub_origins, hub_transfer
+from sparkpin.fetch.hub_client import HubOrigin
+from sparkpin.fetch.hub_origins import FolderOrigin, Origin
+from sparkpin.fetch.hub_pieces import Growing, Piece, joined
+from sparkpin.fetch.tinymodel import hub as local_hub
+from sparkpin.fetch.tinymodel.hub import Fault, Request
+
+REPO = "acme/sample"
+BIG, SMALL = "model.safetensors", "config.json"  # redirected to storage; given by the Hub itself
+MB = 1 << 20
+DATA = {BIG: random.Random(1).randbytes(3 * MB), SMALL: b'{"a": 1}\n'}
+FAULT = Callable[[Request], Fault | None]
+
+
+class Remote:
+    """A Hub with one repository, and a place to fetch to."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.out = root / "remote", root / "out"
+        self.requests: list[Request] = []
+        self.said: list[str] = []
+        for name, data in DATA.items():
+            path = self.root / REPO / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        self.revision = local_hub.scan(self.root / REPO, REPO).commit
+
+    def serve(self, faults: FAULT | None = None, **options: Any) -> Any:
+        return local_hub.serve(self.root, faults=faults, log=self.requests, **options)
+
+    def origin(self, url: str) -> HubOrigin:
+        return HubOrigin(REPO, self.revision, url)
+
+    def piece(self, origin: Origin, begin: int = 0, end: int = -1, file: str = BIG, **more: Any) -> Piece:
+        size = len(DATA[file])
+        end = size if end < 0 else end
+        name = f"{file}.{begin}-{end}"
+        target = self.out / name
+        part = self.out / "parts" / f"{name}.part"
+        return Piece(origin, file, size, begin, end, name, part, lambda sha256: target, **more)
+
+    def known_piece(self, origin: Origin, begin: int, end: int) -> Piece:
+        return self.piece(origin, begin, end, sha256=hashlib.sha256(DATA[BIG][begin:end]).hexdigest())
+
+    def fetch(self, pieces: list[Piece]) -> hub_transfer.Fetched:
+        return hub_transfer.fetch(pieces, self.said.append, title="fetching", advice="do something")
+
+    def is_there(self, piece: Piece) -> bool:
+        return piece.place("").read_bytes() == DATA[piece.file][piece.begin : piece.end]
+
+    @property
+    def blobs(self) -> list[str]:
+        """The ranges that were asked of the storage."""
+        return [r.range for r in self.requests if r.method == "GET" and r.path.startswith("/blobs/")]
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Remote:
+    return Remote(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that a fetch would have waited; it does not."""
+    seen: list[float] = []
+    monkeypatch.setattr(hub_transfer.Run, "pause", lambda run, seconds: seen.append(seconds))
+    monkeypatch.setattr(hub_origins.time, "sleep", seen.append)
+    return seen
+
+
+def once(*faults: Fault, path: str = "/blobs/") -> FAULT:
+    """The first answers of the storage go wrong, one after the other."""
+    left, lock = list(faults), threading.Lock()
+
+    def fault(request: Request) -> Fault | None:
+        with lock:
+            return left.pop(0) if left and request.method == "GET" and path in request.path else None
+
+    return fault
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_pieces_are_what_was_asked_for_and_nothing_else_is_fetched(remote: Remote) -> None:
+    spans = [(0, 8), (1000, 50_000), (2 * MB, 2 * MB + 1), (len(DATA[BIG]) - 5, len(DATA[BIG]))]
+    with remote.serve() as url:
+        origin = remote.origin(url)
+        pieces = [remote.piece(origin, begin, end) for begin, end in spans]
+        fetched = remote.fetch(pieces)
+    assert all(map(remote.is_there, pieces))
+    assert fetched.sha256 == tuple(sha256(DATA[BIG][begin:end]) for begin, end in spans)
+    assert fetched.received == fetched.wanted == sum(end - begin for begin, end in spans)
+    assert sorted(remote.blobs) == sorted(f"bytes={begin}-{end - 1}" for begin, end in spans)
+    assert not list((remote.out / "parts").iterdir())
+
+
+def test_pieces_side_by_side_are_one_request(remote: Remote) -> None:
+    with remote.serve() as url:
+        origin = remote.origin(url)
+        pieces = [remote.piece(origin, n * 1000, (n + 1) * 1000) for n in (3, 0, 2, 1)]
+        empty = remote.piece(origin, 2000, 2000)
+        fetched = remote.fetch([*pieces, empty])
+    assert all(map(remote.is_there, [*pieces, empty]))
+    assert remote.blobs == ["bytes=0-3999"]
+    assert fetched.sha256[-1] == sha256(b"")
+
+
+def test_an_empty_piece_alone_asks_nobody(remote: Remote) -> None:
+    piece = remote.piece(remote.origin("http://127.0.0.1:9"), 7, 7)
+    assert remote.fetch([piece]).sha256 == (sha256(b""),)
+    assert remote.is_there(piece)
+
+
+def test_an_empty_piece_behind_a_gap(remote: Remote) -> None:
+    with remote.serve() as url:
+        origin = remote.origin(url)
+        pieces = [remote.piece(origin, 0, MB), remote.piece(origin, MB + 100, MB + 100)]
+        remote.fetch(pieces)
+    assert all(map(remote.is_there, pieces))
+    assert remote.blobs == [f"bytes=0-{MB - 1}"]
+
+
+def test_small_gaps_are_bridged_while_they_cost_less_than_one_percent(remote: Remote) -> None:
+    """Of 1.5 MB: five gaps of 1000 bytes are bridged, the larger ones are not."""
+    gaps, at, spans = [1000, 60_000, 1000, 1000, 1000, 1000], 0, []
+    for gap in [*gaps, 0]:
+        spans.append((at, at + 200_000))
+        at += 200_000 + gap
+    with remote.serve() as url:
+        origin = remote.origin(url)
+        pieces = [remote.piece(origin, begin, end) for begin, end in spans]
+        fetched = remote.fetch(pieces)
+    assert all(map(remote.is_there, pieces))
+    assert len(remote.blobs) == 2
+    assert fetched.received == fetched.wanted + 5000 <= 1.01 * fetched.wanted
+
+
+def test_joined_requests_stay_small_enough_to_share(tmp_path: Path) -> None:
+    origin = FolderOrigin(tmp_path)
+    step = 20 * MB
+    pieces = [
+        Piece(origin, "f", 200 * MB, n * step, (n + 1) * step, "", tmp_path / str(n), lambda s: tmp_path)
+        for n in range(10)
+    ]
+    assert sorted(len(span) for span in joined(pieces)) == [1, 3, 3, 3]
+
+
+def test_what_lies_in_git_comes_from_the_hub_itself(remote: Remote) -> None:
+    with remote.serve() as url:
+        whole = remote.piece(remote.origin(url), file=SMALL, git=git_blob_sha1(DATA[SMALL]))
+        part = remote.piece(remote.origin(url), 2, 5, file=SMALL)
+        remote.fetch([whole, part])
+    assert remote.is_there(whole) and remote.is_there(part)
+    assert not remote.blobs
+
+
+@pytest.mark.parametrize("at", [0, 1, 1500, MB + 7])
+def test_a_cut_connection_is_taken_up_where_it_broke(remote: Remote, pauses: list[float], at: int) -> None:
+    with remote.serve(once(Fault(cut=at))) as url:
+        piece = remote.piece(remote.origin(url), 0, 2 * MB)
+        fetched = remote.fetch([piece])
+    assert remote.is_there(piece)
+    assert remote.blobs == [f"bytes=0-{2 * MB - 1}", f"bytes={at}-{2 * MB - 1}"]
+    assert fetched.received == fetched.wanted
+    assert pauses == [1.0]
+    assert any(f"the connection broke after {at:,} of" in line or "peer closed" in line for line in remote.said)
+
+
+def test_a_cut_amid_joined_pieces_keeps_those_that_are_whole(remote: Remote) -> None:
+    with remote.serve(once(Fault(cut=2500))) as url:
+        origin = remote.origin(url)
+        pieces = [remote.piece(origin, n * 1000, (n + 1) * 1000) for n in range(4)]
+        remote.fetch(pieces)
+    assert all(map(remote.is_there, pieces))
+    assert remote.blobs == ["bytes=0-3999", "bytes=2500-3999"]
+
+
+def test_a_piece_that_a_killed_run_began_amid_others_is_not_fetched_anew(remote: Remote) -> None:
+    with remote.serve() as url:
+        origin = remote.origin(url)
+        pieces = [remote.known_piece(origin, n * 1000, (n + 1) * 1000) for n in range(4)]
+        pieces[2].part.parent.mkdir(parents=True)
+        pieces[2].part.write_bytes(DATA[BIG][2000:2400])
+        fetched = remote.fetch(pieces)
+    assert all(map(remote.is_there, pieces))
+    assert sorted(remote.blobs) == ["bytes=0-1999", "bytes=2400-3999"]
+    assert fetched.received == 3600
+
+
+def test_a_piece_without_a_known_hash_is_begun_anew(remote: Remote) -> None:
+    """Where power was lost, a file can have the right length and wrong bytes, and nothing would tell."""
+    with remote.serve() as url:
+        piece = remote.piece(remote.origin(url), 0, 1000)
+        piece.part.parent.mkdir(parents=True)
+        piece.part.write_bytes(bytes(400))
+        remote.fetch([piece])
+    assert remote.is_there(piece)
+    assert remote.blobs == ["bytes=0-999"]
+
+
+class Short(FolderOrigin):
+    """Ends early and says nothing, once: what a Hub's answer cannot do, since its length is told."""
+
+    @contextlib.contextmanager
+    def open(self, file: str, begin: int, end: int, size: int, *, anew: bool = False) -> Iterator[Iterator[bytes]]:
+        with FolderOrigin.open(self, file, begin, end if begin else end // 2, size) as chunks:
+            yield chunks
+
+
+def test_an_answer_that_ends_early_is_a_broken_connection(remote: Remote, pauses: list[float]) -> None:
+    piece = remote.piece(Short(remote.root / REPO), 0, 1000)
+    remote.fetch([piece])
+    assert remote.is_there(piece)
+    assert pauses == [1.0]
+    assert any("the connection broke after 500 of 1,000 bytes" in line for line in remote.said)
+
+
+def test_it_gives_up_after_some_tries_and_keeps_what_came(remote: Remote, pauses: list[float]) -> None:
+    cuts = [Fault(cut=10)] * hub_origins.TRIES
+    with remote.serve(once(*cuts)) as url:
+        piece = remote.known_piece(remote.origin(url), 0, 1000)
+        with pytest.raises(NetworkError, match=rf"{REPO} at .*\(6 times in a row\)") as caught:
+            remote.fetch([piece])
+        assert "the same command again: what is there stays" in caught.value.next_step
+        assert pauses == [1, 2, 4, 8, 16]
+        assert not piece.place("").exists()
+        assert piece.part.read_bytes() == DATA[BIG][: 10 * len(cuts)]
+        remote.requests.clear()
+        remote.fetch([piece])
+    assert remote.is_there(piece)
+    assert remote.blobs == [f"bytes={10 * len(cuts)}-999"]
+
+
+def test_a_connection_that_breaks_often_but_moves_is_never_given_up(
+    remote: Remote, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_origins, "MOVED", 1000)
+    with remote.serve(once(*[Fault(cut=1000)] * 20)) as url:
+        piece = remote.piece(remote.origin(url), 0, 30_000)
+        remote.fetch([piece])
+    assert remote.is_there(piece)
+    assert pauses == [1.0] * 20
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "seconds"),
+    [
+        (429, {"Retry-After": "17"}, 17),
+        (429, {"RateLimit": '"resolvers";r=0;t=55'}, 56),
+        (503, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 1),
+        (503, {"Retry-After": "86400"}, hub_origins.LONGEST_PAUSE),
+        (500, {}, 1),
+        (504, {}, 1),
+    ],
+)
+@pytest.mark.parametrize("where", ["/blobs/", "/resolve/"])
+def test_a_busy_server_is_asked_again_when_it_wants(
+    remote: Remote, pauses: list[float], status: int, headers: dict[str, str], seconds: float, where: str
+) -> None:
+    left = [Fault(status, headers)]
+    with remote.serve(lambda request: left.pop() if left and where in request.path else None) as url:
+        piece = remote.piece(remote.origin(url), 0, 1000)
+        remote.fetch([piece])
+    assert remote.is_there(piece)
+    assert pauses == [seconds]
+    assert any(f"the Hub answers {status}; asking again in {seconds:.0f} s" in line for line in remote.said)
+
+
+def test_nobody_there_is_a_network_error(remote: Remote, pauses: list[float]) -> None:
+    with pytest.raises(NetworkError, match=r"cannot fetch model\.safetensors.* the Hub does not answer"):
+        remote.fetch([remote.piece(remote.origin("http://127.0.0.1:9"))])
+    assert len(pauses) == hub_origins.TRIES - 1
+
+
+def test_an_expired_address_is_asked_for_anew(remote: Remote) -> None:
+    with remote.serve() as url:
+        origin = remote.origin(url)
+        remote.fetch([remote.piece(origin, 0, 10)])
+    with remote.serve(once(Fault(403))) as url:
+        fresh = HubOrigin(REPO, remote.revision, url, origin.locations)
+        fresh.locations[BIG] = f"{url}/blobs/{REPO}/{sha256(DATA[BIG])}?Expires=1"
+        remote.requests.clear()
+        piece = remote.piece(fresh, 10, 20)
+        remote.fetch([piece])
+    assert remote.is_there(piece)
+    asked = [(request.method, request.path.partition("?")[2]) for request in remote.requests if REPO in request.path]
+    assert asked[0] == ("GET", "Expires=1")
+    assert ("HEAD", "") in asked and asked[-1] == ("GET", "")
+
+
+def test_an_address_that_expires_for_two_transfers_at_once(remote: Remote) -> None:
+    """While the storage says so, the other one has found it out and dropped the address."""
+    origins_seen: list[HubOrigin] = []
+
+    def expired(request: Request) -> Fault | None:
+        if not request.path.endswith("Expires=1"):
+            return None
+        origins_seen[0].locations.clear()
+        return Fault(403)
+
+    with remote.serve(expired) as url:
+        origins_seen.append(remote.origin(url))
+        origins_seen[0].locations[BIG] = f"{url}/blobs/{REPO}/{sha256(DATA[BIG])}?Expires=1"
+        piece = remote.piece(origins_seen[0], 10, 20)
+        remote.fetch([piece])
+    assert remote.is_there(piece)
+
+
+def test_an_address_is_asked_for_once_a_file(remote: Remote) -> None:
+    with remote.serve() as url:
+        origin = remote.origin(url)
+        remote.fetch([remote.piece(origin, 0, 10)])
+        remote.fetch([remote.piece(origin, n * 100_000, n * 100_000 + 10) for n in range(1, 20)])
+    assert [r.method for r in remote.requests if "/resolve/" in r.path] == ["HEAD"]
+
+
+@pytest.mark.parametrize("file", [BIG, SMALL])
+def test_the_token_goes_to_the_hub_and_nowhere_else(remote: Remote, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with remote.serve(storage="localhost") as url:
+        monkeypatch.setattr(hub_client, "token_for", lambda endpoint: None)  # as for the public Hub
+        piece = remote.piece(remote.origin(url), file=file)
+        remote.fetch([piece])
+    assert remote.is_there(piece)
+    sent = {(request.host.partition(":")[0], request.token) for request in remote.requests}
+    assert sent == {("127.0.0.1", "Bearer hf_secret")} | ({("localhost", "")} if file == BIG else set())
+
+
+def test_a_hub_of_our_own_gets_no_token(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with remote.serve() as url:
+        remote.fetch([remote.piece(remote.origin(url))])
+    assert {request.token for request in remote.requests} == {""}
+
+
+@pytest.mark.parametrize(
+    ("fault", "seen"),
+    [
+        (Fault(whole=True), f"the answer is 200.*'{len(DATA[BIG])}'"),
+        (Fault(headers={"Content-Range": f"bytes 0-999/{len(DATA[BIG])}"}), r"206.*bytes 0-999/"),
+        (Fault(headers={"Content-Range": "bytes 1000-1999/7"}), r"206.*bytes 1000-1999/7"),
+        (Fault(headers={"Content-Range": "nonsense"}), "nonsense"),
+        (Fault(headers={"Content-Encoding": "gzip"}), "gzip"),
+    ],
+)
+def test_an_answer_of_other_bytes_is_noticed(remote: Remote, fault: Fault, seen: str) -> None:
+    with remote.serve(once(fault)) as url, pytest.raises(NetworkError, match=rf"asked for bytes 1000-1999.*{seen}"):
+        remote.fetch([remote.piece(remote.origin(url), 1000, 2000)])
+    assert not list(remote.out.glob("model*"))
+
+
+def test_a_whole_file_needs_no_range(remote: Remote) -> None:
+    with remote.serve(lambda request: Fault(whole=True)) as url:
+        piece = remote.piece(remote.origin(url))
+        remote.fetch([piece])
+    assert remote.is_there(piece)
+    assert remote.blobs == [""]
+
+
+def test_wrong_bytes_are_asked_for_past_caches(remote: Remote) -> None:
+    """A proxy that holds wrong bytes gives them for as long as it may."""
+    first = Fault(wrong=True)
+    with remote.serve(lambda request: None if request.cache or request.method == "HEAD" else first) as url:
+        piece = remote.piece(remote.origin(url), sha256=sha256(DATA[BIG]))
+        remote.fetch([piece])
+    assert remote.is_there(piece)
+    gets = [request for request in remote.requests if request.method == "GET"]
+    assert [request.cache for request in gets] == ["", "no-cache"]
+
+
+def test_wrong_bytes_are_asked_for_once_more(remote: Remote) -> None:
+    with remote.serve(once(Fault(wrong=True))) as url:
+        origin = remote.origin(url)
+        pieces = [remote.piece(origin, n, n + 1000, sha256=sha256(DATA[BIG][n : n + 1000])) for n in (0, 1000)]
+        remote.fetch(pieces)
+    assert all(map(remote.is_there, pieces))
+    assert remote.blobs == ["bytes=0-1999", "bytes=0-1999"]
+    assert any("arrived with wrong bytes: asking for it once more" in line for line in remote.said)
+
+
+def test_wrong_bytes_twice_are_an_error_that_names_both_sides(remote: Remote) -> None:
+    wanted, seen = sha256(DATA[BIG][:1000]), sha256(bytes([DATA[BIG][0] ^ 1]) + DATA[BIG][1:1000])
+    with remote.serve(once(Fault(wrong=True), Fault(wrong=True))) as url:
+        piece = remote.piece(remote.origin(url), 0, 1000, sha256=wanted)
+        with pytest.raises(IntegrityError) as caught:
+            remote.fetch([piece])
+    assert f"{piece.what} of {REPO} at {remote.revision[:12]}" in caught.value.message
+    assert f"wanted size=1000, sha256={wanted}; got size=1000, sha256={seen}" in caught.value.message
+    assert caught.value.next_step == "do something"
+    assert not piece.part.exists() and not piece.place("").exists()
+
+
+def test_a_wrong_blob_of_git_is_noticed(remote: Remote) -> None:
+    with remote.serve() as url, pytest.raises(IntegrityError, match=f"that of git blob {'0' * 40}"):
+        remote.fetch([remote.piece(remote.origin(url), file=SMALL, git="0" * 40)])
+
+
+def test_what_a_crash_left_wrong_does_not_last(remote: Remote) -> None:
+    """A file system may give zeros for what was not synced."""
+    with remote.serve() as url:
+        piece = remote.piece(remote.origin(url), sha256=sha256(DATA[BIG]))
+        piece.part.parent.mkdir(parents=True)
+        piece.part.write_bytes(bytes(MB))
+        remote.fetch([piece])
+    assert remote.is_there(piece)
+    assert remote.blobs == [f"bytes={MB}-{len(DATA[BIG]) - 1}", ""]
+
+
+def test_a_part_that_a_killed_run_made_read_only_can_be_written_to(remote: Remote) -> None:
+    """Looked at in the mode's bits: root, who may run this, may write into any file."""
+    piece = remote.piece(FolderOrigin(remote.root / REPO))
+    piece.part.parent.mkdir(parents=True)
+    piece.part.write_bytes(DATA[BIG][:1000])
+    piece.part.chmod(0o444)
+    Growing(piece, fresh=False).close()
+    assert piece.part.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("left", [len(DATA[BIG]), len(DATA[BIG]) + 1])
+def test_a_part_that_is_whole_or_too_long(remote: Remote, left: int) -> None:
+    with remote.serve() as url:
+        piece = remote.piece(remote.origin(url), sha256=sha256(DATA[BIG]))
+        piece.part.parent.mkdir(parents=True)
+        piece.part.write_bytes((DATA[BIG] + b"x")[:left])
+        remote.fetch([piece])
+    assert remote.is_there(piece)
+    assert remote.blobs == ([] if left == len(DATA[BIG]) else [""])
+
+
+def test_several_files_come_at_once(remote: Remote) -> None:
+    """The server holds every answer back until all have been asked for."""
+    count, all_there = 6, threading.Event()
+    arrived: set[str] = set()
+
+    def hold(request: Request) -> Fault | None:
+        if request.path.startswith("/blobs/"):
+            arrived.add(request.range)
+            if len(arrived) == count:
+                all_there.set()
+            return Fault(wait=all_there, cut=0)
+        return None
+
+    with remote.serve(hold) as url:
+        origin = remote.origin(url)
+        pieces = [remote.piece(origin, n * 200_000, n * 200_000 + 10) for n in range(count)]
+        remote.fetch(pieces)
+    assert all(map(remote.is_there, pieces))
+    assert all_there.is_set()
+
+
+def test_the_first_failure_stops_the_others_and_keeps_what_is_whole(remote: Remote) -> None:
+    never = threading.Event()
+
+    def fault(request: Request) -> Fault | None:
+        if "bytes=1000-" in request.range:
+            return Fault(404)
+        if "bytes=500000-" in request.range:
+            return Fault(cut=100, wait=never)
+        return None
+
+    with remote.serve(fault) as url:
+        origin = remote.origin(url)
+        good = remote.piece(origin, 0, 10)
+        remote.fetch([good])
+        stuck = threading.Timer(0.5, never.set)
+        stuck.start()
+        with pytest.raises(NetworkError, match="the Hub answers 404"):
+            remote.fetch([remote.piece(origin, 1000, 2000), remote.piece(origin, 500_000, 700_000)])
+        stuck.join()
+    assert remote.is_there(good)
+    assert [path.name for path in (remote.out / "parts").iterdir() if path.stat().st_size] in (
+        [],
+        [f"{BIG}.500000-700000.part"],
+    )
+
+
+def test_a_failure_ends_a_fetch_of_more_requests_than_connections(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_transfer, "CONNECTIONS", 1)
+    failures: list[BaseException] = []
+
+    def fetch(pieces: list[Piece]) -> None:
+        try:
+            remote.fetch(pieces)
+        except NetworkError as error:
+            failures.append(error)
+
+    with remote.serve(lambda request: Fault(404) if request.method == "GET" else None) as url:
+        origin = remote.origin(url)
+        pieces = [remote.piece(origin, n * 100_000, n * 100_000 + 10) for n in range(20)]
+        thread = threading.Thread(target=fetch, args=[pieces], daemon=True)
+        thread.start()
+        thread.join(60)
+    assert not thread.is_alive()
+    assert len(failures) == 1
+    assert len(remote.blobs) < 20
+
+
+def test_a_gated_file_is_told(remote: Remote) -> None:
+    gate = Fault(403, {"X-Error-Code": "GatedRepo"})
+    with remote.serve(lambda request: gate) as url, pytest.raises(NetworkError, match="is gated") as caught:
+        remote.fetch([remote.piece(remote.origin(url))])
+    assert f"https://huggingface.co/{REPO}" in caught.value.next_step
+
+
+def test_a_file_that_is_gated_when_its_address_has_expired(remote: Remote) -> None:
+    with remote.serve() as url:
+        origin = remote.origin(url)
+        remote.fetch([remote.piece(origin, 0, 10)])
+        location = origin.locations[BIG]
+    gate = Fault(401, {"X-Error-Code": "GatedRepo"})
+    with remote.serve(lambda request: gate) as url:
+        origin = HubOrigin(REPO, remote.revision, url, {BIG: location.replace(location.split("/")[2], url[7:])})
+        with pytest.raises(NetworkError, match="is gated"):
+            remote.fetch([remote.piece(origin, 0, 20)])
+
+
+def test_offline_mode_asks_nobody(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with remote.serve() as url, pytest.raises(NetworkError, match="HF_HUB_OFFLINE forbids it"):
+        remote.fetch([remote.piece(remote.origin(url))])
+    assert not remote.requests
+
+
+def test_progress_tells_bytes_rate_and_what_is_left(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_transfer, "PROGRESS_SECONDS", 0.01)
+    told = threading.Event()
+
+    def say(line: str) -> None:
+        if "1.0 of 2.1 MB" in line and line.endswith(" left"):
+            told.set()
+
+    with remote.serve(once(Fault(cut=MB, wait=told))) as url:
+        piece = remote.piece(remote.origin(url), 0, 2 * MB)
+        hub_transfer.fetch([piece], say, title="fetching", advice="")
+    assert told.is_set()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.2, "0 s"), (89, "89 s"), (90, "2 min"), (3600, "60 min"), (7200, "2.0 h")]
+)
+def test_duration(seconds: float, words: str) -> None:
+    assert hub_transfer.duration(seconds) == words
+
+
+FETCH = """
+import sys
+from pathlib import Path
+sys.path[:0] = {tests!r}
+import test_ranges
+remote = test_ranges.Remote(Path({root!r}))
+remote.fetch([remote.piece(remote.origin({url!r}), sha256=test_ranges.sha256(test_ranges.DATA[test_ranges.BIG]))])
+"""
+
+
+def test_a_killed_fetch_goes_on_where_it_was(remote: Remote, tmp_path: Path) -> None:
+    never = threading.Event()
+    with remote.serve(once(Fault(cut=2 * MB, wait=never))) as url:
+        code = FETCH.format(tests=[str(SUPPORT), str(Path(__file__).parent)], root=str(tmp_path), url=url)
+        process = subprocess.Popen([sys.executable, "-c", code])
+        piece = remote.piece(remote.origin(url), sha256=sha256(DATA[BIG]))
+        while not piece.part.exists() or piece.part.stat().st_size < 2 * MB:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        never.set()
+        assert not piece.place("").exists()
+        remote.requests.clear()
+        fetched = remote.fetch([piece])
+    assert remote.is_there(piece)
+    assert remote.blobs == [f"bytes={2 * MB}-{len(DATA[BIG]) - 1}"]
+    assert fetched.received == len(DATA[BIG]) - 2 * MB
+    assert any("2.1 MB are there from an earlier run" in line for line in remote.said)
+
+
+# VmHWM is of this program; what getrusage tells begins with the memory of the one that started it.
+LARGE = """
+import re, sys
+from pathlib import Path
+from sparkpin.fetch import hub_transfer as ranges
+from sparkpin.fetch.hub_client import HubOrigin
+from sparkpin.fetch.hub_pieces import Piece
+url, revision, size, out = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
+origin = HubOrigin("acme/large", revision, url)
+pieces = [
+    Piece(origin, "large.safetensors", size, b, e, "", out / f"{b}-{e}.part", lambda s, b=b, e=e: out / f"{b}-{e}")
+    for b, e in [(0, size), (0, size // 2), (size // 2, size)]
+]
+fetched = ranges.fetch(pieces, print, title="", advice="")
+print(fetched.received, re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1])
+"""
+
+
+def test_memory_does_not_grow_with_what_is_fetched(tmp_path: Path) -> None:
+    size = 300 * MB
+    folder = tmp_path / "remote/acme/large"
+    folder.mkdir(parents=True)
+    with (folder / "large.safetensors").open("wb") as file:
+        file.truncate(size)
+    revision = local_hub.scan(folder, "acme/large").commit
+    with local_hub.serve(tmp_path / "remote") as url:
+        words = [sys.executable, "-c", LARGE, url, revision, str(size), str(tmp_path / "out")]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+    received, peak = map(int, done.stdout.splitlines()[-1].split())
+    assert received == 2 * size
+    assert peak * 1024 < 100 * MB
+
+
+def test_a_full_disk_keeps_what_came(remote: Remote, small_disk: Path) -> None:
+    with remote.serve() as url:
+        remote.out = small_disk
+        piece = remote.piece(remote.origin(url), sha256=sha256(DATA[BIG]))
+        with pytest.raises(DiskError, match="No space left on device"):
+            remote.fetch([piece])
+        came = piece.part.stat().st_size
+        assert came > MB // 2
+        subprocess.run(["mount", "-o", "remount,size=8m", small_disk], check=True)
+        remote.requests.clear()
+        remote.fetch([piece])
+    assert remote.is_there(piece)
+    assert remote.blobs == [f"bytes={came}-{len(DATA[BIG]) - 1}"]
+
+
+def test_a_folder_gives_the_same(remote: Remote) -> None:
+    origin = FolderOrigin(remote.root / REPO)
+    pieces = [
+        remote.piece(origin, 5, 2 * MB),
+        remote.piece(origin, file=SMALL),
+        remote.piece(origin, 2 * MB, 2 * MB + 9),
+    ]
+    remote.fetch(pieces)
+    assert all(map(remote.is_there, pieces))
+    assert oct(os.stat(pieces[0].place("")).st_mode & 0o777) == "0o444"
+
+
+def test_a_folder_that_lacks_the_file_or_has_another(remote: Remote) -> None:
+    origin = FolderOrigin(remote.root / REPO)
+    piece = remote.piece(origin)
+    (origin.folder / BIG).write_bytes(b"short")
+    with pytest.raises(IntegrityError, match=f"has 5 bytes, wanted {len(DATA[BIG])}"):
+        remote.fetch([piece])
+    (origin.folder / BIG).unlink()
+    with pytest.raises(IntegrityError, match="no such file"):
+        remote.fetch([piece])

@@ -1,0 +1,94 @@
+"""The store keeps whole files only, notices every changed byte, and says when the disk is full."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from sparkpin.core.errors import DiskError, IntegrityError
+from sparkpin.fetch.store import Store
+from sparkpin.pins.schema import LockedFile
+
+DATA = b"wheel" * 1000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def source(tmp_path: Path, data: bytes = DATA) -> tuple[Path, LockedFile]:
+    path = tmp_path / "a-1.0-py3-none-any.whl"
+    path.write_bytes(data)
+    sha256 = hashlib.sha256(data).hexdigest()
+    return path, LockedFile(name="a", version="1.0", file=path.name, size=len(data), sha256=sha256)
+
+
+@pytest.mark.parametrize("move", [False, True])
+def test_what_was_added_can_be_verified_and_linked(tmp_path: Path, store: Store, move: bool) -> None:
+    path, file = source(tmp_path)
+    assert not store.has(file)
+    assert store.add(path, file, move=move) == tmp_path / "store" / file.sha256[:2] / file.sha256
+    assert store.has(file)
+    assert path.exists() != move
+    assert store.verified(file).read_bytes() == DATA
+    store.link(file, tmp_path / "context/wheels/a.whl")
+    assert (tmp_path / "context/wheels/a.whl").stat().st_ino == store.path(file.sha256).stat().st_ino
+
+
+@pytest.mark.parametrize("move", [False, True])
+def test_other_bytes_than_locked_are_not_kept(tmp_path: Path, store: Store, move: bool) -> None:
+    path, file = source(tmp_path)
+    path.write_bytes(DATA + b"!")
+    with pytest.raises(IntegrityError) as caught:
+        store.add(path, file, move=move)
+    assert f"wanted size={len(DATA)}, sha256={file.sha256}" in str(caught.value)
+    assert f"got size={len(DATA) + 1}, sha256={hashlib.sha256(DATA + b'!').hexdigest()}" in str(caught.value)
+    assert [p for p in (tmp_path / "store").rglob("*") if p.is_file()] == []
+
+
+def test_one_changed_byte_is_noticed(tmp_path: Path, store: Store) -> None:
+    path, file = source(tmp_path)
+    stored = store.add(path, file)
+    damaged = bytearray(DATA)
+    damaged[2500] ^= 1
+    stored.write_bytes(damaged)
+    assert store.has(file), "the cheap look cannot see it"
+    for use in (lambda: store.verified(file), lambda: store.link(file, tmp_path / "b")):
+        with pytest.raises(IntegrityError) as caught:
+            use()
+        assert file.sha256 in str(caught.value) and hashlib.sha256(damaged).hexdigest() in str(caught.value)
+        assert "invoke fetch" in str(caught.value)
+    assert not (tmp_path / "b").exists()
+
+
+def test_missing_file_is_named(tmp_path: Path, store: Store) -> None:
+    _, file = source(tmp_path)
+    with pytest.raises(IntegrityError, match=r"a-1\.0-py3-none-any\.whl .* is not in the store"):
+        store.verified(file)
+
+
+def test_sweep_removes_partial_files_only(tmp_path: Path, store: Store) -> None:
+    path, file = source(tmp_path)
+    stored = store.add(path, file)
+    left = stored.parent / ".partial-killed"
+    left.write_bytes(b"half")
+    store.sweep()
+    assert stored.exists() and not left.exists()
+
+
+@pytest.mark.parametrize("write", ["add", "link"])
+def test_full_disk_is_told_and_nothing_stays(tmp_path: Path, small_disk: Path, write: str) -> None:
+    path, file = source(tmp_path, os.urandom(3_000_000))
+    if write == "link":
+        store = Store(tmp_path / "store")
+        store.add(path, file)
+    with pytest.raises(DiskError, match="No space left on device"):
+        if write == "add":
+            Store(small_disk).add(path, file)
+        else:
+            store.link(file, small_disk / "context/a.whl")
+    assert [p for p in small_disk.rglob("*") if p.is_file()] == []

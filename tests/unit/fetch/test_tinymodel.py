@@ -1,0 +1,384 @@
+"""The scripted model: its layout is the real pair's, its numbers are right, and its next token is the script's."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import operator
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2.sandbox
+import pytest
+import tokenizers
+
+from sparkpin.checkpoint.safetensors import TensorInfo, read_header
+from sparkpin.fetch.tinymodel import FP8_REPO, INT4_REPO, generate, generate_plain, network, scripts, weights
+from sparkpin.fetch.tinymodel.repositories import EXTRA_FILE, INDEX_FILE
+from sparkpin.fetch.tinymodel.tokenizer import byte_characters
+from sparkpin.fetch.tinymodel.vocabulary import BLANK, CALL, CALL_END, END, RECALL, THINK_END, trigger, vocabulary
+
+SEED = 20260101
+BODY = network.BODY
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkv", "in_proj_z", "out_proj")
+
+
+class Repo:
+    """A generated repository: every tensor of its safetensors files by name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files = {path.name: read_header(path) for path in sorted(folder.glob("*.safetensors"))}
+        self.index: dict[str, Any] = json.loads((folder / INDEX_FILE).read_text())
+        self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+
+    def info(self, name: str) -> TensorInfo:
+        return next(header.tensors[name] for header in self.files.values() if name in header.tensors)
+
+    def data(self, name: str) -> bytes:
+        info = self.info(name)
+        path = next(self.folder / file for file, header in self.files.items() if name in header.tensors)
+        return path.read_bytes()[info.begin : info.end]
+
+    def bf16(self, name: str) -> list[list[float]]:
+        info, data = self.info(name), self.data(name)
+        assert info.dtype == "BF16"
+        cols = info.shape[-1]
+        values = struct.unpack(
+            f"<{len(data) // 2}f", b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2))
+        )
+        return [list(values[i : i + cols]) for i in range(0, len(values), cols)]
+
+    def int4(self, stem: str) -> list[list[float]]:
+        """Dequantised ``[N, K]`` by the definition of the packing, element by element."""
+        k8, n = self.info(f"{stem}.qweight").shape
+        words = struct.unpack(f"<{k8 * n}I", self.data(f"{stem}.qweight"))
+        zeros = struct.unpack(f"<{k8 // 16 * n // 8}I", self.data(f"{stem}.qzeros"))
+        scales = struct.unpack(f"<{k8 // 16 * n}e", self.data(f"{stem}.scales"))
+
+        def value(row: int, col: int) -> float:
+            group = col // 128
+            zero = (zeros[group * (n // 8) + row // 8] >> 4 * (row % 8) & 15) + 1
+            return ((words[col // 8 * n + row] >> 4 * (col % 8) & 15) - zero) * scales[group * n + row]
+
+        return [[value(row, col) for col in range(8 * k8)] for row in range(n)]
+
+    def fp8(self, name: str) -> list[list[float]]:
+        (n, k), data = self.info(name).shape, self.data(name)
+        scales = self.bf16(f"{name}_scale_inv")
+        return [[weights.fp8_value(data[i * k + j]) * scales[i // 128][j // 128] for j in range(k)] for i in range(n)]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    generate(folder, seed=SEED)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def int4(root: Path) -> Repo:
+    return Repo(root / INT4_REPO)
+
+
+@pytest.fixture(scope="module")
+def fp8(root: Path) -> Repo:
+    return Repo(root / FP8_REPO)
+
+
+def digest(root: Path) -> str:
+    lines = [
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(root).as_posix()}\n"
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    ]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def test_same_bytes_on_every_machine(root: Path, tmp_path: Path) -> None:
+    # Will fail if we ever make a change that changes the model: then the hashes in pins/models change too.
+    assert digest(root) == "c76644bcfa737da310a880fa20fdd960f963217c73a7a381f638b79cf7079747"
+    generate(tmp_path, seed=SEED)
+    generate(tmp_path, seed=SEED)
+    assert digest(tmp_path) == digest(root)
+
+
+def test_seed_matters(root: Path, tmp_path: Path) -> None:
+    generate(tmp_path, seed=SEED + 1)
+    assert digest(tmp_path) != digest(root)
+
+
+def test_index_lists_every_tensor_but_mtp(int4: Repo) -> None:
+    shards = {f: header for f, header in int4.files.items() if f != EXTRA_FILE}
+    assert list(shards) == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert int4.index["weight_map"] == {name: file for file, header in shards.items() for name in header.tensors}
+    assert int4.index["metadata"]["total_size"] == sum(
+        tensor.nbytes for header in shards.values() for tensor in header.tensors.values()
+    )
+    extra = int4.files[EXTRA_FILE].tensors
+    assert extra and all(name.startswith("mtp.") and t.dtype == "BF16" for name, t in extra.items())
+    assert not any(name.startswith("mtp.") for name in int4.index["weight_map"])
+
+
+def test_index_of_the_fp8_repository_lists_everything(fp8: Repo) -> None:
+    assert fp8.index["weight_map"] == {name: file for file, header in fp8.files.items() for name in header.tensors}
+    assert any(name.startswith("mtp.") for name in fp8.index["weight_map"])
+    assert len(fp8.files) > 1
+
+
+def test_int4_covers_attention_and_routed_experts_only(int4: Repo) -> None:
+    quantised = {name.removesuffix(".qweight") for name in int4.index["weight_map"] if name.endswith(".qweight")}
+    assert {name.rsplit(".", 1)[1] for name in quantised} == {*LINEAR, "gate_proj", "up_proj", "down_proj"}
+    for name in quantised:
+        assert name.rsplit(".", 1)[1] in LINEAR or ".mlp.experts." in name
+        n8, k = int4.info(f"{name}.qzeros").shape[1], int4.info(f"{name}.qweight").shape[0] * 8
+        assert int4.info(f"{name}.scales").shape == (k // 128, n8 * 8)
+    kept = set(int4.config["quantization_config"]["extra_config"])
+    matrices = {
+        name.removesuffix(".weight")
+        for name, file in int4.index["weight_map"].items()
+        if ".layers." in name and name.endswith(".weight") and len(int4.files[file].tensors[name].shape) == 2
+    }
+    assert kept == matrices
+    assert {name.rsplit(".", 2)[1] for name in kept if ".shared_expert." in name} == {"shared_expert"}
+
+
+def test_shapes_follow_the_config(int4: Repo, fp8: Repo) -> None:
+    config = int4.config
+    hidden, vocab, inner = config["hidden_size"], config["vocab_size"], config["moe_intermediate_size"]
+    query = config["num_attention_heads"] * config["head_dim"]
+    assert int4.info(f"{BODY}embed_tokens.weight").shape == int4.info("lm_head.weight").shape == (vocab, hidden)
+    assert config["layer_types"] == ["linear_attention"] * 3 + ["full_attention"]
+    for i, kind in enumerate(config["layer_types"]):
+        prefix = f"{BODY}layers.{i}."
+        for e in range(config["num_experts"]):
+            assert fp8.info(f"{prefix}mlp.experts.{e}.down_proj.weight").shape == (hidden, inner)
+        assert not any(n.startswith(f"{prefix}mlp.experts.{config['num_experts']}.") for n in fp8.index["weight_map"])
+        assert int4.info(f"{prefix}mlp.shared_expert.up_proj.weight").shape == (inner, hidden)
+        if kind == "full_attention":
+            assert fp8.info(f"{prefix}self_attn.q_proj.weight").shape == (2 * query, hidden)
+            assert fp8.info(f"{prefix}self_attn.q_proj.weight_scale_inv").shape == (2 * query // 128, 1)
+        else:
+            values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+            keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+            assert fp8.info(f"{prefix}linear_attn.in_proj_qkv.weight").shape == (2 * keys + values, hidden)
+            assert fp8.info(f"{prefix}linear_attn.conv1d.weight").shape == (2 * keys + values, 1, 4)
+    assert int4.info("mtp.fc.weight").shape == (hidden, 2 * hidden)
+    assert config["mtp_num_hidden_layers"] == 1
+    assert fp8.config["quantization_config"]["weight_block_size"] == [128, 128]
+
+
+@pytest.mark.parametrize("name", ["layers.0.mlp.experts.3.down_proj", "layers.1.linear_attn.out_proj"])
+def test_int4_is_close_to_the_original(int4: Repo, name: str) -> None:
+    original = network.body_tensors(SEED, vocabulary())[f"{BODY}{name}.weight"]
+    assert isinstance(original, weights.Weights)
+    got = int4.int4(BODY + name)
+    errors = [abs(x - original.value(i, j)) for i, row in enumerate(got) for j, x in enumerate(row)]
+    # Half a step of the widest group (weights reach 255 / 8192, seven steps each way), and FP16 rounding of the scale.
+    assert max(errors) <= 255 / 8192 / 7 * 0.51
+    assert max(errors) > 255 / 8192 / 7 * 0.4
+
+
+def test_fp8_shared_expert_is_the_bf16_one(int4: Repo, fp8: Repo) -> None:
+    name = f"{BODY}layers.2.mlp.shared_expert.gate_proj.weight"
+    exact, got = int4.bf16(name), fp8.fp8(name)
+    pairs = [(a, b) for row, other in zip(exact, got, strict=True) for a, b in zip(row, other, strict=True)]
+    assert all(abs(a - b) <= abs(a) / 16 + 1e-6 for a, b in pairs)
+    assert any(a != b for a, b in pairs)
+
+
+def test_fp8_numbers() -> None:
+    finite = [code for code in range(256) if code & 0x7F != 0x7F]
+    assert all(weights.fp8_code(weights.fp8_value(code)) == code for code in finite if code != 0x80)
+    assert [weights.fp8_value(code) for code in (0x00, 0x01, 0x08, 0x38, 0x7E, 0xFE)] == [
+        0.0, 2**-9, 2**-6, 1.0, 448.0, -448.0,
+    ]  # fmt: skip
+    assert [weights.fp8_value(weights.fp8_code(x)) for x in (17, 19, 21, 500, -500, 2**-10)] == [
+        16, 20, 20, 448, -448, 0,
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="not a number"):
+        weights.fp8_value(0x7F)
+
+
+def test_bf16_rounds_ties_to_even() -> None:
+    one = 1.0
+    ulp = 2**-7
+    got = [weights.bf16_value(weights.bf16(x)) for x in (one + ulp / 2, one + 1.5 * ulp, one + 0.51 * ulp, -2.5)]
+    assert got == [1.0, one + 2 * ulp, one + ulp, -2.5]
+
+
+def test_every_position_of_a_script_has_its_own_token() -> None:
+    words = vocabulary()
+    shared = {words.id_of(THINK_END), words.id_of(BLANK), words.id_of(CALL), words.id_of(CALL_END)}
+    seen: set[int] = set()
+    for script in (*scripts.MODES, scripts.COMPLETION):
+        chain = words.chains[script.mode]
+        own = [token for token in chain if token not in shared]
+        assert len(own) == len(set(own)) and not seen & set(own)
+        assert all(token >= 256 for token in own)
+        seen |= set(own)
+        assert words.decode(chain) == script.text
+    assert len(words.chains["long"]) > 100
+    assert len(words.tokens) == len(set(words.tokens)) < network.VOCABULARY_SIZE
+    split = b"\xc5", b"\x9f"  # the two bytes of "ş": a stream must cope with a character in two tokens
+    chain = words.chains["answer"]
+    ends = [(words.tokens[a][-1:], words.tokens[b][:1]) for a, b in itertools.pairwise(chain)]
+    assert split in ends
+
+
+def test_tokenizer_files_agree_with_the_vocabulary(int4: Repo) -> None:
+    tokenizer = json.loads((int4.folder / "tokenizer.json").read_text())
+    settings = json.loads((int4.folder / "tokenizer_config.json").read_text())
+    words = vocabulary()
+    as_byte = {char: value for value, char in enumerate(byte_characters())}
+    texts = {i: bytes(as_byte[char] for char in word) for word, i in tokenizer["model"]["vocab"].items()}
+    texts |= {token["id"]: token["content"].encode() for token in tokenizer["added_tokens"]}
+    assert texts == dict(enumerate(words.tokens))
+    special = {token["content"] for token in tokenizer["added_tokens"] if token["special"]}
+    assert {"<|im_start|>", "<|im_end|>", "<|endoftext|>"} <= special
+    assert not {"<think>", "</think>", "<tool_call>", "</tool_call>"} & special
+    assert (settings["eos_token"], int4.config["eos_token_id"]) == (END, words.id_of(END))
+    assert {t["content"] for t in settings["added_tokens_decoder"].values()} == set(words.added)
+
+
+def test_tokenizers_library_agrees(int4: Repo) -> None:
+    tokenizer = tokenizers.Tokenizer.from_file(str(int4.folder / "tokenizer.json"))
+    words = vocabulary()
+    for mode, chain in words.chains.items():
+        script = next(s for s in (*scripts.MODES, scripts.COMPLETION) if s.mode == mode)
+        assert tokenizer.decode(list(chain), skip_special_tokens=False) == script.text
+    for text in ("ünlü ☕\t\U0001f389\r\n x  y", "a</think>b<|im_end|>"):
+        assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+
+
+USER = {"role": "user", "content": "Hi"}
+CALLED = {"role": "assistant", "content": None, "tool_calls": [
+    {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Ankara"}}}
+]}  # fmt: skip
+RESULT = {"role": "tool", "tool_call_id": "1", "content": "21"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "mode"),
+    [
+        ([USER], None, "chat"),
+        ([{"role": "system", "content": "a long rule"}, USER], None, "chat"),
+        ([{"role": "user", "content": "Write a LONG text"}], None, "long"),
+        ([{"role": "user", "content": "long"}, {"role": "assistant", "content": "x"}, USER], None, "chat"),
+        ([{"role": "user", "content": [{"type": "text", "text": "a long one"}]}], None, "long"),
+        ([USER], [scripts.WEATHER_TOOL], "tool"),
+        ([{"role": "user", "content": "Ask for BOTH"}], [scripts.WEATHER_TOOL], "calls"),
+        ([{"role": "user", "content": "Write a file"}], [scripts.FILE_TOOL], "write"),
+        ([{"role": "user", "content": "Call it while you think"}], [scripts.WEATHER_TOOL], "inside"),
+        ([{"role": "user", "content": "both"}, CALLED, USER], [scripts.WEATHER_TOOL], "tool"),
+        ([USER, CALLED, RESULT], [scripts.WEATHER_TOOL], "answer"),
+        ([USER, CALLED, RESULT, {"role": "assistant", "content": "x"}, USER], [scripts.WEATHER_TOOL], "tool"),
+    ],
+)
+def test_template_chooses_the_script(int4: Repo, messages: list[Any], tools: list[Any] | None, mode: str) -> None:
+    # The environment that transformers renders chat templates in.
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string((int4.folder / "chat_template.jinja").read_text())
+    arguments = {"messages": messages, "tools": tools, "add_generation_prompt": True}
+    prompt = template.render(**arguments)
+    assert prompt.endswith(f"<|im_start|>assistant\n<think>\n{trigger(mode)}")
+    assert template.render(**arguments, enable_thinking=False).endswith(f"</think>\n\n{trigger(mode, direct=True)}")
+    assert trigger(mode) not in template.render(**{**arguments, "add_generation_prompt": False})
+    if messages[-1] is RESULT:
+        assert "<function=get_weather>\n<parameter=city>\nAnkara\n</parameter>\n</function>\n</tool_call>" in prompt
+        assert '"name": "get_weather"' in prompt
+
+
+def test_a_script_s_token_in_the_user_s_text_is_what_the_answer_has_to_recall(int4: Repo) -> None:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string((int4.folder / "chat_template.jinja").read_text())
+    asked = [{"role": "user", "content": f"some words {trigger('answer')} and more"}]
+    for more in ({}, {"enable_thinking": False}):
+        prompt = template.render(messages=asked, tools=None, add_generation_prompt=True, **more)
+        assert prompt.endswith(f"<|im_start|>assistant\n<think>\n{RECALL}") and prompt.count(trigger("answer")) == 1
+
+
+def normalised(row: Sequence[float]) -> list[float]:
+    rms = math.sqrt(sum(x * x for x in row) / len(row))
+    return [x / rms for x in row]
+
+
+def dot(a: Sequence[float], b: Sequence[float]) -> float:
+    return sum(map(operator.mul, a, b))
+
+
+def test_greedy_answer_is_the_script(int4: Repo) -> None:
+    """Follow the residual stream by hand: embedding, the mode that attention adds, final norm, LM head."""
+    words = vocabulary()
+    embedding, head = int4.bf16(f"{BODY}embed_tokens.weight"), int4.bf16("lm_head.weight")
+    mode_dim = {script.mode: 2 + i for i, script in enumerate(scripts.MODES)}
+    for script in (*scripts.MODES, scripts.COMPLETION):
+        starts = [(words.id_of(":"), script.text)]
+        if script.reasoning is not None:
+            starts = [
+                (words.id_of(trigger(script.mode)), script.text),
+                (words.id_of(RECALL), script.text),
+                (words.id_of(trigger(script.mode, direct=True)), script.content),
+            ]
+        for token, text in starts:
+            said: list[int] = []
+            while token != words.id_of(END):
+                hidden = list(embedding[token])
+                if script.mode in mode_dim:
+                    hidden[mode_dim[script.mode]] += 5.0
+                state = normalised(hidden)
+                logits = [dot(state, row) for row in head]
+                order = sorted(range(len(logits)), key=logits.__getitem__)
+                token = order[-1]
+                assert logits[token] - logits[order[-2]] > 12, (script.mode, words.tokens[token])
+                said.append(token)
+            assert words.decode(tuple(said[:-1])) == text
+
+
+@pytest.mark.parametrize("layer", [f"{BODY}layers.3", "mtp.layers.0"])
+def test_attention_finds_the_trigger(int4: Repo, layer: str) -> None:
+    """Score of head 0 over KV head 0, after INT4: 32 at the trigger, about 0 at any other token."""
+
+    def matrix(name: str) -> list[list[float]]:
+        return (
+            int4.int4(f"{layer}.self_attn.{name}")
+            if "mtp" not in layer
+            else int4.bf16(f"{layer}.self_attn.{name}.weight")
+        )
+
+    words = vocabulary()
+    embedding = int4.bf16(f"{BODY}embed_tokens.weight")
+    query, key, value = (matrix(name)[:64] for name in ("q_proj", "k_proj", "v_proj"))
+    gain = 1 + int4.bf16(f"{layer}.self_attn.q_norm.weight")[0][0]
+
+    def project(rows: list[list[float]], token: int) -> list[float]:
+        state = normalised(embedding[token])
+        return [dot(row, state) for row in rows]
+
+    asker = [x * gain for x in normalised(project(query, words.id_of(BLANK)))]
+    for i, script in enumerate(scripts.MODES):
+        at = words.id_of(trigger(script.mode))
+        assert dot(asker, normalised(project(key, at))) / 8 > 28
+        modes = project(value, at)[: len(scripts.MODES)]
+        assert modes[i] > 4 and max(abs(x) for j, x in enumerate(modes) if j != i) < 0.2
+    others = [dot(asker, normalised(project(key, token))) / 8 for token in range(0, words.first_added, 7)]
+    assert max(map(abs, others)) < 4
+
+
+def test_the_plain_form_is_the_same_network_in_bf16(tmp_path: Path) -> None:
+    """For GPUs: nothing quantised, MTP among the indexed tensors, and as many positions as asked for."""
+    generate_plain(tmp_path / "plain", seed=SEED, positions=50_000)
+    config = json.loads((tmp_path / "plain/config.json").read_text())
+    assert (config["max_position_embeddings"], "quantization_config" in config) == (50_000, False)
+    index = json.loads((tmp_path / "plain" / INDEX_FILE).read_text())["weight_map"]
+    assert sorted(index) == sorted(network.body_tensors(SEED, vocabulary()) | network.mtp_tensors(SEED))
+    kinds = {
+        name: info.dtype
+        for file in set(index.values())
+        for name, info in read_header(tmp_path / "plain" / file).tensors.items()
+    }
+    assert {dtype for name, dtype in kinds.items() if name.endswith("proj.weight")} == {"BF16"}

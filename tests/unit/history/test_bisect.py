@@ -1,0 +1,415 @@
+"""The search between two releases of the tiny recipe: real pins, manifests and locks; no image is built."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import select
+import shutil
+from pathlib import Path
+
+import pytest
+from evidence_samples import PROJECT, copy_of_project, make_sample
+
+from sparkpin.commands import bisect
+from sparkpin.core import files
+from sparkpin.core.errors import BuildError, BusyError, DiskError, InputError, ManifestError
+from sparkpin.core.paths import Paths
+from sparkpin.history.bisect import state as states
+from sparkpin.history.bisect import trial as trying
+from sparkpin.history.bisect.changes import Change
+from sparkpin.history.bisect.check import run_check
+from sparkpin.history.bisect.mixed_project import Mixture
+from sparkpin.history.bisect.plan import Plan, identity, make_plan, numbers
+from sparkpin.history.bisect.state import State
+from sparkpin.releases.record import Release
+
+RECIPE = "recipes/scripted-tiny.yaml"
+LENGTH = r'case "$SPARKPIN_COMMAND" in *"--max-model-len 1024"*) echo too short; exit 1;; esac'
+"""Cheap: a look at the command line. A prompt of 1,500 tokens would find the same."""
+
+
+def edit(project: Path, name: str, *pairs: tuple[str, str]) -> None:
+    text = (project / name).read_text()
+    for old, new in pairs:
+        assert old in text, f"{old!r} is not in {name}"
+        text = text.replace(old, new)
+    (project / name).write_text(text)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Release, Release]:
+    """Two releases that differ in three settings of the recipe, of which the length breaks the check."""
+    where = tmp_path_factory.mktemp("bisect")
+    good = make_sample(where, "base").release
+    project = copy_of_project(where / "settings")
+    edit(
+        project,
+        RECIPE,
+        ("max_model_len: 2048", "max_model_len: 1024"),
+        ("max_num_seqs: 4", "max_num_seqs: 2"),
+        ("OMP_NUM_THREADS: 1 ", "OMP_NUM_THREADS: 2 "),
+    )
+    return where, good, make_sample(where, "base", project, "2026-01-03T00:00:00Z").release
+
+
+@pytest.fixture
+def paths(home: tuple[Path, Release, Release], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    """A home of its own for each test."""
+    where = home[0]
+    shutil.copytree(where / "home", tmp_path / "home")
+    monkeypatch.setenv("SPARKPIN_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SPARKPIN_CACHE", str(where / "cache"))
+    return Paths.from_env()
+
+
+def search(
+    home: tuple[Path, Release, Release], check: str = LENGTH, *, swapped: bool = False, dry_run: bool = False
+) -> None:
+    good, bad = (home[2], home[1]) if swapped else (home[1], home[2])
+    bisect.bisect(
+        good=good.tag, bad=bad.tag, check=check, serve=False, unstarted_is_bad=False, limit=60, dry_run=dry_run
+    )
+
+
+def state_of(paths: Paths) -> State:
+    [path] = paths.home.glob("bisect/*/state.json")
+    return State.model_validate_json(path.read_text())
+
+
+def test_the_setting_that_turns_the_check(
+    home: tuple[Path, Release, Release], paths: Paths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without an engine: of flags and variables no image is made, and the check asks for none."""
+    search(home)
+    text = capsys.readouterr().out
+    assert "  1 ~ flag --max-model-len: 2048 -> 1024\n" in text
+    assert "  2 ~ flag --max-num-seqs: 4 -> 2\n" in text
+    assert "  3 ~ variable OMP_NUM_THREADS: 1 -> 2\n" in text
+    found = text[text.index("turns the check") :]
+    assert f"  ~ flag --max-model-len: 2048 -> 1024  ({RECIPE})" in found
+    assert "max-num-seqs" not in found and "OMP" not in found
+    assert "the bad release without it: good (exit code 0)" in found
+    assert "too short" in text  # the table says what was seen
+    trials = state_of(paths).trials
+    assert [trial.verdict for trial in trials[:2]] == ["good", "bad"]
+    assert len({tuple(trial.chosen) for trial in trials}) == len(trials) <= 6
+
+
+def test_a_dry_run_says_what_the_search_then_does(
+    home: tuple[Path, Release, Release], paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    marks = tmp_path / "marks"
+    check = f": >{marks}; {LENGTH}"
+    search(home, check, dry_run=True)
+    text = capsys.readouterr().out
+    assert not marks.exists() and not list(paths.home.glob("bisect/*"))
+    assert "  1 ~ flag --max-model-len: 2048 -> 1024\n" in text and "Dry run: nothing was built" in text
+    rows = re.findall(r"^(\d) +(none|all|[\d ]+?) +not tried yet +(sparkpin/\S+)$", text, re.M)
+    assert [(place, made) for place, made, _ in rows][:2] == [("1", "none"), ("2", "all")]
+    least, most = map(int, re.search(r"alone is to blame: (\d) to (\d) trials, .* at most 0 images", text).groups())  # type: ignore[union-attr]
+    search(home, check)
+    trials = state_of(paths).trials
+    assert least <= len(trials) <= most
+    plan = make_plan(paths, home[1].tag, home[2].tag)
+    guilty = next(change for change in plan.changes if change.name == "--max-model-len")
+    foreseen = [sorted(change.id for change in chosen) for chosen in bisect.course(plan.changes, guilty)]
+    assert [trial.chosen for trial in trials] == foreseen
+    assert [numbers(plan.changes, [c for c in plan.changes if c.id in t.chosen]) for t in trials[: len(rows)]] == [
+        made for _, made, _ in rows
+    ]
+    capsys.readouterr()
+    search(home, check, dry_run=True)
+    text = capsys.readouterr().out
+    assert re.search(r"^1 +none +good +sparkpin/", text, re.M), text
+
+
+def test_a_dry_run_counts_the_images(remade: tuple[Paths, Plan], capsys: pytest.CaptureFixture[str]) -> None:
+    bisect.show_plan(remade[1], None, serve=True)
+    text = capsys.readouterr().out
+    assert "to be built" in text and "and a start of a server, at most 5 images to be built" in text, text
+
+
+def test_a_killed_search_goes_on(
+    home: tuple[Path, Release, Release], paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C within the fourth trial: three are known, and none of them is tried again."""
+    marks = tmp_path / "marks"
+    check = f'echo "$SPARKPIN_COMMAND" >>{marks}; {LENGTH}'
+    whole = trying.Bench.attempt
+
+    def broken(self: trying.Bench, chosen: object, number: int) -> object:
+        if number == 4:
+            raise KeyboardInterrupt
+        return whole(self, chosen, number)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trying.Bench, "attempt", broken)
+        with pytest.raises(KeyboardInterrupt):
+            search(home, check)
+    known = state_of(paths).trials
+    assert len(known) == 3 == len(marks.read_text().splitlines())
+    search(home, check)
+    trials = state_of(paths).trials
+    assert trials[:3] == known
+    assert len(marks.read_text().splitlines()) == len(trials)
+    search(home, check)  # all of it is known
+    assert len(marks.read_text().splitlines()) == len(trials)
+
+
+def test_another_check_is_another_search(home: tuple[Path, Release, Release], paths: Paths, tmp_path: Path) -> None:
+    """So is one whose script was edited."""
+    script = tmp_path / "check.sh"
+    script.write_text(LENGTH)
+    search(home, f"sh {script}")
+    script.write_text(f"# edited\n{LENGTH}")
+    search(home, f"sh {script}")
+    assert len(list(paths.home.glob("bisect/*/state.json"))) == 2
+
+
+def test_what_is_another_search(
+    home: tuple[Path, Release, Release], paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its verdicts may depend on; not what it writes."""
+    plan = make_plan(paths, home[1].tag, home[2].tag)
+    (tmp_path / "my check.sh").write_text("true")
+    (tmp_path / "written").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    checks = ("'./my check.sh'; true", "~/my\\ check.sh", "cat 'my check.sh'>written", f"echo '{'x' * 300}'", "echo '")
+
+    def name(check: str, *, limit: float = 60, serve: bool = False, unstarted_is_bad: bool = False) -> str:
+        return identity(plan, check, serve=serve, unstarted_is_bad=unstarted_is_bad, limit=limit)
+
+    first = [name(check) for check in checks]
+    (tmp_path / "written").write_text("x")
+    assert [name(check) for check in checks] == first
+    others = {name("true"), name("true", limit=61), name("true", serve=True), name("true", unstarted_is_bad=True)}
+    (tmp_path / "my check.sh").write_text("false")
+    assert [name(check) == old for check, old in zip(checks, first, strict=True)] == [False] * 3 + [True] * 2
+    monkeypatch.chdir(tmp_path.parent)
+    assert len({*others, name("true")}) == 5
+
+
+def test_a_state_that_is_damaged(home: tuple[Path, Release, Release], paths: Paths) -> None:
+    search(home)
+    [path] = paths.home.glob("bisect/*/state.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "trials": [{"verdict": "maybe"}]}))
+    with pytest.raises(ManifestError, match=r"trials\.0") as caught:
+        search(home)
+    assert caught.value.next_step == f"rm {path}: the search begins anew"
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("{", "wanted JSON"), ("[]", "an object"), ("{}", "good: .*required")])
+def test_a_state_that_is_none(tmp_path: Path, text: str, wanted: str) -> None:
+    path = tmp_path / "state.json"
+    assert states.read(path) is None
+    path.write_text(text)
+    with pytest.raises(ManifestError, match=wanted) as caught:
+        states.read(path)
+    assert caught.value.next_step == f"rm {path}: the search begins anew"
+
+
+def test_flags_in_another_order(home: tuple[Path, Release, Release]) -> None:
+    """Each end stands as it is: an order that is not tried by itself must not come into the good one."""
+    moved = ("vllm", "serve", "/model", "--seed", "0", "--dtype", "auto")
+    good = dataclasses.replace(home[1], argv=("vllm", "serve", "/model", "--dtype", "auto", "--seed", "0"))
+    bad = dataclasses.replace(good, argv=moved, env={**good.env, "A": "1", "B": "2"})
+    some = tuple(Change("variable", name, None, value) for name, value in (("A", "1"), ("B", "2")))
+    plan = Plan(good, bad, some, None, ())
+    assert [plan.argv(chosen) for chosen in ((), some[:1], some)] == [good.argv, good.argv, bad.argv]
+
+
+def test_what_says_nothing_of_a_release_ends_the_search(
+    home: tuple[Path, Release, Release], paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of the machine, which a test cannot have: a full disk at the third image. It leaves no verdict."""
+    whole, made = trying.Bench.made, list[object]()
+
+    def full(self: trying.Bench, chosen: object) -> object:
+        made.append(chosen)
+        if len(made) == 3:
+            raise DiskError("no space left")
+        return whole(self, chosen)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(trying.Bench, "made", full)
+    with pytest.raises(DiskError):
+        search(home)
+    assert [trial.verdict for trial in state_of(paths).trials] == ["good", "bad"]
+
+
+def test_an_end_that_does_not_start(
+    home: tuple[Path, Release, Release], paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said in the place of a server: tests/engine/history/test_bisect_engine.py has real ones."""
+    monkeypatch.setattr(
+        trying.Bench, "attempt", lambda *_: ("unresolved", "does not start: it exited with 1", "001.log")
+    )
+    with pytest.raises(InputError, match="is unresolved") as caught:
+        search(home)
+    assert caught.value.next_step.startswith("if that is what you look for: --unstarted-is-bad")
+
+
+@pytest.mark.parametrize("missing", ["good", "bad", "check"])
+def test_an_option_that_is_missing(missing: str) -> None:
+    given = {"good": "a", "bad": "b", "check": "true"} | {missing: ""}
+    with pytest.raises(InputError, match=f"^--{missing} is missing"):
+        bisect.bisect(**given, serve=False, unstarted_is_bad=False, limit=1)
+
+
+def test_a_check_has_a_second_at_least() -> None:
+    with pytest.raises(InputError, match="saw 0, wanted 1 or more"):
+        bisect.bisect(good="a", bad="b", check="true", serve=False, unstarted_is_bad=False, limit=0)
+
+
+def test_one_search_of_a_kind_at_a_time(home: tuple[Path, Release, Release], paths: Paths) -> None:
+    search(home)
+    [path] = paths.home.glob("bisect/*/state.json")
+    with files.lock(path.parent / ".lock"), pytest.raises(BusyError):
+        search(home)
+
+
+@pytest.mark.parametrize(
+    ("check", "swapped", "said"),
+    [
+        ("true", False, r"--bad \S+ is good \(exit code 0\)"),
+        ("echo never; false", False, r"--good \S+ is bad \(exit code 1: never\)"),
+        (LENGTH, True, r"--good \S+ is bad \(exit code 1: too short\)"),
+        ("exit 125", False, r"--good \S+ is unresolved \(the check says so \(125\)\)"),
+        ("no-such-program", False, r"did not run: exit code 127 \(.*no-such-program.*not found\)"),
+        ("kill -9 $$", False, r"did not run: signal 9 ended it"),
+    ],
+)
+def test_ends_that_are_not_what_they_are_said_to_be(
+    home: tuple[Path, Release, Release], paths: Paths, check: str, swapped: bool, said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        search(home, check, swapped=swapped)
+
+
+def test_what_cannot_be_built_is_unresolved(
+    home: tuple[Path, Release, Release],
+    paths: Paths,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A fault that no flag makes: every combination with --max-num-seqs, but not all, fails in the build."""
+    whole = trying.Bench.made
+
+    def made(self: trying.Bench, chosen: object) -> object:
+        names = [change.name for change in chosen]  # type: ignore[attr-defined]
+        if "--max-num-seqs" in names and len(names) < 3:
+            raise BuildError("the step of mod x ended with exit code 1\nmore")
+        return whole(self, chosen)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(trying.Bench, "made", made)
+    search(home)
+    text = capsys.readouterr().out
+    assert re.search(r"unresolved +\S+ +cannot be made: the step of mod x ended with exit code 1\n", text)
+    assert f"  ~ flag --max-model-len: 2048 -> 1024  ({RECIPE})" in text[text.index("turns the check") :]
+
+
+def test_releases_that_nothing_parts(home: tuple[Path, Release, Release], paths: Paths) -> None:
+    with pytest.raises(InputError, match="are one release"):
+        make_plan(paths, home[1].tag, home[1].tag)
+
+
+def test_a_check_that_takes_too_long(tmp_path: Path) -> None:
+    assert run_check("sleep 60 & sleep 60", {}, tmp_path / "log", limit=0.2)[0] == "unresolved"
+
+
+def test_what_a_check_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    """Whoever holds the pipe open lives. The last limit is only there for a failure."""
+    os.mkfifo(tmp_path / "pipe")
+    pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        check = f"exec 9>{tmp_path / 'pipe'}; echo opened >&9; sleep 1000 & exit 0"
+        assert run_check(check, {}, tmp_path / "log", limit=600) == ("good", "exit code 0")
+        assert os.read(pipe, 100) == b"opened\n"
+        assert select.select([pipe], [], [], 300)[0] and os.read(pipe, 100) == b""
+    finally:
+        os.close(pipe)
+
+
+def test_what_a_check_is_told(home: tuple[Path, Release, Release], paths: Paths, tmp_path: Path) -> None:
+    search(home, f'env >>{tmp_path}/env; cp "$SPARKPIN_RECORD" {tmp_path}; {LENGTH}')
+    told = dict(
+        line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if line.startswith("SPARKPIN_")
+    )
+    assert told["SPARKPIN_MODEL"] == "scripted-tiny"
+    assert told["SPARKPIN_ENDPOINT"] == ""
+    assert told["SPARKPIN_IMAGE"].startswith("sparkpin/scripted-tiny:base-")
+    assert json.loads(told["SPARKPIN_ENV"]).keys() == home[1].env.keys()
+    record = json.loads((tmp_path / Path(told["SPARKPIN_RECORD"]).name).read_text())
+    assert told["SPARKPIN_RELEASE"] == f"scripted-tiny:base-{record['key'][:12]}"
+    assert told["SPARKPIN_COMMAND"].split()[:3] == record["argv"][:3] == ["vllm", "serve", "/model"]
+
+
+@pytest.fixture(scope="module")
+def remade(tmp_path_factory: pytest.TempPathFactory) -> tuple[Paths, Plan]:
+    """Two releases whose images differ: in a wheel of the lock, a mod and a template. A stage differs in a remark."""
+    where = tmp_path_factory.mktemp("remade")
+    good = make_sample(where, "hybrid").release
+    project = copy_of_project(where / "other")
+    lock = json.loads((project / "pins/stacks/cpu.lock").read_text())
+    wheel = next(row for row in lock["wheels"] if row["name"] == "networkx")
+    wheel.update(version="0.1", file="networkx-0.1-py3-none-any.whl", sha256="ab" * 32)
+    (project / "pins/stacks/cpu.lock").write_text(json.dumps(lock))
+    edit(project, "mods/hybrid-int4-fp8/sparkpin_hybrid/count.py", ("\n\n\n", "\n\n\n# edited\n"))
+    edit(project, "dockerfiles/mods.Dockerfile.j2", ("FROM", "# edited\nFROM"))
+    edit(project, "stages/hybrid.yaml", ("smoke:", "# edited\nsmoke:"))
+    bad = make_sample(where, "hybrid", project, "2026-01-03T00:00:00Z").release
+    paths = Paths(PROJECT, where / "cache", where / "home")
+    return paths, make_plan(paths, good.tag, bad.tag)
+
+
+def test_images_are_taken_apart(remade: tuple[Paths, Plan]) -> None:
+    """A remark in a stage decides no image, so it is no change."""
+    _, plan = remade
+    assert [change.id for change in plan.changes] == [
+        "mod hybrid-int4-fp8",
+        "wheel networkx",
+        "file dockerfiles/mods.Dockerfile.j2",
+    ]
+    assert plan.notes == ()
+
+
+def test_each_combination_is_an_image_of_its_own(remade: tuple[Paths, Plan]) -> None:
+    _, plan = remade
+    assert plan.mixture
+    mod, wheel, template = plan.changes
+    keys = {}
+    for chosen in ((), (mod,), (wheel,), (template,), (mod, wheel), plan.changes):
+        with plan.mixture.pairings(chosen) as (project, pairings):
+            keys[chosen] = [pairing.rendered.key for pairing in pairings]
+            assert ("# edited" in (project / "dockerfiles/mods.Dockerfile.j2").read_text()) == (template in chosen)
+            assert ('"0.1"' in (project / "pins/stacks/cpu.lock").read_text()) == (wheel in chosen)
+    assert len({tuple(pair) for pair in keys.values()}) == 6
+    assert keys[()][-1] == plan.good.build_key and keys[plan.changes][-1] == plan.bad.build_key
+    assert keys[(mod,)][0] == keys[()][0] != keys[(wheel,)][0]  # the first stage has no mod: its layers are used again
+
+
+def test_only_the_ends_are_images_that_are_there(remade: tuple[Paths, Plan]) -> None:
+    _, plan = remade
+    assert plan.image_of(()) is plan.good
+    assert plan.image_of(plan.changes) is plan.bad
+    assert plan.image_of(plan.changes[:1]) is None
+
+
+def test_images_whose_files_are_gone_are_taken_whole(remade: tuple[Paths, Plan], tmp_path: Path) -> None:
+    paths, plan = remade
+    other = Paths(PROJECT, paths.cache, tmp_path / "home")
+    shutil.copytree(paths.home, other.home)
+    for path in (other.inputs).rglob(plan.bad.inputs["dockerfiles/mods.Dockerfile.j2"]):
+        path.unlink()
+    found = make_plan(other, plan.good.tag, plan.bad.tag)
+    assert [change.id for change in found.changes] == ["image as a whole"]
+    assert "taken as they are, not mixed" in found.notes[0] and "dockerfiles/mods.Dockerfile.j2" in found.notes[0]
+
+
+def test_other_stacks_cannot_be_mixed(remade: tuple[Paths, Plan]) -> None:
+    paths, plan = remade
+    with pytest.raises(InputError, match="of another stack: cpu and spark"):
+        Mixture.of(paths, plan.good, dataclasses.replace(plan.bad, stack="spark"))

@@ -1,0 +1,216 @@
+"""Starting an engine, with real ones: private engines that are used, killed, started again and stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import docker
+import pytest
+from private_engine import daemon_folder, quiet, sleeper
+
+from sparkpin.core.errors import HostError
+from sparkpin.core.paths import Paths
+from sparkpin.host import daemon as daemons
+from sparkpin.host.daemon import Daemon, ask, mounts_below, owner_of, start_engine, stop_engine
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with daemon_folder() as folder:
+        yield folder
+
+
+def paths_in(folder: Path) -> Paths:
+    return Paths(folder, folder / "cache", folder / "home")
+
+
+def pid_of(daemon: Daemon) -> int:
+    pid = owner_of(daemon.pidfile, "dockerd")
+    assert pid is not None
+    return pid
+
+
+@pytest.mark.engine
+def test_start_use_kill_start_again_stop(folder: Path) -> None:
+    daemon, lines = Daemon.private(folder), []
+    network = sorted(Path("/sys/class/net").iterdir())
+    started = start_engine(paths_in(folder), lines.append, daemon)
+    assert any("starting the Docker engine" in line for line in lines)
+    assert Path(f"/proc/{pid_of(daemon)}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
+    assert sorted(Path("/sys/class/net").iterdir()) == network, "the machine's engine keeps its bridge"
+    client = docker.DockerClient(base_url=f"unix://{daemon.socket}")
+    assert client.version()["Version"] == started
+    client.api.import_image_from_data(sleeper(), repository="sp-test/sleeper", tag="1")
+    options = {
+        "command": ["/bin/sleep", "600"],
+        "network_mode": "none",
+        "detach": True,
+        "name": "sp-test",
+        "stop_signal": "SIGKILL",
+    }
+    container = client.containers.run("sp-test/sleeper:1", **options)
+    assert mounts_below(daemon.data_root), "a running container has its root file system mounted"
+
+    first = pid_of(daemon)
+    os.kill(first, signal.SIGKILL)
+    until(lambda: owner_of(daemon.pidfile, "dockerd") is None)
+    assert daemon.pidfile.exists() and daemon.socket.exists(), "a killed engine leaves these behind"
+    stranger = subprocess.Popen(["sleep", "600"])
+    try:
+        daemon.pidfile.write_text(str(stranger.pid))
+        daemon.containerd_pidfile.write_text(str(stranger.pid))
+        lines.clear()
+        assert start_engine(paths_in(folder), lines.append, daemon) == started
+        assert sum("is gone" in line for line in lines) == 2
+        assert pid_of(daemon) not in (first, stranger.pid)
+        assert stranger.poll() is None, "the process whose number stood in the pid file must live"
+    finally:
+        stranger.kill()
+        stranger.wait()
+    container.reload()
+    assert container.status == "exited"
+    container.start()
+    container.reload()
+    assert container.status == "running"
+    second = pid_of(daemon)
+    assert start_engine(paths_in(folder), quiet, daemon) == started
+    assert pid_of(daemon) == second, "an engine that answers is not started again"
+
+    container.kill()
+    client.close()
+    stop_engine(daemon, quiet)
+    assert ask(f"unix://{daemon.socket}") is None
+    assert mounts_below(folder) == []
+    assert not daemon.pidfile.exists()
+
+
+@pytest.mark.engine
+def test_two_runs_at_once_start_one_engine(folder: Path) -> None:
+    daemon, lines = Daemon.private(folder), []
+    with ThreadPoolExecutor(3) as pool:
+        runs = [pool.submit(start_engine, paths_in(folder), lines.append, daemon) for _ in range(3)]
+        assert len({run.result() for run in runs}) == 1
+    assert sum("starting the Docker engine (log" in line for line in lines) == 1
+
+
+@pytest.mark.engine
+def test_stop_after_kill_leaves_no_mounts(folder: Path) -> None:
+    daemon = Daemon.private(folder)
+    start_engine(paths_in(folder), quiet, daemon)
+    os.kill(pid_of(daemon), signal.SIGKILL)
+    until(lambda: owner_of(daemon.pidfile, "dockerd") is None)
+    stop_engine(daemon, quiet)
+    assert mounts_below(folder) == []
+    shutil.rmtree(daemon.data_root)
+
+
+@pytest.mark.engine
+def test_an_engine_that_cannot_start_tells_its_last_lines(folder: Path) -> None:
+    daemon = Daemon.private(folder)
+    wrong = dataclasses.replace(daemon, options=(*daemon.options, "--storage-driver=no-such-driver"))
+    with pytest.raises(HostError, match=r"(?s)exit code 1.*no-such-driver") as caught:
+        start_engine(paths_in(folder), quiet, wrong)
+    assert caught.value.exit_code == 3
+
+
+def test_a_named_engine_that_does_not_answer_is_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+
+    def started(*_: object, **__: object) -> None:
+        raise AssertionError("another engine must not be started")
+
+    monkeypatch.setattr(daemons.subprocess, "Popen", started)
+    monkeypatch.setattr(daemons.subprocess, "run", started)
+    with pytest.raises(HostError, match=r"none\.sock") as caught:
+        start_engine(paths_in(tmp_path), quiet)
+    assert "unset DOCKER_HOST" in caught.value.next_step
+
+
+def test_only_root_starts_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemons.os, "geteuid", lambda: 1000)
+    with pytest.raises(HostError, match="only root") as caught:
+        start_engine(paths_in(tmp_path), quiet, Daemon.private(tmp_path))
+    assert caught.value.next_step.startswith("sudo ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_systems_engine_is_never_stopped(tmp_path: Path) -> None:
+    with pytest.raises(ValueError):
+        stop_engine(Daemon.system(paths_in(tmp_path)), quiet)
+
+
+def test_settings_of_the_systems_engine(tmp_path: Path) -> None:
+    config = tmp_path / "daemon.json"
+    config.write_text('{"data-root": "/big/docker", "pidfile": "/run/d.pid"}')
+    daemon = Daemon.system(paths_in(tmp_path), config)
+    assert (daemon.data_root, daemon.pidfile) == (Path("/big/docker"), Path("/run/d.pid"))
+    assert daemon.exec_root == Path("/var/run/docker")
+    config.write_text("{ not json")
+    assert Daemon.system(paths_in(tmp_path), config).data_root == Path("/var/lib/docker")
+
+
+@pytest.mark.parametrize(
+    ("stat", "wanted"),
+    [
+        ("77 (dockerd) S 1 77", 77),
+        ("77 (dockerd) Z 1 77", None),
+        ("77 (sleep) S 1 77", None),
+        ("77 (a (dockerd) S) S 1 77", None),
+        (None, None),
+    ],
+)
+def test_owner_of_a_pid_file(tmp_path: Path, stat: str | None, wanted: int | None) -> None:
+    (tmp_path / "pid").write_text("77\n")
+    if stat:
+        (tmp_path / "77").mkdir()
+        (tmp_path / "77/stat").write_text(stat)
+    assert owner_of(tmp_path / "pid", "dockerd", proc=tmp_path) == wanted
+
+
+@pytest.mark.parametrize("content", ["", "x", "-5", "99999999999999999999"])
+def test_a_damaged_pid_file_names_nobody(tmp_path: Path, content: str) -> None:
+    (tmp_path / "pid").write_text(content)
+    assert owner_of(tmp_path / "pid", "dockerd") is None
+
+
+def test_mounts_come_last_first_and_whole(tmp_path: Path) -> None:
+    mountinfo = tmp_path / "mountinfo"
+    mountinfo.write_text(
+        "22 27 0:21 / /proc rw - proc proc rw\n"
+        "43 27 254:0 / /a/data rw - ext4 /dev/vda rw\n"
+        "44 43 0:39 / /a/data/with\\040blank rw - overlay overlay rw\n"
+        "45 43 0:39 / /a/database rw - overlay overlay rw\n"
+    )
+    assert mounts_below(Path("/a/data"), mountinfo=mountinfo) == [Path("/a/data/with blank"), Path("/a/data")]
+
+
+def until(condition: object, limit: float = 400) -> None:
+    end = time.monotonic() + limit
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_mount_that_is_in_use_for_a_moment_is_waited_for(
+    tmpfs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount = tmpfs("1m") / "inner"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", mount], check=True)
+    with (mount / "used").open("w"):
+        monkeypatch.setattr(daemons, "UNMOUNT_TIMEOUT", 0.3)
+        with pytest.raises(HostError, match=rf"cannot unmount {mount}: .*busy") as caught:
+            daemons.unmount(mount)
+        assert caught.value.next_step == f"sudo umount -l {mount}"
+    monkeypatch.setattr(daemons, "UNMOUNT_TIMEOUT", 30.0)
+    user = subprocess.Popen(["sleep", "0.5"], cwd=mount)
+    daemons.unmount(mount)
+    assert user.wait() == 0 and mounts_below(mount) == []

@@ -1,0 +1,112 @@
+"""The machine in a release's record: its kind and nothing that tells it from another of its kind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+from made_releases import release
+
+from sparkpin.bundle import export, form, take_in
+from sparkpin.core.errors import ManifestError
+from sparkpin.core.paths import Paths
+from sparkpin.host import fingerprint, gpus
+from sparkpin.host.fingerprint import Fingerprint
+from sparkpin.releases.record import Releases, release_key, to_json
+
+H200 = "NVIDIA H200, 9.0, 580.159.04, 700.00, 700.00, 360, 1980, 0" + ", Not Active" * 4 + "\n"
+"""As nvidia-smi of driver 580.159.04 wrote it on one, in the order of gpus.FIELDS."""
+SERIAL = "1234567890123"
+FILES = {
+    "etc/os-release": 'ID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\n',
+    "etc/hostname": "annas-spark\n",
+    "etc/machine-id": "0123456789abcdef0123456789abcdef\n",
+    "proc/meminfo": "MemTotal:       125000000 kB\nMemAvailable:   100000000 kB\n",
+    "proc/cpuinfo": "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd85\nprocessor\t: 1\nCPU part\t: 0xd87\n",
+    "sys/class/dmi/id/product_name": "NVIDIA_DGX_Spark\n",
+    "sys/class/dmi/id/product_serial": f"{SERIAL}\n",
+    "sys/class/dmi/id/product_uuid": f"{SERIAL}-uuid\n",
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "root"
+
+
+def read(root: Path) -> Fingerprint:
+    """nvidia-smi's answer is made up (there is no GPU here): that of an H200, with a GB10's name."""
+    answer = H200.replace("H200, 9.0", "GB10, 12.1")
+    return fingerprint.read_fingerprint("29.2.1", root=root, run=lambda argv: answer if argv == gpus.QUERY else None)
+
+
+def test_what_it_says(root: Path) -> None:
+    found = read(root)
+    assert found.model_dump(exclude={"arch", "cores", "kernel"}) == {
+        "machine": "NVIDIA_DGX_Spark",
+        "cpu": "Arm 0x41 0xd85",
+        "memory": 128_000_000_000,
+        "gpus": ({"name": "NVIDIA GB10", "compute_capability": "12.1", "driver": "580.159.04"},),
+        "os": "ubuntu 24.04",
+        "docker": "29.2.1",
+    }
+    assert (found.arch, found.kernel) == (os.uname().machine, os.uname().release)
+    assert found.line.startswith("NVIDIA_DGX_Spark; Arm 0x41 0xd85, ")
+    assert "NVIDIA GB10 (driver 580.159.04); ubuntu 24.04; " in found.line
+
+
+def test_nothing_in_it_names_this_one_machine(root: Path) -> None:
+    text = read(root).model_dump_json()
+    for name in ("annas-spark", SERIAL, "0123456789abcdef", os.uname().nodename):
+        assert name not in text
+
+
+def test_this_machine() -> None:
+    found = fingerprint.read_fingerprint("20.10.24")
+    assert found.cores >= 1 and found.memory > 10**8
+    assert found.cpu
+    assert (Path("/proc/driver/nvidia").exists()) == bool(found.gpus)
+
+
+def test_an_x86_cpu_has_a_name() -> None:
+    text = "processor\t: 0\nmodel name\t: AMD EPYC 9000\nprocessor\t: 1\nmodel name\t: AMD EPYC 9000\n"
+    assert fingerprint.cpu_model(text) == "AMD EPYC 9000"
+    assert fingerprint.cpu_model("") == ""
+
+
+def test_a_record_keeps_it_and_an_older_one_is_read_without(root: Path, tmp_path: Path) -> None:
+    records = Releases(Paths(tmp_path, tmp_path / "cache", tmp_path / "home"))
+    made = release(1, host=read(root))
+    records.save(made)
+    assert records.find(made.tag) == made
+    path = records.record_path(made)
+    value = json.loads(path.read_text())
+    del value["host"]
+    path.write_text(json.dumps(value))
+    assert records.find(made.tag) == dataclasses.replace(made, host=None)
+    value["host"] = {"hostname": "annas-spark"}
+    path.write_text(json.dumps(value))
+    with pytest.raises(ManifestError, match="host"):
+        records.find(made.tag)
+
+
+def test_it_is_in_no_key(root: Path) -> None:
+    one, other = release(1), release(1, host=read(root))
+    assert (one.key, one.build_key, one.tag) == (other.key, other.build_key, other.tag)
+    assert one.key == release_key(one.build_key, one.checkpoint_key, one.argv, one.env)
+
+
+def test_another_machine_may_have_made_the_same_release() -> None:
+    assert "host" in take_in.HAPPENED
+
+
+def test_a_bundle_carries_it(root: Path) -> None:
+    made = release(1, host=read(root))
+    assert form.read_release(export.as_json(to_json(made))) == made

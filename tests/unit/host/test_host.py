@@ -1,0 +1,349 @@
+"""Facts about machines, read from made-up roots, and what is told and done where something is lacking."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from places import PROJECT
+
+from sparkpin.core.errors import HostError
+from sparkpin.core.paths import Paths
+from sparkpin.host import buildkit, daemon, endpoint, preflight
+from sparkpin.host import machine as host
+from sparkpin.host.machine import Host, Needs, Requirement
+from sparkpin.pins.manifests import load_stack
+
+GB = 10**9
+DEBIAN = Host(False, "x86_64", "debian 12", ("debian",), True, False, False, 16 * GB, 12 * GB)
+MMDEBSTRAP = Requirement("mmdebstrap", False, "not found", "apt-get install mmdebstrap", ("mmdebstrap",))
+FULL = Requirement("disk space", False, "1 GB free", "free space")
+
+SPARK = {
+    "etc/os-release": 'NAME="Ubuntu"\nID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\n',
+    "proc/meminfo": "MemTotal:       125000000 kB\nMemAvailable:   100000000 kB\nHugePages_Total:       0\n",
+    "run/systemd/system/x": "",
+}
+
+
+def root_with(tmp_path: Path, *parts: dict[str, str]) -> Path:
+    for name, text in ((name, text) for part in parts for name, text in part.items()):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sys/class/dmi/id/product_name", "NVIDIA_DGX_Spark\n"),
+        ("sys/class/dmi/id/product_name", "NVIDIA DGX Spark\n"),
+        ("sys/firmware/devicetree/base/model", "NVIDIA DGX Spark\0"),
+        ("etc/dgx-release", 'DGX_NAME="DGX Spark"\n'),
+        ("proc/driver/nvidia/gpus/000f:01:00.0/information", "Model: \t\t NVIDIA GB10\nIRQ: 1\n"),
+    ],
+)
+def test_a_spark_is_known_by_any_of_its_signs(tmp_path: Path, name: str, text: str) -> None:
+    assert host.read_host(root_with(tmp_path, SPARK, {name: text})).is_spark
+
+
+def test_facts(tmp_path: Path) -> None:
+    gpu = {"proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: \t\t NVIDIA H200\n"}
+    found = host.read_host(root_with(tmp_path, SPARK, gpu))
+    assert not found.is_spark
+    assert (found.has_gpu, found.has_systemd, found.has_apt) == (True, True, True)
+    assert (found.distribution, found.family) == ("ubuntu 24.04", ("ubuntu", "debian"))
+    assert (found.memory_total, found.memory_available) == (128_000_000_000, 102_400_000_000)
+    assert found.summary == f"ubuntu 24.04, {os.uname().machine}, with GPU, 128 GB"
+
+
+def test_a_root_without_anything_gives_a_plain_machine(tmp_path: Path) -> None:
+    found = host.read_host(tmp_path)
+    assert (found.is_spark, found.has_gpu, found.has_systemd, found.has_apt) == (False, False, False, False)
+    assert (found.distribution, found.memory_total) == ("unknown", 0)
+
+
+def test_this_machine() -> None:
+    found = host.read_host()
+    assert found.memory_total > found.memory_available > 0
+    assert found.is_root == (os.geteuid() == 0)
+
+
+def test_default_stack(tmp_path: Path) -> None:
+    spark = dataclasses.replace(DEBIAN, is_spark=True)
+    with pytest.raises(HostError, match="a DGX Spark, and this version of sparkpin pins no stack"):
+        host.default_stack(tmp_path, spark)
+    root_with(tmp_path, {"pins/stacks/spark.yaml": ""})
+    assert host.default_stack(tmp_path, spark) == "spark"
+    root_with(tmp_path, {"pins/stacks/cpu.yaml": ""})
+    assert host.default_stack(tmp_path, DEBIAN) == "cpu"
+    with pytest.raises(HostError, match="an aarch64 machine"):
+        host.default_stack(tmp_path, dataclasses.replace(DEBIAN, arch="aarch64"))
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    """A machine without any of the programs, certificates or an engine, as far as `requirements` can see."""
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.setenv("DOCKER_HOST", "")
+    monkeypatch.setattr(daemon, "SYSTEM_PATH", str(tmp_path / "nothing"))
+    monkeypatch.setattr(host, "ROOT", tmp_path)
+    monkeypatch.setattr(endpoint, "ask", lambda *_, **__: None)
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    monkeypatch.setattr(host.importlib.util, "find_spec", lambda _: None)
+    buildkit.builder.cache_clear()
+    yield Paths(tmp_path, tmp_path / "cache", tmp_path / "home")  # type: ignore[misc]
+    buildkit.builder.cache_clear()
+
+
+def test_what_a_bare_debian_lacks(bare: Paths) -> None:
+    lacking = {r.name: r for r in host.missing(bare, DEBIAN, Needs(0, 0, 0, 0))}
+    assert {name: r.packages for name, r in lacking.items()} == {
+        "docker engine": ("docker.io",),
+        "docker client": ("docker.io",),
+        "iptables": ("iptables",),
+        "mmdebstrap": ("mmdebstrap",),
+        "dpkg-deb": ("dpkg",),
+        "ca-certificates": ("ca-certificates",),
+        "Debian's keys": ("debian-archive-keyring",),
+        "python venv": ("python3-venv",),
+    }
+    assert lacking["mmdebstrap"].fix.endswith("install -y --no-install-recommends mmdebstrap")
+    user = dataclasses.replace(DEBIAN, is_root=False)
+    for requirement in host.missing(bare, user, Needs(0, 0, 0, 0)):
+        assert requirement.fix.startswith("sudo apt-get ") and " && sudo apt-get " in requirement.fix
+
+
+def test_other_distributions_get_names_only(bare: Paths) -> None:
+    fedora = dataclasses.replace(DEBIAN, distribution="fedora 43", family=("fedora",))
+    for requirement in host.missing(bare, fedora, Needs(0, 0, 0, 0)):
+        assert "apt" not in requirement.fix
+        assert requirement.packages[0] in requirement.fix
+
+
+@pytest.mark.parametrize(
+    ("distribution", "family", "wanted"),
+    [
+        ("debian 12", ("debian",), ("docker.io",)),
+        ("debian 13", ("debian",), ("docker-cli", "docker-buildx")),
+        ("ubuntu 24.04", ("ubuntu", "debian"), ("docker.io", "docker-buildx")),
+    ],
+)
+def test_packages_of_the_client(tmp_path: Path, distribution: str, family: tuple[str, ...], wanted: object) -> None:
+    machine = dataclasses.replace(DEBIAN, distribution=distribution, family=family)
+    assert host.client_packages(machine, tmp_path) == wanted
+    root_with(tmp_path, {"var/lib/dpkg/info/docker-ce-cli.list": ""})
+    assert host.client_packages(machine, tmp_path) == ("docker-buildx-plugin",)
+
+
+def test_a_stopped_engine_is_no_lack_for_root(bare: Paths, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    dockerd = tmp_path / "bin/dockerd"
+    root_with(tmp_path, {"bin/dockerd": ""})
+    dockerd.chmod(0o755)
+    monkeypatch.setattr(daemon, "SYSTEM_PATH", str(dockerd.parent))
+    found = host.engine_requirement(bare, DEBIAN)
+    assert found.ok and "not running" in found.detail
+    user = host.engine_requirement(bare, dataclasses.replace(DEBIAN, is_root=False, has_systemd=True))
+    assert not user.ok and user.fix == "sudo systemctl start docker"
+
+
+def test_a_named_engine_that_does_not_answer_is_a_lack(bare: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    found = host.engine_requirement(bare, DEBIAN)
+    assert not found.ok and "/nowhere/docker.sock" in found.detail and "unset DOCKER_HOST" in found.fix
+    assert found.packages == ()
+
+
+def test_an_engine_that_may_not_be_asked(bare: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(endpoint, "ask", refuse)
+    found = host.engine_requirement(bare, DEBIAN)
+    assert not found.ok and found.fix.startswith("sudo usermod -aG docker")
+
+
+def test_another_architecture_needs_emulation(bare: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = host.emulation(DEBIAN, "aarch64", tmp_path)
+    assert lacking.packages == ("qemu-user-static", "binfmt-support", "arch-test")
+    assert lacking.fix.endswith(" binfmt-support arch-test && update-binfmts --enable qemu-aarch64")
+    root_with(tmp_path, {"proc/sys/fs/binfmt_misc/qemu-aarch64": "enabled\ninterpreter /usr/bin/qemu-aarch64\n"})
+    monkeypatch.setattr(host, "find_program", lambda name: None)
+    assert not host.emulation(DEBIAN, "aarch64", tmp_path).ok
+    monkeypatch.setattr(host, "find_program", lambda name: f"/usr/bin/{name}")
+    assert host.emulation(DEBIAN, "aarch64", tmp_path).ok
+    (tmp_path / "proc/sys/fs/binfmt_misc/qemu-aarch64").unlink()
+    off = host.emulation(dataclasses.replace(DEBIAN, is_root=False), "aarch64", tmp_path)
+    assert not off.ok and off.packages == () and off.fix == "sudo update-binfmts --enable qemu-aarch64"
+
+
+def test_what_is_installed_and_switched_off_is_switched_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program of the test's own in the place of update-binfmts, which would change this machine's kernel."""
+    called = tmp_path / "called"
+    program = tmp_path / "update-binfmts"
+    program.write_text(f'#!/bin/sh\necho "$*" >{called}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    enable = ("update-binfmts", "--enable", "qemu-aarch64")
+    off = host.Requirement("emulation", False, "off", "update-binfmts --enable qemu-aarch64", then=enable)
+    said: list[str] = []
+    host.install([off], DEBIAN, said.append)
+    assert called.read_text() == "--enable qemu-aarch64\n" and said == [off.fix]
+    with pytest.raises(HostError, match="only root") as refused:
+        host.install([off], dataclasses.replace(DEBIAN, is_root=False), said.append)
+    assert refused.value.next_step == "sudo update-binfmts --enable qemu-aarch64"
+    disk = host.Requirement("disk", False, "full", "a larger disk")
+    with pytest.raises(HostError) as refused:
+        host.install([off, disk], DEBIAN, said.append)
+    assert refused.value.next_step == "update-binfmts --enable qemu-aarch64; then a larger disk"
+
+
+def test_a_stack_with_a_gpu_takes_more_disk_and_only_a_spark_its_memory() -> None:
+    project = PROJECT
+    cpu, spark = (load_stack(project, name) for name in ("cpu", "spark"))
+    here, there = DEBIAN, dataclasses.replace(DEBIAN, is_spark=True)
+    assert host.needs_for(here, cpu) == host.needs_for(here, None) == Needs()
+    assert host.needs_for(here, spark) == host.GPU_NEEDS
+    assert host.GPU_NEEDS.engine > Needs().engine and host.GPU_NEEDS.memory == Needs().memory
+    assert host.needs_for(there, spark) == dataclasses.replace(host.GPU_NEEDS, memory=host.SPARK_MEMORY)
+
+
+def test_disk_space_is_summed_per_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "tcp://elsewhere:2375")
+    paths = Paths(tmp_path, tmp_path / "a/b/cache", tmp_path / "home")
+    usage = host.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(host.shutil, "disk_usage", lambda _: usage._replace(free=10 * GB))
+    (fits,) = host.disk(paths, Needs(cache=4 * GB, home=6 * GB, engine=99 * GB))
+    assert fits.ok and "10 GB wanted for cache, home" in fits.detail
+    (short,) = host.disk(paths, Needs(cache=5 * GB, home=6 * GB))
+    assert not short.ok and "SPARKPIN_CACHE" in short.fix and short.packages == ()
+    (paths.cache).mkdir(parents=True)
+    with (paths.cache / "fetched").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 2 << 20)
+    (filled,) = host.disk(paths, Needs(cache=4 * GB + (1 << 20), home=6 * GB))
+    assert filled.ok, "what is there already needs no space again"
+
+
+def test_memory() -> None:
+    assert host.memory(DEBIAN, Needs(memory=16 * GB)).ok
+    assert not host.memory(DEBIAN, Needs(memory=17 * GB)).ok
+
+
+def never(*_: object, **__: object) -> None:
+    raise AssertionError("nothing may be run")
+
+
+@pytest.mark.parametrize(
+    ("machine", "lacking", "told"),
+    [
+        (dataclasses.replace(DEBIAN, is_root=False), [MMDEBSTRAP], "sudo apt-get"),
+        (dataclasses.replace(DEBIAN, family=("fedora",)), [MMDEBSTRAP], "mmdebstrap"),
+        (DEBIAN, [MMDEBSTRAP, FULL], "free space"),
+    ],
+)
+def test_where_installing_cannot_help_nothing_is_changed(
+    machine: Host, lacking: list[Requirement], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "run", never)
+    with pytest.raises(HostError) as caught:
+        host.install(lacking, machine, lambda _: None)
+    assert caught.value.exit_code == 3
+    assert told in caught.value.next_step
+    assert "mmdebstrap: not found" in caught.value.message
+
+
+def test_what_packages_cannot_mend_is_told_beside_the_command() -> None:
+    with pytest.raises(HostError) as caught:
+        host.install([MMDEBSTRAP, FULL], dataclasses.replace(DEBIAN, is_root=False), never)
+    assert caught.value.next_step.startswith("sudo apt-get ")
+    assert caught.value.next_step.endswith("mmdebstrap; then free space")
+
+
+def test_a_gpu_that_the_stack_does_not_use_needs_no_runtime(bare: Paths) -> None:
+    gamer = dataclasses.replace(DEBIAN, has_gpu=True)
+    assert "GPU runtime" not in {r.name for r in host.requirements(bare, gamer, Needs(0, 0, 0, 0))}
+    spark = dataclasses.replace(gamer, is_spark=True)
+    assert "GPU runtime" in {r.name for r in host.requirements(bare, spark, Needs(0, 0, 0, 0))}
+
+
+def test_preflight_tells_a_home_that_is_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "home").touch()
+    monkeypatch.setenv("SPARKPIN_HOME", str(tmp_path / "home"))
+    assert preflight.main(["--dry-run"]) == 2
+    said = capsys.readouterr().err
+    assert f"SPARKPIN_HOME: saw {tmp_path / 'home'}, wanted a folder" in said and "Nothing was changed." in said
+
+
+def test_preflight_says_that_nothing_was_changed_only_if_so(
+    bare: Paths, apt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(preflight.hosts, "default_stack", lambda *_: "cpu")
+    monkeypatch.setattr(preflight.hosts, "read_host", lambda: DEBIAN)
+    monkeypatch.setattr(preflight.hosts, "missing", lambda *_: [dataclasses.replace(MMDEBSTRAP, packages=("no-such",))])
+    assert preflight.main([]) == 3
+    assert "Nothing was changed" not in capsys.readouterr().err
+    monkeypatch.setattr(preflight.hosts, "missing", lambda *_: [FULL])
+    assert preflight.main([]) == 3
+    seen = capsys.readouterr()
+    assert "Nothing was changed" in seen.err
+    assert "apt-get" not in seen.out and "free space" in seen.out
+
+
+def test_the_command_for_a_user_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", never)
+    docker = Requirement("docker engine", False, "none", "", ("docker.io",))
+    with pytest.raises(HostError) as caught:
+        host.install([MMDEBSTRAP, docker, docker], dataclasses.replace(DEBIAN, is_root=False), lambda _: None)
+    assert caught.value.next_step == (
+        "sudo apt-get -o DPkg::Lock::Timeout=300 update && sudo apt-get -o DPkg::Lock::Timeout=300 "
+        "install -y --no-install-recommends docker.io mmdebstrap"
+    )
+
+
+@pytest.fixture
+def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An apt-get that writes down how it was called and fails when told to."""
+    program = tmp_path / "bin/apt-get"
+    program.parent.mkdir()
+    program.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\n"
+        f"calls = open({str(tmp_path / 'calls')!r}, 'a')\n"
+        "print(json.dumps([sys.argv[1:], os.environ['DEBIAN_FRONTEND']]), file=calls)\n"
+        "print('E: Unable to locate package')\nsys.exit(100 if 'no-such' in sys.argv else 0)\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return tmp_path / "calls"
+
+
+def test_install_updates_then_installs_without_questions(apt: Path) -> None:
+    said: list[str] = []
+    host.install([MMDEBSTRAP], DEBIAN, said.append)
+    calls = [json.loads(line) for line in apt.read_text().splitlines()]
+    assert [(argv[2:], frontend) for argv, frontend in calls] == [
+        (["update"], "noninteractive"),
+        (["install", "-y", "--no-install-recommends", "mmdebstrap"], "noninteractive"),
+    ]
+    assert len(said) == 2
+    host.install([], DEBIAN, said.append)
+    assert len(said) == 2
+
+
+def test_a_failing_apt_tells_its_last_lines(apt: Path) -> None:
+    with pytest.raises(HostError, match=r"(?s)exit code 100.*Unable to locate package"):
+        host.install([dataclasses.replace(MMDEBSTRAP, packages=("no-such",))], DEBIAN, lambda _: None)
+
+
+def test_a_hint_to_serve_names_every_recipe_but_the_default_one(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "default_stack", lambda project: "cpu")
+    assert host.serve_command(project, "scripted-tiny") == "invoke serve"
+    assert host.serve_command(project, "another") == "invoke serve --recipe another"
+    (project / "pins/stacks/cpu.yaml").unlink()
+    assert host.serve_command(project, "scripted-tiny") == "invoke serve --recipe scripted-tiny"

@@ -1,0 +1,86 @@
+"""What an engine saved and does not hold together, and what is told of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from test_seal import layer, member, save
+
+from sparkpin.core.errors import BuildError, EngineError
+from sparkpin.host.engine import pieces_of
+from sparkpin.image.layer_tar import Slice, read_layer
+from sparkpin.image.seal import Part, Saved, open_saved, parts_of, seal
+
+
+def told(archive: Path) -> str:
+    with pytest.raises(BuildError) as raised, open_saved(archive) as saved:
+        parts_of(saved, ())
+    return raised.value.message
+
+
+@pytest.mark.parametrize("data", [b"", b"no tar at all" * 100, b"x" * 512], ids=["empty", "text", "block"])
+def test_something_else(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.tar").write_bytes(data)
+    assert "cannot be read" in told(tmp_path / "a.tar")
+
+
+@pytest.mark.parametrize("manifest", [b"[]", b"{}", b"[1]", b"no json", json.dumps([{"Config": "gone"}]).encode()])
+def test_a_manifest_that_says_nothing(tmp_path: Path, manifest: bytes) -> None:
+    (tmp_path / "a.tar").write_bytes(layer([member("manifest.json", manifest)]))
+    assert "cannot be read" in told(tmp_path / "a.tar")
+
+
+@pytest.mark.parametrize("at", [12, -6, None], ids=["data", "checksum", "end"])
+def test_a_damaged_compressed_layer(tmp_path: Path, at: int | None) -> None:
+    archive = save(tmp_path / "a.tar", [layer([member("a", bytes(range(256)) * 40)])], packed=True, labels={})
+    data = bytearray(archive.read_bytes())
+    with tarfile.open(archive) as tar:
+        (packed,) = (info for info in tar if tar.extractfile(info).read(2) == b"\x1f\x8b")  # type: ignore[union-attr]
+    if at is None:
+        data[packed.offset : packed.offset + 512] = shorter(packed)
+    else:
+        data[packed.offset_data + at % packed.size] ^= 0xFF
+    archive.write_bytes(data)
+    assert "cannot be read" in told(archive)
+
+
+def shorter(info: tarfile.TarInfo) -> bytes:
+    info.size -= 20
+    return info.tobuf(tarfile.USTAR_FORMAT)
+
+
+def test_a_layer_in_zstd(tmp_path: Path) -> None:
+    archive = save(tmp_path / "a.tar", [b"\x28\xb5\x2f\xfd" + bytes(100)], labels={})
+    assert "zstd" in told(archive)
+
+
+def test_a_slice_fills_any_buffer() -> None:
+    buffer = bytearray(4)
+    assert Slice(io.BytesIO(b"0123456"), 2, 3).readinto(memoryview(buffer)) == 3 and buffer == b"234\0"
+    assert Slice(io.BytesIO(b"0123456"), 1, 6).readinto(buffer) == 4 and buffer == b"1234"
+
+
+def test_more_layers_than_diff_ids() -> None:
+    with pytest.raises(BuildError, match="2 layers and 1 diff IDs"):
+        Saved({"rootfs": {"diff_ids": ["sha256:0"]}}, [Slice(io.BytesIO(), 0, 0)] * 2)
+
+
+def test_a_layer_that_ends_too_soon() -> None:
+    part = Part("sha256:0", raw=Slice(io.BytesIO(b"short"), 0, 10))
+    with pytest.raises(BuildError, match="ends 5 bytes too soon"):
+        seal(lambda data: None, [part], {}, os="linux", architecture="amd64", tag="a:b")
+
+
+def test_an_engine_that_does_not_read_to_the_end() -> None:
+    part = Part(layer=read_layer(io.BytesIO(layer([member("a", bytes(5 << 20))]))))
+    with (
+        pytest.raises(EngineError, match="did not read all"),
+        pieces_of(
+            lambda write: seal(write, [part], {}, os="linux", architecture="amd64", tag="a:b"), lambda: None
+        ) as pieces,
+    ):
+        next(pieces)

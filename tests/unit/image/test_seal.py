@@ -1,0 +1,749 @@
+"""Sealing. The literal digests fail if any change ever changes the bytes of images that exist already."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import random
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from sparkpin.core.errors import BuildError
+from sparkpin.image import layer_tar, seal
+
+CAPABILITY = {
+    "SCHILY.xattr.security.capability": b"\x01\0\0\x02\0\x04\0\0\0\0\0\0\0\0\0\0\0\0\0\xff".decode(
+        "utf-8", "surrogateescape"
+    )
+}
+LONG = "opt/" + "a-long-folder-name/" * 6 + "file.txt"
+LAYER_DIGEST = "sha256:add9a93a11aa6ee28eaa8383e0d7a87a888067aa3b16300190aa0138ddeaf83f"
+PLAIN_DIGEST = "sha256:45d37204f671ee3b50468c4e0e568dc21f43f278e3992950dbe800c2857a0be0"
+BIG_DIGEST = "sha256:a48fe5d2f6c0fb706a971b92fe8f886b2ccb647314b03496c41cfa1a5c7c276d"
+MIB = 1 << 20
+CONFIG_DIGEST = "sha256:6425b41d8836351dbe48a016a7fb844bc1872738d015368d2c2f3da2f9b575ed"
+
+
+def member(name: str, data: bytes | None = None, **fields: object) -> tuple[tarfile.TarInfo, bytes | None]:
+    info = tarfile.TarInfo(name)
+    info.mode = 0o644
+    if data is not None:
+        info.size = len(data)
+    for key, value in fields.items():
+        setattr(info, key, value)
+    return info, data
+
+
+def everything() -> list[tuple[tarfile.TarInfo, bytes | None]]:
+    return [
+        member("opt", type=tarfile.DIRTYPE, mode=0o755),
+        member("opt/tool", b"#!/bin/sh\n", mode=0o4755, uid=10001, gid=10001, uname="me", gname="us"),
+        member("opt/tool-2", type=tarfile.LNKTYPE, linkname="opt/tool", mode=0o4755, uid=10001, gid=10001),
+        member("opt/null", type=tarfile.CHRTYPE, devmajor=1, devminor=3, mode=0o666),
+        member("opt/link", type=tarfile.SYMTYPE, linkname="../etc/passwd"),
+        member("opt/ping", b"binary", mode=0o755, pax_headers=CAPABILITY),
+        member("opt/.wh.gone", b""),
+        member("opt/sub", type=tarfile.DIRTYPE, mode=0o700),
+        member("opt/sub/.wh..wh..opq", b"", mode=0o600),
+        member(LONG, b"deep"),
+        member("opt/caf\udce9", b"latin-1 name"),
+        member("opt/to-far", type=tarfile.SYMTYPE, linkname="/" + "x" * 120),
+    ]
+
+
+def noise() -> list[tuple[tarfile.TarInfo, bytes | None]]:
+    """What build steps leave behind."""
+    return [
+        member("etc", type=tarfile.DIRTYPE, mode=0o755),
+        member("etc/resolv.conf", b""),
+        member("tmp", type=tarfile.DIRTYPE, mode=0o1777),
+        member("tmp/uv-123.lock", b""),
+        member("root", type=tarfile.DIRTYPE, mode=0o700),
+        member("root/.cache", type=tarfile.DIRTYPE, mode=0o700),
+        member("root/.cache/x", b"x"),
+    ]
+
+
+def layer(
+    members: Iterable[tuple[tarfile.TarInfo, bytes | None]], *, mtime: int = 5, format: int = tarfile.PAX_FORMAT
+) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=format, encoding="utf-8", errors="surrogateescape") as tar:
+        for info, data in members:
+            info.mtime = mtime
+            tar.addfile(info, io.BytesIO(data) if data is not None else None)
+    return out.getvalue()
+
+
+def sha(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def canonical_bytes(data: bytes) -> bytes:
+    read = layer_tar.read_layer(io.BytesIO(data))
+    out = b"".join(read.chunks())
+    assert len(out) == read.size
+    return out
+
+
+def save(path: Path, layers: list[bytes], *, oci: bool = False, packed: bool = False, labels: dict[str, str]) -> Path:
+    """An archive as `docker save` writes it: up to 24, or from 25 on (`oci`)."""
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "created": "2026-11-21T08:00:00.123Z" if oci else "2026-11-20T07:00:00Z",
+        "config": {"Hostname": "abc", "Labels": labels, "Env": ["B=1", "A=2"], "Cmd": None, "Image": "x"},
+        "container_config": {"Hostname": "def"},
+        "history": [{"created": "2026-11-21T08:00:00Z", "created_by": "RUN something"}],
+        "rootfs": {"type": "layers", "diff_ids": [sha(data) for data in layers]},
+    }
+    blobs = [gzip.compress(data) if packed else data for data in layers]
+    body = json.dumps(config).encode()
+    names = [f"blobs/sha256/{sha(blob)[7:]}" if oci else f"{number}/layer.tar" for number, blob in enumerate(blobs)]
+    config_name = f"blobs/sha256/{sha(body)[7:]}" if oci else f"{sha(body)[7:]}.json"
+    with tarfile.open(path, "w") as tar:
+        done: dict[bytes, str] = {}
+        for name, blob in zip(names, blobs, strict=True):
+            info = tarfile.TarInfo(name)
+            if blob in done and not oci:  # 20.10 writes a layer that comes twice as a link
+                info.type, info.linkname = tarfile.SYMTYPE, f"../{done[blob]}"
+                tar.addfile(info)
+                continue
+            info.size = len(blob)
+            tar.addfile(info, io.BytesIO(blob))
+            done[blob] = name
+        for name, data in (
+            (config_name, body),
+            ("manifest.json", json.dumps([{"Config": config_name, "Layers": names, "RepoTags": ["a:b"]}]).encode()),
+        ):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def sealed(source: Path, target: Path, *, parent: Sequence[str] = (), leave_out: bool = False) -> seal.Sealed:
+    """As a build does it that lets the engine save all of an image; leave_out: the engine has the parent's layers."""
+    with seal.open_saved(source) as saved, target.open("wb") as file:
+        parts = seal.parts_of(saved, parent)
+        if leave_out:
+            parts[: len(parent)] = map(seal.Part, parent)
+        return seal.seal(
+            file.write,
+            parts,
+            saved.config["config"],
+            os=saved.config["os"],
+            architecture=saved.config["architecture"],
+            tag="sparkpin/test:1",
+        )
+
+
+def test_layer_has_the_literal_digest() -> None:
+    assert sha(canonical_bytes(layer(everything()))) == LAYER_DIGEST
+
+
+KINDS: dict[str, tuple[list[tuple[tarfile.TarInfo, bytes | None]], str]] = {
+    "nothing": ([], "sha256:5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef"),
+    "files": (
+        [
+            member("a", b"data"),
+            member("empty", b""),
+            member("block", b"x" * 512),
+            member("more", b"x" * 513),
+        ],
+        "sha256:9744ec45e116741e1849dbb0d8cc8622c9e90d336524202f48eae5f0748c2dee",
+    ),
+    "folder": (
+        [
+            member("d", type=tarfile.DIRTYPE, mode=0o755),
+            member("d/f", b""),
+        ],
+        "sha256:04efb4269cb67d1e76806a8517705d70370702eb6687c1a10cc5690811a28214",
+    ),
+    "hardlinks": (
+        [
+            member("b/z", b"data", mode=0o600, uid=7),
+            member("a", type=tarfile.LNKTYPE, linkname="b/z"),
+            member("b/a", type=tarfile.LNKTYPE, linkname="b/z"),
+        ],
+        "sha256:7444195038960e1ed1946f1411280d8c123240963c42f734e4f2880ccf4ec518",
+    ),
+    "hardlink-to-a-symlink": (
+        [member("s", type=tarfile.SYMTYPE, linkname="x"), member("a", type=tarfile.LNKTYPE, linkname="s")],
+        "sha256:94a3c7e5e7f4e34cbe378e44ce488559fe780b20f70c325afcb8e0565e141a3b",
+    ),
+    "hardlink-long": (
+        [member("a/" + "x" * 120, b"data"), member("b/" + "y" * 300, type=tarfile.LNKTYPE, linkname="a/" + "x" * 120)],
+        "sha256:0e396b437173274d6e3355a4000ecf9456d21b1cbe7cc3ee26407d74cb536561",
+    ),
+    "symlink": (
+        [member("s", type=tarfile.SYMTYPE, linkname="../a/./b//c", mode=0o644)],
+        "sha256:f28c4a6a3aef1fa6ef705524084a7d0975ff7cb2af09a893028e3bd8d1baff97",
+    ),
+    "symlink-long": (
+        [member("s", type=tarfile.SYMTYPE, linkname="/" + "t/" * 200)],
+        "sha256:3461f8536761066f77c74c983d7aa3617f34c2e880ea12a2735cc1b6fafc096c",
+    ),
+    "symlink-not-utf8": (
+        [member("s", type=tarfile.SYMTYPE, linkname="\udcff\udcfe")],
+        "sha256:3be4c504b8938e37e6cbc67170f8a873a0dcfbf57347b7abfe88724778e0861e",
+    ),
+    "char": (
+        [member("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3, mode=0o666)],
+        "sha256:d362dea526605beb13d906e82b0624804810c49c11a186f49014d99fb7a02fd7",
+    ),
+    "block": (
+        [member("sda", type=tarfile.BLKTYPE, devmajor=259, devminor=65_536, mode=0o660, gid=6)],
+        "sha256:67335b19b4223e266fe143ff121dcd5f061004546ffdd7e6dbc6ddbcb22cf6a2",
+    ),
+    "fifo": (
+        [member("pipe", type=tarfile.FIFOTYPE, mode=0o600)],
+        "sha256:9c26fade0c954146e9179866e70a0ad3bb04e99cb4dd0e0291c726cd29eaba0a",
+    ),
+    "setuid": (
+        [member("su", b"", mode=0o4755)],
+        "sha256:79efe2de677798128d9b8be1293d68e266a8e1df311da2d98934d7048b083ee2",
+    ),
+    "setgid": (
+        [
+            member("wall", b"", mode=0o2755, gid=5),
+            member("g", type=tarfile.DIRTYPE, mode=0o2775),
+        ],
+        "sha256:b9dd41e264e4a75f378dce3ba67e8c08d30f8aeac2d56e071f5de228832abb5a",
+    ),
+    "sticky": (
+        [member("open", type=tarfile.DIRTYPE, mode=0o1777)],
+        "sha256:e4cee242204cb202fa3020c8e5b3dc51136b11d38bfa3108a7349c86381683ed",
+    ),
+    "capability": (
+        [member("ping", b"binary", mode=0o755, pax_headers=CAPABILITY)],
+        "sha256:a44387ca4e78d54ab883c2aa1689c2630f3d441d5ef9fdb76eaa0006e2e66ea0",
+    ),
+    "capability-long-name": (
+        [member("p" * 250, b"binary", pax_headers=CAPABILITY)],
+        "sha256:e58e2ddc58fb05a88db49bbf79f04e4536bacffc87276f83488b3cc17d775a6b",
+    ),
+    "whiteout": (
+        [
+            member("d/.wh.gone", b"", mode=0o600),
+            member(".wh.\udce9", b""),
+        ],
+        "sha256:9bf8a40f85f2b293835ac9e16054711d61da802bfa69d740c3d74819e2305aaa",
+    ),
+    "whiteout-long": (
+        [
+            member(
+                "d" * 120 + "/.wh." + "x" * 200,
+                b"",
+            )
+        ],
+        "sha256:aacbe25a635799be588afc84cb48e6a86d0c3f201d4050c4e1160d289703cebb",
+    ),
+    "opaque": (
+        [
+            member("d", type=tarfile.DIRTYPE, mode=0o755),
+            member("d/.wh..wh..opq", b"", mode=0o600),
+        ],
+        "sha256:2bd8dc250374baf816fb637b1a7973d0b320e54175ed9e5a2c74319e81784300",
+    ),
+    "not-utf8": (
+        [member("caf\udce9", b"1"), member("\udcff" * 99, b"2"), member("\udc80" * 101, b"3")],
+        "sha256:79cf7faa7aea31fac26016abad9457bf171ff64c74ad7dfda6e419cbdf9937e0",
+    ),
+    "utf8": (
+        [member("Çağrı/\u4f60\u597d", b"1"), member("é" * 60, b"2")],
+        "sha256:ce44363b1838790a5cd3b10713c67cb185a5edd0e57d39073e3a490dafd86150",
+    ),
+    "control": (
+        [member("a\nb\tc\\d", b"1"), member("e =f", b"2")],
+        "sha256:896d50d5b71ffbe62f0a8778ae32f74897e84b4f4fbf36abf1406ea65cdc0647",
+    ),
+    "name-99-100-101": (
+        [member(c * n, b"") for c, n in (("a", 99), ("b", 100), ("c", 101))],
+        "sha256:de5aed3d2a78558ad43633d56d423203a2aab370fa60413b7832be6cc32e6e5d",
+    ),
+    "folder-98-99-100": (
+        [member(c * n, type=tarfile.DIRTYPE, mode=0o755) for c, n in (("a", 98), ("b", 99), ("c", 100))],
+        "sha256:417deaa6ef6fd5c34b9f1631f862f168c3438c8905a37813927dc5cf32a3ce69",
+    ),
+    "name-long": (
+        [member("d/" * 150 + "f", b"1"), member("n" * 255, b"2"), member("p/" * 2000 + "f", b"3")],
+        "sha256:1da73b99d634ae492d9dfa48f12966685875420c7e6a44ade149c590d5002c2f",
+    ),
+    "owner-large": (
+        [
+            member("a", b"x", uid=3_000_000_000, gid=2_097_151),
+            member("b", b"", uid=2_097_152),
+        ],
+        "sha256:42c9386ca572b8015c374cb007935f09f1bf8823c3c9e88c9634b4f0c88a9d43",
+    ),
+}
+
+
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_has_its_literal_digest(kind: str, format: int) -> None:
+    members, digest = KINDS[kind]
+    if any(info.pax_headers for info, _ in members):
+        format = tarfile.PAX_FORMAT  # GNU's holds no attributes
+    once = canonical_bytes(layer(members, format=format))
+    assert sha(once) == digest
+    assert canonical_bytes(once) == once
+
+
+def test_plain_ustar_gives_the_same() -> None:
+    """With its split of long names, which is another than GNU's and PAX's."""
+    members = [
+        member("opt/" + "folder/" * 20 + "file", b"data"),
+        *KINDS["files"][0],
+        *KINDS["hardlinks"][0],
+        *KINDS["char"][0],
+    ]
+    ustar = layer(members, format=tarfile.USTAR_FORMAT)
+    assert b"./@LongLink" not in ustar and b"PaxHeader" not in ustar
+    assert canonical_bytes(ustar) == canonical_bytes(layer(members, format=tarfile.GNU_FORMAT))
+
+
+def test_headers_of_other_writers_give_the_same() -> None:
+    """Numbers without an end, with blanks, of GNU's binary form; old signed checksums; the V7 form; times in PAX."""
+    info = member("caf\udce9", b"data", uid=7)[0]
+
+    def raw(**fields: tuple[int, bytes]) -> bytes:
+        head = bytearray(info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape"))
+        for start, value in fields.values():
+            head[start : start + len(value)] = value
+        head[148:156] = b" " * 8
+        head[148:156] = b"%06o\0 " % sum(head)
+        return bytes(head) + layer_tar.padded(b"data") + layer_tar.END
+
+    plain = canonical_bytes(raw())
+    assert sha(plain) == PLAIN_DIGEST
+    signed = bytearray(raw())
+    signed[148:156] = b"%06o\0 " % (int(signed[148:154], 8) - 256)  # one byte of the name is above 127
+    for other in (
+        raw(mode=(100, b"00000644")),
+        raw(mode=(100, b"   644 \0"), uid=(108, b"     7 \0")),
+        raw(size=(124, b"000000000004")),
+        raw(size=(124, b"          4 ")),
+        raw(size=(124, b"\x80" + (4).to_bytes(11, "big"))),
+        raw(uid=(108, b"\x80" + (7).to_bytes(7, "big"))),
+        raw(magic=(257, b"\0" * 8)),
+        raw(times=(345, b"15300275450\0" * 2)),
+        raw(kind=(156, b"\0")),
+        bytes(signed),
+        layer([(member("caf\udce9", b"data", uid=7, pax_headers={"mtime": "1.5", "comment": "x"}))]),
+    ):
+        assert canonical_bytes(other) == plain
+
+
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_members_are_read_as_tarfile_reads_them(format: int) -> None:
+    members = [m for members, _ in KINDS.values() for m in members] + everything() + noise()
+    data = layer([m for m in members if ".wh." not in m[0].name], format=format)
+    with tarfile.open(fileobj=io.BytesIO(data), encoding="utf-8", errors="surrogateescape") as tar:
+        wanted = {info.name.encode("utf-8", "surrogateescape"): info for info in tar}
+    found = layer_tar.read_members(io.BytesIO(data))
+    assert list(found) == list(dict.fromkeys(wanted))
+    for path, info in wanted.items():
+        link = info.linkname if info.issym() or info.islnk() else ""
+        assert found[path] == layer_tar.Member(
+            path,
+            info.type,
+            0o777 if info.issym() else info.mode,
+            info.uid,
+            info.gid,
+            info.size,
+            link.encode("utf-8", "surrogateescape"),
+            (info.devmajor, info.devminor),
+            info.pax_headers.get(*CAPABILITY, "").encode("utf-8", "surrogateescape"),
+            info.offset_data,
+        )
+
+
+def test_odd_orders_and_names_give_the_same() -> None:
+    """A hard link before its file, members that come twice, ./ and / before names, no entry for the top."""
+    plain = layer([*KINDS["hardlinks"][0], member("d", type=tarfile.DIRTYPE, mode=0o755)])
+    _, first, second = KINDS["hardlinks"][0]
+    odd = layer(
+        [
+            member("./", type=tarfile.DIRTYPE, mode=0o700),
+            (first[0], None),
+            member("b/a", b"replaced below"),
+            member("./d/", type=tarfile.DIRTYPE, mode=0o700),
+            second,
+            member("/b//z", b"data", mode=0o600, uid=7),
+            member("d/../d", type=tarfile.DIRTYPE, mode=0o755),
+        ]
+    )
+    assert canonical_bytes(odd) == canonical_bytes(plain)
+
+
+@pytest.mark.parametrize("format", ["gnu", "posix"])
+def test_files_with_holes_are_refused(tmp_path: Path, format: str) -> None:
+    with (tmp_path / "hole").open("wb") as file:
+        file.truncate(1 << 20)
+        file.seek(1 << 19)
+        file.write(b"data")
+    tar = tmp_path / "a.tar"
+    subprocess.run(["tar", f"--format={format}", "-cSf", tar, "-C", tmp_path, "hole"], check=True)
+    assert tar.stat().st_size < 1 << 19
+    with pytest.raises(BuildError, match="sparse"):
+        canonical_bytes(tar.read_bytes())
+
+
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_files_above_8_gib_are_read_and_written(tmp_path: Path, format: int) -> None:
+    size = 9 << 30
+    info = member("big", size=size)[0]
+    with (tmp_path / "a.tar").open("wb+") as file:
+        file.write(info.tobuf(format))
+        file.truncate(file.tell() + size + 1024)
+        file.seek(0)
+        read = layer_tar.read_layer(file)
+    (big,) = read.members
+    assert big.size == size and read.size == 512 + size + 1024
+    assert sha(layer_tar.header(big)) == BIG_DIGEST
+    assert tarfile.TarInfo.frombuf(layer_tar.header(big), "utf-8", "strict").size == size
+
+
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+@pytest.mark.parametrize("seed", range(3))
+def test_order_time_names_and_noise_do_not_count(seed: int, format: int) -> None:
+    members = [m for m in everything() + noise() if format == tarfile.PAX_FORMAT or not m[0].pax_headers]
+    plain = [m for m in everything() if format == tarfile.PAX_FORMAT or not m[0].pax_headers]
+    links = [m for m in members if m[0].islnk()]
+    others = [m for m in members if not m[0].islnk()]
+    random.Random(seed).shuffle(others)
+    assert canonical_bytes(layer(others + links, mtime=10**9 + seed, format=format)) == canonical_bytes(layer(plain))
+
+
+def test_canonical_bytes_are_a_fixed_point() -> None:
+    once = canonical_bytes(layer(everything() + noise()))
+    assert canonical_bytes(once) == once
+
+
+def test_canonical_tar_holds_what_the_layer_held() -> None:
+    with tarfile.open(
+        fileobj=io.BytesIO(canonical_bytes(layer(everything()))), encoding="utf-8", errors="surrogateescape"
+    ) as tar:
+        found = {info.name: info for info in tar}
+        assert list(found) == sorted(found, key=lambda n: n.encode("utf-8", "surrogateescape").split(b"/"))
+        assert {info.mtime for info in found.values()} == {1767225600}
+        assert {(info.uname, info.gname) for info in found.values()} == {("", "")}
+        assert found["opt/tool"].mode == 0o4755 and found["opt/tool"].uid == 10001
+        assert found["opt/tool-2"].islnk() and found["opt/tool-2"].linkname == "opt/tool"
+        assert found["opt/null"].ischr() and (found["opt/null"].devmajor, found["opt/null"].devminor) == (1, 3)
+        assert found["opt/link"].linkname == "../etc/passwd"
+        assert found["opt/to-far"].linkname == "/" + "x" * 120
+        assert found["opt/ping"].pax_headers == {**found["opt/ping"].pax_headers, **CAPABILITY}
+        assert {"opt/.wh.gone", "opt/sub/.wh..wh..opq"} <= set(found)
+        for name, data in ((LONG, b"deep"), ("opt/caf\udce9", b"latin-1 name"), ("opt/tool-2", b"#!/bin/sh\n")):
+            file = tar.extractfile(found[name])
+            assert file is not None and file.read() == data
+
+
+def test_first_name_of_a_hard_link_carries_the_data() -> None:
+    one = layer([member("b", b"data", mode=0o600), member("a", type=tarfile.LNKTYPE, linkname="b", mode=0o600)])
+    two = layer([member("a", b"data", mode=0o600), member("b", type=tarfile.LNKTYPE, linkname="a", mode=0o600)])
+    chain = layer(
+        [
+            member("b", b"data", mode=0o600),
+            member("tmp/x", type=tarfile.LNKTYPE, linkname="b"),
+            member("a", type=tarfile.LNKTYPE, linkname="tmp/x"),
+        ]
+    )
+    assert canonical_bytes(one) == canonical_bytes(two) == canonical_bytes(chain)
+    with tarfile.open(fileobj=io.BytesIO(canonical_bytes(one))) as tar:
+        assert [(info.name, info.islnk()) for info in tar] == [("a", False), ("b", True)]
+
+
+def test_data_of_an_ephemeral_name_survives_in_a_lasting_one() -> None:
+    data = layer([member("tmp/x", b"data"), member("keep", type=tarfile.LNKTYPE, linkname="tmp/x")])
+    assert canonical_bytes(data) == canonical_bytes(layer([member("keep", b"data")]))
+
+
+def test_folders_go_only_with_ephemeral_content() -> None:
+    kept = [member("opt/empty", type=tarfile.DIRTYPE, mode=0o755), member("opt", type=tarfile.DIRTYPE, mode=0o755)]
+    with tarfile.open(fileobj=io.BytesIO(canonical_bytes(layer(kept + noise())))) as tar:
+        assert tar.getnames() == ["opt", "opt/empty"]
+
+
+def test_large_owner_and_size_fit_the_header() -> None:
+    with tarfile.open(fileobj=io.BytesIO(canonical_bytes(layer([member("a", b"x", uid=3_000_000_000)])))) as tar:
+        assert tar.next().uid == 3_000_000_000  # type: ignore[union-attr]
+    assert layer_tar.number(9 << 30, 12) == b"\x80" + (9 << 30).to_bytes(11, "big")
+
+
+@pytest.mark.parametrize("length", [*range(85, 110), 990, 999, 1000])
+def test_pax_record_counts_its_own_length(length: int) -> None:
+    record = layer_tar.pax_record(b"k", b"v" * length)
+    assert int(record.split(b" ", 1)[0]) == len(record)
+
+
+def test_image_has_the_literal_digest_whatever_saved_it(tmp_path: Path) -> None:
+    layers = [layer(everything()), layer([member("opt/second", b"2")])]
+    noisy = [layer(everything() + noise(), mtime=99), layer([member("opt/second", b"2")], mtime=98)]
+    old = save(tmp_path / "old.tar", layers, labels={"b": "1", "a": "2"})
+    new = save(tmp_path / "new.tar", noisy, oci=True, labels={"a": "2", "b": "1"})
+    packed = save(tmp_path / "packed.tar", noisy, oci=True, packed=True, labels={"a": "2", "b": "1"})
+    results = [sealed(source, tmp_path / f"{source.stem}-sealed.tar") for source in (old, new, packed)]
+    assert {result.config_digest for result in results} == {CONFIG_DIGEST}
+    outputs = [(tmp_path / f"{name}-sealed.tar").read_bytes() for name in ("old", "new", "packed")]
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+def test_sealing_a_sealed_image_changes_nothing(tmp_path: Path) -> None:
+    source = save(tmp_path / "a.tar", [layer(everything() + noise())], labels={})
+    first = sealed(source, tmp_path / "b.tar")
+    again = sealed(tmp_path / "b.tar", tmp_path / "c.tar")
+    assert first == again
+    assert (tmp_path / "b.tar").read_bytes() == (tmp_path / "c.tar").read_bytes()
+
+
+def test_sealing_on_a_sealed_parent_again_changes_nothing(tmp_path: Path) -> None:
+    base = sealed(save(tmp_path / "a.tar", [layer(everything())], labels={}), tmp_path / "base.tar")
+    with tarfile.open(tmp_path / "base.tar") as tar:
+        lowest = tar.extractfile("layers/000.tar")
+        assert lowest is not None
+        built = save(tmp_path / "b.tar", [lowest.read(), layer([member("x", b"1"), *noise()])], labels={"k": "v"})
+    first = sealed(built, tmp_path / "c.tar", parent=base.diff_ids)
+    again = sealed(tmp_path / "c.tar", tmp_path / "d.tar", parent=base.diff_ids)
+    whole = sealed(tmp_path / "c.tar", tmp_path / "e.tar")
+    assert first == again == whole and first.diff_ids[:1] == base.diff_ids
+    assert (tmp_path / "c.tar").read_bytes() == (tmp_path / "d.tar").read_bytes() == (tmp_path / "e.tar").read_bytes()
+
+
+COUNTING = """
+import sys
+from pathlib import Path
+from sparkpin.image.seal import open_saved, parts_of, seal
+
+archive, *parent = sys.argv[1:]
+before = Path("/proc/self/io").read_text()
+with open("/dev/null", "wb") as sink, open_saved(Path(archive)) as saved:
+    seal(sink.write, parts_of(saved, parent), {}, os="linux", architecture="amd64", tag="sparkpin/test:1")
+read = [int(text.split()[1]) for text in (before, Path("/proc/self/io").read_text())]
+peak = next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
+print(read[1] - read[0], int(peak) * 1024)
+"""
+
+
+def cost(archive: Path, *, parent: Sequence[str] = ()) -> tuple[int, int]:
+    """Bytes that sealing reads, and the peak of its memory in bytes, in a process of its own."""
+    argv = [sys.executable, "-c", COUNTING, archive, *parent]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True)
+    read, peak = map(int, done.stdout.split())
+    return read, peak
+
+
+def save_large(path: Path, sizes: Sequence[int]) -> list[str]:
+    """An archive with a layer of one file for each size, as a file with holes; returns made-up diff IDs."""
+    diff_ids = [sha(b"%d" % number) for number in range(len(sizes))]
+    config = {"os": "linux", "architecture": "amd64", "config": {}, "rootfs": {"diff_ids": diff_ids}}
+    names = [f"{number}.tar" for number in range(len(sizes))]
+    manifest = [{"Config": "config.json", "Layers": names, "RepoTags": ["a:b"]}]
+    with path.open("wb") as file:
+        for name, size in zip(names, sizes, strict=True):
+            file.write(member(name, size=512 + size + 1024)[0].tobuf() + member("file", size=size)[0].tobuf())
+            file.truncate(file.tell() + size + 1024)
+            file.seek(0, io.SEEK_END)
+        for name, value in (("config.json", config), ("manifest.json", manifest)):
+            data = json.dumps(value).encode()
+            file.write(member(name, size=len(data))[0].tobuf() + layer_tar.padded(data))
+        file.write(layer_tar.END)
+    return diff_ids
+
+
+def test_memory_does_not_grow_with_the_layers(tmp_path: Path) -> None:
+    small, large = tmp_path / "small.tar", tmp_path / "large.tar"
+    save_large(small, [50 * MIB])
+    save_large(large, [400 * MIB])
+    assert cost(large)[1] < cost(small)[1] + 8 * MIB
+
+
+def test_the_parents_layers_pass_through_without_a_look_into_them(tmp_path: Path) -> None:
+    archive = tmp_path / "a.tar"
+    parent = save_large(archive, [100 * MIB, 20 * MIB])[:1]
+    assert cost(archive, parent=parent)[0] < 122 * MIB
+
+
+def test_config_keeps_only_what_runs(tmp_path: Path) -> None:
+    result = sealed(save(tmp_path / "a.tar", [layer([member("x", b"")])], labels={"k": "v"}), tmp_path / "b.tar")
+    config = json.loads(result.config)
+    assert config["config"] == {"Env": ["B=1", "A=2"], "Labels": {"k": "v"}}
+    assert config["created"] == "2026-01-01T00:00:00Z"
+    assert sorted(config) == ["architecture", "config", "created", "history", "os", "rootfs"]
+
+
+def test_the_parents_layers_pass_through_or_stay_out(tmp_path: Path) -> None:
+    below = layer(noise())  # not canonical, and kept so: the parent is what it is
+    source = save(tmp_path / "a.tar", [below, layer([member("x", b"1")])], labels={})
+    whole = sealed(source, tmp_path / "whole.tar", parent=[sha(below)])
+    thin = sealed(source, tmp_path / "thin.tar", parent=[sha(below)], leave_out=True)
+    assert whole == thin and whole.diff_ids[0] == sha(below)
+    with tarfile.open(tmp_path / "whole.tar") as tar:
+        raw = tar.extractfile("layers/000.tar")
+        assert raw is not None and raw.read() == below
+    with tarfile.open(tmp_path / "thin.tar") as tar:
+        assert tar.getnames() == ["layers/001.tar", "config.json", "manifest.json"]
+
+
+def test_an_image_that_stands_on_something_else_is_refused(tmp_path: Path) -> None:
+    source = save(tmp_path / "a.tar", [layer([member("x", b"1")])], labels={})
+    with pytest.raises(BuildError, match="does not stand on its parent"):
+        sealed(source, tmp_path / "b.tar", parent=["sha256:" + "0" * 64])
+
+
+def test_layers_without_content_go(tmp_path: Path) -> None:
+    one = layer([member("x", b"1")])
+    with_empty = save(tmp_path / "a.tar", [one, layer(noise()), layer([])], labels={})
+    without = save(tmp_path / "b.tar", [one], labels={})
+    assert sealed(with_empty, tmp_path / "c.tar") == sealed(without, tmp_path / "d.tar")
+
+
+def test_a_layer_that_comes_twice_is_read_through_its_link(tmp_path: Path) -> None:
+    one = layer([member("x", b"1")])
+    result = sealed(save(tmp_path / "a.tar", [one, one], labels={}), tmp_path / "b.tar")
+    assert len(result.diff_ids) == 2 and result.diff_ids[0] == result.diff_ids[1]
+
+
+def test_a_torn_archive_is_told(tmp_path: Path) -> None:
+    source = save(tmp_path / "a.tar", [layer([member("x", b"1")])], labels={})
+    with tarfile.open(source) as tar:
+        end = tar.getmember("manifest.json").offset
+    source.write_bytes(source.read_bytes()[:end])
+    with pytest.raises(BuildError, match=r"manifest\.json"):
+        sealed(source, tmp_path / "b.tar")
+
+
+def test_unknown_member_kinds_are_told(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="tar type"):
+        canonical_bytes(layer([member("x", type=b"V")]))
+
+
+def test_damage_is_told() -> None:
+    data = bytearray(layer([member("x", b"1"), member("y" * 120, b"2"), member("z", b"3")]))
+    for place, name in ((1024 + 700, "PAX"), (1024, "no tar header at byte 1,024"), (3, "no tar header at byte 0")):
+        torn = bytearray(data)
+        torn[place - place % 512 : place - place % 512 + 9] = b"\xff" * 9
+        with pytest.raises(BuildError, match=name):
+            canonical_bytes(bytes(torn))
+    for end in (1024 + 100, 1024 + 512, 512):
+        with pytest.raises(BuildError, match="the layer ends"):
+            canonical_bytes(bytes(data[:end]))
+
+
+def header(kind: bytes = b"0", **fields: tuple[int, bytes]) -> bytes:
+    """One header block. fields: place and bytes of what is to stand there."""
+    head = bytearray(layer_tar.block(b"a", kind))
+    for start, value in fields.values():
+        head[start : start + len(value)] = value
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return bytes(head)
+
+
+def told(body: bytes, kind: bytes = b"x") -> bytes:
+    """Headers that tell of the member after them."""
+    return header(kind, size=(124, b"%011o\0" % len(body))) + layer_tar.padded(body)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (header(size=(124, b"-0000001000\0")), "size is -512"),
+        (header(size=(124, b"\xff" * 10 + b"\xfe\0")), "size is -512"),
+        (header(size=(124, b"\x80" + b"\xff" * 11)), "size is 3"),
+        (header(b"L", size=(124, b"-0000001000\0")), "size is -512"),
+        (header(uid=(108, b"-000007\0")), "owner is -7"),
+        (header(gid=(116, b"\xff" * 8)), "owner is -1"),
+        (told(layer_tar.pax_record(b"size", b"-512")) + header(), "size is b'-512'"),
+        (told(layer_tar.pax_record(b"size", b"many")) + header(), "size is b'many'"),
+        (told(layer_tar.pax_record(b"uid", b"-1")) + header(), "owner is b'-1'"),
+        (told(layer_tar.pax_record(b"gid", b"9" * 30)) + header(), "owner is b'999"),
+        (header(b"3", major=(329, b"no\0")), "device number b'no"),
+        (header(b"4", minor=(337, b"-1\0")), "device number is -1"),
+        (told(b"20 path=a\n") + header(), "PAX records that begin b'20 path"),
+        (told(b"1 path=a\n") + header(), "PAX records that begin b'1 path"),
+        (told(b"n" * 6_000, b"L") + told(b"x" * layer_tar.TOLD, b"K") + header(), "bytes of headers before one member"),
+    ],
+)
+def test_numbers_that_no_member_has_are_told(data: bytes, said: str) -> None:
+    """A layer of a bundle is a stranger's: each of these was an endless loop, another error or any amount of memory."""
+    with pytest.raises(BuildError, match=said):
+        canonical_bytes(data + layer_tar.END)
+
+
+def test_what_is_told_of_one_member_does_not_count_for_the_next() -> None:
+    some = told(b"n" * (layer_tar.TOLD // 3), b"K") + header(b"2")
+    assert canonical_bytes(4 * some + layer_tar.END) == canonical_bytes(some + layer_tar.END)
+
+
+def test_the_kind_of_file_is_no_part_of_a_mode() -> None:
+    odd = header(mode=(100, b"0104755\0"), uid=(108, b"\x80" + (7).to_bytes(7, "big")))
+    assert layer_tar.read_members(io.BytesIO(odd + layer_tar.END))[b"a"].mode == 0o4755
+
+
+def test_hard_links_in_a_ring_point_nowhere() -> None:
+    ring = [member(a, type=tarfile.LNKTYPE, linkname=b) for a, b in ("ab", "bc", "ca", "da", "ee")]
+    read = layer_tar.read_layer(io.BytesIO(layer(ring)))
+    assert [(m.path, m.kind, m.link) for m in read.members] == [
+        (info.name.encode(), layer_tar.HARDLINK, info.linkname.encode()) for info, _ in ring
+    ]
+
+
+def test_a_chain_of_hard_links_is_walked_once() -> None:
+    """Not by each of its names: a chain of a million would take days."""
+
+    class Counting(dict[bytes, layer_tar.Member]):
+        looks = 0
+
+        def __getitem__(self, path: bytes) -> layer_tar.Member:
+            self.looks += 1
+            return super().__getitem__(path)
+
+    chain = [layer_tar.Member(b"%03d" % n, layer_tar.HARDLINK, 0, 0, 0, link=b"%03d" % (n - 1)) for n in range(1, 500)]
+    for members in (chain, chain[::-1]):
+        found = Counting({m.path: m for m in (*members, layer_tar.Member(b"000", b"0", 0o644, 0, 0))})
+        assert {m.link for m in layer_tar.link_first(found).values()} == {b"", b"000"}
+        assert found.looks < 1_100
+
+
+def test_hard_links_carry_only_their_files_name() -> None:
+    read = layer_tar.read_layer(
+        io.BytesIO(
+            layer(
+                [
+                    member("a", b"binary", pax_headers=CAPABILITY),
+                    member("b", type=tarfile.LNKTYPE, linkname="a"),
+                    member("c", type=tarfile.CHRTYPE, devmajor=1, devminor=3),
+                    member("d", type=tarfile.LNKTYPE, linkname="c"),
+                ]
+            )
+        )
+    )
+    assert [(bool(m.capability), m.device) for m in read.members] == [
+        *((True, (0, 0)), (False, (0, 0)), (False, (1, 3)), (False, (0, 0)))
+    ]
+
+
+class Sips(io.BytesIO):
+    """A source that gives less than was asked for, as a raw file may."""
+
+    def readinto(self, view: memoryview) -> int:  # type: ignore[override]
+        return super().readinto(view[:1000])
+
+
+def test_short_reads_and_small_buffers_give_the_same() -> None:
+    data = layer([member("a", b"\7" * (MIB - 1024)), member("b" * 40_000, b"data")])
+    plain = canonical_bytes(data)
+    read = layer_tar.read_layer(Sips(data))
+    assert b"".join(read.chunks()) == plain
+    assert b"".join(map(bytes, read.chunks(lambda: bytearray(layer_tar.ROOM)))) == plain

@@ -1,0 +1,539 @@
+"""Benchmarks without a server: plans, figures from what the load generator writes, ratios, records, what is printed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import made_releases
+import numpy
+import pytest
+
+from sparkpin.commands import bench, command_line
+from sparkpin.core.errors import InputError, ManifestError, SmokeError
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
+from sparkpin.host.fingerprint import Fingerprint
+from sparkpin.measure.bench import driver, load, measure, plan, ratios, record, target
+from sparkpin.measure.bench import text as words
+from sparkpin.measure.bench.compare import fit_at_once
+from sparkpin.measure.bench.plan import Limits, Pace, Plan, Wanted
+from sparkpin.measure.bench.record import BenchRecord, Cell, Comparison, Conditions, Measured, Memory, Spread, Start
+from sparkpin.measure.bench.run import Place, kept_before, require_answers
+from sparkpin.releases.container import GIB
+from sparkpin.serve import crash_facts, memory_limit, startup
+
+HOST = Fingerprint(
+    machine="NVIDIA DGX Spark", arch="aarch64", cpu="Cortex", cores=20, memory=128 * 10**9, gpus=(), kernel="6.14",
+    os="ubuntu 24.04", docker="28.3",
+)  # fmt: skip
+BOTH = frozenset({"prompt", "sweep"})
+PACE = Pace(prefill=1000, decode=50, start=90, source="a test")
+QA = Cell(name="Q&A", kind="prompt", prompt="Why?", output_tokens=256)
+SWEEP = Cell(name="128 x 1", kind="sweep", input_tokens=128, output_tokens=9, requests=2)
+
+
+def conditions(**changes: Any) -> Conditions:
+    found = {
+        "release": "sparkpin/tiny:v2-1", "image": "sha256:1", "host": HOST, "vllm": "0.33.0", "tool": load.TOOL,
+        "argv": ("vllm", "serve", "/model", "--max-num-seqs", "4"), "env": {"A": "b"}, "server": "started",
+    }  # fmt: skip
+    return Conditions(**{**found, **changes})
+
+
+def row(cell: Cell = QA, rate: float = 40.0, **changes: Any) -> Measured:
+    found: dict[str, Any] = {
+        "cell": cell, "seconds": 6.4, "completed": 1, "failed": 0, "prompt_tokens": 20, "output_tokens": 256,
+        "parts": 100, "output_rate": rate, "decode_rate": rate + 1, "ttft": Spread(p50=0.1, p95=0.2),
+        "gap": Spread(p50=0.06, p95=0.07), "token": Spread(p50=0.02, p95=0.03), "prefill_rate": None,
+    }  # fmt: skip
+    return Measured(**{**found, **changes})
+
+
+def made(*rows: Measured, **changes: Any) -> BenchRecord:
+    found: dict[str, Any] = {
+        "time": "2026-11-22T07:01:08.508Z", "conditions": conditions(), "cells": rows, "planned": len(rows),
+        "start": Start(seconds=29.9, began={"start": 0.0, "weights": 12.0, "ready": 29.0}),
+        "memory": Memory(container=3_000_000_000, gpu=None),
+    }  # fmt: skip
+    return BenchRecord(**{**found, **changes})
+
+
+def near(spread: Spread | None, p50: float, p95: float) -> bool:
+    return spread is not None and (spread.p50, spread.p95) == (pytest.approx(p50), pytest.approx(p95))
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
+
+
+# The plan
+
+
+def test_the_five_prompts_have_the_published_lengths() -> None:
+    cells = plan.cells_of(Limits(200_000, 16), Wanted(frozenset({"prompt"})))
+    assert [(cell.name, cell.output_tokens) for cell in cells] == [
+        ("Q&A", 256), ("Code", 512), ("JSON", 1024), ("Math", 64), ("LongCode", 2048),
+    ]  # fmt: skip
+    assert all(cell.prompt and not cell.whole and cell.concurrency == 1 for cell in cells)
+
+
+def test_a_sweep_goes_as_far_as_the_release_allows() -> None:
+    cells = plan.cells_of(Limits(196_608, 16), Wanted(frozenset({"sweep"})))
+    found = {(cell.input_tokens, cell.concurrency) for cell in cells}
+    assert {(128, n) for n in (1, 2, 4, 8, 16)} <= found and {(131072, 1), (131072, 2), (32768, 8)} <= found
+    assert (32768, 16) not in found and (131072, 4) not in found  # an hour of prefill, unless asked for
+    everything = plan.cells_of(Limits(196_608, 16), Wanted(frozenset({"sweep"}), everything=True))
+    assert len(everything) == 25
+    small = plan.cells_of(Limits(2048, 4), Wanted(frozenset({"sweep"})))
+    assert {(cell.input_tokens, cell.concurrency) for cell in small} == {(n, c) for n in (128, 1024) for c in (1, 2, 4)}
+    assert plan.cells_of(Limits(131072, 1), Wanted(frozenset({"sweep"})))[-1].input_tokens == 32768  # no room to answer
+
+
+def test_a_context_may_be_too_short() -> None:
+    assert {cell.kind for cell in plan.cells_of(Limits(512, 4), Wanted(BOTH))} == {"sweep"}
+    assert plan.cells_of(Limits(64, 4), Wanted(BOTH)) == ()
+
+
+def test_a_quick_sweep_of_a_release_that_takes_one_request_asks_each_thing_once() -> None:
+    quick = plan.cells_of(Limits(2048, 1), Wanted(frozenset({"sweep"}), quick=True))
+    assert [cell.name for cell in quick] == ["128 x 1"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "limits"),
+    [
+        (["--max-model-len", "196608", "--max-num-seqs", "16"], Limits(196_608, 16)),
+        (["--max-model-len=32k"], Limits(32_000, 256)),
+        (["--max-model-len", "auto"], Limits(262_144, 256)),
+        ([], Limits(262_144, 256)),
+    ],
+)
+def test_limits_are_read_from_the_command(flags: list[str], limits: Limits) -> None:
+    assert Limits.of(["vllm", "serve", "/model", *flags], 262_144) == limits
+
+
+def test_prompts_run_twice_one_round_after_the_other_and_a_sweep_warms_up() -> None:
+    other = dataclasses.replace(QA, name="Code")
+    steps = plan.steps_of([QA, other, SWEEP])
+    assert [(step.cell.name, step.counts) for step in steps] == [
+        ("Q&A", False), ("Code", False), ("Q&A", True), ("Code", True), ("128 x 1", False), ("128 x 1", True),
+    ]  # fmt: skip
+    assert (steps[4].requests, steps[4].output_tokens, steps[5].requests) == (1, 8, 2)
+    assert len({step.seed for step in steps}) == len(steps)  # the same random texts would come from the prefix cache
+
+
+def test_the_estimate_counts_prefill_for_all_and_decode_side_by_side() -> None:
+    step = plan.Step(dataclasses.replace(SWEEP, concurrency=2), True, 4, 100, 1)
+    assert plan.seconds_of(step, PACE) == pytest.approx(2 * (2 * 128 / 1000 + 100 / 50 * (1 + 1 / 8)))
+    known = plan.pace_from(made(row(), row(SWEEP, prefill_rate=900.0)), 29.9)
+    assert known == Pace(900.0, 41.0, 29.9, "from the run of 2026-11-22")
+    assert plan.pace_from(made(row(SWEEP)), 29.9) is None  # without a prompt of the five
+
+
+def test_the_estimate_goes_by_what_was_measured_of_this_release_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start as the last one was, else as the smoke test's; the load generator imports vLLM as a server does."""
+    paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
+    monkeypatch.setattr(bench, "uses_gpu", lambda *_: False)
+    plain = made_releases.release(1)
+    smoked = dataclasses.replace(plain, smoke={"passed": True, "ready_seconds": 100.8})
+    inspected = dataclasses.replace(plain, smoke={"inspected": True, "passed": False})
+    seen = [bench.pace_for(paths, one) for one in (plain, inspected, smoked)]
+    assert [(pace.start, pace.load, pace.guessed) for pace in seen] == [
+        (30, bench.LOAD, True), (30, bench.LOAD, True), (100.8, bench.LOAD, True)
+    ]  # fmt: skip
+    folder = crash_facts.folder_of(paths, plain.recipe, plain.name)
+    folder.mkdir(parents=True)
+    began = {"start": 0.0, "weights": 28.7, "ready": 35.0}
+    (folder / startup.FILE).write_text(json.dumps({"seconds": 35.9, "began": began}))
+    assert [(pace.start, pace.load) for pace in [bench.pace_for(paths, smoked)]] == [(35.9, 28.7)]
+
+
+# From the load generator's file to figures
+
+
+def result(**changes: Any) -> dict[str, Any]:
+    """Two answers: 9 tokens in four parts of two after the first, 9 in eight of one; the third request failed."""
+    return {
+        "duration": 2.0,
+        "input_lens": [128, 128, 128],
+        "output_lens": [9, 9, 0],
+        "ttfts": [0.2, 0.4, 0.0],
+        "itls": [[0.1] * 4, [0.1] * 8, []],
+        "errors": ["", "", "Traceback ...\nServerDisconnectedError: gone\n"],
+        **changes,
+    }
+
+
+BEFORE = """vllm:generation_tokens_total{engine="0"} 100
+vllm:spec_decode_num_drafts_total{engine="0"} 10
+vllm:spec_decode_num_draft_tokens_total{engine="0"} 20
+vllm:spec_decode_num_accepted_tokens_total{engine="0"} 5
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 5
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 0
+"""
+AFTER = """vllm:generation_tokens_total{engine="0"} 121
+vllm:spec_decode_num_drafts_total{engine="0"} 20
+vllm:spec_decode_num_draft_tokens_total{engine="0"} 40
+vllm:spec_decode_num_accepted_tokens_total{engine="0"} 20
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 14
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 6
+"""
+
+
+def test_tokens_are_counted_and_not_parts() -> None:
+    one = measure.measured(SWEEP, result(), BEFORE, AFTER, first=8.5)
+    assert (one.completed, one.failed, one.output_tokens, one.parts) == (2, 1, 18, 12)
+    assert one.output_rate == 9.0 and one.first_rate == 8.5
+    assert one.tokens_a_part == pytest.approx(16 / 12)
+    assert one.decode_rate == pytest.approx((8 / 0.4 + 8 / 0.8) / 2)
+    assert near(one.gap, 0.1, 0.1)
+    assert near(one.token, 0.1, 0.1)  # 4 of 0.05 s, 8 of 0.1 s
+    fast = measure.measured(SWEEP, result(output_lens=[9, 0, 0], errors=["", "e", "e"]), BEFORE, AFTER, None)
+    assert near(fast.token, 0.05, 0.05)
+    assert near(fast.gap, 0.1, 0.1)
+
+
+def test_an_answer_whose_parts_were_joined_has_no_times_between_tokens() -> None:
+    """Seen on a CPU with a load of 15: all of an answer in two parts, 50 microseconds apart."""
+    joined = result(input_lens=[9], output_lens=[32], ttfts=[0.3], itls=[[0.00005]], errors=[""])
+    one = measure.measured(SWEEP, joined, "", "", None)
+    assert (one.joined, one.decode_rate, one.gap, one.token) == (1, None, None, None)
+    assert one.output_rate == 16 and near(one.ttft, 0.3, 0.3)
+    assert any("joined the parts of 1 answer:" in line for line in words.record_lines(made(one)))
+    two = result(output_lens=[9, 32, 0], itls=[[0.1] * 4, [0.00005], []])
+    one = measure.measured(SWEEP, two, BEFORE, AFTER, None)  # up to three tokens a step: those of the first are kept
+    assert one.joined == 1 and one.decode_rate == pytest.approx(8 / 0.4) and near(one.gap, 0.1, 0.1)
+
+
+def test_prefill_is_of_one_user_and_of_long_prompts() -> None:
+    assert measure.measured(SWEEP, result(), "", "", None).prefill_rate == pytest.approx((128 / 0.2 + 128 / 0.4) / 2)
+    assert measure.measured(dataclasses.replace(SWEEP, concurrency=2), result(), "", "", None).prefill_rate is None
+    assert measure.measured(QA, result(), "", "", None).prefill_rate is None
+
+
+def test_acceptance_is_what_the_counters_grew_by() -> None:
+    one = measure.measured(SWEEP, result(), BEFORE, AFTER, None)
+    assert (one.drafted, one.accepted, one.acceptance) == (20, 15, 0.75)
+    assert one.accepted_by_position == (0.9, 0.6)
+    assert one.others == 3  # 21 were made, 18 were ours
+    plain = measure.measured(SWEEP, result(), "", "", None)
+    assert (plain.drafted, plain.acceptance, plain.accepted_by_position, plain.others) == (None, None, (), None)
+    fresh = measure.measured(SWEEP, result(), "", AFTER, None)  # a counter appears with its first value
+    assert fresh.drafted == 40
+
+
+def test_an_answer_of_one_token_has_no_decode() -> None:
+    one = measure.measured(SWEEP, result(output_lens=[1, 1, 0], itls=[[], [], []]), "", "", None)
+    assert one.decode_rate is None and one.gap is None and one.token is None and one.tokens_a_part is None
+    assert one.ended_early
+
+
+def test_quantiles_are_those_of_numpy() -> None:
+    values = [random.Random(7).random() for _ in range(37)]
+    for share in (0, 0.5, 0.95, 1):
+        assert measure.quantile(values, share) == pytest.approx(numpy.percentile(values, 100 * share))
+    assert measure.quantile([3.0], 0.95) == 3.0
+
+
+def test_a_cell_without_an_answer_is_an_error_with_its_reason(paths: Paths) -> None:
+    nothing = result(output_lens=[0, 0, 0], errors=["", "Traceback ...\nBad Request", "x"])
+    with pytest.raises(SmokeError, match="none of 3 requests was answered: Bad Request"):
+        require_answers(
+            made_releases.release(1), measure.measured(QA, nothing, "", "", None), measure.failures_of(nothing)
+        )
+
+
+# The load generator's container
+
+
+def test_lines_come_whole_however_the_engine_cuts_them() -> None:
+    text = b'{"vllm": "0.33.0"}\nvLLM says something\n{"begin": 0}\n'
+    for size in (1, 7, len(text)):
+        chunks = [text[start : start + size] for start in range(0, len(text), size)]
+        assert list(load.values(chunks)) == [{"vllm": "0.33.0"}, {"begin": 0}]
+
+
+class CutShort:
+    """In the place of a container whose end cuts its log short: one time in ten with a busy Docker 20.10, never when
+    wanted."""
+
+    def __init__(self, text: bytes, cuts: list[int]) -> None:
+        self.text, self.cuts = text, cuts
+        self.status = "created"
+
+    def reload(self) -> None:
+        self.status = "running" if self.cuts else "exited"
+
+    def logs(self, **asked: bool) -> list[bytes]:
+        assert asked == {"stream": True, "follow": True, "stdout": True, "stderr": False}
+        text = self.text[: self.cuts.pop(0)] if self.cuts else self.text
+        return [text[start : start + 3] for start in range(0, len(text), 3)]
+
+
+@pytest.mark.parametrize("cuts", [[], [0], [4], [18, 20], [18, 18], [20, 4]])
+def test_what_the_end_of_a_container_cuts_short_is_read_again(cuts: list[int]) -> None:
+    text = b'{"begin": 0}\n{"begin": 1}\n'
+    assert b"".join(load.output(cast(Any, CutShort(text, cuts)))) == text
+
+
+def test_each_step_says_all_that_the_driver_reads() -> None:
+    release = made_releases.release(1)
+    text = json.loads(load.plan_text(release, plan.steps_of([QA, SWEEP]), Plan((QA, SWEEP), PACE, 2048), "secret"))
+    assert text["key"] == "secret" and text["model"] == "/model" and len(text["steps"]) == 4
+    assert text["room"] == 2048 - plan.SLACK
+    prompt, sweep = (driver.words(text, step) for step in (text["steps"][0], text["steps"][-1]))
+    assert "--skip-tokenizer-init" in prompt and "--ignore-eos" not in prompt
+    assert sweep[sweep.index("--random-input-len") + 1] == "128" and sweep[sweep.index("--num-prompts") + 1] == "2"
+    assert "secret" not in prompt + sweep
+    assert [step["limit"] for step in text["steps"]] == [load.LEAST_LIMIT] * 4
+
+
+def test_the_load_generator_asks_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = dict.fromkeys(("HTTP_PROXY", "https_proxy", "no_proxy", "KEPT"), "x")
+    monkeypatch.setattr(os, "environ", environment)
+    driver.forget_proxies()
+    assert environment == {"KEPT": "x"}
+
+
+def test_memory_is_counted_without_the_page_cache() -> None:
+    assert target.container_bytes({"memory_stats": {"usage": 100, "stats": {"inactive_file": 30}}}) == 70
+    old = {"memory_stats": {"usage": 100, "stats": {"inactive_file": 1, "total_inactive_file": 40}}}
+    assert target.container_bytes(old) == 60
+    assert target.container_bytes({}) is None
+    assert target.most(None, 3, 5) == 5 and target.most(None) is None
+
+
+# Ratios
+
+
+def test_turns_are_abba() -> None:
+    assert [ratios.order_of(rounds) for rounds in (1, 2, 4)] == ["AB", "ABBA", "ABBAABBA"]
+
+
+def test_the_interval_is_students_t_of_the_logarithms() -> None:
+    middle, low, high = ratios.interval([1.1, 1.2, 1.3, 1.25])
+    logs = numpy.log([1.1, 1.2, 1.3, 1.25])
+    half = 3.182446 * logs.std(ddof=1) / 2  # Student's t for three degrees of freedom, 97.5 %
+    assert (middle, low, high) == pytest.approx(
+        tuple(numpy.exp(logs.mean() + half * end) for end in (0, -1, 1)), rel=1e-3
+    )
+    assert middle**2 == pytest.approx(low * high)
+    same = ratios.interval([2.0, 2.0])
+    assert same == (pytest.approx(2), pytest.approx(2), pytest.approx(2))
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+    draw = random.Random(3)
+    hits = 0
+    for _ in range(2000):
+        _, low, high = ratios.interval([1.05 * math.exp(draw.gauss(0, 0.1)) for _ in range(4)])
+        hits += low <= 1.05 <= high
+    assert 0.935 < hits / 2000 < 0.965
+
+
+def test_drift_of_the_machine_falls_out_of_paired_ratios() -> None:
+    """Each turn is slower than the one before it by 1 %, and B is twice as fast as A."""
+    order = ratios.order_of(4)
+    turns = [(letter, 40 * 0.99**place * (2 if letter == "B" else 1)) for place, letter in enumerate(order)]
+    a, b = ([[row(rate=rate)] for letter, rate in turns if letter == side] for side in "AB")
+    found = {(one.cell, one.metric): one for one in ratios.ratios_of(a, b)}
+    one = found["Q&A", "decode_rate"]
+    assert one.ratio == pytest.approx(2, rel=0.03) and one.low and one.high and one.low < 2 < one.high
+    assert len(one.a) == len(one.b) == 4
+
+
+def test_the_prompts_come_together_and_cells_each() -> None:
+    code = dataclasses.replace(QA, name="Code")
+    a = [[row(QA, 40), row(code, 10), row(SWEEP, 50)]]
+    b = [[row(QA, 80), row(code, 5), row(SWEEP, 60)]]
+    found = {(one.cell, one.metric): one for one in ratios.ratios_of(a, b)}
+    assert found[ratios.ALL, "output_rate"].ratio == pytest.approx(1.0)
+    assert found["128 x 1", "output_rate"].ratio == pytest.approx(1.2)
+    assert found["128 x 1", "output_rate"].low is None  # of one round
+    lacking = [[row(QA, 40), dataclasses.replace(row(code, 10), decode_rate=None)]]
+    assert ("Code", "decode_rate") not in {(one.cell, one.metric) for one in ratios.ratios_of(lacking, lacking)}
+
+
+# What is kept
+
+
+def test_a_record_comes_back_as_it_was(paths: Paths) -> None:
+    release = made_releases.release(1)
+    first, second = made(row()), made(row(), row(SWEEP, accepted_by_position=(0.9, 0.6)), time="2026-12-01T00:00:00Z")
+    for one in (second, first):
+        record.keep(paths, release, one)
+    assert record.history(paths, release) == (first, second)
+    assert record.newest(paths, release) == second
+    assert second.decode_rate == 41.0
+
+
+def test_cells_of_a_run_that_was_broken_off_are_no_result_and_can_be_gone_on_with(paths: Paths) -> None:
+    release = made_releases.release(1)
+    begun = made(row(), planned=2, conditions=conditions(argv=release.argv, image=release.image))
+    record.keep(paths, release, begun)
+    assert record.newest(paths, release) is None and record.unfinished(paths, release) == begun
+
+    said: list[str] = []
+    place = Place(paths, cast(Engine, None), HOST, None, said.append)
+    assert kept_before(place, release, [QA, SWEEP], resume=True) == begun
+    assert "1 of 2 cells are there" in said[-1]
+    assert kept_before(place, release, [QA, SWEEP], resume=False) is None
+    assert "not used: 1 of 2 cells" in said[-1]
+    for cells, machine, what in (
+        ([QA], HOST, "the plan"),
+        ([dataclasses.replace(QA, output_tokens=8), SWEEP], HOST, "the plan"),
+        ([QA, SWEEP], HOST.model_copy(update={"cores": 4}), "the machine"),
+    ):
+        assert kept_before(dataclasses.replace(place, host=machine), release, cells, resume=True) is None
+        assert what in said[-1]
+    other = dataclasses.replace(release, image="sha256:" + "f" * 64)
+    assert kept_before(place, other, [QA, SWEEP], resume=True) is None and "the image" in said[-1]
+
+    record.keep(paths, release, made(row(), row(SWEEP)))
+    assert record.unfinished(paths, release) is None
+    assert kept_before(place, release, [QA, SWEEP], resume=True) is None and "nothing to resume" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [("seconds", "x", "cells.0.seconds"), ("cell", None, "cells.0.cell"), ("more", 1, "cells.0.more")],
+)
+def test_a_damaged_record_is_named_with_its_key(paths: Paths, key: str, value: object, said: str) -> None:
+    path = record.keep(paths, made_releases.release(1), made(row()))
+    whole = json.loads(path.read_text())
+    whole["cells"][0][key] = value
+    path.write_text(json.dumps(whole))
+    with pytest.raises(ManifestError, match=said):
+        record.read(path)
+
+
+def test_a_record_of_a_newer_sparkpin_is_not_guessed_at(paths: Paths) -> None:
+    path = record.keep(paths, made_releases.release(1), made(row()))
+    path.write_text(path.read_text().replace('"schema": 1', '"schema": 2'))
+    with pytest.raises(ManifestError, match="newer sparkpin"):
+        record.read(path)
+
+
+# What is printed
+
+
+def test_no_figure_without_its_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    words.show_record(made(row(drafted=100, accepted=80, accepted_by_position=(0.9, 0.7)), row(SWEEP, failed=1)))
+    text = capsys.readouterr().out
+    assert HOST.line in text and "vLLM 0.33.0" in text and "--max-num-seqs 4" in text and "2026-11-22 07:01" in text
+    assert "80% (90% 70%)" in text and "128 x 1 (1 FAILED)" in text
+    assert "start: 29.9 s: start 12.0, weights 17.0, ready 0.9" in text
+    assert "container 3.00 GB" in text and "as the server counts them" in text
+
+
+def test_a_plan_says_what_is_asked_and_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = Plan((QA, SWEEP), PACE, 2048)
+    words.show_plan([made_releases.release(1)], wanted, turns=4, starts=4)
+    text = capsys.readouterr().out
+    assert "at most 256" in text and "2, the second counts" in text and "2, after 1 that does not count" in text
+    seconds = 4 * (plan.estimate(wanted.cells, PACE) + 90)
+    assert f"2 cells, 4 times: about {seconds / 60:.0f} min, 90 s of it for each of 4 starts" in text
+    words.show_plan([made_releases.release(1)], wanted, turns=4, starts=2)
+    assert "90 s of it for each of 2 starts" in capsys.readouterr().out
+    words.show_plan([made_releases.release(1)], Plan((QA,), dataclasses.replace(PACE, load=30), 2048), turns=2)
+    assert ": about 3 min, 90 s of it for the start, 30 s to load the load generator each time, at " in (
+        capsys.readouterr().out
+    )
+    words.show_plan([made_releases.release(1)], Plan((QA,), dataclasses.replace(PACE, start=0), 2048))
+    assert "1 cell: about 10 s (it is being served)" in capsys.readouterr().out
+
+
+def test_what_makes_figures_doubtful_is_said() -> None:
+    early = row(output_tokens=100, others=7)
+    lines = words.record_lines(made(early, conditions=conditions(server="served"), sessions=2))
+    assert any("7 more tokens" in line for line in lines)
+    assert any("a service was measured" in line for line in lines) and any("resumed" in line for line in lines)
+    assert "100 of 256" in words.row(early)
+
+
+def test_a_comparison_says_how_it_was_made(capsys: pytest.CaptureFixture[str], paths: Paths) -> None:
+    found = ratios.ratios_of([[row(rate=40)], [row(rate=41)]], [[row(rate=44)], [row(rate=46)]])
+    one = Comparison(
+        time="2026-11-22T07:01:08Z", a=conditions(), b=conditions(release="sparkpin/tiny:v3-1"), order="ABBA",
+        restarted=True, ratios=found, interval=ratios.INTERVAL.format(2), failed=1,
+    )  # fmt: skip
+    words.show_comparison(one)
+    text = capsys.readouterr().out
+    assert "order: ABBA; each turn with a server of its own" in text and "Student's t" in text and HOST.line in text
+    assert "1 request FAILED" in text
+    release = made_releases.release(1)
+    path = record.folder(paths, release) / "compare-1.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(record.to_json(one)))
+    assert record.comparisons(paths, release) == (one,) and record.history(paths, release) == ()
+
+
+# The command line
+
+
+def test_compare_takes_two_tags() -> None:
+    assert command_line.compare_words(["invoke", "bench", "--compare", "a", "b"]) == ["other"]
+    assert command_line.compare_words(["invoke", "bench", "--compare=a", "b"]) == ["other"]
+    assert command_line.compare_words(["invoke", "bench", "--compare", "a", "--other=b"]) == []
+    assert (
+        command_line.compare_words(["invoke", "bench", "--release", "a"])
+        == command_line.compare_words(["invoke", "up"])
+        == []
+    )
+
+
+def test_a_recipe_that_is_none_is_told_before_its_releases(paths: Paths) -> None:
+    with pytest.raises(InputError, match="unknown recipe 'nope'"):
+        bench.chosen(paths, cast(Engine, None), "nope", None)
+
+
+def test_both_sides_of_a_comparison_are_asked_the_same() -> None:
+    a = Plan(plan.cells_of(Limits(32_768, 16), Wanted(BOTH)), PACE, 32_768)
+    b = Plan(plan.cells_of(Limits(4096, 4), Wanted(BOTH)), dataclasses.replace(PACE, decode=20), 4096)
+    both = bench.common([a, b])
+    assert (both.context, both.pace.decode) == (4096, 20)
+    guess = dataclasses.replace(b, pace=dataclasses.replace(b.pace, guessed=True))
+    half = bench.common([a, guess]).pace
+    assert half.decode == PACE.decode and half.source.endswith("of one of them; the other was not measured yet")
+    assert [cell.name for cell in both.cells] == [
+        "Q&A", "Code", "JSON", "Math", "LongCode", "1024 x 1", "1024 x 4",
+    ]  # fmt: skip
+
+
+def test_releases_that_nothing_can_be_asked_of_alike_are_not_compared() -> None:
+    prompts = frozenset({"prompt"})
+    scripted, other = (
+        Plan(plan.cells_of(Limits(4096, 4), Wanted(prompts, whole=whole)), PACE, 4096) for whole in (True, False)
+    )
+    with pytest.raises(InputError, match="asked of both releases alike"):
+        bench.common([scripted, other])
+
+
+def test_both_servers_are_up_only_where_both_plans_fit(monkeypatch: pytest.MonkeyPatch, paths: Paths) -> None:
+    releases = [made_releases.release(1), made_releases.release(2)]
+    assert not fit_at_once(paths, releases), "nothing of them is there to plan with"
+    monkeypatch.setattr(memory_limit, "plan_of", lambda paths, release: SimpleNamespace(needed=10 * GIB))
+    for free, fits in ((26 * GIB, True), (26 * GIB - 1, False)):
+        monkeypatch.setattr(memory_limit, "available", lambda free=free: free)
+        assert fit_at_once(paths, releases) == fits
+
+
+def test_a_part_that_is_none_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--dry-run --json: a plan is printed for people only"):
+        bench.Asked(quick=False, full=False, only="", bandwidth="", dry_run=True, as_json=True)
+    asked = bench.Asked(quick=False, full=False, only="half", bandwidth="", dry_run=False, as_json=False)
+    with pytest.raises(InputError, match="wanted prompts or sweep"):
+        _ = asked.parts
+    with pytest.raises(InputError, match="--bandwidth"):
+        _ = dataclasses.replace(asked, bandwidth="fast").bytes_a_second
+    assert dataclasses.replace(asked, bandwidth="273").bytes_a_second == 273e9

@@ -1,0 +1,330 @@
+"""The roofline: bytes of a decode step, derived by hand for the 122B, and `invoke roofline` as a person runs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import qwen_samples
+from checkout import PROJECT, Checkout
+from made_releases import release
+from test_memory import MTP2, geometry_122b, settings_of
+
+from sparkpin.checkpoint.plan import final_tensors, make_plan
+from sparkpin.checkpoint.safetensors import TensorInfo
+from sparkpin.commands.roofline import asked, is_served_here
+from sparkpin.commands.roofline import published as show_published
+from sparkpin.core.errors import InputError
+from sparkpin.core.paths import Paths
+from sparkpin.host.machine import Host
+from sparkpin.measure.bench.acceptance import PUBLISHED, Acceptance, acceptance_of
+from sparkpin.measure.roofline import published
+from sparkpin.measure.roofline.published import ACCEPTED, CHAIN, GEOMETRY, MODEL, Published, model_published
+from sparkpin.measure.roofline.published import MTP2 as DRAFTS
+from sparkpin.measure.roofline.reads import Read, Roofline, distinct, model_of, roofline
+from sparkpin.pins import manifests
+from sparkpin.releases.record import Release, Releases
+from sparkpin.serve.memory.weights import Loading
+
+BASE, HYBRID, MTP, V2, V2_TQ = CHAIN
+SPARK = 273e9
+# One routed expert of all 48 layers: 48 x 3 x 3072 x 1024 weights in 4 bits, and 2 bytes of scale for each 128.
+EXPERT = 452_984_832 // 2 + 452_984_832 // 64
+MTP_EXPERT = 3 * 3072 * 1024 * 2
+
+
+def made(figure: Published = BASE, *, context: int = 1000, accepted: float = ACCEPTED, same: bool = False) -> Roofline:
+    model = model_published(figure)
+    return roofline(model, context=context, bandwidth=SPARK, accepted=accepted, same_experts=same)
+
+
+def reads(one: Roofline) -> dict[str, Read]:
+    return {read.what: read for read in one.reads}
+
+
+@pytest.mark.parametrize(
+    ("experts", "active", "tokens", "wanted"),
+    [
+        (256, 8, 1, 8.0),
+        (256, 8, 2, 15.75),  # 256 x (1 - (31/32)^2) = 256 x 63 / 1024
+        (256, 8, 3, 23.2578125),  # 256 x 2977 / 32768
+        (4, 2, 3, 3.5),  # 4 x (1 - 1/8)
+        (8, 8, 5, 8.0),
+        (0, 0, 3, 0.0),
+    ],
+)
+def test_distinct_experts(experts: int, active: int, tokens: int, wanted: float) -> None:
+    assert distinct(experts, active, tokens) == pytest.approx(wanted, rel=1e-12)
+
+
+def test_distinct_experts_against_a_draw() -> None:
+    """Exactly, over all ways in which two tokens can choose 2 of 4: the mean of the union's size."""
+    pairs = [frozenset((a, b)) for a in range(4) for b in range(a)]
+    unions = [len(one | other) for one in pairs for other in pairs]
+    assert sum(unions) / len(unions) == distinct(4, 2, 2) == 3.0
+
+
+def test_the_baseline_s_bytes_by_hand() -> None:
+    found = reads(made())
+    assert (found["INT4 experts"].size, found["INT4 experts"].times) == (EXPERT, 8) == (233_570_304, 8)
+    linear = 3072 * 12_288 + 3072 * 8192 + 8192 * 3072 + 2 * 3072 * 64
+    full = 3072 * 16_384 + 2 * 3072 * 512 + 8192 * 3072
+    assert found["INT4 layers"].bytes == (36 * linear + 12 * full) * 33 / 64 == 2_128_896_000
+    assert found["LM head"].bytes == 248_320 * 3072 * 2 == 1_525_678_080
+    assert found["GDN states"].size == 36 * (64 * 128 * 128 * 4 + 3 * 12_288 * 2) == 153_649_152
+    assert found["GDN states"].times == 2
+    assert found["KV cache"].bytes == 1000 * 12 * 2 * 2 * 256 * 2 == 24_576_000
+    assert "MTP layer" not in found and "embeddings" not in found
+
+
+def test_fp8_shared_experts_halve_their_bytes() -> None:
+    shared = 48 * 3 * 3072 * 1024
+    before, after = reads(made(BASE)), reads(made(HYBRID))
+    assert after["FP8 layers"].bytes == shared + 144 * 24 * 8 * 2  # with a 16-bit scale for each 128 x 128
+    assert before["16-bit layers"].bytes - after["16-bit layers"].bytes == 2 * shared
+
+
+def test_two_drafted_tokens() -> None:
+    """Three tokens are checked at once; the first draft runs over the same three, the second over one."""
+    found = reads(made(MTP))
+    assert found["INT4 experts"].times == pytest.approx(23.2578125)
+    assert found["LM head"].times == 3
+    dense = 3072 * 6144 + 3072 * 16_384 + 2 * 3072 * 512 + 8192 * 3072 + 3 * 3072 * 1024 + 256 * 3072
+    norms = 3 * 3072 + 2 * 3072 + 2 * 256 + 3072  # of MTP, of its layer, of q and k, and the shared expert's gate
+    assert (found["MTP layer"].size, found["MTP layer"].times) == (2 * (dense + norms), 2)
+    assert (found["MTP experts"].size, found["MTP experts"].times) == (MTP_EXPERT, pytest.approx(31.2578125))
+    assert found["GDN states"].times == 4  # read once, written for each of three tokens
+    assert found["KV cache of the MTP layer"].bytes == 2 * 1000 * 2048
+    same = reads(made(MTP, same=True))
+    assert (same["INT4 experts"].times, same["MTP experts"].times) == (8, 16)
+
+
+def test_the_int8_head() -> None:
+    head = reads(made(V2))["LM head"]
+    assert (head.size, head.times) == (248_320 * 3072 + 2 * (248_320 + 3072), 3)
+
+
+def test_a_list_of_tokens_to_draft() -> None:
+    """Stage v2-vocab: the head is read once to check; a draft reads 32,768 of its 248,320 rows."""
+    flags = (*V2.flags, "--additional-config", '{"draft_vocabulary": {"first": 32768}}')
+    figure = dataclasses.replace(V2, stage="v2-vocab", flags=flags)
+    found, before = made(figure), made(V2)
+    whole = 248_320 * 3072 + 2 * (248_320 + 3072)
+    head, rows = reads(found)["LM head"], reads(found)["LM head, listed rows"]
+    assert (head.size, head.times) == (whole, 1)
+    assert (rows.size, rows.times) == (pytest.approx(whole * 32_768 / 248_320), 2)
+    assert before.step_bytes - found.step_bytes == pytest.approx(2 * whole * (1 - 32_768 / 248_320))
+    assert before.step_bytes - found.step_bytes == pytest.approx(1.325e9, rel=1e-3)
+    plain = made(dataclasses.replace(MTP, flags=flags))
+    assert reads(plain)["LM head, listed rows"].size == pytest.approx(32_768 * 3072 * 2)
+
+
+def test_the_mtp_layer_in_fp8() -> None:
+    """What the rule `mtp.layers.*_proj` of docs/checkpoints.md makes: `mtp.fc`, router and norms stay in 16 bits."""
+    found, before = reads(made(dataclasses.replace(V2, fp8_draft=True))), reads(made(V2))
+    projections = [3072 * 16_384, 512 * 3072, 512 * 3072, 8192 * 3072, *[3072 * 1024] * 3]
+    scales = 2 * sum(size // 128**2 for size in projections)
+    assert before["MTP layer"].size - found["MTP layer"].size == sum(projections) - scales
+    assert found["MTP experts"].size == MTP_EXPERT / 2 + 2 * 3 * 8 * 24
+    routed = (8 + 256 * (1 - (31 / 32) ** 3)) * (MTP_EXPERT / 2 - 2 * 3 * 8 * 24)
+    saved = sum(read.bytes for read in before.values()) - sum(read.bytes for read in found.values())
+    assert saved == pytest.approx(2 * (sum(projections) - scales) + routed)  # 0.47 of 12.06 GB
+
+
+def test_the_ceilings_of_the_published_chain() -> None:
+    """FACTS of the project had 40.0 / 42.8 / 50-54 / 60-66 (docs/roofline.md tells the difference)."""
+    assert [figure.tokens for figure in CHAIN] == [28.3, 30.8, 38.4, 51.0, 39.0]
+    assert [round(made(figure).ceiling, 1) for figure in CHAIN] == [39.9, 42.7, 49.1, 58.4, 58.5]
+    assert [round(made(figure, same=True).ceiling, 1) for figure in CHAIN] == [39.9, 42.7, 67.1, 85.9, 86.1]
+    assert [round(made(figure).fraction(figure.tokens), 3) for figure in CHAIN] == [0.709, 0.721, 0.782, 0.873, 0.666]
+
+
+def test_the_stage_of_four_bits_differs_by_its_cache() -> None:
+    """262 bytes a token and head, not 1024 (mods/turboquant), in 12 layers and two passes of the MTP layer."""
+    flags = manifests.load_stage(PROJECT, V2_TQ.stage).serve.flags
+    assert V2_TQ.flags == (*V2.flags, *(str(word) for item in flags.items() for word in item))
+    assert made(V2).step_bytes - made(V2_TQ).step_bytes == (12 + 2) * 1000 * 2 * (1024 - 262)
+
+
+def test_what_a_measured_speed_says() -> None:
+    one = Roofline((Read("all", 5e9, 2),), drafted=2, context=0, bandwidth=200e9, accepted=0.5)
+    assert (one.step_bytes, one.step_seconds, one.step_tokens, one.ceiling) == (10e9, 0.05, 2.0, 40.0)
+    assert (one.fraction(30.0), one.implied(30.0)) == (0.75, 150e9)
+
+
+def test_a_long_context_and_nothing_accepted() -> None:
+    long = reads(made(V2, context=262_144))
+    assert long["KV cache"].bytes == 262_144 * 24_576
+    assert made(V2, accepted=0).step_tokens == 1
+    assert "KV cache" not in reads(made(V2, context=0))
+
+
+@pytest.mark.parametrize("figure", CHAIN, ids=lambda figure: figure.stage)
+def test_headers_of_the_published_shapes_give_the_same(figure: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the builder's plan, as the headers of a locked model come; with 2 experts a layer, which is quicker."""
+    sizes = dataclasses.replace(qwen_samples.G122B, experts=2)
+    monkeypatch.setattr(published, "EXPERTS", 2)
+    listings = {"int4": qwen_samples.int4_listing(sizes), "fp8": qwen_samples.fp8_listing(sizes)}
+    steps = ("copy", "hybrid", "mtp") if figure.fp8 else ("copy",)
+    plan = make_plan(listings, manifests.load_model(PROJECT, MODEL), steps)
+    geometry = geometry_122b()
+    assert geometry == GEOMETRY
+    flags = " ".join((MTP2, *figure.flags[2:])) if figure.flags else ""
+    loading = Loading(bool(figure.flags), True, figure.int8, False)
+    settings = settings_of(geometry, flags, "cuda", (0, 33))
+    tensors = [placed.source.info for placed in final_tensors(plan, listings) if placed.listed]
+    assert model_of(tensors, geometry, settings, loading, symmetric=True) == model_published(figure)
+
+
+def test_headers_of_an_mtp_layer_in_fp8_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule of docs/checkpoints.md, through the builder's plan: `invoke roofline` counts what a checkpoint holds."""
+    sizes = dataclasses.replace(qwen_samples.G122B, experts=2)
+    monkeypatch.setattr(published, "EXPERTS", 2)
+    listings = {"int4": qwen_samples.int4_listing(sizes), "fp8": qwen_samples.fp8_listing(sizes)}
+    pin = manifests.load_model(PROJECT, MODEL)
+    assert pin.hybrid and not any("mtp" in module for rule in pin.hybrid.rules for module in rule.modules)  # by default
+    rule = pin.hybrid.rules[0].model_copy(update={"modules": ["mtp.layers.*_proj"]})
+    hybrid = pin.hybrid.model_copy(update={"rules": [*pin.hybrid.rules, rule], "unused": None})
+    changed = pin.model_copy(update={"hybrid": hybrid})
+    plan = make_plan(listings, changed, ("copy", "hybrid", "mtp"))
+    settings = settings_of(geometry_122b(), MTP2, "cuda", (0, 33))
+    tensors = [placed.source.info for placed in final_tensors(plan, listings) if placed.listed]
+    wanted = model_published(dataclasses.replace(V2, fp8_draft=True))
+    assert model_of(tensors, GEOMETRY, settings, Loading(True, True, True, False), symmetric=True) == wanted
+
+
+def test_zero_points_are_read_where_a_model_has_its_own() -> None:
+    tensors = [
+        TensorInfo("model.layers.0.mlp.experts.0.up_proj.qweight", "I32", (16, 128), 0, 8192),
+        TensorInfo("model.layers.0.mlp.experts.0.up_proj.qzeros", "I32", (1, 16), 8192, 8256),
+        TensorInfo("model.layers.0.mlp.experts.1.up_proj.qweight", "I32", (16, 128), 8256, 16_448),
+        TensorInfo("model.embed_tokens.weight", "BF16", (100, 128), 16_448, 42_048),
+        TensorInfo("model.visual.proj.weight", "BF16", (100, 128), 42_048, 67_648),
+    ]
+    settings, loading = settings_of(GEOMETRY, "", "cuda"), Loading(False, True, False, False)
+    for symmetric, routed in ((True, 16_384), (False, 16_448)):
+        found = model_of(tensors, GEOMETRY, settings, loading, symmetric=symmetric)
+        assert (found.experts, found.active) == (2, 2)
+        rows = {row.kind: (row.dense, row.experts) for row in found.weights}
+        assert rows == {"INT4 experts": (0, routed), "LM head": (25_600, 0)}  # tied to the embeddings
+
+
+def test_options() -> None:
+    one = asked(bandwidth="4800", context=32_768, accepted="1")
+    assert (one.bandwidth, one.context, one.accepted) == (4.8e12, 32_768, 1.0)
+    assert asked(bandwidth="1", context=1, accepted="").accepted is None
+    for bandwidth, accepted, said in (
+        ("fast", "1", "--bandwidth: saw 'fast', wanted a number above 0"),
+        ("0", "1", "--bandwidth: saw '0', wanted a number above 0"),
+        ("inf", "1", "--bandwidth: saw 'inf', wanted a number above 0"),
+        ("273", "1.5", "--accepted: saw '1.5', wanted a share from 0 to 1"),
+        ("273", "-1", "--accepted: saw '-1', wanted a number, 0 or more"),
+    ):
+        with pytest.raises(InputError) as caught:
+            asked(bandwidth=bandwidth, context=1000, accepted=accepted)
+        assert said in str(caught.value) and caught.value.next_step
+
+
+def test_the_share_accepted_is_what_the_newest_release_that_passed_measured(tmp_path: Path) -> None:
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    records = Releases(paths)
+
+    def saved(number: int, state: str, share: object, argv: tuple[str, ...] = DRAFTS, stage: str = "v2") -> Release:
+        smoke = {"passed": state == "passed", "seconds": 1.0, "checks": [], "acceptance": share}
+        made = release(number, state, argv=("vllm", "serve", "/model", *argv), smoke=smoke, stage=stage)
+        records.save(made)
+        return made
+
+    assert acceptance_of(paths, "tiny", "v2", 2) == PUBLISHED
+    one = saved(1, "passed", 0.625)
+    for number, known in enumerate(({"share": "much"}, {"share": None}, {"share": 7}), start=2):
+        saved(number, "passed", **known)
+    saved(5, "failed", 0.1)
+    saved(6, "passed", 0.2, argv=())
+    saved(7, "passed", 0.3, stage="mtp")
+    assert acceptance_of(paths, "tiny", "v2", 2) == Acceptance(0.625, f"smoke test of {one.tag}")
+    assert acceptance_of(paths, "tiny", "v2", 3) == PUBLISHED
+    bench = SimpleNamespace(of_kind=lambda _: [SimpleNamespace(drafted=60, accepted=45)])
+    with mock.patch("sparkpin.measure.bench.record.newest", lambda _, made: bench if made == one else None):
+        assert acceptance_of(paths, "tiny", "v2", 2) == Acceptance(0.75, f"bench of {one.tag}")
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Checkout:
+    return Checkout.make(tmp_path / "copy")
+
+
+def test_the_published_chain_as_a_person_sees_it(copy: Checkout) -> None:
+    lines = copy.done("roofline", "--published").splitlines()
+    found = {line.split()[0]: line.split()[-6:] for line in lines if line.startswith(("base", "hybrid", "mtp", "v2"))}
+    assert found["base"] == ["6.84", "39.9", "39.9", "28.3", "71%", "194"]
+    assert found["hybrid"] == ["6.39", "42.7", "42.7", "30.8", "72%", "197"]
+    assert found["mtp"] == ["14.34", "49.1", "67.1", "38.4", "78%", "213"]
+    assert found["v2"] == ["12.06", "58.4", "85.9", "51", "87%", "238"]
+    assert found["v2-tq"] == ["12.03", "58.5", "86.1", "39", "67%", "182"]
+    value = json.loads(copy.done("roofline", "--published", "--bandwidth", "546", "--json"))
+    assert [round(row["ceiling"], 1) for row in value["chain"]] == [79.8, 85.5, 98.2, 116.8, 117.1]
+    assert [row["measured"] for row in value["chain"]] == [28.3, 30.8, 38.4, 51.0, 39.0]
+    assert lines[-1].startswith("published: five prompts on one Spark, not measured here; docs/")
+
+
+def test_published_speeds_are_not_held_against_the_ceilings_of_a_longer_context(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    long = asked(bandwidth="273", context=131_072, accepted="")
+    show_published(long, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split()[-3:] for line in lines if line.startswith(("base", "hybrid", "mtp", "v2"))]
+    assert rows == 5 * [["-", "-", "-"]]
+    assert "and short ones: nothing to hold against more than 1,000 tokens in the cache; docs/" in lines[-1]
+    show_published(long, as_json=True)
+    chain = json.loads(capsys.readouterr().out)["chain"]
+    assert len(chain) == 5 and not [row for row in chain if {"measured", "fraction", "implied"} & set(row)]
+
+
+def test_a_recipe_s_headers(copy: Checkout) -> None:
+    """Of the generated model on a Spark: INT4 experts of 4 layers x 3 x 128 x 128, four of them, two active."""
+    arguments = ("roofline", "--recipe", "scripted-tiny-spark", "--json", "--context", "0")
+    value = json.loads(copy.done(*arguments))
+    found = {read["what"]: read for read in value["reads"]}
+    assert found["INT4 experts"]["size"] == 4 * 3 * 128 * 128 * 33 / 64 == 101_376
+    assert (found["INT4 experts"]["times"], found["LM head"]["times"], value["drafted"]) == (3.5, 3, 2)
+    assert found["LM head"]["size"] == 1024 * 128 + 2 * (1024 + 128)
+    listed = json.loads(copy.done(*arguments, "--stage", "v2-vocab"))
+    assert listed["step_bytes"] == value["step_bytes"]  # all of its 1024 tokens are among the first 65,536
+    base = json.loads(copy.done(*arguments, "--stage", "base", "--measured", "1000"))
+    assert base["step_tokens"] == 1 and "MTP layer" not in {read["what"] for read in base["reads"]}
+    assert base["fraction"] == pytest.approx(1000 * base["step_bytes"] / 273e9)
+    text = copy.done("roofline", "--measured", "1000")
+    assert "Decode of recipe scripted-tiny, stage v2-tq, one user, 1,000 tokens in the cache\n" in text
+    assert "2.58 tokens a step: 2 drafted, 79 % of them accepted (as published for the 122B; --accepted)" in text
+    assert "\nceiling: " in text and "\nmeasured: 1000 tok/s, " in text and "published chain" not in text
+    assert " MB a step at 273 GB/s (a DGX Spark's memory, nominally): " in text
+    assert "\nnote: this machine is no DGX Spark, so that is no ceiling of what is served here: --bandwidth " in text
+    text = copy.done("roofline", "--bandwidth", "20")
+    assert " MB a step at 20 GB/s: " in text and "Spark" not in text
+
+
+def test_a_spark_s_bandwidth_is_not_told_of_another_machine_s_memory() -> None:
+    cpu, spark = (manifests.load_stack(PROJECT, name) for name in ("cpu", "spark"))
+    plain = Host(False, "x86_64", "debian 12", ("debian",), True, False, False, 16 << 30, 12 << 30)
+    with_gpu, own = (dataclasses.replace(plain, **{fact: True}) for fact in ("has_gpu", "is_spark"))
+    machines = {"plain": plain, "gpu": with_gpu, "spark": own}
+    seen = {(name, stack.name): is_served_here(one, stack) for name, one in machines.items() for stack in (cpu, spark)}
+    assert [pair for pair, told in seen.items() if told] == [("plain", "cpu"), ("gpu", "cpu"), ("gpu", "spark")]
+
+
+def test_wrong_options_are_one_clear_error(copy: Checkout) -> None:
+    for arguments, said in (
+        (("--context", "1k"), "--context: saw '1k', wanted a whole number"),
+        (("--measured", "none"), "--measured: saw 'none', wanted a number above 0"),
+        (("--published", "--stage", "v2"), "--published shows every stage of the published chain: saw --stage beside"),
+        (("--published", "--recipe", "a", "--measured", "3", "--json"), "chain: saw --recipe and --measured beside it"),
+    ):
+        result = copy.invoke("roofline", *arguments)
+        assert (result.returncode, "Traceback" in result.stderr) == (2, False), arguments
+        assert said in result.stderr and "next: " in result.stderr

@@ -1,0 +1,109 @@
+"""What is chosen for a model and a vLLM where no file says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from places import PROJECT
+
+from sparkpin.build.pair import pair
+from sparkpin.core.errors import ManifestError
+from sparkpin.pins import manifests
+from sparkpin.pins.families import choices, completed, family_of, vllm_version
+from sparkpin.pins.vllm_command import flag_value
+
+BARE = ["vllm", "serve", "/model"]
+FAMILIES = manifests.load_families(PROJECT)
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("Intel/Qwen3.5-122B-A10B-int4-AutoRound", "qwen3.5"),
+        ("txn545/Qwen3.5-122B-A10B-NVFP4", "qwen3.5"),
+        ("someone/QWEN3.6-35B-A3B-FP8", "qwen3.5"),
+        ("Qwen/Qwen3-Coder-Next", "qwen3-coder"),
+        ("sparkpin/scripted-tiny-int4-AutoRound", "scripted-tiny"),
+        ("Qwen/Qwen3-8B", None),
+    ],
+)
+def test_the_family_of_a_model(model: str, name: str | None) -> None:
+    family = family_of(FAMILIES, model)
+    assert (family.name if family else None) == name
+
+
+@pytest.mark.parametrize("version", ["0.19.1", "0.20.2", "0.32.0", "0.33.0"])
+def test_all_that_a_qwen_needs(version: str) -> None:
+    chosen = choices(family_of(FAMILIES, "Qwen/Qwen3.5-27B"), version, BARE)
+    assert completed(BARE, chosen) == [
+        *BARE,
+        "--reasoning-parser",
+        "qwen3",
+        "--enable-auto-tool-choice",
+        "--tool-call-parser",
+        "qwen3_coder",
+        "--chat-template-content-format",
+        "openai",
+    ]
+
+
+def test_the_reason_is_that_of_the_version() -> None:
+    family = family_of(FAMILIES, "Qwen/Qwen3.5-27B")
+
+    def line(version: str) -> str:
+        return next(choice.line for choice in choices(family, version, BARE) if choice.flag == "--tool-call-parser")
+
+    assert line("0.20.2").startswith("chosen: --tool-call-parser qwen3_coder: up to 0.20.2 qwen3_xml streams")
+    assert "one parser by now" in line("0.33.0")
+    assert [choice.flag for choice in choices(family, "", BARE)] == ["--reasoning-parser", "--enable-auto-tool-choice"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--tool-call-parser", "qwen3_xml"],
+        ["--tool-call-parser=qwen3_xml"],
+        ["--tool_call_parser", "qwen3_xml"],
+        ["--no-enable-auto-tool-choice"],
+        ["--chat-template-content-format", "string"],
+    ],
+)
+def test_what_is_said_stays(words: list[str]) -> None:
+    argv = [*BARE, *words]
+    chosen = choices(family_of(FAMILIES, "Qwen/Qwen3.5-27B"), "0.33.0", argv)
+    assert len(chosen) == 3
+    assert completed(argv, chosen)[: len(argv)] == argv
+
+
+def test_it_comes_into_the_release_with_its_reason(project: Path) -> None:
+    """In the place of a recipe that says nothing of parsers; and the file is among what the release was made from."""
+    recipe = project / "recipes/scripted-tiny.yaml"
+    said = recipe.read_text()
+    before = pair(project, "scripted-tiny")[-1]
+    assert before.chosen == ()
+    recipe.write_text(said[: said.index(" \\\n    --reasoning-parser")] + "\n")
+    after = pair(project, "scripted-tiny")[-1]
+    assert flag_value(after.argv, "--tool-call-parser") == "qwen3_coder"
+    assert flag_value(after.argv, "--reasoning-parser") == "qwen3" and "--enable-auto-tool-choice" in after.argv
+    assert [choice.flag for choice in after.chosen] == [
+        "--reasoning-parser",
+        "--enable-auto-tool-choice",
+        "--tool-call-parser",
+    ]
+    assert "pins/families.yaml" in after.inputs
+    (project / "pins/families.yaml").unlink()
+    without = pair(project, "scripted-tiny")[-1]
+    assert without.chosen == () and without.key != after.key and "pins/families.yaml" not in without.inputs
+
+
+def test_the_version_of_a_stack() -> None:
+    seen = {name: vllm_version(manifests.load_stack(PROJECT, name)) for name in ("cpu", "spark", "spark-seed")}
+    assert seen == {"cpu": "0.32.0", "spark": "0.33.0", "spark-seed": "0.20.2"}
+
+
+def test_bounds_that_are_none_are_refused(project: Path) -> None:
+    file = project / "pins/families.yaml"
+    file.write_text(file.read_text().replace('vllm: "<0.24"', "vllm: before 0.24", 1))
+    with pytest.raises(ManifestError, match=r"families\.0\.serve\.2\.vllm"):
+        manifests.load_families(project)

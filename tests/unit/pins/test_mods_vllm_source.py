@@ -1,0 +1,235 @@
+"""The mods' declarations of what they touch in vLLM, against the source of each release: no vLLM, no torch needed.
+
+mods/modkit/tests/vllm_source.json holds what was read from the releases' source distributions. With
+SPARKPIN_VLLM_SOURCES set to a folder that holds them as vllm-RELEASE/vllm, the same is read from there too.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from checkout import PROJECT
+
+sys.path.append(str(PROJECT / "mods/modkit/tests"))
+
+import vllm_source
+
+DATA = json.loads(vllm_source.DATA.read_text())
+DECLARED = vllm_source.declarations()
+RELEASES = ("0.19.1", "0.20.2", "0.32.0", "0.33.0")
+ACCEPTED = [(mod, release) for mod, (touches, _) in DECLARED.items() for release in touches]
+REFUSED = [(mod, release) for mod, (_, refused) in DECLARED.items() for release in refused]
+SOURCES = os.environ.get("SPARKPIN_VLLM_SOURCES")
+
+
+def test_every_mod_that_declares_something_is_looked_at() -> None:
+    assert set(vllm_source.MODULES) == {path.parts[-3] for path in PROJECT.glob("mods/*/sparkpin_*/touches.py")}
+
+
+@pytest.mark.parametrize("mod", DECLARED)
+def test_each_release_is_accepted_or_refused_with_a_reason(mod: str) -> None:
+    touches, refused = DECLARED[mod]
+    assert sorted([*touches, *refused]) == sorted(RELEASES)
+    assert all(refused.values())
+
+
+def test_the_data_is_of_these_releases_and_names() -> None:
+    releases, names = vllm_source.releases_and_names()
+    assert releases == sorted(DATA) == sorted(RELEASES)
+    assert all(sorted(DATA[release]) == names for release in releases)
+
+
+@pytest.mark.parametrize(("mod", "release"), ACCEPTED)
+def test_an_accepted_release_has_what_the_mod_touches(mod: str, release: str) -> None:
+    for name, parameters in DECLARED[mod][0][release].items():
+        found = DATA[release][name]
+        assert found is not None, f"vLLM {release} has no {name}"
+        if parameters is not None:
+            assert found["parameters"] == parameters, name
+
+
+@pytest.mark.parametrize(("mod", "release"), REFUSED)
+def test_a_refused_release_lacks_something(mod: str, release: str) -> None:
+    """When it no longer does, the reason is worth reading again."""
+    touches = DECLARED[mod][0]
+    assert all(any(DATA[release][name] is None for name in names) for names in touches.values())
+
+
+def test_the_table_of_each_readme_names_each_release() -> None:
+    for mod, (touches, _) in DECLARED.items():
+        if mod != "modkit":
+            readme = (PROJECT / "mods" / mod / "README.md").read_text()
+            for release in RELEASES:
+                assert f"| {release} | {'yes' if release in touches else 'no'} |" in readme, f"{mod}: {release}"
+
+
+class Uses(ast.NodeVisitor):
+    """What a module takes from vLLM: names (also as attributes of imported names), and those called or replaced."""
+
+    def __init__(self) -> None:
+        self.imported: dict[str, str] = {}
+        self.names: set[str] = set()
+        self.called: set[str] = set()
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            if alias.name.partition(".")[0] == "vllm":
+                assert alias.name == "vllm" and alias.asname is None, f"line {node.lineno}: import names from modules"
+                self.imported["vllm"] = "vllm"
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        if (node.module or "").partition(".")[0] == "vllm":
+            for alias in node.names:
+                self.imported[alias.asname or alias.name] = f"{node.module}:{alias.name}"
+                self.names.add(f"{node.module}:{alias.name}")
+
+    def name_of(self, node: ast.expr) -> str | None:
+        if isinstance(node, ast.Name):
+            return self.imported.get(node.id)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in self.imported:
+            owner = self.imported[node.value.id]
+            return f"{owner}{'.' if ':' in owner else ':'}{node.attr}"
+        return None
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        name = self.name_of(node)
+        if name:
+            self.names.add(name)
+            if isinstance(node.ctx, ast.Store):
+                self.called.add(name)
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = self.name_of(node.func)
+        if name:
+            self.called.add(name)
+        self.generic_visit(node)
+
+
+def modules(mod: str) -> Iterator[Path]:
+    """The package's modules; testing.py is for tests that run in an image."""
+    for path in sorted((PROJECT / "mods" / mod).glob("sparkpin_*/*.py")):
+        if path.name != "testing.py":
+            yield path
+
+
+# What is not declared as it stands in the code, and what stands for it.
+SAME = {
+    # The platform is an instance; its class is chosen at run time.
+    "vllm.platforms:current_platform.is_cpu": "vllm.platforms.interface:Platform.is_cpu",
+    "vllm.platforms:current_platform.is_cuda": "vllm.platforms.interface:Platform.is_cuda",
+    "vllm.platforms:current_platform.device_type": "vllm.platforms.interface:Platform.device_type",
+}
+UNQUANTISED = {
+    "vllm.model_executor.layers.linear:UnquantizedLinearMethod": "it has no __init__: called without arguments"
+}
+
+
+@pytest.mark.parametrize("mod", DECLARED)
+def test_all_that_a_mod_takes_from_vllm_is_declared(mod: str) -> None:
+    declared = {name: parameters for touches in DECLARED[mod][0].values() for name, parameters in touches.items()}
+    taken = 0
+    for path in modules(mod):
+        uses = Uses()
+        uses.visit(ast.parse(path.read_text()))
+        for name in uses.names:
+            name = SAME.get(name, name)
+            assert any(known == name or known.startswith(f"{name}.") for known in declared), f"{path.name}: {name}"
+        for name in uses.called - UNQUANTISED.keys():
+            assert declared.get(SAME.get(name, name)) is not None, f"{path.name} calls or replaces {name}"
+        taken += len(uses.names)
+    assert taken
+
+
+def test_what_a_mod_hides_from_the_test_above_is_noticed() -> None:
+    uses = Uses()
+    uses.visit(ast.parse("from vllm.a import B\nimport vllm\nB.c = B.d(vllm.e)\nB()"))
+    assert uses.names == {"vllm.a:B", "vllm.a:B.c", "vllm.a:B.d", "vllm:e"}
+    assert uses.called == {"vllm.a:B.c", "vllm.a:B.d", "vllm.a:B"}
+    with pytest.raises(AssertionError, match="import names from modules"):
+        uses.visit(ast.parse("import vllm.a as a"))
+
+
+MADE_UP = {
+    "__init__.py": "from .version import __version__\n",
+    "version.py": "try:\n    from ._version import __version__\nexcept ImportError:\n    __version__ = 'dev'\n",
+    "a.py": (
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    from .b import Hidden\n"
+        "from .b import Base as Renamed\n"
+        "def __getattr__(name):\n    if name == 'lazy': return 1\n"
+        "class Child(Renamed[int]):\n"
+        "    field: int\n"
+        "    VALUE = 1\n"
+        "    @classmethod\n    def made(cls, x, *, y=1): pass\n"
+        "    @property\n    def size(self): pass\n"
+    ),
+    "b/__init__.py": "from vllm.b.c import *\nfrom vllm.b.c import Base, Data\n",
+    "b/c.py": (
+        "from dataclasses import dataclass\n"
+        "class Base:\n"
+        "    def __init__(self, a, *args, b=0, **kwargs): pass\n"
+        "    @staticmethod\n    def plain(x, /): pass\n"
+        "@dataclass\nclass Data:\n    first: int\n    second: str = ''\n"
+    ),
+}
+
+
+@pytest.fixture
+def made_up(tmp_path: Path) -> vllm_source.Source:
+    for name, text in MADE_UP.items():
+        path = tmp_path / "vllm" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return vllm_source.Source(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("vllm.a:Child", "a, *args, b, **kwargs"),
+        ("vllm.a:Child.__init__", "self, a, *args, b, **kwargs"),
+        ("vllm.a:Child.made", "x, y"),
+        ("vllm.a:Renamed.plain", "x"),
+        ("vllm.b:Data", "first, second"),
+        ("vllm.b:Data.second", None),
+        ("vllm.a:Child.field", None),
+        ("vllm.a:Child.VALUE", None),
+        ("vllm.a:Child.size", None),
+        ("vllm.a:lazy", "name"),
+        ("vllm:__version__", None),
+    ],
+)
+def test_source_is_read_through_imports_and_bases(made_up: vllm_source.Source, name: str, parameters: str) -> None:
+    found = made_up.find(name)
+    assert found is not None and found.parameters == parameters
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["vllm.a:Hidden", "vllm.a:Child.other", "vllm.a:other", "vllm.z:A", "vllm.a:Child.VALUE.x", "vllm.b:Base.made"],
+)
+def test_what_is_not_there_is_not_found(made_up: vllm_source.Source, name: str) -> None:
+    assert made_up.find(name) is None
+
+
+def test_the_hash_is_of_what_is_named(made_up: vllm_source.Source) -> None:
+    names = ("vllm.a:Child.made", "vllm.a:Child", "vllm.a:Child.size")
+    before = {name: made_up.find(name) for name in names}
+    path = made_up.folder / "vllm/a.py"
+    path.write_text(path.read_text().replace("def made(cls, x, *, y=1): pass", "def made(cls, x, *, y=2): pass"))
+    after = {name: vllm_source.Source(made_up.folder).find(name) for name in names}
+    assert [name for name in names if before[name] != after[name]] == ["vllm.a:Child.made"]
+
+
+if SOURCES:  # not a skip: in CI, where the sources are not, there is nothing to be told about
+
+    @pytest.mark.parametrize("release", RELEASES)
+    def test_the_sources_say_what_the_data_says(release: str) -> None:
+        assert vllm_source.extract(Path(str(SOURCES)) / f"vllm-{release}") == DATA[release]

@@ -1,0 +1,48 @@
+"""A recipe of the seeds names a cache type that only a patched vLLM knew."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from checkout import PROJECT
+
+from sparkpin.core.errors import ManifestError
+from sparkpin.pins import manifests, vllm_command
+from sparkpin.pins.cache_types import BETTER, FLAG, MOD, STAGE, without_mod
+
+sys.path.append(str(PROJECT / "mods/turboquant"))
+
+from sparkpin_turboquant import formats
+
+
+@pytest.mark.parametrize("form", ["--kv-cache-dtype {}", "--kv_cache_dtype={}"])
+@pytest.mark.parametrize("name", BETTER)
+def test_it_is_refused_with_the_better_choice(name: str, form: str) -> None:
+    recipe = manifests.load_recipe(PROJECT, "scripted-tiny")
+    recipe = recipe.model_copy(update={"command": f"{recipe.command.strip()} {form.format(name)}"})
+    with pytest.raises(ManifestError) as caught:
+        vllm_command.own_argv(recipe)
+    message = str(caught.value)
+    assert f"recipes/scripted-tiny.yaml: --kv-cache-dtype: saw '{name}', wanted {BETTER[name][0]} (" in message
+    assert "recipes/scripted-tiny.yaml" in caught.value.next_step
+
+
+def test_what_vllm_knows_is_taken() -> None:
+    recipe = manifests.load_recipe(PROJECT, "scripted-tiny")
+    for name in ("auto", "fp8", *formats.FORMATS):
+        command = f"{recipe.command.strip()} --kv-cache-dtype {name}"
+        assert name in vllm_command.own_argv(recipe.model_copy(update={"command": command}))
+
+
+def test_the_mod_says_the_same() -> None:
+    assert {name: better for name, (better, _) in BETTER.items()} == formats.RECIPE_NAMES
+
+
+def test_a_stage_whose_image_has_no_kernels_for_the_cache_is_told() -> None:
+    below, own = (manifests.load_chain(PROJECT, name) for name in ("v2", STAGE))
+    assert own[-1].mods == [MOD] and own[-1].serve.flags[FLAG] in formats.FORMATS
+    for name in formats.FORMATS:
+        assert without_mod(name, below).startswith(f"{FLAG} {name}: the image of stage v2 has no mod {MOD}; ")
+        assert without_mod(name, own) == ""
+    assert [name for name in (None, "auto", "fp8", "bfloat16", *BETTER) if without_mod(name, below)] == []

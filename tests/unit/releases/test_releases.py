@@ -1,0 +1,245 @@
+"""Records of releases: whole or refused, and what the pointer makes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_releases import SHA, release, states
+
+from sparkpin.core.errors import BusyError, InputError, IntegrityError, ManifestError
+from sparkpin.core.files import lock
+from sparkpin.core.paths import Paths
+from sparkpin.releases.record import Releases, release_key
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+
+
+def test_a_record_comes_back_as_it_was(paths: Paths) -> None:
+    records, wanted = Releases(paths), release(1)
+    records.save(wanted)
+    assert records.get(wanted.tag) == wanted
+    assert records.get(wanted.tag.removeprefix("sparkpin/")) == wanted
+    assert records.all() == records.of_recipe("tiny") == [wanted]
+    value = json.loads((paths.releases / f"tiny/v2-{wanted.key[:12]}.json").read_text())
+    assert value["schema"] == 1
+    assert value["argv"] == ["vllm", "serve", "/model", "--number", "1"]
+    assert value["inputs"] == {"pins/stacks/cpu.lock": SHA}
+
+
+def test_the_key_covers_everything_that_is_served() -> None:
+    base = release_key("a", "b", ["c"], {"d": "e"})
+    others = [("x", "b", ["c"], {"d": "e"}), ("a", "x", ["c"], {"d": "e"}), ("a", "b", ["x"], {"d": "e"})]
+    assert len({base, *(release_key(*other) for other in others), release_key("a", "b", ["c"], {"d": "x"})}) == 5
+    assert release_key("a", "b", ["c"], {"x": "1", "y": "2"}) == release_key("a", "b", ["c"], {"y": "2", "x": "1"})
+
+
+def test_an_unknown_release_lists_the_known(paths: Paths) -> None:
+    records = Releases(paths)
+    with pytest.raises(InputError, match="unknown release 'nope'") as caught:
+        records.get("nope")
+    assert caught.value.next_step.startswith("invoke up")
+    records.save(release(1))
+    for tag in ("sparkpin/tiny:v2-000000000000", "../../etc/passwd", "sparkpin/tiny:current"):
+        with pytest.raises(InputError) as caught:
+            records.get(tag)
+        assert release(1).tag in caught.value.next_step
+
+
+def test_the_end_of_a_tag_or_a_stage_is_enough(paths: Paths) -> None:
+    records = Releases(paths)
+    old, new, upper = release(1), release(2), release(3, stage="v2-tq")
+    for made in (old, new, upper):
+        records.save(made)
+    for wanted, name in ((old, old.name), (new, "v2"), (upper, "v2-tq")):
+        for written in (name, f"tiny:{name}", f"sparkpin/tiny:{name}"):
+            assert records.get(written) == wanted
+    with pytest.raises(InputError):
+        records.get("current")
+    records.point(old)
+    assert records.get("current").tag == records.get("tiny:current").tag == old.tag
+
+
+def test_a_stage_of_several_recipes_is_no_name(paths: Paths) -> None:
+    records, other = Releases(paths), release(2, recipe="other")
+    for made in (release(1), other):
+        records.save(made)
+    with pytest.raises(InputError, match="'v2' may be of several recipes") as caught:
+        records.get("v2")
+    assert release(1).tag in caught.value.next_step and other.tag in caught.value.next_step
+    assert records.get("other:v2") == records.get(other.name) == records.get("v2", "other") == other
+    with pytest.raises(InputError, match="is a release of other, not of tiny"):
+        records.get(other.tag, "tiny")
+    with pytest.raises(InputError, match="unknown release"):
+        records.get(other.name, "tiny")
+
+
+def test_a_slip_in_a_tag_tells_the_nearest(paths: Paths) -> None:
+    records = Releases(paths)
+    made = [release(number) for number in range(1, 8)]
+    for one in made:
+        records.save(one)
+    slip = made[3].name[:-1] + "x"
+    with pytest.raises(InputError, match=f"unknown release '{slip}'") as caught:
+        records.get(slip)
+    assert caught.value.next_step.startswith(f"did you mean {made[3].tag}")
+    with pytest.raises(InputError) as caught:
+        records.get("nonsense")
+    assert "invoke images" in caught.value.next_step and made[0].tag not in caught.value.next_step
+
+
+def test_the_newest_of_a_stage_is_not_told_from_what_is_left(paths: Paths) -> None:
+    """A damaged record may be the newest one; a whole tag still names its own."""
+    records = Releases(paths)
+    for number in (1, 2):
+        records.save(release(number))
+    records.record_path(release(2)).write_text("{")
+    assert records.get(release(1).name) == release(1)
+    with pytest.raises(ManifestError):
+        records.get("v2")
+    assert records.readable("tiny")[0] == [release(1)]
+    assert [fault.file for fault in records.faults()] == [str(records.record_path(release(2)))]
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"schema": 2}, "schema"),
+        ({"image": "latest"}, "image"),
+        ({"state": "good"}, "state"),
+        ({"size": "1"}, "size"),
+        ({"surprise": 1}, "surprise"),
+        ({"argv": "vllm serve"}, "argv"),
+    ],
+)
+def test_a_wrong_record_is_named(paths: Paths, change: dict[str, Any], key: str) -> None:
+    records = Releases(paths)
+    records.save(release(1))
+    path = records.record_path(release(1))
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ManifestError) as caught:
+        records.all()
+    assert (caught.value.file, caught.value.key) == (str(path), key)
+    assert caught.value.next_step
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'"text"'])
+def test_a_corrupt_record_or_pointer_is_named(paths: Paths, content: bytes) -> None:
+    records = Releases(paths)
+    records.save(release(1))
+    for path in (records.record_path(release(1)), records.pointer_path("tiny")):
+        path.write_bytes(content)
+        with pytest.raises(ManifestError) as caught:
+            records.all()
+        assert caught.value.file == str(path)
+        path.unlink()
+
+
+def test_a_record_under_another_ones_name_is_refused(paths: Paths) -> None:
+    records = Releases(paths)
+    records.save(release(1))
+    path = records.record_path(release(1))
+    path.rename(path.with_name("v2-000000000000.json"))
+    with pytest.raises(ManifestError, match="as the file is called"):
+        records.all()
+
+
+def test_a_pointer_to_nothing_is_an_error_not_none(paths: Paths) -> None:
+    records = Releases(paths)
+    records.save(release(1))
+    records.point(release(1))
+    records.record_path(release(1)).unlink()
+    with pytest.raises(ManifestError, match="a release that has a record"):
+        records.current("tiny")
+    assert records.current("another") is None
+
+
+def test_names_of_internal_images_are_not_for_recipes(paths: Paths) -> None:
+    with pytest.raises(InputError, match="stack-"):
+        Releases(paths).save(release(1, recipe="stack-cpu"))
+
+
+def test_the_pointer_decides_what_is_current(paths: Paths) -> None:
+    records = Releases(paths)
+    for number in (1, 2):
+        records.save(release(number, "passed"))
+    records.point(release(1))
+    assert states(paths) == ["current", "passed"]
+    text = records.record_path(release(1)).read_text()
+    records.point(release(2))
+    records.record_path(release(1)).write_text(text)  # as if the run had been killed before it wrote this record
+    assert states(paths) == ["retired", "current"]
+    assert records.find(release(1).tag).state == "retired"  # type: ignore[union-attr]
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    name: str
+    passed: bool
+    detail: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    passed: bool
+    seconds: float
+    checks: tuple[Check, ...]
+    log_path: Path
+
+
+def test_smoke_results_decide_the_state(paths: Paths) -> None:
+    records = Releases(paths)
+    good = Result(True, 12.4, (Check("health", True, ""),), Path("/x/server.log"))
+    bad = Result(False, 1.0, (Check("health", True, ""), Check("chat", False, "500")), Path("/x/server.log"))
+    records.save(release(1))
+    failed = records.smoked(release(1).tag, bad)
+    assert (failed.state, failed.smoke_passed, failed.smoke_failures) == ("failed", False, ["chat: 500"])
+    assert failed.smoke_text == "failed: chat"
+    passed = records.smoked(release(1).tag, good)
+    assert (passed.state, passed.smoke_text) == ("passed", "passed in 12 s")
+    assert passed == records.get(passed.tag)
+    assert passed.smoke is not None and passed.smoke["log_path"] == "/x/server.log"
+    records.point(passed)
+    assert records.smoked(passed.tag, bad).state == "current"
+    records.save(release(2, "passed"))
+    records.point(release(2))
+    assert states(paths) == ["failed", "current"], "what failed while it was current is nothing to go back to"
+
+
+def test_the_current_image_cannot_change_under_its_record(paths: Paths) -> None:
+    records = Releases(paths)
+    records.save(release(1, "passed"))
+    records.save(release(1, "built", image="sha256:" + "a" * 64))
+    records.point(records.get(release(1).tag))
+    with pytest.raises(IntegrityError, match="is current with image sha256:aaaa"):
+        records.save(release(1))
+    assert records.get(release(1).tag).image == "sha256:" + "a" * 64
+
+
+def hold(path: Path, held: Any, go: Any) -> None:
+    with lock(path):
+        held.set()
+        go.wait(300)
+
+
+def test_writers_of_a_recipe_wait_for_each_other_and_die_without_trace(paths: Paths) -> None:
+    records = Releases(paths)
+    context = multiprocessing.get_context("spawn")
+    held, go = context.Event(), context.Event()
+    other = context.Process(target=hold, args=(paths.releases / "tiny/.lock", held, go))
+    other.start()
+    assert held.wait(300)
+    with pytest.raises(BusyError), lock(paths.releases / "tiny/.lock", wait=False):
+        pass
+    records.save(release(1, recipe="another"))
+    other.kill()
+    other.join()
+    records.save(release(1))
+    assert records.get(release(1).tag) == release(1)

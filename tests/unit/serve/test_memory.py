@@ -1,0 +1,583 @@
+"""The memory plan, against numbers that vLLM logged and that people published."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import qwen_samples
+
+from sparkpin.checkpoint.repository import header_of
+from sparkpin.checkpoint.safetensors import TensorInfo
+from sparkpin.core.errors import ManifestError
+from sparkpin.fetch.tinymodel import network
+from sparkpin.fetch.tinymodel.vocabulary import vocabulary
+from sparkpin.pins.vllm_flags import AUTO
+from sparkpin.serve.memory.cache import FORMATS, Cache, group_counts, lay_out, slot_bytes, split
+from sparkpin.serve.memory.estimates import SPARK_FREE, SPARK_TOTAL, activations, graphs
+from sparkpin.serve.memory.geometry import Geometry, read_geometry
+from sparkpin.serve.memory.plan import Machine, MemoryPlan, gib, make_plan
+from sparkpin.serve.memory.settings import GIB, Platform, Settings, read_settings
+from sparkpin.serve.memory.text import log_line, memory_rows, to_json
+from sparkpin.serve.memory.weights import Loading, kind_of, weigh
+
+MAX = 262_144
+MTP2 = """--speculative-config {"method":"mtp","num_speculative_tokens":2}"""
+LISTED = """--additional-config {"draft_vocabulary":{"first":32768}}"""
+SERVED = " --max-model-len 40960 --gdn-prefill-backend triton"
+SPARK = Machine(SPARK_TOTAL, SPARK_FREE, "an idle DGX Spark", "estimate")
+
+
+COMPLETED = {"max_position_embeddings": MAX, "mamba_ssm_dtype": "float32", "num_experts_per_tok": 8}
+
+
+def geometry_of(sizes: qwen_samples.Geometry, **changes: Any) -> Geometry:
+    """The made-up config, completed with what caches need and a checkpoint does not."""
+    config = qwen_samples.config_of(sizes, qwen_samples.MULTIMODAL, {})
+    config["text_config"] |= COMPLETED | changes
+    return read_geometry(config, "config.json")
+
+
+def geometry_122b(**changes: Any) -> Geometry:
+    return geometry_of(qwen_samples.G122B, **changes)
+
+
+def settings_of(
+    geometry: Geometry, flags: str = "", platform: Platform = "cpu", vllm: tuple[int, int] = (0, 32), **env: str
+) -> Settings:
+    argv = ["vllm", "serve", "/model", *flags.split()]
+    return read_settings(argv, env, geometry, platform, vllm=vllm, wide_state=False, origin="recipes/r.yaml")
+
+
+def cache_of(flags: str = "", platform: Platform = "cpu", **changes: Any) -> Cache:
+    geometry = geometry_122b(**changes)
+    return lay_out(geometry, settings_of(geometry, flags, platform))
+
+
+def plan_122b(
+    flags: str, machine: Machine = SPARK, *, platform: Platform = "cuda", int8_head: bool = False
+) -> MemoryPlan:
+    geometry = geometry_122b()
+    settings = settings_of(geometry, flags, platform)
+    loading = Loading(settings.draft_layers > 0, not settings.text_only, int8_head, platform == "cpu", settings.ranks)
+    return make_plan(geometry, settings, weigh(tensors_122b(), loading), machine)
+
+
+@cache
+def tensors_122b() -> list[TensorInfo]:
+    made = qwen_samples.int4_listing(qwen_samples.G122B)
+    return [info for file in made.headers for info in header_of(made, file).tensors.values()]
+
+
+@pytest.mark.parametrize(
+    ("flags", "heads", "tokens", "blocks", "groups"),
+    [
+        ("--no-enable-prefix-caching", 32, 343_851, 303, [12, 12, 12, 12]),
+        ("--no-enable-prefix-caching " + MTP2, 32, 309_705, 280, [13, 12, 12, 12]),
+        ("--no-enable-prefix-caching", 64, 338_250, 160, [12, 12, 12, 12]),
+        ("--no-enable-prefix-caching " + MTP2, 64, 298_440, 148, [13, 12, 12, 12]),
+        ("--no-enable-prefix-caching --kv-cache-dtype turboquant_4bit_nc " + MTP2, 64, 965_457, 151, [13, 12, 12, 12]),
+    ],
+)
+def test_what_vllm_0_32_logged_for_the_layers_of_the_122b(
+    flags: str, heads: int, tokens: int, blocks: int, groups: list[int]
+) -> None:
+    """Of 8 GiB on a CPU, for 262,144 tokens. The first two were logged with half of the model's value heads."""
+    cache = cache_of(flags, linear_num_value_heads=heads)
+    assert cache.blocks(8 * GIB) == blocks
+    assert [*cache.attention_groups, *cache.state_groups] == groups
+    assert cache.capacity(blocks, MAX)[0] == tokens
+
+
+@pytest.mark.parametrize(
+    ("flags", "block", "tokens"),
+    [
+        ("", 272, 4_022_950),
+        (MTP2, 288, 1_975_031),
+        ("--kv-cache-dtype turboquant_4bit_nc", 1024, 13_337_822),
+        ("--kv-cache-dtype turboquant_4bit_nc " + MTP2, 1024, 6_390_613),
+        ("--kv-cache-dtype turboquant_k8v4 " + MTP2, 768, 4_617_909),
+    ],
+)
+def test_what_vllm_0_33_logged_for_the_scripted_model_on_an_h200(flags: str, block: int, tokens: int) -> None:
+    """Of 2 GiB, for 40,960 tokens; benchmarks/stage_table."""
+    geometry = read_geometry(network.config(vocabulary()) | {"max_position_embeddings": 65536}, "config.json")
+    cache = lay_out(geometry, settings_of(geometry, flags + SERVED, "cuda", (0, 33)))
+    assert cache.block_size == block
+    assert cache.capacity(cache.blocks(2 * GIB), 40_960)[0] == tokens
+
+
+def test_half_the_value_heads_give_the_logged_block_size() -> None:
+    assert cache_of(linear_num_value_heads=32).block_size == 1152
+    assert cache_of().block_size == 2176
+
+
+def test_a_log_of_a_gpu() -> None:
+    """Qwen3.6-35B-A3B on an RTX 5090, vLLM 0.24: 5.98 GiB of fp8 cache, 567,978 tokens, 4.33x of 131,072 tokens."""
+    geometry = geometry_of(qwen_samples.G35B)
+    cache = lay_out(geometry, settings_of(geometry, "--kv-cache-dtype fp8 --max-model-len 131072", "cuda"))
+    assert cache.block_size == 2096
+    tokens, concurrency = cache.capacity(cache.blocks(int(5.98 * GIB)), 131_072)
+    assert (tokens, round(concurrency, 2)) == (567_978, 4.33)
+
+
+def test_the_published_concurrency_is_that_of_a_smaller_pool_than_the_published_one() -> None:
+    """5.57 users at 262K need 735 blocks; 44.9 GiB would be 935 of them."""
+    cache = cache_of("--enable-prefix-caching", "cuda")
+    assert cache.block_size == 2096
+    assert (cache.block_bytes, cache.request_blocks(MAX)) == (51_511_296, 132)
+    assert cache.capacity(735, MAX) == (1_459_665, pytest.approx(5.568, abs=0.001))
+    assert 735 * cache.block_bytes / GIB == pytest.approx(35.26, abs=0.01)
+    assert cache.blocks(int(44.9 * GIB)) == 935
+    assert cache.capacity(935, MAX)[1] == pytest.approx(7.083, abs=0.001)
+
+
+def test_the_published_355k_tokens_are_a_quarter_of_what_there_was() -> None:
+    """vLLM 0.19 divided the blocks by the number of groups and multiplied by the smallest block: 168 x 2,112."""
+    cache = cache_of("--no-enable-prefix-caching " + MTP2, "cuda")
+    groups = len(cache.attention_groups) + len(cache.state_groups)
+    assert (cache.block_size, groups) == (2112, 4)
+    assert 672 // groups * cache.block_size == 354_816
+    assert 672 * cache.block_bytes / GIB == pytest.approx(35.19, abs=0.01)
+    assert cache.users(672, MAX) == 5
+
+
+@pytest.mark.parametrize(
+    ("cache_dtype", "size"),
+    [
+        ("bfloat16", 1024),
+        ("float32", 2048),
+        ("fp8", 512),
+        ("turboquant_k8v4", 388),
+        ("turboquant_4bit_nc", 262),
+        ("turboquant_k3v4_nc", 230),
+        ("turboquant_3bit_nc", 198),
+    ],
+)
+def test_bytes_of_a_token_and_head(cache_dtype: str, size: int) -> None:
+    assert slot_bytes(cache_dtype, 256) == size
+
+
+def test_an_odd_slot_is_made_even() -> None:
+    assert slot_bytes("turboquant_3bit_nc", 60) == 52  # 23 + 2 and 23 + 4
+    assert slot_bytes("turboquant_k3v4_nc", 60) == 60  # 23 + 2 and 30 + 4 are 59
+
+
+def test_gdn_state_of_a_request() -> None:
+    """36 layers; conv: 3 inputs of 12,288 channels in BF16; recurrent: 64 heads of 128 x 128 in float32."""
+    plain = cache_of("--no-enable-prefix-caching")
+    assert (plain.conv_bytes, plain.ssm_bytes, plain.state_blocks) == (73_728, 4_194_304, 1)
+    assert plain.states_bytes == 36 * 4_268_032
+    drafting = cache_of("--no-enable-prefix-caching " + MTP2)
+    assert (drafting.conv_bytes, drafting.state_blocks) == (5 * 12_288 * 2, 3)
+    assert cache_of("--enable-prefix-caching " + MTP2).state_blocks == 4
+
+
+def test_the_state_types_flag_goes_before_the_config_and_the_cpu_before_the_activations_type() -> None:
+    unsaid = geometry_122b(mamba_ssm_dtype=None)
+    assert settings_of(unsaid).ssm_dtype == "bfloat16"
+    assert settings_of(unsaid, "--mamba-ssm-cache-dtype float16").ssm_dtype == "float16"
+    assert settings_of(geometry_122b(), "--mamba-ssm-cache-dtype bfloat16").ssm_dtype == "bfloat16"
+    argv = ["vllm", "serve", "/model"]
+    wide = read_settings(argv, {}, unsaid, "cpu", vllm=(0, 32), wide_state=True, origin="r")
+    assert wide.ssm_dtype == "float32"
+    narrow = read_settings(argv, {}, unsaid, "cuda", vllm=(0, 32), wide_state=True, origin="r")
+    assert narrow.ssm_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("flags", "vllm", "block", "states"),
+    [
+        ("", (0, 32), 2096, 2),
+        ("", (0, 33), 2112, 3),
+        (MTP2, (0, 33), 2112, 5),
+        ("--gdn-prefill-backend triton", (0, 33), 2096, 2),
+        ("--no-enable-prefix-caching", (0, 33), 2096, 1),
+    ],
+)
+def test_vllm_0_33_keeps_a_state_more_for_prefix_caching_on_a_spark(
+    flags: str, vllm: tuple[int, int], block: int, states: int
+) -> None:
+    geometry = geometry_122b()
+    cache = lay_out(geometry, settings_of(geometry, flags, "cuda", vllm))
+    assert (cache.block_size, cache.state_blocks) == (block, states)
+
+
+@pytest.mark.parametrize(
+    ("attention", "linear", "counts", "sizes"),
+    [
+        (12, 36, (1, 3), [12, 12, 12, 12]),
+        (13, 36, (1, 3), [13, 12, 12, 12]),
+        (2, 3, (1, 2), [2, 2, 1]),  # 3 is not less than 1.5 x 2
+        (3, 4, (1, 1), [3, 4]),
+        (8, 0, (1, 0), [8]),
+    ],
+)
+def test_groups(attention: int, linear: int, counts: tuple[int, int], sizes: list[int]) -> None:
+    assert group_counts(attention, linear) == counts
+    assert [*split(attention, counts[0]), *split(linear, counts[1])] == sizes
+
+
+def test_users_leave_one_block_and_the_longest_request_fills_the_rest() -> None:
+    cache = cache_of("--no-enable-prefix-caching")
+    needed = cache.request_blocks(MAX)
+    assert needed == 121 + 3
+    assert (cache.users(needed, MAX), cache.users(needed + 1, MAX), cache.users(0, MAX)) == (0, 1, 0)
+    assert cache.longest(needed + 1) == 121 * 2176
+    assert cache.request_blocks(cache.longest(100)) == 99
+    assert cache.longest(3) == 0
+
+
+def test_a_model_of_attention_alone_has_one_group_and_small_blocks() -> None:
+    config = {
+        "num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 1000, "max_position_embeddings": 4096, "torch_dtype": "float16",
+    }  # fmt: skip
+    geometry = read_geometry(config, "config.json")
+    assert (geometry.head_dim, geometry.dtype, geometry.linear) == (64, "float16", 0)
+    cache = lay_out(geometry, settings_of(geometry, "--max-model-len 4096", "cuda"))
+    assert (cache.block_size, cache.block_bytes, cache.request_blocks(4096)) == (16, 16 * 4 * 2 * 64 * 2 * 2, 256)
+
+
+@pytest.mark.parametrize(
+    ("flags", "field", "value"),
+    [
+        ("--max-model-len 32k", "max_model_len", 32_000),
+        ("--max_model_len=32K", "max_model_len", 32_768),
+        ("--max-model-len 25.6k", "max_model_len", 25_600),
+        ("--max-model-len auto", "max_model_len", AUTO),
+        ("", "max_model_len", MAX),
+        ("", "max_num_seqs", 1024),
+        ("", "max_num_batched_tokens", 8192),
+        ("--max-num-seqs 2 --max-model-len 100", "max_num_batched_tokens", 200),
+        ("--gpu-memory-utilization .76", "utilization", 0.76),
+        ("", "utilization", 0.92),
+        ("--kv-cache-memory-bytes 2G", "kv_bytes", 2 * GIB),
+        ("--no-enable-prefix-caching --enable-prefix-caching", "prefix_caching", True),
+        ("--no-enable-prefix-caching", "prefix_caching", False),
+        ("", "prefix_caching", True),
+        ("--language-model-only", "text_only", True),
+        ("-tp 2", "ranks", 2),
+        (MTP2, "draft_tokens", 2),
+        (MTP2, "draft_layers", 1),
+        ("--speculative-config.method mtp --speculative-config.num-speculative-tokens 3", "draft_tokens", 3),
+        ("""--speculative-config {"method":"mtp"}""", "draft_tokens", 1),
+        ("""--speculative-config {"method":"ngram","num_speculative_tokens":4}""", "draft_layers", 0),
+        (f"{MTP2} {LISTED}", "draft_rows", 32_768),
+        (f"{MTP2} {LISTED}", "unread", ()),
+        (LISTED, "draft_rows", 0),
+        (MTP2, "draft_rows", 0),
+        ("--kv-cache-dtype auto", "cache_dtype", "bfloat16"),
+        ("--dtype float16", "cache_dtype", "float16"),
+    ],
+)
+def test_flags(flags: str, field: str, value: object) -> None:
+    assert getattr(settings_of(geometry_122b(), flags, "cuda"), field) == value
+
+
+def test_the_cpus_own_variable_goes_before_the_flag() -> None:
+    flags = "--kv-cache-memory-bytes 4G"
+    assert settings_of(geometry_122b(), flags, VLLM_CPU_KVCACHE_SPACE="8").kv_bytes == 8 * GIB
+    assert settings_of(geometry_122b(), flags, "cuda", VLLM_CPU_KVCACHE_SPACE="8").kv_bytes == 4 * GIB
+    assert settings_of(geometry_122b(), flags, VLLM_CPU_KVCACHE_SPACE="0").kv_bytes == 0
+    with pytest.raises(ManifestError, match=r"VLLM_CPU_KVCACHE_SPACE: saw '1\.5', wanted a whole number of GiB"):
+        settings_of(geometry_122b(), flags, VLLM_CPU_KVCACHE_SPACE="1.5")
+
+
+def test_an_mtp_drafter_needs_a_model_that_has_one() -> None:
+    with pytest.raises(ManifestError, match="wanted a model whose config has mtp_num_hidden_layers"):
+        settings_of(geometry_122b(mtp_num_hidden_layers=0), MTP2)
+
+
+def test_a_cpu_without_a_given_pool_takes_a_share_of_all_memory() -> None:
+    """cpu_worker.py: the share, without what the processes hold by then."""
+    made = plan_122b(
+        "--gpu-memory-utilization 0.5 --max-num-seqs 4", Machine(1 << 40, 1 << 40, "m", "flag"), platform="cpu"
+    )
+    assert made.budget == 1 << 39
+    assert sum(line.bytes for line in made.lines) == made.budget == made.needed
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--max-model-len many", "--max-model-len: saw 'many'"),
+        ("--max-model-len 1.5K", "--max-model-len: saw '1.5K'"),
+        ("--max-num-seqs 0", "--max-num-seqs: saw '0'"),
+        ("--gpu-memory-utilization 1.5", "--gpu-memory-utilization: saw '1.5'"),
+        ("--gpu-memory-utilization 0.0", "--gpu-memory-utilization: saw '0.0'"),
+        ("--cpu-offload-gb 4", "--cpu-offload-gb: saw '4', wanted flags whose effect"),
+        ("--kv-offloading-size 1", "--kv-offloading-size: saw '1'"),
+        ("--offload-group-size 2", "--offload-group-size: saw '2'"),
+        ("-dp 2", "--data-parallel-size: saw '2'"),
+        ("""--kv-transfer-config {"kv_connector":"x"}""", "--kv-transfer-config: saw"),
+        ("--pipeline-parallel-size 2", "--pipeline-parallel-size: saw '2'"),
+        ("""--speculative-config {"method":"eagle3"}""", "saw 'eagle3'"),
+        ("--speculative-config mtp", "--speculative-config: saw 'mtp', wanted a JSON object"),
+        ("--speculative-config [1]", "--speculative-config: saw '[1]', wanted a JSON object"),
+        ("""--speculative-config {"method":"mtp","num_speculative_tokens":"2"}""", "num_speculative_tokens: saw '2'"),
+        ("--dtype int8", "--dtype: saw 'int8'"),
+    ],
+)
+def test_flags_that_the_plan_does_not_know_are_refused(flags: str, said: str) -> None:
+    with pytest.raises(ManifestError, match=r"^recipes/r\.yaml: ") as caught:
+        settings_of(geometry_122b(), flags)
+    assert said in str(caught.value)
+
+
+def test_flags_that_have_no_effect_are_not_refused() -> None:
+    made = settings_of(geometry_122b(), "--cpu-offload-gb 0.0 -pp 1 -dp 1 --kv-offloading-size 0 --host h --seed 1")
+    assert made.unread == ()
+    assert settings_of(geometry_122b(), "--frobnicate 3 --lora.rank 8").unread == ("--frobnicate 3", "--lora.rank 8")
+
+
+def test_a_list_whose_length_is_not_in_the_flags_is_not_counted() -> None:
+    for value in ({"draft_vocabulary": {"file": "a"}}, {"other": 1}, {"draft_vocabulary": {"first": "9"}}):
+        made = settings_of(geometry_122b(), f"{MTP2} {additional(value)}", "cuda")
+        assert (made.draft_rows, made.unread) == (0, (f"--additional-config {json.dumps(value)}",))
+    made = settings_of(geometry_122b(), f"{MTP2} {additional({'draft_vocabulary': {'first': 9}, 'other': 1})}", "cuda")
+    assert (made.draft_rows, made.unread) == (9, ('--additional-config {"other": 1}',))
+
+
+def additional(value: object) -> str:
+    return f"--additional-config {json.dumps(value, separators=(',', ':'))}"
+
+
+def test_more_tokens_than_positions_do_not_fit_unless_vllm_is_told_to_take_them() -> None:
+    geometry = geometry_122b(max_position_embeddings=8192)
+    weights = weigh(tensors_122b(), Loading(draft=False, vision=True, int8_head=False, widened=False))
+    flags = "--max-model-len 16384 --max-num-seqs 16 --gpu-memory-utilization 0.85"
+    said = "--max-model-len 16,384 is more than the model's 8,192 positions"
+    made = make_plan(geometry, settings_of(geometry, flags, "cuda"), weights, SPARK)
+    assert made.problems == (said + ": vLLM refuses it",)
+    allowed = settings_of(geometry, flags, "cuda", VLLM_ALLOW_LONG_MAX_MODEL_LEN="1")
+    made = make_plan(geometry, allowed, weights, SPARK)
+    assert made.fits and said in made.notes
+    assert settings_of(geometry, flags + """ --hf-overrides {"a":1}""").longer
+    rope = {"rope_type": "linear", "factor": 2.0}
+    assert geometry_122b(max_position_embeddings=8192, rope_parameters=rope).max_positions == 16_384
+    yarn = {"rope_type": "yarn", "factor": 2.0}
+    assert geometry_122b(max_position_embeddings=8192, rope_parameters=yarn).max_positions == 8192
+
+
+def test_what_does_not_fit_comes_with_what_would() -> None:
+    made = plan_122b("--gpu-memory-utilization 0.95 --max-num-seqs 16 --max-model-len 32768")
+    assert made.hints == ("--gpu-memory-utilization 0.86 asks for no more than is free",)
+    assert plan_122b("--gpu-memory-utilization 0.86 --max-num-seqs 16 --max-model-len 32768").fits
+    given = plan_122b(
+        "--gpu-memory-utilization 0.8 --max-num-seqs 16 --max-model-len 32768 --kv-cache-memory-bytes 60G"
+    )
+    assert given.hints == ("a KV pool of at most 39.31 GiB fits (--kv-cache-memory-bytes 60G of recipes/r.yaml)",)
+    blocks = plan_122b("--gpu-memory-utilization 0.8 --max-num-seqs 16 --num-gpu-blocks-override 2000")
+    assert blocks.hints == ("a KV pool of at most 39.31 GiB fits (--num-gpu-blocks-override)",)
+    share = "--gpu-memory-utilization 0.8 --max-num-seqs 16 --max-model-len 32768 --kv-cache-memory-bytes "
+    assert plan_122b(share + str(int(39.3 * GIB))).fits and not plan_122b(share + str(int(39.32 * GIB))).fits
+    small = plan_122b("--max-num-seqs 16 --max-model-len 32768", replace(SPARK, free=GIB))
+    assert len(small.hints) == 1 and small.hints[0].startswith("without any cache it needs 70.69 GiB: ")
+    assert plan_122b("--gpu-memory-utilization 0.8 --max-num-seqs 16 --max-model-len 32768").hints == ()
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0.00 GiB"), (2048, "2.0 KiB"), (200_000, "0.2 MiB"), (3 << 29, "1.50 GiB")]
+)
+def test_no_size_shows_as_nothing_but_nothing(size: int, text: str) -> None:
+    assert gib(size) == text
+
+
+def test_a_cache_format_that_is_not_known_is_refused() -> None:
+    with pytest.raises(ManifestError, match="--kv-cache-dtype: saw 'nvfp4', wanted one of auto, bfloat16"):
+        cache_of("--kv-cache-dtype nvfp4")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_hidden_layers": None}, "num_hidden_layers: saw None"),
+        ({"num_key_value_heads": True}, "num_key_value_heads: saw True"),
+        ({"linear_num_value_heads": 0}, "linear_num_value_heads: saw 0"),
+        ({"layer_types": ["full_attention"]}, "layer_types: saw '1 entries', wanted 48 entries"),
+        ({"layer_types": ["linear_attention"] * 48}, "wanted at least one full_attention"),
+        ({"layer_types": ["full_attention"] * 47 + ["sliding_attention"]}, "saw 'sliding_attention'"),
+        ({"dtype": "int8"}, "dtype: saw 'int8'"),
+        ({"mamba_ssm_dtype": "int8"}, "mamba_ssm_dtype: saw 'int8'"),
+    ],
+)
+def test_a_config_that_the_plan_does_not_know_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ManifestError, match=r"^config\.json: ") as caught:
+        geometry_122b(**changes)
+    assert said in str(caught.value)
+
+
+def test_layer_types_may_be_given_as_an_interval() -> None:
+    assert geometry_122b(layer_types=None, full_attention_interval=4) == geometry_122b()
+    assert geometry_122b(layer_types=None, full_attention_interval=4, num_hidden_layers=50).attention == 12
+
+
+def test_weights_of_the_122b_by_kind() -> None:
+    """62.71 GiB without the MTP layer; published, from vLLM's log: 62.65 GiB."""
+    rows = weigh(tensors_122b(), Loading(draft=False, vision=True, int8_head=False, widened=False))
+    assert [(row.kind, row.tensors, row.held) for row in rows] == [
+        ("INT4 experts", 110_592, 60_246_982_656),
+        ("INT4 layers", 684, 2_145_024_000),
+        ("16-bit layers", 433, 985_913_856),
+        ("32-bit layers", 72, 27_648),
+        ("embeddings", 1, 1_525_678_080),
+        ("LM head", 1, 1_525_678_080),
+        ("MTP layer", 785, 0),
+        ("vision tower", 333, 902_581_728),
+    ]
+    assert sum(row.tensors for row in rows) == 112_901
+    assert sum(row.held for row in rows) / GIB == pytest.approx(62.71, abs=0.005)
+
+
+def test_weights_with_drafter_and_int8_head_and_on_a_cpu() -> None:
+    loading = Loading(draft=True, vision=False, int8_head=True, widened=True)
+    held = {row.kind: (row.held, row.note) for row in weigh(tensors_122b(), loading)}
+    assert held["MTP layer"] == (5_047_358_464, "")
+    assert held["vision tower"] == (0, "not loaded: --language-model-only")
+    assert held["LM head"] == (248_320 * 3072 + 2 * (248_320 + 3072), "INT8 by the mod int8-lm-head")
+    assert held["INT4 experts"] == (48 * 256 * 3 * 1024 * 3072 * 2, "16 bits a weight on a CPU")
+    halves = {row.kind: row.held for row in weigh(tensors_122b(), replace(loading, ranks=2))}
+    assert halves["MTP layer"] == 2_523_679_232
+
+
+def test_weights_with_rows_of_the_head_that_a_drafter_has_of_its_own() -> None:
+    plain = Loading(draft=True, vision=False, int8_head=False, widened=False, draft_rows=32_768)
+    rows = {row.kind: row for row in weigh(tensors_122b(), plain)}
+    assert rows["LM head"].held == (248_320 + 32_768) * 3072 * 2
+    assert rows["LM head"].note == "32,768 rows twice, by the mod draft-vocabulary"
+    assert rows["embeddings"].held == 248_320 * 3072 * 2
+    [head] = [row for row in weigh(tensors_122b(), replace(plain, int8_head=True)) if row.kind == "LM head"]
+    whole = 248_320 * 3072 + 2 * (248_320 + 3072)
+    assert head.held == whole + whole * 32_768 // 248_320
+    assert head.note.startswith("INT8 by the mod int8-lm-head; 32,768 rows twice")
+    [all_rows] = [row for row in weigh(tensors_122b(), replace(plain, draft_rows=10**6)) if row.kind == "LM head"]
+    assert all_rows.held == 2 * 248_320 * 3072 * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "kind"),
+    [
+        ("model.layers.0.mlp.experts.1.up_proj.weight", "U8", "FP4 experts"),
+        ("model.layers.0.mlp.experts.1.up_proj.weight_scale", "F8_E4M3", "FP4 experts"),
+        ("model.layers.0.mlp.experts.1.up_proj.weight_scale_2", "F32", "FP4 experts"),
+        ("model.layers.0.mlp.experts.1.up_proj.weight_scale_inv", "BF16", "FP8 experts"),
+        ("model.layers.0.mlp.experts.gate_up_proj", "BF16", "16-bit experts"),
+        ("model.layers.0.self_attn.q_proj.weight", "F8_E4M3", "FP8 layers"),
+        ("model.language_model.embed_tokens.weight", "BF16", "embeddings"),
+        ("mtp.layers.0.mlp.experts.0.up_proj.weight", "BF16", "MTP layer"),
+    ],
+)
+def test_kinds_of_tensors(name: str, dtype: str, kind: str) -> None:
+    assert kind_of(TensorInfo(name, dtype, (2, 2), 0, 4)) == kind
+
+
+def test_a_plan_adds_up_to_the_budget() -> None:
+    """The published launch: 0.85 of a Spark, 8,192 tokens a step, INT4 as published."""
+    made = plan_122b("--max-model-len 262144 --gpu-memory-utilization 0.85 --max-num-batched-tokens 8192")
+    lines = {line.what: line.bytes for line in made.lines}
+    assert made.budget == 111_064_096_178
+    outside = lines.pop("server outside the budget")
+    assert sum(lines.values()) == made.budget
+    assert made.needed == made.budget + outside
+    assert made.fits
+    assert made.pool / GIB == pytest.approx(36.57, abs=0.01)
+    assert log_line(made).startswith(
+        "vLLM will say: GPU KV cache size: 1,513,285 tokens, Maximum concurrency for 262,144 "
+    )
+    assert made.chosen.users == {32_768: 34, 131_072: 11, 262_144: 5}
+    assert [capacity.cache.cache_dtype for capacity in made.capacities] == list(FORMATS)
+
+
+def test_a_plan_that_does_not_fit_says_why() -> None:
+    small = Machine(64 * GIB, 60 * GIB, "a small machine", "flag")
+    made = plan_122b("--gpu-memory-utilization 0.9", small)
+    assert not made.fits and made.pool == 0
+    assert made.problems == (
+        "weights and the rest take 66.87 GiB, the budget is 57.60 GiB: nothing is left for the cache",
+        "it needs 71.87 GiB and 60.00 GiB are free (a small machine)",
+    )
+
+
+def test_a_pool_that_does_not_hold_one_request_names_the_length_that_it_holds() -> None:
+    made = plan_122b("--kv-cache-memory-bytes 4G --gpu-memory-utilization 0.8 --max-num-seqs 16")
+    longest = made.chosen.cache.longest(made.chosen.blocks)
+    assert made.problems == (
+        f"the KV pool of 4.00 GiB does not hold one request of 262,144 tokens, so vLLM would not start: "
+        f"--max-model-len {longest} fits",
+    )
+    assert plan_122b(
+        f"--kv-cache-memory-bytes 4G --gpu-memory-utilization 0.8 --max-num-seqs 16 --max-model-len {longest}"
+    ).fits
+    assert (
+        plan_122b(
+            "--kv-cache-memory-bytes 4G --gpu-memory-utilization 0.8 --max-num-seqs 16 --max-model-len auto"
+        ).max_model_len
+        == longest
+    )
+    none = plan_122b("--kv-cache-memory-bytes 100m --gpu-memory-utilization 0.8 --max-num-seqs 16 --max-model-len auto")
+    assert none.problems == ("the KV pool of 95.4 MiB does not hold a single request",)
+
+
+def test_free_memory_counts_and_not_all_memory() -> None:
+    flags = "--max-model-len 262144 --gpu-memory-utilization 0.85 --max-num-seqs 16"
+    full = replace(SPARK, free=100 * GIB, source="this machine")
+    assert plan_122b(flags).fits
+    assert plan_122b(flags, full).problems == ("it needs 108.44 GiB and 100.00 GiB are free (this machine)",)
+
+
+def test_a_gpus_share_must_be_free_even_if_the_pool_is_given() -> None:
+    """gpu_worker.py of vLLM 0.32 asks for it before it looks at --kv-cache-memory-bytes."""
+    made = plan_122b(
+        "--kv-cache-memory-bytes 16G --gpu-memory-utilization 0.95 --max-num-seqs 16 --max-model-len 32768"
+    )
+    assert made.pool == 16 * GIB
+    assert made.problems == ("it needs 120.61 GiB and 110.00 GiB are free (an idle DGX Spark)",)
+
+
+def test_blocks_that_are_given_count_for_the_pool() -> None:
+    made = plan_122b("--num-gpu-blocks-override 200")
+    assert (made.chosen.blocks, made.pool) == (200, 200 * made.chosen.cache.block_bytes)
+
+
+def test_notes() -> None:
+    made = plan_122b("--max-model-len 262144 --max-num-seqs 2 --gpu-memory-utilization 0.85 " + MTP2, int8_head=True)
+    assert made.notes == (
+        "--max-num-seqs 2 lets no more than that many of the 4 users run at once",
+        "the layers do not fill the cache's groups [13, 12, 12, 12]: 3 of 52 places stay empty",
+        "the INT8 LM head saves 727.0 MiB; while loading, both are there",
+    )
+
+
+def test_two_gpus_halve_the_slots_and_the_states() -> None:
+    one, two = cache_of("", "cuda"), cache_of("-tp 2", "cuda")
+    assert (two.slot_bytes, two.ssm_bytes) == (one.slot_bytes // 2, one.ssm_bytes // 2)
+
+
+def test_estimates() -> None:
+    geometry = geometry_122b()
+    assert graphs(geometry, settings_of(geometry, "--enforce-eager", "cuda")) == 0
+    assert graphs(geometry, settings_of(geometry, "", "cuda")) / GIB == pytest.approx(1.29, abs=0.001)
+    few = settings_of(geometry, "--max-num-seqs 16 --max-num-batched-tokens 16384", "cuda")
+    assert activations(geometry, few) == 16_384 * (131_072 + 24_576)  # a layer of linear attention, residual stream
+    many = replace(few, max_num_seqs=1024)
+    assert activations(geometry, many) == activations(geometry, few)
+    assert activations(geometry, replace(many, max_num_batched_tokens=8192)) == 1024 * 248_320 * 10  # logits
+    drafting = replace(many, max_num_batched_tokens=8192, draft_tokens=2)
+    assert activations(geometry, drafting) == 2 * 1024 * 248_320 * 10
+
+
+def test_the_plan_as_json_and_as_a_table() -> None:
+    made = plan_122b("--max-model-len 262144 --gpu-memory-utilization 0.85")
+    value = json.loads(to_json(made, "r", "base"))
+    assert (value["recipe"], value["stage"], value["fits"], value["budget"]) == ("r", "base", True, 111_064_096_178)
+    chosen = next(row for row in value["capacities"] if row["chosen"])
+    assert chosen["cache"]["block_bytes"] == 51_511_296
+    assert chosen["users"] == {"32768": 34, "131072": 11, "262144": 5}
+    rows = {row[0]: row[1:] for row in memory_rows(made)}
+    assert rows["weights"] == ("62.71 GiB", "header", "see below")
+    assert rows["budget"][0] == "103.44 GiB"
+    assert {line["how"] for line in value["lines"]} == {"header", "estimate", "vLLM's rule"}

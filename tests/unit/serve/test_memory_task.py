@@ -1,0 +1,137 @@
+"""`invoke plan` as a person runs it, on the model that is generated here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from checkout import Checkout
+
+from sparkpin.core.errors import HostError, InputError
+from sparkpin.host.machine import read_host
+from sparkpin.pins.manifests import load_stack
+from sparkpin.serve.memory.estimates import SPARK_FREE, SPARK_TOTAL
+from sparkpin.serve.memory.recipe import has_wide_state, machine_for, parse_size
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Checkout:
+    return Checkout.make(tmp_path / "copy")
+
+
+def test_plans_of_two_stages(copy: Checkout) -> None:
+    text = copy.done("plan", "--memory", "32GB")
+    assert "Memory plan of recipe scripted-tiny, stage v2-tq, on a machine with 32GB (flag):" in text
+    tokens = "547,693" if has_wide_state() else "958,464"  # as vLLM logged on CPUs with AVX512-BF16 and without
+    wanted = f"CPU KV cache size: {tokens} tokens, Maximum concurrency for 2,048 tokens per request"
+    assert f"vLLM will say: {wanted}" in text
+    assert text.endswith("fits (docs/memory.md says how well each line is known)\n")
+    base = json.loads(copy.done("plan", "--stage", "base", "--memory", "32GB", "--json"))
+    assert (base["stage"], base["fits"], base["pool"]) == ("base", True, 1 << 30)
+    kinds = {row["kind"]: row["tensors"] for row in base["weights"]}
+    assert kinds["INT4 experts"] == 144
+    assert "FP8 layers" not in kinds
+
+
+def test_what_does_not_fit_is_said_and_fails_only_when_asked(copy: Checkout) -> None:
+    text = copy.done("plan", "--memory", "1GB")
+    assert "a machine with 1GB (flag): DOES NOT FIT, see the end\n" in text
+    assert "DOES NOT FIT: it needs " in text and text.endswith("a smaller model or fewer tokens a step\n")
+    assert copy.invoke("plan", "--memory", "1GB", "--exit-code").returncode == 1
+    assert copy.invoke("plan", "--memory", "32GB", "--exit-code").returncode == 0
+
+
+def test_settings_are_told_with_the_file_that_has_them(copy: Checkout) -> None:
+    text = copy.done("plan", "--memory", "32GB")
+    assert "VLLM_CPU_KVCACHE_SPACE=1 of pins/stacks/cpu.yaml" in text
+    assert "users at 2K" in text and "users at 32K" not in text
+    command = "    --tool-call-parser qwen3_coder"
+    copy.replace("recipes/scripted-tiny.yaml", command, command + " --frobnicate 3")
+    text = copy.done("plan", "--memory", "32GB")
+    assert "note: not counted, since this plan does not know what they do: --frobnicate 3\n" in text
+    assert text.endswith("fits, with what is not counted aside (docs/memory.md says how well each line is known)\n")
+    copy.replace("stages/v2-tq.yaml", "turboquant_4bit_nc", "turboquant_5bit")
+    wrong = copy.invoke("plan", "--memory", "32GB").stderr
+    assert "stages/v2-tq.yaml: --kv-cache-dtype: saw 'turboquant_5bit', wanted one of auto" in wrong
+    assert "next: " in wrong
+
+
+def test_a_stage_without_the_kernels_of_its_cache_is_told(copy: Checkout) -> None:
+    command = "    --tool-call-parser qwen3_coder"
+    copy.replace("recipes/scripted-tiny.yaml", command, command + " --kv-cache-dtype turboquant_4bit_nc")
+    told = "the image of stage v2 has no mod turboquant"
+    below = copy.invoke("plan", "--stage", "v2", "--memory", "32GB", "--json")
+    assert told in below.stderr and "; stage v2-tq has it\n" in below.stderr
+    assert json.loads(below.stdout)
+    assert "no mod turboquant" not in copy.invoke("plan", "--memory", "32GB").stderr
+
+
+def test_a_plan_for_a_gpu_says_which_loader_reads_the_weights(copy: Checkout) -> None:
+    text = copy.done("plan", "--recipe", "scripted-tiny-spark", "--memory", "128GB")
+    assert "note: loader: fastsafetensors: 6.0 GiB for a moment, for files of up to " in text
+    text = copy.done("plan", "--recipe", "scripted-tiny-spark", "--memory", "128GB", "--free", "5GiB")
+    assert "note: loader: auto: fastsafetensors needs 6.0 GiB for a moment, 5.0 GiB are free; instanttensor " in text
+    assert "loader" not in copy.done("plan", "--memory", "32GB"), "on a CPU there is nothing to choose"
+
+
+def test_wrong_options_are_one_clear_error(copy: Checkout) -> None:
+    for arguments, said in (
+        (("--memory", "much"), "--memory: saw 'much', wanted a number and one of B, kB, MB, GB, TB, KiB"),
+        (("--memory", "128"), "--memory: saw '128', wanted a number and one of"),
+        (("--memory", "8GB", "--free", "16GB"), "--free: saw 14.90 GiB, wanted no more than the 7.45 GiB of a machine"),
+        (("--recipe", "qwen"), "unknown recipe 'qwen'"),
+        (("--stage", "v3"), "unknown stage 'v3'"),
+    ):
+        result = copy.invoke("plan", *arguments)
+        assert (result.returncode, "Traceback" in result.stderr) == (2, False)
+        assert said in result.stderr and "next: " in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("128GB", 128 * 10**9),
+        ("119.25 GiB", 477 * 2**28),
+        ("1024B", 1024),
+        ("1.5TB", 15 * 10**11),
+        ("2kib", 2048),
+        ("1.5mb", 1_500_000),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size("memory", text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "128", "128G", "0GB", "-1GB", "12 parsecs", "1e9"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(InputError, match="--free: saw"):
+        parse_size("free", text)
+
+
+def test_the_machine(project: Path) -> None:
+    """This one, if the stack is for it; for a Spark's stack elsewhere a Spark as users report it."""
+    cpu = load_stack(project, "cpu")
+    spark = cpu.model_copy(update={"platform": "linux/arm64"})
+    here, there = (cpu, spark) if read_host().arch == "x86_64" else (spark, cpu)
+    measured = machine_for(here, "", "")
+    assert (measured.total, measured.how) == (read_host().memory_total, "measured")
+    assert 0 < measured.free <= measured.total
+    given = machine_for(here, "", "1GiB")
+    assert (given.free, given.how, given.free_how) == (1 << 30, "measured", "flag")
+    with pytest.raises(InputError, match=r"--free: saw 1,048,576\.00 GiB, wanted no more than .* of this machine"):
+        machine_for(here, "", "1024TiB")
+    assert (machine_for(here, "8GiB", "").total, machine_for(here, "8GiB", "7GiB").free) == (8 << 30, 7 << 30)
+    if there is spark:
+        planned = machine_for(spark, "", "")
+        assert (planned.total, planned.free, planned.how) == (SPARK_TOTAL, SPARK_FREE, "estimate")
+    else:
+        with pytest.raises(HostError, match="stack cpu is for linux/amd64"):
+            machine_for(cpu, "", "")
+
+
+def test_the_flag_of_the_cpu_that_widens_the_state(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("flags\t\t: sse2 avx512f avx512_bf16 amx_tile\n")
+    assert has_wide_state(tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text("flags\t\t: sse2 avx512f\n")
+    assert not has_wide_state(tmp_path / "cpuinfo")

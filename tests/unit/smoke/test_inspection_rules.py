@@ -1,0 +1,438 @@
+"""What an image is refused for: root file systems of made-up libraries."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from elf_samples import CUBIN, FAMILY, PLAIN, PTX, SPECIFIC, X86_64, Elf, container, cubin, entry
+
+from sparkpin.smoke.inspect.fatbin import Code
+from sparkpin.smoke.inspect.finding import Allowed, Finding
+from sparkpin.smoke.inspect.gpu import compiles, runs
+from sparkpin.smoke.inspect.rules import cuda_release, findings, minimum_driver
+from sparkpin.smoke.inspect.scan import Facts, scan
+from sparkpin.smoke.inspect.tree import in_folders
+
+SITE = "opt/vllm/lib/python3.12/site-packages"
+LIBC = Elf(
+    soname="libc.so.6", defined=["memcpy", "malloc"], versions=["libc.so.6", "GLIBC_2.17", "GLIBC_2.34", "GLIBC_2.36"]
+)
+PYTHON = Elf(needed=["libc.so.6"], defined=["Py_Initialize", "PyModule_Create2"])
+Root = Callable[..., Facts]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    """Facts of a root file system: paths and their content, besides those of a small sound one; None leaves one out."""
+
+    def of(files: Mapping[str, bytes | Elf | str | None], env: dict[str, str] | None = None) -> Facts:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        for path, content in {**SOUND, **files}.items():
+            if content is not None:
+                put(folder / path, content)
+        return scan(in_folders([folder]), lambda line: None, env)
+
+    return of
+
+
+def put(target: Path, content: bytes | Elf | str) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, str) and content.startswith("-> "):
+        target.symlink_to(content[3:])
+    else:
+        target.write_bytes(content.encode() if isinstance(content, str) else bytes(content))
+        target.chmod(0o755)
+
+
+def metadata(name: str, version: str) -> str:
+    return f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nText: Version: 9\n"
+
+
+def torch(version: str, cuda: str | None) -> str:
+    return f"from typing import Optional\n__version__ = '{version}'\ncuda: Optional[str] = {cuda!r}\n"
+
+
+def gpu(*codes: tuple[int, int, int]) -> bytes:
+    return container(*(entry(*code) for code in codes))
+
+
+SOUND: dict[str, bytes | Elf | str | None] = {
+    "lib": "-> usr/lib",
+    "usr/lib/aarch64-linux-gnu/libc.so.6": LIBC,
+    "usr/bin/python3.12": PYTHON,
+    f"{SITE}/vllm-0.33.0.dist-info/METADATA": metadata("vllm", "0.33.0"),
+    f"{SITE}/torch-2.14.0.dist-info/METADATA": metadata("torch", "2.14.0"),
+    f"{SITE}/torch/version.py": torch("2.14.0+cu130", "13.0"),
+    f"{SITE}/torch/lib/libc10_cuda.so": Elf(
+        soname="libc10_cuda.so",
+        needed=["libcudart.so.13", "libc.so.6"],
+        rpath="$ORIGIN/../../nvidia/cu13/lib",
+        undefined=["cudaMalloc"],
+        defined=["_ZN3c104cuda12device_countEv"],
+    ),
+    f"{SITE}/nvidia/cu13/lib/libcudart.so.13": Elf(soname="libcudart.so.13", defined=["cudaMalloc"]),
+    f"{SITE}/nvidia_cuda_runtime-13.0.96.dist-info/METADATA": metadata("nvidia-cuda-runtime", "13.0.96"),
+    f"{SITE}/nvidia_cuda_nvcc-13.0.88.dist-info/METADATA": metadata("nvidia-cuda-nvcc", "13.0.88"),
+    f"{SITE}/vllm/_C.abi3.so": Elf(
+        needed=["libc10_cuda.so", "libcudart.so.13", "libcuda.so.1", "libc.so.6"],
+        undefined=["_ZN3c104cuda12device_countEv", "cuLaunchKernel", "PyModule_Create2", "memcpy"],
+        versions_needed={"libc.so.6": ["GLIBC_2.34"]},
+        gpu=gpu((CUBIN, 90, SPECIFIC), (CUBIN, 120, FAMILY)) + gpu((CUBIN, 90, SPECIFIC)),
+    ),
+}
+
+
+def found(facts: Facts, sm: int | None = 121, **options: object) -> list[Finding]:
+    """All but notes and what is allowed."""
+    all_ = findings(facts, sm=sm, platform="linux/arm64", **options)  # type: ignore[arg-type]
+    return [finding for finding in all_ if finding.severity in ("error", "warning")]
+
+
+def texts(facts: Facts, sm: int | None = 121, **options: object) -> list[str]:
+    return [f"{one.rule} {one.subject}: {one.text}" for one in found(facts, sm, **options)]
+
+
+def test_a_sound_image_passes_and_says_what_it_accepts(root: Root) -> None:
+    all_ = findings(root({}), sm=121, platform="linux/arm64")
+    assert [(one.severity, one.rule, one.subject, one.what, one.why) for one in all_] == [
+        ("note", "driver", "CUDA 13.0", "", ""),
+        ("allowed", "needed", f"{SITE}/vllm/_C.abi3.so", "libcuda.so.1",
+         "a part of the GPU's driver: the container toolkit brings it"),
+        ("allowed", "symbols", f"{SITE}/vllm/_C.abi3.so", "cuLaunchKernel",
+         "libcuda.so.1 is a part of the GPU's driver: the container toolkit brings it"),
+    ]  # fmt: skip
+    assert all_[0].text == (
+        "CUDA 13.0 needs driver 580.65.06 or newer; PTX of its compiler needs a driver of CUDA 13.0 or newer"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "good"),
+    [
+        (Code("cubin", 121, ""), {121}),
+        (Code("cubin", 121, "a"), {121}),
+        (Code("cubin", 121, "f"), {121}),
+        (Code("cubin", 120, ""), {120, 121}),
+        (Code("cubin", 120, "f"), {120, 121}),
+        (Code("cubin", 120, "a"), {120}),
+        (Code("cubin", 100, "f"), {100, 103}),
+        (Code("cubin", 90, ""), {90}),
+        (Code("ptx", 80, ""), set()),
+    ],
+)
+def test_which_cubins_run_where(code: Code, good: set[int]) -> None:
+    assert {sm for sm in (80, 90, 100, 103, 120, 121) if runs(code, sm)} == good
+
+
+@pytest.mark.parametrize(
+    ("code", "good"),
+    [
+        (Code("ptx", 80, ""), {80, 90, 100, 120, 121}),
+        (Code("ptx", 120, "f"), {120, 121}),
+        (Code("ptx", 90, "a"), {90}),
+        (Code("ptx", 121, "a"), {121}),
+        (Code("cubin", 80, ""), set()),
+    ],
+)
+def test_which_ptx_can_be_compiled_where(code: Code, good: set[int]) -> None:
+    assert {sm for sm in (80, 90, 100, 120, 121) if compiles(code, sm)} == good
+
+
+def test_ptx_alone_is_named_and_code_for_other_gpus_alone_refused(root: Root) -> None:
+    facts = root(
+        {
+            f"{SITE}/vllm/ptx.so": Elf(gpu=gpu((CUBIN, 80, PLAIN), (PTX, 80, PLAIN))),
+            f"{SITE}/vllm/other.so": Elf(gpu=gpu((CUBIN, 120, SPECIFIC), (CUBIN, 90, PLAIN)) * 2),
+            f"{SITE}/vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so": Elf(gpu=gpu((CUBIN, 90, SPECIFIC))),
+            f"{SITE}/made_up/cubins/a.cubin": cubin(0x6007804),
+            f"{SITE}/made_up/cubins/deep/b.cubin": cubin(0x600640A),
+            f"{SITE}/for_others/b.cubin": cubin(0x600640A),
+        }
+    )
+    assert texts(facts) == [
+        f"gpu {SITE}/vllm/other.so: nothing in it runs on sm_121: it holds sm_90, sm_120a",
+        f"gpu {SITE}/for_others: 0 of 1 .cubin files run on sm_121 (1 sm_100a)",
+    ]
+    notes = {one.subject: one.text for one in findings(facts, sm=121, platform="linux/arm64") if one.rule == "gpu"}
+    assert notes[f"{SITE}/vllm/ptx.so"] == (
+        "PTX only for sm_121: the driver compiles 1 units at their first use (sm_80, compute_80)"
+    )
+    assert notes[f"{SITE}/made_up"] == "1 of 2 .cubin files run on sm_121 (1 sm_100a, 1 sm_120)"
+    assert "sm_90a" in notes[f"{SITE}/vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"]
+    assert texts(facts, sm=120) == [f"gpu {SITE}/for_others: 0 of 1 .cubin files run on sm_120 (1 sm_100a)"]
+    assert texts(facts, sm=None) == []
+
+
+def test_the_known_bad_case_vllm_0_19_1_with_a_torch_without_cuda(root: Root) -> None:
+    """What pip installs on aarch64 from the Python index: docs/inspection.md has the same from the real wheels."""
+    facts = root(
+        {
+            f"{SITE}/vllm-0.33.0.dist-info/METADATA": metadata("vllm", "0.19.1"),
+            f"{SITE}/torch-2.14.0.dist-info/METADATA": metadata("torch", "2.10.0"),
+            f"{SITE}/torch/version.py": torch("2.10.0+cpu", None),
+            f"{SITE}/torch/lib/libc10_cuda.so": None,
+            f"{SITE}/torch/lib/libtorch_cpu.so": Elf(soname="libtorch_cpu.so", defined=["_ZN2at3addEv"]),
+            f"{SITE}/nvidia/cu13/lib/libcudart.so.13": None,
+            f"{SITE}/nvidia_cuda_runtime-13.0.96.dist-info/METADATA": None,
+            f"{SITE}/nvidia_cuda_nvcc-13.0.88.dist-info/METADATA": None,
+            f"{SITE}/vllm/_C.abi3.so": Elf(
+                needed=["libtorch_cpu.so", "libc10_cuda.so", "libcudart.so.12", "libcuda.so.1", "libc.so.6"],
+                undefined=["_ZN3c104cuda12device_countEv", "_ZN2at3addEv", "__cudaRegisterFatBinary", "memcpy"],
+            ),
+        }
+    )
+    library = f"{SITE}/vllm/_C.abi3.so"
+    assert texts(facts) == [
+        f"torch vllm 0.19.1: vLLM 0.19.1 is built for CUDA 12 ({library} needs libcudart.so.12), but torch 2.10.0+cpu "
+        f"({SITE}/torch/version.py: cuda = None) is built without CUDA",
+        f"needed {library}: libc10_cuda.so is nowhere in the image; {library} needs it",
+        f"needed {library}: libcudart.so.12 is nowhere in the image; {library} needs it",
+        f"symbols {library}: 1 libraries and programs lack a library, and with it symbols: {library}: "
+        "2 undefined: _ZN3c104cuda12device_countEv, __cudaRegisterFatBinary",
+    ]
+    assert found(facts)[0].next_step == "pin a torch wheel that is built for the same CUDA release as vLLM's"
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "words"),
+    [
+        ("2.14.0+cu128", "12.8", "is built for CUDA 13 ("),
+        ("2.14.0+cpu", None, "is built without CUDA"),
+    ],
+)
+def test_a_torch_of_another_flavour_than_vllm(root: Root, version: str, cuda: str | None, words: str) -> None:
+    (only,) = found(root({f"{SITE}/torch/version.py": torch(version, cuda)}))
+    assert only.rule == "torch" and words in only.text and version in only.text
+
+
+def test_vllm_without_cuda_beside_a_torch_with(root: Root) -> None:
+    (only,) = texts(root({f"{SITE}/vllm/_C.abi3.so": Elf(needed=["libc.so.6"])}))
+    assert "vLLM 0.33.0 is built without CUDA" in only and "torch 2.14.0+cu130" in only
+
+
+def test_undefined_symbols_of_a_library_built_against_another_release(root: Root) -> None:
+    (only,) = found(
+        root({f"{SITE}/torch/lib/libc10_cuda.so": Elf(soname="libc10_cuda.so", defined=["_ZN3c105otherEv"])})
+    )
+    assert (only.rule, only.subject) == ("symbols", f"{SITE}/vllm/_C.abi3.so")
+    assert only.text == "1 undefined: _ZN3c104cuda12device_countEv"
+
+
+def test_weak_symbols_may_be_missing_and_symbols_of_libraries_that_are_not_needed_do_not_count(root: Root) -> None:
+    facts = root(
+        {
+            f"{SITE}/a/weak.so": Elf(weak=["nowhere"]),
+            f"{SITE}/a/far.so": Elf(needed=["libnear.so"], undefined=["deep"], runpath="$ORIGIN"),
+            f"{SITE}/a/libnear.so": Elf(needed=["libdeep.so"], runpath="$ORIGIN"),
+            f"{SITE}/a/libdeep.so": Elf(defined=["deep"]),
+            f"{SITE}/a/alone.so": Elf(undefined=["deep"]),
+        }
+    )
+    assert texts(facts) == [f"symbols {SITE}/a/alone.so: 1 undefined: deep"]
+
+
+def test_a_library_that_is_never_loaded_alone_may_take_symbols_from_what_loads_it(root: Root) -> None:
+    near = {f"{SITE}/a/liblapack.so": Elf(undefined=["blas"]), f"{SITE}/a/libblas.so": Elf(defined=["blas"])}
+    both = Elf(needed=["liblapack.so", "libblas.so"], rpath="$ORIGIN")
+    assert texts(root({**near, f"{SITE}/a/user.so": both})) == []
+    one = Elf(needed=["liblapack.so"], rpath="$ORIGIN")
+    assert texts(root({**near, f"{SITE}/a/user.so": both, f"{SITE}/a/worse.so": one})) == [
+        f"symbols {SITE}/a/liblapack.so: 1 undefined: blas"
+    ]
+
+
+def test_where_the_loader_searches(root: Root) -> None:
+    """One library for each way; one that lies on none is a warning: something may load it first."""
+    names = ["origin", "conf", "included", "env", "default", "linked", "nowhere", "stray"]
+    files: dict[str, bytes | Elf | str | None] = {
+        f"{SITE}/a/user.so": Elf(needed=[f"lib{name}.so" for name in names], runpath="${ORIGIN}/../b"),
+        f"{SITE}/b/liborigin.so": Elf(),
+        "etc/ld.so.conf": "include ld.so.conf.d/*.conf\n/opt/conf # why\n",
+        "etc/ld.so.conf.d/x.conf": "/opt/included\n",
+        "opt/conf/libconf.so": Elf(),
+        "opt/included/libincluded.so": Elf(),
+        "opt/env/libenv.so": Elf(),
+        "usr/lib/libdefault.so": Elf(),
+        "usr/lib/liblinked.so": "-> /opt/far/liblinked.so.1",
+        "opt/far/liblinked.so.1": Elf(),
+        "srv/libstray.so": Elf(),
+        "usr/lib/libnowhere.so": Elf(machine=X86_64),
+    }
+    facts = root(files, env={"LD_LIBRARY_PATH": "/opt/env"})
+    assert [text for text in texts(facts) if text.startswith("needed")] == [
+        f"needed {SITE}/a/user.so: libnowhere.so is nowhere in the image; {SITE}/a/user.so needs it",
+        f"needed {SITE}/a/user.so: {SITE}/a/user.so needs libstray.so; srv/libstray.so is on no search path",
+    ]
+    stray = next(one for one in found(facts) if one.what == "libstray.so")
+    assert stray.severity == "warning" and "say so in sparkpin/inspection/allowed.py" in stray.next_step
+    assert "not for linux/arm64: usr/lib/libnowhere.so (x86-64)" in " ".join(texts(facts))
+
+
+def test_links_in_a_circle_end(root: Root) -> None:
+    facts = root({"usr/lib/libloop.so": "-> libback.so", "usr/lib/libback.so": "-> libloop.so",
+                  f"{SITE}/a.so": Elf(needed=["libloop.so"])})  # fmt: skip
+    assert texts(facts) == [f"needed {SITE}/a.so: libloop.so is nowhere in the image; {SITE}/a.so needs it"]
+
+
+def test_a_version_of_the_c_library_that_the_image_does_not_have(root: Root) -> None:
+    facts = root({f"{SITE}/new.so": Elf(needed=["libc.so.6"], versions_needed={"libc.so.6": ["GLIBC_2.38"]})})
+    assert texts(facts) == [
+        f"versions {SITE}/new.so: needs GLIBC_2.38 of libc.so.6, "
+        "and usr/lib/aarch64-linux-gnu/libc.so.6 does not offer that"
+    ]
+
+
+def test_what_is_accepted_there_does_not_excuse_what_needs_it(root: Root) -> None:
+    files: dict[str, bytes | Elf | str | None] = {
+        f"{SITE}/a/liboptional.so": Elf(needed=["libgone.so"]),
+        f"{SITE}/a/user.so": Elf(needed=["liboptional.so"], runpath="$ORIGIN"),
+    }
+    allowed = [
+        Allowed("needed", "*/liboptional.so", r"libgone\.so", "nothing loads it"),
+        Allowed("needed", "*", r"libcuda\.so\.1", "the driver"),
+    ]
+    assert texts(root(files), allowed=allowed) == [
+        f"needed {SITE}/a/user.so: needs {SITE}/a/liboptional.so, which does not load without libgone.so: "
+        "accepted there, not here"
+    ]
+    other = [Allowed("needed", "*/liboptional.so", r"libgone\.so", "why", package="not-here"), allowed[1]]
+    assert texts(root(files), allowed=other)[0].startswith(f"needed {SITE}/a/liboptional.so: libgone.so is nowhere")
+
+
+def test_what_is_accepted_and_no_longer_lacks_is_told(root: Root) -> None:
+    why = "nothing loads it"
+    facts = root({f"{SITE}/a/liboptional.so": Elf(needed=["libc.so.6"])})
+    old = Allowed("needed", "*/liboptional.so", r"libgone\.so", why)
+    others = [Allowed("needed", "*/not-here.so", r".*", why), Allowed("needed", "*", r"libcuda\.so\.1", "the driver")]
+    told = [
+        one
+        for one in findings(facts, sm=121, platform="linux/arm64", allowed=[old, *others])
+        if "allowed.py" in one.text
+    ]
+    assert [(one.severity, one.rule, one.subject) for one in told] == [("note", "needed", "*/liboptional.so")]
+    assert r"accepts libgone\.so there, and nothing in this image asks for it: nothing loads it" in told[0].text
+
+
+@pytest.mark.parametrize(("sm", "told"), [(121, 1), (90, 0)])
+def test_what_excuses_code_for_another_gpu_may_idle_on_that_gpu(root: Root, sm: int, told: int) -> None:
+    facts = root({f"{SITE}/a/libfast.so": Elf(gpu=gpu((CUBIN, 90, SPECIFIC), (CUBIN, 121, PLAIN)))})
+    allowed = [Allowed("gpu", "*/libfast.so", r"sm_90a", "for 9.x")]
+    found = findings(facts, sm=sm, platform="linux/arm64", allowed=allowed)
+    assert [one.rule for one in found if "allowed.py" in one.text] == ["gpu"] * told
+
+
+@pytest.mark.parametrize(
+    ("path", "library", "seen"),
+    [
+        ("nvshmem/lib/nvshmem_transport_ucx.so.3", Elf(needed=["libucp.so.0"]), ""),
+        ("nvshmem/lib/nvshmem_transport_ucx.so.3", Elf(needed=["libnvshmem_host.so.3"]), "libnvshmem_host.so.3 is"),
+        ("torch_c_dlpack_ext/libtorch_c_dlpack_addon_torch29-cuda.so", Elf(undefined=["_ZN3c104goneEv"]), ""),
+        ("torch_c_dlpack_ext/libtorch_c_dlpack_addon_torch29-cuda.so", Elf(undefined=["cudaGone"]), "cudaGone"),
+        ("torch_c_dlpack_ext/libtorch_c_dlpack_addon_torch214-cuda.so", Elf(undefined=["_ZN3c104goneEv"]), "c104gone"),
+        ("triton/plugins/libTest.so", Elf(needed=["libgone.so"]), "libgone.so is nowhere"),
+    ],
+)
+def test_what_is_accepted_of_a_package_excuses_no_other_lack_of_it(
+    root: Root, path: str, library: Elf, seen: str
+) -> None:
+    told = [
+        one
+        for one in findings(root({f"{SITE}/{path}": library}), sm=121, platform="linux/arm64")
+        if path in one.subject
+    ]
+    assert [one.severity for one in told] == (["error"] if seen else ["allowed"])
+    assert seen in told[0].text
+
+
+def test_compiler_headers_and_runtime_of_several_cuda_releases(root: Root) -> None:
+    """What the raw closure of vLLM 0.33.0 comes to."""
+    facts = root(
+        {
+            f"{SITE}/nvidia_cuda_nvcc-13.0.88.dist-info/METADATA": metadata("nvidia-cuda-nvcc", "13.5.70"),
+            f"{SITE}/nvidia_nvvm-13.5.70.dist-info/METADATA": metadata("nvidia-nvvm", "13.5.70"),
+            f"{SITE}/nvidia_cublas-13.1.0.dist-info/METADATA": metadata("nvidia-cublas", "13.1.0.3"),
+        }
+    )
+    (only,) = found(facts)
+    assert only.text == (
+        "of several CUDA releases: nvidia-cuda-nvcc 13.5.70, nvidia-cuda-runtime 13.0.96, nvidia-nvvm 13.5.70"
+    )
+    assert only.next_step == "constrain them to 13.0.* in the stack's pins"
+
+
+def test_two_runtimes_are_of_several_releases_and_the_newer_one_asks_for_the_driver(root: Root) -> None:
+    facts = root(
+        {f"{SITE}/nvidia_cuda_runtime_cu12-12.8.90.dist-info/METADATA": metadata("nvidia-cuda-runtime-cu12", "12.8.90")}
+    )
+    (only,) = found(facts)
+    assert "nvidia-cuda-runtime 13.0.96, nvidia-cuda-runtime-cu12 12.8.90" in only.text
+    assert (cuda_release(facts), minimum_driver(facts)) == ("13.0", "580.65.06")
+
+
+def test_a_cuda_release_whose_driver_is_not_known(root: Root) -> None:
+    facts = root({f"{SITE}/nvidia_cuda_runtime-13.0.96.dist-info/METADATA": metadata("nvidia-cuda-runtime", "14.0.1"),
+                  f"{SITE}/nvidia_cuda_nvcc-13.0.88.dist-info/METADATA": None})  # fmt: skip
+    assert texts(facts) == ["driver CUDA 14.0: which driver CUDA 14.0 needs is not known here"]
+
+
+def test_two_versions_of_one_package_in_one_folder(root: Root) -> None:
+    facts = root(
+        {
+            f"{SITE}/Typing_Extensions-4.16.0.dist-info/METADATA": metadata("Typing_Extensions", "4.16.0"),
+            f"{SITE}/typing_extensions-4.15.0.dist-info/METADATA": metadata("typing-extensions", "4.15.0"),
+            "usr/lib/python3/dist-packages/torch-1.0.dist-info/METADATA": metadata("torch", "1.0"),
+        }
+    )
+    assert texts(facts) == [f"packages typing-extensions: 2 times in /{SITE}/: versions 4.16.0, 4.15.0"]
+
+
+MOD = {
+    f"{SITE}/sparkpin_made-1.dist-info/METADATA": metadata("sparkpin-made", "1"),
+    f"{SITE}/sparkpin_made-1.dist-info/entry_points.txt": "[vllm.general_plugins]\nmade = sparkpin_made:register\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("accepts", "wrong"),
+    [
+        ('("0.33.0",)', ""),
+        ('["0.32.0", "0.33"]', ""),
+        ('("0.32.0",)', "is made for vLLM 0.32.0, the image has 0.33.0"),
+        ("SOMETHING", "does not say which vLLM it is made for"),
+    ],
+)
+def test_our_plugins_are_made_for_this_vllm(root: Root, accepts: str, wrong: str) -> None:
+    facts = root({**MOD, f"{SITE}/sparkpin_made/hook.py": f"import vllm\nVLLM_VERSIONS: tuple = {accepts}\n"})
+    assert texts(facts, mods=["sparkpin-made"]) == (
+        [f"plugins sparkpin-made: sparkpin_made 1 {wrong}"] if wrong else []
+    )
+
+
+def test_a_plugin_of_others_need_not_say_which_vllm_it_is_made_for(root: Root) -> None:
+    assert texts(root({**MOD, f"{SITE}/sparkpin_made/__init__.py": ""})) == []
+
+
+def test_the_table_of_what_a_mod_touches_names_the_releases(root: Root) -> None:
+    """As our mods have it: by release, a text for each function."""
+    table = 'TOUCHES: dict = {"0.32.0": {"vllm.a:b": "self, x"}, "0.31.0": _EARLIER | {"vllm.a:c": "0.33.0"}}'
+    facts = root({**MOD, f"{SITE}/sparkpin_made/touches.py": table})
+    assert texts(facts, mods=["sparkpin-made"]) == [
+        "plugins sparkpin-made: sparkpin_made 1 is made for vLLM 0.31.0, 0.32.0, the image has 0.33.0"
+    ]
+
+
+def test_a_mod_of_the_stage_that_is_not_there(root: Root) -> None:
+    assert texts(root({}), mods=["sparkpin-made"]) == [
+        "plugins sparkpin-made: the stage has this mod, the image does not"
+    ]
+
+
+def test_a_damaged_library_and_an_image_for_another_machine(root: Root) -> None:
+    damaged = root({f"{SITE}/a.so": bytes(Elf())[:-9]})
+    (only,) = found(damaged)
+    assert only.rule == "files" and f"{SITE}/a.so: the table of sections at bytes" in only.text
+    other = findings(damaged, sm=None, platform="linux/amd64")
+    assert "no library or program in it is for linux/amd64" in [one.text for one in other]

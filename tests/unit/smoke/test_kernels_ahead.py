@@ -1,0 +1,246 @@
+"""Kernels that are compiled when an image is built: what the Dockerfile does, what inspection and smoke test demand."""
+
+from __future__ import annotations
+
+import ast
+import json
+import lzma
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from checkout import PROJECT
+from elf_samples import cubin
+
+from sparkpin.build import render
+from sparkpin.build.demands import demands_of
+from sparkpin.core.errors import ManifestError
+from sparkpin.pins import manifests
+from sparkpin.pins.mods import KERNELS, read_mod
+from sparkpin.releases.record import Demands
+from sparkpin.smoke import kernels
+from sparkpin.smoke.inspect.finding import Finding
+from sparkpin.smoke.inspect.report import Result
+from sparkpin.smoke.inspect.rules import findings
+from sparkpin.smoke.inspect.scan import Facts, scan
+from sparkpin.smoke.inspect.tree import in_folders
+
+FOLDER = "opt/sparkpin/kernels/int8-lm-head"
+SITE = "opt/vllm/lib/python3.11/site-packages"
+SM120A = cubin(0x600780A)
+TRITONS = lzma.decompress((PROJECT / "tests/data/inspection/triton-121a.cubin.xz").read_bytes())
+
+
+def rendered(project: Path, stack: str, stage: str) -> render.Rendered:
+    loaded = manifests.load_stack(project, stack)
+    lock = manifests.load_stack_lock(project, loaded)
+    return render.render_chain(project, loaded, lock, manifests.load_chain(project, stage))[-1]
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_the_image_for_a_gpu_compiles_them_itself_and_the_other_does_not() -> None:
+    """By its own Triton, in the folder that it will have: keys and absolute paths are then those at run time."""
+    spark = rendered(PROJECT, "spark", "v2")
+    assert (
+        f"FROM {spark.parent_ref} AS int8-lm-head-kernels\n"
+        "USER 0:0\n"
+        "COPY --from=int8-lm-head /layer/ /\n"
+        'RUN ["/opt/vllm/bin/python", "-m", "sparkpin_modkit.ahead", "int8-lm-head", "12.1", '
+        '"/opt/sparkpin/kernels/int8-lm-head"]\n'
+        "FROM scratch AS int8-lm-head-tree\n"
+        "COPY --from=int8-lm-head /layer/ /\n"
+        "COPY --from=int8-lm-head-kernels /opt/sparkpin/kernels/ /opt/sparkpin/kernels/\n"
+    ) in spark.dockerfile
+    assert "kernels" not in rendered(PROJECT, "cpu", "v2").dockerfile
+    assert "kernels" not in rendered(PROJECT, "spark", "mtp").dockerfile
+
+
+def test_another_gpu_is_another_image(project: Path) -> None:
+    before = rendered(project, "spark", "v2")
+    edit(project / "pins/stacks/spark.yaml", 'sm: "12.1"', 'sm: "9.0"')
+    after = rendered(project, "spark", "v2")
+    assert after.key != before.key and '"int8-lm-head", "9.0",' in after.dockerfile
+
+
+def test_kernels_belong_to_a_stage_that_has_a_parent(project: Path) -> None:
+    stack = manifests.load_stack(project, "spark")
+    lock = manifests.load_stack_lock(project, stack)
+    chain = manifests.load_chain(project, "base")
+    early = chain[0].model_copy(update={"mods": ["int8-lm-head"]})
+    with pytest.raises(ManifestError, match=r"base\.yaml: mods: saw .*int8-lm-head.* wanted none with kernels"):
+        render.render(project, stack, lock, early, None)
+    with_mod = stack.model_copy(update={"mods": ["modkit", "int8-lm-head"]})
+    with pytest.raises(ManifestError, match=r"spark\.yaml: mods: .* wanted mods without kernels: .*Name it in a stage"):
+        render.render(project, with_mod, lock, chain[0], None)
+
+
+def test_the_entry_point_has_the_mods_name(project: Path) -> None:
+    assert read_mod(project, "int8-lm-head").kernels and not read_mod(project, "modkit").kernels
+    edit(project / "mods/int8-lm-head/pyproject.toml", "int8-lm-head = ", "int8 = ")
+    with pytest.raises(
+        ManifestError, match=r"sparkpin\.kernels.*saw \['int8'\], wanted the mod's own name, int8-lm-head"
+    ):
+        read_mod(project, "int8-lm-head")
+
+
+def image(folder: Path, cubins: Sequence[bytes], listed: int, built_with: str = "3.8.0") -> Facts:
+    """With Triton 3.8.0 and the INT8 head, whose list has that many kernels; without a list for none."""
+    files: dict[str, bytes | str] = {
+        f"{SITE}/sparkpin_int8_lm_head-0.1.0.dist-info/METADATA": "Name: sparkpin-int8-lm-head\nVersion: 0.1.0\n",
+        f"{SITE}/sparkpin_int8_lm_head-0.1.0.dist-info/entry_points.txt": (
+            "[sparkpin.kernels]\nint8-lm-head = sparkpin_int8_lm_head.ahead:warm_up\n"
+        ),
+        f"{SITE}/triton-3.8.0.dist-info/METADATA": "Name: triton\nVersion: 3.8.0\n",
+        **{f"{FOLDER}/KEY{number}/head.cubin": content for number, content in enumerate(cubins)},
+    }
+    if listed:
+        record = {"mod": "int8-lm-head", "sm": "12.1", "triton": built_with, "kernels": [{}] * listed}
+        files[f"{FOLDER}/kernels.json"] = json.dumps(record)
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return scan(in_folders([folder]), lambda line: None)
+
+
+def of_kernels(facts: Facts, sm: int | None = 121) -> list[Finding]:
+    return [one for one in findings(facts, sm=sm, platform="linux/arm64") if one.rule in ("kernels", "gpu")]
+
+
+def test_inspection_tells_what_was_compiled_for_what(tmp_path: Path) -> None:
+    facts = image(tmp_path, [TRITONS, TRITONS], 2)
+    assert of_kernels(facts) == [Finding("note", "kernels", "int8-lm-head", "compiled ahead: 2 sm_121a")]
+    assert of_kernels(facts, None) == []
+    told = Result("image", "linux/arm64", 121, facts, []).as_json()["kernels"]
+    assert told == [{"mod": "int8-lm-head", "package": "sparkpin-int8-lm-head", "archs": {"sm_121a": 2}, "runs": 2,
+                     "listed": 2, "triton": "3.8.0"}]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cubins", "listed", "sm", "reason"),
+    [
+        ([], 0, 121, "0 of its unlisted kernels are in the image for sm_121 (none at all)"),
+        ([TRITONS, TRITONS], 0, 121, "2 of its unlisted kernels are in the image for sm_121 (2 sm_121a)"),
+        ([TRITONS], 2, 121, "1 of its 2 kernels are in the image for sm_121 (1 sm_121a)"),
+        ([TRITONS] * 3, 2, 121, "3 of its 2 kernels are in the image for sm_121 (3 sm_121a)"),
+        ([TRITONS, SM120A], 2, 121, "1 of its 2 kernels are in the image for sm_121 (1 sm_120a, 1 sm_121a)"),
+        ([TRITONS], 1, 90, "0 of its 1 kernels are in the image for sm_90 (1 sm_121a)"),
+    ],
+)
+def test_an_image_that_would_compile_is_refused(
+    tmp_path: Path, cubins: list[bytes], listed: int, sm: int, reason: str
+) -> None:
+    (one,) = of_kernels(image(tmp_path, cubins, listed), sm)
+    text = f"{reason}: the others are compiled on the machine, at each first start"
+    assert (one.severity, one.subject, one.text) == ("error", "int8-lm-head", text)
+    again = "take a stack whose gpu.sm is 9.0, and build" if sm == 90 else "build the image again: invoke build"
+    assert one.next_step == again
+
+
+def test_kernels_by_another_triton_would_not_be_found(tmp_path: Path) -> None:
+    (one,) = of_kernels(image(tmp_path, [TRITONS], 1, built_with="3.6.0"))
+    assert one.severity == "error"
+    assert one.text == "its kernels are by Triton 3.6.0, the image has 3.8.0, which would not find them"
+
+
+def test_a_list_that_is_none_counts_as_missing(tmp_path: Path) -> None:
+    image(tmp_path, [TRITONS], 1)
+    (tmp_path / FOLDER / "kernels.json").write_text('{"kernels": 3}')
+    (one,) = of_kernels(scan(in_folders([tmp_path]), lambda line: None))
+    assert one.severity == "error" and one.text.startswith("1 of its unlisted kernels")
+
+
+def test_the_smoke_test_of_a_gpus_stack_asks_where_they_came_from() -> None:
+    pin, chain = manifests.load_model(PROJECT, "scripted-tiny"), manifests.load_chain(PROJECT, "v2")
+    demanded = {
+        name: demands_of(PROJECT, manifests.load_stack(PROJECT, name), chain, pin).kernels for name in ("spark", "cpu")
+    }
+    assert demanded == {"spark": ("int8-lm-head",), "cpu": ()}
+    assert demands_of(PROJECT, manifests.load_stack(PROJECT, "spark"), chain[:1], pin).kernels == ()
+
+
+def test_a_record_from_before_demands_none() -> None:
+    old = {"checks": ["chat"], "mods": ["vllm-cpu"], "acceptance_floor": None, "scripted": True}
+    assert Demands.model_validate(old).kernels == ()
+
+
+def line(**value: object) -> bytes:
+    return b"(Worker pid=1) INFO SPARKPIN_MOD " + json.dumps({"mod": "a"} | value).encode() + b"\x1b[0m\n"
+
+
+GOOD = line(event="kernels", total=8, image=8, cached=0, compiled=[])
+
+
+@pytest.mark.parametrize(
+    ("log", "wanted"),
+    [
+        (GOOD, []),
+        (GOOD * 2, []),
+        (line(event="active"), ["mod a does not say where its kernels came from"]),
+        (
+            line(event="kernels", total=8, image=6, cached=0, compiled=["head", "head"]),
+            ["mod a: 6 of 8 kernels from the image; compiled now: head"],
+        ),
+        (
+            GOOD + line(event="kernels", total=8, image=7, cached=1, compiled=[]),
+            ["mod a: 7 of 8 kernels from the image; compiled now: none"],
+        ),
+        (
+            line(event="kernels", total=0, image=0, cached=0, compiled=[]),
+            ["mod a: 0 of 0 kernels from the image; compiled now: none"],
+        ),
+        (GOOD + line(event="compiled", kernel="head") * 2, ["mod a: kernel head was compiled after the start"]),
+        (b"SPARKPIN_MOD {broken\n" + GOOD, []),  # the check `mods` tells that line
+    ],
+)
+def test_what_the_smoke_test_finds_in_a_log(log: bytes, wanted: list[str]) -> None:
+    assert kernels.faults(log, ["a"]) == wanted
+
+
+def test_what_the_smoke_test_tells_of_a_good_one() -> None:
+    assert kernels.summaries(GOOD) == {"a": "8 of 8 kernels from the image"}
+
+
+def imported(mod: str) -> set[str]:
+    """Top packages that a mod's entry point for kernels imports at once, through the mod's own modules."""
+    pyproject = tomllib.loads((PROJECT / "mods" / mod / "pyproject.toml").read_text())
+    waiting = [pyproject["project"]["entry-points"][KERNELS][mod].partition(":")[0]]
+    package = waiting[0].partition(".")[0]
+    seen, found = set(), set()
+    while waiting:
+        module = waiting.pop()
+        path = PROJECT / "mods" / mod / f"{module.replace('.', '/')}.py"
+        if module in seen:
+            continue
+        seen.add(module)
+        if not path.is_file():
+            path = path.with_suffix("") / "__init__.py"
+        for node in ast.parse(path.read_text()).body:  # what stands under TYPE_CHECKING, or in a function, is not run
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module]
+            waiting += [name for name in names if name.partition(".")[0] == package]
+            found |= {name.partition(".")[0] for name in names}
+    return found
+
+
+MODS = [path.name for path in sorted((PROJECT / "mods").iterdir()) if (path / "pyproject.toml").is_file()]
+
+
+@pytest.mark.parametrize("mod", [name for name in MODS if read_mod(PROJECT, name).kernels])
+def test_kernels_are_compiled_without_torch(mod: str) -> None:
+    """Where an image is built for another architecture this runs under emulation."""
+    assert "triton" in imported(mod)
+    assert imported(mod).isdisjoint({"torch", "vllm"})
+
+
+@pytest.mark.parametrize("mod", MODS)
+def test_kernels_are_entered_under_the_name_of_the_mod_s_folder(mod: str) -> None:
+    """By which the image's build asks for them."""
+    pyproject = tomllib.loads((PROJECT / "mods" / mod / "pyproject.toml").read_text())
+    assert set(pyproject["project"].get("entry-points", {}).get(KERNELS, {})) <= {mod}

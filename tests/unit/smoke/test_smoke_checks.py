@@ -1,0 +1,596 @@
+"""Each check against a server's recorded answers, and against the same answers with one fault."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fake_vllm
+import pytest
+from fake_vllm import JSON, RECORDED, STREAM, Fault, instead, only, text, whole
+from places import PROJECT
+
+from sparkpin.build.demands import demands_of
+from sparkpin.core.errors import ManifestError
+from sparkpin.pins.manifests import load_chain, load_model, load_stack
+from sparkpin.pins.schema import Smoke
+from sparkpin.smoke import checks
+from sparkpin.smoke.client import Client
+from sparkpin.smoke.expectations import Expectations, expectations_of, scripted, shape_only
+from sparkpin.smoke.server import Server
+from sparkpin.smoke.subject import Subject
+
+LOG = b"""(EngineCore pid=9) INFO 11-21 08:03:51 [experts.py:58] SPARKPIN_MOD {"mod":"vllm-cpu","event":"active"}
+(EngineCore pid=9) INFO 11-21 08:03:51 [m.py:46] SPARKPIN_MOD {"mod":"int8-lm-head","event":"active","V":1024,"x":[1]}
+"""
+
+
+def log(*lines: str) -> Callable[[], bytes]:
+    return lambda: "\n".join(["INFO starting", *(f"INFO [x.py:1] SPARKPIN_MOD {line}" for line in lines), ""]).encode()
+
+
+@pytest.fixture
+def socket(tmp_path: Path) -> Path:
+    return tmp_path / "vllm.sock"
+
+
+@contextmanager
+def subject(
+    socket: Path, fault: Fault = whole, *, timeout: float = 20, handler: type[fake_vllm.Handler] = fake_vllm.Handler
+) -> Iterator[Subject]:
+    server = fake_vllm.UnixServer(str(socket), handler)
+    with fake_vllm.serving(server, fault), Client.unix(socket, timeout=timeout) as client:
+        yield Subject(
+            client,
+            "scripted-tiny",
+            scripted(),
+            lambda: LOG,
+            frozenset({"vllm-cpu", "int8-lm-head"}),
+            0.8,
+            floors=(0.8, 0.6),
+            argv=("vllm", "serve", "/model", "--max-model-len", "2048", "--no-enable-prefix-caching"),
+        )
+
+
+@pytest.mark.parametrize("name", checks.CHECKS)
+def test_what_vllm_answered_passes(name: str, socket: Path) -> None:
+    with subject(socket) as target:
+        result = checks.run_check(name, target)
+    assert result.passed, result.detail
+
+
+# What an unknown model must say again is not what the scripted one says: tests/unit/smoke/test_smoke_probes.py.
+OWN_WORDS = ("unicode", "long-context", "image", *checks.READERS)
+
+
+@pytest.mark.parametrize("name", [name for name in checks.CHECKS if name not in OWN_WORDS])
+def test_the_same_answers_have_the_shape_of_any_model(name: str, socket: Path) -> None:
+    with subject(socket) as target:
+        result = checks.run_check(name, dataclasses.replace(target, expect=shape_only()))
+    assert result.passed, result.detail
+
+
+def one_id(reply: fake_vllm.Reply) -> fake_vllm.Reply:
+    """Both calls under the id of the first."""
+    value = json.loads(reply[2])
+    first, second = value["choices"][0]["message"]["tool_calls"]
+    second["id"] = first["id"]
+    return reply[0], reply[1], json.dumps(value).encode()
+
+
+FIRST = '"type":"function","index":0,"function":{"name":"get_weather"}'
+LATER = '{"index":0,"function":{"arguments":"celsius"}}'
+IDENTITY = json.loads(RECORDED["tool-call-stream"][2].split(b"data: ")[6])["choices"][0]["delta"]["tool_calls"][0]["id"]
+FAULTS: dict[str, tuple[str, Fault, str]] = {
+    "a first delta with a null name": (
+        "tool-call-stream",
+        only("tool-call-stream", text(FIRST, FIRST.replace('"get_weather"', "null"))),
+        "first delta has name None",
+    ),
+    "a first delta without a name": (
+        "tool-call-stream",
+        only("tool-call-stream", text('"function":{"name":"get_weather"}', '"function":{"arguments":""}')),
+        "first delta has name None",
+    ),
+    "a first delta without an id": (
+        "tool-call-stream",
+        only("tool-call-stream", text(f'"id":"{IDENTITY}","type"', '"type"')),
+        "first delta has id None",
+    ),
+    "the name again": (
+        "tool-call-stream",
+        only("tool-call-stream", text(LATER, LATER.replace('{"arguments"', '{"name":"get_weather","arguments"'))),
+        "name 'get_weather' again",
+    ),
+    "the id again": (
+        "tool-call-stream",
+        only("tool-call-stream", text(LATER, LATER.replace('"index":0,', f'"index":0,"id":"{IDENTITY}",'))),
+        f"id '{IDENTITY}' again",
+    ),
+    "a lost parameter": (
+        "tool-call-stream",
+        only("tool-call-stream", lambda reply: text(r"\", \"unit\": \"", "")(text("celsius", "")(reply))),
+        "wanted {'city': 'Ankara', 'unit': 'celsius'}",
+    ),
+    "arguments that are not JSON": (
+        "tool-call-stream",
+        only("tool-call-stream", text(r'"arguments":"\"}"', '"arguments":""')),
+        "the arguments are not JSON",
+    ),
+    "an index that skips one": (
+        "tool-call-stream",
+        only("tool-call-stream", text('"index":0,"function":{"name"', '"index":1,"function":{"name"')),
+        "index 1 after 0 calls",
+    ),
+    "a tool call that finishes as text": (
+        "tool-call-stream",
+        only("tool-call-stream", text('"finish_reason":"tool_calls"', '"finish_reason":"stop"')),
+        "finish_reason: saw 'stop'",
+    ),
+    "a tool call left in the content": (
+        "tool-call",
+        only("tool-call", text('"content":null', '"content":"<tool_call>"')),
+        "<tool_call> was left in the content",
+    ),
+    "no tool call": ("tool-call", only("tool-call", lambda _: RECORDED["chat"]), "saw 0 tool calls"),
+    "a call lost in the reasoning": (
+        "tool-call-in-reasoning",
+        only(
+            "tool-call-in-reasoning",
+            lambda _: text("They ask something small", "Now <tool_call><function=get_weather>")(RECORDED["chat"]),
+        ),
+        "saw 0 tool calls, wanted 1 call; content '\\n\\nHello from Sparkpin: every part of this server works.'; "
+        "<tool_call> stands in the reasoning",
+    ),
+    "one of two calls": (
+        "tool-calls-parallel",
+        only("tool-calls-parallel", lambda _: RECORDED["tool-call"]),
+        "saw 1 tool calls, wanted 2 calls",
+    ),
+    "two calls under one index": (
+        "tool-calls-parallel",
+        only("tool-calls-parallel-stream", text('"index":1', '"index":0', 99)),
+        "again in a later delta",
+    ),
+    "two calls with one id": (
+        "tool-calls-parallel",
+        only("tool-calls-parallel", one_id),
+        "wanted one for each call",
+    ),
+    "the second call first": (
+        "tool-calls-parallel",
+        only("tool-calls-parallel-stream", text('"type":"function","index":0', '"type":"function","index":2')),
+        "index 2 after 0 calls",
+    ),
+    "a Turkish letter lost in an argument": (
+        "tool-calls-parallel",
+        only("tool-calls-parallel", text("Iğdır", "Igdir")),
+        "wanted {'city': 'Iğdır', 'unit': 'fahrenheit'}",
+    ),
+    "text cut at the closing tag": (
+        "tool-call-long",
+        only("tool-call-long", text(r"\\n\\n  </tool_call> kapanış etiketi\\n</article>", "")),
+        "arguments: saw {'path': 'notlar/çay.html', 'content': '<article>",
+    ),
+    "a number as text": (
+        "tool-call-long",
+        only("tool-call-long", text(r"\"mode\": 420", r"\"mode\": \"420\"")),
+        "arguments: saw {",
+    ),
+    "a truth as a number": (
+        "tool-call-long",
+        only("tool-call-long", text(r"\"overwrite\": true", r"\"overwrite\": 1")),
+        "argument overwrite: saw 1, wanted boolean",
+    ),
+    "text where a call is required": (
+        "tool-call-required",
+        only("tool-call-required", lambda _: RECORDED["chat"]),
+        "saw 0 tool calls",
+    ),
+    "the example of the system prompt": (
+        "tool-examples",
+        only("tool-examples", text("Ankara", "Paris")),
+        "saw {'city': 'Paris'",
+    ),
+    "a letter without its mark": ("unicode", only("unicode", text("güneşli", "guneşli")), "content differs at"),
+    "another tool": ("tool-call", only("tool-call", text('"get_weather"', '"get_time"')), "saw 'get_time'"),
+    "a stream without its end": (
+        "chat-stream",
+        only("chat-stream", text("data: [DONE]\n\n", "")),
+        "wanted [DONE] once",
+    ),
+    "a stream that breaks off": (
+        "chat-stream",
+        only("chat-stream", lambda reply: (200, STREAM, reply[2][:-60] + b"<reset>")),
+        "RemoteProtocolError",
+    ),
+    "broken JSON in a stream": ("chat-stream", only("chat-stream", text('{"id"', '{id"')), "event 1 is not JSON"),
+    "an error within a stream": (
+        "chat-stream",
+        only("chat-stream", text("data: [DONE]", 'data: {"error": {"message": "EngineCore died"}}\n\ndata: [DONE]')),
+        "EngineCore died",
+    ),
+    "JSON where a stream was wanted": ("chat-stream", only("chat-stream", lambda _: RECORDED["chat"]), "content type"),
+    "a stream in one piece": (
+        "chat-stream",
+        only(
+            "chat-stream",
+            instead(
+                200,
+                STREAM,
+                b'data: {"choices":[{"delta":{"role":"assistant","content":"all"},'
+                b'"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n',
+            ),
+        ),
+        "came in 1 part",
+    ),
+    "a lost delta": (
+        "chat-stream",
+        only("chat-stream", text(" of this server", "")),
+        "content differs at character 34",
+    ),
+    "no role": ("chat-stream", only("chat-stream", text('"role":"assistant",', "")), "roles in the deltas: saw []"),
+    "a character cut in two": (
+        "tool-answer",
+        only("tool-answer", lambda reply: (*reply[:2], reply[2].replace("ş".encode(), b"\xc5", 1))),
+        "not UTF-8",
+    ),
+    "reasoning in the content": (
+        "chat",
+        only("chat", text(r'"content":"\n\nHello', r'"content":"They ask</think>\n\nHello')),
+        "content differs at character 0",
+    ),
+    "other reasoning": ("chat", only("chat", text("They ask", "You ask")), "reasoning differs"),
+    "another answer by sampling": (
+        "chat-sampled",
+        only("chat", text("works.", "work.")),
+        "content differs at character 53",
+    ),
+    "sampling that never ends": (
+        "chat-sampled",
+        only("chat", text('"finish_reason":"stop"', '"finish_reason":"length"')),
+        "finish_reason: saw 'length'",
+    ),
+    "another answer": (
+        "long-text",
+        only("long-text", text("lighthouse", "lightship")),
+        "content differs at character 11",
+    ),
+    "an answer that stops early": (
+        "long-text",
+        only("long-text", text('"finish_reason":"stop"', '"finish_reason":"length"')),
+        "finish_reason: saw 'length'",
+    ),
+    "a short answer": (
+        "long-text",
+        only("long-text", text('"completion_tokens":159', '"completion_tokens":99')),
+        "99 tok",
+    ),
+    "rubbish with status 200": ("completion", only("completion", instead(200, JSON, b"\x00\xff OK")), "but no JSON"),
+    "another JSON with status 200": ("completion", only("completion", instead(200, JSON, b"[1]")), "wanted an object"),
+    "an error with status 200": (
+        "chat",
+        only("chat", instead(200, JSON, b'{"error": "out of memory"}')),
+        "choices: saw None",
+    ),
+    "no usage": ("completion", only("completion", text('"usage"', '"used"')), "usage: saw None"),
+    "healthy, but completions fail": (
+        "completion",
+        lambda kind, reply: reply if kind == "health" else (500, JSON, b"EngineCore died"),
+        "status 500: 'EngineCore died'",
+    ),
+    "a wrong first token": (
+        "completion",
+        only("completion", text(" a pinned", " an unpinned")),
+        "differs at character 2",
+    ),
+    "metrics that fail": ("acceptance", only("acceptance", instead(500, JSON, b"no")), "status 500"),
+    "no drafting": ("acceptance", only("acceptance", instead(200, "text/plain", b"up 1\n")), "does not draft"),
+    "nothing drafted": (
+        "acceptance",
+        only(
+            "acceptance",
+            text(
+                'draft_tokens_total{engine="0",model_name="scripted-tiny"} 216.0',
+                'draft_tokens_total{engine="0",model_name="scripted-tiny"} 0.0',
+            ),
+        ),
+        "no token was drafted",
+    ),
+    "too little accepted": (
+        "acceptance",
+        only(
+            "acceptance",
+            text(
+                'accepted_tokens_total{engine="0",model_name="scripted-tiny"} 216.0',
+                'accepted_tokens_total{engine="0",model_name="scripted-tiny"} 172.0',
+            ),
+        ),
+        "172 of 216 drafted tokens accepted (79.6%), wanted at least 0.8",
+    ),
+    "too little accepted of the second token": (
+        "acceptance",
+        only(
+            "acceptance",
+            text(
+                'per_pos_total{engine="0",model_name="scripted-tiny",position="1"} 108.0',
+                'per_pos_total{engine="0",model_name="scripted-tiny",position="1"} 64.0',
+            ),
+        ),
+        "by position 100.0%, 59.3%, wanted at least [0.8, 0.6]",
+    ),
+    "a third position": (
+        "acceptance",
+        only(
+            "acceptance",
+            lambda reply: (
+                *reply[:2],
+                reply[2] + b'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="2"} 9.0\n',
+            ),
+        ),
+        "3 positions of a draft (100.0%, 100.0%, 8.3%), floors for 2",
+    ),
+    "too little to judge": (
+        "acceptance",
+        only("acceptance", lambda reply: (200, "text/plain", reply[2].replace(b" 216.0", b" 49.0"))),
+        "49 drafted tokens are too few",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_check_fails_on_its_fault(fault: str, socket: Path) -> None:
+    name, change, reason = FAULTS[fault]
+    with subject(socket, change) as target:
+        assert target.client.healthy()
+        result = checks.run_check(name, target)
+    assert not result.passed and reason in result.detail, result
+
+
+SHAPE_FAULTS: dict[str, tuple[str, Fault, str]] = {
+    "nothing": ("chat", only("chat", text("Hello from Sparkpin: every part of this server works.", "")), "has no text"),
+    "one character for ever": (
+        "completion",
+        only("completion", text(" a pinned build gives equal bytes on any machine, today and next year.", "!" * 60)),
+        "one character only",
+    ),
+    "bytes that are no text": ("completion", only("completion", text("pinned", "\ufffd")), "bytes that are no text"),
+    "the same words again and again": (
+        "long-text",
+        only(
+            "long-text",
+            lambda _: (
+                200,
+                JSON,
+                json.dumps(
+                    {
+                        "choices": [
+                            {"message": {"role": "assistant", "content": "the same " * 80}, "finish_reason": "stop"}
+                        ],
+                        "usage": {"completion_tokens": 160, "prompt_tokens": 20},
+                    }
+                ).encode(),
+            ),
+        ),
+        "the text repeats itself",
+    ),
+    "a think tag in the content": ("chat", only("chat", text(r'"\n\nHello', '"Hm</think>Hello')), "</think> was left"),
+    "a parameter that is required": ("tool-call", only("tool-call", text("city", "town")), "lack ['city']"),
+    "a parameter that is unknown": ("tool-call", only("tool-call", text("unit", "scale")), "unknown names ['scale']"),
+    "a choice that there is not": (
+        "tool-call",
+        only("tool-call", text("celsius", "kelvin")),
+        "argument unit: saw 'kelvin', wanted one of ['celsius', 'fahrenheit']",
+    ),
+    "another city than was asked for": (
+        "tool-calls-parallel",
+        only("tool-calls-parallel", text("İzmir", "Izmir")),
+        "wanted 'İzmir' in one",
+    ),
+    "a value of another type": (
+        "tool-call-long",
+        only("tool-call-long", text(r"\"mode\": 420", r"\"mode\": true")),
+        "argument mode: saw True, wanted integer",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", SHAPE_FAULTS)
+def test_the_shape_of_an_unknown_model_s_answer_is_judged(fault: str, socket: Path) -> None:
+    name, change, reason = SHAPE_FAULTS[fault]
+    with subject(socket, change) as target:
+        result = checks.run_check(name, dataclasses.replace(target, expect=shape_only()))
+    assert not result.passed and reason in result.detail, result
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (['{"mod":"vllm-cpu","event":"active"}'], "mod int8-lm-head is not active (no line in the log)"),
+        (
+            ['{"mod":"vllm-cpu","event":"active"}', '{"mod":"int8-lm-head","event":"off"}'],
+            "mod int8-lm-head is not active (off)",
+        ),
+        (
+            ['{"mod":"vllm-cpu","event":"active"}', '{"mod":"int8-lm-head","event":"failed","error":"TypeError: no"}'],
+            "mod int8-lm-head failed: TypeError: no",
+        ),
+        (
+            [f'{{"mod":"{mod}","event":"active"}}' for mod in ("vllm-cpu", "int8-lm-head", "turboquant")],
+            "mod turboquant is active, but this stage does not have it",
+        ),
+        (
+            [
+                *(f'{{"mod":"{mod}","event":"active"}}' for mod in ("vllm-cpu", "int8-lm-head")),
+                '{"mod":"int8-lm-head","event":"failed","error":"in one process"}',
+            ],
+            "mod int8-lm-head failed: in one process",
+        ),
+        (["{broken"], "unreadable line"),
+    ],
+)
+def test_the_mods_check_reads_what_each_mod_says(lines: list[str], reason: str, socket: Path) -> None:
+    with subject(socket) as target:
+        result = checks.run_check("mods", dataclasses.replace(target, log=log(*lines)))
+    assert not result.passed and reason in result.detail, result
+
+
+def test_the_mods_check_judges_kernels_where_they_are_demanded(socket: Path) -> None:
+    lines = [f'{{"mod":"{mod}","event":"active"}}' for mod in ("vllm-cpu", "int8-lm-head")]
+    came = '{"mod":"int8-lm-head","event":"kernels","total":8,"image":%d,"cached":0,"compiled":[]}'
+    with subject(socket) as target:
+
+        def result(image: int, *demanded: str) -> checks.CheckResult:
+            seen = dataclasses.replace(target, log=log(*lines, came % image), kernels=frozenset(demanded))
+            return checks.run_check("mods", seen)
+
+        good, bad, not_asked = result(8, "int8-lm-head"), result(7, "int8-lm-head"), result(7)
+    assert good.passed and good.detail.endswith("; int8-lm-head: 8 of 8 kernels from the image")
+    assert not bad.passed and bad.detail == "mod int8-lm-head: 7 of 8 kernels from the image; compiled now: none"
+    assert not_asked.passed
+
+
+def test_the_last_step_of_a_start_is_told_though_its_line_comes_with_the_answer(socket: Path) -> None:
+    logs, said = iter((b"version 0.32.0\n", b"version 0.32.0\nApplication startup complete.\n")), list[str]()
+
+    class Quick(Server):
+        def exit_reason(self, wait: float = 0) -> str | None:
+            return None
+
+        def log(self) -> bytes:
+            return next(logs)
+
+    container: Any = None
+    with subject(socket) as target:
+        Quick(container, socket, 60, said.append).wait_ready(target.client)
+    assert said == ["vLLM 0.32.0 reads its configuration", "answering"]
+
+
+def test_a_server_that_does_not_answer_is_a_failed_check(socket: Path) -> None:
+    release = threading.Event()
+
+    def hang(reply: fake_vllm.Reply) -> fake_vllm.Reply:
+        release.wait(20)
+        return reply
+
+    with subject(socket, only("chat", hang), timeout=0.3) as target:
+        result = checks.run_check("chat", target)
+        release.set()
+    assert not result.passed and "no answer within 0.3 s" in result.detail
+
+
+class DiesOfSampling(fake_vllm.Handler):
+    """Greedy requests are answered; after the first other one every request fails, as when vLLM's engine is dead."""
+
+    status: int | None
+    dead = False
+
+    def reply(self, body: dict) -> None:
+        type(self).dead |= body.get("temperature", 1) > 0 and "messages" in body
+        if self.dead and self.status is None:
+            self.close_connection = True
+        elif self.dead:
+            self.send_error(self.status, "EngineCore encountered an issue")
+        else:
+            super().reply(body)
+
+
+@pytest.mark.parametrize(("status", "reason"), [(500, "status 500"), (None, "RemoteProtocolError")])
+def test_an_engine_that_dies_of_sampling_is_a_failed_check(status: int | None, reason: str, socket: Path) -> None:
+    handler = type("Handler", (DiesOfSampling,), {"status": status})
+    with subject(socket, handler=handler) as target:
+        assert checks.run_check("chat", target).passed
+        result = checks.run_check("chat-sampled", target)
+        assert not checks.run_check("chat", target).passed
+    assert not result.passed and reason in result.detail
+
+
+@pytest.mark.parametrize("expect", [scripted(), shape_only()])
+def test_chat_sampled_samples(expect: Expectations, socket: Path) -> None:
+    with subject(socket) as target:
+        checks.run_check("chat-sampled", dataclasses.replace(target, expect=expect))
+        request = target.client.exchanges[0].as_dict()["request"]
+    assert (request["temperature"], request["top_p"], request["top_k"]) == (0.7, 0.95, 20) and "seed" in request
+
+
+def test_a_server_that_trickles_on_is_cut_off(socket: Path) -> None:
+    fault = only("chat", lambda reply: (200, JSON, reply[2] + b"<trickle>"))
+    with subject(socket, fault, timeout=3) as target:
+        result = checks.run_check("chat", target)
+    assert not result.passed and "did not end within 3 s" in result.detail
+
+
+def test_exchanges_keep_what_went_over_the_wire(socket: Path) -> None:
+    with subject(socket, only("completion", instead(200, JSON, b"\xff\xfe"))) as target:
+        checks.run_check("chat-stream", target)
+        checks.run_check("completion", target)
+        stream, rubbish = (exchange.as_dict() for exchange in target.client.exchanges)
+    assert stream["response"].encode() == RECORDED["chat-stream"][2]
+    assert (stream["status"], stream["path"]) == (200, "/v1/chat/completions")
+    assert stream["request"]["stream"] is True and stream["request"]["model"] == "scripted-tiny"
+    assert rubbish["response_base64"] == "//4="
+
+
+def test_a_server_that_is_gone_is_a_failed_check(socket: Path) -> None:
+    socket.parent.mkdir(exist_ok=True)
+    with Client.unix(socket) as client:
+        target = Subject(client, "m", scripted(), lambda: b"")
+        assert not client.healthy()
+        result = checks.run_check("completion", target)
+        assert client.exchanges[0].as_dict()["status"] is None
+    assert not result.passed and "ConnectError" in result.detail
+
+
+def test_a_socket_s_path_may_be_long(tmp_path: Path) -> None:
+    folder = tmp_path / ("deep" * 30)
+    folder.mkdir()
+    short = tmp_path / "s"
+    with subject(short) as target:
+        short.rename(folder / "vllm.sock")
+        with Client.unix(folder / "vllm.sock") as client:
+            assert checks.run_check("chat", dataclasses.replace(target, client=client)).passed
+
+
+@pytest.mark.parametrize("name", ["base", "hybrid", "mtp", "v2", "v2-tq"])
+def test_every_stage_names_checks_that_exist_and_readers_come_last(name: str) -> None:
+    names = checks.checks_of(load_chain(PROJECT, name)[-1])
+    assert "mods" in names and "completion" in names and "chat-sampled" in names
+    assert [n for n in names if n in checks.READERS] == list(names)[-sum(n in checks.READERS for n in names) :]
+
+
+def test_an_unknown_check_is_told_with_file_and_choices() -> None:
+    stage = load_chain(PROJECT, "base")[-1]
+    bad = stage.model_copy(update={"smoke": Smoke(checks=["completion", "vibes"])})
+    with pytest.raises(ManifestError, match=r"stages/base.yaml: smoke.checks: saw 'vibes', wanted one of completion, "):
+        checks.checks_of(bad)
+
+
+@pytest.mark.parametrize("names", [[], ["mods"], ["completion", "chat"]])
+def test_a_stage_without_proof_is_refused(names: list[str]) -> None:
+    stage = load_chain(PROJECT, "base")[-1]
+    bad = stage.model_copy(update={"smoke": Smoke(checks=names)})
+    with pytest.raises(ManifestError, match=r"smoke\.checks: .* wanted the check mods"):
+        checks.checks_of(bad)
+
+
+def test_acceptance_needs_a_floor() -> None:
+    stage = load_chain(PROJECT, "base")[-1]
+    bad = stage.model_copy(update={"smoke": Smoke(checks=["acceptance"])})
+    with pytest.raises(ManifestError, match=r"smoke\.acceptance_floor"):
+        checks.checks_of(bad)
+
+
+def test_a_scripted_model_has_exact_expectations_and_another_has_none() -> None:
+    pin, stack = load_model(PROJECT, "scripted-tiny"), load_stack(PROJECT, "cpu")
+    chain = load_chain(PROJECT, "v2")
+    demands = demands_of(PROJECT, stack, chain, pin)
+    assert demands.mods == ("hybrid-int4-fp8", "int8-lm-head", "vllm-cpu")
+    assert demands.acceptance_floor == 0.8
+    assert expectations_of(demands).chat.exact and expectations_of(demands).tool_call.exact
+    other = demands_of(PROJECT, stack, chain, pin.model_copy(update={"generator": None}))
+    assert not expectations_of(other).chat.exact and not expectations_of(other).tool_call.exact

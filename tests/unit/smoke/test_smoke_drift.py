@@ -1,0 +1,216 @@
+"""Log-probabilities against those of the stage below, recorded and with faults; other numbers of drafted tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_vllm import JSON, RECORDED, Fault, Reply, only
+from places import PROJECT
+from recorded import Site
+from test_smoke_checks import socket, subject
+
+from sparkpin.build.demands import demands_of
+from sparkpin.build.pair import pair
+from sparkpin.core.errors import ManifestError
+from sparkpin.core.files import write_json
+from sparkpin.core.paths import Paths
+from sparkpin.pins.manifests import load_chain, load_model, load_stack
+from sparkpin.releases.record import Release, Releases
+from sparkpin.smoke import checks, drafting, drift
+from sparkpin.smoke.evidence import evidence_folder
+from sparkpin.smoke.expectations import scripted, shape_only
+
+__all__ = ["socket"]  # the fixture
+ROWS = json.loads(RECORDED["drift"][2])["choices"][0]["prompt_logprobs"]
+TOKENS = tuple(int(token) for row in ROWS[1:] for token in row)
+LOGPROBS = tuple(entry["logprob"] for row in ROWS[1:] for entry in row.values())
+BELOW = drift.Reference("sparkpin/x:mtp-1", drift.sha256(scripted().text), TOKENS, LOGPROBS)
+
+
+def run(socket: Path, fault: Fault = lambda kind, reply: reply, **changes: object) -> checks.CheckResult:
+    with subject(socket, fault) as target:
+        return checks.run_check("drift", dataclasses.replace(target, **changes))  # type: ignore[arg-type]
+
+
+def moved(by: float) -> drift.Reference:
+    return dataclasses.replace(BELOW, logprobs=tuple(value - by for value in LOGPROBS))
+
+
+def rows(change: Callable[[list], object]) -> Fault:
+    def changed(reply: Reply) -> Reply:
+        value = json.loads(reply[2])
+        change(value["choices"][0]["prompt_logprobs"])
+        return 200, JSON, json.dumps(value).encode()
+
+    return only("drift", changed)
+
+
+def test_numbers_like_those_of_the_stage_below(socket: Path) -> None:
+    with subject(socket) as target:
+        result = checks.run_check("drift", dataclasses.replace(target, drift=0.1, reference=moved(0.09)))
+    assert result.passed and result.applicable
+    assert result.detail.endswith("0.0900 from sparkpin/x:mtp-1, wanted at most 0.1"), result
+    assert target.leaves == {"logprobs.json": {"text": BELOW.text, "tokens": list(TOKENS), "logprobs": list(LOGPROBS)}}
+
+
+def test_numbers_unlike_those_of_the_stage_below(socket: Path) -> None:
+    result = run(socket, drift=0.1, reference=moved(0.11))
+    assert not result.passed and "0.1100 from sparkpin/x:mtp-1, wanted at most 0.1; the most 0.11" in result.detail
+
+
+def test_the_first_stage_leaves_its_numbers(socket: Path) -> None:
+    result = run(socket)
+    assert result.passed and result.applicable and result.detail.endswith("no stage below to compare with")
+
+
+@pytest.mark.parametrize(
+    ("below", "why"),
+    [
+        (
+            None,
+            "no release of stage mtp has passed and left its own to compare them with: invoke smoke --stage mtp, then",
+        ),
+        (dataclasses.replace(BELOW, text="other"), "sparkpin/x:mtp-1 was asked another text"),
+        (dataclasses.replace(BELOW, tokens=TOKENS[1:]), "sparkpin/x:mtp-1 was asked another text, or has other tokens"),
+    ],
+)
+def test_without_numbers_to_compare_with_it_says_so(below: drift.Reference | None, why: str, socket: Path) -> None:
+    result = run(socket, drift=0.1, reference=below, below="mtp")
+    assert result.passed and not result.applicable and why in result.detail
+
+
+def test_another_answer_when_asked_again(socket: Path) -> None:
+    """What an earlier request left in a state that no reset cleared."""
+    asked = itertools.count()
+    lower = rows(
+        lambda made: [entry.update(logprob=entry["logprob"] - 0.02) for row in made[1:] for entry in row.values()]
+    )
+    result = run(socket, lambda kind, reply: lower(kind, reply) if kind == "drift" and next(asked) else reply)
+    assert (
+        not result.passed and "asked again the text differs by 0.020 on the mean, wanted at most 0.01" in result.detail
+    )
+
+
+def test_other_tokens_when_asked_again(socket: Path) -> None:
+    asked = itertools.count()
+    fewer = rows(lambda made: made.pop())
+    result = run(socket, lambda kind, reply: fewer(kind, reply) if kind == "drift" and next(asked) else reply)
+    assert not result.passed and result.detail == "asked again the text has other tokens"
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (rows(lambda made: made.clear()), "prompt_logprobs: saw [], wanted a list of 50 at least"),
+        (rows(lambda made: made.__setitem__(3, None)), "prompt_logprobs[3]: saw None, wanted an object"),
+        (rows(lambda made: made[3].update({"1": {"logprob": -1.0}})), "prompt_logprobs[3]: saw 2 tokens"),
+        (
+            rows(lambda made: made.__setitem__(3, {"a": {"logprob": -1.0}})),
+            "prompt_logprobs[3]: saw 'a', wanted a token's number",
+        ),
+        (
+            rows(lambda made: [one.update(logprob=float("nan")) for one in made[5].values()]),
+            "token 5: log-probability nan",
+        ),
+        (only("drift", lambda _: RECORDED["completion"]), "prompt_logprobs: saw None"),
+        (only("drift", lambda _: (500, JSON, b"Out of range float values")), "status 500"),
+    ],
+)
+def test_numbers_that_are_none(fault: Fault, reason: str, socket: Path) -> None:
+    result = run(socket, fault)
+    assert not result.passed and reason in result.detail, result
+
+
+def test_the_text_for_other_models_is_not_the_scripted_one() -> None:
+    assert "<|scripted" in scripted().text and "<|" not in shape_only().text
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> tuple[Paths, Release]:
+    site = Site.make(tmp_path)
+    return site.paths, site.first()
+
+
+def leave(paths: Paths, release: Release, value: object) -> None:
+    folder = evidence_folder(paths, release)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / drift.FILE, value)
+
+
+def test_the_reference_is_the_newest_of_the_stage_below_that_passed(release: tuple[Paths, Release]) -> None:
+    paths, made = release
+    asking = dataclasses.replace(made, demands=made.demands.model_copy(update={"parent": made.stage}))
+    assert drift.reference(paths, made) is None, "it asks for none"
+    assert drift.reference(paths, asking) is None, "not smoked"
+    Releases(paths).update(made.tag, lambda one: dataclasses.replace(one, state="passed", smoke={"passed": True}))
+    assert drift.reference(paths, asking) is None, "it left nothing"
+    leave(paths, made, {"text": "t", "tokens": [1], "logprobs": [-1]})
+    assert drift.reference(paths, asking) == drift.Reference(made.tag, "t", (1,), (-1.0,))
+    for damaged in ({"text": "t"}, {"text": "t", "tokens": [1], "logprobs": [-1, -1]}, [], {"text": "t", "tokens": 1}):
+        leave(paths, made, damaged)
+        assert drift.reference(paths, asking) is None
+    other = dataclasses.replace(asking, model="other")
+    assert drift.reference(paths, other) is None
+
+
+FLAG = drafting.FLAG
+SPECULATIVE = ("vllm", "serve", "/model", "--speculative-config", '{"method":"mtp","num_speculative_tokens":2}', "--x")
+
+
+def lengths(release: Release, argv: tuple[str, ...], *wanted: int) -> list[tuple[int, tuple[str, ...]]]:
+    demands = release.demands.model_copy(update={"draft_lengths": wanted})
+    made = drafting.variants(dataclasses.replace(release, argv=argv, demands=demands))
+    return [(length, variant.argv) for length, variant in made]
+
+
+def test_each_draft_length_has_its_flags(release: tuple[Paths, Release]) -> None:
+    _, made = release
+    assert lengths(made, SPECULATIVE) == [(2, SPECULATIVE)]
+    own, none, three = lengths(made, SPECULATIVE, 0, 2, 3)
+    assert own == (2, SPECULATIVE)
+    assert none == (0, ("vllm", "serve", "/model", "--x"))
+    assert three == (3, tuple(word.replace(":2", ":3") for word in SPECULATIVE))
+    assert lengths(made, SPECULATIVE[:3], 0) == [(0, SPECULATIVE[:3])]
+    parts = ("vllm", "serve", "/model", "--speculative-config.method", "mtp", FLAG + ".num_speculative_tokens", "2")
+    own, none, one = lengths(made, parts, 0, 1)
+    assert own == (2, parts) and none == (0, parts[:3])
+    assert one == (1, (*parts[:3], FLAG, '{"method":"mtp","num_speculative_tokens":1}'))
+
+
+def test_every_stage_says_how_far_it_may_be_from_the_one_below() -> None:
+    stack, model = load_stack(PROJECT, "cpu"), load_model(PROJECT, "scripted-tiny")
+    chains = {name: load_chain(PROJECT, name) for name in ("base", "hybrid", "mtp", "v2", "v2-tq")}
+    told = {name: demands_of(PROJECT, stack, chain, model) for name, chain in chains.items()}
+    assert {name: demands.parent for name, demands in told.items()} == {
+        "base": "", "hybrid": "base", "mtp": "hybrid", "v2": "mtp", "v2-tq": "v2",
+    }  # fmt: skip
+    assert [demands.drift is None for demands in told.values()] == [True, False, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [({"drift": None}, "smoke.drift"), ({"draft_lengths": [3]}, "smoke.position_floors")],
+)
+def test_a_stage_that_leaves_out_what_its_checks_need_is_refused(change: dict[str, object], key: str) -> None:
+    stage = load_chain(PROJECT, "mtp")[-1]
+    changed = stage.model_copy(update={"smoke": stage.smoke.model_copy(update=change)})
+    with pytest.raises(ManifestError, match=f"stages/mtp.yaml: {key}"):
+        checks.checks_of(changed)
+
+
+@pytest.mark.parametrize(("stage", "wanted", "refused"), [("hybrid", 1, True), ("hybrid", 0, False), ("mtp", 1, False)])
+def test_drafts_of_a_length_want_something_that_drafts(project: Path, stage: str, wanted: int, refused: bool) -> None:
+    path = project / f"stages/{stage}.yaml"
+    path.write_text(path.read_text().replace("smoke:\n", f"smoke:\n  draft_lengths: [{wanted}]\n", 1))
+    if not refused:
+        assert pair(project, "scripted-tiny", stage=stage)[-1].demands.draft_lengths == (wanted,)
+        return
+    with pytest.raises(ManifestError, match=r"stages/hybrid.yaml: smoke.draft_lengths: saw \[1\]") as caught:
+        pair(project, "scripted-tiny", stage=stage)
+    assert "'scripted-tiny' serves this stage without --speculative-config" in caught.value.message
+    assert "recipes/scripted-tiny.yaml" in caught.value.next_step

@@ -1,0 +1,386 @@
+"""A release that this machine cannot serve: inspected in place of the smoke test, and never "passed"."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.server
+import io
+import json
+import os
+import platform
+import socket
+import tarfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_releases import release
+from private_engine import load_image
+
+from sparkpin.build import make
+from sparkpin.commands import commands, tables
+from sparkpin.core import files
+from sparkpin.core.errors import BusyError, HostError, InputError, SmokeError
+from sparkpin.core.paths import Paths
+from sparkpin.host.endpoint import OWN, elsewhere
+from sparkpin.host.engine import Engine
+from sparkpin.host.gpus import Gpu
+from sparkpin.pins import manifests
+from sparkpin.pins.schema import Stack
+from sparkpin.releases import current
+from sparkpin.releases.record import Release, Releases
+from sparkpin.serve import service
+from sparkpin.smoke import choice, evidence
+from sparkpin.smoke.choice import obstacle_of
+from sparkpin.smoke.inspect.finding import Finding
+from sparkpin.smoke.inspect.report import Result
+from sparkpin.smoke.inspect.scan import Facts
+from sparkpin.smoke.inspected import InspectedResult, result_of, show_load
+from sparkpin.smoke.load.rows import Row
+from sparkpin.smoke.load.run import Loaded, run_load
+
+pytest_plugins = ["fake_release"]
+WHY = "stack spark is for linux/arm64, and this engine's machine is linux/amd64"
+GPU = "stack spark is for a GPU of compute capability 12.1; here:"
+BROKEN = Finding(
+    "error", "torch", "opt/vllm/_C.so", "vLLM is built for CUDA 12, but torch is built without CUDA", "..."
+)
+GB10, H100 = Gpu("NVIDIA GB10", "12.1", "580.95"), Gpu("NVIDIA H100", "9.0", "580.95")
+GOOD_ROWS = (Row("library", "/opt/site-packages/vllm/_C.so", "ok"), Row("plugin", "head", "refused", "wants CUDA"))
+
+
+def examined(*found: Finding) -> Result:
+    return Result("sparkpin/tiny:v2", "linux/arm64", 121, Facts({}, {}), found)
+
+
+def loaded(*rows: Row, emulated: bool = True) -> Loaded:
+    return Loaded(rows or GOOD_ROWS, b"", 500.0, emulated, 12)
+
+
+INSPECTED = result_of(examined(), None, WHY, 4.0)
+EMULATED = result_of(examined(), loaded(), WHY, 504.0)
+FAILED = result_of(examined(BROKEN), None, WHY, 4.0)
+PASSED: dict[str, Any] = {"passed": True, "seconds": 20.0, "checks": []}
+SERVER_FAILED = {"passed": False, "checks": [{"name": "start", "passed": False, "detail": "exited with 1"}]}
+
+
+@pytest.fixture
+def records(project: Path, tmp_path: Path) -> Releases:
+    return Releases(Paths(project, tmp_path / "cache", tmp_path / "home"))
+
+
+def kept(records: Releases, *results: InspectedResult | dict[str, Any], state: str = "built") -> Release:
+    """A release after these smoke tests."""
+    records.save(release(1, state))
+    for result in results:
+        records.smoked(release(1).tag, result)
+    return records.get(release(1).tag)
+
+
+@pytest.mark.parametrize(
+    ("stack", "platform", "gpus", "why"),
+    [
+        ("cpu", "linux/amd64", (), ""),
+        ("cpu", "linux/amd64", (H100,), ""),
+        ("cpu", "linux/arm64", (), "stack cpu is for linux/amd64, and this engine's machine is linux/arm64"),
+        ("spark", "linux/amd64", (GB10,), WHY),
+        ("spark", "linux/arm64", (), f"{GPU} none"),
+        (
+            "spark",
+            "linux/arm64",
+            (H100,),
+            f"{GPU} NVIDIA H100, 9.0",
+        ),
+        ("spark", "linux/arm64", (H100, GB10), ""),
+    ],
+)
+def test_what_keeps_a_server_from_running(
+    project: Path, stack: str, platform: str, gpus: tuple[Gpu, ...], why: str
+) -> None:
+    loaded: Stack = manifests.load_stack(project, stack)
+    assert obstacle_of(loaded, platform, gpus) == why
+
+
+SPARK = {
+    "Name": "spark-2",
+    "KernelVersion": "6.11.0-1016-nvidia",
+    "MemTotal": 128 << 30,
+    "Os": "linux",
+    "Arch": "arm64",
+}
+
+
+class EngineOfASpark(http.server.BaseHTTPRequestHandler):
+    """What an engine says of its machine; there is no second machine to ask."""
+
+    def do_GET(self) -> None:
+        data = json.dumps(SPARK | {"Version": "29.2.1", "ApiVersion": "1.52", "MinAPIVersion": "1.24"}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def far_engine() -> Iterator[Engine]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), EngineOfASpark) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield Engine.at(f"tcp://127.0.0.1:{server.server_port}")
+        server.shutdown()
+
+
+def test_the_gpus_of_this_machine_are_not_those_of_an_engine_elsewhere(
+    records: Releases, far_engine: Engine, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "read_gpus", lambda run: (GB10,))  # as on a Spark
+    spark = dataclasses.replace(release(1), stack="spark")
+    assert choice.obstacle(records.paths, far_engine, spark) == (
+        "the engine runs on spark-2, and a server is given folders of this machine"
+    )
+    for start in (
+        lambda: run_load(records.paths, far_engine, spark, Facts({}, {}), "linux/arm64", len),
+        lambda: service.start(records.paths, far_engine, spark, checkpoint, port=None, gpus=True, say=len),
+    ):
+        with pytest.raises(HostError, match="the engine runs on spark-2") as caught:
+            start()
+        assert "unset DOCKER_HOST" in caught.value.next_step
+
+
+def test_whose_machine_an_engine_runs_on() -> None:
+    """A socket that is named may be forwarded, and tcp may lead back: what the engine says of its machine counts."""
+    here = {
+        "Name": socket.gethostname(),
+        "KernelVersion": platform.release(),
+        "MemTotal": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    }
+    named = ("unix:///tmp/forwarded.sock", "tcp://127.0.0.1:2375", "ssh://me@spark-2")
+    assert {elsewhere(url, here) for url in named} == {""}
+    assert {elsewhere(url, SPARK) for url in named} == {"spark-2"}
+    assert {elsewhere(url, here | {"MemTotal": 1}) for url in named} == {here["Name"]}
+    assert {elsewhere(url, SPARK) for url in OWN} == {""}
+
+
+@pytest.mark.parametrize(
+    ("results", "state", "text"),
+    [
+        ([INSPECTED], "inspected", "inspected"),
+        ([EMULATED], "inspected", "inspected, emulated load"),
+        ([result_of(examined(), loaded(emulated=False), WHY, 9.0)], "inspected", "inspected, load without GPU"),
+        ([FAILED], "failed", "inspection failed: torch"),
+        ([FAILED, INSPECTED], "inspected", "inspected"),
+        ([INSPECTED, FAILED], "failed", "inspection failed: torch"),
+        ([SERVER_FAILED, INSPECTED], "inspected", "inspected"),
+        ([EMULATED, SERVER_FAILED], "failed", "failed: start"),
+        ([EMULATED, PASSED], "passed", "passed in 20 s"),
+        ([PASSED, FAILED], "passed", "passed in 20 s"),
+    ],
+)
+def test_what_the_record_and_the_tables_say(
+    records: Releases, capsys: pytest.CaptureFixture[str], results: list[Any], state: str, text: str
+) -> None:
+    made = kept(records, *results)
+    assert (made.state, made.smoke_text) == (state, text)
+    assert made.is_good == made.smoke_passed == (state == "passed")
+    tables.show_built([made])
+    assert text.partition(":")[0] in capsys.readouterr().out
+    assert made == records.get(made.tag), "the record can be read again"
+
+
+def test_a_load_that_fails_fails_the_inspection_and_names_the_library(records: Releases) -> None:
+    bad = Row("library", "/opt/site-packages/vllm/_moe_C.so", "failed", "OSError: undefined symbol: _ZN3c10")
+    made = kept(records, result_of(examined(), loaded(*GOOD_ROWS, bad), WHY, 500.0))
+    assert made.smoke_text == "inspection failed: library vllm/_moe_C.so"
+    assert made.smoke_failures == ["library vllm/_moe_C.so: failed, OSError: undefined symbol: _ZN3c10"]
+    assert made.smoke_log == "load.log"
+
+
+def test_a_plugin_that_wants_a_gpu_says_so_in_the_record(records: Releases) -> None:
+    made = kept(records, EMULATED)
+    assert made.smoke and made.smoke["passed"] is False
+    assert made.smoke["checks"][-1] == {
+        "name": "plugin head",
+        "passed": True,
+        "detail": "refused, wants CUDA",
+        "seconds": 0.0,
+        "applicable": True,
+    }
+
+
+def test_what_was_only_inspected_is_not_promoted(records: Releases) -> None:
+    made = kept(records, EMULATED)
+    with pytest.raises(InputError) as caught:
+        current.promote(records.paths, Any, made.tag)  # type: ignore[arg-type]  # no engine is asked
+    assert caught.value.message == (
+        f"{made.tag} is inspected, emulated load, and no server of it has run: {WHY}; "
+        "only a release that passed its smoke test is promoted"
+    )
+    assert f"invoke smoke --release {made.tag}" in caught.value.next_step
+
+
+def test_a_current_release_that_is_inspected_meanwhile_stays_good(records: Releases) -> None:
+    made = kept(records, state="passed")
+    records.point(made)
+    records.smoked(made.tag, FAILED)
+    records.save(release(2, "passed"))
+    records.point(release(2))
+    assert [one.state for one in records.of_recipe("tiny")] == ["retired", "current"]
+
+
+def test_the_summary_says_where_to_go_on(records: Releases, capsys: pytest.CaptureFixture[str]) -> None:
+    commands.finish(records, (kept(records, EMULATED),))
+    said = capsys.readouterr().out
+    assert "passed" not in said
+    carry = f"invoke export {release(1).tag} -o"
+    assert f"next, where it can run: invoke rebuild {release(1).tag} (makes its checkpoint), then {carry}" in said
+    with pytest.raises(SmokeError) as caught:
+        commands.finish(records, (kept(records, FAILED),))
+    assert caught.value.next_step.endswith("/smoke/inspection.json")
+    assert "torch: opt/vllm/_C.so: vLLM is built for CUDA 12" in capsys.readouterr().out
+
+
+def test_record_and_evidence_are_of_one_test(records: Releases) -> None:
+    """An inspection that ends after another run's server has passed leaves neither; both are written under one lock."""
+    records.save(release(1))
+
+    def keep(result: Any, text: str) -> Release:
+        def write(folder: Path) -> None:
+            with pytest.raises(BusyError), files.lock(records.root / "tiny/.lock", wait=False):
+                pass
+            (folder / "result.json").write_text(text)
+
+        return evidence.kept(records.paths, release(1), result, write)
+
+    folder = evidence.evidence_folder(records.paths, release(1))
+    for result, text, state, stays in (
+        (INSPECTED, "inspected", "inspected", "inspected"),
+        (PASSED, "passed", "passed", "passed"),
+        (FAILED, "inspected again", "passed", "passed"),
+        (SERVER_FAILED, "server failed", "failed", "server failed"),
+    ):
+        assert keep(result, text).state == records.get(release(1).tag).state == state
+        assert [(file.name, file.read_text()) for file in folder.iterdir()] == [("result.json", stays)]
+    assert [file.name for file in folder.parent.iterdir()] == ["smoke"]
+
+
+@pytest.mark.parametrize(
+    ("result", "load", "runs_here", "owed"),
+    [
+        (None, False, False, True),
+        (INSPECTED, False, False, False),
+        (INSPECTED, True, False, True),
+        (INSPECTED, False, True, True),
+        (EMULATED, True, False, False),
+        (EMULATED, True, True, True),
+        (PASSED, True, True, False),
+        (SERVER_FAILED, True, True, False),
+    ],
+)
+def test_which_releases_wait_for_a_smoke_test(
+    records: Releases, monkeypatch: pytest.MonkeyPatch, result: Any, load: bool, runs_here: bool, owed: bool
+) -> None:
+    made = kept(records, *([result] if result else []))
+    monkeypatch.setattr(choice, "obstacle", lambda *_: "" if runs_here else WHY)
+    engine: Any = None  # the machine is a fault that cannot be made otherwise
+    assert choice.owes(records.paths, engine, made, load=load) == owed
+
+
+@pytest.mark.engine
+def test_a_release_without_an_image_does_not_stop_the_rest(
+    paths: Paths,
+    fake_engine: Engine,
+    release: Release,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(commands, "engine_of", lambda _: fake_engine)
+    gone = dataclasses.replace(release, tag="sparkpin/fake:gone")
+    assert commands.with_image(paths, (gone, release)) == [release]
+    assert "left out, the engine has not the image of gone: invoke rebuild gone\n" in capsys.readouterr().out
+
+
+@pytest.mark.engine
+def test_a_release_for_another_machine_is_inspected_for_real(
+    paths: Paths, fake_engine: Engine, release: Release, monkeypatch: pytest.MonkeyPatch, checkpoint: Path
+) -> None:
+    """The fake image holds this machine's Python; its record says that it is of the stack for a Spark."""
+    monkeypatch.setattr(make, "engine_of", lambda _: fake_engine)
+    records = Releases(paths)
+    records.save(dataclasses.replace(release, stack="spark"))
+    (done,) = make.smoke_releases(paths, (records.get(release.tag),))
+    assert (done.state, done.smoke_text, done.smoke_why) == ("inspected", "inspected", WHY)
+    folder = records.evidence(done) / "smoke"
+    assert sorted(file.name for file in folder.iterdir()) == ["inspection.json", "result.json"]
+    assert json.loads((folder / "inspection.json").read_text())["libraries"] > 10
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["inspected"], result["passed"], result["image"]) == (True, False, release.image)
+    monkeypatch.setattr(commands.Paths, "from_env", lambda: paths)
+    monkeypatch.setattr(commands, "engine_of", lambda _: fake_engine)
+    with pytest.raises(InputError, match="cannot be served here: stack spark is for linux/arm64"):
+        commands.serve(recipe=None, release=release.tag, port=None)
+    records.smoked(done.tag, PASSED)
+    with pytest.raises(InputError, match="has passed its smoke test, and here it can only be inspected"):
+        make.smoke_releases(paths, (records.get(release.tag),))
+
+
+@pytest.mark.engine
+def test_a_machine_that_cannot_run_the_image_s_programs_is_told_what_to_install(
+    paths: Paths, fake_engine: Engine, release: Release
+) -> None:
+    """As without qemu-user: the kernel knows no way to run the image's Python."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        member = tarfile.TarInfo("usr/local/bin/python")
+        member.size, member.mode = 8, 0o755
+        tar.addfile(member, io.BytesIO(b"\x7fNO-ELF\n"))
+    tag = "sparkpin/fake:unknown-code"
+    load_image(fake_engine, tag, [buffer.getvalue()])
+    try:
+        with pytest.raises(HostError, match="runs no programs for linux/amd64") as caught:
+            run_load(paths, fake_engine, dataclasses.replace(release, tag=tag), Facts({}, {}), "linux/amd64", len)
+        assert caught.value.next_step == "invoke doctor --stack cpu --fix"
+    finally:
+        fake_engine.untag(tag)
+
+
+def test_the_table_of_the_load_names_what_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    show_load(loaded())
+    said = capsys.readouterr().out
+    assert "library vllm/_C.so  loaded" in said and "wants CUDA" in said
+    assert said.endswith("emulated load, 500 s: nothing failed; refused without a GPU: head\n")
+    show_load(loaded(Row("import", "vllm", "failed", "no"), emulated=False))
+    assert capsys.readouterr().out.endswith("native load, 500 s: 1 step failed\n")
+
+
+def test_what_was_left_out_is_not_said_to_be_smoked() -> None:
+    told = commands.nothing_to_smoke(None, known=5, left_out=2)
+    assert told == "nothing smoked: 2 releases not yet smoked, none of them with an image"
+    told = commands.nothing_to_smoke("tiny", known=0, left_out=0)
+    assert told == "nothing to smoke: no release of tiny is built; next: invoke build --recipe tiny"
+    told = commands.nothing_to_smoke("tiny", known=5, left_out=0)
+    assert told == "nothing to smoke: every release of tiny has been smoked (invoke smoke --release TAG repeats one)"
+
+
+def test_smoke_refuses_a_recipe_that_nobody_knows(records: Releases) -> None:
+    with pytest.raises(InputError, match="unknown recipe 'nope'"):
+        commands.require_recipe(records.paths, records, "nope")
+    kept(records)
+    commands.require_recipe(records.paths, records, "tiny")  # its file is gone, its release is not
+
+
+def test_where_nothing_passed_the_next_step_is_one_that_can_be_done(
+    records: Releases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = kept(records)
+    for why, step in (
+        (WHY, f"none can run here: {WHY}; where one can: invoke smoke --release {made.tag} (invoke export"),
+        ("", "invoke smoke --recipe tiny, then invoke promote TAG"),
+    ):
+        monkeypatch.setattr(current, "obstacle_here", lambda *_, why=why: why)  # another machine
+        with pytest.raises(InputError, match="recipe 'tiny' has no current release") as caught:
+            current.require_current(records, "tiny")
+        assert caught.value.next_step.startswith(step)
