@@ -320,7 +320,7 @@ def bench(
             f"{'--rounds' if rounds else '--other'} is about --compare",
             next_step=f"invoke bench --compare A {other or 'B'}{more}, of two releases that `invoke images` lists",
         )
-    asked = tasks.Asked(quick=quick, full=full, only=only, bandwidth=bandwidth, dry_run=dry_run, as_json=json)
+    asked = tasks.BenchOptions(quick=quick, full=full, only=only, bandwidth=bandwidth, dry_run=dry_run, as_json=json)
     if compare:
         tasks.run_compare(compare, other or "", asked=asked, rounds=turns)
     else:

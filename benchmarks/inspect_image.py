@@ -18,14 +18,14 @@ from sparkpin.host import image_files
 from sparkpin.host.engine import Engine
 from sparkpin.smoke.inspect.image import open_image
 from sparkpin.smoke.inspect.rules import findings
-from sparkpin.smoke.inspect.scan import Facts, scan
+from sparkpin.smoke.inspect.scan import ImageFacts, scan
 
 
 def quiet(line: str) -> None:
     pass
 
 
-def examined(engine: Engine, tag: str) -> Facts:
+def examined(engine: Engine, tag: str) -> ImageFacts:
     with open_image(Paths.from_env(), engine, tag, quiet) as opened:
         facts = scan(opened.files, quiet, opened.env)
     findings(facts, sm=121, platform=opened.platform)

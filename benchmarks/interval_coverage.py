@@ -3,7 +3,8 @@
     .venv/bin/python benchmarks/interval_coverage.py [--trials 4000]
 
 Every trial draws the texts of one measurement: their lengths, and a loss a token that differs from text to text as
-`LOSSES` says. The same seed gives the same table (docs/quality.md). tests/unit/measure/test_quality.py does a part of it.
+`LOSSES` says. The same seed gives the same table (docs/quality.md). A part of it is a test
+(tests/unit/measure/test_quality.py).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from sparkpin.core.paths import Paths  # noqa: E402
 from sparkpin.fetch.lock_stack import lock_stack  # noqa: E402
 from sparkpin.host import disk_usage  # noqa: E402
 from sparkpin.host.engine import Engine  # noqa: E402
-from sparkpin.image.listing import Entry, image_contents, read_contents  # noqa: E402
+from sparkpin.image.listing import PathEntry, image_contents, read_contents  # noqa: E402
 from sparkpin.pins.manifests import load_chain, load_stack, load_stack_lock, lock_text  # noqa: E402
 from sparkpin.pins.wheel_layers import UPDATES, wheel_groups  # noqa: E402
 
@@ -75,7 +75,7 @@ class Bench:
         rows = zip(names, own.layers.items(), strict=True)
         return built, {name: size for name, (chain, size) in rows if chain not in others}
 
-    def listing(self, diff_id: str) -> list[Entry]:
+    def listing(self, diff_id: str) -> list[PathEntry]:
         return list(read_contents(layer_file(self.paths, diff_id)))
 
     def contents(self, image: BuiltImage) -> dict[str, tuple[str, str]]:

@@ -35,7 +35,7 @@ from sparkpin.core.files import CHUNK
 from sparkpin.image.growing_tar import read_layer_of
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.listing import contents_of
-from sparkpin.image.seal import Part, seal
+from sparkpin.image.seal import SealedLayer, seal
 
 SMALL_FILES, SMALL_BYTES = 12_500, 8_000  # number, mean
 LARGE_BYTES = [180_000_000, 90_000_000, 50_000_000, 20_000_000] + 8 * [5_000_000] + 100 * [300_000]
@@ -193,7 +193,7 @@ def measure(folder: Path, runs: int, scale: float) -> float:
             subprocess.run(["sh", "-c", 'cp "$0" "$1" && sync "$1"', source, tree], check=True)
             ended = time.perf_counter()
 
-        parts = [Part(layer=read_layer_of(tree, engine))]
+        parts = [SealedLayer(layer=read_layer_of(tree, engine))]
         to_disk(lambda write: seal(write, parts, {}, os="linux", architecture="amd64", tag="sparkpin-bench/x:1"))
         return ended
 

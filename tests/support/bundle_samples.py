@@ -16,7 +16,7 @@ from evidence_samples import Sample, layer_tar, make_sample
 
 from sparkpin.build.record import layer_file
 from sparkpin.bundle import export, form
-from sparkpin.bundle.export import Wanted
+from sparkpin.bundle.export import BundleParts
 from sparkpin.evidence import attest
 from sparkpin.evidence.signing import Keys
 from sparkpin.image import oci
@@ -53,12 +53,12 @@ def write_sample(sample: Sample, target: Path) -> Path:
     """A bundle with the image, as `export` writes it from the layers that an engine gave it."""
     layers = layers_of(sample)
     config = sample.records[-1].config.encode()
-    sizes = [oci.Layer(diff_id, len(data)) for diff_id, data in layers.items()]
+    sizes = [oci.OciLayer(diff_id, len(data)) for diff_id, data in layers.items()]
     files = oci.layout(config, sizes, sample.release.tag) | {oci.blob(diff_id): d for diff_id, d in layers.items()}
     pieces = export.release_pieces(sample.paths, sample.release, sample.records)
     pieces += export.input_pieces(sample.paths, sample.release, sample.records)
     pieces += [export.of_bytes(name, data) for name, data in files.items()]
-    export.write(target, sample.release, Wanted(), pieces, quiet)
+    export.write(target, sample.release, BundleParts(), pieces, quiet)
     return target
 
 
@@ -83,9 +83,9 @@ class Parts:
 
     def pack(self) -> bytes:
         """With an index that fits: whoever rewrites a bundle rewrites it, too."""
-        rows = [form.Row(name="x", size=len(data), sha256=sha256(data)) for data in self.members.values()]
+        rows = [form.MemberRow(name="x", size=len(data), sha256=sha256(data)) for data in self.members.values()]
         named = [row.model_copy(update={"name": name}) for row, name in zip(rows, self.members, strict=True)]
-        index = form.Index.model_validate({**self.index, "members": []}).model_copy(update={"members": named})
+        index = form.BundleIndex.model_validate({**self.index, "members": []}).model_copy(update={"members": named})
         return tar_of({form.INDEX: index.text, **self.members})
 
 
@@ -168,11 +168,11 @@ def with_top_layer(parts: Parts, sample: Sample, tar: bytes) -> Parts:
     config["rootfs"]["diff_ids"] = diff_ids
     made = json.dumps(config).encode()
     other = without_evidence(parts)
-    sizes = [oci.Layer(diff_id, len(other.members[oci.blob(diff_id)])) for diff_id in release.diff_ids]
+    sizes = [oci.OciLayer(diff_id, len(other.members[oci.blob(diff_id)])) for diff_id in release.diff_ids]
     for name in oci.layout(record.config.encode(), sizes, release.tag):
         del other.members[name]
     del other.members[oci.blob(old)]
-    other.members |= oci.layout(made, [*sizes[:-1], oci.Layer(new, len(tar))], release.tag) | {oci.blob(new): tar}
+    other.members |= oci.layout(made, [*sizes[:-1], oci.OciLayer(new, len(tar))], release.tag) | {oci.blob(new): tar}
     other.members[form.listing(new)] = other.members.pop(form.listing(old))
     other.edit(form.RELEASE, lambda value: value | {"image": digest_of(made), "diff_ids": diff_ids})
     change = {"config": made.decode(), "config_digest": digest_of(made), "diff_ids": diff_ids, "layers": []}

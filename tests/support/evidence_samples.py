@@ -19,10 +19,10 @@ from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, records_of, write_record
 from sparkpin.core.epoch import EPOCH
 from sparkpin.core.paths import Paths
-from sparkpin.evidence.verify import Evidence
+from sparkpin.evidence.verify import Claimed
 from sparkpin.image.layer_tar import END, block, padded
 from sparkpin.image.seal import digest_of, image_config
-from sparkpin.releases.kept_inputs import Inputs
+from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release, Releases
 
 RECIPE, CREATED = "scripted-tiny", "2026-01-02T03:04:05.5Z"
@@ -56,16 +56,16 @@ class Sample:
     def folder(self) -> Path:
         return Releases(self.paths).evidence(self.release)
 
-    def evidence(self, **changes: Any) -> Evidence:
+    def evidence(self, **changes: Any) -> Claimed:
         files = {path.name: path.read_bytes() for path in self.folder.iterdir()} if self.folder.is_dir() else {}
-        kept = Inputs.of(self.paths).kept
+        kept = KeptInputs.of(self.paths).kept
 
         def read(sha256: str) -> bytes | None:
             path = kept.path(sha256)
             return path.read_bytes() if path.is_file() else None
 
         records = self.records
-        evidence = Evidence(self.release, records, files, records[-1].config.encode(), read)
+        evidence = Claimed(self.release, records, files, records[-1].config.encode(), read)
         return dataclasses.replace(evidence, **changes)
 
 
@@ -78,7 +78,7 @@ def layer_tar(name: str) -> bytes:
 def make_sample(folder: Path, stage: str = "hybrid", project: Path = PROJECT, created: str = CREATED) -> Sample:
     """project: a checkout that is not changed afterwards."""
     paths = Paths(project, folder / "cache", folder / "home")
-    inputs = Inputs.of(paths)
+    inputs = KeptInputs.of(paths)
     diff_ids = [digest_of(layer_tar("rootfs"))]
     for pairing in pairings(stage, project):
         image = pairing.rendered
@@ -116,7 +116,7 @@ def make_sample(folder: Path, stage: str = "hybrid", project: Path = PROJECT, cr
     return Sample(paths, release)
 
 
-def context_row(inputs: Inputs, file: ContextFile) -> BuildInput:
+def context_row(inputs: KeptInputs, file: ContextFile) -> BuildInput:
     """A locked wheel as it is; of all else a stand-in, whose bytes are kept."""
     sha256, size = file.sha256, file.size
     if file.source != "store":

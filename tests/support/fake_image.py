@@ -1,4 +1,4 @@
-"""An image that runs tests/support/fake_vllm.py as `vllm`: this Python, the modules that it imports and nothing else."""
+"""An image that runs fake_vllm.py as `vllm`: this Python, the modules that it imports and nothing else."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from sparkpin.build import rootfs
 from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, layer_file, write_record
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
-from sparkpin.image.listing import Contents, Entry, write_contents
+from sparkpin.image.listing import Contents, PathEntry, write_contents
 from sparkpin.pins import schema
-from sparkpin.releases.kept_inputs import Inputs
+from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Demands, Release, Releases, release_key, tag_of
 
 STACK = """\
@@ -42,16 +42,16 @@ def sha(data: bytes | str) -> str:
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
 
 
-def file(path: str, text: str | bytes, owner: str = "", mode: int = 0o644) -> Entry:
-    return Entry(path, "file", mode, 0, 0, len(text), sha256=sha(text), owner=owner)
+def file(path: str, text: str | bytes, owner: str = "", mode: int = 0o644) -> PathEntry:
+    return PathEntry(path, "file", mode, 0, 0, len(text), sha256=sha(text), owner=owner)
 
 
-def folder(path: str, mode: int = 0o755) -> Entry:
-    return Entry(path, "dir", mode, 0, 0, 0)
+def folder(path: str, mode: int = 0o755) -> PathEntry:
+    return PathEntry(path, "dir", mode, 0, 0, 0)
 
 
-def link(path: str, target: str, owner: str = "") -> Entry:
-    return Entry(path, "symlink", 0o777, 0, 0, 0, link=target, owner=owner)
+def link(path: str, target: str, owner: str = "") -> PathEntry:
+    return PathEntry(path, "symlink", 0o777, 0, 0, 0, link=target, owner=owner)
 
 
 def deb(name: str, version: str) -> schema.LockedFile:
@@ -186,7 +186,7 @@ class Site:
         names = ["pins/stacks/made.yaml", "stages/base.yaml", "stages/one.yaml", "dockerfiles/base.j2"]
         names += ["dockerfiles/child.j2", "mods/hello/pyproject.toml", "mods/hello/sparkpin_hello/__init__.py"]
         found = {name: sha((self.paths.project / name).read_bytes()) for name in names}
-        Inputs.of(self.paths).keep_project(self.paths.project, found)
+        KeptInputs.of(self.paths).keep_project(self.paths.project, found)
         return found
 
     def release(self, last: BuildRecord, argv: Sequence[str] = (), checkpoint: str = "c") -> Release:
@@ -260,7 +260,7 @@ class Site:
 
     def stage_one(self, base: BuildRecord, text: str) -> BuildRecord:
         layer = (
-            Entry("etc/gone", "whiteout", 0, 0, 0, 0),
+            PathEntry("etc/gone", "whiteout", 0, 0, 0, 0),
             file("opt/vllm/pyvenv.cfg", "replaced\n"),
             file("opt/data.txt", "data\n"),
             *wheel_layer("sparkpin_hello", text, "0.1.0"),

@@ -11,29 +11,29 @@ import json
 from pathlib import Path
 
 from sparkpin.build.record import read_record, record_file
-from sparkpin.build.render import Rendered, rootfs_ref
+from sparkpin.build.render import RenderedImage, rootfs_ref
 from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import UNSEALED
 
 
-def unsealed_ref(rendered: Rendered) -> str:
+def unsealed_ref(rendered: RenderedImage) -> str:
     """The engine's own, dated image, which lives as long as its build."""
     return f"sparkpin/{UNSEALED}:{rendered.stage}-{rendered.key[:12]}"
 
 
-def begun(paths: Paths, rendered: Rendered) -> None:
+def begun(paths: Paths, rendered: RenderedImage) -> None:
     """Note what a build is about to make. A build that ends without a record leaves its note."""
     refs = [rendered.ref, unsealed_ref(rendered), *([rendered.parent_ref] if rendered.rootfs else [])]
     write_json(note_file(paths, rendered), {"refs": refs})
 
 
-def recorded(paths: Paths, rendered: Rendered) -> None:
+def recorded(paths: Paths, rendered: RenderedImage) -> None:
     note_file(paths, rendered).unlink(missing_ok=True)
 
 
-def note_file(paths: Paths, rendered: Rendered) -> Path:
+def note_file(paths: Paths, rendered: RenderedImage) -> Path:
     return paths.home / "begun" / record_file(paths, rendered).name
 
 

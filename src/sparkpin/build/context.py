@@ -13,13 +13,13 @@ from pathlib import Path
 
 from sparkpin.build.context_files import ContextFile
 from sparkpin.build.record import BuildInput
-from sparkpin.build.render import Rendered
+from sparkpin.build.render import RenderedImage
 from sparkpin.core.epoch import EPOCH
 from sparkpin.core.errors import IntegrityError
 from sparkpin.core.files import disk_errors, sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.pins.mods import build_wheel
-from sparkpin.releases.kept_inputs import Inputs
+from sparkpin.releases.kept_inputs import KeptInputs
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,18 @@ class Context:
 
 
 @contextlib.contextmanager
-def context_folder(paths: Paths, rendered: Rendered) -> Iterator[Context]:
+def context_folder(paths: Paths, rendered: RenderedImage) -> Iterator[Context]:
     """The context, for as long as the `with` block runs. What no lock names of it is kept for later builds."""
     with disk_errors(paths.work):
         paths.work.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f"context-{rendered.key[:12]}-", dir=paths.work))
         try:
-            yield Context(folder, fill(folder, Inputs.of(paths), rendered))
+            yield Context(folder, fill(folder, KeptInputs.of(paths), rendered))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def fill(folder: Path, inputs: Inputs, rendered: Rendered) -> tuple[BuildInput, ...]:
+def fill(folder: Path, inputs: KeptInputs, rendered: RenderedImage) -> tuple[BuildInput, ...]:
     put_text(folder / "Dockerfile", rendered.dockerfile)
     mods: dict[Path, list[str]] = defaultdict(list)
     made: list[tuple[Path, str]] = []

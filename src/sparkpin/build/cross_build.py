@@ -16,7 +16,7 @@ from dataclasses import replace
 from sparkpin.build.closed_dockerfile import BUILDER
 from sparkpin.build.context_files import UV, ContextFile, uv_file
 from sparkpin.build.record import BuildRecord
-from sparkpin.build.render import Rendered
+from sparkpin.build.render import RenderedImage
 from sparkpin.build.rootfs import RootfsSpec, rootfs_spec
 from sparkpin.core.errors import HostError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -67,7 +67,7 @@ def stand_in_debs(paths: Paths, stack: Stack, machine: str) -> tuple[Stack, Stac
     return native, of_debs(lock, lock.debs)
 
 
-def again(paths: Paths, record: BuildRecord, machine: str) -> Rendered:
+def again(paths: Paths, record: BuildRecord, machine: str) -> RenderedImage:
     """A recorded build as it can run on a machine (its platform): where its steps ran then, if that is such a machine.
 
     Raises HostError: the steps ran on another architecture with another version of uv than is here, or nothing says
@@ -102,7 +102,7 @@ def own_uv(recorded: ContextFile) -> ContextFile:
     return own
 
 
-def require_own_uv(image: Rendered, machine: str) -> None:
+def require_own_uv(image: RenderedImage, machine: str) -> None:
     """HostError where the engine's machine (its platform) is none for this machine's uv, which the steps run."""
     own = this_platform()
     if machine != own and any(file.path == UV and file.origin for file in image.context):
@@ -112,7 +112,7 @@ def require_own_uv(image: Rendered, machine: str) -> None:
         )
 
 
-def moved(record: BuildRecord, image: Rendered) -> str:
+def moved(record: BuildRecord, image: RenderedImage) -> str:
     """In words, where the steps run now if the record says another place or none; else ""."""
     if image.builder and record.builder != image.builder:
         where, key = image.builder.platform, image.builder.key[:12]

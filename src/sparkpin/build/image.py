@@ -27,22 +27,22 @@ from sparkpin.build.record import (
     record_file,
     write_record,
 )
-from sparkpin.build.render import Rendered, rootfs_ref
+from sparkpin.build.render import RenderedImage, rootfs_ref
 from sparkpin.core.errors import BuildError, DifferenceError, EngineError, IntegrityError
 from sparkpin.core.files import disk_errors, lock, sha256_file, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import GATHERS, UNPACKS, progress
 from sparkpin.core.scratch import saving_folder
+from sparkpin.core.terminal import Say
 from sparkpin.host.content_store import Sizes
 from sparkpin.host.engine import Engine, ImageInfo
 from sparkpin.image import seal
 from sparkpin.image.growing_tar import read_layer_of
 from sparkpin.image.layer_tar import CanonicalLayer, read_layer
 from sparkpin.image.listing import Contents, contents_of, read_contents, write_contents
-from sparkpin.image.seal import Part, Sealed
+from sparkpin.image.seal import Sealed, SealedLayer
 from sparkpin.pins.schema import BY_DIGEST
 
-Say = Callable[[str], None]
 PARALLEL_TREES = 3  # one installs while another is copied: the engine waits for its disk half of the time
 
 
@@ -58,11 +58,11 @@ class BuiltImage:
     cached: bool
 
 
-def is_built(paths: Paths, engine: Engine, rendered: Rendered) -> bool:
+def is_built(paths: Paths, engine: Engine, rendered: RenderedImage) -> bool:
     return find_built(paths, engine, rendered) is not None
 
 
-def find_built(paths: Paths, engine: Engine, rendered: Rendered, wanted: str | None = None) -> BuiltImage | None:
+def find_built(paths: Paths, engine: Engine, rendered: RenderedImage, wanted: str | None = None) -> BuiltImage | None:
     """The image, if the engine has it with the build key and the very configuration and layers that were recorded.
 
     What another machine recorded counts only for who wants that very config digest: its key is just what it says.
@@ -84,7 +84,7 @@ def find_built(paths: Paths, engine: Engine, rendered: Rendered, wanted: str | N
 
 
 def build_image(
-    paths: Paths, engine: Engine, rendered: Rendered, say: Say, *, fresh: bool = False, wanted: str | None = None
+    paths: Paths, engine: Engine, rendered: RenderedImage, say: Say, *, fresh: bool = False, wanted: str | None = None
 ) -> BuiltImage:
     """Build, seal, load, tag and record one stage. Of two runs at once the second waits and finds it done.
 
@@ -156,7 +156,7 @@ def build_image(
         return BuiltImage(rendered.ref, sealed.config_digest, sealed.diff_ids, image.size, seconds, cached=False)
 
 
-def require_parent(paths: Paths, engine: Engine, rendered: Rendered, say: Say) -> ImageInfo:
+def require_parent(paths: Paths, engine: Engine, rendered: RenderedImage, say: Say) -> ImageInfo:
     """The image that the stage stands on; the root file system is made when the engine lacks it."""
     parent, by_digest = engine.image(rendered.parent_ref), BY_DIGEST.fullmatch(rendered.parent_ref)
     if rendered.rootfs is None:
@@ -204,7 +204,7 @@ def require_rootfs(paths: Paths, engine: Engine, spec: rootfs.RootfsSpec, ref: s
     return tar, found
 
 
-def require_builder(paths: Paths, engine: Engine, rendered: Rendered, say: Say) -> rootfs.RootfsSpec | None:
+def require_builder(paths: Paths, engine: Engine, rendered: RenderedImage, say: Say) -> rootfs.RootfsSpec | None:
     """What the steps run in where the engine's machine is of another architecture than the image; else None."""
     if f"ARG {BUILDER}=" not in rendered.dockerfile or (machine := engine.platform) == rendered.platform:
         return None
@@ -235,7 +235,7 @@ def cached_contents(paths: Paths, diff_id: str) -> Path:
 def make_sealed(
     paths: Paths,
     engine: Engine,
-    rendered: Rendered,
+    rendered: RenderedImage,
     parent: ImageInfo,
     builder: str | None,
     context: Path,
@@ -281,7 +281,7 @@ class Maker:
 
     paths: Paths
     engine: Engine
-    rendered: Rendered
+    rendered: RenderedImage
     parent: ImageInfo
     builder: str | None
     context: Path
@@ -339,17 +339,17 @@ class Maker:
                 f"{self.rendered.stage}: the stage `config` of its Dockerfile adds layers",
                 next_step="let it set only ENV, USER, CMD, LABEL and the like; layers come from the trees",
             )
-        parts = [Part(diff_id) for diff_id in self.parent.diff_ids]
+        parts = [SealedLayer(diff_id) for diff_id in self.parent.diff_ids]
         new = [name for name, _ in self.rendered.layers]
         for _, key in self.rendered.layers if trust else ():
             if not (past := self.known(key)):
                 break
-            parts.append(Part(past))
+            parts.append(SealedLayer(past))
             new.pop(0)
         with contextlib.ExitStack() as opened:
             with ThreadPoolExecutor(PARALLEL_TREES) as pool:
                 layers = list(pool.map(lambda name: self.make_tree(name, opened), new))
-            parts += [Part(layer=layer) for layer in layers]
+            parts += [SealedLayer(layer=layer) for layer in layers]
             self.tell("sealing and loading")
             try:
                 sealed = self.load(parts, image)
@@ -396,7 +396,7 @@ class Maker:
             raise EngineError(f"the engine built {self.unsealed} and does not have it", next_step="invoke build")
         return image
 
-    def load(self, parts: Sequence[Part], image: ImageInfo) -> Sealed:
+    def load(self, parts: Sequence[SealedLayer], image: ImageInfo) -> Sealed:
         def list_contents(sealed: Sealed) -> None:
             filled = [part for part in parts if not part.empty]
             for diff_id, part in zip(sealed.diff_ids, filled, strict=True):

@@ -22,7 +22,7 @@ from sparkpin.host import daemon
 from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.releases import record as releases
-from sparkpin.releases.kept_inputs import Inputs, project_of
+from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve.choose_loader import with_loader
 from sparkpin.smoke.choice import obstacle, uses_gpu
@@ -87,7 +87,7 @@ def record(paths: Paths, engine: Engine, records: Releases, pairing: Pairing, bu
         if release.state in ("inspected", "passed", "failed"):
             say(f"{pairing.tag}: its smoke test asks for something else now; it must be smoked anew")
             release = dataclasses.replace(release, state="built", smoke=None)
-    inputs = Inputs.of(paths)
+    inputs = KeptInputs.of(paths)
     if not inputs.has_all(release.inputs.values()):
         release = dataclasses.replace(release, inputs=pairing.inputs, executable=pairing.executable)
         inputs.keep_project(paths.project, release.inputs)

@@ -34,7 +34,7 @@ class Pairing:
     model_lock: schema.ModelLock
     stage: schema.Stage
     chain: tuple[schema.Stage, ...]
-    rendered: render.Rendered
+    rendered: render.RenderedImage
     steps: tuple[str, ...]
     checkpoint_key: str
     argv: tuple[str, ...]

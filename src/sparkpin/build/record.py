@@ -16,21 +16,21 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from sparkpin.build.context_files import ContextFile
-from sparkpin.build.render import Rendered, image_ref, rootfs_ref
+from sparkpin.build.render import RenderedImage, image_ref, rootfs_ref
 from sparkpin.build.rootfs import RootfsSpec
 from sparkpin.core.epoch import EPOCH
 from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.files import atomic_file, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.image import seal
-from sparkpin.pins.schema import BY_DIGEST, LockedFile, Model, Sha256
+from sparkpin.pins.schema import BY_DIGEST, LockedFile, Sha256, StrictModel
 from sparkpin.releases.record import Digest, Release
 
 SCHEMA: Literal[1] = 1
 LOCKED = ("wheel ", "source ")  # how `what` begins of files that a lock names
 
 
-class BuildInput(Model):
+class BuildInput(StrictModel):
     """One file of a build's context as the builder saw it. path: below the context; what: as "wheel numpy 2.4.0"."""
 
     path: str
@@ -40,7 +40,7 @@ class BuildInput(Model):
     what: str
 
 
-class LayerRecord(Model):
+class LayerRecord(StrictModel):
     """name: of the Dockerfile's tree; key: over all that decides the layer.
 
     diff_id: of the sealed layer; None where the tree is empty, or where the layers were not made from trees.
@@ -51,7 +51,7 @@ class LayerRecord(Model):
     diff_id: Digest | None
 
 
-class BuildRecord(Model):
+class BuildRecord(StrictModel):
     """layers: those that this stage adds, lowest first (none of a stage that only changes labels).
 
     config: the image's configuration (JSON), whose SHA-256 is config_digest; diff_ids: of the whole image, of which the
@@ -87,9 +87,9 @@ class BuildRecord(Model):
         return tuple(filter(None, (self.rootfs, self.builder)))
 
     @property
-    def rendered(self) -> Rendered:
+    def rendered(self) -> RenderedImage:
         """What a build needs, from the record alone."""
-        return Rendered(
+        return RenderedImage(
             stage=self.stage,
             stack=self.stack,
             key=self.key,
@@ -110,7 +110,7 @@ def kept_file(row: BuildInput) -> ContextFile:
     return ContextFile(row.path, row.sha256, row.size, "kept", row.what, executable=row.executable, locked=locked)
 
 
-def record_file(paths: Paths, rendered: Rendered | BuildRecord) -> Path:
+def record_file(paths: Paths, rendered: RenderedImage | BuildRecord) -> Path:
     return record_path(paths, rendered.stack, rendered.stage, rendered.key)
 
 
@@ -128,7 +128,7 @@ def imported_mark(record: Path) -> Path:
     return record.with_name(f"{record.name}.imported")
 
 
-def is_imported(paths: Paths, rendered: Rendered) -> bool:
+def is_imported(paths: Paths, rendered: RenderedImage) -> bool:
     return imported_mark(record_file(paths, rendered)).is_file()
 
 

@@ -42,7 +42,7 @@ from sparkpin.releases.record import INTERNAL, ROOTFS
 
 
 @dataclass(frozen=True)
-class Rendered:
+class RenderedImage:
     """One stage's image, before it is built.
 
     key: build key (hex); parent_key: None for the first stage; ref: the internal tag; parent_ref: what it is built on;
@@ -71,12 +71,12 @@ def render_chain(
     stack_lock: StackLock,
     chain: Sequence[Stage],
     community: Sequence[RunMod] = (),
-) -> tuple[Rendered, ...]:
+) -> tuple[RenderedImage, ...]:
     """The images of a chain, first stage first. community: what a recipe wants in all of them, on top of the first.
 
     ManifestError when a layer names what the lock does not have, and for a template that cannot be filled in.
     """
-    done: list[Rendered] = []
+    done: list[RenderedImage] = []
     for stage in chain:
         try:
             file = f"stages/{stage.name}.yaml"
@@ -119,9 +119,9 @@ def render(
     stack: Stack,
     stack_lock: StackLock,
     stage: Stage,
-    parent: Rendered | None,
+    parent: RenderedImage | None,
     community: Sequence[RunMod] = (),
-) -> Rendered:
+) -> RenderedImage:
     spec = None
     if parent is not None:
         below, parent_ref = parent.key, parent.ref
@@ -167,7 +167,7 @@ def render(
         return build_key(stack, below, dockerfile("", shown), [*used, *files_of(seen)])
 
     key = build_key(stack, below, dockerfile("", trees), files)
-    return Rendered(
+    return RenderedImage(
         stage=stage.name,
         stack=stack.name,
         key=key,

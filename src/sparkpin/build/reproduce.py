@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -22,12 +22,12 @@ from sparkpin.build import cross_build
 from sparkpin.build import image as build
 from sparkpin.build.pair import pair
 from sparkpin.build.record import BuildRecord, check_form, layer_file, read_record, record_file, records_of
-from sparkpin.build.render import Rendered
+from sparkpin.build.render import RenderedImage
 from sparkpin.core import files
 from sparkpin.core.errors import BusyError, HostError, IntegrityError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import progress
-from sparkpin.core.terminal import printable
+from sparkpin.core.terminal import Say, printable
 from sparkpin.fetch import stack as fetch
 from sparkpin.host import image_files
 from sparkpin.host.daemon import Daemon, start_engine, stop_engine
@@ -35,10 +35,9 @@ from sparkpin.host.engine import Engine
 from sparkpin.image.listing import Contents, image_contents, read_contents
 from sparkpin.image.listing_diff import ContentsDifference, compare_contents
 from sparkpin.pins.schema import LockedFile
-from sparkpin.releases.kept_inputs import Inputs, project_of
+from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release, now
 
-Say = Callable[[str], None]
 Verdict = Literal["identical", "equivalent", "different"]
 PREFIX, ALIVE, SOCKETS, DATA = "reproduce-", "alive", "sockets", "engine-data"  # of a run's folder below work/
 SMALL = 64 << 10  # bytes; longer files are told by their hashes
@@ -111,9 +110,9 @@ def require_listings(paths: Paths, release: Release, records: Sequence[BuildReco
         )
 
 
-def require_inputs(paths: Paths, release: Release, images: Sequence[Rendered], say: Say) -> None:
+def require_inputs(paths: Paths, release: Release, images: Sequence[RenderedImage], say: Say) -> None:
     """Fetch what the stores lack of the release's own lock; what nobody offers is an error of `fetch`."""
-    inputs = Inputs.of(paths)
+    inputs = KeptInputs.of(paths)
     if not [file for file in inputs_of(images) if not inputs.holding(file).has(file)]:
         return
     with project_of(paths, release) as project:
@@ -129,7 +128,7 @@ def require_inputs(paths: Paths, release: Release, images: Sequence[Rendered], s
         )
 
 
-def inputs_of(images: Sequence[Rendered]) -> list[LockedFile]:
+def inputs_of(images: Sequence[RenderedImage]) -> list[LockedFile]:
     """Every file that they are made from, and in."""
     found: list[LockedFile] = []
     for image in images:

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -18,10 +18,11 @@ from sparkpin.core.epoch import EPOCH
 from sparkpin.core.errors import BuildError, HostError
 from sparkpin.core.files import atomic_file, sha256_file
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.fetch.debs import ARCHITECTURES, HOST_PACKAGES, raise_no_space, tail
 from sparkpin.fetch.store import Store
 from sparkpin.image.layer_tar import DIRECTORY, Member, canonical_layer, link_first, read_members
-from sparkpin.pins.schema import LockedFile, Model, Stack, StackLock
+from sparkpin.pins.schema import LockedFile, Stack, StackLock, StrictModel
 
 CUSTOMIZE = Path(__file__).with_name("rootfs.sh")
 # Folders that are links into /usr in a merged system. They must be there before the first package is unpacked.
@@ -48,7 +49,7 @@ def arguments(stack: Stack, lock: StackLock) -> list[str]:
     ]
 
 
-class RootfsSpec(Model):
+class RootfsSpec(StrictModel):
     """All that decides a root file system, in a form that a record can keep.
 
     arguments: mmdebstrap's; customize: the text of the script that cleans up; epoch: seconds, of every file.
@@ -80,7 +81,7 @@ def rootfs_spec(stack: Stack, lock: StackLock) -> RootfsSpec:
     )
 
 
-def build_rootfs(paths: Paths, spec: RootfsSpec, say: Callable[[str], None]) -> Path:
+def build_rootfs(paths: Paths, spec: RootfsSpec, say: Say) -> Path:
     """The tar of the root file system, from cache or made anew; the same bytes whenever and wherever it is made.
 
     Touches no network. Raises IntegrityError (a package is missing in the store or damaged), HostError or BuildError.

@@ -11,14 +11,13 @@ from sparkpin.bundle import export
 from sparkpin.core.errors import EngineError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import UNPACKS, progress
+from sparkpin.core.terminal import Say
 from sparkpin.host.disk_usage import inventory
 from sparkpin.host.engine import Engine
 from sparkpin.host.ssh import engine_at, errors_of
 from sparkpin.image import oci
 from sparkpin.image.layer_tar import Slice
 from sparkpin.releases.record import Release
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -30,10 +29,10 @@ class Sent:
     bytes: int
 
 
-def images_of(release: Release, records: Sequence[BuildRecord]) -> list[oci.Image]:
+def images_of(release: Release, records: Sequence[BuildRecord]) -> list[oci.OciImage]:
     """The images of a chain, first stage first: those below the release's own cost no layer of their own."""
     return [
-        oci.Image(
+        oci.OciImage(
             record.config.encode(),
             tuple(record.diff_ids),
             (record.ref, release.tag) if record is records[-1] else (record.ref,),
@@ -57,7 +56,7 @@ def copy(paths: Paths, engine: Engine, release: Release, url: str, say: Say) -> 
             return send(other, images, layers, below, say)
 
 
-def is_there(engine: Engine, images: Sequence[oci.Image]) -> bool:
+def is_there(engine: Engine, images: Sequence[oci.OciImage]) -> bool:
     return all(digest(engine, tag) == image.config_digest for image in images for tag in image.tags)
 
 
@@ -66,7 +65,7 @@ def digest(engine: Engine, ref: str) -> str | None:
     return image.config_digest if image else None
 
 
-def require_free(engine: Engine, images: Sequence[oci.Image], url: str = "") -> None:
+def require_free(engine: Engine, images: Sequence[oci.OciImage], url: str = "") -> None:
     """IntegrityError when a tag names another image there: it would be taken away from it. url: not this machine's."""
     where, program = (url, f"docker -H {url}") if url else ("the engine", "docker")
     for image in images:
@@ -92,7 +91,7 @@ def common(first: Sequence[str], second: Sequence[str]) -> int:
     return count
 
 
-def send(engine: Engine, images: Sequence[oci.Image], layers: Mapping[str, Slice], below: int, say: Say) -> Sent:
+def send(engine: Engine, images: Sequence[oci.OciImage], layers: Mapping[str, Slice], below: int, say: Say) -> Sent:
     """Load images, then compare what the engine has with them. layers: diff ID -> tar; below: how many of the lowest
     layers the engine has.
 
@@ -117,7 +116,7 @@ def send(engine: Engine, images: Sequence[oci.Image], layers: Mapping[str, Slice
     return sent
 
 
-def load(engine: Engine, images: Sequence[oci.Image], layers: Mapping[str, Slice], say: Say) -> Sent:
+def load(engine: Engine, images: Sequence[oci.OciImage], layers: Mapping[str, Slice], say: Say) -> Sent:
     total, count = sum(tar.size for tar in layers.values()), len(dict.fromkeys(images[-1].diff_ids))
     rest = "; the engine has the others" if len(layers) < count else ""
     say(f"sending {len(layers)} of {count} layers, {total / 1e6:.1f} MB{rest}")

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from sparkpin.build.record import BuildRecord, is_imported, layer_file, records_of
 from sparkpin.bundle import form
-from sparkpin.bundle.form import Row
+from sparkpin.bundle.form import MemberRow
 from sparkpin.checkpoint.build import is_complete, is_made_here
 from sparkpin.checkpoint.layout import RECORD
 from sparkpin.core import files
@@ -26,7 +26,7 @@ from sparkpin.core.errors import CheckpointError, EngineError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import GATHERS, progress
 from sparkpin.core.scratch import saving_folder
-from sparkpin.core.terminal import printable
+from sparkpin.core.terminal import Say, printable
 from sparkpin.evidence.materials import model_inputs
 from sparkpin.evidence.signing import Keys
 from sparkpin.fetch.model_files import blobs_of, repository_folder
@@ -37,15 +37,14 @@ from sparkpin.image.layer_tar import BLOCK, END, Slice, block
 from sparkpin.image.seal import open_saved
 from sparkpin.pins.schema import LockedFile
 from sparkpin.releases import current
-from sparkpin.releases.kept_inputs import Inputs, project_of
+from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import SIGNATURE, STATEMENT, Release, Releases, now, to_json
 
-Say = Callable[[str], None]
 LOCAL = (form.EXPORTS, form.IMPORTS)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BundleParts:
     """store: with every wheel, package and model file; checkpoint: with the finished checkpoint; image: with it."""
 
     store: bool = False
@@ -54,7 +53,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Piece:
+class BundlePiece:
     """One member to be written. what: its name for an error; next_step: what brings it back."""
 
     name: str
@@ -65,8 +64,8 @@ class Piece:
     next_step: str = "invoke verify finds what is damaged"
 
     @property
-    def row(self) -> Row:
-        return Row(name=self.name, size=self.size, sha256=self.sha256)
+    def row(self) -> MemberRow:
+        return MemberRow(name=self.name, size=self.size, sha256=self.sha256)
 
     def chunks(self) -> Iterator[bytes]:
         if isinstance(self.source, bytes):
@@ -81,7 +80,7 @@ class Piece:
 
 
 def export(
-    paths: Paths, connect: Callable[[], Engine], release: Release, target: Path, wanted: Wanted, say: Say
+    paths: Paths, connect: Callable[[], Engine], release: Release, target: Path, wanted: BundleParts, say: Say
 ) -> int:
     """Write the bundle of a release; its size in bytes. The file appears whole or not at all.
 
@@ -112,7 +111,9 @@ def export(
     return size
 
 
-def require_importable(paths: Paths, release: Release, target: Path, wanted: Wanted, pieces: Sequence[Piece]) -> None:
+def require_importable(
+    paths: Paths, release: Release, target: Path, wanted: BundleParts, pieces: Sequence[BundlePiece]
+) -> None:
     """IntegrityError, before anything is written, for what `verify` or every import would find wrong.
 
     The image is not in it: it is compared with the record when it is read. Whom the other machine trusts is its own
@@ -122,7 +123,9 @@ def require_importable(paths: Paths, release: Release, target: Path, wanted: Wan
     if is_attested(paths, release) and not (Releases(paths).evidence(release) / STATEMENT).is_file():
         raise IntegrityError(f"{release.tag} has no statement", next_step=f"invoke attest {release.tag} makes it")
     rows = [piece.row for piece in pieces]
-    index = form.Index(tag=release.tag, image=False, store=wanted.store, checkpoint=wanted.checkpoint, members=rows)
+    index = form.BundleIndex(
+        tag=release.tag, image=False, store=wanted.store, checkpoint=wanted.checkpoint, members=rows
+    )
     try:
         with contextlib.ExitStack() as stack, form.refusing():
             form.read_bundle(target, index, Members(pieces, stack), Keys())
@@ -134,7 +137,7 @@ def require_importable(paths: Paths, release: Release, target: Path, wanted: Wan
 class Members(Mapping[str, Slice]):
     """Pieces as the members of a bundle that is open; a file is opened when it is asked for."""
 
-    def __init__(self, pieces: Sequence[Piece], stack: contextlib.ExitStack) -> None:
+    def __init__(self, pieces: Sequence[BundlePiece], stack: contextlib.ExitStack) -> None:
         self.pieces, self.stack = {piece.name: piece for piece in pieces}, stack
         self.opened: dict[str, Slice] = {}
 
@@ -157,7 +160,7 @@ class Members(Mapping[str, Slice]):
 
 def release_pieces(
     paths: Paths, release: Release, records: Sequence[BuildRecord], say: Say = lambda line: None
-) -> list[Piece]:
+) -> list[BundlePiece]:
     """The record as it was built: what this machine made of it (current, passed) is told by its evidence."""
     bare = dataclasses.replace(release, state="built", smoke=None)
     pieces = [of_bytes(form.RELEASE, as_json(to_json(bare)))]
@@ -183,21 +186,21 @@ def as_json(value: Any) -> bytes:
     return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
-def of_bytes(name: str, data: bytes) -> Piece:
-    return Piece(name, len(data), hashlib.sha256(data).hexdigest(), data, name)
+def of_bytes(name: str, data: bytes) -> BundlePiece:
+    return BundlePiece(name, len(data), hashlib.sha256(data).hexdigest(), data, name)
 
 
-def of_file(name: str, path: Path) -> Piece:
+def of_file(name: str, path: Path) -> BundlePiece:
     """A small file that nothing else says the hash of."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         raise IntegrityError(f"{path} is missing", next_step="invoke build makes it anew") from None
-    return Piece(name, len(data), hashlib.sha256(data).hexdigest(), data, str(path))
+    return BundlePiece(name, len(data), hashlib.sha256(data).hexdigest(), data, str(path))
 
 
-def input_pieces(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> list[Piece]:
-    kept = Inputs.of(paths).kept
+def input_pieces(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> list[BundlePiece]:
+    kept = KeptInputs.of(paths).kept
     names = {row.sha256: f"{row.what} of {record.stage}" for record in records for row in record.context}
     names |= {sha256: name for name, sha256 in release.inputs.items()}
     pieces = []
@@ -209,14 +212,14 @@ def input_pieces(paths: Paths, release: Release, records: Sequence[BuildRecord])
                 next_step=f"invoke build --recipe {release.recipe} --stage {release.stage} keeps it again, "
                 "if the pins are still the same",
             )
-        pieces.append(Piece(f"{form.INPUTS}{sha256}", path.stat().st_size, sha256, path, names[sha256]))
+        pieces.append(BundlePiece(f"{form.INPUTS}{sha256}", path.stat().st_size, sha256, path, names[sha256]))
     return pieces
 
 
-def store_pieces(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> list[Piece]:
+def store_pieces(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> list[BundlePiece]:
     """All that was fetched: for the images, and for the checkpoint."""
     found: dict[str, tuple[LockedFile, Path]] = {}
-    store = Inputs.of(paths)
+    store = KeptInputs.of(paths)
     for file in form.locked_files(records):
         found[file.sha256] = file, store.holding(file).path(file.sha256)
     with project_of(paths, release) as project:
@@ -232,7 +235,7 @@ def store_pieces(paths: Paths, release: Release, records: Sequence[BuildRecord])
             next_step=FETCH,
         )
     return [
-        Piece(f"{form.STORE}{sha256}", file.size, sha256, path, str(path), FETCH)
+        BundlePiece(f"{form.STORE}{sha256}", file.size, sha256, path, str(path), FETCH)
         for sha256, (file, path) in sorted(found.items())
     ]
 
@@ -277,7 +280,7 @@ def ready_checkpoint(paths: Paths, release: Release) -> Path | None:
     return folder if (is_complete if is_brought(paths, release) else is_made_here)(folder, key) else None
 
 
-def checkpoint_pieces(paths: Paths, release: Release) -> list[Piece]:
+def checkpoint_pieces(paths: Paths, release: Release) -> list[BundlePiece]:
     folder = ready_checkpoint(paths, release)
     if folder is None:
         raise CheckpointError(
@@ -289,7 +292,7 @@ def checkpoint_pieces(paths: Paths, release: Release) -> list[Piece]:
     return [
         of_bytes(form.CHECKPOINT, made),
         *(
-            Piece(f"{form.CHECKPOINTS}{sha256}", size, sha256, path, str(path), "invoke checkpoint")
+            BundlePiece(f"{form.CHECKPOINTS}{sha256}", size, sha256, path, str(path), "invoke checkpoint")
             for sha256, (size, path) in sorted(rows.items())
         ),
     ]
@@ -304,7 +307,7 @@ def image_pieces(
     known: int,
     stack: contextlib.ExitStack,
     say: Say,
-) -> list[Piece]:
+) -> list[BundlePiece]:
     """The image as an OCI layout; its layers lie in a temporary file while `stack` is open. known: bytes before it."""
     image = release.size + release.size // 16  # a tar is somewhat larger than what it holds
     work, out = files.existing_parent(paths.work), files.existing_parent(target.parent)
@@ -313,12 +316,14 @@ def image_pieces(
     if not together:
         require_room(target, image + known)
     layers = saved_layers(paths, engine, release, stack, say)
-    sizes = [oci.Layer(diff_id, layers[diff_id].size) for diff_id in release.diff_ids]
+    sizes = [oci.OciLayer(diff_id, layers[diff_id].size) for diff_id in release.diff_ids]
     pieces = [of_bytes(*item) for item in oci.layout(records[-1].config.encode(), sizes, release.tag).items()]
     again = f"the engine's image is damaged: {current.how_to_rebuild(release)}"
     for diff_id, tar in layers.items():
         sha256 = diff_id.removeprefix("sha256:")
-        pieces.append(Piece(oci.blob(diff_id), tar.size, sha256, tar, f"layer {diff_id} as the engine saved it", again))
+        pieces.append(
+            BundlePiece(oci.blob(diff_id), tar.size, sha256, tar, f"layer {diff_id} as the engine saved it", again)
+        )
     return pieces
 
 
@@ -347,9 +352,9 @@ def require_room(target: Path, needed: int) -> None:
     files.require_space(target.parent, needed, "the bundle's bytes", "the file (-o)")
 
 
-def write(target: Path, release: Release, wanted: Wanted, pieces: Sequence[Piece], say: Say) -> int:
+def write(target: Path, release: Release, wanted: BundleParts, pieces: Sequence[BundlePiece], say: Say) -> int:
     """One pass over the pieces, each compared with its hash as it is written."""
-    index = form.Index(
+    index = form.BundleIndex(
         tag=release.tag,
         image=wanted.image,
         store=wanted.store,
@@ -368,7 +373,7 @@ def write(target: Path, release: Release, wanted: Wanted, pieces: Sequence[Piece
         return out.tell()
 
 
-def copy(piece: Piece, out: BinaryIO | Any, written: Callable[[int], object]) -> None:
+def copy(piece: BundlePiece, out: BinaryIO | Any, written: Callable[[int], object]) -> None:
     digest, size = hashlib.sha256(), 0
     for chunk in piece.chunks():
         digest.update(chunk)
@@ -386,7 +391,7 @@ def copy(piece: Piece, out: BinaryIO | Any, written: Callable[[int], object]) ->
         )
 
 
-def note(paths: Paths, release: Release, target: Path, wanted: Wanted) -> None:
+def note(paths: Paths, release: Release, target: Path, wanted: BundleParts) -> None:
     """Remember where the bundle lies, so that a `fetch` that finds a file gone from the network can name it."""
     path = Releases(paths).evidence(release) / form.EXPORTS
     add_row(path, {"file": str(target.absolute()), "with_store": wanted.store})

@@ -27,7 +27,7 @@ import stat
 import struct
 import tarfile
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,21 +43,20 @@ from sparkpin.core.errors import DiskError, InputError, IntegrityError, Sparkpin
 from sparkpin.core.files import existing_parent, sha256_of
 from sparkpin.core.names import is_plain
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import printable
+from sparkpin.core.terminal import Say, printable
 from sparkpin.evidence import verify
 from sparkpin.evidence.materials import model_inputs
 from sparkpin.evidence.pins import pin_names, pins_of
 from sparkpin.evidence.signing import Keys
-from sparkpin.evidence.verify import Evidence
+from sparkpin.evidence.verify import Claimed
 from sparkpin.fetch.model_files import blobs_of
 from sparkpin.image import oci
 from sparkpin.image.layer_tar import BLOCK, END, Slice, block, read_layer
 from sparkpin.image.listing import ENTRIES, contents_of, parents_of, parse_contents
 from sparkpin.pins import manifests
-from sparkpin.pins.schema import LockedFile, Model, Sha256
+from sparkpin.pins.schema import LockedFile, Sha256, StrictModel
 from sparkpin.releases.record import Release, Releases
 
-Say = Callable[[str], None]
 SCHEMA: Literal[1] = 1
 INDEX, RELEASE, CHECKPOINT = "sparkpin/bundle.json", "sparkpin/release.json", "sparkpin/checkpoint.json"
 IMAGES, EVIDENCE, INPUTS, LAYERS = "sparkpin/images/", "sparkpin/evidence/", "sparkpin/inputs/", "sparkpin/layers/"
@@ -78,7 +77,7 @@ UNEXPECTED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErro
 AGAIN = "get the file again from where it was exported, and compare its SHA-256 with the one there (sha256sum)"
 
 
-class Row(Model):
+class MemberRow(StrictModel):
     """One member. size: bytes."""
 
     name: Annotated[str, Field(pattern=f"^{NAME}$", max_length=NAME_LIMIT)]
@@ -86,7 +85,7 @@ class Row(Model):
     sha256: Sha256
 
 
-class Index(Model):
+class BundleIndex(StrictModel):
     """members: all but the index itself, in the order in which they lie in the archive."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = SCHEMA
@@ -94,7 +93,7 @@ class Index(Model):
     image: bool
     store: bool
     checkpoint: bool
-    members: list[Row]
+    members: list[MemberRow]
 
     @property
     def text(self) -> bytes:
@@ -104,7 +103,7 @@ class Index(Model):
         return f'{head[:-1]}, "members": [\n{rows}\n]}}\n'.encode()
 
 
-class CheckpointFile(Model):
+class CheckpointFile(StrictModel):
     size: Annotated[int, Field(ge=0)]
     sha256: Sha256
 
@@ -114,7 +113,7 @@ class Bundle:
     """A bundle, every byte of which was verified. data: member -> its bytes in the open file."""
 
     path: Path
-    index: Index
+    index: BundleIndex
     data: Mapping[str, Slice]
     release: Release
     records: tuple[BuildRecord, ...]
@@ -230,7 +229,7 @@ def refusing() -> Iterator[None]:
         raise Refused(f"it cannot be read ({type(error).__name__}: {error})") from None
 
 
-def read_members(file: BinaryIO, say: Say) -> tuple[Index, dict[str, Slice]]:
+def read_members(file: BinaryIO, say: Say) -> tuple[BundleIndex, dict[str, Slice]]:
     """Compare the archive with the index at its head, byte for byte."""
     total = file.seek(0, 2)
     index, position = read_index(file)
@@ -257,7 +256,7 @@ def read_members(file: BinaryIO, say: Say) -> tuple[Index, dict[str, Slice]]:
     return index, data
 
 
-def read_index(file: BinaryIO) -> tuple[Index, int]:
+def read_index(file: BinaryIO) -> tuple[BundleIndex, int]:
     """The index, and where the first member after it begins."""
     file.seek(0)
     head = file.read(BLOCK)
@@ -276,7 +275,7 @@ def read_index(file: BinaryIO) -> tuple[Index, int]:
     if isinstance(value, dict) and isinstance(value.get("schema"), int) and value["schema"] > SCHEMA:
         raise Refused(f"its schema is {value['schema']}, this sparkpin reads {SCHEMA}: a newer one wrote it")
     try:
-        index = Index.model_validate(value)
+        index = BundleIndex.model_validate(value)
     except ValidationError as error:
         raise Refused(f"{INDEX} is damaged, or something else wrote it: {first_fault(error)}") from None
     if index.text != data or file.read(-size % BLOCK).strip(b"\0"):
@@ -304,7 +303,7 @@ def require_header(head: bytes, name: str, size: int) -> None:
     raise Refused(f"where {name!r} ({size} bytes) has to be lies {found}")
 
 
-def require_content(data: Slice, row: Row) -> None:
+def require_content(data: Slice, row: MemberRow) -> None:
     if (seen := sha256_of(data)) != row.sha256:
         raise Refused(f"{row.name}: wanted sha256={row.sha256}, got {seen}")
 
@@ -343,7 +342,7 @@ def first_fault(error: ValidationError) -> str:
     return f"{where}: saw {seen if len(seen) <= SAID_VALUE else f'{seen[:SAID_VALUE]}...'}, wanted {wanted}"
 
 
-def read_bundle(path: Path, index: Index, data: Mapping[str, Slice], keys: Keys | None = None) -> Bundle:
+def read_bundle(path: Path, index: BundleIndex, data: Mapping[str, Slice], keys: Keys | None = None) -> Bundle:
     """What the members say, each held against the others. keys: for the signature; those that are configured, if None.
 
     Refused, and whatever else `refusing` makes that of.
@@ -416,7 +415,7 @@ def read_records(data: Mapping[str, Slice], release: Release) -> tuple[BuildReco
 
 def evidence_of(
     release: Release, records: tuple[BuildRecord, ...], data: Mapping[str, Slice], hashes: Mapping[str, str]
-) -> Evidence:
+) -> Claimed:
     """What `verify` looks at. hashes: SHA-256 of each member, as read."""
 
     def read(sha256: str) -> bytes | None:
@@ -425,7 +424,7 @@ def evidence_of(
     names = (verify.STATEMENT, verify.SBOM, verify.SIGNATURE)
     files = {name: small(data, EVIDENCE + name) for name in names if EVIDENCE + name in data}
     whole = frozenset(sha256 for name, sha256 in hashes.items() if name == INPUTS + sha256)
-    return Evidence(release, records, files, records[-1].config.encode(), read, whole)
+    return Claimed(release, records, files, records[-1].config.encode(), read, whole)
 
 
 def require_paths(release: Release, records: Sequence[BuildRecord]) -> None:
@@ -584,5 +583,5 @@ def require_members(bundle: Bundle) -> None:
             raise Refused(f"{name}: wanted {file.size} bytes, as its record says; it has {rows[name].size}")
 
 
-def layers_of(release: Release, rows: Mapping[str, Row]) -> list[oci.Layer]:
-    return [oci.Layer(diff_id, rows[oci.blob(diff_id)].size) for diff_id in release.diff_ids]
+def layers_of(release: Release, rows: Mapping[str, MemberRow]) -> list[oci.OciLayer]:
+    return [oci.OciLayer(diff_id, rows[oci.blob(diff_id)].size) for diff_id in release.diff_ids]

@@ -12,7 +12,7 @@ import gzip
 import hashlib
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -35,15 +35,15 @@ from sparkpin.checkpoint.layout import RECORD
 from sparkpin.core import files, prune_lock
 from sparkpin.core.errors import EngineError, IntegrityError
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.evidence import verify
 from sparkpin.evidence.verify import SBOM, SIGNATURE, STATEMENT, Check
 from sparkpin.fetch import model as hub
 from sparkpin.host.engine import Engine
 from sparkpin.releases import current
-from sparkpin.releases.kept_inputs import Inputs
+from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release, Releases
 
-Say = Callable[[str], None]
 IMPORTED = "imported"  # folder of the evidence that other machines made
 TOGETHER = (STATEMENT, SBOM, SIGNATURE)
 HAPPENED = ("state", "smoke", "created", "build_seconds", "size", "host")  # another machine's record may differ here
@@ -237,7 +237,7 @@ def load_image(engine: Engine, bundle: Bundle, say: Say) -> transfer.Sent | None
 
 def home_files(paths: Paths, bundle: Bundle) -> dict[Path, str]:
     """Where the inputs and the listings of layers belong -> member."""
-    kept = Inputs.of(paths).kept
+    kept = KeptInputs.of(paths).kept
     found = {kept.path(sha256): INPUTS + sha256 for sha256 in bundle.kept}
     return found | {layer_file(paths, diff_id): listing(diff_id) for diff_id in bundle.release.diff_ids}
 
@@ -246,7 +246,7 @@ def cache_files(paths: Paths, bundle: Bundle) -> dict[Path, str]:
     """Where wheels, packages and what was fetched of the model belong -> member."""
     if not bundle.index.store:
         return {}
-    store = Inputs.of(paths).fetched
+    store = KeptInputs.of(paths).fetched
     found = {store.path(file.sha256): STORE + file.sha256 for file in (*bundle.locked, *bundle.model_blobs)}
     return found | {paths.models / path: STORE + file.sha256 for path, file in bundle.model_files.items()}
 

@@ -7,20 +7,21 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from sparkpin.checkpoint import report
 from sparkpin.checkpoint.copying import link_or_copy
 from sparkpin.checkpoint.layout import IMPORTED, JOURNAL, RECORD
-from sparkpin.checkpoint.plan import Plan, checkpoint_key, make_plan, used_repositories
+from sparkpin.checkpoint.plan import CheckpointPlan, checkpoint_key, make_plan, used_repositories
 from sparkpin.checkpoint.record import check_record, file_rows, record, texts_written
 from sparkpin.checkpoint.repository import Places
-from sparkpin.checkpoint.shards import UNFINISHED, Written, write_shards
+from sparkpin.checkpoint.shards import UNFINISHED, WrittenFile, write_shards
 from sparkpin.checkpoint.verify import REBUILD, check_files, verify_checkpoint
 from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.fetch import model as hub
 from sparkpin.fetch.model_files import repository_folder
 from sparkpin.pins.schema import ModelLock, ModelPin
@@ -33,9 +34,7 @@ def checkpoint_folder(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Seque
     return paths.checkpoints / pin.name / checkpoint_key(pin, lock, steps)[:16]
 
 
-def build_checkpoint(
-    paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Callable[[str], None]
-) -> Path:
+def build_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Say) -> Path:
     """The folder of the checkpoint that `steps` make of the model; built if it is not there yet.
 
     What a bundle brought is made anew: of it only its release says that it is this checkpoint.
@@ -61,10 +60,10 @@ def write_checkpoint(
     folder: Path,
     pin: ModelPin,
     lock: ModelLock,
-    plan: Plan,
+    plan: CheckpointPlan,
     places: Places,
     key: str,
-    say: Callable[[str], None],
+    say: Say,
 ) -> None:
     """Write everything beside `folder` and rename it last. Only while holding the model's lock."""
     partial = partial_folder(folder)
@@ -112,7 +111,7 @@ def write_text(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def hold_model(paths: Paths, model: str, say: Callable[[str], None]) -> contextlib.AbstractContextManager[None]:
+def hold_model(paths: Paths, model: str, say: Say) -> contextlib.AbstractContextManager[None]:
     """One run at a time makes a checkpoint of a model."""
     return files.lock(
         paths.locks / f"checkpoint-{model}.lock",
@@ -120,16 +119,12 @@ def hold_model(paths: Paths, model: str, say: Callable[[str], None]) -> contextl
     )
 
 
-def plan_checkpoint(
-    paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Callable[[str], None]
-) -> Plan:
+def plan_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Say) -> CheckpointPlan:
     """What `build_checkpoint` would do; `report` has words for it. Fetches headers only, writes nothing else."""
     return make_plan(hub.listings(paths, pin, lock, say, only=used_repositories(pin, steps)), pin, steps)
 
 
-def verify_built(
-    paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Callable[[str], None]
-) -> Path:
+def verify_built(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Say) -> Path:
     """Compare a checkpoint that was built before with its sources, all bytes of it. Gives its folder.
 
     Sources that are no longer in the cache are fetched. Raises CheckpointError if it is not there or differs.
@@ -144,7 +139,7 @@ def verify_built(
     shards = verify_checkpoint(folder, places, plan)
     if not is_complete(folder, checkpoint_key(pin, lock, steps)):
         raise CheckpointError(f"{folder / RECORD}: is not the record of this checkpoint", next_step=REBUILD)
-    written = {shard.path: Written(shard.path, shard.size, shards[shard.path]) for shard in plan.shards}
+    written = {shard.path: WrittenFile(shard.path, shard.size, shards[shard.path]) for shard in plan.shards}
     check_record(folder, file_rows(pin, lock, plan, written | texts_written(plan)))
     return folder
 
@@ -171,7 +166,7 @@ def is_complete(folder: Path, key: str) -> bool:
         return False
 
 
-def disk_line(paths: Paths, pin: ModelPin, lock: ModelLock, plan: Plan) -> str:
+def disk_line(paths: Paths, pin: ModelPin, lock: ModelLock, plan: CheckpointPlan) -> str:
     """Bytes that building would take, and that are free, for people."""
     folder = checkpoint_folder(paths, pin, lock, plan.steps)
     if is_made_here(folder, checkpoint_key(pin, lock, plan.steps)):
@@ -180,7 +175,7 @@ def disk_line(paths: Paths, pin: ModelPin, lock: ModelLock, plan: Plan) -> str:
     return report.disk(needed, shutil.disk_usage(files.existing_parent(folder)).free, folder.parent)
 
 
-def disk_needed(folder: Path, base: Path, plan: Plan) -> int:
+def disk_needed(folder: Path, base: Path, plan: CheckpointPlan) -> int:
     """Bytes that building will take on the disk of `folder`.
 
     What an earlier run had begun there counts for it, finished or not: it is kept, or goes before its shard is written
@@ -202,7 +197,7 @@ def allocated(path: Path) -> int:
     return seen.st_blocks * 512 if seen.st_nlink == 1 else 0
 
 
-def check_disk(folder: Path, base: Path, plan: Plan) -> None:
+def check_disk(folder: Path, base: Path, plan: CheckpointPlan) -> None:
     """Room for everything that will be written, before the first byte is."""
     files.require_space(folder.parent, disk_needed(folder, base, plan), "the checkpoint's files", "SPARKPIN_HOME")
 

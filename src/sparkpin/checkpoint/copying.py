@@ -22,7 +22,7 @@ NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS)
 NO_COPY_RANGE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.ETXTBSY, errno.EPERM)
 
 
-class Run(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes `begin` to `end` of a file."""
 
     path: Path
@@ -49,13 +49,13 @@ class Files:
         return self._open[path]
 
 
-class Reader:
+class RangeReader:
     """Reads ranges of files. For one thread."""
 
     def __init__(self) -> None:
         self.files = Files()
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> RangeReader:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -85,7 +85,7 @@ def too_short(path: Path, position: int, end: int) -> IntegrityError:
     return IntegrityError(f"{path}: ends at byte {position}, wanted {end}", next_step="invoke fetch")
 
 
-def append(target: int, reader: Reader, run: Run) -> None:
+def append(target: int, reader: RangeReader, run: ByteRange) -> None:
     """Append a run to a file. The kernel copies, where it can: bytes do not pass through this process then, and file
     systems with shared blocks, or far away, may not move them at all. Where it refuses, they are read and written.
 
@@ -121,10 +121,10 @@ def link_or_copy(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in NO_LINK:
             raise
-    with Reader() as reader, target.open("wb") as new:
+    with RangeReader() as reader, target.open("wb") as new:
         try:
             fcntl.ioctl(new, FICLONE, reader.files[source])
         except OSError:
-            append(new.fileno(), reader, Run(source, 0, source.stat().st_size))
+            append(new.fileno(), reader, ByteRange(source, 0, source.stat().st_size))
         os.fchmod(new.fileno(), 0o444)
         os.fsync(new.fileno())

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sparkpin.checkpoint.patterns import generalise
-from sparkpin.checkpoint.repository import Repository, Source
+from sparkpin.checkpoint.repository import ReadRepository, TensorPlace
 
 
-class Row(NamedTuple):
+class PlanRow(NamedTuple):
     """What happens to tensors that are alike.
 
     dtype: or "before -> after"; note: why, or where from; before, after: bytes.
@@ -34,17 +34,17 @@ class Draft:
     both is replaced. listed: tensor -> file for what the index has to list in addition.
     """
 
-    base: Repository
-    donors: Mapping[str, Repository]
+    base: ReadRepository
+    donors: Mapping[str, ReadRepository]
     config: dict[str, Any]
-    dropped: dict[str, dict[str, Source]] = field(default_factory=dict)
-    added: dict[str, dict[str, Source]] = field(default_factory=dict)
+    dropped: dict[str, dict[str, TensorPlace]] = field(default_factory=dict)
+    added: dict[str, dict[str, TensorPlace]] = field(default_factory=dict)
     listed: dict[str, str] = field(default_factory=dict)
     tally: dict[tuple[str, str, str, str], list[int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def start(cls, base: Repository, donors: Mapping[str, Repository]) -> Draft:
+    def start(cls, base: ReadRepository, donors: Mapping[str, ReadRepository]) -> Draft:
         """The `copy` step: the published repository as it is."""
         return cls(base, donors, copy.deepcopy(dict(base.config)))
 
@@ -56,7 +56,7 @@ class Draft:
         published = self.base.file_of(tensor)
         return None if published is None or tensor in self.dropped.get(published, {}) else published
 
-    def source(self, tensor: str) -> tuple[str, Source]:
+    def source(self, tensor: str) -> tuple[str, TensorPlace]:
         """The file that will hold a tensor, and where its bytes are; of the base's tensors only those asked for."""
         for file, tensors in self.added.items():
             if tensor in tensors:
@@ -81,10 +81,10 @@ class Draft:
     def is_listed(self, tensor: str) -> bool:
         return tensor in self.listed or tensor in self.base.listed
 
-    def drop(self, source: Source) -> None:
+    def drop(self, source: TensorPlace) -> None:
         self.dropped.setdefault(source.file, {})[source.info.name] = source
 
-    def add(self, file: str, source: Source, *, listed: bool) -> None:
+    def add(self, file: str, source: TensorPlace, *, listed: bool) -> None:
         self.added.setdefault(file, {})[source.info.name] = source
         if listed:
             self.listed[source.info.name] = file

@@ -15,7 +15,7 @@ from sparkpin.checkpoint.draft import Draft
 from sparkpin.checkpoint.fused import check_fused
 from sparkpin.checkpoint.patterns import Patterns
 from sparkpin.checkpoint.quantization import PLAIN_ENTRY, check_source_config, extra_config_of, fp8_entry
-from sparkpin.checkpoint.repository import CONFIG, Repository, Source
+from sparkpin.checkpoint.repository import CONFIG, ReadRepository, TensorPlace
 from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.core.errors import CheckpointError
 from sparkpin.pins.schema import FormatRule, HybridStep
@@ -31,7 +31,7 @@ class Module(NamedTuple):
     """What a repository holds of a module. parts: last part of the tensor's name -> tensor."""
 
     name: str
-    parts: Mapping[str, Source]
+    parts: Mapping[str, TensorPlace]
 
     @property
     def file(self) -> str:
@@ -80,9 +80,9 @@ class Rules:
                 )
 
 
-def modules_of(found: Mapping[str, Source]) -> dict[str, Module]:
+def modules_of(found: Mapping[str, TensorPlace]) -> dict[str, Module]:
     """Modules by name, sorted, from tensors; a module has a `weight` or a `qweight`."""
-    parts: dict[str, dict[str, Source]] = {}
+    parts: dict[str, dict[str, TensorPlace]] = {}
     for name in sorted(found):
         module, _, part = name.rpartition(".")
         parts.setdefault(module, {})[part] = found[name]
@@ -107,7 +107,7 @@ def apply_formats(draft: Draft, modules: Mapping[str, Module], rules: Rules) -> 
     for rule in rules.rules:
         if rule.format == "fp8" and rule.source and rule.block:
             check_source_config(draft.donors[rule.source], rule.block)
-    changes: list[tuple[Module, FormatRule, dict[str, Source]]] = []
+    changes: list[tuple[Module, FormatRule, dict[str, TensorPlace]]] = []
     for module in modules.values():
         first = rules.rule(module.name)
         if first is not None and first.source:
@@ -118,7 +118,7 @@ def apply_formats(draft: Draft, modules: Mapping[str, Module], rules: Rules) -> 
         extra_config[module.name] = fp8_entry(rule.block) if rule.block else dict(PLAIN_ENTRY)
 
 
-def replace(draft: Draft, module: Module, new: Mapping[str, Source], rule: FormatRule) -> None:
+def replace(draft: Draft, module: Module, new: Mapping[str, TensorPlace], rule: FormatRule) -> None:
     """Take out what the module holds and put in what the donor has, in the same file."""
     file = module.file
     listed = draft.base.listed.get(module.parts["qweight" if module.form == "int4" else WEIGHT].info.name) is not None
@@ -137,10 +137,12 @@ def replace(draft: Draft, module: Module, new: Mapping[str, Source], rule: Forma
             draft.count("added", source.info.name, source.info.dtype, f"from {rule.source}", 0, size)
 
 
-def check_module(base: Repository, donor: Repository, module: Module, rule: FormatRule) -> dict[str, Source]:
+def check_module(
+    base: ReadRepository, donor: ReadRepository, module: Module, rule: FormatRule
+) -> dict[str, TensorPlace]:
     """The donor's tensors for a module, by part, checked against what they replace and against each other."""
 
-    def wrong(part: str, where: Repository, seen: object, wanted: object) -> CheckpointError:
+    def wrong(part: str, where: ReadRepository, seen: object, wanted: object) -> CheckpointError:
         return unfit(where, f"{module.name}.{part}", seen, wanted)
 
     check_loadable(module, rule)
@@ -171,7 +173,7 @@ def check_module(base: Repository, donor: Repository, module: Module, rule: Form
     return {WEIGHT: weight, SCALE: scale}
 
 
-def check_scale(donor: Repository, weight: TensorInfo, scale: TensorInfo, block: Sequence[int]) -> None:
+def check_scale(donor: ReadRepository, weight: TensorInfo, scale: TensorInfo, block: Sequence[int]) -> None:
     """CheckpointError unless `weight` is an FP8 matrix and `scale` has one number for each `block` of it."""
     if weight.dtype != "F8_E4M3" or len(weight.shape) != 2:
         raise unfit(donor, weight.name, f"{weight.dtype} {list(weight.shape)}", "an F8_E4M3 matrix beside its scales")
@@ -183,7 +185,7 @@ def check_scale(donor: Repository, weight: TensorInfo, scale: TensorInfo, block:
         raise unfit(donor, scale.name, f"shape {list(scale.shape)}", what)
 
 
-def unfit(where: Repository, name: str, seen: object, wanted: object) -> CheckpointError:
+def unfit(where: ReadRepository, name: str, seen: object, wanted: object) -> CheckpointError:
     return CheckpointError(f"{where.origin}: {name}: saw {seen}, wanted {wanted}", next_step=PIN)
 
 
@@ -201,7 +203,7 @@ def check_loadable(module: Module, rule: FormatRule) -> None:
         )
 
 
-def packed_shape(base: Repository, module: Module) -> tuple[int, ...]:
+def packed_shape(base: ReadRepository, module: Module) -> tuple[int, ...]:
     """[out, in] of the matrix that INT4's tensors hold; they are checked against each other.
 
     auto_gptq: qweight I32 [in / (32 / bits), out]; auto_awq: qweight I32 [in, out / (32 / bits)]; scales [groups, out].

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from sparkpin.checkpoint.copying import Reader, Run
+from sparkpin.checkpoint.copying import ByteRange, RangeReader
 from sparkpin.core.errors import IntegrityError
 
 STEP = 256 << 10
@@ -40,12 +40,12 @@ FALLOCATE = ctypes.CDLL(None, use_errno=True).fallocate
 FALLOCATE.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
-class Stopped(Exception):
+class GatheringStopped(Exception):
     """Another part of the work failed, or a person stopped it."""
 
 
 def gather(
-    path: Path, size: int, first: bytes, runs: Iterable[Run | Iterator[memoryview]], stop: threading.Event
+    path: Path, size: int, first: bytes, runs: Iterable[ByteRange | Iterator[memoryview]], stop: threading.Event
 ) -> str:
     """Write a file of `size` bytes, `first` and then the runs; it is on disk when this returns its SHA-256 (hex).
 
@@ -53,20 +53,20 @@ def gather(
     are not `size` long, OSError, Stopped, and what computing a chunk raises.
     """
     digest = hashlib.sha256(first)
-    with DirectFile(path, size) as target, Pieces(target) as pieces, Reader() as reader:
+    with DirectFile(path, size) as target, Pieces(target) as pieces, RangeReader() as reader:
         pieces.put(memoryview(first))
         for run in runs:
-            if not isinstance(run, Run):
+            if not isinstance(run, ByteRange):
                 for chunk in run:
                     if stop.is_set():
-                        raise Stopped
+                        raise GatheringStopped
                     digest.update(chunk)
                     pieces.put(chunk)
                 continue
             at = asked = run.begin
             while at < run.end:
                 if stop.is_set():
-                    raise Stopped
+                    raise GatheringStopped
                 while asked < min(at + AHEAD, run.end):
                     reader.ask(run.path, asked, PIECE)
                     asked += PIECE

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from sparkpin.checkpoint.draft import Draft
 from sparkpin.checkpoint.mtp import setting
-from sparkpin.checkpoint.repository import CONFIG, Places, Source
+from sparkpin.checkpoint.repository import CONFIG, Places, TensorPlace
 from sparkpin.checkpoint.safetensors import TensorInfo, tensor_nbytes
 from sparkpin.core.errors import CheckpointError
 
@@ -57,7 +57,7 @@ def apply_int8_head(draft: Draft) -> None:
         (COLUMN_SCALE, dtype, shape[1:]),
     ):
         info = TensorInfo(name, kind, size, 0, tensor_nbytes(kind, size))
-        draft.add(head.file, Source(base.name, head.file, info, of=head), listed=HEAD in base.listed)
+        draft.add(head.file, TensorPlace(base.name, head.file, info, of=head), listed=HEAD in base.listed)
         draft.count("added", name, kind, f"computed from {HEAD}", 0, info.nbytes)
     draft.config[SETTING] = {"format": FORMAT}
 
@@ -67,16 +67,16 @@ class Computed:
 
     def __init__(self, places: Places) -> None:
         self.places = places
-        self._parts: dict[Source, Mapping[str, Callable[[], Iterator[memoryview]]]] = {}
+        self._parts: dict[TensorPlace, Mapping[str, Callable[[], Iterator[memoryview]]]] = {}
 
-    def chunks(self, source: Source) -> Iterator[memoryview]:
+    def chunks(self, source: TensorPlace) -> Iterator[memoryview]:
         """Raises CheckpointError for weights with infinities or NaN."""
         assert source.of
         if source.of not in self._parts:
             self._parts[source.of] = self._quantiser(source.of)
         return self._parts[source.of][source.info.name]()
 
-    def _quantiser(self, head: Source) -> Mapping[str, Callable[[], Iterator[memoryview]]]:
+    def _quantiser(self, head: TensorPlace) -> Mapping[str, Callable[[], Iterator[memoryview]]]:
         from sparkpin.checkpoint.int8_quantiser import Int8Head  # numpy takes a tenth of a second to import
 
         path, begin = self.places.of(head)

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkpin.checkpoint.copying import Reader
+from sparkpin.checkpoint.copying import RangeReader
 from sparkpin.core.errors import CheckpointError
 
 Floats = NDArray[np.float32]
@@ -98,7 +98,7 @@ class Int8Head:
         step = max(1, self.rows // SAMPLE_ROWS)
         picked = range(0, self.rows, step)[:SAMPLE_ROWS]
         sample = np.empty((len(picked), self.columns), "<u2")
-        with Reader() as reader:
+        with RangeReader() as reader:
             for place, row in enumerate(picked):
                 self._read(reader, row, sample[place : place + 1])
         return sample
@@ -111,13 +111,13 @@ class Int8Head:
         return (floats(part, self.dtype) for part in self._raw_parts())
 
     def _raw_parts(self) -> Iterator[Raw]:
-        with Reader() as reader:
+        with RangeReader() as reader:
             for row in range(0, self.rows, self._step):
                 part = np.empty((min(self.rows - row, self._step), self.columns), "<u2")
                 self._read(reader, row, part)
                 yield part
 
-    def _read(self, reader: Reader, first: int, rows: Raw) -> None:
+    def _read(self, reader: RangeReader, first: int, rows: Raw) -> None:
         """Fill ``[n, columns]`` with the rows from `first` on. Raises IntegrityError if the file ends before them."""
         view = rows.data.cast("B")
         begin = self.begin + 2 * self.columns * first

@@ -9,7 +9,7 @@ from json.encoder import encode_basestring
 from typing import Any, NamedTuple
 
 from sparkpin.checkpoint.draft import Draft
-from sparkpin.checkpoint.repository import CONFIG, INDEX, Source
+from sparkpin.checkpoint.repository import CONFIG, INDEX, TensorPlace
 from sparkpin.checkpoint.safetensors import Header, header_in_order, item_size
 
 RECORD = "sparkpin.json"
@@ -33,10 +33,10 @@ class Link(NamedTuple):
     size: int
 
 
-class Span(NamedTuple):
+class ByteSpan(NamedTuple):
     """Bytes that are taken over in one go: those of a tensor, and of its neighbours in a file of the base."""
 
-    first: Source
+    first: TensorPlace
     length: int
 
 
@@ -50,36 +50,36 @@ class Shard:
 
     path: str
     in_base: bool
-    added: Mapping[str, Source] = field(default_factory=dict)
+    added: Mapping[str, TensorPlace] = field(default_factory=dict)
     dropped: frozenset[str] = frozenset()
     header: bytes = b""
-    spans: tuple[Span, ...] = ()
+    spans: tuple[ByteSpan, ...] = ()
 
     @property
     def size(self) -> int:
         return len(self.header) + sum(span.length for span in self.spans)
 
 
-class Text(NamedTuple):
+class SmallFile(NamedTuple):
     """A small file with new content: the index, the config."""
 
     path: str
     data: bytes
 
 
-def in_order(shard: Shard, header: Header | None, base: str) -> list[Source]:
+def in_order(shard: Shard, header: Header | None, base: str) -> list[TensorPlace]:
     """The tensors of a shard as its data lies: falling item size, so that each is aligned to it, as loaders that view
     a mapped file need; within that first the base's in the order of its file, so that long runs stay long, then what
     is added, by name.
     """
     infos = header.tensors.values() if header else ()
-    kept = [Source(base, shard.path, info) for info in infos if info.name not in shard.dropped]
+    kept = [TensorPlace(base, shard.path, info) for info in infos if info.name not in shard.dropped]
     sources = kept + [shard.added[name] for name in sorted(shard.added)]
     sources.sort(key=lambda source: -item_size(source.info.dtype))
     return sources
 
 
-def spans_of(sources: Iterable[Source], base: str) -> Iterator[Span]:
+def spans_of(sources: Iterable[TensorPlace], base: str) -> Iterator[ByteSpan]:
     """As few as there can be. Tensors of other repositories may lie apart, where they were fetched to."""
     first, end = None, 0
     for source in sources:
@@ -89,10 +89,10 @@ def spans_of(sources: Iterable[Source], base: str) -> Iterator[Span]:
             end = info.end
             continue
         if first:
-            yield Span(first, end - first.info.begin)
+            yield ByteSpan(first, end - first.info.begin)
         first, end = source, info.end
     if first:
-        yield Span(first, end - first.info.begin)
+        yield ByteSpan(first, end - first.info.begin)
 
 
 def shards_of(draft: Draft) -> tuple[Shard, ...]:
@@ -110,13 +110,13 @@ def lay_out_shard(draft: Draft, file: str) -> Shard:
     return replace(shard, header=header, spans=tuple(spans_of(sources, base.name)))
 
 
-def texts_of(draft: Draft) -> tuple[Text, ...]:
+def texts_of(draft: Draft) -> tuple[SmallFile, ...]:
     """Index and config, where they change."""
     texts = []
     if draft.added or draft.dropped or draft.listed:
-        texts.append(Text(INDEX, index_bytes(draft)))
+        texts.append(SmallFile(INDEX, index_bytes(draft)))
     if draft.config != draft.base.config:
-        texts.append(Text(CONFIG, json_bytes(draft.config)))
+        texts.append(SmallFile(CONFIG, json_bytes(draft.config)))
     return tuple(texts)
 
 

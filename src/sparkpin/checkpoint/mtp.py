@@ -15,7 +15,7 @@ from sparkpin.checkpoint.draft import Draft
 from sparkpin.checkpoint.formats import PACKED, SCALE, WEIGHT, check_scale
 from sparkpin.checkpoint.patterns import Patterns, some
 from sparkpin.checkpoint.quantization import block_of, extra_config_of, fp8_entry
-from sparkpin.checkpoint.repository import CONFIG, Source
+from sparkpin.checkpoint.repository import CONFIG, TensorPlace
 from sparkpin.core.errors import CheckpointError
 from sparkpin.pins.schema import MtpStep
 
@@ -91,7 +91,7 @@ def setting(draft: Draft, key: str) -> Any:
     return next((config[key] for config in configs if key in config), None)
 
 
-def check_layers(draft: Draft, found: Mapping[str, tuple[str, Source]]) -> None:
+def check_layers(draft: Draft, found: Mapping[str, tuple[str, TensorPlace]]) -> None:
     """Raises CheckpointError for a layer that the config counts and the tensors do not make."""
     layers = setting(draft, LAYERS)
     if type(layers) is not int or layers < 1:
@@ -117,7 +117,7 @@ def check_layers(draft: Draft, found: Mapping[str, tuple[str, Source]]) -> None:
     check_shapes(draft, found)
 
 
-def check_shapes(draft: Draft, found: Mapping[str, tuple[str, Source]]) -> None:
+def check_shapes(draft: Draft, found: Mapping[str, tuple[str, TensorPlace]]) -> None:
     """Raises CheckpointError for the layer of a model of another size, as far as the config tells sizes."""
     hidden, experts = setting(draft, HIDDEN), setting(draft, EXPERTS)
     for name, (_, source) in found.items():

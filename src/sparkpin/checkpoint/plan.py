@@ -15,12 +15,20 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sparkpin.checkpoint import int8_head
-from sparkpin.checkpoint.draft import Draft, Row
+from sparkpin.checkpoint.draft import Draft, PlanRow
 from sparkpin.checkpoint.formats import Rules, apply_formats, modules_of, taken_names
-from sparkpin.checkpoint.layout import OWN, Link, Shard, Text, in_order, shards_of, texts_of
+from sparkpin.checkpoint.layout import OWN, Link, Shard, SmallFile, in_order, shards_of, texts_of
 from sparkpin.checkpoint.mtp import apply_mtp
 from sparkpin.checkpoint.patterns import Patterns
-from sparkpin.checkpoint.repository import CONFIG, INDEX, Listing, Repository, Source, header_of, read_repository
+from sparkpin.checkpoint.repository import (
+    CONFIG,
+    INDEX,
+    Listing,
+    ReadRepository,
+    TensorPlace,
+    header_of,
+    read_repository,
+)
 from sparkpin.checkpoint.rows import rows_of
 from sparkpin.checkpoint.unused import outside_experts, unused_note
 from sparkpin.core.errors import CheckpointError, ManifestError
@@ -35,7 +43,7 @@ PINNED = ("hybrid", "mtp")
 STEPS = ("copy", *PINNED, int8_head.STEP)
 
 
-class Origin(NamedTuple):
+class TensorOrigin(NamedTuple):
     """A repository that the plan reads. size: bytes of all its files; outline: of headers, index and config."""
 
     name: str
@@ -49,11 +57,11 @@ class Placed(NamedTuple):
 
     file: str
     listed: bool
-    source: Source
+    source: TensorPlace
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CheckpointPlan:
     """links, shards and texts are the result's files, each path once. unlisted: tensors that its index leaves out.
 
     rows: what happens to which tensors, by kind. origins: the repositories, the base first.
@@ -64,11 +72,11 @@ class Plan:
     base: str
     links: tuple[Link, ...]
     shards: tuple[Shard, ...]
-    texts: tuple[Text, ...]
+    texts: tuple[SmallFile, ...]
     unlisted: frozenset[str]
     config: Mapping[str, Any]
-    rows: tuple[Row, ...]
-    origins: tuple[Origin, ...]
+    rows: tuple[PlanRow, ...]
+    origins: tuple[TensorOrigin, ...]
     notes: tuple[str, ...]
 
     @property
@@ -173,7 +181,7 @@ def hashes(files: Iterable[LockedFile]) -> list[list[str]]:
     return sorted([file.name, file.sha256] for file in files)
 
 
-def make_plan(listings: Mapping[str, Listing], pin: ModelPin, steps: Sequence[str]) -> Plan:
+def make_plan(listings: Mapping[str, Listing], pin: ModelPin, steps: Sequence[str]) -> CheckpointPlan:
     """Plan from headers, index and config only. Whatever does not fit is told here, before a byte is written.
 
     listings: of every repository that the steps read, by the pin's name. Raises CheckpointError, ManifestError,
@@ -195,7 +203,7 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def planned(listings: Mapping[str, Listing], pin: ModelPin, steps: Sequence[str]) -> Plan:
+def planned(listings: Mapping[str, Listing], pin: ModelPin, steps: Sequence[str]) -> CheckpointPlan:
     used = used_repositories(pin, steps)
     rules = Rules(pin.hybrid if "hybrid" in steps else None)
     mtp = pin.mtp if "mtp" in steps else None
@@ -222,16 +230,16 @@ def planned(listings: Mapping[str, Listing], pin: ModelPin, steps: Sequence[str]
     return lay_out(draft, pin, steps)
 
 
-def read_donor(listing: Listing, names: set[str], given: Patterns) -> Repository:
+def read_donor(listing: Listing, names: set[str], given: Patterns) -> ReadRepository:
     def wanted(name: str) -> bool:
         return outside_experts(name) or name in names or given.first(name) is not None
 
     return read_repository(listing, wanted)
 
 
-def taken(plan: Plan) -> dict[str, list[Source]]:
+def taken(plan: CheckpointPlan) -> dict[str, list[TensorPlace]]:
     """Per repository other than the base: the tensors that the plan writes from it, sorted by file and place."""
-    found: dict[str, list[Source]] = {origin.name: [] for origin in plan.origins[1:]}
+    found: dict[str, list[TensorPlace]] = {origin.name: [] for origin in plan.origins[1:]}
     for shard in plan.shards:
         for source in shard.added.values():
             if not source.of:
@@ -239,7 +247,7 @@ def taken(plan: Plan) -> dict[str, list[Source]]:
     return {name: sorted(sources, key=lambda s: (s.file, s.info.begin)) for name, sources in found.items()}
 
 
-def final_tensors(plan: Plan, listings: Mapping[str, Listing]) -> Iterator[Placed]:
+def final_tensors(plan: CheckpointPlan, listings: Mapping[str, Listing]) -> Iterator[Placed]:
     """Every tensor of the finished checkpoint, file by file in the order of the data."""
     base = listings[plan.base]
     shards = {shard.path: shard for shard in plan.shards}
@@ -250,7 +258,7 @@ def final_tensors(plan: Plan, listings: Mapping[str, Listing]) -> Iterator[Place
             yield Placed(file, source.info.name not in plan.unlisted, source)
 
 
-def lay_out(draft: Draft, pin: ModelPin, steps: Sequence[str]) -> Plan:
+def lay_out(draft: Draft, pin: ModelPin, steps: Sequence[str]) -> CheckpointPlan:
     """Turn a finished draft into files."""
     base = draft.base
     shards, texts, rows = shards_of(draft), texts_of(draft), rows_of(draft)
@@ -260,7 +268,7 @@ def lay_out(draft: Draft, pin: ModelPin, steps: Sequence[str]) -> Plan:
     left_out = [file for file in OWN if file in base.listing.files]
     if left_out:
         draft.notes.append(f"left out: {', '.join(left_out)} of the base; a checkpoint has its own")
-    return Plan(
+    return CheckpointPlan(
         model=pin.name,
         steps=tuple(steps),
         base=pin.base,
@@ -275,7 +283,7 @@ def lay_out(draft: Draft, pin: ModelPin, steps: Sequence[str]) -> Plan:
     )
 
 
-def origin_of(repository: Repository) -> Origin:
+def origin_of(repository: ReadRepository) -> TensorOrigin:
     listing = repository.listing
     outline = sum(listing.files[text] for text in listing.texts) + repository.header_bytes
-    return Origin(repository.name, repository.origin, sum(listing.files.values()), outline)
+    return TensorOrigin(repository.name, repository.origin, sum(listing.files.values()), outline)

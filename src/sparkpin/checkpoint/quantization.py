@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkpin.checkpoint.draft import Draft
-from sparkpin.checkpoint.repository import CONFIG, Repository
+from sparkpin.checkpoint.repository import CONFIG, ReadRepository
 from sparkpin.core.errors import CheckpointError
 
 PLAIN_ENTRY: Mapping[str, Any] = {"bits": 16, "data_type": "float"}
@@ -18,7 +18,7 @@ def fp8_entry(block: Sequence[int]) -> dict[str, Any]:
     return {"bits": 8, "group_size": list(block), "sym": True, "data_type": "fp"}
 
 
-def fp8_settings(source: Repository) -> Mapping[str, Any]:
+def fp8_settings(source: ReadRepository) -> Mapping[str, Any]:
     """What an FP8 repository says of itself; nothing if it says nothing. CheckpointError if that is no mapping."""
     config = source.config.get("quantization_config")
     if config is not None and not isinstance(config, dict):
@@ -29,7 +29,7 @@ def fp8_settings(source: Repository) -> Mapping[str, Any]:
     return config or {}
 
 
-def check_source_config(source: Repository, block: Sequence[int]) -> None:
+def check_source_config(source: ReadRepository, block: Sequence[int]) -> None:
     """The FP8 repository says the same block size as the pin."""
     config = fp8_settings(source)
     for key, wanted in (("quant_method", "fp8"), ("weight_block_size", list(block))):
@@ -40,7 +40,7 @@ def check_source_config(source: Repository, block: Sequence[int]) -> None:
             )
 
 
-def block_of(source: Repository) -> list[int]:
+def block_of(source: ReadRepository) -> list[int]:
     """[rows, columns] of a block of an FP8 repository. Raises CheckpointError if it does not say that."""
     block = fp8_settings(source).get("weight_block_size")
     if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.checkpoint.layout import RECORD
-from sparkpin.checkpoint.plan import FORMAT, Plan, taken, used_repositories
-from sparkpin.checkpoint.shards import Written
+from sparkpin.checkpoint.plan import FORMAT, CheckpointPlan, taken, used_repositories
+from sparkpin.checkpoint.shards import WrittenFile
 from sparkpin.checkpoint.verify import REBUILD
 from sparkpin.core.errors import CheckpointError
 from sparkpin.pins.schema import ModelLock, ModelPin
 
 
-def record(pin: ModelPin, lock: ModelLock, plan: Plan, key: str, written: Mapping[str, Written]) -> bytes:
+def record(pin: ModelPin, lock: ModelLock, plan: CheckpointPlan, key: str, written: Mapping[str, WrittenFile]) -> bytes:
     """The text of sparkpin.json. written: by path, what was not linked.
 
     sources: repositories and revisions; of the base the files that were rewritten, of the others the tensors that were
@@ -43,15 +43,19 @@ def record(pin: ModelPin, lock: ModelLock, plan: Plan, key: str, written: Mappin
     return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
-def file_rows(pin: ModelPin, lock: ModelLock, plan: Plan, written: Mapping[str, Written]) -> dict[str, dict[str, Any]]:
+def file_rows(
+    pin: ModelPin, lock: ModelLock, plan: CheckpointPlan, written: Mapping[str, WrittenFile]
+) -> dict[str, dict[str, Any]]:
     """File -> its size and SHA-256, as the record has them: of what is linked the lock's."""
-    published = {file.file: Written(file.file, file.size, file.sha256) for file in lock.repositories[pin.base].files}
+    published = {
+        file.file: WrittenFile(file.file, file.size, file.sha256) for file in lock.repositories[pin.base].files
+    }
     rows = {**{link.path: published[link.path] for link in plan.links}, **written}
     return {path: {"size": file.size, "sha256": file.sha256} for path, file in rows.items()}
 
 
-def texts_written(plan: Plan) -> dict[str, Written]:
-    return {t.path: Written(t.path, len(t.data), hashlib.sha256(t.data).hexdigest()) for t in plan.texts}
+def texts_written(plan: CheckpointPlan) -> dict[str, WrittenFile]:
+    return {t.path: WrittenFile(t.path, len(t.data), hashlib.sha256(t.data).hexdigest()) for t in plan.texts}
 
 
 def check_record(folder: Path, wanted: Mapping[str, Any]) -> None:

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple
 
-from sparkpin.checkpoint.draft import Row
-from sparkpin.checkpoint.plan import Plan, taken
+from sparkpin.checkpoint.draft import PlanRow
+from sparkpin.checkpoint.plan import CheckpointPlan, taken
 from sparkpin.core import terminal
 
 COLUMNS = ("what", "count", "size", "after", "tensors", "type", "why")
 
 
-class Line(NamedTuple):
+class TensorLine(NamedTuple):
     """Rows that are told together. parent: what their names have in common; modules, parts: the two parts behind it."""
 
     verb: str
@@ -33,7 +33,7 @@ class Line(NamedTuple):
         return self.verb, f"{self.tensors:,}", size, after, name, ", ".join(self.dtypes), self.note
 
 
-def table(rows: Iterable[Row]) -> list[tuple[str, ...]]:
+def table(rows: Iterable[PlanRow]) -> list[tuple[str, ...]]:
     """A module's tensors (qweight, qzeros, scales) are told in one line, and so are its siblings of the same kind."""
     lines = [line_of(row) for row in rows]
     lines = joined(lines, lambda line: (line.verb, line.parent, line.note, line.modules))
@@ -41,14 +41,14 @@ def table(rows: Iterable[Row]) -> list[tuple[str, ...]]:
     return [line.cells() for line in lines]
 
 
-def line_of(row: Row) -> Line:
+def line_of(row: PlanRow) -> TensorLine:
     module, _, part = row.pattern.rpartition(".")
     parent, _, module = module.rpartition(".")
-    return Line(row.verb, parent, row.note, (module,), (part,), (row.dtype,), row.tensors, row.before, row.after)
+    return TensorLine(row.verb, parent, row.note, (module,), (part,), (row.dtype,), row.tensors, row.before, row.after)
 
 
-def joined(lines: Iterable[Line], alike: Callable[[Line], Hashable]) -> list[Line]:
-    groups: dict[Hashable, list[Line]] = {}
+def joined(lines: Iterable[TensorLine], alike: Callable[[TensorLine], Hashable]) -> list[TensorLine]:
+    groups: dict[Hashable, list[TensorLine]] = {}
     for line in lines:
         groups.setdefault(alike(line), []).append(line)
     return [
@@ -72,7 +72,7 @@ def braced(names: tuple[str, ...]) -> str:
     return names[0] if len(names) == 1 else "{" + ",".join(names) + "}"
 
 
-def summary(plan: Plan) -> list[str]:
+def summary(plan: CheckpointPlan) -> list[str]:
     """What the table comes to: counts, sizes before and after, what is fetched of each repository, notes."""
     counts: Counter[str] = Counter()
     for row in plan.rows:

@@ -22,7 +22,7 @@ FETCH = "invoke fetch"
 OTHER = "choose another revision of this repository in pins/models/"
 
 
-class Source(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where a tensor's bytes lie: `info.begin` to `info.end` of `file` in the repository that the pin calls so.
 
     of: the tensor that this one is computed from, if it lies nowhere (int8_head.Computed).
@@ -31,7 +31,7 @@ class Source(NamedTuple):
     repository: str
     file: str
     info: TensorInfo
-    of: Source | None = None
+    of: TensorPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Places:
     folders: Mapping[str, Path]
     tensors: Mapping[str, Mapping[str, Path]]
 
-    def of(self, source: Source) -> tuple[Path, int]:
+    def of(self, source: TensorPlace) -> tuple[Path, int]:
         """The file that holds a tensor, and where in it the tensor begins."""
         if folder := self.folders.get(source.repository):
             return folder / source.file, source.info.begin
@@ -100,7 +100,7 @@ class Kind(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Repository:
+class ReadRepository:
     """A repository that was read and holds together.
 
     listed: tensor -> file for what the index lists, or every tensor if there is no index (loaders then read all
@@ -112,7 +112,7 @@ class Repository:
     listing: Listing
     listed: dict[str, str]
     unlisted: dict[str, str]
-    found: Mapping[str, Source]
+    found: Mapping[str, TensorPlace]
     kinds: Mapping[Kind, tuple[int, int]]
     header_bytes: int
     index: Mapping[str, Any] | None
@@ -129,7 +129,7 @@ class Repository:
     def file_of(self, tensor: str) -> str | None:
         return self.listed.get(tensor) or self.unlisted.get(tensor)
 
-    def kind(self, source: Source) -> Kind:
+    def kind(self, source: TensorPlace) -> Kind:
         """The kind that a tensor is counted in."""
         name = source.info.name
         return Kind(generalise(name), source.info.dtype, self.unlisted.get(name, ""))
@@ -137,10 +137,10 @@ class Repository:
     def header(self, file: str) -> Header:
         return header_of(self.listing, file)
 
-    def sources(self) -> Iterator[Source]:
+    def sources(self) -> Iterator[TensorPlace]:
         """Every tensor, file by file in the order of the data."""
         for file in sorted(self.listing.headers):
-            yield from (Source(self.name, file, info) for info in self.header(file).tensors.values())
+            yield from (TensorPlace(self.name, file, info) for info in self.header(file).tensors.values())
 
 
 def listing_of(name: str, folder: Path) -> Listing:
@@ -163,7 +163,7 @@ def header_of(listing: Listing, file: str) -> Header:
         raise IntegrityError(error.message, next_step=listing.mend or error.next_step) from None
 
 
-def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda name: False) -> Repository:
+def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda name: False) -> ReadRepository:
     """Read and cross-check headers, index and config, in one pass. wanted: names whose sources are kept in `found`.
 
     Raises IntegrityError for a file that is cut short or no safetensors file, CheckpointError for a tensor that stands
@@ -171,7 +171,7 @@ def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda nam
     """
     index = read_index(listing) if INDEX in listing.texts else None
     weight_map: dict[str, str] = {} if index is None else index.pop("weight_map")
-    found: dict[str, Source] = {}
+    found: dict[str, TensorPlace] = {}
     kinds: dict[tuple[str, str, str], list[int]] = {}
     unlisted: dict[str, str] = {}
     seen = header_bytes = 0
@@ -198,7 +198,7 @@ def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda nam
             count[0] += 1
             count[1] += info[4] - info[3]
             if wanted(name):
-                found[name] = Source(listing.name, file, info)
+                found[name] = TensorPlace(listing.name, file, info)
     if seen != len(weight_map):
         held = {name for file in listing.headers for name in header_of(listing, file).tensors}
         first = next(name for name in weight_map if name not in held)
@@ -209,7 +209,7 @@ def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda nam
         weight_map, unlisted = unlisted, {}
     config = read_json(listing, CONFIG) if CONFIG in listing.texts else {}
     counts = {Kind(*kind): (count, size) for kind, (count, size) in kinds.items()}
-    return Repository(listing, weight_map, unlisted, found, counts, header_bytes, index, config)
+    return ReadRepository(listing, weight_map, unlisted, found, counts, header_bytes, index, config)
 
 
 def file_has(listing: Listing, file: str, tensor: str) -> bool:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from sparkpin.checkpoint.draft import Draft, Row
+from sparkpin.checkpoint.draft import Draft, PlanRow
 from sparkpin.checkpoint.repository import Kind
 from sparkpin.checkpoint.unused import unused_rows
 
 ORDER = ("replaced", "added", "listed", "dropped", "kept", "unused")
 
 
-def rows_of(draft: Draft) -> tuple[Row, ...]:
+def rows_of(draft: Draft) -> tuple[PlanRow, ...]:
     """What was done to the base's tensors, what stays as it was, and what donors have that nothing takes."""
-    changed = [Row(*key, *row) for key, row in draft.tally.items()]
+    changed = [PlanRow(*key, *row) for key, row in draft.tally.items()]
     return tuple(
         sorted([*changed, *kept_rows(draft), *unused_rows(draft)], key=lambda row: (ORDER.index(row.verb), row))
     )
 
 
-def kept_rows(draft: Draft) -> list[Row]:
+def kept_rows(draft: Draft) -> list[PlanRow]:
     """What no step touched, from the counts of the base less what was dropped or listed."""
     left = {kind: list(count) for kind, count in draft.base.kinds.items()}
     gone = [source for tensors in draft.dropped.values() for source in tensors.values()]
@@ -31,7 +31,7 @@ def kept_rows(draft: Draft) -> list[Row]:
         count[0] -= 1
         count[1] -= source.info.nbytes
     return [
-        Row("kept", kind.pattern, kind.dtype, kind_note(kind), count, size, size)
+        PlanRow("kept", kind.pattern, kind.dtype, kind_note(kind), count, size, size)
         for kind, (count, size) in left.items()
         if count
     ]

@@ -79,7 +79,7 @@ class TensorSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenTensors:
     size: int
     sha256: str
 
@@ -174,7 +174,9 @@ def header_in_order(
     return struct.pack("<Q", len(text)) + text
 
 
-def write_file(path: Path, sources: Iterable[TensorSource], metadata: Mapping[str, str] | None = None) -> Written:
+def write_file(
+    path: Path, sources: Iterable[TensorSource], metadata: Mapping[str, str] | None = None
+) -> WrittenTensors:
     """Write a file in constant memory: same tensors and metadata, same bytes, whatever the order of ``sources``.
 
     Each source's chunks are consumed in the order of the data (see :func:`build_header`). The file appears under
@@ -202,7 +204,7 @@ def write_file(path: Path, sources: Iterable[TensorSource], metadata: Mapping[st
             if got != wanted:
                 raise _bad(str(path), f"tensor {name!r} yielded {got} bytes, wanted {wanted}")
             size += wanted
-    return Written(size, digest.hexdigest())
+    return WrittenTensors(size, digest.hexdigest())
 
 
 def item_size(dtype: str) -> int:

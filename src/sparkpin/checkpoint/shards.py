@@ -9,27 +9,28 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
 
-from sparkpin.checkpoint.copying import Run, write_all
+from sparkpin.checkpoint.copying import ByteRange, write_all
 from sparkpin.checkpoint.gathering import gather
 from sparkpin.checkpoint.int8_head import Computed
 from sparkpin.checkpoint.layout import JOURNAL, Shard
-from sparkpin.checkpoint.plan import Plan
+from sparkpin.checkpoint.plan import CheckpointPlan
 from sparkpin.checkpoint.repository import Places
 from sparkpin.checkpoint.safetensors import read_header_bytes
 from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError
+from sparkpin.core.terminal import Say
 
 UNFINISHED = ".unfinished"
 THREADS = 8
 """Shards at once: some are hashed, each by one processor, while others wait for the disk."""
 
 
-class Written(NamedTuple):
+class WrittenFile(NamedTuple):
     """What lies on disk under a name."""
 
     path: str
@@ -37,7 +38,7 @@ class Written(NamedTuple):
     sha256: str
 
 
-def write_shards(folder: Path, plan: Plan, places: Places, key: str, say: Callable[[str], None]) -> dict[str, Written]:
+def write_shards(folder: Path, plan: CheckpointPlan, places: Places, key: str, say: Say) -> dict[str, WrittenFile]:
     """Let `folder` hold the shards of the plan. What a killed run finished is hashed, and written anew if it differs.
 
     Raises what reading and writing raise; shards that were finished then stay for the next run.
@@ -51,7 +52,7 @@ def write_shards(folder: Path, plan: Plan, places: Places, key: str, say: Callab
     return done
 
 
-def finished(folder: Path, plan: Plan, key: str, say: Callable[[str], None]) -> dict[str, Written]:
+def finished(folder: Path, plan: CheckpointPlan, key: str, say: Say) -> dict[str, WrittenFile]:
     """The shards that the journal names and whose bytes are what it says. Everything else is removed."""
     known = {entry.path: entry for entry in read_journal(folder, key)}
     sizes = {shard.path: shard.size for shard in plan.shards}
@@ -76,7 +77,7 @@ def finished(folder: Path, plan: Plan, key: str, say: Callable[[str], None]) -> 
     return right
 
 
-def read_journal(folder: Path, key: str) -> list[Written]:
+def read_journal(folder: Path, key: str) -> list[WrittenFile]:
     """The lines of the journal; none if it is of another plan. A line that a kill cut in two says nothing."""
     entries = []
     try:
@@ -85,33 +86,33 @@ def read_journal(folder: Path, key: str) -> list[Written]:
             return []
         for line in lines[1:]:
             value = json.loads(line)
-            entries.append(Written(str(value["path"]), int(value["size"]), str(value["sha256"])))
+            entries.append(WrittenFile(str(value["path"]), int(value["size"]), str(value["sha256"])))
     except (OSError, ValueError, LookupError, TypeError):
         pass
     return entries
 
 
-def write_journal(folder: Path, key: str, entries: Iterable[Written]) -> None:
+def write_journal(folder: Path, key: str, entries: Iterable[WrittenFile]) -> None:
     with files.atomic_file(folder / JOURNAL) as file:
         file.write((json.dumps({"key": key}) + "\n").encode())
         for entry in entries:
             file.write(journal_line(entry))
 
 
-def journal_line(entry: Written) -> bytes:
+def journal_line(entry: WrittenFile) -> bytes:
     return (json.dumps(entry._asdict()) + "\n").encode()
 
 
 class Work:
     """One call of `write_shards`."""
 
-    def __init__(self, folder: Path, plan: Plan, places: Places, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, plan: CheckpointPlan, places: Places, say: Say) -> None:
         self.folder, self.plan, self.places, self.say = folder, plan, places, say
         self.stop = threading.Event()
 
-    def all(self, left: Sequence[Shard], before: int) -> dict[str, Written]:
+    def all(self, left: Sequence[Shard], before: int) -> dict[str, WrittenFile]:
         """Write shards; before: how many of the plan's were there. A finished one is kept, whatever comes of others."""
-        done: dict[str, Written] = {}
+        done: dict[str, WrittenFile] = {}
         running: dict[Future[str], Shard] = {}
         with ThreadPoolExecutor(THREADS, "shard") as pool, (self.folder / JOURNAL).open("ab") as journal:
 
@@ -136,7 +137,7 @@ class Work:
                 raise
         return done
 
-    def named(self, shard: Shard, sha256: str) -> Written:
+    def named(self, shard: Shard, sha256: str) -> WrittenFile:
         """Give a written shard its name."""
         unfinished = self.unfinished(shard)
         if unfinished.stat().st_size != shard.size or read_header_bytes(unfinished) != shard.header:
@@ -147,18 +148,18 @@ class Work:
             )
         unfinished.replace(self.folder / shard.path)
         files.sync_folder(self.folder)
-        return Written(shard.path, shard.size, sha256)
+        return WrittenFile(shard.path, shard.size, sha256)
 
     def unfinished(self, shard: Shard) -> Path:
         return self.folder / (shard.path + UNFINISHED)
 
     def write(self, shard: Shard) -> str:
-        runs: list[Run | Iterator[memoryview]] = []
+        runs: list[ByteRange | Iterator[memoryview]] = []
         computed = Computed(self.places)
         for span in shard.spans:
             if span.first.of:
                 runs.append(computed.chunks(span.first))
                 continue
             path, begin = self.places.of(span.first)
-            runs.append(Run(path, begin, begin + span.length))
+            runs.append(ByteRange(path, begin, begin + span.length))
         return gather(self.unfinished(shard), shard.size, shard.header, runs, self.stop)

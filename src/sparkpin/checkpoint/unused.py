@@ -7,7 +7,7 @@ numbers pins repeat (408 for Qwen3.5-122B-A10B). Experts of a donor are not mean
 
 from __future__ import annotations
 
-from sparkpin.checkpoint.draft import Draft, Row
+from sparkpin.checkpoint.draft import Draft, PlanRow
 from sparkpin.checkpoint.patterns import generalise
 
 EXPERTS, MTP = ".experts.", "mtp."
@@ -18,7 +18,7 @@ def outside_experts(name: str) -> bool:
     return EXPERTS not in name
 
 
-def unused_rows(draft: Draft) -> list[Row]:
+def unused_rows(draft: Draft) -> list[PlanRow]:
     """By pattern, type and donor; the donors' `found` hold every tensor outside of experts."""
     taken = {(s.repository, name) for tensors in draft.added.values() for name, s in tensors.items()}
     tally: dict[tuple[str, str, str], list[int]] = {}
@@ -44,7 +44,7 @@ def unused_rows(draft: Draft) -> list[Row]:
             if tensors_left:
                 note = f"of {donor.name}; no rule takes experts"
                 count(kind.pattern, kind.dtype, note, tensors_left, size)
-    return [Row(UNUSED, *key, tensors, size, 0) for key, (tensors, size) in tally.items()]
+    return [PlanRow(UNUSED, *key, tensors, size, 0) for key, (tensors, size) in tally.items()]
 
 
 def is_without_counterpart(draft: Draft, name: str) -> bool:
@@ -61,7 +61,7 @@ def why(draft: Draft, name: str) -> str:
     return "the base has no such module"
 
 
-def unused_note(rows: list[Row], expected: int | None) -> str:
+def unused_note(rows: list[PlanRow], expected: int | None) -> str:
     """How many stay unused outside of experts, against what the pin says."""
     seen = sum(row.tensors for row in rows if row.verb == UNUSED and outside_experts(row.pattern))
     if expected is None:

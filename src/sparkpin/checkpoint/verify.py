@@ -8,19 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sparkpin.checkpoint.copying import Reader
+from sparkpin.checkpoint.copying import RangeReader
 from sparkpin.checkpoint.formats import SCALE, WEIGHT
 from sparkpin.checkpoint.int8_head import Computed
 from sparkpin.checkpoint.layout import OWN, Shard, in_order
-from sparkpin.checkpoint.plan import Plan
-from sparkpin.checkpoint.repository import CONFIG, INDEX, Places, Repository, listing_of, read_repository
+from sparkpin.checkpoint.plan import CheckpointPlan
+from sparkpin.checkpoint.repository import CONFIG, INDEX, Places, ReadRepository, listing_of, read_repository
 from sparkpin.checkpoint.safetensors import read_header, read_header_bytes
 from sparkpin.core.errors import CheckpointError
 
 REBUILD = "delete this folder and run `invoke checkpoint` with the same options, which builds it again"
 
 
-def verify_checkpoint(folder: Path, places: Places, plan: Plan) -> dict[str, str]:
+def verify_checkpoint(folder: Path, places: Places, plan: CheckpointPlan) -> dict[str, str]:
     """Compare all bytes of a built checkpoint with its inputs; gives the SHA-256 (hex) of each shard.
 
     Raises CheckpointError naming the first file or tensor that differs. sparkpin.json is not read: `verify_built` does.
@@ -28,7 +28,7 @@ def verify_checkpoint(folder: Path, places: Places, plan: Plan) -> dict[str, str
     check_files(folder, plan)
     check_consistent(folder, plan)
     base = places.folders[plan.base]
-    with Reader() as ours, Reader() as theirs:
+    with RangeReader() as ours, RangeReader() as theirs:
         for link in plan.links:
             same_file(ours, theirs, folder / link.path, base / link.path)
         return {
@@ -36,7 +36,7 @@ def verify_checkpoint(folder: Path, places: Places, plan: Plan) -> dict[str, str
         }
 
 
-def same_file(ours: Reader, theirs: Reader, path: Path, source: Path) -> None:
+def same_file(ours: RangeReader, theirs: RangeReader, path: Path, source: Path) -> None:
     if path.samefile(source):
         return
     sizes = path.stat().st_size, source.stat().st_size
@@ -47,7 +47,7 @@ def same_file(ours: Reader, theirs: Reader, path: Path, source: Path) -> None:
         raise bad(path, f"its bytes are not those of {source}")
 
 
-def same_shard(ours: Reader, theirs: Reader, path: Path, shard: Shard, base: str, places: Places) -> str:
+def same_shard(ours: RangeReader, theirs: RangeReader, path: Path, shard: Shard, base: str, places: Places) -> str:
     """SHA-256 (hex) of a shard that is what it should be."""
     sources = in_order(shard, read_header(places.folders[base] / shard.path) if shard.in_base else None, base)
     if read_header_bytes(path) != shard.header:
@@ -81,7 +81,7 @@ def differ(mine: memoryview, other: memoryview) -> bool:
     return bytearray(mine) != other
 
 
-def check_files(folder: Path, plan: Plan) -> None:
+def check_files(folder: Path, plan: CheckpointPlan) -> None:
     """Cheap: files, their sizes, index and config are the planned ones. Raises CheckpointError."""
     wanted = set(plan.paths)
     seen = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - set(OWN)
@@ -95,7 +95,7 @@ def check_files(folder: Path, plan: Plan) -> None:
             raise bad(folder / text.path, "its text is not the planned one")
 
 
-def check_consistent(folder: Path, plan: Plan) -> None:
+def check_consistent(folder: Path, plan: CheckpointPlan) -> None:
     """Headers, index and config of the result fit each other, read afresh as a loader would."""
     result = read_repository(replace(listing_of("result", folder), mend=REBUILD))
     if result.unlisted.keys() != plan.unlisted:
@@ -109,7 +109,7 @@ def check_consistent(folder: Path, plan: Plan) -> None:
         check_fp8_entries(folder, result)
 
 
-def check_fp8_entries(folder: Path, result: Repository) -> None:
+def check_fp8_entries(folder: Path, result: ReadRepository) -> None:
     """An FP8 weight has a scale and an FP8 entry in extra_config; an entry and a scale have an FP8 weight."""
     config: Mapping[str, Any] = result.config.get("quantization_config", {}).get("extra_config", {})
     entries = {name for name, entry in config.items() if entry.get("data_type") == "fp" and entry.get("bits") == 8}

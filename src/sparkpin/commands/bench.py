@@ -16,9 +16,9 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.measure.bench import plan, record, text
 from sparkpin.measure.bench.compare import compare, fit_at_once
-from sparkpin.measure.bench.plan import Limits, Pace, Plan, Wanted, cells_of
-from sparkpin.measure.bench.run import Place, bench
-from sparkpin.measure.bench.target import Subject
+from sparkpin.measure.bench.plan import BenchParts, BenchPlan, Limits, Pace, cells_of
+from sparkpin.measure.bench.run import BenchPlace, bench
+from sparkpin.measure.bench.target import BenchSubject
 from sparkpin.releases import container as running
 from sparkpin.releases.current import require_current
 from sparkpin.releases.record import Release, Releases
@@ -35,7 +35,7 @@ LONGEST_COMPARED = 1024
 
 
 @dataclass(frozen=True)
-class Asked:
+class BenchOptions:
     """only: "prompts", "sweep" or "" for both. bandwidth: GB/s as the person wrote it, "" for none."""
 
     quick: bool
@@ -64,7 +64,7 @@ class Asked:
         return number("bandwidth", self.bandwidth, "273") * GB if self.bandwidth else None
 
 
-def run(*, recipe: str | None, tag: str | None, asked: Asked, resume: bool) -> None:
+def run(*, recipe: str | None, tag: str | None, asked: BenchOptions, resume: bool) -> None:
     """One release: the one that is named, else the recipe's that is served, else its current one."""
     paths = Paths.from_env()
     parts, bandwidth = asked.parts, asked.bytes_a_second
@@ -79,7 +79,7 @@ def run(*, recipe: str | None, tag: str | None, asked: Asked, resume: bool) -> N
     if asked.dry_run:
         terminal.show("Dry run: nothing was started.")
         return
-    place = Place.here(paths, engine, bandwidth, terminal.say)
+    place = BenchPlace.here(paths, engine, bandwidth, terminal.say)
     try:
         made = bench(place, subject_of(paths, release), wanted, resume=resume)
     except (KeyboardInterrupt, SmokeError):
@@ -92,7 +92,7 @@ def run(*, recipe: str | None, tag: str | None, asked: Asked, resume: bool) -> N
         text.show_record(made)
 
 
-def run_compare(before: str, after: str, *, asked: Asked, rounds: int) -> None:
+def run_compare(before: str, after: str, *, asked: BenchOptions, rounds: int) -> None:
     """before, after: A and B."""
     if not after:
         raise InputError(f"--compare {before}: with which release?", next_step=f"invoke bench --compare {before} TAG")
@@ -116,7 +116,7 @@ def run_compare(before: str, after: str, *, asked: Asked, rounds: int) -> None:
         terminal.show("Dry run: nothing was started.")
         return
     a, b = (subject_of(paths, release) for release in releases)
-    made = compare(Place.here(paths, engine, None, terminal.say), (a, b), wanted, rounds)
+    made = compare(BenchPlace.here(paths, engine, None, terminal.say), (a, b), wanted, rounds)
     if asked.as_json:
         terminal.show(json.dumps(record.to_json(made), indent=2, sort_keys=True, ensure_ascii=False))
     else:
@@ -144,21 +144,21 @@ def require_measurable(paths: Paths, engine: Engine, release: Release) -> None:
         )
 
 
-def subject_of(paths: Paths, release: Release) -> Subject:
+def subject_of(paths: Paths, release: Release) -> BenchSubject:
     checkpoint, gpus = checkpoint_of(paths, release), uses_gpu(paths, release)
-    return Subject(with_loader(paths, release, checkpoint, terminal.say, gpus=gpus), checkpoint, gpus)
+    return BenchSubject(with_loader(paths, release, checkpoint, terminal.say, gpus=gpus), checkpoint, gpus)
 
 
-def plan_for(paths: Paths, release: Release, asked: Asked, parts: frozenset[str]) -> Plan:
+def plan_for(paths: Paths, release: Release, asked: BenchOptions, parts: frozenset[str]) -> BenchPlan:
     limits = Limits.of(release.argv, config_tokens(Releases(paths).checkpoint(release)))
-    wanted = Wanted(parts, quick=asked.quick, everything=asked.full, whole=release.demands.scripted)
+    wanted = BenchParts(parts, quick=asked.quick, everything=asked.full, whole=release.demands.scripted)
     cells = cells_of(limits, wanted)
     if not cells:
         raise InputError(
             f"{release.tag} takes {limits.tokens} tokens: too few for any cell of the plan",
             next_step="raise --max-model-len in its recipe, and build it again",
         )
-    return Plan(cells, pace_for(paths, release), limits.tokens)
+    return BenchPlan(cells, pace_for(paths, release), limits.tokens)
 
 
 def config_tokens(checkpoint: Path) -> int:
@@ -171,7 +171,7 @@ def config_tokens(checkpoint: Path) -> int:
     return int((config.get("text_config") or config).get("max_position_embeddings", 0))
 
 
-def common(plans: Sequence[Plan]) -> Plan:
+def common(plans: Sequence[BenchPlan]) -> BenchPlan:
     """What both can be asked alike, and of the sweep the longest of the short prompts, of one user and of as many as
     both allow. At the slower one's pace, of those that were measured."""
     both = [cell for cell in plans[0].cells if cell in plans[1].cells]
@@ -186,7 +186,7 @@ def common(plans: Sequence[Plan]) -> Plan:
     pace = min(measured or [one.pace for one in plans], key=lambda pace: pace.decode)
     if len(measured) == 1:
         pace = replace(pace, source=f"{pace.source} of one of them; the other was not measured yet")
-    return Plan(
+    return BenchPlan(
         cells=(*(c for c in both if c.kind == "prompt"), *dict.fromkeys([*ends[:1], *ends[-1:]])),
         pace=pace,
         context=min(one.context for one in plans),

@@ -11,8 +11,8 @@ from sparkpin.core import files, terminal
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.history.bisect import state as states
-from sparkpin.history.bisect.changes import Change, groups_of
-from sparkpin.history.bisect.plan import Plan, identity, make_plan, numbers
+from sparkpin.history.bisect.changes import ReleaseChange, groups_of
+from sparkpin.history.bisect.plan import BisectPlan, identity, make_plan, numbers
 from sparkpin.history.bisect.search import Verdict, minimal
 from sparkpin.history.bisect.state import State, Trial
 from sparkpin.history.bisect.trial import Bench
@@ -24,7 +24,7 @@ from sparkpin.releases.record import Release
 COLUMNS = ("trial", "changes made", "verdict", "seconds", "seen")
 
 
-class Search:
+class BisectSearch:
     """Tries each combination once, in this run or a former one."""
 
     def __init__(self, bench: Bench, path: Path, state: State) -> None:
@@ -32,13 +32,13 @@ class Search:
         self.reused = len(state.trials)
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> BisectPlan:
         return self.bench.plan
 
-    def verdict(self, chosen: Sequence[Change]) -> Verdict:
+    def verdict(self, chosen: Sequence[ReleaseChange]) -> Verdict:
         return self.trial(chosen).verdict
 
-    def trial(self, chosen: Sequence[Change]) -> Trial:
+    def trial(self, chosen: Sequence[ReleaseChange]) -> Trial:
         ids = sorted(change.id for change in chosen)
         known = next((trial for trial in self.state.trials if trial.chosen == ids), None)
         if known is not None:
@@ -96,7 +96,7 @@ def bisect(
             good=plan.good.tag, bad=plan.bad.tag, check=check, changes=[c.text for c in plan.changes], trials=[]
         )
         bench = Bench(paths, plan, check, serve, unstarted_is_bad, limit, folder, terminal.say)
-        search = Search(bench, path, states.read(path) or fresh)
+        search = BisectSearch(bench, path, states.read(path) or fresh)
         if search.reused:
             terminal.say(f"going on with a search that knows {terminal.count(search.reused, 'trial')} already ({path})")
         search.ends()
@@ -106,7 +106,7 @@ def bisect(
     show(search, found, without)
 
 
-def show_plan(plan: Plan, known: State | None, *, serve: bool) -> None:
+def show_plan(plan: BisectPlan, known: State | None, *, serve: bool) -> None:
     """The trials that come whatever is found, and what a search costs where one change alone is to blame."""
     courses = [course(plan.changes, guilty) for guilty in plan.changes]
     alike = list(takewhile(lambda trials: len(set(trials)) == 1, zip(*courses, strict=False)))
@@ -128,11 +128,11 @@ def show_plan(plan: Plan, known: State | None, *, serve: bool) -> None:
     terminal.show("Dry run: nothing was built, started or checked.")
 
 
-def course(changes: Sequence[Change], guilty: Change) -> list[tuple[Change, ...]]:
+def course(changes: Sequence[ReleaseChange], guilty: ReleaseChange) -> list[tuple[ReleaseChange, ...]]:
     """The trials of a search in their order, if this change alone turns the check."""
-    tried: dict[tuple[Change, ...], None] = {(): None, tuple(changes): None}
+    tried: dict[tuple[ReleaseChange, ...], None] = {(): None, tuple(changes): None}
 
-    def test(chosen: tuple[Change, ...]) -> Verdict:
+    def test(chosen: tuple[ReleaseChange, ...]) -> Verdict:
         tried[chosen] = None
         return "bad" if guilty in chosen else "good"
 
@@ -141,7 +141,7 @@ def course(changes: Sequence[Change], guilty: Change) -> list[tuple[Change, ...]
     return list(tried)
 
 
-def show(search: Search, found: Sequence[Change], without: Trial) -> None:
+def show(search: BisectSearch, found: Sequence[ReleaseChange], without: Trial) -> None:
     plan = search.plan
     by_id = {change.id: change for change in plan.changes}
     terminal.table(

@@ -20,13 +20,13 @@ from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import keys, served
 from sparkpin.serve import service as serve
-from sparkpin.serve.client_facts import Facts, facts_of
+from sparkpin.serve.client_facts import ServerFacts, facts_of
 from sparkpin.serve.client_formats import FORMATS
 from sparkpin.smoke.replies import Fault
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundServer:
     """A server, or the one that there would be. context: what it says itself; None where it does not run. keyed: it
     wants an API key."""
 
@@ -51,7 +51,7 @@ def client(tool: str, *, recipe: str | None, url: str, key: str) -> None:
     terminal.show(FORMATS[tool](facts(paths, recipe, url=url, key=key)))
 
 
-def facts(paths: Paths, recipe: str | None, *, url: str = "", key: str = "") -> Facts:
+def facts(paths: Paths, recipe: str | None, *, url: str = "", key: str = "") -> ServerFacts:
     found = running(paths, recipe) or written(paths, recipe)
     if found.context is None:
         start = machine.serve_command(paths.project, found.label)
@@ -73,7 +73,7 @@ def facts(paths: Paths, recipe: str | None, *, url: str = "", key: str = "") -> 
     )
 
 
-def running(paths: Paths, recipe: str | None) -> Found | None:
+def running(paths: Paths, recipe: str | None) -> FoundServer | None:
     """The service of this home that answers; of `recipe`, or the only one. None where there is none, or no engine."""
     try:
         engine = Engine.connect()
@@ -86,7 +86,7 @@ def running(paths: Paths, recipe: str | None) -> Found | None:
     if not here or (release := Releases(paths).find(here[0].release)) is None:
         return None
     service = here[0]
-    return Found(
+    return FoundServer(
         argv=release.argv,
         family=family_of_release(paths, release),
         url=service.url,
@@ -121,11 +121,11 @@ def told_context(paths: Paths, service: served.Served, release: Release) -> int 
             ) from None
 
 
-def written(paths: Paths, recipe: str | None) -> Found:
+def written(paths: Paths, recipe: str | None) -> FoundServer:
     """What the recipe, or the default one of this machine's stack, says."""
     name = recipe or machine.default_recipe(paths.project)
     last = pair(paths.project, name)[-1]
-    return Found(
+    return FoundServer(
         argv=last.argv,
         family=family_of(manifests.load_families(paths.project), last.recipe.model),
         url=f"http://{reached(last.argv)}:{flag_value(last.argv, '--port') or served.DEFAULT_PORT}/v1",

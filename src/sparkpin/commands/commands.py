@@ -598,7 +598,7 @@ def export(tag: str, output: str, *, store: bool, checkpoint: bool, image: bool)
     release = Releases(paths).get(tag)
     if not output:
         raise InputError("which file?", next_step=f"invoke export {release.tag} -o {release.name}.tar")
-    wanted = exporting.Wanted(store=store, checkpoint=checkpoint, image=image)
+    wanted = exporting.BundleParts(store=store, checkpoint=checkpoint, image=image)
     size = exporting.export(paths, lambda: engine_of(paths), release, Path(output), wanted, say)
     show(f"{output}: {release.tag}, {terminal.size(size)}")
     if not store and not checkpoint:

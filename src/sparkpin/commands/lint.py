@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sparkpin.build.closed_dockerfile import instructions
-from sparkpin.build.render import Rendered, render_chain
+from sparkpin.build.render import RenderedImage, render_chain
 from sparkpin.core.errors import HostError, SparkpinError
 from sparkpin.pins import manifests
 
@@ -86,9 +86,9 @@ def chains(project: Path) -> list[tuple[str, str]]:
     return list(dict.fromkeys(found))
 
 
-def rendered(project: Path) -> tuple[dict[str, Rendered], list[str]]:
+def rendered(project: Path) -> tuple[dict[str, RenderedImage], list[str]]:
     """`<stack>-<stage>.Dockerfile` -> image, of every stack's chains; and the stacks that have no lock."""
-    found: dict[str, Rendered] = {}
+    found: dict[str, RenderedImage] = {}
     without: dict[str, None] = {}
     for name, stage in chains(project):
         stack = manifests.load_stack(project, name)
@@ -130,7 +130,7 @@ def hadolint(project: Path, dockerfiles: dict[str, str]) -> list[str]:
     return lines
 
 
-def findings(project: Path, images: dict[str, Rendered]) -> Iterable[str]:
+def findings(project: Path, images: dict[str, RenderedImage]) -> Iterable[str]:
     texts = {name: image.dockerfile for name, image in images.items()}
     yield from hadolint(project, texts)
     for name, image in images.items():

@@ -88,7 +88,7 @@ def quality(
     release: str | None,
     against: str | None,
     quick: bool,
-    wanted: standard.Wanted | None,
+    wanted: standard.StandardTasks | None,
     fetch: bool,
     hours: int = standard.HOURS,
     as_json: bool,
@@ -99,7 +99,7 @@ def quality(
     pair = chosen(paths, choose_recipe(paths, recipe, None), release, against)
     if wanted and fetch:
         standard.fetch(paths, wanted, say)
-    plan = run.Plan(texts.load(quick=quick), wanted, limit)
+    plan = run.QualityPlan(texts.load(quick=quick), wanted, limit)
     if wanted and not fetch:  # before minutes of measuring
         standard.require_installed(paths, wanted)
         if any(plan.scores_of(paths, release) is None for release in (pair.release, pair.reference)):
@@ -126,7 +126,7 @@ def limits(*, recipe: str | None) -> None:
     beside.show(paths, name)
 
 
-def compared(paths: Paths, engine: Engine, pair: Pair, plan: run.Plan) -> QualityRecord:
+def compared(paths: Paths, engine: Engine, pair: Pair, plan: run.QualityPlan) -> QualityRecord:
     """The reference first: it is the one that other comparisons have measured, maybe."""
     p = run.measure(paths, engine, pair.reference, plan, say)
     q = run.measure(paths, engine, pair.release, plan, say)
@@ -155,7 +155,7 @@ def compared(paths: Paths, engine: Engine, pair: Pair, plan: run.Plan) -> Qualit
     )
 
 
-def quick_note(plan: run.Plan) -> tuple[str, ...]:
+def quick_note(plan: run.QualityPlan) -> tuple[str, ...]:
     return (f"--quick: {texts.QUICK} texts of each kind, fewer questions; wide intervals",) if plan.corpus.quick else ()
 
 

@@ -9,7 +9,7 @@ from sparkpin.build.pair import pair
 from sparkpin.checkpoint.build import checkpoint_folder
 from sparkpin.community import adopt, check, export, mapping, yamlfile
 from sparkpin.community import recipe as foreign
-from sparkpin.community.finding import Finding
+from sparkpin.community.finding import RecipeFinding
 from sparkpin.core import files
 from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -107,7 +107,7 @@ def pins_of(paths: Paths, repo: str) -> list[schema.ModelPin]:
     return [pin for pin in manifests.readable_models(paths.project)[0] if pin.repositories[pin.base].repo == repo]
 
 
-def pin(paths: Paths, recipe: foreign.Recipe, *, lock: bool) -> tuple[str, list[str]]:
+def pin(paths: Paths, recipe: foreign.CommunityRecipe, *, lock: bool) -> tuple[str, list[str]]:
     """The commit of the model, and what is told of it. A new pin goes again when it cannot be locked."""
     existing = pins_of(paths, recipe.model)
     name = model_name(paths, recipe.model)
@@ -176,10 +176,10 @@ def recipe_export(
     show(f"wrote {output}: {subject.image} for {export.TOOLS[kind]}")
 
 
-def of_tree(paths: Paths, name: str, stage: str | None) -> export.Subject:
+def of_tree(paths: Paths, name: str, stage: str | None) -> export.ExportedRecipe:
     last = pair(paths.project, name, stage=stage)[-1]
     base = last.model_lock.repositories[last.model.base]
-    return export.Subject(
+    return export.ExportedRecipe(
         name=last.recipe.name,
         description=last.recipe.description,
         image=last.tag,
@@ -195,7 +195,7 @@ def of_tree(paths: Paths, name: str, stage: str | None) -> export.Subject:
     )
 
 
-def of_release(paths: Paths, name: str, tag: str) -> export.Subject:
+def of_release(paths: Paths, name: str, tag: str) -> export.ExportedRecipe:
     """Its checkpoint is taken from the folder: what was published at that time is in no record."""
     records = Releases(paths)
     release = records.get(tag, name)
@@ -209,7 +209,7 @@ def of_release(paths: Paths, name: str, tag: str) -> export.Subject:
             repo, revision, mods = base.repo, base.revision, tuple(was.mods)
     except SparkpinError as error:
         say(f"note: `invoke recipe import` cannot take this export back: {reason(error)}")
-    return export.Subject(
+    return export.ExportedRecipe(
         name=release.recipe,
         description=f"{release.recipe}, stage {release.stage}, {release.state}",
         image=release.tag,
@@ -244,13 +244,13 @@ def own_check(paths: Paths, name: str) -> bool:
     return one_check(f"recipes/{name}.yaml", check.own_findings(paths.project, name))
 
 
-def one_check(name: str, found: list[Finding]) -> bool:
+def one_check(name: str, found: list[RecipeFinding]) -> bool:
     errors = sum(finding.severity == "error" for finding in found)
     show(f"{name}: {count(errors, 'error')}, {len(found) - errors} other" if found else f"{name}: nothing found")
     report(found)
     return not errors
 
 
-def report(found: list[Finding]) -> None:
+def report(found: list[RecipeFinding]) -> None:
     for finding in found:
         show(f"  {tame(str(finding))}")

@@ -13,7 +13,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host import machine as host
 from sparkpin.measure.bench.acceptance import PUBLISHED, Acceptance, acceptance_of
 from sparkpin.measure.roofline.published import CHAIN, MODEL, SHORT, Published, model_published
-from sparkpin.measure.roofline.reads import Model, Read, Roofline, model_of
+from sparkpin.measure.roofline.reads import DecodeModel, Read, Roofline, model_of
 from sparkpin.measure.roofline.reads import roofline as make
 from sparkpin.pins import manifests, schema
 from sparkpin.serve.memory import recipe as memory
@@ -25,14 +25,14 @@ CHAIN_COLUMNS = ("stage", "what", "GB a step", "ceiling", "same experts", "publi
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RooflineOptions:
     """bandwidth: bytes a second; context: tokens; accepted: share of the drafted tokens, None where nobody said one."""
 
     bandwidth: float
     context: int
     accepted: float | None
 
-    def roofline(self, model: Model, accepted: Acceptance, *, same_experts: bool = False) -> Roofline:
+    def roofline(self, model: DecodeModel, accepted: Acceptance, *, same_experts: bool = False) -> Roofline:
         return make(
             model,
             context=self.context,
@@ -42,11 +42,11 @@ class Asked:
         )
 
 
-def asked(*, bandwidth: str, context: int, accepted: str) -> Asked:
+def asked(*, bandwidth: str, context: int, accepted: str) -> RooflineOptions:
     share = number("accepted", accepted, "0.79", least=0) if accepted else None
     if share is not None and share > 1:
         raise InputError(f"--accepted: saw {accepted!r}, wanted a share from 0 to 1", next_step="--accepted 0.79")
-    return Asked(number("bandwidth", bandwidth, "273") * GB, context, share)
+    return RooflineOptions(number("bandwidth", bandwidth, "273") * GB, context, share)
 
 
 def number(option: str, text: str, example: str, least: float = math.ulp(0)) -> float:
@@ -60,7 +60,7 @@ def number(option: str, text: str, example: str, least: float = math.ulp(0)) -> 
     return value
 
 
-def roofline(asked: Asked, *, recipe: str | None, stage: str | None, measured: str, as_json: bool) -> None:
+def roofline(asked: RooflineOptions, *, recipe: str | None, stage: str | None, measured: str, as_json: bool) -> None:
     """Of one stage of a recipe; of the 122B the published chain, too."""
     paths = Paths.from_env()
     speed = number("measured", measured, "38.4") if measured else None
@@ -113,12 +113,12 @@ def is_served_here(machine: host.Host, stack: schema.Stack) -> bool:
     return not machine.is_spark and (stack.gpu is None or machine.has_gpu)
 
 
-def whose(asked: Asked) -> str:
+def whose(asked: RooflineOptions) -> str:
     return " (a DGX Spark's memory, nominally)" if asked.bandwidth == SPARK else ""
 
 
 def published(
-    asked: Asked, *, as_json: bool, recipe: str | None = None, stage: str | None = None, measured: str = ""
+    asked: RooflineOptions, *, as_json: bool, recipe: str | None = None, stage: str | None = None, measured: str = ""
 ) -> None:
     """The published figures beside the ceilings of their stages; of a longer context than theirs the ceilings.
 
@@ -140,17 +140,17 @@ def published(
     show_chain(asked)
 
 
-def told(asked: Asked, figure: Published) -> float | None:
+def told(asked: RooflineOptions, figure: Published) -> float | None:
     """The published speed, where the context is as short as that of its prompts."""
     return figure.tokens if asked.context <= SHORT else None
 
 
-def both(asked: Asked, figure: Published) -> tuple[Roofline, Roofline]:
+def both(asked: RooflineOptions, figure: Published) -> tuple[Roofline, Roofline]:
     model, share = model_published(figure), said(asked)
     return asked.roofline(model, share), asked.roofline(model, share, same_experts=True)
 
 
-def said(asked: Asked) -> Acceptance:
+def said(asked: RooflineOptions) -> Acceptance:
     """What was asked for; as published where nothing was."""
     return PUBLISHED if asked.accepted is None else Acceptance(asked.accepted, "--accepted")
 
@@ -160,7 +160,7 @@ def percent(accepted: Acceptance) -> str:
     return f"{100 * accepted.share:.3g} %"
 
 
-def show_chain(asked: Asked) -> None:
+def show_chain(asked: RooflineOptions) -> None:
     terminal.show(
         f"The published chain of {MODEL}, in tok/s, at {asked.bandwidth / GB:g} GB/s with {asked.context:,} tokens in "
         f"the cache and {percent(said(asked))} of the drafted tokens accepted"

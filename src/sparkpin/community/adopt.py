@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.community import mapping, template
-from sparkpin.community.recipe import Recipe
-from sparkpin.community.render import ONLY_BASH, Rendered, eaten, render, vllm_serve
+from sparkpin.community.recipe import CommunityRecipe
+from sparkpin.community.render import ONLY_BASH, RenderedRecipe, eaten, render, vllm_serve
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import vllm_command
 from sparkpin.pins.schema import UNRESOLVED
@@ -42,7 +42,7 @@ def plain_name(text: str) -> str:
     return name or "recipe"
 
 
-def as_served(recipe: Recipe) -> tuple[Recipe, Rendered]:
+def as_served(recipe: CommunityRecipe) -> tuple[CommunityRecipe, RenderedRecipe]:
     """The recipe with the model that its command serves, and what is run on one machine. ManifestError for what is not
     `vllm serve` of a repository."""
     rendered = render(recipe, nodes=machines(recipe))
@@ -60,13 +60,13 @@ def as_served(recipe: Recipe) -> tuple[Recipe, Rendered]:
     return replace(recipe, model=model, revision=revision), replace(rendered, argv=argv)
 
 
-def machines(recipe: Recipe) -> int | None:
+def machines(recipe: CommunityRecipe) -> int | None:
     """For `render`: what of a cluster's recipe goes on one machine is what a recipe of ours is meant to say."""
     return None if recipe.origin else 1
 
 
 def adopt(
-    project: Path, recipe: Recipe, rendered: Rendered, name: str, found: mapping.Mapping, version: str
+    project: Path, recipe: CommunityRecipe, rendered: RenderedRecipe, name: str, found: mapping.Mapping, version: str
 ) -> Adopted:
     """recipe, rendered: of `as_served`; version: of the stack's vLLM. The commit of the model is left open.
 
@@ -152,7 +152,7 @@ def draft_of(plan: str) -> str:
     return str(value.get("model") or "") if isinstance(value, dict) else ""
 
 
-def with_settings(recipe: Recipe, argv: Sequence[str], dropped: Sequence[str]) -> tuple[str, dict[str, Any]]:
+def with_settings(recipe: CommunityRecipe, argv: Sequence[str], dropped: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """The command, with `defaults` for placeholders where the recipe's own can stay, else with none."""
     names = [name for name, value in recipe.defaults.items() if template.usable(value)]
     wanted = changed(argv, dropped)
@@ -171,7 +171,7 @@ def with_settings(recipe: Recipe, argv: Sequence[str], dropped: Sequence[str]) -
     return template.command_of(wanted, {}, doubled=True), {}
 
 
-def same(recipe: Recipe, command: str, values: dict[str, Any], argv: Sequence[str]) -> bool:
+def same(recipe: CommunityRecipe, command: str, values: dict[str, Any], argv: Sequence[str]) -> bool:
     try:
         return vllm_command.split(vllm_command.fill(command, values, recipe.path), recipe.path) == list(argv)
     except ManifestError:

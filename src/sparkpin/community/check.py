@@ -12,10 +12,10 @@ from sparkpin.build.pair import Pairing
 from sparkpin.community import flag_lint as words
 from sparkpin.community import keys, known_issues
 from sparkpin.community import recipe as foreign
-from sparkpin.community.finding import Finding, ordered
-from sparkpin.community.flag_lint import Served, packages_of
+from sparkpin.community.finding import RecipeFinding, ordered
+from sparkpin.community.flag_lint import PlannedServer, packages_of
 from sparkpin.community.mapping import stage_of, templates_of, useless
-from sparkpin.community.release import Release, nearest, release
+from sparkpin.community.release import VllmRelease, nearest, release
 from sparkpin.community.render import render, vllm_serve
 from sparkpin.core.errors import WHOLE, InputError, ManifestError, SparkpinError, short
 from sparkpin.pins import manifests, schema
@@ -39,7 +39,7 @@ T = TypeVar("T")
 LACKS = "a lock: "  # as `manifests` begins what it wants of a pin that nobody has locked
 
 
-def foreign_findings(project: Path, recipe: foreign.Recipe, stack: schema.Stack) -> list[Finding]:
+def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: schema.Stack) -> list[RecipeFinding]:
     """Of the community's recipe, as its own runner would start it with the stack's vLLM.
 
     One that was ours has what stack and stages set, too.
@@ -58,9 +58,11 @@ def foreign_findings(project: Path, recipe: foreign.Recipe, stack: schema.Stack)
     rendered = replace(rendered, argv=vllm_serve(rendered.argv))
     found += keys.of_rendered(recipe, rendered)
     if recipe.nodes > 1:
-        found.append(Finding("error", "nodes", f"it is for {recipe.nodes} machines or more; here is one"))
+        found.append(RecipeFinding("error", "nodes", f"it is for {recipe.nodes} machines or more; here is one"))
     if rendered.argv[:2] != ("vllm", "serve"):
-        found.append(Finding("error", "command", f"{' '.join(rendered.argv[:2])}: the images here serve with vLLM"))
+        found.append(
+            RecipeFinding("error", "command", f"{' '.join(rendered.argv[:2])}: the images here serve with vLLM")
+        )
         return ordered(found)
     lock = former_lock(project, stack)
     packages = packages_of([wheel.name for wheel in lock.wheels]) if lock else None
@@ -78,16 +80,18 @@ def foreign_findings(project: Path, recipe: foreign.Recipe, stack: schema.Stack)
     return ordered([*found, *of_served(served)])
 
 
-def own_findings(project: Path, name: str) -> list[Finding]:
+def own_findings(project: Path, name: str) -> list[RecipeFinding]:
     """Of a recipe of recipes/, with what its stack and stages add: all that can be told of it in one go."""
     own = str(project / f"recipes/{name}.yaml")
-    found: list[Finding] = []
+    found: list[RecipeFinding] = []
     recipe, faults = told(found, own, "name", lambda: manifests.readable_recipe(project, name)) or (None, [])
     found += [of_error(fault, own=own) for fault in faults]
     if recipe is None:
         return ordered(found)
     found += keys.of_template(recipe.command, recipe.defaults, version="1")
-    found += [Finding("warning", f"env.{name}", why, "remove it") for name in recipe.env if (why := useless(name))]
+    found += [
+        RecipeFinding("warning", f"env.{name}", why, "remove it") for name in recipe.env if (why := useless(name))
+    ]
     stack = told(found, own, "stack", lambda: manifests.load_stack(project, recipe.stack))
     chain = told(found, own, "stage", lambda: manifests.load_chain(project, recipe.stage))
     told(found, own, "model", lambda: manifests.model_of(project, recipe))
@@ -115,7 +119,7 @@ def own_findings(project: Path, name: str) -> list[Finding]:
     return ordered([*found, *of_served(served)])
 
 
-def told(found: list[Finding], own: str, key: str, load: Callable[[], T]) -> T | None:
+def told(found: list[RecipeFinding], own: str, key: str, load: Callable[[], T]) -> T | None:
     """What is loaded; None where that fails, which is added to what is found of `key`."""
     try:
         return load()
@@ -131,7 +135,7 @@ def without(argv: list[str], seen: set[str]) -> list[str]:
     return [*head, *(word for flag in kept for word in flag.words)]
 
 
-def mistakes(project: Path, pairing: Pairing) -> list[Finding]:
+def mistakes(project: Path, pairing: Pairing) -> list[RecipeFinding]:
     """What keeps a pairing's server from starting, or from doing what is meant: the errors alone."""
     recipe, stack = pairing.recipe, pairing.stack
     packages = packages_of([wheel.name for wheel in pairing.stack_lock.wheels])
@@ -139,17 +143,17 @@ def mistakes(project: Path, pairing: Pairing) -> list[Finding]:
     return [finding for finding in ordered(of_served(served)) if finding.severity == "error"]
 
 
-def of_error(error: SparkpinError, key: str = WHOLE, *, own: str = "") -> Finding:
+def of_error(error: SparkpinError, key: str = WHOLE, *, own: str = "") -> RecipeFinding:
     """key: that led to it, for what is wrong in another file than `own` (empty: in none)."""
     if not isinstance(error, ManifestError):
-        return Finding("error", key, error.message, error.next_step)
+        return RecipeFinding("error", key, error.message, error.next_step)
     if error.next_step.startswith("invoke lock"):  # that is no mistake
         hint = f"next: {error.next_step.partition(': ')[0]}"
-        return Finding("note", key, error.wanted.removeprefix(LACKS), hint)
+        return RecipeFinding("note", key, error.wanted.removeprefix(LACKS), hint)
     elsewhere = own not in ("", error.file)
     text = error.message if elsewhere else f"saw {short(error.seen)}, wanted {error.wanted}"
     hint = "" if error.next_step.startswith((f"correct {error.key} in ", f"correct {own},")) else error.next_step
-    return Finding("error", key if elsewhere else error.key, text, unknown_key(error) or hint)
+    return RecipeFinding("error", key if elsewhere else error.key, text, unknown_key(error) or hint)
 
 
 def unknown_key(error: ManifestError) -> str:
@@ -157,15 +161,15 @@ def unknown_key(error: ManifestError) -> str:
     return nearest(error.key.rpartition(".")[2], error.known)
 
 
-def of_served(served: Served) -> list[Finding]:
+def of_served(served: PlannedServer) -> list[RecipeFinding]:
     return [*words.findings(served), *known_issues.findings(served), *of_version(served.release)]
 
 
-def of_version(data: Release) -> list[Finding]:
+def of_version(data: VllmRelease) -> list[RecipeFinding]:
     if data.version == data.wanted:
         return []
     text = f"nothing is recorded of vLLM {data.wanted}: held against {data.version}"
-    return [Finding("note", "stack", text, "python -m sparkpin.community.wheelflags WHEEL records a release")]
+    return [RecipeFinding("note", "stack", text, "python -m sparkpin.community.wheelflags WHEEL records a release")]
 
 
 def former_lock(project: Path, stack: schema.Stack) -> schema.StackLock | None:
@@ -183,8 +187,8 @@ def served_by(
     mods: Sequence[str],
     packages: frozenset[str] | None,
     chain: tuple[schema.Stage, ...] | None,
-) -> Served:
-    return Served(
+) -> PlannedServer:
+    return PlannedServer(
         model=model,
         argv=argv,
         env=env,

@@ -32,7 +32,7 @@ ORDER: dict[str, Callable[[float, float], bool]] = {
 
 
 @dataclass(frozen=True)
-class Layer:
+class ConditionalValues:
     """What an entry whose condition holds sets."""
 
     defaults: dict[str, Any]
@@ -40,7 +40,7 @@ class Layer:
     container: str
 
 
-def layers(entries: Any, config: Mapping[str, Any], path: Path) -> tuple[Layer, ...]:
+def layers(entries: Any, config: Mapping[str, Any], path: Path) -> tuple[ConditionalValues, ...]:
     """Of the entries that hold on one Spark, in their order: a later one wins."""
     if entries is None:
         return ()
@@ -56,7 +56,7 @@ def layers(entries: Any, config: Mapping[str, Any], path: Path) -> tuple[Layer, 
                 raise ManifestError(path, f"{key}.{part}", entry[part], "a mapping")
         if holds(when, config):
             env = {str(name): str(value) for name, value in (entry.get("env") or {}).items()}
-            found.append(Layer(dict(entry.get("defaults") or {}), env, str(entry.get("container") or "")))
+            found.append(ConditionalValues(dict(entry.get("defaults") or {}), env, str(entry.get("container") or "")))
     return tuple(found)
 
 

@@ -32,7 +32,7 @@ SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Subject:
+class ExportedRecipe:
     """What is exported. image: its tag; repo, revision: of the model's base, "" where nobody knows them any more;
     published: whether the checkpoint is the repository as it is; checkpoint: the folder that it lies in, or will;
     mods: of the recipe, which are in the image."""
@@ -57,11 +57,11 @@ class Subject:
         return {"sparkpin": {**named, "mods": list(self.mods)}} if self.repo else {}
 
 
-def text_of(subject: Subject, form: Format) -> str:
+def text_of(subject: ExportedRecipe, form: Format) -> str:
     return yamlfile.text_of(value_of(subject, form), comments(subject, form))
 
 
-def value_of(subject: Subject, form: Format) -> dict[str, Any]:
+def value_of(subject: ExportedRecipe, form: Format) -> dict[str, Any]:
     words, settings = with_settings(subject.argv)
     if form == "v1":
         words[2] = subject.repo if subject.published else MODEL_PATH
@@ -127,7 +127,7 @@ def number(text: str) -> int | float | str:
     return text
 
 
-def comments(subject: Subject, form: Format) -> list[str]:
+def comments(subject: ExportedRecipe, form: Format) -> list[str]:
     lines = [
         f"{subject.image}, for {TOOLS[form]}. Written by `invoke recipe export`.",
         "The image has to be in the engine that runs it: invoke copy, or invoke export and docker load.",

@@ -10,7 +10,7 @@ ORDER: tuple[Severity, ...] = ("error", "warning", "note")
 
 
 @dataclass(frozen=True)
-class Finding:
+class RecipeFinding:
     """error: it does not start, or not as it is meant; warning: it has broken for others, or does something else than
     it seems; note: worth knowing. key: of the file; hint: what mends it."""
 
@@ -23,6 +23,6 @@ class Finding:
         return f"{self.severity}: {self.key}: {self.text}" + (f"; {self.hint}" if self.hint else "")
 
 
-def ordered(findings: list[Finding]) -> list[Finding]:
+def ordered(findings: list[RecipeFinding]) -> list[RecipeFinding]:
     """Errors first, each once."""
     return sorted(dict.fromkeys(findings), key=lambda finding: ORDER.index(finding.severity))

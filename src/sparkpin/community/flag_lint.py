@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparkpin.community.finding import Finding, Severity
-from sparkpin.community.release import Release, nearest, nearest_few
+from sparkpin.community.finding import RecipeFinding, Severity
+from sparkpin.community.release import VllmRelease, nearest, nearest_few
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins.schema import Stage
 from sparkpin.pins.vllm_command import Flag, parse_flags
@@ -23,7 +23,7 @@ LEFT_OVER = re.compile(r"\{[\w-]+\}")  # a placeholder that nothing fills, which
 
 
 @dataclass(frozen=True)
-class Served:
+class PlannedServer:
     """A server to be: on which machine (gpu), with which distributions in its image (None: not known).
 
     chain: the stages of its image, None where they are not known.
@@ -32,7 +32,7 @@ class Served:
     model: str
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    release: Release
+    release: VllmRelease
     gpu: bool
     packages: frozenset[str] | None
     templates: frozenset[str]
@@ -77,22 +77,22 @@ def read_json(text: str) -> Any:
         return text
 
 
-def findings(served: Served) -> Iterator[Finding]:
+def findings(served: PlannedServer) -> Iterator[RecipeFinding]:
     head, flags = parse_flags(served.argv)
     vllm = f"vLLM {served.release.wanted}"
     for word in head[3:]:
-        yield Finding("error", KEY, f"{word!r} is no flag, and the model stands there already", "remove it")
+        yield RecipeFinding("error", KEY, f"{word!r} is no flag, and the model stands there already", "remove it")
     seen: dict[str, str] = {}
     for flag in flags:
         word = flag.words[0]
         name = served.release.flag(word)
         if name is None:
             hint = nearest(word.partition("=")[0].replace("_", "-"), served.release.names)
-            yield Finding("error", KEY, f"{vllm} has no flag {word.partition('=')[0]}", hint)
+            yield RecipeFinding("error", KEY, f"{vllm} has no flag {word.partition('=')[0]}", hint)
             continue
         shown = word.partition("=")[0]
         if name in seen and "." not in shown:
-            yield Finding("warning", KEY, f"{shown} comes after {seen[name]}: the last one counts", "remove one")
+            yield RecipeFinding("warning", KEY, f"{shown} comes after {seen[name]}: the last one counts", "remove one")
         seen[name] = shown
         yield from of_flag(served, name, flag)
     yield from of_numbers(served)
@@ -100,17 +100,17 @@ def findings(served: Served) -> Iterator[Finding]:
     yield from of_environment(served)
 
 
-def of_flag(served: Served, name: str, flag: Flag) -> Iterator[Finding]:
+def of_flag(served: PlannedServer, name: str, flag: Flag) -> Iterator[RecipeFinding]:
     entry, word = served.release.flags[name], flag.words[0].partition("=")[0]
     attached = flag.words[0][2:] if flag.words[0].startswith("-O") else flag.words[0].partition("=")[2]  # -O3
     values = [value for value in (attached, *flag.words[1:]) if value]
     if entry["kind"] in ("switch", "bare") and values:
         blank = "a blank after a backslash" if not values[-1].strip() else f"{' '.join(values)!r}"
-        yield Finding("error", KEY, f"{word} takes no value, and {blank} follows it", "remove what follows it")
+        yield RecipeFinding("error", KEY, f"{word} takes no value, and {blank} follows it", "remove what follows it")
     elif entry["kind"] == "value" and not values:
-        yield Finding("error", KEY, f"{word} wants a value", f"write one after {word}")
+        yield RecipeFinding("error", KEY, f"{word} wants a value", f"write one after {word}")
     elif values and not values[-1].strip():
-        yield Finding(
+        yield RecipeFinding(
             "error", KEY, f"{word}: a word of blanks follows its value", "remove the blank after the backslash"
         )
     known = entry.get("values", ())
@@ -120,15 +120,15 @@ def of_flag(served: Served, name: str, flag: Flag) -> Iterator[Finding]:
             if named and value.lower() not in {one.lower() for one in known} | {"none"}:
                 severity: Severity = "warning" if entry.get("open") else "error"
                 text = f"{word} {value}: not among what vLLM {served.release.wanted} has"
-                yield Finding(severity, KEY, text, nearest(value, known) or f"it has {', '.join(known)}")
+                yield RecipeFinding(severity, KEY, text, nearest(value, known) or f"it has {', '.join(known)}")
     for value in values:
         if value.startswith("{") and not LEFT_OVER.fullmatch(value) and isinstance(read_json(value), str):
-            yield Finding(
+            yield RecipeFinding(
                 "error", KEY, f"{word}: {value} is no JSON", "double quotes around names and texts, no backslashes"
             )
 
 
-def of_numbers(served: Served) -> Iterator[Finding]:
+def of_numbers(served: PlannedServer) -> Iterator[RecipeFinding]:
     """What `invoke plan` refuses, too."""
     for name in NUMBERS:
         value = (served.value(name) or "").strip()
@@ -137,10 +137,10 @@ def of_numbers(served: Served) -> Iterator[Finding]:
             try:
                 flags.fraction(name) if name == SHARE else flags.number(name, auto=name == LENGTH)
             except ManifestError as error:
-                yield Finding("error", KEY, f"{name}: saw {value!r}, wanted {error.wanted}")
+                yield RecipeFinding("error", KEY, f"{name}: saw {value!r}, wanted {error.wanted}")
 
 
-def of_parsers(served: Served) -> Iterator[Finding]:
+def of_parsers(served: PlannedServer) -> Iterator[RecipeFinding]:
     vllm = f"vLLM {served.release.wanted}"
     for flag, plugin, known in (
         ("--tool-call-parser", "--tool-parser-plugin", served.release.tool_parsers),
@@ -148,33 +148,35 @@ def of_parsers(served: Served) -> Iterator[Finding]:
     ):
         name = served.value(flag)
         if name and name not in known and served.value(plugin) is None and not LEFT_OVER.fullmatch(name):
-            yield Finding("error", KEY, f"{flag} {name}: {vllm} has no such parser", nearest_few(name, known))
+            yield RecipeFinding("error", KEY, f"{flag} {name}: {vllm} has no such parser", nearest_few(name, known))
     chooses, parser = served.value("--enable-auto-tool-choice"), served.value("--tool-call-parser")
     if chooses is not None and parser is None:
-        yield Finding(
+        yield RecipeFinding(
             "error", KEY, "--enable-auto-tool-choice without --tool-call-parser: vLLM refuses", "add a parser"
         )
     if parser is not None and chooses is None:
         text = f"--tool-call-parser {parser} does nothing without --enable-auto-tool-choice"
-        yield Finding("warning", KEY, text, "add --enable-auto-tool-choice")
+        yield RecipeFinding("warning", KEY, text, "add --enable-auto-tool-choice")
     template = served.value("--chat-template")
     if template and "{" not in template and template.rpartition("/")[2] not in served.templates:
         text = f"--chat-template {template}: no mod and no template of this project brings that file"
-        yield Finding(
+        yield RecipeFinding(
             "error", KEY, text, "add it, or leave the flag out: the model's repository has a template of its own"
         )
     method = served.speculation.get("method")
     known_methods = {one.lower() for one in served.release.speculative_methods}
     if isinstance(method, str) and known_methods and method.lower() not in known_methods:
         hint = nearest(method, served.release.speculative_methods)
-        yield Finding("error", KEY, f"--speculative-config: {vllm} has no method {method!r}", hint)
+        yield RecipeFinding("error", KEY, f"--speculative-config: {vllm} has no method {method!r}", hint)
 
 
-def of_environment(served: Served) -> Iterator[Finding]:
+def of_environment(served: PlannedServer) -> Iterator[RecipeFinding]:
     for name in served.env:
         if name.startswith("VLLM_") and name not in served.release.environment:
             hint = nearest(name, served.release.environment, 0.87)
-            yield Finding("warning", f"env.{name}", f"vLLM {served.release.wanted} does not know this variable", hint)
+            yield RecipeFinding(
+                "warning", f"env.{name}", f"vLLM {served.release.wanted} does not know this variable", hint
+            )
 
 
 def packages_of(names: Sequence[str]) -> frozenset[str]:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sparkpin.community import placeholders, structured
-from sparkpin.community.finding import Finding
-from sparkpin.community.recipe import V1_KEYS, V2_KEYS, Recipe
+from sparkpin.community.finding import RecipeFinding
+from sparkpin.community.recipe import V1_KEYS, V2_KEYS, CommunityRecipe
 from sparkpin.community.release import nearest
-from sparkpin.community.render import ONLY_BASH, Rendered, eaten
+from sparkpin.community.render import ONLY_BASH, RenderedRecipe, eaten
 
 READ_ANYWAY = {"tensor_parallel", "pipeline_parallel", "data_parallel", "port", "host", "served_model_name",
                "distributed_executor_backend", "max_model_len", "gpu_memory_utilization", "kv_cache_dtype",
@@ -21,7 +21,7 @@ READ_ANYWAY = {"tensor_parallel", "pipeline_parallel", "data_parallel", "port", 
 JINJA = re.compile(r"(?<!\$)\{\{\s*([A-Za-z_]\w*)\s*\}\}")
 
 
-def of_template(command: str, defaults: Mapping[str, Any], *, version: str) -> Iterator[Finding]:
+def of_template(command: str, defaults: Mapping[str, Any], *, version: str) -> Iterator[RecipeFinding]:
     """Of a command and the values for it. In version 1, `model` is none of them."""
     given = set(defaults)
     if version == "2":
@@ -30,12 +30,12 @@ def of_template(command: str, defaults: Mapping[str, Any], *, version: str) -> I
     asked = placeholders.names_v1(command) if version == "1" else placeholders.names_v2(command, defaults)
     for name in sorted(set(JINJA.findall(command))):
         text = f"{{{{ {name} }}}} is text here, with single braces: only Jinja fills it in"
-        yield Finding("error", "command", text, f"write {{{name}}}")
+        yield RecipeFinding("error", "command", text, f"write {{{name}}}")
     strange = sorted(name for name in asked or () if not placeholders.NAME.fullmatch(name))
     if asked is None or strange:
         meant = next((name.strip() for name in strange if placeholders.NAME.fullmatch(name.strip())), "")
         hint = f"write {{{meant}}} without blanks" if meant else "double the braces of JSON, {{ and }}"
-        yield Finding("error", "command", "a single brace that is no placeholder: version 1 does not start", hint)
+        yield RecipeFinding("error", "command", "a single brace that is no placeholder: version 1 does not start", hint)
         return
     unused = set(defaults) - asked - (READ_ANYWAY if version == "2" else set())
     for name in sorted(asked - given):
@@ -44,19 +44,19 @@ def of_template(command: str, defaults: Mapping[str, Any], *, version: str) -> I
             hint = f"a variable of the shell is written ${{{{{name}}}}}"
         effect = "it does not start" if version == "1" else "the braces reach vLLM as they stand"
         lacks = "has no value in" if name in defaults else "is no key of"
-        yield Finding("error", "command", f"{{{name}}} {lacks} `defaults`: {effect}", hint)
+        yield RecipeFinding("error", "command", f"{{{name}}} {lacks} `defaults`: {effect}", hint)
     for name in sorted(unused):
         hint = nearest(name, asked - given)
-        yield Finding(
+        yield RecipeFinding(
             "warning", f"defaults.{name}", "nothing uses it", hint or f"remove it, or write {{{name}}} in the command"
         )
     for name in sorted(asked & set(defaults)):
         value = defaults[name]
         if isinstance(value, dict | list):
             text = "goes into the command as Python writes it, which is no JSON"
-            yield Finding("error", f"defaults.{name}", text, "hold the JSON in quotes, as text")
+            yield RecipeFinding("error", f"defaults.{name}", text, "hold the JSON in quotes, as text")
         elif isinstance(value, bool) or (value is None and version == "1"):
-            yield Finding(
+            yield RecipeFinding(
                 "warning", f"defaults.{name}", f"goes into the command as {value}", "write what vLLM is to read"
             )
     for number, line in enumerate(command.splitlines(), start=1):
@@ -64,9 +64,9 @@ def of_template(command: str, defaults: Mapping[str, Any], *, version: str) -> I
             where = f"command, line {number}"
             text = "a blank after the backslash: bash ends the command there"
             if version == "1":
-                yield Finding("error", where, text, "remove the blank")
+                yield RecipeFinding("error", where, text, "remove the blank")
             else:
-                yield Finding("note", where, f"{text}; sparkrun removes it", "remove the blank")
+                yield RecipeFinding("note", where, f"{text}; sparkrun removes it", "remove the blank")
 
 
 def left_over(command: str, defaults: Mapping[str, Any]) -> dict[str, str]:
@@ -75,18 +75,18 @@ def left_over(command: str, defaults: Mapping[str, Any]) -> dict[str, str]:
     return {name: f"{{{name}}}" for name in asked - set(defaults) if placeholders.NAME.fullmatch(name)}
 
 
-def of_recipe(recipe: Recipe) -> Iterator[Finding]:
+def of_recipe(recipe: CommunityRecipe) -> Iterator[RecipeFinding]:
     """Of the file itself."""
     for name in recipe.repeated:
         key, _, line = name.rpartition(" (")
-        yield Finding("warning", key, f"stands twice ({line}: the last one counts", "remove one")
+        yield RecipeFinding("warning", key, f"stands twice ({line}: the last one counts", "remove one")
     known = V1_KEYS if recipe.version == "1" else V2_KEYS
     for name in recipe.others:
         runner = "spark-vllm-docker" if recipe.version == "1" else "sparkrun"
-        yield Finding("warning", name, f"{runner} does not know this key", nearest(name, known))
+        yield RecipeFinding("warning", name, f"{runner} does not know this key", nearest(name, known))
     if recipe.command is None:
         for name in structured.unread(recipe.defaults):
-            yield Finding(
+            yield RecipeFinding(
                 "warning",
                 f"defaults.{name}",
                 "becomes no flag: sparkrun leaves it out",
@@ -95,26 +95,26 @@ def of_recipe(recipe: Recipe) -> Iterator[Finding]:
     else:
         yield from of_template(recipe.command, recipe.defaults, version=recipe.version)
         if recipe.version == "2" and "{{" in recipe.command:
-            yield Finding("note", "command", "doubled braces are version 1's", "version 2 reads JSON as it is")
+            yield RecipeFinding("note", "command", "doubled braces are version 1's", "version 2 reads JSON as it is")
     for name, value in eaten(recipe).items():
         if value == ONLY_BASH:
             text, hint = "version 1 has bash expand it; in sparkpin it stays as written", "write the value itself"
         else:
             text = f"the runner's script hands over {value}"
             hint = "JSON in `env` loses its quotes in version 1; in sparkpin it keeps them"
-        yield Finding("warning", f"env.{name}", text, hint)
+        yield RecipeFinding("warning", f"env.{name}", text, hint)
     for name, value in recipe.env.items():
         if value == "None":
-            yield Finding("warning", f"env.{name}", "no value: the variable is set to the word None", "remove it")
+            yield RecipeFinding("warning", f"env.{name}", "no value: the variable is set to the word None", "remove it")
 
 
-def of_rendered(recipe: Recipe, rendered: Rendered) -> Iterator[Finding]:
+def of_rendered(recipe: CommunityRecipe, rendered: RenderedRecipe) -> Iterator[RecipeFinding]:
     for line in rendered.lost:
         text = f"the command has ended before this line, so the server never gets it: {line}"
-        yield Finding("error", "command", text, "look for a comment or a blank after a backslash above it")
+        yield RecipeFinding("error", "command", text, "look for a comment or a blank after a backslash above it")
     if rendered.plumbing:
-        yield Finding("note", "command", f"{rendered.plumbing} is no part of the server's command")
+        yield RecipeFinding("note", "command", f"{rendered.plumbing} is no part of the server's command")
     model = rendered.argv[2] if rendered.argv[:2] == ("vllm", "serve") and len(rendered.argv) > 2 else ""
     if recipe.model and model and model != recipe.model and not model.startswith("/"):
         text = f"the command serves {model}, and `model` is {recipe.model}: the wrong one is fetched"
-        yield Finding("error", "command", text, "name the same model")
+        yield RecipeFinding("error", "command", text, "name the same model")

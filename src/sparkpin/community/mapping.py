@@ -13,7 +13,7 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
-from sparkpin.community.recipe import ELSEWHERE, OURS, V1_KEYS, V2_KEYS, Recipe
+from sparkpin.community.recipe import ELSEWHERE, OURS, V1_KEYS, V2_KEYS, CommunityRecipe
 from sparkpin.releases import compile_caches
 
 STACK = "spark"
@@ -53,7 +53,7 @@ class Mapping:
     mods: tuple[str, ...] = ()
 
 
-def mapped(recipe: Recipe, project: Path, *, container: str, stack: str | None, stage: str | None) -> Mapping:
+def mapped(recipe: CommunityRecipe, project: Path, *, container: str, stack: str | None, stage: str | None) -> Mapping:
     told: list[str] = []
     unmapped: list[str] = []
     found, _, of_container = stack_of(container)
@@ -69,7 +69,7 @@ def mapped(recipe: Recipe, project: Path, *, container: str, stack: str | None, 
     return Mapping(chosen, stage or stage_of(recipe, container), tuple(told), tuple(unmapped))
 
 
-def stage_of(recipe: Recipe, container: str) -> str:
+def stage_of(recipe: CommunityRecipe, container: str) -> str:
     """The one that an import takes where nobody names another."""
     return recipe.origin.stage if recipe.origin else stack_of(container)[1] or "base"
 
@@ -98,7 +98,7 @@ def build_args(arguments: Sequence[str]) -> Iterator[str]:
             yield f"build_args {' '.join(filter(None, [word, value]))}: no stack is built with it"
 
 
-def keys(recipe: Recipe) -> Iterator[str]:
+def keys(recipe: CommunityRecipe) -> Iterator[str]:
     """Keys that say something about the server and that nothing here reads."""
     read = V1_KEYS | {"model_revision", "runtime", "min_nodes", "max_nodes", "mode", "include", "overrides", "builder"}
     read |= set(OURS) if recipe.origin else set()
@@ -124,7 +124,7 @@ def useless(name: str) -> str:
     return ""
 
 
-def of_mods(recipe: Recipe, project: Path, version: str) -> tuple[list[str], list[str], list[str]]:
+def of_mods(recipe: CommunityRecipe, project: Path, version: str) -> tuple[list[str], list[str], list[str]]:
     """Mods that stay, what is told of others, and what is not to be had."""
     kept: list[str] = []
     told: list[str] = []

@@ -34,7 +34,7 @@ OURS = ("stack", "stage", "model_revision")
 
 
 @dataclass(frozen=True)
-class Origin:
+class RecipeOrigin:
     """What a recipe was here: the key `sparkpin` of `metadata` in an export, or a file that has our own keys.
 
     model: the base's repository; revision: its commit, or `unresolved`; mods: what is in the image already.
@@ -48,7 +48,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class CommunityRecipe:
     """version: "1" or "2"; name: the key's, of version 2 the file's; defaults: as written, with values of any type;
     env: as text, as both runners make it; nodes: least number of machines; others: keys that its runner does not
     know; repeated: keys that stand twice; raw: all of it, with what it includes; origin: None for the community's."""
@@ -70,7 +70,7 @@ class Recipe:
     others: tuple[str, ...] = ()
     repeated: tuple[str, ...] = ()
     raw: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
-    origin: Origin | None = None
+    origin: RecipeOrigin | None = None
 
     @property
     def applied(self) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ class Recipe:
         return self.origin.mods if self.origin else self.mods
 
 
-def load(path: Path) -> Recipe:
+def load(path: Path) -> CommunityRecipe:
     """ManifestError for what its runner, too, could not start from."""
     value, repeated = yamlfile.read(path)
     version = "1" if str(value.get("recipe_version", "2")) == "1" else "2"
@@ -87,7 +87,7 @@ def load(path: Path) -> Recipe:
     return of(value, path, version, repeated)
 
 
-def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, ...] = ()) -> Recipe:
+def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, ...] = ()) -> CommunityRecipe:
     if lacking := [key for key in (V1_NEEDED if version == "1" else ("model",)) if value.get(key) in (None, "")]:
         wanted = "a value: the key must be there" if len(lacking) == 1 else "a value for each: the keys must be there"
         raise ManifestError(path, ", ".join(lacking), "(missing)", wanted)
@@ -97,7 +97,7 @@ def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, 
         raise ManifestError(path, "command", command, "text")
     origin = origin_of(value, path, version)
     known = V1_KEYS | set(OURS) if version == "1" and origin else V1_KEYS if version == "1" else V2_KEYS
-    return Recipe(
+    return CommunityRecipe(
         path=path,
         version=version,
         name=text(value, "name", path) if version == "1" else path.stem,
@@ -119,7 +119,7 @@ def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, 
     )
 
 
-def origin_of(value: Mapping[str, Any], path: Path, version: str) -> Origin | None:
+def origin_of(value: Mapping[str, Any], path: Path, version: str) -> RecipeOrigin | None:
     metadata = value.get("metadata")
     said = metadata.get("sparkpin") if isinstance(metadata, dict) else None
     place: Mapping[str, Any]
@@ -132,7 +132,9 @@ def origin_of(value: Mapping[str, Any], path: Path, version: str) -> Origin | No
     texts = {key: text(place, key, path) for key in ("model", *OURS)}
     if lacking := [key for key, said in texts.items() if not said]:
         raise ManifestError(path, where + lacking[0], "(missing)", "a value, as in a recipe of recipes/")
-    return Origin(texts["model"], texts["model_revision"], texts["stack"], texts["stage"], words(place, "mods", path))
+    return RecipeOrigin(
+        texts["model"], texts["model_revision"], texts["stack"], texts["stage"], words(place, "mods", path)
+    )
 
 
 def nodes_of(value: Mapping[str, Any], path: Path) -> int:

@@ -16,7 +16,7 @@ DATA = Path(__file__).parent / "vllm"
 
 
 @dataclass(frozen=True)
-class Release:
+class VllmRelease:
     """flags: name with `--` -> kind, values, other names; wanted: the version asked for, where it has no data."""
 
     version: str
@@ -54,7 +54,7 @@ def known_versions() -> list[str]:
     return sorted((path.stem for path in DATA.glob("*.json")), key=Version)
 
 
-def release(version: str) -> Release:
+def release(version: str) -> VllmRelease:
     """Of that version, else of the newest known one before it, else of the oldest."""
     known = known_versions()
     try:
@@ -65,11 +65,11 @@ def release(version: str) -> Release:
 
 
 @cache
-def _loaded(version: str, wanted: str) -> Release:
+def _loaded(version: str, wanted: str) -> VllmRelease:
     value = json.loads((DATA / f"{version}.json").read_text(encoding="utf-8"))
     flags = value["flags"]
     names = {other: name for name, entry in flags.items() for other in (name, *entry.get("also", ()))}
-    return Release(
+    return VllmRelease(
         version=version,
         wanted=wanted,
         flags=flags,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkpin.community import conditions, placeholders, structured
-from sparkpin.community.recipe import Recipe
-from sparkpin.community.shell import Command, commands
+from sparkpin.community.recipe import CommunityRecipe
+from sparkpin.community.shell import ShellCommand, commands
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.pins.vllm_command import drop_flags, flag_value
 
@@ -25,7 +25,7 @@ EATEN = re.compile(r'(?<!\\)(?:\\\\)*["`$]')
 
 
 @dataclass(frozen=True)
-class Rendered:
+class RenderedRecipe:
     """argv: of the server; env: of the recipe and its script, with the values that were meant; container: where an
     override changes it; before: other commands of the script; lost: what stands after the server, and so is never
     reached while it runs; plumbing: pipes and redirections; missing: placeholders that nothing fills (version 2)."""
@@ -40,8 +40,12 @@ class Rendered:
 
 
 def render(
-    recipe: Recipe, overrides: Mapping[str, Any] | None = None, extra: Sequence[str] = (), *, nodes: int | None = None
-) -> Rendered:
+    recipe: CommunityRecipe,
+    overrides: Mapping[str, Any] | None = None,
+    extra: Sequence[str] = (),
+    *,
+    nodes: int | None = None,
+) -> RenderedRecipe:
     """
     Args:
         overrides: values in the place of `defaults`, as of `--port` or `-o key=value`.
@@ -72,7 +76,7 @@ def render(
 Filled = tuple[str, dict[str, Any], dict[str, str], str]
 
 
-def as_v1(recipe: Recipe, overrides: dict[str, Any], extra: Sequence[str], *, alone: bool) -> Filled:
+def as_v1(recipe: CommunityRecipe, overrides: dict[str, Any], extra: Sequence[str], *, alone: bool) -> Filled:
     if alone:
         overrides = {"tensor_parallel": 1} | overrides
     values = {**recipe.defaults, **overrides}
@@ -86,7 +90,7 @@ def as_v1(recipe: Recipe, overrides: dict[str, Any], extra: Sequence[str], *, al
     return text.strip(), values, {name: meant(value) for name, value in recipe.env.items()}, recipe.container
 
 
-def as_v2(recipe: Recipe, overrides: dict[str, Any], extra: Sequence[str]) -> Filled:
+def as_v2(recipe: CommunityRecipe, overrides: dict[str, Any], extra: Sequence[str]) -> Filled:
     declared = {"runtime": recipe.runtime, **recipe.defaults, **overrides}
     env, container, defaults = dict(recipe.env), recipe.container, dict(recipe.defaults)
     for layer in conditions.layers(recipe.raw.get("overrides"), declared, recipe.path):
@@ -119,10 +123,10 @@ def with_flag(text: str, flag: str, value: Any, *, force: bool) -> str:
     return f"{text.rstrip()} {flag} {value}"
 
 
-def read_script(recipe: Recipe, text: str, env: dict[str, str]) -> Rendered:
+def read_script(recipe: CommunityRecipe, text: str, env: dict[str, str]) -> RenderedRecipe:
     """The server's command among those of a script."""
     before: list[str] = []
-    server: Command | None = None
+    server: ShellCommand | None = None
     lost: list[str] = []
     for command in commands(text + "\n", env, recipe.path):  # a script's last line ends
         if server is not None:
@@ -139,7 +143,7 @@ def read_script(recipe: Recipe, text: str, env: dict[str, str]) -> Rendered:
     if server is None:
         raise ManifestError(recipe.path, "command", recipe.command, "a command that starts a server")
     words, given = unwrapped(server)
-    return Rendered(
+    return RenderedRecipe(
         argv=words,
         env=env | given,
         container=recipe.container,
@@ -149,7 +153,7 @@ def read_script(recipe: Recipe, text: str, env: dict[str, str]) -> Rendered:
     )
 
 
-def unwrapped(command: Command) -> tuple[tuple[str, ...], dict[str, str]]:
+def unwrapped(command: ShellCommand) -> tuple[tuple[str, ...], dict[str, str]]:
     """The words and variables of what `exec`, `nohup` and `env NAME=value` start."""
     words, given = list(command.words), dict(command.assigned)
     while words[1:] and words[0] in ("exec", "nohup", "env") and not words[1].startswith("-"):
@@ -170,7 +174,7 @@ def vllm_serve(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def shown(command: Command) -> str:
+def shown(command: ShellCommand) -> str:
     words = [*(f"{name}={shlex.quote(value)}" for name, value in command.assigned), shlex.join(command.words)]
     return " ".join(filter(None, [*words, command.plumbing]))
 
@@ -186,7 +190,7 @@ def escaped(value: str) -> str:
     return re.sub(r'([$`"\\])', r"\\\1", value)
 
 
-def eaten(recipe: Recipe) -> dict[str, str]:
+def eaten(recipe: CommunityRecipe) -> dict[str, str]:
     """Variables of version 1 whose value the runner's script changes, `export NAME="value"`: what the server gets.
 
     ONLY_BASH where the value is expanded.

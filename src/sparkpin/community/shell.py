@@ -24,7 +24,7 @@ KEYWORDS = {"if", "for", "while", "until", "case", "function", "select", "{", "[
 
 
 @dataclass(frozen=True)
-class Command:
+class ShellCommand:
     """words: as the program gets them; assigned: `NAME=value` in front of them; plumbing: pipes and redirections as
     they stand, which are no words; line: where it begins, from 1."""
 
@@ -34,14 +34,14 @@ class Command:
     line: int
 
 
-def commands(text: str, variables: Mapping[str, str], file: object) -> Iterator[Command]:
+def commands(text: str, variables: Mapping[str, str], file: object) -> Iterator[ShellCommand]:
     """One after the other; `variables` is asked when a command is read, so that an `export` before it counts."""
-    reader = Reader(text, variables, file)
+    reader = ShellReader(text, variables, file)
     while (command := reader.command()) is not None:
         yield command
 
 
-class Reader:
+class ShellReader:
     """at: place in the text; word, mask: characters of the word that is open, and the same with what was quoted as
     `x`; None for no open word."""
 
@@ -52,7 +52,7 @@ class Reader:
         self.mask: list[str] = []
         self.words: list[tuple[str, str]] = []
 
-    def command(self) -> Command | None:
+    def command(self) -> ShellCommand | None:
         """The next command that has words or assignments; None at the end."""
         self.words, plumbing, line = [], "", 0
         while self.at < len(self.text):
@@ -89,7 +89,7 @@ class Reader:
         self.close()
         return self.made(line, plumbing) if self.words else None
 
-    def made(self, line: int, plumbing: str) -> Command:
+    def made(self, line: int, plumbing: str) -> ShellCommand:
         count = 0
         while count < len(self.words) and ASSIGNMENT.match(self.words[count][1]):
             count += 1
@@ -97,7 +97,7 @@ class Reader:
         words = tuple(word for word, _ in self.words[count:])
         if words and words[0] in KEYWORDS and self.words[count][1] == words[0]:
             self.refuse(words[0], "plain commands, one after the other", self.at)
-        return Command(words, tuple((name, value) for name, _, value in pairs), plumbing, line)
+        return ShellCommand(words, tuple((name, value) for name, _, value in pairs), plumbing, line)
 
     def add(self, text: str, mask: str) -> None:
         if self.word is None:

@@ -9,7 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-Say = Callable[[str], None]
+from sparkpin.core.terminal import Say
+
 EVERY = 5.0  # seconds between two lines
 GATHERS, UNPACKS = "the engine gathers them", "the engine unpacks them"
 

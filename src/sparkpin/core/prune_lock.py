@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 from sparkpin.core import files
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 
-Say = Callable[[str], None]
 LOCK = "prune.lock"
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 STARTED = time.monotonic()
+Say = Callable[[str], None]
+"""Takes one line of progress for a person; `say` is one."""
 
 
 def say(line: str) -> None:

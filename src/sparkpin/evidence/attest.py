@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,11 +12,11 @@ from sparkpin.build.record import record_path
 from sparkpin.core.errors import HostError, IntegrityError, SparkpinError
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.evidence.signing import Keys, sign, verify
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release, Releases
 
-Say = Callable[[str], None]
 REMOVED = "{}: the signature from before is removed: it is not over this statement"
 
 

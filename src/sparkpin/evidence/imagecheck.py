@@ -17,24 +17,23 @@ from sparkpin.core.files import disk_errors, require_space, sha256_file, sha256_
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import GATHERS, progress
 from sparkpin.core.scratch import saving_folder
+from sparkpin.core.terminal import Say
 from sparkpin.evidence.materials import recorded
-from sparkpin.evidence.verify import CHECKPOINT, LAYERS, MODELS, PACKAGES, Check, Evidence, Open, checked, same
+from sparkpin.evidence.verify import CHECKPOINT, LAYERS, MODELS, PACKAGES, Check, Claimed, Open, checked, same
 from sparkpin.fetch.model_files import blobs_of, fetched_of, listing_of, places_of, repository_folder
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
 from sparkpin.image import seal
 from sparkpin.image.layer_tar import Slice
 from sparkpin.pins import manifests
-from sparkpin.releases.kept_inputs import Inputs, project_of
+from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release, Releases
 
-Say = Callable[[str], None]
 
-
-def evidence_of(paths: Paths, release: Release) -> Evidence:
+def evidence_of(paths: Paths, release: Release) -> Claimed:
     """IntegrityError when a build record is gone or damaged."""
     folder = Releases(paths).evidence(release)
-    kept = Inputs.of(paths).kept
+    kept = KeptInputs.of(paths).kept
 
     def read(sha256: str) -> bytes | None:
         path = kept.path(sha256)
@@ -42,7 +41,7 @@ def evidence_of(paths: Paths, release: Release) -> Evidence:
 
     files = {name: folder / name for name in (STATEMENT, SBOM, SIGNATURE)}
     records = records_of(paths, release)
-    return Evidence(
+    return Claimed(
         release,
         records,
         {name: path.read_bytes() for name, path in files.items() if path.is_file()},

@@ -65,7 +65,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Claimed:
     """What is said about a release, before any of it is believed.
 
     records: of the whole chain, first stage first, as read from their files; files: name -> bytes of the evidence
@@ -84,7 +84,7 @@ class Evidence:
     attested: bool = False
 
 
-def check_evidence(evidence: Evidence, keys: signing.Keys | None = None) -> list[Check]:
+def check_evidence(evidence: Claimed, keys: signing.Keys | None = None) -> list[Check]:
     """Every check, in the order in which a person reads them. keys: those that are configured, when None."""
     checks = [
         checked("image", lambda: check_image(evidence)),
@@ -181,7 +181,7 @@ def apart(seen: str, wanted: str) -> tuple[str, str]:
     return cut(seen), cut(wanted)
 
 
-def check_image(evidence: Evidence) -> str:
+def check_image(evidence: Claimed) -> str:
     release, config = evidence.release, evidence.config
     if config is None:
         raise Open("the configuration was not looked at")
@@ -195,7 +195,7 @@ def check_image(evidence: Evidence) -> str:
     return f"config digest {release.image} as recorded"
 
 
-def check_layers(evidence: Evidence) -> str:
+def check_layers(evidence: Claimed) -> str:
     release, records = evidence.release, evidence.records
     if not records or not release.diff_ids:
         raise IntegrityError("there is no build record or no layer")
@@ -237,14 +237,14 @@ def check_records(release: Release, records: Sequence[BuildRecord]) -> str:
     return f"{chain}, which ends in this image"
 
 
-def kept(evidence: Evidence) -> dict[str, str]:
+def kept(evidence: Claimed) -> dict[str, str]:
     """Name -> SHA-256 (hex) of what sparkpin keeps the bytes of: all that no lock names."""
     rows = [(record.stage, row) for record in evidence.records for row in record.context]
     own = {f"{stage}: {row.path}": row.sha256 for stage, row in rows if not row.what.startswith(LOCKED)}
     return {**evidence.release.inputs, **own}
 
 
-def check_kept(evidence: Evidence) -> str:
+def check_kept(evidence: Claimed) -> str:
     if evidence.read is None:
         raise Open("their bytes were not looked at")
     wanted = kept(evidence)
@@ -257,7 +257,7 @@ def check_kept(evidence: Evidence) -> str:
     return f"{len(wanted)} of {len(wanted)} hashes agree with the kept bytes"
 
 
-def input_bytes(evidence: Evidence, path: str) -> bytes:
+def input_bytes(evidence: Claimed, path: str) -> bytes:
     """Of a project file. Open when it was not looked at."""
     sha256 = evidence.release.inputs.get(path)
     data = evidence.read(sha256) if evidence.read and sha256 else None
@@ -267,7 +267,7 @@ def input_bytes(evidence: Evidence, path: str) -> bytes:
     return data
 
 
-def check_locks(evidence: Evidence) -> str:
+def check_locks(evidence: Claimed) -> str:
     """The Debian packages and wheels of the builds are those that the release's own lock names, and so is all that a
     build from source saw.
     """
@@ -292,7 +292,7 @@ def check_locks(evidence: Evidence) -> str:
     return f"{len(found)} packages and wheels of the builds as in {path}"
 
 
-def check_statement(evidence: Evidence) -> list[Check]:
+def check_statement(evidence: Claimed) -> list[Check]:
     """The statement, its inputs and the SBOM. Without a statement an SBOM proves nothing.
 
     Both follow from records and locks, so they are held against what would be made now.
@@ -347,7 +347,7 @@ def parts_of(statement: Mapping[str, Any]) -> Parts:
     return Parts(rest, inputs, hashes.get(SBOM))
 
 
-def pinned_models(evidence: Evidence) -> ModelInputs | None:
+def pinned_models(evidence: Claimed) -> ModelInputs | None:
     """What the release's own pin, lock and stages say about its model; None when they were not looked at."""
     release = evidence.release
     needed = [f"pins/models/{release.model}.yaml", f"pins/models/{release.model}.lock", f"stages/{release.stage}.yaml"]
@@ -435,7 +435,7 @@ def named(row: Any, key: str) -> bool:
     return isinstance(row, dict) and isinstance(row.get(key), str)
 
 
-def check_signature(evidence: Evidence, keys: signing.Keys) -> Check:
+def check_signature(evidence: Claimed, keys: signing.Keys) -> Check:
     statement, signature = evidence.files.get(STATEMENT), evidence.files.get(SIGNATURE)
     if signature is None:
         return Check("signature", "open", "not signed")

@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 from sparkpin.core import files
 from sparkpin.core.errors import ManifestError, NetworkError
 from sparkpin.core.paths import Paths
-from sparkpin.fetch.hub_origins import AGAIN, TRIES, Say, Temporary, patient
+from sparkpin.core.terminal import Say
+from sparkpin.fetch.hub_origins import AGAIN, TRIES, Temporary, patient
 from sparkpin.pins.schema import ModelPin
 
 T = TypeVar("T")

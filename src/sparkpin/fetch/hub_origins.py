@@ -13,9 +13,9 @@ from typing import Protocol, TypeVar
 
 from sparkpin.core import files
 from sparkpin.core.errors import IntegrityError, NetworkError
+from sparkpin.core.terminal import Say
 
 T = TypeVar("T")
-Say = Callable[[str], None]
 
 TRIES = 6
 MOVED = 1 << 20
@@ -36,7 +36,7 @@ class Temporary(Exception):
         self.cause, self.after, self.tries, self.next_step = cause, after, tries, next_step
 
 
-class Origin(Protocol):
+class FileOrigin(Protocol):
     """A repository of the Hub at a revision, or a folder."""
 
     @property
@@ -87,7 +87,7 @@ class FolderOrigin:
             yield chunks()
 
 
-def read(origin: Origin, file: str, begin: int, end: int, size: int, say: Say) -> bytes:
+def read(origin: FileOrigin, file: str, begin: int, end: int, size: int, say: Say) -> bytes:
     """A few bytes of a file."""
 
     def ask() -> bytes:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sparkpin.core import files
 from sparkpin.core.errors import IntegrityError
-from sparkpin.fetch.hub_origins import Origin
+from sparkpin.fetch.hub_origins import FileOrigin
 
 SPAN = 64 << 20
 """Bytes after which pieces are no longer joined to one request, so that there is work for all connections."""
@@ -21,7 +21,7 @@ GAPS = 0.005
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Piece:
+class FilePiece:
     """Bytes `begin` to `end` of a file of `size` bytes.
 
     what: for messages; part: where it grows, of no other piece; place: SHA-256 -> where it lies in the end, on the disk
@@ -29,7 +29,7 @@ class Piece:
     must have, or "".
     """
 
-    origin: Origin
+    origin: FileOrigin
     file: str
     size: int
     begin: int
@@ -49,7 +49,7 @@ class Piece:
         return f"{self.what} of {self.origin.name}"
 
 
-def joined(pieces: Iterable[Piece]) -> list[list[Piece]]:
+def joined(pieces: Iterable[FilePiece]) -> list[list[FilePiece]]:
     """Pieces of one file that lie one behind the other, or nearly so, as one request. Largest first.
 
     One that an earlier run has begun stands at the head of its request, so that only its rest is asked for.
@@ -57,13 +57,13 @@ def joined(pieces: Iterable[Piece]) -> list[list[Piece]]:
     rows = sorted(pieces, key=lambda piece: (piece.origin.name, piece.file, piece.begin, piece.end))
     pairs = [(a, b) for a, b in itertools.pairwise(rows) if can_follow(a, b)]
     budget = GAPS * sum(piece.length for piece in rows)
-    bridged: set[Piece] = set()
+    bridged: set[FilePiece] = set()
     for left, right in sorted(pairs, key=lambda pair: pair[1].begin - pair[0].end):
         budget -= right.begin - left.end
         if budget < 0:
             break
         bridged.add(right)
-    spans: list[list[Piece]] = []
+    spans: list[list[FilePiece]] = []
     for piece in rows:
         if piece in bridged and piece.end - spans[-1][0].begin <= SPAN:
             spans[-1].append(piece)
@@ -72,7 +72,7 @@ def joined(pieces: Iterable[Piece]) -> list[list[Piece]]:
     return sorted(spans, key=lambda span: span[0].begin - span[-1].end)
 
 
-def can_follow(left: Piece, right: Piece) -> bool:
+def can_follow(left: FilePiece, right: FilePiece) -> bool:
     same = left.origin is right.origin and left.file == right.file
     behind = right.begin == left.end or (right.begin > left.end and right.length > 0)
     return same and behind and not right.part.exists()
@@ -81,7 +81,7 @@ def can_follow(left: Piece, right: Piece) -> bool:
 class Growing:
     """A piece's file while it grows, and the hashes of what it holds."""
 
-    def __init__(self, piece: Piece, *, fresh: bool) -> None:
+    def __init__(self, piece: FilePiece, *, fresh: bool) -> None:
         self.piece, self.size = piece, 0
         self.sha256 = hashlib.sha256()
         self.git = hashlib.sha1(b"blob %d\0" % piece.length, usedforsecurity=False) if piece.git else None

@@ -15,9 +15,10 @@ from sparkpin.checkpoint.safetensors import PREFIX_BYTES, header_length
 from sparkpin.core import files
 from sparkpin.core.errors import IntegrityError
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.fetch.hub_client import HubOrigin
-from sparkpin.fetch.hub_origins import FolderOrigin, Origin, Say, read
-from sparkpin.fetch.hub_pieces import Piece
+from sparkpin.fetch.hub_origins import FileOrigin, FolderOrigin, read
+from sparkpin.fetch.hub_pieces import FilePiece
 from sparkpin.fetch.model_files import download_folder, mend_folder, repository_folder, source_folder
 from sparkpin.fetch.store import Store
 from sparkpin.pins.schema import LockedFile, ModelPin
@@ -30,32 +31,32 @@ NOTE = ".sha256"
 class Site:
     """find: gives the origin, once a byte of it is needed; folder: of whole files; parts: where pieces grow."""
 
-    find: Callable[[], Origin]
+    find: Callable[[], FileOrigin]
     folder: Path
     parts: Path
     store: Store
 
     @cached_property
-    def origin(self) -> Origin:
+    def origin(self) -> FileOrigin:
         return self.find()
 
-    def whole(self, file: str, size: int, sha256: str = "", git: str = "") -> Piece:
+    def whole(self, file: str, size: int, sha256: str = "", git: str = "") -> FilePiece:
         """A file, to lie in the folder. git: its blob's hash, where there is no SHA-256."""
         part = self.parts / f"{file}.part"
-        return Piece(self.origin, file, size, 0, size, file, part, lambda seen: self.folder / file, sha256, git)
+        return FilePiece(self.origin, file, size, 0, size, file, part, lambda seen: self.folder / file, sha256, git)
 
-    def header(self, file: str, size: int, end: int, sha256: str = "") -> Piece:
+    def header(self, file: str, size: int, end: int, sha256: str = "") -> FilePiece:
         """The first bytes of a safetensors file of `size` bytes, for the store; from the file, where it is here."""
         local = self.folder / file
         is_here = local.is_file() and local.stat().st_size == size
-        origin: Origin = FolderOrigin(self.folder) if is_here else self.origin
+        origin: FileOrigin = FolderOrigin(self.folder) if is_here else self.origin
         return self.blob(origin, file, size, 0, end, f"the header of {file}", sha256)
 
-    def tensor(self, name: str, file: str, size: int, begin: int, end: int, sha256: str = "") -> Piece:
+    def tensor(self, name: str, file: str, size: int, begin: int, end: int, sha256: str = "") -> FilePiece:
         """Bytes `begin` to `end` of a safetensors file of `size` bytes, for the store."""
         return self.blob(self.origin, file, size, begin, end, f"tensor {name} in {file}", sha256)
 
-    def blob(self, origin: Origin, file: str, size: int, begin: int, end: int, what: str, sha256: str) -> Piece:
+    def blob(self, origin: FileOrigin, file: str, size: int, begin: int, end: int, what: str, sha256: str) -> FilePiece:
         part = self.parts / f"{file}.{begin}-{end}.part"
 
         def place(seen: str) -> Path:
@@ -63,7 +64,7 @@ class Site:
                 part.with_suffix(NOTE).write_text(seen, encoding="ascii")
             return self.store.path(seen)
 
-        return Piece(origin, file, size, begin, end, what, part, place, sha256)
+        return FilePiece(origin, file, size, begin, end, what, part, place, sha256)
 
     def noted(self, file: str, begin: int, end: int) -> str:
         """SHA-256 of bytes that a run fetched for a lock which it did not come to write; "" where none did."""
@@ -126,7 +127,7 @@ def site_of(paths: Paths, pin: ModelPin, name: str, revision: str, url: Callable
     """url: the Hub to ask, as `hubclient.endpoint` gives it."""
     repository = pin.repositories[name].model_copy(update={"revision": revision})
 
-    def find() -> Origin:
+    def find() -> FileOrigin:
         if own := source_folder(paths, pin, name):
             return FolderOrigin(own, mend_folder(own, pin))
         return HubOrigin(repository.repo, revision, url())

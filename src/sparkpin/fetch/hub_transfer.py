@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from sparkpin.fetch.hub_origins import FolderOrigin, Say, Temporary, patient
-from sparkpin.fetch.hub_pieces import Growing, Piece, joined
+from sparkpin.core.terminal import Say
+from sparkpin.fetch.hub_origins import FolderOrigin, Temporary, patient
+from sparkpin.fetch.hub_pieces import FilePiece, Growing, joined
 
 CONNECTIONS = 8
 PROGRESS_SECONDS = 5.0
@@ -29,28 +30,28 @@ class Fetched:
     wanted: int
 
 
-def fetch(pieces: Sequence[Piece], say: Say, *, title: str, advice: str) -> Fetched:
+def fetch(pieces: Sequence[FilePiece], say: Say, *, title: str, advice: str) -> Fetched:
     """Every piece at its place, whole and right; the first failure is raised when all transfers have ended.
 
     advice: the next step for bytes that are wrong twice. Raises NetworkError, IntegrityError, DiskError.
     """
-    return Run(say, title, advice, sum(piece.length for piece in pieces)).all(pieces)
+    return TransferRun(say, title, advice, sum(piece.length for piece in pieces)).all(pieces)
 
 
-class Stopped(Exception):
+class TransferStopped(Exception):
     """Another transfer failed, or a person stopped the run."""
 
 
-class Run:
+class TransferRun:
     """One call of `fetch`. received: bytes that came, `local` of them from a folder; there: bytes of the pieces."""
 
     def __init__(self, say: Say, title: str, advice: str, total: int) -> None:
         self.say, self.title, self.advice, self.total = say, title, advice, total
         self.received = self.there = self.local = 0
-        self.done: dict[Piece, str] = {}
+        self.done: dict[FilePiece, str] = {}
         self.lock, self.stop = threading.Lock(), threading.Event()
 
-    def all(self, pieces: Sequence[Piece]) -> Fetched:
+    def all(self, pieces: Sequence[FilePiece]) -> Fetched:
         begun = told = time.monotonic()
         failure: BaseException | None = None
         with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="fetch") as pool:
@@ -59,7 +60,7 @@ class Run:
                 while left:
                     ended, left = wait(left, timeout=PROGRESS_SECONDS, return_when=FIRST_COMPLETED)
                     errors = [future.exception() for future in ended]
-                    failure = failure or next((e for e in errors if e and not isinstance(e, Stopped)), None)
+                    failure = failure or next((e for e in errors if e and not isinstance(e, TransferStopped)), None)
                     if failure:
                         self.stop.set()  # those that wait for a connection end as they begin: `wait` knows no other end
                     if left and time.monotonic() - told >= PROGRESS_SECONDS:
@@ -91,16 +92,16 @@ class Run:
 
     def go_on(self) -> None:
         if self.stop.is_set():
-            raise Stopped
+            raise TransferStopped
 
 
 class Transfer:
     """Pieces that lie one behind the other, over one connection as long as it holds."""
 
-    def __init__(self, run: Run, span: Sequence[Piece]) -> None:
+    def __init__(self, run: TransferRun, span: Sequence[FilePiece]) -> None:
         self.owner, self.left = run, deque(span)
         self.growing: Growing | None = None
-        self.doubted: set[Piece] = set()
+        self.doubted: set[FilePiece] = set()
         self.received = 0
 
     def run(self) -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import tarfile
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.files import atomic_file, disk_errors, sha256_file, write_json
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.fetch import git
 from sparkpin.pins import manifests
 from sparkpin.pins.community_mods import FOLDER, PINS, RUN
 from sparkpin.pins.schema import CommunityLock, CommunityPin, LockedFile
-
-Say = Callable[[str], None]
 
 
 def lock_mod(paths: Paths, name: str, say: Say) -> CommunityLock:

@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.checkpoint.plan import all_steps, make_plan, taken
-from sparkpin.checkpoint.repository import Source, is_shard
+from sparkpin.checkpoint.repository import TensorPlace, is_shard
 from sparkpin.core import files
 from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.fetch import model
 from sparkpin.fetch.hub_client import SILENCE, asked, endpoint, token_for
-from sparkpin.fetch.hub_origins import Say
-from sparkpin.fetch.hub_pieces import Piece
+from sparkpin.fetch.hub_pieces import FilePiece
 from sparkpin.fetch.hub_repository import Site, site_of
 from sparkpin.fetch.hub_transfer import CONNECTIONS, Fetched
 from sparkpin.fetch.model_files import TEXTS, download_folder, listing_of
 from sparkpin.fetch.store import Store
 from sparkpin.pins import manifests
-from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelLock, ModelPin, Repository, RepositoryLock
+from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelLock, ModelPin, PinnedRepository, RepositoryLock
 
 AGAIN = "the same command again; if it stays, the Hub, or a proxy before it, gives wrong bytes"
 LOUD = 100_000_000
@@ -148,13 +148,15 @@ class Locking:
                 next_step=f"{AGAIN}. If {lock} is what is wrong: rm {lock}, and lock again",
             )
 
-    def parsed(self, repository: Repository, revision: str, rows: Mapping[str, tuple[int, str]]) -> RepositoryLock:
+    def parsed(
+        self, repository: PinnedRepository, revision: str, rows: Mapping[str, tuple[int, str]]
+    ) -> RepositoryLock:
         found = [locked(file, file, size, sha256) for file, (size, sha256) in sorted(rows.items())]
         value = {"repo": repository.repo, "revision": revision, "files": found}
         step = "report this: the repository has a file name that is not allowed"
         return manifests.parse(RepositoryLock, value, self.manifest, next_step=step)
 
-    def resolve(self, key: str, repository: Repository) -> str:
+    def resolve(self, key: str, repository: PinnedRepository) -> str:
         """The pinned commit; where there is none, that of the former lock, or the newest."""
         if repository.revision != UNRESOLVED:
             return repository.revision
@@ -176,7 +178,7 @@ class Locking:
         ask = functools.partial(api.model_info, repo, revision=revision, files_metadata=True, timeout=SILENCE)
         return asked(ask, repo, revision, "the list of files", self.say)
 
-    def listing(self, repository: Repository, revision: str) -> Iterator[Listed]:
+    def listing(self, repository: PinnedRepository, revision: str) -> Iterator[Listed]:
         for sibling in self.info(repository.repo, revision).siblings or []:
             if sibling.lfs is not None:
                 yield Listed(sibling.rfilename, sibling.lfs.size, sibling.lfs.sha256, "")
@@ -202,13 +204,13 @@ class Locking:
         return entry.model_copy(update={"headers": [rows[file.file] for file in shards]})
 
     def with_tensors(
-        self, entries: Mapping[str, RepositoryLock], wanted: Mapping[str, Sequence[Source]]
+        self, entries: Mapping[str, RepositoryLock], wanted: Mapping[str, Sequence[TensorPlace]]
     ) -> dict[str, RepositoryLock]:
         """The donors' part of the lock, with all that a plan takes from them."""
         store = Store(self.paths.store)
         rows: dict[tuple[str, str], LockedFile] = {}
-        pieces: list[Piece] = []
-        new: list[tuple[str, Source]] = []
+        pieces: list[FilePiece] = []
+        new: list[tuple[str, TensorPlace]] = []
         for key, sources in wanted.items():
             site, listing = self.sites[key], listing_of(self.paths, self.pin, key, entries[key])
             known = {row.name: row for row in [*noted(site, sources), *self.known(key, entries[key], "tensors")]}
@@ -234,7 +236,7 @@ class Locking:
             return list(getattr(former, part))
         return []
 
-    def fetch(self, pieces: Sequence[Piece]) -> Fetched:
+    def fetch(self, pieces: Sequence[FilePiece]) -> Fetched:
         if not pieces:
             return Fetched((), 0, 0)
         fetched = model.fetch_pieces(self.paths, self.pin, pieces, self.say, AGAIN)
@@ -246,7 +248,7 @@ class Locking:
         return self.paths.project / f"pins/models/{self.pin.name}.yaml"
 
 
-def noted(site: Site, sources: Sequence[Source]) -> Iterator[LockedFile]:
+def noted(site: Site, sources: Sequence[TensorPlace]) -> Iterator[LockedFile]:
     """Tensors that a killed run had fetched already."""
     for _, file, info, _ in sources:
         if sha256 := site.noted(file, info.begin, info.end):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -16,18 +16,19 @@ from sparkpin.core import files
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.files import PARTIAL, atomic_file, disk_errors, sha256_file
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.fetch.debs import open_apt
 from sparkpin.fetch.source_archives import lock_source
 from sparkpin.fetch.store import Store
 from sparkpin.fetch.uv_resolver import index_closure
-from sparkpin.fetch.wheels import TICK, Dist, Target, arrived, download_closure, reachable, read_dist, target_of
+from sparkpin.fetch.wheels import TICK, Dist, WheelTarget, arrived, download_closure, reachable, read_dist, target_of
 from sparkpin.pins import wheel_layers
 from sparkpin.pins.manifests import former_stack_lock, load_stack, lock_text, stack_inputs
 from sparkpin.pins.patches import require_patches, require_wanted
 from sparkpin.pins.schema import LockedFile, SourceLock, Stack, StackLock
 
 
-def lock_stack(paths: Paths, name: str, say: Callable[[str], None], *, keep_layers: bool = False) -> StackLock:
+def lock_stack(paths: Paths, name: str, say: Say, *, keep_layers: bool = False) -> StackLock:
     """Resolve pins/stacks/<name>.yaml and write <name>.lock. Network. Wheels that were downloaded stay in the store.
 
     keep_layers: keep the lower layers of the lock that is there, and put the wheels that changed on top. As little as
@@ -85,13 +86,13 @@ def is_from_source(stack: Stack, wheel: LockedFile) -> bool:
 
 def locked_source(
     stack: Stack,
-    target: Target,
+    target: WheelTarget,
     debs: list[LockedFile],
     wheels: list[LockedFile],
     folder: Path,
     store: Store,
     file: str,
-    say: Callable[[str], None],
+    say: Say,
 ) -> SourceLock | None:
     """What the build from source needs beside what the images have."""
     source = stack.python.source
@@ -107,12 +108,12 @@ def locked_source(
 
 def downloaded(
     stack: Stack,
-    target: Target,
+    target: WheelTarget,
     keep: list[LockedFile],
     folder: Path,
     store: Store,
     file: str,
-    say: Callable[[str], None],
+    say: Say,
 ) -> list[LockedFile]:
     """The closure by pip, which reads it from the wheels; they go to the store. folder: does not exist yet."""
     folder.mkdir()
@@ -128,7 +129,7 @@ def downloaded(
     return wheels
 
 
-def debian_closure(stack: Stack, root: Path, say: Callable[[str], None]) -> list[LockedFile]:
+def debian_closure(stack: Stack, root: Path, say: Say) -> list[LockedFile]:
     """The root file system's packages; none where images stand on somebody else's. root: does not exist yet."""
     if stack.debian is None:
         return []
@@ -149,9 +150,7 @@ def former_lock(paths: Paths, name: str, *, needed: bool) -> StackLock | None:
         return None
 
 
-def keep_debs(
-    former: list[LockedFile], today: list[LockedFile], store: Store, say: Callable[[str], None]
-) -> list[LockedFile]:
+def keep_debs(former: list[LockedFile], today: list[LockedFile], store: Store, say: Say) -> list[LockedFile]:
     """The root file system is the lowest layer: it stays as long as the same packages of the same system are asked for.
 
     store: holds the files that no mirror may have any more.
@@ -180,7 +179,7 @@ def system_of(debs: list[LockedFile]) -> tuple[set[str], str]:
     return machines, next((deb.version.rpartition("-")[0] for deb in debs if deb.name == "libc6"), "")
 
 
-def tell_disk(paths: Paths, stack: Stack, former: StackLock, lock: StackLock, say: Callable[[str], None]) -> None:
+def tell_disk(paths: Paths, stack: Stack, former: StackLock, lock: StackLock, say: Say) -> None:
     """One line on what the engine will store again, and what --keep-layers would save of that."""
     store = Store(paths.store)
 
@@ -239,7 +238,7 @@ def check_requirements(stack: Stack, file: str) -> None:
             raise ManifestError(file, "python.exclude", name, "one that python.requirements does not ask for")
 
 
-def closure(dists: list[Dist], stack: Stack, target: Target, file: str) -> list[Dist]:
+def closure(dists: list[Dist], stack: Stack, target: WheelTarget, file: str) -> list[Dist]:
     """What stays of a resolved set once the excluded distributions are left out, sorted by name."""
     if twice := repeated(dist.name for dist in dists):
         raise ManifestError(file, "python.requirements", twice, "one version of each distribution")

@@ -20,10 +20,10 @@ from sparkpin.checkpoint.repository import Listing, Places, header_of, is_shard
 from sparkpin.core import files
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.fetch import hub_transfer
 from sparkpin.fetch.hub_client import endpoint
-from sparkpin.fetch.hub_origins import Say
-from sparkpin.fetch.hub_pieces import Piece
+from sparkpin.fetch.hub_pieces import FilePiece
 from sparkpin.fetch.hub_repository import Site, site_of
 from sparkpin.fetch.model_files import TEXTS, download_folder, listing_of, places_of, repository_folder
 from sparkpin.fetch.store import Store
@@ -46,7 +46,7 @@ def fetch_model(
     donors = {name: entry for name, entry in wanted.items() if name != pin.base}
     with hold(paths, pin, say), sites(paths, pin, lock, say) as site:
         fetched = bring(paths, pin, outlines(paths, site, donors, say), say)
-        pieces: list[Piece] = []
+        pieces: list[FilePiece] = []
         for name, entry in wanted.items():
             if name == pin.base:
                 remove_strays(repository_folder(paths, entry), entry, say)
@@ -93,10 +93,12 @@ def wanted_of(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[str
     return {name: lock.repositories[name] for name in names}
 
 
-def outlines(paths: Paths, site: Mapping[str, Site], entries: Mapping[str, RepositoryLock], say: Say) -> list[Piece]:
+def outlines(
+    paths: Paths, site: Mapping[str, Site], entries: Mapping[str, RepositoryLock], say: Say
+) -> list[FilePiece]:
     """Pieces for the headers, indexes and configs that are not here."""
     store = Store(paths.store)
-    pieces: list[Piece] = []
+    pieces: list[FilePiece] = []
     for name, entry in entries.items():
         texts = [file for file in entry.files if file.file in TEXTS]
         pieces += [whole(site[name], file) for file in missing_files(repository_folder(paths, entry), texts, say)]
@@ -106,11 +108,11 @@ def outlines(paths: Paths, site: Mapping[str, Site], entries: Mapping[str, Repos
     return pieces
 
 
-def whole(site: Site, file: LockedFile) -> Piece:
+def whole(site: Site, file: LockedFile) -> FilePiece:
     return site.whole(file.file, file.size, file.sha256)
 
 
-def tensor_pieces(site: Site, listing: Listing, rows: Iterable[LockedFile]) -> list[Piece]:
+def tensor_pieces(site: Site, listing: Listing, rows: Iterable[LockedFile]) -> list[FilePiece]:
     """ManifestError for a tensor that the header has not, or with another size."""
     pieces = []
     for file, group in itertools.groupby(sorted(rows, key=lambda row: row.file), key=lambda row: row.file):
@@ -124,13 +126,13 @@ def tensor_pieces(site: Site, listing: Listing, rows: Iterable[LockedFile]) -> l
     return pieces
 
 
-def bring(paths: Paths, pin: ModelPin, pieces: Sequence[Piece], say: Say, advice: str = "") -> int:
+def bring(paths: Paths, pin: ModelPin, pieces: Sequence[FilePiece], say: Say, advice: str = "") -> int:
     """Fetch pieces, if any; the bytes that came over the wire."""
     return fetch_pieces(paths, pin, pieces, say, advice).received if pieces else 0
 
 
 def fetch_pieces(
-    paths: Paths, pin: ModelPin, pieces: Sequence[Piece], say: Say, advice: str = ""
+    paths: Paths, pin: ModelPin, pieces: Sequence[FilePiece], say: Say, advice: str = ""
 ) -> hub_transfer.Fetched:
     """advice: what to do about bytes that are wrong, twice."""
     begun = sum(piece.part.stat().st_size for piece in pieces if piece.part.is_file())

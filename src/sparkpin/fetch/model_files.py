@@ -9,16 +9,16 @@ from sparkpin.checkpoint.repository import CONFIG, INDEX, FileBytes, Listing, Pl
 from sparkpin.checkpoint.safetensors import read_header_bytes
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
-from sparkpin.pins.schema import LockedFile, ModelPin, Repository, RepositoryLock
+from sparkpin.pins.schema import LockedFile, ModelPin, PinnedRepository, RepositoryLock
 
 TEXTS = (INDEX, CONFIG)
 
 
-def repository_folder(paths: Paths, repository: Repository | RepositoryLock) -> Path:
+def repository_folder(paths: Paths, repository: PinnedRepository | RepositoryLock) -> Path:
     return paths.models / repository.repo / repository.revision
 
 
-def download_folder(paths: Paths, repository: Repository | RepositoryLock) -> Path:
+def download_folder(paths: Paths, repository: PinnedRepository | RepositoryLock) -> Path:
     """What is on its way to the folder and to the store, from this repository at this revision."""
     return paths.models / repository.repo / f"{repository.revision}.download"
 

@@ -7,7 +7,7 @@ what he got against the lock.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -15,18 +15,17 @@ from packaging.utils import canonicalize_name
 
 from sparkpin.core.errors import IntegrityError, ManifestError, NetworkError
 from sparkpin.core.files import sha256_file
+from sparkpin.core.terminal import Say
 from sparkpin.fetch import git
 from sparkpin.fetch.store import Store
 from sparkpin.fetch.uv_resolver import index_closure, resolved
-from sparkpin.fetch.wheels import CONFIG, Target, stream
-from sparkpin.pins.schema import GitTree, LockedFile, Source, SourceLock, Stack
-
-Say = Callable[[str], None]
+from sparkpin.fetch.wheels import CONFIG, WheelTarget, stream
+from sparkpin.pins.schema import GitTree, LockedFile, SourceBuild, SourceLock, Stack
 
 
 def lock_source(
     stack: Stack,
-    target: Target,
+    target: WheelTarget,
     debs: Sequence[LockedFile],
     wheels: Sequence[LockedFile],
     all_debs: Sequence[LockedFile],
@@ -57,13 +56,13 @@ def lock_source(
     return SourceLock(archives=archives, debs=[deb for deb in all_debs if deb.name not in own], wheels=tools)
 
 
-def trees(source: Source) -> list[tuple[str, GitTree | None]]:
+def trees(source: SourceBuild) -> list[tuple[str, GitTree | None]]:
     """What the archives are of: the source first. None: the index's source distribution."""
     return [(source.name, source.git), *sorted(source.inputs.items())]
 
 
 def build_wheels(
-    stack: Stack, source: Source, target: Target, wheels: Sequence[LockedFile], file: str
+    stack: Stack, source: SourceBuild, target: WheelTarget, wheels: Sequence[LockedFile], file: str
 ) -> list[LockedFile]:
     """What the build needs beside the images' own wheels, whose versions are given: one torch for both."""
     given = {f"{wheel.name}=={wheel.version}": "of the images" for wheel in wheels}
@@ -87,7 +86,7 @@ def build_wheels(
 
 
 def fetch_archives(
-    stack: Stack, target: Target, wanted: Sequence[LockedFile], folder: Path, store: Store, say: Say
+    stack: Stack, target: WheelTarget, wanted: Sequence[LockedFile], folder: Path, store: Store, say: Say
 ) -> None:
     """Bring archives of the lock into the store. IntegrityError when they are not what was locked."""
     source = stack.python.source
@@ -104,7 +103,7 @@ def fetch_archives(
             raise IntegrityError(error.message, next_step=step) from None
 
 
-def make(stack: Stack, target: Target, name: str, tree: GitTree | None, version: str, folder: Path) -> Path:
+def make(stack: Stack, target: WheelTarget, name: str, tree: GitTree | None, version: str, folder: Path) -> Path:
     if tree is None:
         return source_distribution(stack, target, f"{name}=={version}", folder)
     path = folder / f"{name}-{version[:12]}.tar"
@@ -112,7 +111,7 @@ def make(stack: Stack, target: Target, name: str, tree: GitTree | None, version:
     return path
 
 
-def source_distribution(stack: Stack, target: Target, requirement: str, folder: Path) -> Path:
+def source_distribution(stack: Stack, target: WheelTarget, requirement: str, folder: Path) -> Path:
     """The index's own archive of a release, checked against the hash that the index tells. ManifestError for one of
     another form than .tar.gz, which the build could not read.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +13,12 @@ from sparkpin.build.lost_files import how_to_get
 from sparkpin.core import files
 from sparkpin.core.errors import InputError, IntegrityError
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.fetch.debs import HowToGet, open_apt
 from sparkpin.fetch.lock_stack import check_unique, scratch_folder
 from sparkpin.fetch.source_archives import fetch_archives
 from sparkpin.fetch.store import Store
-from sparkpin.fetch.wheels import TICK, Target, arrived, download, target_of
+from sparkpin.fetch.wheels import TICK, WheelTarget, arrived, download, target_of
 from sparkpin.pins.schema import LockedFile, Stack, StackLock
 
 PARALLEL = 4
@@ -35,7 +36,7 @@ class FetchReport:
     bytes_fetched: int
 
 
-def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Callable[[str], None]) -> FetchReport:
+def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say) -> FetchReport:
     """Everything of the lock into the store, verified. Files that are there are read again; a damaged one is replaced.
 
     Touches no network when nothing is missing. A killed run loses only unfinished slices. Raises NetworkError,
@@ -82,7 +83,7 @@ def require_fetched(paths: Paths, lock: StackLock) -> None:
         )
 
 
-def missing(store: Store, wanted: Iterable[LockedFile], say: Callable[[str], None]) -> list[LockedFile]:
+def missing(store: Store, wanted: Iterable[LockedFile], say: Say) -> list[LockedFile]:
     """The files that the store lacks; a damaged one is removed and told."""
 
     def intact(file: LockedFile) -> bool:
@@ -106,10 +107,10 @@ class Fetch:
     """One run's shared parts."""
 
     stack: Stack
-    target: Target
+    target: WheelTarget
     store: Store
     folder: Path
-    say: Callable[[str], None]
+    say: Say
     how_to_get: HowToGet
 
     def run(self, wheels: Sequence[list[LockedFile]], debs: list[LockedFile]) -> None:

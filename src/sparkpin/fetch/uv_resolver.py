@@ -21,11 +21,11 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from sparkpin.core.errors import ManifestError, NetworkError
 from sparkpin.fetch.debs import tail
-from sparkpin.fetch.wheels import CONFIG, Target, compiled, length
+from sparkpin.fetch.wheels import CONFIG, WheelTarget, compiled, length
 from sparkpin.pins.schema import LockedFile, Stack
 
 
-def index_closure(stack: Stack, target: Target, keep: Sequence[LockedFile], file: str) -> list[LockedFile]:
+def index_closure(stack: Stack, target: WheelTarget, keep: Sequence[LockedFile], file: str) -> list[LockedFile]:
     """Every wheel that the requirements need on the target, sorted by name. Network.
 
     keep: wheels whose versions stay where all of them fit together. `python.exclude` goes with what only it needs.
@@ -49,7 +49,7 @@ def index_closure(stack: Stack, target: Target, keep: Sequence[LockedFile], file
     return parse(done.stdout, target, file)
 
 
-def check_excluded(stack: Stack, target: Target, file: str) -> None:
+def check_excluded(stack: Stack, target: WheelTarget, file: str) -> None:
     """Each excluded distribution would come without being excluded. Says nothing where that does not resolve."""
     python = stack.python
     whole = resolved(stack, target, list(python.constraints), exclude=()) if python.exclude else None
@@ -62,7 +62,7 @@ def check_excluded(stack: Stack, target: Target, file: str) -> None:
 
 def resolved(
     stack: Stack,
-    target: Target,
+    target: WheelTarget,
     constraints: Iterable[str],
     *,
     requirements: Sequence[str] = (),
@@ -97,7 +97,7 @@ def index_of_pip() -> dict[str, str]:
     return {}
 
 
-def parse(text: str, target: Target, file: str) -> list[LockedFile]:
+def parse(text: str, target: WheelTarget, file: str) -> list[LockedFile]:
     """Of each distribution in a pylock.toml the wheel that fits the target best."""
     tags = ranks(target)
     found = [best(package, tags, file) for package in tomllib.loads(text).get("packages", [])]
@@ -129,7 +129,7 @@ def best(package: Mapping[str, Any], tags: Mapping[Tag, int], file: str) -> Lock
     )
 
 
-def ranks(target: Target) -> dict[Tag, int]:
+def ranks(target: WheelTarget) -> dict[Tag, int]:
     """Every wheel tag that the target takes -> its place, 0 for the best."""
     major, minor = (int(part) for part in target.python.split(".")[:2])
     platforms = target.platforms()

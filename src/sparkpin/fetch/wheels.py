@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from packaging.utils import canonicalize_name
 
 from sparkpin.core.errors import HostError, IntegrityError, ManifestError, NetworkError
 from sparkpin.core.files import CHUNK, disk_errors
+from sparkpin.core.terminal import Say
 from sparkpin.fetch.debs import HowToGet, raise_no_space, tail
 from sparkpin.pins.schema import MACHINES, LockedFile, Stack
 
@@ -33,7 +34,7 @@ NO_VERSIONS = re.compile(r"\(from versions: none\)")
 
 
 @dataclass(frozen=True)
-class Target:
+class WheelTarget:
     """The Python that wheels are for. python: full version; machine: as uname says it; glibc: minor version of 2.x."""
 
     python: str
@@ -67,10 +68,10 @@ class Target:
         }
 
 
-def target_of(stack: Stack, debs: Iterable[LockedFile]) -> Target:
+def target_of(stack: Stack, debs: Iterable[LockedFile]) -> WheelTarget:
     """The target, read from the locked Debian packages or the stack's base: its Python's full version and its glibc."""
     if stack.base:
-        return Target(stack.base.python, MACHINES[stack.platform], stack.base.glibc)
+        return WheelTarget(stack.base.python, MACHINES[stack.platform], stack.base.glibc)
     versions = {deb.name: deb.version for deb in debs}
     python, glibc = versions.get(f"python{stack.python.version}-minimal"), versions.get("libc6")
     if not python or not glibc:
@@ -82,10 +83,10 @@ def target_of(stack: Stack, debs: Iterable[LockedFile]) -> Target:
         )
     full, minor = re.match(r"[\d.]+", python), re.match(r"2\.(\d+)", glibc)
     assert full and minor, (python, glibc)
-    return Target(full[0], MACHINES[stack.platform], int(minor[1]))
+    return WheelTarget(full[0], MACHINES[stack.platform], int(minor[1]))
 
 
-def pip(target: Target, folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+def pip(target: WheelTarget, folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     """`pip download` of wheels for the target into `folder`. Its scratch files stay in `folder` too."""
     scratch = folder / "tmp"
     scratch.mkdir(parents=True, exist_ok=True)
@@ -105,9 +106,7 @@ def pip(target: Target, folder: Path, *argv: str) -> subprocess.CompletedProcess
     return done
 
 
-def download_closure(
-    stack: Stack, target: Target, folder: Path, keep: Sequence[LockedFile], say: Callable[[str], None]
-) -> None:
+def download_closure(stack: Stack, target: WheelTarget, folder: Path, keep: Sequence[LockedFile], say: Say) -> None:
     """Every wheel that `python.requirements` needs, excluded ones too, into `folder`. Raises NetworkError.
 
     keep: wheels whose versions stay, where the requirements leave that open and where all of them fit together.
@@ -123,7 +122,7 @@ def download_closure(
         raise NetworkError(f"pip could not resolve {stack.python.requirements}:\n{tail(done)}", next_step=CONFIG)
 
 
-def resolve(stack: Stack, target: Target, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def resolve(stack: Stack, target: WheelTarget, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     if stack.python.constraints:
         (folder / "constraints.txt").write_text("".join(f"{row}\n" for row in stack.python.constraints))
         options = (*options, "--constraint", str(folder / "constraints.txt"))
@@ -145,7 +144,9 @@ def no_such_file(text: str) -> str | None:
     return match[1] if match else None
 
 
-def download(stack: Stack, target: Target, wanted: Sequence[LockedFile], folder: Path, how_to_get: HowToGet) -> None:
+def download(
+    stack: Stack, target: WheelTarget, wanted: Sequence[LockedFile], folder: Path, how_to_get: HowToGet
+) -> None:
     """Fetch locked wheels into `folder`, named as in the lock. Raises NetworkError or IntegrityError.
 
     how_to_get: what to do about files that are no longer offered.
@@ -198,7 +199,9 @@ def mismatch(wanted: Sequence[LockedFile], text: str, how_to_get: HowToGet) -> I
     )
 
 
-def download_from_backend(stack: Stack, target: Target, wheel: LockedFile, folder: Path, how_to_get: HowToGet) -> None:
+def download_from_backend(
+    stack: Stack, target: WheelTarget, wheel: LockedFile, folder: Path, how_to_get: HowToGet
+) -> None:
     """A wheel that only PyTorch's own index has, by uv, which knows that index (`python.torch_backend`).
 
     The parsing is tested; the download was not run against the real index, which the development machine cannot reach.
@@ -213,7 +216,7 @@ def download_from_backend(stack: Stack, target: Target, wheel: LockedFile, folde
     )
 
 
-def backend_urls(stack: Stack, target: Target, requirement: str) -> list[tuple[str, str, str]]:
+def backend_urls(stack: Stack, target: WheelTarget, requirement: str) -> list[tuple[str, str, str]]:
     """(URL, SHA-256, distribution) of the wheels that uv would take for one requirement. Network."""
     done = compiled(stack, target, requirement, "--no-deps")
     if done.returncode:
@@ -223,7 +226,7 @@ def backend_urls(stack: Stack, target: Target, requirement: str) -> list[tuple[s
 
 def compiled(
     stack: Stack,
-    target: Target,
+    target: WheelTarget,
     requirements: str,
     *options: str,
     only_binary: bool = True,
@@ -301,7 +304,7 @@ def read_dist(path: Path) -> Dist:
     return Dist(canonicalize_name(message["Name"]), message["Version"], requires, extras, path)
 
 
-def reachable(dists: Mapping[str, Dist], roots: Sequence[str], exclude: Iterable[str], target: Target) -> set[str]:
+def reachable(dists: Mapping[str, Dist], roots: Sequence[str], exclude: Iterable[str], target: WheelTarget) -> set[str]:
     """The names that the roots need on the target when the excluded distributions, and what only they need, stay out.
 
     An extra that a distribution does not have is passed over, as pip does. Raises KeyError for a needed distribution

@@ -20,7 +20,7 @@ TREE_NAME = "the working tree"  # the side that is no release
 
 
 @dataclass(frozen=True)
-class Part:
+class VersionedPart:
     """A package, tool or mod.
 
     sha256: of its file; "" where no build has made it yet (a mod's wheel). distribution: the name of a mod's wheel.
@@ -33,7 +33,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Source:
+class CheckpointSource:
     """A model repository that a checkpoint is made from. files: path -> SHA-256 of those that count."""
 
     repo: str
@@ -47,7 +47,7 @@ class Checkpoint:
 
     key: str
     values: Mapping[str, str] = field(default_factory=dict)
-    sources: Mapping[str, Source] = field(default_factory=dict)
+    sources: Mapping[str, CheckpointSource] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class Side:
     model: str
     image: str
     stages: Mapping[str, str]
-    debs: Mapping[str, Part]
-    wheels: Mapping[str, Part]
-    tools: Mapping[str, Part]
-    mods: Mapping[str, Part]
+    debs: Mapping[str, VersionedPart]
+    wheels: Mapping[str, VersionedPart]
+    tools: Mapping[str, VersionedPart]
+    mods: Mapping[str, VersionedPart]
     files: Mapping[str, str]
     texts: Mapping[str, str]
     values: Mapping[str, str]
@@ -103,8 +103,8 @@ class PartChange:
 
     name: str
     verdict: Verdict
-    before: Part | None
-    after: Part | None
+    before: VersionedPart | None
+    after: VersionedPart | None
 
 
 @dataclass(frozen=True)
@@ -234,14 +234,16 @@ def values_apart(before: Mapping[str, str], after: Mapping[str, str]) -> Iterato
             yield ValueChange(name, before.get(name), after.get(name))
 
 
-def parts_apart(kind: str, before: Mapping[str, Part], after: Mapping[str, Part]) -> Iterator[PartChange]:
+def parts_apart(
+    kind: str, before: Mapping[str, VersionedPart], after: Mapping[str, VersionedPart]
+) -> Iterator[PartChange]:
     for name in sorted({*before, *after}):
         old, new = before.get(name), after.get(name)
         if verdict := part_verdict(kind, old, new):
             yield PartChange(name, verdict, old, new)
 
 
-def part_verdict(kind: str, old: Part | None, new: Part | None) -> Verdict | None:
+def part_verdict(kind: str, old: VersionedPart | None, new: VersionedPart | None) -> Verdict | None:
     if old is None or new is None:
         return "added" if new else "removed"
     if old.version != new.version:
@@ -250,7 +252,9 @@ def part_verdict(kind: str, old: Part | None, new: Part | None) -> Verdict | Non
     return "bytes" if old.sha256 and new.sha256 and old.sha256 != new.sha256 else None
 
 
-def mods_apart(before: Mapping[str, Part], after: Mapping[str, Part], edited: set[str]) -> Iterator[PartChange]:
+def mods_apart(
+    before: Mapping[str, VersionedPart], after: Mapping[str, VersionedPart], edited: set[str]
+) -> Iterator[PartChange]:
     """edited: mods of which a source file differs."""
     for name in sorted({*before, *after}):
         old, new = before.get(name), after.get(name)
@@ -328,9 +332,9 @@ def checkpoints_apart(before: Checkpoint, after: Checkpoint) -> Iterator[ValueCh
             yield ValueChange(f"repository {name}", place(old) if old else None, place(new) if new else None)
 
 
-def place(source: Source) -> str:
+def place(source: CheckpointSource) -> str:
     return f"{source.repo} at {source.revision[:12]}"
 
 
-def source_values(name: str, source: Source) -> dict[str, str]:
+def source_values(name: str, source: CheckpointSource) -> dict[str, str]:
     return {f"repository {name}": place(source), **{f"{name}/{file}": sha[:12] for file, sha in source.files.items()}}

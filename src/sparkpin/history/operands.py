@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 from sparkpin.build.context_files import HIDDEN, ContextFile
 from sparkpin.build.pair import pair
 from sparkpin.build.record import BuildRecord, layer_file, read_record, record_file, records_of
-from sparkpin.build.render import Rendered
+from sparkpin.build.render import RenderedImage
 from sparkpin.build.rootfs import RootfsSpec
 from sparkpin.checkpoint.plan import checkpoint_steps, used_repositories
 from sparkpin.core.epoch import EPOCH
@@ -29,11 +29,20 @@ from sparkpin.core.errors import InputError, IntegrityError, ManifestError, Spar
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import printable
 from sparkpin.fetch.model_files import fetched_of, named_parts
-from sparkpin.history.comparison import TREE_NAME, Checkpoint, Difference, Part, Side, Source, compare, text_diff
+from sparkpin.history.comparison import (
+    TREE_NAME,
+    Checkpoint,
+    CheckpointSource,
+    Difference,
+    Side,
+    VersionedPart,
+    compare,
+    text_diff,
+)
 from sparkpin.image.listing import Contents, read_contents
 from sparkpin.image.seal import VERSION
 from sparkpin.pins import manifests, schema
-from sparkpin.releases.kept_inputs import Inputs, project_of
+from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release, Releases
 
 TREE = "."
@@ -107,7 +116,7 @@ def pin_named(paths: Paths, release: Release) -> Iterator[None]:
 
 def kept_text(paths: Paths, sha256: str) -> bytes | None:
     with contextlib.suppress(IntegrityError):
-        return Inputs.of(paths).read(sha256, "a file of the project")
+        return KeptInputs.of(paths).read(sha256, "a file of the project")
     return None
 
 
@@ -185,13 +194,14 @@ def of_records(paths: Paths, records: Sequence[BuildRecord]) -> dict[str, Any]:
     }
 
 
-def of_rendered(images: Sequence[Rendered]) -> dict[str, Any]:
+def of_rendered(images: Sequence[RenderedImage]) -> dict[str, Any]:
     """The same fields, as far as they are known before a build."""
     rows = [(row.path, row.what, sha256_of(row), row.size) for image in images for row in image.context]
     found = parts_of(images[0].rootfs, rows)
     mods = {mod.name: mod.distribution for image in images for row in image.context if (mod := row.mod)}
     found["mods"] = {
-        name: Part(part.version, "", part.size, canonicalize_name(mods[name])) for name, part in found["mods"].items()
+        name: VersionedPart(part.version, "", part.size, canonicalize_name(mods[name]))
+        for name, part in found["mods"].items()
     }
     return {
         "image": "",
@@ -207,28 +217,32 @@ def sha256_of(file: ContextFile) -> str:
     return "" if file.mod else file.sha256
 
 
-def parts_of(rootfs: RootfsSpec | None, rows: Iterable[tuple[str, str, str, int]]) -> dict[str, dict[str, Part]]:
+def parts_of(
+    rootfs: RootfsSpec | None, rows: Iterable[tuple[str, str, str, int]]
+) -> dict[str, dict[str, VersionedPart]]:
     """rows: (path, what, SHA-256, size) of the files that the builds saw."""
-    found: dict[str, dict[str, Part]] = {"debs": {}, "wheels": {}, "tools": {}, "mods": {}}
+    found: dict[str, dict[str, VersionedPart]] = {"debs": {}, "wheels": {}, "tools": {}, "mods": {}}
     if rootfs:
-        found["debs"] = {deb.name: Part(deb.version, deb.sha256, deb.size) for deb in rootfs.debs}
+        found["debs"] = {deb.name: VersionedPart(deb.version, deb.sha256, deb.size) for deb in rootfs.debs}
     for path, what, sha256, size in rows:
         if what.endswith(HIDDEN):
             continue
         kind, _, rest = what.partition(" ")
         name, _, version = rest.rpartition(" ")
         if kind == "wheel":
-            found["wheels"][name] = Part(version, sha256, size)
+            found["wheels"][name] = VersionedPart(version, sha256, size)
         elif kind == "mod":
-            found["mods"][name] = Part(version, sha256, size, canonicalize_name(Path(path).name.partition("-")[0]))
+            found["mods"][name] = VersionedPart(
+                version, sha256, size, canonicalize_name(Path(path).name.partition("-")[0])
+            )
         elif kind == "source":
-            found["tools"][name] = Part(version, sha256, size)
+            found["tools"][name] = VersionedPart(version, sha256, size)
         elif path.startswith("tools/") and kind != "sparkpin":  # its own scripts are files of the project
-            found["tools"][kind] = Part(rest, sha256, size)
+            found["tools"][kind] = VersionedPart(rest, sha256, size)
     return found
 
 
-def texts_of(images: Sequence[BuildRecord | Rendered]) -> dict[str, str]:
+def texts_of(images: Sequence[BuildRecord | RenderedImage]) -> dict[str, str]:
     """Without what follows from the build keys, which are other keys when anything at all is changed."""
     found = {}
     for image in images:
@@ -239,7 +253,7 @@ def texts_of(images: Sequence[BuildRecord | Rendered]) -> dict[str, str]:
     return found
 
 
-def values_of(images: Sequence[BuildRecord | Rendered], epoch: int, form: int) -> dict[str, str]:
+def values_of(images: Sequence[BuildRecord | RenderedImage], epoch: int, form: int) -> dict[str, str]:
     found = {"platform": images[0].platform, "times of all files": str(epoch), "canonical form": str(form)}
     if rootfs := images[0].rootfs:
         words = [word for word in rootfs.arguments if not word.startswith("--include=")]  # these are the packages
@@ -282,8 +296,8 @@ def checkpoint_of(
     )
 
 
-def source_of(entry: schema.RepositoryLock) -> Source:
+def source_of(entry: schema.RepositoryLock) -> CheckpointSource:
     """The headers that no tensor is taken from do not count."""
     files = {tensor.file for tensor in entry.tensors}
     used = entry.model_copy(update={"headers": [header for header in entry.headers if header.file in files]})
-    return Source(entry.repo, entry.revision, {path: part.sha256 for path, part in named_parts(used)})
+    return CheckpointSource(entry.repo, entry.revision, {path: part.sha256 for path, part in named_parts(used)})

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from sparkpin.core import terminal
-from sparkpin.history.comparison import TREE_NAME, Difference, Part, PartChange, Side, TextChange, ValueChange
-from sparkpin.history.why import Layer, Origin, Package, Place
-from sparkpin.image.listing import Entry
+from sparkpin.history.comparison import TREE_NAME, Difference, PartChange, Side, TextChange, ValueChange, VersionedPart
+from sparkpin.history.why import PathOrigin, TracedLayer, TracedPackage, TracedPath
+from sparkpin.image.listing import PathEntry
 from sparkpin.image.listing_diff import METADATA, Tally, empty_folders
 
 NEEDED = 6  # packages that need another, or lie in a folder
@@ -209,7 +209,7 @@ def image_lines(found: Difference, *, all_files: bool) -> Iterator[str]:
         yield "--files lists every path"
 
 
-def mods_of(found: Difference) -> Iterator[tuple[str, Part]]:
+def mods_of(found: Difference) -> Iterator[tuple[str, VersionedPart]]:
     yield from found.before.mods.items()
     yield from found.after.mods.items()
 
@@ -236,7 +236,7 @@ def path_rows(found: Difference, folders: set[str], *, all_files: bool) -> Itera
     assert found.contents
     quiet = set() if all_files else found.expected
 
-    def wanted(entry: Entry) -> bool:
+    def wanted(entry: PathEntry) -> bool:
         return (entry.kind != "dir" or entry.path in folders) if not all_files else True
 
     rows = [(e.path, f"+ {e.path}") for e in found.contents.added if e.owner not in quiet and wanted(e)]
@@ -277,12 +277,12 @@ def difference_json(found: Difference) -> dict[str, Any]:
     return {"identical": found.identical, **whole}
 
 
-def origin_lines(origin: Origin) -> Iterator[str]:
+def origin_lines(origin: PathOrigin) -> Iterator[str]:
     """The whole answer of `invoke why`."""
     yield from map(tame, columns(origin_rows(origin)))
 
 
-def origin_rows(origin: Origin) -> list[tuple[str, str]]:
+def origin_rows(origin: PathOrigin) -> list[tuple[str, str]]:
     """(label, text); a text that goes on has no label."""
     place = origin.place
     rows: list[tuple[str, str]] = []
@@ -309,16 +309,16 @@ def origin_rows(origin: Origin) -> list[tuple[str, str]]:
     return rows
 
 
-def is_file(place: Place) -> bool:
+def is_file(place: TracedPath) -> bool:
     return place.entry is not None and place.entry.kind != "dir"
 
 
-def layer_text(layer: Layer) -> str:
+def layer_text(layer: TracedLayer) -> str:
     name = f" ({layer.name})" if layer.name else ""
     return f"{layer.number} of {layer.of}{name}, stage {layer.stage}"
 
 
-def entry_text(entry: Entry) -> str:
+def entry_text(entry: PathEntry) -> str:
     words = {"dir": "folder", "symlink": "link to", "hardlink": "another name of", "char": "device", "block": "device"}
     parts = [words.get(entry.kind, entry.kind)]
     if entry.link:
@@ -333,12 +333,12 @@ def entry_text(entry: Entry) -> str:
     return ", ".join(parts)
 
 
-def package_text(package: Package) -> str:
+def package_text(package: TracedPackage) -> str:
     kind = {"deb": "Debian package", "wheel": "wheel", "source": "source", "mod": "mod"}[package.kind]
     return f"{kind} {package.name} {package.version}"
 
 
-def package_rows(package: Package) -> Iterator[tuple[str, str]]:
+def package_rows(package: TracedPackage) -> Iterator[tuple[str, str]]:
     yield "package", f"{package_text(package)}, {size_text(package.size)}"
     yield "", package.file
     yield "", f"sha256 {package.sha256}"
@@ -355,7 +355,7 @@ def package_rows(package: Package) -> Iterator[tuple[str, str]]:
         yield "", package.note
 
 
-def below_rows(origin: Origin) -> Iterator[tuple[str, str]]:
+def below_rows(origin: PathOrigin) -> Iterator[tuple[str, str]]:
     if not origin.below:
         return
     files, size = (sum(pair[at] for pair in origin.below.values()) for at in (0, 1))
@@ -366,5 +366,5 @@ def below_rows(origin: Origin) -> Iterator[tuple[str, str]]:
         yield "", f"and of {len(origin.below) - NEEDED} more packages"
 
 
-def origin_json(origin: Origin) -> dict[str, Any]:
+def origin_json(origin: PathOrigin) -> dict[str, Any]:
     return asdict(origin)

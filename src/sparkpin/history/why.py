@@ -25,7 +25,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import count, printable
 from sparkpin.fetch.store import Store
 from sparkpin.fetch.wheels import Dist, applicable, read_dist, target_of
-from sparkpin.image.listing import Contents, Entry, above, image_contents, parents_of, read_contents, source_of
+from sparkpin.image.listing import Contents, PathEntry, above, image_contents, parents_of, read_contents, source_of
 from sparkpin.image.listing_diff import MARKS, common
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Stack, Stage
@@ -39,7 +39,7 @@ ROOT_LAYER = "root file system"
 
 
 @dataclass(frozen=True)
-class Layer:
+class TracedLayer:
     """number: from 1, the lowest, to `of`; name: of the Dockerfile's tree, "" where it is not known."""
 
     number: int
@@ -50,7 +50,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Package:
+class TracedPackage:
     """kind: "deb", "wheel", "source" or "mod"; lock: the file whose entry names it, "" for a mod; asked: where people
     ask for it; needed: "package (its requirement)" of each that needs it; chain: from what people ask for down to it,
     if longer.
@@ -70,7 +70,7 @@ class Package:
 
 
 @dataclass(frozen=True)
-class Place:
+class TracedPath:
     """One path of an image.
 
     entry: None of a folder that no layer names; layer: the one that is seen; replaced: lower ones that have the path
@@ -78,15 +78,15 @@ class Place:
     """
 
     path: str
-    entry: Entry | None
-    layer: Layer | None
-    replaced: tuple[Layer, ...]
-    package: Package | None
+    entry: PathEntry | None
+    layer: TracedLayer | None
+    replaced: tuple[TracedLayer, ...]
+    package: TracedPackage | None
     source: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Origin:
+class PathOrigin:
     """links: those that were followed from the path asked for to `place`; dangling: `place` is a link to nothing;
     circle: `place` is a link, and following it comes back to one before; deleted: the layer that hides `place`, which
     then is in a layer and not in the image; below: of a folder, package -> (files, bytes).
@@ -94,32 +94,32 @@ class Origin:
 
     release: str
     asked: str
-    links: tuple[Place, ...]
-    place: Place
+    links: tuple[TracedPath, ...]
+    place: TracedPath
     dangling: bool = False
     circle: bool = False
-    deleted: Layer | None = None
+    deleted: TracedLayer | None = None
     below: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Image:
+class TracedImage:
     """A release's layers, lowest first, and what a container sees of them (path -> number of the layer, entry)."""
 
-    layers: tuple[Layer, ...]
+    layers: tuple[TracedLayer, ...]
     contents: tuple[Contents, ...]
-    seen: Mapping[str, tuple[int, Entry]]
+    seen: Mapping[str, tuple[int, PathEntry]]
     folders: frozenset[str]
 
     @classmethod
-    def of(cls, layers: Sequence[Layer], contents: Sequence[Contents]) -> Image:
+    def of(cls, layers: Sequence[TracedLayer], contents: Sequence[Contents]) -> TracedImage:
         seen = image_contents(contents)
         return cls(tuple(layers), tuple(contents), seen, frozenset(parents_of(seen)))
 
     def has(self, path: str) -> bool:
         return path in self.seen or path in self.folders or not path
 
-    def naming(self, path: str) -> list[tuple[Layer, Entry]]:
+    def naming(self, path: str) -> list[tuple[TracedLayer, PathEntry]]:
         """The layers that hold a path, visible or not, lowest first."""
         return [
             (layer, entry)
@@ -128,7 +128,7 @@ class Image:
             if entry.path == path and entry.kind not in MARKS
         ]
 
-    def hider(self, path: str, over: Layer) -> Layer | None:
+    def hider(self, path: str, over: TracedLayer) -> TracedLayer | None:
         """The lowest layer over one that deletes a path, or puts something else than a folder over it."""
         folders = set(above(path))
         for layer, contents in zip(self.layers[over.number :], self.contents[over.number :], strict=True):
@@ -140,25 +140,25 @@ class Image:
         return None
 
 
-def why(paths: Paths, tag: str, path: str) -> Origin:
+def why(paths: Paths, tag: str, path: str) -> PathOrigin:
     """Raises InputError, with the nearest names, for a path that no layer has."""
     release = Releases(paths).get(tag)
     records = records_of(paths, release)
     layers = layers_of(records)
-    image = Image.of(layers, [read_contents(layer_file(paths, layer.diff_id)) for layer in layers])
+    image = TracedImage.of(layers, [read_contents(layer_file(paths, layer.diff_id)) for layer in layers])
     way = follow(image, path)
     end = way.end
     witness = Witness(paths, release, records, image)
     hops = tuple(witness.place(link) for link in way.links)
     if way.dangling or way.circle:
         place = witness.with_reasons(hops[-1])
-        return Origin(release.tag, path, hops[:-1], place, dangling=way.dangling, circle=way.circle)
+        return PathOrigin(release.tag, path, hops[:-1], place, dangling=way.dangling, circle=way.circle)
     if image.has(end):
-        return Origin(release.tag, path, hops, witness.with_reasons(witness.place(end)), below=witness.below(end))
+        return PathOrigin(release.tag, path, hops, witness.with_reasons(witness.place(end)), below=witness.below(end))
     if held := image.naming(end):
         layer, entry = held[-1]
-        place = Place(end, entry, layer, (), witness.package(entry, layer), witness.source(entry, layer))
-        return Origin(release.tag, path, hops, witness.with_reasons(place), deleted=image.hider(end, layer))
+        place = TracedPath(end, entry, layer, (), witness.package(entry, layer), witness.source(entry, layer))
+        return PathOrigin(release.tag, path, hops, witness.with_reasons(place), deleted=image.hider(end, layer))
     near = nearest(image, end)
     raise InputError(
         f"{release.tag} has no {path}" + (f" (that is /{printable(end)})" if hops else ""),
@@ -168,12 +168,14 @@ def why(paths: Paths, tag: str, path: str) -> Origin:
     )
 
 
-def layers_of(records: Sequence[BuildRecord]) -> list[Layer]:
+def layers_of(records: Sequence[BuildRecord]) -> list[TracedLayer]:
     ids = records[-1].diff_ids
     names = {layer.diff_id: layer.name for record in records for layer in record.layers if layer.diff_id}
     names.setdefault(ids[0], ROOT_LAYER)
     stages = [next(r.stage for r in records if len(r.diff_ids) > at) for at in range(len(ids))]
-    return [Layer(at + 1, len(ids), names.get(diff_id, ""), stages[at], diff_id) for at, diff_id in enumerate(ids)]
+    return [
+        TracedLayer(at + 1, len(ids), names.get(diff_id, ""), stages[at], diff_id) for at, diff_id in enumerate(ids)
+    ]
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ class Way:
     circle: bool = False
 
 
-def follow(image: Image, path: str) -> Way:
+def follow(image: TracedImage, path: str) -> Way:
     """As the kernel goes, below the image's root; ".." of the path asked for is taken as text."""
     rest = clean(path)
     links: list[str] = []
@@ -219,7 +221,7 @@ def clean(path: str) -> str:
     return posixpath.normpath(posixpath.join("/", path)).strip("/")
 
 
-def nearest(image: Image, path: str) -> list[str]:
+def nearest(image: TracedImage, path: str) -> list[str]:
     """Paths that a person may have meant: that name in like folders, or like names where the path still exists."""
     name = posixpath.basename(path)
     same = [known for known in image.seen if posixpath.basename(known) == name]
@@ -242,15 +244,17 @@ class Witness:
     paths: Paths
     release: Release
     records: Sequence[BuildRecord]
-    image: Image
+    image: TracedImage
 
-    def place(self, path: str) -> Place:
+    def place(self, path: str) -> TracedPath:
         if path not in self.image.seen:
-            return Place(path, None, None, (), None, ("no layer names this folder itself: it came with what is in it",))
+            return TracedPath(
+                path, None, None, (), None, ("no layer names this folder itself: it came with what is in it",)
+            )
         number, entry = self.image.seen[path]
         layer = self.image.layers[number]
         replaced = tuple(lower for lower, _ in self.image.naming(path) if lower.number < layer.number)
-        return Place(path, entry, layer, replaced, self.package(entry, layer), self.source(entry, layer))
+        return TracedPath(path, entry, layer, replaced, self.package(entry, layer), self.source(entry, layer))
 
     def below(self, folder: str) -> dict[str, tuple[int, int]]:
         """Of a folder: package -> (files, bytes), those with the most bytes first."""
@@ -268,25 +272,25 @@ class Witness:
                 sizes[owner] += entry.size
         return {owner: (files[owner], sizes[owner]) for owner in sorted(files, key=lambda o: (-sizes[o], o))}
 
-    def record(self, layer: Layer) -> BuildRecord:
+    def record(self, layer: TracedLayer) -> BuildRecord:
         return next(record for record in self.records if record.stage == layer.stage)
 
-    def inputs(self, layer: Layer) -> list[BuildInput]:
+    def inputs(self, layer: TracedLayer) -> list[BuildInput]:
         """Files that the build of the layer's stage saw, those for the very layer first."""
         own = f"wheels/{layer.name}/"
         return sorted(self.record(layer).context, key=lambda file: not file.path.startswith(own))
 
-    def package(self, entry: Entry, layer: Layer) -> Package | None:
+    def package(self, entry: PathEntry, layer: TracedLayer) -> TracedPackage | None:
         kind, _, name = entry.owner.partition(":")
         lock = f"pins/stacks/{self.release.stack}.lock"
         rootfs = self.records[0].rootfs
         if kind == "deb" and rootfs and not self.is_merged(entry):
             for deb in rootfs.debs:
                 if deb.name == name:
-                    return Package("deb", name, deb.version, deb.file, deb.size, deb.sha256, lock)
+                    return TracedPackage("deb", name, deb.version, deb.file, deb.size, deb.sha256, lock)
         return distribution_in(self.inputs(layer), name, lock) if kind == "wheel" else None
 
-    def with_reasons(self, place: Place) -> Place:
+    def with_reasons(self, place: TracedPath) -> TracedPath:
         """Who asked for its package, read from the release's project as it was."""
         if place.package is None:
             return place
@@ -298,7 +302,7 @@ class Witness:
             return replace(place, package=replace(place.package, note=f"who asked for it is not told: {error.message}"))
         return replace(place, package=self.reasons(place.package, stack, chain))
 
-    def reasons(self, package: Package, stack: Stack, chain: Sequence[Stage]) -> Package:
+    def reasons(self, package: TracedPackage, stack: Stack, chain: Sequence[Stage]) -> TracedPackage:
         file = f"pins/stacks/{stack.name}.yaml"
         if package.kind == "mod":
             asked = [f"mods of {file}"] if package.name in stack.mods else []
@@ -313,7 +317,7 @@ class Witness:
             replace(package, asked=tuple(f"python.requirements of {file}: {row}" for row in asked)), stack
         )
 
-    def needed(self, package: Package, stack: Stack) -> Package:
+    def needed(self, package: TracedPackage, stack: Stack) -> TracedPackage:
         store = Store(self.paths.store)
         wheels = [file for file in self.records[0].context if file.what.startswith("wheel ")]
         wheels = [file for file in wheels if not file.what.endswith(HIDDEN)]
@@ -333,10 +337,10 @@ class Witness:
             chain=chain_to(package.name, edges, names),
         )
 
-    def source(self, entry: Entry, layer: Layer) -> tuple[str, ...]:
+    def source(self, entry: PathEntry, layer: TracedLayer) -> tuple[str, ...]:
         return tuple(filter(None, self.sources(entry, layer)))
 
-    def sources(self, entry: Entry, layer: Layer) -> Iterator[str]:
+    def sources(self, entry: PathEntry, layer: TracedLayer) -> Iterator[str]:
         module = source_of(entry.path)
         if module in self.image.seen and entry.kind == "file":
             how = "its package's installation" if layer.name == ROOT_LAYER else "install.py"
@@ -357,14 +361,14 @@ class Witness:
         else:
             yield self.in_wheel(entry, layer)
 
-    def copied(self, entry: Entry, layer: Layer) -> str:
+    def copied(self, entry: PathEntry, layer: TracedLayer) -> str:
         """Empty files are all alike: they say nothing about where they come from."""
         for file in self.inputs(layer) if entry.size else ():
             if file.sha256 == entry.sha256 and file.size == entry.size:
                 return f"copied from the build's context: {file.path} ({file.what})"
         return ""
 
-    def mod_source(self, entry: Entry, layer: Layer) -> str:
+    def mod_source(self, entry: PathEntry, layer: TracedLayer) -> str:
         """The project's file that a file of a mod is: of several with its bytes, the one in the likest folder."""
         package = self.package(entry, layer)
         if package is None or package.kind != "mod":
@@ -378,7 +382,7 @@ class Witness:
         parts = entry.path.split("/")[::-1]
         return f"{max(same, key=lambda path: common(path.split('/')[::-1], parts))} of the project" if same else ""
 
-    def set_up(self, entry: Entry) -> str:
+    def set_up(self, entry: PathEntry) -> str:
         """How the root file system came to what no package's list has."""
         rootfs = self.records[0].rootfs
         if self.is_merged(entry):
@@ -391,14 +395,14 @@ class Witness:
             return "made by the root file system's set-up: rootfs.sh writes it"
         return "" if entry.kind == "dir" else "made as packages were installed; no package lists it"
 
-    def is_merged(self, entry: Entry) -> bool:
+    def is_merged(self, entry: PathEntry) -> bool:
         """Packages list these links, too, as the folders that they once were."""
         rootfs = self.records[0].rootfs
         return entry.kind == "symlink" and any(
             f'"$1/{entry.path}"' in word for word in (rootfs.arguments if rootfs else ())
         )
 
-    def in_wheel(self, entry: Entry, layer: Layer) -> str:
+    def in_wheel(self, entry: PathEntry, layer: TracedLayer) -> str:
         """Whether a file lies in its wheel as it is; the wheel is looked at where a store has it."""
         kind, _, name = entry.owner.partition(":")
         if kind != "wheel":
@@ -423,7 +427,7 @@ def dist_of(path: Path) -> Dist | None:
         return None
 
 
-def distribution_in(rows: Iterable[BuildInput], name: str, lock: str) -> Package | None:
+def distribution_in(rows: Iterable[BuildInput], name: str, lock: str) -> TracedPackage | None:
     """What a build read that a distribution came from: its wheel, its mod, or the archive that it was compiled from."""
     for file in rows:
         what, _, rest = file.what.removesuffix(f" {HIDDEN}").partition(" ")
@@ -431,7 +435,7 @@ def distribution_in(rows: Iterable[BuildInput], name: str, lock: str) -> Package
         compiled = what == "source" and canonicalize_name(called) == name and file.path.startswith("source/archives/")
         if compiled or (what in ("wheel", "mod") and distribution_of(file) == name):
             locked = "" if what == "mod" else lock
-            return Package(what, called, version, Path(file.path).name, file.size, file.sha256, locked)
+            return TracedPackage(what, called, version, Path(file.path).name, file.size, file.sha256, locked)
     return None
 
 

@@ -8,11 +8,12 @@ import re
 import shutil
 import subprocess
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
 from sparkpin.core.errors import BuildError, DiskError, EngineError, HostError
+from sparkpin.core.terminal import Say
 
 LAST_LINES = 25
 STEP = re.compile(r"^#(\d+) (\[(?!internal\]).+)$")  # "#5 [torch 2/3] RUN ..."
@@ -49,7 +50,7 @@ def build(
     context: Path,
     tag: str | None,
     *,
-    say: Callable[[str], None],
+    say: Say,
     target: str | None = None,
     output: Path | None = None,
     platform: str | None = None,
@@ -93,7 +94,7 @@ def build(
             raise failure(report, context)
 
 
-def follow(lines: Iterable[str], say: Callable[[str], None]) -> str:
+def follow(lines: Iterable[str], say: Say) -> str:
     """Tell each step and, where it took time, its end. Returns what to show if the build fails."""
     names: dict[str, str] = {}
     output: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=LAST_LINES))

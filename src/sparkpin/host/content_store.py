@@ -20,7 +20,7 @@ from typing import Any
 
 from sparkpin.core.errors import BuildError
 from sparkpin.core.files import Joined, write_json
-from sparkpin.image.seal import Part, Sealed, digest_of
+from sparkpin.image.seal import Sealed, SealedLayer, digest_of
 
 # containerd gives these types to what it reads from a `docker save` archive: both ways lead to the same manifest.
 MANIFEST_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
@@ -43,7 +43,7 @@ class Blob:
 
 
 @dataclass(frozen=True)
-class Index:
+class OciIndex:
     """The members that make an OCI image index of a sealed image's archive.
 
     digest: of the manifest, which is the Id that the image will have; blobs: the layers, lowest first.
@@ -97,7 +97,7 @@ def image_manifest(config: bytes, layers: Sequence[Blob]) -> bytes:
     return compact(value)
 
 
-def image_index(sealed: Sealed, parts: Sequence[Part], below: Sequence[Blob]) -> Index:
+def image_index(sealed: Sealed, parts: Sequence[SealedLayer], below: Sequence[Blob]) -> OciIndex:
     """below: what the store has for the parts that are left out, lowest first."""
     rows = iter(below)
     filled = [part for part in parts if not part.empty]
@@ -118,7 +118,7 @@ def image_index(sealed: Sealed, parts: Sequence[Part], below: Sequence[Blob]) ->
         "index.json": compact(index),
         "oci-layout": compact({"imageLayoutVersion": "1.0.0"}),
     }
-    return Index(digest, blobs, members)
+    return OciIndex(digest, blobs, members)
 
 
 def compact(value: object) -> bytes:

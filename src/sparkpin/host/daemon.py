@@ -22,6 +22,7 @@ from typing import Any
 from sparkpin.core import files
 from sparkpin.core.errors import HostError
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.host.endpoint import ask, named_engine
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -112,7 +113,7 @@ def read_settings(config: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def start_engine(paths: Paths, say: Callable[[str], None], daemon: Daemon | None = None) -> str:
+def start_engine(paths: Paths, say: Say, daemon: Daemon | None = None) -> str:
     """Version of the engine that answers, started when none did. HostError when none can be had.
 
     An engine that the user names (DOCKER_HOST, a context) is theirs: it answers or that is the error.
@@ -149,7 +150,7 @@ def start_command(has_systemd: bool) -> str:
     return "sudo systemctl start docker" if has_systemd else "sudo sh -c 'setsid dockerd >/dev/null 2>&1 &'"
 
 
-def start_by_systemd(url: str, say: Callable[[str], None]) -> str:
+def start_by_systemd(url: str, say: Say) -> str:
     say("starting the Docker engine: systemctl start docker")
     done = subprocess.run(["systemctl", "start", "docker"], capture_output=True, text=True, check=False)
     if done.returncode == 0 and (version := wait_for(url, lambda: None, say)):
@@ -160,7 +161,7 @@ def start_by_systemd(url: str, say: Callable[[str], None]) -> str:
     )
 
 
-def start_directly(daemon: Daemon, url: str, say: Callable[[str], None]) -> str:
+def start_directly(daemon: Daemon, url: str, say: Say) -> str:
     """Run dockerd in a session of its own, so that it outlives this process."""
     command = shutil.which("dockerd", path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
     if command is None:
@@ -210,7 +211,7 @@ def start_directly(daemon: Daemon, url: str, say: Callable[[str], None]) -> str:
     )
 
 
-def wait_for(url: str, ended: Callable[[], str | None], say: Callable[[str], None]) -> str | None:
+def wait_for(url: str, ended: Callable[[], str | None], say: Say) -> str | None:
     """The engine's version once it answers; None when it ended or did not answer in time."""
     started = told = time.monotonic()
     while time.monotonic() - started < START_TIMEOUT:
@@ -225,7 +226,7 @@ def wait_for(url: str, ended: Callable[[], str | None], say: Callable[[str], Non
     return None
 
 
-def clear_left_over(daemon: Daemon, say: Callable[[str], None]) -> None:
+def clear_left_over(daemon: Daemon, say: Say) -> None:
     """Remove pid files that name no engine of ours; everything else dockerd clears by itself."""
     for pidfile, name in ((daemon.pidfile, "dockerd"), (daemon.containerd_pidfile, "containerd")):
         if pidfile.exists() and owner_of(pidfile, name) is None:
@@ -252,7 +253,7 @@ def last_lines(log: Path, start: int) -> str:
     return "\n".join(f"  {line}" for line in lines[-LOG_LINES:])
 
 
-def stop_engine(daemon: Daemon, say: Callable[[str], None]) -> None:
+def stop_engine(daemon: Daemon, say: Say) -> None:
     """Stop a private engine and unmount what it left mounted. Works on one that was killed as well."""
     if daemon.is_system:
         raise ValueError("the machine's own engine is not ours to stop")

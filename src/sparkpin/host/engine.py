@@ -21,11 +21,12 @@ import requests
 
 from sparkpin.core.errors import DiskError, EngineError
 from sparkpin.core.files import CHUNK, atomic_file, sha256_file
+from sparkpin.core.terminal import Say
 from sparkpin.host import buildkit
 from sparkpin.host.content_store import (
     NO_SIZES,
     Blob,
-    Index,
+    OciIndex,
     Sizes,
     image_index,
     image_manifest,
@@ -34,7 +35,7 @@ from sparkpin.host.content_store import (
 )
 from sparkpin.host.endpoint import elsewhere, environment
 from sparkpin.image.layer_tar import Slice
-from sparkpin.image.seal import CREATED, CREATED_BY, Part, Sealed, digest_of, image_config, seal
+from sparkpin.image.seal import CREATED, CREATED_BY, Sealed, SealedLayer, digest_of, image_config, seal
 
 CONNECT_TIMEOUT = 30  # seconds
 TIMEOUT = 3600  # seconds without an answer: an engine with a slow disk is silent for minutes while it loads an image
@@ -174,7 +175,7 @@ class Engine:
 
     def load_sealed(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[SealedLayer],
         config: Mapping[str, Any],
         *,
         os: str,
@@ -191,7 +192,7 @@ class Engine:
         out.
         """
         made: list[Sealed] = []
-        nameless: list[Index] = []  # what containerd's store takes in by an index has no tag yet
+        nameless: list[OciIndex] = []  # what containerd's store takes in by an index has no tag yet
         below = [] if self.keeps_layers else self.blobs([part.diff_id for part in parts if part.left_out], sizes)
 
         def more(sealed: Sealed) -> Mapping[str, bytes]:
@@ -273,7 +274,7 @@ class Engine:
         """
         digest, size = sha256_file(tar)
         with tar.open("rb") as file:
-            part = Part(f"sha256:{digest}", raw=Slice(file, 0, size))
+            part = SealedLayer(f"sha256:{digest}", raw=Slice(file, 0, size))
             config = {"Labels": dict(labels)}
             self.load_sealed([part], config, os="linux", architecture=architecture, tag=ref, sent=sent)
         image = self.image(ref)
@@ -286,7 +287,7 @@ class Engine:
         context: Path,
         tag: str | None = None,
         *,
-        say: Callable[[str], None],
+        say: Say,
         target: str | None = None,
         output: Path | None = None,
         platform: str | None = None,

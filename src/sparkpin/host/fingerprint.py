@@ -13,18 +13,18 @@ from pydantic import Field
 
 from sparkpin.host import machine as hosts
 from sparkpin.host.gpus import Gpu, Run, read_gpus
-from sparkpin.pins.schema import Model
+from sparkpin.pins.schema import StrictModel
 
 Text = Annotated[str, Field(max_length=200)]
 
 
-class GpuKind(Model):
+class GpuKind(StrictModel):
     name: Text
     compute_capability: Text
     driver: Text
 
 
-class Fingerprint(Model):
+class Fingerprint(StrictModel):
     """machine: the firmware's product name, "" where there is none; memory in bytes; docker: the engine's version, ""
     where it was not asked."""
 

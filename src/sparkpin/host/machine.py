@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from sparkpin.core.errors import HostError, SparkpinError
 from sparkpin.core.files import existing_parent
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.host import buildkit, daemon, endpoint
 
 if TYPE_CHECKING:  # ./install.sh imports this before .venv exists, with the standard library alone
@@ -377,7 +378,7 @@ def mending(lacking: Sequence[Requirement], host: Host) -> tuple[list[Sequence[s
     return commands_for(packages, *(r.then for r in ours if r.then)), [r for r in lacking if r not in ours]
 
 
-def install(lacking: Sequence[Requirement], host: Host, say: Callable[[str], None]) -> None:
+def install(lacking: Sequence[Requirement], host: Host, say: Say) -> None:
     """Install the packages of what is lacking. HostError, and nothing changed, where that cannot help.
 
     That is: no root, no apt, or a lack that no package meets.

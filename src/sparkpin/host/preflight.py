@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 
 from sparkpin.core.errors import SparkpinError
 from sparkpin.core.names import choose
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.host import machine as hosts
 
 FOLDERS = {"stack": "pins/stacks", "recipe": "recipes", "stage": "stages"}
@@ -42,9 +42,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def look(
-    paths: Paths, stack: str | None, *, dry_run: bool, show: Callable[[str], None], say: Callable[[str], None]
-) -> None:
+def look(paths: Paths, stack: str | None, *, dry_run: bool, show: Say, say: Say) -> None:
     """Raises HostError, with nothing changed, when this machine lacks what only a person can give.
 
     stack: None for the one for this machine; say: is told each command that is run, before it runs.

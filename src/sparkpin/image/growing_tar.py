@@ -15,7 +15,7 @@ PAUSE = 0.02
 """Seconds between two looks at a file that has not grown far enough."""
 
 
-class Stopped(Exception):
+class WriterFailed(Exception):
     """Who writes the file failed."""
 
 
@@ -43,7 +43,7 @@ class Followed(io.RawIOBase):
 
     def wait(self) -> None:
         if self.stopped.is_set():
-            raise Stopped
+            raise WriterFailed
         self.written.wait(PAUSE)
 
     def readable(self) -> bool:

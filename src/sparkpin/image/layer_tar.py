@@ -104,7 +104,7 @@ class Member(NamedTuple):  # made ten thousand times for a layer: a dataclass ta
 
 
 @dataclass
-class Span:
+class TarSpan:
     """A piece of a canonical tar, planned before it is read.
 
     written: (start, bytes) of headers and padding; copied: [start, end, offset in the source] of stretches to read, in
@@ -160,12 +160,12 @@ class CanonicalLayer:
         """The tar, in pieces of about CHUNK bytes. buffer: is asked for the place of each; ROOM bytes are enough."""
         return (span.read(self.source, buffer()) for span in self.spans())
 
-    def spans(self) -> Iterator[Span]:
-        span, rest = Span(), 0
+    def spans(self) -> Iterator[TarSpan]:
+        span, rest = TarSpan(), 0
         for member in self.members:
             if span.size >= CHUNK:
                 yield span
-                span = Span()
+                span = TarSpan()
             span.write(ZEROS[:rest] + header(member))
             rest = -member.size % BLOCK
             if member.kind == REGULAR:
@@ -175,14 +175,14 @@ class CanonicalLayer:
                         span.copy(member, begin, begin + room)
                         begin += room
                     yield span
-                    span = Span()
+                    span = TarSpan()
                 span.copy(member, begin, member.size)
         span.write(ZEROS[:rest] + END)
         yield span
 
     def read(self, member: Member) -> bytes:
         """All of a file's data: for small files."""
-        span = Span()
+        span = TarSpan()
         span.copy(member, 0, member.size)
         return bytes(span.read(self.source))
 

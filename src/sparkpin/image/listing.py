@@ -43,7 +43,7 @@ DIST_INFO = re.compile(r"(?P<site>.*/)?(?P<name>[^/][^/-]*)-[^/]*\.dist-info/(?P
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PathEntry:
     """One path of a layer.
 
     path: without a slash at either end; bytes that are not UTF-8 as surrogate escapes. Of a "whiteout" it is the path
@@ -70,10 +70,10 @@ class Entry:
     owner: str = ""
 
 
-Contents = tuple[Entry, ...]
-VALUES = operator.attrgetter(*(field.name for field in fields(Entry)))
-DEFAULTS = tuple(field.default for field in fields(Entry))
-DEVICE = [field.name for field in fields(Entry)].index("device")
+Contents = tuple[PathEntry, ...]
+VALUES = operator.attrgetter(*(field.name for field in fields(PathEntry)))
+DEFAULTS = tuple(field.default for field in fields(PathEntry))
+DEVICE = [field.name for field in fields(PathEntry)].index("device")
 
 
 def contents_of(layer: CanonicalLayer) -> Contents:
@@ -103,15 +103,15 @@ def entries(layer: CanonicalLayer, sums: Mapping[bytes, str]) -> Contents:
     """The contents of a layer. sums: its files' SHA-256 (hex) by path."""
     owner = owners(layer)
 
-    def entry(member: Member) -> Entry:
+    def entry(member: Member) -> PathEntry:
         path = text(member.path)
         folder, _, name = path.rpartition("/")
         if name.startswith(MARK):
             mark = name == OPAQUE
-            return Entry(
+            return PathEntry(
                 folder if mark else f"{folder}/{name[4:]}".lstrip("/"), "opaque" if mark else "whiteout", 0, 0, 0, 0
             )
-        return Entry(
+        return PathEntry(
             path,
             KINDS[member.kind],
             member.mode,
@@ -216,12 +216,12 @@ def above(path: str) -> Iterator[str]:
         yield path
 
 
-def image_contents(layers: Sequence[Contents]) -> dict[str, tuple[int, Entry]]:
+def image_contents(layers: Sequence[Contents]) -> dict[str, tuple[int, PathEntry]]:
     """Path -> (number of its layer, entry) as a container sees it, sorted by path. layers: lowest first.
 
     Deletion marks work on the layers below theirs; what is not a folder hides a folder of its name with all below.
     """
-    seen: dict[str, tuple[int, Entry]] = {}
+    seen: dict[str, tuple[int, PathEntry]] = {}
     folders: set[str] = set()  # of the layers below; more than there still are does no harm
     for number, layer in enumerate(layers):
         own = {entry.path: (number, entry) for entry in layer if entry.kind not in ("whiteout", "opaque")}
@@ -255,7 +255,7 @@ def write_contents(path: Path, contents: Contents) -> None:
         packed.write(b"".join(json_line(row(entry)) for entry in contents))
 
 
-def row(entry: Entry) -> list[Any]:
+def row(entry: PathEntry) -> list[Any]:
     values = list(VALUES(entry))
     while values[-1] == DEFAULTS[len(values) - 1]:
         values.pop()
@@ -302,13 +302,13 @@ def parse_contents(packed: bytes) -> Contents:
         raise IntegrityError(f"no listing of a layer's contents: {error}") from None
 
 
-def parse_entry(values: Any) -> Entry:
+def parse_entry(values: Any) -> PathEntry:
     """ValueError or TypeError for what `row` would not write."""
     if type(values) is not list:
         raise ValueError(f"it has an entry {str(values)[:200]}")
     if len(values) > DEVICE:
         values[DEVICE] = tuple(values[DEVICE])
-    entry = Entry(*values)
+    entry = PathEntry(*values)
     path, kind, mode, uid, gid, size, sha256, link, device, capability, owner = VALUES(entry)
     texts = {type(path), type(sha256), type(link), type(capability), type(owner)} == {str}
     numbers = {type(mode), type(uid), type(gid), type(size), *map(type, device)} == {int}

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sparkpin.image.listing import Contents, Entry, image_contents, parents_of
+from sparkpin.image.listing import Contents, PathEntry, image_contents, parents_of
 
 METADATA = ("mode", "uid", "gid", "capability")
 SAME_DATA = {"file", "hardlink"}  # a second name of a file may come to hold its data: still the same file
@@ -14,7 +14,7 @@ MARKS = ("whiteout", "opaque")
 
 
 @dataclass(frozen=True, order=True)
-class Change:
+class FieldChange:
     """One field of a path that both sides have.
 
     field: "content" (SHA-256), "kind", "link", "device", or one of METADATA; before, after: as a person writes them.
@@ -30,9 +30,9 @@ class Change:
 class ContentsDifference:
     """Sorted by path. One path may stand in `changed` several times, once for each field."""
 
-    added: tuple[Entry, ...]
-    removed: tuple[Entry, ...]
-    changed: tuple[Change, ...]
+    added: tuple[PathEntry, ...]
+    removed: tuple[PathEntry, ...]
+    changed: tuple[FieldChange, ...]
 
     @property
     def identical(self) -> bool:
@@ -62,14 +62,14 @@ def compare_contents(before: Contents, after: Contents) -> ContentsDifference:
     )
 
 
-def key_of(entry: Entry) -> tuple[str, str]:
+def key_of(entry: PathEntry) -> tuple[str, str]:
     """A layer may hold a folder and, under the same path, the mark that hides what is below it."""
     return entry.path, entry.kind if entry.kind in MARKS else ""
 
 
-def changes(old: Entry, new: Entry) -> Iterator[Change]:
+def changes(old: PathEntry, new: PathEntry) -> Iterator[FieldChange]:
     if old.kind != new.kind:
-        yield Change(old.path, "kind", old.kind, new.kind)
+        yield FieldChange(old.path, "kind", old.kind, new.kind)
         if {old.kind, new.kind} != SAME_DATA:
             return  # the modes of a file and of a link say nothing about each other
     values = [
@@ -83,10 +83,10 @@ def changes(old: Entry, new: Entry) -> Iterator[Change]:
     ]
     for name, was, now in values:
         if was != now:
-            yield Change(old.path, name, was, now)
+            yield FieldChange(old.path, name, was, now)
 
 
-Images = tuple[dict[str, Entry], dict[str, Entry]]
+Images = tuple[dict[str, PathEntry], dict[str, PathEntry]]
 
 
 def images_apart(before: Sequence[str], after: Sequence[str], read: Callable[[str], Contents]) -> Images:
@@ -126,7 +126,7 @@ def images_apart(before: Sequence[str], after: Sequence[str], read: Callable[[st
 
     shared = {diff_id: narrowed(listings[diff_id]) for diff_id in (*before[:low], *before[len(before) - high :])}
 
-    def seen(side: Sequence[str]) -> dict[str, Entry]:
+    def seen(side: Sequence[str]) -> dict[str, PathEntry]:
         middle = [listings[diff_id] for diff_id in side[low : len(side) - high]]
         layers = [*(shared[d] for d in side[:low]), *middle, *(shared[d] for d in side[len(side) - high :])]
         return {path: entry for path, (_, entry) in image_contents(layers).items()}
@@ -168,7 +168,7 @@ def tallies(images: Images, found: ContentsDifference) -> tuple[Tally, ...]:
     old, new = images
     counts: dict[str, Counter[str]] = defaultdict(Counter)
 
-    def note(entry: Entry, what: str, **sizes: int) -> None:
+    def note(entry: PathEntry, what: str, **sizes: int) -> None:
         if entry.kind != "dir" or what == "metadata":
             counts[entry.owner].update({what: 1, **sizes})
 
@@ -185,7 +185,7 @@ def tallies(images: Images, found: ContentsDifference) -> tuple[Tally, ...]:
     return tuple(Tally(owner, **counts[owner]) for owner in sorted(counts, key=lambda owner: (not owner, owner)))
 
 
-def empty_folders(entries: Iterable[Entry]) -> set[str]:
+def empty_folders(entries: Iterable[PathEntry]) -> set[str]:
     """Of added or removed entries, the folders that did not come or go with something in them."""
     paths = [entry.path for entry in entries]
     return set(paths) - parents_of(paths)

@@ -23,7 +23,7 @@ LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 
 
 @dataclass(frozen=True)
-class Layer:
+class OciLayer:
     """digest: SHA-256 of the tar ("sha256:..."), which is its diff ID; size: bytes of the tar."""
 
     digest: str
@@ -31,7 +31,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Image:
+class OciImage:
     """One image for `docker load`. config: the exact configuration; diff_ids: its layers, lowest first."""
 
     config: bytes
@@ -52,7 +52,7 @@ def text(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def manifest(config: bytes, layers: Sequence[Layer]) -> bytes:
+def manifest(config: bytes, layers: Sequence[OciLayer]) -> bytes:
     """OCI image specification, "Image Manifest"."""
     return text(
         {
@@ -64,7 +64,7 @@ def manifest(config: bytes, layers: Sequence[Layer]) -> bytes:
     )
 
 
-def layout(config: bytes, layers: Sequence[Layer], tag: str) -> dict[str, bytes]:
+def layout(config: bytes, layers: Sequence[OciLayer], tag: str) -> dict[str, bytes]:
     """Path -> content of a layout's files, all but the layers. manifest.json is for `docker load`, which wants it."""
     image = manifest(config, layers)
     platform = json.loads(config)
@@ -93,7 +93,7 @@ def layout(config: bytes, layers: Sequence[Layer], tag: str) -> dict[str, bytes]
     }
 
 
-def load_archive(images: Sequence[Image], layers: Mapping[str, Slice]) -> Iterator[bytes]:
+def load_archive(images: Sequence[OciImage], layers: Mapping[str, Slice]) -> Iterator[bytes]:
     """The bytes for `docker load` of images that share layers (diff ID -> tar), in pieces.
 
     A layer that is not in `layers` is left out: the engine has it.

@@ -2,7 +2,7 @@
 
 `docker save` writes folders and manifest.json (up to 24) or an OCI layout and manifest.json (from 25): manifest.json
 tells where the parts lie in both. An engine on overlay2 already has the parent's layers and does not read them from the
-archive of a `docker load`, so they may be left out; see `Part`.
+archive of a `docker load`, so they may be left out; see `SealedLayer`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ ARCHIVE_CONFIG, ARCHIVE_MANIFEST = "config.json", "manifest.json"
 
 
 @dataclass(frozen=True)
-class Part:
+class SealedLayer:
     """One layer of a sealed image.
 
     diff_id: given for a layer that is sealed already, else found while the layer is written.
@@ -176,7 +176,7 @@ def uncompressed(layer: Slice, folder: Path, stack: contextlib.ExitStack) -> Sli
         return Slice(file, 0, file.tell())
 
 
-def parts_of(saved: Saved, parent: Sequence[str]) -> list[Part]:
+def parts_of(saved: Saved, parent: Sequence[str]) -> list[SealedLayer]:
     """What becomes of each layer of a saved image: the parent's pass through, the others are made canonical.
 
     parent: the diff IDs of the sealed parent.
@@ -186,13 +186,13 @@ def parts_of(saved: Saved, parent: Sequence[str]) -> list[Part]:
             "the built image does not stand on its parent's layers",
             next_step="run the build again; the parent may have been replaced meanwhile",
         )
-    below = [Part(d, raw=tar) for d, tar in zip(parent, saved.layers, strict=False)]
-    return below + [Part(layer=read_layer(cast(BinaryIO, tar))) for tar in saved.layers[len(parent) :]]
+    below = [SealedLayer(d, raw=tar) for d, tar in zip(parent, saved.layers, strict=False)]
+    return below + [SealedLayer(layer=read_layer(cast(BinaryIO, tar))) for tar in saved.layers[len(parent) :]]
 
 
 def seal(
     write: Callable[[bytes | memoryview], object],
-    parts: Sequence[Part],
+    parts: Sequence[SealedLayer],
     config: Mapping[str, Any],
     *,
     os: str,

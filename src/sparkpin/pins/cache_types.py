@@ -1,7 +1,7 @@
 """Cache types that not every vLLM serves: names that patched ones knew, and those that need the mod `turboquant`.
 
 No released vLLM takes the former: its parser would end the server at its start, so a recipe is refused before it is
-built. The mod `turboquant` holds the same table (its formats.py); tests/unit/pins/test_recipes_cachetypes.py reads both.
+built. The mod `turboquant` holds the same table (its formats.py); a test reads both.
 """
 
 from __future__ import annotations

@@ -25,16 +25,16 @@ from sparkpin.pins.schema import (
     CommunityPin,
     Families,
     Family,
-    Model,
     ModelLock,
     ModelPin,
     Recipe,
     Stack,
     StackLock,
     Stage,
+    StrictModel,
 )
 
-M = TypeVar("M", bound=Model)
+M = TypeVar("M", bound=StrictModel)
 YAML_LIMIT, LOCK_LIMIT = 256 << 10, 24 << 20  # bytes; each locked tensor takes 150
 SCALAR = {"str", "int", "float", "bool"}  # schema.Scalar, as pydantic names what a value could have been
 DEPTH, NODES = 50, 50_000  # of a YAML file, aliases counted as what they stand for

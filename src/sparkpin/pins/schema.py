@@ -26,11 +26,11 @@ MACHINES: dict[str, str] = {"linux/amd64": "x86_64", "linux/arm64": "aarch64"}  
 CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp", "int8-head"]
 
 
-class Model(BaseModel):
+class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class LockedFile(Model):
+class LockedFile(StrictModel):
     """One file with its size in bytes and SHA-256. `version` is empty for files of a model repository."""
 
     name: str
@@ -40,14 +40,14 @@ class LockedFile(Model):
     sha256: Sha256
 
 
-class Debian(Model):
+class Debian(StrictModel):
     """suite: Debian's code name; packages: what is asked for (the lock holds the closure)."""
 
     suite: Name
     packages: list[str]
 
 
-class Base(Model):
+class Base(StrictModel):
     """An image that somebody else made, in place of a root file system of Debian's packages.
 
     image: `name@sha256:...`. python: full version of its /usr/bin/python3; glibc: minor version of its 2.x.
@@ -67,7 +67,7 @@ class Base(Model):
         return image
 
 
-class PythonLayer(Model):
+class PythonLayer(StrictModel):
     """packages: distribution names, or ["*"] for all that no other layer names.
 
     Layers go from rare to frequent change.
@@ -77,7 +77,7 @@ class PythonLayer(Model):
     packages: list[str]
 
 
-class GitTree(Model):
+class GitTree(StrictModel):
     """The files of a Git repository at one commit, those of its submodules included.
 
     commit: all of it, or `unresolved`: then `tag` says which, and the lock keeps the commit that it meant.
@@ -103,7 +103,7 @@ class SourceInput(GitTree):
     folder: Annotated[str, Field(pattern=r"^(\w[\w.-]*(/\w[\w.-]*)*)?$")] = ""
 
 
-class Source(Model):
+class SourceBuild(StrictModel):
     """A distribution that is built from source, in place of the index's wheel: docs/spark-seed.md.
 
     name, version: of the distribution; it is the only one of its layer. git: where its source lies, if not in the
@@ -121,13 +121,13 @@ class Source(Model):
     env: dict[Variable, ImageText] = {}
 
     @model_validator(mode="after")
-    def check_inputs(self) -> Source:
+    def check_inputs(self) -> SourceBuild:
         if self.name in self.inputs:
             raise ValueError(f"`inputs` of other names than {self.name}, the source's own")
         return self
 
 
-class Patch(Model):
+class Patch(StrictModel):
     """A change to the source that is built. Nothing that is installed is ever patched.
 
     file, sha256: the patch, which is kept in the project. upstream: where it comes from or is talked about.
@@ -146,7 +146,7 @@ class Patch(Model):
         return condition(text)
 
 
-class Python(Model):
+class Python(StrictModel):
     """requirements: `name==version`; exclude: distribution -> why it is left out.
 
     torch_backend: uv's word for PyTorch's own index that carries what the default index lacks.
@@ -163,7 +163,7 @@ class Python(Model):
     constraints: dict[Bound, Reason] = {}
     overrides: dict[Exactly, Reason] = {}
     as_of: Annotated[str, Field(pattern=r"^(20\d\d-\d\d-\d\d)?$")] = ""
-    source: Source | None = None
+    source: SourceBuild | None = None
     layers: list[PythonLayer]
 
     @model_validator(mode="after")
@@ -178,7 +178,7 @@ class Python(Model):
         return bool(self.overrides or self.as_of or self.source)
 
 
-class Serve(Model):
+class Serve(StrictModel):
     """What `vllm serve` and its container need.
 
     flags: `--flag: value`; null gives a bare flag; a mapping gives JSON.
@@ -188,7 +188,7 @@ class Serve(Model):
     env: dict[str, Scalar] = {}
 
 
-class Image(Model):
+class ImageExtras(StrictModel):
     """What the images have beside packages.
 
     env: variables; path: folders that stand before the others in PATH; links: path of a symbolic link -> its target.
@@ -200,14 +200,14 @@ class Image(Model):
     links: dict[ImagePath, ImageText] = {}
 
 
-class Gpu(Model):
+class StackGpu(StrictModel):
     """What the images are for. sm: compute capability; cuda: the release of compiler, headers and runtime alike."""
 
     sm: Annotated[str, Field(pattern=r"^\d{1,2}\.\d$")]
     cuda: Annotated[str, Field(pattern=r"^\d{1,2}\.\d$")]
 
 
-class Stack(Model):
+class Stack(StrictModel):
     """pins/stacks/<name>.yaml: every external input of the images for one platform.
 
     debian, base: one of them, what the images stand on. gpu: absent for images that use none.
@@ -223,8 +223,8 @@ class Stack(Model):
     base: Base | None = None
     python: Python
     build_on: dict[PLATFORMS, Name] = {}
-    gpu: Gpu | None = None
-    image: Image = Image()
+    gpu: StackGpu | None = None
+    image: ImageExtras = ImageExtras()
     patches: list[Patch] = []
     mods: list[Name] = []
     serve: Serve = Serve()
@@ -250,7 +250,7 @@ class Stack(Model):
         return self.debian
 
 
-class SourceLock(Model):
+class SourceLock(StrictModel):
     """What building from source needs beside the images' own packages; nothing of it but its result is in an image.
 
     archives: the source first, then its inputs by name; version: a release's, or a commit.
@@ -265,7 +265,7 @@ class SourceLock(Model):
         return [*self.archives, *self.debs, *self.wheels]
 
 
-class StackLock(Model):
+class StackLock(StrictModel):
     """pins/stacks/<name>.lock. inputs: SHA-256 of the parts of the stack file that decide the closure.
 
     base: the image by digest that the images stand on; empty where `debs` make their root file system.
@@ -310,7 +310,7 @@ class StackLock(Model):
         return self
 
 
-class Smoke(Model):
+class Smoke(StrictModel):
     """checks: names in sparkpin.smoke.checks; acceptance_floor: least share of drafted tokens that must be accepted;
     position_floors: of the first, second, ... token of each draft; draft_lengths: numbers of drafted tokens to prove
     beside the stage's own, each with a server of its own, 0 for none; drift: nats by which the log-probabilities of a
@@ -324,7 +324,7 @@ class Smoke(Model):
     drift: Annotated[float, Field(gt=0)] | None = None
 
 
-class Quality(Model):
+class Quality(StrictModel):
     """What a stage may cost against its parent (docs/quality.md); no limit where a key is left out.
 
     kl, continued_kl: nats a token at most; top1: least share of the same likeliest token; perplexity: ratio at most;
@@ -350,7 +350,7 @@ def condition(text: str) -> str:
     return text
 
 
-class CommunityPin(Model):
+class CommunityPin(StrictModel):
     """pins/community/<name>.yaml: where a mod with a run.sh comes from that this project does not hold.
 
     git: the repository at a commit; folder: the mod's in it. drop_when: from which version on the mod is not to be
@@ -365,7 +365,7 @@ class CommunityPin(Model):
     drop_when: Annotated[str, AfterValidator(lambda text: condition(text) if text else text)] = ""
 
 
-class CommunityLock(Model):
+class CommunityLock(StrictModel):
     """pins/community/<name>.lock. archive: the mod's folder as a tar; its `version` is the commit."""
 
     mod: Name
@@ -373,7 +373,7 @@ class CommunityLock(Model):
     archive: LockedFile
 
 
-class Stage(Model):
+class Stage(StrictModel):
     """stages/<name>.yaml: one step of the chain. community: mods with a run.sh, which edits what is installed."""
 
     name: Name
@@ -388,7 +388,7 @@ class Stage(Model):
     quality: Quality = Quality()
 
 
-class Repository(Model):
+class PinnedRepository(StrictModel):
     """A model repository: of the Hub, or a folder of this machine that stands for it.
 
     repo: the Hub's id. revision: a commit hash, never a branch; `unresolved` where nobody has fetched it yet: the first
@@ -401,14 +401,14 @@ class Repository(Model):
     folder: str = ""
 
 
-class Generator(Model):
+class Generator(StrictModel):
     """A model that is made here instead of fetched from the Hub; see sparkpin.fetch.tinymodel."""
 
     name: Literal["scripted-tiny"]
     seed: int
 
 
-class FormatRule(Model):
+class FormatRule(StrictModel):
     """What the modules of the base that fit a pattern (fnmatch) hold after the `hybrid` step. The first rule counts.
 
     fp8: `weight` (F8_E4M3) and `weight_scale_inv` of `source`, one scale for each `block`. plain: the `weight` (BF16,
@@ -431,7 +431,7 @@ class FormatRule(Model):
         return self
 
 
-class HybridStep(Model):
+class HybridStep(StrictModel):
     """rules: see FormatRule. unused: how many tensors of the sources outside of experts stay unused, where that is
     known; checkpoint.unused says which count.
     """
@@ -440,7 +440,7 @@ class HybridStep(Model):
     unused: Annotated[int, Field(ge=0)] | None = None
 
 
-class MtpStep(Model):
+class MtpStep(StrictModel):
     """Register the tensors of the MTP layer whose names fit a pattern (fnmatch) in the index.
 
     file: where the base has them if its index lists none; where they are written if `source`, another repository,
@@ -452,7 +452,7 @@ class MtpStep(Model):
     source: Name | None = None
 
 
-class ModelPin(Model):
+class ModelPin(StrictModel):
     """pins/models/<name>.yaml: repositories with revisions, and what the checkpoint steps take from each.
 
     base is fetched whole; of every other repository only index, config, headers and the tensors that the steps take.
@@ -462,12 +462,12 @@ class ModelPin(Model):
     description: str
     generator: Generator | None = None
     base: Name
-    repositories: dict[Name, Repository]
+    repositories: dict[Name, PinnedRepository]
     hybrid: HybridStep | None = None
     mtp: MtpStep | None = None
 
 
-class RepositoryLock(Model):
+class RepositoryLock(StrictModel):
     """files: all of the repository, with the Hub's hashes. headers, tensors: what is fetched by ranges, to the store.
 
     headers: one entry for each safetensors file: `name` and `file` are its path, size and sha256 those of its first
@@ -482,7 +482,7 @@ class RepositoryLock(Model):
     tensors: list[LockedFile] = []
 
 
-class ModelLock(Model):
+class ModelLock(StrictModel):
     """pins/models/<name>.lock: what is fetched of every repository."""
 
     model: Name
@@ -490,7 +490,7 @@ class ModelLock(Model):
     repositories: dict[Name, RepositoryLock]
 
 
-class ServeChoice(Model):
+class ServeChoice(StrictModel):
     """A flag of `vllm serve` for models of a family, where neither recipe nor stack nor stage says it.
 
     vllm: bounds on the stack's version, "" for all. value: as in `Serve.flags`. reason: what is known, and how.
@@ -511,7 +511,7 @@ class ServeChoice(Model):
         return text
 
 
-class Family(Model):
+class Family(StrictModel):
     """Models that clients and `vllm serve` treat alike.
 
     models: patterns (fnmatch, case aside) on the repository's id. context: tokens that the model was made for; output:
@@ -526,13 +526,13 @@ class Family(Model):
     serve: list[ServeChoice] = []
 
 
-class Families(Model):
+class Families(StrictModel):
     """pins/families.yaml: the first family with a pattern that fits counts."""
 
     families: list[Family]
 
 
-class Recipe(Model):
+class Recipe(StrictModel):
     """recipes/<name>.yaml: the community's v1 format plus stack, stage and model_revision (`unresolved`: the lock's).
 
     mods: of the format: folders or archives with a run.sh, which edits what is installed (docs/mods.md).

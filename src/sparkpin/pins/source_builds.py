@@ -12,12 +12,12 @@ from pathlib import Path
 
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins.patches import name_of, require_patches
-from sparkpin.pins.schema import MACHINES, LockedFile, Source, Stack, StackLock
+from sparkpin.pins.schema import MACHINES, LockedFile, SourceBuild, Stack, StackLock
 
 FOLDER = "source"
 
 
-def source_of(project: Path, stack: Stack, lock: StackLock) -> Source | None:
+def source_of(project: Path, stack: Stack, lock: StackLock) -> SourceBuild | None:
     """The stack's source, when the lock has it, too. ManifestError for a patch that is not what the stack says."""
     source = stack.python.source
     if source is None:
@@ -31,7 +31,7 @@ def source_of(project: Path, stack: Stack, lock: StackLock) -> Source | None:
     return source
 
 
-def layer_of(stack: Stack, source: Source) -> str:
+def layer_of(stack: Stack, source: SourceBuild) -> str:
     return next(layer.name for layer in stack.python.layers if layer.packages == [source.name])
 
 

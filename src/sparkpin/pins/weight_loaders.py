@@ -24,7 +24,7 @@ TOOK = re.compile(r"Loading weights took ([\d.]+) seconds")
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightBytes:
     """Bytes: all of the checkpoint's tensors, its largest file, its largest tensor."""
 
     total: int
@@ -48,7 +48,7 @@ class Loader:
         return set_flag(argv, FLAG, self.format) if self.chosen and self.format != DEFAULT else list(argv)
 
 
-def choose(argv: Sequence[str], versions: Mapping[str, str], weights: Weights, free: int) -> Loader:
+def choose(argv: Sequence[str], versions: Mapping[str, str], weights: WeightBytes, free: int) -> Loader:
     """The fastest that fits, on a GPU. A loader that the command line names stays, and what speaks against it is said.
 
     versions: of what the image holds, by distribution. free: bytes, before the server starts.
@@ -66,7 +66,7 @@ def choose(argv: Sequence[str], versions: Mapping[str, str], weights: Weights, f
     return Loader(DEFAULT, f"{FAST} {why[FAST]}; {INSTANT} {why[INSTANT]}", chosen=True)
 
 
-def needed(name: str, versions: Mapping[str, str], weights: Weights) -> int:
+def needed(name: str, versions: Mapping[str, str], weights: WeightBytes) -> int:
     """Bytes at the moment when most is held: the model's parameters are all there before the first file is read."""
     if name == FAST:
         # From 0.5 on one file is read while another is copied: parallel_loader.py, `queue_size`.
@@ -75,7 +75,7 @@ def needed(name: str, versions: Mapping[str, str], weights: Weights) -> int:
     return weights.total + SHARE * max(RING, 3 * weights.tensor) + PROCESS
 
 
-def obstacle(name: str, versions: Mapping[str, str], weights: Weights, free: int) -> str:
+def obstacle(name: str, versions: Mapping[str, str], weights: WeightBytes, free: int) -> str:
     if name not in versions:
         return "is not in the image"
     if (need := needed(name, versions, weights)) > free:
@@ -83,7 +83,7 @@ def obstacle(name: str, versions: Mapping[str, str], weights: Weights, free: int
     return ""
 
 
-def fits(name: str, versions: Mapping[str, str], weights: Weights, free: int) -> str:
+def fits(name: str, versions: Mapping[str, str], weights: WeightBytes, free: int) -> str:
     what = f"files of up to {gib(weights.file)}" if name == FAST else f"tensors of up to {gib(weights.tensor)}"
     return f"{gib(needed(name, versions, weights))} for a moment, for {what}, and {gib(free)} are free"
 

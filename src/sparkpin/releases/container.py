@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,11 @@ from docker.models.containers import Container
 from docker.types import DeviceRequest, LogConfig, Ulimit
 
 from sparkpin.core.errors import CheckpointError, EngineError, HostError, IntegrityError
+from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine
 from sparkpin.pins.vllm_command import MODEL_PATH
 from sparkpin.releases import compile_caches
 from sparkpin.releases.record import Release
-
-Say = Callable[[str], None]
 
 UID = 10001
 NETWORK = "sparkpin"
@@ -209,7 +208,7 @@ def end_of(state: Mapping[str, Any]) -> str:
     return reason + (f" ({state['Error']})" if state.get("Error") else "")
 
 
-class Progress:
+class StartProgress:
     """Tells each step of vLLM's start-up once, as its log shows it."""
 
     def __init__(self, say: Say) -> None:

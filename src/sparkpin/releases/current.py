@@ -8,6 +8,7 @@ from typing import Any
 
 from sparkpin.core.errors import CheckpointError, EngineError, InputError, SparkpinError
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.host import disk_usage
 from sparkpin.host.engine import Engine
 from sparkpin.releases import quality_gate
@@ -40,7 +41,7 @@ def promote(paths: Paths, engine: Engine, tag: str) -> Release:
         return records.get(release.tag)
 
 
-def rollback(paths: Paths, engine: Engine, recipe: str, say: Callable[[str], None]) -> Release:
+def rollback(paths: Paths, engine: Engine, recipe: str, say: Say) -> Release:
     """Go back to the newest release of the recipe that is older than the current one and that `promote` would take.
 
     Image, checkpoint and flags come back together: the record names all three. Nothing changes unless all are there.

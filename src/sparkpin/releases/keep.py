@@ -13,14 +13,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from sparkpin.core import files
 from sparkpin.core.errors import ManifestError
-from sparkpin.pins.schema import Model
+from sparkpin.pins.schema import StrictModel
 from sparkpin.releases.record import SCHEMA, Release, Releases, check_schema, now, read_json
 
 FILE = "pinned.json"
 REPAIR = "mend the file, or remove it and run `invoke pin TAG` again for each release to keep"
 
 
-class Pin(Model):
+class Pin(StrictModel):
     """since: ISO 8601, UTC; note: why, in one line; may be empty."""
 
     since: str

@@ -27,14 +27,14 @@ BRING_BACK = "import a bundle of a release that has it (`invoke import FILE`), o
 
 
 @dataclass(frozen=True)
-class Inputs:
+class KeptInputs:
     """kept: the store of SPARKPIN_HOME; fetched: that of SPARKPIN_CACHE."""
 
     kept: Store
     fetched: Store
 
     @classmethod
-    def of(cls, paths: Paths) -> Inputs:
+    def of(cls, paths: Paths) -> KeptInputs:
         return cls(Store(paths.inputs, next_step=BRING_BACK), Store(paths.store))
 
     def holding(self, file: LockedFile) -> Store:
@@ -95,7 +95,7 @@ def reason(error: SparkpinError) -> str:
 @contextlib.contextmanager
 def project_of(paths: Paths, release: Release) -> Iterator[Path]:
     """The project as it was when the release was made: a temporary folder with recipe, pins, locks, stages, mods."""
-    inputs = Inputs.of(paths)
+    inputs = KeptInputs.of(paths)
     if not release.inputs:
         raise InputError(
             f"{release.tag} does not say what it was made from", next_step=f"invoke build --stage {release.stage}"

@@ -28,7 +28,7 @@ from sparkpin.core import files
 from sparkpin.core.errors import InputError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.host.fingerprint import Fingerprint
-from sparkpin.pins.schema import Model, Name, Sha256
+from sparkpin.pins.schema import Name, Sha256, StrictModel
 from sparkpin.releases import lookup
 
 SCHEMA: Literal[1] = 1
@@ -65,7 +65,7 @@ def tag_of(recipe: str, stage: str, key: str) -> str:
     return f"sparkpin/{recipe}:{stage}-{key[:12]}"
 
 
-class Demands(Model):
+class Demands(StrictModel):
     """What the smoke test of a release asks for. It is in the record, so that an old release is judged as it was.
 
     checks: names, in the order in which they run; mods: those that must report that they are at work; kernels: those

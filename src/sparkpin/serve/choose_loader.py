@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 from sparkpin.checkpoint.safetensors import read_header
 from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.host import machine
 from sparkpin.pins import manifests
-from sparkpin.pins.weight_loaders import Weights, choose
+from sparkpin.pins.weight_loaders import WeightBytes, choose
 from sparkpin.pins.wheel_layers import normal
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release
-
-Say = Callable[[str], None]
 
 
 def with_loader(paths: Paths, release: Release, checkpoint: Path, say: Say, *, gpus: bool) -> Release:
@@ -42,8 +40,8 @@ def versions_of(paths: Paths, release: Release) -> dict[str, str]:
     return {normal(wheel.name): wheel.version for wheel in lock.wheels}
 
 
-def weights_of(checkpoint: Path) -> Weights:
+def weights_of(checkpoint: Path) -> WeightBytes:
     files = sorted(checkpoint.glob("*.safetensors"))
     sizes = [file.stat().st_size for file in files]
     tensors = [info.nbytes for file in files for info in read_header(file).tensors.values()]
-    return Weights(sum(sizes), max(sizes, default=0), max(tensors, default=0))
+    return WeightBytes(sum(sizes), max(sizes, default=0), max(tensors, default=0))

@@ -16,7 +16,7 @@ OUTPUT = 16384  # tokens, where nothing is known of the model
 
 
 @dataclass(frozen=True)
-class Facts:
+class ServerFacts:
     """url: base of the OpenAI endpoint, without a slash at its end; model: its name in requests.
 
     context, output: tokens; input: kinds of a message's parts. key: variable of the environment that holds the API
@@ -47,7 +47,7 @@ def facts_of(
     origin: str,
     context: int | None = None,
     key: str = "",
-) -> Facts:
+) -> ServerFacts:
     """Of a `vllm serve` command line.
 
     context: what a running server says, which goes before all else. origin: whose command line it is, for errors.
@@ -65,7 +65,7 @@ def facts_of(
             next_step="start it first (invoke serve), or add the model's family",
         )
     tools = flags.on("--enable-auto-tool-choice") and flags.text("--tool-call-parser") is not None
-    return Facts(
+    return ServerFacts(
         url=base_of(url),
         model=served_name(argv),
         label=label,

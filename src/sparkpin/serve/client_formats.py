@@ -7,14 +7,14 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from sparkpin.serve.client_facts import Facts
+from sparkpin.serve.client_facts import ServerFacts
 
 PROVIDER = "sparkpin"
 PROXY_KEY = "LITELLM_MASTER_KEY"
 NO_KEY = "not-needed"  # the libraries want one even where the server does not
 
 
-def opencode(facts: Facts) -> str:
+def opencode(facts: ServerFacts) -> str:
     """opencode.json, in the project or in ~/.config/opencode."""
     model: dict[str, Any] = {
         "name": facts.label,
@@ -41,7 +41,7 @@ def opencode(facts: Facts) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def openai(facts: Facts) -> str:
+def openai(facts: ServerFacts) -> str:
     """Lines for a shell: OpenAI's libraries read the first two variables."""
     yes = {True: "yes", False: "no"}
     key = f'"${facts.key}"' if facts.key else NO_KEY
@@ -57,7 +57,7 @@ def openai(facts: Facts) -> str:
     )
 
 
-def continue_(facts: Facts) -> str:
+def continue_(facts: ServerFacts) -> str:
     """~/.continue/config.yaml. Its `reasoning` is an option of other providers' requests: left out."""
     capable = [name for name, there in (("tool_use", facts.tools), ("image_input", facts.images)) if there]
     model = {
@@ -73,7 +73,7 @@ def continue_(facts: Facts) -> str:
     return "\n".join(yaml_lines({"name": PROVIDER, "version": "1.0.0", "schema": "v1", "models": [model]}))
 
 
-def litellm(facts: Facts) -> str:
+def litellm(facts: ServerFacts) -> str:
     """config.yaml of its proxy, which passes requests on. Without a key for its own clients it does not start, or, in
     older versions, serves everybody who reaches it."""
     deployment = {
@@ -98,7 +98,7 @@ def litellm(facts: Facts) -> str:
     return "\n".join((f"# {PROXY_KEY}=sk-$(openssl rand -hex 24) litellm --config FILE", *yaml_lines(value)))
 
 
-FORMATS: Mapping[str, Callable[[Facts], str]] = {
+FORMATS: Mapping[str, Callable[[ServerFacts], str]] = {
     "opencode": opencode,
     "openai": openai,
     "continue": continue_,

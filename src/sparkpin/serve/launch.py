@@ -46,7 +46,7 @@ class Health:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LaunchOrder:
     """What is to be served, and how. memory: limit in bytes, swap included; labels: whose it is; timeout: seconds that
     its start may take; key: what clients have to give, None for none."""
 
@@ -68,7 +68,7 @@ class Wanted:
         return set_flag(argv, "--port", INSIDE)  # within the container only
 
 
-def create(engine: Engine, name: str, wanted: Wanted, *, hidden: bool) -> Container:
+def create(engine: Engine, name: str, wanted: LaunchOrder, *, hidden: bool) -> Container:
     """A container that has not been started. hidden: its port is published only once it is `connect`ed."""
     release = wanted.release
     settings = running.options(
@@ -102,7 +102,7 @@ def create(engine: Engine, name: str, wanted: Wanted, *, hidden: bool) -> Contai
     return container
 
 
-def healthcheck(wanted: Wanted) -> Healthcheck:
+def healthcheck(wanted: LaunchOrder) -> Healthcheck:
     health = wanted.health
     return Healthcheck(
         test=["CMD", *PYTHON, PROGRAM, "health"],
@@ -114,7 +114,7 @@ def healthcheck(wanted: Wanted) -> Healthcheck:
     )
 
 
-def parts(wanted: Wanted) -> bytes:
+def parts(wanted: LaunchOrder) -> bytes:
     """A tar of what is in FOLDER. The container's user can read it and change nothing."""
     settings = {
         "model": served_name(wanted.release.argv),

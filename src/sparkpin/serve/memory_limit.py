@@ -10,11 +10,12 @@ from pathlib import Path
 
 from sparkpin.core.errors import HostError, SparkpinError
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.host import machine as hosts
 from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests
 from sparkpin.releases import container as running
-from sparkpin.releases.container import GIB, TMPFS_BYTES, Say
+from sparkpin.releases.container import GIB, TMPFS_BYTES
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release
 from sparkpin.serve.memory import recipe as planning

@@ -10,13 +10,14 @@ from docker.models.containers import Container
 from sparkpin.core import files
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.vllm_command import flag_value, served_name
 from sparkpin.releases import container as running
-from sparkpin.releases.container import HOME_LABEL, Say
+from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts, keys, launch, memory_limit, waiting
-from sparkpin.serve.launch import Health, Wanted
+from sparkpin.serve.launch import Health, LaunchOrder
 from sparkpin.serve.ports import require_free
 from sparkpin.serve.served import (
     DEFAULT_PORT,
@@ -87,7 +88,7 @@ def start(
         space = memory_limit.room_for(paths, engine, release, checkpoint)
         if space.why:
             say(f"no memory plan ({space.why}): its limit is an estimate")
-        wanted = Wanted(
+        wanted = LaunchOrder(
             release=release,
             checkpoint=checkpoint,
             host=host,

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import Protocol
 
+from sparkpin.core.terminal import Say
 from sparkpin.releases import container as running
-from sparkpin.releases.container import Say
 from sparkpin.serve.startup import LastStart, Startup
 
 QUARTERS = 25  # percent between two lines where there is no terminal
@@ -22,7 +22,7 @@ class Lines:
     """Each step of vLLM once, and the weights by quarters."""
 
     def __init__(self, say: Say) -> None:
-        self.say, self.steps, self.told = say, running.Progress(say), 0
+        self.say, self.steps, self.told = say, running.StartProgress(say), 0
 
     def update(self, startup: Startup, log: bytes, seconds: float) -> None:
         self.steps.update(log)

@@ -10,12 +10,12 @@ from docker.models.containers import Container
 
 from sparkpin.core.errors import SmokeError, SparkpinError
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.releases.container import Say
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts, launch, memory_limit, waiting
 from sparkpin.serve.inside import PROMPT
-from sparkpin.serve.launch import Wanted
+from sparkpin.serve.launch import LaunchOrder
 from sparkpin.serve.served import RELEASE_LABEL, Served, client_of, describe, is_running, requests_under_way
 
 FORMER, NEXT = "-former", "-next"  # while one server takes another's place
@@ -28,7 +28,7 @@ class Detached(Exception):
     """The person does not wait any longer; the server goes on starting. The text says what runs."""
 
 
-def launched(paths: Paths, engine: Engine, name: str, wanted: Wanted, say: Say) -> Served:
+def launched(paths: Paths, engine: Engine, name: str, wanted: LaunchOrder, say: Say) -> Served:
     """Create, start and wait. A container that does not become ready is removed again."""
     container = launch.create(engine, name, wanted, hidden=False)
     try:
@@ -49,7 +49,7 @@ def launched(paths: Paths, engine: Engine, name: str, wanted: Wanted, say: Say) 
     return describe(container)
 
 
-def ready(paths: Paths, container: Container, wanted: Wanted, say: Say) -> None:
+def ready(paths: Paths, container: Container, wanted: LaunchOrder, say: Say) -> None:
     """It answers a request from within, and from now on Docker keeps it up."""
     folder = crash_facts.folder_of(paths, wanted.release.recipe, wanted.release.name)
     seconds = waiting.until_ready(container, wanted.release, wanted.timeout, folder, say, fresh=True)
@@ -59,7 +59,7 @@ def ready(paths: Paths, container: Container, wanted: Wanted, say: Say) -> None:
     say(f"ready after {seconds:.0f} s")
 
 
-def answered(container: Container, wanted: Wanted, say: Say) -> None:
+def answered(container: Container, wanted: LaunchOrder, say: Say) -> None:
     """SmokeError unless a real request gets its answer at the address that clients use."""
     container.reload()
     served = describe(container)
@@ -89,7 +89,7 @@ def fault_of(served: Served, key: str | None) -> str:
 
 
 def taken_over(
-    paths: Paths, engine: Engine, name: str, old: Container, wanted: Wanted, drain: float, say: Say
+    paths: Paths, engine: Engine, name: str, old: Container, wanted: LaunchOrder, drain: float, say: Say
 ) -> Served:
     """Start the new one hidden, and give it the port once it answers; until then, and if it fails, the old serves."""
     former = old.labels.get(RELEASE_LABEL, name)

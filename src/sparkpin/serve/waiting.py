@@ -10,10 +10,9 @@ import docker.errors
 from docker.models.containers import Container
 
 from sparkpin.core.errors import SmokeError
-from sparkpin.core.terminal import count
+from sparkpin.core.terminal import Say, count
 from sparkpin.host.engine import engine_errors
 from sparkpin.releases import container as running
-from sparkpin.releases.container import Say
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts, launch, startup, startup_bar
 from sparkpin.serve.postmortem import report

@@ -15,7 +15,7 @@ from sparkpin.smoke.expectations import Case, Expectations, sampled
 from sparkpin.smoke.judging import judge_calls, judge_text
 from sparkpin.smoke.replies import Fault
 from sparkpin.smoke.sse import BadStream
-from sparkpin.smoke.subject import Subject
+from sparkpin.smoke.subject import SmokeSubject
 
 LEAST_DRAFTED = 50  # fewer drafted tokens say too little about a share
 
@@ -35,13 +35,13 @@ class CheckResult:
         return "not applicable" if not self.applicable else "ok" if self.passed else "FAILED"
 
 
-Check = Callable[[Subject], str]
+Check = Callable[[SmokeSubject], str]
 
 
 def asked_both_ways(pick: Callable[[Expectations], Case]) -> Check:
     """A check that a tool is called as it should be, streamed and in one piece, and streamed at temperature 0.7."""
 
-    def check(subject: Subject) -> str:
+    def check(subject: SmokeSubject) -> str:
         case = pick(subject.expect)
         told, parts = streamed_calls(subject, case, "streamed")
         judge_calls(case, subject.chat(case))
@@ -51,7 +51,7 @@ def asked_both_ways(pick: Callable[[Expectations], Case]) -> Check:
     return check
 
 
-def streamed_calls(subject: Subject, case: Case, how: str) -> tuple[str, int]:
+def streamed_calls(subject: SmokeSubject, case: Case, how: str) -> tuple[str, int]:
     answer, parts = subject.streamed(case)
     try:
         return judge_calls(case, answer), parts
@@ -59,7 +59,7 @@ def streamed_calls(subject: Subject, case: Case, how: str) -> tuple[str, int]:
         raise Wrong(f"{how}: {wrong}") from None
 
 
-def completion(subject: Subject) -> str:
+def completion(subject: SmokeSubject) -> str:
     case = subject.expect.completion
     value = subject.complete(case.request)
     choice = only_choice(value)
@@ -67,30 +67,30 @@ def completion(subject: Subject) -> str:
     return judge_text(case, Answer(text, "", (), str(choice.get("finish_reason")), tokens_of(value)))
 
 
-def plain_chat(subject: Subject) -> str:
+def plain_chat(subject: SmokeSubject) -> str:
     return judge_text(subject.expect.chat, subject.chat(subject.expect.chat))
 
 
-def chat_sampled(subject: Subject) -> str:
+def chat_sampled(subject: SmokeSubject) -> str:
     """Sampling has its own kernels, and with MTP its own way of accepting tokens: greedy answers prove neither."""
     return judge_text(subject.expect.chat_sampled, subject.chat(subject.expect.chat_sampled))
 
 
-def chat_stream(subject: Subject) -> str:
+def chat_stream(subject: SmokeSubject) -> str:
     answer, parts = subject.streamed(subject.expect.chat)
     return f"{judge_text(subject.expect.chat, answer)}, in {parts} parts"
 
 
-def tool_call(subject: Subject) -> str:
+def tool_call(subject: SmokeSubject) -> str:
     return judge_calls(subject.expect.tool_call, subject.chat(subject.expect.tool_call))
 
 
-def tool_call_stream(subject: Subject) -> str:
+def tool_call_stream(subject: SmokeSubject) -> str:
     answer, parts = subject.streamed(subject.expect.tool_call)
     return f"{judge_calls(subject.expect.tool_call, answer)}, in {parts} parts"
 
 
-def tool_answer(subject: Subject) -> str:
+def tool_answer(subject: SmokeSubject) -> str:
     case = subject.expect.tool_answer
     answer, parts = subject.streamed(case)
     told = judge_text(case, answer)
@@ -98,16 +98,16 @@ def tool_answer(subject: Subject) -> str:
     return f"{told}, in {parts} parts and sampled"
 
 
-def long_text(subject: Subject) -> str:
+def long_text(subject: SmokeSubject) -> str:
     return judge_text(subject.expect.long_text, subject.chat(subject.expect.long_text))
 
 
-def tool_call_sampled(subject: Subject) -> str:
+def tool_call_sampled(subject: SmokeSubject) -> str:
     answer, parts = subject.streamed(subject.expect.tool_call_sampled)
     return f"{judge_calls(subject.expect.tool_call_sampled, answer)}, in {parts} parts"
 
 
-def tool_call_required(subject: Subject) -> str:
+def tool_call_required(subject: SmokeSubject) -> str:
     """The grammar that enforces a call, beside the drafts: both decide about the next token."""
     if not subject.gpu and subject.flags.json("--speculative-config"):
         raise NotApplicable(
@@ -117,11 +117,11 @@ def tool_call_required(subject: Subject) -> str:
     return asked_both_ways(lambda expect: expect.tool_call_required)(subject)
 
 
-def turkish(subject: Subject) -> str:
+def turkish(subject: SmokeSubject) -> str:
     return judge_text(subject.expect.turkish, subject.chat(subject.expect.turkish))
 
 
-def active_mods(subject: Subject) -> str:
+def active_mods(subject: SmokeSubject) -> str:
     log = subject.log()
     seen = mods.reports(log)
     faults = mods.faults(seen, subject.mods) + (kernels.faults(log, subject.kernels) if subject.kernels else [])
@@ -130,7 +130,7 @@ def active_mods(subject: Subject) -> str:
     return "; ".join([", ".join(sorted(mods.active(seen))) or "none wanted, none active", *told])
 
 
-def acceptance(subject: Subject) -> str:
+def acceptance(subject: SmokeSubject) -> str:
     reply = subject.client.get("/metrics")
     require(reply.status == 200, f"/metrics: status {reply.status}: {reply.start}")
     seen = metrics.acceptance(reply.body.decode(errors="replace"))
@@ -207,7 +207,7 @@ def require_known(names: Iterable[str], file: str, key: str) -> None:
             raise ManifestError(file, key, name, f"one of {', '.join(CHECKS)}")
 
 
-def run_check(name: str, subject: Subject) -> CheckResult:
+def run_check(name: str, subject: SmokeSubject) -> CheckResult:
     """Whatever the server does wrong is a result, not an exception."""
     start, passed, applicable = time.monotonic(), True, True
     try:

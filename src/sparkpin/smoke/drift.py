@@ -16,7 +16,7 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke.answers import NotApplicable, Wrong, a_dict, only_choice, require
 from sparkpin.smoke.evidence import evidence_folder
 from sparkpin.smoke.judging import logprob
-from sparkpin.smoke.subject import Subject
+from sparkpin.smoke.subject import SmokeSubject
 
 FILE = "logprobs.json"
 SAME = 0.01  # nats: what the same text may differ by when it is asked again, on the mean
@@ -37,7 +37,7 @@ def sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def drift(subject: Subject) -> str:
+def drift(subject: SmokeSubject) -> str:
     """The text's log-probabilities, twice with another request between, and against the reference if there is one."""
     text = subject.expect.text
     tokens, first = logprobs_of(subject, text)
@@ -72,7 +72,7 @@ def largest(one: tuple[float, ...], other: tuple[float, ...]) -> float:
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
-def logprobs_of(subject: Subject, text: str) -> tuple[tuple[int, ...], tuple[float, ...]]:
+def logprobs_of(subject: SmokeSubject, text: str) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Ids and log-probabilities of the text's tokens, as vLLM's `prompt_logprobs` gives them; the first has none."""
     request = {"prompt": text, "temperature": 0, "max_tokens": 1, "prompt_logprobs": 0}
     rows = only_choice(subject.complete(request)).get("prompt_logprobs")

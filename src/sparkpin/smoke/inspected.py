@@ -14,7 +14,7 @@ from pathlib import Path
 from sparkpin.core import terminal
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
-from sparkpin.core.progress import Say
+from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.releases import container as running
@@ -24,7 +24,7 @@ from sparkpin.smoke.evidence import Write
 from sparkpin.smoke.inspect import report
 from sparkpin.smoke.inspect.report import Result
 from sparkpin.smoke.inspect.run import inspect
-from sparkpin.smoke.load.rows import Row
+from sparkpin.smoke.load.rows import LoadRow
 from sparkpin.smoke.load.run import Loaded, run_load
 
 INSPECTED, LOADED, EMULATED = "inspected", "inspected, load without GPU", "inspected, emulated load"
@@ -76,7 +76,7 @@ def result_of(examined: Result, loaded: Loaded | None, why: str, seconds: float)
     return InspectedResult(all(one.passed for one in checks), how, loaded is not None, why, seconds, tuple(checks))
 
 
-def detail_of(row: Row) -> str:
+def detail_of(row: LoadRow) -> str:
     return f"{row.word}{f', {row.detail}' if row.detail else ''}"
 
 

@@ -13,7 +13,7 @@ BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class DraftCounts:
     """Tokens that the draft model proposed, and how many of them the model itself would have said."""
 
     drafted: int
@@ -51,7 +51,7 @@ def accepted_by_position(text: str) -> dict[int, float]:
     return accepted
 
 
-def acceptance(text: str) -> Acceptance | None:
+def acceptance(text: str) -> DraftCounts | None:
     """None where the server does not draft at all."""
     drafted, accepted = total(text, DRAFTED), total(text, ACCEPTED)
-    return None if drafted is None or accepted is None else Acceptance(int(drafted), int(accepted))
+    return None if drafted is None or accepted is None else DraftCounts(int(drafted), int(accepted))

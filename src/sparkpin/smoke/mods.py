@@ -16,7 +16,7 @@ OF_KERNELS = ("kernels", "compiled")  # events that `smoke.kernels` judges
 
 
 @dataclass(frozen=True)
-class Report:
+class ModReport:
     mod: str
     event: str
     detail: str = ""
@@ -57,22 +57,22 @@ def lines(log: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
         yield text, value if isinstance(value, dict) else {}
 
 
-def reports(log: bytes) -> tuple[Report, ...]:
+def reports(log: bytes) -> tuple[ModReport, ...]:
     """Every report in a log, in order. A line that is marked but not readable is a report of failure."""
     found = []
     for text, value in lines(log):
         try:
-            found.append(Report(value["mod"], value["event"], value.get("error", "")))
+            found.append(ModReport(value["mod"], value["event"], value.get("error", "")))
         except KeyError:
-            found.append(Report("?", "failed", f"unreadable line: {text[:120]}"))
+            found.append(ModReport("?", "failed", f"unreadable line: {text[:120]}"))
     return tuple(found)
 
 
-def active(seen: Iterable[Report]) -> frozenset[str]:
+def active(seen: Iterable[ModReport]) -> frozenset[str]:
     return frozenset(report.mod for report in seen if report.event == "active")
 
 
-def faults(seen: Iterable[Report], wanted: frozenset[str]) -> list[str]:
+def faults(seen: Iterable[ModReport], wanted: frozenset[str]) -> list[str]:
     """What is wrong: failed, missing or switched off, or active though the stage does not have it."""
     seen = tuple(report for report in seen if report.event not in OF_KERNELS)
     events = {report.mod: report.event for report in seen if report.event != "active"}

@@ -9,7 +9,7 @@ from sparkpin.smoke import metrics
 from sparkpin.smoke.answers import NotApplicable, Wrong, chat_answer, json_of, require
 from sparkpin.smoke.expectations import Case, said
 from sparkpin.smoke.judging import judge_logprobs, judge_same, judge_text
-from sparkpin.smoke.subject import CHAT, Subject
+from sparkpin.smoke.subject import CHAT, SmokeSubject
 
 STEPS = (8_192, 32_768, 131_072)
 TEMPLATE = 200  # tokens that a chat template adds, and the question
@@ -22,19 +22,19 @@ USED = "vllm:kv_cache_usage_perc"
 HITS = "vllm:prefix_cache_hits_total"
 
 
-def determinism(subject: Subject) -> str:
+def determinism(subject: SmokeSubject) -> str:
     """At temperature 0, one request at a time: the streamed answer and the plain one, twice each."""
     case = subject.expect.chat
     answers = [subject.chat(case), subject.streamed(case)[0], subject.chat(case), subject.streamed(case)[0]]
     return judge_same("temperature 0", answers)
 
 
-def logprobs(subject: Subject) -> str:
+def logprobs(subject: SmokeSubject) -> str:
     reply = subject.post(subject.expect.chat, logprobs=True, top_logprobs=5)
     return judge_logprobs(json_of(reply), chat_answer(reply).tokens)
 
 
-def image(subject: Subject) -> str:
+def image(subject: SmokeSubject) -> str:
     """A picture of one colour is named. A server that serves text alone says so itself."""
     case = subject.expect.image
     if case is None:
@@ -47,7 +47,7 @@ def image(subject: Subject) -> str:
     return judge_text(case, chat_answer(reply))
 
 
-def scraped(subject: Subject) -> str:
+def scraped(subject: SmokeSubject) -> str:
     reply = subject.client.get("/metrics")
     require(reply.status == 200, f"/metrics: status {reply.status}: {reply.start}")
     return reply.body.decode(errors="replace")
@@ -60,7 +60,7 @@ def metric(text: str, name: str) -> float:
     return value
 
 
-def cancelled(subject: Subject) -> str:
+def cancelled(subject: SmokeSubject) -> str:
     """Clients that go away amid a long answer must leave no request and no cache behind."""
     case = subject.expect.long_text
     before = metric(scraped(subject), USED)
@@ -86,18 +86,18 @@ def cancelled(subject: Subject) -> str:
     return f"{BROKEN_OFF} broken off, {used:.2%} of the cache in use as before; then {after(subject)}"
 
 
-def after(subject: Subject) -> str:
+def after(subject: SmokeSubject) -> str:
     return judge_text(subject.expect.chat, subject.chat(subject.expect.chat))
 
 
-def longest_prompt(subject: Subject, case: Case) -> int:
+def longest_prompt(subject: SmokeSubject, case: Case) -> int:
     """Tokens that a prompt may have beside its answer and the template."""
     if subject.max_model_len is None:
         return STEPS[0]  # a model of less is not served by these recipes
     return subject.max_model_len - int(case.request["max_tokens"]) - TEMPLATE
 
 
-def prefix_cache(subject: Subject) -> str:
+def prefix_cache(subject: SmokeSubject) -> str:
     """A long prompt answered from nothing and from the cache: the same words."""
     if not subject.flags.on("--enable-prefix-caching", default=True):
         raise NotApplicable("prefix caching is off: --no-enable-prefix-caching stands in the release's command")
@@ -117,7 +117,7 @@ def prefix_cache(subject: Subject) -> str:
     return f"{judge_same('cold, then warm', [cold, warm])}; {found:g} of {warm.prompt:,} tokens came from the cache"
 
 
-def long_context(subject: Subject) -> str:
+def long_context(subject: SmokeSubject) -> str:
     """What stands far up in a prompt is found again, at each length that the recipe allows."""
     room = longest_prompt(subject, subject.expect.recall(64)[0])
     steps = [step for step in STEPS if step <= room] or [room]

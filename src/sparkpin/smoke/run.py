@@ -17,12 +17,12 @@ from typing import Any
 
 from sparkpin.core.files import lock, write_json
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.pins import weight_loaders
 from sparkpin.pins.vllm_command import flag_value, served_name
 from sparkpin.releases import container as running
-from sparkpin.releases.container import Say
 from sparkpin.releases.record import Release
 from sparkpin.smoke import drafting, drift, metrics, mods
 from sparkpin.smoke.checks import CheckResult, require_known, run_check
@@ -31,7 +31,7 @@ from sparkpin.smoke.evidence import Write, evidence_folder
 from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.replies import Exchange, Fault
 from sparkpin.smoke.server import WAITING, Server, StartFault, remove_leftovers, smoke_lock, socket_argv, started
-from sparkpin.smoke.subject import Subject
+from sparkpin.smoke.subject import SmokeSubject
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class SmokeResult:
 
 
 @dataclass
-class Evidence:
+class ServerEvidence:
     """What one server leaves; filled in as it goes. mark: behind its checks' names; leaves: file -> JSON value."""
 
     argv: Sequence[str]
@@ -69,7 +69,7 @@ class Evidence:
     exchanges: list[Exchange] = field(default_factory=list)
     log: bytes = b""
     ready_seconds: float | None = None
-    acceptance: metrics.Acceptance | None = None
+    acceptance: metrics.DraftCounts | None = None
     leaves: dict[str, Any] = field(default_factory=dict)
 
     def add(self, result: CheckResult, say: Say) -> None:
@@ -98,10 +98,10 @@ def run_smoke(
     begin = time.monotonic()
     with lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
         remove_leftovers(paths, engine, say)
-        served: list[tuple[int, Evidence]] = []
+        served: list[tuple[int, ServerEvidence]] = []
         reference = drift.reference(paths, release)
         for length, variant in drafting.variants(release):
-            evidence = Evidence(socket_argv(variant), f"@{length}" if served else "")
+            evidence = ServerEvidence(socket_argv(variant), f"@{length}" if served else "")
             served.append((length, evidence))
             timeout = running.ready_timeout(checkpoint)
             with started(paths, engine, variant, checkpoint, gpus=gpus, timeout=timeout, say=say) as server:
@@ -130,10 +130,10 @@ def subject_of(
     *,
     gpus: bool,
     reference: drift.Reference | None,
-) -> Subject:
+) -> SmokeSubject:
     """What the release demands of a server that drafts `length` tokens."""
     demands = release.demands
-    return Subject(
+    return SmokeSubject(
         client=client,
         model=served_name(release.argv),
         expect=expectations_of(demands),
@@ -150,7 +150,7 @@ def subject_of(
     )
 
 
-def examine(server: Server, subject: Subject, names: Sequence[str], evidence: Evidence, say: Say) -> None:
+def examine(server: Server, subject: SmokeSubject, names: Sequence[str], evidence: ServerEvidence, say: Say) -> None:
     """Wait for the server, then run the checks until the last or until the server is gone."""
     begin = time.monotonic()
     try:
@@ -172,7 +172,7 @@ def examine(server: Server, subject: Subject, names: Sequence[str], evidence: Ev
     evidence.acceptance = measured_acceptance(subject.client)
 
 
-def measured_acceptance(client: Client) -> metrics.Acceptance | None:
+def measured_acceptance(client: Client) -> metrics.DraftCounts | None:
     """For the record, whether or not the stage has a floor for it."""
     try:
         reply = client.get("/metrics")
@@ -183,7 +183,7 @@ def measured_acceptance(client: Client) -> metrics.Acceptance | None:
 
 
 def finished(
-    paths: Paths, release: Release, served: Sequence[tuple[int, Evidence]], seconds: float, host: Fingerprint
+    paths: Paths, release: Release, served: Sequence[tuple[int, ServerEvidence]], seconds: float, host: Fingerprint
 ) -> tuple[SmokeResult, Write]:
     """served: number of drafted tokens and what that server left, the release's own first. host: where they ran."""
     _, evidence = served[0]

@@ -18,10 +18,10 @@ from docker.models.containers import Container
 from sparkpin.core.errors import BusyError
 from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.vllm_command import drop_flags, set_flag
 from sparkpin.releases import container as running
-from sparkpin.releases.container import Say
 from sparkpin.releases.record import Release
 
 if TYPE_CHECKING:  # slow to import, and `prune` needs only what killed runs left
@@ -111,7 +111,7 @@ class Server:
 
     def wait_ready(self, client: Client) -> None:
         """Return once /health answers; raise StartFault as soon as the container ends, or after the time allowed."""
-        progress = running.Progress(self._say)
+        progress = running.StartProgress(self._say)
         told = self.started
         while True:
             now = time.monotonic()

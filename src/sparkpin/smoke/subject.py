@@ -19,7 +19,7 @@ CHAT = "/v1/chat/completions"
 
 
 @dataclass(frozen=True)
-class Subject:
+class SmokeSubject:
     """A server that runs, and what is known about it.
 
     log: everything it has logged so far. mods: those that must be active. floor: least share of drafted tokens that

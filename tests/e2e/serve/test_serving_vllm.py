@@ -65,7 +65,7 @@ def paths(copy: Checkout) -> Paths:
 
 
 def made_release(copy: Checkout, paths: Paths) -> Release:
-    """A release that may be promoted. That it passed is written by hand: tests/e2e/build/test_end_to_end.py runs smoke tests."""
+    """A release that may be promoted. That it passed is written by hand: smoke tests run elsewhere."""
     copy.done("build", "--recipe", RECIPE)
     records = Releases(paths)
     newest = records.of_recipe(RECIPE)[-1]

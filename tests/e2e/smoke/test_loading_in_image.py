@@ -18,7 +18,7 @@ from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Release
 from sparkpin.smoke.inspect.elf import X86_64, Library
 from sparkpin.smoke.inspect.image import open_image
-from sparkpin.smoke.inspect.scan import Facts, scan
+from sparkpin.smoke.inspect.scan import ImageFacts, scan
 from sparkpin.smoke.load.run import run_load
 from sparkpin.smoke.server import LABEL, owner
 
@@ -72,7 +72,7 @@ def test_libraries_and_plugins_of_the_image_load(paths: Paths, engine: Engine, i
 def test_a_load_that_takes_too_long_is_ended_and_says_where_it_was(
     paths: Paths, engine: Engine, image: Release
 ) -> None:
-    loaded = run_load(paths, engine, image, Facts({}, {}), "linux/amd64", len, limit=0.5)
+    loaded = run_load(paths, engine, image, ImageFacts({}, {}), "linux/amd64", len, limit=0.5)
     assert not loaded.passed
     assert any("was ended after 0.5 s, the time that it may take" in row.detail for row in loaded.rows)
     assert {row.name for row in loaded.rows if row.detail == "not reached"} == set(MODS)

@@ -23,7 +23,7 @@ from sparkpin.smoke.checks import run_check
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.run import subject_of
 from sparkpin.smoke.server import started
-from sparkpin.smoke.subject import Subject
+from sparkpin.smoke.subject import SmokeSubject
 
 STAGE = "hybrid"  # the last one that drafts nothing
 LENGTH = 12_288
@@ -34,7 +34,7 @@ POSITIONS = '{"max_position_embeddings": 16384}'  # more than the model says it 
 
 
 @pytest.fixture(scope="module")
-def subject(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+def subject(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmokeSubject]:
     paths = Paths.from_env(PROJECT)
     release = [one for one in Releases(paths).of_recipe("scripted-tiny") if one.stage == STAGE][-1]
     argv = set_flag(drop_flags(release.argv, "--no-enable-prefix-caching"), "--max-model-len", str(LENGTH))
@@ -52,7 +52,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
 
 
 @pytest.mark.e2e
-def test_a_prompt_of_8k_is_read_and_answered_from_the_cache_as_from_nothing(subject: Subject) -> None:
+def test_a_prompt_of_8k_is_read_and_answered_from_the_cache_as_from_nothing(subject: SmokeSubject) -> None:
     found = run_check("long-context", subject)
     assert found.passed and found.applicable, found.detail
     assert found.detail.startswith("found in prompts of 8,") and "do not fit" not in found.detail, found.detail

@@ -31,7 +31,7 @@ from sparkpin.host.daemon import SYSTEM_PATH
 from sparkpin.host.endpoint import ask
 from sparkpin.host.engine import Engine
 from sparkpin.host.image_files import read_files
-from sparkpin.releases.kept_inputs import Inputs, project_of
+from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release, Releases
 
 pytestmark = [
@@ -144,7 +144,7 @@ def test_a_lost_input_is_told(site: Site) -> None:
     release = site.build()[-1]
     record = records_of(site.paths, release)[1]
     wheel = next(file for file in record.context if file.path.endswith(".whl"))
-    Inputs.of(site.paths).kept.path(wheel.sha256).unlink()
+    KeptInputs.of(site.paths).kept.path(wheel.sha256).unlink()
     with pytest.raises(IntegrityError, match=r"1 inputs of .* are gone .* mod hello 0\.1\.0") as caught:
         site.reproduce(release)
     assert "invoke import" in caught.value.next_step
@@ -216,14 +216,14 @@ def test_a_lost_listing_is_told_before_anything_is_built(site: Site) -> None:
 def test_manifests_that_cannot_be_read_any_more_are_a_note(site: Site) -> None:
     release = site.build()[-1]
     text = (site.paths.project / "stages/two.yaml").read_bytes() + b"future_field: 1\n"
-    sha256 = Inputs.of(site.paths).keep_bytes(text)
+    sha256 = KeptInputs.of(site.paths).keep_bytes(text)
     result = site.reproduce(dataclasses.replace(release, inputs={**release.inputs, "stages/two.yaml": sha256}))
     assert result.verdict == "identical" and "cannot read the recorded pins" in result.notes[0]
 
 
 def test_damaged_inputs_are_mended_by_the_next_build(site: Site) -> None:
     release = site.build()[-1]
-    inputs = Inputs.of(site.paths)
+    inputs = KeptInputs.of(site.paths)
     wheel = next(file for file in records_of(site.paths, release)[1].context if file.path.endswith(".whl"))
     paths = [inputs.kept.path(release.inputs[f"recipes/{release.recipe}.yaml"]), inputs.kept.path(wheel.sha256)]
     for path in paths:
@@ -304,7 +304,7 @@ def test_the_project_of_a_release_is_as_it_was(site: Site) -> None:
         assert pair(project, release.recipe)[-1].tag == release.tag
     assert not project.exists()
     assert pair(site.paths.project, release.recipe)[-1].tag != release.tag
-    kept = Inputs.of(site.paths).kept.path(release.inputs["recipes/" + release.recipe + ".yaml"])
+    kept = KeptInputs.of(site.paths).kept.path(release.inputs["recipes/" + release.recipe + ".yaml"])
     kept.write_bytes(b"other")
     with pytest.raises(IntegrityError, match="missing or damaged"), project_of(site.paths, release):
         pass

@@ -28,18 +28,18 @@ from sparkpin.bundle import copy as transfer
 from sparkpin.bundle import export as exporting
 from sparkpin.bundle import take_in
 from sparkpin.bundle.copy import copy
-from sparkpin.bundle.export import Wanted, export
+from sparkpin.bundle.export import BundleParts, export
 from sparkpin.bundle.form import EXPORTS, IMPORTS, Bundle, open_bundle
 from sparkpin.bundle.take_in import IMPORTED, import_bundle, require_no_conflict
 from sparkpin.checkpoint.layout import IMPORTED as MARK
 from sparkpin.core import files, progress
 from sparkpin.core.errors import DiskError, EngineError, IntegrityError
 from sparkpin.core.paths import Paths
-from sparkpin.history.prune.garbage import Search
+from sparkpin.history.prune.garbage import GarbageSearch
 from sparkpin.host import fingerprint
 from sparkpin.host.engine import Engine
-from sparkpin.image.listing import Entry, write_contents
-from sparkpin.releases.kept_inputs import Inputs
+from sparkpin.image.listing import PathEntry, write_contents
+from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release, Releases
 
 INVOKE = Path(sys.executable).parent / "invoke"
@@ -63,7 +63,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
 
 
 def write(source: Source, target: Path, release: Release | None = None, **wanted: bool) -> Path:
-    export(source.paths, lambda: source.engine, release or source.release, target, Wanted(**wanted), quiet)
+    export(source.paths, lambda: source.engine, release or source.release, target, BundleParts(**wanted), quiet)
     return target
 
 
@@ -141,7 +141,7 @@ def test_bytes_are_told_while_layers_are_read_and_loaded(
         return sum(" MB" in line and " of " in line for line in said[first + 1 : last])
 
     target = tmp_path / "out.tar"
-    export(source.paths, lambda: source.engine, source.release, target, Wanted(), said.append)
+    export(source.paths, lambda: source.engine, source.release, target, BundleParts(), said.append)
     assert far("reading 3 layers from the engine", "writing") and far("writing", "nothing more")
     said.clear()
     import_bundle(source.elsewhere(tmp_path), empty, target, said.append)
@@ -185,7 +185,7 @@ def test_what_was_imported_can_be_exported_again(source: Source, tmp_path: Path,
     paths = source.elsewhere(tmp_path)
     first = write(source, tmp_path / "first.tar", source.releases[0], store=True)
     release = import_bundle(paths, empty, first, quiet).release
-    export(paths, lambda: empty, release, tmp_path / "second.tar", Wanted(store=True), quiet)
+    export(paths, lambda: empty, release, tmp_path / "second.tar", BundleParts(store=True), quiet)
     assert (tmp_path / "second.tar").read_bytes() == first.read_bytes()
 
 
@@ -252,7 +252,7 @@ def test_killed_anywhere_it_goes_on(
 def test_a_damaged_input_is_mended(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:
     paths = source.elsewhere(tmp_path)
     import_bundle(paths, empty, bundle, quiet)
-    path = Inputs.of(paths).kept.path(next(iter(source.release.inputs.values())))
+    path = KeptInputs.of(paths).kept.path(next(iter(source.release.inputs.values())))
     data = path.read_bytes()
     path.write_bytes(bytes(len(data)))
     import_bundle(paths, empty, bundle, quiet)
@@ -391,7 +391,7 @@ def test_prune_takes_the_mark_after_its_record(source: Source, bundle: Path, tmp
     paths = source.elsewhere(tmp_path)
     release = import_bundle(paths, empty, bundle, quiet).release
     (paths.work / "saved-x").mkdir(parents=True)
-    search = Search(paths, (), (release,), (), None, time.time() + 1e9)
+    search = GarbageSearch(paths, (), (release,), (), None, time.time() + 1e9)
     rows = [path.name for path in search.files()["build records"]]
     assert len(rows) == 6 and rows[1::2] == [f"{name}.imported" for name in rows[::2]]
     assert paths.work / "saved-x" in search.files()["left by killed runs"]
@@ -473,7 +473,7 @@ def test_a_listing_or_model_that_differs_stays(source: Source, bundle: Path, tmp
     path.write_bytes(gzip.compress(gzip.decompress(plain), 0))
     import_bundle(paths, empty, bundle, quiet)
     assert path.read_bytes() != plain, "another zlib packs it otherwise"
-    write_contents(path, (Entry("etc/other", "file", 0o644, 0, 0, 0),))
+    write_contents(path, (PathEntry("etc/other", "file", 0o644, 0, 0, 0),))
     with pytest.raises(IntegrityError, match=f"differs from {path}"):
         import_bundle(paths, empty, bundle, quiet)
     path.write_bytes(plain)
@@ -505,7 +505,7 @@ def test_what_a_bundle_cannot_name_is_left_out_and_told(source: Source, bundle: 
     try:
         for path in odd:
             path.write_text("x")
-        wanted = Wanted(store=True)
+        wanted = BundleParts(store=True)
         export(source.paths, lambda: source.engine, source.release, tmp_path / "out.tar", wanted, told.append)
     finally:
         for path in odd:

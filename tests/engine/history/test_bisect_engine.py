@@ -17,8 +17,8 @@ from sparkpin.build.pair import pair
 from sparkpin.commands import bisect
 from sparkpin.core.paths import Paths
 from sparkpin.history.bisect import trial
-from sparkpin.history.bisect.changes import Change
-from sparkpin.history.bisect.plan import Plan
+from sparkpin.history.bisect.changes import ReleaseChange
+from sparkpin.history.bisect.plan import BisectPlan
 from sparkpin.history.bisect.trial import Bench
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Release, Releases
@@ -94,9 +94,14 @@ def test_a_server_for_each_trial(
     """A server that only plays vLLM, in a real container; it has no checkpoint to make. One that does not start is
     unresolved, unless that is what is looked for."""
     monkeypatch.setattr(trial, "checkpoint_of", lambda *_: checkpoint)
-    fault, other = Change("variable", "FAKE_VLLM", None, "completions-500"), Change("variable", "NOISE", None, "1")
+    fault, other = (
+        ReleaseChange("variable", "FAKE_VLLM", None, "completions-500"),
+        ReleaseChange("variable", "NOISE", None, "1"),
+    )
     bad = dataclasses.replace(release, env={"FAKE_VLLM": "completions-500", "NOISE": "1"})
-    bench = Bench(paths, Plan(release, bad, (fault, other), None, ()), ASK, True, False, 600, tmp_path, lambda _: None)
+    bench = Bench(
+        paths, BisectPlan(release, bad, (fault, other), None, ()), ASK, True, False, 600, tmp_path, lambda _: None
+    )
     assert bench.attempt((other,), 1) == ("good", "exit code 0", "001.log")
     assert bench.attempt((fault,), 2) == ("bad", "exit code 1: HTTP 500", "002.log")
     assert b"version 0.32.0" in (tmp_path / "001-server.log").read_bytes()

@@ -32,7 +32,7 @@ from sparkpin.host.content_store import Sizes
 from sparkpin.host.disk_usage import chain_ids, inventory
 from sparkpin.host.engine import Engine
 from sparkpin.image.layer_tar import read_layer
-from sparkpin.image.seal import Part, open_saved, parts_of
+from sparkpin.image.seal import SealedLayer, open_saved, parts_of
 from sparkpin.pins import manifests
 
 NEWER: dict[str, dict[str, object]] = {
@@ -64,7 +64,7 @@ class Site:
     """An engine and a project of tiny images."""
 
     engine: Engine
-    stages: tuple[render.Rendered, ...]
+    stages: tuple[render.RenderedImage, ...]
     paths: Paths
 
     def build_all(self, *, fresh: bool = False) -> list[BuiltImage]:
@@ -222,14 +222,17 @@ def test_sealing_a_sealed_image_changes_nothing(site: Site, engine: Engine, tmp_
 @pytest.mark.parametrize("architecture", [*CONFIG_DIGESTS])
 def test_a_configuration_comes_through(engine: Engine, tmp_path: Path, architecture: str) -> None:
     layers = [file_layer("opt/one", b"1"), file_layer("opt/two", b"2")]
-    parts = [Part(layer=read_layer(io.BytesIO(layer))) for layer in layers]
+    parts = [SealedLayer(layer=read_layer(io.BytesIO(layer))) for layer in layers]
     sealed = engine.load_sealed(parts, CONFIG, os="linux", architecture=architecture, tag=REF)
     assert sealed.config_digest == CONFIG_DIGESTS[architecture]
     image = engine.image(REF)
     assert image is not None and (image.config_digest, image.diff_ids) == (sealed.config_digest, sealed.diff_ids)
     assert saved_config(engine, REF, tmp_path / "saved.tar") == sealed.config_digest
     upper = f"{REF}-upper"
-    above = [*(Part(diff_id) for diff_id in sealed.diff_ids), Part(layer=read_layer(io.BytesIO(layers[0])))]
+    above = [
+        *(SealedLayer(diff_id) for diff_id in sealed.diff_ids),
+        SealedLayer(layer=read_layer(io.BytesIO(layers[0]))),
+    ]
     second = engine.load_sealed(above, image.config, os="linux", architecture=architecture, tag=upper)
     engine.untag(REF)
     assert saved_config(engine, upper, tmp_path / "upper.tar") == second.config_digest
@@ -241,7 +244,9 @@ def test_what_is_not_sealed_has_no_sealed_digest(engine: Engine, tmp_path: Path)
     """The engine's own image differs from the sealed one in its history alone."""
     image = load_image(engine, REF, [file_layer("opt/one", b"1")])
     assert image.created == "2026-01-01T00:00:00Z"
-    sealed = engine.load_sealed([Part(image.diff_ids[0])], {}, os="linux", architecture="amd64", tag=f"{REF}-sealed")
+    sealed = engine.load_sealed(
+        [SealedLayer(image.diff_ids[0])], {}, os="linux", architecture="amd64", tag=f"{REF}-sealed"
+    )
     assert sealed.diff_ids == image.diff_ids and sealed.config_digest != image.config_digest
 
 
@@ -249,7 +254,7 @@ def test_layers_that_the_engine_has_compressed_are_left_out_too(engine: Engine, 
     lower, upper = file_layer("opt/packed", b"1" * 5000), file_layer("opt/upper", b"2")
     diff_id = "sha256:" + hashlib.sha256(lower).hexdigest()
     load_packed(engine, REF, lower)
-    parts = [Part(diff_id), Part(layer=read_layer(io.BytesIO(upper)))]
+    parts = [SealedLayer(diff_id), SealedLayer(layer=read_layer(io.BytesIO(upper)))]
     notes = Sizes(tmp_path)
     sealed = engine.load_sealed(parts, {}, os="linux", architecture="amd64", tag=f"{REF}-upper", sizes=notes)
     image = engine.image(f"{REF}-upper")
@@ -285,7 +290,7 @@ def load_packed(engine: Engine, ref: str, layer: bytes) -> None:
 
 
 def test_a_layer_that_the_engine_lacks_is_refused(engine: Engine) -> None:
-    parts = [Part("sha256:" + "0" * 64), Part(layer=read_layer(io.BytesIO(file_layer("opt/x", b"1"))))]
+    parts = [SealedLayer("sha256:" + "0" * 64), SealedLayer(layer=read_layer(io.BytesIO(file_layer("opt/x", b"1"))))]
     before = nameless(engine)
     with pytest.raises(EngineError):
         engine.load_sealed(parts, {}, os="linux", architecture="amd64", tag=REF)

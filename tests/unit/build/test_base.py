@@ -64,7 +64,7 @@ def lock_of(stack: schema.Stack) -> schema.StackLock:
     return schema.StackLock(stack=stack.name, inputs=inputs, base=stack.base.image, debs=[], wheels=[])
 
 
-def chain_of(project: Path, stack: str = "tiny") -> tuple[render.Rendered, ...]:
+def chain_of(project: Path, stack: str = "tiny") -> tuple[render.RenderedImage, ...]:
     loaded = manifests.load_stack(project, stack)
     return render.render_chain(project, loaded, lock_of(loaded), manifests.load_chain(project, "two"))
 

@@ -29,7 +29,7 @@ from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
 from sparkpin.image import listing, seal
 from sparkpin.pins import manifests, schema
-from sparkpin.releases.kept_inputs import Inputs
+from sparkpin.releases.kept_inputs import KeptInputs
 
 fork = multiprocessing.get_context("fork")
 
@@ -44,11 +44,11 @@ class Site:
     lock: schema.StackLock
     said: list[str]
 
-    def chain(self) -> tuple[render.Rendered, ...]:
+    def chain(self) -> tuple[render.RenderedImage, ...]:
         chain = manifests.load_chain(self.paths.project, "two")
         return render.render_chain(self.paths.project, self.stack, self.lock, chain)
 
-    def build(self, image: render.Rendered, *, fresh: bool = False) -> BuiltImage:
+    def build(self, image: render.RenderedImage, *, fresh: bool = False) -> BuiltImage:
         return build_image(self.paths, self.engine, image, self.said.append, fresh=fresh)
 
     def build_all(self, *, fresh: bool = False) -> list[BuiltImage]:
@@ -168,7 +168,7 @@ def test_an_engine_that_wants_more_layers_gets_all(site: Site, refusals: int, mo
         (site.paths.cache / "layers" / f"{key}.json").unlink()
     load_sealed, asked = Engine.load_sealed, 0
 
-    def load(engine: Engine, parts: Sequence[seal.Part], *args: Any, **options: Any) -> seal.Sealed:
+    def load(engine: Engine, parts: Sequence[seal.SealedLayer], *args: Any, **options: Any) -> seal.Sealed:
         nonlocal asked
         asked += 1
         if asked <= refusals and any(part.left_out for part in parts):
@@ -263,7 +263,7 @@ def test_a_template_without_trees_is_built_whole(site: Site) -> None:
     assert site.elsewhere(site.paths.home).build(one, fresh=True).config_digest == first[1].config_digest
 
 
-def run_build(site: Site, image: render.Rendered, log: Path) -> None:
+def run_build(site: Site, image: render.RenderedImage, log: Path) -> None:
     def say(line: str) -> None:
         with log.open("a") as file:
             file.write(f"{os.getpid()} {line}\n")
@@ -278,7 +278,7 @@ def wait_for(log: Path, text: str, seconds: float = 400) -> None:
         time.sleep(0.01)
 
 
-def slow_base(site: Site) -> render.Rendered:
+def slow_base(site: Site) -> render.RenderedImage:
     template = site.paths.project / "dockerfiles/base.j2"
     template.write_text(
         template.read_text().replace("echo building;", "while [ $((i += 1)) -lt 2000000 ]; do :; done;")
@@ -336,4 +336,4 @@ def test_a_damaged_wheel_of_the_store_stops_the_build(tmp_path: Path) -> None:
     store.path(wheels[0].sha256).write_bytes(b"123456789")
     (tmp_path / "context").mkdir()
     with pytest.raises(IntegrityError, match=r"alpha-1\.0-py3-none-any\.whl"):
-        fill(tmp_path / "context", Inputs(Store(tmp_path / "kept"), store), image)
+        fill(tmp_path / "context", KeptInputs(Store(tmp_path / "kept"), store), image)

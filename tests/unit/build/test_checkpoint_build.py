@@ -335,7 +335,7 @@ def test_a_shard_that_cannot_be_written_costs_no_other(paths: Paths, monkeypatch
             raise OSError(errno.ENOSPC, "No space left on device")
         return right(work, shard)
 
-    def named(work: shards.Work, shard: Shard, sha256: str) -> shards.Written:
+    def named(work: shards.Work, shard: Shard, sha256: str) -> shards.WrittenFile:
         entry = name(work, shard, sha256)
         finished.set()
         return entry

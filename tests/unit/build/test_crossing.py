@@ -28,7 +28,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.fetch import model
 from sparkpin.fetch import stack as fetch
 from sparkpin.fetch.stack import FetchReport
-from sparkpin.history.prune.garbage import Needs
+from sparkpin.history.prune.garbage import Referenced
 from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests, schema
 from sparkpin.pins.schema import LockedFile
@@ -64,7 +64,7 @@ def paths(tmp_path: Path) -> Paths:
     return Paths(project, tmp_path / "cache", tmp_path / "home")
 
 
-def chain_of(paths: Paths, name: str) -> tuple[render.Rendered, ...]:
+def chain_of(paths: Paths, name: str) -> tuple[render.RenderedImage, ...]:
     stack = manifests.load_stack(paths.project, name)
     lock = manifests.load_stack_lock(paths.project, stack)
     return render.render_chain(paths.project, stack, lock, manifests.load_chain(paths.project, "two"))
@@ -165,7 +165,7 @@ def test_what_would_not_stand_in_a_dockerfile_is_refused(paths: Paths, image: di
     assert caught.value.key == key
 
 
-def recorded(image: render.Rendered, builder: rootfs.RootfsSpec | None) -> BuildRecord:
+def recorded(image: render.RenderedImage, builder: rootfs.RootfsSpec | None) -> BuildRecord:
     return BuildRecord(
         **{name: getattr(image, name) for name in ("stack", "stage", "key", "parent_key", "ref", "parent_ref")},
         **{name: getattr(image, name) for name in ("platform", "rootfs", "dockerfile")},
@@ -180,7 +180,7 @@ def recorded(image: render.Rendered, builder: rootfs.RootfsSpec | None) -> Build
     )
 
 
-def uv_of(image: render.Rendered) -> str:
+def uv_of(image: render.RenderedImage) -> str:
     (file,) = [file for file in image.context if file.path == context_files.UV]
     return file.sha256
 
@@ -192,7 +192,7 @@ def test_a_recorded_build_runs_where_it_ran_though_the_pins_have_moved_on(paths:
     image = cross_build.again(paths, record, "linux/amd64")
     assert (image.builder, uv_of(image), cross_build.moved(record, image)) == (then, uv_of(record.rendered), "")
     assert BuildRecord.model_validate_json(record.model_dump_json(by_alias=True)) == record
-    needs = Needs()
+    needs = Referenced()
     needs.add(record)
     assert record.rootfs and needs.rootfs == {record.rootfs.key, then.key}, "prune keeps what both are made from"
     far = manifests.load_stack(paths.project, "far")

@@ -32,7 +32,7 @@ COPY --from=venv-tree / /
 
 def rendered(
     project: Path, wheels: tuple[schema.LockedFile, ...] = (), stage: str = "two"
-) -> tuple[render.Rendered, ...]:
+) -> tuple[render.RenderedImage, ...]:
     stack = load_stack(project, "tiny")
     wheels = wheels or locked("alpha", "beta")
     return render.render_chain(project, stack, stack_lock(stack, wheels), load_chain(project, stage))

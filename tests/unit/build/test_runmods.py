@@ -60,7 +60,7 @@ def name_in_recipe(project: Path, *mods: str) -> None:
     tiny_images.write(file, "\n".join([*lines, f"mods: {json.dumps(mods)}", ""]))
 
 
-def images_of(project: Path) -> tuple[render.Rendered, ...]:
+def images_of(project: Path) -> tuple[render.RenderedImage, ...]:
     return tuple(pairing.rendered for pairing in pair(project, "scripted-tiny"))
 
 
@@ -257,7 +257,7 @@ class Site:
     lock: schema.StackLock
     said: list[str]
 
-    def image(self, *mods: str) -> render.Rendered:
+    def image(self, *mods: str) -> render.RenderedImage:
         """Of a stage `base` with these mods on top of the stand-in."""
         project = self.paths.project
         found = community_mods.read_run_mods(project, mods, "recipes/made-up.yaml", "mods", self.lock)

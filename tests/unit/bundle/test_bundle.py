@@ -46,7 +46,7 @@ from sparkpin.build.record import layer_file
 from sparkpin.bundle import export as exporting
 from sparkpin.bundle import form, take_in
 from sparkpin.bundle.copy import Sent
-from sparkpin.bundle.export import Wanted, export
+from sparkpin.bundle.export import BundleParts, export
 from sparkpin.bundle.form import (
     CHECKPOINT,
     CHECKPOINTS,
@@ -70,7 +70,7 @@ from sparkpin.image import listing, oci
 from sparkpin.image.layer_tar import BLOCK, END, Slice, block, padded, read_layer
 from sparkpin.image.seal import digest_of
 from sparkpin.pins import manifests
-from sparkpin.releases.kept_inputs import Inputs
+from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import SBOM, STATEMENT, tag_of
 
 NO_ENGINE = cast(Engine, None)  # whoever asks it anything fails
@@ -227,7 +227,7 @@ def test_members_that_no_record_asks_for(parts: Parts, tmp_path: Path) -> None:
 def test_a_name_twice(good: Path, parts: Parts, tmp_path: Path) -> None:
     index = json.loads(tar_index(good))
     index["members"].append(index["members"][0])
-    model = form.Index.model_validate(index)
+    model = form.BundleIndex.model_validate(index)
     data = tar_of({INDEX: model.text, **parts.members})
     assert "names a member twice" in refused(tmp_path, data)
 
@@ -256,7 +256,7 @@ def test_huge_declared_sizes(good: Path, parts: Parts, tmp_path: Path) -> None:
     """Compared with the file's own size before anything is read."""
     index = json.loads(tar_index(good))
     index["members"][5]["size"] = 1 << 60
-    data = tar_of({INDEX: form.Index.model_validate(index).text, **parts.members})
+    data = tar_of({INDEX: form.BundleIndex.model_validate(index).text, **parts.members})
     assert "cut short" in refused(tmp_path, data)
     assert "does not begin with" in refused(tmp_path, block(INDEX.encode(), b"0", size=form.JSON_LIMIT + 1) + data)
 
@@ -443,7 +443,7 @@ def test_a_file_that_is_there_is_not_overwritten(sample: Sample, tmp_path: Path)
         (tmp_path / "missing/x.tar", "there is no folder", f"mkdir -p {tmp_path / 'missing'}"),
     ):
         with pytest.raises(InputError, match=why) as failed:
-            export(sample.paths, lambda: NO_ENGINE, sample.release, target, Wanted(image=False), quiet)
+            export(sample.paths, lambda: NO_ENGINE, sample.release, target, BundleParts(image=False), quiet)
         assert step in failed.value.next_step
     assert state_of(sample) == before and [path.name for path in tmp_path.iterdir()] == ["there.tar"]
 
@@ -453,7 +453,7 @@ def test_what_every_import_would_refuse_is_not_exported(tmp_path: Path) -> None:
 
     def refused_export() -> IntegrityError:
         with pytest.raises(IntegrityError) as caught:
-            export(own.paths, lambda: NO_ENGINE, own.release, target, Wanted(image=False), quiet)
+            export(own.paths, lambda: NO_ENGINE, own.release, target, BundleParts(image=False), quiet)
         assert [child.name for child in tmp_path.iterdir()] == ["own"]
         return caught.value
 
@@ -474,7 +474,7 @@ def test_what_every_import_would_refuse_is_not_exported(tmp_path: Path) -> None:
     listed.write_bytes(packed[:-9])
     assert "sparkpin/layers/" in refused_export().message
     listed.write_bytes(packed)
-    export(own.paths, lambda: NO_ENGINE, own.release, target, Wanted(image=False), quiet)
+    export(own.paths, lambda: NO_ENGINE, own.release, target, BundleParts(image=False), quiet)
 
 
 def test_next_steps_name_what_is_known(
@@ -501,7 +501,7 @@ def test_whom_this_machine_trusts_stops_no_export(
     (tmp_path / "allowed_signers").write_text("")
     monkeypatch.setenv(ALLOWED_SIGNERS, str(tmp_path / "allowed_signers"))
     own = sample_of(tmp_path / "own", Keys(signing_key))
-    export(own.paths, lambda: NO_ENGINE, own.release, tmp_path / "out.tar", Wanted(image=False), quiet)
+    export(own.paths, lambda: NO_ENGINE, own.release, tmp_path / "out.tar", BundleParts(image=False), quiet)
     with pytest.raises(IntegrityError, match="does not allow"), open_bundle(tmp_path / "out.tar"):
         pass
 
@@ -514,7 +514,7 @@ def test_an_export_says_beforehand_what_no_signature_is_over(
     for keys, count in ((Keys(), 0), (Keys(signing_key), 1)):
         own, said = sample_of(tmp_path / f"own{count}", keys), list[str]()
         with pytest.raises(IntegrityError):
-            wanted = Wanted(image=False, checkpoint=True)
+            wanted = BundleParts(image=False, checkpoint=True)
             export(own.paths, lambda: NO_ENGINE, own.release, tmp_path / "out.tar", wanted, said.append)
         assert sum("no signature is over a finished checkpoint" in line for line in said) == count
 
@@ -543,17 +543,17 @@ def test_an_export_with_a_damaged_input_leaves_no_file(tmp_path: Path) -> None:
     own = sample_of(tmp_path / "own")
     target = tmp_path / "out.tar"
     name, digest = next(iter(own.release.inputs.items()))
-    path = Inputs.of(own.paths).kept.path(digest)
+    path = KeptInputs.of(own.paths).kept.path(digest)
     data = path.read_bytes()
     path.write_bytes(b"x" * len(data))
     with pytest.raises(IntegrityError, match=f"integrity mismatch on {name}"):
-        export(own.paths, lambda: NO_ENGINE, own.release, target, Wanted(image=False), quiet)
+        export(own.paths, lambda: NO_ENGINE, own.release, target, BundleParts(image=False), quiet)
     path.unlink()
     with pytest.raises(IntegrityError, match=f"was made from {name}"):
-        export(own.paths, lambda: NO_ENGINE, own.release, target, Wanted(image=False), quiet)
+        export(own.paths, lambda: NO_ENGINE, own.release, target, BundleParts(image=False), quiet)
     assert [child.name for child in tmp_path.iterdir()] == ["own"]
     path.write_bytes(data)
-    export(own.paths, lambda: NO_ENGINE, own.release, target, Wanted(image=False), quiet)
+    export(own.paths, lambda: NO_ENGINE, own.release, target, BundleParts(image=False), quiet)
     with open_bundle(target) as opened:
         assert not opened.layers
     (row,) = json.loads((own.folder / form.EXPORTS).read_text())

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from sparkpin.checkpoint import copying, gathering
-from sparkpin.checkpoint.copying import Reader, Run, append, link_or_copy
-from sparkpin.checkpoint.gathering import BLOCK, PIECE, DirectFile, Stopped, gather
+from sparkpin.checkpoint.copying import ByteRange, RangeReader, append, link_or_copy
+from sparkpin.checkpoint.gathering import BLOCK, PIECE, DirectFile, GatheringStopped, gather
 from sparkpin.core.errors import IntegrityError
 
 DATA = bytes(range(256)) * 40_961  # ten chunks and an odd rest
@@ -28,14 +28,14 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def copied(target: Path, *runs: Run) -> bytes:
-    with Reader() as reader, target.open("wb") as file:
+def copied(target: Path, *runs: ByteRange) -> bytes:
+    with RangeReader() as reader, target.open("wb") as file:
         for run in runs:
             append(file.fileno(), reader, run)
     return target.read_bytes()
 
 
-def gathered(target: Path, first: bytes, *runs: Run, stop: threading.Event | None = None) -> bytes:
+def gathered(target: Path, first: bytes, *runs: ByteRange, stop: threading.Event | None = None) -> bytes:
     """What is in the file; its hash is compared here."""
     size = len(first) + sum(run.end - run.begin for run in runs)
     sha256 = gather(target, size, first, runs, stop or threading.Event())
@@ -44,8 +44,13 @@ def gathered(target: Path, first: bytes, *runs: Run, stop: threading.Event | Non
     return data
 
 
-def runs_of(source: Path) -> list[Run]:
-    return [Run(source, 3, 1_000_001), Run(source, 0, 1), Run(source, 1_000_001, len(DATA)), Run(source, 7, 7)]
+def runs_of(source: Path) -> list[ByteRange]:
+    return [
+        ByteRange(source, 3, 1_000_001),
+        ByteRange(source, 0, 1),
+        ByteRange(source, 1_000_001, len(DATA)),
+        ByteRange(source, 7, 7),
+    ]
 
 
 WANTED = DATA[3:1_000_001] + DATA[:1] + DATA[1_000_001:]
@@ -65,11 +70,11 @@ def test_gathering_header_and_runs_of_any_length(tmp_path: Path, source: Path, f
     "length", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, len(DATA)]
 )
 def test_gathering_files_of_any_size(tmp_path: Path, source: Path, length: int) -> None:
-    assert gathered(tmp_path / "target", b"", Run(source, 0, length)) == DATA[:length]
+    assert gathered(tmp_path / "target", b"", ByteRange(source, 0, length)) == DATA[:length]
 
 
 def test_gathering_many_small_runs(tmp_path: Path, source: Path) -> None:
-    runs = [Run(source, begin, begin + 4999) for begin in range(5_000_001, 0, -5003)]
+    runs = [ByteRange(source, begin, begin + 4999) for begin in range(5_000_001, 0, -5003)]
     assert gathered(tmp_path / "target", b"{}", *runs) == b"{}" + b"".join(DATA[r.begin : r.end] for r in runs)
 
 
@@ -163,15 +168,15 @@ def test_gathering_tells_of_a_full_disk(tmp_path: Path, source: Path, monkeypatc
 
 def test_gathering_a_source_that_ends_too_early_and_a_wrong_size(tmp_path: Path, source: Path) -> None:
     with pytest.raises(IntegrityError, match=f"source: ends at byte {len(DATA)}, wanted {len(DATA) + 1}"):
-        gathered(tmp_path / "target", b"", Run(source, 5, len(DATA) + 1))
+        gathered(tmp_path / "target", b"", ByteRange(source, 5, len(DATA) + 1))
     with pytest.raises(IntegrityError, match="10 bytes were gathered, wanted 11"):
-        gather(tmp_path / "target", 11, b"", [Run(source, 0, 10)], threading.Event())
+        gather(tmp_path / "target", 11, b"", [ByteRange(source, 0, 10)], threading.Event())
 
 
 def test_gathering_stops(tmp_path: Path, source: Path) -> None:
     stop = threading.Event()
     stop.set()
-    with pytest.raises(Stopped):
+    with pytest.raises(GatheringStopped):
         gathered(tmp_path / "target", b"", *runs_of(source), stop=stop)
 
 
@@ -216,14 +221,14 @@ def test_other_errors_are_not_hidden(tmp_path: Path, source: Path, monkeypatch: 
 
 def test_a_source_that_ends_too_early(tmp_path: Path, source: Path) -> None:
     with pytest.raises(IntegrityError, match=f"source: ends at byte {len(DATA)}, wanted {len(DATA) + 1}"):
-        copied(tmp_path / "target", Run(source, 5, len(DATA) + 1))
+        copied(tmp_path / "target", ByteRange(source, 5, len(DATA) + 1))
 
 
 def test_more_files_than_stay_open(tmp_path: Path) -> None:
     runs = []
     for number in range(200):
         (tmp_path / f"{number}").write_bytes(b"%03d" % number)
-        runs.append(Run(tmp_path / f"{number}", 0, 3))
+        runs.append(ByteRange(tmp_path / f"{number}", 0, 3))
     before = len(os.listdir("/proc/self/fd"))
     assert copied(tmp_path / "target", *runs, runs[0]) == b"".join(b"%03d" % number for number in range(200)) + b"000"
     assert len(os.listdir("/proc/self/fd")) == before

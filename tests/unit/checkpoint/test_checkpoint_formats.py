@@ -31,7 +31,7 @@ from checkpoint_samples import (
 )
 
 from sparkpin.checkpoint.build import write_checkpoint
-from sparkpin.checkpoint.plan import Plan, checkpoint_key, final_tensors, make_plan
+from sparkpin.checkpoint.plan import CheckpointPlan, checkpoint_key, final_tensors, make_plan
 from sparkpin.checkpoint.safetensors import item_size, read_header
 from sparkpin.checkpoint.verify import verify_checkpoint
 from sparkpin.core.errors import CheckpointError
@@ -72,7 +72,7 @@ class Pair:
             for name, shards in self.shards.items()
         }
 
-    def plan(self, *rules: dict[str, Any], steps: tuple[str, ...] = HYBRID) -> Plan:
+    def plan(self, *rules: dict[str, Any], steps: tuple[str, ...] = HYBRID) -> CheckpointPlan:
         return make_plan(listings_of(self.folders()), self.pin(*rules), steps)
 
     def build(self, *rules: dict[str, Any], steps: tuple[str, ...] = HYBRID) -> Path:

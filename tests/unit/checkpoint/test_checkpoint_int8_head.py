@@ -34,7 +34,15 @@ from places import PROJECT
 from sparkpin.checkpoint import int8_quantiser
 from sparkpin.checkpoint.build import write_checkpoint
 from sparkpin.checkpoint.int8_head import CODES, COLUMN_SCALE, HEAD, ROW_SCALE, SETTING
-from sparkpin.checkpoint.plan import Plan, all_steps, checkpoint_key, checkpoint_steps, final_tensors, make_plan, taken
+from sparkpin.checkpoint.plan import (
+    CheckpointPlan,
+    all_steps,
+    checkpoint_key,
+    checkpoint_steps,
+    final_tensors,
+    make_plan,
+    taken,
+)
 from sparkpin.checkpoint.report import table
 from sparkpin.checkpoint.safetensors import TensorSource, read_header, write_file
 from sparkpin.checkpoint.verify import verify_checkpoint
@@ -89,7 +97,7 @@ class Model:
             (base / FILE).write_bytes(data)
         return {"int4": base, "fp8": fp8}
 
-    def plan(self, steps: tuple[str, ...] = STEPS) -> Plan:
+    def plan(self, steps: tuple[str, ...] = STEPS) -> CheckpointPlan:
         return make_plan(listings_of(self.folders()), self.pin(), steps)
 
     def build(self, name: str = "made") -> Path:

@@ -25,7 +25,7 @@ from checkpoint_samples import (
 )
 
 from sparkpin.checkpoint.build import write_checkpoint
-from sparkpin.checkpoint.plan import Plan, all_steps, checkpoint_key, make_plan, taken, used_repositories
+from sparkpin.checkpoint.plan import CheckpointPlan, all_steps, checkpoint_key, make_plan, taken, used_repositories
 from sparkpin.checkpoint.verify import verify_checkpoint
 from sparkpin.core.errors import CheckpointError
 from sparkpin.pins.schema import ModelPin
@@ -54,7 +54,7 @@ class Pair:
         base = write_repository(self.root / "int4", self.base, self.config, repository="int4", unlisted=self.unlisted)
         return {"int4": base, "fp8": fp8}
 
-    def plan(self, steps: tuple[str, ...] = STEPS) -> Plan:
+    def plan(self, steps: tuple[str, ...] = STEPS) -> CheckpointPlan:
         return make_plan(listings_of(self.folders()), self.pin(), steps)
 
     def build(self, steps: tuple[str, ...] = STEPS) -> Path:

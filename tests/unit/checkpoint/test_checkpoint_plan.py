@@ -28,7 +28,7 @@ from checkpoint_samples import (
 from places import PROJECT
 
 from sparkpin.checkpoint import report
-from sparkpin.checkpoint.plan import Plan, checkpoint_key, checkpoint_steps, make_plan
+from sparkpin.checkpoint.plan import CheckpointPlan, checkpoint_key, checkpoint_steps, make_plan
 from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError
 from sparkpin.pins import manifests, schema
 from sparkpin.pins.schema import ModelPin
@@ -58,7 +58,7 @@ class Sample:
             "fp8": write_repository(self.root / "fp8", self.fp8, self.fp8_config, repository="fp8"),
         }
 
-    def plan(self, steps: tuple[str, ...]) -> Plan:
+    def plan(self, steps: tuple[str, ...]) -> CheckpointPlan:
         return make_plan(listings_of(self.write()), self.pin, steps)
 
     def rules(self, *rules: dict[str, Any]) -> None:
@@ -133,7 +133,7 @@ def test_the_mtp_layer_stays_in_bf16_although_its_shared_expert_is_called_alike(
     assert {row.verb for row in sample.plan(HYBRID).rows if row.pattern.startswith("mtp.")} == {"kept"}
 
 
-def counts(plan: Plan) -> dict[str, int]:
+def counts(plan: CheckpointPlan) -> dict[str, int]:
     found: dict[str, int] = {}
     for row in plan.rows:
         found[row.verb] = found.get(row.verb, 0) + row.tensors

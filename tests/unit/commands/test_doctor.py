@@ -22,8 +22,8 @@ from checkout import PROJECT
 
 from sparkpin.commands.doctor import command, minimums, rules
 from sparkpin.commands.doctor import facts as reading
-from sparkpin.commands.doctor.facts import Docker, Facts, Hub
-from sparkpin.commands.doctor.rules import Finding, Memory
+from sparkpin.commands.doctor.facts import Docker, Hub, MachineFacts
+from sparkpin.commands.doctor.rules import MachineFinding, NeededMemory
 from sparkpin.core.errors import HostError
 from sparkpin.core.paths import Paths
 from sparkpin.host import machine
@@ -43,7 +43,7 @@ def row(clock: int = 2405, busy: int = 0, active: int | None = None) -> str:
     )
 
 
-SPARK = Facts(
+SPARK = MachineFacts(
     host=Host(True, "aarch64", "ubuntu 24.04", ("ubuntu", "debian"), False, True, True, 121 * GIB, 112 * GIB),
     gpus=parse_gpus(row()),
     module="580.159.04",
@@ -57,10 +57,10 @@ SPARK = Facts(
     token="in HF_TOKEN",
     synchronized=True,
 )
-NEEDS = Memory("recipe qwen, stage v2-tq,", 105 * GIB)
+NEEDS = NeededMemory("recipe qwen, stage v2-tq,", 105 * GIB)
 
 
-def found(plan: Memory = NEEDS, cuda: str | None = "13.0", **changes: object) -> dict[str, Finding]:
+def found(plan: NeededMemory = NEEDS, cuda: str | None = "13.0", **changes: object) -> dict[str, MachineFinding]:
     return {one.name: one for one in rules.findings(dataclasses.replace(SPARK, **changes), plan, cuda)}  # type: ignore[arg-type]
 
 
@@ -171,7 +171,7 @@ def test_more_memory_than_there_is() -> None:
     one = found(dataclasses.replace(NEEDS, needed=115 * GIB))["memory plan"]
     assert (one.state, one.detail) == ("advice", f"{NEEDS.recipe} needs 115.0 GiB, 112.0 GiB are available")
     assert "more than this machine has" in found(dataclasses.replace(NEEDS, needed=130 * GIB))["memory plan"].detail
-    unknown = found(Memory("recipe qwen", None, "its headers are not fetched yet", "invoke plan"))["memory plan"]
+    unknown = found(NeededMemory("recipe qwen", None, "its headers are not fetched yet", "invoke plan"))["memory plan"]
     assert (unknown.state, unknown.fix) == ("advice", "invoke plan")
 
 

@@ -23,7 +23,7 @@ def written(folder: Path, value: Any, name: str = "r.yaml") -> Path:
     return path
 
 
-def made(folder: Path, base: dict[str, Any], command: str | None, **more: Any) -> recipe.Recipe:
+def made(folder: Path, base: dict[str, Any], command: str | None, **more: Any) -> recipe.CommunityRecipe:
     value = base | more | ({} if command is None else {"command": command})
     return recipe.load(written(folder, value))
 

@@ -16,12 +16,12 @@ from places import PROJECT
 from sparkpin.build.pair import pair
 from sparkpin.commands import recipe as tasks
 from sparkpin.community import adopt, check, export, mapping, recipe, render, template
-from sparkpin.community.finding import Finding
+from sparkpin.community.finding import RecipeFinding
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.tinymodel import hub
 from sparkpin.pins import manifests, vllm_command
-from sparkpin.releases.kept_inputs import Inputs
+from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Releases
 
 CORPUS = PROJECT.parent / "shared/corpus/recipes"
@@ -289,7 +289,7 @@ def test_a_checkpoint_that_is_made_here_is_given_as_a_folder(
 
 
 def test_the_name_of_a_recipe_stands_before_what_is_found_in_it(capsys: pytest.CaptureFixture[str]) -> None:
-    tasks.one_check("tiny", [Finding("note", "defaults", "a word")])
+    tasks.one_check("tiny", [RecipeFinding("note", "defaults", "a word")])
     name, finding = capsys.readouterr().out.splitlines()
     assert name == "tiny: 0 errors, 1 other" and finding.startswith("  note")
 
@@ -346,7 +346,7 @@ def test_a_release_goes_round_though_the_project_has_moved_on(
     paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     was = pair(paths.project, "scripted-tiny")[-1]
-    Inputs.of(paths).keep_project(paths.project, was.inputs)
+    KeptInputs.of(paths).keep_project(paths.project, was.inputs)
     made = release(
         3, recipe="scripted-tiny", stage="v2-tq", key=was.key, argv=was.argv, env=was.env, inputs=was.inputs,
         stack="cpu", tag=was.tag,

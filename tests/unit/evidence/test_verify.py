@@ -30,11 +30,11 @@ from sparkpin.core.names import is_plain
 from sparkpin.evidence import imagecheck
 from sparkpin.evidence.attest import attest
 from sparkpin.evidence.signing import ALLOWED_SIGNERS, SIGNING_KEY, Keys
-from sparkpin.evidence.verify import NAMES, Check, Evidence, check_evidence, conclusion, demanded, require, same
+from sparkpin.evidence.verify import NAMES, Check, Claimed, check_evidence, conclusion, demanded, require, same
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
 from sparkpin.image.layer_tar import read_layer
-from sparkpin.image.seal import Part, image_config
+from sparkpin.image.seal import SealedLayer, image_config
 from sparkpin.pins import manifests
 from sparkpin.releases.record import SBOM, STATEMENT, Releases, release_key, tag_of
 
@@ -225,31 +225,31 @@ def test_without_ssh_keygen_a_signature_is_not_looked_at(
         attest(sample.paths, sample.release, keys)
 
 
-def release(evidence: Evidence, **changes: Any) -> Evidence:
+def release(evidence: Claimed, **changes: Any) -> Claimed:
     return dataclasses.replace(evidence, release=dataclasses.replace(evidence.release, **changes))
 
 
-def rekeyed(evidence: Evidence, **changes: Any) -> Evidence:
+def rekeyed(evidence: Claimed, **changes: Any) -> Claimed:
     """Consistent in itself: key and tag follow from what was changed."""
     made = dataclasses.replace(evidence.release, **changes)
     key = release_key(made.build_key, made.checkpoint_key, made.argv, made.env)
     return release(evidence, **changes, key=key, tag=tag_of(made.recipe, made.stage, key))
 
 
-def record(evidence: Evidence, number: int, **changes: Any) -> Evidence:
+def record(evidence: Claimed, number: int, **changes: Any) -> Claimed:
     records = list(evidence.records)
     records[number] = records[number].model_copy(update=changes)
     return dataclasses.replace(evidence, records=tuple(records))
 
 
-def context(evidence: Evidence, number: int, what: str, /, **changes: Any) -> Evidence:
+def context(evidence: Claimed, number: int, what: str, /, **changes: Any) -> Claimed:
     rows = [
         row.model_copy(update=changes) if row.what.startswith(what) else row for row in evidence.records[number].context
     ]
     return record(evidence, number, context=rows)
 
 
-def statement(evidence: Evidence, change: Callable[[dict[str, Any]], object]) -> Evidence:
+def statement(evidence: Claimed, change: Callable[[dict[str, Any]], object]) -> Claimed:
     value = json.loads(evidence.files[STATEMENT])
     change(value)
     return dataclasses.replace(evidence, files={**evidence.files, STATEMENT: json.dumps(value).encode()})
@@ -260,7 +260,7 @@ def definition(value: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def sbom(evidence: Evidence, old: bytes, new: bytes, *, named: bool) -> Evidence:
+def sbom(evidence: Claimed, old: bytes, new: bytes, *, named: bool) -> Claimed:
     """named: the statement names the changed one."""
     data = evidence.files[SBOM]
     assert old in data
@@ -273,7 +273,7 @@ def sbom(evidence: Evidence, old: bytes, new: bytes, *, named: bool) -> Evidence
     return statement(evidence, details) if named else evidence
 
 
-def bill(evidence: Evidence, change: Callable[[dict[str, Any]], object]) -> Evidence:
+def bill(evidence: Claimed, change: Callable[[dict[str, Any]], object]) -> Claimed:
     """An SBOM with other content, which the statement names."""
     value = json.loads(evidence.files[SBOM])
     change(value)
@@ -299,7 +299,7 @@ def builder(value: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def without_repository(evidence: Evidence) -> Evidence:
+def without_repository(evidence: Claimed) -> Claimed:
     """Statement and SBOM agree with each other: one of the model's repositories is in neither."""
     gone = "model sparkpin/scripted-tiny-FP8@"
 
@@ -321,14 +321,14 @@ def without_repository(evidence: Evidence) -> Evidence:
     return bill(evidence, change)
 
 
-def model_lock(evidence: Evidence, change: Callable[[dict[str, Any]], object]) -> Evidence:
+def model_lock(evidence: Claimed, change: Callable[[dict[str, Any]], object]) -> Claimed:
     assert evidence.read
     value = json.loads(evidence.read(evidence.release.inputs[MODEL]) or b"")
     change(value)
     return kept(evidence, MODEL, json.dumps(value).encode())
 
 
-def package(evidence: Evidence, **changes: Any) -> Evidence:
+def package(evidence: Claimed, **changes: Any) -> Claimed:
     """Another first Debian package."""
     spec = evidence.records[0].rootfs
     assert spec
@@ -336,7 +336,7 @@ def package(evidence: Evidence, **changes: Any) -> Evidence:
     return record(evidence, 0, rootfs=spec.model_copy(update={"debs": debs}))
 
 
-def kept(evidence: Evidence, path: str, data: bytes | None) -> Evidence:
+def kept(evidence: Claimed, path: str, data: bytes | None) -> Claimed:
     """The release's record names other bytes for a project file, which are kept, too (or nothing is kept at all)."""
     read, wanted = evidence.read, evidence.release.inputs[path]
     assert read
@@ -349,7 +349,7 @@ def kept(evidence: Evidence, path: str, data: bytes | None) -> Evidence:
 
 ZERO = "0" * 64
 LOCK, MODEL = "pins/stacks/cpu.lock", "pins/models/scripted-tiny.lock"
-TAMPERED: dict[str, tuple[str, Callable[[Evidence], Evidence]]] = {
+TAMPERED: dict[str, tuple[str, Callable[[Claimed], Claimed]]] = {
     "other image": ("image", lambda e: release(e, image=f"sha256:{ZERO}")),
     "other config": ("image", lambda e: dataclasses.replace(e, config=b"{}")),
     "config is no JSON": ("image", lambda e: dataclasses.replace(e, config=b"[" * 100_000)),
@@ -503,7 +503,7 @@ SOURCES = {  # where a build from source sees them -> part of the lock, name
 }
 
 
-def compiled(evidence: Evidence, **other: str) -> Evidence:
+def compiled(evidence: Claimed, **other: str) -> Claimed:
     """As if a distribution had been built from source. other: SHA-256 (hex) of the record, in place of the lock's."""
     lock = json.loads((PROJECT / LOCK).read_text())
     lock["source"] = {"archives": [], "debs": [], "wheels": []}
@@ -719,7 +719,7 @@ def load(engine: Engine, sample: Sample) -> Sample:
     """The sample's release with a real image of two layers under its tag, and records that name it."""
     tars = [file_layer("bottom", b"b" * 100_000), file_layer("top", b"t" * 1000)]
     records = list(sample.records)
-    parts = [Part(layer=read_layer(io.BytesIO(tar), everything=True)) for tar in tars]
+    parts = [SealedLayer(layer=read_layer(io.BytesIO(tar), everything=True)) for tar in tars]
     labels = {"sparkpin.key": sample.release.build_key}
     sealed = engine.load_sealed(parts, {"Labels": labels}, os="linux", architecture="amd64", tag=sample.release.tag)
     below = image_config(
@@ -774,7 +774,7 @@ def test_task_says_what_it_checked(loaded: Sample, capsys: pytest.CaptureFixture
 @pytest.mark.engine
 def test_other_image_under_the_tag(engine: Engine, loaded: Sample, capsys: pytest.CaptureFixture[str]) -> None:
     engine.untag(loaded.release.tag)
-    part = Part(layer=read_layer(io.BytesIO(file_layer("other", b"x")), everything=True))
+    part = SealedLayer(layer=read_layer(io.BytesIO(file_layer("other", b"x")), everything=True))
     engine.load_sealed([part], {}, os="linux", architecture="amd64", tag=loaded.release.tag)
     with pytest.raises(IntegrityError, match="says: engine\n"):
         commands.verify(loaded.release.tag, deep=False, require_signature=False)

@@ -136,7 +136,7 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that a run would have waited to ask again; it does not."""
     seen: list[float] = []
-    monkeypatch.setattr(hub_transfer.Run, "pause", lambda run, seconds: seen.append(seconds))
+    monkeypatch.setattr(hub_transfer.TransferRun, "pause", lambda run, seconds: seen.append(seconds))
     monkeypatch.setattr(hub_origins.time, "sleep", seen.append)
     return seen
 

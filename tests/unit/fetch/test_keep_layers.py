@@ -41,7 +41,7 @@ from sparkpin.fetch.store import Store
 from sparkpin.host.disk_usage import inventory
 from sparkpin.host.engine import Engine
 from sparkpin.image.layer_tar import read_layer
-from sparkpin.image.listing import Contents, Entry, contents_of, image_contents, read_contents
+from sparkpin.image.listing import Contents, PathEntry, contents_of, image_contents, read_contents
 from sparkpin.pins import manifests, wheel_layers
 from sparkpin.pins.manifests import former_stack_lock, load_chain, load_stack, load_stack_lock, lock_text
 from sparkpin.pins.schema import LockedFile, Stack, StackLock
@@ -246,7 +246,7 @@ def test_both_versions_are_fetched(paths: Paths, index: Index, monkeypatch: pyte
     w = wheelhouse(index.folder)
     write(paths, ["app==2.0"])
     # The Debian half is made up: only its versions count here.
-    target = wheels.Target("3.11.2", "x86_64", 36)
+    target = wheels.WheelTarget("3.11.2", "x86_64", 36)
     monkeypatch.setattr(fetch, "target_of", lambda stack, debs: target)
     first = stack_lock(w["app"], w["dep"], w["gone"], w["other"])
     both = wheel_layers.keep_layers(first, stack_lock(w["app2"], w["dep2"], w["other"]))
@@ -328,7 +328,7 @@ def test_layers_show_what_a_flat_install_shows(tmp_path: Path, install: ModuleTy
     seen = image_contents(below)
     wanted = image_contents(layers(flat, "flat", [LAYERS[1]]))
 
-    def shown(image: Mapping[str, tuple[int, Entry]]) -> dict[str, Entry]:
+    def shown(image: Mapping[str, tuple[int, PathEntry]]) -> dict[str, PathEntry]:
         """A file of two wheels belongs to either. Empty folders matter only where Python would import them."""
         rows = {path: replace(entry, owner="") for path, (_, entry) in image.items()}
         return {path: entry for path, entry in rows.items() if entry.kind != "dir" or "site-packages" in path}
@@ -377,7 +377,7 @@ class Bench:
         (image,) = render.render_chain(PROJECT, stack or self.stack, lock, load_chain(PROJECT, "base"))
         return build_image(self.paths, self.engine, image, self.said.append, fresh=fresh)
 
-    def contents(self, image: BuiltImage) -> dict[str, Entry]:
+    def contents(self, image: BuiltImage) -> dict[str, PathEntry]:
         listed = [read_contents(layer_file(self.paths, diff_id)) for diff_id in image.diff_ids]
         return {
             path: replace(entry, owner="") for path, (_, entry) in image_contents(listed).items() if entry.kind != "dir"

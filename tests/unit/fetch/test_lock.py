@@ -18,11 +18,11 @@ from sparkpin.fetch.debs import apt_conf, parse_uris
 from sparkpin.fetch.lock_stack import keep_debs, lock_stack
 from sparkpin.fetch.stack import fetch_stack
 from sparkpin.fetch.store import Store
-from sparkpin.fetch.wheels import Target, download, length, target_of
+from sparkpin.fetch.wheels import WheelTarget, download, length, target_of
 from sparkpin.pins.manifests import load_stack, load_stack_lock, lock_text
 from sparkpin.pins.schema import LockedFile, StackLock
 
-SPARK = Target("3.12.3", "aarch64", 39)
+SPARK = WheelTarget("3.12.3", "aarch64", 39)
 
 
 class FakeApt:
@@ -186,7 +186,7 @@ def test_bounds_are_part_of_what_decides_a_lock(paths: Paths, index: Index) -> N
 
 
 def test_platforms_are_ranked_newest_first() -> None:
-    intel = Target("3.11.2", "x86_64", 36).platforms()
+    intel = WheelTarget("3.11.2", "x86_64", 36).platforms()
     assert intel[0] == "manylinux_2_36_x86_64" and intel[-1] == "linux_x86_64"
     assert intel.index("manylinux_2_17_x86_64") + 1 == intel.index("manylinux2014_x86_64")
     assert SPARK.platforms()[-3:] == ["manylinux_2_17_aarch64", "manylinux2014_aarch64", "linux_aarch64"]

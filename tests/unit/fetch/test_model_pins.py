@@ -15,7 +15,7 @@ from checkpoint_samples import base_config, base_shards, write_repository
 from qwen_samples import EXTRA, G35B, G122B, MULTIMODAL, TEXT, TOY, Geometry, fp8_listing, int4_listing
 
 from sparkpin.build.pair import pair
-from sparkpin.checkpoint.plan import Plan, all_steps, make_plan, taken
+from sparkpin.checkpoint.plan import CheckpointPlan, all_steps, make_plan, taken
 from sparkpin.checkpoint.repository import Listing, header_of
 from sparkpin.core.errors import CheckpointError, ManifestError
 from sparkpin.pins import manifests
@@ -33,7 +33,7 @@ def listings(g: Geometry, body: str = MULTIMODAL, *, listed: bool = True) -> dic
     return {"int4": int4_listing(g, body=body, listed=listed), "fp8": fp8_listing(g, body=body)}
 
 
-def plan_of(pin: ModelPin, pair: dict[str, Listing]) -> Plan:
+def plan_of(pin: ModelPin, pair: dict[str, Listing]) -> CheckpointPlan:
     return make_plan(pair, pin, all_steps(pin))
 
 
@@ -42,7 +42,7 @@ def tensors_of(listing: Listing) -> dict[str, str]:
     return {name: file for file in listing.headers for name in header_of(listing, file).tensors}
 
 
-def counts(plan: Plan) -> Counter[str]:
+def counts(plan: CheckpointPlan) -> Counter[str]:
     found: Counter[str] = Counter()
     for row in plan.rows:
         found[row.verb] += row.tensors

@@ -22,8 +22,8 @@ from sparkpin.core.errors import DiskError, IntegrityError, NetworkError
 from sparkpin.core.files import git_blob_sha1
 from sparkpin.fetch import hub_client, hub_origins, hub_transfer
 from sparkpin.fetch.hub_client import HubOrigin
-from sparkpin.fetch.hub_origins import FolderOrigin, Origin
-from sparkpin.fetch.hub_pieces import Growing, Piece, joined
+from sparkpin.fetch.hub_origins import FileOrigin, FolderOrigin
+from sparkpin.fetch.hub_pieces import FilePiece, Growing, joined
 from sparkpin.fetch.tinymodel import hub as local_hub
 from sparkpin.fetch.tinymodel.hub import Fault, Request
 
@@ -53,21 +53,21 @@ class Remote:
     def origin(self, url: str) -> HubOrigin:
         return HubOrigin(REPO, self.revision, url)
 
-    def piece(self, origin: Origin, begin: int = 0, end: int = -1, file: str = BIG, **more: Any) -> Piece:
+    def piece(self, origin: FileOrigin, begin: int = 0, end: int = -1, file: str = BIG, **more: Any) -> FilePiece:
         size = len(DATA[file])
         end = size if end < 0 else end
         name = f"{file}.{begin}-{end}"
         target = self.out / name
         part = self.out / "parts" / f"{name}.part"
-        return Piece(origin, file, size, begin, end, name, part, lambda sha256: target, **more)
+        return FilePiece(origin, file, size, begin, end, name, part, lambda sha256: target, **more)
 
-    def known_piece(self, origin: Origin, begin: int, end: int) -> Piece:
+    def known_piece(self, origin: FileOrigin, begin: int, end: int) -> FilePiece:
         return self.piece(origin, begin, end, sha256=hashlib.sha256(DATA[BIG][begin:end]).hexdigest())
 
-    def fetch(self, pieces: list[Piece]) -> hub_transfer.Fetched:
+    def fetch(self, pieces: list[FilePiece]) -> hub_transfer.Fetched:
         return hub_transfer.fetch(pieces, self.said.append, title="fetching", advice="do something")
 
-    def is_there(self, piece: Piece) -> bool:
+    def is_there(self, piece: FilePiece) -> bool:
         return piece.place("").read_bytes() == DATA[piece.file][piece.begin : piece.end]
 
     @property
@@ -85,7 +85,7 @@ def remote(tmp_path: Path) -> Remote:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that a fetch would have waited; it does not."""
     seen: list[float] = []
-    monkeypatch.setattr(hub_transfer.Run, "pause", lambda run, seconds: seen.append(seconds))
+    monkeypatch.setattr(hub_transfer.TransferRun, "pause", lambda run, seconds: seen.append(seconds))
     monkeypatch.setattr(hub_origins.time, "sleep", seen.append)
     return seen
 
@@ -163,7 +163,7 @@ def test_joined_requests_stay_small_enough_to_share(tmp_path: Path) -> None:
     origin = FolderOrigin(tmp_path)
     step = 20 * MB
     pieces = [
-        Piece(origin, "f", 200 * MB, n * step, (n + 1) * step, "", tmp_path / str(n), lambda s: tmp_path)
+        FilePiece(origin, "f", 200 * MB, n * step, (n + 1) * step, "", tmp_path / str(n), lambda s: tmp_path)
         for n in range(10)
     ]
     assert sorted(len(span) for span in joined(pieces)) == [1, 3, 3, 3]
@@ -504,7 +504,7 @@ def test_a_failure_ends_a_fetch_of_more_requests_than_connections(
     monkeypatch.setattr(hub_transfer, "CONNECTIONS", 1)
     failures: list[BaseException] = []
 
-    def fetch(pieces: list[Piece]) -> None:
+    def fetch(pieces: list[FilePiece]) -> None:
         try:
             remote.fetch(pieces)
         except NetworkError as error:

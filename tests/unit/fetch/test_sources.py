@@ -38,7 +38,7 @@ from sparkpin.fetch.lock_stack import lock_stack
 from sparkpin.fetch.source_archives import trees
 from sparkpin.fetch.stack import fetch_stack
 from sparkpin.fetch.store import Store
-from sparkpin.fetch.wheels import Target
+from sparkpin.fetch.wheels import WheelTarget
 from sparkpin.history.why import distribution_in
 from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests, source_builds
@@ -120,7 +120,7 @@ def locked(paths: Paths, name: str = "made-up") -> StackLock:
     return lock_stack(paths, name, quiet)
 
 
-def rendered(paths: Paths, name: str = "made-up") -> render.Rendered:
+def rendered(paths: Paths, name: str = "made-up") -> render.RenderedImage:
     stack = manifests.load_stack(paths.project, name)
     lock = manifests.load_stack_lock(paths.project, stack)
     return render.render_chain(paths.project, stack, lock, manifests.load_chain(paths.project, "base"))[0]
@@ -253,7 +253,9 @@ def test_a_tool_without_a_wheel_is_named_and_other_errors_stay_what_they_are(
 
     monkeypatch.setattr(source_archives, "index_closure", closure)
     with pytest.raises(ManifestError) as caught:
-        source_archives.build_wheels(stack, stack.python.source, Target("3.11.2", "x86_64", 36), [], "made-up.yaml")
+        source_archives.build_wheels(
+            stack, stack.python.source, WheelTarget("3.11.2", "x86_64", 36), [], "made-up.yaml"
+        )
     assert (caught.value.key, caught.value.seen, caught.value.wanted) == (wanted, seen, "something else")
 
 

@@ -19,10 +19,10 @@ from sparkpin.core.errors import BuildError, BusyError, DiskError, InputError, M
 from sparkpin.core.paths import Paths
 from sparkpin.history.bisect import state as states
 from sparkpin.history.bisect import trial as trying
-from sparkpin.history.bisect.changes import Change
+from sparkpin.history.bisect.changes import ReleaseChange
 from sparkpin.history.bisect.check import run_check
 from sparkpin.history.bisect.mixed_project import Mixture
-from sparkpin.history.bisect.plan import Plan, identity, make_plan, numbers
+from sparkpin.history.bisect.plan import BisectPlan, identity, make_plan, numbers
 from sparkpin.history.bisect.state import State
 from sparkpin.releases.record import Release
 
@@ -126,7 +126,7 @@ def test_a_dry_run_says_what_the_search_then_does(
     assert re.search(r"^1 +none +good +sparkpin/", text, re.M), text
 
 
-def test_a_dry_run_counts_the_images(remade: tuple[Paths, Plan], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_counts_the_images(remade: tuple[Paths, BisectPlan], capsys: pytest.CaptureFixture[str]) -> None:
     bisect.show_plan(remade[1], None, serve=True)
     text = capsys.readouterr().out
     assert "to be built" in text and "and a start of a server, at most 5 images to be built" in text, text
@@ -217,8 +217,8 @@ def test_flags_in_another_order(home: tuple[Path, Release, Release]) -> None:
     moved = ("vllm", "serve", "/model", "--seed", "0", "--dtype", "auto")
     good = dataclasses.replace(home[1], argv=("vllm", "serve", "/model", "--dtype", "auto", "--seed", "0"))
     bad = dataclasses.replace(good, argv=moved, env={**good.env, "A": "1", "B": "2"})
-    some = tuple(Change("variable", name, None, value) for name, value in (("A", "1"), ("B", "2")))
-    plan = Plan(good, bad, some, None, ())
+    some = tuple(ReleaseChange("variable", name, None, value) for name, value in (("A", "1"), ("B", "2")))
+    plan = BisectPlan(good, bad, some, None, ())
     assert [plan.argv(chosen) for chosen in ((), some[:1], some)] == [good.argv, good.argv, bad.argv]
 
 
@@ -348,7 +348,7 @@ def test_what_a_check_is_told(home: tuple[Path, Release, Release], paths: Paths,
 
 
 @pytest.fixture(scope="module")
-def remade(tmp_path_factory: pytest.TempPathFactory) -> tuple[Paths, Plan]:
+def remade(tmp_path_factory: pytest.TempPathFactory) -> tuple[Paths, BisectPlan]:
     """Two releases whose images differ: in a wheel of the lock, a mod and a template. A stage differs in a remark."""
     where = tmp_path_factory.mktemp("remade")
     good = make_sample(where, "hybrid").release
@@ -365,7 +365,7 @@ def remade(tmp_path_factory: pytest.TempPathFactory) -> tuple[Paths, Plan]:
     return paths, make_plan(paths, good.tag, bad.tag)
 
 
-def test_images_are_taken_apart(remade: tuple[Paths, Plan]) -> None:
+def test_images_are_taken_apart(remade: tuple[Paths, BisectPlan]) -> None:
     """A remark in a stage decides no image, so it is no change."""
     _, plan = remade
     assert [change.id for change in plan.changes] == [
@@ -376,7 +376,7 @@ def test_images_are_taken_apart(remade: tuple[Paths, Plan]) -> None:
     assert plan.notes == ()
 
 
-def test_each_combination_is_an_image_of_its_own(remade: tuple[Paths, Plan]) -> None:
+def test_each_combination_is_an_image_of_its_own(remade: tuple[Paths, BisectPlan]) -> None:
     _, plan = remade
     assert plan.mixture
     mod, wheel, template = plan.changes
@@ -391,14 +391,14 @@ def test_each_combination_is_an_image_of_its_own(remade: tuple[Paths, Plan]) -> 
     assert keys[(mod,)][0] == keys[()][0] != keys[(wheel,)][0]  # the first stage has no mod: its layers are used again
 
 
-def test_only_the_ends_are_images_that_are_there(remade: tuple[Paths, Plan]) -> None:
+def test_only_the_ends_are_images_that_are_there(remade: tuple[Paths, BisectPlan]) -> None:
     _, plan = remade
     assert plan.image_of(()) is plan.good
     assert plan.image_of(plan.changes) is plan.bad
     assert plan.image_of(plan.changes[:1]) is None
 
 
-def test_images_whose_files_are_gone_are_taken_whole(remade: tuple[Paths, Plan], tmp_path: Path) -> None:
+def test_images_whose_files_are_gone_are_taken_whole(remade: tuple[Paths, BisectPlan], tmp_path: Path) -> None:
     paths, plan = remade
     other = Paths(PROJECT, paths.cache, tmp_path / "home")
     shutil.copytree(paths.home, other.home)
@@ -409,7 +409,7 @@ def test_images_whose_files_are_gone_are_taken_whole(remade: tuple[Paths, Plan],
     assert "taken as they are, not mixed" in found.notes[0] and "dockerfiles/mods.Dockerfile.j2" in found.notes[0]
 
 
-def test_other_stacks_cannot_be_mixed(remade: tuple[Paths, Plan]) -> None:
+def test_other_stacks_cannot_be_mixed(remade: tuple[Paths, BisectPlan]) -> None:
     paths, plan = remade
     with pytest.raises(InputError, match="of another stack: cpu and spark"):
         Mixture.of(paths, plan.good, dataclasses.replace(plan.bad, stack="spark"))

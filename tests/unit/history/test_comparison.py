@@ -30,7 +30,7 @@ from sparkpin.history.text import difference_json, difference_lines
 from sparkpin.history.why import why
 from sparkpin.image.listing import write_contents
 from sparkpin.pins import manifests
-from sparkpin.releases.kept_inputs import Inputs
+from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Demands, Release, Releases, release_key, tag_of
 
 HELLO = "mods/hello/sparkpin_hello/__init__.py"
@@ -250,7 +250,7 @@ def as_built(paths: Paths, recipe: str = "scripted-tiny", stage: str = "hybrid")
     assert parent
     built = BuiltImage(parent.ref, parent.config_digest, tuple(parent.diff_ids), 1, 1.0, cached=False)
     release = new_release(pairings[-1], built)
-    Inputs.of(paths).keep_project(paths.project, release.inputs)
+    KeptInputs.of(paths).keep_project(paths.project, release.inputs)
     Releases(paths).save(release)
     return release
 
@@ -372,7 +372,7 @@ def real_release(site: RealSite, *flags: str) -> Release:
         path.relative_to(site.paths.project).as_posix() for path in site.paths.project.rglob("*") if path.is_file()
     ]
     inputs = {name: sha((site.paths.project / name).read_bytes()) for name in names if "tests" not in name}
-    Inputs.of(site.paths).keep_project(site.paths.project, inputs)
+    KeptInputs.of(site.paths).keep_project(site.paths.project, inputs)
     argv = ("vllm", "serve", "/model", *flags)
     key = release_key(last.key, "c" * 64, argv, {})
     release = Release(

@@ -34,7 +34,7 @@ from sparkpin.evidence import attest as attesting
 from sparkpin.history.bisect import state as bisect
 from sparkpin.history.prune import image_tags
 from sparkpin.history.prune import plan as pruning
-from sparkpin.history.prune.garbage import Search, project_needs
+from sparkpin.history.prune.garbage import GarbageSearch, project_needs
 from sparkpin.history.prune.image_tags import STALE_AFTER
 from sparkpin.history.prune.plan import Pruned
 from sparkpin.host import buildkit
@@ -47,7 +47,7 @@ from sparkpin.releases import keep as pinned
 from sparkpin.releases.container import CACHE_LABEL, cache_volume
 from sparkpin.releases.current import verdicts
 from sparkpin.releases.keep import Pin
-from sparkpin.releases.kept_inputs import Inputs
+from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release, Releases
 
 pytest_plugins = ["empty_engine"]
@@ -384,7 +384,7 @@ def write(path: Path, size: int) -> Path:
 
 
 def kept_input(paths: Paths, data: bytes) -> str:
-    return Inputs.of(paths).keep_bytes(data)
+    return KeptInputs.of(paths).keep_bytes(data)
 
 
 @pytest.mark.engine
@@ -587,11 +587,11 @@ class Home:
         inputs = {"recipes/tiny.yaml": kept_input(self.paths, b"recipe of %d" % number)}
         return release(number, "passed", diff_ids=(diff_id(0xA0), diff_id(number)), inputs=inputs)
 
-    def search(self, staying: list[int], removed: list[int], *, later: float = 0) -> Search:
+    def search(self, staying: list[int], removed: list[int], *, later: float = 0) -> GarbageSearch:
         images = [engine_image(f"sparkpin/stack-cpu:v2-{f'{n:02x}' * 6}", diff_id(0xA0), diff_id(n)) for n in staying]
         if staying:
             images.append(engine_image(f"sparkpin/stack-cpu:v2-{'a0' * 6}", diff_id(0xA0)))
-        return Search(
+        return GarbageSearch(
             self.paths,
             [self.release(number) for number in staying],
             [self.release(number) for number in removed],
@@ -607,12 +607,12 @@ def write_bytes(path: Path, data: bytes) -> Path:
     return path
 
 
-def going(search: Search) -> dict[str, set[Path]]:
+def going(search: GarbageSearch) -> dict[str, set[Path]]:
     return {kind: set(paths) for kind, paths in search.files().items() if paths}
 
 
 def kept(paths: Paths, data: bytes) -> Path:
-    return Inputs.of(paths).kept.path(hashlib.sha256(data).hexdigest())
+    return KeptInputs.of(paths).kept.path(hashlib.sha256(data).hexdigest())
 
 
 def test_what_only_a_removed_release_refers_to_goes_at_once(paths: Paths) -> None:
@@ -798,7 +798,7 @@ def test_what_a_killed_build_worked_in_goes_once_it_is_old(paths: Paths) -> None
     left = [paths.work / "context-0123456789ab-x", paths.work / "seal-0123456789ab-y"]
     for folder in left:
         folder.mkdir(parents=True)
-    search = Search(paths, [], [], [], None, time.time())
+    search = GarbageSearch(paths, [], [], [], None, time.time())
     assert going(search) == {}
     assert going(dataclasses.replace(search, now=time.time() + LATER)) == {"left by killed runs": set(left)}
 

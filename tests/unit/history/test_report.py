@@ -104,7 +104,7 @@ def compared(paths: Paths, release: Release, reference: Release) -> None:
 def benched(paths: Paths, release: Release, rate: float, tokens: int = 64, day: int = 3) -> None:
     spread = bench.Spread(p50=0.02, p95=0.05)
     cells = [
-        bench.Measured(
+        bench.CellResult(
             cell=bench.Cell(name=name, kind=kind, prompt="text" if kind == "prompt" else "", output_tokens=tokens,
                             input_tokens=0 if kind == "prompt" else 128, concurrency=users),
             seconds=2.0, completed=1, failed=0, prompt_tokens=20, output_tokens=64, parts=30, output_rate=rate * users,
@@ -118,7 +118,7 @@ def benched(paths: Paths, release: Release, rate: float, tokens: int = 64, day: 
     )  # fmt: skip
     made = bench.BenchRecord(
         time=f"2026-01-{day:02}T02:00:00Z", conditions=conditions, cells=tuple(cells), planned=3,
-        start=bench.Start(seconds=30.0, began={}), memory=bench.Memory(container=1 << 30, gpu=None),
+        start=bench.Start(seconds=30.0, began={}), memory=bench.PeakMemory(container=1 << 30, gpu=None),
         ceiling=bench.Ceiling(bandwidth=273e9, context=100, accepted=0.75, rate=100.0, fraction=rate / 100),
     )  # fmt: skip
     bench.keep(paths, release, made)

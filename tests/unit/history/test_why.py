@@ -14,8 +14,8 @@ from sparkpin.build.record import BuildInput, records_of
 from sparkpin.core.errors import InputError
 from sparkpin.fetch.store import Store
 from sparkpin.history.text import origin_json, origin_lines
-from sparkpin.history.why import Origin, why
-from sparkpin.releases.kept_inputs import Inputs
+from sparkpin.history.why import PathOrigin, why
+from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Releases
 
 NOT_TOLD = "who needs it is not told: the store lacks, or has damaged, 1 wheel (invoke fetch)"
@@ -26,7 +26,7 @@ def site(tmp_path: Path) -> Site:
     return Site.make(tmp_path)
 
 
-def told(origin: Origin) -> dict[str, list[str]]:
+def told(origin: PathOrigin) -> dict[str, list[str]]:
     """Label -> its lines."""
     found: dict[str, list[str]] = {}
     label = ""
@@ -191,7 +191,7 @@ def test_an_empty_file_is_taken_for_no_other_file(site: Site) -> None:
     own = [file(f"{SITE}/sparkpin_hello/{name}/__init__.py", "", "wheel:sparkpin-hello") for name in "abc"]
     own.append(file("opt/empty", ""))
     release = site.release(site.record("one", base, [("hello", tuple(own))], [site.mod("x"), *lists]))
-    Inputs.of(site.paths).keep_project(site.paths.project, dict.fromkeys(empty, sha("")))
+    KeptInputs.of(site.paths).keep_project(site.paths.project, dict.fromkeys(empty, sha("")))
     Releases(site.paths).save(dataclasses.replace(release, inputs={**release.inputs, **dict.fromkeys(empty, sha(""))}))
 
     def source(path: str) -> list[str]:

@@ -17,7 +17,7 @@ from sparkpin.host import buildkit
 from sparkpin.host import engine as engines
 from sparkpin.host.engine import Engine
 from sparkpin.image.layer_tar import read_layer
-from sparkpin.image.seal import Part, Sealed
+from sparkpin.image.seal import Sealed, SealedLayer
 
 
 @pytest.fixture
@@ -160,7 +160,10 @@ def test_import_keeps_digest_platform_and_labels(engine: Engine, tmp_path: Path,
 def test_a_sealed_image_loads_with_the_digest_that_was_worked_out(engine: Engine, shell: str, ref: str) -> None:
     parent = engine.image(shell)
     assert parent is not None
-    parts = [*(Part(diff_id) for diff_id in parent.diff_ids), Part(layer=read_layer(tree("opt/x", b"data")))]
+    parts = [
+        *(SealedLayer(diff_id) for diff_id in parent.diff_ids),
+        SealedLayer(layer=read_layer(tree("opt/x", b"data"))),
+    ]
     sealed = engine.load_sealed(parts, {"User": "10001:10001"}, os="linux", architecture="amd64", tag=ref)
     image = engine.image(ref)
     assert image is not None
@@ -170,7 +173,7 @@ def test_a_sealed_image_loads_with_the_digest_that_was_worked_out(engine: Engine
 
 @pytest.mark.engine
 def test_a_layer_that_the_engine_lacks_is_refused_and_leaves_no_tag(engine: Engine, ref: str) -> None:
-    parts = [Part("sha256:" + "0" * 64), Part(layer=read_layer(tree("opt/x", b"data")))]
+    parts = [SealedLayer("sha256:" + "0" * 64), SealedLayer(layer=read_layer(tree("opt/x", b"data")))]
     with pytest.raises(EngineError):
         engine.load_sealed(parts, {}, os="linux", architecture="amd64", tag=ref)
     assert engine.image(ref) is None
@@ -181,13 +184,13 @@ def test_a_source_that_fails_midway_leaves_no_tag(engine: Engine, ref: str) -> N
     torn = read_layer(tree("opt/x", b"d" * 3_000_000))
     torn.source.truncate(1_000_000)
     with pytest.raises(BuildError, match=r"ends before byte \d"):
-        engine.load_sealed([Part(layer=torn)], {}, os="linux", architecture="amd64", tag=ref)
+        engine.load_sealed([SealedLayer(layer=torn)], {}, os="linux", architecture="amd64", tag=ref)
     assert engine.image(ref) is None
 
 
 @pytest.mark.engine
 def test_what_is_done_meanwhile_knows_the_image_and_may_fail(engine: Engine, ref: str) -> None:
-    part = Part(layer=read_layer(tree("opt/x", b"data")))
+    part = SealedLayer(layer=read_layer(tree("opt/x", b"data")))
     seen: list[Sealed] = []
     sealed = engine.load_sealed([part], {}, os="linux", architecture="amd64", tag=ref, meanwhile=seen.append)
     assert seen == [sealed]

@@ -15,10 +15,10 @@ from test_seal import CAPABILITY, LONG, everything, layer, member, noise
 from sparkpin.core.errors import IntegrityError
 from sparkpin.image import listing
 from sparkpin.image.layer_tar import read_layer
-from sparkpin.image.listing import Contents, Entry, contents_of, image_contents, read_contents, write_contents
+from sparkpin.image.listing import Contents, PathEntry, contents_of, image_contents, read_contents, write_contents
 
 
-def listed(*members: tuple[tarfile.TarInfo, bytes | None], whole: bool = False) -> dict[str, Entry]:
+def listed(*members: tuple[tarfile.TarInfo, bytes | None], whole: bool = False) -> dict[str, PathEntry]:
     found = contents_of(read_layer(io.BytesIO(layer(members)), everything=whole))
     assert len({(entry.path, entry.kind == "opaque") for entry in found}) == len(found)
     return {entry.path: entry for entry in found}
@@ -28,16 +28,16 @@ def hashed(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def file(path: str, data: bytes = b"", **fields: object) -> Entry:
-    return Entry(path, "file", 0o644, 0, 0, len(data), hashed(data), **fields)  # type: ignore[arg-type]
+def file(path: str, data: bytes = b"", **fields: object) -> PathEntry:
+    return PathEntry(path, "file", 0o644, 0, 0, len(data), hashed(data), **fields)  # type: ignore[arg-type]
 
 
-def folder(path: str) -> Entry:
-    return Entry(path, "dir", 0o755, 0, 0, 0)
+def folder(path: str) -> PathEntry:
+    return PathEntry(path, "dir", 0o755, 0, 0, 0)
 
 
-def mark(path: str, kind: str = "whiteout") -> Entry:
-    return Entry(path, kind, 0, 0, 0, 0)
+def mark(path: str, kind: str = "whiteout") -> PathEntry:
+    return PathEntry(path, kind, 0, 0, 0, 0)
 
 
 def test_every_kind_of_entry_is_told() -> None:
@@ -48,17 +48,17 @@ def test_every_kind_of_entry_is_told() -> None:
     found = contents_of(read_layer(io.BytesIO(layer(everything() + pipe))))
     capability = CAPABILITY["SCHILY.xattr.security.capability"].encode("utf-8", "surrogateescape").hex()
     assert set(found) == {
-        Entry("opt", "dir", 0o755, 0, 0, 0),
-        Entry("opt/tool", "file", 0o4755, 10001, 10001, 10, hashed(b"#!/bin/sh\n")),
-        Entry("opt/tool-2", "hardlink", 0o4755, 10001, 10001, 0, hashed(b"#!/bin/sh\n"), "opt/tool"),
-        Entry("opt/null", "char", 0o666, 0, 0, 0, device=(1, 3)),
-        Entry("opt/disk", "block", 0o644, 0, 0, 0, device=(8, 1)),
-        Entry("opt/pipe", "fifo", 0o600, 0, 0, 0),
-        Entry("opt/link", "symlink", 0o777, 0, 0, 0, link="../etc/passwd"),
-        Entry("opt/to-far", "symlink", 0o777, 0, 0, 0, link="/" + "x" * 120),
-        Entry("opt/ping", "file", 0o755, 0, 0, 6, hashed(b"binary"), capability=capability),
+        PathEntry("opt", "dir", 0o755, 0, 0, 0),
+        PathEntry("opt/tool", "file", 0o4755, 10001, 10001, 10, hashed(b"#!/bin/sh\n")),
+        PathEntry("opt/tool-2", "hardlink", 0o4755, 10001, 10001, 0, hashed(b"#!/bin/sh\n"), "opt/tool"),
+        PathEntry("opt/null", "char", 0o666, 0, 0, 0, device=(1, 3)),
+        PathEntry("opt/disk", "block", 0o644, 0, 0, 0, device=(8, 1)),
+        PathEntry("opt/pipe", "fifo", 0o600, 0, 0, 0),
+        PathEntry("opt/link", "symlink", 0o777, 0, 0, 0, link="../etc/passwd"),
+        PathEntry("opt/to-far", "symlink", 0o777, 0, 0, 0, link="/" + "x" * 120),
+        PathEntry("opt/ping", "file", 0o755, 0, 0, 6, hashed(b"binary"), capability=capability),
         mark("opt/gone"),
-        Entry("opt/sub", "dir", 0o700, 0, 0, 0),
+        PathEntry("opt/sub", "dir", 0o700, 0, 0, 0),
         mark("opt/sub", "opaque"),
         file(LONG, b"deep"),
         file("opt/caf\udce9", b"latin-1 name"),
@@ -304,7 +304,7 @@ def test_an_opaque_folder_hides_what_is_below_it_only() -> None:
 
 def test_what_is_no_folder_hides_a_folder() -> None:
     lower = (folder("d"), file("d/a"), file("e/unnamed-parent"))
-    assert over(lower, (file("d"), Entry("e", "symlink", 0o777, 0, 0, 0, link="d"))) == {"d": 1, "e": 1}
+    assert over(lower, (file("d"), PathEntry("e", "symlink", 0o777, 0, 0, 0, link="d"))) == {"d": 1, "e": 1}
 
 
 def test_a_folder_that_is_only_implied_replaces_a_file() -> None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from sparkpin.image.listing import Contents, Entry, above, image_contents
+from sparkpin.image.listing import Contents, PathEntry, above, image_contents
 from sparkpin.image.listing_diff import (
-    Change,
     ContentsDifference,
+    FieldChange,
     Tally,
     compare_contents,
     empty_folders,
@@ -18,9 +18,9 @@ from sparkpin.image.listing_diff import (
     tallies,
 )
 
-FILE = Entry("opt/a.py", "file", 0o644, 0, 0, 5, sha256="a" * 64, owner="wheel:a")
-LINK = Entry("opt/link", "symlink", 0o777, 0, 0, 0, link="a.py")
-FOLDER = Entry("opt", "dir", 0o755, 0, 0, 0)
+FILE = PathEntry("opt/a.py", "file", 0o644, 0, 0, 5, sha256="a" * 64, owner="wheel:a")
+LINK = PathEntry("opt/link", "symlink", 0o777, 0, 0, 0, link="a.py")
+FOLDER = PathEntry("opt", "dir", 0o755, 0, 0, 0)
 
 
 def test_the_same_contents_in_another_order_are_identical() -> None:
@@ -60,20 +60,20 @@ def test_added_and_removed_are_told_by_path() -> None:
     ],
 )
 def test_each_field_is_told_with_both_values(
-    old: Entry, new: Entry, changed: list[tuple[str, str, str]], only_metadata: bool
+    old: PathEntry, new: PathEntry, changed: list[tuple[str, str, str]], only_metadata: bool
 ) -> None:
     found = compare_contents((old,), (new,))
-    assert found == ContentsDifference((), (), tuple(Change(old.path, *row) for row in changed))
+    assert found == ContentsDifference((), (), tuple(FieldChange(old.path, *row) for row in changed))
     assert found.only_metadata == only_metadata
 
 
 def test_a_folder_and_its_opaque_mark_are_two_things() -> None:
-    opaque = Entry("opt", "opaque", 0, 0, 0, 0)
+    opaque = PathEntry("opt", "opaque", 0, 0, 0, 0)
     assert compare_contents((FOLDER,), (FOLDER, opaque)) == ContentsDifference((opaque,), (), ())
     assert compare_contents((FOLDER, opaque), (FOLDER, opaque)).identical
 
 
-def whole(layers: list[Contents]) -> dict[str, Entry]:
+def whole(layers: list[Contents]) -> dict[str, PathEntry]:
     return {path: entry for path, (_, entry) in image_contents(layers).items()}
 
 
@@ -81,11 +81,11 @@ def random_layer(chance: random.Random) -> Contents:
     """A few paths of a small tree, with folders, links, marks of deletion and hidden folders, as a layer may have them:
     nothing lies below what is no folder.
     """
-    entries: dict[tuple[str, str], Entry] = {}
+    entries: dict[tuple[str, str], PathEntry] = {}
     for _ in range(chance.randint(0, 6)):
         path = "/".join(chance.choices("abc", k=chance.randint(1, 3)))
         kind = chance.choice(["file", "file", "dir", "symlink", "whiteout", "opaque"])
-        entry = Entry(path, kind, 0o644, 0, 0, 1, sha256=chance.choice("12") if kind == "file" else "", link="")
+        entry = PathEntry(path, kind, 0o644, 0, 0, 1, sha256=chance.choice("12") if kind == "file" else "", link="")
         entries[path, "mark" if kind == "opaque" else ""] = entry
     ends = {path for (path, mark), entry in entries.items() if not mark and entry.kind != "dir"}
     return tuple(

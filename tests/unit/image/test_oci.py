@@ -13,7 +13,7 @@ from sparkpin.image.seal import digest_of, image_config
 
 DIFF_IDS = ("sha256:" + "1" * 64, "sha256:" + "2" * 64)
 CONFIG = image_config({"Cmd": ["a"]}, os="linux", architecture="arm64", diff_ids=DIFF_IDS)
-LAYERS = [oci.Layer(DIFF_IDS[0], 1024), oci.Layer(DIFF_IDS[1], 2048)]
+LAYERS = [oci.OciLayer(DIFF_IDS[0], 1024), oci.OciLayer(DIFF_IDS[1], 2048)]
 TAG = "sparkpin/tiny:base-0123456789ab"
 CONFIG_DIGEST = "sha256:8abaa7fa3b24dfb13d54c6e8f9c1349f9a711295b23208b47d7b502830c167ce"
 MANIFEST_DIGEST = "sha256:3e92fdf5783db6d1f215e7525d5aafabaca38fc5f1f46d007ea3ff0f5d3f3ec5"
@@ -47,7 +47,7 @@ def test_layers_are_plain_tars() -> None:
 
 
 def test_load_archive_holds_the_layers_that_are_given() -> None:
-    images = [oci.Image(CONFIG, DIFF_IDS, (TAG, "sparkpin/stack-tiny:base-0123456789ab"))]
+    images = [oci.OciImage(CONFIG, DIFF_IDS, (TAG, "sparkpin/stack-tiny:base-0123456789ab"))]
     tar = Slice(io.BytesIO(b"--tar--"), 2, 3)
     data = b"".join(oci.load_archive(images, {DIFF_IDS[1]: tar}))
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:

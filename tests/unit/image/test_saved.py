@@ -13,7 +13,7 @@ from test_seal import layer, member, save
 from sparkpin.core.errors import BuildError, EngineError
 from sparkpin.host.engine import pieces_of
 from sparkpin.image.layer_tar import Slice, read_layer
-from sparkpin.image.seal import Part, Saved, open_saved, parts_of, seal
+from sparkpin.image.seal import Saved, SealedLayer, open_saved, parts_of, seal
 
 
 def told(archive: Path) -> str:
@@ -70,13 +70,13 @@ def test_more_layers_than_diff_ids() -> None:
 
 
 def test_a_layer_that_ends_too_soon() -> None:
-    part = Part("sha256:0", raw=Slice(io.BytesIO(b"short"), 0, 10))
+    part = SealedLayer("sha256:0", raw=Slice(io.BytesIO(b"short"), 0, 10))
     with pytest.raises(BuildError, match="ends 5 bytes too soon"):
         seal(lambda data: None, [part], {}, os="linux", architecture="amd64", tag="a:b")
 
 
 def test_an_engine_that_does_not_read_to_the_end() -> None:
-    part = Part(layer=read_layer(io.BytesIO(layer([member("a", bytes(5 << 20))]))))
+    part = SealedLayer(layer=read_layer(io.BytesIO(layer([member("a", bytes(5 << 20))]))))
     with (
         pytest.raises(EngineError, match="did not read all"),
         pieces_of(

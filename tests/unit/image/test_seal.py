@@ -134,7 +134,7 @@ def sealed(source: Path, target: Path, *, parent: Sequence[str] = (), leave_out:
     with seal.open_saved(source) as saved, target.open("wb") as file:
         parts = seal.parts_of(saved, parent)
         if leave_out:
-            parts[: len(parent)] = map(seal.Part, parent)
+            parts[: len(parent)] = map(seal.SealedLayer, parent)
         return seal.seal(
             file.write,
             parts,

@@ -23,9 +23,18 @@ from sparkpin.host.fingerprint import Fingerprint
 from sparkpin.measure.bench import driver, load, measure, plan, ratios, record, target
 from sparkpin.measure.bench import text as words
 from sparkpin.measure.bench.compare import fit_at_once
-from sparkpin.measure.bench.plan import Limits, Pace, Plan, Wanted
-from sparkpin.measure.bench.record import BenchRecord, Cell, Comparison, Conditions, Measured, Memory, Spread, Start
-from sparkpin.measure.bench.run import Place, kept_before, require_answers
+from sparkpin.measure.bench.plan import BenchParts, BenchPlan, Limits, Pace
+from sparkpin.measure.bench.record import (
+    BenchRecord,
+    Cell,
+    CellResult,
+    Comparison,
+    Conditions,
+    PeakMemory,
+    Spread,
+    Start,
+)
+from sparkpin.measure.bench.run import BenchPlace, kept_before, require_answers
 from sparkpin.releases.container import GIB
 from sparkpin.serve import crash_facts, memory_limit, startup
 
@@ -47,20 +56,20 @@ def conditions(**changes: Any) -> Conditions:
     return Conditions(**{**found, **changes})
 
 
-def row(cell: Cell = QA, rate: float = 40.0, **changes: Any) -> Measured:
+def row(cell: Cell = QA, rate: float = 40.0, **changes: Any) -> CellResult:
     found: dict[str, Any] = {
         "cell": cell, "seconds": 6.4, "completed": 1, "failed": 0, "prompt_tokens": 20, "output_tokens": 256,
         "parts": 100, "output_rate": rate, "decode_rate": rate + 1, "ttft": Spread(p50=0.1, p95=0.2),
         "gap": Spread(p50=0.06, p95=0.07), "token": Spread(p50=0.02, p95=0.03), "prefill_rate": None,
     }  # fmt: skip
-    return Measured(**{**found, **changes})
+    return CellResult(**{**found, **changes})
 
 
-def made(*rows: Measured, **changes: Any) -> BenchRecord:
+def made(*rows: CellResult, **changes: Any) -> BenchRecord:
     found: dict[str, Any] = {
         "time": "2026-11-22T07:01:08.508Z", "conditions": conditions(), "cells": rows, "planned": len(rows),
         "start": Start(seconds=29.9, began={"start": 0.0, "weights": 12.0, "ready": 29.0}),
-        "memory": Memory(container=3_000_000_000, gpu=None),
+        "memory": PeakMemory(container=3_000_000_000, gpu=None),
     }  # fmt: skip
     return BenchRecord(**{**found, **changes})
 
@@ -78,7 +87,7 @@ def paths(tmp_path: Path) -> Paths:
 
 
 def test_the_five_prompts_have_the_published_lengths() -> None:
-    cells = plan.cells_of(Limits(200_000, 16), Wanted(frozenset({"prompt"})))
+    cells = plan.cells_of(Limits(200_000, 16), BenchParts(frozenset({"prompt"})))
     assert [(cell.name, cell.output_tokens) for cell in cells] == [
         ("Q&A", 256), ("Code", 512), ("JSON", 1024), ("Math", 64), ("LongCode", 2048),
     ]  # fmt: skip
@@ -86,24 +95,26 @@ def test_the_five_prompts_have_the_published_lengths() -> None:
 
 
 def test_a_sweep_goes_as_far_as_the_release_allows() -> None:
-    cells = plan.cells_of(Limits(196_608, 16), Wanted(frozenset({"sweep"})))
+    cells = plan.cells_of(Limits(196_608, 16), BenchParts(frozenset({"sweep"})))
     found = {(cell.input_tokens, cell.concurrency) for cell in cells}
     assert {(128, n) for n in (1, 2, 4, 8, 16)} <= found and {(131072, 1), (131072, 2), (32768, 8)} <= found
     assert (32768, 16) not in found and (131072, 4) not in found  # an hour of prefill, unless asked for
-    everything = plan.cells_of(Limits(196_608, 16), Wanted(frozenset({"sweep"}), everything=True))
+    everything = plan.cells_of(Limits(196_608, 16), BenchParts(frozenset({"sweep"}), everything=True))
     assert len(everything) == 25
-    small = plan.cells_of(Limits(2048, 4), Wanted(frozenset({"sweep"})))
+    small = plan.cells_of(Limits(2048, 4), BenchParts(frozenset({"sweep"})))
     assert {(cell.input_tokens, cell.concurrency) for cell in small} == {(n, c) for n in (128, 1024) for c in (1, 2, 4)}
-    assert plan.cells_of(Limits(131072, 1), Wanted(frozenset({"sweep"})))[-1].input_tokens == 32768  # no room to answer
+    assert (
+        plan.cells_of(Limits(131072, 1), BenchParts(frozenset({"sweep"})))[-1].input_tokens == 32768
+    )  # no room to answer
 
 
 def test_a_context_may_be_too_short() -> None:
-    assert {cell.kind for cell in plan.cells_of(Limits(512, 4), Wanted(BOTH))} == {"sweep"}
-    assert plan.cells_of(Limits(64, 4), Wanted(BOTH)) == ()
+    assert {cell.kind for cell in plan.cells_of(Limits(512, 4), BenchParts(BOTH))} == {"sweep"}
+    assert plan.cells_of(Limits(64, 4), BenchParts(BOTH)) == ()
 
 
 def test_a_quick_sweep_of_a_release_that_takes_one_request_asks_each_thing_once() -> None:
-    quick = plan.cells_of(Limits(2048, 1), Wanted(frozenset({"sweep"}), quick=True))
+    quick = plan.cells_of(Limits(2048, 1), BenchParts(frozenset({"sweep"}), quick=True))
     assert [cell.name for cell in quick] == ["128 x 1"]
 
 
@@ -288,7 +299,7 @@ def test_what_the_end_of_a_container_cuts_short_is_read_again(cuts: list[int]) -
 
 def test_each_step_says_all_that_the_driver_reads() -> None:
     release = made_releases.release(1)
-    text = json.loads(load.plan_text(release, plan.steps_of([QA, SWEEP]), Plan((QA, SWEEP), PACE, 2048), "secret"))
+    text = json.loads(load.plan_text(release, plan.steps_of([QA, SWEEP]), BenchPlan((QA, SWEEP), PACE, 2048), "secret"))
     assert text["key"] == "secret" and text["model"] == "/model" and len(text["steps"]) == 4
     assert text["room"] == 2048 - plan.SLACK
     prompt, sweep = (driver.words(text, step) for step in (text["steps"][0], text["steps"][-1]))
@@ -384,7 +395,7 @@ def test_cells_of_a_run_that_was_broken_off_are_no_result_and_can_be_gone_on_wit
     assert record.newest(paths, release) is None and record.unfinished(paths, release) == begun
 
     said: list[str] = []
-    place = Place(paths, cast(Engine, None), HOST, None, said.append)
+    place = BenchPlace(paths, cast(Engine, None), HOST, None, said.append)
     assert kept_before(place, release, [QA, SWEEP], resume=True) == begun
     assert "1 of 2 cells are there" in said[-1]
     assert kept_before(place, release, [QA, SWEEP], resume=False) is None
@@ -437,7 +448,7 @@ def test_no_figure_without_its_machine(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_plan_says_what_is_asked_and_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = Plan((QA, SWEEP), PACE, 2048)
+    wanted = BenchPlan((QA, SWEEP), PACE, 2048)
     words.show_plan([made_releases.release(1)], wanted, turns=4, starts=4)
     text = capsys.readouterr().out
     assert "at most 256" in text and "2, the second counts" in text and "2, after 1 that does not count" in text
@@ -445,11 +456,11 @@ def test_a_plan_says_what_is_asked_and_how_long_it_takes(capsys: pytest.CaptureF
     assert f"2 cells, 4 times: about {seconds / 60:.0f} min, 90 s of it for each of 4 starts" in text
     words.show_plan([made_releases.release(1)], wanted, turns=4, starts=2)
     assert "90 s of it for each of 2 starts" in capsys.readouterr().out
-    words.show_plan([made_releases.release(1)], Plan((QA,), dataclasses.replace(PACE, load=30), 2048), turns=2)
+    words.show_plan([made_releases.release(1)], BenchPlan((QA,), dataclasses.replace(PACE, load=30), 2048), turns=2)
     assert ": about 3 min, 90 s of it for the start, 30 s to load the load generator each time, at " in (
         capsys.readouterr().out
     )
-    words.show_plan([made_releases.release(1)], Plan((QA,), dataclasses.replace(PACE, start=0), 2048))
+    words.show_plan([made_releases.release(1)], BenchPlan((QA,), dataclasses.replace(PACE, start=0), 2048))
     assert "1 cell: about 10 s (it is being served)" in capsys.readouterr().out
 
 
@@ -498,8 +509,8 @@ def test_a_recipe_that_is_none_is_told_before_its_releases(paths: Paths) -> None
 
 
 def test_both_sides_of_a_comparison_are_asked_the_same() -> None:
-    a = Plan(plan.cells_of(Limits(32_768, 16), Wanted(BOTH)), PACE, 32_768)
-    b = Plan(plan.cells_of(Limits(4096, 4), Wanted(BOTH)), dataclasses.replace(PACE, decode=20), 4096)
+    a = BenchPlan(plan.cells_of(Limits(32_768, 16), BenchParts(BOTH)), PACE, 32_768)
+    b = BenchPlan(plan.cells_of(Limits(4096, 4), BenchParts(BOTH)), dataclasses.replace(PACE, decode=20), 4096)
     both = bench.common([a, b])
     assert (both.context, both.pace.decode) == (4096, 20)
     guess = dataclasses.replace(b, pace=dataclasses.replace(b.pace, guessed=True))
@@ -513,7 +524,8 @@ def test_both_sides_of_a_comparison_are_asked_the_same() -> None:
 def test_releases_that_nothing_can_be_asked_of_alike_are_not_compared() -> None:
     prompts = frozenset({"prompt"})
     scripted, other = (
-        Plan(plan.cells_of(Limits(4096, 4), Wanted(prompts, whole=whole)), PACE, 4096) for whole in (True, False)
+        BenchPlan(plan.cells_of(Limits(4096, 4), BenchParts(prompts, whole=whole)), PACE, 4096)
+        for whole in (True, False)
     )
     with pytest.raises(InputError, match="asked of both releases alike"):
         bench.common([scripted, other])
@@ -530,8 +542,8 @@ def test_both_servers_are_up_only_where_both_plans_fit(monkeypatch: pytest.Monke
 
 def test_a_part_that_is_none_is_refused() -> None:
     with pytest.raises(InputError, match=r"--dry-run --json: a plan is printed for people only"):
-        bench.Asked(quick=False, full=False, only="", bandwidth="", dry_run=True, as_json=True)
-    asked = bench.Asked(quick=False, full=False, only="half", bandwidth="", dry_run=False, as_json=False)
+        bench.BenchOptions(quick=False, full=False, only="", bandwidth="", dry_run=True, as_json=True)
+    asked = bench.BenchOptions(quick=False, full=False, only="half", bandwidth="", dry_run=False, as_json=False)
     with pytest.raises(InputError, match="wanted prompts or sweep"):
         _ = asked.parts
     with pytest.raises(InputError, match="--bandwidth"):

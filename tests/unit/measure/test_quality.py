@@ -33,7 +33,7 @@ from sparkpin.history.report.measured import quality_of
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.measure.quality import asking, compare, intervals, limits, run, standard, texts, watched
 from sparkpin.measure.quality.distance import agreement, kl, rows_of, until_they_part
-from sparkpin.measure.quality.measured import Asked, Measured, Reading, keep, known
+from sparkpin.measure.quality.measured import QualityMeasured, Reading, SkillAnswer, keep, known
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Quality
 from sparkpin.releases import current as retention
@@ -186,9 +186,9 @@ def reading(name: str, kind: str, shift: float = 0.0, tokens: tuple[int, ...] = 
     return Reading(name, kind, 9, rows, rows.first(2))
 
 
-def measured(*readings: Reading, right: tuple[bool, ...] = (True, True)) -> Measured:
-    asked = tuple(Asked("needles, 512 tokens", f"word {n}", ok, "" if ok else "no") for n, ok in enumerate(right))
-    return Measured("0.32.0", 1.5, readings, (*asked, Asked("tool calls", "one", True)), ("a note",))
+def measured(*readings: Reading, right: tuple[bool, ...] = (True, True)) -> QualityMeasured:
+    asked = tuple(SkillAnswer("needles, 512 tokens", f"word {n}", ok, "" if ok else "no") for n, ok in enumerate(right))
+    return QualityMeasured("0.32.0", 1.5, readings, (*asked, SkillAnswer("tool calls", "one", True)), ("a note",))
 
 
 def test_what_is_compared_is_all_and_each_kind() -> None:
@@ -421,9 +421,11 @@ def test_without_a_name_it_is_the_newest_that_passed_and_has_a_parent(paths: Pat
 
 
 def test_questions_that_only_one_was_asked_are_noted() -> None:
-    both = Asked("tool calls", "one", True)
+    both = SkillAnswer("tool calls", "one", True)
     p, q = (
-        Measured("0.32.0", 1.5, (), (both, *(Asked(f"needles, {step} tokens", f"word {n}", True) for n in range(2))))
+        QualityMeasured(
+            "0.32.0", 1.5, (), (both, *(SkillAnswer(f"needles, {step} tokens", f"word {n}", True) for n in range(2)))
+        )
         for step in ("2,048", "1,900")
     )
     assert compare.asked_alone(p, q) == (
@@ -565,12 +567,12 @@ def test_scores_of_lm_eval_are_read() -> None:
 
 
 def test_what_lm_eval_lacks_is_said_with_what_to_do(paths: Paths) -> None:
-    wanted = standard.Wanted(("arc_easy",))
+    wanted = standard.StandardTasks(("arc_easy",))
     with pytest.raises(InputError, match="lm-eval is not installed") as caught:
         standard.require_known(paths, wanted)
     assert "--fetch" in caught.value.next_step and caught.value.message.endswith("knows whether it has arc_easy")
     with pytest.raises(InputError, match=r"lm-eval is not installed in \S+\n"):
-        standard.require_known(paths, standard.Wanted(("sparkpin_choices",)))
+        standard.require_known(paths, standard.StandardTasks(("sparkpin_choices",)))
     with pytest.raises(InputError, match="data of arc_easy are not at hand"):
         standard.raise_for(
             paths, "...\nConnectionError: Couldn't reach 'allenai/ai2_arc' on the Hub (OfflineModeIsEnabled)", wanted
@@ -602,15 +604,15 @@ def test_a_task_that_lm_eval_does_not_have_is_told_before_anything_is_measured(p
     (tmp_path / "lm_eval/tasks/__init__.py").write_text(FAKE)
     python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    standard.require_known(paths, standard.Wanted(("arc_easy", "sparkpin_choices")))
+    standard.require_known(paths, standard.StandardTasks(("arc_easy", "sparkpin_choices")))
     for name, begin in (("arc_esy", "did you mean arc_easy"), ("nope", f"{folder}/bin/lm_eval ls tasks lists them")):
         with pytest.raises(InputError, match=f"lm-eval has no task '{name}'") as caught:
-            standard.require_known(paths, standard.Wanted(("gsm8k", name)))
+            standard.require_known(paths, standard.StandardTasks(("gsm8k", name)))
         assert caught.value.next_step.startswith(begin)
     python.write_text("#!/bin/sh\necho broken >&2; exit 1\n")
-    standard.require_known(paths, standard.Wanted(("sparkpin_choices", "sparkpin_answers")))
+    standard.require_known(paths, standard.StandardTasks(("sparkpin_choices", "sparkpin_answers")))
     with pytest.raises(SmokeError, match="does not tell its tasks:\nbroken"):
-        standard.require_known(paths, standard.Wanted(("gsm8k",)))
+        standard.require_known(paths, standard.StandardTasks(("gsm8k",)))
 
 
 def test_a_run_of_lm_eval_is_offline_and_asks_no_proxy(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -645,7 +647,7 @@ def test_what_has_no_room_is_not_started(
     usage = shutil.disk_usage(paths.project)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
     with pytest.raises((HostError, DiskError), match=error):
-        run.measure(paths, None, ours, run.Plan(texts.load(quick=True)), print)  # type: ignore[arg-type]
+        run.measure(paths, None, ours, run.QualityPlan(texts.load(quick=True)), print)  # type: ignore[arg-type]
 
 
 def test_a_long_program_is_told_of_and_its_outputs_are_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -687,7 +689,7 @@ def test_a_program_that_takes_too_long_ends_with_what_it_started(
 def test_scores_are_asked_again_where_lm_eval_or_a_task_of_ours_is_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = standard.Wanted(("sparkpin_choices",))
+    wanted = standard.StandardTasks(("sparkpin_choices",))
     before = standard.asked(wanted)
     assert standard.asked(wanted) == before != standard.asked(dataclasses.replace(wanted, limit=4))
     shutil.copytree(standard.TASKS, tmp_path / "tasks")

@@ -13,14 +13,14 @@ from places import PROJECT
 from sparkpin.core.paths import Paths
 from sparkpin.host import machine
 from sparkpin.pins import manifests
-from sparkpin.pins.weight_loaders import GIB, Weights, choose, seconds
+from sparkpin.pins.weight_loaders import GIB, WeightBytes, choose, seconds
 from sparkpin.serve import choose_loader
 
 ARGV = ["vllm", "serve", "/model"]
 SPARK = {"fastsafetensors": "0.5.0", "instanttensor": "0.2.2"}
 SEED = {"fastsafetensors": "0.3.2"}
-INT4 = Weights(int(62.65 * GIB), 5 * GIB, int(1.42 * GIB))  # 14 files, as published
-NVFP4 = Weights(73 * GIB, 37 * GIB, int(1.42 * GIB))  # 2 files
+INT4 = WeightBytes(int(62.65 * GIB), 5 * GIB, int(1.42 * GIB))  # 14 files, as published
+NVFP4 = WeightBytes(73 * GIB, 37 * GIB, int(1.42 * GIB))  # 2 files
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ NVFP4 = Weights(73 * GIB, 37 * GIB, int(1.42 * GIB))  # 2 files
         (INT4, {}, 110, "auto"),
     ],
 )
-def test_the_fastest_that_fits(weights: Weights, versions: dict[str, str], free: int, wanted: str) -> None:
+def test_the_fastest_that_fits(weights: WeightBytes, versions: dict[str, str], free: int, wanted: str) -> None:
     loader = choose(ARGV, versions, weights, free * GIB)
     assert loader.format == wanted and loader.chosen
     assert loader.applied(ARGV) == (ARGV if wanted == "auto" else [*ARGV, "--load-format", wanted])
@@ -97,7 +97,7 @@ def test_a_release_is_started_with_it(tmp_path: Path, project: Path, monkeypatch
     write_safetensors(tmp_path / "a.safetensors", x=100, y=50)
     write_safetensors(tmp_path / "b.safetensors", z=120)
     sizes = [path.stat().st_size for path in tmp_path.glob("*.safetensors")]
-    assert choose_loader.weights_of(tmp_path) == Weights(sum(sizes), max(sizes), 120)
+    assert choose_loader.weights_of(tmp_path) == WeightBytes(sum(sizes), max(sizes), 120)
     started = choose_loader.with_loader(paths, release, tmp_path, said.append, gpus=True)
     assert started.argv == (*ARGV, "--load-format", "fastsafetensors") and len(said) == 1
     assert choose_loader.with_loader(paths, release, tmp_path, said.append, gpus=False) is release and len(said) == 1

@@ -14,7 +14,7 @@ from sparkpin.build.pair import pair
 from sparkpin.commands import commands
 from sparkpin.core.paths import Paths
 from sparkpin.pins.precedence import origins, overruled
-from sparkpin.releases.kept_inputs import Inputs
+from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release, tag_of
 
 R, S = "recipes/r.yaml", "pins/stacks/cpu.yaml"
@@ -93,7 +93,7 @@ def test_serve_says_it_of_the_files_that_the_release_was_made_from(
     )  # fmt: skip
     commands.say_overruled_of(paths, release)
     assert capsys.readouterr().err == ""  # nothing is kept
-    Inputs.of(paths).keep_project(copy.folder, paired.inputs)
+    KeptInputs.of(paths).keep_project(copy.folder, paired.inputs)
     copy.replace("recipes/scripted-tiny.yaml", "  VLLM_CPU_KVCACHE_SPACE: 4\n", "")
     commands.say_overruled_of(paths, release)
     assert WANTED in capsys.readouterr().err

@@ -19,19 +19,19 @@ from sparkpin.pins import manifests
 from sparkpin.pins.families import family_of
 from sparkpin.pins.schema import Family
 from sparkpin.serve import client_formats
-from sparkpin.serve.client_facts import Facts, base_of, facts_of
+from sparkpin.serve.client_facts import ServerFacts, base_of, facts_of
 
 SCHEMAS = DATA / "clients"
 URL = "http://127.0.0.1:8000/v1"
-FULL = Facts(URL, "qwen/qwen3.5", "all day", 196608, 32768, ("text", "image"), True, True)
-BARE = Facts("https://spark.local/v1", "tiny: #1", "it's", 2048, 512, ("text",), False, False, key="SPARK_KEY")
+FULL = ServerFacts(URL, "qwen/qwen3.5", "all day", 196608, 32768, ("text", "image"), True, True)
+BARE = ServerFacts("https://spark.local/v1", "tiny: #1", "it's", 2048, 512, ("text",), False, False, key="SPARK_KEY")
 
 
 def qwen() -> Family:
     return Family(name="q", models=["*/q-*"], context=262144, output=32768, input=["text", "image"])
 
 
-def said(*flags: str, family: Family | None = None, **more: Any) -> Facts:
+def said(*flags: str, family: Family | None = None, **more: Any) -> ServerFacts:
     argv = ["vllm", "serve", "/model", "--served-model-name", "m", *flags]
     return facts_of(argv, family, url=URL, label="r", origin="recipes/r.yaml", **more)
 
@@ -96,7 +96,7 @@ def test_what_the_schema_does_not_know_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("facts", [FULL, BARE], ids=["full", "bare"])
-def test_openai_is_lines_for_a_shell(facts: Facts) -> None:
+def test_openai_is_lines_for_a_shell(facts: ServerFacts) -> None:
     script = f'{client_formats.openai(facts)}\nprintf "%s\\n" "$OPENAI_BASE_URL" "$OPENAI_API_KEY" "$OPENAI_MODEL"'
     env = {"PATH": os.environ["PATH"], "SPARK_KEY": "a secret"}
     out = subprocess.run(["sh", "-c", script], env=env, capture_output=True, text=True, check=True).stdout

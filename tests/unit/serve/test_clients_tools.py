@@ -14,11 +14,11 @@ from test_clients import BARE, FULL
 
 from sparkpin.fetch.tinymodel.scripts import ANSWER, TOOL
 from sparkpin.serve import client_formats
-from sparkpin.serve.client_facts import Facts
+from sparkpin.serve.client_facts import ServerFacts
 
 
 @pytest.mark.parametrize("facts", [FULL, BARE], ids=["full", "bare"])
-def test_opencode_takes_each_word_as_it_is_meant(facts: Facts, tmp_path: Path) -> None:
+def test_opencode_takes_each_word_as_it_is_meant(facts: ServerFacts, tmp_path: Path) -> None:
     """It passes over words that it does not know, so what it understood is asked, not only whether it complains."""
     said = opencode(tmp_path, client_formats.opencode(facts), "models", "sparkpin", "--verbose")
     name, _, described = said.partition("\n")
@@ -40,7 +40,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_opencode_calls_a_tool_and_has_a_key(recorded: str, tmp_path: Path) -> None:
-    facts = Facts(recorded, "scripted-tiny", "tiny", 8192, 2048, ("text",), True, True, key="SPARK_KEY")
+    facts = ServerFacts(recorded, "scripted-tiny", "tiny", 8192, 2048, ("text",), True, True, key="SPARK_KEY")
     config = client_formats.opencode(facts)
     ask = ("run", "--agent", "brief", "--format", "json", "What is the weather in Ankara?")
     parts = events(opencode(tmp_path, config, *ask, env={"SPARK_KEY": "a secret"}))
@@ -52,7 +52,7 @@ def test_opencode_calls_a_tool_and_has_a_key(recorded: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("facts", [FULL, BARE], ids=["full", "bare"])
-def test_continue_s_own_schema_keeps_every_word(facts: Facts) -> None:
+def test_continue_s_own_schema_keeps_every_word(facts: ServerFacts) -> None:
     """It drops words that it does not know."""
     text = client_formats.continue_(facts)
     parsed, checked = continue_reads(text)

@@ -18,7 +18,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases import current as retention
 from sparkpin.releases import keep
-from sparkpin.releases.kept_inputs import Inputs
+from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release, Releases
 
 pytest_plugins = ["empty_engine"]
@@ -321,7 +321,7 @@ def test_a_release_s_checkpoint_is_used_whatever_the_pins_say_by_now(project: Pa
 def test_a_damaged_checkpoint_that_the_pins_do_not_give_is_told(project: Path, tmp_path: Path) -> None:
     paths = Paths(project, tmp_path / "cache", tmp_path / "home")
     inputs = pair(project, "scripted-tiny", stage="v2")[-1].inputs
-    Inputs.of(paths).keep_project(project, inputs)
+    KeptInputs.of(paths).keep_project(project, inputs)
     lost = release(1, recipe="scripted-tiny", inputs=inputs)
     (complete_checkpoint(paths, lost) / "model.safetensors").write_bytes(b"half")
     with pytest.raises(CheckpointError, match="gone or damaged") as caught:

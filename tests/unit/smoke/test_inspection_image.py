@@ -25,14 +25,14 @@ from sparkpin.core.errors import InputError, InspectionError
 from sparkpin.core.paths import Paths
 from sparkpin.host import image_files
 from sparkpin.host.engine import Engine
-from sparkpin.releases.kept_inputs import Inputs
+from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Releases
 from sparkpin.smoke.inspect.elf import read_library
-from sparkpin.smoke.inspect.finding import Finding
+from sparkpin.smoke.inspect.finding import ImageFinding
 from sparkpin.smoke.inspect.image import Opened, open_image
 from sparkpin.smoke.inspect.report import Result
 from sparkpin.smoke.inspect.run import inspect, known_sm, mods_of, pins_of, ref_of, show, sm_of
-from sparkpin.smoke.inspect.scan import Facts, scan
+from sparkpin.smoke.inspect.scan import ImageFacts, scan
 from sparkpin.smoke.inspect.tree import in_archive, in_folders, real
 
 pytest_plugins = ["empty_engine"]
@@ -49,7 +49,7 @@ def put(path: Path, data: bytes) -> None:
     path.chmod(0o755)
 
 
-def seen(facts: Facts) -> tuple[object, ...]:
+def seen(facts: ImageFacts) -> tuple[object, ...]:
     return facts.libraries, facts.links, facts.packages, facts.torch, facts.broken, facts.searched
 
 
@@ -269,8 +269,8 @@ def test_what_is_told_without_and_with_all(capsys: pytest.CaptureFixture[str]) -
     libraries = {name: read_library(io.BytesIO(bytes(GPU)), name) for name in ("one.so", "two.so")}
     why = "nothing loads it"
     findings = (
-        Finding("warning", "needed", "two.so", "libx.so lies on no search path"),
-        *(Finding("allowed", "gpu", name, "nothing in it runs", why=why) for name in ("old.so", "older.so")),
+        ImageFinding("warning", "needed", "two.so", "libx.so lies on no search path"),
+        *(ImageFinding("allowed", "gpu", name, "nothing in it runs", why=why) for name in ("old.so", "older.so")),
     )
     result = Result("sparkpin/x:1", "linux/arm64", 121, replace(found, libraries=libraries), findings)
     show(result, everything=False, as_json=False)
@@ -309,7 +309,7 @@ def test_a_release_is_held_against_its_own_pins(project: Path, tmp_path: Path) -
     paths, told = Paths(project, tmp_path / "cache", tmp_path / "home"), list[str]()
     last = pair(project, "scripted-tiny")[-1]
     made = release(1, inputs=last.inputs, executable=last.executable)
-    Inputs.of(paths).keep_project(project, made.inputs)
+    KeptInputs.of(paths).keep_project(project, made.inputs)
     Releases(paths).save(made)
     opened = Opened(iter(()), "linux/amd64", stack="cpu", stage="mtp")
     (project / "stages/mtp.yaml").write_text((project / "stages/mtp.yaml").read_text() + "mods: [turboquant]\n")

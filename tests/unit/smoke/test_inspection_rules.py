@@ -10,10 +10,10 @@ import pytest
 from elf_samples import CUBIN, FAMILY, PLAIN, PTX, SPECIFIC, X86_64, Elf, container, cubin, entry
 
 from sparkpin.smoke.inspect.fatbin import Code
-from sparkpin.smoke.inspect.finding import Allowed, Finding
+from sparkpin.smoke.inspect.finding import Allowed, ImageFinding
 from sparkpin.smoke.inspect.gpu import compiles, runs
 from sparkpin.smoke.inspect.rules import cuda_release, findings, minimum_driver
-from sparkpin.smoke.inspect.scan import Facts, scan
+from sparkpin.smoke.inspect.scan import ImageFacts, scan
 from sparkpin.smoke.inspect.tree import in_folders
 
 SITE = "opt/vllm/lib/python3.12/site-packages"
@@ -21,14 +21,14 @@ LIBC = Elf(
     soname="libc.so.6", defined=["memcpy", "malloc"], versions=["libc.so.6", "GLIBC_2.17", "GLIBC_2.34", "GLIBC_2.36"]
 )
 PYTHON = Elf(needed=["libc.so.6"], defined=["Py_Initialize", "PyModule_Create2"])
-Root = Callable[..., Facts]
+Root = Callable[..., ImageFacts]
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
     """Facts of a root file system: paths and their content, besides those of a small sound one; None leaves one out."""
 
-    def of(files: Mapping[str, bytes | Elf | str | None], env: dict[str, str] | None = None) -> Facts:
+    def of(files: Mapping[str, bytes | Elf | str | None], env: dict[str, str] | None = None) -> ImageFacts:
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
         for path, content in {**SOUND, **files}.items():
             if content is not None:
@@ -85,13 +85,13 @@ SOUND: dict[str, bytes | Elf | str | None] = {
 }
 
 
-def found(facts: Facts, sm: int | None = 121, **options: object) -> list[Finding]:
+def found(facts: ImageFacts, sm: int | None = 121, **options: object) -> list[ImageFinding]:
     """All but notes and what is allowed."""
     all_ = findings(facts, sm=sm, platform="linux/arm64", **options)  # type: ignore[arg-type]
     return [finding for finding in all_ if finding.severity in ("error", "warning")]
 
 
-def texts(facts: Facts, sm: int | None = 121, **options: object) -> list[str]:
+def texts(facts: ImageFacts, sm: int | None = 121, **options: object) -> list[str]:
     return [f"{one.rule} {one.subject}: {one.text}" for one in found(facts, sm, **options)]
 
 

@@ -20,10 +20,10 @@ from sparkpin.pins import manifests
 from sparkpin.pins.mods import KERNELS, read_mod
 from sparkpin.releases.record import Demands
 from sparkpin.smoke import kernels
-from sparkpin.smoke.inspect.finding import Finding
+from sparkpin.smoke.inspect.finding import ImageFinding
 from sparkpin.smoke.inspect.report import Result
 from sparkpin.smoke.inspect.rules import findings
-from sparkpin.smoke.inspect.scan import Facts, scan
+from sparkpin.smoke.inspect.scan import ImageFacts, scan
 from sparkpin.smoke.inspect.tree import in_folders
 
 FOLDER = "opt/sparkpin/kernels/int8-lm-head"
@@ -32,7 +32,7 @@ SM120A = cubin(0x600780A)
 TRITONS = lzma.decompress((PROJECT / "tests/data/inspection/triton-121a.cubin.xz").read_bytes())
 
 
-def rendered(project: Path, stack: str, stage: str) -> render.Rendered:
+def rendered(project: Path, stack: str, stage: str) -> render.RenderedImage:
     loaded = manifests.load_stack(project, stack)
     lock = manifests.load_stack_lock(project, loaded)
     return render.render_chain(project, loaded, lock, manifests.load_chain(project, stage))[-1]
@@ -88,7 +88,7 @@ def test_the_entry_point_has_the_mods_name(project: Path) -> None:
         read_mod(project, "int8-lm-head")
 
 
-def image(folder: Path, cubins: Sequence[bytes], listed: int, built_with: str = "3.8.0") -> Facts:
+def image(folder: Path, cubins: Sequence[bytes], listed: int, built_with: str = "3.8.0") -> ImageFacts:
     """With Triton 3.8.0 and the INT8 head, whose list has that many kernels; without a list for none."""
     files: dict[str, bytes | str] = {
         f"{SITE}/sparkpin_int8_lm_head-0.1.0.dist-info/METADATA": "Name: sparkpin-int8-lm-head\nVersion: 0.1.0\n",
@@ -108,13 +108,13 @@ def image(folder: Path, cubins: Sequence[bytes], listed: int, built_with: str = 
     return scan(in_folders([folder]), lambda line: None)
 
 
-def of_kernels(facts: Facts, sm: int | None = 121) -> list[Finding]:
+def of_kernels(facts: ImageFacts, sm: int | None = 121) -> list[ImageFinding]:
     return [one for one in findings(facts, sm=sm, platform="linux/arm64") if one.rule in ("kernels", "gpu")]
 
 
 def test_inspection_tells_what_was_compiled_for_what(tmp_path: Path) -> None:
     facts = image(tmp_path, [TRITONS, TRITONS], 2)
-    assert of_kernels(facts) == [Finding("note", "kernels", "int8-lm-head", "compiled ahead: 2 sm_121a")]
+    assert of_kernels(facts) == [ImageFinding("note", "kernels", "int8-lm-head", "compiled ahead: 2 sm_121a")]
     assert of_kernels(facts, None) == []
     told = Result("image", "linux/arm64", 121, facts, []).as_json()["kernels"]
     assert told == [{"mod": "int8-lm-head", "package": "sparkpin-int8-lm-head", "archs": {"sm_121a": 2}, "runs": 2,

@@ -22,19 +22,19 @@ from places import PROJECT
 
 from sparkpin.smoke.inspect.elf import MACHINES, read_library
 from sparkpin.smoke.inspect.packages import PLUGINS as PLUGINS_GROUP
-from sparkpin.smoke.inspect.scan import Facts
+from sparkpin.smoke.inspect.scan import ImageFacts
 from sparkpin.smoke.load import inside, stub
-from sparkpin.smoke.load.rows import Row, outcomes, read_rows
+from sparkpin.smoke.load.rows import LoadRow, outcomes, read_rows
 from sparkpin.smoke.load.run import libraries_of
 
 HERE = {"x86_64": X86_64, "aarch64": AARCH64}[os.uname().machine]
 NAMES = [f"cuFunction{number}" for number in range(300)]
 
 
-def facts(**files: Elf) -> Facts:
+def facts(**files: Elf) -> ImageFacts:
     """Names stand for paths: `a__b` is a/b.so below vllm/."""
     paths = {f"opt/vllm/lib/python3.11/site-packages/{name.replace('__', '/')}.so": elf for name, elf in files.items()}
-    return Facts({path: read_library(io.BytesIO(bytes(elf)), path) for path, elf in paths.items()}, {})
+    return ImageFacts({path: read_library(io.BytesIO(bytes(elf)), path) for path, elf in paths.items()}, {})
 
 
 def test_the_stub_has_every_function_and_each_says_that_there_is_no_device(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def site(tmp_path: Path) -> Path:
     return folder
 
 
-def told(site: Path, *libraries: str) -> tuple[Row, ...]:
+def told(site: Path, *libraries: str) -> tuple[LoadRow, ...]:
     """What the script says, under a Python that has only what lies in `site`."""
     wanted = {
         "libraries": [str(site / name) for name in libraries],

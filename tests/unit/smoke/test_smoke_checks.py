@@ -23,7 +23,7 @@ from sparkpin.smoke import checks
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.expectations import Expectations, expectations_of, scripted, shape_only
 from sparkpin.smoke.server import Server
-from sparkpin.smoke.subject import Subject
+from sparkpin.smoke.subject import SmokeSubject
 
 LOG = b"""(EngineCore pid=9) INFO 11-21 08:03:51 [experts.py:58] SPARKPIN_MOD {"mod":"vllm-cpu","event":"active"}
 (EngineCore pid=9) INFO 11-21 08:03:51 [m.py:46] SPARKPIN_MOD {"mod":"int8-lm-head","event":"active","V":1024,"x":[1]}
@@ -42,10 +42,10 @@ def socket(tmp_path: Path) -> Path:
 @contextmanager
 def subject(
     socket: Path, fault: Fault = whole, *, timeout: float = 20, handler: type[fake_vllm.Handler] = fake_vllm.Handler
-) -> Iterator[Subject]:
+) -> Iterator[SmokeSubject]:
     server = fake_vllm.UnixServer(str(socket), handler)
     with fake_vllm.serving(server, fault), Client.unix(socket, timeout=timeout) as client:
-        yield Subject(
+        yield SmokeSubject(
             client,
             "scripted-tiny",
             scripted(),
@@ -539,7 +539,7 @@ def test_exchanges_keep_what_went_over_the_wire(socket: Path) -> None:
 def test_a_server_that_is_gone_is_a_failed_check(socket: Path) -> None:
     socket.parent.mkdir(exist_ok=True)
     with Client.unix(socket) as client:
-        target = Subject(client, "m", scripted(), lambda: b"")
+        target = SmokeSubject(client, "m", scripted(), lambda: b"")
         assert not client.healthy()
         result = checks.run_check("completion", target)
         assert client.exchanges[0].as_dict()["status"] is None

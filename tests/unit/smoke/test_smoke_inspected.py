@@ -34,28 +34,31 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import service
 from sparkpin.smoke import choice, evidence
 from sparkpin.smoke.choice import obstacle_of
-from sparkpin.smoke.inspect.finding import Finding
+from sparkpin.smoke.inspect.finding import ImageFinding
 from sparkpin.smoke.inspect.report import Result
-from sparkpin.smoke.inspect.scan import Facts
+from sparkpin.smoke.inspect.scan import ImageFacts
 from sparkpin.smoke.inspected import InspectedResult, result_of, show_load
-from sparkpin.smoke.load.rows import Row
+from sparkpin.smoke.load.rows import LoadRow
 from sparkpin.smoke.load.run import Loaded, run_load
 
 pytest_plugins = ["fake_release"]
 WHY = "stack spark is for linux/arm64, and this engine's machine is linux/amd64"
 GPU = "stack spark is for a GPU of compute capability 12.1; here:"
-BROKEN = Finding(
+BROKEN = ImageFinding(
     "error", "torch", "opt/vllm/_C.so", "vLLM is built for CUDA 12, but torch is built without CUDA", "..."
 )
 GB10, H100 = Gpu("NVIDIA GB10", "12.1", "580.95"), Gpu("NVIDIA H100", "9.0", "580.95")
-GOOD_ROWS = (Row("library", "/opt/site-packages/vllm/_C.so", "ok"), Row("plugin", "head", "refused", "wants CUDA"))
+GOOD_ROWS = (
+    LoadRow("library", "/opt/site-packages/vllm/_C.so", "ok"),
+    LoadRow("plugin", "head", "refused", "wants CUDA"),
+)
 
 
-def examined(*found: Finding) -> Result:
-    return Result("sparkpin/tiny:v2", "linux/arm64", 121, Facts({}, {}), found)
+def examined(*found: ImageFinding) -> Result:
+    return Result("sparkpin/tiny:v2", "linux/arm64", 121, ImageFacts({}, {}), found)
 
 
-def loaded(*rows: Row, emulated: bool = True) -> Loaded:
+def loaded(*rows: LoadRow, emulated: bool = True) -> Loaded:
     return Loaded(rows or GOOD_ROWS, b"", 500.0, emulated, 12)
 
 
@@ -143,7 +146,7 @@ def test_the_gpus_of_this_machine_are_not_those_of_an_engine_elsewhere(
         "the engine runs on spark-2, and a server is given folders of this machine"
     )
     for start in (
-        lambda: run_load(records.paths, far_engine, spark, Facts({}, {}), "linux/arm64", len),
+        lambda: run_load(records.paths, far_engine, spark, ImageFacts({}, {}), "linux/arm64", len),
         lambda: service.start(records.paths, far_engine, spark, checkpoint, port=None, gpus=True, say=len),
     ):
         with pytest.raises(HostError, match="the engine runs on spark-2") as caught:
@@ -192,7 +195,7 @@ def test_what_the_record_and_the_tables_say(
 
 
 def test_a_load_that_fails_fails_the_inspection_and_names_the_library(records: Releases) -> None:
-    bad = Row("library", "/opt/site-packages/vllm/_moe_C.so", "failed", "OSError: undefined symbol: _ZN3c10")
+    bad = LoadRow("library", "/opt/site-packages/vllm/_moe_C.so", "failed", "OSError: undefined symbol: _ZN3c10")
     made = kept(records, result_of(examined(), loaded(*GOOD_ROWS, bad), WHY, 500.0))
     assert made.smoke_text == "inspection failed: library vllm/_moe_C.so"
     assert made.smoke_failures == ["library vllm/_moe_C.so: failed, OSError: undefined symbol: _ZN3c10"]
@@ -341,7 +344,7 @@ def test_a_machine_that_cannot_run_the_image_s_programs_is_told_what_to_install(
     load_image(fake_engine, tag, [buffer.getvalue()])
     try:
         with pytest.raises(HostError, match="runs no programs for linux/amd64") as caught:
-            run_load(paths, fake_engine, dataclasses.replace(release, tag=tag), Facts({}, {}), "linux/amd64", len)
+            run_load(paths, fake_engine, dataclasses.replace(release, tag=tag), ImageFacts({}, {}), "linux/amd64", len)
         assert caught.value.next_step == "invoke doctor --stack cpu --fix"
     finally:
         fake_engine.untag(tag)
@@ -352,7 +355,7 @@ def test_the_table_of_the_load_names_what_refused(capsys: pytest.CaptureFixture[
     said = capsys.readouterr().out
     assert "library vllm/_C.so  loaded" in said and "wants CUDA" in said
     assert said.endswith("emulated load, 500 s: nothing failed; refused without a GPU: head\n")
-    show_load(loaded(Row("import", "vllm", "failed", "no"), emulated=False))
+    show_load(loaded(LoadRow("import", "vllm", "failed", "no"), emulated=False))
     assert capsys.readouterr().out.endswith("native load, 500 s: 1 step failed\n")
 
 

@@ -65,13 +65,13 @@ up 1
 
 def test_metrics_are_summed_over_engines() -> None:
     seen = metrics.acceptance(METRICS)
-    assert seen == metrics.Acceptance(drafted=200, accepted=161) and seen.share == 0.805
+    assert seen == metrics.DraftCounts(drafted=200, accepted=161) and seen.share == 0.805
     assert metrics.total(METRICS, "up") == 1.0 and metrics.total(METRICS, "down") is None
 
 
 def test_a_server_that_does_not_draft_has_no_acceptance() -> None:
     assert metrics.acceptance("up 1\n") is None
-    assert metrics.Acceptance(0, 0).share == 0.0
+    assert metrics.DraftCounts(0, 0).share == 0.0
 
 
 def test_only_mods_with_an_entry_point_of_vllm_must_report(project: Path) -> None:
@@ -85,4 +85,4 @@ def test_a_mod_s_line_is_found_behind_a_prefix_and_before_colours() -> None:
     line = (
         b'\x1b[0;36m(EngineCore pid=1)\x1b[0;0m INFO x.py] SPARKPIN_MOD {"mod":"a","event":"active","n":{"b":1}}\x1b[0m'
     )
-    assert mods.reports(line) == (mods.Report("a", "active"),)
+    assert mods.reports(line) == (mods.ModReport("a", "active"),)

@@ -19,7 +19,7 @@ from sparkpin.pins.vllm_command import set_flag
 from sparkpin.smoke import checks, probes
 from sparkpin.smoke.expectations import TURKISH, WORDS, shape_only
 from sparkpin.smoke.metrics import by_position
-from sparkpin.smoke.subject import Subject
+from sparkpin.smoke.subject import SmokeSubject
 
 __all__ = ["socket"]  # the fixture
 
@@ -248,5 +248,5 @@ def test_shares_of_each_position_are_summed_over_engines() -> None:
 
 
 def test_the_flags_of_a_release_are_read_as_vllm_reads_them() -> None:
-    target = Subject(None, "m", shape_only(), lambda: b"", argv=("vllm", "serve", "/m", "--max_model_len=32K"))  # type: ignore[arg-type]
+    target = SmokeSubject(None, "m", shape_only(), lambda: b"", argv=("vllm", "serve", "/m", "--max_model_len=32K"))  # type: ignore[arg-type]
     assert target.flags.number("--max-model-len") == 32_768

@@ -31,7 +31,7 @@ from sparkpin.smoke.checks import READERS, run_check
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.run import subject_of
 from sparkpin.smoke.server import Server, started
-from sparkpin.smoke.subject import Subject
+from sparkpin.smoke.subject import SmokeSubject
 
 STAGE = "v2-tq"
 PLUGIN = PROJECT / "tests/support/sabotage/sparkpin_sabotage.py"
@@ -90,7 +90,7 @@ class Broken:
     """A server that can be broken."""
 
     server: Server
-    subject: Subject
+    subject: SmokeSubject
 
     def by(self, name: str) -> None:
         """Return once each of its processes says that it is so; "" mends it. No answer to an earlier call is taken."""

@@ -7,7 +7,7 @@ import json
 from sparkpin.build.cross_build import this_platform
 from sparkpin.commands.doctor import rules
 from sparkpin.commands.doctor.facts import read_facts
-from sparkpin.commands.doctor.rules import Finding, Memory
+from sparkpin.commands.doctor.rules import MachineFinding, NeededMemory
 from sparkpin.core import terminal
 from sparkpin.core.errors import HostError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -61,7 +61,7 @@ def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool) -> None
         )
 
 
-def to_json(found: list[Finding]) -> list[dict[str, str]]:
+def to_json(found: list[MachineFinding]) -> list[dict[str, str]]:
     return [{"name": f.name, "state": f.state, "detail": f.detail, "fix": f.fix} for f in found]
 
 
@@ -71,7 +71,7 @@ def port_of(recipe: schema.Recipe) -> int:
     return int(port) if port.isdecimal() else DEFAULT_PORT
 
 
-def memory_of(paths: Paths, recipe: schema.Recipe, stack: schema.Stack) -> Memory:
+def memory_of(paths: Paths, recipe: schema.Recipe, stack: schema.Stack) -> NeededMemory:
     """From the headers that are here: doctor fetches nothing. This machine's own memory, whatever the stack is for."""
     name = f"recipe {recipe.name}"
     default = stack.name == host.default_stack(paths.project) and recipe.name == stack.default_recipe
@@ -80,12 +80,12 @@ def memory_of(paths: Paths, recipe: schema.Recipe, stack: schema.Stack) -> Memor
         pin = manifests.model_of(paths.project, recipe)
         lock = manifests.load_model_lock(paths.project, pin)
         if not is_here(paths, lock):
-            return Memory(name, None, "its headers are not fetched yet", f"{command} (it fetches them)", command)
+            return NeededMemory(name, None, "its headers are not fetched yet", f"{command} (it fetches them)", command)
         chain = manifests.load_chain(paths.project, recipe.stage)
         plan = planning.plan_recipe(paths, recipe, stack, chain, planning.machine_for(stack, "", ""))
     except SparkpinError as error:
-        return Memory(name, None, f"no plan: {error.message}", error.next_step, command)
-    return Memory(f"{name}, stage {recipe.stage},", plan.needed, command=command)
+        return NeededMemory(name, None, f"no plan: {error.message}", error.next_step, command)
+    return NeededMemory(f"{name}, stage {recipe.stage},", plan.needed, command=command)
 
 
 def lock_fault(paths: Paths, stack: schema.Stack) -> ManifestError | None:

@@ -42,7 +42,7 @@ class Hub:
 
 
 @dataclass(frozen=True)
-class Facts:
+class MachineFacts:
     """module: version of the loaded NVIDIA driver, "" for none. toolkit: the version that nvidia-ctk tells, or "".
     hook: whether Docker finds the toolkit's hook, as it does for `--gpus`. cdi: specifications that name NVIDIA's GPUs.
 
@@ -73,9 +73,9 @@ def read_facts(
     root: Path = hosts.ROOT,
     run: Run = hosts.output,
     environment: Mapping[str, str] = os.environ,
-) -> Facts:
+) -> MachineFacts:
     engine = connected()
-    return Facts(
+    return MachineFacts(
         host=host,
         gpus=read_gpus(run),
         module=hosts.text(root / "sys/module/nvidia/version").strip(),

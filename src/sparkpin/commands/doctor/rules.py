@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sparkpin.commands.doctor import minimums
-from sparkpin.commands.doctor.facts import Facts
+from sparkpin.commands.doctor.facts import MachineFacts
 from sparkpin.core.errors import ManifestError
 from sparkpin.host.gpus import Gpu
 from sparkpin.host.machine import Requirement
@@ -33,7 +33,7 @@ NO_GPU = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class MachineFinding:
     """state: MISSING stops the work, advice does not, n/a is no matter on this machine. fix: a command, "" for none."""
 
     name: str
@@ -43,7 +43,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Memory:
+class NeededMemory:
     """What the recipe will need at its start, in bytes, or `why` that is not known and the command that tells it.
     command: which plans for this recipe.
     """
@@ -55,43 +55,47 @@ class Memory:
     command: str = "invoke plan"
 
 
-def of_requirement(requirement: Requirement) -> Finding:
-    return Finding(requirement.name, "ok" if requirement.ok else "MISSING", requirement.detail, requirement.fix)
+def of_requirement(requirement: Requirement) -> MachineFinding:
+    return MachineFinding(requirement.name, "ok" if requirement.ok else "MISSING", requirement.detail, requirement.fix)
 
 
-def findings(facts: Facts, memory: Memory, cuda: str | None) -> list[Finding]:
+def findings(facts: MachineFacts, memory: NeededMemory, cuda: str | None) -> list[MachineFinding]:
     """cuda: release of the stack's CUDA ("13.0"), None for a stack without."""
     if facts.docker.elsewhere:
         why = f"the engine runs on {facts.docker.elsewhere}, no server runs here: invoke doctor there"
-        own = [Finding(name, "n/a", why) for name in (*OF_A_SPARK, PLAN)]
+        own = [MachineFinding(name, "n/a", why) for name in (*OF_A_SPARK, PLAN)]
         return [*own, *anywhere(facts)]
     if facts.host.is_spark and cuda:
         own = [*driver(facts, cuda), *containers(facts), *power(facts.gpus), page_cache(facts, memory), swap(facts)]
     else:
         where = "" if facts.host.is_spark else "not a DGX Spark: "
         why = "images for it are built here, not run" if cuda else "the stack uses no GPU"
-        own = [Finding(name, "n/a", f"{where}{NO_GPU.get(name, why)}") for name in OF_A_SPARK]
+        own = [MachineFinding(name, "n/a", f"{where}{NO_GPU.get(name, why)}") for name in OF_A_SPARK]
     if facts.host.is_spark or cuda is None:
         own.append(memory_plan(facts, memory))
     else:
-        own.append(Finding(PLAN, "n/a", f"{memory.recipe} runs on a DGX Spark, and this is none: {memory.command}"))
+        own.append(
+            MachineFinding(PLAN, "n/a", f"{memory.recipe} runs on a DGX Spark, and this is none: {memory.command}")
+        )
     return [*own, *anywhere(facts)]
 
 
-def lock_of(fault: ManifestError | None) -> list[Finding]:
+def lock_of(fault: ManifestError | None) -> list[MachineFinding]:
     """What keeps a stack from being built whatever the machine has; nothing where its lock is good."""
-    return [Finding("lock", "advice", f"saw {fault.seen}, wanted {fault.wanted}", fault.next_step)] if fault else []
+    return (
+        [MachineFinding("lock", "advice", f"saw {fault.seen}, wanted {fault.wanted}", fault.next_step)] if fault else []
+    )
 
 
-def source_build(source: str, platform: str, here: str) -> list[Finding]:
+def source_build(source: str, platform: str, here: str) -> list[MachineFinding]:
     """Of a stack that compiles a distribution. platform: the stack's; here: this machine's."""
     if platform == here:
         return []
     why = f"{source} is compiled on {platform}, and this machine is {here}: under emulation that takes far too long"
-    return [Finding("source build", "advice", why, f"build this stack on a machine of {platform}")]
+    return [MachineFinding("source build", "advice", why, f"build this stack on a machine of {platform}")]
 
 
-def anywhere(facts: Facts) -> list[Finding]:
+def anywhere(facts: MachineFacts) -> list[MachineFinding]:
     return [docker(facts), port(facts), token(facts), *hub(facts), clock(facts)]
 
 
@@ -108,32 +112,36 @@ def driver_of(cuda: str) -> str:
     return minimums.MINIMUM_DRIVER[below[-1]]
 
 
-def driver(facts: Facts, cuda: str) -> Iterator[Finding]:
+def driver(facts: MachineFacts, cuda: str) -> Iterator[MachineFinding]:
     wanted = driver_of(cuda)
     seen = facts.gpus[0].driver if facts.gpus else facts.module
     if not seen:
-        yield Finding("NVIDIA driver", "MISSING", f"none is loaded; {wanted} or newer wanted for CUDA {cuda}", UPDATE)
+        yield MachineFinding(
+            "NVIDIA driver", "MISSING", f"none is loaded; {wanted} or newer wanted for CUDA {cuda}", UPDATE
+        )
         return
     if version(seen) < version(wanted):
-        yield Finding("NVIDIA driver", "MISSING", f"{seen}; the image's CUDA {cuda} wants {wanted} or newer", UPDATE)
+        yield MachineFinding(
+            "NVIDIA driver", "MISSING", f"{seen}; the image's CUDA {cuda} wants {wanted} or newer", UPDATE
+        )
     else:
-        yield Finding("NVIDIA driver", "ok", f"{seen}; CUDA {cuda} wants {wanted} or newer")
+        yield MachineFinding("NVIDIA driver", "ok", f"{seen}; CUDA {cuda} wants {wanted} or newer")
     if not facts.gpus:
         why = f"the driver {seen} is loaded and nvidia-smi does not answer: as after an update without a restart"
-        yield Finding("GPU", "MISSING", why, "sudo reboot; if it stays so, nvidia-smi tells why")
+        yield MachineFinding("GPU", "MISSING", why, "sudo reboot; if it stays so, nvidia-smi tells why")
         return
     gpu = facts.gpus[0]
     known = gpu.compute_capability == minimums.CAPABILITY
     other = f"; the images are made for {minimums.CAPABILITY}"
     detail = f"{gpu.name}, compute capability {gpu.compute_capability}{'' if known else other}"
-    yield Finding("GPU", "ok" if known else "advice", detail)
+    yield MachineFinding("GPU", "ok" if known else "advice", detail)
 
 
-def containers(facts: Facts) -> Iterator[Finding]:
+def containers(facts: MachineFacts) -> Iterator[MachineFinding]:
     """Docker hands GPUs out by the toolkit's hook or runtime; by CDI only from 25.0 on."""
     name = "GPU in containers"
     if not (facts.toolkit or facts.hook):
-        yield Finding(name, "MISSING", "no nvidia-container-toolkit: containers do not see the GPU", TOOLKIT)
+        yield MachineFinding(name, "MISSING", "no nvidia-container-toolkit: containers do not see the GPU", TOOLKIT)
         return
     by_cdi = bool(facts.cdi) and version(facts.docker.version) >= minimums.DOCKER_CDI
     ways = [
@@ -143,38 +151,38 @@ def containers(facts: Facts) -> Iterator[Finding]:
     ]
     toolkit = f"nvidia-container-toolkit {facts.toolkit or '(version not told)'}"
     if found := [way for way in ways if way]:
-        yield Finding(name, "ok", f"{toolkit}, by {', '.join(found)}")
+        yield MachineFinding(name, "ok", f"{toolkit}, by {', '.join(found)}")
     elif not facts.docker.version:
-        yield Finding(
+        yield MachineFinding(
             name, "advice", f"{toolkit}; no engine answers, so its runtimes are not known", "invoke doctor --fix"
         )
     else:
-        yield Finding(name, "MISSING", f"{toolkit}, and Docker knows neither its runtime nor its hook", RUNTIME)
+        yield MachineFinding(name, "MISSING", f"{toolkit}, and Docker knows neither its runtime nor its hook", RUNTIME)
     if not facts.cdi:
         why = "no CDI specification of NVIDIA's in /etc/cdi or /var/run/cdi; Docker's newer ways to a GPU want one"
-        yield Finding("CDI", "advice", why, CDI)
+        yield MachineFinding("CDI", "advice", why, CDI)
 
 
-def power(gpus: Sequence[Gpu]) -> Iterator[Finding]:
+def power(gpus: Sequence[Gpu]) -> Iterator[MachineFinding]:
     if not gpus:
         return
     gpu = gpus[0]
     if gpu.slowed:
-        yield Finding(
+        yield MachineFinding(
             "power", "advice", f"the GPU is slowed down by {' and '.join(gpu.slowed)}", "nvidia-smi -q -d PERFORMANCE"
         )
     elif is_stuck(gpu):
         why = f"busy ({gpu.utilization:.0f} %) at {gpu.clock:.0f} MHz with no reason told: its low-power state"
-        yield Finding("power", "advice", why, UNPLUG)
+        yield MachineFinding("power", "advice", why, UNPLUG)
     elif gpu.power_limit is not None and gpu.power_max is not None and gpu.power_limit < gpu.power_max:
         why = f"limited to {gpu.power_limit:.0f} W of {gpu.power_max:.0f} W"
-        yield Finding("power", "advice", why, f"sudo nvidia-smi -pl {gpu.power_max:.0f}")
+        yield MachineFinding("power", "advice", why, f"sudo nvidia-smi -pl {gpu.power_max:.0f}")
     else:
         limit = "tells no limit" if gpu.power_limit is None else f"{gpu.power_limit:.0f} W allowed"
         idle = (
             "" if gpu.utilization is None or gpu.utilization >= minimums.BUSY else "; idle, so its clock says nothing"
         )
-        yield Finding("power", "ok", f"{limit}, no slowdown{idle}")
+        yield MachineFinding("power", "ok", f"{limit}, no slowdown{idle}")
 
 
 def is_stuck(gpu: Gpu) -> bool:
@@ -182,93 +190,103 @@ def is_stuck(gpu: Gpu) -> bool:
     return busy and gpu.clock is not None and gpu.clock < minimums.STUCK_CLOCK
 
 
-def droppable(facts: Facts) -> int:
+def droppable(facts: MachineFacts) -> int:
     """Bytes that `drop_caches` would give back: pages of files (shared memory is none) and what is known of files."""
     value = facts.memory.get
     return max(0, value("Cached", 0) + value("Buffers", 0) + value("SReclaimable", 0) - value("Shmem", 0))
 
 
-def page_cache(facts: Facts, memory: Memory) -> Finding:
+def page_cache(facts: MachineFacts, memory: NeededMemory) -> MachineFinding:
     """Unified memory: pages of files are not free for CUDA until they are dropped, though the kernel counts on them."""
     cached, free = droppable(facts), facts.memory.get("MemFree", 0)
     short = memory.needed is not None and memory.needed > free
     if cached > minimums.CACHE_SHARE * facts.host.memory_total and (short or memory.needed is None):
         wants = f", the plan wants {gib(memory.needed)}" if memory.needed is not None else ""
         why = f"{gib(cached)} cache files, {gib(free)} are free{wants}; it counts against what CUDA can take"
-        return Finding("page cache", "advice", why, DROP)
-    return Finding("page cache", "ok", f"{gib(cached)} cache files, {gib(free)} are free")
+        return MachineFinding("page cache", "advice", why, DROP)
+    return MachineFinding("page cache", "ok", f"{gib(cached)} cache files, {gib(free)} are free")
 
 
-def swap(facts: Facts) -> Finding:
+def swap(facts: MachineFacts) -> MachineFinding:
     total = facts.memory.get("SwapTotal", 0)
     used = total - facts.memory.get("SwapFree", 0)
     if not total:
-        return Finding("swap", "ok", "none: a start that needs too much fails at once")
+        return MachineFinding("swap", "ok", "none: a start that needs too much fails at once")
     why = f"{gib(total)}, {gib(used)} of it used: with unified memory the machine freezes before the start fails"
-    return Finding("swap", "advice", why, NO_SWAP)
+    return MachineFinding("swap", "advice", why, NO_SWAP)
 
 
-def docker(facts: Facts) -> Finding:
+def docker(facts: MachineFacts) -> MachineFinding:
     seen = facts.docker.version
     if not seen:
-        return Finding("Docker version", "advice", "no engine answers yet", "invoke doctor --fix")
+        return MachineFinding("Docker version", "advice", "no engine answers yet", "invoke doctor --fix")
     wanted = ".".join(map(str, minimums.DOCKER))
     if version(seen) < minimums.DOCKER:
         fix = "sudo apt install --only-upgrade docker-ce docker-ce-cli (Docker's packages) or docker.io"
-        return Finding("Docker version", "MISSING", f"{seen}; {wanted} or newer wanted", fix)
+        return MachineFinding("Docker version", "MISSING", f"{seen}; {wanted} or newer wanted", fix)
     where = f", on {facts.docker.elsewhere} (DOCKER_HOST or a context)" if facts.docker.elsewhere else ""
-    return Finding("Docker version", "ok", f"{seen}{where}; {wanted} or newer wanted")
+    return MachineFinding("Docker version", "ok", f"{seen}{where}; {wanted} or newer wanted")
 
 
-def memory_plan(facts: Facts, memory: Memory) -> Finding:
+def memory_plan(facts: MachineFacts, memory: NeededMemory) -> MachineFinding:
     if memory.needed is None:
-        return Finding(PLAN, "advice", f"{memory.recipe}: {memory.why}", memory.fix)
+        return MachineFinding(PLAN, "advice", f"{memory.recipe}: {memory.why}", memory.fix)
     free = facts.host.memory_available
     detail = f"{memory.recipe} needs {gib(memory.needed)}, {gib(free)} are available"
     if memory.needed <= free:
-        return Finding(PLAN, "ok", detail)
+        return MachineFinding(PLAN, "ok", detail)
     if memory.needed > facts.host.memory_total:
-        return Finding(PLAN, "advice", f"{detail}: more than this machine has", f"{memory.command} says what would fit")
-    return Finding(PLAN, "advice", detail, f"invoke stop, if a server runs; {memory.command} says what would fit")
+        return MachineFinding(
+            PLAN, "advice", f"{detail}: more than this machine has", f"{memory.command} says what would fit"
+        )
+    return MachineFinding(
+        PLAN, "advice", detail, f"invoke stop, if a server runs; {memory.command} says what would fit"
+    )
 
 
-def port(facts: Facts) -> Finding:
+def port(facts: MachineFacts) -> MachineFinding:
     name = f"port {facts.port}"
     if not facts.holder:
-        return Finding(name, "ok", "free")
+        return MachineFinding(name, "ok", "free")
     if facts.holder.startswith("the container sparkpin-"):
-        return Finding(name, "ok", f"taken by {facts.holder}, a server of sparkpin")
-    return Finding(name, "advice", f"taken by {facts.holder}", f"stop that, or invoke serve --port {facts.port + 1}")
+        return MachineFinding(name, "ok", f"taken by {facts.holder}, a server of sparkpin")
+    return MachineFinding(
+        name, "advice", f"taken by {facts.holder}", f"stop that, or invoke serve --port {facts.port + 1}"
+    )
 
 
-def token(facts: Facts) -> Finding:
+def token(facts: MachineFacts) -> MachineFinding:
     """Its value is read by nobody here."""
     if facts.token:
-        return Finding("Hub token", "ok", facts.token)
+        return MachineFinding("Hub token", "ok", facts.token)
     why = "none; public repositories need none, gated ones do, and without one the Hub slows down"
-    return Finding("Hub token", "advice", why, "hf auth login, or HF_TOKEN in the environment")
+    return MachineFinding("Hub token", "advice", why, "hf auth login, or HF_TOKEN in the environment")
 
 
-def hub(facts: Facts) -> Iterator[Finding]:
+def hub(facts: MachineFacts) -> Iterator[MachineFinding]:
     if facts.hub is None:
-        yield Finding("Hub", "n/a", "not asked: doctor keeps off the network; invoke doctor --online asks")
+        yield MachineFinding("Hub", "n/a", "not asked: doctor keeps off the network; invoke doctor --online asks")
     elif facts.hub.error:
         fix = "look at network, proxy (HTTPS_PROXY) and name servers; what is fetched already serves without it"
-        yield Finding("Hub", "advice", f"{facts.hub.url} is not reached: {facts.hub.error}", fix)
+        yield MachineFinding("Hub", "advice", f"{facts.hub.url} is not reached: {facts.hub.error}", fix)
     else:
-        yield Finding("Hub", "ok", f"{facts.hub.url} answers")
+        yield MachineFinding("Hub", "ok", f"{facts.hub.url} answers")
 
 
-def clock(facts: Facts) -> Finding:
+def clock(facts: MachineFacts) -> MachineFinding:
     offset = facts.hub.offset if facts.hub else None
     if offset is not None:
         if abs(offset) > minimums.DRIFT:
             word = "ahead of" if offset > 0 else "behind"
-            return Finding("clock", "advice", f"{abs(offset):.0f} s {word} the Hub's: certificates may fail", CLOCK)
-        return Finding("clock", "ok", "agrees with the Hub's")
+            return MachineFinding(
+                "clock", "advice", f"{abs(offset):.0f} s {word} the Hub's: certificates may fail", CLOCK
+            )
+        return MachineFinding("clock", "ok", "agrees with the Hub's")
     if facts.synchronized is False:
-        return Finding("clock", "advice", "not synchronized", CLOCK)
-    return Finding("clock", "ok", "synchronized" if facts.synchronized else "nobody here tells; --online compares it")
+        return MachineFinding("clock", "advice", "not synchronized", CLOCK)
+    return MachineFinding(
+        "clock", "ok", "synchronized" if facts.synchronized else "nobody here tells; --online compares it"
+    )
 
 
 def gib(count: int) -> str:

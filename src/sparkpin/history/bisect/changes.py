@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sparkpin.history.comparison import Difference, Part, PartChange, ValueChange, flag_words
+from sparkpin.history.comparison import Difference, PartChange, ValueChange, VersionedPart, flag_words
 
 Kind = Literal["flag", "variable", "checkpoint", "mod", "wheel", "deb", "file", "stage", "image"]
 STARTED: tuple[Kind, ...] = ("flag", "variable", "checkpoint")
@@ -17,7 +17,7 @@ COMMAND = "command"  # the words before the first flag
 
 
 @dataclass(frozen=True)
-class Change:
+class ReleaseChange:
     """One thing that is otherwise in the bad release. before, after: its value there; None where it is not there."""
 
     kind: Kind
@@ -38,10 +38,12 @@ class Change:
         return f"~ {self.id}: {self.before or '(empty)'} -> {self.after or '(empty)'}"
 
 
-def of_command(found: Difference) -> Iterator[Change]:
+def of_command(found: Difference) -> Iterator[ReleaseChange]:
     """Flags and variables: how it is served."""
     for change in found.flags:
-        yield Change("flag", change.name, *(value_of(change.name, value) for value in (change.before, change.after)))
+        yield ReleaseChange(
+            "flag", change.name, *(value_of(change.name, value) for value in (change.before, change.after))
+        )
     yield from (variable(change) for change in found.env)
 
 
@@ -52,22 +54,24 @@ def value_of(name: str, words: str | None) -> str | None:
     return words.removeprefix(name).strip() if words.partition(" ")[0] == name else words
 
 
-def variable(change: ValueChange) -> Change:
-    return Change("variable", change.name, change.before, change.after)
+def variable(change: ValueChange) -> ReleaseChange:
+    return ReleaseChange("variable", change.name, change.before, change.after)
 
 
-def of_parts(kind: Kind, changes: Sequence[PartChange]) -> Iterator[Change]:
+def of_parts(kind: Kind, changes: Sequence[PartChange]) -> Iterator[ReleaseChange]:
     for change in changes:
         old, new = change.before, change.after
         same = old is not None and new is not None and old.version == new.version
-        yield Change(kind, change.name, *(None if part is None else part_text(part, whole=same) for part in (old, new)))
+        yield ReleaseChange(
+            kind, change.name, *(None if part is None else part_text(part, whole=same) for part in (old, new))
+        )
 
 
-def part_text(part: Part, *, whole: bool) -> str:
+def part_text(part: VersionedPart, *, whole: bool) -> str:
     return f"{part.version} ({part.sha256[:12]})" if whole else part.version
 
 
-def groups_of(changes: Sequence[Change]) -> list[list[Change]]:
+def groups_of(changes: Sequence[ReleaseChange]) -> list[list[ReleaseChange]]:
     """Those of a kind together, the cheap ones first."""
     return [[change for change in changes if change.kind == kind] for kind in ORDER]
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from sparkpin.core import files
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine
-from sparkpin.releases.container import Say, ready_timeout, require_readable
+from sparkpin.releases.container import ready_timeout, require_readable
 from sparkpin.releases.record import Release
 from sparkpin.serve.socket_port import listening
 from sparkpin.smoke.client import Client

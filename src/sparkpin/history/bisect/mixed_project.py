@@ -16,10 +16,10 @@ from typing import Any
 from sparkpin.build.pair import Pairing, pair
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
-from sparkpin.history.bisect.changes import Change, of_parts
+from sparkpin.history.bisect.changes import ReleaseChange, of_parts
 from sparkpin.history.comparison import Difference
 from sparkpin.pins import manifests
-from sparkpin.releases.kept_inputs import Inputs
+from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release
 
 LISTS = {"wheel": "wheels", "deb": "debs"}  # kind of a change -> key of a stack's lock
@@ -44,7 +44,7 @@ class Mixture:
         if good.stack != bad.stack or good.recipe != bad.recipe:
             what = "stack" if good.stack != bad.stack else "recipe"
             raise InputError(f"they are of another {what}: {getattr(good, what)} and {getattr(bad, what)}")
-        inputs = Inputs.of(paths)
+        inputs = KeptInputs.of(paths)
         old, new = (
             {path: inputs.read(sha256, f"{one.tag}: {path}") for path, sha256 in one.inputs.items()}
             for one in (good, bad)
@@ -55,20 +55,20 @@ class Mixture:
     def lock(self) -> str:
         return f"pins/stacks/{self.good.stack}.lock"
 
-    def changes(self, found: Difference) -> Iterator[Change]:
+    def changes(self, found: Difference) -> Iterator[ReleaseChange]:
         """What decides the image, as finely as it can be mixed."""
         if self.good.stage != self.bad.stage:
-            yield Change("stage", "of the recipe", self.good.stage, self.bad.stage)
+            yield ReleaseChange("stage", "of the recipe", self.good.stage, self.bad.stage)
         edited = {change.name for change in found.mods if change.before and change.after}
         yield from of_parts("mod", [change for change in found.mods if change.name in edited])
         if self.whole_lock():
-            yield Change("file", self.lock, "good", "bad")
+            yield ReleaseChange("file", self.lock, "good", "bad")
         else:
             yield from of_parts("wheel", found.wheels)
             yield from of_parts("deb", found.debs)
         for path in sorted(self.old.keys() & self.new.keys()):
             if self.old[path] != self.new[path] and self.decides(path):
-                yield Change("file", path, "good", "bad")
+                yield ReleaseChange("file", path, "good", "bad")
 
     def decides(self, path: str) -> bool:
         """Whether a file is one that an image is made from, and no change of another kind covers it."""
@@ -94,7 +94,7 @@ class Mixture:
         )
 
     @contextlib.contextmanager
-    def project(self, chosen: Collection[Change]) -> Iterator[Path]:
+    def project(self, chosen: Collection[ReleaseChange]) -> Iterator[Path]:
         """A folder with the good files, and the chosen changes made to them."""
         files = {**self.new, **self.old}
         recipe = f"recipes/{self.good.recipe}.yaml"
@@ -122,7 +122,7 @@ class Mixture:
             self.write_lock(project, chosen)
             yield project
 
-    def write_lock(self, project: Path, chosen: Collection[Change]) -> None:
+    def write_lock(self, project: Path, chosen: Collection[ReleaseChange]) -> None:
         """The lock in the folder with the chosen packages, made out for the pin that lies beside it."""
         path = project / self.lock
         lock = json.loads(path.read_bytes())
@@ -136,13 +136,13 @@ class Mixture:
         path.write_text(json.dumps(lock))
 
     @contextlib.contextmanager
-    def pairings(self, chosen: Collection[Change]) -> Iterator[tuple[Path, tuple[Pairing, ...]]]:
+    def pairings(self, chosen: Collection[ReleaseChange]) -> Iterator[tuple[Path, tuple[Pairing, ...]]]:
         """The folder, and the chain of images that it makes. ManifestError and the like where it makes none."""
         stage = self.bad.stage if any(change.kind == "stage" for change in chosen) else self.good.stage
         with self.project(chosen) as project:
             yield project, pair(project, self.good.recipe, stage=stage)
 
-    def check(self, changes: Collection[Change]) -> None:
+    def check(self, changes: Collection[ReleaseChange]) -> None:
         """InputError unless none of the changes make the good image, and all of them the bad one."""
         for release, chosen in ((self.good, ()), (self.bad, changes)):
             with self.pairings(tuple(chosen)) as (_, pairings):

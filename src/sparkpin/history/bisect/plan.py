@@ -15,54 +15,54 @@ from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.history import operands
-from sparkpin.history.bisect.changes import STARTED, Change, argv_with, env_with, of_command
+from sparkpin.history.bisect.changes import STARTED, ReleaseChange, argv_with, env_with, of_command
 from sparkpin.history.bisect.mixed_project import Mixture
 from sparkpin.releases.kept_inputs import reason
 from sparkpin.releases.record import Release, Releases
 
-IMAGE = Change("image", "as a whole", "good", "bad")
+IMAGE = ReleaseChange("image", "as a whole", "good", "bad")
 
 
 @dataclass(frozen=True)
-class Plan:
+class BisectPlan:
     """changes: from the good release to the bad one. mixture: None where images are taken as they are; notes: what
     cannot be combined, and why."""
 
     good: Release
     bad: Release
-    changes: tuple[Change, ...]
+    changes: tuple[ReleaseChange, ...]
     mixture: Mixture | None
     notes: tuple[str, ...]
 
-    def argv(self, chosen: Collection[Change]) -> tuple[str, ...]:
+    def argv(self, chosen: Collection[ReleaseChange]) -> tuple[str, ...]:
         """With no change the good one's, with all of them the bad one's, whose flags may stand in another order."""
         flags = names(chosen, "flag")
         if len(chosen) == len(self.changes) or (flags and flags == names(self.changes, "flag")):
             return self.bad.argv
         return argv_with(self.good.argv, self.bad.argv, flags) if flags else self.good.argv
 
-    def env(self, chosen: Collection[Change]) -> dict[str, str]:
+    def env(self, chosen: Collection[ReleaseChange]) -> dict[str, str]:
         return env_with(self.good.env, self.bad.env, names(chosen, "variable"))
 
-    def of_image(self, chosen: Collection[Change]) -> tuple[Change, ...]:
+    def of_image(self, chosen: Collection[ReleaseChange]) -> tuple[ReleaseChange, ...]:
         return tuple(change for change in chosen if change.kind not in STARTED)
 
-    def image_of(self, chosen: Collection[Change]) -> Release | None:
+    def image_of(self, chosen: Collection[ReleaseChange]) -> Release | None:
         """The release whose image it is; None for one that is neither's."""
         some = self.of_image(chosen)
         if not some:
             return self.good
         return self.bad if len(some) == len(self.of_image(self.changes)) else None
 
-    def checkpoint_of(self, chosen: Collection[Change]) -> Release:
+    def checkpoint_of(self, chosen: Collection[ReleaseChange]) -> Release:
         return self.bad if any(change.kind == "checkpoint" for change in chosen) else self.good
 
 
-def names(chosen: Collection[Change], kind: str) -> set[str]:
+def names(chosen: Collection[ReleaseChange], kind: str) -> set[str]:
     return {change.name for change in chosen if change.kind == kind}
 
 
-def make_plan(paths: Paths, good_name: str, bad_name: str) -> Plan:
+def make_plan(paths: Paths, good_name: str, bad_name: str) -> BisectPlan:
     """InputError for two that no change parts."""
     records = Releases(paths)
     good, bad = records.get(good_name), records.get(bad_name)
@@ -72,7 +72,7 @@ def make_plan(paths: Paths, good_name: str, bad_name: str) -> Plan:
     found = operands.recorded_difference(paths, old, new)
     changes, notes, mixture = list(of_command(found)), [], None
     if good.checkpoint_key != bad.checkpoint_key:
-        changes.append(Change("checkpoint", "as a whole", good.checkpoint_key[:12], bad.checkpoint_key[:12]))
+        changes.append(ReleaseChange("checkpoint", "as a whole", good.checkpoint_key[:12], bad.checkpoint_key[:12]))
         notes.append("a checkpoint is taken as a whole: its steps stand on each other")
     if good.build_key != bad.build_key:
         try:
@@ -93,10 +93,10 @@ def make_plan(paths: Paths, good_name: str, bad_name: str) -> Plan:
             f"{good.tag} and {bad.tag} differ in nothing that can be tried by itself",
             next_step=f"invoke diff {good.tag} {bad.tag}",
         )
-    return Plan(good, bad, tuple(changes), mixture, tuple(notes))
+    return BisectPlan(good, bad, tuple(changes), mixture, tuple(notes))
 
 
-def identity(plan: Plan, check: str, *, serve: bool, unstarted_is_bad: bool, limit: float) -> str:
+def identity(plan: BisectPlan, check: str, *, serve: bool, unstarted_is_bad: bool, limit: float) -> str:
     """Names a search: the same one goes on where it was broken off. Files that the check names count by content."""
     named = {word: os.path.expanduser(word) for word in words_of(check)}
     scripts = {word: sha256_file(Path(path))[0] for word, path in named.items() if os.path.isfile(path)}
@@ -125,7 +125,7 @@ def words_of(check: str) -> list[str]:
     return [word for before, word in pairwise(words) if ">" not in before]
 
 
-def numbers(changes: Sequence[Change], chosen: Collection[Change]) -> str:
+def numbers(changes: Sequence[ReleaseChange], chosen: Collection[ReleaseChange]) -> str:
     """Which of the changes, counted from 1."""
     places = [str(place) for place, change in enumerate(changes, start=1) if change in chosen]
     return "none" if not places else "all" if len(places) == len(changes) else " ".join(places)

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.files import write_json
 from sparkpin.history.bisect.search import Verdict
-from sparkpin.pins.schema import Model
+from sparkpin.pins.schema import StrictModel
 from sparkpin.releases.record import check_schema, read_json
 
 FOLDER = "bisect"  # of SPARKPIN_HOME
@@ -20,7 +20,7 @@ LOCK = ".lock"
 ANEW = "rm {0}: the search begins anew"
 
 
-class Trial(Model):
+class Trial(StrictModel):
     """chosen: ids of the changes; how: what was seen, in a few words; seconds: that it took; log: file beside."""
 
     chosen: list[str]
@@ -30,7 +30,7 @@ class Trial(Model):
     log: str = ""
 
 
-class State(Model):
+class State(StrictModel):
     """good, bad: tags; changes: their texts, for people; trials: in their order."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,11 @@ from sparkpin.build.make import build_images, checkpoint_of, engine_of
 from sparkpin.core import files
 from sparkpin.core.errors import BuildError, InputError, IntegrityError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.history.bisect.changes import Change
+from sparkpin.core.terminal import Say
+from sparkpin.history.bisect.changes import ReleaseChange
 from sparkpin.history.bisect.check import run_check
 from sparkpin.history.bisect.endpoint import served
-from sparkpin.history.bisect.plan import Plan
+from sparkpin.history.bisect.plan import BisectPlan
 from sparkpin.history.bisect.search import Verdict
 from sparkpin.host.engine import Engine
 from sparkpin.pins.vllm_command import served_name
@@ -27,7 +28,6 @@ from sparkpin.serve.choose_loader import with_loader
 from sparkpin.smoke.choice import obstacle, uses_gpu
 from sparkpin.smoke.server import StartFault
 
-Say = Callable[[str], None]
 UNFIT = (BuildError, InputError, ManifestError)
 """What says that a combination does not fit together. All else (no disk, no engine, no network) ends the search."""
 
@@ -38,7 +38,7 @@ class Bench:
     ready, which is unresolved otherwise; limit: seconds that the check may take; folder: of the logs."""
 
     paths: Paths
-    plan: Plan
+    plan: BisectPlan
     check: str
     serve: bool
     unstarted_is_bad: bool
@@ -46,7 +46,7 @@ class Bench:
     folder: Path
     say: Say
 
-    def attempt(self, chosen: Sequence[Change], number: int) -> tuple[Verdict, str, str]:
+    def attempt(self, chosen: Sequence[ReleaseChange], number: int) -> tuple[Verdict, str, str]:
         """Verdict, how that was seen, and the log's name."""
         log = self.folder / f"{number:03}.log"
         log.unlink(missing_ok=True)  # of a run that was killed within this trial
@@ -64,7 +64,7 @@ class Bench:
             return word, f"does not start: {str(fault).splitlines()[0]}", log.name
         return verdict, how, log.name
 
-    def made(self, chosen: Sequence[Change]) -> tuple[Release, str]:
+    def made(self, chosen: Sequence[ReleaseChange]) -> tuple[Release, str]:
         """The combination as a release that has no record, and the name of its image in the engine.
 
         Nothing is asked of an engine where image and check need none.
@@ -100,7 +100,7 @@ class Bench:
         return made, ref
 
     @contextlib.contextmanager
-    def started(self, release: Release, chosen: Sequence[Change], log: Path) -> Iterator[str]:
+    def started(self, release: Release, chosen: Sequence[ReleaseChange], log: Path) -> Iterator[str]:
         """The address of its server; "" where none is asked for."""
         if not self.serve:
             yield ""

@@ -26,7 +26,7 @@ from sparkpin.host.disk_usage import EngineImage
 from sparkpin.measure.quality.standard import environment
 from sparkpin.pins.manifests import former_model_lock, load_stack, load_stack_lock
 from sparkpin.pins.schema import ModelLock, StackLock
-from sparkpin.releases.kept_inputs import Inputs
+from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.quality_record import KEY_DIGITS
 from sparkpin.releases.record import ROOTFS, Release, Releases
 
@@ -35,7 +35,7 @@ WORK = ("context-*", "saved-*", "seal-*", "lm-eval-*")
 
 
 @dataclass
-class Needs:
+class Referenced:
     """What releases refer to. records: file names of build records; unread: those of them that cannot be read.
 
     inputs: SHA-256 of files, in either store; layers: diff IDs; rootfs: keys.
@@ -56,9 +56,9 @@ class Needs:
             self.inputs |= {deb.sha256 for deb in spec.debs}
 
 
-def project_needs(project: Path) -> Needs:
+def project_needs(project: Path) -> Referenced:
     """What the locks of the project name. Raises ManifestError."""
-    needs = Needs()
+    needs = Referenced()
     for path in sorted((project / "pins/stacks").glob("*.yaml")):
         if not path.with_suffix(".lock").is_file():
             continue  # not locked yet: nothing was fetched for it
@@ -77,7 +77,7 @@ def model_blobs(lock: ModelLock) -> set[str]:
 
 
 @dataclass(frozen=True)
-class Search:
+class GarbageSearch:
     """Looks, and changes nothing.
 
     images: those that the engine has when the files go; project: None where what it needs is not known; now: seconds
@@ -88,7 +88,7 @@ class Search:
     staying: Sequence[Release]
     removed: Sequence[Release]
     images: Sequence[EngineImage]
-    project: Needs | None
+    project: Referenced | None
     now: float
 
     @cached_property
@@ -103,7 +103,7 @@ class Search:
         return found
 
     @cached_property
-    def needed(self) -> Needs:
+    def needed(self) -> Referenced:
         """What stays: for the releases, for images that the engine still has, and for builds that run now."""
         needs = self.needs_of(self.staying)
         tags = {tag for image in self.images for tag in image.tags}
@@ -117,12 +117,12 @@ class Search:
         return needs
 
     @cached_property
-    def theirs(self) -> Needs:
+    def theirs(self) -> Referenced:
         """What the removed releases refer to: it goes however young it is, unless something needs it."""
         return self.needs_of(self.removed)
 
-    def needs_of(self, releases: Iterable[Release]) -> Needs:
-        needs = Needs()
+    def needs_of(self, releases: Iterable[Release]) -> Referenced:
+        needs = Referenced()
         known = Releases(self.paths)
         for release in releases:
             needs.folders |= {known.checkpoint(release), known.evidence(release)}
@@ -255,7 +255,7 @@ class Search:
     def locked_by_releases(self) -> set[str]:
         """What the remaining releases' own locks name, of which their images may use less."""
         found: set[str] = set()
-        inputs = Inputs.of(self.paths)
+        inputs = KeptInputs.of(self.paths)
         wanted = {
             (sha256, name)
             for release in self.staying

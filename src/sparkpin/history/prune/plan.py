@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,8 @@ from sparkpin.core import disk, files, prune_lock
 from sparkpin.core.errors import EngineError, InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
-from sparkpin.history.prune.garbage import Needs, Search, project_needs
+from sparkpin.core.terminal import Say
+from sparkpin.history.prune.garbage import GarbageSearch, Referenced, project_needs
 from sparkpin.history.prune.image_tags import TagPlan, plan_tags
 from sparkpin.host import disk_usage
 from sparkpin.host.disk_usage import BuildCache, EngineImage
@@ -33,7 +34,6 @@ from sparkpin.releases.record import Release, Releases
 
 IMAGES, VOLUMES, STORE, RECORDS = "image layers", "cache volumes", "store", "release records"
 UNIX_SOCKET = "http+docker://localhost"  # as the SDK writes it: an engine whose folders may be those of this machine
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def prune(
             remaining, removed = split(verdicts)
             images = tuple(tag for tag in images if tag not in stuck)
         with waiting(say, "looking at what nothing needs"):
-            rest = plan_rest(Search(paths, remaining, removed, after, needs, now), seen.volumes, store=store)
+            rest = plan_rest(GarbageSearch(paths, remaining, removed, after, needs, now), seen.volumes, store=store)
             freed = disk_usage.freed(seen.images, after, seen.cache)
             pruned = sum_up(verdicts, images, freed, rest, seen.cache, store=store)
         if not dry_run:
@@ -182,7 +182,7 @@ def split(verdicts: Sequence[Verdict]) -> tuple[list[Release], list[Release]]:
     return [v.release for v in verdicts if v.reasons], [v.release for v in verdicts if not v.reasons]
 
 
-def needs_of_project(paths: Paths, say: Say, *, required: bool) -> Needs | None:
+def needs_of_project(paths: Paths, say: Say, *, required: bool) -> Referenced | None:
     """None, unless it is `required`, when a pin or a lock is broken: nobody knows then what it needs."""
     try:
         return project_needs(paths.project)
@@ -193,7 +193,7 @@ def needs_of_project(paths: Paths, say: Say, *, required: bool) -> Needs | None:
         return None
 
 
-def plan_rest(search: Search, volumes: Sequence[CacheVolume], *, store: bool) -> Rest:
+def plan_rest(search: GarbageSearch, volumes: Sequence[CacheVolume], *, store: bool) -> Rest:
     present = {image.config_digest for image in search.images}
     in_store = search.store()
     going = {**search.files(), STORE: (in_store or ()) if store else ()}

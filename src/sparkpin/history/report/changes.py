@@ -8,7 +8,7 @@ from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.history import operands, text
 from sparkpin.history.comparison import Difference, Side
-from sparkpin.history.report.facts import Changes, Section
+from sparkpin.history.report.facts import Changes, ReportSection
 from sparkpin.releases.kept_inputs import reason
 from sparkpin.releases.record import Release
 
@@ -52,7 +52,7 @@ def changes_of(paths: Paths, releases: Sequence[Release], known: Sides, release:
     return Changes(former.tag, why, tuple(sections(found)), command)
 
 
-def sections(found: Difference) -> Iterator[Section]:
+def sections(found: Difference) -> Iterator[ReportSection]:
     plain: list[tuple[str, Iterator[str] | list[str]]] = [
         ("what it is", [*text.value_lines(found.names), *map(text.stage_line, found.stages)]),
         ("vllm serve", text.flag_lines(found)),
@@ -67,7 +67,7 @@ def sections(found: Difference) -> Iterator[Section]:
         lines = [line.rstrip() for line in some]
         if lines:
             more = [f"... {len(lines) - MOST} more"] if len(lines) > MOST else []
-            yield Section(title, (*lines[:MOST], *more))
+            yield ReportSection(title, (*lines[:MOST], *more))
 
 
 def file_lines(found: Difference) -> Iterator[str]:

@@ -10,7 +10,7 @@ NOT_MEASURED = "not measured"
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """One line of evidence: a check, or a figure. figures: (value, what it is) of a line of several."""
 
     name: str
@@ -20,20 +20,20 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ReportEvidence:
     """title: what was looked at; text: the verdict in a few words; hint: what makes it, where there is none; where: the
     machine and the vLLM that its figures hold for."""
 
     title: str
     kind: Kind
     text: str
-    rows: tuple[Row, ...] = ()
+    rows: tuple[ReportRow, ...] = ()
     hint: str = ""
     where: str = ""
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """What differs of one kind. lines: as `invoke diff` writes them, texts of files left out."""
 
     title: str
@@ -47,7 +47,7 @@ class Changes:
 
     since: str
     why: str = ""
-    sections: tuple[Section, ...] = ()
+    sections: tuple[ReportSection, ...] = ()
     command: str = ""
 
 
@@ -78,7 +78,7 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Command:
+class ReportCommand:
     text: str
     does: str
 
@@ -95,21 +95,21 @@ class Item:
     image: str
     size: int
     build_seconds: float
-    smoke: Evidence
-    quality: Evidence
-    speed: Evidence
+    smoke: ReportEvidence
+    quality: ReportEvidence
+    speed: ReportEvidence
     changes: Changes
-    command: Command | None
+    command: ReportCommand | None
     pinned: str = ""
     host: str = ""
 
     @property
-    def evidence(self) -> tuple[Evidence, ...]:
+    def evidence(self) -> tuple[ReportEvidence, ...]:
         return self.smoke, self.quality, self.speed
 
 
 @dataclass(frozen=True)
-class Memory:
+class ReportMemory:
     """A plan, or why there is none. shares: (what, bytes, how it is known, note)."""
 
     headline: str
@@ -119,10 +119,10 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class ReportInputs:
     """rows: what it was made from; sbom: kind -> how many the SBOM lists; empty where there is none."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
     sbom: tuple[tuple[str, int], ...] = ()
 
 
@@ -138,10 +138,10 @@ class RecipePart:
     shown: Item
     current: bool
     promoted: str
-    back: tuple[Command, ...]
+    back: tuple[ReportCommand, ...]
     charts: tuple[Chart, ...]
-    memory: Memory
-    inputs: Inputs
+    memory: ReportMemory
+    inputs: ReportInputs
     items: tuple[Item, ...]
     faults: tuple[str, ...] = ()
 

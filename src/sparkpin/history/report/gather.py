@@ -10,7 +10,7 @@ from sparkpin.core.errors import ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.history.report.changes import Sides, changes_of, read_sides
 from sparkpin.history.report.charts import charts_of
-from sparkpin.history.report.facts import Command, Item, RecipePart, Report
+from sparkpin.history.report.facts import Item, RecipePart, Report, ReportCommand
 from sparkpin.history.report.inputs import inputs_of
 from sparkpin.history.report.measured import quality_of, smoke_of
 from sparkpin.history.report.memory import memory_of
@@ -101,30 +101,30 @@ def item(paths: Paths, releases: Sequence[Release], release: Release, speed: Spe
     )
 
 
-def way_to(paths: Paths, release: Release) -> Command | None:
+def way_to(paths: Paths, release: Release) -> ReportCommand | None:
     if release.state == "current":
         return None
     if release.is_good and is_refused(paths, release):
-        return Command(f"invoke promote {release.tag}", "says why it is refused, and what to do")
+        return ReportCommand(f"invoke promote {release.tag}", "says why it is refused, and what to do")
     if release.is_good:
-        return Command(
+        return ReportCommand(
             f"invoke promote {release.tag}",
             f"makes it the current one; then {serve_command(paths.project, release.recipe)}",
         )
-    return Command(f"invoke smoke --release {release.tag}", "only what passed its smoke test can be promoted")
+    return ReportCommand(f"invoke smoke --release {release.tag}", "only what passed its smoke test can be promoted")
 
 
-def ways_back(paths: Paths, recipe: str, current: Release | None, back: Release | None) -> list[Command]:
+def ways_back(paths: Paths, recipe: str, current: Release | None, back: Release | None) -> list[ReportCommand]:
     """What to type to go back, in its order. None where there is nothing to go back to."""
     if current is None or back is None:
         return []
     return [
-        Command(f"invoke rollback --recipe {recipe} --serve", f"{back.tag} comes back, and is served"),
-        Command(
+        ReportCommand(f"invoke rollback --recipe {recipe} --serve", f"{back.tag} comes back, and is served"),
+        ReportCommand(
             f"invoke promote {current.tag}",
             f"forward again, to what is current now; then {serve_command(paths.project, recipe)}",
         ),
-        Command(f"invoke rebuild {back.tag}", "before that, where its image or checkpoint is gone"),
+        ReportCommand(f"invoke rebuild {back.tag}", "before that, where its image or checkpoint is gone"),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparkpin.core import terminal
 from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.history.report.facts import NOT_MEASURED, Evidence, Kind, Row
+from sparkpin.history.report.facts import NOT_MEASURED, Kind, ReportEvidence, ReportRow
 from sparkpin.releases import quality_gate
 from sparkpin.releases import quality_record as quality
 from sparkpin.releases.record import Release
@@ -17,19 +17,19 @@ KEPT: dict[str, tuple[Kind, str]] = {
 }
 
 
-def smoke_of(release: Release) -> Evidence:
+def smoke_of(release: Release) -> ReportEvidence:
     smoke = release.smoke
     if smoke is None:
-        return Evidence("Smoke", "none", NOT_MEASURED, hint=f"invoke smoke --release {release.tag}")
+        return ReportEvidence("Smoke", "none", NOT_MEASURED, hint=f"invoke smoke --release {release.tag}")
     kind: Kind = "good" if release.smoke_passed else "unclear" if release.smoke_inspected else "bad"
     rows = [check_row(check) for check in checks_of(smoke)]
     if mods := smoke.get("mods"):
-        rows.append(Row("mods at work", ", ".join(map(str, mods)), "good"))
+        rows.append(ReportRow("mods at work", ", ".join(map(str, mods)), "good"))
     if release.smoke_why:
-        rows.append(Row("no server ran", release.smoke_why, "unclear"))
+        rows.append(ReportRow("no server ran", release.smoke_why, "unclear"))
     kinds = [check_kind(check) for check in checks_of(smoke)]
     counted = f", {kinds.count('good')} of {len(kinds) - kinds.count('none')} checks" if kinds else ""
-    return Evidence("Smoke", kind, f"{release.smoke_text}{counted}", tuple(rows))
+    return ReportEvidence("Smoke", kind, f"{release.smoke_text}{counted}", tuple(rows))
 
 
 def checks_of(smoke: dict[str, object]) -> list[dict[str, object]]:
@@ -37,9 +37,9 @@ def checks_of(smoke: dict[str, object]) -> list[dict[str, object]]:
     return [check for check in checks if isinstance(check, dict)] if isinstance(checks, list) else []
 
 
-def check_row(check: dict[str, object]) -> Row:
+def check_row(check: dict[str, object]) -> ReportRow:
     kind, detail = check_kind(check), str(check.get("detail", ""))
-    return Row(str(check.get("name")), f"does not apply: {detail}" if kind == "none" else detail, kind)
+    return ReportRow(str(check.get("name")), f"does not apply: {detail}" if kind == "none" else detail, kind)
 
 
 def check_kind(check: dict[str, object]) -> Kind:
@@ -48,40 +48,43 @@ def check_kind(check: dict[str, object]) -> Kind:
     return "good" if check.get("passed") is True else "bad"
 
 
-def quality_of(paths: Paths, release: Release) -> Evidence:
+def quality_of(paths: Paths, release: Release) -> ReportEvidence:
     """Against the parent stage, else the newest comparison with any other."""
     hint = f"invoke quality --release {release.tag}{'' if release.demands.parent else ' --against TAG'}"
     try:
         chosen = quality.against_parent(paths, release) or next(reversed(quality.records_of(paths, release)), None)
         reason = quality_gate.accepted_reason(paths, release, chosen, chosen.more) if chosen else ""
     except SparkpinError as error:
-        return Evidence("Quality", "bad", "record damaged", (Row("record", error.message, "bad"),), hint)
+        return ReportEvidence("Quality", "bad", "record damaged", (ReportRow("record", error.message, "bad"),), hint)
     if chosen is None:
-        return Evidence("Quality", "none", NOT_MEASURED, hint=hint)
+        return ReportEvidence("Quality", "none", NOT_MEASURED, hint=hint)
     rows = [
-        Row(one.name, f"{one.seen.text()}: {KEPT[one.kept][1]} the {one.limit:g} allowed", KEPT[one.kept][0])
+        ReportRow(one.name, f"{one.seen.text()}: {KEPT[one.kept][1]} the {one.limit:g} allowed", KEPT[one.kept][0])
         for one in chosen.judged
     ]
     overall = chosen.overall
     rows += [
-        Row("KL, nats a token", overall.kl.text()),
-        Row("same likeliest token", overall.top1.text(".4f")),
-        Row(
+        ReportRow("KL, nats a token", overall.kl.text()),
+        ReportRow("same likeliest token", overall.top1.text(".4f")),
+        ReportRow(
             "perplexity",
             f"{terminal.figure(overall.perplexity_reference, 4)} -> {terminal.figure(overall.perplexity, 4)}",
         ),
-        *(Row(one.name, f"{one.release} of {one.asked} right, reference {one.reference}") for one in chosen.skills),
         *(
-            Row(f"{one.task} {one.metric}", f"{one.release:.3g}, reference {one.reference:.3g}")
+            ReportRow(one.name, f"{one.release} of {one.asked} right, reference {one.reference}")
+            for one in chosen.skills
+        ),
+        *(
+            ReportRow(f"{one.task} {one.metric}", f"{one.release:.3g}, reference {one.reference:.3g}")
             for one in chosen.standard
         ),
-        *(Row("note", note) for note in chosen.notes),
+        *(ReportRow("note", note) for note in chosen.notes),
     ]
     kind, word = quality_word(chosen)
     if reason:
         word += f"; accepted: {reason}"
     quick = ", a quick look" if chosen.quick else ""
-    return Evidence("Quality", kind, f"{word}{quick} ({chosen.reference.rpartition(':')[2]})", tuple(rows))
+    return ReportEvidence("Quality", kind, f"{word}{quick} ({chosen.reference.rpartition(':')[2]})", tuple(rows))
 
 
 def quality_word(found: quality.QualityRecord) -> tuple[Kind, str]:

@@ -9,7 +9,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.fetch import model as hub
 from sparkpin.fetch.model_files import TEXTS, repository_folder
 from sparkpin.fetch.store import Store
-from sparkpin.history.report.facts import Memory
+from sparkpin.history.report.facts import ReportMemory
 from sparkpin.pins import manifests
 from sparkpin.releases.kept_inputs import project_of, reason
 from sparkpin.releases.record import Release
@@ -18,14 +18,16 @@ from sparkpin.serve.memory.text import log_line
 from sparkpin.serve.memory_limit import plan_of
 
 
-def memory_of(paths: Paths, release: Release) -> Memory:
+def memory_of(paths: Paths, release: Release) -> ReportMemory:
     try:
         if absent := absent_files(paths, release):
             hint = f"invoke plan --recipe {release.recipe} fetches what it needs"
-            return Memory(f"no plan: {terminal.count(absent, 'file')} of its model not here", "none", lines=(hint,))
+            return ReportMemory(
+                f"no plan: {terminal.count(absent, 'file')} of its model not here", "none", lines=(hint,)
+            )
         return told(plan_of(paths, release))
     except SparkpinError as error:
-        return Memory("no plan", "none", lines=(reason(error),))
+        return ReportMemory("no plan", "none", lines=(reason(error),))
 
 
 def absent_files(paths: Paths, release: Release) -> int:
@@ -42,11 +44,11 @@ def absent_files(paths: Paths, release: Release) -> int:
     return absent
 
 
-def told(plan: MemoryPlan) -> Memory:
+def told(plan: MemoryPlan) -> ReportMemory:
     machine = plan.machine
     headline = f"needs {gib(plan.needed)} of {gib(machine.free)} free on {machine.source}"
     users = ", ".join(f"{count} at {length:,} tokens" for length, count in plan.chosen.users.items())
-    return Memory(
+    return ReportMemory(
         f"{'fits: ' if plan.fits else 'does not fit: '}{headline}",
         "good" if plan.fits else "bad",
         tuple((line.what, line.bytes, line.how, "" if line.note == SEE_BELOW else line.note) for line in plan.lines),

@@ -9,7 +9,7 @@ from statistics import median
 from sparkpin.core import terminal
 from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.history.report.facts import NOT_MEASURED, Evidence, Row
+from sparkpin.history.report.facts import NOT_MEASURED, ReportEvidence, ReportRow
 from sparkpin.measure.bench import record as bench
 from sparkpin.measure.bench.plan import is_quick
 from sparkpin.releases.record import Release
@@ -21,7 +21,7 @@ class Speed:
     prompt tokens a second; sweep: (users at once, output tokens a second of all), for the shortest prompts. None and
     empty where that was not measured."""
 
-    evidence: Evidence
+    evidence: ReportEvidence
     tokens: float | None = None
     first: float | None = None
     prefill: float | None = None
@@ -36,10 +36,12 @@ def speed_of(paths: Paths, release: Release) -> Speed:
             found = next((one for one in reversed(bench.history(paths, release)) if not quick(one)), found)
         compared = bench.comparisons(paths, release)
     except SparkpinError as error:
-        return Speed(Evidence("Speed", "bad", "record damaged", (Row("record", error.message, "bad"),), hint))
+        return Speed(
+            ReportEvidence("Speed", "bad", "record damaged", (ReportRow("record", error.message, "bad"),), hint)
+        )
     if found is None:
         rows = tuple(comparison_rows(compared))
-        return Speed(Evidence("Speed", "none", NOT_MEASURED, rows, hint))
+        return Speed(ReportEvidence("Speed", "none", NOT_MEASURED, rows, hint))
     prompts = found.of_kind("prompt")
     first = [row.ttft.p50 for row in prompts if row.ttft]
     prefill = [row.prefill_rate for row in found.cells if row.prefill_rate]
@@ -51,7 +53,7 @@ def speed_of(paths: Paths, release: Release) -> Speed:
     if quick(found):
         headline += " (quick)"
     failed = sum(row.failed for row in found.cells)
-    evidence = Evidence(
+    evidence = ReportEvidence(
         "Speed",
         "bad" if failed else "good",
         f"{headline}, {terminal.count(failed, 'request')} failed" if failed else headline,
@@ -74,27 +76,27 @@ def sweep_of(found: bench.BenchRecord) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(chosen.items()))
 
 
-def rows_of(found: bench.BenchRecord) -> Iterator[Row]:
+def rows_of(found: bench.BenchRecord) -> Iterator[ReportRow]:
     """Each cell, then the start, the memory, the ceiling, and under which conditions all that holds."""
     for row in found.cells:
-        yield Row(row.cell.name, "", "bad" if row.failed else "none", tuple(figures(row)))
+        yield ReportRow(row.cell.name, "", "bad" if row.failed else "none", tuple(figures(row)))
     if found.start:
-        yield Row("start", f"{found.start.seconds:.1f} s until it answered")
+        yield ReportRow("start", f"{found.start.seconds:.1f} s until it answered")
     if found.memory:
         seen = {"container": found.memory.container, "GPUs": found.memory.gpu}
         if told := [f"{name} {terminal.size(size)}" for name, size in seen.items() if size is not None]:
-            yield Row("memory, at most", ", ".join(told))
+            yield ReportRow("memory, at most", ", ".join(told))
     if found.slowed:
-        yield Row("slowed down by", ", ".join(found.slowed), "unclear")
+        yield ReportRow("slowed down by", ", ".join(found.slowed), "unclear")
     if found.ceiling:
         share, rate, bandwidth = found.ceiling.fraction, found.ceiling.rate, found.ceiling.bandwidth / 1e9
-        yield Row("of the ceiling", f"{share:.0%} of {terminal.figure(rate)} tok/s at {bandwidth:g} GB/s")
+        yield ReportRow("of the ceiling", f"{share:.0%} of {terminal.figure(rate)} tok/s at {bandwidth:g} GB/s")
     conditions = found.conditions
-    yield Row("measured", f"{found.time[:10]} on {conditions.host.line}")
-    yield Row("with", f"{conditions.tool}, vLLM {conditions.vllm}, server {conditions.server}")
+    yield ReportRow("measured", f"{found.time[:10]} on {conditions.host.line}")
+    yield ReportRow("with", f"{conditions.tool}, vLLM {conditions.vllm}, server {conditions.server}")
 
 
-def figures(row: bench.Measured) -> Iterator[tuple[str, str]]:
+def figures(row: bench.CellResult) -> Iterator[tuple[str, str]]:
     if row.decode_rate:
         yield f"{terminal.figure(row.decode_rate)} tok/s", "one user, after the first token"
     yield f"{terminal.figure(row.output_rate)} tok/s", "all users, prefill included"
@@ -114,13 +116,13 @@ def seconds(value: float) -> str:
     return f"{terminal.figure(value)} s" if value >= 1 else f"{terminal.figure(1000 * value)} ms"
 
 
-def comparison_rows(compared: tuple[bench.Comparison, ...]) -> Iterator[Row]:
+def comparison_rows(compared: tuple[bench.Comparison, ...]) -> Iterator[ReportRow]:
     """Ratios of the newest alone."""
     for one in compared[-1:]:
         names = [side.release.rpartition(":")[2] for side in (one.a, one.b)]
         for ratio in one.ratios:
             ends = [terminal.figure(end) for end in (ratio.low, ratio.high) if end is not None]
             between = f" [{', '.join(ends)}]" if ends else ""
-            yield Row(
+            yield ReportRow(
                 f"{names[1]} by {names[0]}", f"{ratio.cell}, {ratio.metric}: {terminal.figure(ratio.ratio)}{between}"
             )

@@ -7,10 +7,10 @@ from statistics import median
 
 from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.measure.bench.record import BenchRecord, Ceiling
-from sparkpin.measure.roofline.reads import Model, model_of, roofline
+from sparkpin.measure.roofline.reads import DecodeModel, model_of, roofline
 from sparkpin.pins import manifests
-from sparkpin.releases.container import Say
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release
 from sparkpin.serve.memory import recipe as memory
@@ -44,7 +44,7 @@ def with_ceiling(paths: Paths, release: Release, record: BenchRecord, bandwidth:
     )
 
 
-def model_made(paths: Paths, release: Release) -> Model:
+def model_made(paths: Paths, release: Release) -> DecodeModel:
     """Of the release as it was made, whatever the pins say by now."""
     with project_of(paths, release) as project:
         recipe = manifests.load_recipe(project, release.recipe)

@@ -9,23 +9,23 @@ from sparkpin.core.errors import SparkpinError
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
 from sparkpin.measure.bench import record
-from sparkpin.measure.bench.plan import Plan
+from sparkpin.measure.bench.plan import BenchPlan
 from sparkpin.measure.bench.ratios import INTERVAL, ONE_ROUND, order_of, ratios_of
-from sparkpin.measure.bench.record import Comparison, Conditions, Measured
-from sparkpin.measure.bench.run import Place, turn
-from sparkpin.measure.bench.target import Subject, Target, alone, started
+from sparkpin.measure.bench.record import CellResult, Comparison, Conditions
+from sparkpin.measure.bench.run import BenchPlace, turn
+from sparkpin.measure.bench.target import BenchSubject, BenchTarget, alone, started
 from sparkpin.releases.record import Release, now
 from sparkpin.serve import memory_limit
 
-Side = tuple[Conditions, list[Measured]]
+Side = tuple[Conditions, list[CellResult]]
 
 
-def compare(place: Place, subjects: tuple[Subject, Subject], plan: Plan, rounds: int) -> Comparison:
+def compare(place: BenchPlace, subjects: tuple[BenchSubject, BenchSubject], plan: BenchPlan, rounds: int) -> Comparison:
     """Measure and keep with both releases. Nothing is kept of a comparison that was broken off."""
     order = order_of(rounds)
     with alone(place.paths, place.engine, place.say), contextlib.ExitStack() as stack:
         both = fit_at_once(place.paths, [subject.release for subject in subjects])
-        up: dict[str, Target] = {}
+        up: dict[str, BenchTarget] = {}
         if both:
             place.say("memory is enough for both servers: both are up, and one at a time is asked")
             for letter, subject in zip("AB", subjects, strict=True):
@@ -56,7 +56,7 @@ def compare(place: Place, subjects: tuple[Subject, Subject], plan: Plan, rounds:
     return made
 
 
-def side_of(place: Place, server: Target, plan: Plan) -> Side:
+def side_of(place: BenchPlace, server: BenchTarget, plan: BenchPlan) -> Side:
     rows = list(turn(place, server, plan))
     return rows[0][0], [row for _, row in rows]
 
@@ -70,7 +70,7 @@ def fit_at_once(paths: Paths, releases: Sequence[Release]) -> bool:
     return needed + len(releases) * memory_limit.SLACK + memory_limit.HOST_RESERVE <= memory_limit.available()
 
 
-def keep(place: Place, release: Release, made: Comparison) -> None:
+def keep(place: BenchPlace, release: Release, made: Comparison) -> None:
     path = record.folder(place.paths, release) / f"{record.COMPARE}{record.file_name(made.time)}"
     write_json(path, record.to_json(made))
     place.say(f"kept: {path}")

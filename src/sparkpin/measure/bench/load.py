@@ -17,7 +17,7 @@ from sparkpin.core.errors import EngineError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.measure.bench import driver
-from sparkpin.measure.bench.plan import SLACK, Plan, Step, seconds_of
+from sparkpin.measure.bench.plan import SLACK, BenchPlan, Step, seconds_of
 from sparkpin.pins.vllm_command import MODEL_PATH, served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
@@ -57,7 +57,7 @@ class Hello:
     vllm: str
 
 
-def plan_text(release: Release, steps: Sequence[Step], plan: Plan, key: str | None) -> bytes:
+def plan_text(release: Release, steps: Sequence[Step], plan: BenchPlan, key: str | None) -> bytes:
     value = {
         "url": f"http://127.0.0.1:{launch.INSIDE}",
         "model": served_name(release.argv),
@@ -86,7 +86,7 @@ def run_steps(
     release: Release,
     checkpoint: Path,
     steps: Sequence[Step],
-    plan: Plan,
+    plan: BenchPlan,
     *,
     key: str | None,
     gpus: bool,

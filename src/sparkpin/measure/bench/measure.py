@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from sparkpin.measure.bench.record import Cell, Measured, Spread
+from sparkpin.measure.bench.record import Cell, CellResult, Spread
 from sparkpin.smoke import metrics
 
 JOINED = 2
@@ -21,7 +21,7 @@ GENERATED = "vllm:generation_tokens_total"
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedAnswer:
     """One request. ttft: seconds to the first part; gaps: between the parts; tokens, prompt: as the server counts."""
 
     prompt: int
@@ -48,13 +48,13 @@ class Answer:
         return tuple(gap / each for gap in self.gaps)
 
 
-def answers_of(result: Mapping[str, Any]) -> list[Answer]:
+def answers_of(result: Mapping[str, Any]) -> list[TimedAnswer]:
     """Of the requests that were answered. result: what the tool's `--save-detailed` saves."""
     rows = zip(
         result["input_lens"], result["output_lens"], result["ttfts"], result["itls"], result["errors"], strict=True
     )
     return [
-        Answer(int(prompt), int(tokens), float(ttft), tuple(map(float, gaps)))
+        TimedAnswer(int(prompt), int(tokens), float(ttft), tuple(map(float, gaps)))
         for prompt, tokens, ttft, gaps, error in rows
         if not error and tokens
     ]
@@ -84,7 +84,7 @@ def middle(values: Sequence[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def measured(cell: Cell, result: Mapping[str, Any], before: str, after: str, first: float | None) -> Measured:
+def measured(cell: Cell, result: Mapping[str, Any], before: str, after: str, first: float | None) -> CellResult:
     """before, after: the server's /metrics around the run; first: output_rate of the run that does not count."""
     answers = answers_of(result)
     seconds = float(result["duration"])
@@ -94,7 +94,7 @@ def measured(cell: Cell, result: Mapping[str, Any], before: str, after: str, fir
     drafts = grown(before, after, metrics.DRAFTS)
     streamed = [answer for answer in answers if answer.streamed(1 + (drafted / drafts if drafted and drafts else 0))]
     alone = cell.kind == "sweep" and cell.concurrency == 1
-    return Measured(
+    return CellResult(
         cell=cell,
         seconds=seconds,
         completed=len(answers),

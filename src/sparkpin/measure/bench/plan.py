@@ -77,7 +77,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BenchParts:
     """parts: "prompt", "sweep" or both. quick: short answers and few cells, to see that it works. everything: no cell
     is too large. whole: the model must not end its answers itself."""
 
@@ -100,20 +100,20 @@ class Pace:
     load: float = 0.0
 
 
-def cells_of(limits: Limits, wanted: Wanted) -> tuple[Cell, ...]:
+def cells_of(limits: Limits, wanted: BenchParts) -> tuple[Cell, ...]:
     return (
         *(prompt_cells(limits, wanted) if "prompt" in wanted.parts else ()),
         *(sweep_cells(limits, wanted) if "sweep" in wanted.parts else ()),
     )
 
 
-def prompt_cells(limits: Limits, wanted: Wanted) -> Iterable[Cell]:
+def prompt_cells(limits: Limits, wanted: BenchParts) -> Iterable[Cell]:
     for name, tokens, text in PROMPTS if limits.tokens >= LEAST else ():
         output = min(tokens, QUICK_OUTPUT) if wanted.quick else tokens
         yield Cell(name=name, kind="prompt", prompt=text, output_tokens=output, whole=wanted.whole)
 
 
-def sweep_cells(limits: Limits, wanted: Wanted) -> Iterable[Cell]:
+def sweep_cells(limits: Limits, wanted: BenchParts) -> Iterable[Cell]:
     output = QUICK_OUTPUT if wanted.quick else SWEEP_OUTPUT
     for length in LENGTHS[:1] if wanted.quick else LENGTHS:
         if length + output + SLACK > limits.tokens:
@@ -134,7 +134,7 @@ def sweep_cells(limits: Limits, wanted: Wanted) -> Iterable[Cell]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """context: tokens that the release takes, of prompt and answer together."""
 
     cells: tuple[Cell, ...]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, geometric_mean, stdev
 
-from sparkpin.measure.bench.record import Measured, Ratio
+from sparkpin.measure.bench.record import CellResult, Ratio
 from sparkpin.measure.student_t import t_975
 
 ALL = "the prompts together"
@@ -30,7 +30,7 @@ def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
     return math.exp(fmean(logs)), math.exp(fmean(logs) - half), math.exp(fmean(logs) + half)
 
 
-def figures(row: Measured) -> dict[str, float]:
+def figures(row: CellResult) -> dict[str, float]:
     """Metric -> figure, of those that a cell has. Above 0 all of them, so that they have ratios."""
     found = {
         "output_rate": row.output_rate,
@@ -41,7 +41,7 @@ def figures(row: Measured) -> dict[str, float]:
     return {metric: value for metric, value in found.items() if value}
 
 
-def ratios_of(a: Sequence[Sequence[Measured]], b: Sequence[Sequence[Measured]]) -> tuple[Ratio, ...]:
+def ratios_of(a: Sequence[Sequence[CellResult]], b: Sequence[Sequence[CellResult]]) -> tuple[Ratio, ...]:
     """a, b: the cells of each round, in the same order. The prompts come together first, then each cell.
 
     Of a single prompt only the decode rate. A metric that a cell of either side lacks in any round is left out.

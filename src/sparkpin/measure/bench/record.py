@@ -59,7 +59,7 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Measured:
+class CellResult:
     """What came of a cell, in tokens as the server counts them (`usage`), not in parts of the stream.
 
     seconds: from the first request to the end of the last answer; prompt_tokens, output_tokens: of all answers;
@@ -117,7 +117,7 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
-class Memory:
+class PeakMemory:
     """The most that was seen after a cell. container: bytes of the server's container without its page cache; gpu: of
     all programs on the GPUs, as nvidia-smi tells; None where nobody tells."""
 
@@ -160,11 +160,11 @@ class BenchRecord:
     schema: Literal[1] = 1
     time: str
     conditions: Conditions
-    cells: Annotated[tuple[Measured, ...], Field(strict=False)]
+    cells: Annotated[tuple[CellResult, ...], Field(strict=False)]
     planned: Count
     sessions: Positive = 1
     start: Start | None = None
-    memory: Memory | None = None
+    memory: PeakMemory | None = None
     slowed: Words = ()
     ceiling: Ceiling | None = None
 
@@ -172,7 +172,7 @@ class BenchRecord:
     def finished(self) -> bool:
         return len(self.cells) == self.planned
 
-    def of_kind(self, kind: str) -> tuple[Measured, ...]:
+    def of_kind(self, kind: str) -> tuple[CellResult, ...]:
         return tuple(row for row in self.cells if row.cell.kind == kind)
 
     @property

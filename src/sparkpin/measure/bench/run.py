@@ -7,24 +7,24 @@ from dataclasses import dataclass, replace
 
 from sparkpin.core.errors import SmokeError
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.measure.bench import record
 from sparkpin.measure.bench.ceiling import with_ceiling
 from sparkpin.measure.bench.load import TOOL, Begun, Done, Hello, run_steps
 from sparkpin.measure.bench.measure import failures_of, measured, output_rate
-from sparkpin.measure.bench.plan import Plan, seconds_of, steps_of
-from sparkpin.measure.bench.record import BenchRecord, Cell, Conditions, Measured
-from sparkpin.measure.bench.target import Subject, Target, alone, memory_of, server_of, slowed
+from sparkpin.measure.bench.plan import BenchPlan, seconds_of, steps_of
+from sparkpin.measure.bench.record import BenchRecord, Cell, CellResult, Conditions
+from sparkpin.measure.bench.target import BenchSubject, BenchTarget, alone, memory_of, server_of, slowed
 from sparkpin.pins.vllm_command import drop_flags
-from sparkpin.releases.container import Say
 from sparkpin.releases.record import Release, now
 
 SLOW = 20.0  # seconds from which on a step is announced
 
 
 @dataclass(frozen=True)
-class Place:
+class BenchPlace:
     """Where and on what a run happens. bandwidth: bytes a second of the memory, None where nobody stated it."""
 
     paths: Paths
@@ -34,11 +34,11 @@ class Place:
     say: Say
 
     @classmethod
-    def here(cls, paths: Paths, engine: Engine, bandwidth: float | None, say: Say) -> Place:
+    def here(cls, paths: Paths, engine: Engine, bandwidth: float | None, say: Say) -> BenchPlace:
         return cls(paths, engine, read_fingerprint(engine.version), bandwidth, say)
 
 
-def bench(place: Place, subject: Subject, plan: Plan, *, resume: bool) -> BenchRecord:
+def bench(place: BenchPlace, subject: BenchSubject, plan: BenchPlan, *, resume: bool) -> BenchRecord:
     """Measure the cells that are not measured yet and keep the record.
 
     Raises:
@@ -71,7 +71,7 @@ def bench(place: Place, subject: Subject, plan: Plan, *, resume: bool) -> BenchR
     return made
 
 
-def kept_before(place: Place, release: Release, cells: Sequence[Cell], *, resume: bool) -> BenchRecord | None:
+def kept_before(place: BenchPlace, release: Release, cells: Sequence[Cell], *, resume: bool) -> BenchRecord | None:
     """The run to go on with. One of another release, machine or plan is none, and is told."""
     known = record.unfinished(place.paths, release)
     if known is None or not resume:
@@ -98,7 +98,7 @@ def kept_before(place: Place, release: Release, cells: Sequence[Cell], *, resume
     return known
 
 
-def turn(place: Place, server: Target, plan: Plan) -> Iterator[tuple[Conditions, Measured]]:
+def turn(place: BenchPlace, server: BenchTarget, plan: BenchPlan) -> Iterator[tuple[Conditions, CellResult]]:
     """The cells as they come, in the order in which they are done."""
     steps = steps_of(plan.cells)
     subject, say = server.subject, place.say
@@ -139,7 +139,7 @@ def turn(place: Place, server: Target, plan: Plan) -> Iterator[tuple[Conditions,
                 yield conditions, row
 
 
-def require_answers(release: Release, row: Measured, failures: Sequence[str]) -> None:
+def require_answers(release: Release, row: CellResult, failures: Sequence[str]) -> None:
     if not row.completed:
         why = failures[0] if failures else "no reason given"
         raise SmokeError(
@@ -148,12 +148,12 @@ def require_answers(release: Release, row: Measured, failures: Sequence[str]) ->
         )
 
 
-def row_line(row: Measured) -> str:
+def row_line(row: CellResult) -> str:
     failed = f", {row.failed} FAILED" if row.failed else ""
     return f"{row.cell.name}: {row.output_tokens} tokens in {row.seconds:.1f} s, {row.output_rate:.1f} tok/s{failed}"
 
 
-def conditions_of(place: Place, server: Target, vllm: str) -> Conditions:
+def conditions_of(place: BenchPlace, server: BenchTarget, vllm: str) -> Conditions:
     release = server.subject.release
     return Conditions(
         release=release.tag,

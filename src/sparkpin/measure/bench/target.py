@@ -14,15 +14,15 @@ from docker.models.containers import Container
 from sparkpin.core.errors import BusyError
 from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.host import machine as hosts
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.gpus import read_gpus
-from sparkpin.measure.bench.record import Memory, Start
+from sparkpin.measure.bench.record import PeakMemory, Start
 from sparkpin.releases import container as running
-from sparkpin.releases.container import Say
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts, launch, memory_limit, served, service, startup, waiting
-from sparkpin.serve.launch import Health, Wanted
+from sparkpin.serve.launch import Health, LaunchOrder
 from sparkpin.smoke.server import LABEL, owner, remove_leftovers, smoke_lock
 
 PREFIX = "sparkpin-bench-"
@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Subject:
+class BenchSubject:
     """A release as it is started here (see loadchoice), and what it is served from."""
 
     release: Release
@@ -42,10 +42,10 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Target:
+class BenchTarget:
     """A server that answers. start: None where it was up before."""
 
-    subject: Subject
+    subject: BenchSubject
     container: Container
     how: Literal["started", "served"]
     key: str | None
@@ -61,7 +61,7 @@ def alone(paths: Paths, engine: Engine, say: Say) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def server_of(paths: Paths, engine: Engine, subject: Subject, say: Say) -> Iterator[Target]:
+def server_of(paths: Paths, engine: Engine, subject: BenchSubject, say: Say) -> Iterator[BenchTarget]:
     """The release's service, which goes on afterwards, else a server of its own, which ends."""
     if (target := running_service(paths, engine, subject)) is not None:
         say(f"{subject.release.tag} is being served: that server is measured, and not restarted")
@@ -76,7 +76,7 @@ def server_of(paths: Paths, engine: Engine, subject: Subject, say: Say) -> Itera
         yield target
 
 
-def running_service(paths: Paths, engine: Engine, subject: Subject) -> Target | None:
+def running_service(paths: Paths, engine: Engine, subject: BenchSubject) -> BenchTarget | None:
     release = subject.release
     container = served.find(engine, served.name_of(paths, release.recipe))
     if container is None or not served.is_running(container):
@@ -84,11 +84,11 @@ def running_service(paths: Paths, engine: Engine, subject: Subject) -> Target | 
     known = served.describe(container)
     if known.release != release.tag or not known.ready:
         return None
-    return Target(subject, container, "served", service.key_of(paths, release, known.host), None)
+    return BenchTarget(subject, container, "served", service.key_of(paths, release, known.host), None)
 
 
 @contextlib.contextmanager
-def started(paths: Paths, engine: Engine, subject: Subject, say: Say) -> Iterator[Target]:
+def started(paths: Paths, engine: Engine, subject: BenchSubject, say: Say) -> Iterator[BenchTarget]:
     """A container in a network of its own: nobody else reaches it. Gone in the end.
 
     Raises:
@@ -103,7 +103,7 @@ def started(paths: Paths, engine: Engine, subject: Subject, say: Say) -> Iterato
         memory_limit.drop_page_cache(say)
         memory_limit.require_room(space, release)
     key = service.key_of(paths, release, "127.0.0.1")
-    wanted = Wanted(
+    wanted = LaunchOrder(
         release=release,
         checkpoint=checkpoint,
         host="127.0.0.1",
@@ -128,22 +128,22 @@ def started(paths: Paths, engine: Engine, subject: Subject, say: Say) -> Iterato
         start = Start(seconds=last.seconds, began=last.began) if last else None
         if subject.gpus:
             memory_limit.forget_files(checkpoint)
-        yield Target(subject, container, "started", key, start)
+        yield BenchTarget(subject, container, "started", key, start)
     finally:
         launch.remove(container)
 
 
-def memory_of(target: Target, before: Memory | None) -> Memory:
+def memory_of(target: BenchTarget, before: PeakMemory | None) -> PeakMemory:
     """What the server takes now, or took before if that was more."""
     with engine_errors():
         stats = target.container.stats(stream=False, one_shot=True)
-    now = Memory(container=container_bytes(stats), gpu=gpu_bytes() if target.subject.gpus else None)
+    now = PeakMemory(container=container_bytes(stats), gpu=gpu_bytes() if target.subject.gpus else None)
     if before is None:
         return now
-    return Memory(container=most(before.container, now.container), gpu=most(before.gpu, now.gpu))
+    return PeakMemory(container=most(before.container, now.container), gpu=most(before.gpu, now.gpu))
 
 
-def slowed(subject: Subject, before: Iterable[str]) -> tuple[str, ...]:
+def slowed(subject: BenchSubject, before: Iterable[str]) -> tuple[str, ...]:
     """What holds the clocks of this machine's GPUs down now, or did before."""
     now = [reason for gpu in read_gpus(hosts.output) for reason in gpu.slowed] if subject.gpus else []
     return tuple(dict.fromkeys([*before, *now]))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import median
 
 from sparkpin.core import terminal
-from sparkpin.measure.bench.plan import Plan, estimate
-from sparkpin.measure.bench.record import BenchRecord, Cell, Comparison, Conditions, Measured, Ratio, Spread
+from sparkpin.measure.bench.plan import BenchPlan, estimate
+from sparkpin.measure.bench.record import BenchRecord, Cell, CellResult, Comparison, Conditions, Ratio, Spread
 from sparkpin.releases.record import Release
 from sparkpin.serve.startup import STAGES
 
@@ -35,7 +35,7 @@ def minutes(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-def show_plan(releases: Sequence[Release], plan: Plan, *, turns: int = 1, starts: int = 1) -> None:
+def show_plan(releases: Sequence[Release], plan: BenchPlan, *, turns: int = 1, starts: int = 1) -> None:
     """turns: how often all of it is measured; starts: of servers, fewer than turns where they stay up."""
     cells, pace = plan.cells, plan.pace
     terminal.show(", ".join(release.tag for release in releases))
@@ -81,7 +81,7 @@ def condition_lines(conditions: Conditions, time: str) -> list[str]:
     ]
 
 
-def row(one: Measured) -> tuple[str, ...]:
+def row(one: CellResult) -> tuple[str, ...]:
     most = one.completed * one.cell.output_tokens
     return (
         f"{one.cell.name}{f' ({one.failed} FAILED)' if one.failed else ''}",
@@ -94,7 +94,7 @@ def row(one: Measured) -> tuple[str, ...]:
     )
 
 
-def accepted(one: Measured) -> str:
+def accepted(one: CellResult) -> str:
     if one.acceptance is None:
         return "-"
     places = " ".join(f"{share:.0%}" for share in one.accepted_by_position)

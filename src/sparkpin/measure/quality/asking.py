@@ -11,7 +11,7 @@ from typing import Any
 
 from sparkpin.measure.quality.distance import Rows, rows_of
 from sparkpin.measure.quality.measured import Reading
-from sparkpin.measure.quality.texts import Text
+from sparkpin.measure.quality.texts import CorpusText
 from sparkpin.smoke.answers import Wrong, a_dict, json_of, only_choice, require
 from sparkpin.smoke.client import Client
 
@@ -41,7 +41,7 @@ def tokens_of(client: Client, model: str, text: str) -> list[int]:
     return tokens
 
 
-def reading(client: Client, model: str, text: Text, most: int) -> Reading:
+def reading(client: Client, model: str, text: CorpusText, most: int) -> Reading:
     """most: tokens that may be read of a text. Wrong for an answer that lacks a log-probability."""
     tokens = tokens_of(client, model, text.text)[:most]
     require(len(tokens) > 1, f"{text.name}: {len(tokens)} tokens, wanted two at least")

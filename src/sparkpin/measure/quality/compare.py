@@ -11,7 +11,7 @@ import numpy as np
 
 from sparkpin.core.errors import InputError
 from sparkpin.measure.quality import distance, intervals
-from sparkpin.measure.quality.measured import Asked, Measured, Reading
+from sparkpin.measure.quality.measured import QualityMeasured, Reading, SkillAnswer
 from sparkpin.measure.quality.skills import NEEDLES
 from sparkpin.releases.quality_record import Skill, Texts
 
@@ -38,7 +38,7 @@ class Sums:
     length: int
 
 
-def texts(reference: Measured, release: Measured, top: int) -> tuple[Texts, ...]:
+def texts(reference: QualityMeasured, release: QualityMeasured, top: int) -> tuple[Texts, ...]:
     """All of them, then each kind. InputError where the two do not read the same tokens."""
     others = {reading.name: reading for reading in release.readings}
     sums = [sums_of(one, others[one.name], top) for one in reference.readings]
@@ -88,14 +88,14 @@ def figures(kind: str, sums: Sequence[Sums]) -> Texts:
     )
 
 
-def skills(reference: Measured, release: Measured) -> tuple[Skill, ...]:
+def skills(reference: QualityMeasured, release: QualityMeasured) -> tuple[Skill, ...]:
     """Each skill; needles of several lengths together, too. What was asked of only one of the two is left out."""
     others = {(one.skill, one.name): one for one in release.asked}
     pairs = [(one, others[one.skill, one.name]) for one in reference.asked if (one.skill, one.name) in others]
     return tuple(skill(name, chosen) for name, chosen in groups(pairs))
 
 
-def asked_alone(reference: Measured, release: Measured) -> tuple[str, ...]:
+def asked_alone(reference: QualityMeasured, release: QualityMeasured) -> tuple[str, ...]:
     """Notes on what `skills` leaves out: needles of another length where one of the two has less room, say."""
     notes = []
     for who, one, other in (("reference", reference, release), ("release", release, reference)):
@@ -105,7 +105,9 @@ def asked_alone(reference: Measured, release: Measured) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def groups(pairs: Sequence[tuple[Asked, Asked]]) -> Iterator[tuple[str, list[tuple[Asked, Asked]]]]:
+def groups(
+    pairs: Sequence[tuple[SkillAnswer, SkillAnswer]],
+) -> Iterator[tuple[str, list[tuple[SkillAnswer, SkillAnswer]]]]:
     names = list(dict.fromkeys(one.skill for one, _ in pairs))
     steps = [name for name in names if name.startswith(NEEDLES)]
     for name in names:
@@ -117,7 +119,7 @@ def groups(pairs: Sequence[tuple[Asked, Asked]]) -> Iterator[tuple[str, list[tup
         yield name, [pair for pair in pairs if pair[0].skill == name]
 
 
-def skill(name: str, pairs: Sequence[tuple[Asked, Asked]]) -> Skill:
+def skill(name: str, pairs: Sequence[tuple[SkillAnswer, SkillAnswer]]) -> Skill:
     worse = [f"{q.name}: {q.detail}" for p, q in pairs if p.right and not q.right]
     return Skill(
         name=name,

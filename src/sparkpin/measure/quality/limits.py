@@ -20,7 +20,7 @@ STEP = 2  # digits that count of a limit
 
 
 @dataclass(frozen=True)
-class Line:
+class LimitLine:
     """newest: of the newest release; enough: the limit that every interval of `releases` keeps whole."""
 
     stage: str
@@ -41,7 +41,7 @@ def show(paths: Paths, recipe: str) -> None:
             f"no release of {recipe!r} was compared with its parent stage yet",
             next_step=f"invoke quality --recipe {recipe}",
         )
-    lines: list[Line] = []
+    lines: list[LimitLine] = []
     for name, records in measured.items():
         try:
             lines += lines_of(manifests.load_stage(paths.project, name), records)
@@ -55,7 +55,7 @@ def show(paths: Paths, recipe: str) -> None:
     terminal.show("how limits are derived from these: docs/quality.md")
 
 
-def lines_of(stage: Stage, found: Sequence[QualityRecord]) -> Iterator[Line]:
+def lines_of(stage: Stage, found: Sequence[QualityRecord]) -> Iterator[LimitLine]:
     """found: at least one, from the oldest to the newest. Of each limit that could be measured, set or not."""
     limits = stage.quality.model_dump()
     # A limit for everything, so that each figure is there to be seen; what it is set to does not matter.
@@ -65,7 +65,7 @@ def lines_of(stage: Stage, found: Sequence[QualityRecord]) -> Iterator[Line]:
         figures = [lines[name].seen for lines in seen if name in lines]
         least = name in quality_allowance.AT_LEAST
         end = min(figure.low for figure in figures) if least else max(figure.high for figure in figures)
-        yield Line(stage.name, limits[name], newest, len(figures), rounded(end, down=least))
+        yield LimitLine(stage.name, limits[name], newest, len(figures), rounded(end, down=least))
 
 
 def rounded(value: float, *, down: bool) -> float:
@@ -80,7 +80,7 @@ def rounded(value: float, *, down: bool) -> float:
     return float(f"{whole * unit:.12g}")
 
 
-def cells(line: Line) -> tuple[object, ...]:
+def cells(line: LimitLine) -> tuple[object, ...]:
     figure = line.newest.seen
     told = {"within": "ok", "unclear": "unclear", "more": "MORE"}[line.newest.kept] if line.allowed is not None else ""
     return (

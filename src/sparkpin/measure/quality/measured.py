@@ -40,7 +40,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Asked:
+class SkillAnswer:
     """A question with a right answer. skill: "tool calls", or "needles, <n> tokens"; detail: what was wrong."""
 
     skill: str
@@ -50,7 +50,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Measured:
+class QualityMeasured:
     """vllm: what the server says it is; seconds: of measuring, the start of the server aside; notes: what was left
     out, and why.
     """
@@ -58,7 +58,7 @@ class Measured:
     vllm: str
     seconds: float
     readings: tuple[Reading, ...]
-    asked: tuple[Asked, ...]
+    asked: tuple[SkillAnswer, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -68,7 +68,7 @@ def place(paths: Paths, release: Release, what: dict[str, Any]) -> Path:
     return paths.cache / "quality" / f"{release.key[:KEY_DIGITS]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def keep(folder: Path, measured: Measured) -> None:
+def keep(folder: Path, measured: QualityMeasured) -> None:
     """In the place of what is there: a damaged folder, or what another run found meanwhile."""
     arrays = {
         f"{number}-{which}-{part}": getattr(getattr(reading, which), part)
@@ -89,7 +89,7 @@ def keep(folder: Path, measured: Measured) -> None:
         write_json(partial / "measured.json", value)
 
 
-def known(folder: Path) -> Measured | None:
+def known(folder: Path) -> QualityMeasured | None:
     """None where nothing was kept, or not the bytes that were kept: then it is measured again."""
     try:
         value = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
@@ -107,5 +107,5 @@ def known(folder: Path) -> Measured | None:
             )
             for number, (name, kind, first) in enumerate(value["readings"])
         )
-    asked = tuple(Asked(**one) for one in value["asked"])
-    return Measured(value["vllm"], value["seconds"], readings, asked, tuple(value["notes"]))
+    asked = tuple(SkillAnswer(**one) for one in value["asked"])
+    return QualityMeasured(value["vllm"], value["seconds"], readings, asked, tuple(value["notes"]))

@@ -10,14 +10,14 @@ from sparkpin.build.make import checkpoint_of
 from sparkpin.core import files
 from sparkpin.core.errors import InputError, SmokeError
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine
 from sparkpin.measure.quality import asking, measured, skills, standard
-from sparkpin.measure.quality.measured import Asked, Measured, Reading
+from sparkpin.measure.quality.measured import QualityMeasured, Reading, SkillAnswer
 from sparkpin.measure.quality.standard import Score
 from sparkpin.measure.quality.texts import Corpus
 from sparkpin.pins.vllm_command import served_name
 from sparkpin.releases import container as running
-from sparkpin.releases.container import Say
 from sparkpin.releases.record import Release
 from sparkpin.serve import memory_limit, socket_port
 from sparkpin.serve.choose_loader import with_loader
@@ -27,7 +27,7 @@ from sparkpin.smoke.client import Client
 from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.replies import Fault
 from sparkpin.smoke.server import WAITING, Server, StartFault, remove_leftovers, smoke_lock, started
-from sparkpin.smoke.subject import Subject
+from sparkpin.smoke.subject import SmokeSubject
 
 REQUEST_SECONDS = 600.0  # a long prompt's prefill on a slow machine
 LM_EVAL_SECONDS = 3600.0 * standard.HOURS
@@ -35,11 +35,11 @@ KEPT = 64 << 20  # bytes: more than the log-probabilities of all texts ever took
 
 
 @dataclass(frozen=True)
-class Plan:
+class QualityPlan:
     """What to measure of each release. limit: seconds that the standard tasks may take."""
 
     corpus: Corpus
-    standard: standard.Wanted | None = None
+    standard: standard.StandardTasks | None = None
     limit: float = LM_EVAL_SECONDS
 
     def folder(self, paths: Paths, release: Release) -> Path:
@@ -58,12 +58,12 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Found:
-    measured: Measured
+class QualityResult:
+    measured: QualityMeasured
     scores: tuple[standard.Score, ...]
 
 
-def measure(paths: Paths, engine: Engine, release: Release, plan: Plan, say: Say) -> Found:
+def measure(paths: Paths, engine: Engine, release: Release, plan: QualityPlan, say: Say) -> QualityResult:
     """From the cache as far as it goes, else from a server.
 
     Raises:
@@ -77,7 +77,7 @@ def measure(paths: Paths, engine: Engine, release: Release, plan: Plan, say: Say
     scores = plan.scores_of(paths, release)
     if known and scores is not None:
         say(f"{release.tag}: measured before")
-        return Found(known, scores)
+        return QualityResult(known, scores)
     if why := obstacle(paths, engine, release):
         raise InputError(
             f"{release.tag} cannot be asked here: {why}",
@@ -121,11 +121,11 @@ def measure(paths: Paths, engine: Engine, release: Release, plan: Plan, say: Say
                     f"{release.tag}: {fault}{died}\n{running.last_lines(server.log()) if died else ''}".rstrip(),
                     next_step=f"invoke smoke --release {release.tag} says what its server does and does not do",
                 ) from None
-    return Found(known, scores or ())
+    return QualityResult(known, scores or ())
 
 
-def subject_of(client: Client, server: Server, release: Release, *, gpu: bool) -> Subject:
-    return Subject(
+def subject_of(client: Client, server: Server, release: Release, *, gpu: bool) -> SmokeSubject:
+    return SmokeSubject(
         client=client,
         model=served_name(release.argv),
         expect=expectations_of(release.demands),
@@ -135,17 +135,17 @@ def subject_of(client: Client, server: Server, release: Release, *, gpu: bool) -
     )
 
 
-def asked_all(subject: Subject, corpus: Corpus, say: Say) -> Measured:
+def asked_all(subject: SmokeSubject, corpus: Corpus, say: Say) -> QualityMeasured:
     """Wrong or Fault where the server gives no log-probabilities; a wrong answer to a question is a result."""
     begin, notes = time.monotonic(), list[str]()
     version = asking.version(subject.client)
     readings = read(subject, corpus, say, notes)
     asked = questions(subject, corpus, say, notes)
     subject.client.exchanges.clear()  # megabytes of log-probabilities; what they say is kept
-    return Measured(version, round(time.monotonic() - begin, 1), readings, asked, tuple(notes))
+    return QualityMeasured(version, round(time.monotonic() - begin, 1), readings, asked, tuple(notes))
 
 
-def read(subject: Subject, corpus: Corpus, say: Say, notes: list[str]) -> tuple[Reading, ...]:
+def read(subject: SmokeSubject, corpus: Corpus, say: Say, notes: list[str]) -> tuple[Reading, ...]:
     limit = asking.room(subject.client)
     most = min(asking.MOST, limit - asking.CONTINUED)
     if most < 2:
@@ -161,7 +161,7 @@ def read(subject: Subject, corpus: Corpus, say: Say, notes: list[str]) -> tuple[
     return tuple(found)
 
 
-def questions(subject: Subject, corpus: Corpus, say: Say, notes: list[str]) -> tuple[Asked, ...]:
+def questions(subject: SmokeSubject, corpus: Corpus, say: Say, notes: list[str]) -> tuple[SkillAnswer, ...]:
     """The scripted model knows its own questions alone."""
     known = subject.expect.chat.exact
     tools = skills.tool_questions(subject, () if known else corpus.questions, quick=corpus.quick)
@@ -180,7 +180,7 @@ def questions(subject: Subject, corpus: Corpus, say: Say, notes: list[str]) -> t
 
 
 def standard_scores(
-    paths: Paths, plan: Plan, server: Server, client: Client, release: Release, tokenizer: Path, say: Say
+    paths: Paths, plan: QualityPlan, server: Server, client: Client, release: Release, tokenizer: Path, say: Say
 ) -> tuple[standard.Score, ...]:
     assert plan.standard
     with socket_port.listening(server.socket) as port:

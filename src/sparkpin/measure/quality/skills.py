@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from sparkpin.measure.quality.measured import Asked
+from sparkpin.measure.quality.measured import SkillAnswer
 from sparkpin.measure.quality.texts import Question
 from sparkpin.pins.vllm_flags import AUTO
 from sparkpin.smoke.answers import Answer, Wrong
@@ -14,7 +14,7 @@ from sparkpin.smoke.judging import judge_calls, judge_text
 from sparkpin.smoke.probes import STEPS, longest_prompt
 from sparkpin.smoke.replies import Fault
 from sparkpin.smoke.sse import BadStream
-from sparkpin.smoke.subject import Subject
+from sparkpin.smoke.subject import SmokeSubject
 
 TOOL_CALLS = "tool calls"
 NEEDLES = "needles"
@@ -36,7 +36,7 @@ def case_of(question: Question) -> Case:
 
 
 def tool_questions(
-    subject: Subject, questions: tuple[Question, ...], *, quick: bool
+    subject: SmokeSubject, questions: tuple[Question, ...], *, quick: bool
 ) -> list[tuple[str, Case, Callable[[Case], Answer]]]:
     """Name, request and way of each: streamed, as agents ask; those of the smoke test in one piece, too."""
 
@@ -56,7 +56,7 @@ def shortened(text: str, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def fitted(subject: Subject, case: Case) -> Case:
+def fitted(subject: SmokeSubject, case: Case) -> Case:
     """A server refuses a request that could grow longer than its model may be: half of that is for the answer."""
     limit = subject.flags.number("--max-model-len", auto=True)
     tokens = int(case.request["max_tokens"])
@@ -65,24 +65,24 @@ def fitted(subject: Subject, case: Case) -> Case:
     return replace(case, request=case.request | {"max_tokens": limit // 2})
 
 
-def asked(skill: str, name: str, case: Case, ask: Callable[[Case], Answer]) -> Asked:
+def asked(skill: str, name: str, case: Case, ask: Callable[[Case], Answer]) -> SkillAnswer:
     """Whatever the server does wrong is a wrong answer."""
     try:
         answer = ask(case)
         judge_calls(case, answer) if case.calls else judge_text(case, answer)
     except (Wrong, Fault, BadStream) as wrong:
-        return Asked(skill, name, False, str(wrong)[:300])
-    return Asked(skill, name, True)
+        return SkillAnswer(skill, name, False, str(wrong)[:300])
+    return SkillAnswer(skill, name, True)
 
 
-def needle_steps(subject: Subject, *, quick: bool) -> tuple[int, ...]:
+def needle_steps(subject: SmokeSubject, *, quick: bool) -> tuple[int, ...]:
     """Lengths of prompts, as far as the recipe allows; where the first does not fit, one of what does."""
     room = longest_prompt(subject, fitted(subject, subject.expect.recall(64)[0]))
     steps = tuple(step for step in STEPS if step <= room) or ((room,) if room >= LEAST_ROOM else ())
     return steps[:1] if quick else steps
 
 
-def needles(subject: Subject, steps: tuple[int, ...]) -> Iterator[Asked]:
+def needles(subject: SmokeSubject, steps: tuple[int, ...]) -> Iterator[SkillAnswer]:
     """Each word that must be found counts; a scripted model finds one thing in each of its prompts, or another."""
     for step in steps:
         skill = f"{NEEDLES}, {step:,} tokens"
@@ -98,4 +98,4 @@ def needles(subject: Subject, steps: tuple[int, ...]) -> Iterator[Asked]:
             for word in case.holds:
                 found = word in content
                 detail = "" if found else fault or f"not in {content[:120]!r}"
-                yield Asked(skill, f"{step:,} tokens, {word}", found, detail)
+                yield SkillAnswer(skill, f"{step:,} tokens, {word}", found, detail)

@@ -20,8 +20,8 @@ from typing import Any
 from sparkpin.core.errors import InputError, NetworkError, SmokeError
 from sparkpin.core.files import atomic_file, lock, require_space, sha256_file, write_json
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.measure.quality import watched
-from sparkpin.releases.container import Say
 
 FOLDER = Path(__file__).parent / "lm_eval"
 LOCK = FOLDER / "requirements.lock"
@@ -46,7 +46,7 @@ FETCH_DATA = (
 
 
 @dataclass(frozen=True)
-class Wanted:
+class StandardTasks:
     """tasks: lm-eval's names; limit: questions of each, 0 for all; chat: asked as chats, which tasks that compare
     log-probabilities cannot be.
     """
@@ -62,7 +62,7 @@ def seconds_of(hours: int) -> float:
     return 3600.0 * hours
 
 
-def wanted_of(names: str, *, limit: int, chat: bool, fetch: bool) -> Wanted | None:
+def wanted_of(names: str, *, limit: int, chat: bool, fetch: bool) -> StandardTasks | None:
     """names: as a person writes them, "arc_easy,gsm8k"."""
     tasks = tuple(filter(None, (name.strip() for name in names.split(","))))
     if not tasks and (fetch or chat or limit):
@@ -73,7 +73,7 @@ def wanted_of(names: str, *, limit: int, chat: bool, fetch: bool) -> Wanted | No
         if name.startswith("sparkpin_") and name not in own_tasks():
             wanted = f"{' or '.join(own_tasks())}, or a name of lm-eval"
             raise InputError(f"--tasks: saw {name!r}, wanted {wanted}", next_step=f"--tasks {','.join(own_tasks())}")
-    return Wanted(tasks, limit, chat) if tasks else None
+    return StandardTasks(tasks, limit, chat) if tasks else None
 
 
 def own_tasks() -> list[str]:
@@ -93,7 +93,7 @@ def environment(paths: Paths) -> Path:
     return paths.cache / "lm-eval" / sha256_file(LOCK)[0][:16]
 
 
-def asked(wanted: Wanted) -> dict[str, Any]:
+def asked(wanted: StandardTasks) -> dict[str, Any]:
     """What decides the scores of a release, as JSON: the wish, the packages by their lock, the tasks of our own."""
     files = [LOCK, *sorted(TASKS.glob("*.*"))]
     return asdict(wanted) | {"files": {file.name: sha256_file(file)[0] for file in files}}
@@ -110,7 +110,7 @@ def child_env(paths: Paths, *, offline: bool) -> dict[str, str]:
     return {key: value for key, value in env.items() if not key.lower().endswith("_proxy")} | OFFLINE
 
 
-def require_installed(paths: Paths, wanted: Wanted) -> Path:
+def require_installed(paths: Paths, wanted: StandardTasks) -> Path:
     """lm-eval's own Python. InputError where it is not there."""
     folder = environment(paths)
     if not (folder / READY).is_file():
@@ -123,7 +123,7 @@ def require_installed(paths: Paths, wanted: Wanted) -> Path:
     return folder / "bin/python"
 
 
-def require_known(paths: Paths, wanted: Wanted) -> None:
+def require_known(paths: Paths, wanted: StandardTasks) -> None:
     """InputError for a task that lm-eval does not have. It takes half a minute to tell; those of our own are known."""
     python, names = require_installed(paths, wanted), [name for name in wanted.tasks if name not in own_tasks()]
     if not names:
@@ -144,7 +144,7 @@ def others_of(paths: Paths) -> str:
     return f"{environment(paths)}/bin/lm_eval ls tasks lists them; {' and '.join(own_tasks())} need no data"
 
 
-def fetch(paths: Paths, wanted: Wanted, say: Say) -> None:
+def fetch(paths: Paths, wanted: StandardTasks, say: Say) -> None:
     """Install lm-eval by its lock, then let it fetch what the tasks need. Network."""
     folder = environment(paths)
     with lock(folder.parent / ".lock", on_wait=lambda: say("waiting for another run that installs lm-eval")):
@@ -176,7 +176,7 @@ def run_uv(*words: str) -> None:
 
 def scores(
     paths: Paths,
-    wanted: Wanted,
+    wanted: StandardTasks,
     *,
     port: int,
     model: str,
@@ -211,7 +211,7 @@ def scores(
         return read_scores(json.loads(found[-1].read_text(encoding="utf-8")))
 
 
-def words(wanted: Wanted, port: int, model: str, tokenizer: Path, length: int) -> list[str]:
+def words(wanted: StandardTasks, port: int, model: str, tokenizer: Path, length: int) -> list[str]:
     kind, path = ("local-chat-completions", "chat/completions") if wanted.chat else ("local-completions", "completions")
     values = {
         "model": model,
@@ -231,7 +231,7 @@ def words(wanted: Wanted, port: int, model: str, tokenizer: Path, length: int) -
     ]
 
 
-def raise_for(paths: Paths, text: str, wanted: Wanted) -> None:
+def raise_for(paths: Paths, text: str, wanted: StandardTasks) -> None:
     """The error for a run without a result."""
     require_known_tasks(paths, text, wanted)
     names = ", ".join(wanted.tasks)
@@ -245,7 +245,7 @@ def raise_for(paths: Paths, text: str, wanted: Wanted) -> None:
     raise SmokeError(f"lm-eval gave no result for {names}:\n{last(text)}", next_step="read what lm-eval says above")
 
 
-def require_known_tasks(paths: Paths, text: str, wanted: Wanted) -> None:
+def require_known_tasks(paths: Paths, text: str, wanted: StandardTasks) -> None:
     if any(sign in text for sign in NO_TASK):
         raise InputError(
             f"lm-eval does not know one of the tasks {', '.join(wanted.tasks)}:\n{last(text, 1)}",

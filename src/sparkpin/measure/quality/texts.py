@@ -15,7 +15,7 @@ QUICK = 2  # texts of each kind
 
 
 @dataclass(frozen=True)
-class Text:
+class CorpusText:
     """kind: the folder; name: kind/file."""
 
     kind: str
@@ -41,7 +41,7 @@ class Question:
 class Corpus:
     """quick: two texts of each kind, and fewer questions: says little, and soon."""
 
-    texts: tuple[Text, ...]
+    texts: tuple[CorpusText, ...]
     questions: tuple[Question, ...]
     quick: bool = False
 
@@ -58,7 +58,9 @@ def load(*, quick: bool = False) -> Corpus:
     found = []
     for folder in kinds:
         files = sorted(folder.glob("*.txt"))[: QUICK if quick else None]
-        found += [Text(folder.name, f"{folder.name}/{file.stem}", file.read_text(encoding="utf-8")) for file in files]
+        found += [
+            CorpusText(folder.name, f"{folder.name}/{file.stem}", file.read_text(encoding="utf-8")) for file in files
+        ]
     return Corpus(tuple(found), () if quick else questions(), quick)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from sparkpin.core import terminal
-from sparkpin.releases.container import Say
+from sparkpin.core.terminal import Say
 
 EVERY = 15.0  # seconds between two lines
 TAIL = 2000  # bytes

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sparkpin.checkpoint.safetensors import TensorInfo, tensor_nbytes
-from sparkpin.measure.roofline.reads import Model, model_of
+from sparkpin.measure.roofline.reads import DecodeModel, model_of
 from sparkpin.serve.memory.geometry import Geometry
 from sparkpin.serve.memory.settings import read_settings
 from sparkpin.serve.memory.weights import Loading
@@ -53,7 +53,7 @@ CHAIN = (
 )
 
 
-def model_published(figure: Published) -> Model:
+def model_published(figure: Published) -> DecodeModel:
     argv = ["vllm", "serve", "/model", *figure.flags]
     settings = read_settings(argv, {}, GEOMETRY, "cuda", vllm=(0, 33), wide_state=False, origin="the published chain")
     loading = Loading(

@@ -20,7 +20,7 @@ EMBEDDINGS = "embeddings"
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class WeightReads:
     """Bytes of one kind of a checkpoint's weights, in the server's memory.
 
     dense: read by every pass; experts: all routed experts of all layers, of which a pass reads some.
@@ -32,13 +32,13 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class DecodeModel:
     """What a step's bytes follow from. experts: routed ones in a layer, 0 where there are none.
 
     draft_share: of the LM head's rows, what a draft reads.
     """
 
-    weights: tuple[Weights, ...]
+    weights: tuple[WeightReads, ...]
     experts: int
     active: int
     cache: Cache
@@ -110,7 +110,7 @@ def distinct(experts: int, active: int, tokens: int) -> float:
 
 def model_of(
     tensors: Iterable[TensorInfo], geometry: Geometry, settings: Settings, loading: Loading, *, symmetric: bool
-) -> Model:
+) -> DecodeModel:
     """symmetric: the INT4 codes have no zero points of their own, so that kernels leave `qzeros` unread."""
     dense, routed = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0)
     experts = 0
@@ -130,9 +130,9 @@ def model_of(
     dense[EMBEDDINGS] = 0  # a row for each token
     dense[VISION] = routed[VISION] = 0  # read with an image, not by decode
     own = geometry.shard(settings.ranks)
-    return Model(
+    return DecodeModel(
         weights=tuple(
-            Weights(kind, -(-dense[kind] // settings.ranks), -(-routed[kind] // settings.ranks))
+            WeightReads(kind, -(-dense[kind] // settings.ranks), -(-routed[kind] // settings.ranks))
             for kind in KINDS
             if dense[kind] or routed[kind]
         ),
@@ -147,7 +147,9 @@ def model_of(
     )
 
 
-def roofline(model: Model, *, context: int, bandwidth: float, accepted: float, same_experts: bool = False) -> Roofline:
+def roofline(
+    model: DecodeModel, *, context: int, bandwidth: float, accepted: float, same_experts: bool = False
+) -> Roofline:
     """context: tokens in the cache. same_experts: all tokens of a step reach the experts that one token reaches, the
     other end of what routing can do; otherwise they are uniform and independent.
     """
@@ -155,7 +157,7 @@ def roofline(model: Model, *, context: int, bandwidth: float, accepted: float, s
     return Roofline(reads, model.drafted, context, bandwidth, accepted)
 
 
-def reads_of(model: Model, context: int, routed_tokens: int) -> Iterable[Read]:
+def reads_of(model: DecodeModel, context: int, routed_tokens: int) -> Iterable[Read]:
     """routed_tokens: those that choose experts on their own in the pass that checks `1 + drafted` tokens."""
     drafted, experts = model.drafted, model.experts
     reached = distinct(experts, model.active, routed_tokens)
@@ -181,7 +183,7 @@ def reads_of(model: Model, context: int, routed_tokens: int) -> Iterable[Read]:
             yield Read("KV cache of the MTP layer", cache.slot_bytes * model.draft_layers, context * drafted, "a draft")
 
 
-def drafting(model: Model, row: Weights, reached: float) -> Iterable[Read]:
+def drafting(model: DecodeModel, row: WeightReads, reached: float) -> Iterable[Read]:
     """The MTP layer's passes. The first takes all tokens that were checked, the others one each."""
     if not model.draft_layers:
         return

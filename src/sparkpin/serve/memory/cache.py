@@ -1,6 +1,6 @@
 """How vLLM 0.32 cuts the KV pool into blocks: what a request of a length takes, and what the log will say.
 
-Each rule names the file of vLLM 0.32.0 that it was read in. `tests/e2e/serve/test_memory_vllm.py` runs vLLM's own code on the
+Each rule names the file of vLLM 0.32.0 that it was read in. A test runs vLLM's own code in the image on the
 same settings and wants the same numbers.
 """
 

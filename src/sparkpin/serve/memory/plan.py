@@ -12,7 +12,7 @@ from sparkpin.serve.memory import estimates
 from sparkpin.serve.memory.cache import FORMATS, Cache, lay_out
 from sparkpin.serve.memory.geometry import Geometry
 from sparkpin.serve.memory.settings import GIB, Settings
-from sparkpin.serve.memory.weights import HEAD, Weights
+from sparkpin.serve.memory.weights import HEAD, WeightKind
 
 SEE_BELOW = "see below"  # in the tables of `invoke plan`
 LENGTHS = (32_768, 131_072, 262_144)
@@ -31,7 +31,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class MemoryLine:
     """One share of the memory, and how it is known."""
 
     what: str
@@ -65,8 +65,8 @@ class MemoryPlan:
     settings: Settings
     machine: Machine
     max_model_len: int
-    lines: tuple[Line, ...]
-    weights: tuple[Weights, ...]
+    lines: tuple[MemoryLine, ...]
+    weights: tuple[WeightKind, ...]
     budget: int | None
     pool: int
     needed: int
@@ -84,7 +84,7 @@ class MemoryPlan:
         return not self.problems
 
 
-def make_plan(geometry: Geometry, settings: Settings, weights: Sequence[Weights], machine: Machine) -> MemoryPlan:
+def make_plan(geometry: Geometry, settings: Settings, weights: Sequence[WeightKind], machine: Machine) -> MemoryPlan:
     cuda = settings.platform == "cuda"
     lines = fixed_lines(geometry, settings, weights)
     fixed = sum(line.bytes for line in lines)
@@ -107,10 +107,10 @@ def make_plan(geometry: Geometry, settings: Settings, weights: Sequence[Weights]
     )
     if outside:
         lines.append(
-            Line("server outside the budget", outside, "estimate", "unified memory: users report about 5.6 GiB")
+            MemoryLine("server outside the budget", outside, "estimate", "unified memory: users report about 5.6 GiB")
         )
     lines.append(
-        Line(
+        MemoryLine(
             "KV pool",
             pool,
             "flag" if settings.kv_bytes is not None or settings.blocks else "vLLM's rule",
@@ -136,19 +136,21 @@ def make_plan(geometry: Geometry, settings: Settings, weights: Sequence[Weights]
     )
 
 
-def fixed_lines(geometry: Geometry, settings: Settings, weights: Sequence[Weights]) -> list[Line]:
+def fixed_lines(geometry: Geometry, settings: Settings, weights: Sequence[WeightKind]) -> list[MemoryLine]:
     """What is there before the KV pool."""
     how: How = "header" if settings.ranks == 1 else "estimate"
-    lines = [Line("weights", sum(row.held for row in weights), how, SEE_BELOW)]
+    lines = [MemoryLine("weights", sum(row.held for row in weights), how, SEE_BELOW)]
     if settings.platform == "cuda":
         graphs, context = estimates.graphs(geometry, settings), estimates.CUDA_CONTEXT
         note = "--enforce-eager: none" if settings.eager else "1.29 GiB published for 48 layers"
-        lines.append(Line("CUDA graphs", graphs, "estimate", note))
-        lines.append(Line("CUDA context", context, "estimate", "not measured on a GB10"))
+        lines.append(MemoryLine("CUDA graphs", graphs, "estimate", note))
+        lines.append(MemoryLine("CUDA context", context, "estimate", "not measured on a GB10"))
     else:
-        lines.append(Line("server process", estimates.CPU_PROCESS, "estimate", "0.95 GiB measured with scripted-tiny"))
+        lines.append(
+            MemoryLine("server process", estimates.CPU_PROCESS, "estimate", "0.95 GiB measured with scripted-tiny")
+        )
     note = f"{settings.max_num_batched_tokens:,} tokens a step, {settings.max_num_seqs:,} sequences"
-    lines.append(Line("activations", estimates.activations(geometry, settings), "estimate", note))
+    lines.append(MemoryLine("activations", estimates.activations(geometry, settings), "estimate", note))
     return lines
 
 
@@ -222,7 +224,7 @@ def hints(
 def notes(
     geometry: Geometry,
     settings: Settings,
-    weights: Sequence[Weights],
+    weights: Sequence[WeightKind],
     cache: Cache,
     capacities: Sequence[Capacity],
     max_len: int,

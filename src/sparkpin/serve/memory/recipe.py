@@ -16,7 +16,7 @@ from sparkpin.fetch import model
 from sparkpin.host import machine as host
 from sparkpin.pins import cache_types, manifests, schema, vllm_command
 from sparkpin.pins import precedence as overruling
-from sparkpin.pins.weight_loaders import Weights, choose
+from sparkpin.pins.weight_loaders import WeightBytes, choose
 from sparkpin.pins.wheel_layers import normal
 from sparkpin.serve.memory import estimates
 from sparkpin.serve.memory import text as words
@@ -102,7 +102,7 @@ def loader_line(
     base = manifests.load_model_lock(paths.project, pin).repositories[pin.base]
     files = [file.size for file in base.files if file.file.endswith(".safetensors")]
     sizes = [info.nbytes for info in tensors]
-    weights = Weights(sum(sizes), max(files, default=0), max(sizes, default=0))
+    weights = WeightBytes(sum(sizes), max(files, default=0), max(sizes, default=0))
     argv, _ = vllm_command.serve_argv(recipe, stack, chain)
     return choose(argv, lock_versions(paths.project, stack), weights, machine.free).line
 

@@ -37,7 +37,7 @@ class Loading:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class WeightKind:
     """One kind. stored: bytes in the checkpoint; held: bytes in the server's memory; note: why these differ."""
 
     kind: str
@@ -47,7 +47,7 @@ class Weights:
     note: str
 
 
-def weigh(tensors: Iterable[TensorInfo], loading: Loading) -> list[Weights]:
+def weigh(tensors: Iterable[TensorInfo], loading: Loading) -> list[WeightKind]:
     """A checkpoint's tensors by kind."""
     counts: dict[str, list[int]] = {}
     for info in tensors:
@@ -66,7 +66,7 @@ def weigh(tensors: Iterable[TensorInfo], loading: Loading) -> list[Weights]:
     if loading.widened:
         notes |= dict.fromkeys(("INT4 experts", "FP8 layers"), "16 bits a weight on a CPU")
     return [
-        Weights(kind, counts[kind][0], counts[kind][1], -(-counts[kind][2] // loading.ranks), notes.get(kind, ""))
+        WeightKind(kind, counts[kind][0], counts[kind][1], -(-counts[kind][2] // loading.ranks), notes.get(kind, ""))
         for kind in KINDS
         if kind in counts
     ]

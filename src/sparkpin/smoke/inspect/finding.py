@@ -14,7 +14,7 @@ RULES = ("torch", "packages", "plugins", "cuda", "driver", "files", "gpu", "kern
 
 
 @dataclass(frozen=True)
-class Finding:
+class ImageFinding:
     """rule: one of RULES. subject: path or package.
 
     what: what exactly the rule means (a library, a symbol); empty where the subject says all. why: of an allowed one.
@@ -54,7 +54,7 @@ def reason(allowed: Iterable[Allowed], rule: str, subject: str, what: str) -> st
     return next((entry.why for entry in allowed if entry.fits(rule, subject, what)), "")
 
 
-def settle(finding: Finding, allowed: Iterable[Allowed]) -> Finding:
+def settle(finding: ImageFinding, allowed: Iterable[Allowed]) -> ImageFinding:
     """A finding as it stands, or as allowed with the reason."""
     why = reason(allowed, finding.rule, finding.subject, finding.what)
     return replace(finding, severity="allowed", why=why, next_step="") if why else finding

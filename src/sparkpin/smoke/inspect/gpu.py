@@ -8,8 +8,8 @@ from typing import Literal
 
 from sparkpin.smoke.inspect.elf import Library
 from sparkpin.smoke.inspect.fatbin import CUBIN, PTX, Code, Unit
-from sparkpin.smoke.inspect.finding import Finding, Severity
-from sparkpin.smoke.inspect.scan import Facts
+from sparkpin.smoke.inspect.finding import ImageFinding, Severity
+from sparkpin.smoke.inspect.scan import ImageFacts
 
 FOLDER = "opt/sparkpin/kernels"  # kernels of our mods, a folder for each mod
 # Compute capabilities from Maxwell on: NVIDIA's, and 107, for which cuDNN has code. A Thor is 101 in CUDA 12, then 110.
@@ -72,18 +72,18 @@ def of_unit(unit: Unit, sm: int) -> str:
     return "compiles" if any(compiles(code, sm) for code in unit) else "neither"
 
 
-def coverages(facts: Facts, sm: int) -> list[Coverage]:
+def coverages(facts: ImageFacts, sm: int) -> list[Coverage]:
     return [found for library in facts.libraries.values() if (found := coverage(library, sm))]
 
 
-def gpu_findings(facts: Facts, sm: int) -> Iterator[Finding]:
+def gpu_findings(facts: ImageFacts, sm: int) -> Iterator[ImageFinding]:
     for found in coverages(facts, sm):
         held = ", ".join(name for name, _ in found.archs)
         if found.verdict == "PTX only":
             text = f"PTX only for sm_{sm}: the driver compiles {found.compiles} units at their first use ({held})"
-            yield Finding("note", "gpu", found.path, text)
+            yield ImageFinding("note", "gpu", found.path, text)
         elif found.verdict == "none":
-            yield Finding(
+            yield ImageFinding(
                 "error",
                 "gpu",
                 found.path,
@@ -97,4 +97,4 @@ def gpu_findings(facts: Facts, sm: int) -> Iterator[Finding]:
         good, all_ = sum(count for code, count in codes if runs(code, sm)), sum(count for _, count in codes)
         held = ", ".join(f"{count} {code.name}" for code, count in codes)
         severity: Severity = "note" if good else "warning"
-        yield Finding(severity, "gpu", folder, f"{good} of {all_} .cubin files run on sm_{sm} ({held})", what=held)
+        yield ImageFinding(severity, "gpu", folder, f"{good} of {all_} .cubin files run on sm_{sm} ({held})", what=held)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
-from sparkpin.core.progress import Say, progress
+from sparkpin.core.progress import progress
 from sparkpin.core.scratch import saving_folder
+from sparkpin.core.terminal import Say
 from sparkpin.host import image_files
 from sparkpin.host.engine import Engine
-from sparkpin.smoke.inspect.tree import Found, in_archive, in_folders
+from sparkpin.smoke.inspect.tree import FoundPath, in_archive, in_folders
 
 STACK, STAGE = "sparkpin.stack", "sparkpin.stage"  # labels
 
@@ -22,7 +23,7 @@ STACK, STAGE = "sparkpin.stack", "sparkpin.stage"  # labels
 class Opened:
     """files: each may be read until the next one is asked for. platform: "linux/arm64"; "" where nothing says it."""
 
-    files: Iterator[Found]
+    files: Iterator[FoundPath]
     platform: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     stack: str = ""

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sparkpin.smoke.inspect.finding import Finding
+from sparkpin.smoke.inspect.finding import ImageFinding
 from sparkpin.smoke.inspect.gpu import FOLDER, runs
-from sparkpin.smoke.inspect.scan import Facts
+from sparkpin.smoke.inspect.scan import ImageFacts
 
 AGAIN = "build the image again: invoke build"
 
@@ -29,7 +29,7 @@ class Ahead:
         return ", ".join(f"{count} {name}" for name, count in self.archs)
 
 
-def ahead(facts: Facts, sm: int) -> list[Ahead]:
+def ahead(facts: ImageFacts, sm: int) -> list[Ahead]:
     """One row for each mod with the entry point, whether its kernels are there or not."""
     rows = []
     for package in facts.packages:
@@ -59,7 +59,7 @@ def manifest(text: str) -> tuple[int, str]:
         return 0, ""
 
 
-def kernel_findings(facts: Facts, sm: int) -> Iterator[Finding]:
+def kernel_findings(facts: ImageFacts, sm: int) -> Iterator[ImageFinding]:
     installed = facts.package("triton")
     for row in ahead(facts, sm):
         total = sum(count for _, count in row.archs)
@@ -68,10 +68,10 @@ def kernel_findings(facts: Facts, sm: int) -> Iterator[Finding]:
             text = f"{seen} ({row.held or 'none at all'}): the others are compiled on the machine, at each first start"
             whole = total == row.listed > 0 == row.runs
             step = f"take a stack whose gpu.sm is {sm // 10}.{sm % 10}, and build" if whole else AGAIN
-            yield Finding("error", "kernels", row.mod, text, step, what=row.held)
+            yield ImageFinding("error", "kernels", row.mod, text, step, what=row.held)
         elif installed is None or installed.version != row.triton:
             version = installed.version if installed else "none"
             text = f"its kernels are by Triton {row.triton}, the image has {version}, which would not find them"
-            yield Finding("error", "kernels", row.mod, text, AGAIN, what=row.triton)
+            yield ImageFinding("error", "kernels", row.mod, text, AGAIN, what=row.triton)
         else:
-            yield Finding("note", "kernels", row.mod, f"compiled ahead: {row.held}")
+            yield ImageFinding("note", "kernels", row.mod, f"compiled ahead: {row.held}")

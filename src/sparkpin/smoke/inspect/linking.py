@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 from sparkpin.smoke.inspect.elf import AARCH64, X86_64, Library
-from sparkpin.smoke.inspect.finding import Allowed, Finding, reason
-from sparkpin.smoke.inspect.scan import Facts
+from sparkpin.smoke.inspect.finding import Allowed, ImageFinding, reason
+from sparkpin.smoke.inspect.scan import ImageFacts
 
 TRIPLETS = {X86_64: "x86_64-linux-gnu", AARCH64: "aarch64-linux-gnu"}
 # Loaded by Python before what needs them: a library of that name is in memory by then, wherever it lies.
@@ -21,7 +21,7 @@ TORCH = re.compile(r"^_ZN?K?(3c10|2at|5torch)|^(aoti_)?torch_")  # told first: w
 class Linker:
     """The libraries of an image as its loader sees them. allowed: see `finding`."""
 
-    def __init__(self, facts: Facts, allowed: Sequence[Allowed]) -> None:
+    def __init__(self, facts: ImageFacts, allowed: Sequence[Allowed]) -> None:
         self.facts, self.allowed = facts, allowed
         self.names: dict[tuple[int, str], list[str]] = {}
         for path, library in sorted(facts.libraries.items()):
@@ -95,11 +95,11 @@ class Linker:
                 return self.closure(library)
         return ()
 
-    def findings(self) -> Iterator[Finding]:
+    def findings(self) -> Iterator[ImageFinding]:
         yield from self.missing()
         yield from self.hidden()
         yield from self.unsearched()
-        follows: list[Finding] = []  # from what is missing: told in one line
+        follows: list[ImageFinding] = []  # from what is missing: told in one line
         for library in self.facts.libraries.values():
             if library.dynamic:
                 for finding in self.unresolved(library):
@@ -112,7 +112,7 @@ class Linker:
             follows.sort(key=lambda finding: not TORCH.search(finding.what))
             text = f"{len(follows)} libraries and programs lack a library, and with it symbols: "
             text += "; ".join(f"{one.subject}: {one.text}" for one in follows[:SHOWN])
-            yield Finding("error", "symbols", follows[0].subject, text, follows[0].next_step, what=follows[0].what)
+            yield ImageFinding("error", "symbols", follows[0].subject, text, follows[0].next_step, what=follows[0].what)
 
     def lacks(self, library: Library) -> bool:
         """Whether anything is missing, and not accepted, that the library needs, or what it needs does."""
@@ -122,7 +122,7 @@ class Linker:
             for name in one.needed
         )
 
-    def missing(self) -> Iterator[Finding]:
+    def missing(self) -> Iterator[ImageFinding]:
         """Needed libraries that the image does not have, one finding for each name and reason."""
         users: dict[tuple[str, str], list[str]] = {}
         for library in self.facts.libraries.values():
@@ -133,9 +133,9 @@ class Linker:
         for (name, why), paths in sorted(users.items()):
             text = f"{name} is nowhere in the image; {some(paths)} {'needs' if len(paths) == 1 else 'need'} it"
             step = "" if why else f"put the package with {name} into the stack's pins, or leave out what needs it"
-            yield Finding("allowed" if why else "error", "needed", paths[0], text, step, what=name, why=why)
+            yield ImageFinding("allowed" if why else "error", "needed", paths[0], text, step, what=name, why=why)
 
-    def hidden(self) -> Iterator[Finding]:
+    def hidden(self) -> Iterator[ImageFinding]:
         """What an accepted lack takes along: a library that needs one which may not load, and has no such excuse."""
         for library in self.facts.libraries.values():
             for other in self.closure(library)[1:]:
@@ -144,9 +144,9 @@ class Linker:
                     if why and not reason(self.allowed, "needed", library.path, name):
                         text = f"needs {other.path}, which does not load without {name}: accepted there, not here"
                         step = f"put the package with {name} into the stack's pins, or leave out what needs it"
-                        yield Finding("error", "needed", library.path, text, step, what=name)
+                        yield ImageFinding("error", "needed", library.path, text, step, what=name)
 
-    def unsearched(self) -> Iterator[Finding]:
+    def unsearched(self) -> Iterator[ImageFinding]:
         """Needed libraries that are there, but only where something else has to load them first."""
         users: dict[tuple[str, str, str], list[str]] = {}
         for library in self.facts.libraries.values():
@@ -158,9 +158,9 @@ class Linker:
         for (name, path, why), by in sorted(users.items()):
             text = f"{some(by)} {'needs' if len(by) == 1 else 'need'} {name}; {path} is on no search path"
             step = "" if why else "see that Python loads it before, and say so in sparkpin/inspection/allowed.py"
-            yield Finding("allowed" if why else "warning", "needed", by[0], text, step, what=name, why=why)
+            yield ImageFinding("allowed" if why else "warning", "needed", by[0], text, step, what=name, why=why)
 
-    def unresolved(self, library: Library) -> Iterator[Finding]:
+    def unresolved(self, library: Library) -> Iterator[ImageFinding]:
         """Strong symbols that nothing which is loaded with the library defines.
 
         Python loads with RTLD_NOW: each of them is the end of the import.
@@ -182,7 +182,9 @@ class Linker:
                 if why
                 else "take builds of one release: this library was built against another one of those it needs"
             )
-            yield Finding("allowed" if why else "error", "symbols", library.path, text, step, what=names[0], why=why)
+            yield ImageFinding(
+                "allowed" if why else "error", "symbols", library.path, text, step, what=names[0], why=why
+            )
 
     def beyond(self, symbols: frozenset[bytes], loaded: Iterable[Library]) -> frozenset[bytes]:
         """Those that neither the loaded libraries define nor Python."""
@@ -211,13 +213,13 @@ class Linker:
                 return f"{name} is a part of the GPU's driver: the container toolkit brings it"
         return ""
 
-    def versions(self, library: Library) -> Iterator[Finding]:
+    def versions(self, library: Library) -> Iterator[ImageFinding]:
         """Versions ("GLIBC_2.38") that are wanted of a library which does not offer them."""
         for name, wanted in library.versions_needed.items():
             path = self.find(library, name)
             there = self.facts.libraries.get(path)
             if there and there.versions and (lacking := sorted(wanted - there.versions)):
-                yield Finding(
+                yield ImageFinding(
                     "error",
                     "versions",
                     library.path,

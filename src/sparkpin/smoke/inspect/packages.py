@@ -21,7 +21,7 @@ SMALL = 1 << 20  # bytes of a text that is read
 
 
 @dataclass(frozen=True)
-class Package:
+class InstalledPackage:
     """A distribution. name: normalised; site: its folder, with a slash at the end. plugins: modules of its entry points
     for vLLM. accepts: releases of vLLM that its modules name as theirs; none where they name none. kernels: of the mods
     whose GPU kernels it can compile ahead."""
@@ -44,7 +44,7 @@ class Torch:
     cuda: str
 
 
-def packages_of(texts: Mapping[str, str]) -> tuple[Package, ...]:
+def packages_of(texts: Mapping[str, str]) -> tuple[InstalledPackage, ...]:
     """From the texts that `scan` has kept, by path."""
     found = []
     for path, text in sorted(texts.items()):
@@ -64,7 +64,7 @@ def packages_of(texts: Mapping[str, str]) -> tuple[Package, ...]:
         }
         name = canonicalize_name(head.get("Name") or info["stem"].partition("-")[0])
         found.append(
-            Package(
+            InstalledPackage(
                 name,
                 head.get("Version") or "",
                 info["site"],

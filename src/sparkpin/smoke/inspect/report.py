@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sparkpin.core import terminal
-from sparkpin.smoke.inspect.finding import Finding
+from sparkpin.smoke.inspect.finding import ImageFinding
 from sparkpin.smoke.inspect.gpu import Coverage, coverages
 from sparkpin.smoke.inspect.kernels import ahead
 from sparkpin.smoke.inspect.packages import PLUGINS
 from sparkpin.smoke.inspect.rules import cuda_release, minimum_driver
-from sparkpin.smoke.inspect.scan import Facts
+from sparkpin.smoke.inspect.scan import ImageFacts
 
 FORMAT = 1
 SITE = re.compile(r"[^\s(]*/(site|dist)-packages/(?=[^\s])")
@@ -28,11 +28,11 @@ class Result:
     subject: str
     platform: str
     sm: int | None
-    facts: Facts
-    findings: Sequence[Finding]
+    facts: ImageFacts
+    findings: Sequence[ImageFinding]
 
     @property
-    def errors(self) -> list[Finding]:
+    def errors(self) -> list[ImageFinding]:
         return [finding for finding in self.findings if finding.severity == "error"]
 
     @property
@@ -67,7 +67,7 @@ class Result:
         }
 
 
-def counted(findings: Sequence[Finding]) -> str:
+def counted(findings: Sequence[ImageFinding]) -> str:
     """ "1 error, 2 warnings, 3 notes, 4 allowed" """
     seen: Mapping[str, int] = Counter(finding.severity for finding in findings)
     words = [terminal.count(seen.get(kind, 0), kind) for kind in ("error", "warning", "note")]
@@ -130,10 +130,10 @@ def archs(row: Coverage) -> str:
     return ", ".join(f"{count} {name}" for name, count in row.archs)
 
 
-def rows_of(findings: Sequence[Finding]) -> list[tuple[str, str, str, str]]:
+def rows_of(findings: Sequence[ImageFinding]) -> list[tuple[str, str, str, str]]:
     """One row a finding; of what is allowed one row a reason."""
     rows = []
-    reasons: dict[tuple[str, str], list[Finding]] = {}
+    reasons: dict[tuple[str, str], list[ImageFinding]] = {}
     for one in findings:
         if one.severity == "allowed":
             reasons.setdefault((one.rule, one.why), []).append(one)

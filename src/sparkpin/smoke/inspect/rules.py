@@ -9,12 +9,12 @@ from packaging.version import InvalidVersion, Version
 
 from sparkpin.smoke.inspect.allowed import ALLOWED
 from sparkpin.smoke.inspect.elf import AARCH64, MACHINES, X86_64
-from sparkpin.smoke.inspect.finding import ORDER, RULES, Allowed, Finding, settle
+from sparkpin.smoke.inspect.finding import ORDER, RULES, Allowed, ImageFinding, settle
 from sparkpin.smoke.inspect.gpu import gpu_findings
 from sparkpin.smoke.inspect.kernels import kernel_findings
 from sparkpin.smoke.inspect.linking import Linker, some
-from sparkpin.smoke.inspect.packages import Package
-from sparkpin.smoke.inspect.scan import Facts
+from sparkpin.smoke.inspect.packages import InstalledPackage
+from sparkpin.smoke.inspect.scan import ImageFacts
 
 PLATFORMS = {"linux/amd64": X86_64, "linux/arm64": AARCH64}
 RUNTIME = "cuda-runtime"
@@ -26,13 +26,13 @@ DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 
 
 def findings(
-    facts: Facts,
+    facts: ImageFacts,
     *,
     sm: int | None,
     platform: str,
     mods: Sequence[str] = (),
     allowed: Sequence[Allowed] = ALLOWED,
-) -> list[Finding]:
+) -> list[ImageFinding]:
     """The most severe first. sm: the GPU (121), None for an image without. mods: distributions that must be there."""
     names = {package.name for package in facts.packages}
     allowed = [entry for entry in allowed if not entry.package or entry.package in names]
@@ -60,30 +60,32 @@ def excuses_other_than(entry: Allowed, sm: int | None) -> bool:
     return any(int(arch) // 10 == sm // 10 for arch in re.findall(r"sm_([0-9]+)", entry.what))
 
 
-def idle_findings(facts: Facts, allowed: Sequence[Allowed], settled: Sequence[Finding]) -> Iterator[Finding]:
+def idle_findings(
+    facts: ImageFacts, allowed: Sequence[Allowed], settled: Sequence[ImageFinding]
+) -> Iterator[ImageFinding]:
     """Of what is allowed about files that the image has: what no rule objects to any more."""
     used = {(one.rule, one.why) for one in settled if one.severity == "allowed"}
     paths = [*facts.libraries, *facts.cubins]
     for entry in allowed:
         if (entry.rule, entry.why) not in used and entry.subject != "*" and any(map(entry.is_about, paths)):
             text = f"allowed.py accepts {entry.what} there, and nothing in this image asks for it: {entry.why}"
-            yield Finding("note", entry.rule, entry.subject, text)
+            yield ImageFinding("note", entry.rule, entry.subject, text)
 
 
-def file_findings(facts: Facts, platform: str) -> Iterator[Finding]:
+def file_findings(facts: ImageFacts, platform: str) -> Iterator[ImageFinding]:
     """Files that cannot be read, or are for another machine; nothing to examine at all."""
     if not facts.libraries and not facts.broken:
         step = "give the folder that has usr/ and opt/ in it, or the tag of an image"
-        yield Finding("error", "files", "/", "no library and no program is in it", step)
+        yield ImageFinding("error", "files", "/", "no library and no program is in it", step)
     for path, text in facts.broken.items():
-        yield Finding("error", "files", path, text, "fetch its package again, or leave it out of the stack")
+        yield ImageFinding("error", "files", path, text, "fetch its package again, or leave it out of the stack")
     wanted = PLATFORMS[platform]
     others = [one for one in facts.libraries.values() if one.machine in MACHINES and one.machine != wanted]
     if others:
         names = some(f"{one.path} ({one.machine_name})" for one in others)
-        yield Finding("warning", "files", others[0].path, f"not for {platform}: {names}", what="machine")
+        yield ImageFinding("warning", "files", others[0].path, f"not for {platform}: {names}", what="machine")
     if facts.libraries and len(others) == sum(one.machine in MACHINES for one in facts.libraries.values()):
-        yield Finding(
+        yield ImageFinding(
             "error",
             "files",
             others[0].path if others else "/",
@@ -93,16 +95,16 @@ def file_findings(facts: Facts, platform: str) -> Iterator[Finding]:
         )
 
 
-def server_findings(facts: Facts, sm: int | None) -> Iterator[Finding]:
+def server_findings(facts: ImageFacts, sm: int | None) -> Iterator[ImageFinding]:
     """What is examined has to be able to serve: vLLM and PyTorch, and for a GPU a PyTorch with CUDA."""
     step = "give a release, or its image, or the folder that has its whole root file system"
     lacks = [name for name, there in (("vLLM", facts.package("vllm")), ("PyTorch", facts.torch)) if not there]
     if lacks and facts.libraries:
-        yield Finding("error", "packages", "/", f"no {' and no '.join(lacks)} in it: it serves nothing", step)
+        yield ImageFinding("error", "packages", "/", f"no {' and no '.join(lacks)} in it: it serves nothing", step)
     mismatch = list(torch_findings(facts))
     yield from mismatch
     if sm and not mismatch and facts.torch and not facts.torch.cuda:
-        yield Finding(
+        yield ImageFinding(
             "error",
             "torch",
             facts.torch.path,
@@ -111,7 +113,7 @@ def server_findings(facts: Facts, sm: int | None) -> Iterator[Finding]:
         )
 
 
-def torch_findings(facts: Facts) -> Iterator[Finding]:
+def torch_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
     """vLLM's libraries and PyTorch have to be built for the same CUDA, or both for none."""
     vllm, torch = facts.package("vllm"), facts.torch
     own = [one for one in facts.libraries.values() if re.search(r"(^|/)vllm/[^/]+\.so$", one.path)]
@@ -129,7 +131,7 @@ def torch_findings(facts: Facts) -> Iterator[Finding]:
     seen = f"torch {torch.version} ({torch.path}: cuda = {torch.cuda or None})"
     if runtimes and not torch.cuda:
         flavour = f"CUDA {majors[0]}" if majors else "CUDA"
-        yield Finding(
+        yield ImageFinding(
             "error",
             "torch",
             f"vllm {vllm.version}",
@@ -139,7 +141,7 @@ def torch_findings(facts: Facts) -> Iterator[Finding]:
         )
     elif majors and majors != [major]:
         other = next(one for one in majors if one != major)
-        yield Finding(
+        yield ImageFinding(
             "error",
             "torch",
             f"vllm {vllm.version}",
@@ -148,7 +150,7 @@ def torch_findings(facts: Facts) -> Iterator[Finding]:
             "pin torch and vLLM wheels that are built for one CUDA release",
         )
     elif torch.cuda and not runtimes:
-        yield Finding(
+        yield ImageFinding(
             "error",
             "torch",
             f"vllm {vllm.version}",
@@ -158,7 +160,7 @@ def torch_findings(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def toolkit(facts: Facts) -> list[tuple[str, Package]]:
+def toolkit(facts: ImageFacts) -> list[tuple[str, InstalledPackage]]:
     """Parts of CUDA's toolkit with their packages."""
     found = []
     for package in facts.packages:
@@ -173,12 +175,12 @@ def release(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def cuda_findings(facts: Facts) -> Iterator[Finding]:
+def cuda_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
     """Compiler, headers and runtime of one CUDA release: code that is compiled at run time meets all of them."""
     parts = [package for _, package in toolkit(facts)]
     if len({release(package.version) for package in parts}) > 1:
         listed = ", ".join(f"{package.name} {package.version}" for package in parts)
-        yield Finding(
+        yield ImageFinding(
             "error",
             "cuda",
             "CUDA toolkit",
@@ -187,7 +189,7 @@ def cuda_findings(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def cuda_release(facts: Facts) -> str:
+def cuda_release(facts: ImageFacts) -> str:
     """The CUDA release whose runtime the image has, the newest of several; "" where it has none."""
     runtimes = [package.version for part, package in toolkit(facts) if part == RUNTIME]
     if runtimes:
@@ -199,54 +201,62 @@ def numbers(version: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d{1,9}", version)]
 
 
-def minimum_driver(facts: Facts) -> str:
+def minimum_driver(facts: ImageFacts) -> str:
     """The oldest driver that runs the image; "" where that is not known."""
     major = cuda_release(facts).partition(".")[0]
     return DRIVERS.get(int(major), "") if major.isdecimal() else ""
 
 
-def driver_findings(facts: Facts) -> Iterator[Finding]:
+def driver_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
     cuda = cuda_release(facts)
     if minimum := minimum_driver(facts):
         text = (
             f"CUDA {cuda} needs driver {minimum} or newer; PTX of its compiler needs a driver of CUDA {cuda} or newer"
         )
-        yield Finding("note", "driver", f"CUDA {cuda}", text)
+        yield ImageFinding("note", "driver", f"CUDA {cuda}", text)
     elif cuda:
         text = f"which driver CUDA {cuda} needs is not known here"
-        yield Finding("warning", "driver", f"CUDA {cuda}", text, "add it to DRIVERS in sparkpin/inspection/rules.py")
+        yield ImageFinding(
+            "warning", "driver", f"CUDA {cuda}", text, "add it to DRIVERS in sparkpin/inspection/rules.py"
+        )
 
 
-def package_findings(facts: Facts) -> Iterator[Finding]:
+def package_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
     """One version of a distribution in a folder that Python imports from."""
-    seen: dict[tuple[str, str], list[Package]] = {}
+    seen: dict[tuple[str, str], list[InstalledPackage]] = {}
     for package in facts.packages:
         seen.setdefault((package.site, package.name), []).append(package)
     for (site, name), same in sorted(seen.items()):
         if len(same) > 1:
             versions = ", ".join(package.version for package in same)
             text = f"{len(same)} times in /{site}: versions {versions}"
-            yield Finding("error", "packages", name, text, "lock the stack again: one wheel of a name", what=versions)
+            yield ImageFinding(
+                "error", "packages", name, text, "lock the stack again: one wheel of a name", what=versions
+            )
 
 
-def plugin_findings(facts: Facts, mods: Sequence[str]) -> Iterator[Finding]:
+def plugin_findings(facts: ImageFacts, mods: Sequence[str]) -> Iterator[ImageFinding]:
     """Our mods are there, and made for the vLLM that is there."""
     vllm = facts.package("vllm")
     for name in mods:
         if facts.package(name) is None:
             text = "the stage has this mod, the image does not"
-            yield Finding("error", "plugins", name, text, "build the image again: invoke build")
+            yield ImageFinding("error", "plugins", name, text, "build the image again: invoke build")
     for package in facts.packages:
         if package.plugins and not package.accepts and package.name in mods:
             text = f"{', '.join(package.plugins)} {package.version} does not say which vLLM it is made for"
-            yield Finding("warning", "plugins", package.name, text, "name the releases in its TOUCHES, as a literal")
+            yield ImageFinding(
+                "warning", "plugins", package.name, text, "name the releases in its TOUCHES, as a literal"
+            )
         if not package.plugins or not package.accepts:
             continue
         where = ", ".join(package.plugins)
         if not vllm:
-            yield Finding("error", "plugins", package.name, f"{where}: no vllm is in the image", "install vLLM with it")
+            yield ImageFinding(
+                "error", "plugins", package.name, f"{where}: no vllm is in the image", "install vLLM with it"
+            )
         elif not any(same_release(vllm.version, version) for version in package.accepts):
-            yield Finding(
+            yield ImageFinding(
                 "error",
                 "plugins",
                 package.name,

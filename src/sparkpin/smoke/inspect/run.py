@@ -12,7 +12,7 @@ from pathlib import Path
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError, InspectionError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.core.progress import Say
+from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests
 from sparkpin.pins.mods import read_mod
@@ -24,7 +24,7 @@ from sparkpin.smoke.inspect.gpu import KNOWN
 from sparkpin.smoke.inspect.image import Opened, open_folder, open_image
 from sparkpin.smoke.inspect.report import Result
 from sparkpin.smoke.inspect.rules import PLATFORMS, findings
-from sparkpin.smoke.inspect.scan import Facts, scan
+from sparkpin.smoke.inspect.scan import ImageFacts, scan
 
 # An image's name, as engines take it: [host:port/]name[:tag][@digest].
 NAME = re.compile(r"[a-z0-9][a-z0-9._/-]*(:\d+/[a-z0-9._/-]+)?(:[\w.-]+)?(@sha256:[0-9a-f]{64})?", re.ASCII)
@@ -99,7 +99,7 @@ def pins_of(paths: Paths, subject: str, say: Say) -> Iterator[Paths]:
         yield replace(paths, project=project)
 
 
-def platform_of(asked: str, opened: Opened, facts: Facts) -> str:
+def platform_of(asked: str, opened: Opened, facts: ImageFacts) -> str:
     """As asked for, as the image says, else that of most libraries."""
     if not asked and not opened.platform:
         machines = [library.machine for library in facts.libraries.values() if library.machine in MACHINES]

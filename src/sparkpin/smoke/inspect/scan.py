@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sparkpin.core.errors import InspectionError
-from sparkpin.core.progress import Say
+from sparkpin.core.terminal import Say
 from sparkpin.smoke.inspect import elf, fatbin
 from sparkpin.smoke.inspect.elf import Library
-from sparkpin.smoke.inspect.packages import DIST_INFO, SMALL, Package, Torch, packages_of, torch_of
-from sparkpin.smoke.inspect.tree import Found, real
+from sparkpin.smoke.inspect.packages import DIST_INFO, SMALL, InstalledPackage, Torch, packages_of, torch_of
+from sparkpin.smoke.inspect.tree import FoundPath, real
 
 MANIFEST = re.compile(r"(?P<folder>opt/sparkpin/kernels/(?P<mod>[^/]+))/kernels\.json")  # mods/modkit writes it
 TEXTS = re.compile(
@@ -26,7 +26,7 @@ EVERY = 100  # libraries between two lines of progress
 
 
 @dataclass(frozen=True)
-class Facts:
+class ImageFacts:
     """libraries: by path, links followed. links: path -> target. broken: path -> what is wrong with the file.
 
     cubins: folder -> how many .cubin files lie in it for which GPU. manifests: folder of a mod's kernels -> the list of
@@ -36,7 +36,7 @@ class Facts:
 
     libraries: Mapping[str, Library]
     links: Mapping[str, str]
-    packages: tuple[Package, ...] = ()
+    packages: tuple[InstalledPackage, ...] = ()
     torch: Torch | None = None
     broken: Mapping[str, str] = field(default_factory=dict)
     cubins: Mapping[str, tuple[tuple[fatbin.Code, int], ...]] = field(default_factory=dict)
@@ -49,11 +49,11 @@ class Facts:
     def real(self, path: str) -> str:
         return real(path, self.links)
 
-    def package(self, name: str) -> Package | None:
+    def package(self, name: str) -> InstalledPackage | None:
         return next((package for package in self.packages if package.name == name), None)
 
 
-def scan(found: Iterable[Found], say: Say, env: Mapping[str, str] | None = None) -> Facts:
+def scan(found: Iterable[FoundPath], say: Say, env: Mapping[str, str] | None = None) -> ImageFacts:
     libraries: dict[str, Library] = {}
     links: dict[str, str] = {}
     texts: dict[str, str] = {}
@@ -81,7 +81,7 @@ def scan(found: Iterable[Found], say: Say, env: Mapping[str, str] | None = None)
                 libraries[file.path] = library
                 if len(libraries) % EVERY == 0:
                     say(f"  {len(libraries)} libraries and programs read")
-    return Facts(
+    return ImageFacts(
         libraries,
         links,
         packages_of(texts),
@@ -96,13 +96,13 @@ def scan(found: Iterable[Found], say: Say, env: Mapping[str, str] | None = None)
     )
 
 
-def may_be_library(file: Found) -> bool:
+def may_be_library(file: FoundPath) -> bool:
     """By name and mode: reading the first bytes of every file would take longer than all else."""
     name = file.path.rpartition("/")[2]
     return file.size >= 20 and (".so" in name or name.endswith(".cubin") or bool(file.mode & 0o111))
 
 
-def library_of(file: Found) -> Library | None:
+def library_of(file: FoundPath) -> Library | None:
     with file.open() as source:
         if source.read(4) != elf.MAGIC:
             return None

@@ -23,7 +23,7 @@ OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundPath:
     """A file or link. path: without a slash in front. link: its target, as it stands.
 
     open: gives the content, until the next file is asked for.
@@ -36,7 +36,7 @@ class Found:
     open: Callable[[], BinaryIO] = io.BytesIO
 
 
-def in_folders(layers: Sequence[Path], below: str = "", depth: int = 0) -> Iterator[Found]:
+def in_folders(layers: Sequence[Path], below: str = "", depth: int = 0) -> Iterator[FoundPath]:
     """The regular files and links of a folder, or of overlay's folders that lie over each other, the highest first."""
     if depth > DEPTH:
         raise InspectionError(f"{below}: more than {DEPTH} folders deep", next_step="inspect the folder below it")
@@ -53,7 +53,7 @@ def in_folders(layers: Sequence[Path], below: str = "", depth: int = 0) -> Itera
     for name, entries in sorted(seen.items()):
         top, path = entries[0], f"{below}{name}"
         if top.is_symlink():
-            yield Found(path, link=os.readlink(top.path))
+            yield FoundPath(path, link=os.readlink(top.path))
         elif top.is_dir(follow_symlinks=False):
             folders = []
             for entry in entries:
@@ -63,7 +63,7 @@ def in_folders(layers: Sequence[Path], below: str = "", depth: int = 0) -> Itera
             yield from in_folders(folders, f"{path}/", depth + 1)
         elif top.is_file(follow_symlinks=False):
             about = top.stat(follow_symlinks=False)
-            yield Found(path, about.st_size, stat.S_IMODE(about.st_mode), open=opener(top.path))
+            yield FoundPath(path, about.st_size, stat.S_IMODE(about.st_mode), open=opener(top.path))
 
 
 def opener(path: str) -> Callable[[], BinaryIO]:
@@ -80,19 +80,19 @@ def is_opaque(folder: Path) -> bool:
     return False
 
 
-def in_archive(chunks: Iterable[bytes], work: Path) -> Iterator[Found]:
+def in_archive(chunks: Iterable[bytes], work: Path) -> Iterator[FoundPath]:
     """The same of an archive that comes in pieces, such as `docker export` gives. work: folder for large files."""
     try:
         with tarfile.open(fileobj=Joined(chunks), mode="r:") as tar:
             for member in tar:
                 path = posixpath.normpath(member.name).lstrip("/")
                 if member.issym():
-                    yield Found(path, link=member.linkname)
+                    yield FoundPath(path, link=member.linkname)
                 elif member.islnk():
-                    yield Found(path, link="/" + posixpath.normpath(member.linkname).lstrip("/"))
+                    yield FoundPath(path, link="/" + posixpath.normpath(member.linkname).lstrip("/"))
                 elif member.isreg():
                     with Spooled(tar, member, work) as file:
-                        yield Found(path, member.size, member.mode, open=file.get)
+                        yield FoundPath(path, member.size, member.mode, open=file.get)
     except (tarfile.TarError, EOFError) as error:
         raise InspectionError(f"the archive cannot be read: {error}", next_step="run the same command again") from None
 

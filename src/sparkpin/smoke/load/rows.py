@@ -18,7 +18,7 @@ MAY_REFUSE = ("plugin", "platform")  # a library or an import that wants a GPU f
 
 
 @dataclass(frozen=True)
-class Row:
+class LoadRow:
     """kind: import, library, platform, plugin, end. state: "begin", "ok", "failed"; for want of a GPU "refused";
     "unfit" for one of several libraries, of which another is this CPU's.
     """
@@ -43,7 +43,7 @@ class Row:
         return DONE.get(self.kind, "ok") if self.state == "ok" else self.state
 
 
-def read_rows(log: bytes) -> list[Row]:
+def read_rows(log: bytes) -> list[LoadRow]:
     """Of whole lines; what else stands in the log, and what is not what `inside` writes, is passed over."""
     found = []
     for line in log[: log.rfind(b"\n") + 1].splitlines():
@@ -53,7 +53,7 @@ def read_rows(log: bytes) -> list[Row]:
     return found
 
 
-def row_of(text: bytes) -> Row | None:
+def row_of(text: bytes) -> LoadRow | None:
     """The image wrote it: nothing that a terminal would obey gets through."""
     try:
         value = json.loads(text)
@@ -61,15 +61,15 @@ def row_of(text: bytes) -> Row | None:
         name, detail = printable(value["name"]), printable(value.get("detail", ""))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    return Row(kind, name, state, detail, seconds) if kind in (*DONE, "end") and state in STATES else None
+    return LoadRow(kind, name, state, detail, seconds) if kind in (*DONE, "end") and state in STATES else None
 
 
-def open_step(rows: Sequence[Row]) -> Row | None:
+def open_step(rows: Sequence[LoadRow]) -> LoadRow | None:
     """The step that has begun and not ended."""
     return rows[-1] if rows and rows[-1].state == "begin" else None
 
 
-def outcomes(log: bytes, libraries: Sequence[str], wanted: Iterable[str], ending: str) -> tuple[Row, ...]:
+def outcomes(log: bytes, libraries: Sequence[str], wanted: Iterable[str], ending: str) -> tuple[LoadRow, ...]:
     """One row for each step, in order. libraries, wanted: those that must load, and mods that must register.
 
     ending: how the process ended, in words, for a step that never ended or was not reached.
@@ -77,20 +77,20 @@ def outcomes(log: bytes, libraries: Sequence[str], wanted: Iterable[str], ending
     rows = read_rows(log)
     done = [row for row in rows if row.state != "begin"]
     if last := open_step(rows):
-        done.append(Row(last.kind, last.name, "failed", f"the process {ending}"))
+        done.append(LoadRow(last.kind, last.name, "failed", f"the process {ending}"))
     if not any(row.kind == "end" for row in done) and not last:
-        done.append(Row("run", "load", "failed", f"the process {ending}"))
+        done.append(LoadRow("run", "load", "failed", f"the process {ending}"))
     return (*judged(done, mods.reports(log)), *lacking(done, libraries, wanted))
 
 
-def judged(done: Iterable[Row], reports: Sequence[mods.Report]) -> Iterator[Row]:
+def judged(done: Iterable[LoadRow], reports: Sequence[mods.ModReport]) -> Iterator[LoadRow]:
     off = {report.mod for report in reports if report.event == "off"}
     fit = {family(row.name) for row in done if row.kind == "library" and row.state == "ok"}
     for row in done:
         if row.state == "unfit" and (row.kind != "library" or family(row.name) not in fit):
             row = dataclasses.replace(row, state="failed")
         if row.kind == "plugin" and row.state == "ok" and row.name in off:
-            yield Row("plugin", row.name, "failed", "is switched off by the release's environment", row.seconds)
+            yield LoadRow("plugin", row.name, "failed", "is switched off by the release's environment", row.seconds)
         elif row.kind != "end":
             yield row
 
@@ -100,9 +100,9 @@ def family(library: str) -> str:
     return re.sub(r"_AVX[0-9A-Z_]*(?=\.[^/]*$)", "", library)
 
 
-def lacking(done: Sequence[Row], libraries: Sequence[str], wanted: Iterable[str]) -> Iterator[Row]:
+def lacking(done: Sequence[LoadRow], libraries: Sequence[str], wanted: Iterable[str]) -> Iterator[LoadRow]:
     for kind, names in (("library", libraries), ("plugin", sorted(wanted))):
         seen = {row.name for row in done if row.kind == kind}
         is_whole = any(row.kind == "end" for row in done)
         why = "no entry point of the image names it" if is_whole and kind == "plugin" else "not reached"
-        yield from (Row(kind, name, "failed", why) for name in names if name not in seen)
+        yield from (LoadRow(kind, name, "failed", why) for name in names if name not in seen)

@@ -18,16 +18,16 @@ from docker.models.containers import Container
 from sparkpin.core.errors import HostError
 from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
-from sparkpin.core.progress import Say
+from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.smoke.inspect.linking import TRIPLETS
 from sparkpin.smoke.inspect.packages import PLUGINS
 from sparkpin.smoke.inspect.rules import PLATFORMS
-from sparkpin.smoke.inspect.scan import Facts
+from sparkpin.smoke.inspect.scan import ImageFacts
 from sparkpin.smoke.load import inside
-from sparkpin.smoke.load.rows import Row, open_step, outcomes, read_rows
+from sparkpin.smoke.load.rows import LoadRow, open_step, outcomes, read_rows
 from sparkpin.smoke.load.stub import SONAME, is_wanted, stub, wanted_symbols
 from sparkpin.smoke.server import LABEL, WAITING, owner, prefix, remove_leftovers, smoke_lock
 
@@ -50,7 +50,7 @@ IMPORTS = ("vllm", "vllm._custom_ops")
 class Loaded:
     """emulated: whether another machine's code ran. stubbed: functions of the driver that the stub stood in for."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[LoadRow, ...]
     log: bytes
     seconds: float
     emulated: bool
@@ -61,7 +61,7 @@ class Loaded:
         return all(row.passed for row in self.rows)
 
 
-def libraries_of(facts: Facts, machine: int) -> list[str]:
+def libraries_of(facts: ImageFacts, machine: int) -> list[str]:
     """Absolute paths of vLLM's shared libraries."""
     return sorted(
         f"/{path}"
@@ -71,7 +71,14 @@ def libraries_of(facts: Facts, machine: int) -> list[str]:
 
 
 def run_load(
-    paths: Paths, engine: Engine, release: Release, facts: Facts, platform: str, say: Say, *, limit: float | None = None
+    paths: Paths,
+    engine: Engine,
+    release: Release,
+    facts: ImageFacts,
+    platform: str,
+    say: Say,
+    *,
+    limit: float | None = None,
 ) -> Loaded:
     """facts: what `inspection` read of the image. platform: the image's. limit: seconds (default: 15 minutes).
 

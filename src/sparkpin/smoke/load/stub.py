@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from sparkpin.smoke.inspect.elf import AARCH64, X86_64
 from sparkpin.smoke.inspect.linking import Linker
-from sparkpin.smoke.inspect.scan import Facts
+from sparkpin.smoke.inspect.scan import ImageFacts
 
 SONAME = "libcuda.so.1"
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
@@ -25,7 +25,7 @@ PAGE = 0x10000  # the largest that aarch64 has
 HEADER, SEGMENT, SECTION, SYMBOL = 64, 56, 64, 24
 
 
-def wanted_symbols(facts: Facts, machine: int) -> list[str]:
+def wanted_symbols(facts: ImageFacts, machine: int) -> list[str]:
     """Functions of the driver that libraries of the image want and nothing which they load defines, sorted."""
     linker, found = Linker(facts, ()), set[bytes]()
     for library in facts.libraries.values():
@@ -35,7 +35,7 @@ def wanted_symbols(facts: Facts, machine: int) -> list[str]:
     return sorted(name.decode() for name in found)
 
 
-def is_wanted(facts: Facts, machine: int, symbols: Sequence[str]) -> bool:
+def is_wanted(facts: ImageFacts, machine: int, symbols: Sequence[str]) -> bool:
     """Whether a library of the image needs the driver's, be it for no function. symbols: from `wanted_symbols`."""
     libraries = [library for library in facts.libraries.values() if library.machine == machine]
     return bool(symbols) or any(SONAME in library.needed for library in libraries)
