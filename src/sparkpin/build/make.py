@@ -7,11 +7,11 @@ from pathlib import Path
 
 from sparkpin.build import cross_build
 from sparkpin.build import image as builder
+from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import check_form, records_of
 from sparkpin.build.reproduce import require_inputs
 from sparkpin.bundle.export import adopt, is_brought, ready_checkpoint
-from sparkpin.checkpoint.build import build_checkpoint
 from sparkpin.core import prune_lock
 from sparkpin.core.errors import CheckpointError, EngineError, InputError
 from sparkpin.core.paths import Paths

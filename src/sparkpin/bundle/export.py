@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 from sparkpin.build.record import BuildRecord, is_imported, layer_file, records_of
 from sparkpin.bundle import form
 from sparkpin.bundle.form import MemberRow
-from sparkpin.checkpoint.build import is_complete, is_made_here
 from sparkpin.checkpoint.layout import RECORD
+from sparkpin.checkpoint.write import is_complete, is_made_here
 from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError, EngineError, IntegrityError
 from sparkpin.core.paths import Paths

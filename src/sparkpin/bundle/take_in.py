@@ -30,8 +30,8 @@ from sparkpin.bundle import copy as transfer
 from sparkpin.bundle.export import add_row, is_brought
 from sparkpin.bundle.form import CHECKPOINT, CHECKPOINTS, IMPORTS, INPUTS, LAYERS, STORE, Bundle, listing, open_bundle
 from sparkpin.checkpoint import layout
-from sparkpin.checkpoint.build import hold_model, is_complete, set_aside
 from sparkpin.checkpoint.layout import RECORD
+from sparkpin.checkpoint.write import hold_model, is_complete, set_aside
 from sparkpin.core import files, prune_lock
 from sparkpin.core.errors import EngineError, IntegrityError
 from sparkpin.core.paths import Paths

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from sparkpin.build.record import BuildRecord, records_of
 from sparkpin.bundle.export import is_attested
-from sparkpin.checkpoint.build import is_complete
 from sparkpin.checkpoint.layout import RECORD
 from sparkpin.checkpoint.plan import checkpoint_steps, make_plan, used_repositories
 from sparkpin.checkpoint.verify import verify_checkpoint
+from sparkpin.checkpoint.write import is_complete
 from sparkpin.core.errors import BuildError, IntegrityError, SparkpinError
 from sparkpin.core.files import disk_errors, require_space, sha256_file, sha256_of
 from sparkpin.core.paths import Paths
