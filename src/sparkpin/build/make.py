@@ -8,10 +8,10 @@ from pathlib import Path
 from sparkpin.build import cross_build
 from sparkpin.build import image as builder
 from sparkpin.build.checkpoint import build_checkpoint
+from sparkpin.build.origin import adopt, is_brought, ready_checkpoint
 from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import check_form, records_of
 from sparkpin.build.reproduce import require_inputs
-from sparkpin.bundle.export import adopt, is_brought, ready_checkpoint
 from sparkpin.core import prune_lock
 from sparkpin.core.errors import CheckpointError, EngineError, InputError
 from sparkpin.core.paths import Paths
@@ -24,8 +24,8 @@ from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.releases import record as releases
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve.choose_loader import with_loader
-from sparkpin.smoke.choice import obstacle, uses_gpu
 from sparkpin.smoke.evidence import kept
 
 

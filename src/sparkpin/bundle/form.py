@@ -69,7 +69,6 @@ LAYER_LIMIT = 128  # the engine takes no more
 SHOWN = 3  # bundles that lie in a folder
 SAID_VALUE = 100  # characters of a value that does not fit
 SAID = 2000  # characters of a refusal: it may quote what a stranger wrote
-EXPORTS, IMPORTS = "exports.json", "imports.json"  # in a release's evidence: where bundles went to and came from
 STAGE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 PINS_LIMIT, PINS_ALLOWED = 32 << 20, 1000  # bytes and number of pins: a name costs no bytes when two share a hash
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")

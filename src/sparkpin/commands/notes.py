@@ -20,8 +20,8 @@ from sparkpin.pins import manifests, schema
 from sparkpin.pins.precedence import overruled
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.runs_here import obstacle
 from sparkpin.serve.served import running_release
-from sparkpin.smoke.choice import obstacle
 
 
 def say_overruled(recipe: schema.Recipe, stack: schema.Stack, chain: Sequence[schema.Stage]) -> None:

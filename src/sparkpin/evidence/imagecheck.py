@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from sparkpin.build.origin import made_with_statement
 from sparkpin.build.record import BuildRecord, records_of
-from sparkpin.bundle.export import is_attested
 from sparkpin.checkpoint.layout import RECORD
 from sparkpin.checkpoint.plan import checkpoint_steps, make_plan, used_repositories
 from sparkpin.checkpoint.verify import verify_checkpoint
@@ -47,7 +47,7 @@ def evidence_of(paths: Paths, release: Release) -> Claimed:
         {name: path.read_bytes() for name, path in files.items() if path.is_file()},
         records[-1].config.encode(),
         read,
-        attested=is_attested(paths, release),
+        attested=made_with_statement(paths, release),
     )
 
 

@@ -14,7 +14,7 @@ from sparkpin.host.engine import Engine
 from sparkpin.releases import quality_gate
 from sparkpin.releases.keep import Pin, all_pins
 from sparkpin.releases.record import Release, Releases
-from sparkpin.smoke.choice import obstacle_here
+from sparkpin.releases.runs_here import obstacle_here
 
 
 def promote(paths: Paths, engine: Engine, tag: str) -> Release:

@@ -42,6 +42,7 @@ from bundle_samples import (
 )
 from evidence_samples import Sample
 
+from sparkpin.build.origin import EXPORTS
 from sparkpin.build.record import layer_file
 from sparkpin.bundle import export as exporting
 from sparkpin.bundle import form, take_in
@@ -557,7 +558,7 @@ def test_an_export_with_a_damaged_input_leaves_no_file(tmp_path: Path) -> None:
     export(own.paths, lambda: NO_ENGINE, own.release, target, BundleParts(image=False), quiet)
     with open_bundle(target) as opened:
         assert not opened.layers
-    (row,) = json.loads((own.folder / form.EXPORTS).read_text())
+    (row,) = json.loads((own.folder / EXPORTS).read_text())
     assert (row["file"], row["with_store"]) == (str(target), False)
 
 

@@ -18,10 +18,10 @@ from evidence_samples import PROJECT, Sample, make_sample
 from private_engine import file_layer, private_engine
 
 from sparkpin.build import make
+from sparkpin.build.origin import IMPORTS
 from sparkpin.build.pair import pair
 from sparkpin.build.record import BuildInput, write_record
 from sparkpin.bundle import export
-from sparkpin.bundle.form import IMPORTS
 from sparkpin.commands import evidence as commands_evidence
 from sparkpin.core import progress
 from sparkpin.core.errors import HostError, IntegrityError, ManifestError

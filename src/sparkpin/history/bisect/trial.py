@@ -24,8 +24,8 @@ from sparkpin.host.engine import Engine
 from sparkpin.pins.vllm_command import served_name
 from sparkpin.releases.current import present_ref
 from sparkpin.releases.record import Release, release_key, to_json
+from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve.choose_loader import with_loader
-from sparkpin.smoke.choice import obstacle, uses_gpu
 from sparkpin.smoke.server import StartFault
 
 UNFIT = (BuildError, InputError, ManifestError)
