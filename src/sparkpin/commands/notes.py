@@ -24,22 +24,21 @@ from sparkpin.releases.runs_here import obstacle
 from sparkpin.serve.served import running_release
 
 
-def say_overruled(recipe: schema.Recipe, stack: schema.Stack, chain: Sequence[schema.Stage]) -> None:
-    for line in overruled(recipe, stack, chain):
-        say(f"note: {line}")
+def notes_of(paths: Paths, pairing: Pairing) -> tuple[str, ...]:
+    """What is said before images and checkpoints are made: what vLLM will refuse, for one."""
+    recipe = f"recipes/{pairing.recipe.name}.yaml"
+    mistakes = [str(finding).removeprefix("error: ") for finding in recipe_checks.mistakes(paths.project, pairing)]
+    mods = ", ".join(pairing.patched)
+    return (
+        *overruled_notes(pairing.recipe, pairing.stack, pairing.chain),
+        *(f"warning: {recipe}: {mistake}" for mistake in mistakes),
+        *(choice.line for choice in pairing.chosen),
+        *([f"note: community mods edit what is installed, in layers of their own: {mods}"] if mods else []),
+    )
 
 
-def say_mistakes(paths: Paths, pairing: Pairing) -> None:
-    """What vLLM will refuse, before images and checkpoints are made for it."""
-    for finding in recipe_checks.mistakes(paths.project, pairing):
-        say(f"warning: recipes/{pairing.recipe.name}.yaml: {str(finding).removeprefix('error: ')}")
-
-
-def say_chosen(pairing: Pairing) -> None:
-    for choice in pairing.chosen:
-        say(choice.line)
-    if pairing.patched:
-        say(f"note: community mods edit what is installed, in layers of their own: {', '.join(pairing.patched)}")
+def overruled_notes(recipe: schema.Recipe, stack: schema.Stack, chain: Sequence[schema.Stage]) -> list[str]:
+    return [f"note: {line}" for line in overruled(recipe, stack, chain)]
 
 
 def say_overruled_of(paths: Paths, release: Release) -> None:
@@ -47,7 +46,8 @@ def say_overruled_of(paths: Paths, release: Release) -> None:
     with contextlib.suppress(SparkpinError), project_of(paths, release) as project:
         recipe = manifests.load_recipe(project, release.recipe)
         stack, chain = manifests.load_stack(project, recipe.stack), manifests.load_chain(project, release.stage)
-        say_overruled(recipe, stack, chain)
+        for line in overruled_notes(recipe, stack, chain):
+            say(line)
 
 
 def next_smoke(paths: Paths, made: tuple[Release, ...]) -> bool:
