@@ -17,6 +17,7 @@ from sparkpin.build.reproduce import require_inputs
 from sparkpin.core import prune_lock
 from sparkpin.core.errors import CheckpointError, EngineError, InputError
 from sparkpin.core.paths import Paths
+from sparkpin.core.tags import stage_tag
 from sparkpin.core.terminal import say
 from sparkpin.fetch import stack as fetching
 from sparkpin.host import daemon
@@ -102,7 +103,7 @@ def record(paths: Paths, engine: Engine, pairing: Pairing, built: builder.BuiltI
         records.save(release)
         adopt(paths, release)
     engine.tag(built.ref, release.tag)
-    engine.tag(built.ref, f"sparkpin/{release.recipe}:{release.stage}")
+    engine.tag(built.ref, stage_tag(release.recipe, release.stage))
     return release
 
 

@@ -16,6 +16,7 @@ from sparkpin.core.errors import (
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.host import machine as host
+from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests, schema
 from sparkpin.pins.precedence import overruled
 from sparkpin.releases.kept_inputs import project_of
@@ -91,9 +92,9 @@ def finish(records: Releases, done: tuple[Release, ...]) -> None:
         show(f"next: {serve_it}" if is_current else f"next: invoke promote {newest.tag}, then {serve_it}")
 
 
-def next_serve(paths: Paths, release: Release) -> None:
+def next_serve(paths: Paths, engine: Engine, release: Release) -> None:
     """What answers now goes on answering until `serve` changes it."""
-    running = running_release(paths, engine_of(paths), release.recipe)
+    running = running_release(paths, engine, release.recipe)
     if running == release.tag:
         show("it is being served already")
     else:

@@ -65,6 +65,7 @@ from sparkpin.commands import evidence as commands_evidence
 from sparkpin.core import files
 from sparkpin.core.errors import DiskError, InputError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
+from sparkpin.core.tags import tag_of
 from sparkpin.evidence.signing import ALLOWED_SIGNERS, Keys
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
@@ -73,7 +74,7 @@ from sparkpin.image.layer_tar import BLOCK, END, Slice, block, padded, read_laye
 from sparkpin.image.seal import digest_of
 from sparkpin.pins import manifests
 from sparkpin.releases.kept_inputs import KeptInputs
-from sparkpin.releases.record import SBOM, STATEMENT, tag_of
+from sparkpin.releases.record import SBOM, STATEMENT
 
 NO_ENGINE = cast(Engine, None)  # whoever asks it anything fails
 
