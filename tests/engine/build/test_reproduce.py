@@ -52,7 +52,7 @@ class Site:
 
     def build(self) -> tuple[Release, ...]:
         with make.at_work(self.paths) as engine:
-            return make.build_releases(self.paths, engine, pair(self.paths.project, self.recipe))
+            return tuple(make.build_releases(self.paths, engine, pair(self.paths.project, self.recipe)))
 
     def reproduce(self, release: Release) -> Reproduction:
         return reproduce(self.paths, release, self.engine, self.said.append)
