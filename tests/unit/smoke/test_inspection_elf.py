@@ -15,7 +15,7 @@ from elf_samples import AARCH64, CUBIN, FAMILY, PLAIN, PTX, SPECIFIC, ZSTD, Elf,
 from places import DATA
 
 from sparkpin.core.errors import InspectionError
-from sparkpin.smoke.inspect.elf import Library, read_library
+from sparkpin.smoke.inspect.elf import CUDA, MACHINES, Library, read_library
 from sparkpin.smoke.inspect.fatbin import Code
 
 DATA = DATA / "inspection"
@@ -29,6 +29,13 @@ SAMPLE = Elf(
     versions_needed={"libc.so.6": ["GLIBC_2.17", "GLIBC_2.34"], "libm.so.6": ["GLIBC_2.29"]},
     versions=["libsample.so.1", "SAMPLE_1.0"],
 )
+
+
+def of_kind(elf: Elf, section: int, kind: int) -> bytes:
+    """A file one section of which says that it is of another kind."""
+    data = bytearray(bytes(elf))
+    struct.pack_into("<I", data, struct.unpack_from("<Q", data, 40)[0] + 64 * section + 4, kind)
+    return bytes(data)
 
 
 def read(data: bytes) -> Library:
@@ -59,7 +66,7 @@ def test_real_libraries_of_this_machine() -> None:
     with open(path, "rb") as file:
         library = read_library(file, path)
     assert library.soname == "libc.so.6"
-    assert library.machine_name == os.uname().machine.replace("_", "-")
+    assert MACHINES[library.machine] == os.uname().machine.replace("_", "-")
     assert {"GLIBC_2.17", "GLIBC_2.34"} <= library.versions
     loaded = ctypes.CDLL(path)
     functions = [name.decode() for name in sorted(library.defined) if name.decode().startswith("str")]
@@ -102,7 +109,7 @@ def test_gpu_code_of_each_unit() -> None:
 )
 def test_cubin_files(data: bytes, name: str) -> None:
     library = read(data)
-    assert library.machine_name == "cuda"
+    assert library.machine == CUDA
     assert [code.name for unit, _ in library.code for code in unit] == [name]
 
 
@@ -122,16 +129,16 @@ def test_a_cubin_file_as_nvcc_writes_it(arch: str) -> None:
 
 
 def test_files_of_other_machines_say_which() -> None:
-    assert read(bytes(Elf(machine=243))).machine_name == "riscv"
-    assert read(b"\x7fELF\x01\x01\x01".ljust(18, b"\0") + b"\x28\0" + bytes(40)).machine_name == "arm"
-    assert read(bytes(Elf(machine=999))).machine_name == "machine 999"
+    assert read(bytes(Elf(machine=243))) == Library("lib/sample.so", 243)
+    assert read(b"\x7fELF\x01\x01\x01".ljust(18, b"\0") + b"\x28\0" + bytes(44)) == Library("lib/sample.so", 40)
 
 
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"MZ" + bytes(100), "not an ELF file"),
-        (b"\x7fELF", "the ELF header at bytes 0 to 20, but the file ends at 4"),
+        (b"\x7fELF", "the ELF header at bytes 0 to 64, but the file ends at 4"),
+        (bytes(SAMPLE)[:5] + b"\x02" + bytes(SAMPLE)[6:18] + b"\0\xb7" + bytes(SAMPLE)[20:], "byte order 2"),
+        (of_kind(SAMPLE, 3, 11), "several tables of a kind"),
         (bytes(SAMPLE)[:-64], "the table of sections at bytes"),
         (bytes(SAMPLE)[:40] + struct.pack("<Q", 1 << 62) + bytes(SAMPLE)[48:], "the table of sections"),
         (bytes(SAMPLE)[:62] + b"\xf0\x00" + bytes(SAMPLE)[64:], "section 240 holds the names"),
@@ -174,7 +181,7 @@ def test_a_list_of_versions_that_repeats_itself_ends() -> None:
     struct.pack_into("<I", data, row + 44, 0xFFFFFFFF)
     for step in range(0, 99_000, 16):
         struct.pack_into("<HHIII", data, place + step, 1, 0xFFFF, 1, 16, 16)
-    with pytest.raises(InspectionError, match="more than 65536 versions needed"):
+    with pytest.raises(InspectionError, match="row 65537 of its versions"):
         read(bytes(data))
 
 
@@ -188,5 +195,5 @@ def test_a_large_table_is_not_read() -> None:
     data = bytearray(bytes(SAMPLE))
     sections = struct.unpack_from("<Q", data, 40)[0]
     struct.pack_into("<Q", data, sections + 2 * 64 + 32, 1 << 39)  # size of the second section: the symbols
-    with pytest.raises(InspectionError, match=r"the dynamic symbols of 549755813880 bytes, wanted at most 268435456"):
+    with pytest.raises(InspectionError, match=r"the dynamic symbols of 549755813888 bytes, wanted at most 268435456"):
         read_library(Huge(bytes(data)), "lib/sample.so")

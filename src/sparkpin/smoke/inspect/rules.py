@@ -82,7 +82,7 @@ def file_findings(facts: ImageFacts, platform: str) -> Iterator[ImageFinding]:
     wanted = PLATFORMS[platform]
     others = [one for one in facts.libraries.values() if one.machine in MACHINES and one.machine != wanted]
     if others:
-        names = some(f"{one.path} ({one.machine_name})" for one in others)
+        names = some(f"{one.path} ({MACHINES[one.machine]})" for one in others)
         yield ImageFinding("warning", "files", others[0].path, f"not for {platform}: {names}", what="machine")
     if facts.libraries and len(others) == sum(one.machine in MACHINES for one in facts.libraries.values()):
         yield ImageFinding(
