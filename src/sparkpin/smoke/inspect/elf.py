@@ -163,7 +163,9 @@ def section_table(source: Reader, head: bytes) -> tuple[list[Section], bytes]:
     if not count or names == 0xFFFF:  # more than the header's 16 bits can say: the first section says it
         first = Section._make(struct.unpack(form, source.at(offset, 64, "the first section")))
         count, names = count or first.size, first.link if names == 0xFFFF else names
-    sections = [Section._make(row) for row in struct.iter_unpack(form, source.at(offset, 64 * count, "the table of sections"))]
+    sections = [
+        Section._make(row) for row in struct.iter_unpack(form, source.at(offset, 64 * count, "the table of sections"))
+    ]
     if names >= len(sections):
         raise source.wrong(f"section {names} holds the names, but there are {len(sections)}")
     return sections, source.at(sections[names].offset, sections[names].size, "the names of sections")

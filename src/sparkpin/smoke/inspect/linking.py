@@ -157,7 +157,7 @@ class Linker:
                     users.setdefault((name, path, why), []).append(library.path)
         for (name, path, why), by in sorted(users.items()):
             text = f"{some(by)} {'needs' if len(by) == 1 else 'need'} {name}; {path} is on no search path"
-            step = "" if why else "see that Python loads it before, and say so in sparkpin/inspection/allowed.py"
+            step = "" if why else "see that Python loads it before, and say so in sparkpin/smoke/inspect/allowed.py"
             yield ImageFinding("allowed" if why else "warning", "needed", by[0], text, step, what=name, why=why)
 
     def unresolved(self, library: Library) -> Iterator[ImageFinding]:

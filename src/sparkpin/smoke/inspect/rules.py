@@ -119,7 +119,7 @@ def torch_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
     own = [one for one in facts.libraries.values() if re.search(r"(^|/)vllm/[^/]+\.so$", one.path)]
     if not vllm or not torch or not own:
         return
-    runtimes: dict[str, str] = {}
+    runtimes: dict[str, str] = {}  # CUDA's major version, "" where it is not said -> who needs it
     for library in own:
         for name in library.needed:
             if match := re.fullmatch(r"libcudart\.so\.(\d+)(\..*)?", name):
@@ -128,36 +128,22 @@ def torch_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
                 runtimes.setdefault("", f"{library.path} needs {name}")
     majors = sorted(filter(None, runtimes))
     major = torch.cuda.partition(".")[0]
-    seen = f"torch {torch.version} ({torch.path}: cuda = {torch.cuda or None})"
     if runtimes and not torch.cuda:
         flavour = f"CUDA {majors[0]}" if majors else "CUDA"
-        yield ImageFinding(
-            "error",
-            "torch",
-            f"vllm {vllm.version}",
-            f"vLLM {vllm.version} is built for {flavour} ({runtimes[majors[0] if majors else '']}), "
-            f"but {seen} is built without CUDA",
-            "pin a torch wheel that is built for the same CUDA release as vLLM's",
-        )
+        mine, theirs = f"for {flavour} ({runtimes[majors[0] if majors else '']})", "without CUDA"
+        step = "pin a torch wheel that is built for the same CUDA release as vLLM's"
     elif majors and majors != [major]:
         other = next(one for one in majors if one != major)
-        yield ImageFinding(
-            "error",
-            "torch",
-            f"vllm {vllm.version}",
-            f"vLLM {vllm.version} is built for CUDA {other} ({runtimes[other]}), "
-            f"but {seen} is built for CUDA {torch.cuda}",
-            "pin torch and vLLM wheels that are built for one CUDA release",
-        )
+        mine, theirs = f"for CUDA {other} ({runtimes[other]})", f"for CUDA {torch.cuda}"
+        step = "pin torch and vLLM wheels that are built for one CUDA release"
     elif torch.cuda and not runtimes:
-        yield ImageFinding(
-            "error",
-            "torch",
-            f"vllm {vllm.version}",
-            f"vLLM {vllm.version} is built without CUDA ({own[0].path} needs no CUDA library), "
-            f"but {seen} is built for CUDA {torch.cuda}",
-            "pin the wheel of vLLM that is built for CUDA, or torch's CPU wheel",
-        )
+        mine, theirs = f"without CUDA ({own[0].path} needs no CUDA library)", f"for CUDA {torch.cuda}"
+        step = "pin the wheel of vLLM that is built for CUDA, or torch's CPU wheel"
+    else:
+        return
+    seen = f"torch {torch.version} ({torch.path}: cuda = {torch.cuda or None})"
+    text = f"vLLM {vllm.version} is built {mine}, but {seen} is built {theirs}"
+    yield ImageFinding("error", "torch", f"vllm {vllm.version}", text, step)
 
 
 def toolkit(facts: ImageFacts) -> list[tuple[str, InstalledPackage]]:
@@ -217,7 +203,7 @@ def driver_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
     elif cuda:
         text = f"which driver CUDA {cuda} needs is not known here"
         yield ImageFinding(
-            "warning", "driver", f"CUDA {cuda}", text, "add it to DRIVERS in sparkpin/inspection/rules.py"
+            "warning", "driver", f"CUDA {cuda}", text, "add it to DRIVERS in sparkpin/smoke/inspect/rules.py"
         )
 
 
