@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from elf_samples import CUBIN, FAMILY, PLAIN, PTX, SPECIFIC, X86_64, Elf, container, cubin, entry
+from elf_samples import CUBIN, FAMILY, PLAIN, PTX, SPECIFIC, X86_64, Elf, container, cubin, entry, facts_of, put
 
 from sparkpin.smoke.inspect.fatbin import Code
 from sparkpin.smoke.inspect.finding import Allowed, ImageFinding
 from sparkpin.smoke.inspect.gpu import compiles, runs
 from sparkpin.smoke.inspect.rules import cuda_release, findings, minimum_driver
-from sparkpin.smoke.inspect.scan import ImageFacts, scan
-from sparkpin.smoke.inspect.tree import in_folders
+from sparkpin.smoke.inspect.scan import ImageFacts
 
 SITE = "opt/vllm/lib/python3.12/site-packages"
 LIBC = Elf(
@@ -29,22 +28,10 @@ def root(tmp_path: Path) -> Root:
     """Facts of a root file system: paths and their content, besides those of a small sound one; None leaves one out."""
 
     def of(files: Mapping[str, bytes | Elf | str | None], env: dict[str, str] | None = None) -> ImageFacts:
-        folder = Path(tempfile.mkdtemp(dir=tmp_path))
-        for path, content in {**SOUND, **files}.items():
-            if content is not None:
-                put(folder / path, content)
-        return scan(in_folders([folder]), lambda line: None, env)
+        there = {path: content for path, content in {**SOUND, **files}.items() if content is not None}
+        return facts_of(put(Path(tempfile.mkdtemp(dir=tmp_path)), there), env)
 
     return of
-
-
-def put(target: Path, content: bytes | Elf | str) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(content, str) and content.startswith("-> "):
-        target.symlink_to(content[3:])
-    else:
-        target.write_bytes(content.encode() if isinstance(content, str) else bytes(content))
-        target.chmod(0o755)
 
 
 def metadata(name: str, version: str) -> str:
@@ -267,7 +254,7 @@ def test_where_the_loader_searches(root: Root) -> None:
         f"needed {SITE}/a/user.so: {SITE}/a/user.so needs libstray.so; srv/libstray.so is on no search path",
     ]
     stray = next(one for one in found(facts) if one.what == "libstray.so")
-    assert stray.severity == "warning" and "say so in sparkpin/inspection/allowed.py" in stray.next_step
+    assert stray.severity == "warning" and "say so in sparkpin/smoke/inspect/allowed.py" in stray.next_step
     assert "not for linux/arm64: usr/lib/libnowhere.so (x86-64)" in " ".join(texts(facts))
 
 
