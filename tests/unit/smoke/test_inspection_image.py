@@ -237,7 +237,7 @@ def test_what_an_image_must_have_is_said_by_its_stack_and_stage(project: Path, t
 
 def test_a_release_is_held_against_its_own_pins(project: Path, tmp_path: Path) -> None:
     paths, told = Paths(project, tmp_path / "cache", tmp_path / "home"), list[str]()
-    last = pair(project, "scripted-tiny")[-1]
+    last = pair(project, "scripted-tiny", stage="mtp")[-1]
     made = release(1, inputs=last.inputs, executable=last.executable)
     KeptInputs.of(paths).keep_project(project, made.inputs)
     Releases(paths).save(made)

@@ -66,16 +66,16 @@ def test_another_gpu_is_another_image(project: Path) -> None:
     assert after.key != before.key and '"int8-lm-head", "9.0",' in after.dockerfile
 
 
-def test_kernels_belong_to_a_stage_that_has_a_parent(project: Path) -> None:
-    stack = manifests.load_stack(project, "spark")
-    lock = manifests.load_stack_lock(project, stack)
-    chain = manifests.load_chain(project, "base")
+def test_kernels_belong_to_a_stage_that_has_a_parent() -> None:
+    stack = manifests.load_stack(PROJECT, "spark")
+    lock = manifests.load_stack_lock(PROJECT, stack)
+    chain = manifests.load_chain(PROJECT, "base")
     early = chain[0].model_copy(update={"mods": ["int8-lm-head"]})
     with pytest.raises(ManifestError, match=r"base\.yaml: mods: saw .*int8-lm-head.* wanted none with kernels"):
-        render.render(project, stack, lock, early, None)
+        render.render(PROJECT, stack, lock, early, None)
     with_mod = stack.model_copy(update={"mods": ["modkit", "int8-lm-head"]})
     with pytest.raises(ManifestError, match=r"spark\.yaml: mods: .* wanted mods without kernels: .*Name it in a stage"):
-        render.render(project, with_mod, lock, chain[0], None)
+        render.render(PROJECT, with_mod, lock, chain[0], None)
 
 
 def test_the_entry_point_has_the_mods_name(project: Path) -> None:
