@@ -52,10 +52,7 @@ def test_tables_of_a_library() -> None:
         runpath=("$ORIGIN/../lib", "/opt/lib"),
         undefined=frozenset({b"_ZN3c104cuda12device_countEv"}),
         defined=frozenset({b"sample", b"sample_two"}),
-        versions_needed={
-            "libc.so.6": frozenset({"GLIBC_2.17", "GLIBC_2.34"}),
-            "libm.so.6": frozenset({"GLIBC_2.29"}),
-        },
+        versions_needed={"libc.so.6": frozenset({"GLIBC_2.17", "GLIBC_2.34"}), "libm.so.6": frozenset({"GLIBC_2.29"})},
         versions=frozenset({"libsample.so.1", "SAMPLE_1.0"}),
     )
 

@@ -26,12 +26,7 @@ DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 
 
 def findings(
-    facts: ImageFacts,
-    *,
-    sm: int | None,
-    platform: str,
-    mods: Sequence[str] = (),
-    allowed: Sequence[Allowed] = ALLOWED,
+    facts: ImageFacts, *, sm: int | None, platform: str, mods: Sequence[str] = (), allowed: Sequence[Allowed] = ALLOWED
 ) -> list[ImageFinding]:
     """The most severe first. sm: the GPU (121), None for an image without. mods: distributions that must be there."""
     names = {package.name for package in facts.packages}
