@@ -8,6 +8,7 @@ import lzma
 import os
 import random
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,11 @@ SAMPLE = Elf(
 )
 
 
-def of_kind(elf: Elf, section: int, kind: int) -> bytes:
-    """A file one section of which says that it is of another kind."""
-    data = bytearray(bytes(elf))
-    struct.pack_into("<I", data, struct.unpack_from("<Q", data, 40)[0] + 64 * section + 4, kind)
+def changed(section: int, place: int, form: str, change: Callable[[int], int]) -> bytes:
+    """The sample, but for one number in the row of a section."""
+    data = bytearray(bytes(SAMPLE))
+    row = struct.unpack_from("<Q", data, 40)[0] + 64 * section
+    struct.pack_into(form, data, row + place, change(struct.unpack_from(form, data, row + place)[0]))
     return bytes(data)
 
 
@@ -135,7 +137,9 @@ def test_files_of_other_machines_say_which() -> None:
     [
         (b"\x7fELF", "the ELF header at bytes 0 to 64, but the file ends at 4"),
         (bytes(SAMPLE)[:5] + b"\x02" + bytes(SAMPLE)[6:18] + b"\0\xb7" + bytes(SAMPLE)[20:], "byte order 2"),
-        (of_kind(SAMPLE, 3, 11), "several tables of a kind"),
+        (changed(3, 4, "<I", lambda kind: 11), "several tables of a kind"),
+        (changed(1, 32, "<Q", lambda size: size - 1), "a name at byte"),  # the last one has no end
+        (changed(2, 40, "<I", lambda names: 3), "the names of the dynamic symbols are in section 3, which holds none"),
         (bytes(SAMPLE)[:-64], "the table of sections at bytes"),
         (bytes(SAMPLE)[:40] + struct.pack("<Q", 1 << 62) + bytes(SAMPLE)[48:], "the table of sections"),
         (bytes(SAMPLE)[:62] + b"\xf0\x00" + bytes(SAMPLE)[64:], "section 240 holds the names"),
@@ -189,8 +193,6 @@ def test_a_large_table_is_not_read() -> None:
         def seek(self, offset: int, whence: int = 0) -> int:
             return 1 << 40 if whence == 2 else super().seek(offset, whence)
 
-    data = bytearray(bytes(SAMPLE))
-    sections = struct.unpack_from("<Q", data, 40)[0]
-    struct.pack_into("<Q", data, sections + 2 * 64 + 32, 1 << 39)  # size of the second section: the symbols
+    data = changed(2, 32, "<Q", lambda size: 1 << 39)
     with pytest.raises(InspectionError, match=r"the dynamic symbols of 549755813888 bytes, wanted at most 268435456"):
-        read_library(Huge(bytes(data)), "lib/sample.so")
+        read_library(Huge(data), "lib/sample.so")
