@@ -80,14 +80,9 @@ def gpu_findings(facts: ImageFacts, sm: int) -> Iterator[ImageFinding]:
             text = f"PTX only for sm_{sm}: the driver compiles {found.compiles} units at their first use ({held})"
             yield ImageFinding("note", "gpu", found.path, text)
         elif found.verdict == "none":
-            yield ImageFinding(
-                "error",
-                "gpu",
-                found.path,
-                f"nothing in it runs on sm_{sm}: it holds {held}",
-                f"take a build with sm_{sm}, or say in sparkpin/smoke/inspect/allowed.py why nothing needs it",
-                what=held,
-            )
+            text = f"nothing in it runs on sm_{sm}: it holds {held}"
+            step = f"take a build with sm_{sm}, or say in sparkpin/smoke/inspect/allowed.py why nothing needs it"
+            yield ImageFinding("error", "gpu", found.path, text, step, what=held)
     for folder, codes in facts.cubins.items():
         if folder.startswith(f"{FOLDER}/"):
             continue  # the rule `kernels` judges them

@@ -80,14 +80,9 @@ def file_findings(facts: ImageFacts, platform: str) -> Iterator[ImageFinding]:
         names = some(f"{one.path} ({MACHINES[one.machine]})" for one in others)
         yield ImageFinding("warning", "files", others[0].path, f"not for {platform}: {names}", what="machine")
     if facts.libraries and len(others) == sum(one.machine in MACHINES for one in facts.libraries.values()):
-        yield ImageFinding(
-            "error",
-            "files",
-            others[0].path if others else "/",
-            f"no library or program in it is for {platform}",
-            "inspect with the image's own --platform, or build the stack for this one",
-            what=platform,
-        )
+        text = f"no library or program in it is for {platform}"
+        step = "inspect with the image's own --platform, or build the stack for this one"
+        yield ImageFinding("error", "files", others[0].path if others else "/", text, step, what=platform)
 
 
 def server_findings(facts: ImageFacts, sm: int | None) -> Iterator[ImageFinding]:
@@ -99,13 +94,9 @@ def server_findings(facts: ImageFacts, sm: int | None) -> Iterator[ImageFinding]
     mismatch = list(torch_findings(facts))
     yield from mismatch
     if sm and not mismatch and facts.torch and not facts.torch.cuda:
-        yield ImageFinding(
-            "error",
-            "torch",
-            facts.torch.path,
-            f"PyTorch {facts.torch.version} is built without CUDA: it runs nothing on sm_{sm}",
-            "take an image of a stack with a GPU, or leave --sm out",
-        )
+        text = f"PyTorch {facts.torch.version} is built without CUDA: it runs nothing on sm_{sm}"
+        step = "take an image of a stack with a GPU, or leave --sm out"
+        yield ImageFinding("error", "torch", facts.torch.path, text, step)
 
 
 def torch_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
@@ -161,13 +152,8 @@ def cuda_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
     parts = [package for _, package in toolkit(facts)]
     if len({release(package.version) for package in parts}) > 1:
         listed = ", ".join(f"{package.name} {package.version}" for package in parts)
-        yield ImageFinding(
-            "error",
-            "cuda",
-            "CUDA toolkit",
-            f"of several CUDA releases: {listed}",
-            f"constrain them to {cuda_release(facts) or release(parts[0].version)}.* in the stack's pins",
-        )
+        step = f"constrain them to {cuda_release(facts) or release(parts[0].version)}.* in the stack's pins"
+        yield ImageFinding("error", "cuda", "CUDA toolkit", f"of several CUDA releases: {listed}", step)
 
 
 def cuda_release(facts: ImageFacts) -> str:
@@ -197,9 +183,8 @@ def driver_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
         yield ImageFinding("note", "driver", f"CUDA {cuda}", text)
     elif cuda:
         text = f"which driver CUDA {cuda} needs is not known here"
-        yield ImageFinding(
-            "warning", "driver", f"CUDA {cuda}", text, "add it to DRIVERS in sparkpin/smoke/inspect/rules.py"
-        )
+        step = "add it to DRIVERS in sparkpin/smoke/inspect/rules.py"
+        yield ImageFinding("warning", "driver", f"CUDA {cuda}", text, step)
 
 
 def package_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
@@ -211,9 +196,8 @@ def package_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
         if len(same) > 1:
             versions = ", ".join(package.version for package in same)
             text = f"{len(same)} times in /{site}: versions {versions}"
-            yield ImageFinding(
-                "error", "packages", name, text, "lock the stack again: one wheel of a name", what=versions
-            )
+            step = "lock the stack again: one wheel of a name"
+            yield ImageFinding("error", "packages", name, text, step, what=versions)
 
 
 def plugin_findings(facts: ImageFacts, mods: Sequence[str]) -> Iterator[ImageFinding]:
@@ -224,27 +208,21 @@ def plugin_findings(facts: ImageFacts, mods: Sequence[str]) -> Iterator[ImageFin
             text = "the stage has this mod, the image does not"
             yield ImageFinding("error", "plugins", name, text, "build the image again: invoke build")
     for package in facts.packages:
-        if package.plugins and not package.accepts and package.name in mods:
-            text = f"{', '.join(package.plugins)} {package.version} does not say which vLLM it is made for"
-            yield ImageFinding(
-                "warning", "plugins", package.name, text, "name the releases in its TOUCHES, as a literal"
-            )
-        if not package.plugins or not package.accepts:
+        if not package.plugins:
             continue
-        where = ", ".join(package.plugins)
-        if not vllm:
-            yield ImageFinding(
-                "error", "plugins", package.name, f"{where}: no vllm is in the image", "install vLLM with it"
-            )
+        where, made_for = ", ".join(package.plugins), ", ".join(package.accepts)
+        if not made_for:
+            if package.name in mods:
+                text = f"{where} {package.version} does not say which vLLM it is made for"
+                step = "name the releases in its TOUCHES, as a literal"
+                yield ImageFinding("warning", "plugins", package.name, text, step)
+        elif not vllm:
+            text = f"{where}: no vllm is in the image"
+            yield ImageFinding("error", "plugins", package.name, text, "install vLLM with it")
         elif not any(same_release(vllm.version, version) for version in package.accepts):
-            yield ImageFinding(
-                "error",
-                "plugins",
-                package.name,
-                f"{where} {package.version} is made for vLLM {', '.join(package.accepts)}, "
-                f"the image has {vllm.version}",
-                "take a version of the mod that is made for this vLLM, or adapt it and add the version",
-            )
+            text = f"{where} {package.version} is made for vLLM {made_for}, the image has {vllm.version}"
+            step = "take a version of the mod that is made for this vLLM, or adapt it and add the version"
+            yield ImageFinding("error", "plugins", package.name, text, step)
 
 
 def same_release(seen: str, accepted: str) -> bool:
