@@ -3,7 +3,7 @@
 Only headers and tables are read. 64-bit little-endian files of x86-64 and aarch64; of other machines' files the machine
 alone, and of a GPU's (.cubin) what it was compiled for.
 
-Not by pyelftools 0.33: it takes 4 to 5 times as long for an image's libraries, 70 times for a .cubin, of which a package may
+Not by pyelftools 0.33: it takes 4 to 5 times as long for libraries and 70 times for a .cubin, of which a package may
 have ten thousand, and it follows the lists of a hostile file without an end.
 """
 
