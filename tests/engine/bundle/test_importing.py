@@ -35,6 +35,7 @@ from sparkpin.checkpoint.layout import IMPORTED as MARK
 from sparkpin.core import files, progress
 from sparkpin.core.errors import DiskError, EngineError, IntegrityError
 from sparkpin.core.paths import Paths
+from sparkpin.evidence.attest import ensure_attested
 from sparkpin.history.prune.garbage import GarbageSearch
 from sparkpin.host import fingerprint
 from sparkpin.host.engine import Engine
@@ -369,7 +370,8 @@ def test_own_builds_take_nothing_for_built_that_was_brought(
     assert build.build_image(paths, source.engine, pairing.rendered, quiet).cached
     signature = Releases(paths).evidence(base) / SIGNATURE
     assert not signature.exists(), "this machine signs what it built"
-    release = make.record(paths, source.engine, Releases(paths), pairing, built)
+    release = make.record(paths, source.engine, pairing, built)
+    ensure_attested(paths, release, quiet)
     assert signature.is_file()
     assert release.created != base.created and not origin.is_from_elsewhere(paths, release)
     rows = json.loads((Releases(paths).evidence(release) / EXPORTS).read_text())
