@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from client_samples import BARE, FULL
 from client_tools import CONTINUE, continue_reads, events, node, opencode
 from fake_vllm import Handler, TcpServer, serving
-from test_clients import BARE, FULL
 
 from sparkpin.fetch.tinymodel.scripts import ANSWER, TOOL
 from sparkpin.serve import client_formats

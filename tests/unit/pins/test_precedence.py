@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkout import Checkout
-from test_recipes import recipe, stack, stage
+from checkout_here import CheckoutHere
+from made_recipes import recipe, stack, stage
 
 from sparkpin.build.pair import pair
 from sparkpin.commands import notes as commands_notes
@@ -65,13 +65,13 @@ WANTED = (
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Checkout:
-    made = Checkout.make(tmp_path / "copy")
+def copy(tmp_path: Path) -> CheckoutHere:
+    made = CheckoutHere.make(tmp_path / "copy")
     made.replace("recipes/scripted-tiny.yaml", "env:\n", "env:\n  VLLM_CPU_KVCACHE_SPACE: 4\n")
     return made
 
 
-def test_build_up_and_plan_say_it(copy: Checkout) -> None:
+def test_build_up_and_plan_say_it(copy: CheckoutHere) -> None:
     """build says it before it does anything: here no engine answers."""
     result = copy.invoke("build", DOCKER_HOST="unix:///nowhere/docker.sock")
     assert result.returncode != 0 and WANTED in result.stderr
@@ -80,7 +80,7 @@ def test_build_up_and_plan_say_it(copy: Checkout) -> None:
 
 
 def test_serve_says_it_of_the_files_that_the_release_was_made_from(
-    copy: Checkout, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    copy: CheckoutHere, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     paths = Paths(copy.folder, tmp_path / "cache", copy.home)
     paired = pair(copy.folder, "scripted-tiny", stage="base")[-1]

@@ -8,36 +8,14 @@ from typing import Any
 
 import pytest
 import yaml
+from made_recipes import recipe, stack, stage
 from places import PROJECT
 
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.pins import vllm_command
 from sparkpin.pins.manifests import load_recipe, load_stack
-from sparkpin.pins.schema import Recipe, Serve, Stack, Stage
 
 CORPUS = PROJECT.parent / "shared/corpus/recipes"
-
-
-def recipe(command: str = "vllm serve a/b", **changes: Any) -> Recipe:
-    value = {
-        "recipe_version": "1",
-        "name": "r",
-        "model": "a/b",
-        "model_revision": "0" * 40,
-        "container": "c",
-        "stack": "cpu",
-        "stage": "base",
-        "command": command,
-    }
-    return Recipe.model_validate(value | changes)
-
-
-def stack(**serve: Any) -> Stack:
-    return load_stack(PROJECT, "cpu").model_copy(update={"serve": Serve(**serve)})
-
-
-def stage(name: str = "s", **serve: Any) -> Stage:
-    return Stage(name=name, description="", parent=None, template="t.j2", serve=Serve(**serve))
 
 
 def argv_of(*args: Any, **kwargs: Any) -> list[str]:
