@@ -80,7 +80,7 @@ def signing_key(tmp_path: Path) -> Path:
 
 SLOW = ("engine", "e2e")  # folders whose tests have the marker of that name
 LANES = ("tests/e2e/", "fake_engine")  # servers, and the one fake release of an engine: each is there once
-ONLY_READ = ("test_mods_in_image.py", "test_loading_in_image.py", "test_lint.py", "test_rootfs.py")
+ONLY_READ = ("test_mods_in_image.py", "test_loading_in_image.py", "test_lint.py", "test_rootfs_offline.py")
 """Need the built images, too, but serve nothing and change none: they may run beside a server."""
 
 

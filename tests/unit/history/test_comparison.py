@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import tiny_images
+from build_site import Site as RealSite
+from build_site import site as real_site  # noqa: F401  (a fixture)
 from checkout import INVOKE, Checkout
 from recorded import SITE, Site, file, sha
-from test_build import Site as RealSite
-from test_build import site as real_site  # noqa: F401  (a fixture)
 
 from sparkpin.build import make
 from sparkpin.build.image import BuiltImage, cached_contents

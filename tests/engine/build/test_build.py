@@ -7,73 +7,28 @@ import multiprocessing
 import os
 import signal
 import time
-import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_images
+from build_site import Site
 from in_container import output_of
-from private_engine import remove_tags, tags_in
+from private_engine import tags_in
 
-from sparkpin.build import begun, render, rootfs
+from sparkpin.build import begun, render
 from sparkpin.build import image as build
-from sparkpin.build.context import fill
-from sparkpin.build.image import BuiltImage, Maker, build_image, find_built, is_built
+from sparkpin.build.image import Maker, build_image, find_built, is_built
 from sparkpin.build.record import read_record, record_file
-from sparkpin.core.errors import BuildError, EngineError, IntegrityError
-from sparkpin.core.paths import Paths
-from sparkpin.fetch.store import Store
+from sparkpin.core.errors import BuildError, EngineError
 from sparkpin.host.engine import Engine
 from sparkpin.image import listing, seal
-from sparkpin.pins import manifests, schema
-from sparkpin.releases.kept_inputs import KeptInputs
 
 fork = multiprocessing.get_context("fork")
 
-
-@dataclass(frozen=True)
-class Site:
-    """A project, its state folders and an engine."""
-
-    paths: Paths
-    engine: Engine
-    stack: schema.Stack
-    lock: schema.StackLock
-    said: list[str]
-
-    def chain(self) -> tuple[render.RenderedImage, ...]:
-        chain = manifests.load_chain(self.paths.project, "two")
-        return render.render_chain(self.paths.project, self.stack, self.lock, chain)
-
-    def build(self, image: render.RenderedImage, *, fresh: bool = False) -> BuiltImage:
-        return build_image(self.paths, self.engine, image, self.said.append, fresh=fresh)
-
-    def build_all(self, *, fresh: bool = False) -> list[BuiltImage]:
-        return [self.build(image, fresh=fresh) for image in self.chain()]
-
-    def elsewhere(self, folder: Path) -> Site:
-        """The same project and engine with state folders that know nothing."""
-        return replace(self, paths=replace(self.paths, cache=folder / "cache", home=folder / "home"))
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    name = f"test{uuid.uuid4().hex[:8]}"
-    project = tiny_images.make_project(tmp_path / "project", name)
-    tar = tiny_images.make_rootfs(tmp_path / "rootfs.tar")
-    monkeypatch.setattr(rootfs, "build_rootfs", lambda *args: tar)
-    stack = manifests.load_stack(project, name)
-    lock = tiny_images.stack_lock(stack)
-    lock = lock.model_copy(update={"debs": [deb.model_copy(update={"name": name}) for deb in lock.debs]})
-    stack = stack.model_copy(update={"python": stack.python.model_copy(update={"layers": stack.python.layers[1:]})})
-    engine = Engine.connect()
-    site = Site(Paths(project, tmp_path / "cache", tmp_path / "home"), engine, stack, lock, [])
-    yield site
-    remove_tags(engine, f"stack-{name}")
-    engine.untag(site.chain()[0].parent_ref)
+pytest_plugins = ["build_site"]
 
 
 def leftovers(site: Site) -> list[str]:
@@ -82,7 +37,6 @@ def leftovers(site: Site) -> list[str]:
     return unsealed + [path.name for path in site.paths.work.iterdir()]
 
 
-@pytest.mark.engine
 def test_chain_is_built_once(site: Site) -> None:
     images = site.build_all()
     assert [image.cached for image in images] == [False] * 3
@@ -94,7 +48,6 @@ def test_chain_is_built_once(site: Site) -> None:
     assert leftovers(site) == []
 
 
-@pytest.mark.engine
 def test_image_runs_as_the_template_says(site: Site) -> None:
     ref = site.build_all()[-1].ref
     image = site.engine.image(ref)
@@ -108,7 +61,6 @@ def test_image_runs_as_the_template_says(site: Site) -> None:
     ]
 
 
-@pytest.mark.engine
 def test_fresh_builds_give_the_same_images(site: Site, tmp_path: Path) -> None:
     first = site.build_all()
     again = site.elsewhere(tmp_path / "other").build_all(fresh=True)
@@ -116,7 +68,6 @@ def test_fresh_builds_give_the_same_images(site: Site, tmp_path: Path) -> None:
     assert [image.cached for image in again] == [False] * 3
 
 
-@pytest.mark.engine
 def test_the_whole_image_and_the_trees_give_the_same(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +78,6 @@ def test_the_whole_image_and_the_trees_give_the_same(
     assert [image.config_digest for image in again] == [image.config_digest for image in first]
 
 
-@pytest.mark.engine
 def test_a_record_alone_gives_the_same_image(site: Site, tmp_path: Path) -> None:
     """Without the project, the host's tools, or the mods' sources."""
     first = site.build_all()
@@ -141,7 +91,6 @@ def test_a_record_alone_gives_the_same_image(site: Site, tmp_path: Path) -> None
     (tmp_path / "away").rename(site.paths.project)
 
 
-@pytest.mark.engine
 def test_layers_that_the_engine_lost_are_made_again(site: Site) -> None:
     first = site.build_all()
     for image in reversed(first):
@@ -156,7 +105,6 @@ def test_layers_that_the_engine_lost_are_made_again(site: Site) -> None:
     assert any("wants more layers" in line for line in site.said)
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("refusals", [1, 2])
 def test_an_engine_that_wants_more_layers_gets_all(site: Site, refusals: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """After trees were made. The refusal is made up: the engine has what is left out."""
@@ -181,7 +129,6 @@ def test_an_engine_that_wants_more_layers_gets_all(site: Site, refusals: int, mo
     assert asked == refusals + 1
 
 
-@pytest.mark.engine
 def test_layers_that_the_engine_has_are_not_made_again(site: Site) -> None:
     base = site.chain()[0]
     built = site.build(base)
@@ -191,7 +138,6 @@ def test_layers_that_the_engine_has_are_not_made_again(site: Site) -> None:
     assert site.said[0] == "base: sealing and loading"
 
 
-@pytest.mark.engine
 def test_a_changed_mod_rebuilds_from_its_stage_on(site: Site) -> None:
     first = site.build_all()
     tiny_images.write(site.paths.project / "mods/hello/sparkpin_hello/__init__.py", '"""Made up."""\nVALUE = 2\n')
@@ -201,7 +147,6 @@ def test_a_changed_mod_rebuilds_from_its_stage_on(site: Site) -> None:
     assert again[1].diff_ids[:-1] == first[1].diff_ids[:-1] and again[1].diff_ids[-1] != first[1].diff_ids[-1]
 
 
-@pytest.mark.engine
 def test_an_image_other_than_the_recorded_one_is_not_trusted(site: Site) -> None:
     base = site.chain()[0]
     built = site.build(base)
@@ -215,7 +160,6 @@ def test_an_image_other_than_the_recorded_one_is_not_trusted(site: Site) -> None
     assert not is_built(site.paths, site.engine, base)
 
 
-@pytest.mark.engine
 def test_an_image_on_top_of_the_root_file_system_is_not_taken_for_it(site: Site, tmp_path: Path) -> None:
     """It inherits the label."""
     first = site.build(site.chain()[0])
@@ -226,7 +170,6 @@ def test_an_image_on_top_of_the_root_file_system_is_not_taken_for_it(site: Site,
     assert site.build(site.chain()[0], fresh=True).config_digest == first.config_digest
 
 
-@pytest.mark.engine
 def test_a_dockerfile_that_could_fetch_is_not_built(site: Site) -> None:
     template = site.paths.project / "dockerfiles/base.j2"
     template.write_text(template.read_text().replace("ENV GREETING", "ADD http://127.0.0.1:9/x /opt/x\nENV GREETING"))
@@ -234,13 +177,11 @@ def test_a_dockerfile_that_could_fetch_is_not_built(site: Site) -> None:
         site.build(site.chain()[0])
 
 
-@pytest.mark.engine
 def test_a_missing_parent_is_told(site: Site) -> None:
     with pytest.raises(BuildError, match=r"one: the engine has no sparkpin/stack-"):
         site.build(site.chain()[1])
 
 
-@pytest.mark.engine
 def test_a_config_stage_with_layers_is_told(site: Site) -> None:
     template = site.paths.project / "dockerfiles/child.j2"
     template.write_text(template.read_text().replace("AS config\n", "AS config\nCOPY Dockerfile /opt/extra\n"))
@@ -251,7 +192,6 @@ def test_a_config_stage_with_layers_is_told(site: Site) -> None:
     assert leftovers(site) == [] and site.engine.image(one.ref) is None
 
 
-@pytest.mark.engine
 def test_a_template_without_trees_is_built_whole(site: Site) -> None:
     template = site.paths.project / "dockerfiles/child.j2"
     template.write_text(
@@ -286,7 +226,6 @@ def slow_base(site: Site) -> render.RenderedImage:
     return site.chain()[0]
 
 
-@pytest.mark.engine
 def test_of_two_builds_at_once_the_second_waits(site: Site, tmp_path: Path) -> None:
     base, log = slow_base(site), tmp_path / "log"
     first = fork.Process(target=run_build, args=(site, base, log))
@@ -304,7 +243,6 @@ def test_of_two_builds_at_once_the_second_waits(site: Site, tmp_path: Path) -> N
     ]
 
 
-@pytest.mark.engine
 def test_after_a_killed_build_the_next_one_completes(site: Site, tmp_path: Path) -> None:
     base, log = slow_base(site), tmp_path / "log"
     process = fork.Process(target=run_build, args=(site, base, log))
@@ -322,18 +260,3 @@ def test_after_a_killed_build_the_next_one_completes(site: Site, tmp_path: Path)
     assert begun.notes(site.paths) == {} and begun.made_here(site.paths) == mine - {begun.unsealed_ref(base)}
     assert not built.cached and is_built(site.paths, site.engine, base)
     assert leftovers(site) == []
-
-
-def test_a_damaged_wheel_of_the_store_stops_the_build(tmp_path: Path) -> None:
-    project = tiny_images.make_project(tmp_path / "project")
-    stack = manifests.load_stack(project, "tiny")
-    wheels = tiny_images.locked("alpha", "beta")
-    image = render.render_chain(
-        project, stack, tiny_images.stack_lock(stack, wheels), manifests.load_chain(project, "base")
-    )[0]
-    store = Store(tmp_path / "store")
-    store.path(wheels[0].sha256).parent.mkdir(parents=True)
-    store.path(wheels[0].sha256).write_bytes(b"123456789")
-    (tmp_path / "context").mkdir()
-    with pytest.raises(IntegrityError, match=r"alpha-1\.0-py3-none-any\.whl"):
-        fill(tmp_path / "context", KeptInputs(Store(tmp_path / "kept"), store), image)

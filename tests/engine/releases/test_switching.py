@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 
 import pytest
-from made_releases import built, digest, release, states
+from made_releases import built, digest, states
 
-from sparkpin.build import make
-from sparkpin.build.pair import pair
 from sparkpin.commands import commands
 from sparkpin.core.errors import CheckpointError, EngineError, InputError, ManifestError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases import current as retention
 from sparkpin.releases import keep
-from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release, Releases
 
 pytest_plugins = ["empty_engine"]
@@ -34,7 +30,6 @@ def engine(empty_engine: Engine) -> Engine:
     return empty_engine
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("state", ["built", "failed"])
 def test_only_what_passed_is_promoted(paths: Paths, engine: Engine, state: str) -> None:
     made = built(paths, engine, 1, state)
@@ -45,7 +40,6 @@ def test_only_what_passed_is_promoted(paths: Paths, engine: Engine, state: str) 
     assert Releases(paths).current("tiny") is None
 
 
-@pytest.mark.engine
 def test_promote_and_roll_back(paths: Paths, engine: Engine) -> None:
     first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
     built(paths, engine, 4, "failed")
@@ -64,7 +58,6 @@ def test_promote_and_roll_back(paths: Paths, engine: Engine) -> None:
     assert retention.promote(paths, engine, third.tag).state == "current", "a retired release may come back"
 
 
-@pytest.mark.engine
 def test_a_rollback_that_cannot_be_served_changes_nothing(
     paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,42 +77,6 @@ def test_a_rollback_that_cannot_be_served_changes_nothing(
     assert digest(engine, "sparkpin/tiny:current") == second.image
 
 
-def test_a_rollback_tells_of_what_is_served_and_was_not_current() -> None:
-    target, former, served = release(1, "current"), release(2, "retired"), release(3, "passed")
-    for running in (None, former.tag, target.tag):
-        assert not [line for line in commands.went_back(former, target, running) if line.startswith("note: ")]
-    note = commands.went_back(former, target, served.tag)[-1]
-    assert note.startswith(f"note: {served.tag} was served, and {former.tag} was current, which rollback goes by")
-    assert note.endswith(f"invoke promote {former.tag}, then invoke serve --release {former.tag}")
-
-
-def nobody(_: Release) -> bool:
-    return False
-
-
-def test_rollback_passes_over_what_did_not_pass() -> None:
-    old = [release(1, "passed"), release(2, "failed"), release(3, "built")]
-    current, newer = release(4, "current"), release(5, "passed")
-    assert retention.rollback_target([*old, current, newer], current, nobody) == old[0]
-    assert retention.rollback_target([*old[1:], current, newer], current, nobody) is None
-
-
-def test_rollback_passes_over_what_has_lost_too_much() -> None:
-    old, worse, other = release(1, "passed"), release(2, "passed"), release(3, "passed", stage="mtp")
-    releases = [old, worse, other, current := release(4, "current")]
-    asked: list[Release] = []
-
-    def refused(one: Release) -> bool:
-        asked.append(one)
-        return one in (worse, other)
-
-    assert retention.rollback_target(releases, current, refused) == old
-    assert asked == [worse, old], "another stage is the last resort"
-    assert retention.rollback_target([worse, other, current], current, refused) is None
-    assert retention.rollback_target([worse, other, current], current, lambda one: one == worse) == other
-
-
-@pytest.mark.engine
 def test_a_release_that_promote_refuses_comes_back_by_its_name_alone(paths: Paths, engine: Engine) -> None:
     first, worse, last = (built(paths, engine, number) for number in (1, 2, 3))
     retention.promote(paths, engine, last.tag)
@@ -142,7 +99,6 @@ def spoil(paths: Paths, made: Release) -> None:
     (folder / "mtp.json").write_text("{}")
 
 
-@pytest.mark.engine
 def test_rollback_without_a_current_release(paths: Paths, engine: Engine) -> None:
     with pytest.raises(InputError, match="no current release") as caught:
         retention.rollback(paths, engine, "tiny", print)
@@ -153,7 +109,6 @@ def test_rollback_without_a_current_release(paths: Paths, engine: Engine) -> Non
     assert caught.value.next_step == f"invoke promote {made.tag}"
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("action", ["promote", "rollback"])
 def test_a_switch_killed_half_way_is_repaired_by_running_it_again(
     paths: Paths, engine: Engine, action: str, monkeypatch: pytest.MonkeyPatch
@@ -181,7 +136,6 @@ def test_a_switch_killed_half_way_is_repaired_by_running_it_again(
     assert sorted(states(paths)) == ["current", "retired"]
 
 
-@pytest.mark.engine
 def test_rollback_changes_nothing_when_the_image_is_gone(paths: Paths, engine: Engine) -> None:
     first, second = (built(paths, engine, number) for number in (1, 2))
     retention.promote(paths, engine, second.tag)
@@ -193,7 +147,6 @@ def test_rollback_changes_nothing_when_the_image_is_gone(paths: Paths, engine: E
     assert states(paths) == ["passed", "current"]
 
 
-@pytest.mark.engine
 def test_rollback_does_not_trust_a_tag_that_names_another_image(paths: Paths, engine: Engine) -> None:
     first, second = (built(paths, engine, number) for number in (1, 2))
     retention.promote(paths, engine, second.tag)
@@ -203,7 +156,6 @@ def test_rollback_does_not_trust_a_tag_that_names_another_image(paths: Paths, en
     assert digest(engine, first.tag) == first.image
 
 
-@pytest.mark.engine
 def test_rollback_changes_nothing_when_the_checkpoint_is_gone(paths: Paths, engine: Engine) -> None:
     first, second = (built(paths, engine, number) for number in (1, 2))
     retention.promote(paths, engine, second.tag)
@@ -215,7 +167,6 @@ def test_rollback_changes_nothing_when_the_checkpoint_is_gone(paths: Paths, engi
     assert states(paths) == ["passed", "current"]
 
 
-@pytest.mark.engine
 def test_rows_tell_sizes_and_what_is_missing(paths: Paths, engine: Engine) -> None:
     first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
     retention.promote(paths, engine, second.tag)
@@ -231,7 +182,6 @@ def test_rows_tell_sizes_and_what_is_missing(paths: Paths, engine: Engine) -> No
     assert rows[0]["smoke"] == "passed in 3 s"
 
 
-@pytest.mark.engine
 def test_a_damaged_record_stops_neither_the_list_nor_a_rollback(paths: Paths, engine: Engine) -> None:
     first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
     retention.promote(paths, engine, third.tag)
@@ -244,7 +194,6 @@ def test_a_damaged_record_stops_neither_the_list_nor_a_rollback(paths: Paths, en
     assert retention.promote(paths, engine, third.tag).state == "current"
 
 
-@pytest.mark.engine
 def test_the_tasks_tell_of_a_damaged_record(
     paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,7 +220,6 @@ def test_the_tasks_tell_of_a_damaged_record(
     assert lines[-1] == "next: invoke serve --recipe tiny"
 
 
-@pytest.mark.engine
 def test_the_list_fits_a_terminal_and_tells_notes_and_what_is_shared(
     paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -300,30 +248,3 @@ def test_the_list_fits_a_terminal_and_tells_notes_and_what_is_shared(
         f"missing: the engine has not the image of {second.name}: invoke rebuild {second.name}",
         "own size: layers that no other image has. Those that images share, once: 0.0 MB.",
     ]
-
-
-def complete_checkpoint(paths: Paths, wanted: Release) -> Path:
-    folder = Releases(paths).checkpoint(wanted)
-    folder.mkdir(parents=True)
-    (folder / "model.safetensors").write_bytes(b"tensors")
-    record = {"key": wanted.checkpoint_key, "files": {"model.safetensors": {"size": 7}}}
-    (folder / "sparkpin.json").write_text(json.dumps(record))
-    return folder
-
-
-def test_a_release_s_checkpoint_is_used_whatever_the_pins_say_by_now(project: Path, tmp_path: Path) -> None:
-    paths = Paths(project, tmp_path / "cache", tmp_path / "home")
-    shutil.rmtree(project / "pins")
-    folder = complete_checkpoint(paths, release(1))
-    assert make.checkpoint_of(paths, release(1)) == folder
-
-
-def test_a_damaged_checkpoint_that_the_pins_do_not_give_is_told(project: Path, tmp_path: Path) -> None:
-    paths = Paths(project, tmp_path / "cache", tmp_path / "home")
-    inputs = pair(project, "scripted-tiny", stage="v2")[-1].inputs
-    KeptInputs.of(paths).keep_project(project, inputs)
-    lost = release(1, recipe="scripted-tiny", inputs=inputs)
-    (complete_checkpoint(paths, lost) / "model.safetensors").write_bytes(b"half")
-    with pytest.raises(CheckpointError, match="gone or damaged") as caught:
-        make.checkpoint_of(paths, lost)
-    assert "invoke build --recipe scripted-tiny --stage v2" in caught.value.next_step

@@ -5,21 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import runpy
-import shutil
-import uuid
 from pathlib import Path
 
 import pytest
-import tiny_images
 import uv
-import yaml
+from cross_images import chain_of, cross_paths, python_debs, write_stack
 from places import PROJECT
-from private_engine import remove_tags
 
 from sparkpin.build import context_files, cross_build, render, rootfs
 from sparkpin.build.context import row
-from sparkpin.build.image import build_image
-from sparkpin.build.record import BuildRecord, LayerRecord, read_record, record_file
+from sparkpin.build.record import BuildRecord, LayerRecord
 from sparkpin.checkpoint.repository import Places
 from sparkpin.commands import commands
 from sparkpin.core.errors import HostError, ManifestError
@@ -29,45 +24,13 @@ from sparkpin.fetch import model
 from sparkpin.fetch import stack as fetch
 from sparkpin.fetch.stack import FetchReport
 from sparkpin.history.prune.garbage import Referenced
-from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests, schema
 from sparkpin.pins.schema import LockedFile
-
-CROSS_BASE = tiny_images.BASE.replace(
-    "FROM {{ parent_ref }} AS venv",
-    "ARG BUILDER={{ parent_ref }}\nFROM --platform=$BUILDPLATFORM $BUILDER AS venv",
-)
-
-
-def python_debs(version: str) -> list[LockedFile]:
-    names = ("dash", "python3.11-minimal", "libpython3.11-stdlib")
-    return [LockedFile(name=n, version=version, file=f"{n}.deb", size=1, sha256="a" * 64) for n in names]
-
-
-def write_stack(project: Path, name: str, version: str = "3.11.2-6", **keys: object) -> schema.Stack:
-    """A stack of the made-up project without wheels, and its lock."""
-    data = yaml.safe_load(tiny_images.STACK) | keys
-    data["python"]["layers"] = [{"name": "rest", "packages": ["*"]}]
-    (project / f"pins/stacks/{name}.yaml").write_text(yaml.safe_dump(data))
-    stack = manifests.load_stack(project, name)
-    lock = schema.StackLock(stack=name, inputs=manifests.stack_inputs(stack), debs=python_debs(version), wheels=[])
-    (project / f"pins/stacks/{name}.lock").write_text(manifests.lock_text(lock))
-    return stack
 
 
 @pytest.fixture
 def paths(tmp_path: Path) -> Paths:
-    project = tiny_images.make_project(tmp_path / "project")
-    (project / "dockerfiles/base.j2").write_text(CROSS_BASE)
-    write_stack(project, "native")
-    write_stack(project, "far", platform="linux/arm64", build_on={"linux/amd64": "native"})
-    return Paths(project, tmp_path / "cache", tmp_path / "home")
-
-
-def chain_of(paths: Paths, name: str) -> tuple[render.RenderedImage, ...]:
-    stack = manifests.load_stack(paths.project, name)
-    lock = manifests.load_stack_lock(paths.project, stack)
-    return render.render_chain(paths.project, stack, lock, manifests.load_chain(paths.project, "two"))
+    return cross_paths(tmp_path)
 
 
 @pytest.mark.parametrize("stack", ["spark", "spark-seed"])
@@ -250,34 +213,3 @@ def test_what_a_stack_builds_from_source_is_no_part_of_the_root_file_system_that
     lock = manifests.load_stack_lock(paths.project, far).model_copy(update={"source": source})
     then = cross_build.stand_in(paths, "far", "linux/amd64")
     assert cross_build.fetched_with(then, far, lock)[1].files == then.debs
-
-
-@pytest.mark.engine
-def test_an_image_for_another_architecture_without_emulation(
-    paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The far root file system has no program at all: a step that ran in it would fail."""
-    engine, name = Engine.connect(), f"test{uuid.uuid4().hex[:8]}"
-    machine = engine.platform
-    other = "linux/arm64" if machine == "linux/amd64" else "linux/amd64"
-    write_stack(paths.project, "native", f"3.11.2-{name}", platform=machine)
-    write_stack(paths.project, name, f"3.11.2-{name}", platform=other, build_on={machine: "native"})
-    shell, empty = tiny_images.make_rootfs(tmp_path / "shell.tar"), tmp_path / "empty.tar"
-    shutil.copy(shell, empty)
-    tiny_images.without_programs(empty)
-    monkeypatch.setattr(rootfs, "build_rootfs", lambda _, spec, say: shell if spec.platform == machine else empty)
-    chain, then = chain_of(paths, name), cross_build.stand_in(paths, name, machine)
-    try:
-        built = [build_image(paths, engine, image, lambda _: None) for image in chain]
-        found = [engine.image(image.ref) for image in built]
-        assert [image.architecture for image in found if image] == [other.partition("/")[2]] * 3
-        assert len(built[0].diff_ids) == 2  # the far root file system and what the native step left
-        records = [read_record(record_file(paths, image)) for image in chain]
-        assert [record.builder for record in records] == [then, None, None]  # the others' steps are none of its own
-        write_stack(paths.project, "native", "3.11.2-7", platform=machine)
-        again = cross_build.again(paths, records[0], machine)
-        assert build_image(paths, engine, again, lambda _: None, fresh=True).config_digest == built[0].config_digest
-    finally:
-        remove_tags(engine, f"stack-{name}")
-        for ref in (chain[0].parent_ref, render.rootfs_ref(then.suite, then.key)):
-            engine.untag(ref)
