@@ -19,25 +19,11 @@ from sparkpin.core.errors import IntegrityError
 from sparkpin.evidence import imagecheck
 from sparkpin.evidence.attest import attest
 from sparkpin.evidence.signing import SIGNING_KEY, Keys
-from sparkpin.evidence.verify import Claimed
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.seal import SealedLayer, image_config
 from sparkpin.releases.record import Releases
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
-    sample = make_sample(tmp_path_factory.mktemp("sample"))
-    attest(sample.paths, sample.release, Keys())
-    return sample
-
-
-def record(evidence: Claimed, number: int, **changes: Any) -> Claimed:
-    records = list(evidence.records)
-    records[number] = records[number].model_copy(update=changes)
-    return dataclasses.replace(evidence, records=tuple(records))
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 
 import pytest
 import tiny_images
-from build_site import Site as RealSite
-from build_site import site as real_site  # noqa: F401  (a fixture)
-from recorded import Site, sha
+from build_site import Site
+from build_site import site as site
+from recorded import sha
 
 from sparkpin.build import make
 from sparkpin.build.image import cached_contents
@@ -23,11 +22,6 @@ from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Demands, Release, Releases, release_key, tag_of
 
 HELLO = "mods/hello/sparkpin_hello/__init__.py"
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site.make(tmp_path)
 
 
 def sections(found: Difference, *, all_files: bool = False) -> dict[str, list[str]]:
@@ -43,7 +37,7 @@ def sections(found: Difference, *, all_files: bool = False) -> dict[str, list[st
     return told
 
 
-def real_release(site: RealSite, *flags: str) -> Release:
+def real_release(site: Site, *flags: str) -> Release:
     """The release of a real chain, with the project's files kept."""
     images = site.build_all()
     last, built = site.chain()[-1], images[-1]
@@ -77,8 +71,7 @@ def real_release(site: RealSite, *flags: str) -> Release:
     return release
 
 
-def test_real_images_before_and_after_an_edit(real_site: RealSite) -> None:  # noqa: F811
-    site = real_site
+def test_real_images_before_and_after_an_edit(site: Site) -> None:
     before = real_release(site, "--quiet")
     tiny_images.write(site.paths.project / HELLO, '"""Made up."""\nVALUE = 2\n')
     after = real_release(site, "--loud")
@@ -103,11 +96,10 @@ def test_real_images_before_and_after_an_edit(real_site: RealSite) -> None:  # n
 
 
 def test_a_rebuild_brings_a_lost_listing_back(
-    real_site: RealSite,  # noqa: F811
+    site: Site,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As `diff` advises. The checkpoint, which takes a model, and the packages of a made-up root are left out here."""
-    site = real_site
     for part in ("checkpoint_of", "require_inputs"):
         monkeypatch.setattr(make, part, lambda *args: None)
     release = real_release(site)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import os
 import subprocess
 import sys
@@ -16,8 +15,6 @@ import pytest
 from made_releases import BASE, built, digest, release, tags
 from private_engine import file_layer, load_image, quiet, sleeper
 
-from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, layer_file, write_record
-from sparkpin.build.rootfs import RootfsSpec
 from sparkpin.commands import commands
 from sparkpin.core import disk as diskspace
 from sparkpin.core import prune_lock
@@ -25,7 +22,6 @@ from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.files import atomic_file, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.history.prune import plan as pruning
-from sparkpin.history.prune.garbage import GarbageSearch, project_needs
 from sparkpin.history.prune.image_tags import STALE_AFTER
 from sparkpin.history.prune.plan import Pruned
 from sparkpin.host import buildkit
@@ -35,7 +31,10 @@ from sparkpin.releases import current as retention
 from sparkpin.releases import keep as pinned
 from sparkpin.releases.container import CACHE_LABEL, cache_volume
 from sparkpin.releases.kept_inputs import KeptInputs
-from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.record import Releases
+
+pytest_plugins = ["empty_engine"]
+LATER = STALE_AFTER + 60
 
 
 @pytest.fixture
@@ -51,12 +50,6 @@ def engine(empty_engine: Engine) -> Engine:
 def prune(paths: Paths, engine: Engine, keep: int, *, later: float = 0, say: Callable[[str], None] = quiet) -> Pruned:
     """later: seconds from now, as if all there is had been made that long ago."""
     return pruning.prune(paths, engine, keep, say, now=time.time() + later)
-
-
-LATER = STALE_AFTER + 60
-
-
-# Pruning
 
 
 def test_prune_keeps_the_newest_and_the_current(paths: Paths, engine: Engine) -> None:
@@ -230,10 +223,6 @@ def test_prune_meets_the_same_left_over_twice(tmp_path: Path, engine: Engine) ->
     assert not left.exists()
 
 
-def engine_image(ref: str, *diff_ids: str) -> layer_sizes.EngineImage:
-    return layer_sizes.EngineImage(ref, ref, (ref,), diff_ids, {}, "2026-01-01T00:00:00Z")
-
-
 # The bytes
 
 
@@ -256,17 +245,15 @@ def write(path: Path, size: int) -> Path:
     return path
 
 
-def kept_input(paths: Paths, data: bytes) -> str:
-    return KeptInputs.of(paths).keep_bytes(data)
-
-
 def test_a_dry_run_changes_nothing_and_frees_in_words_what_the_real_run_then_frees(
     paths: Paths, engine: Engine
 ) -> None:
     records = Releases(paths)
     model = write(paths.models / "repository/model.safetensors", 200_000)
     one, two, three = (
-        built(paths, engine, number, inputs={"recipes/tiny.yaml": kept_input(paths, b"x" * 9000 * number)})
+        built(
+            paths, engine, number, inputs={"recipes/tiny.yaml": KeptInputs.of(paths).keep_bytes(b"x" * 9000 * number)}
+        )
         for number in (1, 2, 3)
     )
     shared = write(records.checkpoint(one) / "shared.safetensors", 70_000)
@@ -364,98 +351,9 @@ def test_the_task_says_what_stays_and_why_and_what_is_freed(
 
 # Files that no release needs
 
-OLD_LOCK = "pins/stacks/cpu.lock"
-
-
-def diff_id(number: int) -> str:
-    return f"sha256:{number:064x}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Home:
-    """A home and a cache with the files of two releases, 1 and 2, that share a stage's image below theirs."""
-
-    paths: Paths
-    spec: RootfsSpec
-
-    @classmethod
-    def make(cls, paths: Paths) -> Home:
-        spec = RootfsSpec(suite="x", platform="linux/amd64", debs=[], arguments=[], customize="", epoch=0)
-        home = cls(paths, spec)
-        home.record(0xA0, parent=None, layers=[0xA0])
-        for number in (1, 2):
-            home.record(number, parent=0xA0, layers=[0xA0, number])
-        write_bytes(paths.cache / f"rootfs/{spec.key}.tar", b"tar")
-        write_bytes(paths.cache / f"rootfs/{spec.key}.sha256", b"hash")
-        return home
-
-    def context(self, number: int) -> str:
-        return kept_input(self.paths, b"tool of %d" % number)
-
-    def wheel(self, number: int) -> Path:
-        data = b"wheel of %d" % number
-        sha256 = hashlib.sha256(data).hexdigest()
-        return write_bytes(self.paths.store / sha256[:2] / sha256, data)
-
-    def record(self, number: int, *, parent: int | None, layers: list[int]) -> None:
-        """A build record, with what it refers to."""
-        rows = {"tools/uv": self.context(number), "wheels/a.whl": self.wheel(number).name}
-        write_record(
-            self.paths,
-            BuildRecord(
-                stack="cpu",
-                stage="v2",
-                key=f"{number:02x}" * 32,
-                parent_key=f"{parent:02x}" * 32 if parent else None,
-                ref=f"sparkpin/stack-cpu:v2-{f'{number:02x}' * 6}",
-                parent_ref="sparkpin/whatever:1",
-                platform="linux/amd64",
-                rootfs=None if parent else self.spec,
-                dockerfile="",
-                context=[BuildInput(path=path, sha256=sha256, size=1, what=path) for path, sha256 in rows.items()],
-                layers=[LayerRecord(name="own", key=f"{number:02x}" * 32, diff_id=diff_id(number))],
-                config="{}",
-                config_digest=diff_id(number),
-                diff_ids=[diff_id(layer) for layer in layers],
-                size=1,
-                seconds=1.0,
-            ),
-        )
-        for layer in layers:
-            write_bytes(layer_file(self.paths, diff_id(layer)), b"contents")
-        write_json(self.paths.cache / f"layers/{f'{number:02x}' * 32}.json", {"diff_id": diff_id(number)})
-        write_bytes(self.paths.cache / f"layers/{number:064x}.jsonl.gz", b"contents")
-
-    def release(self, number: int) -> Release:
-        inputs = {"recipes/tiny.yaml": kept_input(self.paths, b"recipe of %d" % number)}
-        return release(number, "passed", diff_ids=(diff_id(0xA0), diff_id(number)), inputs=inputs)
-
-    def search(self, staying: list[int], removed: list[int], *, later: float = 0) -> GarbageSearch:
-        images = [engine_image(f"sparkpin/stack-cpu:v2-{f'{n:02x}' * 6}", diff_id(0xA0), diff_id(n)) for n in staying]
-        if staying:
-            images.append(engine_image(f"sparkpin/stack-cpu:v2-{'a0' * 6}", diff_id(0xA0)))
-        return GarbageSearch(
-            self.paths,
-            [self.release(number) for number in staying],
-            [self.release(number) for number in removed],
-            images,
-            project_needs(self.paths.project),
-            time.time() + later,
-        )
-
-
-def write_bytes(path: Path, data: bytes) -> Path:
-    with atomic_file(path) as out:
-        out.write(data)
-    return path
-
-
-def kept(paths: Paths, data: bytes) -> Path:
-    return KeptInputs.of(paths).kept.path(hashlib.sha256(data).hexdigest())
-
 
 def test_the_store_is_only_pruned_when_told_to(paths: Paths, engine: Engine) -> None:
-    unneeded = Home(paths, RootfsSpec(suite="", platform="", debs=[], arguments=[], customize="", epoch=0)).wheel(1)
+    unneeded = write(paths.store / "ab" / ("ab" * 32), 10)
     size = unneeded.stat().st_blocks * 512
     done = prune(paths, engine, 1, later=LATER)
     assert (done.store_bytes, done.counts, unneeded.is_file()) == (size, {}, True)
@@ -471,7 +369,7 @@ def test_a_broken_lock_stops_the_pruning_of_the_store_before_anything_goes(
 ) -> None:
     paths = dataclasses.replace(paths, project=project)
     first, _ = (built(paths, engine, number) for number in (1, 2))
-    (project / OLD_LOCK).write_text("{")
+    (project / "pins/stacks/cpu.lock").write_text("{")
     before = snapshot(paths, engine)
     with pytest.raises(ManifestError, match=r"cpu\.lock"):
         pruning.prune(paths, engine, 1, quiet, now=time.time(), store=True)
@@ -511,7 +409,7 @@ def test_what_a_running_build_takes_over_from_a_release_stays(
     paths: Paths, engine: Engine, tmp_path: Path, common: str
 ) -> None:
     """Prune waits for the build, and sees the release that it has recorded then."""
-    inputs = {"recipes/tiny.yaml": kept_input(paths, b"recipe")}
+    inputs = {"recipes/tiny.yaml": KeptInputs.of(paths).keep_bytes(b"recipe")}
     first = built(paths, engine, 1, inputs=inputs)
     second = built(paths, engine, 2)
     elsewhere = dataclasses.replace(paths, **{{"home": "cache", "cache": "home"}[common]: tmp_path / "elsewhere"})
@@ -527,7 +425,7 @@ def test_what_a_running_build_takes_over_from_a_release_stays(
         freed = prune(paths, engine, 1, say=say)
     assert said[0] == "waiting for builds and imports that run now to end"
     assert freed.tags == (second.tag, first.tag) and freed.counts["checkpoints"] == 2
-    assert "kept inputs" not in freed.counts and kept(paths, b"recipe").is_file()
+    assert "kept inputs" not in freed.counts and KeptInputs.of(paths).kept.path(inputs["recipes/tiny.yaml"]).is_file()
 
 
 def test_a_dry_run_waits_for_nobody(paths: Paths, engine: Engine) -> None:

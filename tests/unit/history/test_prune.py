@@ -44,8 +44,6 @@ from sparkpin.releases.keep import Pin
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release, Releases
 
-pytest_plugins = ["empty_engine"]
-
 
 @pytest.fixture
 def paths(tmp_path: Path) -> Paths:
