@@ -15,7 +15,7 @@ import pytest
 from made_releases import BASE, built, digest, release, tags
 from private_engine import file_layer, load_image, quiet, sleeper
 
-from sparkpin.commands import commands
+from sparkpin.commands import releases as commands_releases
 from sparkpin.core import disk as diskspace
 from sparkpin.core import prune_lock
 from sparkpin.core.errors import InputError, ManifestError
@@ -328,10 +328,10 @@ def test_the_task_says_what_stays_and_why_and_what_is_freed(
     monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
     one, two, three = (built(paths, engine, number) for number in (1, 2, 3))
     retention.promote(paths, engine, three.tag)
-    commands.pin(one.tag, note="[the first] :star:")
+    commands_releases.pin(one.tag, note="[the first] :star:")
     for dry_run in (True, False):
         capsys.readouterr()
-        commands.prune(keep=1, dry_run=dry_run, store=False)
+        commands_releases.prune(keep=1, dry_run=dry_run, store=False)
         out = capsys.readouterr().out
         assert out.startswith("sparkpin/tiny:\n") and max(map(len, out.splitlines()[:9])) <= 80
         said = " ".join(out.split())
@@ -343,9 +343,9 @@ def test_the_task_says_what_stays_and_why_and_what_is_freed(
         assert f"checkpoints of {paths.checkpoints}/tiny-model: {two.checkpoint_key[:16]}" in said
         assert ("would remove 1 release, free 0.2 MB" if dry_run else "removed 1 release, freed 0.2 MB") in said
         assert ("nothing was changed" in said) == dry_run
-    commands.images(as_json=False)
+    commands_releases.images(as_json=False)
     assert f"{one.name} passed passed 3 s" in " ".join(capsys.readouterr().out.split())
-    commands.unpin(one.tag)
+    commands_releases.unpin(one.tag)
     assert f"{one.tag} is no longer pinned" in capsys.readouterr().out
 
 

@@ -22,7 +22,8 @@ from sparkpin.build import make as jobs
 from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, layer_file, read_record, write_record
 from sparkpin.build.rootfs import RootfsSpec
 from sparkpin.bundle import take_in
-from sparkpin.commands import commands, tables
+from sparkpin.commands import evidence as commands_evidence
+from sparkpin.commands import tables
 from sparkpin.core import disk as diskspace
 from sparkpin.core import prune_lock
 from sparkpin.core.errors import BusyError, DiskError, ManifestError
@@ -491,7 +492,7 @@ def test_runs_that_keep_files_for_a_release_hold_off_a_prune(
         "build": lambda: jobs.build_releases(paths, ()),
         "rebuild": lambda: jobs.rebuild(paths, made),
         "import": lambda: take_in.import_bundle(paths, Engine(None), Path("x"), quiet),  # type: ignore[arg-type]
-        "attest": lambda: commands.attest(made.tag),
+        "attest": lambda: commands_evidence.attest(made.tag),
     }
     with pytest.raises(Reached):
         tasks[run]()

@@ -11,7 +11,7 @@ from made_releases import release
 
 from sparkpin.build import make
 from sparkpin.build.pair import pair
-from sparkpin.commands import commands
+from sparkpin.commands import releases as commands_releases
 from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths
 from sparkpin.releases import current as retention
@@ -22,8 +22,8 @@ from sparkpin.releases.record import Release, Releases
 def test_a_rollback_tells_of_what_is_served_and_was_not_current() -> None:
     target, former, served = release(1, "current"), release(2, "retired"), release(3, "passed")
     for running in (None, former.tag, target.tag):
-        assert not [line for line in commands.went_back(former, target, running) if line.startswith("note: ")]
-    note = commands.went_back(former, target, served.tag)[-1]
+        assert not [line for line in commands_releases.went_back(former, target, running) if line.startswith("note: ")]
+    note = commands_releases.went_back(former, target, served.tag)[-1]
     assert note.startswith(f"note: {served.tag} was served, and {former.tag} was current, which rollback goes by")
     assert note.endswith(f"invoke promote {former.tag}, then invoke serve --release {former.tag}")
 
