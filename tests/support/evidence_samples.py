@@ -74,6 +74,14 @@ class Sample:
     def folder(self) -> Path:
         return Releases(self.paths).evidence(self.release)
 
+    def copied(self, folder: Path) -> Sample:
+        """With state folders of its own, to break."""
+        paths = dataclasses.replace(self.paths, home=folder / "home", cache=folder / "cache")
+        for own, old in ((paths.home, self.paths.home), (paths.cache, self.paths.cache)):
+            if old.is_dir():
+                shutil.copytree(old, own)
+        return Sample(paths, self.release)
+
     def evidence(self, **changes: Any) -> Claimed:
         files = {path.name: path.read_bytes() for path in self.folder.iterdir()} if self.folder.is_dir() else {}
         kept = KeptInputs.of(self.paths).kept
