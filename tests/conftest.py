@@ -70,10 +70,10 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[wheelhous
         yield index
 
 
-@pytest.fixture
-def signing_key(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def signing_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real ssh key without a passphrase; its public part lies beside it."""
-    path = tmp_path / "signing_key"
+    path = tmp_path_factory.mktemp("key") / "signing_key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", path], check=True)
     return path
 
