@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,10 +10,8 @@ from typing import Any
 
 import pytest
 import wheelhouse
-from places import PROJECT
+from places import PROJECT, copied_to
 from xdist.scheduler import LoadFileScheduling
-
-DATA = ("pins", "stages", "recipes", "dockerfiles")
 
 
 @pytest.fixture
@@ -27,13 +24,6 @@ def project(tmp_path: Path) -> Path:
 def shared_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same for all tests of a file, where an engine builds from it."""
     return copied_to(tmp_path_factory.mktemp("shared") / "project")
-
-
-def copied_to(copy: Path) -> Path:
-    for name in DATA:
-        shutil.copytree(PROJECT / name, copy / name)
-    shutil.copytree(PROJECT / "mods", copy / "mods", ignore=shutil.ignore_patterns("__pycache__", "tests"))
-    return copy
 
 
 @pytest.fixture

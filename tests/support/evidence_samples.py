@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from places import PROJECT
+from places import copied_to
 
 from sparkpin.build.context_files import ContextFile
 from sparkpin.build.image import BuiltImage
@@ -39,26 +39,23 @@ def pairings(stage: str, project: Path) -> tuple[Pairing, ...]:
     return pair(project, RECIPE, stage=stage)
 
 
-def copy_of_project(where: Path) -> Path:
-    """What a release is made from, to edit."""
-    for name in ("pins", "stages", "recipes", "dockerfiles"):
-        shutil.copytree(PROJECT / name, where / name)
-    shutil.copytree(PROJECT / "mods", where / "mods", ignore=shutil.ignore_patterns("__pycache__", "tests"))
-    return where
-
-
 @functools.cache
 def small_project() -> Path:
     """The project with few packages in the lock of its stack: statement and SBOM of 230 take four times as long, and
     each check of a release makes its own.
     """
-    project = copy_of_project(Path(KEEP.name))
+    project = copied_to(Path(KEEP.name) / "project")
     path = project / LOCK
     lock = json.loads(path.read_text())
     lock["debs"] = lock["debs"][:3]
     lock["wheels"] = [row for row in lock["wheels"] if row["name"] in WHEELS]
     path.write_text(json.dumps(lock))
     return project
+
+
+def copy_of_project(where: Path) -> Path:
+    """The small project, to edit."""
+    return Path(shutil.copytree(small_project(), where))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from evidence_samples import PROJECT, copy_of_project, make_sample
+from evidence_samples import copy_of_project, make_sample
+from places import PROJECT
 
 from sparkpin.commands import bisect
 from sparkpin.core import files

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import tiny_images
 from bundle_samples import listed
-from evidence_samples import PROJECT, Sample, make_sample
+from evidence_samples import Sample, copy_of_project, make_sample
+from places import PROJECT
 from recorded import SITE, Site, file, sha
 
 from sparkpin.build.record import layer_file, records_of, write_record
@@ -193,9 +194,9 @@ def test_only_line_ends_and_bytes_that_are_no_text_are_told_in_words() -> None:
 
 
 @pytest.fixture
-def tree(project: Path, tmp_path: Path) -> Sample:
+def tree(tmp_path: Path) -> Sample:
     """The release of a project that is then edited."""
-    return listed(make_sample(tmp_path, project=project))
+    return listed(make_sample(tmp_path, project=copy_of_project(tmp_path / "project")))
 
 
 def edit(sample: Sample, name: str, *pairs: tuple[str, str]) -> None:

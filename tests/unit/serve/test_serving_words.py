@@ -10,7 +10,7 @@ from typing import Any
 
 import made_releases
 import pytest
-from evidence_samples import PROJECT
+from places import PROJECT
 from test_ui import in_terminal
 
 from sparkpin.core.errors import HostError, InputError
