@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,13 +11,12 @@ from typing import Any
 
 import made_releases
 import pytest
-from places import PROJECT
-from test_ui import in_terminal
+from evidence_samples import PROJECT
 
 from sparkpin.core.errors import HostError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Releases
-from sparkpin.serve import crash_facts, keys, memory_limit, startup, status, unit, waiting
+from sparkpin.serve import crash_facts, keys, memory_limit, startup, startup_bar, status, unit, waiting
 from sparkpin.serve.crash_causes import CAUSES
 from sparkpin.serve.postmortem import Death, first_error, report
 from sparkpin.serve.served import Served
@@ -262,16 +262,19 @@ def test_requests_under_way_are_waited_for_and_not_for_ever() -> None:
     assert len(said) == 2, "nobody can tell"
 
 
-def test_on_a_terminal_a_bar_shows_the_stage_against_the_last_start() -> None:
-    program = (
-        "from sparkpin.serve import startup, startup_bar as bar\n"
-        f"log = {START!r}\n"
-        "watched = startup.Startup()\n"
-        "with bar.shown(startup.LastStart(40.0, {}), print) as view:\n"
-        "    watched.update(log, 20.0)\n    view.update(watched, log, 20.0)\n    view.progress.refresh()\n"
-    )
-    text = "\n".join(in_terminal(120, program))
-    assert "weights 67 % (2 of 3)" in text and "(the last start took 40 s)" in text
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_on_a_terminal_a_bar_shows_the_stage_against_the_last_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", screen := Terminal())
+    monkeypatch.setenv("COLUMNS", "120")
+    watched = startup.Startup()
+    with startup_bar.shown(startup.LastStart(40.0, {}), print) as view:
+        watched.update(START, 20.0)
+        view.update(watched, START, 20.0)
+    assert "weights 67 % (2 of 3)" in screen.getvalue() and "(the last start took 40 s)" in screen.getvalue()
 
 
 def test_with_nothing_served_the_hint_names_the_one_recipe_that_is_current(tmp_path: Path) -> None:
