@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from made_releases import keep_bytes
 from places import PROJECT, copied_to
 
 from sparkpin.build.context_files import ContextFile
@@ -127,7 +128,7 @@ def make_sample(folder: Path, stage: str = "hybrid", project: Path | None = None
             platform=image.platform,
             rootfs=image.rootfs,
             dockerfile=image.dockerfile,
-            context=[context_row(inputs, file) for file in image.context],
+            context=[context_row(paths, file) for file in image.context],
             layers=layers,
             config=config.decode(),
             config_digest=digest_of(config),
@@ -143,11 +144,11 @@ def make_sample(folder: Path, stage: str = "hybrid", project: Path | None = None
     return Sample(paths, release)
 
 
-def context_row(inputs: KeptInputs, file: ContextFile) -> BuildInput:
+def context_row(paths: Paths, file: ContextFile) -> BuildInput:
     """A locked wheel as it is; of all else a stand-in, whose bytes are kept."""
     sha256, size = file.sha256, file.size
     if file.source != "store":
         data = f"stand-in for {file.path}".encode()
-        sha256, size = inputs.keep_bytes(data), len(data)
+        sha256, size = keep_bytes(paths, data), len(data)
         assert sha256 == hashlib.sha256(data).hexdigest()
     return BuildInput(path=file.path, sha256=sha256, size=size, executable=file.executable, what=file.what)

@@ -16,6 +16,7 @@ from sparkpin.releases.keep import pin
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve.memory_limit import plan_of
 
+Made = tuple[Paths, list[Release]]
 HOSTILE = "<script>document.title='ran'</script><img src=http://elsewhere.invalid/report.png onerror=alert(1)>\"'&"
 
 
@@ -98,7 +99,7 @@ def benched(paths: Paths, release: Release, rate: float, tokens: int = 64, day: 
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Paths, list[Release]]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Four releases: base and hybrid of one build; a second base that is current, with a setting of its own; a third
     whose smoke test failed. The third alone has a comparison and benchmarks, with the first."""
     where = tmp_path_factory.mktemp("report")

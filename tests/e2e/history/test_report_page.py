@@ -6,13 +6,11 @@ from urllib.parse import urlsplit
 
 import pytest
 from browser import Seen, look_at
-from report_samples import HOSTILE
+from report_samples import HOSTILE, Made
 from report_samples import made as made
 
-from sparkpin.core.paths import Paths
 from sparkpin.history.report.gather import gather
 from sparkpin.history.report.page import html
-from sparkpin.releases.record import Release
 
 WIDTHS = (
     (390, "light", False),
@@ -24,7 +22,7 @@ WIDTHS = (
 
 
 @pytest.fixture(scope="module")
-def seen(made: tuple[Paths, list[Release]], tmp_path_factory: pytest.TempPathFactory) -> Seen:
+def seen(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """The report and, so that no test here passes for nothing, a page that does all that is wrong."""
     bad = (
         "<!doctype html><title>bad</title><p style='width:900px;color:#999;background:#aaa'>faint</p>"
@@ -76,7 +74,7 @@ def test_text_can_be_read_in_light_and_dark(seen: Seen) -> None:
         assert frame["smallest"] >= 10
 
 
-def test_every_release_and_its_evidence_is_there_to_read(seen: Seen, made: tuple[Paths, list[Release]]) -> None:
+def test_every_release_and_its_evidence_is_there_to_read(seen: Seen, made: Made) -> None:
     frames = seen.of("report.html")
     for frame in frames:
         for release in made[1]:

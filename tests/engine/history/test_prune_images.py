@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from made_releases import BASE, built, digest, release, tags
+from made_releases import BASE, built, digest, keep_bytes, release, tags
 from private_engine import file_layer, load_image, quiet, sleeper
 
 from sparkpin.commands import releases as commands_releases
@@ -251,9 +251,7 @@ def test_a_dry_run_changes_nothing_and_frees_in_words_what_the_real_run_then_fre
     records = Releases(paths)
     model = write(paths.models / "repository/model.safetensors", 200_000)
     one, two, three = (
-        built(
-            paths, engine, number, inputs={"recipes/tiny.yaml": KeptInputs.of(paths).keep_bytes(b"x" * 9000 * number)}
-        )
+        built(paths, engine, number, inputs={"recipes/tiny.yaml": keep_bytes(paths, b"x" * 9000 * number)})
         for number in (1, 2, 3)
     )
     shared = write(records.checkpoint(one) / "shared.safetensors", 70_000)
@@ -409,7 +407,7 @@ def test_what_a_running_build_takes_over_from_a_release_stays(
     paths: Paths, engine: Engine, tmp_path: Path, common: str
 ) -> None:
     """Prune waits for the build, and sees the release that it has recorded then."""
-    inputs = {"recipes/tiny.yaml": KeptInputs.of(paths).keep_bytes(b"recipe")}
+    inputs = {"recipes/tiny.yaml": keep_bytes(paths, b"recipe")}
     first = built(paths, engine, 1, inputs=inputs)
     second = built(paths, engine, 2)
     elsewhere = dataclasses.replace(paths, **{{"home": "cache", "cache": "home"}[common]: tmp_path / "elsewhere"})

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from made_releases import keep_bytes as keep
 from made_releases import release
 from private_engine import quiet
 
@@ -167,10 +168,6 @@ def write(path: Path, size: int) -> Path:
     return path
 
 
-def kept_input(paths: Paths, data: bytes) -> str:
-    return KeptInputs.of(paths).keep_bytes(data)
-
-
 def test_a_file_counts_where_its_last_link_goes(tmp_path: Path) -> None:
     first, second, stays = (tmp_path / name for name in ("first", "second", "stays"))
     for folder in (first, second, stays):
@@ -226,7 +223,7 @@ class Home:
         return home
 
     def context(self, number: int) -> str:
-        return kept_input(self.paths, b"tool of %d" % number)
+        return keep(self.paths, b"tool of %d" % number)
 
     def wheel(self, number: int) -> Path:
         data = b"wheel of %d" % number
@@ -263,7 +260,7 @@ class Home:
         write_bytes(self.paths.cache / f"layers/{number:064x}.jsonl.gz", b"contents")
 
     def release(self, number: int) -> Release:
-        inputs = {"recipes/tiny.yaml": kept_input(self.paths, b"recipe of %d" % number)}
+        inputs = {"recipes/tiny.yaml": keep(self.paths, b"recipe of %d" % number)}
         return release(number, "passed", diff_ids=(diff_id(0xA0), diff_id(number)), inputs=inputs)
 
     def search(self, staying: list[int], removed: list[int], *, later: float = 0) -> GarbageSearch:
@@ -290,7 +287,7 @@ def going(search: GarbageSearch) -> dict[str, set[Path]]:
     return {kind: set(paths) for kind, paths in search.files().items() if paths}
 
 
-def kept(paths: Paths, data: bytes) -> Path:
+def place_of(paths: Paths, data: bytes) -> Path:
     return KeptInputs.of(paths).kept.path(hashlib.sha256(data).hexdigest())
 
 
@@ -301,7 +298,7 @@ def test_what_only_a_removed_release_refers_to_goes_at_once(paths: Paths) -> Non
     assert going(search) == {
         "layer contents": {layer_file(paths, diff_id(1))},
         "layer notes": {layer_notes / f"{'01' * 32}.json", layer_notes / f"{1:064x}.jsonl.gz"},
-        "kept inputs": {kept(paths, b"tool of 1"), kept(paths, b"recipe of 1")},
+        "kept inputs": {place_of(paths, b"tool of 1"), place_of(paths, b"recipe of 1")},
         "build records": {paths.images / f"cpu-v2-{'01' * 6}.json"},
     }
     assert search.store() == (home.wheel(1),)
@@ -314,20 +311,20 @@ def test_nothing_of_a_release_that_stays_goes_however_old_it_is(paths: Paths) ->
     assert (going(search), search.store()) == ({}, ())
     search = home.search([], [1, 2], later=LATER)
     gone = {path for paths in (*search.files().values(), search.store() or ()) for path in paths}
-    assert gone == {*everything, kept(paths, b"recipe of 1"), kept(paths, b"recipe of 2")}
+    assert gone == {*everything, place_of(paths, b"recipe of 1"), place_of(paths, b"recipe of 2")}
 
 
 def test_what_no_release_has_named_goes_once_it_is_old(paths: Paths) -> None:
     """It may be the work of a build that runs now: its record comes before the release's."""
     home = Home.make(paths)
     home.record(3, parent=0xA0, layers=[0xA0, 3])
-    lonely, fetched = kept(paths, b"lonely"), home.wheel(9)
-    kept_input(paths, b"lonely")
+    lonely, fetched = place_of(paths, b"lonely"), home.wheel(9)
+    keep(paths, b"lonely")
     rootfs = write_bytes(paths.cache / f"rootfs/{'cc' * 32}.tar", b"tar")
     search = home.search([1, 2], [])
     assert (going(search), search.store()) == ({}, ())
     search = home.search([1, 2], [], later=LATER)
-    assert going(search)["kept inputs"] == {lonely, kept(paths, b"tool of 3")}
+    assert going(search)["kept inputs"] == {lonely, place_of(paths, b"tool of 3")}
     assert going(search)["root file systems"] == {rootfs}
     assert going(search)["build records"] == {paths.images / f"cpu-v2-{'03' * 6}.json"}
     assert set(search.store() or ()) == {fetched, home.wheel(3)}
@@ -429,7 +426,7 @@ def test_the_store_keeps_what_the_lock_of_a_release_names(paths: Paths, project:
         "base": repositories and repositories["int4"]["headers"],
     }[part]
     first = rows[0]["sha256"].encode()
-    kept_lock = kept_input(paths, lock.replace(first, old.name.encode()))
+    kept_lock = keep(paths, lock.replace(first, old.name.encode()))
     write_bytes(project / path, lock.replace(first, new.name.encode()))
     search = home.search([1, 2], [], later=LATER)
     assert search.store() == (old,)

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import made_releases
 import pytest
 from places import PROJECT
-from report_samples import HOST, HOSTILE, benched, comparison, figure
+from report_samples import HOST, HOSTILE, Made, benched, comparison, figure
 from report_samples import made as made
 
 from sparkpin.commands import report as tasks
@@ -32,13 +32,13 @@ from sparkpin.history.report.speed import speed_of
 from sparkpin.measure.bench import record as bench
 from sparkpin.releases import quality_record as quality
 from sparkpin.releases.keep import pins_file
-from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.record import Releases
 
 DRAWN = {"svg", "text", "rect", "line", "polyline", "circle", "title"}
 
 
 @pytest.fixture(scope="module")
-def report(made: tuple[Paths, list[Release]]) -> Report:
+def report(made: Made) -> Report:
     return gather(made[0], None)
 
 
@@ -47,7 +47,7 @@ def page(report: Report) -> str:
     return html(report)
 
 
-def test_what_changed_is_told_against_the_release_before(report: Report, made: tuple[Paths, list[Release]]) -> None:
+def test_what_changed_is_told_against_the_release_before(report: Report, made: Made) -> None:
     first, hybrid, second, third = made[1]
     [part] = report.recipes
     items = {item.tag: item for item in part.items}
@@ -72,9 +72,7 @@ def test_what_changed_is_told_against_the_release_before(report: Report, made: t
         (("more", "unclear"), ("bad", "lost more than allowed: kl")),
     ],
 )
-def test_what_is_said_of_a_comparison(
-    made: tuple[Paths, list[Release]], kept: tuple[quality.Kept, ...], told: tuple[str, str]
-) -> None:
+def test_what_is_said_of_a_comparison(made: Made, kept: tuple[quality.Kept, ...], told: tuple[str, str]) -> None:
     first, _, second, _ = made[1]
     judged = [
         quality.Judged(name=name, limit=0.1, seen=figure(0.1), kept=one)
@@ -83,7 +81,7 @@ def test_what_is_said_of_a_comparison(
     assert measured.quality_word(comparison(second, first, tuple(judged))) == told
 
 
-def test_verdicts(report: Report, made: tuple[Paths, list[Release]]) -> None:
+def test_verdicts(report: Report, made: Made) -> None:
     first, hybrid, second, third = made[1]
     items = {item.tag: item for item in report.recipes[0].items}
     told = {tag: [(one.kind, one.text) for one in item.evidence] for tag, item in items.items()}
@@ -106,7 +104,7 @@ def test_verdicts(report: Report, made: tuple[Paths, list[Release]]) -> None:
     assert ("20 ms", "first token; 95 %: 50 ms") in math.figures
 
 
-def test_how_to_go_back(report: Report, made: tuple[Paths, list[Release]]) -> None:
+def test_how_to_go_back(report: Report, made: Made) -> None:
     first, _, second, _ = made[1]
     assert [command.text for command in report.recipes[0].back] == [
         "invoke rollback --recipe scripted-tiny --serve",
@@ -136,14 +134,14 @@ def test_memory_and_inputs(report: Report) -> None:
     assert part.inputs.sbom == ()
 
 
-def test_without_headers_nothing_is_fetched(made: tuple[Paths, list[Release]], tmp_path: Path) -> None:
+def test_without_headers_nothing_is_fetched(made: Made, tmp_path: Path) -> None:
     paths = dataclasses.replace(made[0], cache=tmp_path / "cache")
     memory = gather(paths, "scripted-tiny").recipes[0].memory
     assert re.match(r"no plan: \d+ files of its model not here$", memory.headline)
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
 
-def test_records_that_are_damaged_are_told(made: tuple[Paths, list[Release]], tmp_path: Path) -> None:
+def test_records_that_are_damaged_are_told(made: Made, tmp_path: Path) -> None:
     paths = dataclasses.replace(made[0], home=tmp_path / "home")
     shutil.copytree(made[0].home, paths.home)
     first, _, second, third = made[1]
@@ -159,7 +157,7 @@ def test_records_that_are_damaged_are_told(made: tuple[Paths, list[Release]], tm
     assert f"{third.name}.json" in html(Report("2026-01-04T00:00:00Z", "", (found,)))
 
 
-def test_a_recipe_that_nobody_knows(made: tuple[Paths, list[Release]]) -> None:
+def test_a_recipe_that_nobody_knows(made: Made) -> None:
     with pytest.raises(InputError):
         gather(made[0], "no-such-recipe")
     assert gather(made[0], "scripted-tiny-spark").recipes == ()
@@ -173,13 +171,13 @@ def test_the_page_stands_for_itself(page: str) -> None:
     assert len(page) < 200_000
 
 
-def test_a_way_to_a_release_names_its_recipe_unless_it_is_the_default(made: tuple[Paths, list[Release]]) -> None:
+def test_a_way_to_a_release_names_its_recipe_unless_it_is_the_default(made: Made) -> None:
     paths, releases = made
     known = gathering.way_to(paths, dataclasses.replace(releases[0], recipe="another"))
     assert known and known.does == "makes it the current one; then invoke serve --recipe another"
 
 
-def test_markdown_is_a_table_that_nothing_breaks_out_of(report: Report, made: tuple[Paths, list[Release]]) -> None:
+def test_markdown_is_a_table_that_nothing_breaks_out_of(report: Report, made: Made) -> None:
     lines = markdown(report).splitlines()
     rows = [line for line in lines if line.startswith("| `")]
     assert len(rows) == 4
@@ -200,7 +198,7 @@ def test_a_quick_run_is_told_as_one_and_only_where_there_is_no_other(tmp_path: P
     assert speed_of(paths, release).evidence.text == "28.3 tok/s, one user"
 
 
-def test_markdown_names_machine_and_version_of_a_speed(report: Report, made: tuple[Paths, list[Release]]) -> None:
+def test_markdown_names_machine_and_version_of_a_speed(report: Report, made: Made) -> None:
     (line,) = [line for line in markdown(report).splitlines() if line.startswith("Speed of ")]
     assert f"`{made[1][0].name}`" in line and f"`{made[1][2].name}`" in line and "vLLM 0.32.0" in line
     assert plain(HOST.line) in line
@@ -226,7 +224,7 @@ def test_words_in_drawings_are_escaped(form: Literal["line", "bars"]) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "3", None])
-def test_what_is_no_number_is_not_drawn(made: tuple[Paths, list[Release]], value: object) -> None:
+def test_what_is_no_number_is_not_drawn(made: Made, value: object) -> None:
     """JSON as Python reads it knows NaN and Infinity."""
     first = made[1][0]
     told = dataclasses.replace(first, smoke={**(first.smoke or {}), "ready_seconds": value})
@@ -262,7 +260,7 @@ def test_open_serves_the_page_to_this_machine_alone() -> None:
 
 
 def test_the_task_writes_a_file(
-    made: tuple[Paths, list[Release]],
+    made: Made,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -293,7 +291,7 @@ def test_the_task_writes_a_file(
 
 
 def test_the_task_tells_what_is_damaged(
-    made: tuple[Paths, list[Release]],
+    made: Made,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
