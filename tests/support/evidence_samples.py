@@ -8,10 +8,12 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from made_releases import keep_bytes
 from places import PROJECT, copied_to
 
@@ -22,6 +24,8 @@ from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, records_of, write_record
 from sparkpin.core.epoch import EPOCH
 from sparkpin.core.paths import Paths
+from sparkpin.evidence import sbom
+from sparkpin.evidence.materials import Material
 from sparkpin.evidence.verify import Claimed
 from sparkpin.image.layer_tar import END, block, padded
 from sparkpin.image.seal import digest_of, image_config
@@ -152,3 +156,22 @@ def context_row(paths: Paths, file: ContextFile) -> BuildInput:
         sha256, size = keep_bytes(paths, data), len(data)
         assert sha256 == hashlib.sha256(data).hexdigest()
     return BuildInput(path=file.path, sha256=sha256, size=size, executable=file.executable, what=file.what)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sboms_made_once() -> Iterator[None]:
+    """Where it is imported: each check of a release makes its SBOM anew, which is half of its time and depends on
+    nothing but release and materials.
+    """
+    known: dict[tuple[str, tuple[Material, ...]], bytes] = {}
+    make = sbom.make_sbom
+
+    def once(release: Release, materials: Sequence[Material]) -> bytes:
+        key = repr(release), tuple(materials)
+        if key not in known:
+            known[key] = make(release, materials)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sbom, "make_sbom", once)
+        yield

@@ -40,6 +40,7 @@ from bundle_samples import (
     write_sample,
 )
 from evidence_samples import Sample
+from evidence_samples import sboms_made_once as sboms_made_once
 
 from sparkpin.bundle import form, take_in
 from sparkpin.bundle.form import (

@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 from bundle_samples import Parts, quiet, sample_of, state_of, with_checkpoint, write_sample
 from evidence_samples import Sample
+from evidence_samples import sboms_made_once as sboms_made_once
 
 from sparkpin.build.record import layer_file
 from sparkpin.bundle import export as exporting

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from evidence_samples import Sample, make_sample
+from evidence_samples import sboms_made_once as sboms_made_once
 
 from sparkpin.build.record import write_record
 from sparkpin.commands import evidence as commands_evidence

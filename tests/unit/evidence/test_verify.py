@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from evidence_samples import LOCK, Sample, make_sample, small_project
+from evidence_samples import sboms_made_once as sboms_made_once
 
 from sparkpin.build import make
 from sparkpin.build.pair import pair
