@@ -17,10 +17,11 @@ SHA = "0123456789abcdef" * 4
 
 
 def release(number: int, state: str = "built", **changes: Any) -> Release:
-    """The release of day `number`."""
+    """The release of day `number`. Its key and tag follow from the rest."""
     recipe, stage = changes.get("recipe", "tiny"), changes.get("stage", "v2")
-    build_key, checkpoint = f"{number:02x}" * 32, changes.get("checkpoint_key", f"{number:02x}" * 32)
-    argv, env = ("vllm", "serve", "/model", "--number", str(number)), {"NUMBER": str(number)}
+    build_key, checkpoint = (changes.get(name, f"{number:02x}" * 32) for name in ("build_key", "checkpoint_key"))
+    argv = changes.get("argv", ("vllm", "serve", "/model", "--number", str(number)))
+    env = changes.get("env", {"NUMBER": str(number)})
     key = release_key(build_key, checkpoint, argv, env)
     return Release(
         **{

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
+import made_releases
 import pytest
 import tiny_images
 from build_site import Site
@@ -19,7 +20,7 @@ from sparkpin.history.comparison import Difference
 from sparkpin.history.text import difference_lines
 from sparkpin.history.why import why
 from sparkpin.releases.kept_inputs import KeptInputs
-from sparkpin.releases.record import Demands, Release, Releases, release_key, tag_of
+from sparkpin.releases.record import Release, Releases
 
 HELLO = "mods/hello/sparkpin_hello/__init__.py"
 
@@ -46,25 +47,16 @@ def real_release(site: Site, *flags: str) -> Release:
     ]
     inputs = {name: sha((site.paths.project / name).read_bytes()) for name in names if "tests" not in name}
     KeptInputs.of(site.paths).keep_project(site.paths.project, inputs)
-    argv = ("vllm", "serve", "/model", *flags)
-    key = release_key(last.key, "c" * 64, argv, {})
-    release = Release(
-        tag=tag_of("real", last.stage, key),
+    release = made_releases.release(
+        1,
         recipe="real",
         stage=last.stage,
         stack=last.stack,
-        model="none",
-        key=key,
         build_key=last.key,
         image=built.config_digest,
         diff_ids=built.diff_ids,
         size=built.size,
-        checkpoint_key="c" * 64,
-        argv=argv,
-        env={},
-        created="2026-01-01T00:00:00Z",
-        build_seconds=1.0,
-        demands=Demands(checks=(), mods=(), acceptance_floor=None, scripted=False),
+        argv=("vllm", "serve", "/model", *flags),
         inputs=inputs,
     )
     Releases(site.paths).save(release)
