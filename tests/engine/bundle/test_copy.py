@@ -14,11 +14,11 @@ from ssh_host import ssh_host
 
 from sparkpin.bundle import copy as transfer
 from sparkpin.bundle.copy import Sent, copy
-from sparkpin.core.errors import DiskError, EngineError, HostError, InputError, IntegrityError, NetworkError
+from sparkpin.core.errors import DiskError, EngineError, IntegrityError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.host.daemon import Daemon, start_engine, stop_engine
 from sparkpin.host.engine import Engine
-from sparkpin.host.ssh import engine_at, ssh_command
+from sparkpin.host.ssh import engine_at
 from sparkpin.releases.record import Release
 
 HEADERS = 64 << 10  # bytes: configurations and headers of an archive, whatever its layers
@@ -45,7 +45,6 @@ def digests(engine: Engine, release: Release) -> tuple[str | None, tuple[str, ..
     return (image.config_digest, image.diff_ids) if image else (None, ())
 
 
-@pytest.mark.engine
 def test_only_what_is_missing_is_sent(source: Source, other: tuple[Engine, str]) -> None:
     engine, url = other
     base, one, two = source.releases
@@ -64,7 +63,6 @@ def test_only_what_is_missing_is_sent(source: Source, other: tuple[Engine, str])
     assert not list(source.paths.work.glob("saved-*"))
 
 
-@pytest.mark.engine
 def test_over_ssh(source: Source, other: tuple[Engine, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, url = other
     with ssh_host(tmp_path / "ssh", DOCKER_HOST=url) as host:
@@ -81,7 +79,6 @@ def test_over_ssh(source: Source, other: tuple[Engine, str], tmp_path: Path, mon
         assert "without a password" in caught.value.next_step
 
 
-@pytest.mark.engine
 def test_ssh_hosts_without_docker_or_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ssh_host(tmp_path / "bare", PATH="/nowhere") as host:
         monkeypatch.setenv("PATH", host.path)
@@ -97,51 +94,6 @@ def test_ssh_hosts_without_docker_or_engine(tmp_path: Path, monkeypatch: pytest.
             pass
 
 
-def test_hosts_that_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(NetworkError, match="Could not resolve") as failed, engine_at("ssh://no-such-host.invalid"):
-        pass
-    assert "correct the name no-such-host.invalid" in failed.value.next_step
-    with pytest.raises(NetworkError, match="refused") as failed, engine_at("ssh://127.0.0.1:9"):
-        pass
-    assert "port 9" in failed.value.next_step and "password" not in failed.value.next_step
-    nowhere = "unix:///nowhere.sock"
-    with pytest.raises(EngineError, match=f"{nowhere}: no Docker engine answers there"), engine_at(nowhere):
-        pass
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(HostError, match="no ssh"), engine_at("ssh://host"):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("url", "step"),
-    [
-        ("", "--to ssh://user@host"),
-        ("host", "--to ssh://user@host"),
-        ("http://host", "--to ssh://user@host"),
-        ("ssh://", "--to ssh://HOST"),
-        ("ssh://nobody@", "--to ssh://nobody@HOST"),
-        ("ssh://host/path", "--to ssh://host"),
-        ("ssh://user:secret@Host:22", "--to ssh://user@Host:22"),
-        ("ssh://host:port", "--to ssh://user@host[:port]"),
-        ("tcp://127.0.0.1", "--to tcp://127.0.0.1:2375"),
-        ("tcp://", "--to tcp://host:2375"),
-    ],
-)
-def test_urls_that_are_none(url: str, step: str) -> None:
-    with pytest.raises(InputError) as failed, engine_at(url):
-        pass
-    assert step in failed.value.next_step and "TAG" not in failed.value.next_step
-    assert "secret" not in failed.value.next_step
-
-
-def test_the_host_is_no_option_of_ssh() -> None:
-    assert ssh_command("ssh://me@host:22")[-6:] == ["-l", "me", "-p", "22", "--", "host"]
-    assert ssh_command("ssh://-oProxyCommand=x")[-2:] == ["--", "-oProxyCommand=x"]
-    assert ssh_command("ssh://Me@MyAlias:22")[-6:] == ["-l", "Me", "-p", "22", "--", "MyAlias"]
-    assert ssh_command("ssh://[::1]")[-1] == "::1"
-
-
-@pytest.mark.engine
 def test_another_image_under_the_tag_stays(source: Source, other: tuple[Engine, str]) -> None:
     engine, url = other
     image = load_image(engine, source.release.tag, [file_layer("x", b"x")])
@@ -152,7 +104,6 @@ def test_another_image_under_the_tag_stays(source: Source, other: tuple[Engine, 
     assert len(engine.client.images.list()) == 1
 
 
-@pytest.mark.engine
 def test_an_engine_that_wants_more_gets_all(
     source: Source, other: tuple[Engine, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +115,6 @@ def test_an_engine_that_wants_more_gets_all(
     assert digests(engine, source.release) == (source.release.image, source.release.diff_ids)
 
 
-@pytest.mark.engine
 def test_a_full_disk_over_there(source: Source, tmpfs: Callable[[str], Path]) -> None:
     folder = Path(tempfile.mkdtemp(prefix="sp-", dir="/tmp"))
     daemon = Daemon.private(folder, tmpfs("3m") / "data")

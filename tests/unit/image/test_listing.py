@@ -10,7 +10,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from test_seal import CAPABILITY, LONG, everything, layer, member, noise
+from layer_samples import CAPABILITY, LONG, everything, layer, member, noise
 
 from sparkpin.core.errors import IntegrityError
 from sparkpin.image import listing
