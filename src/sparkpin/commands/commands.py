@@ -7,10 +7,12 @@ import json
 import shlex
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from sparkpin.build import cross_build
 from sparkpin.build import reproduce as reproducing
+from sparkpin.build.lost_files import how_to_get
 from sparkpin.build.make import build_releases, checkpoint_of, engine_of, smoke_releases
 from sparkpin.build.make import rebuild as remake
 from sparkpin.build.pair import Pairing, pair
@@ -160,7 +162,7 @@ def fetch(*, recipe: str | None, stack: str | None) -> None:
     if (machine := cross_build.this_platform()) in last.stack.build_on:
         wanted += filter(None, [cross_build.stand_in_debs(paths, last.stack, machine)])
     for one, lock in wanted:
-        report = fetching.fetch_stack(paths, one, lock, say)
+        report = fetching.fetch_stack(paths, one, lock, say, partial(how_to_get, paths))
         what = "stack" if one is last.stack else "root file system to build it in, stack"
         show(
             f"{what} {one.name}: {report.files} files, {terminal.size(report.bytes_total)} verified, "

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin.build.lost_files import how_to_get
 from sparkpin.core import files
 from sparkpin.core.errors import InputError, IntegrityError
 from sparkpin.core.paths import Paths
@@ -36,9 +34,10 @@ class FetchReport:
     bytes_fetched: int
 
 
-def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say) -> FetchReport:
+def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say, how_to_get: HowToGet) -> FetchReport:
     """Everything of the lock into the store, verified. Files that are there are read again; a damaged one is replaced.
 
+    how_to_get: what to do about files that nobody offers any more.
     Touches no network when nothing is missing. A killed run loses only unfinished slices. Raises NetworkError,
     IntegrityError (the index has other bytes than the lock; nothing of that file is stored) or DiskError.
     """
@@ -58,11 +57,10 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say) -> FetchR
             files.require_space(paths.store, needed, "the locked files", "SPARKPIN_CACHE")
             folder = scratch_folder(paths)
             try:
-                ask = functools.partial(how_to_get, paths)
                 # pip takes one version of a distribution at a time.
                 parts, target = [*slices(wheels), *slices(underlay)], target_of(stack, lock.debs)
                 if parts or debs:
-                    Fetch(stack, target, store, folder, say, ask).run(parts, debs)
+                    Fetch(stack, target, store, folder, say, how_to_get).run(parts, debs)
                 if archives:
                     fetch_archives(stack, target, archives, folder / "source", store, say)
             finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def test_fetch_says_where_a_vanished_wheel_is(
     if lost == "version":
         make_wheel(index.folder, "a", "2.0")
     with pytest.raises(IntegrityError if lost == "bytes" else NetworkError) as caught:
-        fetch_stack(sample.paths, stack(), locked(wheel), print)
+        fetch_stack(sample.paths, stack(), locked(wheel), print, partial(how_to_get, sample.paths))
     assert wheel.file in caught.value.message and wheel.sha256 in caught.value.message
     assert ("no longer offered by the index" in caught.value.message) == (lost in ("file", "version"))
     advice = f"{sample.release.tag} was made from it: `invoke import /mnt/b.tar` (exported 2026-11-02 with its store)"

@@ -181,7 +181,7 @@ def test_lock_keeps_layers_when_asked(paths: Paths, index: Index) -> None:
     assert said[-1] == "  to be stored anew by the engine: about 1 MB (layers updates)"
     stack = load_stack(paths.project, "s")
     assert load_stack_lock(paths.project, stack) == second == former_stack_lock(paths.project, "s")
-    report = fetch_stack(paths, stack, second.model_copy(update={"debs": []}), print)
+    report = fetch_stack(paths, stack, second.model_copy(update={"debs": []}), print, str)
     assert report.files == 4 and report.bytes_fetched == 0
 
 
@@ -250,7 +250,7 @@ def test_both_versions_are_fetched(paths: Paths, index: Index, monkeypatch: pyte
     monkeypatch.setattr(fetch, "target_of", lambda stack, debs: target)
     first = stack_lock(w["app"], w["dep"], w["gone"], w["other"])
     both = wheel_layers.keep_layers(first, stack_lock(w["app2"], w["dep2"], w["other"]))
-    report = fetch_stack(paths, load_stack(paths.project, "s"), both, print)
+    report = fetch_stack(paths, load_stack(paths.project, "s"), both, print, str)
     assert report.files == 6 and all(Store(paths.store).verified(file) for file in both.files)
 
 

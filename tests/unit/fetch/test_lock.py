@@ -69,7 +69,9 @@ def test_lock_is_written_and_fetch_accepts_it(paths: Paths, index: Index) -> Non
     assert all(Store(paths.store).verified(wheel) for wheel in lock.wheels)
     assert list(paths.store.rglob(".partial-*")) == []
     asked = len(index.asked)
-    assert fetch_stack(paths, load_stack(paths.project, "s"), lock.model_copy(update={"debs": []}), print).files == 2
+    assert (
+        fetch_stack(paths, load_stack(paths.project, "s"), lock.model_copy(update={"debs": []}), print, str).files == 2
+    )
     assert len(index.asked) == asked
     assert lock_text(lock_stack(paths, "s", print)) == text
 

@@ -178,7 +178,7 @@ def fetch_for(paths: Paths, stack: Stack, lock: StackLock, debs: list[LockedFile
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fetch, "target_of", lambda stack, _: lock_module.target_of(stack, debs))
-        fetch_stack(paths, stack, lock, quiet)
+        fetch_stack(paths, stack, lock, quiet, str)
 
 
 def test_the_source_may_be_the_indexs_own_archive(paths: Paths, published: dict[str, Any], index: Index) -> None:
@@ -578,7 +578,7 @@ def test_a_stand_in_is_compiled_with_the_torch_that_it_runs_with(
     keys = {"debian": cpu.system.model_dump(), "patches": [source_samples.write_patch(project)]}
     stack = write_stack(project, source, name, **keys)
     lock = lock_stack(paths, name, said.append)
-    fetch_stack(paths, stack, lock, said.append)
+    fetch_stack(paths, stack, lock, said.append, str)
     image = rendered(paths, name)
     try:
         built = build_image(paths, engine, image, said.append)
