@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -20,14 +17,10 @@ from sparkpin.core import files
 from sparkpin.core.errors import ManifestError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
-from sparkpin.fetch.hub_origins import AGAIN, TRIES, Temporary, patient
+from sparkpin.fetch.origins import AGAIN, SILENCE, TRIES, Temporary, check_range, patient, wanted_pause
 from sparkpin.pins.schema import ModelPin
 
 T = TypeVar("T")
-
-SILENCE = 30.0
-"""Seconds without an answer, or between two chunks of it, after which a connection counts as broken."""
-
 
 FIRST_TRIES = 4
 """Times in a row that no connection to the API may come about: 7 s of pauses, since no transfer is lost yet."""
@@ -75,7 +68,7 @@ class HubOrigin:
                 if answer.status_code >= 400:
                     answer.read()
                 hf_raise_for_status(answer)
-                check_range(answer.status_code, answer.headers, begin, end, size, f"{file} of {self.name}")
+                check_range(answer, begin, end, size, f"{file} of {self.name}")
                 yield answer.iter_raw()
 
     def locate(self, url: str) -> str:
@@ -91,23 +84,6 @@ def place_of(url: str) -> tuple[str, str]:
     return parts.scheme, parts.netloc
 
 
-def check_range(status: int, headers: Mapping[str, str], begin: int, end: int, size: int, what: str) -> None:
-    """That the answer is of the bytes that were asked for; NetworkError, for it will not be another time."""
-    encoding = headers.get("Content-Encoding", "identity")
-    if status == 206:
-        match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", headers.get("Content-Range", ""))
-        seen = (int(match[1]), int(match[2]) + 1) if match else None
-        right = match is not None and seen == (begin, end) and match[3] in ("*", str(size))
-    else:
-        right = (begin, end) == (0, size) and headers.get("Content-Length", str(size)) == str(size)
-    if not right or encoding != "identity":
-        shown = {key: headers[key] for key in ("Content-Range", "Content-Length", "Content-Encoding") if key in headers}
-        raise NetworkError(
-            f"cannot fetch {what}: asked for bytes {begin}-{end - 1} of {size}; the answer is {status}, {shown}",
-            next_step="the Hub, or a proxy before it, does not heed ranges: fetch past that proxy (NO_PROXY)",
-        )
-
-
 def asked(ask: Callable[[], T], repo: str, revision: str, what: str, say: Say) -> T:
     """The answer of the Hub's API, with patience."""
 
@@ -116,17 +92,6 @@ def asked(ask: Callable[[], T], repo: str, revision: str, what: str, say: Say) -
             return ask()
 
     return patient(once, f"{what} of {repo} at {revision[:12]}", say)
-
-
-def wanted_pause(headers: Mapping[str, str]) -> float:
-    """Seconds that a server which is asked too much wants to be left alone; 0 where it does not say."""
-    from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
-
-    value = headers.get("Retry-After", "").strip()
-    with contextlib.suppress(ValueError):
-        return float(value) if value.isdecimal() else parsedate_to_datetime(value).timestamp() - time.time()
-    limit = parse_ratelimit_headers(headers)
-    return float(limit.reset_in_seconds + 1) if limit and limit.remaining == 0 else 0
 
 
 def token_for(url: str | None) -> bool | None:

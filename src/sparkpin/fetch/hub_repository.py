@@ -17,9 +17,9 @@ from sparkpin.core.errors import IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch.hub_client import HubOrigin
-from sparkpin.fetch.hub_origins import FileOrigin, FolderOrigin, read
-from sparkpin.fetch.hub_pieces import FilePiece
 from sparkpin.fetch.model_files import download_folder, mend_folder, repository_folder, source_folder
+from sparkpin.fetch.origins import FileOrigin, FolderOrigin, read
+from sparkpin.fetch.pieces import FilePiece
 from sparkpin.fetch.store import Store
 from sparkpin.pins.schema import LockedFile, ModelPin
 

@@ -18,12 +18,13 @@ from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import model
-from sparkpin.fetch.hub_client import SILENCE, asked, endpoint, token_for
-from sparkpin.fetch.hub_pieces import FilePiece
+from sparkpin.fetch.hub_client import asked, endpoint, token_for
 from sparkpin.fetch.hub_repository import Site, site_of
-from sparkpin.fetch.hub_transfer import CONNECTIONS, Fetched
 from sparkpin.fetch.model_files import TEXTS, download_folder, listing_of
+from sparkpin.fetch.origins import SILENCE
+from sparkpin.fetch.pieces import FilePiece
 from sparkpin.fetch.store import Store
+from sparkpin.fetch.transfer import CONNECTIONS, Fetched
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelLock, ModelPin, PinnedRepository, RepositoryLock
 

@@ -21,11 +21,11 @@ from sparkpin.core import files
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
-from sparkpin.fetch import hub_transfer
+from sparkpin.fetch import transfer
 from sparkpin.fetch.hub_client import endpoint
-from sparkpin.fetch.hub_pieces import FilePiece
 from sparkpin.fetch.hub_repository import Site, site_of
 from sparkpin.fetch.model_files import TEXTS, download_folder, listing_of, places_of, repository_folder
+from sparkpin.fetch.pieces import FilePiece
 from sparkpin.fetch.store import Store
 from sparkpin.pins.schema import LockedFile, ModelLock, ModelPin, RepositoryLock
 
@@ -133,13 +133,13 @@ def bring(paths: Paths, pin: ModelPin, pieces: Sequence[FilePiece], say: Say, ad
 
 def fetch_pieces(
     paths: Paths, pin: ModelPin, pieces: Sequence[FilePiece], say: Say, advice: str = ""
-) -> hub_transfer.Fetched:
+) -> transfer.Fetched:
     """advice: what to do about bytes that are wrong, twice."""
     begun = sum(piece.part.stat().st_size for piece in pieces if piece.part.is_file())
     needed = sum(piece.length for piece in pieces) - begun
     files.require_space(paths.models, needed, "the model's files", "SPARKPIN_CACHE")
     usual = f"invoke fetch; if it stays, the Hub's file is not the locked one: invoke lock --model {pin.name}"
-    return hub_transfer.fetch(pieces, say, title=f"fetching {pin.name}", advice=advice or usual)
+    return transfer.fetch(pieces, say, title=f"fetching {pin.name}", advice=advice or usual)
 
 
 def tell_share(name: str, fetched: int, total: int, say: Say) -> None:

@@ -37,9 +37,9 @@ from sparkpin.commands import commands
 from sparkpin.core.errors import CheckpointError, DiskError, IntegrityError, ManifestError, NetworkError
 from sparkpin.core.files import PARTIAL, sha256_file
 from sparkpin.core.paths import Paths
-from sparkpin.fetch import hub_origins, hub_transfer, lock_model, model
-from sparkpin.fetch.hub_origins import FolderOrigin
+from sparkpin.fetch import lock_model, model, origins, transfer
 from sparkpin.fetch.hub_repository import Site
+from sparkpin.fetch.origins import FolderOrigin
 from sparkpin.fetch.store import Store
 from sparkpin.fetch.tinymodel import hub as local_hub
 from sparkpin.fetch.tinymodel.hub import Fault, Request
@@ -136,8 +136,8 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that a run would have waited to ask again; it does not."""
     seen: list[float] = []
-    monkeypatch.setattr(hub_transfer.TransferRun, "pause", lambda run, seconds: seen.append(seconds))
-    monkeypatch.setattr(hub_origins.time, "sleep", seen.append)
+    monkeypatch.setattr(transfer.TransferRun, "pause", lambda run, seconds: seen.append(seconds))
+    monkeypatch.setattr(origins.time, "sleep", seen.append)
     return seen
 
 

@@ -20,10 +20,10 @@ from places import SUPPORT
 
 from sparkpin.core.errors import DiskError, IntegrityError, NetworkError
 from sparkpin.core.files import git_blob_sha1
-from sparkpin.fetch import hub_client, hub_origins, hub_transfer
+from sparkpin.fetch import hub_client, origins, transfer
 from sparkpin.fetch.hub_client import HubOrigin
-from sparkpin.fetch.hub_origins import FileOrigin, FolderOrigin
-from sparkpin.fetch.hub_pieces import FilePiece, Growing, joined
+from sparkpin.fetch.origins import FileOrigin, FolderOrigin
+from sparkpin.fetch.pieces import FilePiece, Growing, joined
 from sparkpin.fetch.tinymodel import hub as local_hub
 from sparkpin.fetch.tinymodel.hub import Fault, Request
 
@@ -64,8 +64,8 @@ class Remote:
     def known_piece(self, origin: FileOrigin, begin: int, end: int) -> FilePiece:
         return self.piece(origin, begin, end, sha256=hashlib.sha256(DATA[BIG][begin:end]).hexdigest())
 
-    def fetch(self, pieces: list[FilePiece]) -> hub_transfer.Fetched:
-        return hub_transfer.fetch(pieces, self.said.append, title="fetching", advice="do something")
+    def fetch(self, pieces: list[FilePiece]) -> transfer.Fetched:
+        return transfer.fetch(pieces, self.said.append, title="fetching", advice="do something")
 
     def is_there(self, piece: FilePiece) -> bool:
         return piece.place("").read_bytes() == DATA[piece.file][piece.begin : piece.end]
@@ -85,8 +85,8 @@ def remote(tmp_path: Path) -> Remote:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that a fetch would have waited; it does not."""
     seen: list[float] = []
-    monkeypatch.setattr(hub_transfer.TransferRun, "pause", lambda run, seconds: seen.append(seconds))
-    monkeypatch.setattr(hub_origins.time, "sleep", seen.append)
+    monkeypatch.setattr(transfer.TransferRun, "pause", lambda run, seconds: seen.append(seconds))
+    monkeypatch.setattr(origins.time, "sleep", seen.append)
     return seen
 
 
@@ -240,7 +240,7 @@ def test_an_answer_that_ends_early_is_a_broken_connection(remote: Remote, pauses
 
 
 def test_it_gives_up_after_some_tries_and_keeps_what_came(remote: Remote, pauses: list[float]) -> None:
-    cuts = [Fault(cut=10)] * hub_origins.TRIES
+    cuts = [Fault(cut=10)] * origins.TRIES
     with remote.serve(once(*cuts)) as url:
         piece = remote.known_piece(remote.origin(url), 0, 1000)
         with pytest.raises(NetworkError, match=rf"{REPO} at .*\(6 times in a row\)") as caught:
@@ -258,7 +258,7 @@ def test_it_gives_up_after_some_tries_and_keeps_what_came(remote: Remote, pauses
 def test_a_connection_that_breaks_often_but_moves_is_never_given_up(
     remote: Remote, pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_origins, "MOVED", 1000)
+    monkeypatch.setattr(origins, "MOVED", 1000)
     with remote.serve(once(*[Fault(cut=1000)] * 20)) as url:
         piece = remote.piece(remote.origin(url), 0, 30_000)
         remote.fetch([piece])
@@ -272,7 +272,7 @@ def test_a_connection_that_breaks_often_but_moves_is_never_given_up(
         (429, {"Retry-After": "17"}, 17),
         (429, {"RateLimit": '"resolvers";r=0;t=55'}, 56),
         (503, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 1),
-        (503, {"Retry-After": "86400"}, hub_origins.LONGEST_PAUSE),
+        (503, {"Retry-After": "86400"}, origins.LONGEST_PAUSE),
         (500, {}, 1),
         (504, {}, 1),
     ],
@@ -293,7 +293,7 @@ def test_a_busy_server_is_asked_again_when_it_wants(
 def test_nobody_there_is_a_network_error(remote: Remote, pauses: list[float]) -> None:
     with pytest.raises(NetworkError, match=r"cannot fetch model\.safetensors.* the Hub does not answer"):
         remote.fetch([remote.piece(remote.origin("http://127.0.0.1:9"))])
-    assert len(pauses) == hub_origins.TRIES - 1
+    assert len(pauses) == origins.TRIES - 1
 
 
 def test_an_expired_address_is_asked_for_anew(remote: Remote) -> None:
@@ -501,7 +501,7 @@ def test_the_first_failure_stops_the_others_and_keeps_what_is_whole(remote: Remo
 def test_a_failure_ends_a_fetch_of_more_requests_than_connections(
     remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_transfer, "CONNECTIONS", 1)
+    monkeypatch.setattr(transfer, "CONNECTIONS", 1)
     failures: list[BaseException] = []
 
     def fetch(pieces: list[FilePiece]) -> None:
@@ -548,7 +548,7 @@ def test_offline_mode_asks_nobody(remote: Remote, monkeypatch: pytest.MonkeyPatc
 
 
 def test_progress_tells_bytes_rate_and_what_is_left(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_transfer, "PROGRESS_SECONDS", 0.01)
+    monkeypatch.setattr(transfer, "PROGRESS_SECONDS", 0.01)
     told = threading.Event()
 
     def say(line: str) -> None:
@@ -557,7 +557,7 @@ def test_progress_tells_bytes_rate_and_what_is_left(remote: Remote, monkeypatch:
 
     with remote.serve(once(Fault(cut=MB, wait=told))) as url:
         piece = remote.piece(remote.origin(url), 0, 2 * MB)
-        hub_transfer.fetch([piece], say, title="fetching", advice="")
+        transfer.fetch([piece], say, title="fetching", advice="")
     assert told.is_set()
 
 
@@ -565,7 +565,7 @@ def test_progress_tells_bytes_rate_and_what_is_left(remote: Remote, monkeypatch:
     ("seconds", "words"), [(0.2, "0 s"), (89, "89 s"), (90, "2 min"), (3600, "60 min"), (7200, "2.0 h")]
 )
 def test_duration(seconds: float, words: str) -> None:
-    assert hub_transfer.duration(seconds) == words
+    assert transfer.duration(seconds) == words
 
 
 FETCH = """
@@ -603,9 +603,9 @@ def test_a_killed_fetch_goes_on_where_it_was(remote: Remote, tmp_path: Path) -> 
 LARGE = """
 import re, sys
 from pathlib import Path
-from sparkpin.fetch import hub_transfer as ranges
+from sparkpin.fetch import transfer as ranges
 from sparkpin.fetch.hub_client import HubOrigin
-from sparkpin.fetch.hub_pieces import Piece
+from sparkpin.fetch.pieces import Piece
 url, revision, size, out = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
 origin = HubOrigin("acme/large", revision, url)
 pieces = [
