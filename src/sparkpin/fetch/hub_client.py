@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from sparkpin.core import files
-from sparkpin.core.errors import ManifestError, NetworkError
-from sparkpin.core.paths import Paths
+from sparkpin.core.errors import NetworkError
 from sparkpin.core.terminal import Say
 from sparkpin.fetch.origins import AGAIN, SILENCE, TRIES, Temporary, check_range, patient, wanted_pause
-from sparkpin.pins.schema import ModelPin
 
 T = TypeVar("T")
 
@@ -28,14 +20,10 @@ FIRST_TRIES = 4
 
 @dataclass(frozen=True, eq=False)
 class HubOrigin:
-    """Files of a repository at a commit, as LFS, Xet and git keep them: all of them answer ranges over plain HTTP.
-
-    endpoint: None for the Hub of the environment (HF_ENDPOINT), else one of our own, which gets no token.
-    """
+    """Files of a repository at a commit, as LFS, Xet and git keep them: all of them answer ranges over plain HTTP."""
 
     repo: str
     revision: str
-    endpoint: str | None
     locations: dict[str, str] = field(default_factory=dict)
     mend: str = ""
 
@@ -46,16 +34,17 @@ class HubOrigin:
     @contextlib.contextmanager
     def open(self, file: str, begin: int, end: int, size: int, *, anew: bool = False) -> Iterator[Iterator[bytes]]:
         """See Origin. The library's own client asks: the same proxies, certificates and offline mode."""
-        from huggingface_hub import get_session, hf_hub_url
+        from huggingface_hub import get_hf_file_metadata, get_session, hf_hub_url
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
-        url = hf_hub_url(self.repo, file, revision=self.revision, endpoint=self.endpoint)
+        url = hf_hub_url(self.repo, file, revision=self.revision)
         with plain_errors(self.repo, self.revision, file):
             location = None if anew else self.locations.get(file)
             if location is None:
-                location = self.locations[file] = self.locate(url)
+                # A signed address that expires, or the Hub's own.
+                location = self.locations[file] = get_hf_file_metadata(url, timeout=SILENCE).location
             # The token is for the Hub alone: large files lie elsewhere, under a signed address.
-            own = build_hf_headers(token=token_for(self.endpoint) if place_of(location) == place_of(url) else False)
+            own = build_hf_headers(token=None if place_of(location) == place_of(url) else False)
             headers = {**own, "Accept-Encoding": "identity", **({"Cache-Control": "no-cache"} if anew else {})}
             if (begin, end) != (0, size):
                 headers["Range"] = f"bytes={begin}-{end - 1}"
@@ -71,13 +60,6 @@ class HubOrigin:
                 check_range(answer, begin, end, size, f"{file} of {self.name}")
                 yield answer.iter_raw()
 
-    def locate(self, url: str) -> str:
-        """Where the Hub keeps the file: a signed address that expires, or itself."""
-        from huggingface_hub import get_hf_file_metadata
-
-        found = get_hf_file_metadata(url, token=token_for(self.endpoint), timeout=SILENCE, endpoint=self.endpoint)
-        return found.location
-
 
 def place_of(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
@@ -92,79 +74,6 @@ def asked(ask: Callable[[], T], repo: str, revision: str, what: str, say: Say) -
             return ask()
 
     return patient(once, f"{what} of {repo} at {revision[:12]}", say)
-
-
-def token_for(url: str | None) -> bool | None:
-    """None: the library's own rules (HF_TOKEN, then what `hf auth login` stored). Never to a Hub of our own."""
-    return None if url is None else False
-
-
-@contextlib.contextmanager
-def endpoint(paths: Paths, pin: ModelPin, say: Say) -> Iterator[str | None]:
-    """The Hub to ask: None for the public one (or HF_ENDPOINT), or a local one that serves a generated model."""
-    if pin.generator is None:
-        yield None
-        return
-    from sparkpin.fetch import tinymodel
-    from sparkpin.fetch.tinymodel import hub as local_hub
-
-    work = paths.work / f"model-{pin.name}"
-    with files.disk_errors(work):
-        work.mkdir(parents=True, exist_ok=True)
-        files.sweep(work)
-        folder = Path(tempfile.mkdtemp(prefix=files.PARTIAL, dir=work))
-    try:
-        say(f"generating {pin.name}")
-        with files.disk_errors(folder):
-            tinymodel.generate(folder, seed=pin.generator.seed)
-        with local_hub.serve(folder) as url, no_proxy():
-            check_generated(paths, pin, url, say)
-            yield url
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def check_generated(paths: Paths, pin: ModelPin, url: str, say: Say) -> None:
-    """The generator gives the pinned commits: it is part of what the pin freezes."""
-    from huggingface_hub import HfApi
-
-    path = paths.project / f"pins/models/{pin.name}.yaml"
-    made: dict[str, str | None] = {}
-    for key, repository in pin.repositories.items():
-        ask = functools.partial(HfApi(endpoint=url, token=False).model_info, repository.repo)
-        made[key] = asked(ask, repository.repo, "main", "the commit", say).sha
-    changed = {key: sha for key, sha in made.items() if sha != pin.repositories[key].revision}
-    for key, sha in changed.items():
-        commits = ", ".join(f"repositories.{name}.revision to {commit}" for name, commit in changed.items())
-        raise ManifestError(
-            path,
-            f"repositories.{key}.revision",
-            pin.repositories[key].revision,
-            f"{sha}, which the generator makes here",
-            next_step=f"if the generator was changed on purpose, set {commits} in {path} (and model_revision in the "
-            f"recipes of this model), then: invoke lock --model {pin.name}",
-        )
-
-
-@contextlib.contextmanager
-def no_proxy() -> Iterator[None]:
-    """Reach 127.0.0.1 directly even where HTTP_PROXY is set: the library's client reads the environment when made."""
-    from huggingface_hub import close_session
-
-    names = ("NO_PROXY", "no_proxy")
-    before: Mapping[str, str | None] = {name: os.environ.get(name) for name in names}
-    listed = next((value for value in before.values() if value), "")
-    close_session()
-    os.environ.update(dict.fromkeys(names, f"{listed},127.0.0.1".lstrip(",")))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-        close_session()
 
 
 @contextlib.contextmanager

@@ -22,8 +22,7 @@ from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import transfer
-from sparkpin.fetch.hub_client import endpoint
-from sparkpin.fetch.hub_repository import Site, site_of
+from sparkpin.fetch.hub_repository import Site, generated, site_of
 from sparkpin.fetch.model_files import TEXTS, download_folder, listing_of, places_of, repository_folder
 from sparkpin.fetch.pieces import FilePiece
 from sparkpin.fetch.store import Store
@@ -152,10 +151,10 @@ def tell_share(name: str, fetched: int, total: int, say: Say) -> None:
 
 @contextlib.contextmanager
 def sites(paths: Paths, pin: ModelPin, lock: ModelLock, say: Say) -> Iterator[Mapping[str, Site]]:
-    """Where each repository comes from. The Hub is looked for when a byte of it is needed."""
+    """Where each repository comes from. A model is generated when a byte of it is needed."""
     with contextlib.ExitStack() as stack:
-        url = functools.cache(lambda: stack.enter_context(endpoint(paths, pin, say)))
-        yield {name: site_of(paths, pin, name, entry.revision, url) for name, entry in lock.repositories.items()}
+        made = functools.cache(lambda: stack.enter_context(generated(paths, pin, say)))
+        yield {name: site_of(paths, pin, name, entry.revision, made) for name, entry in lock.repositories.items()}
 
 
 def hold(paths: Paths, pin: ModelPin, say: Say) -> contextlib.AbstractContextManager[None]:

@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from sparkpin.core.errors import InputError
 from sparkpin.core.files import CHUNK
-from sparkpin.fetch.tinymodel.hub_repository import Entry, Repository, model_info, scan, tree, tree_file
+from hub_repository import Entry, Repository, model_info, scan, tree, tree_file
 
 MAIN = "main"
 _API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+?)(?:/(?P<verb>revision|tree|paths-info|refs)(?:/(?P<rest>.*))?)?")
