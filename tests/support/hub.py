@@ -21,9 +21,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+import pytest
+from hub_repository import Entry, Repository, model_info, scan, tree, tree_file
+from huggingface_hub import constants
+
 from sparkpin.core.errors import InputError
 from sparkpin.core.files import CHUNK
-from hub_repository import Entry, Repository, model_info, scan, tree, tree_file
 
 MAIN = "main"
 _API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+?)(?:/(?P<verb>revision|tree|paths-info|refs)(?:/(?P<rest>.*))?)?")
@@ -89,6 +92,13 @@ def serve(
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def use(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Let huggingface_hub take this Hub for the public one, as HF_ENDPOINT does where it is set before the start."""
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    template = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
 
 
 class _Server(ThreadingHTTPServer):

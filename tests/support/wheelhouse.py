@@ -147,11 +147,8 @@ def page(name: str, files: Sequence[Path], uploaded: Mapping[str, str]) -> bytes
 
 
 def use_index(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """Let pip know this index and nothing else of the machine's configuration."""
-    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX", "PIP_TARGET"):
-        monkeypatch.delenv(name, raising=False)
+    """Let uv know this index and nothing else of the machine's configuration, nor what it knew of another one."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_INDEX_URL", url)
-    monkeypatch.setenv("PIP_RETRIES", "0")
+    for name, value in (("DEFAULT_INDEX", url), ("HTTP_RETRIES", "0"), ("NO_CACHE", "1")):
+        monkeypatch.setenv(f"UV_{name}", value)

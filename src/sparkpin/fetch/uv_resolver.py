@@ -110,10 +110,12 @@ def resolve(
 
 
 def indexes() -> dict[str, str]:
-    """The environment for uv, with the indexes that the user's pip is configured for, where uv is not told of others.
+    """The environment for uv, with the indexes that the user's pip is configured for, unless uv has been told of one.
 
     uv does not read pip's configuration, and a mirror or a folder of wheels that pip uses is meant for this, too.
     """
+    if "UV_DEFAULT_INDEX" in os.environ:
+        return dict(os.environ)
     shown = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     ).stdout

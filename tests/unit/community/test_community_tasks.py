@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import hub
 import pytest
 import yaml
 from checkout import Checkout
@@ -19,7 +20,6 @@ from sparkpin.community import adopt, check, export, mapping, recipe, render, te
 from sparkpin.community.finding import RecipeFinding
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
-from sparkpin.fetch.tinymodel import hub
 from sparkpin.pins import manifests, vllm_command
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Releases

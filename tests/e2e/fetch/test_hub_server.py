@@ -9,12 +9,12 @@ from pathlib import Path
 import httpx
 import huggingface_hub
 import pytest
+from hub import Fault, Request, byte_range, serve
+from hub_repository import scan
 from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
 from sparkpin.core.errors import InputError
 from sparkpin.core.files import git_blob_sha1
-from sparkpin.fetch.tinymodel.hub import Fault, Request, byte_range, serve
-from sparkpin.fetch.tinymodel.hub_repository import scan
 
 REPO = "some/model"
 LARGE = "model-00001-of-00001.safetensors"
