@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import http.server
 import json
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import unquote
 
 import pytest
@@ -54,6 +56,8 @@ class Index:
     """slow: file -> seconds between pieces of 64 KiB; hashes: whether pages carry them; asked: file names served.
 
     gone: files that the pages name and that are not there any more. sizes: pages are JSON and tell them (PEP 700).
+    ranges: byte ranges that were asked for, in order; heeds: whether they are answered; busy: files that a 503 stands
+    before, once; login: "name:password" that everything wants; stale: what is sent in place of a file.
     compresses: a HEAD tells the size of what would be sent compressed, to whom takes that.
     uploaded: file -> when it came ("2026-05-10T07:38:37Z"), which JSON pages tell, too.
     """
@@ -67,6 +71,11 @@ class Index:
     sizes: bool = False
     uploaded: dict[str, str] = field(default_factory=dict)
     compresses: bool = False
+    ranges: list[str] = field(default_factory=list)
+    heeds: bool = True
+    busy: set[str] = field(default_factory=set)
+    login: str = ""
+    stale: dict[str, bytes] = field(default_factory=dict)
 
 
 @contextmanager
@@ -82,6 +91,10 @@ def serve(folder: Path) -> Iterator[Index]:
             self.answer(200, "application/octet-stream", (folder / unquote(self.path).rpartition("/")[2]).read_bytes())
 
         def do_GET(self) -> None:
+            wanted = f"Basic {base64.b64encode(index.login.encode()).decode()}"
+            if index.login and self.headers.get("Authorization") != wanted:
+                self.answer(401, "text/plain", b"")
+                return
             kind, _, name = unquote(self.path).strip("/").partition("/")
             if kind == "simple":
                 files = [*folder.glob("*.whl"), *folder.glob("*.tar.gz"), *folder.glob("*.zip")]
@@ -96,15 +109,27 @@ def serve(folder: Path) -> Iterator[Index]:
                 if name in index.gone:
                     self.answer(404, "text/plain", b"")
                     return
-                self.answer(200, "application/octet-stream", (folder / name).read_bytes(), index.slow.get(name, 0))
+                if name in index.busy:
+                    index.busy.discard(name)
+                    self.answer(503, "text/plain", b"")
+                    return
+                data, span = index.stale.get(name) or (folder / name).read_bytes(), self.headers.get("Range", "")
+                if span:
+                    index.ranges.append(span)
+                begin = int(span.removeprefix("bytes=").partition("-")[0]) if span and index.heeds else 0
+                more = {"Content-Range": f"bytes {begin}-{len(data) - 1}/{len(data)}"} if begin else {}
+                pause = index.slow.get(name, 0)
+                self.answer(206 if begin else 200, "application/octet-stream", data[begin:], pause, more)
 
         def fragment(self, path: Path) -> str:
             return f"#sha256={hashlib.sha256(path.read_bytes()).hexdigest()}" if index.hashes else ""
 
-        def answer(self, status: int, kind: str, body: bytes, pause: float = 0) -> None:
+        def answer(
+            self, status: int, kind: str, body: bytes, pause: float = 0, more: Mapping[str, str] = MappingProxyType({})
+        ) -> None:
             self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
+            for header, value in {"Content-Type": kind, "Content-Length": str(len(body)), **more}.items():
+                self.send_header(header, value)
             self.end_headers()
             if self.command == "HEAD":
                 return

@@ -1,4 +1,4 @@
-"""Fetching from a real index over HTTP with the real pip: damage, wrong locks, kills, full disks, no network."""
+"""Fetching from a real index over HTTP: damage, wrong locks, kills, full disks, no network; and from a real apt mirror."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import stack_samples
+import uv
 import wheelhouse
+from stack_samples import locked, stack
 from wheelhouse import Index, make_wheel
 
 from sparkpin.core import files
@@ -24,31 +27,12 @@ from sparkpin.core.errors import DiskError, IntegrityError, ManifestError, Netwo
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import stack as fetch
-from sparkpin.fetch import wheels
+from sparkpin.fetch import transfer
 from sparkpin.fetch.debs import Apt, apt_conf
 from sparkpin.fetch.stack import fetch_stack
 from sparkpin.fetch.store import Store
-from sparkpin.pins.manifests import lock_text, parse
-from sparkpin.pins.schema import LockedFile, Stack, StackLock
-
-DEBS = {"libc6": "2.36-9", "python3.11-minimal": "3.11.2-6"}
-BIG = fetch.BIG + 1
-
-
-def stack(**python: object) -> Stack:
-    value = {"version": "3.11", "requirements": ["a==1.0"], "layers": [{"name": "all", "packages": ["*"]}], **python}
-    return parse(
-        Stack,
-        {
-            "name": "s",
-            "description": "",
-            "platform": "linux/amd64",
-            "default_recipe": "r",
-            "debian": {"suite": "bookworm", "packages": []},
-            "python": value,
-        },
-        "s.yaml",
-    )
+from sparkpin.pins.manifests import lock_text
+from sparkpin.pins.schema import LockedFile, StackLock
 
 
 @pytest.fixture
@@ -56,52 +40,43 @@ def paths(tmp_path: Path) -> Paths:
     return Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
 
 
-@pytest.fixture
-def locked(tmp_path: Path, paths: Paths) -> Callable[..., StackLock]:
-    """A lock of wheels, and of two packages that are in the store already: apt's mirror is no part of these tests."""
-
-    def make(*files: LockedFile) -> StackLock:
-        debs = []
-        for name, version in DEBS.items():
-            path = tmp_path / f"{name}.deb"
-            path.write_text(name)
-            debs.append(wheels_entry(path, name, version))
-            Store(paths.store).add(path, debs[-1])
-        return StackLock(stack="s", inputs="0" * 64, debs=debs, wheels=list(files))
-
-    return make
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that a fetch would have waited to ask again; it does not."""
+    seen: list[float] = []
+    monkeypatch.setattr(transfer.TransferRun, "pause", lambda run, seconds: seen.append(seconds))
+    return seen
 
 
-def wheels_entry(path: Path, name: str, version: str) -> LockedFile:
-    sha256, size = sha256_file(path)
-    return LockedFile(name=name, version=version, file=path.name, size=size, sha256=sha256)
+def advice(lost: Sequence[LockedFile]) -> str:
+    return f"advice on {lost[0].file}"
 
 
-def left_over(paths: Paths) -> list[Path]:
-    return list(paths.store.rglob(".partial-*"))
+def left_over(paths: Paths) -> list[str]:
+    return [path.name for path in paths.store.rglob("*") if path.name.startswith(".partial-") or path.suffix == ".part"]
 
 
-def test_everything_is_fetched_once(paths: Paths, index: Index, locked: Callable[..., StackLock]) -> None:
-    files = [make_wheel(index.folder, f"p{n}") for n in range(15)] + [make_wheel(index.folder, "big", size=BIG)]
-    lock, said = locked(*files), list[str]()
-    report = fetch_stack(paths, stack(), lock, said.append, str)
-    assert (report.files, report.bytes_fetched) == (18, sum(f.size for f in files))
-    assert all(Store(paths.store).verified(file) for file in files)
-    assert any("16/16 files" in line for line in said)
-    assert sorted(index.asked) == sorted(f.file for f in files)
-    assert fetch_stack(paths, stack(), lock, said.append, str).bytes_fetched == 0
-    assert len(index.asked) == 16
-    assert left_over(paths) == []
-
-
-def test_complete_store_needs_no_network(
-    paths: Paths, index: Index, locked: Callable[..., StackLock], monkeypatch: pytest.MonkeyPatch
+def test_everything_is_fetched_once_and_then_needs_no_network(
+    paths: Paths, index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock = locked(make_wheel(index.folder, "a"))
-    fetch_stack(paths, stack(), lock, print, str)
-    monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert fetch_stack(paths, stack(), lock, print, str).bytes_fetched == 0
+    wheels = [make_wheel(index.folder, f"p{n}", size=n * 100_000) for n in range(15)]
+    lock, said = locked(paths, *wheels), list[str]()
+    index.busy = {wheels[3].file}
+    report = fetch_stack(paths, stack(), lock, said.append, advice)
+    assert (report.files, report.bytes_fetched) == (17, sum(wheel.size for wheel in wheels))
+    assert all(Store(paths.store).verified(wheel) for wheel in wheels)
+    assert said[0].startswith("fetch s: 15 files, ") and any("answers 503; asking again" in line for line in said)
+    assert sorted(index.asked) == sorted([*(wheel.file for wheel in wheels), wheels[3].file])
+    assert left_over(paths) == []
+    monkeypatch.setattr(uv, "find_uv_bin", lambda: "/nowhere/uv")
+    assert fetch_stack(paths, stack(), lock, said.append, advice).bytes_fetched == 0
+
+
+def program(paths: Paths, lock: StackLock, file: Path, more: str = "") -> list[str]:
+    """A command that fetches in a process of its own."""
+    file.write_text(lock_text(lock))
+    folders = json.dumps([str(paths.project), str(paths.cache), str(paths.home)])
+    return [sys.executable, "-c", PROGRAM + more, folders, stack().model_dump_json(), str(file)]
 
 
 PROGRAM = (
@@ -113,20 +88,12 @@ PROGRAM = (
 )
 
 
-def program(paths: Paths, lock: StackLock, file: Path, more: str = "") -> list[str]:
-    """A command that fetches in a process of its own."""
-    file.write_text(lock_text(lock))
-    folders = json.dumps([str(paths.project), str(paths.cache), str(paths.home)])
-    return [sys.executable, "-c", PROGRAM + more, folders, stack().model_dump_json(), str(file)]
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a network namespace")
-def test_complete_store_opens_no_connection(
-    paths: Paths, index: Index, locked: Callable[..., StackLock], tmp_path: Path
-) -> None:
+def test_complete_store_opens_no_connection(paths: Paths, tmp_path: Path) -> None:
     """In a network namespace of its own, whose kernel counts what is tried there."""
-    lock = locked(make_wheel(index.folder, "a"))
-    fetch_stack(paths, stack(), lock, print, str)
+    wheel = make_wheel(tmp_path, "a")
+    lock = locked(paths, wheel)
+    Store(paths.store).add(tmp_path / wheel.file, wheel)
     argv = program(paths, lock, tmp_path / "lock.json", "; print(Path('/proc/net/snmp').read_text())")
     done = subprocess.run(["unshare", "--net", *argv], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -136,124 +103,181 @@ def test_complete_store_opens_no_connection(
     assert (sent["Tcp:ActiveOpens"], sent["Udp:OutDatagrams"], sent["Ip:OutNoRoutes"]) == ("0", "0", "0")
 
 
-def test_damaged_file_is_told_and_fetched_again(paths: Paths, index: Index, locked: Callable[..., StackLock]) -> None:
+def test_damaged_file_is_told_and_fetched_again(paths: Paths, index: Index) -> None:
     file, other = make_wheel(index.folder, "a", size=5000), make_wheel(index.folder, "b")
-    lock = locked(file, other)
-    fetch_stack(paths, stack(), lock, print, str)
-    stored, said = Store(paths.store).path(file.sha256), list[str]()
+    lock, said = locked(paths, file, other), list[str]()
+    for wheel in (file, other):
+        Store(paths.store).add(index.folder / wheel.file, wheel)
+    stored = Store(paths.store).path(file.sha256)
     data = bytearray(stored.read_bytes())
     data[1000] ^= 1
     stored.write_bytes(data)
-    assert fetch_stack(paths, stack(), lock, said.append, str).bytes_fetched == file.size
+    assert fetch_stack(paths, stack(), lock, said.append, advice).bytes_fetched == file.size
     assert any(line.startswith("damaged") and file.file in line and file.sha256 in line for line in said)
-    assert Store(paths.store).verified(file)
-    assert index.asked.count(other.file) == 1
-
-
-@pytest.mark.parametrize("hashes", [True, False], ids=["index-with-hashes", "index-without"])
-def test_wrong_hash_in_the_lock_stores_nothing(
-    paths: Paths, index: Index, locked: Callable[..., StackLock], hashes: bool
-) -> None:
-    index.hashes = hashes
-    file = make_wheel(index.folder, "a")
-    wrong = file.model_copy(update={"sha256": "f" * 64})
-    with pytest.raises(IntegrityError) as caught:
-        fetch_stack(paths, stack(), locked(wrong), print, str)
-    assert "f" * 64 in str(caught.value) and file.sha256 in str(caught.value) and file.file in str(caught.value)
-    assert not any(Store(paths.store).path(sha256).exists() for sha256 in ("f" * 64, file.sha256))
-    assert left_over(paths) == []
-
-
-def test_wrong_size_in_the_lock_stores_nothing(paths: Paths, index: Index, locked: Callable[..., StackLock]) -> None:
-    file = make_wheel(index.folder, "a")
-    with pytest.raises(IntegrityError, match=f"wanted size={file.size + 1}, .*got size={file.size},"):
-        fetch_stack(paths, stack(), locked(file.model_copy(update={"size": file.size + 1})), print, str)
-    assert not Store(paths.store).path(file.sha256).exists()
-
-
-def test_one_failure_keeps_what_else_arrived(paths: Paths, index: Index, locked: Callable[..., StackLock]) -> None:
-    big, missing = make_wheel(index.folder, "big", size=BIG), make_wheel(index.folder, "a")
-    (index.folder / missing.file).unlink()
-    with pytest.raises(NetworkError, match=r"a-1\.0-py3-none-any\.whl .* (does not answer|no longer offered)"):
-        fetch_stack(paths, stack(), locked(big, missing), print, str)
-    assert Store(paths.store).verified(big)
-
-
-def test_killed_run_is_completed_by_the_next(
-    paths: Paths, index: Index, locked: Callable[..., StackLock], tmp_path: Path
-) -> None:
-    slow, quick = make_wheel(index.folder, "slow", size=BIG), make_wheel(index.folder, "quick", size=1000)
-    index.slow[slow.file] = 0.1
-    lock = locked(slow, quick)
-    argv = program(paths, lock, tmp_path / "lock.json")
-    process = subprocess.Popen(argv, start_new_session=True, stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 400
-        while not (Store(paths.store).has(quick) and slow.file in index.asked):
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.05)
-        process.kill()
-        assert process.wait() == -signal.SIGKILL
-        assert not Store(paths.store).has(slow)
-        assert left_over(paths), "the killed run leaves its unfinished folder"
-        index.slow.clear()
-        report = fetch_stack(paths, stack(), lock, print, str)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)  # the pip that the killed run had started
-    assert report.bytes_fetched == slow.size
-    assert index.asked.count(quick.file) == 1
-    assert Store(paths.store).verified(slow)
-    assert left_over(paths) == []
-
-
-def test_full_disk_is_told(
-    index: Index,
-    paths: Paths,
-    locked: Callable[..., StackLock],
-    small_disk: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    file = make_wheel(index.folder, "a", size=3_000_000)
-    lock = locked(file)
-    small = Paths(paths.project, small_disk / "cache", paths.home)
-    for deb in lock.debs:
-        Store(small.store).add(Store(paths.store).path(deb.sha256), deb)
-    with pytest.raises(DiskError, match=r"the locked files need 3,[0-9,]+ bytes in "):
-        fetch_stack(small, stack(), lock, print, str)
-    # A fake: somebody else fills the disk right after it was measured.
-    monkeypatch.setattr(files, "require_space", lambda *_: None)
-    with pytest.raises(DiskError, match=r"cannot write to .*No space left on device"):
-        fetch_stack(small, stack(), lock, print, str)
-    assert not Store(small.store).has(file)
-    assert left_over(small) == []
-
-
-def test_no_network_names_the_file_and_what_to_do(
-    paths: Paths, index: Index, locked: Callable[..., StackLock], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = make_wheel(index.folder, "a")
-    wheelhouse.use_index(monkeypatch, "http://127.0.0.1:9/simple/")
-    with pytest.raises(NetworkError) as caught:
-        fetch_stack(paths, stack(), locked(file), print, str)
-    assert file.file in str(caught.value) and "pip config list" in caught.value.next_step
-
-
-def test_another_file_of_the_same_version_is_not_taken(
-    paths: Paths, index: Index, locked: Callable[..., StackLock]
-) -> None:
-    """An index may get a better-fitting wheel of a version after it was locked; the hash decides."""
-    file = make_wheel(index.folder, "a")
-    make_wheel(index.folder, "a", tag="cp311-cp311-manylinux_2_17_x86_64")
-    fetch_stack(paths, stack(), locked(file), print, str)
     assert Store(paths.store).verified(file)
     assert index.asked == [file.file]
 
 
-def test_two_versions_of_one_package_are_refused(paths: Paths, index: Index, locked: Callable[..., StackLock]) -> None:
-    lock = locked(make_wheel(index.folder, "a"), make_wheel(index.folder, "a", "2.0"))
+@pytest.mark.parametrize("hashes", [True, False], ids=["index-with-hashes", "index-without"])
+def test_wrong_hash_in_the_lock_stores_nothing(paths: Paths, index: Index, hashes: bool) -> None:
+    index.hashes = hashes
+    file = make_wheel(index.folder, "a")
+    wrong = file.model_copy(update={"sha256": "f" * 64})
+    with pytest.raises(IntegrityError) as caught:
+        fetch_stack(paths, stack(), locked(paths, wrong), print, advice)
+    assert all(word in caught.value.message for word in ("f" * 64, file.sha256, file.file))
+    assert advice([file]) in caught.value.next_step
+    assert not any(Store(paths.store).path(sha256).exists() for sha256 in ("f" * 64, file.sha256))
+    assert left_over(paths) == []
+
+
+@pytest.mark.parametrize("sizes", [True, False], ids=["index-with-sizes", "index-without"])
+def test_wrong_size_in_the_lock_stores_nothing(paths: Paths, index: Index, sizes: bool) -> None:
+    index.sizes = sizes
+    file = make_wheel(index.folder, "a")
+    wrong = locked(paths, file.model_copy(update={"size": file.size + 1}))
+    with pytest.raises(IntegrityError, match=f"wanted size={file.size + 1}.*got size={file.size}"):
+        fetch_stack(paths, stack(), wrong, print, advice)
+    assert not Store(paths.store).path(file.sha256).exists()
+
+
+def test_bytes_that_are_not_what_the_index_says(paths: Paths, index: Index) -> None:
+    """Asked for once more, and then an error; nothing is stored."""
+    file = make_wheel(index.folder, "a", size=10)
+    index.stale[file.file] = bytes(file.size)
+    with pytest.raises(IntegrityError, match=f"wanted size={file.size}, sha256={file.sha256}; got") as caught:
+        fetch_stack(paths, stack(), locked(paths, file), print, advice)
+    assert index.asked == [file.file] * 2
+    assert "nothing of it was stored" in caught.value.next_step and advice([file]) in caught.value.next_step
+    assert not Store(paths.store).has(file) and left_over(paths) == []
+
+
+@pytest.mark.parametrize("lost", ["from its page", "from where the page says"])
+def test_a_file_that_is_gone_is_named(paths: Paths, index: Index, lost: str) -> None:
+    other, missing = make_wheel(index.folder, "b"), make_wheel(index.folder, "a")
+    if lost == "from its page":
+        (index.folder / missing.file).unlink()
+    else:
+        index.gone = {missing.file}
+    with pytest.raises(NetworkError, match=r"a-1\.0-py3-none-any\.whl .* no longer offered by the index") as caught:
+        fetch_stack(paths, stack(), locked(paths, other, missing), print, advice)
+    assert missing.sha256 in caught.value.message and caught.value.next_step == advice([missing])
+    if lost == "from its page":
+        assert Store(paths.store).verified(other), "what else there is was fetched"
+
+
+@pytest.mark.parametrize("heeds", [True, False], ids=["ranges", "no-ranges"])
+def test_killed_run_is_completed_by_the_next(paths: Paths, index: Index, tmp_path: Path, heeds: bool) -> None:
+    slow, quick = make_wheel(index.folder, "slow", size=1_000_000), make_wheel(index.folder, "quick", size=1000)
+    index.slow[slow.file], index.heeds = 0.1, heeds
+    lock = locked(paths, slow, quick)
+    part = paths.store / f"incoming/wheels/{slow.sha256}.part"
+    process = subprocess.Popen(program(paths, lock, tmp_path / "lock.json"), stdout=subprocess.DEVNULL)
+    while not (Store(paths.store).has(quick) and part.exists() and part.stat().st_size):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert not Store(paths.store).has(slow)
+    there = part.stat().st_size
+    index.slow.clear()
+    report = fetch_stack(paths, stack(), lock, print, advice)
+    assert report.bytes_fetched == slow.size
+    assert index.asked.count(quick.file) == 1 and index.ranges == [f"bytes={there}-{slow.size - 1}"]
+    assert Store(paths.store).verified(slow)
+    assert left_over(paths) == []
+
+
+def test_full_disk_is_told(index: Index, paths: Paths, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = make_wheel(index.folder, "a", size=3_000_000)
+    small = Paths(paths.project, small_disk / "cache", paths.home)
+    lock = locked(small, file)
+    with pytest.raises(DiskError, match=r"the locked files need 3,[0-9,]+ bytes in "):
+        fetch_stack(small, stack(), lock, print, advice)
+    # A fake: somebody else fills the disk right after it was measured.
+    monkeypatch.setattr(files, "require_space", lambda *_: None)
+    with pytest.raises(DiskError, match=r"cannot write to .*No space left on device"):
+        fetch_stack(small, stack(), lock, print, advice)
+    assert not Store(small.store).has(file)
+
+
+def test_no_network_names_the_file_and_what_to_do(
+    paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = make_wheel(tmp_path, "a")
+    wheelhouse.use_index(monkeypatch, "http://127.0.0.1:9/simple/")
+    with pytest.raises(NetworkError) as caught:
+        fetch_stack(paths, stack(), locked(paths, file), print, advice)
+    assert file.file in caught.value.message and "pip config list" in caught.value.next_step
+
+
+def test_another_file_of_the_same_version_is_not_taken(paths: Paths, index: Index) -> None:
+    """An index may get a better-fitting wheel of a version after it was locked; the hash decides."""
+    file = make_wheel(index.folder, "a")
+    make_wheel(index.folder, "a", tag="cp311-cp311-manylinux_2_17_x86_64")
+    fetch_stack(paths, stack(), locked(paths, file), print, advice)
+    assert Store(paths.store).verified(file)
+    assert index.asked == [file.file]
+
+
+def test_two_versions_of_one_package_are_refused(paths: Paths, index: Index) -> None:
+    lock = locked(paths, make_wheel(index.folder, "a"), make_wheel(index.folder, "a", "2.0"))
     with pytest.raises(ManifestError, match=r"s\.lock: wheels: saw 'a 1\.0 and 2\.0', wanted one version"):
-        fetch_stack(paths, stack(), lock, print, str)
+        fetch_stack(paths, stack(), lock, print, advice)
     assert index.asked == []
+
+
+def test_the_indexes_of_pip_are_asked(
+    paths: Paths, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip's own index with a password, one more of its configuration file, and a folder of wheels."""
+    index.login = "me:secret"
+    (tmp_path / "more").mkdir()
+    (tmp_path / "links").mkdir()
+    own = make_wheel(index.folder, "own")
+    more, local = make_wheel(tmp_path / "more", "more"), make_wheel(tmp_path / "links", "local", "1.0+cpu")
+    lock = locked(paths, own, more, local)
+    with wheelhouse.serve(tmp_path / "more") as other:
+        config = tmp_path / "pip.conf"
+        config.write_text(
+            f"[global]\nindex-url = http://127.0.0.1:9/simple/\nextra-index-url =\n  {other.url}\n"
+            f"[download]\nfind-links = {tmp_path}/links\n"
+        )
+        for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_CERT", "UV_DEFAULT_INDEX"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+        monkeypatch.setenv("PIP_INDEX_URL", index.url.replace("//", f"//{index.login}@"))
+        fetch_stack(paths, stack(), lock, print, advice)
+        assert (index.asked, other.asked) == ([own.file], [more.file])
+    assert all(Store(paths.store).verified(wheel) for wheel in lock.wheels)
+    index.gone = {own.file}
+    Store(paths.store).path(own.sha256).unlink()
+    with pytest.raises(NetworkError) as caught:
+        fetch_stack(paths, stack(), locked(paths, own), print, advice)
+    assert "secret" not in str(caught.value)
+
+
+def test_pytorchs_own_index_is_asked_for_what_the_others_lack(
+    paths: Paths, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A uv that knows another index under that word: the real one is out of reach here."""
+    (tmp_path / "pytorch").mkdir()
+    plain, torch = make_wheel(index.folder, "plain"), make_wheel(tmp_path / "pytorch", "torch", "1.0+cpu")
+    with wheelhouse.serve(tmp_path / "pytorch") as other:
+        script = tmp_path / "uv"
+        script.write_text(
+            "#!/bin/sh\nfor word; do case $word in\n"
+            f'--torch-backend=cpu) shift; UV_INDEX={other.url};;\n*) set -- "$@" "$word"; shift;;\nesac; done\n'
+            f'export UV_INDEX; exec {uv.find_uv_bin()} "$@"\n'
+        )
+        script.chmod(0o755)
+        monkeypatch.setattr(uv, "find_uv_bin", lambda: str(script))
+        lock = locked(paths, plain, torch)
+        fetch_stack(paths, stack(torch_backend="cpu"), lock, print, advice)
+        assert (index.asked, other.asked) == ([plain.file], [torch.file])
+        Store(paths.store).path(torch.sha256).unlink()
+        with pytest.raises(NetworkError, match="torch-1.0\\+cpu.* no longer offered"):
+            fetch_stack(paths, stack(), lock, print, advice)
 
 
 @contextmanager
@@ -283,7 +307,7 @@ def make_deb(folder: Path, version: str, text: str = "x") -> LockedFile:
         old.unlink()
     deb = folder / f"repo/hello_{version}_all.deb"
     subprocess.run(["dpkg-deb", "--root-owner-group", "-b", tree, deb], check=True)
-    entry = wheels_entry(deb, "hello", version)
+    entry = stack_samples.entry(deb, "hello", version)
     packages = f"{control}Filename: ./{deb.name}\nSize: {entry.size}\nSHA256: {entry.sha256}\n"
     (folder / "repo/Packages").write_text(packages)
     return entry
@@ -328,13 +352,11 @@ def test_package_that_the_mirror_dropped_is_named(tmp_path: Path) -> None:
     assert "connect to the network" in caught.value.next_step and not asked
 
 
-def test_package_with_other_bytes_is_not_stored(
-    paths: Paths, tmp_path: Path, locked: Callable[..., StackLock], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_package_with_other_bytes_is_not_stored(paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mirror that has another package under the locked version."""
     entry = make_deb(tmp_path, "2.0")
     other = make_deb(tmp_path, "2.0", "other bytes")
-    lock = locked()
+    lock = locked(paths)
     lock = lock.model_copy(update={"debs": [*lock.debs, entry]})
     with mirror(tmp_path / "repo") as url:
         monkeypatch.setattr(fetch, "open_apt", lambda root, _: open_mirror(root, url))
@@ -363,20 +385,3 @@ sdist = { url = "http://127.0.0.1/x.tar.gz", hashes = { sha256 = "cc" } }
 def test_pylock_gives_the_wheels_urls() -> None:
     url = "http://127.0.0.1/whl/cpu/torch-2.13.0%2Bcpu-cp311-cp311-manylinux_2_28_x86_64.whl"
     assert wheels.parse_pylock(PYLOCK) == [(url, "aa", "torch")]
-
-
-def test_wheel_of_another_index_is_streamed_and_verified(
-    paths: Paths, index: Index, locked: Callable[..., StackLock], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """What pip does not find is taken from the place that uv names. Only uv's answer is made up here."""
-    file = make_wheel(index.folder, "a")
-    found = [(index.url.replace("simple/", f"files/{file.file}"), file.sha256, "a")]
-    monkeypatch.setattr(wheels, "backend_urls", lambda *_: found)
-    (tmp_path / "empty").mkdir()
-    with wheelhouse.serve(tmp_path / "empty") as empty:
-        wheelhouse.use_index(monkeypatch, empty.url)
-        fetch_stack(paths, stack(torch_backend="cpu"), locked(file), print, str)
-        assert Store(paths.store).verified(file)
-        with pytest.raises(NetworkError, match=r"neither pip's index nor PyTorch's \(cpu\) has a-1\.0"):
-            other = locked(file.model_copy(update={"sha256": "f" * 64}))
-            fetch_stack(paths, stack(torch_backend="cpu"), other, print, str)
