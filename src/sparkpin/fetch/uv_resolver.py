@@ -131,9 +131,13 @@ def indexes() -> dict[str, str]:
         "SSL_CERT_FILE": found.get("cert", ""),
         "UV_DEFAULT_INDEX": found.get("index-url", ""),
         "UV_INDEX": " ".join(found.get("extra-index-url", "").split()),
-        "UV_FIND_LINKS": ",".join(found.get("find-links", "").split()),
+        "UV_FIND_LINKS": ",".join(absolute(place) for place in found.get("find-links", "").split()),
     }
     return {key: value for key, value in words.items() if value} | os.environ
+
+
+def absolute(place: str) -> str:
+    return place if "://" in place else os.path.abspath(Path(place).expanduser())
 
 
 def packages(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
