@@ -6,8 +6,10 @@ import base64
 import hashlib
 import http.server
 import json
+import tempfile
 import threading
 import time
+import uuid
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,6 +53,9 @@ def make_wheel(
     )
 
 
+CACHE = tempfile.TemporaryDirectory(prefix="sparkpin-uv-")  # uv looks at the interpreter once a session
+
+
 @dataclass
 class Index:
     """slow: file -> seconds between pieces of 64 KiB; hashes: whether pages carry them; asked: file names served.
@@ -82,6 +87,7 @@ class Index:
 def serve(folder: Path) -> Iterator[Index]:
     """The wheels of a folder as a simple index (PEP 503) on a free port of 127.0.0.1."""
     index = Index(folder)
+    prefix = f"/{uuid.uuid4().hex}"  # what uv keeps of an index is of no other one on that port
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -95,14 +101,16 @@ def serve(folder: Path) -> Iterator[Index]:
             if index.login and self.headers.get("Authorization") != wanted:
                 self.answer(401, "text/plain", b"")
                 return
-            kind, _, name = unquote(self.path).strip("/").partition("/")
+            kind, _, name = unquote(self.path).removeprefix(prefix).strip("/").partition("/")
             if kind == "simple":
                 files = [*folder.glob("*.whl"), *folder.glob("*.tar.gz"), *folder.glob("*.zip")]
                 files = sorted(p for p in files if p.name.split("-")[0].replace("_", "-") == name)
                 if index.sizes and files:
-                    self.answer(200, "application/vnd.pypi.simple.v1+json", page(name, files, index.uploaded))
+                    self.answer(200, "application/vnd.pypi.simple.v1+json", page(prefix, name, files, index.uploaded))
                     return
-                body = "".join(f'<a href="/files/{p.name}{self.fragment(p)}">{p.name}</a>\n' for p in files).encode()
+                body = "".join(
+                    f'<a href="{prefix}/files/{p.name}{self.fragment(p)}">{p.name}</a>\n' for p in files
+                ).encode()
                 self.answer(200 if files else 404, "text/html", body)
             else:
                 index.asked.append(name)
@@ -128,7 +136,12 @@ def serve(folder: Path) -> Iterator[Index]:
             self, status: int, kind: str, body: bytes, pause: float = 0, more: Mapping[str, str] = MappingProxyType({})
         ) -> None:
             self.send_response(status)
-            for header, value in {"Content-Type": kind, "Content-Length": str(len(body)), **more}.items():
+            for header, value in {
+                "Content-Type": kind,
+                "Content-Length": str(len(body)),
+                "Cache-Control": "no-cache",
+                **more,
+            }.items():
                 self.send_header(header, value)
             self.end_headers()
             if self.command == "HEAD":
@@ -147,7 +160,7 @@ def serve(folder: Path) -> Iterator[Index]:
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    index.url = f"http://127.0.0.1:{server.server_address[1]}/simple/"
+    index.url = f"http://127.0.0.1:{server.server_address[1]}{prefix}/simple/"
     try:
         yield index
     finally:
@@ -155,12 +168,12 @@ def serve(folder: Path) -> Iterator[Index]:
         server.server_close()
 
 
-def page(name: str, files: Sequence[Path], uploaded: Mapping[str, str]) -> bytes:
+def page(prefix: str, name: str, files: Sequence[Path], uploaded: Mapping[str, str]) -> bytes:
     """A project's page in the simple index's JSON form."""
     rows = [
         {
             "filename": file.name,
-            "url": f"/files/{file.name}",
+            "url": f"{prefix}/files/{file.name}",
             "hashes": {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()},
             "size": file.stat().st_size,
             **({"upload-time": uploaded[file.name]} if file.name in uploaded else {}),
@@ -172,8 +185,8 @@ def page(name: str, files: Sequence[Path], uploaded: Mapping[str, str]) -> bytes
 
 
 def use_index(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """Let uv know this index and nothing else of the machine's configuration, nor what it knew of another one."""
+    """Let uv know this index and nothing else of the machine's configuration."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in (("DEFAULT_INDEX", url), ("HTTP_RETRIES", "0"), ("NO_CACHE", "1")):
+    for name, value in (("DEFAULT_INDEX", url), ("HTTP_RETRIES", "0"), ("CACHE_DIR", CACHE.name)):
         monkeypatch.setenv(f"UV_{name}", value)
