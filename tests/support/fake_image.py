@@ -13,9 +13,11 @@ import tempfile
 from importlib.util import cache_from_source
 from pathlib import Path
 
+from places import DATA, PROJECT
+
 HERE = Path(__file__).parent
 UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH
-SOURCES = HERE.parent / "src"
+SOURCES = PROJECT / "src"
 TORCH = "__version__ = '2.14.0+cu130'\ncuda = '13.0'\n"
 IMPORTED = f"""
 import json, os, sys
@@ -65,7 +67,10 @@ def image_tar() -> bytes:
             tar.addfile(member, io.BytesIO(content))
 
         places = {file: file for file in sorted(files)}
-        places |= {HERE / name: Path("/usr/local/bin") / name for name in ("fake_vllm.py", "data/smoke/recorded.json")}
+        places |= {
+            HERE / "fake_vllm.py": Path("/usr/local/bin/fake_vllm.py"),
+            DATA / "smoke/recorded.json": Path("/usr/local/data/smoke/recorded.json"),
+        }
         with tempfile.TemporaryDirectory() as work:
             for file, place in places.items():
                 put(place, file.read_bytes())
