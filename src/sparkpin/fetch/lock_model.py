@@ -24,7 +24,7 @@ from sparkpin.fetch.hub_repository import Site, generated, site_of
 from sparkpin.fetch.model_files import TEXTS, download_folder, listing_of
 from sparkpin.fetch.origins import SILENCE
 from sparkpin.fetch.pieces import FilePiece
-from sparkpin.fetch.store import Store
+from sparkpin.fetch.store import HASH_WORKERS, Store
 from sparkpin.fetch.transfer import CONNECTIONS, Fetched
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelLock, ModelPin, PinnedRepository, RepositoryLock
@@ -287,7 +287,7 @@ def hashed(folder: Path, manifest: Path, key: str, say: Say) -> Iterator[Listed]
             say(f"hashing {folder / name} ({size / 1e6:,.1f} MB)")
         return Listed(name.as_posix(), size, files.sha256_file(folder / name)[0], "")
 
-    with ThreadPoolExecutor(model.HASH_WORKERS) as pool:
+    with ThreadPoolExecutor(HASH_WORKERS) as pool:
         yield from pool.map(row, names)
 
 

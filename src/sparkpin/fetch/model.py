@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sparkpin.checkpoint.repository import Listing, Places, header_of, is_shard
@@ -25,11 +23,10 @@ from sparkpin.fetch import transfer
 from sparkpin.fetch.hub_repository import Site, generated, site_of
 from sparkpin.fetch.model_files import TEXTS, download_folder, listing_of, places_of, repository_folder
 from sparkpin.fetch.pieces import FilePiece
-from sparkpin.fetch.store import Store
+from sparkpin.fetch.store import Store, missing
 from sparkpin.pins.schema import LockedFile, ModelLock, ModelPin, RepositoryLock
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-HASH_WORKERS = min(4, os.cpu_count() or 1)
 
 
 def fetch_model(
@@ -193,26 +190,3 @@ def lacking(store: Store, wanted: Iterable[LockedFile], say: Say) -> list[Locked
     """What of headers and tensors is absent or damaged, each content once."""
     by_content = {row.sha256: row for row in wanted}
     return missing(((row, store.path(sha256)) for sha256, row in by_content.items()), say)
-
-
-def missing(wanted: Iterable[tuple[LockedFile, Path]], say: Say) -> list[LockedFile]:
-    """Reads what is there. A damaged file is told and removed."""
-    rows = list(wanted)
-
-    def fault(row: tuple[LockedFile, Path]) -> str | None:
-        file, path = row
-        if not path.is_file():
-            return ""
-        if (size := path.stat().st_size) != file.size:
-            return f"size {size}, wanted {file.size}"
-        sha256, _ = files.sha256_file(path)
-        return None if sha256 == file.sha256 else f"sha256 {sha256}, wanted {file.sha256}"
-
-    with ThreadPoolExecutor(HASH_WORKERS) as pool:
-        faults = list(pool.map(fault, rows))
-    for (file, path), why in zip(rows, faults, strict=True):
-        if why:
-            what = file.file if file.name == file.file else f"{file.name} of {file.file}"
-            say(f"{path} ({what}) is damaged ({why}): fetching it again")
-            path.unlink()
-    return [file for (file, _), why in zip(rows, faults, strict=True) if why is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,12 +18,11 @@ from sparkpin.fetch.debs import HowToGet, open_apt
 from sparkpin.fetch.lock_stack import check_unique, scratch_folder
 from sparkpin.fetch.pieces import FilePiece
 from sparkpin.fetch.source_archives import fetch_archives
-from sparkpin.fetch.store import Store
+from sparkpin.fetch.store import Store, missing
 from sparkpin.fetch.uv_resolver import indexes, offered
 from sparkpin.fetch.wheels import WheelTarget, http_client, origin_of, target_of
 from sparkpin.pins.schema import LockedFile, Stack, StackLock
 
-PARALLEL = 4  # hashing frees the interpreter
 DEBS = 48  # packages that apt fetches at once
 PACKAGE_LISTS = 80_000_000  # bytes; apt's lists of a Debian suite, unpacked
 
@@ -49,10 +48,12 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say, how_to_ge
     with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
         store.sweep()
         source = lock.source
-        wheels = missing(store, [*lock.wheels, *(source.wheels if source else ())], say)
-        underlay = missing(store, lock.underlay, say)
-        debs = missing(store, [*lock.debs, *(source.debs if source else ())], say)
-        archives = missing(store, source.archives if source else (), say)
+
+        def lacking(*rows: Sequence[LockedFile]) -> list[LockedFile]:
+            return missing(((file, store.path(file.sha256)) for part in rows for file in part), say)
+
+        wheels, underlay = lacking(lock.wheels, source.wheels if source else ()), lacking(lock.underlay)
+        debs, archives = lacking(lock.debs, source.debs if source else ()), lacking(source.archives if source else ())
         wanted = [*wheels, *underlay, *debs, *archives]
         if wanted:
             # apt hangs on a full disk, so there is no finding out on the way.
@@ -87,25 +88,6 @@ def require_fetched(paths: Paths, lock: StackLock) -> None:
             f"{len(absent)} of {len(locked)} locked files are not in the store {paths.store}: {first}",
             next_step="`invoke fetch` where there is a network, or `invoke import` of a bundle that has its store",
         )
-
-
-def missing(store: Store, wanted: Iterable[LockedFile], say: Say) -> list[LockedFile]:
-    """The files that the store lacks; a damaged one is removed and told."""
-
-    def intact(file: LockedFile) -> bool:
-        if not store.path(file.sha256).exists():
-            return False
-        try:
-            store.verified(file)
-        except IntegrityError as error:
-            say(f"damaged, fetching again: {error.message}")
-            store.path(file.sha256).unlink()
-            return False
-        return True
-
-    rows = list(wanted)
-    with ThreadPoolExecutor(PARALLEL) as pool:
-        return [file for file, good in zip(rows, pool.map(intact, rows), strict=True) if not good]
 
 
 def fetch_wheels(

@@ -113,7 +113,7 @@ def test_damaged_file_is_told_and_fetched_again(paths: Paths, index: Index) -> N
     data[1000] ^= 1
     stored.write_bytes(data)
     assert fetch_stack(paths, stack(), lock, said.append, advice).bytes_fetched == file.size
-    assert any(line.startswith("damaged") and file.file in line and file.sha256 in line for line in said)
+    assert any("is damaged" in line and file.file in line and file.sha256 in line for line in said)
     assert Store(paths.store).verified(file)
     assert index.asked == [file.file]
 
