@@ -317,6 +317,7 @@ def test_greedy_answer_is_the_script(int4: Repo) -> None:
     """Follow the residual stream by hand: embedding, the mode that attention adds, final norm, LM head."""
     words = vocabulary()
     embedding, head = int4.bf16(f"{BODY}embed_tokens.weight"), int4.bf16("lm_head.weight")
+    squares = [dot(row, row) for row in head]
     mode_dim = {script.mode: 2 + i for i, script in enumerate(scripts.MODES)}
 
     @functools.cache
@@ -325,7 +326,9 @@ def test_greedy_answer_is_the_script(int4: Repo) -> None:
         if mode in mode_dim:
             hidden[mode_dim[mode]] += 5.0
         state = normalised(hidden)
-        logits = [dot(state, row) for row in head]
+        # The dot product by the distance, which C computes: |a - b|² = |a|² + |b|² - 2 a·b.
+        own = dot(state, state)
+        logits = [(own + square - math.dist(state, row) ** 2) / 2 for row, square in zip(head, squares, strict=True)]
         best = max(range(len(logits)), key=logits.__getitem__)
         second = max(logits[:best] + logits[best + 1 :])
         assert logits[best] - second > 12, (mode, words.tokens[best])
