@@ -1,70 +1,109 @@
-"""Wheels of two generations, in which files stay, change, come and go, and locks of them with kept layers."""
+"""Layers and saved images that hold whatever one may hold, as other tools write them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 
-import yaml
-from places import PROJECT
-from wheelhouse import make_wheel
-
-from sparkpin.pins import manifests
-from sparkpin.pins.schema import LockedFile, Stack, StackLock
-
-LAYERS = [{"name": "low", "packages": ["dep", "gone"]}, {"name": "rest", "packages": ["*"]}]
-SITE = "opt/vllm/lib/python3.11/site-packages"
-
-# Two versions of one distribution: modules that stay, change, come and go; a file and a folder that change places;
-# scripts; and folders that it shares with another distribution, or has alone.
-DEP = {
-    "dep/__init__.py": "VERSION = 1\n",
-    "dep/same.py": "",
-    "dep/old.py": "",
-    "dep/part/__init__.py": "",
-    "dep/part/deep.py": "",
-    "dep/turns": "a file",
-    "dep/moves/in.txt": "a folder",
-    "shared/dep/mine.py": "",
-    "shared/both.py": "",
-    "dep-1.0.dist-info/entry_points.txt": "[console_scripts]\ndep-old = dep:main\ndep = dep:main\nboth = shared:main\n",
-}
-DEP_2 = {
-    "dep/__init__.py": "VERSION = 2\n",
-    "dep/same.py": "",
-    "dep/new.py": "",
-    "dep/turns/in.txt": "a folder",
-    "dep/moves": "a file",
-    "dep-2.0.dist-info/entry_points.txt": "[console_scripts]\ndep = dep:main\n",
-}
-OTHER = {
-    "other.py": "",
-    "shared/other/yours.py": "",
-    "shared/both.py": "",
-    "other-1.0.data/scripts/tool": "#!python\n",
-    "other-1.0.dist-info/entry_points.txt": "[console_scripts]\nboth = shared:main\n",
-}
-GONE = {"gone/__init__.py": "", "gone/deep/x.py": "", "gone.pth": "\n", "gone-1.0.data/data/share/gone.txt": "x"}
-
-
-def versions_of(folder: Path) -> dict[str, LockedFile]:
-    return {
-        "app": make_wheel(folder, "app", requires=["dep", "other", "gone"], files={"app.py": ""}),
-        "app2": make_wheel(folder, "app", "2.0", requires=["dep==2.0", "other"], files={"app.py": "NEW = 1\n"}),
-        "dep": make_wheel(folder, "dep", files=DEP),
-        "dep2": make_wheel(folder, "dep", "2.0", files=DEP_2),
-        "other": make_wheel(folder, "other", files=OTHER),
-        "gone": make_wheel(folder, "gone", files=GONE),
-    }
-
-
-def stack_lock(*wheels: LockedFile, underlay: Sequence[LockedFile] = (), updates: Sequence[str] = ()) -> StackLock:
-    return StackLock(
-        stack="s", inputs="0" * 64, debs=[], wheels=list(wheels), underlay=list(underlay), updates=list(updates)
+CAPABILITY = {
+    "SCHILY.xattr.security.capability": b"\x01\0\0\x02\0\x04\0\0\0\0\0\0\0\0\0\0\0\0\0\xff".decode(
+        "utf-8", "surrogateescape"
     )
+}
+LONG = "opt/" + "a-long-folder-name/" * 6 + "file.txt"
 
 
-def a_stack(name: str, layers: object = LAYERS) -> Stack:
-    value = yaml.safe_load((PROJECT / "pins/stacks/cpu.yaml").read_text())
-    value["python"] |= {"layers": layers, "requirements": ["app==1.0"], "exclude": {}}
-    return manifests.parse(Stack, {**value, "name": name, "mods": ["modkit"]}, f"{name}.yaml")
+def member(name: str, data: bytes | None = None, **fields: object) -> tuple[tarfile.TarInfo, bytes | None]:
+    info = tarfile.TarInfo(name)
+    info.mode = 0o644
+    if data is not None:
+        info.size = len(data)
+    for key, value in fields.items():
+        setattr(info, key, value)
+    return info, data
+
+
+def everything() -> list[tuple[tarfile.TarInfo, bytes | None]]:
+    return [
+        member("opt", type=tarfile.DIRTYPE, mode=0o755),
+        member("opt/tool", b"#!/bin/sh\n", mode=0o4755, uid=10001, gid=10001, uname="me", gname="us"),
+        member("opt/tool-2", type=tarfile.LNKTYPE, linkname="opt/tool", mode=0o4755, uid=10001, gid=10001),
+        member("opt/null", type=tarfile.CHRTYPE, devmajor=1, devminor=3, mode=0o666),
+        member("opt/link", type=tarfile.SYMTYPE, linkname="../etc/passwd"),
+        member("opt/ping", b"binary", mode=0o755, pax_headers=CAPABILITY),
+        member("opt/.wh.gone", b""),
+        member("opt/sub", type=tarfile.DIRTYPE, mode=0o700),
+        member("opt/sub/.wh..wh..opq", b"", mode=0o600),
+        member(LONG, b"deep"),
+        member("opt/caf\udce9", b"latin-1 name"),
+        member("opt/to-far", type=tarfile.SYMTYPE, linkname="/" + "x" * 120),
+    ]
+
+
+def noise() -> list[tuple[tarfile.TarInfo, bytes | None]]:
+    """What build steps leave behind."""
+    return [
+        member("etc", type=tarfile.DIRTYPE, mode=0o755),
+        member("etc/resolv.conf", b""),
+        member("tmp", type=tarfile.DIRTYPE, mode=0o1777),
+        member("tmp/uv-123.lock", b""),
+        member("root", type=tarfile.DIRTYPE, mode=0o700),
+        member("root/.cache", type=tarfile.DIRTYPE, mode=0o700),
+        member("root/.cache/x", b"x"),
+    ]
+
+
+def layer(
+    members: Iterable[tuple[tarfile.TarInfo, bytes | None]], *, mtime: int = 5, format: int = tarfile.PAX_FORMAT
+) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=format, encoding="utf-8", errors="surrogateescape") as tar:
+        for info, data in members:
+            info.mtime = mtime
+            tar.addfile(info, io.BytesIO(data) if data is not None else None)
+    return out.getvalue()
+
+
+def sha(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def save(path: Path, layers: list[bytes], *, oci: bool = False, packed: bool = False, labels: dict[str, str]) -> Path:
+    """An archive as `docker save` writes it: up to 24, or from 25 on (`oci`)."""
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "created": "2026-11-21T08:00:00.123Z" if oci else "2026-11-20T07:00:00Z",
+        "config": {"Hostname": "abc", "Labels": labels, "Env": ["B=1", "A=2"], "Cmd": None, "Image": "x"},
+        "container_config": {"Hostname": "def"},
+        "history": [{"created": "2026-11-21T08:00:00Z", "created_by": "RUN something"}],
+        "rootfs": {"type": "layers", "diff_ids": [sha(data) for data in layers]},
+    }
+    blobs = [gzip.compress(data) if packed else data for data in layers]
+    body = json.dumps(config).encode()
+    names = [f"blobs/sha256/{sha(blob)[7:]}" if oci else f"{number}/layer.tar" for number, blob in enumerate(blobs)]
+    config_name = f"blobs/sha256/{sha(body)[7:]}" if oci else f"{sha(body)[7:]}.json"
+    with tarfile.open(path, "w") as tar:
+        done: dict[bytes, str] = {}
+        for name, blob in zip(names, blobs, strict=True):
+            info = tarfile.TarInfo(name)
+            if blob in done and not oci:  # 20.10 writes a layer that comes twice as a link
+                info.type, info.linkname = tarfile.SYMTYPE, f"../{done[blob]}"
+                tar.addfile(info)
+                continue
+            info.size = len(blob)
+            tar.addfile(info, io.BytesIO(blob))
+            done[blob] = name
+        for name, data in (
+            (config_name, body),
+            ("manifest.json", json.dumps([{"Config": config_name, "Layers": names, "RepoTags": ["a:b"]}]).encode()),
+        ):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path

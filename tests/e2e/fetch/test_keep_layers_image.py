@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from in_container import output_of
-from layer_samples import LAYERS, a_stack, versions_of
+from kept_layer_samples import LAYERS, a_stack, versions_of
 from newer_engine import NEWER, newer_engine
 from newer_engine import newer_root as newer_root
 from places import PROJECT

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 import stack_samples
 import uv
-from layer_samples import LAYERS, a_stack, stack_lock, versions_of
+from kept_layer_samples import LAYERS, a_stack, stack_lock, versions_of
 from newer_engine import newer_root as newer_root
 from places import PROJECT
 from stack_samples import locked, versions, write

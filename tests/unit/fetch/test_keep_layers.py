@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from layer_samples import a_stack, stack_lock, versions_of
+from kept_layer_samples import a_stack, stack_lock, versions_of
 from newer_engine import newer_root as newer_root
 from places import PROJECT
 from wheelhouse import make_wheel
