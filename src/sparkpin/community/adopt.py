@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.community import mapping, template
+from sparkpin.community.flag_lint import read_json
 from sparkpin.community.recipe import CommunityRecipe
 from sparkpin.community.render import ONLY_BASH, RenderedRecipe, eaten, render, vllm_serve
 from sparkpin.core.errors import ManifestError
@@ -25,10 +25,8 @@ REVISION = "--revision"
 
 @dataclass(frozen=True)
 class Adopted:
-    """value: of recipes/NAME.yaml; told, unmapped: for people."""
-
-    value: dict[str, Any]
-    told: tuple[str, ...]
+    value: dict[str, Any]  # of recipes/NAME.yaml
+    told: tuple[str, ...]  # for people, as unmapped
     unmapped: tuple[str, ...]
 
     @property
@@ -119,9 +117,8 @@ def require_one_gpu(file: Path, argv: Sequence[str]) -> None:
 
 def left_out(project: Path, argv: Sequence[str], mods: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """Flags that cannot be served here, and what is told of those that will be missed."""
-    dropped: list[str] = []
+    dropped = [flag for flag in (BACKEND, REVISION) if flag_value(argv, flag) is not None]
     lacking: list[str] = []
-    dropped += [flag for flag in (BACKEND, REVISION) if flag_value(argv, flag) is not None]
     for flag in tls_flags(argv):
         dropped.append(flag)
         lacking.append(f"{flag}: served by plain HTTP; a proxy before the server can do TLS")
@@ -145,10 +142,7 @@ def changed(argv: Sequence[str], dropped: Sequence[str]) -> list[str]:
 
 
 def draft_of(plan: str) -> str:
-    try:
-        value = json.loads(plan)
-    except ValueError:
-        return ""
+    value = read_json(plan)
     return str(value.get("model") or "") if isinstance(value, dict) else ""
 
 

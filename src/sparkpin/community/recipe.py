@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from sparkpin.community import including, yamlfile
+from sparkpin.community import yamlfile
 from sparkpin.core.errors import ManifestError
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -31,31 +32,27 @@ ELSEWHERE = {"benchmark", "capabilities", "description", "distribution_config", 
 
 OURS = ("stack", "stage", "model_revision")
 """What a recipe of ours has beside version 1's keys."""
+DEEPEST = 8  # files that include each other
+PLAIN = re.compile(r"[A-Za-z0-9_][\w.+-]*", re.ASCII)
+ATOMIC = ("defaults", "env")
 
 
 @dataclass(frozen=True)
 class RecipeOrigin:
-    """What a recipe was here: the key `sparkpin` of `metadata` in an export, or a file that has our own keys.
+    """What a recipe was here: the key `sparkpin` of `metadata` in an export, or a file that has our own keys."""
 
-    model: the base's repository; revision: its commit, or `unresolved`; mods: what is in the image already.
-    """
-
-    model: str
-    revision: str
+    model: str  # the base's repository
+    revision: str  # its commit, or `unresolved`
     stack: str
     stage: str
-    mods: tuple[str, ...]
+    mods: tuple[str, ...]  # what is in the image already
 
 
 @dataclass(frozen=True)
 class CommunityRecipe:
-    """version: "1" or "2"; name: the key's, of version 2 the file's; defaults: as written, with values of any type;
-    env: as text, as both runners make it; nodes: least number of machines; others: keys that its runner does not
-    know; repeated: keys that stand twice; raw: all of it, with what it includes; origin: None for the community's."""
-
     path: Path
-    version: str
-    name: str
+    version: str  # "1" or "2"
+    name: str  # the key's, of version 2 the file's
     description: str
     model: str
     revision: str
@@ -64,13 +61,13 @@ class CommunityRecipe:
     command: str | None
     build_args: tuple[str, ...] = ()
     mods: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
-    env: Mapping[str, str] = field(default_factory=lambda: NOTHING)
-    nodes: int = 1
-    others: tuple[str, ...] = ()
-    repeated: tuple[str, ...] = ()
-    raw: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
-    origin: RecipeOrigin | None = None
+    defaults: Mapping[str, Any] = field(default_factory=lambda: NOTHING)  # as written, with values of any type
+    env: Mapping[str, str] = field(default_factory=lambda: NOTHING)  # as text, as both runners make it
+    nodes: int = 1  # least number of machines
+    others: tuple[str, ...] = ()  # keys that its runner does not know
+    repeated: tuple[str, ...] = ()  # keys that stand twice
+    raw: Mapping[str, Any] = field(default_factory=lambda: NOTHING)  # all of it, with what it includes
+    origin: RecipeOrigin | None = None  # None for the community's
 
     @property
     def applied(self) -> tuple[str, ...]:
@@ -83,8 +80,60 @@ def load(path: Path) -> CommunityRecipe:
     value, repeated = yamlfile.read(path)
     version = "1" if str(value.get("recipe_version", "2")) == "1" else "2"
     if version == "2":
-        value = including.resolved(value, path)
+        value = included(value, path)
     return of(value, path, version, repeated)
+
+
+def included(value: dict[str, Any], path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """`include:` of version 2: a recipe as a change to another one in the same folder.
+
+    Mappings merge key by key, but each value of `defaults` and `env` is one setting; a list replaces another, except
+    that `overrides` grow; null takes a key away. `metadata` of another model is not taken over.
+    """
+    if "include" not in value:
+        return value
+    name = value["include"]
+    if not isinstance(name, str) or not PLAIN.fullmatch(name.strip()):
+        wanted = "the name of a recipe in the same folder: what `@registry/name` means is known to sparkrun alone"
+        step = "in sparkrun: sparkrun recipe export writes it as one file, which can be taken over"
+        raise ManifestError(path, "include", name, wanted, next_step=step)
+    if str(value.get("recipe_version", "2")) == "1":
+        raise ManifestError(path, "include", name, "recipe_version 2: version 1 does not know the key")
+    chain = (*above, path.resolve())
+    endings = ("",) if name.strip().endswith((".yaml", ".yml")) else (".yaml", ".yml")
+    places = [path.with_name(name.strip() + ending) for ending in endings]
+    base = next((place for place in places if place.is_file()), None)
+    if base is None or base.resolve().parent != path.resolve().parent:
+        raise ManifestError(path, "include", name, f"a file {places[0].name} beside it")
+    if base.resolve() in chain or len(chain) > DEEPEST:
+        raise ManifestError(path, "include", name, f"a chain without a circle, of at most {DEEPEST}")
+    below, _ = yamlfile.read(base)
+    return merged(included(below, base, chain), value)
+
+
+def merged(base: dict[str, Any], outer: dict[str, Any]) -> dict[str, Any]:
+    if outer.get("model", base.get("model")) != base.get("model"):
+        base = {key: value for key, value in base.items() if key != "metadata"}
+    if isinstance(outer.get("overrides"), list) and isinstance(base.get("overrides"), list):
+        outer = outer | {"overrides": [*base["overrides"], *outer["overrides"]]}
+    made = overlaid(base, outer | {"include": None})
+    for key in ATOMIC:
+        if isinstance(base.get(key), dict) and isinstance(outer.get(key), dict):
+            made[key] = overlaid(base[key], outer[key], deep=False)
+    return made
+
+
+def overlaid(base: dict[str, Any], outer: dict[str, Any], *, deep: bool = True) -> dict[str, Any]:
+    made = dict(base)
+    for key, value in outer.items():
+        old = made.get(key)
+        if value is None:
+            made.pop(key, None)
+        elif deep and isinstance(value, dict) and isinstance(old, dict):
+            made[key] = overlaid(old, value)
+        else:
+            made[key] = value
+    return made
 
 
 def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, ...] = ()) -> CommunityRecipe:
