@@ -249,13 +249,6 @@ def test_an_answer_of_one_token_has_no_decode() -> None:
     assert one.ended_early
 
 
-def test_quantiles_are_those_of_numpy() -> None:
-    values = [random.Random(7).random() for _ in range(37)]
-    for share in (0, 0.5, 0.95, 1):
-        assert measure.quantile(values, share) == pytest.approx(numpy.percentile(values, 100 * share))
-    assert measure.quantile([3.0], 0.95) == 3.0
-
-
 def test_a_cell_without_an_answer_is_an_error_with_its_reason(paths: Paths) -> None:
     nothing = result(output_lens=[0, 0, 0], errors=["", "Traceback ...\nBad Request", "x"])
     with pytest.raises(SmokeError, match="none of 3 requests was answered: Bad Request"):

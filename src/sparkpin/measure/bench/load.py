@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,30 +31,6 @@ LEAST_LIMIT = 600.0
 ENDING_SECONDS = 10.0
 SLOWER = 20
 """A step may take so many times its estimate before it is broken off."""
-
-
-@dataclass(frozen=True)
-class Begun:
-    """A step begins."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class Done:
-    """What the tool found in a step, and /metrics around it."""
-
-    number: int
-    result: Mapping[str, Any]
-    before: str
-    after: str
-
-
-@dataclass(frozen=True)
-class Hello:
-    """The tool is loaded. vllm: its version."""
-
-    vllm: str
 
 
 def plan_text(release: Release, steps: Sequence[Step], plan: BenchPlan, key: str | None) -> bytes:
@@ -90,8 +66,10 @@ def run_steps(
     *,
     key: str | None,
     gpus: bool,
-) -> Iterator[Hello | Begun | Done]:
-    """What happens, as it happens. The container is gone in the end, however it ends.
+) -> Iterator[dict[str, Any]]:
+    """What the driver writes, as it happens: its vLLM once, then of each step that it begins, and what came of it.
+
+    The container is gone in the end, however it ends.
 
     Raises:
         SmokeError: the tool ended before its last step; with its last words, or the post-mortem of the server.
@@ -119,13 +97,8 @@ def run_steps(
             container.start()
         done = 0
         for value in values(output(container)):
-            if "vllm" in value:
-                yield Hello(value["vllm"])
-            elif "begin" in value:
-                yield Begun(value["begin"])
-            else:
-                done += 1
-                yield Done(value["step"], value["result"], value["before"], value["after"])
+            done += "result" in value
+            yield value
         if done < len(steps):
             raise gone(paths, container, server, release)
     finally:

@@ -12,7 +12,7 @@ from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.measure.bench import record
 from sparkpin.measure.bench.ceiling import with_ceiling
-from sparkpin.measure.bench.load import TOOL, Begun, Done, Hello, run_steps
+from sparkpin.measure.bench.load import TOOL, run_steps
 from sparkpin.measure.bench.measure import failures_of, measured, output_rate
 from sparkpin.measure.bench.plan import BenchPlan, seconds_of, steps_of
 from sparkpin.measure.bench.record import BenchRecord, Cell, CellResult, Conditions
@@ -25,12 +25,12 @@ SLOW = 20.0  # seconds from which on a step is announced
 
 @dataclass(frozen=True)
 class BenchPlace:
-    """Where and on what a run happens. bandwidth: bytes a second of the memory, None where nobody stated it."""
+    """Where and on what a run happens."""
 
     paths: Paths
     engine: Engine
     host: Fingerprint
-    bandwidth: float | None
+    bandwidth: float | None  # bytes a second of the memory, None where nobody stated it
     say: Say
 
     @classmethod
@@ -81,17 +81,13 @@ def kept_before(place: BenchPlace, release: Release, cells: Sequence[Cell], *, r
             place.say("nothing to resume: a new run")
         return None
     there = known.conditions
-    differs = [
-        what
-        for what, same in (
-            ("the image", there.image == release.image),
-            ("the command", there.argv == conditions_argv(release)),
-            ("the machine", there.host == place.host),
-            ("the plan", known.planned == len(cells) and {row.cell for row in known.cells} <= set(cells)),
-        )
-        if not same
-    ]
-    if differs:
+    same = {
+        "the image": there.image == release.image,
+        "the command": there.argv == conditions_argv(release),
+        "the machine": there.host == place.host,
+        "the plan": known.planned == len(cells) and {row.cell for row in known.cells} <= set(cells),
+    }
+    if differs := [what for what, is_same in same.items() if not is_same]:
         place.say(f"a new run: of the one that was broken off {' and '.join(differs)} differ from now")
         return None
     place.say(f"{len(known.cells)} of {known.planned} cells are there already")
@@ -119,13 +115,13 @@ def turn(place: BenchPlace, server: BenchTarget, plan: BenchPlan) -> Iterator[tu
     say(f"loading {TOOL} of the image")
     for event in events:
         match event:
-            case Hello(vllm):
+            case {"vllm": vllm}:
                 conditions = conditions_of(place, server, vllm)
-            case Begun(number):
+            case {"begin": number}:
                 step = steps[number]
                 if (seconds := seconds_of(step, plan.pace)) > SLOW:
                     say(f"{step.cell.name}{'' if step.counts else ', which does not count'}: about {seconds:.0f} s")
-            case Done(number, result, before, after):
+            case {"step": number, "result": result, "before": before, "after": after}:
                 step = steps[number]
                 row = measured(step.cell, result, before, after, first.get(step.cell.name))
                 require_answers(subject.release, row, failures_of(result))

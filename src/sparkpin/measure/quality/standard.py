@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,13 +47,11 @@ FETCH_DATA = (
 
 @dataclass(frozen=True)
 class StandardTasks:
-    """tasks: lm-eval's names; limit: questions of each, 0 for all; chat: asked as chats, which tasks that compare
-    log-probabilities cannot be.
-    """
+    """What of lm-eval to ask."""
 
-    tasks: tuple[str, ...]
-    limit: int = 0
-    chat: bool = False
+    tasks: tuple[str, ...]  # its names
+    limit: int = 0  # questions of each, 0 for all
+    chat: bool = False  # asked as chats, which tasks that compare log-probabilities cannot be
 
 
 def seconds_of(hours: int) -> float:
@@ -128,8 +126,7 @@ def require_known(paths: Paths, wanted: StandardTasks) -> None:
     python, names = require_installed(paths, wanted), [name for name in wanted.tasks if name not in own_tasks()]
     if not names:
         return
-    argv = [str(python), "-c", UNKNOWN, str(TASKS), *names]
-    done = subprocess.run(argv, cwd=TASKS, env=child_env(paths, offline=True), capture_output=True, text=True)
+    done = run_python(paths, UNKNOWN, names, offline=True)
     if done.returncode:
         raise SmokeError(
             f"lm-eval does not tell its tasks:\n{last(done.stderr, 3)}",
@@ -138,6 +135,12 @@ def require_known(paths: Paths, wanted: StandardTasks) -> None:
     for name, near in json.loads(done.stdout.splitlines()[-1]).items():
         meant = f"did you mean {' or '.join(near)}? " if near else ""
         raise InputError(f"--tasks: lm-eval has no task {name!r}", next_step=f"{meant}{others_of(paths)}")
+
+
+def run_python(paths: Paths, program: str, names: Sequence[str], *, offline: bool) -> subprocess.CompletedProcess[str]:
+    """A program for lm-eval's own Python. names: of tasks."""
+    argv = [str(environment(paths) / "bin/python"), "-c", program, str(TASKS), *names]
+    return subprocess.run(argv, cwd=TASKS, env=child_env(paths, offline=offline), capture_output=True, text=True)
 
 
 def others_of(paths: Paths) -> str:
@@ -157,8 +160,7 @@ def fetch(paths: Paths, wanted: StandardTasks, say: Say) -> None:
             with atomic_file(folder / READY) as file:  # an environment without it is half-made
                 file.write(b"{}\n")
     say(f"fetching the data of {', '.join(wanted.tasks)}")
-    argv = [str(folder / "bin/python"), "-c", FETCH_DATA, str(TASKS), *wanted.tasks]
-    done = subprocess.run(argv, cwd=TASKS, env=child_env(paths, offline=False), capture_output=True, text=True)
+    done = run_python(paths, FETCH_DATA, wanted.tasks, offline=False)
     if done.returncode:
         require_known_tasks(paths, done.stderr, wanted)
         raise NetworkError(
@@ -206,8 +208,8 @@ def scores(
                 next_step="the same command with --limit N, which asks fewer questions, or with more --hours",
             ) from None
         found = sorted(Path(out).rglob("results_*.json"))
-        if done.code or not found:
-            raise_for(paths, done.text, wanted)
+        if done.returncode or not found:
+            raise_for(paths, done.stdout, wanted)
         return read_scores(json.loads(found[-1].read_text(encoding="utf-8")))
 
 
