@@ -38,16 +38,11 @@ class RenderedRecipe:
 
 
 def render(
-    recipe: CommunityRecipe,
-    overrides: Mapping[str, Any] | None = None,
-    extra: Sequence[str] = (),
-    *,
-    nodes: int | None = None,
+    recipe: CommunityRecipe, overrides: Mapping[str, Any] | None = None, *, nodes: int | None = None
 ) -> RenderedRecipe:
     """
     Args:
         overrides: values in the place of `defaults`, as of `--port` or `-o key=value`.
-        extra: words after `--`, behind the command. (sparkrun takes such words and drops them.)
         nodes: 1: as on one machine, where version 1 sets tensor_parallel to 1 and leaves the executor backend out;
             None: as the recipe says.
 
@@ -62,24 +57,26 @@ def render(
             next_step="choose one for a single machine",
         )
     if recipe.version == "1":
-        return as_v1(recipe, given, extra, alone=nodes == 1)
-    return as_v2(recipe, given, extra)
+        return read_script(recipe, *as_v1(recipe, given, alone=nodes == 1))
+    text, env, container, missing = as_v2(recipe, given)
+    return replace(read_script(recipe, text, env), container=container, missing=missing)
 
 
-def as_v1(recipe: CommunityRecipe, overrides: dict[str, Any], extra: Sequence[str], *, alone: bool) -> RenderedRecipe:
+def as_v1(recipe: CommunityRecipe, overrides: dict[str, Any], *, alone: bool) -> tuple[str, dict[str, str]]:
+    """The script and its environment."""
     if alone:
         overrides = {"tensor_parallel": 1} | overrides
     text = placeholders.fill_v1(recipe.command or "", {**recipe.defaults, **overrides}, recipe.path).rstrip()
     if text.endswith("\\"):
         text = text.rstrip("\\\n").rstrip()
-    text = " ".join([text, *map(shlex.quote, extra)])
     if alone:
         lines = BACKEND.sub("", text).split("\n")
         text = "\n".join(line for line in lines if line.strip() not in ("", "\\"))
-    return read_script(recipe, text.strip(), {name: meant(value) for name, value in recipe.env.items()})
+    return text.strip(), {name: meant(value) for name, value in recipe.env.items()}
 
 
-def as_v2(recipe: CommunityRecipe, overrides: dict[str, Any], extra: Sequence[str]) -> RenderedRecipe:
+def as_v2(recipe: CommunityRecipe, overrides: dict[str, Any]) -> tuple[str, dict[str, str], str, tuple[str, ...]]:
+    """The script, its environment, the container, and the placeholders that nothing fills."""
     declared = {"runtime": recipe.runtime, **recipe.defaults, **overrides}
     env, container, defaults = dict(recipe.env), recipe.container, dict(recipe.defaults)
     for entry in conditions.holding(recipe.raw.get("overrides"), declared, recipe.path):
@@ -101,9 +98,7 @@ def as_v2(recipe: CommunityRecipe, overrides: dict[str, Any], extra: Sequence[st
     if NAMED.match(text):
         text = with_flag(text, "--served-model-name", values.get("served_model_name"), force=False)
     asked = placeholders.names_v2(recipe.command or "", values)
-    missing = tuple(sorted(name for name in asked if values.get(name) is None))
-    script = read_script(recipe, " ".join([text, *map(shlex.quote, extra)]), env)
-    return replace(script, container=container, missing=missing)
+    return text, env, container, tuple(sorted(name for name in asked if values.get(name) is None))
 
 
 def with_flag(text: str, flag: str, value: Any, *, force: bool) -> str:

@@ -17,15 +17,13 @@ from sparkpin.releases.record import Release
 
 @dataclass(frozen=True)
 class Speed:
-    """tokens: output tokens a second of one user, without the prefill; first: seconds to the first token; prefill:
-    prompt tokens a second; sweep: (users at once, output tokens a second of all), for the shortest prompts. None and
-    empty where that was not measured."""
+    """Of a release; None and empty where that was not measured."""
 
     evidence: ReportEvidence
-    tokens: float | None = None
-    first: float | None = None
-    prefill: float | None = None
-    sweep: tuple[tuple[int, float], ...] = ()
+    tokens: float | None = None  # output tokens a second of one user, without the prefill
+    first: float | None = None  # seconds to the first token
+    prefill: float | None = None  # prompt tokens a second
+    sweep: tuple[tuple[int, float], ...] = ()  # users at once, output tokens a second of all: the shortest prompts
 
 
 def speed_of(paths: Paths, release: Release) -> Speed:
