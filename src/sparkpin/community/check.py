@@ -18,22 +18,12 @@ from sparkpin.community.mapping import stage_of, templates_of, useless
 from sparkpin.community.release import nearest, release
 from sparkpin.community.render import render, vllm_serve
 from sparkpin.core.errors import WHOLE, InputError, ManifestError, SparkpinError, short
-from sparkpin.pins import manifests, schema
+from sparkpin.pins import manifests, schema, vllm_command
 from sparkpin.pins.cache_types import FLAG as CACHE_TYPE
 from sparkpin.pins.cache_types import refuse_patched
 from sparkpin.pins.community_mods import read_run_mods
 from sparkpin.pins.families import vllm_version
-from sparkpin.pins.vllm_command import (
-    MODEL_PATH,
-    fill,
-    flag_value,
-    overlaid,
-    own_faults,
-    parse_flags,
-    settled,
-    split,
-    tls_faults,
-)
+from sparkpin.pins.vllm_command import MODEL_PATH, flag_value, parse_flags
 
 T = TypeVar("T")
 LACKS = "a lock: "  # as `manifests` begins what it wants of a pin that nobody has locked
@@ -71,7 +61,7 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
         found.append(of_error(error))
         argv = without(argv, {str(error.seen)})
     if recipe.origin:
-        argv, env = overlaid(argv, env, stack, chain or ())
+        argv, env = vllm_command.overlaid(argv, env, stack, chain or ())
     return ordered([*found, *of_server(project, recipe.model, argv, env, stack, recipe.applied, lock, chain)])
 
 
@@ -98,15 +88,18 @@ def own_findings(project: Path, name: str) -> list[RecipeFinding]:
             loaded(found, own, "mods", partial(read_run_mods, project, [mod], own, "mods", lock))
     unfilled = keys.left_over(recipe.command, recipe.defaults)
     try:
-        words = split(fill(recipe.command, unfilled | recipe.defaults, own), own)
+        words = vllm_command.split(vllm_command.fill(recipe.command, unfilled | recipe.defaults, own), own)
     except ManifestError as error:
         if not any(finding.severity == "error" and finding.key == "command" for finding in found):  # else it is that
             found.append(of_error(error, own=own))
         return ordered(found)
     if words[2] in unfilled.values():
         words[2] = MODEL_PATH
-    argv, env = settled([*words[:2], MODEL_PATH, *words[3:]], recipe, stack, chain or ())
-    wrong = [*own_faults([word for word in words if word not in unfilled.values()], recipe), *tls_faults(argv, recipe)]
+    argv, env = vllm_command.settled([*words[:2], MODEL_PATH, *words[3:]], recipe, stack, chain or ())
+    wrong = [
+        *vllm_command.own_faults([word for word in words if word not in unfilled.values()], recipe),
+        *vllm_command.tls_faults(argv, recipe),
+    ]
     found += [of_error(fault) for fault in wrong]
     argv = without(argv, {str(fault.seen) for fault in wrong})
     return ordered([*found, *of_server(project, recipe.model, argv, env, stack, recipe.mods, lock, chain)])

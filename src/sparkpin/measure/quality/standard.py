@@ -33,7 +33,6 @@ SILENT = 1800.0  # seconds: one request may take 600, and a task's data some tim
 NAME = re.compile(r"\w[\w.:-]*")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
 NO_DATA = ("OfflineModeIsEnabled", "Couldn't find cache for", "Couldn't reach", "LocalEntryNotFound", "OfflineMode")
-NO_TASK = ("is not a registered task", "Tasks not found")
 UNKNOWN = (
     "import difflib, json, sys; from lm_eval.tasks import TaskManager; tasks = TaskManager(include_path=sys.argv[1]); "
     "print(json.dumps({name: difflib.get_close_matches(name, tasks.all_tasks) for name in sys.argv[2:] "
@@ -134,17 +133,14 @@ def require_known(paths: Paths, wanted: StandardTasks) -> None:
         )
     for name, near in json.loads(done.stdout.splitlines()[-1]).items():
         meant = f"did you mean {' or '.join(near)}? " if near else ""
-        raise InputError(f"--tasks: lm-eval has no task {name!r}", next_step=f"{meant}{others_of(paths)}")
+        listed = f"{environment(paths)}/bin/lm_eval ls tasks lists them; {' and '.join(own_tasks())} need no data"
+        raise InputError(f"--tasks: lm-eval has no task {name!r}", next_step=f"{meant}{listed}")
 
 
 def run_python(paths: Paths, program: str, names: Sequence[str], *, offline: bool) -> subprocess.CompletedProcess[str]:
     """A program for lm-eval's own Python. names: of tasks."""
     argv = [str(environment(paths) / "bin/python"), "-c", program, str(TASKS), *names]
     return subprocess.run(argv, cwd=TASKS, env=child_env(paths, offline=offline), capture_output=True, text=True)
-
-
-def others_of(paths: Paths) -> str:
-    return f"{environment(paths)}/bin/lm_eval ls tasks lists them; {' and '.join(own_tasks())} need no data"
 
 
 def fetch(paths: Paths, wanted: StandardTasks, say: Say) -> None:
@@ -162,7 +158,7 @@ def fetch(paths: Paths, wanted: StandardTasks, say: Say) -> None:
     say(f"fetching the data of {', '.join(wanted.tasks)}")
     done = run_python(paths, FETCH_DATA, wanted.tasks, offline=False)
     if done.returncode:
-        require_known_tasks(paths, done.stderr, wanted)
+        require_known(paths, wanted)
         raise NetworkError(
             f"the data of {', '.join(wanted.tasks)} could not be fetched:\n{last(done.stderr, 3)}",
             next_step="fetch where the Hub is in reach, copy its HF_HOME here, set HF_HOME, leave out --fetch",
@@ -209,7 +205,7 @@ def scores(
             ) from None
         found = sorted(Path(out).rglob("results_*.json"))
         if done.returncode or not found:
-            raise_for(paths, done.stdout, wanted)
+            raise_for(done.stdout, wanted)
         return read_scores(json.loads(found[-1].read_text(encoding="utf-8")))
 
 
@@ -233,9 +229,8 @@ def words(wanted: StandardTasks, port: int, model: str, tokenizer: Path, length:
     ]
 
 
-def raise_for(paths: Paths, text: str, wanted: StandardTasks) -> None:
+def raise_for(text: str, wanted: StandardTasks) -> None:
     """The error for a run without a result."""
-    require_known_tasks(paths, text, wanted)
     names = ", ".join(wanted.tasks)
     if any(sign in text for sign in NO_DATA):
         raise InputError(
@@ -245,14 +240,6 @@ def raise_for(paths: Paths, text: str, wanted: StandardTasks) -> None:
     if "not supported for chat completions" in text:
         raise InputError(f"{names} compares log-probabilities, which chats do not give", next_step="leave out --chat")
     raise SmokeError(f"lm-eval gave no result for {names}:\n{last(text)}", next_step="read what lm-eval says above")
-
-
-def require_known_tasks(paths: Paths, text: str, wanted: StandardTasks) -> None:
-    if any(sign in text for sign in NO_TASK):
-        raise InputError(
-            f"lm-eval does not know one of the tasks {', '.join(wanted.tasks)}:\n{last(text, 1)}",
-            next_step=others_of(paths),
-        )
 
 
 def last(text: str, lines: int = 12) -> str:
