@@ -18,6 +18,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.measure.bench import driver
 from sparkpin.measure.bench.plan import SLACK, BenchPlan, Step, seconds_of
+from sparkpin.measure.bench.target import BenchTarget
 from sparkpin.pins.vllm_command import MODEL_PATH, served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
@@ -56,16 +57,7 @@ def plan_text(release: Release, steps: Sequence[Step], plan: BenchPlan, key: str
 
 
 def run_steps(
-    paths: Paths,
-    engine: Engine,
-    server: Container,
-    release: Release,
-    checkpoint: Path,
-    steps: Sequence[Step],
-    plan: BenchPlan,
-    *,
-    key: str | None,
-    gpus: bool,
+    paths: Paths, engine: Engine, target: BenchTarget, steps: Sequence[Step], plan: BenchPlan
 ) -> Iterator[dict[str, Any]]:
     """What the driver writes, as it happens: its vLLM once, then of each step that it begins, and what came of it.
 
@@ -74,10 +66,10 @@ def run_steps(
     Raises:
         SmokeError: the tool ended before its last step; with its last words, or the post-mortem of the server.
     """
+    release, server, subject = target.subject.release, target.container, target.subject
     with engine_errors():
-        settings = running.options(
-            release, checkpoint, memory=MEMORY, gpus=gpus, cache=running.cache_volume(engine, release)
-        )
+        cache = running.cache_volume(engine, release)
+        settings = running.options(release, subject.checkpoint, memory=MEMORY, gpus=subject.gpus, cache=cache)
         container = engine.client.containers.create(
             release.tag,
             name=f"sparkpin-bench-load-{secrets.token_hex(3)}",
@@ -90,7 +82,7 @@ def run_steps(
             **settings,
         )
     try:
-        files = {PROGRAM: Path(driver.__file__).read_bytes(), PLAN: plan_text(release, steps, plan, key)}
+        files = {PROGRAM: Path(driver.__file__).read_bytes(), PLAN: plan_text(release, steps, plan, target.key)}
         with engine_errors():
             if not container.put_archive(launch.FOLDER, launch.packed(files, secret={PLAN})):
                 raise EngineError("the engine did not take the files of the load generator", next_step="invoke doctor")

@@ -105,17 +105,7 @@ def turn(place: BenchPlace, server: BenchTarget, plan: BenchPlan) -> Iterator[tu
     first: dict[str, float] = {}
     conditions: Conditions | None = None
     count = 0
-    events = run_steps(
-        place.paths,
-        place.engine,
-        server.container,
-        subject.release,
-        subject.checkpoint,
-        steps,
-        plan,
-        key=server.key,
-        gpus=subject.gpus,
-    )
+    events = run_steps(place.paths, place.engine, server, steps, plan)
     say(f"loading {TOOL} of the image")
     for event in events:
         match event:
