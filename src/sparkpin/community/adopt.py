@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -148,25 +149,16 @@ def draft_of(plan: str) -> str:
 
 def with_settings(recipe: CommunityRecipe, argv: Sequence[str], dropped: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """The command, with `defaults` for placeholders where the recipe's own can stay, else with none."""
-    names = [name for name, value in recipe.defaults.items() if template.usable(value)]
     wanted = changed(argv, dropped)
-    try:
+    with contextlib.suppress(ManifestError):  # a placeholder that formats its value, or tells the shell something
+        names = [name for name, value in recipe.defaults.items() if template.usable(value)]
         words = changed(render(recipe, template.marked(names), nodes=machines(recipe)).argv, dropped)
-    except ManifestError:  # a placeholder that formats its value, or tells the shell something
-        return template.command_of(wanted, {}, doubled=True), {}
-    marks = {mark for word in words for mark in template.MARK.findall(word)}
-    values = {name: recipe.defaults[name] for name in names if name in marks}
-    for name, value in (("host", HERE), ("tensor_parallel", 1)):  # what one machine of ours has
-        if name in values:
-            values[name] = value
-    command = template.command_of(words, values, doubled=True)
-    if same(recipe, command, values, wanted):
-        return command, values
+        marks = {mark for word in words for mark in template.MARK.findall(word)}
+        values = {name: recipe.defaults[name] for name in names if name in marks}
+        for name, value in (("host", HERE), ("tensor_parallel", 1)):  # what one machine of ours has
+            if name in values:
+                values[name] = value
+        command = template.command_of(words, values, doubled=True)
+        if vllm_command.split(vllm_command.fill(command, values, recipe.path), recipe.path) == wanted:
+            return command, values
     return template.command_of(wanted, {}, doubled=True), {}
-
-
-def same(recipe: CommunityRecipe, command: str, values: dict[str, Any], argv: Sequence[str]) -> bool:
-    try:
-        return vllm_command.split(vllm_command.fill(command, values, recipe.path), recipe.path) == list(argv)
-    except ManifestError:
-        return False
