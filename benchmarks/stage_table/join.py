@@ -1,7 +1,7 @@
 """Keep what a GPU machine's runs gave, and join all that was kept into data/table.json.
 
 usage: PYTHONPATH=src python benchmarks/stage_table/join.py keep RESULTS NAME [NOTE]    RESULTS into data/runs/NAME
-       PYTHONPATH=src python benchmarks/stage_table/join.py                             all of runs/ into data/table.json
+       PYTHONPATH=src python benchmarks/stage_table/join.py                             all of them into data/table.json
 
 RESULTS is the folder that table.py wrote into: one a call. Of a profile's kernels (*.rows.gz, megabytes) the times by
 part of the model are kept, and those of the INT4 experts' kernel. What was measured stays as it came.
