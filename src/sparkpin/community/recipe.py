@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from sparkpin.community import yamlfile
 from sparkpin.core.errors import ManifestError
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 V1_NEEDED = ("name", "recipe_version", "container", "command")
 V1_KEYS = {
     *V1_NEEDED, "description", "model", "mods", "defaults", "env", "build_args", "cluster_only", "solo_only",
@@ -59,15 +57,15 @@ class CommunityRecipe:
     runtime: str
     container: str
     command: str | None
-    build_args: tuple[str, ...] = ()
-    mods: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = field(default_factory=lambda: NOTHING)  # as written, with values of any type
-    env: Mapping[str, str] = field(default_factory=lambda: NOTHING)  # as text, as both runners make it
-    nodes: int = 1  # least number of machines
-    others: tuple[str, ...] = ()  # keys that its runner does not know
-    repeated: tuple[str, ...] = ()  # keys that stand twice
-    raw: Mapping[str, Any] = field(default_factory=lambda: NOTHING)  # all of it, with what it includes
-    origin: RecipeOrigin | None = None  # None for the community's
+    build_args: tuple[str, ...]
+    mods: tuple[str, ...]
+    defaults: Mapping[str, Any]  # as written, with values of any type
+    env: Mapping[str, str]  # as text, as both runners make it
+    nodes: int  # least number of machines
+    others: tuple[str, ...]  # keys that its runner does not know
+    repeated: tuple[str, ...]  # keys that stand twice
+    raw: Mapping[str, Any]  # all of it, with what it includes
+    origin: RecipeOrigin | None  # None for the community's
 
     @property
     def applied(self) -> tuple[str, ...]:
@@ -136,7 +134,7 @@ def overlaid(base: dict[str, Any], outer: dict[str, Any], *, deep: bool = True) 
     return made
 
 
-def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, ...] = ()) -> CommunityRecipe:
+def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, ...]) -> CommunityRecipe:
     if lacking := [key for key in (V1_NEEDED if version == "1" else ("model",)) if value.get(key) in (None, "")]:
         wanted = "a value: the key must be there" if len(lacking) == 1 else "a value for each: the keys must be there"
         raise ManifestError(path, ", ".join(lacking), "(missing)", wanted)
@@ -158,12 +156,12 @@ def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, 
         command=command,
         build_args=words(value, "build_args", path),
         mods=words(value, "mods", path),
-        defaults=MappingProxyType(mapping(value, "defaults", path)),
-        env=MappingProxyType({name: str(item) for name, item in mapping(value, "env", path).items()}),
+        defaults=mapping(value, "defaults", path),
+        env={name: str(item) for name, item in mapping(value, "env", path).items()},
         nodes=nodes_of(value, path),
         others=tuple(str(key) for key in value if key not in known and key not in ELSEWHERE),
         repeated=repeated,
-        raw=MappingProxyType(dict(value)),
+        raw=value,
         origin=origin,
     )
 
@@ -181,9 +179,8 @@ def origin_of(value: Mapping[str, Any], path: Path, version: str) -> RecipeOrigi
     texts = {key: text(place, key, path) for key in ("model", *OURS)}
     if lacking := [key for key, said in texts.items() if not said]:
         raise ManifestError(path, where + lacking[0], "(missing)", "a value, as in a recipe of recipes/")
-    return RecipeOrigin(
-        texts["model"], texts["model_revision"], texts["stack"], texts["stage"], words(place, "mods", path)
-    )
+    mods = words(place, "mods", path)
+    return RecipeOrigin(texts["model"], texts["model_revision"], texts["stack"], texts["stage"], mods)
 
 
 def nodes_of(value: Mapping[str, Any], path: Path) -> int:
