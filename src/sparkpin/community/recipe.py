@@ -154,8 +154,8 @@ def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, 
         runtime=text(value, "runtime", path) if version == "2" else "vllm",
         container=text(value, "container", path),
         command=command,
-        build_args=words(value, "build_args", path),
-        mods=words(value, "mods", path),
+        build_args=texts(value, "build_args", path),
+        mods=texts(value, "mods", path),
         defaults=mapping(value, "defaults", path),
         env={name: str(item) for name, item in mapping(value, "env", path).items()},
         nodes=nodes_of(value, path),
@@ -176,11 +176,11 @@ def origin_of(value: Mapping[str, Any], path: Path, version: str) -> RecipeOrigi
         place, where = value, ""
     else:
         return None
-    texts = {key: text(place, key, path) for key in ("model", *OURS)}
-    if lacking := [key for key, said in texts.items() if not said]:
+    named = {key: text(place, key, path) for key in ("model", *OURS)}
+    if lacking := [key for key, said in named.items() if not said]:
         raise ManifestError(path, where + lacking[0], "(missing)", "a value, as in a recipe of recipes/")
-    mods = words(place, "mods", path)
-    return RecipeOrigin(texts["model"], texts["model_revision"], texts["stack"], texts["stage"], mods)
+    mods = texts(place, "mods", path)
+    return RecipeOrigin(named["model"], named["model_revision"], named["stack"], named["stage"], mods)
 
 
 def nodes_of(value: Mapping[str, Any], path: Path) -> int:
@@ -197,7 +197,7 @@ def text(value: Mapping[str, Any], key: str, path: Path) -> str:
     return "" if found is None else str(found)
 
 
-def words(value: Mapping[str, Any], key: str, path: Path) -> tuple[str, ...]:
+def texts(value: Mapping[str, Any], key: str, path: Path) -> tuple[str, ...]:
     found = value.get(key) or []
     if not isinstance(found, list) or not all(isinstance(item, str | int | float) for item in found):
         raise ManifestError(path, key, found, "a list of words")

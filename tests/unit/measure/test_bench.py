@@ -295,7 +295,7 @@ def test_each_step_says_all_that_the_driver_reads() -> None:
     text = json.loads(load.plan_text(release, plan.steps_of([QA, SWEEP]), BenchPlan((QA, SWEEP), PACE, 2048), "secret"))
     assert text["key"] == "secret" and text["model"] == "/model" and len(text["steps"]) == 4
     assert text["room"] == 2048 - plan.SLACK
-    prompt, sweep = (driver.words(text, step) for step in (text["steps"][0], text["steps"][-1]))
+    prompt, sweep = (driver.arguments(text, step) for step in (text["steps"][0], text["steps"][-1]))
     assert "--skip-tokenizer-init" in prompt and "--ignore-eos" not in prompt
     assert sweep[sweep.index("--random-input-len") + 1] == "128" and sweep[sweep.index("--num-prompts") + 1] == "2"
     assert "secret" not in prompt + sweep

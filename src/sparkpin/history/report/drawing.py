@@ -66,10 +66,10 @@ def lines(chart: Chart) -> Iterator[str]:
         spots = [(at[point.label], floor - (floor - TOP - 16) * point.value / most) for point in series.points]
         joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
         yield f'<polyline points="{joined}" class="series s{number}"/>'
-        told = told_of(series.points) if number == 0 else {len(series.points) - 1}
+        written = labelled(series.points) if number == 0 else {len(series.points) - 1}
         for place, (point, (x, y)) in enumerate(zip(series.points, spots, strict=True)):
             yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" class="dot s{number} {point.kind}"/>'
-            if place in told:
+            if place in written:
                 under = y + 18 < floor and (number > 0 or (alone and is_valley(series.points, place)))
                 yield text(x, y + 17 if under else y - 8, terminal.figure(point.value), "value", "middle")
     every = -(-len(labels) // MOST_LABELS)
@@ -84,7 +84,7 @@ def is_valley(points: Sequence[Point], place: int) -> bool:
     return bool(beside) and all(point.value > points[place].value for point in beside)
 
 
-def told_of(points: Sequence[Point]) -> set[int]:
+def labelled(points: Sequence[Point]) -> set[int]:
     """Places whose values are written: all of a few; else the first, the last, the most and the least."""
     if len(points) <= MOST_LABELS:
         return set(range(len(points)))

@@ -11,7 +11,7 @@ from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.history.report.facts import NOT_MEASURED, ReportEvidence, ReportRow
 from sparkpin.measure.bench import record as bench
-from sparkpin.measure.bench.plan import is_quick
+from sparkpin.measure.bench.plan import QUICK_OUTPUT
 from sparkpin.releases.record import Release
 
 
@@ -64,7 +64,8 @@ def speed_of(paths: Paths, release: Release) -> Speed:
 
 
 def quick(found: bench.BenchRecord) -> bool:
-    return is_quick([row.cell for row in found.cells])
+    """Whether a run was only to see that it works: its answers are too short for a speed."""
+    return all(row.cell.output_tokens <= QUICK_OUTPUT for row in found.cells)
 
 
 def sweep_of(found: bench.BenchRecord) -> tuple[tuple[int, float], ...]:

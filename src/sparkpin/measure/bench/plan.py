@@ -165,11 +165,6 @@ def seconds_of(step: Step, pace: Pace) -> float:
     return rounds * (at_once * prompt / pace.prefill + step.output_tokens / pace.decode * (1 + (at_once - 1) / 8))
 
 
-def is_quick(cells: Sequence[Cell]) -> bool:
-    """Whether a run of these cells was only to see that it works: its answers are too short for a speed."""
-    return all(cell.output_tokens <= QUICK_OUTPUT for cell in cells)
-
-
 def estimate(cells: Sequence[Cell], pace: Pace) -> float:
     """Seconds, without the server's start."""
     return sum(seconds_of(step, pace) for step in steps_of(cells))

@@ -189,7 +189,7 @@ def scores(
     python = require_installed(paths, wanted)
     say(f"lm-eval: {', '.join(wanted.tasks)}")
     with tempfile.TemporaryDirectory(prefix="lm-eval-", dir=paths.work) as out:
-        argv = [str(python), "-m", "lm_eval", *words(wanted, port, model, tokenizer, length), "--output_path", out]
+        argv = [str(python), "-m", "lm_eval", *arguments(wanted, port, model, tokenizer, length), "--output_path", out]
         env = child_env(paths, offline=True)
 
         def told(line: str) -> None:
@@ -209,7 +209,7 @@ def scores(
         return read_scores(json.loads(found[-1].read_text(encoding="utf-8")))
 
 
-def words(wanted: StandardTasks, port: int, model: str, tokenizer: Path, length: int) -> list[str]:
+def arguments(wanted: StandardTasks, port: int, model: str, tokenizer: Path, length: int) -> list[str]:
     kind, path = ("local-chat-completions", "chat/completions") if wanted.chat else ("local-completions", "completions")
     values = {
         "model": model,
