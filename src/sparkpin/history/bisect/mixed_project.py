@@ -109,15 +109,14 @@ class Mixture:
             yield project
 
     def side(self, path: str, chosen: Collection[ReleaseChange]) -> Mapping[str, bytes]:
-        """The files of which a path is taken, if it is there: pins of models with the recipe, which names a commit;
-        a mod as a whole."""
+        """The files of which a path is taken, if it is there: pins of models go with the recipe, which names a commit,
+        and a mod is taken as a whole."""
         named = {change.name for change in chosen if change.kind in ("file", "mod")}
         if path.startswith(MODELS):
             return self.new if f"recipes/{self.good.recipe}.yaml" in named else self.old
-        folder, _, rest = path.partition("/")
-        if folder == "mods":
-            mod = rest.partition("/")[0]
-            known = any(other.startswith(f"mods/{mod}/") for other in self.old)
+        if path.startswith("mods/"):
+            mod = path.split("/")[1]
+            known = any(other.split("/")[:2] == ["mods", mod] for other in self.old)
             return self.old if known and mod not in named else self.new
         return self.old if path in self.old and path not in named else self.new
 
