@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import tiny_images
 from build_site import Site
+from build_site import site as site
 from in_container import output_of
 from private_engine import tags_in
 
@@ -27,8 +28,6 @@ from sparkpin.host.engine import Engine
 from sparkpin.image import listing, seal
 
 fork = multiprocessing.get_context("fork")
-
-pytest_plugins = ["build_site"]
 
 
 def leftovers(site: Site) -> list[str]:
