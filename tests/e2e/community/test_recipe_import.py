@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import hub
 from checkout import Checkout
 from checkpoint_samples import base_config, base_shards, write_repository
 from foreign_recipe import V1, written
 
 from sparkpin.build.pair import pair
 from sparkpin.community import recipe, render
-from sparkpin.fetch.tinymodel import hub
 from sparkpin.pins import manifests
 
 
