@@ -32,6 +32,7 @@ GUESS = {True: (1500.0, 30.0, 300.0), False: (200.0, 40.0, 30.0)}
 yet."""
 LOAD = 25.0  # seconds: as long as a server takes to import vLLM, where no start has told
 LONGEST_COMPARED = 1024
+ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,15 @@ def run(*, recipe: str | None, tag: str | None, asked: BenchOptions, resume: boo
         text.show_record(made)
 
 
-def run_compare(before: str, after: str, *, asked: BenchOptions, rounds: int) -> None:
+def run_compare(before: str, after: str, *, asked: BenchOptions, rounds: int | None = None) -> None:
     """before, after: A and B."""
+    if not before:
+        more = f" --rounds {rounds}" if rounds else ""
+        raise InputError(
+            "--rounds is about --compare",
+            next_step=f"invoke bench --compare A {after or 'B'}{more}, of two releases that `invoke images` lists",
+        )
+    rounds = ROUNDS if rounds is None else rounds
     if not after:
         raise InputError(f"--compare {before}: with which release?", next_step=f"invoke bench --compare {before} TAG")
     if rounds < 1:

@@ -113,16 +113,15 @@ def flags(argv: tuple[str, ...]) -> list[str]:
     return [shlex.join(argv[start:end]) for start, end in zip(starts, ends, strict=True)]
 
 
-def pin(tag: str, *, note: str) -> None:
-    release, made = pinned.pin(Releases(Paths.from_env()), tag, note)
-    show(f"{release.tag} is {made.text}")
-    show(f"no prune removes it until: invoke unpin {release.tag}")
-
-
-def unpin(tag: str) -> None:
+def keep(tag: str, *, note: str = "", remove: bool = False) -> None:
     records = Releases(Paths.from_env())
-    was_pinned = pinned.unpin(records, tag)
-    show(f"{records.get(tag).tag} is {'no longer' if was_pinned else 'not'} pinned")
+    if remove:
+        was_kept = pinned.unpin(records, tag)
+        show(f"{records.get(tag).tag} is {'no longer' if was_kept else 'not'} kept")
+        return
+    release, made = pinned.pin(records, tag, note)
+    show(f"{release.tag} is {made.text}")
+    show(f"no prune removes it until: invoke keep {release.tag} --remove")
 
 
 def prune(*, keep: int, dry_run: bool, store: bool) -> None:

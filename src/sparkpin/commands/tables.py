@@ -90,7 +90,7 @@ def show_images(rows: Sequence[Mapping[str, Any]], shared: int | None) -> None:
             terminal.show(f"{name}: smoke test {row['smoke']}")
         if row["pin"]:
             note = terminal.printable(row["pin"]["note"])
-            terminal.show(f"{name}: pinned since {row['pin']['since'][:10]}{f': {note}' if note else ''}")
+            terminal.show(f"{name}: kept since {row['pin']['since'][:10]}{f': {note}' if note else ''}")
     if gone := [row["tag"] for row in rows if not row["image"]]:
         terminal.show(f"missing: the engine has not {images_gone(gone)}")
     if shared is not None:
