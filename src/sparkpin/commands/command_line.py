@@ -152,6 +152,11 @@ class TaskProgram(Program):
             if isinstance(wanted, str) and wanted not in contexts:
                 raise unknown(self.called, wanted, contexts)
 
+    def parse_cleanup(self) -> None:
+        with told():  # of `invoke | head`, too
+            super().parse_cleanup()
+            sys.stdout.flush()
+
     def print_task_help(self, name: str) -> None:
         print(help_text(self.called, self.parser.contexts[name], summary(self.collection[name])))
 
@@ -163,7 +168,7 @@ class TaskProgram(Program):
         for group in dict.fromkeys(one.group for one in tasks.values()):
             rows = [f"  {name:{width}}  {summary(one)}" for name, one in tasks.items() if one.group == group]
             lines += ["", f"{group}:", *rows]
-        print("\n".join([*lines, "", f"next: {self.called} TASK --help"]))
+        print("\n".join([*lines, "", f"next: {self.called} TASK --help"]), flush=True)
 
     def print_help(self) -> None:
         self.list_flat()
