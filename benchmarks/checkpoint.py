@@ -219,7 +219,7 @@ def child_plan(root: Path) -> dict[str, float]:
 
 
 def child_build(root: Path) -> dict[str, float]:
-    from sparkpin.checkpoint.build import write_checkpoint
+    from sparkpin.checkpoint.write import write_checkpoint
 
     places = Places({name: root / name for name in PIN.repositories}, {})
     begun = time.perf_counter()

@@ -173,7 +173,7 @@ def shapes_and_chain(out: Path) -> None:
     """Configs of the full shape, whose weights are made there; the scripted model's checkpoints of the chain."""
     from shapes import config
 
-    from sparkpin.checkpoint.build import build_checkpoint
+    from sparkpin.build.checkpoint import build_checkpoint
     from sparkpin.core.paths import Paths
     from sparkpin.fetch.lock_model import former_lock
     from sparkpin.pins import manifests

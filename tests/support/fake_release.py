@@ -13,9 +13,10 @@ from fake_image import image_tar
 from watched import free_port
 
 from sparkpin.core.paths import Paths
+from sparkpin.core.tags import tag_of
 from sparkpin.host.engine import Engine
 from sparkpin.releases.compile_caches import volume_name
-from sparkpin.releases.record import Demands, Release, tag_of
+from sparkpin.releases.record import Demands, Release
 from sparkpin.serve import service
 from sparkpin.serve.served import Served
 

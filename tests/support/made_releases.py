@@ -7,8 +7,9 @@ from typing import Any
 from private_engine import file_layer, load_image
 
 from sparkpin.core.paths import Paths
+from sparkpin.core.tags import tag_of
 from sparkpin.host.engine import Engine
-from sparkpin.releases.record import Demands, Release, Releases, release_key, tag_of
+from sparkpin.releases.record import Demands, Release, Releases, release_key
 
 BASE = file_layer("base", b"b" * 300_000)
 SHA = "0123456789abcdef" * 4

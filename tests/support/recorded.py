@@ -15,11 +15,12 @@ from wheelhouse import make_wheel
 from sparkpin.build import rootfs
 from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, layer_file, write_record
 from sparkpin.core.paths import Paths
+from sparkpin.core.tags import tag_of
 from sparkpin.fetch.store import Store
 from sparkpin.image.listing import Contents, PathEntry, write_contents
 from sparkpin.pins import schema
 from sparkpin.releases.kept_inputs import KeptInputs
-from sparkpin.releases.record import Demands, Release, Releases, release_key, tag_of
+from sparkpin.releases.record import Demands, Release, Releases, release_key
 
 STACK = """\
 description: made up

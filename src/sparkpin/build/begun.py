@@ -11,21 +11,17 @@ import json
 from pathlib import Path
 
 from sparkpin.build.record import read_record, record_file
-from sparkpin.build.render import RenderedImage, rootfs_ref
+from sparkpin.build.render import RenderedImage
 from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
-from sparkpin.releases.record import UNSEALED
-
-
-def unsealed_ref(rendered: RenderedImage) -> str:
-    """The engine's own, dated image, which lives as long as its build."""
-    return f"sparkpin/{UNSEALED}:{rendered.stage}-{rendered.key[:12]}"
+from sparkpin.core.tags import rootfs_ref, unsealed_ref
 
 
 def begun(paths: Paths, rendered: RenderedImage) -> None:
     """Note what a build is about to make. A build that ends without a record leaves its note."""
-    refs = [rendered.ref, unsealed_ref(rendered), *([rendered.parent_ref] if rendered.rootfs else [])]
+    below = [rendered.parent_ref] if rendered.rootfs else []
+    refs = [rendered.ref, unsealed_ref(rendered.stage, rendered.key), *below]
     write_json(note_file(paths, rendered), {"refs": refs})
 
 

@@ -8,7 +8,6 @@ kernels, by the image's Triton (dockerfiles/layers.j2 says why).
 
 from __future__ import annotations
 
-import platform
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,8 +19,9 @@ from sparkpin.build.render import RenderedImage
 from sparkpin.build.rootfs import RootfsSpec, rootfs_spec
 from sparkpin.core.errors import HostError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
+from sparkpin.host.machine import this_platform
 from sparkpin.pins.manifests import load_stack, load_stack_lock
-from sparkpin.pins.schema import MACHINES, LockedFile, Stack, StackLock
+from sparkpin.pins.schema import LockedFile, Stack, StackLock
 
 PYTHON = re.compile(r"(?:lib)?python3(?:\.\d+)?-(?:minimal|stdlib)$")  # the interpreter and its compiler to bytecode
 
@@ -131,12 +131,6 @@ def fetched_with(spec: RootfsSpec, stack: Stack, lock: StackLock) -> tuple[Stack
 def of_debs(lock: StackLock, debs: Sequence[LockedFile]) -> StackLock:
     """A lock of nothing but these."""
     return StackLock(stack=lock.stack, inputs=lock.inputs, debs=list(debs), wheels=[])
-
-
-def this_platform() -> str:
-    """Of this machine, whose engine may be another's."""
-    machine = platform.machine()
-    return next((name for name, known in MACHINES.items() if known == machine), machine)
 
 
 def pythons(lock: StackLock) -> list[str]:

@@ -27,12 +27,13 @@ from sparkpin.build.record import (
     record_file,
     write_record,
 )
-from sparkpin.build.render import RenderedImage, rootfs_ref
+from sparkpin.build.render import RenderedImage
 from sparkpin.core.errors import BuildError, DifferenceError, EngineError, IntegrityError
 from sparkpin.core.files import disk_errors, lock, sha256_file, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import GATHERS, UNPACKS, progress
 from sparkpin.core.scratch import saving_folder
+from sparkpin.core.tags import rootfs_ref, unsealed_ref
 from sparkpin.core.terminal import Say
 from sparkpin.host.content_store import Sizes
 from sparkpin.host.engine import Engine, ImageInfo
@@ -293,7 +294,7 @@ class Maker:
 
     @property
     def unsealed(self) -> str:
-        return begun.unsealed_ref(self.rendered)
+        return unsealed_ref(self.rendered.stage, self.rendered.key)
 
     def run(self) -> Made:
         if " AS config\n" not in self.rendered.dockerfile:

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sparkpin.build.origin import EXPORTS, IMPORTS
 from sparkpin.build.record import records_of
 from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.pins.schema import LockedFile
 from sparkpin.releases.record import Release, Releases, read_record
-
-EXPORTS, IMPORTS = "exports.json", "imports.json"  # as `bundle` calls them
 
 
 @dataclass(frozen=True)

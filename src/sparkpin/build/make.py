@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sparkpin.build import cross_build
 from sparkpin.build import image as builder
+from sparkpin.build.checkpoint import build_checkpoint
+from sparkpin.build.origin import adopt, is_brought, ready_checkpoint
 from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import check_form, records_of
 from sparkpin.build.reproduce import require_inputs
-from sparkpin.bundle.export import adopt, is_brought, ready_checkpoint
-from sparkpin.checkpoint.build import build_checkpoint
 from sparkpin.core import prune_lock
 from sparkpin.core.errors import CheckpointError, EngineError, InputError
 from sparkpin.core.paths import Paths
+from sparkpin.core.tags import stage_tag
 from sparkpin.core.terminal import say
-from sparkpin.evidence.attest import ensure_attested
 from sparkpin.fetch import stack as fetching
 from sparkpin.host import daemon
 from sparkpin.host.engine import Engine
@@ -24,8 +26,8 @@ from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.releases import record as releases
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve.choose_loader import with_loader
-from sparkpin.smoke.choice import obstacle, uses_gpu
 from sparkpin.smoke.evidence import kept
 
 
@@ -38,28 +40,21 @@ def engine_of(paths: Paths) -> Engine:
         return Engine.connect()
 
 
-def build_releases(paths: Paths, pairings: tuple[Pairing, ...], *, offline: bool = False) -> tuple[Release, ...]:
-    """Fetch what is missing, build what is not built, record. offline: what is missing is an error."""
+@contextlib.contextmanager
+def at_work(paths: Paths) -> Iterator[Engine]:
+    """The engine, while `prune` is kept from taking what is fetched and made for a release."""
     with prune_lock.claim(paths, say):
-        engine = engine_of(paths)
-        records = Releases(paths)
-        return tuple(
-            record(paths, engine, records, pairing, fetched_and_built(paths, engine, pairing, offline=offline))
-            for pairing in pairings
-        )
+        yield engine_of(paths)
 
 
-def build_images(paths: Paths, pairings: tuple[Pairing, ...]) -> tuple[builder.BuiltImage, ...]:
-    """The images of a chain, fetched and built as for releases, without a record or a tag of any."""
-    with prune_lock.claim(paths, say):
-        engine = engine_of(paths)
-        return tuple(fetched_and_built(paths, engine, pairing) for pairing in pairings)
-
-
-def fetched_and_built(paths: Paths, engine: Engine, pairing: Pairing, *, offline: bool = False) -> builder.BuiltImage:
-    """The caller holds a claim."""
-    image = pairing.rendered
-    if image.parent_key is None and not builder.is_built(paths, engine, image):
+def fetch_missing(paths: Paths, engine: Engine, pairings: Sequence[Pairing], *, offline: bool = False) -> None:
+    """What the images of a chain still need of its stack's lock, and of the stack that stands in for it where the
+    engine's machine is another; nothing for images that are there. offline: what is missing is an error.
+    """
+    for pairing in pairings:
+        image = pairing.rendered
+        if image.parent_key is not None or builder.is_built(paths, engine, image):
+            continue  # what stands on an image of ours needs nothing else
         cross_build.require_own_uv(image, engine.platform)  # before gigabytes are fetched for nothing
         native = cross_build.stand_in_debs(paths, pairing.stack, engine.platform)
         for stack, lock in filter(None, ((pairing.stack, pairing.stack_lock), native)):
@@ -67,11 +62,24 @@ def fetched_and_built(paths: Paths, engine: Engine, pairing: Pairing, *, offline
                 fetching.require_fetched(paths, lock)
             else:
                 fetching.fetch_stack(paths, stack, lock, say)
-    return builder.build_image(paths, engine, image, say)
 
 
-def record(paths: Paths, engine: Engine, records: Releases, pairing: Pairing, built: builder.BuiltImage) -> Release:
+def build_images(paths: Paths, engine: Engine, pairings: Sequence[Pairing]) -> tuple[builder.BuiltImage, ...]:
+    """The images of a chain, without a record or a tag of any release."""
+    return tuple(builder.build_image(paths, engine, pairing.rendered, say) for pairing in pairings)
+
+
+def build_releases(paths: Paths, engine: Engine, pairings: Sequence[Pairing]) -> tuple[Release, ...]:
+    """Build what is not built, each release recorded as soon as its image is there."""
+    return tuple(
+        record(paths, engine, pairing, builder.build_image(paths, engine, pairing.rendered, say))
+        for pairing in pairings
+    )
+
+
+def record(paths: Paths, engine: Engine, pairing: Pairing, built: builder.BuiltImage) -> Release:
     """The release of a pairing: the one that is there when it holds these bytes, else a new one, tagged."""
+    records = Releases(paths)
     known = records.find(pairing.tag)
     if known and known.image != built.config_digest:
         say(
@@ -95,8 +103,7 @@ def record(paths: Paths, engine: Engine, records: Releases, pairing: Pairing, bu
         records.save(release)
         adopt(paths, release)
     engine.tag(built.ref, release.tag)
-    engine.tag(built.ref, f"sparkpin/{release.recipe}:{release.stage}")
-    ensure_attested(paths, release, say)
+    engine.tag(built.ref, stage_tag(release.recipe, release.stage))
     return release
 
 
@@ -145,8 +152,7 @@ def checkpoint_of(paths: Paths, release: Release) -> Path:
 
 def rebuild(paths: Paths, release: Release) -> None:
     """Make what is missing of a release's images and checkpoint again, from its record, and tag it."""
-    with prune_lock.claim(paths, say):
-        engine = engine_of(paths)
+    with at_work(paths) as engine:
         chain = records_of(paths, release)
         check_form(chain)
         images = [cross_build.again(paths, built, engine.platform) for built in chain]

@@ -14,6 +14,7 @@ from sparkpin.build import render
 from sparkpin.build.demands import demands_of
 from sparkpin.checkpoint.plan import checkpoint_key, checkpoint_steps
 from sparkpin.core.errors import InputError
+from sparkpin.core.tags import tag_of
 from sparkpin.pins import community_mods, families, manifests, schema, vllm_command
 from sparkpin.pins.mods import Mod
 from sparkpin.releases.record import Demands, release_key
@@ -48,7 +49,7 @@ class Pairing:
 
     @property
     def tag(self) -> str:
-        return f"sparkpin/{self.recipe.name}:{self.stage.name}-{self.key[:12]}"
+        return tag_of(self.recipe.name, self.stage.name, self.key)
 
 
 def pair(

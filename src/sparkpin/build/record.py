@@ -16,12 +16,13 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from sparkpin.build.context_files import ContextFile
-from sparkpin.build.render import RenderedImage, image_ref, rootfs_ref
+from sparkpin.build.render import RenderedImage
 from sparkpin.build.rootfs import RootfsSpec
 from sparkpin.core.epoch import EPOCH
 from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.files import atomic_file, write_json
 from sparkpin.core.paths import Paths
+from sparkpin.core.tags import image_ref, rootfs_ref
 from sparkpin.image import seal
 from sparkpin.pins.schema import BY_DIGEST, LockedFile, Sha256, StrictModel
 from sparkpin.releases.record import Digest, Release

@@ -32,13 +32,13 @@ from sparkpin.build.context_files import (
 from sparkpin.build.rootfs import RootfsSpec, rootfs_spec
 from sparkpin.core.epoch import EPOCH
 from sparkpin.core.errors import ManifestError
+from sparkpin.core.tags import image_ref, rootfs_ref
 from sparkpin.image import seal
 from sparkpin.pins import source_builds
 from sparkpin.pins.community_mods import RunMod, read_run_mods
 from sparkpin.pins.mods import Mod, read_mod
 from sparkpin.pins.schema import MACHINES, Stack, StackLock, Stage
 from sparkpin.pins.wheel_layers import LINKS, RESERVED, SOURCE_WHEELS, STACK_MODS, UPDATES, USER, VENV, wheel_groups
-from sparkpin.releases.record import INTERNAL, ROOTFS
 
 
 @dataclass(frozen=True)
@@ -248,14 +248,6 @@ def require_kernels(stack: Stack, stage: Stage, trees: Sequence[Tree]) -> None:
     if found and stage.parent is None:
         wanted = "none with kernels: those are compiled by what the parent image holds, and it has no parent"
         raise ManifestError(f"stages/{stage.name}.yaml", "mods", stage.mods, wanted)
-
-
-def rootfs_ref(suite: str, key: str) -> str:
-    return f"sparkpin/{ROOTFS}:{suite}-{key[:12]}"
-
-
-def image_ref(stack: str, stage: str, key: str) -> str:
-    return f"sparkpin/{INTERNAL}{stack}:{stage}-{key[:12]}"
 
 
 def build_key(stack: Stack, below: str, dockerfile: str, files: Sequence[ContextFile]) -> str:

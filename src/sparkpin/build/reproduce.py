@@ -32,6 +32,7 @@ from sparkpin.fetch import stack as fetch
 from sparkpin.host import image_files
 from sparkpin.host.daemon import Daemon, start_engine, stop_engine
 from sparkpin.host.engine import Engine
+from sparkpin.host.machine import this_platform
 from sparkpin.image.listing import Contents, image_contents, read_contents
 from sparkpin.image.listing_diff import ContentsDifference, compare_contents
 from sparkpin.pins.schema import LockedFile
@@ -88,7 +89,7 @@ def reproduce(paths: Paths, release: Release, original: Engine | None, say: Say)
     records = records_of(paths, release)
     check_form(records)
     require_listings(paths, release, records)
-    images = [cross_build.again(paths, record, cross_build.this_platform()) for record in records]
+    images = [cross_build.again(paths, record, this_platform()) for record in records]
     require_inputs(paths, release, images, say)
     notes = (*rendered_again(paths, release, records), *filter(None, map(cross_build.moved, records, images)))
     results: list[StageResult] = []

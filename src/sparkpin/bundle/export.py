@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sparkpin.build.record import BuildRecord, is_imported, layer_file, records_of
+from sparkpin.build.origin import EXPORTS, IMPORTS, add_row, made_with_statement, ready_checkpoint
+from sparkpin.build.record import BuildRecord, layer_file, records_of
 from sparkpin.bundle import form
 from sparkpin.bundle.form import MemberRow
-from sparkpin.checkpoint.build import is_complete, is_made_here
 from sparkpin.checkpoint.layout import RECORD
 from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError, EngineError, IntegrityError
@@ -38,9 +38,9 @@ from sparkpin.image.seal import open_saved
 from sparkpin.pins.schema import LockedFile
 from sparkpin.releases import current
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
-from sparkpin.releases.record import SIGNATURE, STATEMENT, Release, Releases, now, to_json
+from sparkpin.releases.record import SIGNATURE, STATEMENT, Release, Releases, to_json
 
-LOCAL = (form.EXPORTS, form.IMPORTS)
+LOCAL = (EXPORTS, IMPORTS)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def require_importable(
     business.
     """
     verify_next = f"invoke verify {release.tag} tells all that is wrong"
-    if is_attested(paths, release) and not (Releases(paths).evidence(release) / STATEMENT).is_file():
+    if made_with_statement(paths, release) and not (Releases(paths).evidence(release) / STATEMENT).is_file():
         raise IntegrityError(f"{release.tag} has no statement", next_step=f"invoke attest {release.tag} makes it")
     rows = [piece.row for piece in pieces]
     index = form.BundleIndex(
@@ -240,46 +240,6 @@ def store_pieces(paths: Paths, release: Release, records: Sequence[BuildRecord])
     ]
 
 
-def is_brought(paths: Paths, release: Release) -> bool:
-    """Whether a bundle brought the release, and this machine did not build it since."""
-    return (Releases(paths).evidence(release) / form.IMPORTS).is_file()
-
-
-def is_attested(paths: Paths, release: Release) -> bool:
-    """Whether whoever made the release left a statement: every build does; a bundle may have come without one."""
-    try:
-        rows = json.loads((Releases(paths).evidence(release) / form.IMPORTS).read_text(encoding="utf-8"))
-        return any(row.get("with_statement", True) for row in rows)
-    except (OSError, ValueError, TypeError, AttributeError):
-        return True
-
-
-def adopt(paths: Paths, release: Release) -> None:
-    """The release was built here. Where a bundle of it lies is still good to know."""
-    folder = Releases(paths).evidence(release)
-    if is_brought(paths, release):
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            for row in json.loads((folder / form.IMPORTS).read_text(encoding="utf-8")):
-                add_row(folder / form.EXPORTS, {"file": row["file"], "with_store": row["with_store"]})
-        (folder / form.IMPORTS).unlink()
-
-
-def is_from_elsewhere(paths: Paths, release: Release) -> bool:
-    """Whether a bundle brought the release, or the record of how one of its images was made: not to be run unasked."""
-    if is_brought(paths, release):
-        return True
-    try:
-        return any(is_imported(paths, record.rendered) for record in records_of(paths, release))
-    except IntegrityError:  # the record is lost: there is nothing to build of it
-        return False
-
-
-def ready_checkpoint(paths: Paths, release: Release) -> Path | None:
-    """The folder of the release's finished checkpoint. One that a bundle brought is only such a release's."""
-    folder, key = Releases(paths).checkpoint(release), release.checkpoint_key
-    return folder if (is_complete if is_brought(paths, release) else is_made_here)(folder, key) else None
-
-
 def checkpoint_pieces(paths: Paths, release: Release) -> list[BundlePiece]:
     folder = ready_checkpoint(paths, release)
     if folder is None:
@@ -393,14 +353,5 @@ def copy(piece: BundlePiece, out: BinaryIO | Any, written: Callable[[int], objec
 
 def note(paths: Paths, release: Release, target: Path, wanted: BundleParts) -> None:
     """Remember where the bundle lies, so that a `fetch` that finds a file gone from the network can name it."""
-    path = Releases(paths).evidence(release) / form.EXPORTS
+    path = Releases(paths).evidence(release) / EXPORTS
     add_row(path, {"file": str(target.absolute()), "with_store": wanted.store})
-
-
-def add_row(path: Path, row: dict[str, Any]) -> None:
-    """Add to a list of bundles, with the time; what it said about the same file goes."""
-    try:
-        rows = [old for old in json.loads(path.read_text(encoding="utf-8")) if old["file"] != row["file"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        rows = []
-    files.write_json(path, [*rows, {**row, "time": now()}])

@@ -43,6 +43,7 @@ from sparkpin.core.errors import DiskError, InputError, IntegrityError, Sparkpin
 from sparkpin.core.files import existing_parent, sha256_of
 from sparkpin.core.names import is_plain
 from sparkpin.core.paths import Paths
+from sparkpin.core.tags import image_ref
 from sparkpin.core.terminal import Say, printable
 from sparkpin.evidence import verify
 from sparkpin.evidence.materials import model_inputs
@@ -69,7 +70,6 @@ LAYER_LIMIT = 128  # the engine takes no more
 SHOWN = 3  # bundles that lie in a folder
 SAID_VALUE = 100  # characters of a value that does not fit
 SAID = 2000  # characters of a refusal: it may quote what a stranger wrote
-EXPORTS, IMPORTS = "exports.json", "imports.json"  # in a release's evidence: where bundles went to and came from
 STAGE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 PINS_LIMIT, PINS_ALLOWED = 32 << 20, 1000  # bytes and number of pins: a name costs no bytes when two share a hash
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")
@@ -435,7 +435,7 @@ def require_paths(release: Release, records: Sequence[BuildRecord]) -> None:
     ]:
         raise Refused(f"{RELEASE} names {long[0]!r}; names have at most {NAME_LIMIT} characters")
     for record in records:
-        ref = f"sparkpin/stack-{release.stack}:{record.stage}-{record.key[:12]}"
+        ref = image_ref(release.stack, record.stage, record.key)
         named = STAGE.fullmatch(record.stage) and len(record.stage) <= NAME_LIMIT
         if not named or (record.stack, record.ref) != (release.stack, ref):
             raise Refused(f"the record of {record.stage!r} names its image {record.ref!r}, wanted {ref!r}")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from sparkpin.build.origin import IMPORTS, add_row, is_brought
 from sparkpin.build.record import (
     BuildRecord,
     layer_file,
@@ -27,11 +28,10 @@ from sparkpin.build.record import (
     write_record,
 )
 from sparkpin.bundle import copy as transfer
-from sparkpin.bundle.export import add_row, is_brought
-from sparkpin.bundle.form import CHECKPOINT, CHECKPOINTS, IMPORTS, INPUTS, LAYERS, STORE, Bundle, listing, open_bundle
+from sparkpin.bundle.form import CHECKPOINT, CHECKPOINTS, INPUTS, LAYERS, STORE, Bundle, listing, open_bundle
 from sparkpin.checkpoint import layout
-from sparkpin.checkpoint.build import hold_model, is_complete, set_aside
 from sparkpin.checkpoint.layout import RECORD
+from sparkpin.checkpoint.write import hold_model, is_complete, set_aside
 from sparkpin.core import files, prune_lock
 from sparkpin.core.errors import EngineError, IntegrityError
 from sparkpin.core.paths import Paths

@@ -22,10 +22,10 @@ from sparkpin.measure.bench.target import BenchSubject
 from sparkpin.releases import container as running
 from sparkpin.releases.current import require_current
 from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve import crash_facts, startup
 from sparkpin.serve.choose_loader import with_loader
 from sparkpin.serve.served import running_release
-from sparkpin.smoke.choice import obstacle, uses_gpu
 
 GUESS = {True: (1500.0, 30.0, 300.0), False: (200.0, 40.0, 30.0)}
 """With a GPU (of a Spark) and without (two cores that have AVX2): prefill, decode, start, where nothing was measured

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sparkpin.build.checkpoint import build_checkpoint, disk_line, plan_checkpoint, verify_built
 from sparkpin.checkpoint import report as checkpoint_report
-from sparkpin.checkpoint.build import build_checkpoint, disk_line, plan_checkpoint, verify_built
 from sparkpin.checkpoint.plan import all_steps, checkpoint_steps, require
 from sparkpin.commands.choose import pairings_of
 from sparkpin.core import terminal

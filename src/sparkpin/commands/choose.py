@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sparkpin.build.origin import is_from_elsewhere
 from sparkpin.build.pair import Pairing, pair
-from sparkpin.bundle import export as exporting
 from sparkpin.core.errors import (
     InputError,
     ManifestError,
@@ -37,7 +37,7 @@ def require_recipe(paths: Paths, records: Releases, name: str) -> list[ManifestE
 
 def require_trust(paths: Paths, release: Release, *, trusted: bool) -> None:
     """An imported release's build steps are somebody else's, and making a root file system runs them as root."""
-    if not trusted and exporting.is_from_elsewhere(paths, release):
+    if not trusted and is_from_elsewhere(paths, release):
         raise InputError(
             f"{release.tag} came from another machine: building it runs, as root, what its bundle says",
             next_step=f"`invoke verify {release.tag}` says who signed it; then the same command with --trust",

@@ -16,6 +16,7 @@ from sparkpin.fetch import lock_community_mod, lock_model
 from sparkpin.fetch import lock_stack as locking
 from sparkpin.fetch import model as hub
 from sparkpin.fetch import stack as fetching
+from sparkpin.host.machine import this_platform
 
 
 def lock(*, stack: str | None, model: str | None, mod: str | None = None, keep_layers: bool) -> None:
@@ -57,7 +58,7 @@ def fetch(*, recipe: str | None, stack: str | None) -> None:
     paths, pairings = pairings_of(recipe, None, stack)
     last = pairings[-1]
     wanted = [(last.stack, last.stack_lock)]
-    if (machine := cross_build.this_platform()) in last.stack.build_on:
+    if (machine := this_platform()) in last.stack.build_on:
         wanted += filter(None, [cross_build.stand_in_debs(paths, last.stack, machine)])
     for one, lock in wanted:
         report = fetching.fetch_stack(paths, one, lock, say)

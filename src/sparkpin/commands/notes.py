@@ -16,30 +16,30 @@ from sparkpin.core.errors import (
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.host import machine as host
+from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests, schema
 from sparkpin.pins.precedence import overruled
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.runs_here import obstacle
 from sparkpin.serve.served import running_release
-from sparkpin.smoke.choice import obstacle
 
 
-def say_overruled(recipe: schema.Recipe, stack: schema.Stack, chain: Sequence[schema.Stage]) -> None:
-    for line in overruled(recipe, stack, chain):
-        say(f"note: {line}")
+def notes_of(paths: Paths, pairing: Pairing) -> tuple[str, ...]:
+    """What is said before images and checkpoints are made: what vLLM will refuse, for one."""
+    recipe = f"recipes/{pairing.recipe.name}.yaml"
+    mistakes = [str(finding).removeprefix("error: ") for finding in recipe_checks.mistakes(paths.project, pairing)]
+    mods = ", ".join(pairing.patched)
+    return (
+        *overruled_notes(pairing.recipe, pairing.stack, pairing.chain),
+        *(f"warning: {recipe}: {mistake}" for mistake in mistakes),
+        *(choice.line for choice in pairing.chosen),
+        *([f"note: community mods edit what is installed, in layers of their own: {mods}"] if mods else []),
+    )
 
 
-def say_mistakes(paths: Paths, pairing: Pairing) -> None:
-    """What vLLM will refuse, before images and checkpoints are made for it."""
-    for finding in recipe_checks.mistakes(paths.project, pairing):
-        say(f"warning: recipes/{pairing.recipe.name}.yaml: {str(finding).removeprefix('error: ')}")
-
-
-def say_chosen(pairing: Pairing) -> None:
-    for choice in pairing.chosen:
-        say(choice.line)
-    if pairing.patched:
-        say(f"note: community mods edit what is installed, in layers of their own: {', '.join(pairing.patched)}")
+def overruled_notes(recipe: schema.Recipe, stack: schema.Stack, chain: Sequence[schema.Stage]) -> list[str]:
+    return [f"note: {line}" for line in overruled(recipe, stack, chain)]
 
 
 def say_overruled_of(paths: Paths, release: Release) -> None:
@@ -47,7 +47,8 @@ def say_overruled_of(paths: Paths, release: Release) -> None:
     with contextlib.suppress(SparkpinError), project_of(paths, release) as project:
         recipe = manifests.load_recipe(project, release.recipe)
         stack, chain = manifests.load_stack(project, recipe.stack), manifests.load_chain(project, release.stage)
-        say_overruled(recipe, stack, chain)
+        for line in overruled_notes(recipe, stack, chain):
+            say(line)
 
 
 def next_smoke(paths: Paths, made: tuple[Release, ...]) -> bool:
@@ -91,9 +92,9 @@ def finish(records: Releases, done: tuple[Release, ...]) -> None:
         show(f"next: {serve_it}" if is_current else f"next: invoke promote {newest.tag}, then {serve_it}")
 
 
-def next_serve(paths: Paths, release: Release) -> None:
+def next_serve(paths: Paths, engine: Engine, release: Release) -> None:
     """What answers now goes on answering until `serve` changes it."""
-    running = running_release(paths, engine_of(paths), release.recipe)
+    running = running_release(paths, engine, release.recipe)
     if running == release.tag:
         show("it is being served already")
     else:

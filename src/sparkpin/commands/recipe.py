@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from sparkpin.build.pair import pair
-from sparkpin.checkpoint.build import checkpoint_folder
+from sparkpin.checkpoint.write import checkpoint_folder
 from sparkpin.community import adopt, check, export, mapping, yamlfile
 from sparkpin.community import recipe as foreign
 from sparkpin.community.finding import RecipeFinding

@@ -50,13 +50,14 @@ def promote(tag: str, *, accept_loss: str = "") -> None:
     paths = Paths.from_env()
     accept_loss = accept_loss.strip()  # blanks are no reason
     told = quality_gate.check(paths, Releases(paths).get(tag), accepted=accept_loss)
-    release = retention.promote(paths, engine_of(paths), tag)
+    engine = engine_of(paths)
+    release = retention.promote(paths, engine, tag)
     show(f"current release of {release.recipe}: {release.tag}")
     for line in told:
         show(line)
     if accept_loss:
         quality_gate.note_accepted(paths, release, accept_loss)
-    next_serve(paths, release)
+    next_serve(paths, engine, release)
 
 
 def rollback(*, recipe: str | None, serve_it: bool = False, drain: int | None = None) -> None:
@@ -66,14 +67,14 @@ def rollback(*, recipe: str | None, serve_it: bool = False, drain: int | None = 
     records = Releases(paths)
     for fault in require_recipe(paths, records, name):
         say(f"passed over: {fault}")
-    former = retention.require_current(records, name)
+    retention.require_pointer(records, name)  # before an engine is started
     engine = engine_of(paths)
     running = running_release(paths, engine, name)
-    release = retention.rollback(paths, engine, name, say)
+    former, release = retention.rollback(paths, engine, name, say)
     for line in went_back(former, release, running):
         show(line)
     if not serve_it:
-        next_serve(paths, release)
+        next_serve(paths, engine, release)
         return
     try:
         serve(recipe=name, release=release.tag, port=None, drain=drain)

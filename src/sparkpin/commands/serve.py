@@ -12,12 +12,12 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.releases import current as retention
 from sparkpin.releases.record import Releases
+from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve import service as serving
 from sparkpin.serve import status as serving_tasks
 from sparkpin.serve.choose_loader import with_loader
 from sparkpin.serve.served import status
 from sparkpin.serve.switching import Detached
-from sparkpin.smoke.choice import obstacle, uses_gpu
 from sparkpin.smoke.server import clear_leftovers
 
 

@@ -12,7 +12,7 @@ from sparkpin.core import terminal
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import show
 from sparkpin.releases.record import Release, Releases
-from sparkpin.smoke.choice import owes
+from sparkpin.smoke.evidence import owes
 
 
 def waiting_for_smoke(paths: Paths, made: Sequence[Release], *, load: bool = False) -> tuple[Release, ...]:

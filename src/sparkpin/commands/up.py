@@ -1,75 +1,123 @@
-"""The main line: plan, fetch, build, attest, report."""
+"""The main line, `invoke up` and `invoke build`: plan -> fetch -> build -> attest -> report."""
 
 from __future__ import annotations
 
-from sparkpin.build.make import build_releases, engine_of, smoke_releases
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sparkpin.build.make import at_work, build_releases, engine_of, fetch_missing, smoke_releases
+from sparkpin.build.pair import Pairing
 from sparkpin.commands import tables
 from sparkpin.commands.choose import pairings_of
-from sparkpin.commands.notes import finish, next_smoke, say_chosen, say_mistakes, say_overruled
+from sparkpin.commands.notes import finish, next_smoke, notes_of
 from sparkpin.commands.smoke import waiting_for_smoke
 from sparkpin.core import terminal
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
+from sparkpin.evidence.attest import ensure_attested
 from sparkpin.fetch.store import Store
 from sparkpin.host import machine as host
+from sparkpin.pins.schema import LockedFile
 from sparkpin.releases import current as retention
 from sparkpin.releases import quality_gate
 from sparkpin.releases.record import Release, Releases
 
 
+@dataclass(frozen=True)
+class BuildPlan:
+    """What `up` and `build` are about to do, known from files alone: a dry run shows it and ends."""
+
+    paths: Paths
+    pairings: tuple[Pairing, ...]  # the chain of stages; the last is the one asked for
+    states: tuple[str, ...]  # of each pairing's release
+    absent: tuple[LockedFile, ...]  # of the stack's lock, what the store has not
+    notes: tuple[str, ...]  # what was overruled, what was chosen, and what vLLM will refuse
+
+
 def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool, dry_run: bool) -> None:
-    """The main job: what is missing of fetch, build, checkpoint and smoke, then the table."""
-    paths, pairings = pairings_of(recipe, stage, stack)
+    """The main job: what is missing of programs, fetch, build, checkpoint and smoke, then the table."""
+    plan = plan_of(recipe, stage, stack)
+    announce(plan)
     machine = host.read_host()
-    last = pairings[-1]
-    records = Releases(paths)
-    show(f"Stack {last.stack.name}: {last.stack.description}.")
-    show(f"Recipe {last.recipe.name}: {last.recipe.description}.")
-    for pairing in pairings:
-        known = records.find(pairing.tag)
-        show(f"  {pairing.stage.name:8} {pairing.stage.description} ({known.state if known else 'to be built'})")
-    locked = last.stack_lock.files
-    if absent := [file for file in locked if not Store(paths.store).has(file)]:
-        show(
-            f"To be fetched: {len(absent)} of {len(locked)} files, {terminal.size(sum(file.size for file in absent))}."
-        )
-    say_overruled(last.recipe, last.stack, last.chain)
-    say_mistakes(paths, last)
-    say_chosen(last)
-    lacking = host.missing(paths, machine, stack=last.stack)
+    lacking = host.missing(plan.paths, machine, stack=plan.pairings[-1].stack)
     for requirement in lacking:
         show(f"missing: {requirement.name}: {requirement.detail}; {requirement.fix}")
     if dry_run:
         show("Dry run: nothing was changed.")
         return
     host.install(lacking, machine, say)
-    made = build_releases(paths, pairings)
-    if smoke and (waiting := waiting_for_smoke(paths, made)):
-        smoke_releases(paths, waiting)
-        made = tuple(records.get(release.tag) for release in made)
-    newest = made[-1]
-    if newest.smoke_passed and records.current(newest.recipe) is None:
-        make_first_current(paths, newest)
-    tables.show_built(made)
-    if not next_smoke(paths, made) and smoke:
-        finish(records, made)
-
-
-def make_first_current(paths: Paths, release: Release) -> None:
-    """Unless `promote` refuses it for what it has lost: nobody asked for this promotion."""
-    if why := quality_gate.refusal(paths, release):
-        say(f"{release.tag} passed, and is not current: {why}")
-        return
-    retention.promote(paths, engine_of(paths), release.tag)
-    say(f"{release.tag} is the first release that passed, so it is current")
+    made = carry_out(plan)
+    if smoke and (waiting := waiting_for_smoke(plan.paths, made)):
+        smoke_releases(plan.paths, waiting)
+        made = tuple(Releases(plan.paths).get(release.tag) for release in made)
+    first_is_current(plan.paths, made[-1])
+    report(plan.paths, made, smoked=smoke)
 
 
 def build(*, recipe: str | None, stage: str | None, stack: str | None, offline: bool) -> tuple[Release, ...]:
-    paths, pairings = pairings_of(recipe, stage, stack)
-    say_overruled(pairings[-1].recipe, pairings[-1].stack, pairings[-1].chain)
-    say_mistakes(paths, pairings[-1])
-    say_chosen(pairings[-1])
-    made = build_releases(paths, pairings, offline=offline)
-    tables.show_built(made)
-    next_smoke(paths, made)
+    """offline: what is missing is an error."""
+    plan = plan_of(recipe, stage, stack)
+    for note in plan.notes:
+        say(note)
+    made = carry_out(plan, offline=offline)
+    report(plan.paths, made)
     return made
+
+
+def carry_out(plan: BuildPlan, *, offline: bool = False) -> tuple[Release, ...]:
+    """The releases of the plan, the stage asked for last."""
+    with at_work(plan.paths) as engine:
+        fetch_missing(plan.paths, engine, plan.pairings, offline=offline)
+        made = build_releases(plan.paths, engine, plan.pairings)
+        attest(plan.paths, made)
+    return made
+
+
+def plan_of(recipe: str | None, stage: str | None, stack: str | None) -> BuildPlan:
+    paths, pairings = pairings_of(recipe, stage, stack)
+    records, store = Releases(paths), Store(paths.store)
+    known = [records.find(pairing.tag) for pairing in pairings]
+    return BuildPlan(
+        paths,
+        pairings,
+        states=tuple(release.state if release else "to be built" for release in known),
+        absent=tuple(file for file in pairings[-1].stack_lock.files if not store.has(file)),
+        notes=notes_of(paths, pairings[-1]),
+    )
+
+
+def announce(plan: BuildPlan) -> None:
+    last = plan.pairings[-1]
+    show(f"Stack {last.stack.name}: {last.stack.description}.")
+    show(f"Recipe {last.recipe.name}: {last.recipe.description}.")
+    for pairing, state in zip(plan.pairings, plan.states, strict=True):
+        show(f"  {pairing.stage.name:8} {pairing.stage.description} ({state})")
+    if plan.absent:
+        size = terminal.size(sum(file.size for file in plan.absent))
+        show(f"To be fetched: {len(plan.absent)} of {len(last.stack_lock.files)} files, {size}.")
+    for note in plan.notes:
+        say(note)
+
+
+def attest(paths: Paths, made: Sequence[Release]) -> None:
+    for release in made:
+        ensure_attested(paths, release, say)
+
+
+def first_is_current(paths: Paths, newest: Release) -> None:
+    """The first release of a recipe that passed is promoted, unless `promote` refuses it for what it has lost: nobody
+    asked for this promotion."""
+    if not newest.smoke_passed or Releases(paths).current(newest.recipe):
+        return
+    if why := quality_gate.refusal(paths, newest):
+        say(f"{newest.tag} passed, and is not current: {why}")
+        return
+    retention.promote(paths, engine_of(paths), newest.tag)
+    say(f"{newest.tag} is the first release that passed, so it is current")
+
+
+def report(paths: Paths, made: tuple[Release, ...], *, smoked: bool = False) -> None:
+    """The table, and what to type next. SmokeError where `smoked`, and one of them failed."""
+    tables.show_built(made)
+    if not next_smoke(paths, made) and smoked:
+        finish(Releases(paths), made)

@@ -14,13 +14,13 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 
 from sparkpin.community.recipe import ELSEWHERE, OURS, V1_KEYS, V2_KEYS, CommunityRecipe
+from sparkpin.core.tags import IMAGE
 from sparkpin.releases import compile_caches
 
 STACK = "spark"
 OLD = "spark-seed"
 VLLM_IMAGE = re.compile(r"(?:.*/)?vllm-openai(?:-\w+)?:v?(\d+)\.(\d+)[\w.-]*")
 NIGHTLY = re.compile(r"vllm-node(-tf5)?(:.*)?|.*/dgx-vllm-eugr-nightly(-tf5)?(:.*)?")
-OUR_IMAGE = re.compile(r"sparkpin/stack-([a-z0-9.-]+):([a-z0-9.-]+)-[0-9a-f]{12}")
 WITHOUT_EFFECT = {
     "--tf5", "--pre-tf", "--pre-transformers", "--use-wheels", "--rebuild-flashinfer", "--rebuild-vllm",
     "--force-flashinfer-download", "--force-vllm-download", "--force-download", "--copy-parallel", "--full-log",
@@ -76,7 +76,7 @@ def stage_of(recipe: CommunityRecipe, container: str) -> str:
 
 def stack_of(container: str) -> tuple[str | None, str | None, str]:
     """Stack, stage and what has to be said of it; no stack for a container that is not known."""
-    if ours := OUR_IMAGE.fullmatch(container):
+    if ours := IMAGE.fullmatch(container):
         return ours[1], ours[2], ""
     if version := VLLM_IMAGE.fullmatch(container):
         old = (int(version[1]), int(version[2])) < (0, 21)

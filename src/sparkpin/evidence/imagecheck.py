@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from sparkpin.build.origin import made_with_statement
 from sparkpin.build.record import BuildRecord, records_of
-from sparkpin.bundle.export import is_attested
-from sparkpin.checkpoint.build import is_complete
 from sparkpin.checkpoint.layout import RECORD
 from sparkpin.checkpoint.plan import checkpoint_steps, make_plan, used_repositories
 from sparkpin.checkpoint.verify import verify_checkpoint
+from sparkpin.checkpoint.write import is_complete
 from sparkpin.core.errors import BuildError, IntegrityError, SparkpinError
 from sparkpin.core.files import disk_errors, require_space, sha256_file, sha256_of
 from sparkpin.core.paths import Paths
@@ -47,7 +47,7 @@ def evidence_of(paths: Paths, release: Release) -> Claimed:
         {name: path.read_bytes() for name, path in files.items() if path.is_file()},
         records[-1].config.encode(),
         read,
-        attested=is_attested(paths, release),
+        attested=made_with_statement(paths, release),
     )
 
 

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from sparkpin.build.record import LOCKED, BuildRecord
 from sparkpin.core.errors import HostError, IntegrityError
 from sparkpin.core.names import is_plain
+from sparkpin.core.tags import tag_of
 from sparkpin.core.terminal import count, printable
 from sparkpin.evidence import signing
 from sparkpin.evidence.materials import LISTED, Material, ModelInputs, materials_of, model_inputs, recorded
@@ -27,7 +28,7 @@ from sparkpin.pins.wheel_layers import normal
 from sparkpin.releases.record import SBOM as SBOM
 from sparkpin.releases.record import SIGNATURE as SIGNATURE
 from sparkpin.releases.record import STATEMENT as STATEMENT
-from sparkpin.releases.record import Release, release_key, tag_of
+from sparkpin.releases.record import Release, release_key
 
 MODEL = "model "  # how the names of a model's files start
 NAMES = (  # of the checks that every release gets, in their order

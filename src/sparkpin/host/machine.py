@@ -103,6 +103,12 @@ def meminfo(path: Path) -> dict[str, int]:
     return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"}
 
 
+def this_platform() -> str:
+    """As an image's: of this machine, whose engine may be another's."""
+    machine = platform.machine()
+    return next((name for name, known in ARCHITECTURES.items() if known == machine), machine)
+
+
 def default_stack(project: Path, host: Host | None = None) -> str:
     """The stack for this machine: `spark` on a DGX Spark, else `cpu`. HostError when the project has none for it."""
     host = host or read_host()

@@ -197,7 +197,9 @@ def load_stage(project: Path, name: str) -> Stage:
 
 
 def load_chain(project: Path, name: str) -> tuple[Stage, ...]:
-    """The stages from the first one (no parent) to `name`. A cycle or an unknown parent is an error."""
+    """The stages from the first one (no parent) to `name`, each with all of its checks. A cycle or an unknown parent is
+    an error, and so is a check that cannot be added or dropped.
+    """
     chain = [load_stage(project, name)]
     while (parent := chain[-1].parent) is not None:
         path = project / f"stages/{chain[-1].name}.yaml"
@@ -208,7 +210,25 @@ def load_chain(project: Path, name: str) -> tuple[Stage, ...]:
             chain.append(load_stage(project, parent))
         except InputError as error:
             raise ManifestError(path, "parent", parent, "a stage of stages/", next_step=error.next_step) from None
+    checks: list[str] = []
+    for place, stage in reversed(list(enumerate(chain))):
+        checks = checks_after(project, stage, checks)
+        chain[place] = stage.model_copy(update={"smoke": stage.smoke.model_copy(update={"checks": checks})})
     return tuple(reversed(chain))
+
+
+def checks_after(project: Path, stage: Stage, below: Sequence[str]) -> list[str]:
+    """Names of a stage's checks, of which it names what its parent has not. below: the parent's."""
+    smoke, path = stage.smoke, project / f"stages/{stage.name}.yaml"
+    if smoke.checks is not None:
+        if changed := [*smoke.add_checks, *smoke.drop_checks]:
+            raise ManifestError(path, "smoke.add_checks, smoke.drop_checks", changed, "none beside `checks`")
+        return smoke.checks
+    if twice := [name for name in smoke.add_checks if name in below]:
+        raise ManifestError(path, "smoke.add_checks", twice, f"checks that {stage.parent} has not")
+    if absent := [name for name in smoke.drop_checks if name not in below]:
+        raise ManifestError(path, "smoke.drop_checks", absent, f"checks of {stage.parent}: {', '.join(below)}")
+    return [name for name in (*below, *smoke.add_checks) if name not in smoke.drop_checks]
 
 
 def load_model(project: Path, name: str) -> ModelPin:

@@ -8,13 +8,14 @@ from typing import Any
 
 from sparkpin.core.errors import CheckpointError, EngineError, InputError, SparkpinError
 from sparkpin.core.paths import Paths
+from sparkpin.core.tags import current_tag, image_ref
 from sparkpin.core.terminal import Say
 from sparkpin.host import disk_usage
 from sparkpin.host.engine import Engine
 from sparkpin.releases import quality_gate
 from sparkpin.releases.keep import Pin, all_pins
 from sparkpin.releases.record import Release, Releases
-from sparkpin.smoke.choice import obstacle_here
+from sparkpin.releases.runs_here import obstacle_here
 
 
 def promote(paths: Paths, engine: Engine, tag: str) -> Release:
@@ -41,8 +42,9 @@ def promote(paths: Paths, engine: Engine, tag: str) -> Release:
         return records.get(release.tag)
 
 
-def rollback(paths: Paths, engine: Engine, recipe: str, say: Say) -> Release:
+def rollback(paths: Paths, engine: Engine, recipe: str, say: Say) -> tuple[Release, Release]:
     """Go back to the newest release of the recipe that is older than the current one and that `promote` would take.
+    Gives the one that was current, and the one that is now.
 
     Image, checkpoint and flags come back together: the record names all three. Nothing changes unless all are there.
     What passed its smoke test and has lost too much is passed over, and told; `promote` takes it by its name.
@@ -56,10 +58,12 @@ def rollback(paths: Paths, engine: Engine, recipe: str, say: Say) -> Release:
         return why is not None
 
     records = Releases(paths)
-    require_current(records, recipe)  # before the lock, which makes a folder
+    require_pointer(records, recipe)  # before the lock, which makes a folder
     with records.locked(recipe):
-        current = require_current(records, recipe)
-        target = rollback_target(records.readable(recipe)[0], current, refused)
+        known, _ = records.readable(recipe)
+        current = next((release for release in known if release.state == "current"), None)
+        current = current or require_current(records, recipe)  # which says what is wrong with it
+        target = rollback_target(known, current, refused)
         if target is None:
             raise InputError(
                 f"there is no release of {recipe!r} to go back to: of those older than {current.tag} none passed "
@@ -69,7 +73,7 @@ def rollback(paths: Paths, engine: Engine, recipe: str, say: Say) -> Release:
                 else "invoke images lists the releases; invoke promote TAG chooses any one that passed",
             )
         switch(paths, engine, records, target)
-        return records.get(target.tag)
+        return current, records.get(target.tag)
 
 
 def rollback_target(releases: list[Release], current: Release, refused: Callable[[Release], bool]) -> Release | None:
@@ -143,31 +147,37 @@ def switch(paths: Paths, engine: Engine, records: Releases, release: Release) ->
     records.point(release)
 
 
-def current_tag(recipe: str) -> str:
-    return f"sparkpin/{recipe}:current"
-
-
 def present_ref(engine: Engine, release: Release) -> str | None:
     """A name under which the engine holds exactly the image that was recorded.
 
     The release's own tag may be gone or moved by hand; the digest itself is a name on most engines.
     """
-    for ref in (release.tag, release.image, f"sparkpin/stack-{release.stack}:{release.stage}-{release.build_key[:12]}"):
+    for ref in (release.tag, release.image, image_ref(release.stack, release.stage, release.build_key)):
         info = engine.image(ref)
         if info is not None and info.config_digest == release.image:
             return ref
     return None
 
 
+def require_pointer(records: Releases, recipe: str) -> None:
+    """InputError where no release of the recipe is current."""
+    if not records.pointer_path(recipe).exists():
+        raise nothing_current(records, recipe)
+
+
 def require_current(records: Releases, recipe: str) -> Release:
     if current := records.current(recipe):
         return current
+    raise nothing_current(records, recipe)
+
+
+def nothing_current(records: Releases, recipe: str) -> InputError:
     known = records.of_recipe(recipe)
     step = f"invoke up --recipe {recipe} (it builds and smokes; the first release that passes becomes current)"
     if known:
         good = next((release for release in reversed(known) if release.is_good), None)
         step = f"invoke promote {good.tag}" if good else step_to_current(records.paths, known[-1])
-    raise InputError(f"recipe {recipe!r} has no current release", next_step=step)
+    return InputError(f"recipe {recipe!r} has no current release", next_step=step)
 
 
 def step_to_current(paths: Paths, newest: Release) -> str:

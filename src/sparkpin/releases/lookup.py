@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sparkpin.core.errors import InputError
+from sparkpin.core.tags import OURS
 
 if TYPE_CHECKING:
     from sparkpin.releases.record import Release
@@ -38,7 +39,7 @@ def choose(name: str, releases: Sequence[Release], has_image: Callable[[Release]
 
 
 def matches(name: str, releases: Sequence[Release]) -> list[Release]:
-    recipe, _, tail = name.removeprefix("sparkpin/").rpartition(":")
+    recipe, _, tail = name.removeprefix(OURS).rpartition(":")
     among = [release for release in releases if recipe in ("", release.recipe)]
     if exact := [release for release in among if release.name == tail]:
         return exact

@@ -27,6 +27,7 @@ from pydantic.dataclasses import dataclass
 from sparkpin.core import files
 from sparkpin.core.errors import InputError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
+from sparkpin.core.tags import INTERNAL, ROOTFS, TAG, UNSEALED, is_internal, name_of, tag_of
 from sparkpin.host.fingerprint import Fingerprint
 from sparkpin.pins.schema import Name, Sha256, StrictModel
 from sparkpin.releases import lookup
@@ -34,14 +35,11 @@ from sparkpin.releases import lookup
 SCHEMA: Literal[1] = 1
 POINTER = "current.json"
 STATEMENT, SIGNATURE, SBOM = "provenance.json", "provenance.json.sig", "sbom.cdx.json"  # in the evidence folder
-INTERNAL = "stack-"  # repositories sparkpin/stack-<stack> hold the images of stages, which no recipe owns
-ROOTFS, UNSEALED = "rootfs", "unsealed"  # so do these: what the first stage stands on, and a build's unfinished image
 
 T = TypeVar("T")
 State = Literal["built", "inspected", "passed", "failed", "current", "retired"]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 RECORD = re.compile(r"^[a-z0-9][a-z0-9.-]*-[0-9a-f]{12}\.json$")  # other files of a recipe's folder are no records
-TAG = re.compile(r"^(?:sparkpin/)?(?P<recipe>[a-z0-9][a-z0-9.-]*):(?P<name>[a-z0-9][a-z0-9.-]*-[0-9a-f]{12})$")
 
 
 def now() -> str:
@@ -59,10 +57,6 @@ def release_key(build_key: str, checkpoint_key: str, argv: Sequence[str], env: d
     """SHA-256 (hex) over the image's build key, the checkpoint's key and how they are served."""
     text = json.dumps([build_key, checkpoint_key, list(argv), env], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def tag_of(recipe: str, stage: str, key: str) -> str:
-    return f"sparkpin/{recipe}:{stage}-{key[:12]}"
 
 
 class Demands(StrictModel):
@@ -129,7 +123,7 @@ class Release:
 
     @property
     def name(self) -> str:
-        return f"{self.stage}-{self.key[:12]}"
+        return name_of(self.stage, self.key)
 
     @property
     def is_good(self) -> bool:
@@ -365,7 +359,7 @@ class Releases:
         wanted = tag_of(release.recipe, release.stage, release.key)
         if release.tag != wanted:
             raise ManifestError(self.record_path(release), "tag", release.tag, wanted)
-        if release.recipe.startswith(INTERNAL) or release.recipe in (ROOTFS, UNSEALED):
+        if is_internal(release.recipe):
             raise InputError(
                 f"recipe {release.recipe!r}: {ROOTFS!r}, {UNSEALED!r} and names that start with {INTERNAL!r} belong to "
                 "the images of stages",

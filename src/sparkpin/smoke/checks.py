@@ -181,24 +181,25 @@ READERS = ("mods", "acceptance")  # they read what the others have left in log a
 
 
 def checks_of(stage: Stage) -> tuple[str, ...]:
-    """The stage's checks in the order in which they run. An unknown name is a ManifestError.
+    """The checks of a stage of `load_chain` in the order in which they run. An unknown name is a ManifestError.
 
     So is a stage that asks the server nothing, or does not look at its mods: it would pass without proof.
     """
     file = f"stages/{stage.name}.yaml"
-    require_known(stage.smoke.checks, file, "smoke.checks")
-    if "acceptance" in stage.smoke.checks and stage.smoke.acceptance_floor is None:
+    names = stage.smoke.checks or []
+    require_known(names, file, "smoke.checks")
+    if "acceptance" in names and stage.smoke.acceptance_floor is None:
         raise ManifestError(file, "smoke.acceptance_floor", None, "a share from 0 to 1 for the check acceptance")
-    if "drift" in stage.smoke.checks and stage.parent and stage.smoke.drift is None:
+    if "drift" in names and stage.parent and stage.smoke.drift is None:
         raise ManifestError(file, "smoke.drift", None, f"nats that the stage may be from {stage.parent}")
     longest = max(stage.smoke.draft_lengths, default=0)
     if stage.smoke.position_floors and longest > len(stage.smoke.position_floors):
         raise ManifestError(
             file, "smoke.position_floors", stage.smoke.position_floors, f"one for each of {longest} drafted tokens"
         )
-    if "mods" not in stage.smoke.checks or not set(stage.smoke.checks) - set(READERS):
-        raise ManifestError(file, "smoke.checks", stage.smoke.checks, "the check mods, and one that asks for an answer")
-    return tuple(sorted(stage.smoke.checks, key=lambda name: name in READERS))
+    if "mods" not in names or not set(names) - set(READERS):
+        raise ManifestError(file, "smoke.checks", names, "the check mods, and one that asks for an answer")
+    return tuple(sorted(names, key=lambda name: name in READERS))
 
 
 def require_known(names: Iterable[str], file: str, key: str) -> None:

@@ -1,4 +1,4 @@
-"""The folder that a smoke test, or what runs in its place, leaves with a release."""
+"""The folder that a smoke test, or what runs in its place, leaves with a release, and what is still to be found out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 
 from sparkpin.core.files import PARTIAL, atomic_folder
 from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.runs_here import obstacle
 
 Write = Callable[[Path], None]
 """Fills an empty folder with what a smoke test leaves."""
@@ -44,3 +46,13 @@ def replaced(folder: Path) -> Iterator[Path]:
             folder.rename(former / folder.name)
     if former:
         shutil.rmtree(former)
+
+
+def owes(paths: Paths, engine: Engine, release: Release, *, load: bool) -> bool:
+    """Whether a smoke test here could tell more of a release that has not failed than its record does."""
+    if release.smoke is None:
+        return True
+    if not release.smoke_inspected:
+        return False
+    wants_load = load and not release.smoke.get("loaded")
+    return wants_load or not obstacle(paths, engine, release)

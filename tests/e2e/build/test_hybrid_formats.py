@@ -13,8 +13,8 @@ import yaml
 from checkout import PROJECT
 from in_container import run
 
+from sparkpin.build.checkpoint import build_checkpoint
 from sparkpin.build.pair import pair
-from sparkpin.checkpoint.build import build_checkpoint
 from sparkpin.checkpoint.plan import all_steps
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.lock_model import lock_model

@@ -51,7 +51,8 @@ class Site:
     said: list[str]
 
     def build(self) -> tuple[Release, ...]:
-        return make.build_releases(self.paths, pair(self.paths.project, self.recipe))
+        with make.at_work(self.paths) as engine:
+            return make.build_releases(self.paths, engine, pair(self.paths.project, self.recipe))
 
     def reproduce(self, release: Release) -> Reproduction:
         return reproduce(self.paths, release, self.engine, self.said.append)

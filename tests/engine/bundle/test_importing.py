@@ -20,16 +20,16 @@ from carried_release import CHECKOUT, Source, carried_release, engine_with_url
 from private_engine import file_layer, load_image, quiet
 
 from sparkpin.build import image as build
-from sparkpin.build import make
+from sparkpin.build import make, origin
 from sparkpin.build.make import checkpoint_of
+from sparkpin.build.origin import EXPORTS, IMPORTS
 from sparkpin.build.pair import pair
 from sparkpin.build.record import is_imported, layer_file, records_of, write_record
 from sparkpin.bundle import copy as transfer
-from sparkpin.bundle import export as exporting
 from sparkpin.bundle import take_in
 from sparkpin.bundle.copy import copy
 from sparkpin.bundle.export import BundleParts, export
-from sparkpin.bundle.form import EXPORTS, IMPORTS, Bundle, open_bundle
+from sparkpin.bundle.form import Bundle, open_bundle
 from sparkpin.bundle.take_in import IMPORTED, import_bundle, require_no_conflict
 from sparkpin.checkpoint.layout import IMPORTED as MARK
 from sparkpin.core import files, progress
@@ -360,7 +360,7 @@ def test_own_builds_take_nothing_for_built_that_was_brought(
     base = source.releases[0]
     import_bundle(paths, source.engine, write(source, tmp_path / "base.tar", base), quiet)
     (record,) = records_of(paths, base)
-    assert is_imported(paths, record.rendered) and exporting.is_from_elsewhere(paths, base)
+    assert is_imported(paths, record.rendered) and origin.is_from_elsewhere(paths, base)
     assert build.find_built(paths, source.engine, record.rendered) is None
     assert build.find_built(paths, source.engine, record.rendered, record.config_digest), "`rebuild` knows the digest"
     pairing = pair(paths.project, base.recipe)[0]
@@ -371,7 +371,7 @@ def test_own_builds_take_nothing_for_built_that_was_brought(
     assert not signature.exists(), "this machine signs what it built"
     release = make.record(paths, source.engine, Releases(paths), pairing, built)
     assert signature.is_file()
-    assert release.created != base.created and not exporting.is_from_elsewhere(paths, release)
+    assert release.created != base.created and not origin.is_from_elsewhere(paths, release)
     rows = json.loads((Releases(paths).evidence(release) / EXPORTS).read_text())
     assert [row["file"] for row in rows] == [str(tmp_path / "base.tar")]
 
@@ -404,17 +404,17 @@ def test_a_brought_checkpoint_is_not_that_of_an_own_release(source: Source, tmp_
     bundle = write(source, tmp_path / "served.tar", base, checkpoint=True)
     import_bundle(paths, source.engine, bundle, quiet)
     folder = Releases(paths).checkpoint(base)
-    assert exporting.ready_checkpoint(paths, base) == folder == checkpoint_of(paths, base)
+    assert origin.ready_checkpoint(paths, base) == folder == checkpoint_of(paths, base)
     config = folder / "config.json"
     config.write_bytes(bytes(config.stat().st_size))
-    exporting.adopt(paths, base)
-    assert exporting.ready_checkpoint(paths, base) is None
+    origin.adopt(paths, base)
+    assert origin.ready_checkpoint(paths, base) is None
     assert checkpoint_of(paths, base) == folder
     assert config.read_bytes() == (made / "config.json").read_bytes() and not (folder / MARK).exists()
     shutil.rmtree(folder)
     import_bundle(paths, source.engine, bundle, quiet)
     assert not folder.exists(), "the bundle of an own release brings no checkpoint"
-    assert not exporting.is_brought(paths, base)
+    assert not origin.is_brought(paths, base)
 
 
 def test_the_machine_that_made_a_release_is_told_and_is_no_difference(

@@ -41,6 +41,11 @@ sys.exit(status != 200)'"""
 CHECK = 'docker run --rm --network none "$SPARKPIN_IMAGE" /bin/sh -c "test ! -e /opt/ok"'
 
 
+def made(paths: Paths, name: str) -> Release:
+    with make.at_work(paths) as engine:
+        return make.build_releases(paths, engine, pair(paths.project, name))[-1]
+
+
 @pytest.fixture
 def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Paths, Release, Release]]:
     """Good and bad: both templates and a mod differ. The checkout is neither; a search must not touch it."""
@@ -50,11 +55,11 @@ def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[
     tar = tiny_images.make_rootfs(tmp_path / "rootfs.tar")
     monkeypatch.setattr(rootfs, "build_rootfs", lambda *args: tar)
     monkeypatch.setattr(Paths, "from_env", lambda: paths)
-    good = make.build_releases(paths, pair(project, name))[-1]
+    good = made(paths, name)
     tiny_images.write(project / "dockerfiles/base.j2", tiny_images.BASE.replace("GREETING=hello", "GREETING=bye"))
     tiny_images.write(project / "dockerfiles/child.j2", CHILD)
     tiny_images.write(project / "mods/hello/sparkpin_hello/__init__.py", '"""Made up."""\nVALUE = 2\n')
-    bad = make.build_releases(paths, pair(project, name))[-1]
+    bad = made(paths, name)
     (project / "dockerfiles/child.j2").write_text("FROM nowhere\n")
     yield paths, good, bad
     remove_built(Engine.connect(), paths, name)

@@ -18,9 +18,10 @@ from sparkpin.commands import client as clients
 from sparkpin.commands import notes as commands_notes
 from sparkpin.core.errors import BusyError, InputError, SmokeError
 from sparkpin.core.paths import Paths
+from sparkpin.core.tags import tag_of
 from sparkpin.host.engine import Engine
 from sparkpin.releases.container import HOME_LABEL
-from sparkpin.releases.record import Release, Releases, tag_of
+from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import served as services
 from sparkpin.serve import service, switching
 
@@ -118,10 +119,10 @@ def test_another_port_or_release_replaces_it(
 
 
 def test_what_answers_until_serve_is_told_after_serve(
-    standing: Standing, paths: Paths, newer: Release, capsys: pytest.CaptureFixture[str]
+    standing: Standing, paths: Paths, fake_engine: Engine, newer: Release, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for home, release in ((paths, newer), (standing.paths, newer), (standing.paths, standing.release)):
-        commands_notes.next_serve(home, release)
+        commands_notes.next_serve(home, fake_engine, release)
     assert capsys.readouterr().out.splitlines() == [
         "next: invoke serve --recipe fake",
         f"next: invoke serve --recipe fake (until then {standing.release.tag} still answers)",

@@ -13,10 +13,11 @@ import pytest
 from sparkpin.core.errors import CheckpointError, EngineError, IntegrityError
 from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
+from sparkpin.core.tags import tag_of
 from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.pins.vllm_command import set_flag
-from sparkpin.releases.record import Release, Releases, tag_of
+from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke import server
 from sparkpin.smoke.evidence import evidence_folder, replaced
 from sparkpin.smoke.run import SmokeResult, run_smoke

@@ -23,6 +23,7 @@ from sparkpin.build import image as build
 from sparkpin.build.context import fill
 from sparkpin.build.image import BuiltImage, Maker, build_image, find_built, is_built
 from sparkpin.build.record import read_record, record_file
+from sparkpin.core import tags
 from sparkpin.core.errors import BuildError, EngineError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
@@ -316,10 +317,11 @@ def test_after_a_killed_build_the_next_one_completes(site: Site, tmp_path: Path)
     assert process.exitcode == -signal.SIGKILL
     assert site.engine.image(base.ref) is None and not is_built(site.paths, site.engine, base)
     assert list(site.paths.work.iterdir()), "the killed build left something behind"
-    mine = {base.ref, base.parent_ref, begun.unsealed_ref(base)}
+    unsealed = tags.unsealed_ref(base.stage, base.key)
+    mine = {base.ref, base.parent_ref, unsealed}
     assert begun.made_here(site.paths) == mine, "a prune may remove what it left"
     built = site.build(base)
-    assert begun.notes(site.paths) == {} and begun.made_here(site.paths) == mine - {begun.unsealed_ref(base)}
+    assert begun.notes(site.paths) == {} and begun.made_here(site.paths) == mine - {unsealed}
     assert not built.cached and is_built(site.paths, site.engine, base)
     assert leftovers(site) == []
 

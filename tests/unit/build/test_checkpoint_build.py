@@ -41,11 +41,12 @@ from checkpoint_samples import (
 )
 from places import SUPPORT
 
-from sparkpin.checkpoint import build, shards
-from sparkpin.checkpoint.build import build_checkpoint, checkpoint_folder, verify_built
+from sparkpin.build.checkpoint import build_checkpoint, verify_built
+from sparkpin.checkpoint import shards, write
 from sparkpin.checkpoint.layout import IMPORTED, JOURNAL, OWN, RECORD, Shard
 from sparkpin.checkpoint.plan import make_plan
 from sparkpin.checkpoint.verify import verify_checkpoint
+from sparkpin.checkpoint.write import checkpoint_folder
 from sparkpin.core.errors import CheckpointError, DiskError, IntegrityError
 from sparkpin.core.files import PARTIAL, sha256_file
 from sparkpin.core.paths import Paths
@@ -354,14 +355,14 @@ def test_a_shard_that_cannot_be_written_costs_no_other(paths: Paths, monkeypatch
 
 def test_a_disk_that_is_full_at_the_last_file_costs_no_shard(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = write_sample(paths)
-    right = build.write_text
+    right = write.write_text
 
     def full(path: Path, data: bytes) -> None:
         if path.name == RECORD:
             raise OSError(errno.ENOSPC, "No space left on device")
         right(path, data)
 
-    monkeypatch.setattr(build, "write_text", full)
+    monkeypatch.setattr(write, "write_text", full)
     with pytest.raises(DiskError, match="No space left"):
         build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
     monkeypatch.undo()
@@ -399,7 +400,8 @@ import os, sys, time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from checkpoint_samples import ALL, PIN, lock_of, sample_folders, sample_paths
-from sparkpin.checkpoint import build, shards
+from sparkpin.build.checkpoint import build_checkpoint
+from sparkpin.checkpoint import shards, write
 from sparkpin.checkpoint.layout import JOURNAL
 paths = sample_paths(Path({root!r}))
 right = shards.Work.write
@@ -413,7 +415,7 @@ def stop(work, shard):
     time.sleep(600)
 if {stop!r}:
     shards.Work.write = stop
-print(build.build_checkpoint(paths, PIN, lock_of(sample_folders(paths)), ALL, lambda line: None), flush=True)
+print(build_checkpoint(paths, PIN, lock_of(sample_folders(paths)), ALL, lambda line: None), flush=True)
 """
 
 
@@ -432,7 +434,7 @@ def killed(tmp_path: Path) -> Path:
         process.send_signal(signal.SIGKILL)
     folder = checkpoint_folder(paths, PIN, lock, ALL)
     assert not folder.exists()
-    partial = build.partial_folder(folder)
+    partial = write.partial_folder(folder)
     assert {path.name for path in partial.iterdir()} == {"journal", FIRST, f"{SECOND}.unfinished"}, "nothing to load"
     return partial
 
@@ -506,22 +508,22 @@ def test_what_a_killed_run_had_begun_counts_for_the_next(paths: Paths) -> None:
     folders = write_sample(paths, scale=10_000)
     lock, plan = lock_of(folders), make_plan(listings_of(folders), PIN, ALL)
     folder = checkpoint_folder(paths, PIN, lock, ALL)
-    needed = build.disk_needed(folder, folders["int4"], plan)
-    assert needed == plan.written_bytes + build.SPARE
-    partial = build.partial_folder(folder)
+    needed = write.disk_needed(folder, folders["int4"], plan)
+    assert needed == plan.written_bytes + write.SPARE
+    partial = write.partial_folder(folder)
     partial.mkdir(parents=True)
     for name in (FIRST, f"{SECOND}.unfinished"):
         (partial / name).write_bytes(bytes(8192))
     os.link(folders["int4"] / EXTRA, partial / EXTRA)
-    assert build.disk_needed(folder, folders["int4"], plan) == needed - 16384
+    assert write.disk_needed(folder, folders["int4"], plan) == needed - 16384
     made = build_checkpoint(paths, PIN, lock, ALL, print)
     (made / FIRST).unlink()
     (made / "spoiled").write_bytes(bytes(4096))
-    assert build.disk_needed(made, folders["int4"], plan) < needed - plan.shards[1].size
+    assert write.disk_needed(made, folders["int4"], plan) < needed - plan.shards[1].size
 
 
 def test_disk_that_fills_up_in_the_middle(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "check_disk", lambda *args: None)
+    monkeypatch.setattr(write, "check_disk", lambda *args: None)
     paths = sample_paths(small_disk)
     lock = lock_of(write_sample(paths, scale=100_000))
     filler = small_disk / "filler"

@@ -22,6 +22,7 @@ from sparkpin.build.image import build_image
 from sparkpin.build.record import BuildRecord, LayerRecord, read_record, record_file
 from sparkpin.checkpoint.repository import Places
 from sparkpin.commands import lock as commands_lock
+from sparkpin.core import tags
 from sparkpin.core.errors import HostError, ManifestError
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
@@ -99,7 +100,7 @@ def test_fetch_brings_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Paths, "from_env", lambda: Paths(PROJECT, Path(), Path()))
     spark, cpu = (manifests.load_stack_lock(PROJECT, manifests.load_stack(PROJECT, name)) for name in ("spark", "cpu"))
     for machine, more in (("linux/amd64", [("cpu", len(cpu.debs), False)]), ("linux/arm64", []), ("riscv64", [])):
-        monkeypatch.setattr(cross_build, "this_platform", lambda machine=machine: machine)
+        monkeypatch.setattr(commands_lock, "this_platform", lambda machine=machine: machine)
         commands_lock.fetch(recipe="scripted-tiny-spark", stack=None)
         assert fetched == [("spark", len(spark.debs), True), *more]
         fetched.clear()
@@ -279,5 +280,5 @@ def test_an_image_for_another_architecture_without_emulation(
         assert build_image(paths, engine, again, lambda _: None, fresh=True).config_digest == built[0].config_digest
     finally:
         remove_tags(engine, f"stack-{name}")
-        for ref in (chain[0].parent_ref, render.rootfs_ref(then.suite, then.key)):
+        for ref in (chain[0].parent_ref, tags.rootfs_ref(then.suite, then.key)):
             engine.untag(ref)

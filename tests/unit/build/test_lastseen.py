@@ -12,10 +12,9 @@ from test_fetch import locked as locked
 from test_fetch import stack
 from wheelhouse import Index, make_wheel
 
-from sparkpin.build import lost_files
 from sparkpin.build.lost_files import how_to_get
+from sparkpin.build.origin import EXPORTS, IMPORTS
 from sparkpin.build.record import BuildInput, record_file, write_record
-from sparkpin.bundle import form
 from sparkpin.core.errors import IntegrityError, NetworkError
 from sparkpin.core.files import write_json
 from sparkpin.core.paths import Paths
@@ -52,15 +51,11 @@ def note(sample: Sample, name: str, *rows: dict[str, Any]) -> None:
     write_json(sample.folder / name, list(rows))
 
 
-def test_notes_are_those_of_export_and_import() -> None:
-    assert (lost_files.EXPORTS, lost_files.IMPORTS) == (form.EXPORTS, form.IMPORTS)
-
-
 def test_a_bundle_with_its_store_is_named(sample: Sample) -> None:
     old = {"file": "/mnt/old.tar", "with_store": True, "time": "2026-11-01T10:00:00Z"}
     new = {"file": "/mnt/usb/base.tar", "with_store": True, "time": "2026-11-02T10:00:00Z"}
     bare = {"file": "/mnt/bare.tar", "with_store": False, "time": "2026-11-03T10:00:00Z"}
-    note(sample, lost_files.EXPORTS, old, new, bare)
+    note(sample, EXPORTS, old, new, bare)
     assert how_to_get(sample.paths, [a_deb(sample)]) == (
         f"{sample.release.tag} was made from it: `invoke import /mnt/usb/base.tar` (exported 2026-11-02 with its "
         f"store) brings it back; {LAST}"
@@ -68,14 +63,14 @@ def test_a_bundle_with_its_store_is_named(sample: Sample) -> None:
 
 
 def test_the_bundle_that_a_release_came_in_is_named(sample: Sample) -> None:
-    note(sample, lost_files.IMPORTS, {"file": "/mnt/b.tar", "checks": [], "time": "2026-11-02T10:00:00Z"})
+    note(sample, IMPORTS, {"file": "/mnt/b.tar", "checks": [], "time": "2026-11-02T10:00:00Z"})
     assert "`invoke import /mnt/b.tar` (as on 2026-11-02)" in how_to_get(sample.paths, [a_deb(sample)])
 
 
 @pytest.mark.parametrize("rows", [None, "no list", [1, {"file": 3}], [{"with_store": True}]])
 def test_without_a_bundle_the_release_is_named(sample: Sample, rows: object) -> None:
     if rows is not None:
-        write_json(sample.folder / lost_files.EXPORTS, rows)
+        write_json(sample.folder / EXPORTS, rows)
     text = how_to_get(sample.paths, [a_wheel(sample)])
     assert f"`invoke export {sample.release.tag} --with-store --output FILE` on a machine that still has" in text
 
@@ -100,7 +95,7 @@ def test_a_damaged_record_of_another_release_hides_nothing(sample: Sample, text:
     for path in (records.record_path(sample.release).with_name(f"base-{'0' * 12}.json"), records.pointer_path("other")):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    note(sample, lost_files.EXPORTS, {"file": "/mnt/b.tar", "with_store": True, "time": "2026-11-02T10:00:00Z"})
+    note(sample, EXPORTS, {"file": "/mnt/b.tar", "with_store": True, "time": "2026-11-02T10:00:00Z"})
     assert "invoke import /mnt/b.tar" in how_to_get(sample.paths, [a_deb(sample)])
 
 
@@ -113,7 +108,7 @@ def test_fetch_says_where_a_vanished_wheel_is(
     record = sample.records[0]
     row = BuildInput(path=f"wheels/all/{wheel.file}", sha256=wheel.sha256, size=wheel.size, what="wheel a 1.0")
     write_record(sample.paths, record.model_copy(update={"context": [*record.context, row]}))
-    note(sample, lost_files.EXPORTS, {"file": "/mnt/b.tar", "with_store": True, "time": "2026-11-02T10:00:00Z"})
+    note(sample, EXPORTS, {"file": "/mnt/b.tar", "with_store": True, "time": "2026-11-02T10:00:00Z"})
     path = index.folder / wheel.file
     if lost == "file":
         index.gone.add(wheel.file)

@@ -42,6 +42,7 @@ from bundle_samples import (
 )
 from evidence_samples import Sample
 
+from sparkpin.build.origin import EXPORTS
 from sparkpin.build.record import layer_file
 from sparkpin.bundle import export as exporting
 from sparkpin.bundle import form, take_in
@@ -64,6 +65,7 @@ from sparkpin.commands import evidence as commands_evidence
 from sparkpin.core import files
 from sparkpin.core.errors import DiskError, InputError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
+from sparkpin.core.tags import tag_of
 from sparkpin.evidence.signing import ALLOWED_SIGNERS, Keys
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
@@ -72,7 +74,7 @@ from sparkpin.image.layer_tar import BLOCK, END, Slice, block, padded, read_laye
 from sparkpin.image.seal import digest_of
 from sparkpin.pins import manifests
 from sparkpin.releases.kept_inputs import KeptInputs
-from sparkpin.releases.record import SBOM, STATEMENT, tag_of
+from sparkpin.releases.record import SBOM, STATEMENT
 
 NO_ENGINE = cast(Engine, None)  # whoever asks it anything fails
 
@@ -557,7 +559,7 @@ def test_an_export_with_a_damaged_input_leaves_no_file(tmp_path: Path) -> None:
     export(own.paths, lambda: NO_ENGINE, own.release, target, BundleParts(image=False), quiet)
     with open_bundle(target) as opened:
         assert not opened.layers
-    (row,) = json.loads((own.folder / form.EXPORTS).read_text())
+    (row,) = json.loads((own.folder / EXPORTS).read_text())
     assert (row["file"], row["with_store"]) == (str(target), False)
 
 

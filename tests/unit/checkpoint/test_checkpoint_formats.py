@@ -30,10 +30,10 @@ from checkpoint_samples import (
     write_repository,
 )
 
-from sparkpin.checkpoint.build import write_checkpoint
 from sparkpin.checkpoint.plan import CheckpointPlan, checkpoint_key, final_tensors, make_plan
 from sparkpin.checkpoint.safetensors import item_size, read_header
 from sparkpin.checkpoint.verify import verify_checkpoint
+from sparkpin.checkpoint.write import write_checkpoint
 from sparkpin.core.errors import CheckpointError
 from sparkpin.pins.schema import ModelPin
 

@@ -32,7 +32,6 @@ from checkpoint_samples import (
 from places import PROJECT
 
 from sparkpin.checkpoint import int8_quantiser
-from sparkpin.checkpoint.build import write_checkpoint
 from sparkpin.checkpoint.int8_head import CODES, COLUMN_SCALE, HEAD, ROW_SCALE, SETTING
 from sparkpin.checkpoint.plan import (
     CheckpointPlan,
@@ -46,6 +45,7 @@ from sparkpin.checkpoint.plan import (
 from sparkpin.checkpoint.report import table
 from sparkpin.checkpoint.safetensors import TensorSource, read_header, write_file
 from sparkpin.checkpoint.verify import verify_checkpoint
+from sparkpin.checkpoint.write import write_checkpoint
 from sparkpin.core.errors import CheckpointError
 from sparkpin.pins.manifests import load_chain
 from sparkpin.pins.schema import ModelPin

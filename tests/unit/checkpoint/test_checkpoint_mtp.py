@@ -24,9 +24,9 @@ from checkpoint_samples import (
     write_repository,
 )
 
-from sparkpin.checkpoint.build import write_checkpoint
 from sparkpin.checkpoint.plan import CheckpointPlan, all_steps, checkpoint_key, make_plan, taken, used_repositories
 from sparkpin.checkpoint.verify import verify_checkpoint
+from sparkpin.checkpoint.write import write_checkpoint
 from sparkpin.core.errors import CheckpointError
 from sparkpin.pins.schema import ModelPin
 

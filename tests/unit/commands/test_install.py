@@ -10,7 +10,8 @@ import pytest
 from checkout import PROJECT, Checkout
 from in_container import run
 
-from sparkpin.build import render, rootfs
+from sparkpin.build import rootfs
+from sparkpin.core import tags
 from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests
 
@@ -85,7 +86,7 @@ def on_fresh_debian(command: list[str], user: str) -> tuple[int, str]:
     lock = manifests.load_stack_lock(PROJECT, stack)
     code, out, err = run(
         Engine.connect(),
-        render.rootfs_ref(stack.debian.suite, rootfs.rootfs_spec(stack, lock).key),
+        tags.rootfs_ref(stack.debian.suite, rootfs.rootfs_spec(stack, lock).key),
         command,
         user=user,
         working_dir="/src",

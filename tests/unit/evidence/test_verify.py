@@ -18,15 +18,16 @@ from evidence_samples import PROJECT, Sample, make_sample
 from private_engine import file_layer, private_engine
 
 from sparkpin.build import make
+from sparkpin.build.origin import IMPORTS
 from sparkpin.build.pair import pair
 from sparkpin.build.record import BuildInput, write_record
 from sparkpin.bundle import export
-from sparkpin.bundle.form import IMPORTS
 from sparkpin.commands import evidence as commands_evidence
 from sparkpin.core import progress
 from sparkpin.core.errors import HostError, IntegrityError, ManifestError
 from sparkpin.core.files import sha256_file
 from sparkpin.core.names import is_plain
+from sparkpin.core.tags import tag_of
 from sparkpin.evidence import imagecheck
 from sparkpin.evidence.attest import attest
 from sparkpin.evidence.signing import ALLOWED_SIGNERS, SIGNING_KEY, Keys
@@ -36,7 +37,7 @@ from sparkpin.host.engine import Engine
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.seal import SealedLayer, image_config
 from sparkpin.pins import manifests
-from sparkpin.releases.record import SBOM, STATEMENT, Releases, release_key, tag_of
+from sparkpin.releases.record import SBOM, STATEMENT, Releases, release_key
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from sparkpin.build.image import build_image
 from sparkpin.build.record import LOCKED, BuildInput, read_record, record_file
 from sparkpin.build.rootfs import rootfs_spec
 from sparkpin.commands import lint
+from sparkpin.core import tags
 from sparkpin.core.errors import BuildError, IntegrityError, ManifestError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.evidence.materials import context_file
@@ -563,7 +564,7 @@ def test_both_scripts_date_by_the_same_moment() -> None:
 def rootfs_of_cpu(project: Path) -> str:
     """What the images of the stack `cpu` stand on: the stand-in asks for the same packages, of today."""
     stack = manifests.load_stack(project, "cpu")
-    return render.rootfs_ref(stack.system.suite, rootfs_spec(stack, manifests.load_stack_lock(project, stack)).key)
+    return tags.rootfs_ref(stack.system.suite, rootfs_spec(stack, manifests.load_stack_lock(project, stack)).key)
 
 
 @pytest.mark.engine

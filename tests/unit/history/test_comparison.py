@@ -23,6 +23,7 @@ from sparkpin.build.pair import pair
 from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, layer_file, records_of, write_record
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
+from sparkpin.core.tags import tag_of
 from sparkpin.fetch.store import Store
 from sparkpin.history import operands
 from sparkpin.history.comparison import Difference, PartChange, ValueChange, checkpoints_apart, text_diff
@@ -31,7 +32,7 @@ from sparkpin.history.why import why
 from sparkpin.image.listing import write_contents
 from sparkpin.pins import manifests
 from sparkpin.releases.kept_inputs import KeptInputs
-from sparkpin.releases.record import Demands, Release, Releases, release_key, tag_of
+from sparkpin.releases.record import Demands, Release, Releases, release_key
 
 HELLO = "mods/hello/sparkpin_hello/__init__.py"
 

@@ -27,6 +27,7 @@ from sparkpin.bundle import take_in
 from sparkpin.commands import evidence as commands_evidence
 from sparkpin.commands import releases as commands_releases
 from sparkpin.commands import tables
+from sparkpin.commands import up as commands_up
 from sparkpin.core import disk as diskspace
 from sparkpin.core import prune_lock
 from sparkpin.core.errors import BusyError, DiskError, InputError, ManifestError
@@ -898,7 +899,7 @@ def test_runs_that_keep_files_for_a_release_hold_off_a_prune(
     monkeypatch.setenv("SPARKPIN_CACHE", str(paths.cache))
     monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
     tasks: dict[str, Callable[[], object]] = {
-        "build": lambda: jobs.build_releases(paths, ()),
+        "build": lambda: commands_up.carry_out(commands_up.BuildPlan(paths, (), (), (), ())),
         "rebuild": lambda: jobs.rebuild(paths, made),
         "import": lambda: take_in.import_bundle(paths, Engine(None), Path("x"), quiet),  # type: ignore[arg-type]
         "attest": lambda: commands_evidence.attest(made.tag),

@@ -495,7 +495,7 @@ def test_what_promote_refuses_becomes_current_in_no_other_way(
     assert quality_gate.refusal(paths, ours) is None
     where = quality_record.save(paths, ours, parent, made_record(ours, parent))
     limit(paths, 0.005)
-    commands_up.make_first_current(paths, ours)
+    commands_up.first_is_current(paths, ours)
     assert "is not current" in (told := capsys.readouterr()).out + told.err
     with pytest.raises(QualityError, match="kl: MORE"):
         commands_releases.promote(ours.tag, accept_loss="  ")

@@ -13,9 +13,10 @@ from test_recipes import recipe, stack, stage
 from sparkpin.build.pair import pair
 from sparkpin.commands import notes as commands_notes
 from sparkpin.core.paths import Paths
+from sparkpin.core.tags import tag_of
 from sparkpin.pins.precedence import origins, overruled
 from sparkpin.releases.kept_inputs import KeptInputs
-from sparkpin.releases.record import Release, tag_of
+from sparkpin.releases.record import Release
 
 R, S = "recipes/r.yaml", "pins/stacks/cpu.yaml"
 

@@ -53,11 +53,12 @@ def test_promote_and_roll_back(paths: Paths, engine: Engine) -> None:
     assert retention.promote(paths, engine, third.tag).tag == third.tag
     assert states(paths) == ["retired", "passed", "current", "failed"]
     assert digest(engine, "sparkpin/tiny:current") == third.image
-    back = retention.rollback(paths, engine, "tiny", print)
+    former, back = retention.rollback(paths, engine, "tiny", print)
+    assert former.tag == third.tag
     assert (back.tag, back.checkpoint_key, back.argv) == (second.tag, second.checkpoint_key, second.argv)
     assert digest(engine, "sparkpin/tiny:current") == second.image
     assert states(paths) == ["retired", "current", "retired", "failed"]
-    assert retention.rollback(paths, engine, "tiny", print).tag == first.tag
+    assert retention.rollback(paths, engine, "tiny", print)[1].tag == first.tag
     with pytest.raises(InputError, match="no release of 'tiny' to go back to"):
         retention.rollback(paths, engine, "tiny", print)
     assert Releases(paths).current("tiny") == dataclasses.replace(first, state="current")
@@ -125,7 +126,7 @@ def test_a_release_that_promote_refuses_comes_back_by_its_name_alone(paths: Path
     retention.promote(paths, engine, last.tag)
     told: list[str] = []
     spoil(paths, worse)
-    assert retention.rollback(paths, engine, "tiny", told.append).tag == first.tag
+    assert retention.rollback(paths, engine, "tiny", told.append)[1].tag == first.tag
     assert len(told) == 1 and told[0].startswith(f"passed over {worse.tag}: ") and "mtp.json" in told[0]
     retention.promote(paths, engine, last.tag)
     spoil(paths, first)
@@ -165,7 +166,7 @@ def test_a_switch_killed_half_way_is_repaired_by_running_it_again(
     def act() -> Release:
         if action == "promote":
             return retention.promote(paths, engine, second.tag)
-        return retention.rollback(paths, engine, "tiny", print)
+        return retention.rollback(paths, engine, "tiny", print)[1]
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
@@ -198,7 +199,7 @@ def test_rollback_does_not_trust_a_tag_that_names_another_image(paths: Paths, en
     first, second = (built(paths, engine, number) for number in (1, 2))
     retention.promote(paths, engine, second.tag)
     engine.tag(second.tag, first.tag)
-    assert retention.rollback(paths, engine, "tiny", print).tag == first.tag
+    assert retention.rollback(paths, engine, "tiny", print)[1].tag == first.tag
     assert digest(engine, "sparkpin/tiny:current") == first.image
     assert digest(engine, first.tag) == first.image
 
@@ -239,7 +240,7 @@ def test_a_damaged_record_stops_neither_the_list_nor_a_rollback(paths: Paths, en
     records.record_path(second).write_text("{")
     rows, _ = retention.rows(paths, engine)
     assert [row["tag"] for row in rows] == [third.tag, first.tag]
-    assert retention.rollback(paths, engine, "tiny", print).tag == first.tag
+    assert retention.rollback(paths, engine, "tiny", print)[1].tag == first.tag
     assert digest(engine, "sparkpin/tiny:current") == first.image
     assert retention.promote(paths, engine, third.tag).state == "current"
 

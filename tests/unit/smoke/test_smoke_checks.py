@@ -563,6 +563,35 @@ def test_every_stage_names_checks_that_exist_and_readers_come_last(name: str) ->
     assert [n for n in names if n in checks.READERS] == list(names)[-sum(n in checks.READERS for n in names) :]
 
 
+@pytest.mark.parametrize(
+    ("smoke", "wanted"),
+    [
+        ("add_checks: [acceptance]", ["chat", "mods", "acceptance"]),
+        ("drop_checks: [chat]", ["mods"]),
+        ("{}", ["chat", "mods"]),
+        ("checks: [unicode, mods]", ["unicode", "mods"]),
+        ("add_checks: [mods]", "add_checks"),
+        ("drop_checks: [vibes]", "drop_checks"),
+        ("{checks: [unicode], drop_checks: [chat]}", "drop_checks"),
+    ],
+)
+def test_a_stage_names_the_checks_that_its_parent_has_not(tmp_path: Path, smoke: str, wanted: list[str] | str) -> None:
+    (tmp_path / "dockerfiles").mkdir()
+    (tmp_path / "dockerfiles/x.j2").touch()
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages/low.yaml").write_text(
+        "description: d\nparent: null\ntemplate: x.j2\nsmoke: {checks: [chat, mods]}\n"
+    )
+    smoke = smoke if smoke.startswith("{") else f"{{{smoke}}}"
+    (tmp_path / "stages/mid.yaml").write_text(f"description: d\nparent: low\ntemplate: x.j2\nsmoke: {smoke}\n")
+    (tmp_path / "stages/top.yaml").write_text("description: d\nparent: mid\ntemplate: x.j2\n")
+    if isinstance(wanted, str):
+        with pytest.raises(ManifestError, match=f"stages/mid.yaml: .*{wanted}"):
+            load_chain(tmp_path, "top")
+    else:
+        assert [stage.smoke.checks for stage in load_chain(tmp_path, "top")[1:]] == [wanted, wanted]
+
+
 def test_an_unknown_check_is_told_with_file_and_choices() -> None:
     stage = load_chain(PROJECT, "base")[-1]
     bad = stage.model_copy(update={"smoke": Smoke(checks=["completion", "vibes"])})

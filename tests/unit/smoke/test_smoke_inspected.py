@@ -33,11 +33,11 @@ from sparkpin.host.engine import Engine
 from sparkpin.host.gpus import Gpu
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Stack
-from sparkpin.releases import current
+from sparkpin.releases import current, runs_here
 from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.runs_here import obstacle_of
 from sparkpin.serve import service
-from sparkpin.smoke import choice, evidence
-from sparkpin.smoke.choice import obstacle_of
+from sparkpin.smoke import evidence
 from sparkpin.smoke.inspect.finding import ImageFinding
 from sparkpin.smoke.inspect.report import Result
 from sparkpin.smoke.inspect.scan import ImageFacts
@@ -144,9 +144,9 @@ def far_engine() -> Iterator[Engine]:
 def test_the_gpus_of_this_machine_are_not_those_of_an_engine_elsewhere(
     records: Releases, far_engine: Engine, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "read_gpus", lambda run: (GB10,))  # as on a Spark
+    monkeypatch.setattr(runs_here, "read_gpus", lambda run: (GB10,))  # as on a Spark
     spark = dataclasses.replace(release(1), stack="spark")
-    assert choice.obstacle(records.paths, far_engine, spark) == (
+    assert runs_here.obstacle(records.paths, far_engine, spark) == (
         "the engine runs on spark-2, and a server is given folders of this machine"
     )
     for start in (
@@ -291,9 +291,9 @@ def test_which_releases_wait_for_a_smoke_test(
     records: Releases, monkeypatch: pytest.MonkeyPatch, result: Any, load: bool, runs_here: bool, owed: bool
 ) -> None:
     made = kept(records, *([result] if result else []))
-    monkeypatch.setattr(choice, "obstacle", lambda *_: "" if runs_here else WHY)
+    monkeypatch.setattr(evidence, "obstacle", lambda *_: "" if runs_here else WHY)
     engine: Any = None  # the machine is a fault that cannot be made otherwise
-    assert choice.owes(records.paths, engine, made, load=load) == owed
+    assert evidence.owes(records.paths, engine, made, load=load) == owed
 
 
 @pytest.mark.engine

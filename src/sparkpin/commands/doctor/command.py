@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from sparkpin.build.cross_build import this_platform
 from sparkpin.commands.doctor import rules
 from sparkpin.commands.doctor.facts import read_facts
 from sparkpin.commands.doctor.rules import MachineFinding, NeededMemory
@@ -37,7 +36,7 @@ def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool) -> None
     found = [rules.of_requirement(one) for one in needed if one.name != host.GPU_RUNTIME]  # the rules know more of it
     found += rules.lock_of(lock_fault(paths, chosen))
     if source := chosen.python.source:
-        found += rules.source_build(f"{source.name} {source.version}", chosen.platform, this_platform())
+        found += rules.source_build(f"{source.name} {source.version}", chosen.platform, host.this_platform())
     cuda = chosen.gpu.cuda if chosen.gpu else None
     found += rules.findings(facts, memory_of(paths, recipe, chosen), cuda)
     if as_json:

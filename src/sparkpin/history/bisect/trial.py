@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin.build.make import build_images, checkpoint_of, engine_of
+from sparkpin.build.make import at_work, build_images, checkpoint_of, engine_of, fetch_missing
 from sparkpin.core import files
 from sparkpin.core.errors import BuildError, InputError, IntegrityError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -24,8 +24,8 @@ from sparkpin.host.engine import Engine
 from sparkpin.pins.vllm_command import served_name
 from sparkpin.releases.current import present_ref
 from sparkpin.releases.record import Release, release_key, to_json
+from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve.choose_loader import with_loader
-from sparkpin.smoke.choice import obstacle, uses_gpu
 from sparkpin.smoke.server import StartFault
 
 UNFIT = (BuildError, InputError, ManifestError)
@@ -80,7 +80,10 @@ class Bench:
             assert plan.mixture
             base = plan.good
             with plan.mixture.pairings(plan.of_image(chosen)) as (project, pairings):
-                built = build_images(dataclasses.replace(self.paths, project=project), pairings)[-1]
+                mixed = dataclasses.replace(self.paths, project=project)
+                with at_work(mixed) as engine:
+                    fetch_missing(mixed, engine, pairings)
+                    built = build_images(mixed, engine, pairings)[-1]
             image = (pairings[-1].rendered.key, built.config_digest, built.diff_ids, built.size)
             ref = built.ref
         build_key, digest, diff_ids, size = image

@@ -19,6 +19,7 @@ from sparkpin.build.rootfs import rootfs_spec
 from sparkpin.core import disk, files
 from sparkpin.core.errors import BusyError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
+from sparkpin.core.tags import ROOTFS, repository_of
 from sparkpin.fetch.model_files import blobs_of
 from sparkpin.history.bisect import state as bisect
 from sparkpin.history.prune.image_tags import STALE_AFTER
@@ -28,7 +29,7 @@ from sparkpin.pins.manifests import former_model_lock, load_stack, load_stack_lo
 from sparkpin.pins.schema import ModelLock, StackLock
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.quality_record import KEY_DIGITS
-from sparkpin.releases.record import ROOTFS, Release, Releases
+from sparkpin.releases.record import Release, Releases
 
 WORK = ("context-*", "saved-*", "seal-*", "lm-eval-*")
 """What a build works in, whose next run looks for its own key only, and lm-eval's results."""
@@ -200,7 +201,7 @@ class GarbageSearch:
         """They are of use as long as a record, a stack of the project or an image stands on them."""
         if self.project is None:
             return
-        refs = [tag for image in self.images for tag in image.tags if tag.startswith(f"sparkpin/{ROOTFS}:")]
+        refs = [tag for image in self.images for tag in image.tags if repository_of(tag) == ROOTFS]
         loaded = {ref.rpartition("-")[2] for ref in refs}
         needed = self.needed.rootfs | self.project.rootfs
         for path in sorted((self.paths.cache / "rootfs").glob("[!.]*")):

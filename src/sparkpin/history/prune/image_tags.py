@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from sparkpin.core.tags import UNSEALED, current_tag, is_internal, repository_of, stage_tag
 from sparkpin.host.disk_usage import EngineImage, is_below
-from sparkpin.releases.record import INTERNAL, ROOTFS, UNSEALED, Release
+from sparkpin.releases.record import Release
 
-OURS = re.compile(r"^sparkpin/(?P<repository>[^:/]+):(?P<name>.+)$")
 STALE_AFTER = 3600.0  # seconds
 
 
@@ -63,7 +62,7 @@ def moving_tags(
     gone: list[str] = []
     retag: dict[str, str] = {}
     for recipe, stage in sorted({(release.recipe, release.stage) for release in removed}):
-        tag = f"sparkpin/{recipe}:{stage}"
+        tag = stage_tag(recipe, stage)
         others = [r for r in remaining if (r.recipe, r.stage) == (recipe, stage) and r.tag in ids]
         if others:
             retag[tag] = max(others, key=lambda release: release.age).tag
@@ -71,7 +70,7 @@ def moving_tags(
             gone.append(tag)
     current = {release.recipe: release for release in remaining if release.state == "current"}
     for recipe in sorted({release.recipe for release in removed}):
-        tag = f"sparkpin/{recipe}:current"
+        tag = current_tag(recipe)
         if tag in ids and recipe in current and current[recipe].tag in ids:
             retag[tag] = current[recipe].tag
         elif tag in ids and recipe not in current:
@@ -95,12 +94,6 @@ def internal_tags(
     releases are: what they stand on stays. leaving: the tags that will no longer name what they name now.
     """
 
-    def is_internal(tag: str) -> bool:
-        name = OURS.match(tag)
-        return name is not None and (
-            name["repository"].startswith(INTERNAL) or name["repository"] in (ROOTFS, UNSEALED)
-        )
-
     def is_stale(image: EngineImage) -> bool:
         return image.tagged is not None and now - datetime.fromisoformat(image.tagged).timestamp() > STALE_AFTER
 
@@ -108,14 +101,14 @@ def internal_tags(
         image.diff_ids
         for image in images
         for tag in image.tags
-        if OURS.match(tag) and not is_internal(tag) and tag not in leaving
+        if (owner := repository_of(tag)) and not is_internal(owner) and tag not in leaving
     ]
     needed = [*(release.diff_ids for release in remaining), *others]
     for image in images:
-        internal = [tag for tag in image.tags if is_internal(tag)]
+        internal = [tag for tag in image.tags if is_internal(repository_of(tag))]
         if not internal or image.id in used:
             continue
-        if all(tag.startswith(f"sparkpin/{UNSEALED}:") for tag in internal):  # a killed build left it
+        if all(repository_of(tag) == UNSEALED for tag in internal):  # a killed build left it
             yield from (tag for tag in internal if tag in made_here and is_stale(image))
             continue
         if any(is_below(image.diff_ids, upper) for upper in needed):

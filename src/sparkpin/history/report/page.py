@@ -12,6 +12,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from sparkpin.core import terminal
+from sparkpin.core.tags import OURS
 from sparkpin.history.report.drawing import draw, draw_shares
 from sparkpin.history.report.facts import Item, Report
 from sparkpin.serve.memory.plan import gib
@@ -45,7 +46,7 @@ def resource(name: str) -> str:
 
 def anchor(item: Item) -> str:
     """An id for links within the page."""
-    return re.sub(r"[^a-z0-9.-]+", "-", item.tag.removeprefix("sparkpin/"))
+    return re.sub(r"[^a-z0-9.-]+", "-", item.tag.removeprefix(OURS))
 
 
 def moment(text: str) -> str:

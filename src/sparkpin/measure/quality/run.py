@@ -19,10 +19,10 @@ from sparkpin.measure.quality.texts import Corpus
 from sparkpin.pins.vllm_command import served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
+from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve import memory_limit, socket_port
 from sparkpin.serve.choose_loader import with_loader
 from sparkpin.smoke.answers import Wrong
-from sparkpin.smoke.choice import obstacle, uses_gpu
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.replies import Fault

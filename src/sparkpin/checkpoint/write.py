@@ -10,20 +10,17 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparkpin.checkpoint import report
 from sparkpin.checkpoint.copying import link_or_copy
 from sparkpin.checkpoint.layout import IMPORTED, JOURNAL, RECORD
-from sparkpin.checkpoint.plan import CheckpointPlan, checkpoint_key, make_plan, used_repositories
-from sparkpin.checkpoint.record import check_record, file_rows, record, texts_written
+from sparkpin.checkpoint.plan import CheckpointPlan, checkpoint_key
+from sparkpin.checkpoint.record import record, texts_written
 from sparkpin.checkpoint.repository import Places
-from sparkpin.checkpoint.shards import UNFINISHED, WrittenFile, write_shards
-from sparkpin.checkpoint.verify import REBUILD, check_files, verify_checkpoint
+from sparkpin.checkpoint.shards import UNFINISHED, write_shards
+from sparkpin.checkpoint.verify import check_files
 from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
-from sparkpin.fetch import model as hub
-from sparkpin.fetch.model_files import repository_folder
 from sparkpin.pins.schema import ModelLock, ModelPin
 
 SPARE = 64 << 20
@@ -32,28 +29,6 @@ SPARE = 64 << 20
 
 def checkpoint_folder(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str]) -> Path:
     return paths.checkpoints / pin.name / checkpoint_key(pin, lock, steps)[:16]
-
-
-def build_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Say) -> Path:
-    """The folder of the checkpoint that `steps` make of the model; built if it is not there yet.
-
-    What a bundle brought is made anew: of it only its release says that it is this checkpoint.
-    Fetches what the steps use. Raises what `hub.fetch_model` and `make_plan` raise, and DiskError if the disk cannot
-    take it. Two runs at once build it once; what a killed run had finished, the next one goes on from.
-    """
-    key = checkpoint_key(pin, lock, steps)
-    folder = checkpoint_folder(paths, pin, lock, steps)
-    if is_made_here(folder, key):
-        return folder
-    with hold_model(paths, pin.name, say):
-        if is_made_here(folder, key):
-            return folder
-        places = hub.fetch_model(paths, pin, lock, say, only=used_repositories(pin, steps))
-        plan = make_plan(hub.listings(paths, pin, lock, say, only=used_repositories(pin, steps)), pin, steps)
-        for note in plan.notes:
-            say(note)
-        write_checkpoint(folder, pin, lock, plan, places, key, say)
-    return folder
 
 
 def write_checkpoint(
@@ -119,31 +94,6 @@ def hold_model(paths: Paths, model: str, say: Say) -> contextlib.AbstractContext
     )
 
 
-def plan_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Say) -> CheckpointPlan:
-    """What `build_checkpoint` would do; `report` has words for it. Fetches headers only, writes nothing else."""
-    return make_plan(hub.listings(paths, pin, lock, say, only=used_repositories(pin, steps)), pin, steps)
-
-
-def verify_built(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Say) -> Path:
-    """Compare a checkpoint that was built before with its sources, all bytes of it. Gives its folder.
-
-    Sources that are no longer in the cache are fetched. Raises CheckpointError if it is not there or differs.
-    """
-    folder = checkpoint_folder(paths, pin, lock, steps)
-    if not folder.is_dir():
-        step = f"the same line without --verify builds it: invoke checkpoint --model {pin.name}, or with its --stage"
-        raise CheckpointError(f"{folder}: no such checkpoint of {pin.name}", next_step=step)
-    used = used_repositories(pin, steps)
-    places = hub.fetch_model(paths, pin, lock, say, only=used)
-    plan = make_plan(hub.listings(paths, pin, lock, say, only=used), pin, steps)
-    shards = verify_checkpoint(folder, places, plan)
-    if not is_complete(folder, checkpoint_key(pin, lock, steps)):
-        raise CheckpointError(f"{folder / RECORD}: is not the record of this checkpoint", next_step=REBUILD)
-    written = {shard.path: WrittenFile(shard.path, shard.size, shards[shard.path]) for shard in plan.shards}
-    check_record(folder, file_rows(pin, lock, plan, written | texts_written(plan)))
-    return folder
-
-
 def is_made_here(folder: Path, key: str) -> bool:
     return is_complete(folder, key) and not is_imported(folder)
 
@@ -164,15 +114,6 @@ def is_complete(folder: Path, key: str) -> bool:
         return bool(seen == {name: entry["size"] for name, entry in made["files"].items()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
-
-
-def disk_line(paths: Paths, pin: ModelPin, lock: ModelLock, plan: CheckpointPlan) -> str:
-    """Bytes that building would take, and that are free, for people."""
-    folder = checkpoint_folder(paths, pin, lock, plan.steps)
-    if is_made_here(folder, checkpoint_key(pin, lock, plan.steps)):
-        return f"disk: nothing needed, {folder} is there"
-    needed = disk_needed(folder, repository_folder(paths, lock.repositories[pin.base]), plan)
-    return report.disk(needed, shutil.disk_usage(files.existing_parent(folder)).free, folder.parent)
 
 
 def disk_needed(folder: Path, base: Path, plan: CheckpointPlan) -> int:

@@ -1,11 +1,10 @@
-"""Which smoke test a release gets on this machine: a real server, or an inspection where none can run."""
+"""Whether a server of a release can run on this machine, and what stands against it."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
 
-from sparkpin.build.cross_build import this_platform
 from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.host import machine as hosts
@@ -45,7 +44,7 @@ def obstacle_here(paths: Paths, release: Release) -> str:
     stack = stack_of(paths, release)
     if stack is None:
         return ""
-    return obstacle_of(stack, this_platform(), read_gpus(hosts.output) if stack.gpu else ())
+    return obstacle_of(stack, hosts.this_platform(), read_gpus(hosts.output) if stack.gpu else ())
 
 
 def obstacle_of(stack: Stack, platform: str, gpus: Sequence[Gpu], elsewhere: str = "") -> str:
@@ -58,13 +57,3 @@ def obstacle_of(stack: Stack, platform: str, gpus: Sequence[Gpu], elsewhere: str
         there = ", ".join(f"{gpu.name}, {gpu.compute_capability}" for gpu in gpus) or "none"
         return f"stack {stack.name} is for a GPU of compute capability {stack.gpu.sm}; here: {there}"
     return ""
-
-
-def owes(paths: Paths, engine: Engine, release: Release, *, load: bool) -> bool:
-    """Whether a smoke test here could tell more of a release that has not failed than its record does."""
-    if release.smoke is None:
-        return True
-    if not release.smoke_inspected:
-        return False
-    wants_load = load and not release.smoke.get("loaded")
-    return wants_load or not obstacle(paths, engine, release)
