@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sparkpin.build.make import checkpoint_of, engine_of
+from sparkpin.build.make import checkpoint_of
 from sparkpin.commands.choose import choose_recipe, require_recipe
 from sparkpin.commands.roofline import GB, number
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError, SmokeError
 from sparkpin.core.paths import Paths
-from sparkpin.host.engine import Engine
+from sparkpin.host.engine import Engine, engine_of
 from sparkpin.measure.bench import plan, record, text
 from sparkpin.measure.bench.compare import compare, fit_at_once
 from sparkpin.measure.bench.plan import BenchParts, BenchPlan, Limits, Pace, cells_of

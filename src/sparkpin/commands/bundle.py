@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparkpin.build.make import engine_of
 from sparkpin.bundle import copy as transfer
 from sparkpin.bundle import export as exporting
 from sparkpin.bundle import take_in
@@ -15,6 +14,7 @@ from sparkpin.core.errors import (
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.host import machine as host
+from sparkpin.host.engine import engine_of
 from sparkpin.releases.record import Releases
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparkpin.build.make import engine_of
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
+from sparkpin.host.engine import engine_of
 from sparkpin.smoke.inspect import run as inspecting
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from sparkpin.build.make import engine_of
 from sparkpin.build.pair import Pairing
 from sparkpin.commands.choose import choose_recipe
 from sparkpin.community import check as recipe_checks
@@ -16,7 +15,7 @@ from sparkpin.core.errors import (
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.host import machine as host
-from sparkpin.host.engine import Engine
+from sparkpin.host.engine import Engine, engine_of
 from sparkpin.pins import manifests, schema
 from sparkpin.pins.precedence import overruled
 from sparkpin.releases.kept_inputs import project_of

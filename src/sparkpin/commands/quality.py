@@ -6,13 +6,12 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
-from sparkpin.build.make import engine_of
 from sparkpin.build.record import records_of as build_records
 from sparkpin.commands.choose import choose_recipe, newest_of_stage, require_recipe
 from sparkpin.core.errors import InputError, QualityError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
-from sparkpin.host.engine import Engine
+from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.measure.quality import asking, compare, run, standard, texts
 from sparkpin.measure.quality import limits as beside

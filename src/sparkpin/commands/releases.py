@@ -6,7 +6,6 @@ import json
 import shlex
 import time
 
-from sparkpin.build.make import engine_of
 from sparkpin.commands import tables
 from sparkpin.commands.choose import choose_recipe, require_recipe
 from sparkpin.commands.notes import next_serve
@@ -19,6 +18,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import say, show
 from sparkpin.history.prune import plan as pruning
+from sparkpin.host.engine import engine_of
 from sparkpin.releases import current as retention
 from sparkpin.releases import keep as pinned
 from sparkpin.releases import quality_gate

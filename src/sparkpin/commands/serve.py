@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparkpin.build.make import checkpoint_of, engine_of
+from sparkpin.build.make import checkpoint_of
 from sparkpin.commands.choose import choose_recipe, require_recipe
 from sparkpin.commands.notes import how_to_carry, say_overruled_of
 from sparkpin.core.errors import (
@@ -10,6 +10,7 @@ from sparkpin.core.errors import (
 )
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
+from sparkpin.host.engine import engine_of
 from sparkpin.releases import current as retention
 from sparkpin.releases.record import Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu

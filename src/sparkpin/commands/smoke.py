@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparkpin.build.make import engine_of, smoke_releases
+from sparkpin.build.make import smoke_releases
 from sparkpin.commands import tables
 from sparkpin.commands.choose import choose_recipe, newest_of_stage, require_recipe
 from sparkpin.commands.notes import finish
 from sparkpin.core import terminal
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import show
+from sparkpin.host.engine import engine_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke.evidence import owes
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin.build.make import at_work, build_images, checkpoint_of, engine_of, fetch_missing
+from sparkpin.build.make import at_work, build_images, checkpoint_of, fetch_missing
 from sparkpin.core import files
 from sparkpin.core.errors import BuildError, InputError, IntegrityError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -20,7 +20,7 @@ from sparkpin.history.bisect.check import run_check
 from sparkpin.history.bisect.endpoint import served
 from sparkpin.history.bisect.plan import BisectPlan
 from sparkpin.history.bisect.search import Verdict
-from sparkpin.host.engine import Engine
+from sparkpin.host.engine import Engine, engine_of
 from sparkpin.pins.vllm_command import served_name
 from sparkpin.releases.current import present_ref
 from sparkpin.releases.record import Release, release_key, to_json
