@@ -64,7 +64,7 @@ def serve(
 @task("serve")
 def status(c: Context, *, json: Json = False) -> None:
     """Say what is served, how it is, and why it died."""
-    commands.serve.server_status(as_json=json)
+    commands.status.status(as_json=json)
 
 
 @task("serve")
@@ -76,7 +76,7 @@ def logs(
     follow: Annotated[bool, "go on as they come"] = False,
 ) -> None:
     """Print what a server has written, health checks left out."""
-    commands.serve.server_logs(recipe=recipe, lines=lines, follow=follow)
+    commands.status.logs(recipe=recipe, lines=lines, follow=follow)
 
 
 @task("serve")
@@ -158,7 +158,7 @@ def prune(
     store: Annotated[bool, "remove fetched files, too, that no lock and no remaining release needs"] = False,
 ) -> None:
     """Remove old releases and say what that freed."""
-    commands.releases.prune(keep=keep, dry_run=dry_run, store=store)
+    commands.prune.prune(keep=keep, dry_run=dry_run, store=store)
 
 
 @task("releases")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sparkpin.commands import history as history
     from sparkpin.commands import inspect as inspect
     from sparkpin.commands import lock as lock
+    from sparkpin.commands import prune as prune
     from sparkpin.commands import quality as quality
     from sparkpin.commands import recipe as recipe
     from sparkpin.commands import releases as releases
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from sparkpin.commands import roofline as roofline
     from sparkpin.commands import serve as serve
     from sparkpin.commands import smoke as smoke
+    from sparkpin.commands import status as status
     from sparkpin.commands import up as up
 else:
 

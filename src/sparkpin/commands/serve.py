@@ -1,4 +1,4 @@
-"""`invoke serve`, `stop`, `status`, `logs`."""
+"""`invoke serve`, `stop`."""
 
 from __future__ import annotations
 
@@ -83,13 +83,3 @@ def stop(*, recipe: str | None) -> None:
         show("nothing is served")
         for served in status(engine):
             show(f"not touched: {served.container}, {served.release} of the home {served.home or '(not known)'}")
-
-
-def server_status(*, as_json: bool) -> None:
-    paths = Paths.from_env()
-    serving_tasks.status(paths, engine_of(paths), as_json=as_json)
-
-
-def server_logs(*, recipe: str | None, lines: int, follow: bool) -> None:
-    paths = Paths.from_env()
-    serving_tasks.logs(paths, engine_of(paths), recipe, lines=lines, follow=follow)
