@@ -43,7 +43,7 @@ def import_bundle(file: str, *, signed: bool) -> None:
     if done.release.smoke_passed:
         show(f"next: invoke promote {done.release.tag}, then {host.serve_command(paths.project, done.release.recipe)}")
     else:
-        show(f"next: invoke smoke --release {done.release.tag}, then invoke serve --release {done.release.tag}")
+        show(f"next: invoke smoke {done.release.tag}, then invoke serve {done.release.tag}")
 
 
 def copy(tag: str, to: str) -> None:

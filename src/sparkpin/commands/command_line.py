@@ -261,17 +261,18 @@ class Line:
         own.update({f"-{name}": one for one in task.args.values() for name in one.nicknames})
         if not equals and not word.startswith("--") and word[:2] in own:
             flag, value = word[:2], word[2:]
-        option = own.get(flag) or self.core.flags.get(flag)
-        if option is None:
+        flags = own if flag in own else self.core.flags
+        if flag not in flags:
             guess = did_you_mean(flag, own)
             step = f"{guess}{self.called} {task.name} --help lists the options"
             raise InputError(f"{self.called} {task.name} has no option {flag}", next_step=step)
-        if option.optional:  # --help and --list, of the program's own
-            return flag
-        if not option.takes_value:
-            option.value = True
+        option = flags[flag]
+        if option.optional or not option.takes_value:  # --help and --list, of the program's own, are optional
+            if equals:
+                raise self.error(task, f": {flag} takes no value", f"{self.called} {task.name} {flag}")
+            option.set_value(True, cast=False)
         else:
-            if not value and rest and rest[0].partition("=")[0] not in own:
+            if not value and not equals and rest and rest[0].partition("=")[0] not in own:
                 value = rest.pop(0)
             self.give(task, option, value)
         return flag

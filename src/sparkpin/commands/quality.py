@@ -39,7 +39,7 @@ def parent_of(paths: Paths, release: Release) -> Release:
     if stage.parent is None:
         raise InputError(
             f"{release.tag}: stage {release.stage!r} has no parent to compare it with",
-            next_step=f"invoke quality --release {release.tag} --against TAG",
+            next_step=f"invoke quality {release.tag} --against TAG",
         )
     try:
         below = build_records(paths, release)[-2].key
@@ -56,7 +56,7 @@ def parent_of(paths: Paths, release: Release) -> Release:
         return newest_of_stage(paths, release.recipe, stage.parent)  # says that there is none
     best = max(parents, key=fitness)
     if not best.is_good:
-        say(f"warning: {best.tag}, the reference, has not passed: invoke smoke --release {best.tag}")
+        say(f"warning: {best.tag}, the reference, has not passed: invoke smoke {best.tag}")
     return best
 
 

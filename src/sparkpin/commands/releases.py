@@ -101,7 +101,7 @@ def went_back(former: Release, release: Release, running: str | None) -> list[st
     if running not in (None, former.tag, release.tag):
         lines.append(
             f"note: {running} was served, and {former.tag} was current, which rollback goes by; if that was meant to "
-            f"come back: invoke promote {former.tag}, then invoke serve --release {former.tag}"
+            f"come back: invoke promote {former.tag}, then invoke serve {former.tag}"
         )
     return lines
 

@@ -39,7 +39,7 @@ def serve(
         chosen = records.get(release, recipe)
         if unit:
             raise InputError(
-                "--unit goes without --release: the unit serves what is current then",
+                "--unit goes without a TAG: the unit serves what is current then",
                 next_step=f"invoke promote {chosen.tag}, then invoke serve --unit --recipe {chosen.recipe}",
             )
     else:

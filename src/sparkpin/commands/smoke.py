@@ -54,7 +54,7 @@ def nothing_to_smoke(recipe: str | None, *, known: int, left_out: int) -> str:
         return f"nothing smoked: {terminal.count(left_out, 'release')}{of} not yet smoked, none of them with an image"
     if not known:
         return f"nothing to smoke: no release{of} is built; next: invoke build{f' --recipe {recipe}' if recipe else ''}"
-    return f"nothing to smoke: every release{of} has been smoked (invoke smoke --release TAG repeats one)"
+    return f"nothing to smoke: every release{of} has been smoked (invoke smoke TAG repeats one)"
 
 
 def with_image(paths: Paths, waiting: Sequence[Release]) -> list[Release]:

@@ -25,8 +25,8 @@ from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, layer_fi
 from sparkpin.build.rootfs import RootfsSpec
 from sparkpin.bundle import take_in
 from sparkpin.commands import evidence as commands_evidence
+from sparkpin.commands import prune as commands_prune
 from sparkpin.commands import releases as commands_releases
-from sparkpin.commands import tables
 from sparkpin.commands import up as commands_up
 from sparkpin.core import disk as diskspace
 from sparkpin.core import prune_lock
@@ -121,7 +121,7 @@ def test_what_is_current_passed_last_pinned_or_in_use_stays_whatever_is_to_be_ke
     assert reasons == {
         current.tag: ("current",) if keep == 0 else ("current", "one of the 1 to keep"),
         last.tag: ("passed last",),
-        failed.tag: ("pinned: the log is evidence",),
+        failed.tag: ("kept: the log is evidence",),
         served.tag: ("in use by the container sparkpin-tiny",),
         passed.tag: (),
         newest.tag: (),
@@ -474,15 +474,15 @@ def test_the_task_says_what_stays_and_why_and_what_is_freed(
     monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
     one, two, three = (built(paths, engine, number) for number in (1, 2, 3))
     retention.promote(paths, engine, three.tag)
-    commands_releases.pin(one.tag, note="[the first] :star:")
+    commands_releases.keep(one.tag, note="[the first] :star:")
     for dry_run in (True, False):
         capsys.readouterr()
-        commands_releases.prune(keep=1, dry_run=dry_run, store=False)
+        commands_prune.prune(keep=1, dry_run=dry_run, store=False)
         out = capsys.readouterr().out
         assert out.startswith("sparkpin/tiny:\n") and max(map(len, out.splitlines()[:9])) <= 80
         said = " ".join(out.split())
         assert f"{three.name} current stays current, passed last, one of the 1 to keep" in said
-        assert f"{one.name} passed stays pinned: [the first] :star:" in said
+        assert f"{one.name} passed stays kept: [the first] :star:" in said
         assert f"{two.name} passed {'goes' if dry_run else 'gone'}" in said
         assert "image layers 1 0.2 MB in none of the images that stay" in said
         assert f"sparkpin/stack-cpu:v2-{two.build_key[:12]}: no release that stays stands on it" in said
@@ -491,8 +491,8 @@ def test_the_task_says_what_stays_and_why_and_what_is_freed(
         assert ("nothing was changed" in said) == dry_run
     commands_releases.images(as_json=False)
     assert f"{one.name} passed passed 3 s" in " ".join(capsys.readouterr().out.split())
-    commands_releases.unpin(one.tag)
-    assert f"{one.tag} is no longer pinned" in capsys.readouterr().out
+    commands_releases.keep(one.tag, remove=True)
+    assert f"{one.tag} is no longer kept" in capsys.readouterr().out
 
 
 def test_a_file_counts_where_its_last_link_goes(tmp_path: Path) -> None:
@@ -696,8 +696,8 @@ def test_searches_of_bisect_go_with_a_release_of_theirs(paths: Paths) -> None:
 
 def test_every_kind_of_file_that_goes_has_a_reason_to_be_shown(paths: Paths) -> None:
     kinds = set(Home.make(paths).search([1], []).files())
-    assert kinds | {pruning.IMAGES, pruning.VOLUMES, pruning.STORE, pruning.RECORDS} == set(tables.WHY)
-    assert set(tables.WHY) > tables.NAMED
+    assert kinds | {pruning.IMAGES, pruning.VOLUMES, pruning.STORE, pruning.RECORDS} == set(commands_prune.WHY)
+    assert set(commands_prune.WHY) > commands_prune.NAMED
 
 
 def test_the_record_of_an_image_that_the_engine_still_has_stays_with_what_it_refers_to(paths: Paths) -> None:
@@ -807,12 +807,12 @@ def test_what_a_killed_build_worked_in_goes_once_it_is_old(paths: Paths) -> None
 
 
 def test_a_store_that_must_stay_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    tables.show_prune(Pruned((), (), (), {}, {}, {}, 0, 0, 0, None, None), dry_run=True, store=True)
+    commands_prune.show_prune(Pruned((), (), (), {}, {}, {}, 0, 0, 0, None, None), dry_run=True, store=True)
     assert "the store stays" in capsys.readouterr().out
 
 
 def test_images_whose_sizes_are_not_known_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    tables.show_prune(Pruned((), (), (), {}, {}, {}, 0, 0, 2, 0, None), dry_run=True, store=False)
+    commands_prune.show_prune(Pruned((), (), (), {}, {}, {}, 0, 0, 2, 0, None), dry_run=True, store=False)
     assert "not counted: layers of 2 images whose sizes the engine does not tell" in capsys.readouterr().out
 
 

@@ -13,6 +13,7 @@ from made_releases import built, digest, release, states
 from sparkpin.build import make
 from sparkpin.build.pair import pair
 from sparkpin.commands import releases as commands_releases
+from sparkpin.commands import serve as commands_serve
 from sparkpin.core.errors import CheckpointError, EngineError, InputError, ManifestError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
@@ -40,7 +41,7 @@ def test_only_what_passed_is_promoted(paths: Paths, engine: Engine, state: str) 
     made = built(paths, engine, 1, state)
     with pytest.raises(InputError, match=f"is {state}") as caught:
         retention.promote(paths, engine, made.tag)
-    assert caught.value.next_step == f"invoke smoke --release {made.tag}"
+    assert caught.value.next_step == f"invoke smoke {made.tag}"
     assert digest(engine, "sparkpin/tiny:current") is None
     assert Releases(paths).current("tiny") is None
 
@@ -78,7 +79,7 @@ def test_a_rollback_that_cannot_be_served_changes_nothing(
 
     monkeypatch.setattr(Paths, "from_env", lambda: paths)
     monkeypatch.setattr(commands_releases, "engine_of", lambda _: engine)
-    monkeypatch.setattr(commands_releases, "serve", refused)
+    monkeypatch.setattr(commands_serve, "serve", refused)
     with pytest.raises(SmokeError):
         commands_releases.rollback(recipe="tiny", serve_it=True)
     assert Releases(paths).current_tag("tiny") == second.tag
@@ -91,7 +92,7 @@ def test_a_rollback_tells_of_what_is_served_and_was_not_current() -> None:
         assert not [line for line in commands_releases.went_back(former, target, running) if line.startswith("note: ")]
     note = commands_releases.went_back(former, target, served.tag)[-1]
     assert note.startswith(f"note: {served.tag} was served, and {former.tag} was current, which rollback goes by")
-    assert note.endswith(f"invoke promote {former.tag}, then invoke serve --release {former.tag}")
+    assert note.endswith(f"invoke promote {former.tag}, then invoke serve {former.tag}")
 
 
 def nobody(_: Release) -> bool:

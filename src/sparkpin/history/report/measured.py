@@ -20,7 +20,7 @@ KEPT: dict[str, tuple[Kind, str]] = {
 def smoke_of(release: Release) -> ReportEvidence:
     smoke = release.smoke
     if smoke is None:
-        return ReportEvidence("Smoke", "none", NOT_MEASURED, hint=f"invoke smoke --release {release.tag}")
+        return ReportEvidence("Smoke", "none", NOT_MEASURED, hint=f"invoke smoke {release.tag}")
     kind: Kind = "good" if release.smoke_passed else "unclear" if release.smoke_inspected else "bad"
     rows = [check_row(check) for check in checks_of(smoke)]
     if mods := smoke.get("mods"):
@@ -50,7 +50,7 @@ def check_kind(check: dict[str, object]) -> Kind:
 
 def quality_of(paths: Paths, release: Release) -> ReportEvidence:
     """Against the parent stage, else the newest comparison with any other."""
-    hint = f"invoke quality --release {release.tag}{'' if release.demands.parent else ' --against TAG'}"
+    hint = f"invoke quality {release.tag}{'' if release.demands.parent else ' --against TAG'}"
     try:
         chosen = quality.against_parent(paths, release) or next(reversed(quality.records_of(paths, release)), None)
         reason = quality_gate.accepted_reason(paths, release, chosen, chosen.more) if chosen else ""
