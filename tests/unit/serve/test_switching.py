@@ -298,7 +298,7 @@ def test_the_list_fits_a_terminal_and_tells_notes_and_what_is_shared(
     ]
     assert lines[5:] == [
         f"{second.name}: smoke test failed: chat",
-        f"{first.name}: pinned since {keep.all_pins(Releases(paths))[first.tag].since[:10]}: the one that works",
+        f"{first.name}: kept since {keep.all_pins(Releases(paths))[first.tag].since[:10]}: the one that works",
         f"missing: the engine has not the image of {second.name}: invoke rebuild {second.name}",
         "own size: layers that no other image has. Those that images share, once: 0.0 MB.",
     ]
