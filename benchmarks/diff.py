@@ -24,9 +24,10 @@ from pathlib import Path
 
 from sparkpin.build.record import BuildRecord, layer_file, records_of, write_record
 from sparkpin.core.paths import Paths
+from sparkpin.core.tags import tag_of
 from sparkpin.history import operands
 from sparkpin.image.listing import read_contents, write_contents
-from sparkpin.releases.record import Release, Releases, release_key, tag_of
+from sparkpin.releases.record import Release, Releases, release_key
 
 INVOKE = str(Path(sys.executable).parent / "invoke")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,10 +10,8 @@ from typing import Any
 
 import pytest
 import wheelhouse
-from places import PROJECT
+from places import PROJECT, copied_to
 from xdist.scheduler import LoadFileScheduling
-
-DATA = ("pins", "stages", "recipes", "dockerfiles")
 
 
 @pytest.fixture
@@ -27,13 +24,6 @@ def project(tmp_path: Path) -> Path:
 def shared_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same for all tests of a file, where an engine builds from it."""
     return copied_to(tmp_path_factory.mktemp("shared") / "project")
-
-
-def copied_to(copy: Path) -> Path:
-    for name in DATA:
-        shutil.copytree(PROJECT / name, copy / name)
-    shutil.copytree(PROJECT / "mods", copy / "mods", ignore=shutil.ignore_patterns("__pycache__", "tests"))
-    return copy
 
 
 @pytest.fixture
@@ -70,17 +60,17 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[wheelhous
         yield index
 
 
-@pytest.fixture
-def signing_key(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def signing_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real ssh key without a passphrase; its public part lies beside it."""
-    path = tmp_path / "signing_key"
+    path = tmp_path_factory.mktemp("key") / "signing_key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", path], check=True)
     return path
 
 
 SLOW = ("engine", "e2e")  # folders whose tests have the marker of that name
 LANES = ("tests/e2e/", "fake_engine")  # servers, and the one fake release of an engine: each is there once
-ONLY_READ = ("test_mods_in_image.py", "test_loading_in_image.py", "test_lint.py", "test_rootfs.py")
+ONLY_READ = ("test_mods_in_image.py", "test_loading_in_image.py", "test_lint.py", "test_rootfs_offline.py")
 """Need the built images, too, but serve nothing and change none: they may run beside a server."""
 
 

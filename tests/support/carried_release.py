@@ -13,14 +13,15 @@ import tiny_images
 from places import PROJECT
 from private_engine import daemon_folder, quiet
 
-from sparkpin.build import image, make, rootfs
+from sparkpin.build import make, rootfs
 from sparkpin.build.pair import pair
 from sparkpin.core.paths import Paths
+from sparkpin.evidence.attest import ensure_attested
 from sparkpin.fetch import model as hub
 from sparkpin.host.daemon import Daemon, start_engine
 from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests
-from sparkpin.releases.record import Release, Releases
+from sparkpin.releases.record import Release
 
 CHECKOUT = PROJECT
 NAME = "carried"
@@ -70,10 +71,11 @@ def carried_release(folder: Path) -> Iterator[Source]:
     tar = tiny_images.make_rootfs(folder / "rootfs.tar")
     with pytest.MonkeyPatch.context() as patch, engine_with_url() as (engine, _):
         patch.setattr(rootfs, "build_rootfs", lambda *args: tar)
+        pairing = (pairings := pair(project, NAME))[-1]
         made = []
-        for pairing in pair(project, NAME):
-            built = image.build_image(paths, engine, pairing.rendered, quiet)
-            made.append(make.record(paths, engine, Releases(paths), pairing, built))
+        for release in make.build_releases(paths, engine, pairings):
+            ensure_attested(paths, release, quiet)
+            made.append(release)
         hub.fetch_model(paths, pairing.model, pairing.model_lock, quiet, only=["int4"])
         yield Source(paths, engine, tuple(made))
 

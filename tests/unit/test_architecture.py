@@ -1,127 +1,88 @@
-"""docs/architecture.md says which module may do what; the imports have to agree."""
+"""docs/architecture.md draws the rooms of src/sparkpin, one above the other; the imports have to agree."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 from places import PROJECT
 
 SOURCES = PROJECT / "src/sparkpin"
+MAP = PROJECT / "docs/architecture.md"
+NETWORK = ("huggingface_hub", "httpx", "requests", "urllib3", "urllib.request", "http.client", "ftplib", "smtplib")
+NEARBY = {
+    "host/endpoint.py",  # Docker's API, where DOCKER_HOST says; without the SDK
+    "host/engine.py",  # the same; it names what the SDK lets through
+    "smoke/client.py",  # the server that is asked, at a Unix socket or 127.0.0.1
+    "serve/inside.py",  # is copied into a container and runs there: the server in it
+    "measure/bench/driver.py",  # the same
+}
+ONLY = {  # library -> rooms and files that may import it
+    "docker": {"host"},
+    "yaml": {"pins/manifests.py", "community/yamlfile.py"},
+    **{library: {"fetch", *NEARBY} for library in NETWORK},
+}
 
 
-def imports(path: Path) -> set[str]:
-    """Names of all that a module imports, wherever in it; `from sparkpin import a` counts as sparkpin.a."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
+def floors() -> list[dict[str, str]]:
+    """Room -> what may be in it, for each row of the picture, from the highest."""
+    picture = re.findall(r"^```text\n(.*?)^```", MAP.read_text(), re.M | re.S)[0]
+    rows = [row.splitlines() for row in re.split(r"\n{2,}", picture.strip())]
+    return [dict(line.split(maxsplit=1) for line in row) for row in rows]
 
 
-def importers(package: str) -> set[str]:
-    """Modules of sparkpin that import a package or anything in it."""
-    return {
-        path.relative_to(SOURCES).with_suffix("").as_posix()
-        for path in SOURCES.rglob("*.py")
-        if any(name == package or name.startswith(f"{package}.") for name in imports(path))
-    }
+@functools.cache
+def imports() -> frozenset[tuple[str, str]]:
+    return frozenset(found_imports())
 
 
-@pytest.mark.parametrize(
-    ("package", "modules"),
-    [
-        ("yaml", {"manifests", "community/yamlfile"}),
-        ("huggingface_hub", {"hubclient", "hublock"}),
-        ("httpx", {"wheels", "smoke/client"}),
-        ("socket", {"endpoint", "ports"}),
-        (
-            "docker",
-            {
-                "engine",
-                "endpoint",
-                "container",
-                "imagefiles",
-                "bench/load",
-                "bench/target",
-                "remote",
-                "serve",
-                "smoke/server",
-                "loading/run",
-                "serving/death",
-                "serving/launch",
-                "serving/served",
-                "serving/switching",
-                "serving/tasks",
-                "serving/waiting",
-            },
-        ),
-        (
-            "subprocess",
-            {
-                "bisect/check",
-                "buildkit",
-                "daemon",
-                "debs",
-                "gittree",
-                "host",
-                "indexed",
-                "lint",
-                "modwheels",
-                "remote",
-                "rootfs",
-                "evidence/signing",
-                "quality/standard",
-                "quality/watched",
-                "serving/inside",
-                "wheels",
-            },
-        ),
-        ("cyclonedx", {"evidence/sbom"}),
-        ("in_toto_attestation", {"evidence/provenance"}),
-        ("sparkpin.core.prune_lock", {"commands", "importing", "jobs", "prune"}),
-        ("sparkpin.fetch.stack", {"commands", "jobs", "reproduce"}),
-        ("socketserver", {"remote"}),
-        ("sparkpin.fetch.lock_stack", {"commands", "fetch"}),
-        ("sparkpin.fetch.git", {"modlock", "sourcelock"}),
-        ("sparkpin.fetch.wheels", {"fetch", "indexed", "lock", "sourcelock", "history/why"}),
-        (
-            "sparkpin.fetch.model",
-            {"checkpoint/build", "commands", "hublock", "importing", "memory/tasks", "report/memory"},
-        ),
-        ("sparkpin.fetch.hub_client", {"hub", "hublock", "hubsite"}),
-    ],
-)
-def test_only_these_modules_import(package: str, modules: set[str]) -> None:
-    assert importers(package) == modules
+def found_imports() -> Iterator[tuple[str, str]]:
+    """Each file with each name that it imports, wherever in it; `from a import b` counts as a and as a.b."""
+    for path in sorted(SOURCES.rglob("*.py")):
+        file = path.relative_to(SOURCES).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                yield from ((file, alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{file}: a relative import"
+                yield from ((file, name) for name in (node.module, *(f"{node.module}.{a.name}" for a in node.names)))
 
 
-@pytest.mark.parametrize(
-    ("module", "unneeded"),
-    [
-        ("history.tasks", {"docker", "requests"}),
-        ("pairing", {"docker", "requests"}),
-        ("lock", {"docker", "requests"}),
-        ("commands", set()),
-    ],
-)
-def test_what_takes_long_to_load_is_loaded_where_it_is_needed(module: str, unneeded: set[str]) -> None:
-    slow = {"httpx", "cyclonedx", "in_toto_attestation", "huggingface_hub"} | unneeded
-    text = f"import sys, sparkpin.{module}; print(*sorted(name for name in {slow} if name in sys.modules))"
+def room_of(path: str) -> str:
+    return re.split(r"[/.]", path, maxsplit=1)[0]
+
+
+def test_every_room_is_in_the_picture_and_says_in_a_line_what_it_is() -> None:
+    rooms = {path.name for path in SOURCES.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert rooms == {room for floor in floors() for room in floor}
+    assert [path.name for path in SOURCES.iterdir() if path.is_file()] == ["__init__.py"]
+    for room in rooms:
+        first = (ast.get_docstring(ast.parse((SOURCES / room / "__init__.py").read_text())) or "").partition("\n")[0]
+        assert first.endswith("."), f"{room}: its first line is no sentence: {first!r}"
+    assert len(MAP.read_text().splitlines()) <= 100, "a map of one screen"
+
+
+def test_imports_go_down() -> None:
+    height = {room: -floor for floor, rooms in enumerate(floors()) for room in rooms}
+    pairs = {(file, name) for file, name in imports() if name.startswith("sparkpin.") and "/" in file}
+    rooms = [(file, name, room_of(file), room_of(name.removeprefix("sparkpin."))) for file, name in pairs]
+    assert len(rooms) > 1000, "they are found"
+    assert not [f"{file}: {name}" for file, name, own, other in rooms if own != other and height[other] >= height[own]]
+
+
+@pytest.mark.parametrize("library", ONLY)
+def test_only_these_import(library: str) -> None:
+    users = {file for file, name in imports() if name == library or name.startswith(f"{library}.")}
+    assert not [file for file in users if not {file, room_of(file)} & ONLY[library]]
+
+
+def test_what_takes_long_to_load_is_loaded_where_it_is_needed() -> None:
+    slow = {"httpx", "cyclonedx", "in_toto_attestation", "huggingface_hub"}
+    text = f"import sys, sparkpin.commands.releases; print(*sorted({slow} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
-
-
-def test_every_module_stands_in_the_table() -> None:
-    text = (PROJECT / "docs/architecture.md").read_text()
-    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
-    named = {name for row in rows for name in re.findall(r"`([\w/.]+)`", row)}
-    modules = {path.stem for path in SOURCES.glob("*.py")} - {"__init__"}
-    folders = {f"{path.parent.name}/" for path in SOURCES.glob("*/__init__.py")}
-    assert {name.partition(".")[0] for name in named} == modules | folders

@@ -59,12 +59,10 @@ def build_images(paths: Paths, engine: Engine, pairings: Sequence[Pairing]) -> t
     return tuple(builder.build_image(paths, engine, pairing.rendered, say) for pairing in pairings)
 
 
-def build_releases(paths: Paths, engine: Engine, pairings: Sequence[Pairing]) -> tuple[Release, ...]:
-    """Build what is not built, each release recorded as soon as its image is there."""
-    return tuple(
-        record(paths, engine, pairing, builder.build_image(paths, engine, pairing.rendered, say))
-        for pairing in pairings
-    )
+def build_releases(paths: Paths, engine: Engine, pairings: Sequence[Pairing]) -> Iterator[Release]:
+    """Build what is not built; each release comes, recorded, as soon as its image is there."""
+    for pairing in pairings:
+        yield record(paths, engine, pairing, builder.build_image(paths, engine, pairing.rendered, say))
 
 
 def record(paths: Paths, engine: Engine, pairing: Pairing, built: builder.BuiltImage) -> Release:

@@ -1,4 +1,4 @@
-"""`invoke diff` and `invoke why`. Not in `commands`: they need neither an engine nor what it takes to talk to one."""
+"""`invoke diff` and `invoke why`, which need no engine."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def show_built(made: Sequence[Release]) -> None:
 
 
 def show_images(rows: Sequence[Mapping[str, Any]], shared: int | None) -> None:
-    """rows: and shared: see `retention.rows`."""
+    """rows: and shared: see `current.rows`."""
     tables(
         ("release", "state", "smoke", "size", "own size", "created"),
         [r["tag"] for r in rows],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparkpin.build.make import at_work, build_releases, fetch_missing, smoke_releases
@@ -69,9 +68,8 @@ def carry_out(plan: BuildPlan, *, offline: bool = False) -> tuple[Release, ...]:
     """The releases of the plan, the stage asked for last."""
     with at_work(plan.paths) as engine:
         fetch_missing(plan.paths, engine, plan.pairings, offline=offline)
-        made = build_releases(plan.paths, engine, plan.pairings)
-        attest(plan.paths, made)
-    return made
+        built = build_releases(plan.paths, engine, plan.pairings)
+        return tuple(attest(plan.paths, release) for release in built)
 
 
 def plan_of(recipe: str | None, stage: str | None, stack: str | None) -> BuildPlan:
@@ -100,9 +98,10 @@ def announce(plan: BuildPlan) -> None:
         say(note)
 
 
-def attest(paths: Paths, made: Sequence[Release]) -> None:
-    for release in made:
-        ensure_attested(paths, release, say)
+def attest(paths: Paths, release: Release) -> Release:
+    """Before the next stage is built, so that one that fails leaves the evidence of those below it."""
+    ensure_attested(paths, release, say)
+    return release
 
 
 def first_is_current(paths: Paths, newest: Release) -> None:

@@ -75,7 +75,7 @@ def raw_sha256(record: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """The repositories that a checkpoint is made from, as far as they are fetched (`modelfiles.fetched_of`).
+    """The repositories that a checkpoint is made from, as far as they are fetched (`model_files.fetched_of`).
 
     generated: made here (sparkpin.fetch.tinymodel), on no Hub.
     """

@@ -11,12 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import docker.errors
-from docker.models.containers import Container
-from docker.types import DeviceRequest, LogConfig, Ulimit
-
 from sparkpin.core.errors import CheckpointError, EngineError, HostError, IntegrityError
 from sparkpin.core.terminal import Say
+from sparkpin.host.containers import APIError, Container, DeviceRequest, LogConfig, Ulimit
 from sparkpin.host.engine import Engine
 from sparkpin.pins.vllm_command import MODEL_PATH
 from sparkpin.releases import compile_caches
@@ -100,7 +97,7 @@ def made_network(engine: Engine, name: str, **settings: Any) -> str:
     if not engine.client.networks.list(names=[f"^{name}$"]):
         try:
             engine.client.networks.create(name, driver="bridge", check_duplicate=True, **settings)
-        except docker.errors.APIError as error:
+        except APIError as error:
             if error.status_code != CONFLICT:
                 raise
     return name

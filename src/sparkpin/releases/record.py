@@ -3,7 +3,7 @@
     releases/<recipe>/<stage>-<key12>.json   the record
     releases/<recipe>/<stage>-<key12>/       its evidence (logs, benchmark results)
     releases/<recipe>/current.json           the pointer: the truth about what is current
-    releases/<recipe>/pinned.json            see `pinned`
+    releases/<recipe>/pinned.json            see `keep`
 
 The states "current" and "retired" follow from the pointer, whatever a record says, so a run that was killed between
 writing the two leaves nothing wrong.
@@ -86,7 +86,7 @@ class Release:
 
     image: config digest; diff_ids: uncompressed layers from the lowest; size: bytes of all layers; smoke: the result of
     the last smoke test (of `smoke.inspected`, where no server could run: then it has the key "inspected"); inputs:
-    project file -> SHA-256 of the manifests, locks, templates and mods at build time (`sparkpin.inputs` keeps their
+    project file -> SHA-256 of the manifests, locks, templates and mods at build time (`kept_inputs` keeps their
     bytes); executable: those of them that may be executed; patched: community mods
     whose run.sh edited what is installed, in their order; host: the machine that made it, which is in no key, None in
     records from before it was noted.

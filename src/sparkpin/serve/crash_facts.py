@@ -8,11 +8,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from docker.models.containers import Container
-
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.host import machine as hosts
+from sparkpin.host.containers import Container
 from sparkpin.host.engine import engine_errors
 from sparkpin.host.gpus import Gpu, read_gpus
 from sparkpin.releases import container as running

@@ -11,11 +11,8 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-import docker.errors
-from docker.models.containers import Container
-from docker.types import Healthcheck, LogConfig, Mount
-
 from sparkpin.core.errors import EngineError
+from sparkpin.host.containers import APIError, Container, Healthcheck, LogConfig, Mount
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.vllm_command import drop_flags, served_name, set_flag
 from sparkpin.releases import container as running
@@ -167,7 +164,7 @@ def end(container: Container) -> None:
     with engine_errors():
         try:
             container.kill()
-        except docker.errors.APIError as error:
+        except APIError as error:
             if error.status_code != running.CONFLICT:
                 raise
 
@@ -183,7 +180,7 @@ def port_errors(engine: Engine, host: str, port: int) -> Iterator[None]:
     with engine_errors():
         try:
             yield
-        except docker.errors.APIError as error:
+        except APIError as error:
             if re.search(PORT_TAKEN, str(error.explanation)):
                 raise busy(engine, host, port) from None
             raise
@@ -205,7 +202,7 @@ def asks(container: Container) -> tuple[bool, str]:
     """Whether it answers a real request, asked from within; and what came."""
     try:
         result = container.exec_run([*PYTHON, PROGRAM, "ask"])
-    except docker.errors.APIError as error:  # it has just ended
+    except APIError as error:  # it has just ended
         return False, str(error.explanation)
     output = result.output if isinstance(result.output, bytes) else b""
     return result.exit_code == 0, output.decode(errors="replace").strip()

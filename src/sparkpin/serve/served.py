@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import docker.errors
-from docker.models.containers import Container
-
 from sparkpin.core.paths import Paths
+from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.smoke.server import owner
@@ -79,7 +77,7 @@ def find(engine: Engine, name: str) -> Container | None:
     with engine_errors():
         try:
             return engine.client.containers.get(name)
-        except docker.errors.NotFound:
+        except NotFound:
             return None
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from docker.models.containers import Container
-
 from sparkpin.core import files
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
+from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.vllm_command import flag_value, served_name
 from sparkpin.releases import container as running

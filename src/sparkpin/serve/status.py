@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from docker.models.containers import Container
-
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
+from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.machine import serve_command
 from sparkpin.releases.container import HOME_LABEL, log_of

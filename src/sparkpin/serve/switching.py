@@ -6,11 +6,10 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from docker.models.containers import Container
-
 from sparkpin.core.errors import SmokeError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
+from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases.record import Release
 from sparkpin.serve import crash_facts, launch, memory_limit, waiting

@@ -6,11 +6,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import docker.errors
-from docker.models.containers import Container
-
 from sparkpin.core.errors import SmokeError
 from sparkpin.core.terminal import Say, count
+from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import engine_errors
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
@@ -60,7 +58,7 @@ def look(container: Container, release: Release) -> tuple[str | None, bytes]:
         try:
             container.reload()
             return crash_facts.how_ended(container), running.log_of(container)
-        except docker.errors.NotFound:
+        except NotFound:
             raise SmokeError(
                 f"{release.tag} was stopped while it started", next_step=f"invoke serve {release.tag}"
             ) from None

@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from docker.models.containers import Container
-
 from sparkpin.core.errors import BusyError
 from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
+from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins.vllm_command import drop_flags, set_flag
 from sparkpin.releases import container as running

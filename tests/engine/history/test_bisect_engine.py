@@ -43,7 +43,7 @@ CHECK = 'docker run --rm --network none "$SPARKPIN_IMAGE" /bin/sh -c "test ! -e 
 
 def made(paths: Paths, name: str) -> Release:
     with make.at_work(paths) as engine:
-        return make.build_releases(paths, engine, pair(paths.project, name))[-1]
+        return list(make.build_releases(paths, engine, pair(paths.project, name)))[-1]
 
 
 @pytest.fixture

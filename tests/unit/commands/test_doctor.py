@@ -22,10 +22,11 @@ from checkout import PROJECT
 
 from sparkpin.commands.doctor import command, minimums, rules
 from sparkpin.commands.doctor import facts as reading
-from sparkpin.commands.doctor.facts import Docker, Hub, MachineFacts
+from sparkpin.commands.doctor.facts import Docker, MachineFacts
 from sparkpin.commands.doctor.rules import MachineFinding, NeededMemory
 from sparkpin.core.errors import HostError
 from sparkpin.core.paths import Paths
+from sparkpin.fetch.hub_front_page import Hub, ask_hub
 from sparkpin.host import machine
 from sparkpin.host.gpus import PLAIN, QUERY, parse_gpus, read_gpus
 from sparkpin.host.machine import Host
@@ -277,14 +278,14 @@ def front() -> Iterator[str]:
 
 
 def test_the_hub_is_asked(front: str) -> None:
-    good, missing, broken, odd = (reading.ask_hub(f"{front}/{path}") for path in ("", "missing", "broken", "odd"))
+    good, missing, broken, odd = (ask_hub(f"{front}/{path}") for path in ("", "missing", "broken", "odd"))
     assert good.error == "" and good.offset is not None and abs(good.offset) < minimums.DRIFT
     assert missing.error == ""
     assert "500" in broken.error
     assert (odd.error, odd.offset) == ("", None)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        assert reading.ask_hub(f"http://127.0.0.1:{closed.getsockname()[1]}").error
+        assert ask_hub(f"http://127.0.0.1:{closed.getsockname()[1]}").error
 
 
 def test_without_online_nothing_goes_over_the_network(monkeypatch: pytest.MonkeyPatch) -> None:

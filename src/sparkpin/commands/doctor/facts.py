@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import os
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from sparkpin.core.errors import EngineError
+from sparkpin.fetch.hub_front_page import HUB, Hub, ask_hub
 from sparkpin.host import machine as hosts
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.gpus import Gpu, Run, read_gpus
 from sparkpin.serve import ports
 
-HUB = "https://huggingface.co"
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 HOOK = "nvidia-container-runtime-hook"
-SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -30,15 +25,6 @@ class Docker:
     version: str = ""
     elsewhere: str = ""
     runtimes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Hub:
-    """What came of asking. error: "" where it answered; offset: seconds that this clock is ahead of the Hub's."""
-
-    url: str
-    error: str = ""
-    offset: float | None = None
 
 
 @dataclass(frozen=True)
@@ -144,22 +130,3 @@ def token_place(environment: Mapping[str, str]) -> str:
 def synchronized(run: Run) -> bool | None:
     answer = run(("timedatectl", "show", "--property=NTPSynchronized", "--value"))
     return {"yes": True, "no": False}.get((answer or "").strip())
-
-
-def ask_hub(url: str) -> Hub:
-    """One request for the front page's head, without a token."""
-    request = urllib.request.Request(url, method="HEAD", headers={"User-Agent": "sparkpin"})
-    try:
-        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
-            date = answer.headers.get("Date")
-    except urllib.error.HTTPError as error:  # it answered, if not as wished
-        date = error.headers.get("Date")
-        error.close()
-        if error.code >= 500:
-            return Hub(url, f"it answers with {error.code}")
-    except (OSError, ValueError) as error:
-        return Hub(url, str(getattr(error, "reason", "") or error))
-    try:
-        return Hub(url, offset=time.time() - parsedate_to_datetime(date).timestamp() if date else None)
-    except ValueError:  # no date: a proxy's page may have anything there
-        return Hub(url)

@@ -45,7 +45,7 @@ def plan_tags(
     made_here: Collection[str],
     now: float,
 ) -> TagPlan:
-    """used: ids of images that containers use; made_here: see `ownimages`; now: seconds since the epoch."""
+    """used: ids of images that containers use; made_here: see `build.begun`; now: seconds since the epoch."""
     ids = {tag: image.id for image in images for tag in image.tags}
     moving, retag = moving_tags(remaining, removed, ids)
     moving = [tag for tag in moving if ids[tag] not in used]  # the engine would refuse

@@ -115,7 +115,7 @@ def prune(
     store: bool = False,
     ignored: Collection[str] = (),
 ) -> Pruned:
-    """Keep `keep` releases of each recipe, and whatever `retention.verdicts` keeps besides.
+    """Keep `keep` releases of each recipe, and whatever `current.verdicts` keeps besides.
 
     Records of releases go last, so that a killed run can be repeated.
 

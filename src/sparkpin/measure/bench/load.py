@@ -10,11 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from docker.models.containers import Container
-from docker.types import LogConfig, Mount
-
 from sparkpin.core.errors import EngineError, SmokeError
 from sparkpin.core.paths import Paths
+from sparkpin.host.containers import Container, LogConfig, Mount
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.measure.bench import driver
 from sparkpin.measure.bench.plan import SLACK, BenchPlan, Step, seconds_of

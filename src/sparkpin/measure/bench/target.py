@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from docker.models.containers import Container
-
 from sparkpin.core.errors import BusyError
 from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host import machine as hosts
+from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.gpus import read_gpus
 from sparkpin.measure.bench.record import PeakMemory, Start

@@ -1,1 +1,1 @@
-"""What a release has lost: docs/quality.md. `record` and `promotion` load fast; `tasks` asks servers."""
+"""What a release has lost against another: docs/quality.md."""

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from docker.models.containers import Container
-
 from sparkpin.core.errors import HostError
 from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
+from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
@@ -48,13 +47,11 @@ IMPORTS = ("vllm", "vllm._custom_ops")
 
 @dataclass(frozen=True)
 class Loaded:
-    """emulated: whether another machine's code ran. stubbed: functions of the driver that the stub stood in for."""
-
     rows: tuple[LoadRow, ...]
     log: bytes
     seconds: float
-    emulated: bool
-    stubbed: int
+    emulated: bool  # whether another machine's code ran
+    stubbed: int  # functions of the driver that the stub stood in for
 
     @property
     def passed(self) -> bool:

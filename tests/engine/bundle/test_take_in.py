@@ -1,0 +1,527 @@
+"""Bundles of real images: read by other tools, taken in without a network, never half."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from carried_release import CHECKOUT, Source, carried_release, engine_with_url
+from private_engine import file_layer, load_image, quiet
+
+from sparkpin.build import image as build
+from sparkpin.build import make, origin
+from sparkpin.build.make import checkpoint_of
+from sparkpin.build.origin import EXPORTS, IMPORTS
+from sparkpin.build.pair import pair
+from sparkpin.build.record import is_imported, layer_file, records_of, write_record
+from sparkpin.bundle import copy as transfer
+from sparkpin.bundle import take_in
+from sparkpin.bundle.copy import copy
+from sparkpin.bundle.export import BundleParts, export
+from sparkpin.bundle.form import Bundle, open_bundle
+from sparkpin.bundle.take_in import IMPORTED, import_bundle, require_no_conflict
+from sparkpin.checkpoint.layout import IMPORTED as MARK
+from sparkpin.core import files, progress
+from sparkpin.core.errors import DiskError, EngineError, IntegrityError
+from sparkpin.core.paths import Paths
+from sparkpin.evidence.attest import ensure_attested
+from sparkpin.history.prune.garbage import GarbageSearch
+from sparkpin.host import fingerprint
+from sparkpin.host.engine import Engine
+from sparkpin.image.listing import PathEntry, write_contents
+from sparkpin.releases.kept_inputs import KeptInputs
+from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release, Releases
+
+INVOKE = Path(sys.executable).parent / "invoke"
+CHECKPOINT = """
+from pathlib import Path
+from sparkpin.build.make import checkpoint_of
+from sparkpin.core.paths import Paths
+from sparkpin.releases.record import Releases
+paths = Paths.from_env()
+print(checkpoint_of(paths, Releases(paths).all()[0]))
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
+    with carried_release(tmp_path_factory.mktemp("source")) as source:
+        smoke = Releases(source.paths).evidence(source.release) / "smoke"
+        smoke.mkdir()
+        (smoke / "server.log").write_text("ready\n")
+        yield source
+
+
+def write(source: Source, target: Path, release: Release | None = None, **wanted: bool) -> Path:
+    export(source.paths, lambda: source.engine, release or source.release, target, BundleParts(**wanted), quiet)
+    return target
+
+
+@pytest.fixture(scope="module")
+def bundle(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(source, tmp_path_factory.mktemp("bundle") / "release.tar", store=True)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[tuple[Engine, str]]:
+    with engine_with_url() as found:
+        yield found
+
+
+@pytest.fixture
+def empty(engine: tuple[Engine, str]) -> Iterator[Engine]:
+    """One engine for all tests, each of which finds it empty."""
+    yield engine[0]
+    for image in engine[0].client.images.list():
+        engine[0].client.images.remove(image.id, force=True)
+
+
+def offline(url: str, folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run something in a network namespace without interfaces, with state folders of its own."""
+    env = {**os.environ, "DOCKER_HOST": url, "SPARKPIN_HOME": str(folder / "home")}
+    env |= {"SPARKPIN_CACHE": str(folder / "cache"), "PYTHONPATH": str(CHECKOUT / "src")}
+    argv = ["unshare", "--net", *map(str, command)]
+    return subprocess.run(argv, cwd=CHECKOUT, env=env, capture_output=True, text=True)
+
+
+def files_of(paths: Paths) -> dict[str, bytes]:
+    roots = [root for root in (paths.home, paths.cache) if root.exists()]
+    return {
+        str(p): p.read_bytes()
+        for root in roots
+        for p in root.rglob("*")
+        if p.is_file() and not p.name.endswith(".lock")
+    }
+
+
+def test_other_tools_read_it(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:
+    if not shutil.which("skopeo"):
+        pytest.skip("needs skopeo (apt-get install skopeo)")
+    (tmp_path / "tmp").mkdir()
+    skopeo = ["skopeo", "--tmpdir", str(tmp_path / "tmp")]
+    where = f"oci-archive:{bundle}:{source.release.tag}"
+    seen = json.loads(subprocess.check_output([*skopeo, "inspect", where]))
+    assert seen["Layers"] == list(source.release.diff_ids) and seen["Architecture"] == "amd64"
+    assert json.loads(subprocess.check_output([*skopeo, "inspect", f"oci-archive:{bundle}"])) == seen
+    policy = ["--insecure-policy"]
+    subprocess.run([*skopeo, *policy, "copy", "-q", where, f"dir:{tmp_path / 'copied'}"], check=True)
+    assert (tmp_path / "copied" / source.release.image.removeprefix("sha256:")).is_file()
+    with bundle.open("rb") as file:
+        empty.load(file)  # `docker load` takes it, too
+    image = empty.image(source.release.tag)
+    assert image and image.config_digest == source.release.image
+
+
+def test_same_bytes_each_time(source: Source, bundle: Path, tmp_path: Path) -> None:
+    assert write(source, tmp_path / "again.tar", store=True).read_bytes() == bundle.read_bytes()
+    rows = json.loads((Releases(source.paths).evidence(source.release) / EXPORTS).read_text())
+    assert {(row["file"], row["with_store"]) for row in rows} >= {(str(bundle), True)}
+
+
+def test_bytes_are_told_while_layers_are_read_and_loaded(
+    source: Source, tmp_path: Path, empty: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    said: list[str] = []
+
+    def far(start: str, end: str) -> int:
+        """Lines with bytes between the line that starts so and the next that does."""
+        first = next(at for at, line in enumerate(said) if line.startswith(start))
+        last = next((at for at, line in enumerate(said) if line.startswith(end)), len(said))
+        return sum(" MB" in line and " of " in line for line in said[first + 1 : last])
+
+    target = tmp_path / "out.tar"
+    export(source.paths, lambda: source.engine, source.release, target, BundleParts(), said.append)
+    assert far("reading 3 layers from the engine", "writing") and far("writing", "nothing more")
+    said.clear()
+    import_bundle(source.elsewhere(tmp_path), empty, target, said.append)
+    assert far("sending 3 of 3 layers", "keeping its files")
+
+
+def test_taken_in_without_network(
+    source: Source, bundle: Path, tmp_path: Path, engine: tuple[Engine, str], empty: Engine
+) -> None:
+    """By the tasks, in a checkout without such a recipe: imported, listed, and its checkpoint made."""
+    url = engine[1]
+    tag = source.release.tag
+    done = offline(url, tmp_path, INVOKE, "import", bundle)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"next: invoke smoke {tag}" in done.stdout and "sending 3 of 3 layers" in done.stderr
+    (row,) = json.loads(offline(url, tmp_path, INVOKE, "images", "--json").stdout)
+    assert (row["tag"], row["state"], row["image"]) == (tag, "built", source.release.image)
+    made = offline(url, tmp_path, sys.executable, "-c", CHECKPOINT)
+    assert made.returncode == 0, made.stderr
+    assert "fetching" not in made.stderr
+    assert (Path(made.stdout.strip()) / "model.safetensors.index.json").is_file()
+    verified = offline(url, tmp_path, INVOKE, "verify", tag)
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    for task in (["reproduce"], ["rebuild"]):
+        refused = offline(url, tmp_path, INVOKE, *task, tag)
+        assert refused.returncode == 2 and "came from another machine" in refused.stderr, refused.stderr
+    assert offline(url, tmp_path, INVOKE, "rebuild", tag, "--trust").returncode == 0
+    again = offline(url, tmp_path, INVOKE, "import", bundle)
+    assert again.returncode == 0 and "the engine has the image" in again.stderr
+    paths = source.elsewhere(tmp_path)
+    release = Releases(paths).get(tag)
+    assert dataclasses.replace(release, state="built") == source.release
+    evidence = Releases(paths).evidence(release)
+    assert (evidence / STATEMENT).is_file() and not (evidence / "smoke").exists()
+    assert (evidence / IMPORTED / "smoke/server.log").read_text() == "ready\n"
+    (note,) = json.loads((evidence / IMPORTS).read_text())
+    assert note["file"] == str(bundle)
+
+
+def test_what_was_imported_can_be_exported_again(source: Source, tmp_path: Path, empty: Engine) -> None:
+    paths = source.elsewhere(tmp_path)
+    first = write(source, tmp_path / "first.tar", source.releases[0], store=True)
+    release = import_bundle(paths, empty, first, quiet).release
+    export(paths, lambda: empty, release, tmp_path / "second.tar", BundleParts(store=True), quiet)
+    assert (tmp_path / "second.tar").read_bytes() == first.read_bytes()
+
+
+def test_with_its_checkpoint(source: Source, tmp_path: Path, empty: Engine) -> None:
+    base = source.releases[0]
+    made = checkpoint_of(source.paths, base)
+    bundle = write(source, tmp_path / "served.tar", base, checkpoint=True)
+    paths = source.elsewhere(tmp_path)
+    import_bundle(paths, empty, bundle, quiet)
+    folder = Releases(paths).checkpoint(base)
+    brought = {p.name: p.read_bytes() for p in folder.iterdir()}
+    assert brought == {p.name: p.read_bytes() for p in made.iterdir()} | {MARK: b""}
+    assert not paths.models.exists()
+    (folder / "config.json").unlink()
+    import_bundle(paths, empty, bundle, quiet)
+    assert (folder / "config.json").is_file(), "a checkpoint with a hole is made whole"
+
+
+def test_what_the_engine_has_is_not_sent(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:
+    paths = source.elsewhere(tmp_path)
+    first = import_bundle(paths, empty, write(source, tmp_path / "base.tar", source.releases[0]), quiet).sent
+    second = import_bundle(paths, empty, bundle, quiet).sent
+    assert first and second and (first.layers, second.layers, second.skipped) == (2, 1, 2)
+    assert [release.stage for release in Releases(paths).all()] == ["base", "two"]
+
+
+def test_records_alone_need_the_image(
+    source: Source, tmp_path: Path, engine: tuple[Engine, str], empty: Engine
+) -> None:
+    bundle = write(source, tmp_path / "records.tar", image=False)
+    paths = source.elsewhere(tmp_path)
+    with pytest.raises(EngineError, match="holds no image") as caught:
+        import_bundle(paths, empty, bundle, quiet)
+    assert "invoke copy" in caught.value.next_step and files_of(paths) == {}
+    copy(source.paths, source.engine, source.release, engine[1], quiet)
+    assert import_bundle(paths, empty, bundle, quiet).sent is None
+    assert Releases(paths).get(source.release.tag).image == source.release.image
+
+
+@pytest.mark.parametrize("step", ["load_image", "keep_files", "keep_evidence", "write_record"])
+def test_killed_anywhere_it_goes_on(
+    source: Source, bundle: Path, tmp_path: Path, empty: Engine, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The steps are interrupted from within: a signal would come too early or too late."""
+
+    def killed(*args: Any, **kwargs: Any) -> Any:
+        raise KeyboardInterrupt
+
+    paths = source.elsewhere(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(take_in, step, killed)
+        with pytest.raises(KeyboardInterrupt):
+            import_bundle(paths, empty, bundle, quiet)
+    assert Releases(paths).all() == []
+    import_bundle(paths, empty, bundle, quiet)
+    fresh = source.elsewhere(tmp_path / "fresh")
+    import_bundle(fresh, empty, bundle, quiet)
+    ours = {name.replace(str(tmp_path), ""): data for name, data in files_of(paths).items()}
+    theirs = {name.replace(str(tmp_path / "fresh"), ""): data for name, data in files_of(fresh).items()}
+    assert {name for name in ours if IMPORTS not in name} == {name for name in theirs if IMPORTS not in name}
+    assert all(ours[name] == theirs[name] for name in ours if IMPORTS not in name)
+
+
+def test_a_damaged_input_is_mended(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:
+    paths = source.elsewhere(tmp_path)
+    import_bundle(paths, empty, bundle, quiet)
+    path = KeptInputs.of(paths).kept.path(next(iter(source.release.inputs.values())))
+    data = path.read_bytes()
+    path.write_bytes(bytes(len(data)))
+    import_bundle(paths, empty, bundle, quiet)
+    assert path.read_bytes() == data
+
+
+def test_another_release_under_the_tag_stays(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:
+    paths = source.elsewhere(tmp_path)
+    Releases(paths).save(dataclasses.replace(source.release, image="sha256:" + "0" * 64))
+    before = files_of(paths)
+    with pytest.raises(IntegrityError, match=r"this machine made it with sha256:0000") as caught:
+        import_bundle(paths, empty, bundle, quiet)
+    assert "invoke reproduce" in caught.value.next_step
+    assert files_of(paths) == before and not empty.client.images.list()
+
+
+def test_another_image_under_the_tag_stays(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:
+    image = load_image(empty, source.release.tag, [file_layer("x", b"x")])
+    paths = source.elsewhere(tmp_path)
+    with pytest.raises(IntegrityError, match="the engine has another image under"):
+        import_bundle(paths, empty, bundle, quiet)
+    assert files_of(paths) == {}
+    assert [found.id for found in empty.client.images.list()] == [image.config_digest]
+
+
+def test_a_small_disk_is_told_before_anything(
+    source: Source, bundle: Path, tmpfs: Callable[[str], Path], tmp_path: Path, empty: Engine
+) -> None:
+    disk = tmpfs("20m")
+    paths = Paths(CHECKOUT, tmp_path / "cache", disk / "home")
+    with pytest.raises(DiskError, match="the bundle's files need"):
+        import_bundle(paths, empty, bundle, quiet)
+    assert files_of(paths) == {} and not empty.client.images.list()
+    with pytest.raises(DiskError, match=r"need .* bytes"):
+        write(source, tmpfs("1m") / "out.tar")
+    assert not (disk / "out.tar").exists()
+
+
+def test_killed_while_the_engine_loads(
+    source: Source, bundle: Path, tmp_path: Path, engine: tuple[Engine, str], empty: Engine
+) -> None:
+    paths = source.elsewhere(tmp_path)
+    child = os.fork()
+    if not child:
+        try:
+            whole = transfer.oci.load_archive
+
+            def cut(*args: Any) -> Iterator[bytes]:
+                yield next(iter(whole(*args)))
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            transfer.oci.load_archive = cut  # type: ignore[attr-defined]
+            import_bundle(paths, Engine.at(engine[1]), bundle, quiet)
+        finally:
+            os._exit(1)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    assert Releases(paths).all() == [] and empty.image(source.release.tag) is None
+    import_bundle(paths, empty, bundle, quiet)
+    assert empty.image(source.release.tag)
+
+
+def changed(bundle: Bundle, **values: Any) -> Bundle:
+    """As if its last build record said something else."""
+    record = bundle.records[-1].model_copy(update=values)
+    return dataclasses.replace(bundle, records=(*bundle.records[:-1], record))
+
+
+@pytest.mark.parametrize(
+    "values", [{"stage": "aaa", "ref": "sparkpin/stack-carried:aaa"}, {"dockerfile": "FROM x\n"}, {"epoch": 1}]
+)
+def test_another_record_under_the_key_is_refused(
+    source: Source, bundle: Path, tmp_path: Path, empty: Engine, values: dict[str, Any]
+) -> None:
+    paths = source.elsewhere(tmp_path)
+    import_bundle(paths, empty, bundle, quiet)
+    with open_bundle(bundle) as opened:
+        assert not require_no_conflict(paths, empty, changed(opened, seconds=7.0, size=7))
+        with pytest.raises(IntegrityError, match="this machine made sparkpin/stack-carried:two-") as caught:
+            require_no_conflict(paths, empty, changed(opened, **values))
+        assert caught.value.next_step == f"invoke reproduce {source.release.tag} tells which is right"
+        Releases(paths).record_path(source.release).unlink()
+        with pytest.raises(IntegrityError) as caught:
+            require_no_conflict(paths, empty, changed(opened, **values))
+        assert "no release here is made of" in caught.value.next_step
+
+
+def test_one_key_has_one_record(source: Source, tmp_path: Path) -> None:
+    paths = source.elsewhere(tmp_path)
+    chain = records_of(source.paths, source.release)
+    for record in chain:
+        write_record(paths, record)
+    key = chain[-1].key
+    write_record(paths, chain[-1].model_copy(update={"stage": "aaa", "key": key[:12] + "0" * 52}))
+    assert records_of(paths, source.release) == chain
+    write_record(paths, chain[-1].model_copy(update={"stage": "aaa"}))
+    with pytest.raises(IntegrityError, match="have the same build key"):
+        records_of(paths, source.release)
+
+
+def test_own_builds_take_nothing_for_built_that_was_brought(
+    source: Source, tmp_path: Path, signing_key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARKPIN_SIGNING_KEY", str(signing_key))
+    paths = Paths(source.paths.project, source.paths.cache, tmp_path / "home")
+    base = source.releases[0]
+    import_bundle(paths, source.engine, write(source, tmp_path / "base.tar", base), quiet)
+    (record,) = records_of(paths, base)
+    assert is_imported(paths, record.rendered) and origin.is_from_elsewhere(paths, base)
+    assert build.find_built(paths, source.engine, record.rendered) is None
+    assert build.find_built(paths, source.engine, record.rendered, record.config_digest), "`rebuild` knows the digest"
+    pairing = pair(paths.project, base.recipe)[0]
+    built = build.build_image(paths, source.engine, pairing.rendered, quiet)
+    assert not built.cached and not is_imported(paths, record.rendered)
+    assert build.build_image(paths, source.engine, pairing.rendered, quiet).cached
+    signature = Releases(paths).evidence(base) / SIGNATURE
+    assert not signature.exists(), "this machine signs what it built"
+    release = make.record(paths, source.engine, pairing, built)
+    ensure_attested(paths, release, quiet)
+    assert signature.is_file()
+    assert release.created != base.created and not origin.is_from_elsewhere(paths, release)
+    rows = json.loads((Releases(paths).evidence(release) / EXPORTS).read_text())
+    assert [row["file"] for row in rows] == [str(tmp_path / "base.tar")]
+
+
+def test_made_again_from_what_was_brought_it_stays_so(source: Source, tmp_path: Path) -> None:
+    paths = Paths(source.paths.project, tmp_path / "cache", tmp_path / "home")
+    base = source.releases[0]
+    import_bundle(paths, source.engine, write(source, tmp_path / "base.tar", base, store=True), quiet)
+    (record,) = records_of(paths, base)
+    wanted = record.config_digest
+    assert not build.build_image(paths, source.engine, record.rendered, quiet, fresh=True, wanted=wanted).cached
+    assert is_imported(paths, record.rendered)
+    assert not list((paths.cache / "layers").glob("*.json")), "no note that a build would trust"
+
+
+def test_prune_takes_the_mark_after_its_record(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:
+    paths = source.elsewhere(tmp_path)
+    release = import_bundle(paths, empty, bundle, quiet).release
+    (paths.work / "saved-x").mkdir(parents=True)
+    search = GarbageSearch(paths, (), (release,), (), None, time.time() + 1e9)
+    rows = [path.name for path in search.files()["build records"]]
+    assert len(rows) == 6 and rows[1::2] == [f"{name}.imported" for name in rows[::2]]
+    assert paths.work / "saved-x" in search.files()["left by killed runs"]
+
+
+def test_a_brought_checkpoint_is_not_that_of_an_own_release(source: Source, tmp_path: Path) -> None:
+    paths = Paths(source.paths.project, source.paths.cache, tmp_path / "home")
+    base = source.releases[0]
+    made = checkpoint_of(source.paths, base)
+    bundle = write(source, tmp_path / "served.tar", base, checkpoint=True)
+    import_bundle(paths, source.engine, bundle, quiet)
+    folder = Releases(paths).checkpoint(base)
+    assert origin.ready_checkpoint(paths, base) == folder == checkpoint_of(paths, base)
+    config = folder / "config.json"
+    config.write_bytes(bytes(config.stat().st_size))
+    origin.adopt(paths, base)
+    assert origin.ready_checkpoint(paths, base) is None
+    assert checkpoint_of(paths, base) == folder
+    assert config.read_bytes() == (made / "config.json").read_bytes() and not (folder / MARK).exists()
+    shutil.rmtree(folder)
+    import_bundle(paths, source.engine, bundle, quiet)
+    assert not folder.exists(), "the bundle of an own release brings no checkpoint"
+    assert not origin.is_brought(paths, base)
+
+
+def test_the_machine_that_made_a_release_is_told_and_is_no_difference(
+    source: Source, bundle: Path, tmp_path: Path, empty: Engine
+) -> None:
+    made = source.release.host
+    assert made == fingerprint.read_fingerprint(source.engine.version)
+    paths = source.elsewhere(tmp_path)
+    assert import_bundle(paths, empty, bundle, quiet).release.host == made
+    with open_bundle(bundle) as opened:
+        other = dataclasses.replace(opened.release, host=made.model_copy(update={"machine": "NVIDIA_DGX_Spark"}))
+        require_no_conflict(paths, empty, dataclasses.replace(opened, release=other))
+    records = Releases(paths)
+    records.save(dataclasses.replace(source.release, host=None))
+    assert import_bundle(paths, empty, bundle, quiet).release.host is None, "the record that is here stays"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("inputs", {"stages/base.yaml": "0" * 64}), ("executable", ("x",)), ("argv", ("x",))]
+)
+def test_the_record_of_a_release_stays(
+    source: Source, bundle: Path, tmp_path: Path, empty: Engine, field: str, value: Any
+) -> None:
+    paths = source.elsewhere(tmp_path)
+    import_bundle(paths, empty, bundle, quiet)
+    with open_bundle(bundle) as opened:
+        release = dataclasses.replace(opened.release, **{field: value})
+        with pytest.raises(IntegrityError, match=f"with other {field} than this machine"):
+            require_no_conflict(paths, empty, dataclasses.replace(opened, release=release))
+
+
+def test_what_happens_meanwhile_is_kept(
+    source: Source, bundle: Path, tmp_path: Path, empty: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A smoke test ends while the image is loaded; the record of an early sparkpin gets its inputs."""
+    paths = source.elsewhere(tmp_path)
+    records = Releases(paths)
+    records.save(dataclasses.replace(source.release, inputs={}, executable=()))
+    load = take_in.load_image
+
+    def smoked(*args: Any) -> Any:
+        records.smoked(source.release.tag, {"passed": True, "checks": []})
+        return load(*args)
+
+    monkeypatch.setattr(take_in, "load_image", smoked)
+    release = import_bundle(paths, empty, bundle, quiet).release
+    assert release.state == "passed" and release.inputs == source.release.inputs
+    assert records.get(release.tag) == release
+
+
+def test_a_listing_or_model_that_differs_stays(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:
+    paths = source.elsewhere(tmp_path)
+    import_bundle(paths, empty, bundle, quiet)
+    path = layer_file(paths, source.release.diff_ids[-1])
+    plain = path.read_bytes()
+    path.write_bytes(gzip.compress(gzip.decompress(plain), 0))
+    import_bundle(paths, empty, bundle, quiet)
+    assert path.read_bytes() != plain, "another zlib packs it otherwise"
+    write_contents(path, (PathEntry("etc/other", "file", 0o644, 0, 0, 0),))
+    with pytest.raises(IntegrityError, match=f"differs from {path}"):
+        import_bundle(paths, empty, bundle, quiet)
+    path.write_bytes(plain)
+    model = next(path for path in paths.models.rglob("config.json"))
+    model.chmod(0o644)
+    model.write_bytes(bytes(model.stat().st_size))
+    with pytest.raises(IntegrityError, match=f"differs from {model}"):
+        import_bundle(paths, empty, bundle, quiet)
+
+
+def test_statements_of_two_machines_are_not_mixed(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:
+    paths = source.elsewhere(tmp_path)
+    here, there = Releases(paths).evidence(source.release), Releases(source.paths).evidence(source.release)
+    here.mkdir(parents=True)
+    (here / STATEMENT).write_text("ours")
+    (here / IMPORTED).mkdir()
+    (here / IMPORTED / SIGNATURE).write_text("of an earlier bundle")
+    import_bundle(paths, empty, bundle, quiet)
+    assert (here / STATEMENT).read_text() == "ours" and not (here / SBOM).exists()
+    for name in (STATEMENT, SBOM):
+        assert (here / IMPORTED / name).read_bytes() == (there / name).read_bytes()
+    assert not (here / IMPORTED / SIGNATURE).exists()
+
+
+def test_what_a_bundle_cannot_name_is_left_out_and_told(source: Source, bundle: Path, tmp_path: Path) -> None:
+    folder = Releases(source.paths).evidence(source.release)
+    odd = [folder / "x y.log", folder / ("x" * 90), folder / ".partial-x"]
+    told: list[str] = []
+    try:
+        for path in odd:
+            path.write_text("x")
+        wanted = BundleParts(store=True)
+        export(source.paths, lambda: source.engine, source.release, tmp_path / "out.tar", wanted, told.append)
+    finally:
+        for path in odd:
+            path.unlink()
+    assert (tmp_path / "out.tar").read_bytes() == bundle.read_bytes()
+    assert [line.split("'")[1] for line in told if line.startswith("left out")] == ["x y.log", "x" * 90]
+
+
+def test_the_next_export_removes_what_a_killed_one_left(source: Source, tmp_path: Path) -> None:
+    left, held = source.paths.work / "saved-left", source.paths.work / "saved-held"
+    left.mkdir(parents=True)
+    (left / "image.tar").write_text("x")
+    with files.lock(held / "lock"):
+        write(source, tmp_path / "out.tar")
+        assert list(source.paths.work.glob("saved-*")) == [held]
+    write(source, tmp_path / "again.tar")
+    assert not list(source.paths.work.glob("saved-*"))
