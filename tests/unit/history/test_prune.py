@@ -24,7 +24,7 @@ from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, layer_fi
 from sparkpin.build.rootfs import RootfsSpec
 from sparkpin.bundle import take_in
 from sparkpin.commands import evidence as commands_evidence
-from sparkpin.commands import tables
+from sparkpin.commands import prune as commands_prune
 from sparkpin.commands import up as commands_up
 from sparkpin.core import disk as diskspace
 from sparkpin.core import prune_lock
