@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from sparkpin.build import cross_build
 from sparkpin.build import image as builder
 from sparkpin.build.checkpoint import build_checkpoint
+from sparkpin.build.lost_files import how_to_get
 from sparkpin.build.origin import adopt, is_brought, ready_checkpoint
 from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import check_form, records_of
@@ -51,7 +53,7 @@ def fetch_missing(paths: Paths, engine: Engine, pairings: Sequence[Pairing], *, 
             if offline:
                 fetching.require_fetched(paths, lock)
             else:
-                fetching.fetch_stack(paths, stack, lock, say)
+                fetching.fetch_stack(paths, stack, lock, say, partial(how_to_get, paths))
 
 
 def build_images(paths: Paths, engine: Engine, pairings: Sequence[Pairing]) -> tuple[builder.BuiltImage, ...]:

@@ -53,7 +53,7 @@ def test_fetch_brings_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a build without a network would lack it, and say that `fetch` brings it."""
     fetched: list[tuple[str, int, bool]] = []
 
-    def fetch_stack(paths: Paths, stack: schema.Stack, lock: schema.StackLock, say: object) -> FetchReport:
+    def fetch_stack(paths: Paths, stack: schema.Stack, lock: schema.StackLock, *_: object) -> FetchReport:
         fetched.append((stack.name, len(lock.debs), bool(lock.wheels)))
         return FetchReport(0, 0, 0)
 
@@ -62,7 +62,7 @@ def test_fetch_brings_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Paths, "from_env", lambda: Paths(PROJECT, Path(), Path()))
     spark, cpu = (manifests.load_stack_lock(PROJECT, manifests.load_stack(PROJECT, name)) for name in ("spark", "cpu"))
     for machine, more in (("linux/amd64", [("cpu", len(cpu.debs), False)]), ("linux/arm64", []), ("riscv64", [])):
-        monkeypatch.setattr(cross_build, "this_platform", lambda machine=machine: machine)
+        monkeypatch.setattr(commands_lock, "this_platform", lambda machine=machine: machine)
         commands_lock.fetch(recipe="scripted-tiny-spark", stack=None)
         assert fetched == [("spark", len(spark.debs), True), *more]
         fetched.clear()
