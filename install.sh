@@ -97,6 +97,7 @@ if [[ $(cat "$stamp" 2>/dev/null) != "$wanted" ]]; then
   .venv/bin/python -m pip install --disable-pip-version-check --require-hashes --only-binary :all: \
     --progress-bar off -r requirements.lock 2>&1 | steps_of_pip
   .venv/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
+  .venv/bin/python -m compileall -q tasks.py src # invoke keeps nothing of what it compiles before tasks.py is read
   echo "$wanted" >"$stamp"
 fi
 

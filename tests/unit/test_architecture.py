@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -79,10 +77,3 @@ def test_imports_go_down() -> None:
 def test_only_these_import(library: str) -> None:
     users = {file for file, name in imports() if name == library or name.startswith(f"{library}.")}
     assert not [file for file in users if not {file, room_of(file)} & ONLY[library]]
-
-
-def test_what_takes_long_to_load_is_loaded_where_it_is_needed() -> None:
-    slow = {"httpx", "cyclonedx", "in_toto_attestation", "huggingface_hub"}
-    text = f"import sys, sparkpin.commands.releases; print(*sorted({slow} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
-    assert done.stdout == "\n"

@@ -17,13 +17,12 @@ from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import check_form, records_of
 from sparkpin.build.reproduce import require_inputs
 from sparkpin.core import prune_lock
-from sparkpin.core.errors import CheckpointError, EngineError, InputError
+from sparkpin.core.errors import CheckpointError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import stage_tag
 from sparkpin.core.terminal import say
 from sparkpin.fetch import stack as fetching
-from sparkpin.host import daemon
-from sparkpin.host.engine import Engine
+from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.releases import record as releases
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
@@ -31,15 +30,6 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve.choose_loader import with_loader
 from sparkpin.smoke.evidence import kept
-
-
-def engine_of(paths: Paths) -> Engine:
-    """The engine, started when none answers and this user may start one."""
-    try:
-        return Engine.connect()
-    except EngineError:
-        daemon.start_engine(paths, say)
-        return Engine.connect()
 
 
 @contextlib.contextmanager

@@ -123,7 +123,7 @@ def require_same_release(bundle: Bundle, known: Release) -> None:
     if known.image != theirs.image:
         raise IntegrityError(
             f"{bundle.path} has {tag} with {theirs.image}; this machine made it with {known.image}",
-            next_step=f"invoke reproduce --release {tag} tells which is right",
+            next_step=f"invoke reproduce {tag} tells which is right",
         )
     own = HAPPENED if known.inputs else (*HAPPENED, "inputs", "executable")
     names = (field.name for field in dataclasses.fields(Release) if field.name not in own)
@@ -165,7 +165,7 @@ def which_is_right(paths: Paths, path: Path, record: BuildRecord) -> str:
     for release in Releases(paths).all():
         with contextlib.suppress(IntegrityError):
             if record in records_of(paths, release):
-                return f"invoke reproduce --release {release.tag} tells which is right"
+                return f"invoke reproduce {release.tag} tells which is right"
     return f"no release here is made of {path}: move it away, then the same command again"
 
 

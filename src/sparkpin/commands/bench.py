@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sparkpin.build.make import checkpoint_of, engine_of
+from sparkpin.build.make import checkpoint_of
 from sparkpin.commands.choose import choose_recipe, require_recipe
 from sparkpin.commands.roofline import GB, number
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError, SmokeError
 from sparkpin.core.paths import Paths
-from sparkpin.host.engine import Engine
+from sparkpin.host.engine import Engine, engine_of
 from sparkpin.measure.bench import plan, record, text
 from sparkpin.measure.bench.compare import compare, fit_at_once
 from sparkpin.measure.bench.plan import BenchParts, BenchPlan, Limits, Pace, cells_of
@@ -32,6 +32,7 @@ GUESS = {True: (1500.0, 30.0, 300.0), False: (200.0, 40.0, 30.0)}
 yet."""
 LOAD = 25.0  # seconds: as long as a server takes to import vLLM, where no start has told
 LONGEST_COMPARED = 1024
+ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,15 @@ def run(*, recipe: str | None, tag: str | None, asked: BenchOptions, resume: boo
         text.show_record(made)
 
 
-def run_compare(before: str, after: str, *, asked: BenchOptions, rounds: int) -> None:
+def run_compare(before: str, after: str, *, asked: BenchOptions, rounds: int | None = None) -> None:
     """before, after: A and B."""
+    if not before:
+        more = f" --rounds {rounds}" if rounds else ""
+        raise InputError(
+            "--rounds is about --compare",
+            next_step=f"invoke bench --compare A {after or 'B'}{more}, of two releases that `invoke images` lists",
+        )
+    rounds = ROUNDS if rounds is None else rounds
     if not after:
         raise InputError(f"--compare {before}: with which release?", next_step=f"invoke bench --compare {before} TAG")
     if rounds < 1:

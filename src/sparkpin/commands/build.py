@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sparkpin.build import reproduce as reproducing
-from sparkpin.build.make import engine_of
 from sparkpin.build.make import rebuild as remake
 from sparkpin.commands.choose import choose_recipe, newest_of_stage, pairings_of, require_trust
 from sparkpin.core import files, terminal
@@ -14,6 +13,7 @@ from sparkpin.core.errors import (
 )
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
+from sparkpin.host.engine import engine_of
 from sparkpin.pins import manifests
 from sparkpin.releases.record import Releases
 

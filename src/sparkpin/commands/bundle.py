@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparkpin.build.make import engine_of
 from sparkpin.bundle import copy as transfer
 from sparkpin.bundle import export as exporting
 from sparkpin.bundle import take_in
@@ -15,6 +14,7 @@ from sparkpin.core.errors import (
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.host import machine as host
+from sparkpin.host.engine import engine_of
 from sparkpin.releases.record import Releases
 
 
@@ -43,7 +43,7 @@ def import_bundle(file: str, *, signed: bool) -> None:
     if done.release.smoke_passed:
         show(f"next: invoke promote {done.release.tag}, then {host.serve_command(paths.project, done.release.recipe)}")
     else:
-        show(f"next: invoke smoke --release {done.release.tag}, then invoke serve --release {done.release.tag}")
+        show(f"next: invoke smoke {done.release.tag}, then invoke serve {done.release.tag}")
 
 
 def copy(tag: str, to: str) -> None:

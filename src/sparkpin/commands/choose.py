@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sparkpin.build.origin import is_from_elsewhere
-from sparkpin.build.pair import Pairing, pair
+from typing import TYPE_CHECKING
+
 from sparkpin.core.errors import (
     InputError,
     ManifestError,
@@ -13,6 +13,9 @@ from sparkpin.host import machine as host
 from sparkpin.pins import manifests
 from sparkpin.releases.record import Release, Releases
 
+if TYPE_CHECKING:
+    from sparkpin.build.pair import Pairing
+
 
 def choose_recipe(paths: Paths, recipe: str | None, stack: str | None) -> str:
     """The recipe asked for, else the default one of the stack, else that of this machine's stack."""
@@ -20,6 +23,8 @@ def choose_recipe(paths: Paths, recipe: str | None, stack: str | None) -> str:
 
 
 def pairings_of(recipe: str | None, stage: str | None, stack: str | None = None) -> tuple[Paths, tuple[Pairing, ...]]:
+    from sparkpin.build.pair import pair  # slow to import, and `rollback` pairs nothing
+
     paths = Paths.from_env()
     return paths, pair(paths.project, choose_recipe(paths, recipe, stack), stage=stage, stack_name=stack)
 
@@ -37,6 +42,8 @@ def require_recipe(paths: Paths, records: Releases, name: str) -> list[ManifestE
 
 def require_trust(paths: Paths, release: Release, *, trusted: bool) -> None:
     """An imported release's build steps are somebody else's, and making a root file system runs them as root."""
+    from sparkpin.build.origin import is_from_elsewhere
+
     if not trusted and is_from_elsewhere(paths, release):
         raise InputError(
             f"{release.tag} came from another machine: building it runs, as root, what its bundle says",

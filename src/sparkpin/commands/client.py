@@ -117,7 +117,7 @@ def told_context(paths: Paths, service: served.Served, release: Release) -> int 
         except (Fault, ValueError, KeyError, TypeError, StopIteration):
             raise InputError(
                 f"{service.url} answers, and its list of models has no length for {service.model}",
-                next_step=f"invoke smoke --release {release.tag}",
+                next_step=f"invoke smoke {release.tag}",
             ) from None
 
 

@@ -1,211 +1,337 @@
-"""A command line of `invoke`, before invoke reads it: help in one form, and one clear error for each mistake.
+"""The line of `sparkpin` and of `invoke`: read once, help in one form, and one clear error for each mistake.
 
-invoke loads tasks.py first. Its own errors name no next step and end with 1, and where a task still wants a TAG it
-takes any word for one, `--help` too.
+invoke's own parser knows no positional that may be left out, its errors name no next step and end with 1, and where a
+task still wants a TAG it takes any word for one, `--help` too. So a Program of ours reads what follows its options.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import difflib
+import importlib.util
+import inspect
+import os
+import re
+import signal
+import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
+from invoke import main as invoke_main
 from invoke.collection import Collection
+from invoke.exceptions import Exit
 from invoke.parser.argument import Argument
 from invoke.parser.context import ParserContext
-from invoke.parser.parser import Parser
+from invoke.parser.parser import ParseResult
 from invoke.program import Program
+from invoke.tasks import Task
 
-from sparkpin.core.errors import InputError
+import sparkpin
+from sparkpin.commands import completion
+from sparkpin.core.errors import InputError, SparkpinError
+from sparkpin.core.paths import project_folder
 
-NEEDED = {"copy": "--to ENGINE", "export": "-o FILE"}  # the option without which such a task does nothing
-BEFORE = {"other": "--compare A"}  # the option that such a positional belongs to
-NAMES = {
-    "action": "list|check|import|export",
-    "what": "FILE|NAME",
-    "keep": "COUNT",
+METAVARS = {
+    "bad": "TAG",
     "compare": "A",
+    "good": "TAG",
+    "keep": "COUNT",
     "lines": "COUNT",
-    "other": "B",
     "output": "FILE",
-    "release": "TAG",
     "rounds": "COUNT",
     "subject": "TAG|FILE",
     "to": "ENGINE",
+    "what": "FILE|NAME",
 }
-SAME = "the same"  # the help of an option that is another name of the one before it
+SHORT = {"output": "o"}
 WIDTH = 80
-PLACES = {"--stage": "stages", "--model": "pins/models", "--recipe": "recipes", "--stack": "pins/stacks"}
-"""Where the names lie that such an option takes."""
-PROJECT = Path(__file__).resolve().parents[3]
 
 
-def recipe_words(argv: Sequence[str]) -> list[str]:
-    """The positionals of `invoke recipe` on this line: `import` and `export` want a second one, and invoke knows none
-    that may be left out."""
-    action, *rest = (argv[argv.index("recipe") + 1 :] if "recipe" in argv else []) or ("-",)
-    alone = not rest or rest[0].startswith("-")
-    wants = action.startswith("-") or action in ("import", "export")
-    return ["action"] if alone and not wants else ["action", "what"]
+class SparkpinTask(Task[Any]):
+    """A task whose signature is its line: what stands before `*` is positional, and may be left out where it has a
+    default; what follows is an option, and must be given where it has none. `Annotated[int, "what it is", 8001]`: its
+    help and an example. Options have long names only: one letter would mean different things."""
+
+    def __init__(self, body: Callable[..., Any], group: str) -> None:
+        super().__init__(body, name=body.__name__.rstrip("_"), positional=())
+        self.group = group
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for number in (signal.SIGTERM, signal.SIGHUP):  # clean up as after Ctrl-C; nohup stays in force
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, signal.default_int_handler)
+        with told():
+            return super().__call__(*args, **kwargs)
+
+    def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
+        types = get_type_hints(self.body, include_extras=True)
+        parameters = list(inspect.signature(self.body).parameters.values())[1:]  # the first is invoke's context
+        return [TaskArgument(parameter, types[parameter.name]) for parameter in parameters]
 
 
-def compare_words(argv: Sequence[str]) -> list[str]:
-    """The positional of `invoke bench` on this line: `--compare A B` names two releases, an option of invoke one.
-    Where the second comes by its name it is none: invoke knows no argument that may stand either way."""
-    after = argv[argv.index("bench") + 1 :] if "bench" in argv else []
-    given = {word.partition("=")[0] for word in after}
-    return ["other"] if "--compare" in given and "--other" not in given else []
+def task(group: str) -> Callable[[Callable[..., Any]], SparkpinTask]:
+    return lambda body: SparkpinTask(body, group)
 
 
-def is_invoke(program: str) -> bool:
-    """Whether this process is `invoke`, and not a test that imports tasks.py."""
-    path = Path(program)
-    return path.name in ("invoke", "inv") or (path.name == "__main__.py" and path.parent.name == "invoke")
+class TaskArgument(Argument):
+    """choices: the words that a Literal allows; required: has no default; example: of a value, for an error."""
 
-
-def answered(argv: Sequence[str], tasks: ModuleType) -> bool:
-    """Whether the line has its answer, which is printed, and no task is to run."""
-    text = answer(argv, Collection.from_module(tasks))
-    if text is not None:
-        print(text, flush=True)
-    return text is not None
-
-
-def answer(argv: Sequence[str], collection: Collection) -> str | None:
-    """What to print instead of running a task; None when there is a task to run, or invoke itself has the answer.
-
-    InputError for a line that invoke would refuse, or in which it would take an option for a TAG. Call it once: what a
-    task's options mean is told once only.
-    """
-    program = Program()
-    core = ParserContext(args=[*program.core_args(), *program.task_args()])
-    read = Parser(initial=core, ignore_unknown=True).parse_argv(list(argv[1:]))
-    given, words = read[0].args, read.unparsed
-    tasks = {str(context.name): context for context in collection.to_contexts()}
-    summaries = {name: (collection[name].__doc__ or "").partition("\n")[0] for name in tasks}
-    wanted = given["help"].value
-    if words[:1] == ["help"]:
-        wanted = words[1] if len(words) > 1 else None
-        words = words[1:]
-    if given["list"].value or given["complete"].value:
-        return None
-    if not wanted and not words:
-        return overview(summaries)
-    wanted = wanted or help_wanted(words, tasks, core)
-    if wanted is None:
-        return None
-    if wanted not in tasks:
-        raise unknown_task(wanted, tasks)
-    return help_text(tasks[wanted], summaries[wanted])
-
-
-def help_wanted(words: Iterable[str], tasks: Mapping[str, ParserContext], core: ParserContext) -> str | None:
-    """The task that --help stands after. InputError for the first word that nothing takes, or that is missing."""
-    rest = list(words)
-    task: ParserContext | None = None
-    missing: list[Argument] = []
-    while rest:
-        word = rest.pop(0)
-        if task is None:
-            task = context_of(word, tasks)
-            missing = list(task.positional_args)
-        elif word.startswith("-"):
-            flag, value = split(word, {**task.flags, **task.inverse_flags, **core.flags})
-            if flag in ("-h", "--help"):
-                return str(task.name)
-            known = {*options(task), *(() if missing else core.flags)}
-            if flag not in known:
-                raise unknown_option(task, flag)
-            option = task.flags.get(flag) or core.flags.get(flag)
-            if option and option.takes_value and not option.optional and value is None:
-                value = "" if not rest or rest[0].partition("=")[0] in task.flags else rest.pop(0)
-            if option and option.takes_value and value == "":  # which a script's unset variable is, too
-                raise InputError(
-                    f"invoke {task.name}: {flag} wants a value",
-                    next_step=f"invoke {task.name} {shown(option)} (invoke {task.name} --help says more)",
-                )
-        elif missing:
-            missing.pop(0)
-        elif word in tasks:  # invoke runs several tasks, one after the other
-            task = tasks[word]
-            missing = list(task.positional_args)
-        else:
-            raise surplus(task, word, tasks)
-    if task is not None and missing:
-        raise InputError(
-            f"invoke {task.name}: {' and '.join(metavar(argument) for argument in missing)} missing",
-            next_step=f"{usage(task)} (invoke {task.name} --help says more)",
+    def __init__(self, parameter: inspect.Parameter, annotation: Any) -> None:
+        kind, text, *example = get_args(annotation) if get_origin(annotation) is Annotated else (annotation, "")
+        self.choices = get_args(kind) if get_origin(kind) is Literal else ()
+        self.required = parameter.default is inspect.Parameter.empty
+        self.example = example[0] if example else parameter.default
+        name = parameter.name
+        super().__init__(
+            names=(name.replace("_", "-"), *filter(None, [SHORT.get(name)])),
+            attr_name=name if "_" in name else None,
+            kind=bool if kind is bool else int if int in (kind, *get_args(kind)) else str,
+            default=None if self.required else parameter.default,
+            help=text,
+            positional=parameter.kind is not inspect.Parameter.KEYWORD_ONLY,
         )
-    return None
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.names[0]}"
+
+    @property
+    def metavar(self) -> str:
+        return METAVARS.get(self.names[0]) or "|".join(filter(None, self.choices)) or self.names[0].upper()
+
+    @property
+    def shown(self) -> str:
+        """As help and usage write it."""
+        flags = ", ".join([*(f"-{name}" for name in self.nicknames), self.flag])
+        return self.metavar if self.positional else f"{flags} {self.metavar}" if self.takes_value else flags
+
+    def take(self, value: str) -> None:
+        """InputError for what should be a number and is none: invoke's conversion ends in a traceback."""
+        if self.kind is int and not value.isdecimal():
+            raise InputError(
+                f"{self.flag}: saw {value!r}, wanted a whole number, 0 or more",
+                next_step=f"for example {self.flag} {self.example}",
+            )
+        self.value = value
 
 
-def split(word: str, known: Iterable[str]) -> tuple[str, str | None]:
-    """An option and the value that is written with it: --stage=v2, -o=FILE, -oFILE."""
-    flag, equals, value = word.partition("=")
-    if equals or word.startswith("--") or word[:2] not in known:
-        return flag, value if equals else None
-    return word[:2], word[2:] or None
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Turn a SparkpinError into one message and its own exit code, without a traceback."""
+    try:
+        yield
+    except SparkpinError as error:
+        from sparkpin.core.terminal import tame
+
+        sys.stdout.flush()
+        raise Exit(f"error: {tame(str(error))}", code=error.exit_code) from None
+    except KeyboardInterrupt:
+        raise Exit("interrupted: nothing half-made will be used; run the same command again", code=130) from None
+    except BrokenPipeError:  # `| head` has seen enough; Python would complain once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise Exit(code=141) from None  # as if the signal had ended it
 
 
-def context_of(word: str, tasks: Mapping[str, ParserContext]) -> ParserContext:
-    if word not in tasks:
-        raise unknown_task(word, tasks)
-    return tasks[word]
+class TaskProgram(Program):
+    """invoke's Program with our own reading of what follows its options."""
+
+    called = "invoke"
+
+    def parse_tasks(self) -> None:
+        self.parser = self._make_parser()
+        contexts: Mapping[str, ParserContext] = self.parser.contexts
+        if self.args.complete.value:
+            print("\n".join(completion.candidates(self.core.remainder, contexts, self.core[0])))
+            raise Exit
+        with told():
+            self.tasks = Line(self.called, contexts, self.core[0]).read(self.core.unparsed)
+            wanted = self.args.help.value
+            if isinstance(wanted, str) and wanted not in contexts:
+                raise unknown(self.called, wanted, contexts)
+
+    def parse_cleanup(self) -> None:
+        with told():  # of `invoke | head`, too
+            super().parse_cleanup()
+            sys.stdout.flush()
+
+    def print_task_help(self, name: str) -> None:
+        print(help_text(self.called, self.parser.contexts[name], summary(self.collection[name])))
+
+    def list_flat(self) -> None:
+        """The tasks in groups, both as tasks.py has them."""
+        tasks = self.collection.tasks
+        width = max(map(len, tasks))
+        lines = [f"usage: {self.called} TASK [options]"]
+        for group in dict.fromkeys(one.group for one in tasks.values()):
+            rows = [f"  {name:{width}}  {summary(one)}" for name, one in tasks.items() if one.group == group]
+            lines += ["", f"{group}:", *rows]
+        print("\n".join([*lines, "", f"next: {self.called} TASK --help"]), flush=True)
+
+    def print_help(self) -> None:
+        self.list_flat()
 
 
-def unknown_task(word: str, tasks: Iterable[str]) -> InputError:
-    kind = "option" if word.startswith("-") else "task"
-    near = nearest(word, tasks)
-    guess = f"did you mean {near}? " if near else ""
-    return InputError(f"invoke has no {kind} {word!r}", next_step=f"{guess}`invoke` alone lists the tasks")
+class SparkpinProgram(TaskProgram):
+    """`sparkpin`: the tasks of the project from any folder."""
+
+    called = "sparkpin"
+
+    def __init__(self) -> None:
+        super().__init__(version=sparkpin.__version__, name="sparkpin", binary="sparkpin", namespace=Collection())
+
+    def parse_core_args(self) -> None:
+        super().parse_core_args()
+        if shell := self.args["print-completion-script"].value:
+            if shell not in completion.SCRIPTS:
+                raise Exit(
+                    f"error: no completion for {shell!r}\n  next: sparkpin --print-completion-script bash", code=2
+                )
+            print(completion.SCRIPTS[shell])
+            raise Exit
+
+    def parse_collection(self) -> None:
+        keep_bytecode()
+        with told():
+            path = project_folder() / "tasks.py"
+        spec = importlib.util.spec_from_file_location("tasks", path)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        self.namespace = Collection.from_module(module)
+        super().parse_collection()
 
 
-def options(task: ParserContext) -> list[str]:
-    """invoke takes a positional for an option, too, and then has one value too many."""
-    named = [flag for flag, argument in task.flags.items() if not argument.positional]
-    return [*named, *task.inverse_flags]
+def main() -> None:
+    SparkpinProgram().run()
 
 
-def unknown_option(task: ParserContext, flag: str) -> InputError:
-    near = nearest(flag, options(task))
-    guess = f"did you mean {near}? " if near else ""
-    return InputError(
-        f"invoke {task.name} has no option {flag}", next_step=f"{guess}invoke {task.name} --help lists the options"
-    )
+def take_over() -> None:
+    """`invoke` has made its Program before it loads tasks.py, and has no setting for another: make it one of ours."""
+    invoke_main.program.__class__ = TaskProgram
+    keep_bytecode()
 
 
-def surplus(task: ParserContext, word: str, tasks: Iterable[str]) -> InputError:
-    """A word too many: the tag or stage that an option wants, or the next task, misspelt."""
-    known = (flag for flag, folder in PLACES.items() if (PROJECT / folder / f"{Path(word).name}.yaml").is_file())
-    named = next((flag for flag in known if flag in task.flags), None)
-    option = named or next((flag for flag in ("--release", *PLACES) if flag in task.flags), None)
-    near = "" if named else nearest(word, tasks)
-    guess = f"invoke {task.name} {option} {word}, or " if option else ""
-    guess = f"did you mean {near}? or " if near else guess
-    return InputError(
-        f"invoke {task.name} does not take {word!r}", next_step=f"{guess}invoke {task.name} --help says what it takes"
-    )
+def keep_bytecode() -> None:
+    """invoke forbids Python to keep what it compiles, so that each command would compile all that it loads anew."""
+    sys.dont_write_bytecode = bool(sys.flags.dont_write_bytecode)
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    return next(iter(difflib.get_close_matches(word, list(known), n=1)), "")
+class Line:
+    """Reads the words after the program's own options. called: the program; core: its options."""
 
+    def __init__(self, called: str, tasks: Mapping[str, ParserContext], core: ParserContext) -> None:
+        self.called, self.tasks, self.core = called, tasks, core
 
-def overview(summaries: Mapping[str, str]) -> str:
-    width = max(map(len, summaries))
-    lines = [f"  {name:{width}}  {summary}" for name, summary in sorted(summaries.items())]
-    return "\n".join(["usage: invoke TASK [options]", "", *lines, "", "next: invoke TASK --help"])
+    def read(self, words: Sequence[str]) -> ParseResult:
+        """The tasks of the line with their values; none where it asks for help: that is noted in core.
 
+        InputError for the first word that nothing takes, or that is missing.
+        """
+        rest, read = list(words), ParseResult()
+        if rest[:1] == ["help"]:
+            self.core.args["help"].value = next(iter(rest[1:]), None) or True
+            return read
+        while rest:
+            word = rest.pop(0)
+            task = read[-1] if read else None
+            if task is None and word not in self.tasks:
+                raise unknown(self.called, word, self.tasks)
+            if task is None or (word in self.tasks and not missing(task, positional=True)):
+                read.append(copy.deepcopy(self.tasks[word]))
+            elif word.startswith("-"):
+                if self.option(task, word, rest) in ("-h", "--help"):
+                    self.core.args["help"].value = task.name
+                    return ParseResult()
+            elif free := [one for one in task.positional_args if one.raw_value is None]:
+                self.give(task, free[0], word)
+            else:
+                raise self.surplus(task, word)
+        for task in read:
+            if names := [one.shown for one in missing(task)]:
+                raise self.error(task, f": {' and '.join(names)} missing", usage(self.called, task))
+        return read
 
-def help_text(task: ParserContext, summary: str) -> str:
-    rows: list[tuple[str, str]] = []
-    for argument in [*task.positional_args, *(a for a in task.args.values() if not a.positional)]:
-        if argument.help == SAME:
-            rows[-1] = f"-{argument.name}, {rows[-1][0]}", rows[-1][1]
+    def option(self, task: ParserContext, word: str, rest: list[str]) -> str:
+        """Give an option its value, the next word unless it is written with it: --stage=v2, -o=FILE, -oFILE."""
+        flag, equals, value = word.partition("=")
+        own = {flag: one for flag, one in task.flags.items() if not one.positional}
+        own.update({f"-{name}": one for one in task.args.values() for name in one.nicknames})
+        if not equals and not word.startswith("--") and word[:2] in own:
+            flag, value = word[:2], word[2:]
+        flags = own if flag in own else self.core.flags
+        if flag not in flags:
+            guess = did_you_mean(flag, own)
+            step = f"{guess}{self.called} {task.name} --help lists the options"
+            raise InputError(f"{self.called} {task.name} has no option {flag}", next_step=step)
+        option = flags[flag]
+        if option.optional or not option.takes_value:  # --help and --list, of the program's own, are optional
+            if equals:
+                raise self.error(task, f": {flag} takes no value", f"{self.called} {task.name} {flag}")
+            option.set_value(True, cast=False)
         else:
-            rows.append((metavar(argument) if argument.positional else shown(argument), argument.help or ""))
+            if not value and not equals and rest and rest[0].partition("=")[0] not in own:
+                value = rest.pop(0)
+            self.give(task, option, value)
+        return flag
+
+    def give(self, task: ParserContext, argument: Argument, value: str) -> None:
+        if not value:  # which a script's unset variable is, too
+            shown = argument.shown if isinstance(argument, TaskArgument) else f"--{argument.name} VALUE"
+            raise self.error(task, f": {shown.split()[0]} wants a value", f"{self.called} {task.name} {shown}")
+        if isinstance(argument, TaskArgument):
+            argument.take(value)
+        else:
+            argument.value = value
+
+    def surplus(self, task: ParserContext, word: str) -> InputError:
+        """A word too many: the name that an option wants, or the next task, misspelt."""
+        named = [name for name in completion.FOLDERS if f"--{name}" in task.flags]
+        of_word = [name for name in named if Path(word).name in completion.names(name)]
+        option = next(iter([*of_word, *named]), "")
+        guess = f"{self.called} {task.name} --{option} {word}, or " if option else ""
+        if not of_word and (near := did_you_mean(word, self.tasks)):
+            guess = f"{near}or "
+        step = f"{guess}{self.called} {task.name} --help says what it takes"
+        return InputError(f"{self.called} {task.name} does not take {word!r}", next_step=step)
+
+    def error(self, task: ParserContext, text: str, step: str) -> InputError:
+        step = f"{step} ({self.called} {task.name} --help says more)"
+        return InputError(f"{self.called} {task.name}{text}", next_step=step)
+
+
+def missing(task: ParserContext, *, positional: bool = False) -> list[TaskArgument]:
+    given = [one for one in task.args.values() if one.required and one.raw_value is None]
+    return [one for one in given if one.positional or not positional]
+
+
+def unknown(called: str, word: str, tasks: Iterable[str]) -> InputError:
+    kind = "option" if word.startswith("-") else "task"
+    step = f"{did_you_mean(word, tasks)}`{called}` alone lists the tasks"
+    return InputError(f"{called} has no {kind} {word!r}", next_step=step)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    return "".join(f"did you mean {near}? " for near in difflib.get_close_matches(word, list(known), n=1))
+
+
+def summary(task: SparkpinTask) -> str:
+    return (task.__doc__ or "").partition("\n")[0]
+
+
+def usage(called: str, task: ParserContext) -> str:
+    """`invoke export TAG -o FILE [options]`."""
+    arguments: list[TaskArgument] = list(task.args.values())
+    first = [one for one in arguments if one.positional or one.required]
+    words = [re.sub(r"^(-\w), --[\w-]+", r"\1", one.shown) for one in first]
+    words = [word if one.required else f"[{word}]" for word, one in zip(words, first, strict=True)]
+    return " ".join([called, str(task.name), *words, *(["[options]"] if len(arguments) > len(first) else [])])
+
+
+def help_text(called: str, task: ParserContext, about: str) -> str:
+    rows = [(one.shown, one.help or "") for one in task.args.values()]
     width = max((len(left) for left, _ in rows), default=0)
     blank = " " * (width + 4)
     lines = [
@@ -214,22 +340,4 @@ def help_text(task: ParserContext, summary: str) -> str:
         else f"  {left}"
         for left, text in rows
     ]
-    return "\n".join([f"usage: {usage(task)}", "", summary, *([""] if lines else []), *lines])
-
-
-def usage(task: ParserContext) -> str:
-    """`invoke export TAG -o FILE [options]`."""
-    words = [word for argument in task.positional_args for word in (BEFORE.get(str(argument.name)), metavar(argument))]
-    parts = [*filter(None, words), *filter(None, [NEEDED.get(str(task.name))])]
-    others = len(task.args) > len(task.positional_args)
-    return " ".join(["invoke", str(task.name), *parts, *(["[options]"] if others else [])])
-
-
-def shown(argument: Argument) -> str:
-    flag = "-" * (1 if len(argument.names[0]) == 1 else 2) + argument.names[0]
-    return f"{flag} {metavar(argument)}" if argument.takes_value else flag
-
-
-def metavar(argument: Argument) -> str:
-    name = str(argument.names[0])
-    return NAMES.get(name, name.upper())
+    return "\n".join([f"usage: {usage(called, task)}", "", about, *([""] if lines else []), *lines])

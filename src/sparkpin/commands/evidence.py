@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparkpin.build.make import engine_of
 from sparkpin.core import prune_lock
 from sparkpin.core.errors import (
     InputError,
@@ -13,6 +12,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.evidence import attest as attesting
 from sparkpin.evidence import signing
+from sparkpin.host.engine import engine_of
 from sparkpin.releases import current as retention
 from sparkpin.releases.record import Releases
 

@@ -6,10 +6,10 @@ import json
 import re
 from pathlib import Path
 
-from sparkpin.build.make import engine_of
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError, InspectionError
 from sparkpin.core.paths import Paths
+from sparkpin.host.engine import engine_of
 from sparkpin.releases.record import Releases
 from sparkpin.smoke.inspect import report
 from sparkpin.smoke.inspect import run as inspecting

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from sparkpin.build.make import engine_of
 from sparkpin.build.pair import Pairing
 from sparkpin.commands.choose import choose_recipe
 from sparkpin.community import check as recipe_checks
@@ -16,13 +15,12 @@ from sparkpin.core.errors import (
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.host import machine as host
-from sparkpin.host.engine import Engine
+from sparkpin.host.engine import engine_of
 from sparkpin.pins import manifests, schema
 from sparkpin.pins.precedence import overruled
 from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle
-from sparkpin.serve.served import running_release
 
 
 def notes_of(paths: Paths, pairing: Pairing) -> tuple[str, ...]:
@@ -90,13 +88,3 @@ def finish(records: Releases, done: tuple[Release, ...]) -> None:
         is_current = newest.tag == records.current_tag(newest.recipe)
         serve_it = host.serve_command(records.paths.project, newest.recipe)
         show(f"next: {serve_it}" if is_current else f"next: invoke promote {newest.tag}, then {serve_it}")
-
-
-def next_serve(paths: Paths, engine: Engine, release: Release) -> None:
-    """What answers now goes on answering until `serve` changes it."""
-    running = running_release(paths, engine, release.recipe)
-    if running == release.tag:
-        show("it is being served already")
-    else:
-        until = f" (until then {running} still answers)" if running else ""
-        show(f"next: {host.serve_command(paths.project, release.recipe)}{until}")

@@ -6,13 +6,12 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
-from sparkpin.build.make import engine_of
 from sparkpin.build.record import records_of as build_records
 from sparkpin.commands.choose import choose_recipe, newest_of_stage, require_recipe
 from sparkpin.core.errors import InputError, QualityError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
-from sparkpin.host.engine import Engine
+from sparkpin.host.engine import Engine, engine_of
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.measure.quality import asking, compare, run, standard, texts
 from sparkpin.measure.quality import limits as beside
@@ -40,7 +39,7 @@ def parent_of(paths: Paths, release: Release) -> Release:
     if stage.parent is None:
         raise InputError(
             f"{release.tag}: stage {release.stage!r} has no parent to compare it with",
-            next_step=f"invoke quality --release {release.tag} --against TAG",
+            next_step=f"invoke quality {release.tag} --against TAG",
         )
     try:
         below = build_records(paths, release)[-2].key
@@ -57,7 +56,7 @@ def parent_of(paths: Paths, release: Release) -> Release:
         return newest_of_stage(paths, release.recipe, stage.parent)  # says that there is none
     best = max(parents, key=fitness)
     if not best.is_good:
-        say(f"warning: {best.tag}, the reference, has not passed: invoke smoke --release {best.tag}")
+        say(f"warning: {best.tag}, the reference, has not passed: invoke smoke {best.tag}")
     return best
 
 

@@ -29,6 +29,8 @@ def recipe(
     release: str | None, output: str,
 ) -> bool:  # fmt: skip
     """One of the four; False when mistakes were found."""
+    if release and action != "export":
+        raise InputError(f"invoke recipe {action} does not take {release!r}", next_step="invoke recipe --help")
     paths = Paths.from_env()
     if action == "check":
         return recipe_check(paths, what or None, stack=stack)

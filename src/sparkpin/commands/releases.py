@@ -1,16 +1,13 @@
-"""`invoke images`, `promote`, `rollback`, `keep`, `prune`."""
+"""`invoke images`, `promote`, `rollback`, `keep`."""
 
 from __future__ import annotations
 
 import json
 import shlex
-import time
 
-from sparkpin.build.make import engine_of
+from sparkpin import commands
 from sparkpin.commands import tables
 from sparkpin.commands.choose import choose_recipe, require_recipe
-from sparkpin.commands.notes import next_serve
-from sparkpin.commands.serve import serve
 from sparkpin.core import terminal
 from sparkpin.core.errors import (
     SparkpinError,
@@ -18,13 +15,13 @@ from sparkpin.core.errors import (
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import say, show
-from sparkpin.history.prune import plan as pruning
+from sparkpin.host import machine as host
+from sparkpin.host.engine import Engine, engine_of
 from sparkpin.releases import current as retention
 from sparkpin.releases import keep as pinned
 from sparkpin.releases import quality_gate
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve.served import running_release
-from sparkpin.smoke.server import clear_leftovers, leftovers
 
 
 def images(*, as_json: bool) -> None:
@@ -60,6 +57,16 @@ def promote(tag: str, *, accept_loss: str = "") -> None:
     next_serve(paths, engine, release)
 
 
+def next_serve(paths: Paths, engine: Engine, release: Release) -> None:
+    """What answers now goes on answering until `serve` changes it."""
+    running = running_release(paths, engine, release.recipe)
+    if running == release.tag:
+        show("it is being served already")
+    else:
+        until = f" (until then {running} still answers)" if running else ""
+        show(f"next: {host.serve_command(paths.project, release.recipe)}{until}")
+
+
 def rollback(*, recipe: str | None, serve_it: bool = False, drain: int | None = None) -> None:
     """serve_it: serve what came back, too; where it does not become ready, nothing has changed."""
     paths = Paths.from_env()
@@ -77,7 +84,7 @@ def rollback(*, recipe: str | None, serve_it: bool = False, drain: int | None = 
         next_serve(paths, engine, release)
         return
     try:
-        serve(recipe=name, release=release.tag, port=None, drain=drain)
+        commands.serve.serve(recipe=name, release=release.tag, port=None, drain=drain)
     except SparkpinError:
         retention.promote(paths, engine, former.tag)
         show(f"current again, since {release.tag} could not be served: {former.tag}")
@@ -94,7 +101,7 @@ def went_back(former: Release, release: Release, running: str | None) -> list[st
     if running not in (None, former.tag, release.tag):
         lines.append(
             f"note: {running} was served, and {former.tag} was current, which rollback goes by; if that was meant to "
-            f"come back: invoke promote {former.tag}, then invoke serve --release {former.tag}"
+            f"come back: invoke promote {former.tag}, then invoke serve {former.tag}"
         )
     return lines
 
@@ -114,26 +121,12 @@ def flags(argv: tuple[str, ...]) -> list[str]:
     return [shlex.join(argv[start:end]) for start, end in zip(starts, ends, strict=True)]
 
 
-def pin(tag: str, *, note: str) -> None:
-    release, made = pinned.pin(Releases(Paths.from_env()), tag, note)
-    show(f"{release.tag} is {made.text}")
-    show(f"no prune removes it until: invoke unpin {release.tag}")
-
-
-def unpin(tag: str) -> None:
+def keep(tag: str, *, note: str = "", remove: bool = False) -> None:
     records = Releases(Paths.from_env())
-    was_pinned = pinned.unpin(records, tag)
-    show(f"{records.get(tag).tag} is {'no longer' if was_pinned else 'not'} pinned")
-
-
-def prune(*, keep: int, dry_run: bool, store: bool) -> None:
-    paths = Paths.from_env()
-    engine = engine_of(paths)
-    if dry_run:
-        ignored = leftovers(paths, engine)
-    else:
-        clear_leftovers(paths, engine, say)
-        ignored = frozenset()
-    now = time.time()
-    done = pruning.prune(paths, engine, keep, say, now=now, dry_run=dry_run, store=store, ignored=ignored)
-    tables.show_prune(done, dry_run=dry_run, store=store)
+    if remove:
+        was_kept = pinned.unpin(records, tag)
+        show(f"{records.get(tag).tag} is {'no longer' if was_kept else 'not'} kept")
+        return
+    release, made = pinned.pin(records, tag, note)
+    show(f"{release.tag} is {made.text}")
+    show(f"no prune removes it until: invoke keep {release.tag} --remove")

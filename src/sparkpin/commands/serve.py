@@ -1,8 +1,8 @@
-"""`invoke serve`, `stop`, `status`, `logs`."""
+"""`invoke serve`, `stop`."""
 
 from __future__ import annotations
 
-from sparkpin.build.make import checkpoint_of, engine_of
+from sparkpin.build.make import checkpoint_of
 from sparkpin.commands.choose import choose_recipe, require_recipe
 from sparkpin.commands.notes import how_to_carry, say_overruled_of
 from sparkpin.core.errors import (
@@ -10,6 +10,7 @@ from sparkpin.core.errors import (
 )
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
+from sparkpin.host.engine import engine_of
 from sparkpin.releases import current as retention
 from sparkpin.releases.record import Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu
@@ -38,7 +39,7 @@ def serve(
         chosen = records.get(release, recipe)
         if unit:
             raise InputError(
-                "--unit goes without --release: the unit serves what is current then",
+                "--unit goes without a TAG: the unit serves what is current then",
                 next_step=f"invoke promote {chosen.tag}, then invoke serve --unit --recipe {chosen.recipe}",
             )
     else:
@@ -82,13 +83,3 @@ def stop(*, recipe: str | None) -> None:
         show("nothing is served")
         for served in status(engine):
             show(f"not touched: {served.container}, {served.release} of the home {served.home or '(not known)'}")
-
-
-def server_status(*, as_json: bool) -> None:
-    paths = Paths.from_env()
-    serving_tasks.status(paths, engine_of(paths), as_json=as_json)
-
-
-def server_logs(*, recipe: str | None, lines: int, follow: bool) -> None:
-    paths = Paths.from_env()
-    serving_tasks.logs(paths, engine_of(paths), recipe, lines=lines, follow=follow)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparkpin.build.make import engine_of, smoke_releases
+from sparkpin.build.make import smoke_releases
 from sparkpin.commands import tables
 from sparkpin.commands.choose import choose_recipe, newest_of_stage, require_recipe
 from sparkpin.commands.notes import finish
 from sparkpin.core import terminal
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import show
+from sparkpin.host.engine import engine_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke.evidence import owes
 
@@ -53,7 +54,7 @@ def nothing_to_smoke(recipe: str | None, *, known: int, left_out: int) -> str:
         return f"nothing smoked: {terminal.count(left_out, 'release')}{of} not yet smoked, none of them with an image"
     if not known:
         return f"nothing to smoke: no release{of} is built; next: invoke build{f' --recipe {recipe}' if recipe else ''}"
-    return f"nothing to smoke: every release{of} has been smoked (invoke smoke --release TAG repeats one)"
+    return f"nothing to smoke: every release{of} has been smoked (invoke smoke TAG repeats one)"
 
 
 def with_image(paths: Paths, waiting: Sequence[Release]) -> list[Release]:

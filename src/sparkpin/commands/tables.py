@@ -1,35 +1,13 @@
-"""The tables of `up`, `build`, `smoke`, `images` and `prune`, for a terminal of 80 columns."""
+"""The tables of `up`, `build`, `smoke` and `images`, for a terminal of 80 columns."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from sparkpin.core import terminal
-from sparkpin.history.prune import plan as pruning
 from sparkpin.releases.record import Release
-
-WHY = {
-    pruning.IMAGES: "in none of the images that stay",
-    pruning.VOLUMES: "of an image that the engine no longer has",
-    pruning.STORE: "no lock and no release that stays needs it",
-    pruning.RECORDS: "the releases above",
-    "checkpoints": "no release that stays is served with it",
-    "evidence": "of the releases above",
-    "layer contents": "listings of layers that no release or image has",
-    "layer notes": "of layers that no image of the engine has",
-    "root file systems": "no stack, record or image stands on it",
-    "kept inputs": "no release that stays was made from it",
-    "quality measurements": "of releases that are gone",
-    "lm-eval": "made from another lock",
-    "searches of bisect": "a release of theirs is gone, or going",
-    "left by killed runs": "not touched for an hour",
-    "build records": "no release that stays stands on its image",
-}
-NAMED = {"checkpoints", "layer notes", "layer contents", "root file systems", "left by killed runs", "build records"}
-NAMED |= {"quality measurements", "lm-eval", "searches of bisect"}
 
 
 def by_recipe(tags: Iterable[str]) -> Iterator[tuple[str, list[int]]]:
@@ -90,7 +68,7 @@ def show_images(rows: Sequence[Mapping[str, Any]], shared: int | None) -> None:
             terminal.show(f"{name}: smoke test {row['smoke']}")
         if row["pin"]:
             note = terminal.printable(row["pin"]["note"])
-            terminal.show(f"{name}: pinned since {row['pin']['since'][:10]}{f': {note}' if note else ''}")
+            terminal.show(f"{name}: kept since {row['pin']['since'][:10]}{f': {note}' if note else ''}")
     if gone := [row["tag"] for row in rows if not row["image"]]:
         terminal.show(f"missing: the engine has not {images_gone(gone)}")
     if shared is not None:
@@ -104,62 +82,3 @@ def images_gone(tags: Sequence[str]) -> str:
     if len(tags) == 1:
         return f"the image of {end_of(tags[0])}: invoke rebuild {end_of(tags[0])}"
     return f"the images of {len(tags)} releases: invoke rebuild TAG makes one again"
-
-
-def show_prune(done: pruning.Pruned, *, dry_run: bool, store: bool) -> None:
-    tables(
-        ("release", "state", "", "why"),
-        [v.release.tag for v in done.verdicts],
-        [
-            (v.release.state, "stays" if v.reasons else "goes" if dry_run else "gone", ", ".join(v.reasons))
-            for v in done.verdicts
-        ],
-    )
-    if done.counts:
-        freed = [(kind, count, terminal.size(done.bytes[kind]), WHY[kind]) for kind, count in done.counts.items()]
-        terminal.table(("what goes" if dry_run else "what went", "count", "freed", "why"), freed)
-    for tag in done.images:
-        terminal.show(f"{tag}: no release that stays stands on it")
-    for volume in done.volumes:
-        terminal.show(f"volume {volume}")
-    for line in named_files(done.files):
-        terminal.show(line)
-    would = "would remove" if dry_run else "removed"
-    terminal.show(
-        f"{would} {terminal.count(len(done.tags), 'release')}, free{'' if dry_run else 'd'} {terminal.size(done.total)}"
-    )
-    if done.held:
-        terminal.show(
-            f"{terminal.size(done.held)} more when the engine's build cache lets go of layers that builds stood on: "
-            "docker builder prune --all (it clears the cache of everybody's builds on this engine)"
-        )
-    if done.cache and done.cache.records:
-        terminal.show(f"the engine's build cache, which stays, takes {terminal.size(done.cache.bytes)} besides")
-    if done.unmeasured:
-        terminal.show(f"not counted: {terminal.count(done.unmeasured, 'cache volume')} that only root can measure")
-    if done.unsized:
-        terminal.show(
-            f"not counted: layers of {terminal.count(done.unsized, 'image')} whose sizes the engine does not tell"
-        )
-    if store and done.store_bytes is None:
-        terminal.show(
-            "the store stays: a remaining release's build record cannot be read, so what it needs is not known"
-        )
-    if done.store_bytes and not store:
-        size = terminal.size(done.store_bytes)
-        terminal.show(f"--store would free {size} more: fetched files that no lock and no release needs")
-    if dry_run:
-        terminal.show("Dry run: nothing was changed.")
-
-
-def named_files(files: Mapping[str, Sequence[Path]]) -> Iterator[str]:
-    """Each file by its name, in the order of the table; those of a store have hashes for names and are only counted."""
-    for kind, paths in files.items():
-        for folder in dict.fromkeys(path.parent for path in paths) if kind in NAMED else ():
-            names = [short(path.name) for path in paths if path.parent == folder]
-            yield f"{kind} of {folder}: {', '.join(names)}"
-
-
-def short(name: str) -> str:
-    """A hash in a file's name by its first 12 digits."""
-    return terminal.printable(re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1", name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparkpin.build.make import at_work, build_releases, engine_of, fetch_missing, smoke_releases
+from sparkpin.build.make import at_work, build_releases, fetch_missing, smoke_releases
 from sparkpin.build.pair import Pairing
 from sparkpin.commands import tables
 from sparkpin.commands.choose import pairings_of
@@ -16,6 +16,7 @@ from sparkpin.core.terminal import say, show
 from sparkpin.evidence.attest import ensure_attested
 from sparkpin.fetch.store import Store
 from sparkpin.host import machine as host
+from sparkpin.host.engine import engine_of
 from sparkpin.pins.schema import LockedFile
 from sparkpin.releases import current as retention
 from sparkpin.releases import quality_gate

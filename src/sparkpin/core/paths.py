@@ -28,6 +28,15 @@ def folder_of(variable: str, default: Path) -> Path:
     )
 
 
+def project_folder() -> Path:
+    """SPARKPIN_PROJECT, else the checkout of this file. InputError where it has no tasks.py."""
+    folder = folder_of("SPARKPIN_PROJECT", Path(__file__).resolve().parents[3])
+    if not (folder / "tasks.py").is_file():
+        step = "export SPARKPIN_PROJECT=FOLDER, that of the checkout with tasks.py, pins and stages"
+        raise InputError(f"{folder} is no checkout of sparkpin", next_step=step)
+    return folder
+
+
 @dataclass(frozen=True)
 class Paths:
     """project: the checkout; cache: store and work folders; home: releases and checkpoints."""
@@ -38,13 +47,13 @@ class Paths:
 
     @classmethod
     def from_env(cls, project: Path | None = None) -> Paths:
-        """SPARKPIN_CACHE and SPARKPIN_HOME, else the XDG defaults. The project is the checkout of this file.
+        """SPARKPIN_CACHE and SPARKPIN_HOME, else the XDG defaults; SPARKPIN_PROJECT, else the checkout of this file.
 
         InputError where something else than a folder is in the way, before a command takes it for an empty one.
         """
         cache = folder_of("SPARKPIN_CACHE", xdg("XDG_CACHE_HOME", ".cache"))
         home = folder_of("SPARKPIN_HOME", xdg("XDG_DATA_HOME", ".local/share"))
-        return cls((project or Path(__file__).resolve().parents[3]), cache, home)
+        return cls(project or project_folder(), cache, home)
 
     @property
     def store(self) -> Path:

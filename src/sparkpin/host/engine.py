@@ -21,8 +21,9 @@ import requests
 
 from sparkpin.core.errors import DiskError, EngineError
 from sparkpin.core.files import CHUNK, atomic_file, sha256_file
-from sparkpin.core.terminal import Say
-from sparkpin.host import buildkit
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say, say
+from sparkpin.host import buildkit, daemon
 from sparkpin.host.content_store import (
     NO_SIZES,
     Blob,
@@ -391,3 +392,12 @@ def pieces_of(
         raise EngineError("the engine did not read all that it was sent", next_step="run the same again")
     if failed:
         raise failed[0]
+
+
+def engine_of(paths: Paths) -> Engine:
+    """The engine, started when none answers and this user may start one."""
+    try:
+        return Engine.connect()
+    except EngineError:
+        daemon.start_engine(paths, say)
+        return Engine.connect()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
@@ -27,7 +25,7 @@ CHECKPOINT_STEPS = Literal["copy", "hybrid", "mtp", "int8-head"]
 
 
 class StrictModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)  # most commands read a few
 
 
 class LockedFile(StrictModel):
@@ -219,10 +217,10 @@ class Stack(StrictModel):
     python: Python
     build_on: dict[PLATFORMS, Name] = {}
     gpu: StackGpu | None = None
-    image: ImageExtras = ImageExtras()
+    image: ImageExtras = Field(default_factory=ImageExtras)
     patches: list[Patch] = []
     mods: list[Name] = []
-    serve: Serve = Serve()
+    serve: Serve = Field(default_factory=Serve)
 
     @model_validator(mode="after")
     def check_base(self) -> Stack:
@@ -341,6 +339,8 @@ CommunityName = Annotated[str, Field(pattern=r"^(mods/|community/)?[A-Za-z][\w.-
 
 
 def condition(text: str) -> str:
+    from packaging.requirements import InvalidRequirement, Requirement  # slow to import, and few files have one
+
     try:
         Requirement(text)
     except InvalidRequirement:
@@ -381,9 +381,9 @@ class Stage(StrictModel):
     mods: list[Name] = []
     community: list[CommunityName] = []
     checkpoint: CHECKPOINT_STEPS | None = None
-    serve: Serve = Serve()
-    smoke: Smoke = Smoke()
-    quality: Quality = Quality()
+    serve: Serve = Field(default_factory=Serve)
+    smoke: Smoke = Field(default_factory=Smoke)
+    quality: Quality = Field(default_factory=Quality)
 
 
 class PinnedRepository(StrictModel):
@@ -502,6 +502,8 @@ class ServeChoice(StrictModel):
     @field_validator("vllm")
     @classmethod
     def bounds(cls, text: str) -> str:
+        from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
         try:
             SpecifierSet(text)
         except InvalidSpecifier:

@@ -10,8 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from packaging.version import Version
-
 from sparkpin.pins.vllm_command import flag_value, set_flag
 
 FLAG = "--load-format"
@@ -69,6 +67,8 @@ def choose(argv: Sequence[str], versions: Mapping[str, str], weights: WeightByte
 def needed(name: str, versions: Mapping[str, str], weights: WeightBytes) -> int:
     """Bytes at the moment when most is held: the model's parameters are all there before the first file is read."""
     if name == FAST:
+        from packaging.version import Version  # slow to import, and `status` weighs nothing
+
         # From 0.5 on one file is read while another is copied: parallel_loader.py, `queue_size`.
         buffers = 2 if Version(versions[FAST]) >= Version("0.5") else 1
         return weights.total + buffers * weights.file + PROCESS

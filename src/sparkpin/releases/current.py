@@ -31,12 +31,12 @@ def promote(paths: Paths, engine: Engine, tag: str) -> Release:
                 raise InputError(
                     f"{release.tag} is {release.smoke_text}, and no server of it has run: {release.smoke_why}; "
                     "only a release that passed its smoke test is promoted",
-                    next_step=f"where it can run: invoke smoke --release {release.tag} (invoke export takes it there)",
+                    next_step=f"where it can run: invoke smoke {release.tag} (invoke export takes it there)",
                 )
             why = f" (smoke test {release.smoke_text})" if release.smoke else ""
             raise InputError(
                 f"{release.tag} is {release.state}{why}; only a release that passed its smoke test is promoted",
-                next_step=f"invoke smoke --release {release.tag}",
+                next_step=f"invoke smoke {release.tag}",
             )
         switch(paths, engine, records, release)
         return records.get(release.tag)
@@ -183,7 +183,7 @@ def nothing_current(records: Releases, recipe: str) -> InputError:
 def step_to_current(paths: Paths, newest: Release) -> str:
     """What makes a recipe have a current release, of which none has passed."""
     if why := obstacle_here(paths, newest):
-        there = f"invoke smoke --release {newest.tag} (invoke export takes it there)"
+        there = f"invoke smoke {newest.tag} (invoke export takes it there)"
         return f"none can run here: {why}; where one can: {there}"
     return f"invoke smoke --recipe {newest.recipe}, then invoke promote TAG (one that passed)"
 

@@ -17,7 +17,7 @@ from sparkpin.pins.schema import StrictModel
 from sparkpin.releases.record import SCHEMA, Release, Releases, check_schema, now, read_json
 
 FILE = "pinned.json"
-REPAIR = "mend the file, or remove it and run `invoke pin TAG` again for each release to keep"
+REPAIR = "mend the file, or remove it and run `invoke keep TAG` again for each release to keep"
 
 
 class Pin(StrictModel):
@@ -28,7 +28,7 @@ class Pin(StrictModel):
 
     @property
     def text(self) -> str:
-        return f"pinned: {self.note}" if self.note else "pinned"
+        return f"kept: {self.note}" if self.note else "kept"
 
 
 PINS = TypeAdapter(dict[str, Pin])

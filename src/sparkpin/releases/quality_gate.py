@@ -75,8 +75,7 @@ def unknown(paths: Paths, release: Release) -> list[str]:
     if stage is None or stage.parent is None:
         return []
     return [
-        f"no quality record: nobody has measured what it lost against {stage.parent} "
-        f"(invoke quality --release {release.tag})"
+        f"no quality record: nobody has measured what it lost against {stage.parent} (invoke quality {release.tag})"
     ]
 
 

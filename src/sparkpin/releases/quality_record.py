@@ -22,7 +22,7 @@ SCHEMA: Literal[1] = 1
 FOLDER = "quality"
 ACCEPTED = "accepted.json"
 KEY_DIGITS = 16  # of a release's key, with which the names in SPARKPIN_CACHE/quality begin (`measured`)
-STRICT = ConfigDict(strict=True, extra="forbid")
+STRICT = ConfigDict(strict=True, extra="forbid", defer_build=True)
 
 Kept = Literal["within", "unclear", "more"]
 """Of what a stage may cost. within: the measured value is; more: the whole interval is beyond; unclear: the value is

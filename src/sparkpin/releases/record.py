@@ -80,7 +80,7 @@ class Demands(StrictModel):
     drift: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid", defer_build=True))
 class Release:
     """Everything needed to serve a release without the pins, and what it was made from.
 

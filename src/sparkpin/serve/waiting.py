@@ -60,7 +60,7 @@ def look(container: Container, release: Release) -> tuple[str | None, bytes]:
             return crash_facts.how_ended(container), running.log_of(container)
         except NotFound:
             raise SmokeError(
-                f"{release.tag} was stopped while it started", next_step=f"invoke serve --release {release.tag}"
+                f"{release.tag} was stopped while it started", next_step=f"invoke serve {release.tag}"
             ) from None
 
 
@@ -69,7 +69,7 @@ def failure(container: Container, release: Release, how: str, folder: Path) -> S
     kept = crash_facts.keep(folder, found)
     return SmokeError(
         f"{release.tag} did not become ready\n" + "\n".join(report(found)),
-        next_step=f"read {kept.with_name(crash_facts.LOG)}; invoke smoke --release {release.tag}",
+        next_step=f"read {kept.with_name(crash_facts.LOG)}; invoke smoke {release.tag}",
     )
 
 

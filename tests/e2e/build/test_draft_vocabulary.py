@@ -35,7 +35,7 @@ def smoked(copy: Checkout) -> tuple[dict[str, Any], list[dict[str, Any]], dict[s
     """The result, the mod's reports, and the answers' verdicts by check. It must have passed."""
     copy.done("build", "--recipe", TRIAL)
     tag = copy.release(stage=STAGE)["tag"]
-    copy.done("smoke", "--release", tag)
+    copy.done("smoke", tag)
     evidence = copy.home / "releases" / TRIAL / tag.partition(":")[2] / "smoke"
     result = json.loads((evidence / "result.json").read_text())
     lines = (line.partition("SPARKPIN_MOD ")[2] for line in (evidence / "server.log").read_text().splitlines())
@@ -77,6 +77,6 @@ def test_a_server_whose_list_is_not_the_one_that_was_meant_does_not_start(copy: 
     copy.replace(FILE, "first: 65536", f"file: scripted.txt, sha256: {'ab' * 32}")
     copy.done("build", "--recipe", TRIAL)
     tag = copy.release(stage=STAGE)["tag"]
-    assert copy.invoke("smoke", "--release", tag).returncode == 10
+    assert copy.invoke("smoke", tag).returncode == 10
     log = (copy.home / "releases" / TRIAL / tag.partition(":")[2] / "smoke/server.log").read_text()
     assert '"mod":"draft-vocabulary","event":"failed"' in log and "wanted a list of token ids, one a line" in log

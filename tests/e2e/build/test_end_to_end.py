@@ -111,7 +111,7 @@ def test_promote_serve_and_roll_back_take_the_flags_with_them(main_job: Releases
     assert refused.returncode == 2
     assert "passed its smoke test" in refused.stderr
 
-    copy.done("smoke", "--release", second["tag"])
+    copy.done("smoke", second["tag"])
     copy.done("promote", second["tag"])
     assert copy.release(state="current")["tag"] == second["tag"]
     copy.done("rollback", "--recipe", TRIAL)
@@ -146,7 +146,7 @@ def test_promote_serve_and_roll_back_take_the_flags_with_them(main_job: Releases
     assert (status, output.decode().splitlines()[-1]) == (0, CHAT.expected_content.strip()), output.decode()
     copy.done("stop", "--recipe", TRIAL)
 
-    copy.done("pin", second["tag"], "--note", "to be looked at")
+    copy.done("keep", second["tag"], "--note", "to be looked at")
     stays = copy.done("prune", "--keep", "0", "--dry-run")
     assert "current" in stays and "passed last, pinned: to be looked at" in stays
     copy.done("prune", "--keep", "0")
@@ -158,7 +158,7 @@ def test_a_mod_that_is_not_at_work_fails_the_smoke_test(main_job: Releases, copy
     copy.replace("stages/v2.yaml", "smoke:", "serve: {env: {SPARKPIN_MOD_INT8_LM_HEAD: 0}}\nsmoke:")
     copy.done("build", "--recipe", TRIAL)
     tag = copy.release(stage="v2")["tag"]
-    result = copy.invoke("smoke", "--release", tag)
+    result = copy.invoke("smoke", tag)
     assert result.returncode == 10
     assert "int8-lm-head" in result.stdout
     row = copy.release(tag=tag)
@@ -172,7 +172,7 @@ def test_a_head_stored_in_int8_serves_with_the_mod_and_does_not_without(main_job
     copy.replace("stages/v2-stored.yaml", "acceptance_floor: 0.8", "acceptance_floor: 0.8\n  draft_lengths: [1]")
     copy.done("build", "--recipe", "trial")
     tag = copy.release(stage="v2-stored")["tag"]
-    copy.done("smoke", "--release", tag)
+    copy.done("smoke", tag)
     evidence = copy.home / "releases/trial" / tag.partition(":")[2] / "smoke"
     result = json.loads((evidence / "result.json").read_text())
     assert result["acceptance"] >= 0.8 and result["drafted_tokens"] > 100
@@ -186,7 +186,7 @@ def test_a_head_stored_in_int8_serves_with_the_mod_and_does_not_without(main_job
     copy.replace("stages/v2-stored.yaml", "smoke:", "serve: {env: {SPARKPIN_MOD_INT8_LM_HEAD: 0}}\nsmoke:")
     copy.done("build", "--recipe", "trial")
     tag = copy.release(stage="v2-stored")["tag"]
-    assert copy.invoke("smoke", "--release", tag).returncode == 10
+    assert copy.invoke("smoke", tag).returncode == 10
     log = (copy.home / "releases/trial" / tag.partition(":")[2] / "smoke/server.log").read_text()
     assert "There is no module or parameter named 'lm_head.weight_" in log
 

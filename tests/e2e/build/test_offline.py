@@ -85,7 +85,7 @@ def copy(tmp_path: Path) -> Iterator[Checkout]:
 def test_every_stage_comes_out_identical_in_an_engine_of_its_own(main_job: Releases) -> None:
     """Both from scratch: another data root, empty caches, the root file system and every layer made anew."""
     newest = [release for release in main_job.of_recipe("scripted-tiny") if release.stage == "v2-tq"][-1]
-    result = alone(PROJECT, INVOKE, "reproduce", "--release", newest.tag)
+    result = alone(PROJECT, INVOKE, "reproduce", newest.tag)
     assert result.returncode == 0, result.stdout + result.stderr
     evidence = json.loads((main_job.evidence(newest) / "reproduced.json").read_text())
     assert evidence["verdict"] == "identical"

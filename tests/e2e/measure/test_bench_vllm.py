@@ -50,7 +50,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 @pytest.fixture(scope="module")
 def measured(home: Home) -> dict[str, Any]:
     """What one run of all kinds of cells says."""
-    found = json.loads(home.done("bench", "--release", home.release.tag, "--quick", "--bandwidth", "20", "--json"))
+    found = json.loads(home.done("bench", home.release.tag, "--quick", "--bandwidth", "20", "--json"))
     assert isinstance(found, dict)
     return found
 
@@ -100,7 +100,7 @@ def test_nothing_is_left_behind(home: Home, measured: dict[str, Any]) -> None:
 
 
 def test_the_next_plan_knows_the_pace(home: Home, measured: dict[str, Any]) -> None:
-    said = home.done("bench", "--release", home.release.tag, "--dry-run")
+    said = home.done("bench", home.release.tag, "--dry-run")
     assert "from the run of" in said and "Dry run" in said
     table = home.done("bench", "--compare", home.release.tag, home.release.tag, "--rounds", "2", "--dry-run")
     assert "7 cells, 4 times" in table

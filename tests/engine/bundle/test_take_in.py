@@ -157,7 +157,7 @@ def test_taken_in_without_network(
     tag = source.release.tag
     done = offline(url, tmp_path, INVOKE, "import", bundle)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"next: invoke smoke --release {tag}" in done.stdout and "sending 3 of 3 layers" in done.stderr
+    assert f"next: invoke smoke {tag}" in done.stdout and "sending 3 of 3 layers" in done.stderr
     (row,) = json.loads(offline(url, tmp_path, INVOKE, "images", "--json").stdout)
     assert (row["tag"], row["state"], row["image"]) == (tag, "built", source.release.image)
     made = offline(url, tmp_path, sys.executable, "-c", CHECKPOINT)
@@ -166,7 +166,7 @@ def test_taken_in_without_network(
     assert (Path(made.stdout.strip()) / "model.safetensors.index.json").is_file()
     verified = offline(url, tmp_path, INVOKE, "verify", tag)
     assert verified.returncode == 0, verified.stdout + verified.stderr
-    for task in (["reproduce", "--release"], ["rebuild"]):
+    for task in (["reproduce"], ["rebuild"]):
         refused = offline(url, tmp_path, INVOKE, *task, tag)
         assert refused.returncode == 2 and "came from another machine" in refused.stderr, refused.stderr
     assert offline(url, tmp_path, INVOKE, "rebuild", tag, "--trust").returncode == 0
@@ -333,7 +333,7 @@ def test_another_record_under_the_key_is_refused(
         assert not require_no_conflict(paths, empty, changed(opened, seconds=7.0, size=7))
         with pytest.raises(IntegrityError, match="this machine made sparkpin/stack-carried:two-") as caught:
             require_no_conflict(paths, empty, changed(opened, **values))
-        assert caught.value.next_step == f"invoke reproduce --release {source.release.tag} tells which is right"
+        assert caught.value.next_step == f"invoke reproduce {source.release.tag} tells which is right"
         Releases(paths).record_path(source.release).unlink()
         with pytest.raises(IntegrityError) as caught:
             require_no_conflict(paths, empty, changed(opened, **values))

@@ -10,6 +10,7 @@ import pytest
 from made_releases import built, digest, states
 
 from sparkpin.commands import releases as commands_releases
+from sparkpin.commands import serve as commands_serve
 from sparkpin.core.errors import CheckpointError, EngineError, InputError, ManifestError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
@@ -35,7 +36,7 @@ def test_only_what_passed_is_promoted(paths: Paths, engine: Engine, state: str) 
     made = built(paths, engine, 1, state)
     with pytest.raises(InputError, match=f"is {state}") as caught:
         retention.promote(paths, engine, made.tag)
-    assert caught.value.next_step == f"invoke smoke --release {made.tag}"
+    assert caught.value.next_step == f"invoke smoke {made.tag}"
     assert digest(engine, "sparkpin/tiny:current") is None
     assert Releases(paths).current("tiny") is None
 
@@ -71,7 +72,7 @@ def test_a_rollback_that_cannot_be_served_changes_nothing(
 
     monkeypatch.setattr(Paths, "from_env", lambda: paths)
     monkeypatch.setattr(commands_releases, "engine_of", lambda _: engine)
-    monkeypatch.setattr(commands_releases, "serve", refused)
+    monkeypatch.setattr(commands_serve, "serve", refused)
     with pytest.raises(SmokeError):
         commands_releases.rollback(recipe="tiny", serve_it=True)
     assert Releases(paths).current_tag("tiny") == second.tag
@@ -245,7 +246,7 @@ def test_the_list_fits_a_terminal_and_tells_notes_and_what_is_shared(
     ]
     assert lines[5:] == [
         f"{second.name}: smoke test failed: chat",
-        f"{first.name}: pinned since {keep.all_pins(Releases(paths))[first.tag].since[:10]}: the one that works",
+        f"{first.name}: kept since {keep.all_pins(Releases(paths))[first.tag].since[:10]}: the one that works",
         f"missing: the engine has not the image of {second.name}: invoke rebuild {second.name}",
         "own size: layers that no other image has. Those that images share, once: 0.0 MB.",
     ]

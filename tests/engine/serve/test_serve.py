@@ -15,7 +15,7 @@ import pytest
 from watched import free_port
 
 from sparkpin.commands import client as clients
-from sparkpin.commands import notes as commands_notes
+from sparkpin.commands import releases as commands_releases
 from sparkpin.core.errors import BusyError, InputError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
@@ -122,7 +122,7 @@ def test_what_answers_until_serve_is_told_after_serve(
     standing: Standing, paths: Paths, fake_engine: Engine, newer: Release, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for home, release in ((paths, newer), (standing.paths, newer), (standing.paths, standing.release)):
-        commands_notes.next_serve(home, fake_engine, release)
+        commands_releases.next_serve(home, fake_engine, release)
     assert capsys.readouterr().out.splitlines() == [
         "next: invoke serve --recipe fake",
         f"next: invoke serve --recipe fake (until then {standing.release.tag} still answers)",

@@ -1,107 +1,68 @@
-"""The tasks as a person meets them: their list, and one clear error with its own exit code for each mistake."""
+"""The tasks as a person meets them: one clear error with its own exit code for each mistake, and what each loads."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from checkout import INVOKE, PROJECT, Checkout
+from checkout import PROJECT, Checkout
+from typed import typed
 
 from sparkpin.commands import releases as commands_releases
 
-TASKS = [
-    "attest",
-    "bench",
-    "bisect",
-    "build",
-    "check",
-    "checkpoint",
-    "client",
-    "copy",
-    "diff",
-    "doctor",
-    "export",
-    "fetch",
-    "images",
-    "import",
-]
-TASKS += [
-    "inspect",
-    "lock",
-    "logs",
-    "pin",
-    "plan",
-    "promote",
-    "prune",
-    "quality",
-    "rebuild",
-    "recipe",
-    "render",
-    "report",
-    "reproduce",
-    "rollback",
-    "roofline",
-    "serve",
-    "smoke",
-]
-TASKS += ["status", "stop", "test", "unpin", "up", "verify", "why"]
-
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Checkout:
-    return Checkout.make(tmp_path / "copy")
-
-
-def test_the_list_has_one_line_for_each_task() -> None:
-    text = subprocess.run([*INVOKE, "--list"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
-    lines = [line for line in text.splitlines()[1:] if line.strip()]
-    assert [line.split()[0] for line in lines] == TASKS
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPARKPIN_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("line", "said"),
     [
-        (["build", "--stage", "v3"], 2, ["unknown stage 'v3'", "choose one of: base, hybrid, "]),
-        (["build", "--recipe", "qwen"], 2, ["unknown recipe 'qwen'", "scripted-tiny"]),
-        (["build", "--stack", "tpu"], 2, ["unknown stack 'tpu'", "cpu"]),
-        (["promote", "sparkpin/scripted-tiny:base-000000000000"], 2, ["unknown release", "invoke"]),
-        (["serve", "--release", "nonsense"], 2, ["unknown release 'nonsense'"]),
-        (["serve"], 2, ["has no current release", "invoke up"]),
-        (["rollback"], 2, ["has no current release", "invoke up"]),
-        (["serve", "--port", "22x"], 2, ["--port: saw '22x', wanted a whole number", "for example --port 8001"]),
-        (["smoke", "--stage", "v3"], 2, ["unknown stage 'v3'", "choose one of: "]),
-        (["rollback", "--recipe", "qwen"], 2, ["unknown recipe 'qwen'", "scripted-tiny"]),
-        (["prune", "--keep", "x"], 2, ["--keep: saw 'x'"]),
-        (["prune", "--keep", "-1"], 2, ["--keep: saw '-1', wanted a whole number, 0 or more", "for example --keep 5"]),
-        (["lock", "--model", "my", "--stack", "cpu"], 2, ["--stack cpu locks that stack only", "--model my"]),
-        (["checkpoint", "--model", "scripted-tiny", "--verify", "--dry-run"], 2, ["--dry-run tells what would"]),
-        (["pin", "nonsense"], 2, ["unknown release 'nonsense'"]),
-        (["unpin", "nonsense"], 2, ["unknown release 'nonsense'"]),
-        (["attest", "nonsense"], 2, ["unknown release 'nonsense'"]),
-        (["verify", "nonsense"], 2, ["unknown release 'nonsense', and no file of that name"]),
-        (["smoke", "--release", "nonsense"], 2, ["unknown release 'nonsense'"]),
-        (["quality", "--limits", "--recipe", "qwen"], 2, ["unknown recipe 'qwen'", "scripted-tiny"]),
-        (["bench", "--rounds", "2"], 2, ["--rounds is about --compare", "invoke bench --compare A B --rounds 2"]),
-        (["bench", "--rounds", "0"], 2, ["--rounds is about --compare", "next: invoke bench --compare A B, of two "]),
-        (["bench", "--other", "x"], 2, ["--other is about --compare", "next: invoke bench --compare A x, of two "]),
-        (
-            ["bench", "--compare", "x", "--other", "y", "--rounds", "0"],
-            2,
-            ["next: invoke bench --compare x y --rounds "],
-        ),
-        (["bench", "--compare", "x", "y", "--other", "z"], 2, ["invoke bench does not take 'y'"]),
+        ("build --stage v3", ["unknown stage 'v3'", "choose one of: base, hybrid, "]),
+        ("build --recipe qwen", ["unknown recipe 'qwen'", "scripted-tiny"]),
+        ("build --stack tpu", ["unknown stack 'tpu'", "cpu"]),
+        ("promote sparkpin/scripted-tiny:base-000000000000", ["unknown release", "invoke"]),
+        ("serve nonsense", ["unknown release 'nonsense'"]),
+        ("serve", ["has no current release", "invoke up"]),
+        ("rollback", ["has no current release", "invoke up"]),
+        ("smoke --stage v3", ["unknown stage 'v3'", "choose one of: "]),
+        ("rollback --recipe qwen", ["unknown recipe 'qwen'", "scripted-tiny"]),
+        ("lock --model my --stack cpu", ["--stack cpu locks that stack only", "--model my"]),
+        ("checkpoint --model scripted-tiny --verify --dry-run", ["--dry-run tells what would"]),
+        ("keep nonsense", ["unknown release 'nonsense'"]),
+        ("keep nonsense --remove", ["unknown release 'nonsense'"]),
+        ("attest nonsense", ["unknown release 'nonsense'"]),
+        ("verify nonsense", ["unknown release 'nonsense', and no file of that name"]),
+        ("smoke nonsense", ["unknown release 'nonsense'"]),
+        ("reproduce nonsense", ["unknown release 'nonsense'"]),
+        ("quality --limits --recipe qwen", ["unknown recipe 'qwen'", "scripted-tiny"]),
+        ("quality nonsense", ["unknown release 'nonsense'"]),
+        ("bench --rounds 2", ["--rounds is about --compare", "invoke bench --compare A B --rounds 2"]),
+        ("bench --rounds 0", ["--rounds is about --compare", "next: invoke bench --compare A B, of two "]),
+        ("bench --compare a --dry-run", ["--compare a: with which release?", "invoke bench --compare a TAG"]),
+        ("bench --compare x y --rounds 0", ["next: invoke bench --compare x y --rounds "]),
+        ("recipe lsit", ["invoke recipe has no action 'lsit'", "choose one of: list, check, import, export"]),
+        ("recipe check a b", ["invoke recipe check does not take 'b'"]),
     ],
 )
-def test_a_wrong_name_is_one_clear_error(copy: Checkout, arguments: list[str], code: int, said: list[str]) -> None:
-    result = copy.invoke(*arguments)
-    assert result.returncode == code
-    assert all(part in result.stderr for part in [*said, "next: "])
-    assert "Traceback" not in result.stderr
-    assert not (copy.home / "releases").exists()
+def test_a_wrong_name_is_one_clear_error(
+    home: Path, line: str, said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = typed(line, capsys)
+    assert code == 2 and all(part in err for part in [*said, "next: "])
+    assert not (home / "releases").exists()
 
 
-def test_a_home_or_cache_that_is_no_folder_is_not_taken_for_an_empty_one(copy: Checkout, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", ["images", "status"])
+def test_a_home_or_cache_that_is_no_folder_is_not_taken_for_an_empty_one(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, dangling = tmp_path / "file", tmp_path / "dangling"
     file.write_text("not a folder")
     dangling.symlink_to(tmp_path / "away")
@@ -115,56 +76,82 @@ def test_a_home_or_cache_that_is_no_folder_is_not_taken_for_an_empty_one(copy: C
             "next: export SPARKPIN_HOME=FOLDER\n",
         ),
     ):
-        for task in ("images", "status"):
-            result = copy.invoke(task, **{name: str(value) for name, value in env.items()})
-            assert (result.returncode, result.stdout) == (2, ""), env
-            assert said in result.stderr and result.stderr.endswith(step), env
+        with monkeypatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, str(value))
+            code, out, err = typed(task, capsys)
+        assert (code, out) == (2, "") and said in err and err.endswith(step), env
     assert file.read_text() == "not a folder" and not (tmp_path / "away").exists()
 
 
-def test_a_home_that_cannot_be_made_is_one_clear_error(copy: Checkout) -> None:
-    result = copy.invoke("report", SPARKPIN_HOME="/proc/nope")
-    assert result.returncode == 11 and "Traceback" not in result.stderr
-    assert "error: cannot write to /proc/nope" in result.stderr and "SPARKPIN_HOME to folders of " in result.stderr
+def test_a_home_that_cannot_be_made_is_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPARKPIN_HOME", "/proc/nope")
+    code, _, err = typed("report", capsys)
+    assert code == 11 and "error: cannot write to /proc/nope" in err and "SPARKPIN_HOME to folders of " in err
 
 
-def test_a_lock_with_a_missing_hash_stops_every_build(copy: Checkout) -> None:
-    path = copy.folder / "pins/stacks/cpu.lock"
-    first = next(line for line in path.read_text().splitlines() if '"sha256"' in line)
-    copy.replace("pins/stacks/cpu.lock", first, first.replace('"sha256"', '"sha1"'))
-    result = copy.invoke("build")
-    assert result.returncode == 4
-    assert "pins/stacks/cpu.lock: debs.0." in result.stderr
-    assert "invoke lock --stack cpu" in result.stderr
+@pytest.mark.parametrize(("instead", "named"), [('"sha1"', ""), ('"\\u001b[2J": 1, "sha256"', "\\x1b[2J")])
+def test_a_lock_that_is_damaged_stops_every_build_and_cannot_reach_the_terminal(
+    project: Path,
+    instead: str,
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copy(PROJECT / "tasks.py", project)
+    monkeypatch.setenv("SPARKPIN_PROJECT", str(project))
+    path = project / "pins/stacks/cpu.lock"
+    path.write_text(path.read_text().replace('"sha256"', instead, 1))
+    code, _, err = typed("build", capsys)
+    assert code == 4 and f"pins/stacks/cpu.lock: debs.0.{named}" in err and "\x1b" not in err
+    assert "\n  next: " in err and "invoke lock --stack cpu" in err
 
 
-def test_what_a_file_says_cannot_reach_the_terminal(copy: Checkout) -> None:
-    path = copy.folder / "pins/stacks/cpu.lock"
-    first = next(line for line in path.read_text().splitlines() if '"sha256"' in line)
-    copy.replace("pins/stacks/cpu.lock", first, first.replace('"sha256"', '"\\u001b[2J": 1, "sha256"'))
-    result = copy.invoke("build")
-    assert result.returncode == 4
-    assert "debs.0.\\x1b[2J" in result.stderr and "\x1b" not in result.stderr
-    assert "\n  next: " in result.stderr
+def test_an_engine_that_is_named_and_down_is_one_clear_error(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+    code, _, err = typed("images", capsys)
+    assert code == 3 and "/nowhere/docker.sock" in err and "next: " in err
 
 
-def test_an_engine_that_is_named_and_down_is_one_clear_error(copy: Checkout) -> None:
-    result = copy.invoke("build", DOCKER_HOST="unix:///nowhere/docker.sock")
-    assert result.returncode == 3
-    assert "/nowhere/docker.sock" in result.stderr
-    assert "next: " in result.stderr
-    assert "Traceback" not in result.stderr
-
-
-def test_render_prints_a_dockerfile_and_its_key_does_not_depend_on_the_checkout(copy: Checkout) -> None:
-    text = copy.done("render", "--stage", "v2-tq")
-    assert "FROM sparkpin/stack-cpu:v2-" in text
-    assert "turboquant" in text
+def test_render_prints_a_dockerfile_and_its_key_does_not_depend_on_the_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, here, _ = typed("render --stage v2-tq", capsys)
+    monkeypatch.setenv("SPARKPIN_PROJECT", str(Checkout.make(tmp_path / "copy").folder))
+    code, text, _ = typed("render --stage v2-tq", capsys)
+    assert code == 0 and text == here
+    assert "FROM sparkpin/stack-cpu:v2-" in text and "turboquant" in text
     assert text.lower().count("build key") == 1
     sizes = [line.split()[2:4] for line in text.splitlines() if line.endswith("tools/install.py")]
     assert sizes and sizes[0][1] == "kB", "a small file is not of 0.0 MB"
-    here = subprocess.run([*INVOKE, "render", "--stage", "v2-tq"], cwd=PROJECT, capture_output=True, text=True)
-    assert here.stdout == text
+
+
+SLOW = ("cyclonedx", "google", "httpx", "huggingface_hub", "in_toto_attestation", "jinja2", "numpy", "packaging")
+ROOMS = ("build", "bundle", "checkpoint", "community", "evidence", "history", "measure")
+ALL_FOUR = """
+import sys
+from sparkpin.commands.command_line import SparkpinProgram
+for line in ("images", "status", "promote nonsense", "rollback"):
+    try:
+        SparkpinProgram().run(["sparkpin", *line.split()])
+    except SystemExit:
+        pass
+print(*sys.modules)
+"""
+
+
+def test_what_is_asked_for_many_times_a_day_loads_what_it_uses(tmp_path: Path) -> None:
+    """Each of the four has come as far as to ask for an engine, or for its release."""
+    env = {**os.environ, "SPARKPIN_HOME": str(tmp_path), "DOCKER_HOST": "unix:///nowhere/docker.sock"}
+    done = subprocess.run([sys.executable, "-c", ALL_FOUR], env=env, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert {"docker", "pydantic", "sparkpin.releases.current", "sparkpin.serve.status"} <= loaded
+    assert loaded & {*SLOW, *(f"sparkpin.{room}" for room in ROOMS)} == set()
+    assert done.stderr.count("/nowhere/docker.sock") >= 2 and done.stderr.count("error: ") == 4
 
 
 def test_a_rollback_tells_the_flags_that_change() -> None:

@@ -24,7 +24,7 @@ from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, layer_fi
 from sparkpin.build.rootfs import RootfsSpec
 from sparkpin.bundle import take_in
 from sparkpin.commands import evidence as commands_evidence
-from sparkpin.commands import tables
+from sparkpin.commands import prune as commands_prune
 from sparkpin.commands import up as commands_up
 from sparkpin.core import disk as diskspace
 from sparkpin.core import prune_lock
@@ -103,7 +103,7 @@ def test_what_is_current_passed_last_pinned_or_in_use_stays_whatever_is_to_be_ke
     assert reasons == {
         current.tag: ("current",) if keep == 0 else ("current", "one of the 1 to keep"),
         last.tag: ("passed last",),
-        failed.tag: ("pinned: the log is evidence",),
+        failed.tag: ("kept: the log is evidence",),
         served.tag: ("in use by the container sparkpin-tiny",),
         passed.tag: (),
         newest.tag: (),
@@ -370,8 +370,8 @@ def test_searches_of_bisect_go_with_a_release_of_theirs(paths: Paths) -> None:
 
 def test_every_kind_of_file_that_goes_has_a_reason_to_be_shown(paths: Paths) -> None:
     kinds = set(Home.make(paths).search([1], []).files())
-    assert kinds | {pruning.IMAGES, pruning.VOLUMES, pruning.STORE, pruning.RECORDS} == set(tables.WHY)
-    assert set(tables.WHY) > tables.NAMED
+    assert kinds | {pruning.IMAGES, pruning.VOLUMES, pruning.STORE, pruning.RECORDS} == set(commands_prune.WHY)
+    assert set(commands_prune.WHY) > commands_prune.NAMED
 
 
 def test_the_record_of_an_image_that_the_engine_still_has_stays_with_what_it_refers_to(paths: Paths) -> None:
@@ -452,12 +452,12 @@ def test_what_a_killed_build_worked_in_goes_once_it_is_old(paths: Paths) -> None
 
 
 def test_a_store_that_must_stay_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    tables.show_prune(Pruned((), (), (), {}, {}, {}, 0, 0, 0, None, None), dry_run=True, store=True)
+    commands_prune.show_prune(Pruned((), (), (), {}, {}, {}, 0, 0, 0, None, None), dry_run=True, store=True)
     assert "the store stays" in capsys.readouterr().out
 
 
 def test_images_whose_sizes_are_not_known_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    tables.show_prune(Pruned((), (), (), {}, {}, {}, 0, 0, 2, 0, None), dry_run=True, store=False)
+    commands_prune.show_prune(Pruned((), (), (), {}, {}, {}, 0, 0, 2, 0, None), dry_run=True, store=False)
     assert "not counted: layers of 2 images whose sizes the engine does not tell" in capsys.readouterr().out
 
 

@@ -96,7 +96,7 @@ def test_verdicts(report: Report, made: Made) -> None:
         ],
         third.tag: [("bad", "failed: chat, 1 of 2 checks"), nothing, nothing],
     }
-    assert items[hybrid.tag].quality.hint == f"invoke quality --release {hybrid.tag}"
+    assert items[hybrid.tag].quality.hint == f"invoke quality {hybrid.tag}"
     rows = {row.name: row.text for row in items[second.tag].speed.rows}
     assert rows["of the ceiling"] == "38% of 100 tok/s at 273 GB/s"
     math = next(row for row in items[second.tag].speed.rows if row.name == "Math")

@@ -15,7 +15,7 @@ import made_releases
 import numpy
 import pytest
 
-from sparkpin.commands import bench, command_line
+from sparkpin.commands import bench
 from sparkpin.core.errors import InputError, ManifestError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
@@ -483,17 +483,6 @@ def test_a_comparison_says_how_it_was_made(capsys: pytest.CaptureFixture[str], p
 
 
 # The command line
-
-
-def test_compare_takes_two_tags() -> None:
-    assert command_line.compare_words(["invoke", "bench", "--compare", "a", "b"]) == ["other"]
-    assert command_line.compare_words(["invoke", "bench", "--compare=a", "b"]) == ["other"]
-    assert command_line.compare_words(["invoke", "bench", "--compare", "a", "--other=b"]) == []
-    assert (
-        command_line.compare_words(["invoke", "bench", "--release", "a"])
-        == command_line.compare_words(["invoke", "up"])
-        == []
-    )
 
 
 def test_a_recipe_that_is_none_is_told_before_its_releases(paths: Paths) -> None:

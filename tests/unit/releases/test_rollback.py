@@ -25,7 +25,7 @@ def test_a_rollback_tells_of_what_is_served_and_was_not_current() -> None:
         assert not [line for line in commands_releases.went_back(former, target, running) if line.startswith("note: ")]
     note = commands_releases.went_back(former, target, served.tag)[-1]
     assert note.startswith(f"note: {served.tag} was served, and {former.tag} was current, which rollback goes by")
-    assert note.endswith(f"invoke promote {former.tag}, then invoke serve --release {former.tag}")
+    assert note.endswith(f"invoke promote {former.tag}, then invoke serve {former.tag}")
 
 
 def nobody(_: Release) -> bool:

@@ -215,7 +215,7 @@ def test_what_was_only_inspected_is_not_promoted(records: Releases) -> None:
         f"{made.tag} is inspected, emulated load, and no server of it has run: {WHY}; "
         "only a release that passed its smoke test is promoted"
     )
-    assert f"invoke smoke --release {made.tag}" in caught.value.next_step
+    assert f"invoke smoke {made.tag}" in caught.value.next_step
 
 
 def test_a_current_release_that_is_inspected_meanwhile_stays_good(records: Releases) -> None:
@@ -300,7 +300,7 @@ def test_what_was_left_out_is_not_said_to_be_smoked() -> None:
     told = commands_smoke.nothing_to_smoke("tiny", known=0, left_out=0)
     assert told == "nothing to smoke: no release of tiny is built; next: invoke build --recipe tiny"
     told = commands_smoke.nothing_to_smoke("tiny", known=5, left_out=0)
-    assert told == "nothing to smoke: every release of tiny has been smoked (invoke smoke --release TAG repeats one)"
+    assert told == "nothing to smoke: every release of tiny has been smoked (invoke smoke TAG repeats one)"
 
 
 def test_smoke_refuses_a_recipe_that_nobody_knows(records: Releases) -> None:
@@ -315,7 +315,7 @@ def test_where_nothing_passed_the_next_step_is_one_that_can_be_done(
 ) -> None:
     made = kept(records)
     for why, step in (
-        (WHY, f"none can run here: {WHY}; where one can: invoke smoke --release {made.tag} (invoke export"),
+        (WHY, f"none can run here: {WHY}; where one can: invoke smoke {made.tag} (invoke export"),
         ("", "invoke smoke --recipe tiny, then invoke promote TAG"),
     ):
         monkeypatch.setattr(current, "obstacle_here", lambda *_, why=why: why)  # another machine

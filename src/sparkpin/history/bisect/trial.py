@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkpin.build.make import at_work, build_images, checkpoint_of, engine_of, fetch_missing
+from sparkpin.build.make import at_work, build_images, checkpoint_of, fetch_missing
 from sparkpin.core import files
 from sparkpin.core.errors import BuildError, InputError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
@@ -21,7 +21,7 @@ from sparkpin.core.terminal import Say
 from sparkpin.history.bisect.changes import ReleaseChange
 from sparkpin.history.bisect.plan import BisectPlan
 from sparkpin.history.bisect.search import Verdict
-from sparkpin.host.engine import Engine
+from sparkpin.host.engine import Engine, engine_of
 from sparkpin.pins.vllm_command import served_name
 from sparkpin.releases.container import ready_timeout, require_readable
 from sparkpin.releases.current import present_ref

@@ -112,7 +112,7 @@ def way_to(paths: Paths, release: Release) -> ReportCommand | None:
             f"invoke promote {release.tag}",
             f"makes it the current one; then {serve_command(paths.project, release.recipe)}",
         )
-    return ReportCommand(f"invoke smoke --release {release.tag}", "only what passed its smoke test can be promoted")
+    return ReportCommand(f"invoke smoke {release.tag}", "only what passed its smoke test can be promoted")
 
 
 def ways_back(paths: Paths, recipe: str, current: Release | None, back: Release | None) -> list[ReportCommand]:

@@ -20,7 +20,7 @@ KEPT: dict[str, tuple[Kind, str]] = {
 def smoke_of(release: Release) -> ReportEvidence:
     smoke = release.smoke
     if smoke is None:
-        return ReportEvidence("Smoke", "none", NOT_MEASURED, hint=f"invoke smoke --release {release.tag}")
+        return ReportEvidence("Smoke", "none", NOT_MEASURED, hint=f"invoke smoke {release.tag}")
     kind: Kind = "good" if release.smoke_passed else "unclear" if release.smoke_inspected else "bad"
     checks = smoke.get("checks")
     rows = [check_row(check) for check in checks if isinstance(check, dict)] if isinstance(checks, list) else []
@@ -42,7 +42,7 @@ def check_row(check: dict[str, object]) -> ReportRow:
 
 def quality_of(paths: Paths, release: Release) -> ReportEvidence:
     """Against the parent stage, else the newest comparison with any other."""
-    hint = f"invoke quality --release {release.tag}{'' if release.demands.parent else ' --against TAG'}"
+    hint = f"invoke quality {release.tag}{'' if release.demands.parent else ' --against TAG'}"
     try:
         chosen = quality.against_parent(paths, release) or next(reversed(quality.records_of(paths, release)), None)
         reason = quality_gate.accepted_reason(paths, release, chosen, chosen.more) if chosen else ""

@@ -27,7 +27,7 @@ class Speed:
 
 
 def speed_of(paths: Paths, release: Release) -> Speed:
-    hint = f"invoke bench --release {release.tag}"
+    hint = f"invoke bench {release.tag}"
     try:
         found = bench.newest(paths, release)
         if found and quick(found):

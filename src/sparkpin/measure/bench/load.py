@@ -136,7 +136,7 @@ def gone(paths: Paths, container: Container, server: Container, release: Release
         )
     return SmokeError(
         f"{release.tag}: {TOOL} ended before its last step\n{words}",
-        next_step=f"invoke smoke --release {release.tag}",
+        next_step=f"invoke smoke {release.tag}",
     )
 
 

@@ -134,7 +134,7 @@ def require_answers(release: Release, row: CellResult, failures: Sequence[str]) 
         why = failures[0] if failures else "no reason given"
         raise SmokeError(
             f"{release.tag}: {row.cell.name}: none of {row.failed} requests was answered: {why}",
-            next_step=f"invoke smoke --release {release.tag}",
+            next_step=f"invoke smoke {release.tag}",
         )
 
 

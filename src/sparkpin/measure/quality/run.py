@@ -121,12 +121,12 @@ def measure(paths: Paths, engine: Engine, release: Release, plan: QualityPlan, s
                     scores = standard_scores(paths, plan, server, client, tuned, checkpoint, say)
                     standard.keep(scores_path, scores)
             except StartFault as fault:
-                raise SmokeError(f"{release.tag}: {fault}", next_step=f"invoke smoke --release {release.tag}") from None
+                raise SmokeError(f"{release.tag}: {fault}", next_step=f"invoke smoke {release.tag}") from None
             except (Wrong, Fault) as fault:
                 died = f"; the container {reason}" if (reason := server.exit_reason(wait=2)) else ""
                 raise SmokeError(
                     f"{release.tag}: {fault}{died}\n{running.last_lines(server.log()) if died else ''}".rstrip(),
-                    next_step=f"invoke smoke --release {release.tag} says what its server does and does not do",
+                    next_step=f"invoke smoke {release.tag} says what its server does and does not do",
                 ) from None
     return QualityResult(known, scores or ())
 

@@ -1,0 +1,80 @@
+"""What a shell may complete a line with: tasks, options, and the names that stand in the project and in the home.
+
+Asked at each TAB, so it reads names of files only: no engine, and nothing that takes long to load.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from invoke.parser.context import ParserContext
+
+from sparkpin.core.errors import SparkpinError
+from sparkpin.core.paths import Paths
+
+FOLDERS = {"stage": "stages", "model": "pins/models", "recipe": "recipes", "stack": "pins/stacks"}
+"""Where the names lie that such an option takes."""
+TAGS = ("tag", "against", "before", "after", "good", "bad", "compare", "release", "subject")
+RELEASE = re.compile(r"(.+)-[0-9a-f]{12}")
+SCRIPTS = {
+    "bash": """\
+_sparkpin() {
+    local IFS=$'\\n'
+    COMPREPLY=($(compgen -W "$("$1" --complete -- "${COMP_WORDS[@]:0:COMP_CWORD+1}" 2>/dev/null)" -- "$2"))
+}
+complete -o default -F _sparkpin sparkpin""",
+    "zsh": """\
+(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
+_sparkpin() {
+    local -a found
+    found=(${(f)"$($words[1] --complete -- "${(@)words[1,CURRENT]}" 2>/dev/null)"})
+    compadd -a found || _files
+}
+compdef _sparkpin sparkpin""",
+}
+
+
+def candidates(line: str, tasks: Mapping[str, ParserContext], core: ParserContext) -> list[str]:
+    """line: as the shell has it, from the program's name to the word under the cursor, which may be empty."""
+    *before, word = re.sub(r" ?= ?", "=", line).split(" ")[1:]  # bash takes --stage=v2 for three words
+    named = [name for name in before if name in tasks]
+    task = tasks[named[-1]] if named else None
+    flag, equals, _ = word.partition("=")
+    if equals and word.startswith("--"):
+        return [f"{flag}={value}" if line.endswith(word) else value for value in values_of(task, flag)]
+    if task and before[-1] != task.name and (values := values_of(task, before[-1])):
+        return values
+    if word.startswith("-"):
+        own = [flag for flag, one in task.flags.items() if not one.positional] if task else list(core.flags)
+        return [*own, *(["--help"] if task else [])]
+    if task is None:
+        return list(tasks)
+    given = [name for name in before[before.index(str(task.name)) + 1 :] if not name.startswith("-")]
+    free = task.positional_args[len(given) :]
+    return values_of(task, f"--{free[0].names[0]}") if free else list(tasks)
+
+
+def values_of(task: ParserContext | None, flag: str) -> list[str]:
+    option = task.flags.get(flag) if task else None
+    return values(str(option.names[0]), option.choices) if option and option.takes_value else []
+
+
+def values(argument: str, choices: Sequence[str]) -> list[str]:
+    if choices:
+        return [choice for choice in choices if choice]
+    try:
+        return tags() if argument in TAGS else names(argument)
+    except (OSError, SparkpinError):
+        return []
+
+
+def names(kind: str) -> list[str]:
+    """The recipes, stages, stacks or models of the project; none of another kind."""
+    return sorted(file.stem for file in (Paths.from_env().project / FOLDERS.get(kind, "-")).glob("*.yaml"))
+
+
+def tags() -> list[str]:
+    """What a TAG may be: each release without its recipe, the stages of these, `current`."""
+    found = [match for file in Paths.from_env().releases.glob("*/*.json") if (match := RELEASE.fullmatch(file.stem))]
+    return ["current", *sorted({match[1] for match in found}), *sorted({match[0] for match in found})]

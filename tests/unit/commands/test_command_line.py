@@ -1,0 +1,221 @@
+"""What a person types wrongly, how they ask for help, and what a shell completes."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from checkout import INVOKE, PROJECT
+from typed import typed
+
+import sparkpin
+
+GROUPS = ["serve", "releases", "measure", "build", "inputs", "prove and carry", "machine", "for developers"]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With one release of a stage; the records of it are not read."""
+    folder = tmp_path / "home/releases/tiny"
+    folder.mkdir(parents=True)
+    for name in ("v2-0123456789ab.json", "current.json", "pinned.json"):
+        (folder / name).touch()
+    monkeypatch.setenv("SPARKPIN_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def listed(text: str) -> dict[str, list[str]]:
+    """Group -> its tasks."""
+    groups: dict[str, list[str]] = {}
+    for line in text.splitlines()[1:]:
+        if line.endswith(":"):
+            groups[line[:-1]] = []
+        elif line.startswith("  "):
+            groups[list(groups)[-1]].append(line.split()[0])
+    return groups
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "following"),
+    [
+        ("imagse", "sparkpin has no task 'imagse'", "did you mean images?"),
+        ("--help imagse", "sparkpin has no task 'imagse'", "did you mean images?"),
+        ("--lsit", "sparkpin has no option '--lsit'", "`sparkpin` alone lists the tasks"),
+        ("xyzzy", "sparkpin has no task 'xyzzy'", "`sparkpin` alone lists the tasks"),
+        ("build smoek", "sparkpin build does not take 'smoek'", "did you mean smoke?"),
+        ("build --ofline", "sparkpin build has no option --ofline", "did you mean --offline?"),
+        ("render v2-tq", "sparkpin render does not take 'v2-tq'", "sparkpin render --stage v2-tq"),
+        ("checkpoint scripted-tiny", "sparkpin checkpoint does not take 'scripted-tiny'", "--model scripted-tiny"),
+        ("plan scripted-tiny", "sparkpin plan does not take 'scripted-tiny'", "sparkpin plan --recipe scripted-tiny"),
+        ("lock my", "sparkpin lock does not take 'my'", "sparkpin lock --model my"),
+        ("lock cpu", "sparkpin lock does not take 'cpu'", "sparkpin lock --stack cpu"),
+        ("serve v2 v3", "sparkpin serve does not take 'v3'", "sparkpin serve --help"),
+        ("serve --tag v2", "sparkpin serve has no option --tag", "sparkpin serve --help"),
+        ("checkpoint --model= x", "sparkpin checkpoint: --model wants a value", "--model MODEL"),
+        ("diff a b --after c", "sparkpin diff has no option --after", "sparkpin diff --help"),
+        ("diff a b c", "sparkpin diff does not take 'c'", "sparkpin diff --help"),
+        ("keep", "sparkpin keep: TAG missing", "sparkpin keep TAG [options]"),
+        ("diff a", "sparkpin diff: AFTER missing", "sparkpin diff BEFORE AFTER"),
+        ("export TAG", "sparkpin export: -o, --output FILE missing", "sparkpin export TAG -o FILE [options]"),
+        ("export --with-everything x", "sparkpin export has no option --with-everything", "sparkpin export --help"),
+        ("copy TAG", "sparkpin copy: --to ENGINE missing", "sparkpin copy TAG --to ENGINE"),
+        ("verify --depp x", "sparkpin verify has no option --depp", "did you mean --deep?"),
+        ("checkpoint --model=", "sparkpin checkpoint: --model wants a value", "sparkpin checkpoint --model MODEL"),
+        ("checkpoint --model ''", "sparkpin checkpoint: --model wants a value", "sparkpin checkpoint --model MODEL"),
+        ("serve ''", "sparkpin serve: TAG wants a value", "sparkpin serve TAG"),
+        ("build --stage", "sparkpin build: --stage wants a value", "sparkpin build --stage STAGE"),
+        ("build --stage --offline", "sparkpin build: --stage wants a value", "sparkpin build --stage STAGE"),
+        ("serve --port 22x", "--port: saw '22x', wanted a whole number, 0 or more", "for example --port 8001"),
+        ("prune --dry-run=yes", "sparkpin prune: --dry-run takes no value", "sparkpin prune --dry-run"),
+        ("prune --keep -1", "--keep: saw '-1', wanted a whole number, 0 or more", "for example --keep 5"),
+    ],
+)
+def test_a_slip_is_one_error_with_what_was_meant(
+    line: str, said: str, following: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = typed(shlex.split(line), capsys)
+    message, _, step = err.removeprefix("error: ").partition("\n  next: ")
+    assert (code, out, message) == (2, "", said) and following in step
+
+
+def test_invoke_reads_a_line_as_sparkpin_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """It loads tasks.py, which hands it our reading."""
+    results = [
+        subprocess.run([*INVOKE, *words], cwd=PROJECT, capture_output=True, text=True)
+        for words in (["serve", "v2", "imagse"], ["--list"])
+    ]
+    assert [(done.returncode, done.stdout, done.stderr) for done in results] == [
+        (code, *(text.replace("sparkpin ", "invoke ") for text in texts))
+        for code, *texts in (typed("serve v2 imagse", capsys), typed("--list", capsys))
+    ]
+
+
+@pytest.mark.parametrize("line", ["", "--list", "--help", "build --list"])
+def test_the_list_has_a_line_for_each_task_in_its_group(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = typed(line, capsys)
+    groups = listed(out)
+    assert (code, err, list(groups)) == (0, "", GROUPS)
+    assert groups["serve"][:2] == ["up", "serve"] and groups["for developers"] == ["test", "check"]
+    assert len({name for names in groups.values() for name in names}) == 37
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_every_task_has_help_with_each_of_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in [name for names in listed(typed("", capsys)[1]).values() for name in names]:
+        code, out, err = typed(f"{name} --help", capsys)
+        lines = out.splitlines()
+        assert (code, err) == (0, "") and lines[0].startswith(f"usage: sparkpin {name}")
+        assert lines[2].endswith(".") and max(map(len, lines)) <= 80
+        assert [row for row in lines[4:] if len(row.split("  ")) < 3] == [], f"{name}: each with what it means"
+
+
+@pytest.mark.parametrize("line", ["export --help", "export TAG --help", "--help export", "help export", "export -h"])
+def test_help_of_a_task_with_positionals(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = typed(line, capsys)[1].splitlines()
+    assert lines[0] == "usage: sparkpin export TAG -o FILE [options]"
+    assert "  TAG                release to export" in lines
+    assert "  -o, --output FILE  file to write" in lines
+
+
+@pytest.mark.parametrize(
+    ("line", "calls"),
+    [
+        ("serve", [("serve", {"release": None, "port": None})]),
+        ("serve v2 --port 8001", [("serve", {"release": "v2", "port": 8001})]),
+        ("serve --port=8001 v2", [("serve", {"release": "v2", "port": 8001})]),
+        ("stop serve v2", [("stop", {"recipe": None}), ("serve", {"release": "v2"})]),
+        ("serve stop", [("serve", {"release": None}), ("stop", {"recipe": None})]),
+        ("--echo stop", [("stop", {"recipe": None})]),
+    ],
+)
+def test_what_a_task_is_given(
+    line: str, calls: list[tuple[str, object]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of several tasks in a line, too: a task's name ends a TAG that may be left out."""
+    from sparkpin.commands import serve
+
+    seen: list[tuple[str, dict[str, object]]] = []
+    for name in ("serve", "stop"):
+        monkeypatch.setattr(serve, name, lambda name=name, **given: seen.append((name, given)))
+    assert typed(line, capsys) == (0, "", "")
+    assert [(name, {key: seen[i][1][key] for key in wanted}) for i, (name, wanted) in enumerate(calls)] == calls
+    assert len(seen) == len(calls)
+
+
+def test_values_are_taken_as_they_are_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sparkpin.commands import bench, bundle, history
+
+    seen: list[object] = []
+    monkeypatch.setattr(bench, "run_compare", lambda before, after, **_: seen.append((before, after)))
+    monkeypatch.setattr(bundle, "export", lambda tag, output, **_: seen.append((tag, output)))
+    monkeypatch.setattr(history, "diff", lambda before, after, **_: seen.append((before, after)))
+    for line in ("export a -oFILE --no-image", "export -o=FILE a", "export a --output FILE", "diff build images"):
+        assert typed(line, capsys)[0] == 0
+    assert seen == [("a", "FILE")] * 3 + [("build", "images")], "tasks' names where a TAG must be"
+    for line in ("bench --compare a b", "bench b --compare=a --rounds 2"):
+        assert typed(line, capsys)[0] == 0
+    assert seen[4:] == [("a", "b")] * 2
+
+
+def test_sparkpin_knows_its_version_and_its_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert typed("--version", capsys) == (0, f"sparkpin {sparkpin.__version__}\n", "")
+    monkeypatch.chdir("/")
+    assert typed("recipe list", capsys)[0] == 0
+    monkeypatch.setenv("SPARKPIN_PROJECT", str(tmp_path))
+    code, out, err = typed("recipe list", capsys)
+    assert (code, out) == (2, "") and f"{tmp_path} is no checkout" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "some", "exactly"),
+    [
+        ("sparkpin pro", ["promote", "images"], False),
+        ("sparkpin promote ", ["current", "v2", "v2-0123456789ab"], True),
+        ("sparkpin serve v", ["v2"], False),
+        ("sparkpin build --stage ", ["base", "v2-tq"], False),
+        ("sparkpin build --stage=v", ["--stage=v2-tq"], False),
+        ("sparkpin build --stage = v", ["v2-tq"], False),
+        ("sparkpin up --recipe ", ["scripted-tiny"], False),
+        ("sparkpin up --stack cpu --", ["--recipe", "--dry-run", "--help"], False),
+        ("sparkpin keep v2 --", ["--note", "--remove", "--help"], True),
+        ("sparkpin recipe ", ["list", "check", "import", "export"], True),
+        ("sparkpin bench --only ", ["prompts", "sweep"], True),
+        ("sparkpin serve --po", ["--port"], False),
+        ("sparkpin --ver", ["--version"], False),
+    ],
+)
+def test_what_a_line_may_go_on_with(
+    home: Path, line: str, some: list[str], exactly: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = typed(["--complete", "--", line], capsys)
+    found = out.splitlines()
+    assert code == 0 and set(some) <= set(found)
+    assert not exactly or found == some
+
+
+def test_bash_completes_the_word_under_the_cursor(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "sparkpin"
+    program.write_text(
+        f'#!/bin/sh\nexec {sys.executable} -c "from sparkpin.commands.command_line import main; main()" "$@"\n'
+    )
+    program.chmod(0o755)
+    script = typed("--print-completion-script bash", capsys)[1]
+    script += f"""
+tried() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _sparkpin {program} "${{@: -1}}"; echo "${{COMPREPLY[*]}}"; }}
+tried sparkpin promote v2-
+tried sparkpin build --stage = v2-t
+complete -p sparkpin
+"""
+    done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True)
+    wanted = ["v2-0123456789ab", "v2-tq", "complete -o default -F _sparkpin sparkpin"]
+    assert done.stdout.splitlines() == wanted
+    assert typed("--print-completion-script fish", capsys)[0] == 2
