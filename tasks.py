@@ -725,44 +725,29 @@ def client(c: Context, tool: str, recipe: str | None = None, url: str = "", key_
     tasks.client(tool, recipe=recipe, url=url, key=key_env)
 
 
-@command(help={"fast": "leave out what needs an engine or images", "select": "pytest's -k expression"})
-def test(c: Context, fast: bool = False, select: str = "") -> None:
-    """Run the tests, for real: with engine, images and servers."""
-    argv = [sys.executable, "-m", "pytest", "--durations", "15"]
-    quick = ["-m", "not engine and not e2e", "-n", "auto"]
-    if select:
-        run_all([*argv, "-k", select, *(quick if fast else [])])
-    else:  # what uses the one engine runs in lanes: tests/conftest.py
-        engine = ["-m", "engine or e2e", "-n", "2", "--dist", "loadfile"]
-        run_all([*argv, *quick], *([] if fast else [[*argv, *engine]]))
+@command(
+    help={
+        "fast": "the unit tests alone: no engine, no images",
+        "all": "every test",
+        "rest": "what `invoke test` leaves out",
+        "select": "pytest's -k expression",
+    }
+)
+def test(c: Context, fast: bool = False, all: bool = False, rest: bool = False, select: str = "") -> None:
+    """Run the unit tests and the main job, for real: with engine, images and servers."""
+    from sparkpin.commands import developer
+
+    if code := developer.test(PROJECT, fast=fast, whole=all, rest=rest, select=select):
+        raise Exit(code=code)
 
 
 @command()
 def check(c: Context) -> None:
     """Run ruff, mypy, shellcheck and hadolint."""
-    python = [sys.executable, "-m"]
-    run_all(
-        [*python, "ruff", "check", "."],
-        [*python, "ruff", "format", "--check", "."],
-        [*python, "mypy"],
-        [str(Path(sys.executable).parent / "shellcheck"), *scripts()],
-        [*python, "sparkpin.commands.lint", "."],
-    )
+    from sparkpin.commands import developer
 
-
-def scripts() -> list[str]:
-    """Every shell script that this machine or an image runs."""
-    found = [path for top in ("src", "mods") for path in sorted((PROJECT / top).rglob("*.sh"))]
-    return ["install.sh", ".ci/run", *(str(path.relative_to(PROJECT)) for path in found)]
-
-
-def run_all(*commands: list[str]) -> None:
-    """Run each command in the project; the first that fails gives the exit code, after all have run."""
-    import subprocess
-
-    codes = [subprocess.run(argv, cwd=PROJECT).returncode for argv in commands]
-    if failed := [code for code in codes if code]:
-        raise Exit(code=failed[0])
+    if code := developer.check(PROJECT):
+        raise Exit(code=code)
 
 
 if command_line.is_invoke(sys.argv[0]) and guarded(command_line.answered)(sys.argv, sys.modules[__name__]):

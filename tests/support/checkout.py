@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from places import PROJECT
 from private_engine import remove_tags
 
+from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 
 PARTS = ("src", "pins", "stages", "recipes", "dockerfiles", "mods")
@@ -82,6 +84,19 @@ class Checkout:
     def remove_tags(recipe: str) -> None:
         """The tags of a recipe; the images under them may be the machine's own and keep their other tags."""
         remove_tags(Engine.connect(), recipe)
+
+    def change_mod(self, name: str) -> None:
+        """Another source than anybody has had: the images from its stage on are made anew."""
+        init = self.folder / f"mods/{name}/sparkpin_{name.replace('-', '_')}/__init__.py"
+        init.write_text(f"{init.read_text()}\n# {time.time_ns()}\n")
+
+    def remove_built(self, recipe: str) -> None:
+        """Its tags, and those of the images that only this checkout has made."""
+        self.remove_tags(recipe)
+        machine = {path.name for path in Paths.from_env(PROJECT).images.iterdir()}
+        for path in (self.home / "images").iterdir():
+            if path.name not in machine:
+                Engine.connect().untag(json.loads(path.read_text())["ref"])
 
     def add_recipe(self, name: str, **changes: str) -> None:
         """A copy of the scripted-tiny recipe under another name, so that its tags meet nobody else's."""

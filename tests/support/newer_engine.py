@@ -27,6 +27,10 @@ from sparkpin.host.daemon import Daemon
 from sparkpin.host.engine import Engine
 
 SUITE = "trixie"
+NEWER: dict[str, dict[str, object]] = {  # name -> its settings
+    "newer-overlay2": {},
+    "newer-containerd": {"features": {"containerd-snapshotter": True}},
+}
 PACKAGES = ("docker.io", "docker-cli", "docker-buildx", "iptables", "ca-certificates")
 NEEDED = f"to run it: root on Debian, {debs.HOST_PACKAGES}, a mirror that has {SUITE}"
 # In mount namespaces of their own: nothing of this is mounted in the machine's.

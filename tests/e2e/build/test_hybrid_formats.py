@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import yaml
 from checkout import PROJECT
 from in_container import run
@@ -44,7 +43,6 @@ def checkpoint(project: Path, work: Path) -> Path:
     return build_checkpoint(paths, pin, lock, all_steps(pin), said)
 
 
-@pytest.mark.e2e
 def test_attention_and_the_mtp_layer_in_fp8(project: Path, tmp_path: Path) -> None:
     folder = checkpoint(project, tmp_path)
     extra = json.loads((folder / "config.json").read_text())["quantization_config"]["extra_config"]

@@ -22,13 +22,10 @@ INVOKE = Path(sys.executable).parent / "invoke"
 OFFLINE = (
     f"offline-{uuid.uuid4().hex[:8]}"  # other checkouts may test beside this one, and the engine has the tags of all
 )
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(
-        os.geteuid() != 0 or shutil.which("dockerd", path=SYSTEM_PATH) is None,
-        reason="needs root (for network namespaces) and dockerd (apt-get install docker.io)",
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("dockerd", path=SYSTEM_PATH) is None,
+    reason="needs root (for network namespaces) and dockerd (apt-get install docker.io)",
+)
 # -s 0: without what is sent, which may be a text about addresses.
 WATCHED = ["strace", "-f", "--seccomp-bpf", "-qq", "-s", "0", "-e", "trace=connect,sendto,sendmsg,sendmmsg", "-o"]
 

@@ -51,7 +51,6 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmokeSubject]:
         yield subject_of(variant, client, server.log, 0, gpus=False, reference=None)
 
 
-@pytest.mark.e2e
 def test_a_prompt_of_8k_is_read_and_answered_from_the_cache_as_from_nothing(subject: SmokeSubject) -> None:
     found = run_check("long-context", subject)
     assert found.passed and found.applicable, found.detail

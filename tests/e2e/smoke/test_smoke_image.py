@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import pytest
 import vision_model
 from checkout import PROJECT
 
@@ -27,7 +26,6 @@ SIDE = 96  # pixels of the red square
 TOKENS = (SIDE // (vision_model.PATCH * vision_model.MERGE)) ** 2
 
 
-@pytest.mark.e2e
 def test_a_picture_reaches_the_model_and_a_blind_one_is_told_apart(tmp_path: Path) -> None:
     paths = Paths.from_env(PROJECT)
     release = [one for one in Releases(paths).of_recipe("scripted-tiny") if one.stage == "base"][-1]

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import tiny_images
 from in_container import output_of
-from newer_engine import newer_cli, newer_engine
+from newer_engine import NEWER, newer_cli, newer_engine
 from newer_engine import newer_root as newer_root
 from private_engine import file_layer, load_image, private_engine
 
@@ -35,10 +35,6 @@ from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.seal import SealedLayer, open_saved, parts_of
 from sparkpin.pins import manifests
 
-NEWER: dict[str, dict[str, object]] = {
-    "newer-overlay2": {},
-    "newer-containerd": {"features": {"containerd-snapshotter": True}},
-}
 REF = "sparkpin-test/image:1"
 CONFIG = {
     "Cmd": ["serve", "--help"],

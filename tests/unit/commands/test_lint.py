@@ -13,6 +13,7 @@ from in_container import output_of
 
 from sparkpin.build.pair import pair
 from sparkpin.commands import lint
+from sparkpin.commands.developer import scripts
 from sparkpin.host.engine import Engine
 
 TOKEN = "hf_" + "aB3" * 12  # written so that no scanner takes this file for a leak
@@ -110,9 +111,7 @@ def test_a_stack_without_a_lock_is_said(copy: Path, capsys: pytest.CaptureFixtur
 
 def test_the_scripts_pass_shellcheck() -> None:
     """As `invoke check` runs it, on every script that an image or the host runs."""
-    from tasks import scripts
-
-    found = scripts()
+    found = scripts(PROJECT)
     assert {"install.sh", ".ci/run", "src/sparkpin/build/rootfs.sh"} <= set(found)
     program = Path(sys.executable).parent / "shellcheck"
     done = subprocess.run([program, *found], cwd=PROJECT, capture_output=True, text=True)

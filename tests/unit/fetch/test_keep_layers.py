@@ -18,11 +18,10 @@ import pytest
 import uv
 import yaml
 from in_container import output_of
-from newer_engine import newer_engine
+from newer_engine import NEWER, newer_engine
 from newer_engine import newer_root as newer_root
 from places import PROJECT
 from private_engine import remove_tags
-from test_engines import NEWER
 from test_lock import paths as paths  # a project whose Debian half of the lock is made up
 from test_lock import versions, write
 from wheelhouse import Index, make_wheel
