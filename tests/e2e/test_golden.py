@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import threading
 import uuid
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from checkout import LONGEST, PROJECT, Checkout
+from checkout import LONGEST, Checkout
 
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.tinymodel.scripts import CHAT
@@ -122,10 +121,9 @@ def test_the_last_stage_passes_its_smoke_test_with_its_mods_at_work(copy: Checko
     require_mods_at_work(Releases(Paths(copy.folder, copy.home, copy.home)), TRIAL, "v2-tq")
 
 
-def test_every_stage_of_this_checkout_has_passed_with_its_mods_at_work() -> None:
-    subprocess.run([".venv/bin/invoke", "up"], cwd=PROJECT, check=True)
-    for stage in MODS:
-        require_mods_at_work(Releases(Paths.from_env(PROJECT)), "scripted-tiny", stage)
+@pytest.mark.parametrize("stage", MODS)
+def test_every_stage_of_this_checkout_has_passed_with_its_mods_at_work(main_job: Releases, stage: str) -> None:
+    require_mods_at_work(main_job, "scripted-tiny", stage)
 
 
 def test_promote_serve_and_roll_back_take_the_flags_with_them(copy: Checkout, first: dict[str, Any]) -> None:

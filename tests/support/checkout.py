@@ -17,6 +17,7 @@ from private_engine import remove_tags
 
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
+from sparkpin.releases.compile_caches import volume_name
 
 PARTS = ("src", "pins", "stages", "recipes", "dockerfiles", "mods")
 INVOKE = [str(Path(sys.executable).parent / "invoke")]
@@ -91,12 +92,16 @@ class Checkout:
         init.write_text(f"{init.read_text()}\n# {time.time_ns()}\n")
 
     def remove_built(self, recipe: str) -> None:
-        """Its tags, and those of the images that only this checkout has made."""
+        """Its tags, and what only this checkout has made in the engine."""
+        engine = Engine.connect()
         self.remove_tags(recipe)
         machine = {path.name for path in Paths.from_env(PROJECT).images.iterdir()}
         for path in (self.home / "images").iterdir():
             if path.name not in machine:
-                Engine.connect().untag(json.loads(path.read_text())["ref"])
+                made = json.loads(path.read_text())
+                engine.untag(made["ref"])
+                for volume in engine.client.volumes.list(filters={"name": volume_name(made["key"])}):
+                    volume.remove(force=True)
 
     def add_recipe(self, name: str, **changes: str) -> None:
         """A copy of the scripted-tiny recipe under another name, so that its tags meet nobody else's."""

@@ -11,20 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkout import LONGEST, PROJECT, Checkout
+from checkout import LONGEST, Checkout
 
-from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Releases
 
 TRIAL = f"trial-{uuid.uuid4().hex[:8]}"  # other checkouts may test beside this one, and the engine has the tags of all
-
-
-@pytest.fixture(scope="module")
-def main_job() -> Releases:
-    """What `./install.sh` leaves: the releases of the pins of this checkout."""
-    subprocess.run([".venv/bin/invoke", "up"], cwd=PROJECT, check=True)
-    return Releases(Paths.from_env(PROJECT))
 
 
 @pytest.fixture

@@ -86,10 +86,9 @@ def test_plans_say_what_vllm_says() -> None:
 
 
 @pytest.mark.parametrize("stage", ["base", "hybrid", "mtp", "v2", "v2-tq"])
-def test_plans_say_what_servers_have_logged(stage: str) -> None:
-    """Those of the smoke tests that ./install.sh ran."""
-    records = Releases(Paths.from_env(PROJECT))
-    release = [one for one in records.of_recipe("scripted-tiny") if one.stage == stage][-1]
+def test_plans_say_what_servers_have_logged(main_job: Releases, stage: str) -> None:
+    """Those of the smoke tests."""
+    release = [one for one in main_job.of_recipe("scripted-tiny") if one.stage == stage][-1]
     config = json.loads((base_folder() / "config.json").read_text())
     geometry = read_geometry(config, stage)
     argv, env = list(release.argv), dict(release.env)
@@ -97,7 +96,7 @@ def test_plans_say_what_servers_have_logged(stage: str) -> None:
     cache = lay_out(geometry, settings)
     assert settings.kv_bytes == GIB
     tokens, concurrency = cache.capacity(cache.blocks(GIB), LENGTH)
-    log = (records.evidence(release) / "smoke/server.log").read_text()
+    log = (main_job.evidence(release) / "smoke/server.log").read_text()
     line = r"CPU KV cache size: (\S+) tokens, Maximum concurrency for (\S+) tokens .*: (\S+)x"
     assert re.findall(line, log) == [(f"{tokens:,}", f"{LENGTH:,}", f"{concurrency:.2f}")]
 

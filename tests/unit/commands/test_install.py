@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from checkout import PROJECT, Checkout
+from checkout import INVOKE, PROJECT, Checkout
 from in_container import run
 
 from sparkpin.build import render, rootfs
@@ -15,8 +15,9 @@ from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests
 
 
-def install(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["./install.sh", *options], cwd=PROJECT, capture_output=True, text=True, timeout=600)
+def install(*options: str, checkout: Checkout | None = None) -> subprocess.CompletedProcess[str]:
+    folder, env = (checkout.folder, checkout.env) if checkout else (PROJECT, None)
+    return subprocess.run(["./install.sh", *options], cwd=folder, env=env, capture_output=True, text=True, timeout=600)
 
 
 def test_help_names_every_option() -> None:
@@ -40,9 +41,23 @@ def test_an_unknown_stage_is_told_by_a_dry_run() -> None:
     assert "unknown stage 'v3'" in result.stderr
 
 
-def test_a_dry_run_says_what_would_be_done() -> None:
-    result = install("--dry-run", "--stage", "mtp")
-    assert result.returncode == 0
+@pytest.fixture
+def copy(tmp_path: Path) -> Checkout:
+    """A fresh clone: whether this checkout has been installed is nothing to these tests."""
+    copy = Checkout.make(tmp_path / "copy")
+    for name in ("install.sh", "requirements.lock", "pyproject.toml"):
+        shutil.copy(PROJECT / name, copy.folder)
+    return copy
+
+
+def test_a_dry_run_says_what_would_be_done(copy: Checkout) -> None:
+    """In an installed checkout, whose stamp is as install.sh writes it."""
+    (copy.folder / ".venv/bin").mkdir(parents=True)
+    (copy.folder / ".venv/bin/invoke").symlink_to(INVOKE[0])
+    stamp = "(pwd && sha256sum requirements.lock pyproject.toml) >.venv/.requirements.sha256"
+    subprocess.run(["bash", "-c", stamp], cwd=copy.folder, check=True)
+    result = install("--dry-run", "--stage", "mtp", checkout=copy)
+    assert result.returncode == 0, result.stderr
     assert "Stack cpu" in result.stdout
     assert "Recipe scripted-tiny" in result.stdout
     assert "hybrid" in result.stdout
@@ -50,15 +65,12 @@ def test_a_dry_run_says_what_would_be_done() -> None:
     assert "nothing was changed" in result.stdout
 
 
-def test_a_dry_run_without_a_venv_ends_with_what_it_would_do(tmp_path: Path) -> None:
-    folder = Checkout.make(tmp_path / "copy").folder
-    for name in ("install.sh", "requirements.lock", "pyproject.toml"):
-        shutil.copy(PROJECT / name, folder)
+def test_a_dry_run_without_a_venv_ends_with_what_it_would_do(copy: Checkout) -> None:
     for options in ([], ["--stage", "mtp"]):
-        done = subprocess.run(["./install.sh", "--dry-run", *options], cwd=folder, capture_output=True, text=True)
+        done = install("--dry-run", *options, checkout=copy)
         wanted = " ".join(["would make .venv from requirements.lock, then run: invoke up", *options])
         assert (done.returncode, done.stdout.splitlines()[-1]) == (0, wanted), done.stderr
-    assert not (folder / ".venv").exists()
+    assert not (copy.folder / ".venv").exists()
 
 
 def test_the_long_silence_of_pip_is_broken() -> None:
