@@ -74,6 +74,11 @@ class Checkout:
         """The newest release with these values; `invoke images` lists the newest first."""
         return next(row for row in self.images() if all(row[key] == value for key, value in wanted.items()))
 
+    def evidence(self, tag: str) -> Path:
+        """Where the smoke test of a release has left its evidence."""
+        recipe, _, name = tag.removeprefix("sparkpin/").partition(":")
+        return self.home / "releases" / recipe / name / "smoke"
+
     def replace(self, file: str, old: str, new: str) -> None:
         """Edit a file as a person would; `old` must be there."""
         path = self.folder / file
@@ -105,9 +110,7 @@ class Checkout:
 
     def add_recipe(self, name: str, **changes: str) -> None:
         """A copy of the scripted-tiny recipe under another name, so that its tags meet nobody else's."""
-        text = (
-            (self.folder / "recipes/scripted-tiny.yaml").read_text().replace("name: scripted-tiny", f"name: {name}", 1)
-        )
-        (self.folder / f"recipes/{name}.yaml").write_text(text)
+        text = (self.folder / "recipes/scripted-tiny.yaml").read_text()
+        (self.folder / f"recipes/{name}.yaml").write_text(text.replace("name: scripted-tiny", f"name: {name}", 1))
         for old, new in changes.items():
             self.replace(f"recipes/{name}.yaml", old, new)

@@ -30,7 +30,7 @@ def test(project: Path, *, fast: bool = False, whole: bool = False, rest: bool =
         InputError: more than one part is asked for.
     """
     if fast + whole + rest > 1:
-        raise InputError("--fast, --all and --rest exclude each other", "invoke test --all runs every test")
+        raise InputError("--fast, --all and --rest exclude each other", next_step="invoke test --all runs every test")
     part = ["tests"] if whole else ["tests/unit", GOLDEN]
     if rest:
         part = ["tests/engine", "tests/e2e", f"--ignore={GOLDEN}"]

@@ -23,7 +23,6 @@ TRIAL = f"trial-{uuid.uuid4().hex[:8]}"  # other checkouts may test beside this 
 def copy(tmp_path: Path) -> Iterator[Checkout]:
     made = Checkout.make(tmp_path / "copy")
     yield made
-    made.invoke("stop", "--recipe", TRIAL)
     made.remove_tags(TRIAL)
 
 
@@ -42,12 +41,12 @@ def test_a_mod_that_is_not_at_work_fails_the_smoke_test(main_job: Releases, copy
 
 
 def test_a_head_stored_in_int8_serves_with_the_mod_and_does_not_without(main_job: Releases, copy: Checkout) -> None:
-    copy.add_recipe("trial", **{"stage: v2-tq": "stage: v2-stored"})
+    copy.add_recipe(TRIAL, **{"stage: v2-tq": "stage: v2-stored"})
     copy.replace("stages/v2-stored.yaml", "acceptance_floor: 0.8", "acceptance_floor: 0.8\n  draft_lengths: [1]")
-    copy.done("build", "--recipe", "trial")
+    copy.done("build", "--recipe", TRIAL)
     tag = copy.release(stage="v2-stored")["tag"]
     copy.done("smoke", "--release", tag)
-    evidence = copy.home / "releases/trial" / tag.partition(":")[2] / "smoke"
+    evidence = copy.evidence(tag)
     result = json.loads((evidence / "result.json").read_text())
     assert result["acceptance"] >= 0.8 and result["drafted_tokens"] > 100
     active = [line for line in (evidence / "server.log").read_text().splitlines() if '"mod":"int8-lm-head"' in line]
@@ -58,10 +57,10 @@ def test_a_head_stored_in_int8_serves_with_the_mod_and_does_not_without(main_job
     assert shares == [2, 1] and (evidence / "exchanges-drafts-1.jsonl").stat().st_size > 1000
 
     copy.replace("stages/v2-stored.yaml", "smoke:", "serve: {env: {SPARKPIN_MOD_INT8_LM_HEAD: 0}}\nsmoke:")
-    copy.done("build", "--recipe", "trial")
+    copy.done("build", "--recipe", TRIAL)
     tag = copy.release(stage="v2-stored")["tag"]
     assert copy.invoke("smoke", "--release", tag).returncode == 10
-    log = (copy.home / "releases/trial" / tag.partition(":")[2] / "smoke/server.log").read_text()
+    log = (copy.evidence(tag) / "server.log").read_text()
     assert "There is no module or parameter named 'lm_head.weight_" in log
 
 
