@@ -77,7 +77,7 @@ def up(
     dry_run: bool = False,
 ) -> None:
     """The main job: fetch, build, checkpoint and smoke."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import up as commands
 
     commands.up(recipe=recipe, stage=stage, stack=stack, smoke=not no_smoke, dry_run=dry_run)
 
@@ -113,7 +113,7 @@ def lock(
     keep_layers: bool = False,
 ) -> None:
     """Resolve the pins and write their locks (network)."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import lock as commands
 
     commands.lock(stack=stack, model=model, mod=mod, keep_layers=keep_layers)
 
@@ -121,7 +121,7 @@ def lock(
 @command(help={"recipe": RECIPE, "stack": STACK})
 def fetch(c: Context, recipe: str | None = None, stack: str | None = None) -> None:
     """Fetch and verify everything that the locks name (network)."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import lock as commands
 
     commands.fetch(recipe=recipe, stack=stack)
 
@@ -129,7 +129,7 @@ def fetch(c: Context, recipe: str | None = None, stack: str | None = None) -> No
 @command(help={"stage": STAGE, "recipe": RECIPE, "stack": STACK})
 def render(c: Context, stage: str | None = None, recipe: str | None = None, stack: str | None = None) -> None:
     """Print the Dockerfile of a stage and what its build sees."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import build as commands
 
     commands.show_rendered(recipe=recipe, stage=stage, stack=stack)
 
@@ -141,7 +141,7 @@ def build(
     c: Context, stage: str | None = None, recipe: str | None = None, stack: str | None = None, offline: bool = False
 ) -> None:
     """Build, seal and tag the images of a recipe up to a stage."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import up as commands
 
     commands.build(recipe=recipe, stage=stage, stack=stack, offline=offline)
 
@@ -158,7 +158,7 @@ def reproduce(
     c: Context, release: str | None = None, stage: str | None = None, recipe: str | None = None, trust: bool = False
 ) -> None:
     """Build a release again from its record, and compare."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import build as commands
 
     commands.reproduce(tag=release, stage=stage, recipe=recipe, trusted=trust)
 
@@ -166,7 +166,7 @@ def reproduce(
 @command(positional=["tag"], help={"tag": "release whose image or checkpoint is gone", "trust": TRUST})
 def rebuild(c: Context, tag: str, trust: bool = False) -> None:
     """Make a release's images and checkpoint again from its record."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import build as commands
 
     commands.rebuild(tag, trusted=trust)
 
@@ -191,7 +191,7 @@ def checkpoint(
     verify: bool = False,
 ) -> None:
     """Make the checkpoint of a stage from the pinned repositories."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import checkpoint as commands
 
     commands.checkpoint(recipe=recipe, model=model, stage=stage, stack=stack, dry_run=dry_run, verify=verify)
 
@@ -272,7 +272,7 @@ def smoke(
     c: Context, release: str | None = None, stage: str | None = None, recipe: str | None = None, load: bool = False
 ) -> None:
     """Start each new image with a real server and check its answers."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import smoke as commands
 
     commands.smoke(tag=release, stage=stage, recipe=recipe, load=load)
 
@@ -330,7 +330,7 @@ def bench(
 @command(help={"json": "machine-readable"})
 def images(c: Context, json: bool = False) -> None:
     """List the releases with their images."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import releases as commands
 
     commands.images(as_json=json)
 
@@ -338,7 +338,7 @@ def images(c: Context, json: bool = False) -> None:
 @command(positional=["tag"], help={"tag": "release whose SBOM, statement and signature to make anew"})
 def attest(c: Context, tag: str) -> None:
     """Make SBOM, statement and signature of a release anew."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import evidence as commands
 
     commands.attest(tag)
 
@@ -353,7 +353,7 @@ def attest(c: Context, tag: str) -> None:
 )
 def verify(c: Context, subject: str, deep: bool = False, require_signature: bool = False) -> None:
     """Check image, statement and signature of a release or a bundle."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import evidence as commands
 
     commands.verify(subject, deep=deep, require_signature=require_signature)
 
@@ -396,7 +396,7 @@ def why(c: Context, tag: str, path: str, json: bool = False) -> None:
 )
 def inspect(c: Context, tag: str, sm: str = "", platform: str = "", all: bool = False, json: bool = False) -> None:
     """Say what of an image would fail on a GPU, without one."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import inspect as commands
 
     commands.inspect(tag, sm=sm, platform=platform, everything=all, as_json=json)
 
@@ -516,7 +516,7 @@ def report(
 )
 def promote(c: Context, tag: str, accept_loss: str = "") -> None:
     """Make a release the current one of its recipe."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import releases as commands
 
     commands.promote(tag, accept_loss=accept_loss)
 
@@ -530,7 +530,7 @@ def promote(c: Context, tag: str, accept_loss: str = "") -> None:
 )
 def rollback(c: Context, recipe: str | None = None, serve: bool = False, drain: str = "") -> None:
     """Back to the stage's last good release, or else any stage's."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import releases as commands
 
     commands.rollback(recipe=recipe, serve_it=serve, drain=whole("drain", drain, 60) if drain else None)
 
@@ -556,7 +556,7 @@ def export(
     no_image: bool = False,
 ) -> None:
     """Write a release into one file: image, record, inputs."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import bundle as commands
 
     commands.export(tag, output or o, store=with_store, checkpoint=with_checkpoint, image=not no_image)
 
@@ -571,7 +571,7 @@ def export(
 )
 def import_(c: Context, file: str, require_signature: bool = False) -> None:
     """Verify a bundle, then load its image and record."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import bundle as commands
 
     commands.import_bundle(file, signed=require_signature)
 
@@ -579,7 +579,7 @@ def import_(c: Context, file: str, require_signature: bool = False) -> None:
 @command(positional=["tag"], help={"tag": "release to send", "to": "ssh://user@host[:port], unix://... or tcp://..."})
 def copy(c: Context, tag: str, to: str = "") -> None:
     """Send a release's image to another engine."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import bundle as commands
 
     commands.copy(tag, to)
 
@@ -587,7 +587,7 @@ def copy(c: Context, tag: str, to: str = "") -> None:
 @command(positional=["tag"], help={"tag": "release to keep", "note": "why, in one line"})
 def pin(c: Context, tag: str, note: str = "") -> None:
     """Keep a release, whatever `prune` is told."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import releases as commands
 
     commands.pin(tag, note=note)
 
@@ -595,7 +595,7 @@ def pin(c: Context, tag: str, note: str = "") -> None:
 @command(positional=["tag"], help={"tag": "release that `prune` may remove again"})
 def unpin(c: Context, tag: str) -> None:
     """Take a release's pin away."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import releases as commands
 
     commands.unpin(tag)
 
@@ -610,7 +610,7 @@ def unpin(c: Context, tag: str) -> None:
 )
 def prune(c: Context, keep: str = "5", dry_run: bool = False, store: bool = False) -> None:
     """Remove old releases and say what that freed."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import releases as commands
 
     commands.prune(keep=whole("keep", keep, 5), dry_run=dry_run, store=store)
 
@@ -637,7 +637,7 @@ def serve(
     unit: bool = False,
 ) -> None:
     """Serve a release, in the place of what is served of its recipe."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import serve as commands
 
     number = whole("port", port, 8001) if port else None
     wait = whole("drain", drain, 60) if drain else None
@@ -647,7 +647,7 @@ def serve(
 @command(help={"json": "machine-readable"})
 def status(c: Context, json: bool = False) -> None:
     """Say what is served, how it is, and why it died."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import serve as commands
 
     commands.server_status(as_json=json)
 
@@ -661,7 +661,7 @@ def status(c: Context, json: bool = False) -> None:
 )
 def logs(c: Context, recipe: str | None = None, lines: str = "100", follow: bool = False) -> None:
     """Print what a server has written, health checks left out."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import serve as commands
 
     commands.server_logs(recipe=recipe, lines=whole("lines", lines, 100), follow=follow)
 
@@ -669,7 +669,7 @@ def logs(c: Context, recipe: str | None = None, lines: str = "100", follow: bool
 @command(help={"recipe": "whose server (default: each that runs of this home)"})
 def stop(c: Context, recipe: str | None = None) -> None:
     """Stop what `serve` started."""
-    from sparkpin.commands import commands
+    from sparkpin.commands import serve as commands
 
     commands.stop(recipe=recipe)
 

@@ -1,7 +1,7 @@
-"""Keep what a GPU machine's runs gave, and join all that was kept into table.json.
+"""Keep what a GPU machine's runs gave, and join all that was kept into data/table.json.
 
-usage: PYTHONPATH=src python benchmarks/stage_table/join.py keep RESULTS NAME [NOTE]    RESULTS into runs/NAME
-       PYTHONPATH=src python benchmarks/stage_table/join.py                             all of runs/ into table.json
+usage: PYTHONPATH=src python benchmarks/stage_table/join.py keep RESULTS NAME [NOTE]    RESULTS into data/runs/NAME
+       PYTHONPATH=src python benchmarks/stage_table/join.py                             all of them into data/table.json
 
 RESULTS is the folder that table.py wrote into: one a call. Of a profile's kernels (*.rows.gz, megabytes) the times by
 part of the model are kept, and those of the INT4 experts' kernel. What was measured stays as it came.
@@ -23,7 +23,7 @@ from sparkpin.measure.roofline.published import GEOMETRY
 from stages import CHECKED, STAGES
 
 HERE = Path(__file__).resolve().parent
-RUNS, TABLE = HERE / "runs", HERE / "table.json"
+RUNS, TABLE = HERE / "data/runs", HERE / "data/table.json"
 RUN = "run.json"
 FACTS = ("date", "vllm", "torch", "gpu", "driver", "routing", "jobs")
 """What run.json must say; `note` and more may stand beside it."""

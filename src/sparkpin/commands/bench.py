@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparkpin.build.make import checkpoint_of, engine_of
-from sparkpin.commands.commands import choose_recipe, require_recipe
+from sparkpin.commands.choose import choose_recipe, require_recipe
 from sparkpin.commands.roofline import GB, number
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError, SmokeError

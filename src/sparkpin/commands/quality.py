@@ -8,7 +8,7 @@ from typing import Literal
 
 from sparkpin.build.make import engine_of
 from sparkpin.build.record import records_of as build_records
-from sparkpin.commands.commands import choose_recipe, newest_of_stage, require_recipe
+from sparkpin.commands.choose import choose_recipe, newest_of_stage, require_recipe
 from sparkpin.core.errors import InputError, QualityError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show

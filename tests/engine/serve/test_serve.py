@@ -14,7 +14,7 @@ import pytest
 from watched import free_port
 
 from sparkpin.commands import client as clients
-from sparkpin.commands import commands
+from sparkpin.commands import notes as commands_notes
 from sparkpin.core.errors import BusyError, InputError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
@@ -104,7 +104,7 @@ def test_what_answers_until_serve_is_told_after_serve(
     standing: Standing, paths: Paths, newer: Release, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for home, release in ((paths, newer), (standing.paths, newer), (standing.paths, standing.release)):
-        commands.next_serve(home, release)
+        commands_notes.next_serve(home, release)
     assert capsys.readouterr().out.splitlines() == [
         "next: invoke serve --recipe fake",
         f"next: invoke serve --recipe fake (until then {standing.release.tag} still answers)",

@@ -21,7 +21,7 @@ from sparkpin.build.context import row
 from sparkpin.build.image import build_image
 from sparkpin.build.record import BuildRecord, LayerRecord, read_record, record_file
 from sparkpin.checkpoint.repository import Places
-from sparkpin.commands import commands
+from sparkpin.commands import lock as commands_lock
 from sparkpin.core.errors import HostError, ManifestError
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
@@ -100,7 +100,7 @@ def test_fetch_brings_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     spark, cpu = (manifests.load_stack_lock(PROJECT, manifests.load_stack(PROJECT, name)) for name in ("spark", "cpu"))
     for machine, more in (("linux/amd64", [("cpu", len(cpu.debs), False)]), ("linux/arm64", []), ("riscv64", [])):
         monkeypatch.setattr(cross_build, "this_platform", lambda machine=machine: machine)
-        commands.fetch(recipe="scripted-tiny-spark", stack=None)
+        commands_lock.fetch(recipe="scripted-tiny-spark", stack=None)
         assert fetched == [("spark", len(spark.debs), True), *more]
         fetched.clear()
 

@@ -59,7 +59,8 @@ from sparkpin.bundle.form import (
     STORE,
     open_bundle,
 )
-from sparkpin.commands import commands
+from sparkpin.commands import bundle as commands_bundle
+from sparkpin.commands import evidence as commands_evidence
 from sparkpin.core import files
 from sparkpin.core.errors import DiskError, InputError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
@@ -484,12 +485,12 @@ def test_next_steps_name_what_is_known(
     monkeypatch.setenv("SPARKPIN_HOME", str(own.paths.home))
     monkeypatch.setenv("SPARKPIN_CACHE", str(own.paths.cache))
     target = tmp_path / "out.tar"
-    commands.export(own.release.tag, str(target), store=False, checkpoint=False, image=False)
+    commands_bundle.export(own.release.tag, str(target), store=False, checkpoint=False, image=False)
     assert "next, on the other machine: invoke import out.tar" in capsys.readouterr().out
     with monkeypatch.context() as patch:  # what it says afterwards needs no second engine
-        patch.setattr(commands.transfer, "copy", lambda *args: Sent(1, 0, 1))
-        patch.setattr(commands, "engine_of", lambda paths: NO_ENGINE)
-        commands.copy(own.release.tag, "ssh://host")
+        patch.setattr(commands_bundle.transfer, "copy", lambda *args: Sent(1, 0, 1))
+        patch.setattr(commands_bundle, "engine_of", lambda paths: NO_ENGINE)
+        commands_bundle.copy(own.release.tag, "ssh://host")
     said = capsys.readouterr().out
     name = f"{own.release.name}.tar"
     assert f"invoke export {own.release.tag} --no-image -o {name}, and there: invoke import {name}" in said
@@ -864,15 +865,15 @@ def test_no_signature_is_over_a_finished_checkpoint(
     signed = sample_of(tmp_path / "signed", Keys(signing_key, allowed))
     plain, finished = write_sample(signed, tmp_path / "plain.tar"), tmp_path / "finished.tar"
     finished.write_bytes(with_checkpoint(Parts.of(plain), signed, ["config.json"]).pack())
-    commands.verify(str(plain), deep=False, require_signature=True)
-    commands.verify(str(finished), deep=False, require_signature=False)
+    commands_evidence.verify(str(plain), deep=False, require_signature=True)
+    commands_evidence.verify(str(finished), deep=False, require_signature=False)
     shown = capsys.readouterr().out
     assert shown.count("not in the statement: which files may be executed, times and sizes, logs") == 2
     assert shown.count("finished checkpoint: 1 files as its own record names them; no statement does") == 1
     assert "ok     checkpoint" not in shown, "only its own record says so"
     paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
     for take in (
-        lambda: commands.verify(str(finished), deep=True, require_signature=True),
+        lambda: commands_evidence.verify(str(finished), deep=True, require_signature=True),
         lambda: take_in.import_bundle(paths, NO_ENGINE, finished, quiet, signed=True),
     ):
         with pytest.raises(IntegrityError, match=r"lacks a trusted signature: finished checkpoint") as caught:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from checkout import INVOKE, PROJECT, Checkout
 
-from sparkpin.commands import commands
+from sparkpin.commands import releases as commands_releases
 
 TASKS = [
     "attest",
@@ -170,5 +170,10 @@ def test_render_prints_a_dockerfile_and_its_key_does_not_depend_on_the_checkout(
 def test_a_rollback_tells_the_flags_that_change() -> None:
     before = ("vllm", "serve", "/model", "--a", "1", "--b", "--c", '{"x": 1}')
     after = ("vllm", "serve", "/model", "--a", "2", "--b", "--d")
-    assert commands.changed_flags(before, before) == ["flags: the same"]
-    assert commands.changed_flags(before, after) == ["  - --a 1", "  - --c '{\"x\": 1}'", "  + --a 2", "  + --d"]
+    assert commands_releases.changed_flags(before, before) == ["flags: the same"]
+    assert commands_releases.changed_flags(before, after) == [
+        "  - --a 1",
+        "  - --c '{\"x\": 1}'",
+        "  + --a 2",
+        "  + --d",
+    ]

@@ -11,7 +11,7 @@ import yaml
 from places import PROJECT
 
 from sparkpin.build.pair import pair
-from sparkpin.commands import commands
+from sparkpin.commands import notes as commands_notes
 from sparkpin.commands import recipe as tasks
 from sparkpin.community import check, recipe, wheelflags
 from sparkpin.community.release import known_versions, nearest, release
@@ -415,11 +415,11 @@ def test_a_file_of_the_community_without_its_keys(tmp_path: Path) -> None:
 
 def test_a_build_tells_of_what_vllm_will_refuse(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = Paths(project, project.with_name("cache"), project.with_name("home"))
-    commands.say_mistakes(paths, pair(project, "scripted-tiny")[-1])
+    commands_notes.say_mistakes(paths, pair(project, "scripted-tiny")[-1])
     assert capsys.readouterr().err == ""
     file = project / "recipes/scripted-tiny.yaml"
     file.write_text(file.read_text().replace("--max-num-seqs", "--max-nums-seqs"))
-    commands.say_mistakes(paths, pair(project, "scripted-tiny")[-1])
+    commands_notes.say_mistakes(paths, pair(project, "scripted-tiny")[-1])
     (line,) = capsys.readouterr().err.splitlines()
     told = "vLLM 0.32.0 has no flag --max-nums-seqs; did you mean --max-num-seqs?"
     assert line.endswith(f"warning: recipes/scripted-tiny.yaml: command: {told}")

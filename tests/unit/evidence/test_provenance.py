@@ -12,7 +12,7 @@ import pytest
 from evidence_samples import Sample, make_sample
 
 from sparkpin.build.record import write_record
-from sparkpin.commands import commands
+from sparkpin.commands import evidence as commands_evidence
 from sparkpin.core.errors import HostError, IntegrityError
 from sparkpin.evidence.attest import attest, ensure_attested, is_attested
 from sparkpin.evidence.provenance import read_statement
@@ -162,10 +162,10 @@ def test_no_signature_outlives_its_statement(
     ):
         monkeypatch.setenv(variable, str(folder))
     monkeypatch.delenv("SPARKPIN_SIGNING_KEY", raising=False)
-    commands.attest(sample.release.tag)
+    commands_evidence.attest(sample.release.tag)
     assert "the signature from before is removed" in capsys.readouterr().out
     assert not (sample.folder / SIGNATURE).exists()
-    commands.attest(sample.release.tag)
+    commands_evidence.attest(sample.release.tag)
     assert "removed" not in capsys.readouterr().out
 
 
@@ -179,10 +179,10 @@ def test_attest_says_who_signed(
         ("SPARKPIN_SIGNING_KEY", signing_key),
     ):
         monkeypatch.setenv(variable, str(value))
-    commands.attest(sample.release.tag)
+    commands_evidence.attest(sample.release.tag)
     assert f"signed with {signing_key}: ED25519 key SHA256:" in capsys.readouterr().out
     monkeypatch.delenv("SPARKPIN_SIGNING_KEY")
-    commands.attest(sample.release.tag)
+    commands_evidence.attest(sample.release.tag)
     said = capsys.readouterr().out
     assert "the signature from before stays, it is over this very statement: ED25519 key SHA256:" in said
     assert "not signed now" in said and "SPARKPIN_SIGNING_KEY" in said

@@ -22,7 +22,7 @@ from sparkpin.build.pair import pair
 from sparkpin.build.record import BuildInput, write_record
 from sparkpin.bundle import export
 from sparkpin.bundle.form import IMPORTS
-from sparkpin.commands import commands
+from sparkpin.commands import evidence as commands_evidence
 from sparkpin.core import progress
 from sparkpin.core.errors import HostError, IntegrityError, ManifestError
 from sparkpin.core.files import sha256_file
@@ -752,13 +752,13 @@ def loaded(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
     monkeypatch.setenv("SPARKPIN_CACHE", str(made.paths.cache))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv(SIGNING_KEY, raising=False)
-    monkeypatch.setattr(commands, "engine_of", lambda paths: engine)
+    monkeypatch.setattr(commands_evidence, "engine_of", lambda paths: engine)
     return made
 
 
 @pytest.mark.engine
 def test_task_says_what_it_checked(loaded: Sample, capsys: pytest.CaptureFixture[str]) -> None:
-    commands.verify(loaded.release.tag, deep=True, require_signature=False)
+    commands_evidence.verify(loaded.release.tag, deep=True, require_signature=False)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0].split("  ")[0] for line in lines[:-1]].count("ok") == 11, lines
     assert any(line.startswith("--") and "not signed" in line for line in lines)
@@ -766,7 +766,7 @@ def test_task_says_what_it_checked(loaded: Sample, capsys: pytest.CaptureFixture
     assert "11 checks hold; none is wrong; not checked: signature" in lines[-1]
     assert "not checked: signature, fetched packages, model files, checkpoint, what the smoke" in lines[-1]
     with pytest.raises(IntegrityError, match="lacks a trusted signature: signature\n") as failed:
-        commands.verify(loaded.release.tag, deep=False, require_signature=True)
+        commands_evidence.verify(loaded.release.tag, deep=False, require_signature=True)
     assert SIGNING_KEY in failed.value.next_step, "without a key `invoke attest` alone leads in a circle"
     assert failed.value.next_step.endswith(f"then invoke attest {loaded.release.tag}")
 
@@ -777,14 +777,14 @@ def test_other_image_under_the_tag(engine: Engine, loaded: Sample, capsys: pytes
     part = SealedLayer(layer=read_layer(io.BytesIO(file_layer("other", b"x")), everything=True))
     engine.load_sealed([part], {}, os="linux", architecture="amd64", tag=loaded.release.tag)
     with pytest.raises(IntegrityError, match="says: engine\n"):
-        commands.verify(loaded.release.tag, deep=False, require_signature=False)
+        commands_evidence.verify(loaded.release.tag, deep=False, require_signature=False)
     assert "WRONG  engine: config digest: saw" in capsys.readouterr().out
     (loaded.paths.work / "saved-left").mkdir(parents=True)  # by a killed run
     check = imagecheck.check_saved(loaded.paths, engine, loaded.release, lambda line: None)
     assert check.result == "wrong"
     engine.untag(loaded.release.tag)
     with pytest.raises(IntegrityError, match="says: engine\n"):
-        commands.verify(loaded.release.tag, deep=False, require_signature=False)
+        commands_evidence.verify(loaded.release.tag, deep=False, require_signature=False)
     assert "WRONG  engine: it has no" in capsys.readouterr().out
     assert not list(loaded.paths.work.iterdir())
 

@@ -33,7 +33,7 @@ from checkpoint_samples import (
 
 from sparkpin.checkpoint.repository import Places, listing_of
 from sparkpin.checkpoint.safetensors import read_header_bytes
-from sparkpin.commands import commands
+from sparkpin.commands import lock as commands_lock
 from sparkpin.core.errors import CheckpointError, DiskError, IntegrityError, ManifestError, NetworkError
 from sparkpin.core.files import PARTIAL, sha256_file
 from sparkpin.core.paths import Paths
@@ -880,17 +880,17 @@ def test_offline_mode_is_told_by_what_was_to_be_fetched(
 def test_a_plain_lock_leaves_models_alone_that_nobody_locked(
     remote: Remote, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(commands.Paths, "from_env", lambda: remote.paths)
+    monkeypatch.setattr(commands_lock.Paths, "from_env", lambda: remote.paths)
     (remote.paths.project / "pins/stacks").mkdir()
     with remote.online():
-        commands.lock(stack=None, model=None, keep_layers=False)
+        commands_lock.lock(stack=None, model=None, keep_layers=False)
         assert "invoke lock --model sample" in capsys.readouterr().out
         assert not remote.requests
-        commands.lock(stack=None, model="sample", keep_layers=False)
+        commands_lock.lock(stack=None, model="sample", keep_layers=False)
         told = capsys.readouterr().out
         assert "pins/models/sample.lock: acme/sample-fp8 at " in told and "4 files, 2 headers, 12 tensors of" in told
         remote.requests.clear()
-        commands.lock(stack=None, model=None, keep_layers=False)
+        commands_lock.lock(stack=None, model=None, keep_layers=False)
     assert remote.requests
 
 

@@ -24,7 +24,9 @@ from sparkpin.build import make as jobs
 from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, layer_file, read_record, write_record
 from sparkpin.build.rootfs import RootfsSpec
 from sparkpin.bundle import take_in
-from sparkpin.commands import commands, tables
+from sparkpin.commands import evidence as commands_evidence
+from sparkpin.commands import releases as commands_releases
+from sparkpin.commands import tables
 from sparkpin.core import disk as diskspace
 from sparkpin.core import prune_lock
 from sparkpin.core.errors import BusyError, DiskError, InputError, ManifestError
@@ -471,10 +473,10 @@ def test_the_task_says_what_stays_and_why_and_what_is_freed(
     monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
     one, two, three = (built(paths, engine, number) for number in (1, 2, 3))
     retention.promote(paths, engine, three.tag)
-    commands.pin(one.tag, note="[the first] :star:")
+    commands_releases.pin(one.tag, note="[the first] :star:")
     for dry_run in (True, False):
         capsys.readouterr()
-        commands.prune(keep=1, dry_run=dry_run, store=False)
+        commands_releases.prune(keep=1, dry_run=dry_run, store=False)
         out = capsys.readouterr().out
         assert out.startswith("sparkpin/tiny:\n") and max(map(len, out.splitlines()[:9])) <= 80
         said = " ".join(out.split())
@@ -486,9 +488,9 @@ def test_the_task_says_what_stays_and_why_and_what_is_freed(
         assert f"checkpoints of {paths.checkpoints}/tiny-model: {two.checkpoint_key[:16]}" in said
         assert ("would remove 1 release, free 0.2 MB" if dry_run else "removed 1 release, freed 0.2 MB") in said
         assert ("nothing was changed" in said) == dry_run
-    commands.images(as_json=False)
+    commands_releases.images(as_json=False)
     assert f"{one.name} passed passed 3 s" in " ".join(capsys.readouterr().out.split())
-    commands.unpin(one.tag)
+    commands_releases.unpin(one.tag)
     assert f"{one.tag} is no longer pinned" in capsys.readouterr().out
 
 
@@ -899,7 +901,7 @@ def test_runs_that_keep_files_for_a_release_hold_off_a_prune(
         "build": lambda: jobs.build_releases(paths, ()),
         "rebuild": lambda: jobs.rebuild(paths, made),
         "import": lambda: take_in.import_bundle(paths, Engine(None), Path("x"), quiet),  # type: ignore[arg-type]
-        "attest": lambda: commands.attest(made.tag),
+        "attest": lambda: commands_evidence.attest(made.tag),
     }
     with pytest.raises(Reached):
         tasks[run]()

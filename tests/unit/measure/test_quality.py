@@ -25,7 +25,9 @@ from made_releases import release
 from places import DATA
 
 from benchmarks.interval_coverage import LOSSES, Loss, coverage
-from sparkpin.commands import commands, quality
+from sparkpin.commands import quality
+from sparkpin.commands import releases as commands_releases
+from sparkpin.commands import up as commands_up
 from sparkpin.core.errors import DiskError, HostError, InputError, ManifestError, QualityError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.history.report.gather import way_to
@@ -493,10 +495,10 @@ def test_what_promote_refuses_becomes_current_in_no_other_way(
     assert quality_gate.refusal(paths, ours) is None
     where = quality_record.save(paths, ours, parent, made_record(ours, parent))
     limit(paths, 0.005)
-    commands.make_first_current(paths, ours)
+    commands_up.make_first_current(paths, ours)
     assert "is not current" in (told := capsys.readouterr()).out + told.err
     with pytest.raises(QualityError, match="kl: MORE"):
-        commands.promote(ours.tag, accept_loss="  ")
+        commands_releases.promote(ours.tag, accept_loss="  ")
     assert Releases(paths).current("tiny") is None
     where.write_text("{")
     assert isinstance(quality_gate.refusal(paths, ours), ManifestError)

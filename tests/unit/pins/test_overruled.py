@@ -11,7 +11,7 @@ from checkout import Checkout
 from test_recipes import recipe, stack, stage
 
 from sparkpin.build.pair import pair
-from sparkpin.commands import commands
+from sparkpin.commands import notes as commands_notes
 from sparkpin.core.paths import Paths
 from sparkpin.pins.precedence import origins, overruled
 from sparkpin.releases.kept_inputs import KeptInputs
@@ -91,11 +91,11 @@ def test_serve_says_it_of_the_files_that_the_release_was_made_from(
         checkpoint_key=paired.checkpoint_key, argv=paired.argv, env=paired.env, created="2026-01-01T00:00:00Z",
         build_seconds=0.0, demands=paired.demands, inputs=paired.inputs, executable=paired.executable,
     )  # fmt: skip
-    commands.say_overruled_of(paths, release)
+    commands_notes.say_overruled_of(paths, release)
     assert capsys.readouterr().err == ""  # nothing is kept
     KeptInputs.of(paths).keep_project(copy.folder, paired.inputs)
     copy.replace("recipes/scripted-tiny.yaml", "  VLLM_CPU_KVCACHE_SPACE: 4\n", "")
-    commands.say_overruled_of(paths, release)
+    commands_notes.say_overruled_of(paths, release)
     assert WANTED in capsys.readouterr().err
-    commands.say_overruled_of(paths, dataclasses.replace(release, inputs={}))
+    commands_notes.say_overruled_of(paths, dataclasses.replace(release, inputs={}))
     assert capsys.readouterr().err == ""

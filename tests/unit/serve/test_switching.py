@@ -12,7 +12,7 @@ from made_releases import built, digest, release, states
 
 from sparkpin.build import make
 from sparkpin.build.pair import pair
-from sparkpin.commands import commands
+from sparkpin.commands import releases as commands_releases
 from sparkpin.core.errors import CheckpointError, EngineError, InputError, ManifestError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
@@ -76,10 +76,10 @@ def test_a_rollback_that_cannot_be_served_changes_nothing(
         raise SmokeError("did not become ready")
 
     monkeypatch.setattr(Paths, "from_env", lambda: paths)
-    monkeypatch.setattr(commands, "engine_of", lambda _: engine)
-    monkeypatch.setattr(commands, "serve", refused)
+    monkeypatch.setattr(commands_releases, "engine_of", lambda _: engine)
+    monkeypatch.setattr(commands_releases, "serve", refused)
     with pytest.raises(SmokeError):
-        commands.rollback(recipe="tiny", serve_it=True)
+        commands_releases.rollback(recipe="tiny", serve_it=True)
     assert Releases(paths).current_tag("tiny") == second.tag
     assert digest(engine, "sparkpin/tiny:current") == second.image
 
@@ -87,8 +87,8 @@ def test_a_rollback_that_cannot_be_served_changes_nothing(
 def test_a_rollback_tells_of_what_is_served_and_was_not_current() -> None:
     target, former, served = release(1, "current"), release(2, "retired"), release(3, "passed")
     for running in (None, former.tag, target.tag):
-        assert not [line for line in commands.went_back(former, target, running) if line.startswith("note: ")]
-    note = commands.went_back(former, target, served.tag)[-1]
+        assert not [line for line in commands_releases.went_back(former, target, running) if line.startswith("note: ")]
+    note = commands_releases.went_back(former, target, served.tag)[-1]
     assert note.startswith(f"note: {served.tag} was served, and {former.tag} was current, which rollback goes by")
     assert note.endswith(f"invoke promote {former.tag}, then invoke serve --release {former.tag}")
 
@@ -256,11 +256,11 @@ def test_the_tasks_tell_of_a_damaged_record(
     path = Releases(paths).record_path(second)
     path.write_text("{")
     with pytest.raises(ManifestError) as caught:
-        commands.images(as_json=False)
+        commands_releases.images(as_json=False)
     assert caught.value.file == str(path)
     out = capsys.readouterr().out
     assert third.name in out and first.name in out
-    commands.rollback(recipe="tiny")
+    commands_releases.rollback(recipe="tiny")
     said = capsys.readouterr()
     assert f"passed over: {path}" in said.err
     lines = said.out.splitlines()
@@ -278,14 +278,14 @@ def test_the_list_fits_a_terminal_and_tells_notes_and_what_is_shared(
     monkeypatch.setenv("DOCKER_HOST", f"unix://{Path(engine.client.info()['DockerRootDir']).parent / 'docker.sock'}")
     monkeypatch.setenv("SPARKPIN_CACHE", str(paths.cache))
     monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
-    commands.images(as_json=False)
+    commands_releases.images(as_json=False)
     assert capsys.readouterr().out == "no release yet; next: invoke up\n"
     first = built(paths, engine, 1, stage="hybrid")
     smoke = {"passed": False, "seconds": 1.0, "checks": [{"name": "chat", "passed": False, "detail": "500"}]}
     second = built(paths, engine, 2, "failed", smoke=smoke)
     keep.pin(Releases(paths), first.tag, "the one that works")
     engine.client.api.remove_image(second.image, force=True)
-    commands.images(as_json=False)
+    commands_releases.images(as_json=False)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines[:7])) <= 80
     found = [" ".join(line.split()) for line in lines]

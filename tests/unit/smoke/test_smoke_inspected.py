@@ -20,7 +20,11 @@ from made_releases import release
 from private_engine import load_image
 
 from sparkpin.build import make
-from sparkpin.commands import commands, tables
+from sparkpin.commands import choose as commands_choose
+from sparkpin.commands import notes as commands_notes
+from sparkpin.commands import serve as commands_serve
+from sparkpin.commands import smoke as commands_smoke
+from sparkpin.commands import tables
 from sparkpin.core import files
 from sparkpin.core.errors import BusyError, HostError, InputError, SmokeError
 from sparkpin.core.paths import Paths
@@ -235,13 +239,13 @@ def test_a_current_release_that_is_inspected_meanwhile_stays_good(records: Relea
 
 
 def test_the_summary_says_where_to_go_on(records: Releases, capsys: pytest.CaptureFixture[str]) -> None:
-    commands.finish(records, (kept(records, EMULATED),))
+    commands_notes.finish(records, (kept(records, EMULATED),))
     said = capsys.readouterr().out
     assert "passed" not in said
     carry = f"invoke export {release(1).tag} -o"
     assert f"next, where it can run: invoke rebuild {release(1).tag} (makes its checkpoint), then {carry}" in said
     with pytest.raises(SmokeError) as caught:
-        commands.finish(records, (kept(records, FAILED),))
+        commands_notes.finish(records, (kept(records, FAILED),))
     assert caught.value.next_step.endswith("/smoke/inspection.json")
     assert "torch: opt/vllm/_C.so: vLLM is built for CUDA 12" in capsys.readouterr().out
 
@@ -300,9 +304,9 @@ def test_a_release_without_an_image_does_not_stop_the_rest(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(commands, "engine_of", lambda _: fake_engine)
+    monkeypatch.setattr(commands_smoke, "engine_of", lambda _: fake_engine)
     gone = dataclasses.replace(release, tag="sparkpin/fake:gone")
-    assert commands.with_image(paths, (gone, release)) == [release]
+    assert commands_smoke.with_image(paths, (gone, release)) == [release]
     assert "left out, the engine has not the image of gone: invoke rebuild gone\n" in capsys.readouterr().out
 
 
@@ -321,10 +325,10 @@ def test_a_release_for_another_machine_is_inspected_for_real(
     assert json.loads((folder / "inspection.json").read_text())["libraries"] > 10
     result = json.loads((folder / "result.json").read_text())
     assert (result["inspected"], result["passed"], result["image"]) == (True, False, release.image)
-    monkeypatch.setattr(commands.Paths, "from_env", lambda: paths)
-    monkeypatch.setattr(commands, "engine_of", lambda _: fake_engine)
+    monkeypatch.setattr(commands_serve.Paths, "from_env", lambda: paths)
+    monkeypatch.setattr(commands_serve, "engine_of", lambda _: fake_engine)
     with pytest.raises(InputError, match="cannot be served here: stack spark is for linux/arm64"):
-        commands.serve(recipe=None, release=release.tag, port=None)
+        commands_serve.serve(recipe=None, release=release.tag, port=None)
     records.smoked(done.tag, PASSED)
     with pytest.raises(InputError, match="has passed its smoke test, and here it can only be inspected"):
         make.smoke_releases(paths, (records.get(release.tag),))
@@ -360,19 +364,19 @@ def test_the_table_of_the_load_names_what_refused(capsys: pytest.CaptureFixture[
 
 
 def test_what_was_left_out_is_not_said_to_be_smoked() -> None:
-    told = commands.nothing_to_smoke(None, known=5, left_out=2)
+    told = commands_smoke.nothing_to_smoke(None, known=5, left_out=2)
     assert told == "nothing smoked: 2 releases not yet smoked, none of them with an image"
-    told = commands.nothing_to_smoke("tiny", known=0, left_out=0)
+    told = commands_smoke.nothing_to_smoke("tiny", known=0, left_out=0)
     assert told == "nothing to smoke: no release of tiny is built; next: invoke build --recipe tiny"
-    told = commands.nothing_to_smoke("tiny", known=5, left_out=0)
+    told = commands_smoke.nothing_to_smoke("tiny", known=5, left_out=0)
     assert told == "nothing to smoke: every release of tiny has been smoked (invoke smoke --release TAG repeats one)"
 
 
 def test_smoke_refuses_a_recipe_that_nobody_knows(records: Releases) -> None:
     with pytest.raises(InputError, match="unknown recipe 'nope'"):
-        commands.require_recipe(records.paths, records, "nope")
+        commands_choose.require_recipe(records.paths, records, "nope")
     kept(records)
-    commands.require_recipe(records.paths, records, "tiny")  # its file is gone, its release is not
+    commands_choose.require_recipe(records.paths, records, "tiny")  # its file is gone, its release is not
 
 
 def test_where_nothing_passed_the_next_step_is_one_that_can_be_done(

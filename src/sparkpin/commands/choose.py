@@ -1,0 +1,54 @@
+"""Which recipe, release and stage a command is about."""
+
+from __future__ import annotations
+
+from sparkpin.build.pair import Pairing, pair
+from sparkpin.bundle import export as exporting
+from sparkpin.core.errors import (
+    InputError,
+    ManifestError,
+)
+from sparkpin.core.paths import Paths
+from sparkpin.host import machine as host
+from sparkpin.pins import manifests
+from sparkpin.releases.record import Release, Releases
+
+
+def choose_recipe(paths: Paths, recipe: str | None, stack: str | None) -> str:
+    """The recipe asked for, else the default one of the stack, else that of this machine's stack."""
+    return recipe or host.default_recipe(paths.project, stack)
+
+
+def pairings_of(recipe: str | None, stage: str | None, stack: str | None = None) -> tuple[Paths, tuple[Pairing, ...]]:
+    paths = Paths.from_env()
+    return paths, pair(paths.project, choose_recipe(paths, recipe, stack), stage=stage, stack_name=stack)
+
+
+def require_recipe(paths: Paths, records: Releases, name: str) -> list[ManifestError]:
+    """A recipe whose file is gone is known as long as a release of it is there. InputError for any other.
+
+    What of its records cannot be read, and why.
+    """
+    known, faults = records.readable(name)
+    if not known and not faults:
+        manifests.load_recipe(paths.project, name)
+    return faults
+
+
+def require_trust(paths: Paths, release: Release, *, trusted: bool) -> None:
+    """An imported release's build steps are somebody else's, and making a root file system runs them as root."""
+    if not trusted and exporting.is_from_elsewhere(paths, release):
+        raise InputError(
+            f"{release.tag} came from another machine: building it runs, as root, what its bundle says",
+            next_step=f"`invoke verify {release.tag}` says who signed it; then the same command with --trust",
+        )
+
+
+def newest_of_stage(paths: Paths, recipe: str, stage: str) -> Release:
+    for release in reversed(Releases(paths).of_recipe(recipe)):
+        if release.stage == stage:
+            return release
+    manifests.load_stage(paths.project, stage)
+    raise InputError(
+        f"no release of stage {stage!r} is built", next_step=f"invoke build --recipe {recipe} --stage {stage}"
+    )

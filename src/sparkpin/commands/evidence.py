@@ -1,0 +1,84 @@
+"""`invoke attest` and `invoke verify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparkpin.build.make import engine_of
+from sparkpin.core import prune_lock
+from sparkpin.core.errors import (
+    InputError,
+)
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import say, show
+from sparkpin.evidence import attest as attesting
+from sparkpin.evidence import signing
+from sparkpin.releases import current as retention
+from sparkpin.releases.record import Releases
+
+
+def attest(tag: str) -> None:
+    """Make a release's SBOM, statement and, with a key, signature anew."""
+    paths = Paths.from_env()
+    with prune_lock.claim(paths, say):
+        release, keys = Releases(paths).get(tag), signing.Keys.from_env()
+        made = attesting.attest(paths, release, keys)
+    for path in made.files:
+        show(str(path))
+    if made.removed:
+        show(attesting.REMOVED.format(release.tag))
+    if keys.signing:
+        show(f"signed with {keys.signing}: {made.signer}")
+    elif made.signer:
+        show(f"the signature from before stays, it is over this very statement: {made.signer}")
+    if not keys.signing:
+        show(f"not signed now: no key in {signing.places(signing.SIGNING_KEY)}")
+
+
+def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
+    """One line a check, then what was not checked; IntegrityError when one is wrong."""
+    from sparkpin.bundle import form
+    from sparkpin.evidence import imagecheck  # slow to import, and no other task needs them
+    from sparkpin.evidence import verify as verifying
+
+    paths = Paths.from_env()
+    sign = "on the machine that exported it: name a key in SPARKPIN_SIGNING_KEY, invoke attest, and export it again"
+    if Path(subject).is_file():
+        how = "get the bundle again from where it was exported"
+        if deep:
+            say("--deep adds nothing for a bundle: all of it is read and hashed in any case")
+        with form.open_bundle(Path(subject), say) as opened:
+            count = len(opened.index.members)
+            checks = [verifying.Check("bundle", "ok", f"{count} members, each of its size and hash"), *opened.checks]
+            for what, there in (
+                (verifying.PACKAGES, opened.index.store),
+                (verifying.MODELS, opened.index.store),
+                (verifying.LAYERS, opened.index.image),
+            ):
+                said = "in the bundle, each with its hash" if there else "not in the bundle"
+                checks.append(verifying.Check(what, "ok" if there else "open", said))
+            said = "not held against its sources" if opened.index.checkpoint else "not in the bundle"
+            checks.append(verifying.Check(verifying.CHECKPOINT, "open", said))
+    else:
+        try:
+            release = Releases(paths).get(subject)
+        except InputError as error:
+            raise InputError(f"{error.message}, and no file of that name", next_step=error.next_step) from None
+        how = (
+            f"invoke attest {release.tag}, if only statement, SBOM or signature are at fault; else "
+            f"{retention.how_to_rebuild(release)}"
+        )
+        key = "" if signing.Keys.from_env().signing else f"name a key in {signing.places(signing.SIGNING_KEY)}; then "
+        sign = f"{key}invoke attest {release.tag}"
+        engine, evidence = engine_of(paths), imagecheck.evidence_of(paths, release)
+        checks = [*verifying.check_evidence(evidence), imagecheck.check_loaded(engine, release)]
+        if deep:
+            checks.append(imagecheck.check_fetched(paths, release, evidence.records))
+            checks += imagecheck.check_model(paths, release, say)
+            checks.append(imagecheck.check_saved(paths, engine, release, say))
+    if require_signature:
+        checks = [verifying.demanded(check, sign) for check in checks]
+    for check in checks:
+        show(check.line)
+    show(verifying.conclusion(checks))
+    verifying.require(checks, subject, next_step=how, told=True)

@@ -1,0 +1,73 @@
+"""`invoke lock` and `invoke fetch`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparkpin.build import cross_build
+from sparkpin.commands.choose import pairings_of
+from sparkpin.core import terminal
+from sparkpin.core.errors import (
+    InputError,
+)
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import say, show
+from sparkpin.fetch import lock_community_mod, lock_model
+from sparkpin.fetch import lock_stack as locking
+from sparkpin.fetch import model as hub
+from sparkpin.fetch import stack as fetching
+
+
+def lock(*, stack: str | None, model: str | None, mod: str | None = None, keep_layers: bool) -> None:
+    if mod:
+        if stack or model:
+            raise InputError(f"--mod {mod} goes without --stack and --model", next_step=f"invoke lock --mod {mod}")
+        archive = lock_community_mod.lock_mod(Paths.from_env(), mod, say).archive
+        show(f"community/{archive.file}: {archive.size} bytes, sha256 {archive.sha256}, of {archive.version}")
+        return
+    if stack and model:
+        raise InputError(
+            f"--stack {stack} locks that stack only, --model {model} that model only",
+            next_step=f"one after the other: invoke lock --stack {stack}, then invoke lock --model {model}",
+        )
+    paths = Paths.from_env()
+    everything = not stack and not model
+    for name in [stack] if stack else names(paths.project / "pins/stacks") if everything else []:
+        made = locking.lock_stack(paths, name, say, keep_layers=keep_layers)
+        on_top = f", {len(made.updates)} of them on top of the former layers" if made.updates else ""
+        show(f"pins/stacks/{name}.lock: {len(made.debs)} Debian packages, {len(made.wheels)} wheels{on_top}")
+    for name in [model] if model else names(paths.project / "pins/models") if everything else []:
+        if not model and not (paths.project / f"pins/models/{name}.lock").is_file():
+            show(f"pins/models/{name}.yaml has no lock; to make it: invoke lock --model {name}")
+            continue
+        locked = lock_model.lock_model(paths, name, say)
+        for repository in locked.repositories.values():
+            parts = f"{len(repository.files)} files, {len(repository.headers)} headers"
+            if repository.tensors:
+                size = terminal.size(sum(tensor.size for tensor in repository.tensors))
+                parts += f", {len(repository.tensors)} tensors of {size}"
+            show(f"pins/models/{name}.lock: {repository.repo} at {repository.revision}: {parts}")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def fetch(*, recipe: str | None, stack: str | None) -> None:
+    paths, pairings = pairings_of(recipe, None, stack)
+    last = pairings[-1]
+    wanted = [(last.stack, last.stack_lock)]
+    if (machine := cross_build.this_platform()) in last.stack.build_on:
+        wanted += filter(None, [cross_build.stand_in_debs(paths, last.stack, machine)])
+    for one, lock in wanted:
+        report = fetching.fetch_stack(paths, one, lock, say)
+        what = "stack" if one is last.stack else "root file system to build it in, stack"
+        show(
+            f"{what} {one.name}: {report.files} files, {terminal.size(report.bytes_total)} verified, "
+            f"{terminal.size(report.bytes_fetched)} fetched"
+        )
+    places = hub.fetch_model(paths, last.model, last.model_lock, say)
+    for name, folder in places.folders.items():
+        show(f"model {last.model.name}: {name} in {folder}")
+    for name, tensors in places.tensors.items():
+        show(f"model {last.model.name}: {len(tensors)} tensors of {name} in {paths.store}")

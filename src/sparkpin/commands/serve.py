@@ -1,0 +1,94 @@
+"""`invoke serve`, `stop`, `status`, `logs`."""
+
+from __future__ import annotations
+
+from sparkpin.build.make import checkpoint_of, engine_of
+from sparkpin.commands.choose import choose_recipe, require_recipe
+from sparkpin.commands.notes import how_to_carry, say_overruled_of
+from sparkpin.core.errors import (
+    InputError,
+)
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import say, show
+from sparkpin.releases import current as retention
+from sparkpin.releases.record import Releases
+from sparkpin.serve import service as serving
+from sparkpin.serve import status as serving_tasks
+from sparkpin.serve.choose_loader import with_loader
+from sparkpin.serve.served import status
+from sparkpin.serve.switching import Detached
+from sparkpin.smoke.choice import obstacle, uses_gpu
+from sparkpin.smoke.server import clear_leftovers
+
+
+def serve(
+    *,
+    recipe: str | None,
+    release: str | None,
+    port: int | None,
+    host: str | None = None,
+    stack: str | None = None,
+    drain: int | None = None,
+    unit: bool = False,
+) -> None:
+    """unit: print a systemd unit that does so after a reboot, and serve nothing. drain: as `sparkpin.serve.start`."""
+    paths = Paths.from_env()
+    records = Releases(paths)
+    if release:
+        chosen = records.get(release, recipe)
+        if unit:
+            raise InputError(
+                "--unit goes without --release: the unit serves what is current then",
+                next_step=f"invoke promote {chosen.tag}, then invoke serve --unit --recipe {chosen.recipe}",
+            )
+    else:
+        name = choose_recipe(paths, recipe, stack)
+        require_recipe(paths, records, name)
+        chosen = retention.require_current(records, name)
+    if unit:
+        serving_tasks.show_unit(paths, chosen.recipe, port=port, host=host)
+        return
+    engine = engine_of(paths)
+    if why := obstacle(paths, engine, chosen):
+        raise InputError(
+            f"{chosen.tag} cannot be served here: {why}",
+            next_step=f"where it can run: {how_to_carry(records, chosen)}",
+        )
+    if not chosen.smoke_passed:
+        say(f"warning: {chosen.tag} is {chosen.state}: no smoke test stands behind its answers")
+    say_overruled_of(paths, chosen)
+    gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)
+    chosen = with_loader(paths, chosen, checkpoint, say, gpus=gpus)
+    try:
+        served = serving.start(paths, engine, chosen, checkpoint, port=port, host=host, gpus=gpus, drain=drain, say=say)
+    except Detached as detached:
+        show(f"detached: {detached}\nnext: invoke status, invoke logs --follow")
+        return
+    for line in serving_tasks.told(paths, served):
+        show(line)
+    current = records.current(chosen.recipe)
+    if current and current.tag != chosen.tag:
+        show(f"note: current is {current.tag}, and rollback goes by that; this one: invoke promote {chosen.tag}")
+
+
+def stop(*, recipe: str | None) -> None:
+    paths = Paths.from_env()
+    engine = engine_of(paths)
+    clear_leftovers(paths, engine, say)
+    stopped = serving.stop(paths, engine, recipe, say)
+    for name in stopped:
+        show(f"stopped {name}")
+    if not stopped:
+        show("nothing is served")
+        for served in status(engine):
+            show(f"not touched: {served.container}, {served.release} of the home {served.home or '(not known)'}")
+
+
+def server_status(*, as_json: bool) -> None:
+    paths = Paths.from_env()
+    serving_tasks.status(paths, engine_of(paths), as_json=as_json)
+
+
+def server_logs(*, recipe: str | None, lines: int, follow: bool) -> None:
+    paths = Paths.from_env()
+    serving_tasks.logs(paths, engine_of(paths), recipe, lines=lines, follow=follow)

@@ -1,0 +1,68 @@
+"""`invoke smoke`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparkpin.build.make import engine_of, smoke_releases
+from sparkpin.commands import tables
+from sparkpin.commands.choose import choose_recipe, newest_of_stage, require_recipe
+from sparkpin.commands.notes import finish
+from sparkpin.core import terminal
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import show
+from sparkpin.releases.record import Release, Releases
+from sparkpin.smoke.choice import owes
+
+
+def waiting_for_smoke(paths: Paths, made: Sequence[Release], *, load: bool = False) -> tuple[Release, ...]:
+    """Those that no smoke test has told what it could here, and those that failed."""
+    if all(release.smoke_passed for release in made):
+        return ()
+    engine = engine_of(paths)
+    return tuple(r for r in made if r.smoke_failed or owes(paths, engine, r, load=load))
+
+
+def smoke(*, tag: str | None, stage: str | None, recipe: str | None, load: bool) -> tuple[Release, ...]:
+    paths = Paths.from_env()
+    records = Releases(paths)
+    if recipe:
+        require_recipe(paths, records, recipe)
+    if tag:
+        wanted = [records.get(tag)]
+    elif stage:
+        wanted = [newest_of_stage(paths, choose_recipe(paths, recipe, None), stage)]
+    else:
+        known = [release for release in records.all() if recipe in (None, release.recipe)]
+        fresh = [release for release in known if release.state in ("built", "inspected")]
+        waiting = waiting_for_smoke(paths, fresh, load=load)
+        wanted = with_image(paths, waiting)
+        if not wanted:
+            show(nothing_to_smoke(recipe, known=len(known), left_out=len(waiting)))
+            return ()
+    done = smoke_releases(paths, tuple(wanted), load=load)
+    tables.show_built(done)
+    finish(records, done)
+    return done
+
+
+def nothing_to_smoke(recipe: str | None, *, known: int, left_out: int) -> str:
+    """known: releases there are; left_out: those that wait for their smoke test and have no image."""
+    of = f" of {recipe}" if recipe else ""
+    if left_out:
+        return f"nothing smoked: {terminal.count(left_out, 'release')}{of} not yet smoked, none of them with an image"
+    if not known:
+        return f"nothing to smoke: no release{of} is built; next: invoke build{f' --recipe {recipe}' if recipe else ''}"
+    return f"nothing to smoke: every release{of} has been smoked (invoke smoke --release TAG repeats one)"
+
+
+def with_image(paths: Paths, waiting: Sequence[Release]) -> list[Release]:
+    """Those whose image the engine has: nobody asked for the others by name, so they do not stop the rest."""
+    if not waiting:
+        return []
+    engine = engine_of(paths)
+    there = [release for release in waiting if engine.image(release.tag)]
+    gone = [release.tag for release in waiting if release not in there]
+    if gone:
+        show(f"left out, the engine has not {tables.images_gone(gone)}")
+    return there
