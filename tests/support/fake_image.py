@@ -13,15 +13,15 @@ import tempfile
 from importlib.util import cache_from_source
 from pathlib import Path
 
-from places import PROJECT, SUPPORT
+from places import DATA, PROJECT
 
+HERE = Path(__file__).parent
 UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH
 SOURCES = PROJECT / "src"
-INSIDE = Path("/srv")  # the project's place in the image: places.py finds tests/data from its own
 TORCH = "__version__ = '2.14.0+cu130'\ncuda = '13.0'\n"
 IMPORTED = f"""
 import json, os, sys
-sys.path[:0] = [{str(SUPPORT)!r}, {str(SOURCES)!r}]
+sys.path[:0] = [{str(HERE)!r}, {str(SOURCES)!r}]
 import fake_vllm, sparkpin.serve.inside, encodings.utf_8, encodings.idna, encodings.ascii, encodings.latin_1
 print(json.dumps([os.__file__] + [m.__file__ for m in sys.modules.values() if getattr(m, "__file__", None)]))
 """
@@ -44,7 +44,7 @@ def image_tar() -> bytes:
     python = Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}")
     chmod = Path(shutil.which("chmod") or "/bin/chmod")
     listed = subprocess.run([python, "-IS", "-c", IMPORTED], capture_output=True, text=True, check=True).stdout
-    modules = {path for name in json.loads(listed) if not {SUPPORT, SOURCES} & {*(path := Path(name)).parents}}
+    modules = {path for name in json.loads(listed) if not {HERE, SOURCES} & {*(path := Path(name)).parents}}
     loaded = {python, chmod, *(path for path in modules if path.suffix == ".so")}
     files = {*loaded, *modules, *(library for program in loaded for library in libraries(program))}
     buffer = io.BytesIO()
@@ -67,8 +67,10 @@ def image_tar() -> bytes:
             tar.addfile(member, io.BytesIO(content))
 
         places = {file: file for file in sorted(files)}
-        ours = ("tests/support/fake_vllm.py", "tests/support/places.py", "tests/data/smoke/recorded.json")
-        places |= {PROJECT / name: INSIDE / name for name in ours}
+        places |= {
+            HERE / "fake_vllm.py": Path("/usr/local/bin/fake_vllm.py"),
+            DATA / "smoke/recorded.json": Path("/usr/local/data/smoke/recorded.json"),
+        }
         with tempfile.TemporaryDirectory() as work:
             for file, place in places.items():
                 put(place, file.read_bytes())
@@ -77,7 +79,7 @@ def image_tar() -> bytes:
         said = {"vllm-0.33.0.dist-info/METADATA": "Name: vllm\nVersion: 0.33.0\n", "torch/version.py": TORCH}
         for name, text in said.items():  # for who looks at the image without running it
             put(Path("/opt/site-packages") / name, text.encode(), 0o644)
-        script = f"#!{python} -IS\nimport os, sys\nsys.path.insert(0, '{INSIDE}/tests/support')\nimport fake_vllm\n"
+        script = f"#!{python} -IS\nimport os, sys\nsys.path.insert(0, '/usr/local/bin')\nimport fake_vllm\n"
         script += "fake_vllm.main(sys.argv[2:], os.environ.get('FAKE_VLLM', ''))\n"
         put(Path("/usr/local/bin/vllm"), script.encode())
         link = tarfile.TarInfo("/usr/local/bin/python")

@@ -18,15 +18,13 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
-from places import DATA
-
 Reply = tuple[int, str, bytes]
 Fault = Callable[[str, Reply], Reply]
 
 JSON, STREAM, TEXT = "application/json", "text/event-stream; charset=utf-8", "text/plain"
 RECORDED = {
     entry["check"]: (200, entry["content_type"], entry["response"].encode())
-    for entry in json.loads((DATA / "smoke/recorded.json").read_text(encoding="utf-8"))
+    for entry in json.loads((Path(__file__).parents[1] / "data/smoke/recorded.json").read_text(encoding="utf-8"))
 }
 
 
