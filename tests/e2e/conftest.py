@@ -8,7 +8,7 @@ import pytest
 from checkout import INVOKE, PROJECT
 
 from sparkpin.core.paths import Paths
-from sparkpin.releases.record import Releases
+from sparkpin.releases.record import Release, Releases
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +16,9 @@ def main_job() -> Releases:
     """The releases of the pins of this checkout."""
     subprocess.run([*INVOKE, "up"], cwd=PROJECT, check=True)
     return Releases(Paths.from_env(PROJECT))
+
+
+@pytest.fixture(scope="session")
+def stages(main_job: Releases) -> dict[str, Release]:
+    """The newest release of each stage."""
+    return {release.stage: release for release in main_job.of_recipe("scripted-tiny")}

@@ -19,7 +19,7 @@ from checkout import LONGEST, Checkout
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.tinymodel.scripts import CHAT
 from sparkpin.host.engine import Engine
-from sparkpin.releases.record import Releases
+from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import service
 
 TRIAL = f"golden-{uuid.uuid4().hex[:8]}"  # other checkouts may test beside this one, and the engine has the tags of all
@@ -98,9 +98,9 @@ def test_a_build_that_was_killed_is_completed_by_the_next(built: Checkout) -> No
     assert all(keys <= set(row) for row in rows)
 
 
-def require_mods_at_work(records: Releases, recipe: str, stage: str) -> None:
+def require_mods_at_work(records: Releases, release: Release) -> None:
     """By the evidence of its smoke test."""
-    release = [release for release in records.of_recipe(recipe) if release.stage == stage][-1]
+    stage = release.stage
     assert release.is_good
     result = json.loads((records.evidence(release) / "smoke/result.json").read_text())
     assert result["passed"] is True
@@ -118,12 +118,15 @@ def require_mods_at_work(records: Releases, recipe: str, stage: str) -> None:
 
 def test_the_last_stage_passes_its_smoke_test_with_its_mods_at_work(copy: Checkout, first: dict[str, Any]) -> None:
     assert first["state"] == "passed"
-    require_mods_at_work(Releases(Paths(copy.folder, copy.home, copy.home)), TRIAL, "v2-tq")
+    records = Releases(Paths(copy.folder, copy.home, copy.home))
+    require_mods_at_work(records, records.get(first["tag"]))
 
 
 @pytest.mark.parametrize("stage", MODS)
-def test_every_stage_of_this_checkout_has_passed_with_its_mods_at_work(main_job: Releases, stage: str) -> None:
-    require_mods_at_work(main_job, "scripted-tiny", stage)
+def test_every_stage_of_this_checkout_has_passed_with_its_mods_at_work(
+    main_job: Releases, stages: dict[str, Release], stage: str
+) -> None:
+    require_mods_at_work(main_job, stages[stage])
 
 
 def test_promote_serve_and_roll_back_take_the_flags_with_them(copy: Checkout, first: dict[str, Any]) -> None:

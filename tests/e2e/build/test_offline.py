@@ -16,7 +16,7 @@ from checkout import INVOKE, LONGEST, PROJECT, Checkout
 
 from sparkpin.core.paths import Paths
 from sparkpin.host.daemon import SYSTEM_PATH
-from sparkpin.releases.record import Releases
+from sparkpin.releases.record import Release, Releases
 
 OFFLINE = f"offline-{uuid.uuid4().hex[:8]}"  # other checkouts may test beside this one, in the same engine
 pytestmark = pytest.mark.skipif(
@@ -70,9 +70,11 @@ def copy(tmp_path: Path) -> Iterator[Checkout]:
     made.remove_tags(OFFLINE)
 
 
-def test_every_stage_comes_out_identical_in_an_engine_of_its_own(main_job: Releases) -> None:
+def test_every_stage_comes_out_identical_in_an_engine_of_its_own(
+    main_job: Releases, stages: dict[str, Release]
+) -> None:
     """Both from scratch: another data root, empty caches, the root file system and every layer made anew."""
-    newest = [release for release in main_job.of_recipe("scripted-tiny") if release.stage == "v2-tq"][-1]
+    newest = stages["v2-tq"]
     result = alone(PROJECT, *INVOKE, "reproduce", "--release", newest.tag)
     assert result.returncode == 0, result.stdout + result.stderr
     evidence = json.loads((main_job.evidence(newest) / "reproduced.json").read_text())
@@ -81,7 +83,9 @@ def test_every_stage_comes_out_identical_in_an_engine_of_its_own(main_job: Relea
     assert evidence["stages"][-1]["got"] == newest.image
 
 
-def test_every_stage_is_built_offline_after_a_fetch(main_job: Releases, copy: Checkout, tmp_path: Path) -> None:
+def test_every_stage_is_built_offline_after_a_fetch(
+    main_job: Releases, stages: dict[str, Release], copy: Checkout, tmp_path: Path
+) -> None:
     """With what the first build left in the cache; the test above makes all of it anew, without a network either."""
     copy.done("fetch", "--recipe", OFFLINE)
     build = [*INVOKE, "build", "--offline", "--recipe", OFFLINE]
@@ -91,7 +95,7 @@ def test_every_stage_is_built_offline_after_a_fetch(main_job: Releases, copy: Ch
     made = {
         release.stage: release.image for release in Releases(Paths(copy.folder, main_job.paths.cache, copy.home)).all()
     }
-    assert made == {release.stage: release.image for release in main_job.of_recipe("scripted-tiny")}
+    assert made == {stage: release.image for stage, release in stages.items()}
 
 
 def test_what_is_missing_is_told_before_anything_is_built(copy: Checkout, tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import pytest
 from checkout import PROJECT
 from in_container import output_of
 
-from sparkpin.build.pair import pair
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.model import repository_folder
 from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests, vllm_command
-from sparkpin.releases.record import Releases
+from sparkpin.releases import container
+from sparkpin.releases.record import Release, Releases
 from sparkpin.serve.memory.cache import lay_out
 from sparkpin.serve.memory.geometry import read_geometry
 from sparkpin.serve.memory.recipe import has_wide_state
@@ -69,16 +69,18 @@ def argv_of(args: dict[str, Any], length: int) -> list[str]:
     return words
 
 
-def test_plans_say_what_vllm_says() -> None:
+def test_plans_say_what_vllm_says(stages: dict[str, Release]) -> None:
     """vLLM's own code for CASES. Dummy weights: caches do not depend on them."""
+    engine, release = Engine.connect(), stages["v2-tq"]
     cases, wanted = wanted_cases()
     folders = {PROJECT / "tests/support/vllm_caches.py": "/run/vllm_caches.py", base_folder(): "/base"}
     log = output_of(
-        Engine.connect(),
-        pair(PROJECT, "scripted-tiny")[-1].rendered.ref,
+        engine,
+        release.tag,
         ["python", "/run/vllm_caches.py", json.dumps(cases), "/base"],
-        environment={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-        volumes={str(path): {"bind": where, "mode": "ro"} for path, where in folders.items()},
+        environment={**container.ENV, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        volumes={str(path): {"bind": where, "mode": "ro"} for path, where in folders.items()}
+        | {container.cache_volume(engine, release): {"bind": container.HOME, "mode": "rw"}},
         tmpfs={"/tmp": "exec"},
     )
     rows = [json.loads(line.removeprefix("RESULT ")) for line in log.splitlines() if line.startswith("RESULT ")]
@@ -86,9 +88,9 @@ def test_plans_say_what_vllm_says() -> None:
 
 
 @pytest.mark.parametrize("stage", ["base", "hybrid", "mtp", "v2", "v2-tq"])
-def test_plans_say_what_servers_have_logged(main_job: Releases, stage: str) -> None:
+def test_plans_say_what_servers_have_logged(main_job: Releases, stages: dict[str, Release], stage: str) -> None:
     """Those of the smoke tests."""
-    release = [one for one in main_job.of_recipe("scripted-tiny") if one.stage == stage][-1]
+    release = stages[stage]
     config = json.loads((base_folder() / "config.json").read_text())
     geometry = read_geometry(config, stage)
     argv, env = list(release.argv), dict(release.env)
