@@ -39,6 +39,14 @@ class Checkout:
         shutil.copy(PROJECT / "tasks.py", folder)
         return cls(folder, folder.with_name(folder.name + "-home"))
 
+    @classmethod
+    def clone(cls, folder: Path) -> Checkout:
+        """With all that install.sh reads; it has not run there."""
+        made = cls.make(folder)
+        for name in ("install.sh", "requirements.lock", "pyproject.toml"):
+            shutil.copy(PROJECT / name, made.folder)
+        return made
+
     @property
     def env(self) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": str(self.folder / "src"), "SPARKPIN_HOME": str(self.home)}

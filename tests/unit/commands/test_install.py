@@ -1,18 +1,12 @@
-"""install.sh: its options, and what it does on a fresh Debian 12: a container of the stack's own root file system."""
+"""install.sh: its options and its dry run. tests/e2e/commands has what it does on a fresh Debian 12."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from checkout import INVOKE, PROJECT, Checkout
-from in_container import run
-
-from sparkpin.build import render, rootfs
-from sparkpin.host.engine import Engine
-from sparkpin.pins import manifests
 
 
 def install(*options: str, checkout: Checkout | None = None) -> subprocess.CompletedProcess[str]:
@@ -43,11 +37,8 @@ def test_an_unknown_stage_is_told_by_a_dry_run() -> None:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Checkout:
-    """A fresh clone: whether this checkout has been installed is nothing to these tests."""
-    copy = Checkout.make(tmp_path / "copy")
-    for name in ("install.sh", "requirements.lock", "pyproject.toml"):
-        shutil.copy(PROJECT / name, copy.folder)
-    return copy
+    """Whether this checkout has been installed is nothing to these tests."""
+    return Checkout.clone(tmp_path / "copy")
 
 
 def test_a_dry_run_says_what_would_be_done(copy: Checkout) -> None:
@@ -89,41 +80,3 @@ def test_the_long_silence_of_pip_is_broken() -> None:
         "  40 packages looked up",
         "  all 45 are here; installing them",
     ]
-
-
-def on_fresh_debian(command: list[str], user: str) -> tuple[int, str]:
-    """Run in a container of the bare root file system; the checkout is mounted read-only."""
-    stack = manifests.load_stack(PROJECT, "cpu")
-    lock = manifests.load_stack_lock(PROJECT, stack)
-    code, out, err = run(
-        Engine.connect(),
-        render.rootfs_ref(stack.debian.suite, rootfs.rootfs_spec(stack, lock).key),
-        command,
-        user=user,
-        working_dir="/src",
-        environment={"HOME": "/tmp"},
-        volumes={str(PROJECT): {"bind": "/src", "mode": "ro"}},
-        tmpfs={"/src/.venv": "ro"},  # a fresh clone has none
-    )
-    return code, out + err
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("options", [[], ["--no-smoke"]])
-def test_without_root_it_prints_the_commands_and_exits_with_3(options: list[str]) -> None:
-    code, text = on_fresh_debian(["bash", "./install.sh", *options], "10001:10001")
-    assert code == 3, text
-    command = next(line for line in text.splitlines() if "apt-get" in line and "install" in line)
-    for package in ("docker.io", "iptables", "mmdebstrap", "debian-archive-keyring", "python3-venv"):
-        assert package in command
-    assert "Nothing was changed" in text
-    assert "Traceback" not in text
-
-
-@pytest.mark.e2e
-def test_a_dry_run_as_root_says_what_it_would_install() -> None:
-    code, text = on_fresh_debian(["bash", "./install.sh", "--dry-run"], "0:0")
-    assert code == 0, text
-    assert "apt-get" in text
-    assert "docker.io" in text
-    assert "would make .venv" in text
