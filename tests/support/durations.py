@@ -19,7 +19,7 @@ class Durations:
     """A plugin of the process that writes the summary."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.cache = config.cache
+        self.cache = cache_of(config)
         self.kept = kept(config)
         self.whole_files = not config.option.keyword and not any("::" in arg for arg in config.args)
         self.seconds: Counter[str] = Counter()
@@ -47,10 +47,15 @@ class Durations:
             self.cache.set(KEY, self.kept)
 
 
+def cache_of(config: pytest.Config) -> pytest.Cache | None:
+    """None under `-p no:cacheprovider`."""
+    return getattr(config, "cache", None)
+
+
 def kept(config: pytest.Config) -> dict[str, list[float]]:
     """Seconds of the last runs, by test and by file's fixtures."""
-    found: dict[str, list[float]] = config.cache.get(KEY, {}) if config.cache else {}
-    return found
+    cache = cache_of(config)
+    return dict(cache.get(KEY, {})) if cache else {}
 
 
 def of_files(config: pytest.Config) -> Counter[str]:
