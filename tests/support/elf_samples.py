@@ -8,6 +8,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from sparkpin.smoke.inspect.scan import ImageFacts, scan
+from sparkpin.smoke.inspect.tree import in_folders
 
 AARCH64, X86_64, CUDA = 183, 62, 190
 PTX, CUBIN = 1, 2
@@ -107,3 +111,42 @@ def cubin(flags: int, abi: int = 8) -> bytes:
     """The header of a .cubin file."""
     head = b"\x7fELF\x02\x01\x01\x41" + bytes([abi]) + bytes(7)
     return head + struct.pack("<HHIQQQIHHHHHH", 2, CUDA, 1, 0, 0, 0, flags, 64, 56, 0, 64, 0, 0)
+
+
+GPU = bytes(Elf(gpu=container(entry(CUBIN, 120, PLAIN))))
+
+
+def put(folder: Path, files: Mapping[str, bytes | Elf | str]) -> Path:
+    """Write them: paths below the folder, and content; "-> x" is a link to x. Returns the folder."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, str) and content.startswith("-> "):
+            path.symlink_to(content[3:])
+        else:
+            path.write_bytes(content.encode() if isinstance(content, str) else bytes(content))
+            path.chmod(0o755)
+    return folder
+
+
+def facts_of(folder: Path, env: Mapping[str, str] | None = None) -> ImageFacts:
+    return scan(in_folders([folder]), lambda line: None, env)
+
+
+SAMPLE_ROOT: dict[str, bytes | Elf | str] = {
+    "usr/lib/libreal.so.1": Elf(soname="libreal.so.1", defined=["one"]),
+    "usr/lib/libreal.so": "-> libreal.so.1",
+    "opt/app/module.so": GPU,
+    "opt/app/broken.so": GPU[:200],
+    "opt/app/script.sh": "#!/bin/sh\necho not a library\n",
+    "opt/site-packages/made-1.dist-info/METADATA": "Name: made\nVersion: 1\n",
+    "etc/ld.so.conf": "/opt/app\n",
+}
+
+
+def server_files(cuda: str | None = "13.0") -> dict[str, bytes | Elf | str]:
+    """What says that vLLM and PyTorch are there."""
+    return {
+        "opt/site-packages/vllm-0.33.0.dist-info/METADATA": "Name: vllm\nVersion: 0.33.0\n",
+        "opt/site-packages/torch/version.py": f"__version__ = '2.14.0'\ncuda = {cuda!r}\n",
+    }

@@ -6,6 +6,7 @@ the key of its parent (or of the root file system), the platform, the epoch and 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -270,8 +271,10 @@ def build_key(stack: Stack, below: str, dockerfile: str, files: Sequence[Context
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
+@functools.lru_cache(maxsize=8)
 def environment(folder: Path) -> jinja2.Environment:
-    """A sandbox: the templates of an imported release come from somebody else."""
+    """A sandbox: the templates of an imported release come from somebody else. Kept, for compiling them is most of what
+    a render costs; a template that has changed on disk is read anew."""
     return jinja2.sandbox.SandboxedEnvironment(
         loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,

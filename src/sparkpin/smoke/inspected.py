@@ -58,7 +58,7 @@ def run_inspection(
     running.require_image(engine, release)
     begin = time.monotonic()
     say(f"inspected, not served: {why}")
-    examined = inspect(paths, engine, release.tag, sm="", platform="", say=say)
+    examined = inspect(paths, engine, release.tag, sm=None, platform="", say=say)
     report.show(examined)
     terminal.show(examined.verdict)
     loaded = run_load(paths, engine, release, examined.facts, examined.platform, say) if load else None

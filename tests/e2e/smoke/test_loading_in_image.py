@@ -1,4 +1,4 @@
-"""The load in the cpu stack's image: vLLM's own libraries, our plugins, a stub of the driver, in a real container.
+"""The cpu stack's image, inspected and loaded: vLLM's own libraries, our plugins, a stub of the driver, in a container.
 
 What runs is what runs under emulation, natively: CI has no emulation, and the image for a Spark is large.
 """
@@ -17,8 +17,9 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Release
 from sparkpin.smoke.inspect.elf import X86_64, Library
-from sparkpin.smoke.inspect.image import open_image
-from sparkpin.smoke.inspect.scan import ImageFacts, scan
+from sparkpin.smoke.inspect.report import Result
+from sparkpin.smoke.inspect.run import inspect
+from sparkpin.smoke.inspect.scan import ImageFacts
 from sparkpin.smoke.load.run import run_load
 from sparkpin.smoke.server import LABEL, owner
 
@@ -37,6 +38,11 @@ def engine() -> Engine:
 
 
 @pytest.fixture(scope="module")
+def examined(engine: Engine, image: Release) -> Result:
+    return inspect(Paths.from_env(PROJECT), engine, image.tag, sm=None, platform="", say=len)
+
+
+@pytest.fixture(scope="module")
 def image() -> Release:
     last = pair(PROJECT, "scripted-tiny")[-1]
     return dataclasses.replace(release(1), tag=last.rendered.ref, demands=last.demands)
@@ -47,10 +53,19 @@ def left_over(engine: Engine, paths: Paths) -> list[object]:
     return [*mine, *(paths.work.iterdir() if paths.work.is_dir() else ())]
 
 
-def test_libraries_and_plugins_of_the_image_load(paths: Paths, engine: Engine, image: Release) -> None:
-    with open_image(paths, engine, image.tag, len) as opened:
-        facts = scan(opened.files, len, opened.env)
-    facts = dataclasses.replace(facts, libraries={**facts.libraries, WANTS_DRIVER.path: WANTS_DRIVER})
+def test_the_image_of_the_cpu_stack_passes(examined: Result) -> None:
+    assert examined.errors == [] and examined.sm is None
+    assert len(examined.facts.libraries) > 500
+    plugins = {package.name: package.accepts for package in examined.facts.packages if package.accepts}
+    assert set(plugins) == {"vllm", "sparkpin-hybrid-int4-fp8", "sparkpin-int8-lm-head", "sparkpin-turboquant"}
+    assert all(finding.why for finding in examined.findings if finding.severity == "allowed")
+
+
+def test_libraries_and_plugins_of_the_image_load(
+    paths: Paths, engine: Engine, image: Release, examined: Result
+) -> None:
+    libraries = {**examined.facts.libraries, WANTS_DRIVER.path: WANTS_DRIVER}
+    facts = dataclasses.replace(examined.facts, libraries=libraries)
     said: list[str] = []
     loaded = run_load(paths, engine, image, facts, "linux/amd64", said.append)
     assert loaded.passed, [row for row in loaded.rows if not row.passed]

@@ -8,6 +8,7 @@ import lzma
 import os
 import random
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from elf_samples import AARCH64, CUBIN, FAMILY, PLAIN, PTX, SPECIFIC, ZSTD, Elf,
 from places import DATA
 
 from sparkpin.core.errors import InspectionError
-from sparkpin.smoke.inspect.elf import Library, read_library
+from sparkpin.smoke.inspect.elf import CUDA, MACHINES, Library, read_library
 from sparkpin.smoke.inspect.fatbin import Code
 
 DATA = DATA / "inspection"
@@ -29,6 +30,14 @@ SAMPLE = Elf(
     versions_needed={"libc.so.6": ["GLIBC_2.17", "GLIBC_2.34"], "libm.so.6": ["GLIBC_2.29"]},
     versions=["libsample.so.1", "SAMPLE_1.0"],
 )
+
+
+def changed(section: int, place: int, form: str, change: Callable[[int], int]) -> bytes:
+    """The sample, but for one number in the row of a section."""
+    data = bytearray(bytes(SAMPLE))
+    row = struct.unpack_from("<Q", data, 40)[0] + 64 * section
+    struct.pack_into(form, data, row + place, change(struct.unpack_from(form, data, row + place)[0]))
+    return bytes(data)
 
 
 def read(data: bytes) -> Library:
@@ -45,10 +54,7 @@ def test_tables_of_a_library() -> None:
         runpath=("$ORIGIN/../lib", "/opt/lib"),
         undefined=frozenset({b"_ZN3c104cuda12device_countEv"}),
         defined=frozenset({b"sample", b"sample_two"}),
-        versions_needed={
-            "libc.so.6": frozenset({"GLIBC_2.17", "GLIBC_2.34"}),
-            "libm.so.6": frozenset({"GLIBC_2.29"}),
-        },
+        versions_needed={"libc.so.6": frozenset({"GLIBC_2.17", "GLIBC_2.34"}), "libm.so.6": frozenset({"GLIBC_2.29"})},
         versions=frozenset({"libsample.so.1", "SAMPLE_1.0"}),
     )
 
@@ -59,7 +65,7 @@ def test_real_libraries_of_this_machine() -> None:
     with open(path, "rb") as file:
         library = read_library(file, path)
     assert library.soname == "libc.so.6"
-    assert library.machine_name == os.uname().machine.replace("_", "-")
+    assert MACHINES[library.machine] == os.uname().machine.replace("_", "-")
     assert {"GLIBC_2.17", "GLIBC_2.34"} <= library.versions
     loaded = ctypes.CDLL(path)
     functions = [name.decode() for name in sorted(library.defined) if name.decode().startswith("str")]
@@ -102,7 +108,7 @@ def test_gpu_code_of_each_unit() -> None:
 )
 def test_cubin_files(data: bytes, name: str) -> None:
     library = read(data)
-    assert library.machine_name == "cuda"
+    assert library.machine == CUDA
     assert [code.name for unit, _ in library.code for code in unit] == [name]
 
 
@@ -122,16 +128,18 @@ def test_a_cubin_file_as_nvcc_writes_it(arch: str) -> None:
 
 
 def test_files_of_other_machines_say_which() -> None:
-    assert read(bytes(Elf(machine=243))).machine_name == "riscv"
-    assert read(b"\x7fELF\x01\x01\x01".ljust(18, b"\0") + b"\x28\0" + bytes(40)).machine_name == "arm"
-    assert read(bytes(Elf(machine=999))).machine_name == "machine 999"
+    assert read(bytes(Elf(machine=243))) == Library("lib/sample.so", 243)
+    assert read(b"\x7fELF\x01\x01\x01".ljust(18, b"\0") + b"\x28\0" + bytes(44)) == Library("lib/sample.so", 40)
 
 
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"MZ" + bytes(100), "not an ELF file"),
-        (b"\x7fELF", "the ELF header at bytes 0 to 20, but the file ends at 4"),
+        (b"\x7fELF", "the ELF header at bytes 0 to 64, but the file ends at 4"),
+        (bytes(SAMPLE)[:5] + b"\x02" + bytes(SAMPLE)[6:18] + b"\0\xb7" + bytes(SAMPLE)[20:], "byte order 2"),
+        (changed(3, 4, "<I", lambda kind: 11), "several tables of a kind"),
+        (changed(1, 32, "<Q", lambda size: size - 1), "a name at byte"),  # the last one has no end
+        (changed(2, 40, "<I", lambda names: 3), "the names of the dynamic symbols are in section 3, which holds none"),
         (bytes(SAMPLE)[:-64], "the table of sections at bytes"),
         (bytes(SAMPLE)[:40] + struct.pack("<Q", 1 << 62) + bytes(SAMPLE)[48:], "the table of sections"),
         (bytes(SAMPLE)[:62] + b"\xf0\x00" + bytes(SAMPLE)[64:], "section 240 holds the names"),
@@ -174,7 +182,7 @@ def test_a_list_of_versions_that_repeats_itself_ends() -> None:
     struct.pack_into("<I", data, row + 44, 0xFFFFFFFF)
     for step in range(0, 99_000, 16):
         struct.pack_into("<HHIII", data, place + step, 1, 0xFFFF, 1, 16, 16)
-    with pytest.raises(InspectionError, match="more than 65536 versions needed"):
+    with pytest.raises(InspectionError, match="row 65537 of its versions"):
         read(bytes(data))
 
 
@@ -185,8 +193,6 @@ def test_a_large_table_is_not_read() -> None:
         def seek(self, offset: int, whence: int = 0) -> int:
             return 1 << 40 if whence == 2 else super().seek(offset, whence)
 
-    data = bytearray(bytes(SAMPLE))
-    sections = struct.unpack_from("<Q", data, 40)[0]
-    struct.pack_into("<Q", data, sections + 2 * 64 + 32, 1 << 39)  # size of the second section: the symbols
-    with pytest.raises(InspectionError, match=r"the dynamic symbols of 549755813880 bytes, wanted at most 268435456"):
-        read_library(Huge(bytes(data)), "lib/sample.so")
+    data = changed(2, 32, "<Q", lambda size: 1 << 39)
+    with pytest.raises(InspectionError, match=r"the dynamic symbols of 549755813888 bytes, wanted at most 268435456"):
+        read_library(Huge(data), "lib/sample.so")

@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from elf_samples import CUBIN, FAMILY, PLAIN, PTX, SPECIFIC, X86_64, Elf, container, cubin, entry
+from elf_samples import CUBIN, FAMILY, PLAIN, PTX, SPECIFIC, X86_64, Elf, container, cubin, entry, facts_of, put
 
 from sparkpin.smoke.inspect.fatbin import Code
 from sparkpin.smoke.inspect.finding import Allowed, ImageFinding
 from sparkpin.smoke.inspect.gpu import compiles, runs
 from sparkpin.smoke.inspect.rules import cuda_release, findings, minimum_driver
-from sparkpin.smoke.inspect.scan import ImageFacts, scan
-from sparkpin.smoke.inspect.tree import in_folders
+from sparkpin.smoke.inspect.scan import ImageFacts
 
 SITE = "opt/vllm/lib/python3.12/site-packages"
 LIBC = Elf(
@@ -29,22 +28,10 @@ def root(tmp_path: Path) -> Root:
     """Facts of a root file system: paths and their content, besides those of a small sound one; None leaves one out."""
 
     def of(files: Mapping[str, bytes | Elf | str | None], env: dict[str, str] | None = None) -> ImageFacts:
-        folder = Path(tempfile.mkdtemp(dir=tmp_path))
-        for path, content in {**SOUND, **files}.items():
-            if content is not None:
-                put(folder / path, content)
-        return scan(in_folders([folder]), lambda line: None, env)
+        there = {path: content for path, content in {**SOUND, **files}.items() if content is not None}
+        return facts_of(put(Path(tempfile.mkdtemp(dir=tmp_path)), there), env)
 
     return of
-
-
-def put(target: Path, content: bytes | Elf | str) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(content, str) and content.startswith("-> "):
-        target.symlink_to(content[3:])
-    else:
-        target.write_bytes(content.encode() if isinstance(content, str) else bytes(content))
-        target.chmod(0o755)
 
 
 def metadata(name: str, version: str) -> str:
@@ -110,35 +97,27 @@ def test_a_sound_image_passes_and_says_what_it_accepts(root: Root) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "good"),
+    ("code", "loads", "compiled"),
     [
-        (Code("cubin", 121, ""), {121}),
-        (Code("cubin", 121, "a"), {121}),
-        (Code("cubin", 121, "f"), {121}),
-        (Code("cubin", 120, ""), {120, 121}),
-        (Code("cubin", 120, "f"), {120, 121}),
-        (Code("cubin", 120, "a"), {120}),
-        (Code("cubin", 100, "f"), {100, 103}),
-        (Code("cubin", 90, ""), {90}),
-        (Code("ptx", 80, ""), set()),
+        (Code("cubin", 121, ""), {121}, set()),
+        (Code("cubin", 121, "a"), {121}, set()),
+        (Code("cubin", 121, "f"), {121}, set()),
+        (Code("cubin", 120, ""), {120, 121}, set()),
+        (Code("cubin", 120, "f"), {120, 121}, set()),
+        (Code("cubin", 120, "a"), {120}, set()),
+        (Code("cubin", 100, "f"), {100, 103}, set()),
+        (Code("cubin", 90, ""), {90}, set()),
+        (Code("cubin", 80, ""), {80}, set()),
+        (Code("ptx", 80, ""), set(), {80, 90, 100, 103, 120, 121}),
+        (Code("ptx", 120, "f"), set(), {120, 121}),
+        (Code("ptx", 90, "a"), set(), {90}),
+        (Code("ptx", 121, "a"), set(), {121}),
     ],
 )
-def test_which_cubins_run_where(code: Code, good: set[int]) -> None:
-    assert {sm for sm in (80, 90, 100, 103, 120, 121) if runs(code, sm)} == good
-
-
-@pytest.mark.parametrize(
-    ("code", "good"),
-    [
-        (Code("ptx", 80, ""), {80, 90, 100, 120, 121}),
-        (Code("ptx", 120, "f"), {120, 121}),
-        (Code("ptx", 90, "a"), {90}),
-        (Code("ptx", 121, "a"), {121}),
-        (Code("cubin", 80, ""), set()),
-    ],
-)
-def test_which_ptx_can_be_compiled_where(code: Code, good: set[int]) -> None:
-    assert {sm for sm in (80, 90, 100, 120, 121) if compiles(code, sm)} == good
+def test_which_code_is_for_which_gpu(code: Code, loads: set[int], compiled: set[int]) -> None:
+    gpus = (80, 90, 100, 103, 120, 121)
+    assert {sm for sm in gpus if runs(code, sm)} == loads
+    assert {sm for sm in gpus if compiles(code, sm)} == compiled
 
 
 def test_ptx_alone_is_named_and_code_for_other_gpus_alone_refused(root: Root) -> None:
@@ -198,50 +177,111 @@ def test_the_known_bad_case_vllm_0_19_1_with_a_torch_without_cuda(root: Root) ->
 
 @pytest.mark.parametrize(
     ("version", "cuda", "words"),
-    [
-        ("2.14.0+cu128", "12.8", "is built for CUDA 13 ("),
-        ("2.14.0+cpu", None, "is built without CUDA"),
-    ],
+    [("2.14.0+cu128", "12.8", "is built for CUDA 13 ("), ("2.14.0+cpu", None, "is built without CUDA")],
 )
 def test_a_torch_of_another_flavour_than_vllm(root: Root, version: str, cuda: str | None, words: str) -> None:
     (only,) = found(root({f"{SITE}/torch/version.py": torch(version, cuda)}))
     assert only.rule == "torch" and words in only.text and version in only.text
 
 
-def test_vllm_without_cuda_beside_a_torch_with(root: Root) -> None:
-    (only,) = texts(root({f"{SITE}/vllm/_C.abi3.so": Elf(needed=["libc.so.6"])}))
-    assert "vLLM 0.33.0 is built without CUDA" in only and "torch 2.14.0+cu130" in only
+DISTRIBUTIONS = {
+    f"{SITE}/Typing_Extensions-4.16.0.dist-info/METADATA": metadata("Typing_Extensions", "4.16.0"),
+    f"{SITE}/typing_extensions-4.15.0.dist-info/METADATA": metadata("typing-extensions", "4.15.0"),
+    "usr/lib/python3/dist-packages/torch-1.0.dist-info/METADATA": metadata("torch", "1.0"),
+}
+NEAR = {f"{SITE}/a/liblapack.so": Elf(undefined=["blas"]), f"{SITE}/a/libblas.so": Elf(defined=["blas"])}
+BOTH = {f"{SITE}/a/user.so": Elf(needed=["liblapack.so", "libblas.so"], rpath="$ORIGIN")}
+MOD = {
+    f"{SITE}/sparkpin_made-1.dist-info/METADATA": metadata("sparkpin-made", "1"),
+    f"{SITE}/sparkpin_made-1.dist-info/entry_points.txt": "[vllm.general_plugins]\nmade = sparkpin_made:register\n",
+}
+TOUCHES = 'TOUCHES: dict = {"0.32.0": {"vllm.a:b": "self, x"}, "0.31.0": _EARLIER | {"vllm.a:c": "0.33.0"}}'
 
 
-def test_undefined_symbols_of_a_library_built_against_another_release(root: Root) -> None:
-    (only,) = found(
-        root({f"{SITE}/torch/lib/libc10_cuda.so": Elf(soname="libc10_cuda.so", defined=["_ZN3c105otherEv"])})
-    )
-    assert (only.rule, only.subject) == ("symbols", f"{SITE}/vllm/_C.abi3.so")
-    assert only.text == "1 undefined: _ZN3c104cuda12device_countEv"
+def mod(line: str) -> dict[str, str]:
+    return {**MOD, f"{SITE}/sparkpin_made/hook.py": f"import vllm\n{line}\n"}
 
 
-def test_weak_symbols_may_be_missing_and_symbols_of_libraries_that_are_not_needed_do_not_count(root: Root) -> None:
-    facts = root(
-        {
-            f"{SITE}/a/weak.so": Elf(weak=["nowhere"]),
-            f"{SITE}/a/far.so": Elf(needed=["libnear.so"], undefined=["deep"], runpath="$ORIGIN"),
-            f"{SITE}/a/libnear.so": Elf(needed=["libdeep.so"], runpath="$ORIGIN"),
-            f"{SITE}/a/libdeep.so": Elf(defined=["deep"]),
-            f"{SITE}/a/alone.so": Elf(undefined=["deep"]),
-        }
-    )
-    assert texts(facts) == [f"symbols {SITE}/a/alone.so: 1 undefined: deep"]
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        pytest.param(
+            {f"{SITE}/vllm/_C.abi3.so": Elf(needed=["libc.so.6"])},
+            f"torch vllm 0.33.0: vLLM 0.33.0 is built without CUDA ({SITE}/vllm/_C.abi3.so needs no CUDA library), but "
+            f"torch 2.14.0+cu130 ({SITE}/torch/version.py: cuda = 13.0) is built for CUDA 13.0",
+            id="vLLM without CUDA beside a torch with",
+        ),
+        pytest.param(
+            {f"{SITE}/torch/lib/libc10_cuda.so": Elf(soname="libc10_cuda.so", defined=["_ZN3c105otherEv"])},
+            f"symbols {SITE}/vllm/_C.abi3.so: 1 undefined: _ZN3c104cuda12device_countEv",
+            id="built against another release of a library",
+        ),
+        pytest.param(
+            {
+                f"{SITE}/a/weak.so": Elf(weak=["nowhere"]),
+                f"{SITE}/a/far.so": Elf(needed=["libnear.so"], undefined=["deep"], runpath="$ORIGIN"),
+                f"{SITE}/a/libnear.so": Elf(needed=["libdeep.so"], runpath="$ORIGIN"),
+                f"{SITE}/a/libdeep.so": Elf(defined=["deep"]),
+                f"{SITE}/a/alone.so": Elf(undefined=["deep"]),
+            },
+            f"symbols {SITE}/a/alone.so: 1 undefined: deep",
+            id="weak symbols may be missing, and those of libraries that are not needed do not count",
+        ),
+        pytest.param({**NEAR, **BOTH}, "", id="never loaded alone: what loads it brings the symbols"),
+        pytest.param(
+            {**NEAR, **BOTH, f"{SITE}/a/worse.so": Elf(needed=["liblapack.so"], rpath="$ORIGIN")},
+            f"symbols {SITE}/a/liblapack.so: 1 undefined: blas",
+            id="one of those that load it does not bring them",
+        ),
+        pytest.param(
+            {
+                "usr/lib/libloop.so": "-> libback.so",
+                "usr/lib/libback.so": "-> libloop.so",
+                f"{SITE}/a.so": Elf(needed=["libloop.so"]),
+            },
+            f"needed {SITE}/a.so: libloop.so is nowhere in the image; {SITE}/a.so needs it",
+            id="links in a circle",
+        ),
+        pytest.param(
+            {f"{SITE}/new.so": Elf(needed=["libc.so.6"], versions_needed={"libc.so.6": ["GLIBC_2.38"]})},
+            f"versions {SITE}/new.so: needs GLIBC_2.38 of libc.so.6, "
+            "and usr/lib/aarch64-linux-gnu/libc.so.6 does not offer that",
+            id="a version that the C library does not have",
+        ),
+        pytest.param(
+            {
+                f"{SITE}/nvidia_cuda_runtime-13.0.96.dist-info/METADATA": metadata("nvidia-cuda-runtime", "14.0.1"),
+                f"{SITE}/nvidia_cuda_nvcc-13.0.88.dist-info/METADATA": None,
+            },
+            "driver CUDA 14.0: which driver CUDA 14.0 needs is not known here",
+            id="a CUDA release whose driver is not known",
+        ),
+        pytest.param(
+            DISTRIBUTIONS,
+            f"packages typing-extensions: 2 times in /{SITE}/: versions 4.16.0, 4.15.0",
+            id="two versions of one package in one folder",
+        ),
+        pytest.param(mod(""), "", id="a plugin of others need not say which vLLM it is made for"),
+    ],
+)
+def test_what_is_found(root: Root, files: dict[str, bytes | Elf | str | None], wanted: str) -> None:
+    assert texts(root(files)) == ([wanted] if wanted else [])
 
 
-def test_a_library_that_is_never_loaded_alone_may_take_symbols_from_what_loads_it(root: Root) -> None:
-    near = {f"{SITE}/a/liblapack.so": Elf(undefined=["blas"]), f"{SITE}/a/libblas.so": Elf(defined=["blas"])}
-    both = Elf(needed=["liblapack.so", "libblas.so"], rpath="$ORIGIN")
-    assert texts(root({**near, f"{SITE}/a/user.so": both})) == []
-    one = Elf(needed=["liblapack.so"], rpath="$ORIGIN")
-    assert texts(root({**near, f"{SITE}/a/user.so": both, f"{SITE}/a/worse.so": one})) == [
-        f"symbols {SITE}/a/liblapack.so: 1 undefined: blas"
-    ]
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        (mod('VLLM_VERSIONS: tuple = ("0.33.0",)'), ""),
+        (mod('VLLM_VERSIONS: tuple = ["0.32.0", "0.33"]'), ""),
+        (mod('VLLM_VERSIONS: tuple = ("0.32.0",)'), "sparkpin_made 1 is made for vLLM 0.32.0, the image has 0.33.0"),
+        (mod("VLLM_VERSIONS: tuple = SOMETHING"), "sparkpin_made 1 does not say which vLLM it is made for"),
+        # As our mods have it: by release, a text for each function.
+        (mod(TOUCHES), "sparkpin_made 1 is made for vLLM 0.31.0, 0.32.0, the image has 0.33.0"),
+        ({}, "the stage has this mod, the image does not"),
+    ],
+)
+def test_our_plugins_are_there_and_made_for_this_vllm(root: Root, files: dict[str, str], wanted: str) -> None:
+    assert texts(root(files), mods=["sparkpin-made"]) == ([f"plugins sparkpin-made: {wanted}"] if wanted else [])
 
 
 def test_where_the_loader_searches(root: Root) -> None:
@@ -267,22 +307,8 @@ def test_where_the_loader_searches(root: Root) -> None:
         f"needed {SITE}/a/user.so: {SITE}/a/user.so needs libstray.so; srv/libstray.so is on no search path",
     ]
     stray = next(one for one in found(facts) if one.what == "libstray.so")
-    assert stray.severity == "warning" and "say so in sparkpin/inspection/allowed.py" in stray.next_step
+    assert stray.severity == "warning" and "say so in sparkpin/smoke/inspect/allowed.py" in stray.next_step
     assert "not for linux/arm64: usr/lib/libnowhere.so (x86-64)" in " ".join(texts(facts))
-
-
-def test_links_in_a_circle_end(root: Root) -> None:
-    facts = root({"usr/lib/libloop.so": "-> libback.so", "usr/lib/libback.so": "-> libloop.so",
-                  f"{SITE}/a.so": Elf(needed=["libloop.so"])})  # fmt: skip
-    assert texts(facts) == [f"needed {SITE}/a.so: libloop.so is nowhere in the image; {SITE}/a.so needs it"]
-
-
-def test_a_version_of_the_c_library_that_the_image_does_not_have(root: Root) -> None:
-    facts = root({f"{SITE}/new.so": Elf(needed=["libc.so.6"], versions_needed={"libc.so.6": ["GLIBC_2.38"]})})
-    assert texts(facts) == [
-        f"versions {SITE}/new.so: needs GLIBC_2.38 of libc.so.6, "
-        "and usr/lib/aarch64-linux-gnu/libc.so.6 does not offer that"
-    ]
 
 
 def test_what_is_accepted_there_does_not_excuse_what_needs_it(root: Root) -> None:
@@ -370,64 +396,6 @@ def test_two_runtimes_are_of_several_releases_and_the_newer_one_asks_for_the_dri
     (only,) = found(facts)
     assert "nvidia-cuda-runtime 13.0.96, nvidia-cuda-runtime-cu12 12.8.90" in only.text
     assert (cuda_release(facts), minimum_driver(facts)) == ("13.0", "580.65.06")
-
-
-def test_a_cuda_release_whose_driver_is_not_known(root: Root) -> None:
-    facts = root({f"{SITE}/nvidia_cuda_runtime-13.0.96.dist-info/METADATA": metadata("nvidia-cuda-runtime", "14.0.1"),
-                  f"{SITE}/nvidia_cuda_nvcc-13.0.88.dist-info/METADATA": None})  # fmt: skip
-    assert texts(facts) == ["driver CUDA 14.0: which driver CUDA 14.0 needs is not known here"]
-
-
-def test_two_versions_of_one_package_in_one_folder(root: Root) -> None:
-    facts = root(
-        {
-            f"{SITE}/Typing_Extensions-4.16.0.dist-info/METADATA": metadata("Typing_Extensions", "4.16.0"),
-            f"{SITE}/typing_extensions-4.15.0.dist-info/METADATA": metadata("typing-extensions", "4.15.0"),
-            "usr/lib/python3/dist-packages/torch-1.0.dist-info/METADATA": metadata("torch", "1.0"),
-        }
-    )
-    assert texts(facts) == [f"packages typing-extensions: 2 times in /{SITE}/: versions 4.16.0, 4.15.0"]
-
-
-MOD = {
-    f"{SITE}/sparkpin_made-1.dist-info/METADATA": metadata("sparkpin-made", "1"),
-    f"{SITE}/sparkpin_made-1.dist-info/entry_points.txt": "[vllm.general_plugins]\nmade = sparkpin_made:register\n",
-}
-
-
-@pytest.mark.parametrize(
-    ("accepts", "wrong"),
-    [
-        ('("0.33.0",)', ""),
-        ('["0.32.0", "0.33"]', ""),
-        ('("0.32.0",)', "is made for vLLM 0.32.0, the image has 0.33.0"),
-        ("SOMETHING", "does not say which vLLM it is made for"),
-    ],
-)
-def test_our_plugins_are_made_for_this_vllm(root: Root, accepts: str, wrong: str) -> None:
-    facts = root({**MOD, f"{SITE}/sparkpin_made/hook.py": f"import vllm\nVLLM_VERSIONS: tuple = {accepts}\n"})
-    assert texts(facts, mods=["sparkpin-made"]) == (
-        [f"plugins sparkpin-made: sparkpin_made 1 {wrong}"] if wrong else []
-    )
-
-
-def test_a_plugin_of_others_need_not_say_which_vllm_it_is_made_for(root: Root) -> None:
-    assert texts(root({**MOD, f"{SITE}/sparkpin_made/__init__.py": ""})) == []
-
-
-def test_the_table_of_what_a_mod_touches_names_the_releases(root: Root) -> None:
-    """As our mods have it: by release, a text for each function."""
-    table = 'TOUCHES: dict = {"0.32.0": {"vllm.a:b": "self, x"}, "0.31.0": _EARLIER | {"vllm.a:c": "0.33.0"}}'
-    facts = root({**MOD, f"{SITE}/sparkpin_made/touches.py": table})
-    assert texts(facts, mods=["sparkpin-made"]) == [
-        "plugins sparkpin-made: sparkpin_made 1 is made for vLLM 0.31.0, 0.32.0, the image has 0.33.0"
-    ]
-
-
-def test_a_mod_of_the_stage_that_is_not_there(root: Root) -> None:
-    assert texts(root({}), mods=["sparkpin-made"]) == [
-        "plugins sparkpin-made: the stage has this mod, the image does not"
-    ]
 
 
 def test_a_damaged_library_and_an_image_for_another_machine(root: Root) -> None:

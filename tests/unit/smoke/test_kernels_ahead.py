@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from checkout import PROJECT
-from elf_samples import cubin
+from elf_samples import Elf, cubin, facts_of, put
 
 from sparkpin.build import render
 from sparkpin.build.demands import demands_of
@@ -23,8 +23,7 @@ from sparkpin.smoke import kernels
 from sparkpin.smoke.inspect.finding import ImageFinding
 from sparkpin.smoke.inspect.report import Result
 from sparkpin.smoke.inspect.rules import findings
-from sparkpin.smoke.inspect.scan import ImageFacts, scan
-from sparkpin.smoke.inspect.tree import in_folders
+from sparkpin.smoke.inspect.scan import ImageFacts
 
 FOLDER = "opt/sparkpin/kernels/int8-lm-head"
 SITE = "opt/vllm/lib/python3.11/site-packages"
@@ -67,16 +66,16 @@ def test_another_gpu_is_another_image(project: Path) -> None:
     assert after.key != before.key and '"int8-lm-head", "9.0",' in after.dockerfile
 
 
-def test_kernels_belong_to_a_stage_that_has_a_parent(project: Path) -> None:
-    stack = manifests.load_stack(project, "spark")
-    lock = manifests.load_stack_lock(project, stack)
-    chain = manifests.load_chain(project, "base")
+def test_kernels_belong_to_a_stage_that_has_a_parent() -> None:
+    stack = manifests.load_stack(PROJECT, "spark")
+    lock = manifests.load_stack_lock(PROJECT, stack)
+    chain = manifests.load_chain(PROJECT, "base")
     early = chain[0].model_copy(update={"mods": ["int8-lm-head"]})
     with pytest.raises(ManifestError, match=r"base\.yaml: mods: saw .*int8-lm-head.* wanted none with kernels"):
-        render.render(project, stack, lock, early, None)
+        render.render(PROJECT, stack, lock, early, None)
     with_mod = stack.model_copy(update={"mods": ["modkit", "int8-lm-head"]})
     with pytest.raises(ManifestError, match=r"spark\.yaml: mods: .* wanted mods without kernels: .*Name it in a stage"):
-        render.render(project, with_mod, lock, chain[0], None)
+        render.render(PROJECT, with_mod, lock, chain[0], None)
 
 
 def test_the_entry_point_has_the_mods_name(project: Path) -> None:
@@ -90,7 +89,7 @@ def test_the_entry_point_has_the_mods_name(project: Path) -> None:
 
 def image(folder: Path, cubins: Sequence[bytes], listed: int, built_with: str = "3.8.0") -> ImageFacts:
     """With Triton 3.8.0 and the INT8 head, whose list has that many kernels; without a list for none."""
-    files: dict[str, bytes | str] = {
+    files: dict[str, bytes | Elf | str] = {
         f"{SITE}/sparkpin_int8_lm_head-0.1.0.dist-info/METADATA": "Name: sparkpin-int8-lm-head\nVersion: 0.1.0\n",
         f"{SITE}/sparkpin_int8_lm_head-0.1.0.dist-info/entry_points.txt": (
             "[sparkpin.kernels]\nint8-lm-head = sparkpin_int8_lm_head.ahead:warm_up\n"
@@ -101,11 +100,7 @@ def image(folder: Path, cubins: Sequence[bytes], listed: int, built_with: str = 
     if listed:
         record = {"mod": "int8-lm-head", "sm": "12.1", "triton": built_with, "kernels": [{}] * listed}
         files[f"{FOLDER}/kernels.json"] = json.dumps(record)
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return scan(in_folders([folder]), lambda line: None)
+    return facts_of(put(folder, files))
 
 
 def of_kernels(facts: ImageFacts, sm: int | None = 121) -> list[ImageFinding]:
@@ -151,7 +146,7 @@ def test_kernels_by_another_triton_would_not_be_found(tmp_path: Path) -> None:
 def test_a_list_that_is_none_counts_as_missing(tmp_path: Path) -> None:
     image(tmp_path, [TRITONS], 1)
     (tmp_path / FOLDER / "kernels.json").write_text('{"kernels": 3}')
-    (one,) = of_kernels(scan(in_folders([tmp_path]), lambda line: None))
+    (one,) = of_kernels(facts_of(tmp_path))
     assert one.severity == "error" and one.text.startswith("1 of its unlisted kernels")
 
 

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import http.server
-import io
 import json
 import os
 import platform
 import socket
-import tarfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_release import made_checkpoint
 from made_releases import release
-from private_engine import load_image
+from places import PROJECT
 
-from sparkpin.build import make
 from sparkpin.commands import choose as commands_choose
 from sparkpin.commands import notes as commands_notes
-from sparkpin.commands import serve as commands_serve
 from sparkpin.commands import smoke as commands_smoke
 from sparkpin.commands import tables
 from sparkpin.core import files
@@ -32,7 +29,6 @@ from sparkpin.host.endpoint import OWN, elsewhere
 from sparkpin.host.engine import Engine
 from sparkpin.host.gpus import Gpu
 from sparkpin.pins import manifests
-from sparkpin.pins.schema import Stack
 from sparkpin.releases import current
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import service
@@ -45,7 +41,6 @@ from sparkpin.smoke.inspected import InspectedResult, result_of, show_load
 from sparkpin.smoke.load.rows import LoadRow
 from sparkpin.smoke.load.run import Loaded, run_load
 
-pytest_plugins = ["fake_release"]
 WHY = "stack spark is for linux/arm64, and this engine's machine is linux/amd64"
 GPU = "stack spark is for a GPU of compute capability 12.1; here:"
 BROKEN = ImageFinding(
@@ -74,8 +69,8 @@ SERVER_FAILED = {"passed": False, "checks": [{"name": "start", "passed": False, 
 
 
 @pytest.fixture
-def records(project: Path, tmp_path: Path) -> Releases:
-    return Releases(Paths(project, tmp_path / "cache", tmp_path / "home"))
+def records(tmp_path: Path) -> Releases:
+    return Releases(Paths(PROJECT, tmp_path / "cache", tmp_path / "home"))
 
 
 def kept(records: Releases, *results: InspectedResult | dict[str, Any], state: str = "built") -> Release:
@@ -94,20 +89,12 @@ def kept(records: Releases, *results: InspectedResult | dict[str, Any], state: s
         ("cpu", "linux/arm64", (), "stack cpu is for linux/amd64, and this engine's machine is linux/arm64"),
         ("spark", "linux/amd64", (GB10,), WHY),
         ("spark", "linux/arm64", (), f"{GPU} none"),
-        (
-            "spark",
-            "linux/arm64",
-            (H100,),
-            f"{GPU} NVIDIA H100, 9.0",
-        ),
+        ("spark", "linux/arm64", (H100,), f"{GPU} NVIDIA H100, 9.0"),
         ("spark", "linux/arm64", (H100, GB10), ""),
     ],
 )
-def test_what_keeps_a_server_from_running(
-    project: Path, stack: str, platform: str, gpus: tuple[Gpu, ...], why: str
-) -> None:
-    loaded: Stack = manifests.load_stack(project, stack)
-    assert obstacle_of(loaded, platform, gpus) == why
+def test_what_keeps_a_server_from_running(stack: str, platform: str, gpus: tuple[Gpu, ...], why: str) -> None:
+    assert obstacle_of(manifests.load_stack(PROJECT, stack), platform, gpus) == why
 
 
 SPARK = {
@@ -142,7 +129,7 @@ def far_engine() -> Iterator[Engine]:
 
 
 def test_the_gpus_of_this_machine_are_not_those_of_an_engine_elsewhere(
-    records: Releases, far_engine: Engine, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    records: Releases, far_engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choice, "read_gpus", lambda run: (GB10,))  # as on a Spark
     spark = dataclasses.replace(release(1), stack="spark")
@@ -151,7 +138,9 @@ def test_the_gpus_of_this_machine_are_not_those_of_an_engine_elsewhere(
     )
     for start in (
         lambda: run_load(records.paths, far_engine, spark, ImageFacts({}, {}), "linux/arm64", len),
-        lambda: service.start(records.paths, far_engine, spark, checkpoint, port=None, gpus=True, say=len),
+        lambda: service.start(
+            records.paths, far_engine, spark, made_checkpoint(tmp_path / "checkpoint"), port=None, gpus=True, say=len
+        ),
     ):
         with pytest.raises(HostError, match="the engine runs on spark-2") as caught:
             start()
@@ -294,64 +283,6 @@ def test_which_releases_wait_for_a_smoke_test(
     monkeypatch.setattr(choice, "obstacle", lambda *_: "" if runs_here else WHY)
     engine: Any = None  # the machine is a fault that cannot be made otherwise
     assert choice.owes(records.paths, engine, made, load=load) == owed
-
-
-@pytest.mark.engine
-def test_a_release_without_an_image_does_not_stop_the_rest(
-    paths: Paths,
-    fake_engine: Engine,
-    release: Release,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(commands_smoke, "engine_of", lambda _: fake_engine)
-    gone = dataclasses.replace(release, tag="sparkpin/fake:gone")
-    assert commands_smoke.with_image(paths, (gone, release)) == [release]
-    assert "left out, the engine has not the image of gone: invoke rebuild gone\n" in capsys.readouterr().out
-
-
-@pytest.mark.engine
-def test_a_release_for_another_machine_is_inspected_for_real(
-    paths: Paths, fake_engine: Engine, release: Release, monkeypatch: pytest.MonkeyPatch, checkpoint: Path
-) -> None:
-    """The fake image holds this machine's Python; its record says that it is of the stack for a Spark."""
-    monkeypatch.setattr(make, "engine_of", lambda _: fake_engine)
-    records = Releases(paths)
-    records.save(dataclasses.replace(release, stack="spark"))
-    (done,) = make.smoke_releases(paths, (records.get(release.tag),))
-    assert (done.state, done.smoke_text, done.smoke_why) == ("inspected", "inspected", WHY)
-    folder = records.evidence(done) / "smoke"
-    assert sorted(file.name for file in folder.iterdir()) == ["inspection.json", "result.json"]
-    assert json.loads((folder / "inspection.json").read_text())["libraries"] > 10
-    result = json.loads((folder / "result.json").read_text())
-    assert (result["inspected"], result["passed"], result["image"]) == (True, False, release.image)
-    monkeypatch.setattr(commands_serve.Paths, "from_env", lambda: paths)
-    monkeypatch.setattr(commands_serve, "engine_of", lambda _: fake_engine)
-    with pytest.raises(InputError, match="cannot be served here: stack spark is for linux/arm64"):
-        commands_serve.serve(recipe=None, release=release.tag, port=None)
-    records.smoked(done.tag, PASSED)
-    with pytest.raises(InputError, match="has passed its smoke test, and here it can only be inspected"):
-        make.smoke_releases(paths, (records.get(release.tag),))
-
-
-@pytest.mark.engine
-def test_a_machine_that_cannot_run_the_image_s_programs_is_told_what_to_install(
-    paths: Paths, fake_engine: Engine, release: Release
-) -> None:
-    """As without qemu-user: the kernel knows no way to run the image's Python."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        member = tarfile.TarInfo("usr/local/bin/python")
-        member.size, member.mode = 8, 0o755
-        tar.addfile(member, io.BytesIO(b"\x7fNO-ELF\n"))
-    tag = "sparkpin/fake:unknown-code"
-    load_image(fake_engine, tag, [buffer.getvalue()])
-    try:
-        with pytest.raises(HostError, match="runs no programs for linux/amd64") as caught:
-            run_load(paths, fake_engine, dataclasses.replace(release, tag=tag), ImageFacts({}, {}), "linux/amd64", len)
-        assert caught.value.next_step == "invoke doctor --stack cpu --fix"
-    finally:
-        fake_engine.untag(tag)
 
 
 def test_the_table_of_the_load_names_what_refused(capsys: pytest.CaptureFixture[str]) -> None:

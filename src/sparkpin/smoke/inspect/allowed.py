@@ -29,12 +29,7 @@ ALLOWED = (
     Allowed("symbols", "*/libcufile_rdma.so.1", r"ibv_.*", RDMA),
     Allowed("needed", "*/nvshmem/lib/nvshmem_bootstrap_*.so.3", r"lib(mpi|oshmem|pmix)\.so\.\d+", NETWORKS),
     Allowed("symbols", "*/nvshmem/lib/nvshmem_bootstrap_*.so.3", r"(MPI|ompi|PMIx|pmix|shmem)_.*", NETWORKS),
-    Allowed(
-        "needed",
-        "*/nvshmem/lib/nvshmem_transport_*.so.3",
-        r"lib(mlx5|ibverbs|fabric|ucp|ucs)\.so\.\d+",
-        NETWORKS,
-    ),
+    Allowed("needed", "*/nvshmem/lib/nvshmem_transport_*.so.3", r"lib(mlx5|ibverbs|fabric|ucp|ucs)\.so\.\d+", NETWORKS),
     Allowed("symbols", "*/nvshmem/lib/nvshmem_transport_*.so.3", r"(mlx5dv|ibv|fi|ucp|ucs)_.*", NETWORKS),
     Allowed("symbols", "*/cuda/core/cu*/_tensor_bridge.*.so", r"aoti_torch_.*", AFTER_TORCH),
     Allowed("needed", "*/triton/plugins/lib*.so*", r"libtriton\.so", PLUGINS),

@@ -26,12 +26,9 @@ OLD_ABI, SPECIFIC_OLD, SPECIFIC_NEW = 7, 0x800, 0x8
 
 
 class Code(NamedTuple):
-    """kind: "ptx", "cubin" or "kind N"; arch: 121 for sm_121 or compute_121; suffix: "", "a" (this chip only) or
-    "f" (its family)."""
-
-    kind: str
-    arch: int
-    suffix: str
+    kind: str  # "ptx", "cubin" or "kind N"
+    arch: int  # 121 for sm_121 or compute_121
+    suffix: str  # "", "a" (this chip only) or "f" (its family)
     compressed: bool = False
 
     @property

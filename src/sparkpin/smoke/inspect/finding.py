@@ -15,32 +15,22 @@ RULES = ("torch", "packages", "plugins", "cuda", "driver", "files", "gpu", "kern
 
 @dataclass(frozen=True)
 class ImageFinding:
-    """rule: one of RULES. subject: path or package.
-
-    what: what exactly the rule means (a library, a symbol); empty where the subject says all. why: of an allowed one.
-    """
-
     severity: Severity
-    rule: str
-    subject: str
+    rule: str  # one of RULES
+    subject: str  # path or package
     text: str
     next_step: str = ""
-    what: str = ""
-    why: str = ""
+    what: str = ""  # what exactly the rule means (a library, a symbol); empty where the subject says all
+    why: str = ""  # it is allowed
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """subject: pattern (fnmatch) of paths, with a slash in front; what: regular expression of the whole symbol or name.
-
-    package: the entry counts only in images that have this distribution.
-    """
-
     rule: str
-    subject: str
-    what: str
+    subject: str  # pattern (fnmatch) of paths, with a slash in front
+    what: str  # regular expression of the whole symbol or name
     why: str
-    package: str = ""
+    package: str = ""  # the entry counts only in images that have this distribution
 
     def fits(self, rule: str, subject: str, what: str) -> bool:
         return self.rule == rule and self.is_about(subject) and bool(re.fullmatch(self.what, what))

@@ -19,11 +19,11 @@ Verdict = Literal["runs", "PTX only", "none"]
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of a library with GPU code: compilation units with code that runs, with PTX to compile, with neither."""
+    """How many compilation units of a library with GPU code run, and how many have code for which GPUs."""
 
     path: str
     runs: int
-    compiles: int
+    compiles: int  # have PTX to compile
     neither: int
     archs: tuple[tuple[str, int], ...]
 
@@ -51,10 +51,7 @@ def compiles(code: Code, sm: int) -> bool:
     return code.arch <= sm and (not code.suffix or code.arch // 10 == sm // 10)
 
 
-def coverage(library: Library, sm: int) -> Coverage | None:
-    """None for a library without GPU code."""
-    if not library.code:
-        return None
+def coverage(library: Library, sm: int) -> Coverage:
     counts = {"runs": 0, "compiles": 0, "neither": 0}
     archs: dict[Code, int] = {}
     for unit, count in library.code:
@@ -73,7 +70,7 @@ def of_unit(unit: Unit, sm: int) -> str:
 
 
 def coverages(facts: ImageFacts, sm: int) -> list[Coverage]:
-    return [found for library in facts.libraries.values() if (found := coverage(library, sm))]
+    return [coverage(library, sm) for library in facts.libraries.values() if library.code]
 
 
 def gpu_findings(facts: ImageFacts, sm: int) -> Iterator[ImageFinding]:
@@ -83,14 +80,9 @@ def gpu_findings(facts: ImageFacts, sm: int) -> Iterator[ImageFinding]:
             text = f"PTX only for sm_{sm}: the driver compiles {found.compiles} units at their first use ({held})"
             yield ImageFinding("note", "gpu", found.path, text)
         elif found.verdict == "none":
-            yield ImageFinding(
-                "error",
-                "gpu",
-                found.path,
-                f"nothing in it runs on sm_{sm}: it holds {held}",
-                f"take a build with sm_{sm}, or say in sparkpin/inspection/allowed.py why nothing needs it",
-                what=held,
-            )
+            text = f"nothing in it runs on sm_{sm}: it holds {held}"
+            step = f"take a build with sm_{sm}, or say in sparkpin/smoke/inspect/allowed.py why nothing needs it"
+            yield ImageFinding("error", "gpu", found.path, text, step, what=held)
     for folder, codes in facts.cubins.items():
         if folder.startswith(f"{FOLDER}/"):
             continue  # the rule `kernels` judges them

@@ -1,11 +1,10 @@
-"""The files of a folder, or of an image that is not run, and what is known of it beforehand."""
+"""The files of an image that is not run, and what is known of it beforehand."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
@@ -21,19 +20,11 @@ STACK, STAGE = "sparkpin.stack", "sparkpin.stage"  # labels
 
 @dataclass(frozen=True)
 class Opened:
-    """files: each may be read until the next one is asked for. platform: "linux/arm64"; "" where nothing says it."""
-
-    files: Iterator[FoundPath]
-    platform: str = ""
+    files: Iterator[FoundPath]  # each may be read until the next one is asked for
+    platform: str = ""  # "linux/arm64"; "" where nothing says it
     env: Mapping[str, str] = field(default_factory=dict)
     stack: str = ""
     stage: str = ""
-
-
-@contextlib.contextmanager
-def open_folder(folder: Path) -> Iterator[Opened]:
-    """A root file system, or any part of one."""
-    yield Opened(in_folders([folder]))
 
 
 @contextlib.contextmanager

@@ -15,13 +15,13 @@ AGAIN = "build the image again: invoke build"
 
 @dataclass(frozen=True)
 class Ahead:
-    """A mod that can compile its kernels ahead. archs: of its .cubin files; listed: kernels that its list names."""
+    """A mod that can compile its kernels ahead."""
 
     mod: str
     package: str
-    archs: tuple[tuple[str, int], ...]
+    archs: tuple[tuple[str, int], ...]  # of its .cubin files
     runs: int
-    listed: int
+    listed: int  # kernels that its list names
     triton: str
 
     @property

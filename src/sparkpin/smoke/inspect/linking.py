@@ -8,13 +8,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 from sparkpin.smoke.inspect.elf import AARCH64, X86_64, Library
-from sparkpin.smoke.inspect.finding import Allowed, ImageFinding, reason
+from sparkpin.smoke.inspect.finding import Allowed, ImageFinding, Severity, reason
 from sparkpin.smoke.inspect.scan import ImageFacts
 
 TRIPLETS = {X86_64: "x86_64-linux-gnu", AARCH64: "aarch64-linux-gnu"}
 # Loaded by Python before what needs them: a library of that name is in memory by then, wherever it lies.
 LOADED_FIRST = ("/torch/lib/", "/nvidia/")
 SHOWN = 4
+PUT_IN = "put the package with {} into the stack's pins, or leave out what needs it"
+ONE_RELEASE = "take builds of one release: this library was built against another one of those it needs"
+OLDER_SYSTEM = "take a build for an older system, or a newer Debian suite in the stack's pins"
 TORCH = re.compile(r"^_ZN?K?(3c10|2at|5torch)|^(aoti_)?torch_")  # told first: what people meet
 
 
@@ -132,7 +135,7 @@ class Linker:
                     users.setdefault((name, why), []).append(library.path)
         for (name, why), paths in sorted(users.items()):
             text = f"{name} is nowhere in the image; {some(paths)} {'needs' if len(paths) == 1 else 'need'} it"
-            step = "" if why else f"put the package with {name} into the stack's pins, or leave out what needs it"
+            step = "" if why else PUT_IN.format(name)
             yield ImageFinding("allowed" if why else "error", "needed", paths[0], text, step, what=name, why=why)
 
     def hidden(self) -> Iterator[ImageFinding]:
@@ -143,8 +146,7 @@ class Linker:
                     why = "" if self.find(other, name) else reason(self.allowed, "needed", other.path, name)
                     if why and not reason(self.allowed, "needed", library.path, name):
                         text = f"needs {other.path}, which does not load without {name}: accepted there, not here"
-                        step = f"put the package with {name} into the stack's pins, or leave out what needs it"
-                        yield ImageFinding("error", "needed", library.path, text, step, what=name)
+                        yield ImageFinding("error", "needed", library.path, text, PUT_IN.format(name), what=name)
 
     def unsearched(self) -> Iterator[ImageFinding]:
         """Needed libraries that are there, but only where something else has to load them first."""
@@ -157,7 +159,7 @@ class Linker:
                     users.setdefault((name, path, why), []).append(library.path)
         for (name, path, why), by in sorted(users.items()):
             text = f"{some(by)} {'needs' if len(by) == 1 else 'need'} {name}; {path} is on no search path"
-            step = "" if why else "see that Python loads it before, and say so in sparkpin/inspection/allowed.py"
+            step = "" if why else "see that Python loads it before, and say so in sparkpin/smoke/inspect/allowed.py"
             yield ImageFinding("allowed" if why else "warning", "needed", by[0], text, step, what=name, why=why)
 
     def unresolved(self, library: Library) -> Iterator[ImageFinding]:
@@ -172,19 +174,13 @@ class Linker:
         by_reason: dict[str, list[str]] = {}
         for symbol in sorted(left, key=lambda name: (not TORCH.search(name.decode("utf-8", "replace")), name)):
             name = symbol.decode("utf-8", "replace")
-            by_reason.setdefault(
-                reason(self.allowed, "symbols", library.path, name) or self.driver(library, name), []
-            ).append(name)
+            why = reason(self.allowed, "symbols", library.path, name) or self.driver(library, name)
+            by_reason.setdefault(why, []).append(name)
         for why, names in sorted(by_reason.items()):
+            severity: Severity = "allowed" if why else "error"
+            step = "" if why else ONE_RELEASE
             text = f"{len(names)} undefined: {some(names)}"
-            step = (
-                ""
-                if why
-                else "take builds of one release: this library was built against another one of those it needs"
-            )
-            yield ImageFinding(
-                "allowed" if why else "error", "symbols", library.path, text, step, what=names[0], why=why
-            )
+            yield ImageFinding(severity, "symbols", library.path, text, step, what=names[0], why=why)
 
     def beyond(self, symbols: frozenset[bytes], loaded: Iterable[Library]) -> frozenset[bytes]:
         """Those that neither the loaded libraries define nor Python."""
@@ -219,14 +215,8 @@ class Linker:
             path = self.find(library, name)
             there = self.facts.libraries.get(path)
             if there and there.versions and (lacking := sorted(wanted - there.versions)):
-                yield ImageFinding(
-                    "error",
-                    "versions",
-                    library.path,
-                    f"needs {some(lacking)} of {name}, and {path} does not offer that",
-                    "take a build for an older system, or a newer Debian suite in the stack's pins",
-                    what=lacking[-1],
-                )
+                text = f"needs {some(lacking)} of {name}, and {path} does not offer that"
+                yield ImageFinding("error", "versions", library.path, text, OLDER_SYSTEM, what=lacking[-1])
 
 
 def some(names: Iterable[str]) -> str:

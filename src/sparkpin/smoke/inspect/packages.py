@@ -22,26 +22,22 @@ SMALL = 1 << 20  # bytes of a text that is read
 
 @dataclass(frozen=True)
 class InstalledPackage:
-    """A distribution. name: normalised; site: its folder, with a slash at the end. plugins: modules of its entry points
-    for vLLM. accepts: releases of vLLM that its modules name as theirs; none where they name none. kernels: of the mods
-    whose GPU kernels it can compile ahead."""
+    """A distribution."""
 
-    name: str
+    name: str  # normalised
     version: str
-    site: str
-    folder: str
-    plugins: tuple[str, ...] = ()
-    accepts: tuple[str, ...] = ()
-    kernels: tuple[str, ...] = ()
+    site: str  # the folder that it was installed into, with a slash at the end
+    folder: str  # its .dist-info
+    plugins: tuple[str, ...] = ()  # modules of its entry points for vLLM
+    accepts: tuple[str, ...] = ()  # releases of vLLM that its modules name as theirs
+    kernels: tuple[str, ...] = ()  # mods whose GPU kernels it can compile ahead
 
 
 @dataclass(frozen=True)
 class Torch:
-    """torch/version.py. cuda: "13.0", or "" for a build without."""
-
-    path: str
+    path: str  # torch/version.py
     version: str
-    cuda: str
+    cuda: str  # "13.0", or "" for a build without
 
 
 def packages_of(texts: Mapping[str, str]) -> tuple[InstalledPackage, ...]:

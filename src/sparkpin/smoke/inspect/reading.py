@@ -9,10 +9,10 @@ from sparkpin.core.errors import InspectionError
 
 
 class Reader:
-    """A seekable file. name: for messages. Every fault is an InspectionError."""
+    """A seekable file. name: for messages. rows: of linked lists, read so far. Every fault is an InspectionError."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
-        self.file, self.name = file, name
+        self.file, self.name, self.rows = file, name, 0
         self.size = file.seek(0, io.SEEK_END)
 
     def at(self, offset: int, size: int, what: str, *, limit: int = 1 << 28) -> bytes:

@@ -18,16 +18,13 @@ from sparkpin.smoke.inspect.scan import ImageFacts
 
 FORMAT = 1
 SITE = re.compile(r"[^\s(]*/(site|dist)-packages/(?=[^\s])")
-WORDS = {"error": "ERROR", "warning": "warning", "note": "note", "allowed": "allowed"}
 
 
 @dataclass(frozen=True)
 class Result:
-    """subject: tag or folder. sm: the GPU that was asked for (121), None for none."""
-
-    subject: str
+    subject: str  # tag or folder
     platform: str
-    sm: int | None
+    sm: int | None  # the GPU that was asked for (121)
     facts: ImageFacts
     findings: Sequence[ImageFinding]
 
@@ -132,15 +129,17 @@ def archs(row: Coverage) -> str:
 
 def rows_of(findings: Sequence[ImageFinding]) -> list[tuple[str, str, str, str]]:
     """One row a finding; of what is allowed one row a reason."""
-    rows = []
+    rows: list[tuple[str, str, str, str]] = []
     reasons: dict[tuple[str, str], list[ImageFinding]] = {}
     for one in findings:
         if one.severity == "allowed":
             reasons.setdefault((one.rule, one.why), []).append(one)
         else:
-            rows.append((WORDS[one.severity], one.rule, short(one.subject), short(one.text)))
+            rows.append(
+                ("ERROR" if one.severity == "error" else one.severity, one.rule, short(one.subject), short(one.text))
+            )
     for (rule, why), same in reasons.items():
         names = dict.fromkeys(terminal.printable(one.subject.rpartition("/")[2]) for one in same)
         what = f"{next(iter(names))} and {len(names) - 1} more" if len(names) > 1 else next(iter(names))
-        rows.append((WORDS["allowed"], rule, what, why))
+        rows.append(("allowed", rule, what, why))
     return rows

@@ -26,12 +26,7 @@ DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 
 
 def findings(
-    facts: ImageFacts,
-    *,
-    sm: int | None,
-    platform: str,
-    mods: Sequence[str] = (),
-    allowed: Sequence[Allowed] = ALLOWED,
+    facts: ImageFacts, *, sm: int | None, platform: str, mods: Sequence[str] = (), allowed: Sequence[Allowed] = ALLOWED
 ) -> list[ImageFinding]:
     """The most severe first. sm: the GPU (121), None for an image without. mods: distributions that must be there."""
     names = {package.name for package in facts.packages}
@@ -82,17 +77,12 @@ def file_findings(facts: ImageFacts, platform: str) -> Iterator[ImageFinding]:
     wanted = PLATFORMS[platform]
     others = [one for one in facts.libraries.values() if one.machine in MACHINES and one.machine != wanted]
     if others:
-        names = some(f"{one.path} ({one.machine_name})" for one in others)
+        names = some(f"{one.path} ({MACHINES[one.machine]})" for one in others)
         yield ImageFinding("warning", "files", others[0].path, f"not for {platform}: {names}", what="machine")
     if facts.libraries and len(others) == sum(one.machine in MACHINES for one in facts.libraries.values()):
-        yield ImageFinding(
-            "error",
-            "files",
-            others[0].path if others else "/",
-            f"no library or program in it is for {platform}",
-            "inspect with the image's own --platform, or build the stack for this one",
-            what=platform,
-        )
+        text = f"no library or program in it is for {platform}"
+        step = "inspect with the image's own --platform, or build the stack for this one"
+        yield ImageFinding("error", "files", others[0].path if others else "/", text, step, what=platform)
 
 
 def server_findings(facts: ImageFacts, sm: int | None) -> Iterator[ImageFinding]:
@@ -104,13 +94,9 @@ def server_findings(facts: ImageFacts, sm: int | None) -> Iterator[ImageFinding]
     mismatch = list(torch_findings(facts))
     yield from mismatch
     if sm and not mismatch and facts.torch and not facts.torch.cuda:
-        yield ImageFinding(
-            "error",
-            "torch",
-            facts.torch.path,
-            f"PyTorch {facts.torch.version} is built without CUDA: it runs nothing on sm_{sm}",
-            "take an image of a stack with a GPU, or leave --sm out",
-        )
+        text = f"PyTorch {facts.torch.version} is built without CUDA: it runs nothing on sm_{sm}"
+        step = "take an image of a stack with a GPU, or leave --sm out"
+        yield ImageFinding("error", "torch", facts.torch.path, text, step)
 
 
 def torch_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
@@ -119,7 +105,7 @@ def torch_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
     own = [one for one in facts.libraries.values() if re.search(r"(^|/)vllm/[^/]+\.so$", one.path)]
     if not vllm or not torch or not own:
         return
-    runtimes: dict[str, str] = {}
+    runtimes: dict[str, str] = {}  # CUDA's major version, "" where it is not said -> who needs it
     for library in own:
         for name in library.needed:
             if match := re.fullmatch(r"libcudart\.so\.(\d+)(\..*)?", name):
@@ -128,36 +114,22 @@ def torch_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
                 runtimes.setdefault("", f"{library.path} needs {name}")
     majors = sorted(filter(None, runtimes))
     major = torch.cuda.partition(".")[0]
-    seen = f"torch {torch.version} ({torch.path}: cuda = {torch.cuda or None})"
     if runtimes and not torch.cuda:
         flavour = f"CUDA {majors[0]}" if majors else "CUDA"
-        yield ImageFinding(
-            "error",
-            "torch",
-            f"vllm {vllm.version}",
-            f"vLLM {vllm.version} is built for {flavour} ({runtimes[majors[0] if majors else '']}), "
-            f"but {seen} is built without CUDA",
-            "pin a torch wheel that is built for the same CUDA release as vLLM's",
-        )
+        mine, theirs = f"for {flavour} ({runtimes[majors[0] if majors else '']})", "without CUDA"
+        step = "pin a torch wheel that is built for the same CUDA release as vLLM's"
     elif majors and majors != [major]:
         other = next(one for one in majors if one != major)
-        yield ImageFinding(
-            "error",
-            "torch",
-            f"vllm {vllm.version}",
-            f"vLLM {vllm.version} is built for CUDA {other} ({runtimes[other]}), "
-            f"but {seen} is built for CUDA {torch.cuda}",
-            "pin torch and vLLM wheels that are built for one CUDA release",
-        )
+        mine, theirs = f"for CUDA {other} ({runtimes[other]})", f"for CUDA {torch.cuda}"
+        step = "pin torch and vLLM wheels that are built for one CUDA release"
     elif torch.cuda and not runtimes:
-        yield ImageFinding(
-            "error",
-            "torch",
-            f"vllm {vllm.version}",
-            f"vLLM {vllm.version} is built without CUDA ({own[0].path} needs no CUDA library), "
-            f"but {seen} is built for CUDA {torch.cuda}",
-            "pin the wheel of vLLM that is built for CUDA, or torch's CPU wheel",
-        )
+        mine, theirs = f"without CUDA ({own[0].path} needs no CUDA library)", f"for CUDA {torch.cuda}"
+        step = "pin the wheel of vLLM that is built for CUDA, or torch's CPU wheel"
+    else:
+        return
+    seen = f"torch {torch.version} ({torch.path}: cuda = {torch.cuda or None})"
+    text = f"vLLM {vllm.version} is built {mine}, but {seen} is built {theirs}"
+    yield ImageFinding("error", "torch", f"vllm {vllm.version}", text, step)
 
 
 def toolkit(facts: ImageFacts) -> list[tuple[str, InstalledPackage]]:
@@ -180,13 +152,8 @@ def cuda_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
     parts = [package for _, package in toolkit(facts)]
     if len({release(package.version) for package in parts}) > 1:
         listed = ", ".join(f"{package.name} {package.version}" for package in parts)
-        yield ImageFinding(
-            "error",
-            "cuda",
-            "CUDA toolkit",
-            f"of several CUDA releases: {listed}",
-            f"constrain them to {cuda_release(facts) or release(parts[0].version)}.* in the stack's pins",
-        )
+        step = f"constrain them to {cuda_release(facts) or release(parts[0].version)}.* in the stack's pins"
+        yield ImageFinding("error", "cuda", "CUDA toolkit", f"of several CUDA releases: {listed}", step)
 
 
 def cuda_release(facts: ImageFacts) -> str:
@@ -216,9 +183,8 @@ def driver_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
         yield ImageFinding("note", "driver", f"CUDA {cuda}", text)
     elif cuda:
         text = f"which driver CUDA {cuda} needs is not known here"
-        yield ImageFinding(
-            "warning", "driver", f"CUDA {cuda}", text, "add it to DRIVERS in sparkpin/inspection/rules.py"
-        )
+        step = "add it to DRIVERS in sparkpin/smoke/inspect/rules.py"
+        yield ImageFinding("warning", "driver", f"CUDA {cuda}", text, step)
 
 
 def package_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
@@ -230,9 +196,8 @@ def package_findings(facts: ImageFacts) -> Iterator[ImageFinding]:
         if len(same) > 1:
             versions = ", ".join(package.version for package in same)
             text = f"{len(same)} times in /{site}: versions {versions}"
-            yield ImageFinding(
-                "error", "packages", name, text, "lock the stack again: one wheel of a name", what=versions
-            )
+            step = "lock the stack again: one wheel of a name"
+            yield ImageFinding("error", "packages", name, text, step, what=versions)
 
 
 def plugin_findings(facts: ImageFacts, mods: Sequence[str]) -> Iterator[ImageFinding]:
@@ -243,27 +208,21 @@ def plugin_findings(facts: ImageFacts, mods: Sequence[str]) -> Iterator[ImageFin
             text = "the stage has this mod, the image does not"
             yield ImageFinding("error", "plugins", name, text, "build the image again: invoke build")
     for package in facts.packages:
-        if package.plugins and not package.accepts and package.name in mods:
-            text = f"{', '.join(package.plugins)} {package.version} does not say which vLLM it is made for"
-            yield ImageFinding(
-                "warning", "plugins", package.name, text, "name the releases in its TOUCHES, as a literal"
-            )
-        if not package.plugins or not package.accepts:
+        if not package.plugins:
             continue
-        where = ", ".join(package.plugins)
-        if not vllm:
-            yield ImageFinding(
-                "error", "plugins", package.name, f"{where}: no vllm is in the image", "install vLLM with it"
-            )
+        where, made_for = ", ".join(package.plugins), ", ".join(package.accepts)
+        if not made_for:
+            if package.name in mods:
+                text = f"{where} {package.version} does not say which vLLM it is made for"
+                step = "name the releases in its TOUCHES, as a literal"
+                yield ImageFinding("warning", "plugins", package.name, text, step)
+        elif not vllm:
+            text = f"{where}: no vllm is in the image"
+            yield ImageFinding("error", "plugins", package.name, text, "install vLLM with it")
         elif not any(same_release(vllm.version, version) for version in package.accepts):
-            yield ImageFinding(
-                "error",
-                "plugins",
-                package.name,
-                f"{where} {package.version} is made for vLLM {', '.join(package.accepts)}, "
-                f"the image has {vllm.version}",
-                "take a version of the mod that is made for this vLLM, or adapt it and add the version",
-            )
+            text = f"{where} {package.version} is made for vLLM {made_for}, the image has {vllm.version}"
+            step = "take a version of the mod that is made for this vLLM, or adapt it and add the version"
+            yield ImageFinding("error", "plugins", package.name, text, step)
 
 
 def same_release(seen: str, accepted: str) -> bool:

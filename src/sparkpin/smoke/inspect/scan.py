@@ -27,24 +27,18 @@ EVERY = 100  # libraries between two lines of progress
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """libraries: by path, links followed. links: path -> target. broken: path -> what is wrong with the file.
-
-    cubins: folder -> how many .cubin files lie in it for which GPU. manifests: folder of a mod's kernels -> the list of
-    them. searched: folders of the loader's configuration.
-    env: the image's environment. read: files and bytes that were there.
-    """
-
-    libraries: Mapping[str, Library]
-    links: Mapping[str, str]
+    libraries: Mapping[str, Library]  # by path, links followed
+    links: Mapping[str, str]  # path -> target
     packages: tuple[InstalledPackage, ...] = ()
     torch: Torch | None = None
-    broken: Mapping[str, str] = field(default_factory=dict)
+    broken: Mapping[str, str] = field(default_factory=dict)  # path -> what is wrong with the file
+    # Folder -> how many .cubin files lie in it for which GPU.
     cubins: Mapping[str, tuple[tuple[fatbin.Code, int], ...]] = field(default_factory=dict)
-    searched: tuple[str, ...] = ()
+    searched: tuple[str, ...] = ()  # folders of the loader's configuration
     env: Mapping[str, str] = field(default_factory=dict)
     files: int = 0
-    size: int = 0
-    manifests: Mapping[str, str] = field(default_factory=dict)
+    size: int = 0  # bytes
+    manifests: Mapping[str, str] = field(default_factory=dict)  # folder of a mod's kernels -> the list of them
 
     def real(self, path: str) -> str:
         return real(path, self.links)

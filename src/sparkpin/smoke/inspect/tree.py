@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import posixpath
+import shutil
 import stat
 import tarfile
 import tempfile
@@ -24,16 +26,13 @@ OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
 
 @dataclass(frozen=True)
 class FoundPath:
-    """A file or link. path: without a slash in front. link: its target, as it stands.
+    """A file or link."""
 
-    open: gives the content, until the next file is asked for.
-    """
-
-    path: str
+    path: str  # without a slash in front
     size: int = 0
     mode: int = 0
-    link: str = ""
-    open: Callable[[], BinaryIO] = io.BytesIO
+    link: str = ""  # its target, as it stands
+    open: Callable[[], BinaryIO] = io.BytesIO  # the content, until the next file is asked for
 
 
 def in_folders(layers: Sequence[Path], below: str = "", depth: int = 0) -> Iterator[FoundPath]:
@@ -91,53 +90,19 @@ def in_archive(chunks: Iterable[bytes], work: Path) -> Iterator[FoundPath]:
                 elif member.islnk():
                     yield FoundPath(path, link="/" + posixpath.normpath(member.linkname).lstrip("/"))
                 elif member.isreg():
-                    with Spooled(tar, member, work) as file:
-                        yield FoundPath(path, member.size, member.mode, open=file.get)
+                    content = functools.partial(spooled, tar, member, work)
+                    yield FoundPath(path, member.size, member.mode, open=content)
     except (tarfile.TarError, EOFError) as error:
         raise InspectionError(f"the archive cannot be read: {error}", next_step="run the same command again") from None
 
 
-class Spooled:
-    """A member's data, copied once somebody asks for it."""
-
-    def __init__(self, tar: tarfile.TarFile, member: tarfile.TarInfo, work: Path) -> None:
-        self.tar, self.member, self.work = tar, member, work
-        self.file: IO[bytes] | None = None
-
-    def get(self) -> BinaryIO:
-        if self.file is None:
-            self.file = tempfile.SpooledTemporaryFile(IN_MEMORY, dir=str(self.work))  # noqa: SIM115 - __exit__ closes it
-            data = self.tar.extractfile(self.member)
-            while data and (piece := data.read(1 << 20)):
-                self.file.write(piece)
-        self.file.seek(0)
-        return cast(BinaryIO, Unclosed(self.file))
-
-    def __enter__(self) -> Spooled:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.file is not None:
-            self.file.close()
-
-
-class Unclosed(io.RawIOBase):
-    """A file that its reader may close and somebody else may ask for again."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-
-    def read(self, size: int | None = -1) -> bytes:
-        return self.file.read(-1 if size is None else size)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self.file.seek(offset, whence)
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
+def spooled(tar: tarfile.TarFile, member: tarfile.TarInfo, work: Path) -> BinaryIO:
+    """A copy of a member's data, to go back and forth in."""
+    file: IO[bytes] = tempfile.SpooledTemporaryFile(IN_MEMORY, dir=str(work))  # noqa: SIM115 - who asks closes it
+    if data := tar.extractfile(member):
+        shutil.copyfileobj(data, file, 1 << 20)
+    file.seek(0)
+    return cast(BinaryIO, file)
 
 
 def real(path: str, links: Mapping[str, str]) -> str:

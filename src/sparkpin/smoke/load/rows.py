@@ -19,12 +19,9 @@ MAY_REFUSE = ("plugin", "platform")  # a library or an import that wants a GPU f
 
 @dataclass(frozen=True)
 class LoadRow:
-    """kind: import, library, platform, plugin, end. state: "begin", "ok", "failed"; for want of a GPU "refused";
-    "unfit" for one of several libraries, of which another is this CPU's.
-    """
-
-    kind: str
+    kind: str  # import, library, platform, plugin, end
     name: str
+    # One of STATES. "refused": for want of a GPU. "unfit": one of several libraries, of which another is this CPU's.
     state: str
     detail: str = ""
     seconds: float = 0.0

@@ -48,13 +48,11 @@ IMPORTS = ("vllm", "vllm._custom_ops")
 
 @dataclass(frozen=True)
 class Loaded:
-    """emulated: whether another machine's code ran. stubbed: functions of the driver that the stub stood in for."""
-
     rows: tuple[LoadRow, ...]
     log: bytes
     seconds: float
-    emulated: bool
-    stubbed: int
+    emulated: bool  # whether another machine's code ran
+    stubbed: int  # functions of the driver that the stub stood in for
 
     @property
     def passed(self) -> bool:

@@ -1,0 +1,81 @@
+"""A release that this machine cannot serve, with a real engine: it is inspected, and says what is wanting."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from private_engine import load_image
+
+from sparkpin.build import make
+from sparkpin.commands import serve as commands_serve
+from sparkpin.commands import smoke as commands_smoke
+from sparkpin.core.errors import HostError, InputError
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
+from sparkpin.releases.record import Release, Releases
+from sparkpin.smoke.inspect.scan import ImageFacts
+from sparkpin.smoke.load.run import run_load
+
+pytest_plugins = ["fake_release"]
+WHY = "stack spark is for linux/arm64, and this engine's machine is linux/amd64"
+PASSED = {"passed": True, "seconds": 20.0, "checks": []}
+
+
+def test_a_release_without_an_image_does_not_stop_the_rest(
+    paths: Paths,
+    fake_engine: Engine,
+    release: Release,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(commands_smoke, "engine_of", lambda _: fake_engine)
+    gone = dataclasses.replace(release, tag="sparkpin/fake:gone")
+    assert commands_smoke.with_image(paths, (gone, release)) == [release]
+    assert "left out, the engine has not the image of gone: invoke rebuild gone\n" in capsys.readouterr().out
+
+
+def test_a_release_for_another_machine_is_inspected_for_real(
+    paths: Paths, fake_engine: Engine, release: Release, monkeypatch: pytest.MonkeyPatch, checkpoint: Path
+) -> None:
+    """The fake image holds this machine's Python; its record says that it is of the stack for a Spark."""
+    monkeypatch.setattr(make, "engine_of", lambda _: fake_engine)
+    records = Releases(paths)
+    records.save(dataclasses.replace(release, stack="spark"))
+    (done,) = make.smoke_releases(paths, (records.get(release.tag),))
+    assert (done.state, done.smoke_text, done.smoke_why) == ("inspected", "inspected", WHY)
+    folder = records.evidence(done) / "smoke"
+    assert sorted(file.name for file in folder.iterdir()) == ["inspection.json", "result.json"]
+    assert json.loads((folder / "inspection.json").read_text())["libraries"] > 10
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["inspected"], result["passed"], result["image"]) == (True, False, release.image)
+    monkeypatch.setattr(commands_serve.Paths, "from_env", lambda: paths)
+    monkeypatch.setattr(commands_serve, "engine_of", lambda _: fake_engine)
+    with pytest.raises(InputError, match="cannot be served here: stack spark is for linux/arm64"):
+        commands_serve.serve(recipe=None, release=release.tag, port=None)
+    records.smoked(done.tag, PASSED)
+    with pytest.raises(InputError, match="has passed its smoke test, and here it can only be inspected"):
+        make.smoke_releases(paths, (records.get(release.tag),))
+
+
+def test_a_machine_that_cannot_run_the_image_s_programs_is_told_what_to_install(
+    paths: Paths, fake_engine: Engine, release: Release
+) -> None:
+    """As without qemu-user: the kernel knows no way to run the image's Python."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        member = tarfile.TarInfo("usr/local/bin/python")
+        member.size, member.mode = 8, 0o755
+        tar.addfile(member, io.BytesIO(b"\x7fNO-ELF\n"))
+    tag = "sparkpin/fake:unknown-code"
+    load_image(fake_engine, tag, [buffer.getvalue()])
+    try:
+        with pytest.raises(HostError, match="runs no programs for linux/amd64") as caught:
+            run_load(paths, fake_engine, dataclasses.replace(release, tag=tag), ImageFacts({}, {}), "linux/amd64", len)
+        assert caught.value.next_step == "invoke doctor --stack cpu --fix"
+    finally:
+        fake_engine.untag(tag)

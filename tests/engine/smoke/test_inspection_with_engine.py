@@ -1,0 +1,96 @@
+"""An inspection of what a real engine has, and the task in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tarfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from checkout import INVOKE, PROJECT
+from elf_samples import GPU, SAMPLE_ROOT, put, server_files
+from made_releases import built
+
+from sparkpin.core.errors import InputError, InspectionError
+from sparkpin.core.paths import Paths
+from sparkpin.host import image_files
+from sparkpin.host.engine import Engine
+from sparkpin.smoke.inspect.image import open_image
+from sparkpin.smoke.inspect.run import ref_of
+from sparkpin.smoke.inspect.scan import scan
+
+pytest_plugins = ["empty_engine"]
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Iterator[tuple[Engine, str]]:
+    """A real image of two layers for arm64, which this machine need not be able to run."""
+    engine, name = Engine.connect(), f"sparkpin-test/inspect:{uuid.uuid4().hex[:12]}"
+    folder = put(tmp_path / "root", SAMPLE_ROOT)
+    with tarfile.open(tmp_path / "rootfs.tar", "w") as tar:
+        tar.add(folder, ".")
+    engine.import_rootfs(tmp_path / "rootfs.tar", f"{name}-base", architecture="arm64", labels={})
+    lines = [f"FROM {name}-base", "COPY above.so /opt/above.so", "ENV LD_LIBRARY_PATH=/opt/app", "LABEL a=b"]
+    context = put(tmp_path / "context", {"above.so": GPU, "Dockerfile": "\n".join(lines)})
+    engine.client.images.build(path=str(context), tag=name, platform="linux/arm64", rm=True, forcerm=True)
+    yield engine, name
+    engine.untag(name)
+    engine.untag(f"{name}-base")
+
+
+def test_an_image_reads_the_same_from_its_layers_and_from_an_export(
+    image: tuple[Engine, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, name = image
+    paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
+    told: list[str] = []
+    found = []
+    for _ in range(2):
+        with open_image(paths, engine, name, told.append) as opened:
+            assert (opened.platform, opened.env["LD_LIBRARY_PATH"]) == ("linux/arm64", "/opt/app")
+            found.append(scan(opened.files, len, opened.env))
+        monkeypatch.setattr(image_files, "layer_folders", lambda engine, ref: ())
+    assert told[-1] == "the engine exports the files"
+    assert set(found[0].libraries) == {"opt/above.so", "opt/app/module.so", "usr/lib/libreal.so.1"}
+    assert {**found[0].libraries} == {**found[1].libraries}
+    for part in ("packages", "torch", "broken", "searched"):
+        assert getattr(found[0], part) == getattr(found[1], part)
+    assert not engine.client.containers.list(all=True, filters={"ancestor": name})
+    assert not list((tmp_path / "cache/work").glob("saved-*"))
+
+
+def test_of_releases_with_one_name_those_are_offered_that_can_be_inspected(
+    empty_engine: Engine, tmp_path: Path
+) -> None:
+    paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+    one, two, gone = (built(paths, empty_engine, number, recipe=f"r{number}") for number in (1, 2, 3))
+    empty_engine.client.api.remove_image(gone.image, force=True)
+    with pytest.raises(InputError, match="'v2' may be of several recipes") as caught:
+        ref_of(paths, empty_engine, "v2")
+    assert caught.value.next_step == f"choose one of: {one.tag}, {two.tag}"
+    empty_engine.client.api.remove_image(two.image, force=True)
+    assert ref_of(paths, empty_engine, "v2") == one.tag, "the only one"
+    with pytest.raises(InputError, match="the engine has no image") as caught:
+        ref_of(paths, empty_engine, gone.name)
+    assert caught.value.next_step == f"invoke rebuild {gone.tag}"
+    empty_engine.client.api.remove_image(one.image, force=True)
+    with pytest.raises(InputError, match="'v2' may be of several recipes") as caught:
+        ref_of(paths, empty_engine, "v2")
+    assert caught.value.next_step == f"invoke rebuild TAG, with one of: {one.tag}, {two.tag}, {gone.tag}"
+
+
+def test_the_task_in_a_process_of_its_own(tmp_path: Path) -> None:
+    root = put(tmp_path / "root", {"good.so": GPU, **server_files()})
+
+    def invoke(*argv: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*INVOKE, "inspect", *argv], cwd=PROJECT, capture_output=True, text=True)
+
+    good = invoke(str(root), "--sm", "12.1", "--json")
+    assert good.returncode == 0 and json.loads(good.stdout)["sm"] == 121, good.stderr
+    bad = invoke(str(root), "--sm", "90", "--platform", "linux/arm64", "--all")
+    assert bad.returncode == InspectionError.exit_code == 14
+    assert "next: take a build with sm_90" in bad.stderr and "Traceback" not in bad.stderr
+    assert "good.so" in bad.stdout
