@@ -734,7 +734,7 @@ def client(c: Context, tool: str, recipe: str | None = None, url: str = "", key_
     }
 )
 def test(c: Context, fast: bool = False, all: bool = False, rest: bool = False, select: str = "") -> None:
-    """Run the unit tests and the main job, for real: with engine, images and servers."""
+    """Run the unit tests, and the main job for real."""
     from sparkpin.commands import developer
 
     if code := developer.test(PROJECT, fast=fast, whole=all, rest=rest, select=select):
