@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,9 +10,7 @@ from pathlib import Path
 import durations
 import pytest
 import wheelhouse
-from places import PROJECT
-
-DATA = ("pins", "stages", "recipes", "dockerfiles")
+from places import PROJECT, copied_to
 
 
 @pytest.fixture
@@ -26,13 +23,6 @@ def project(tmp_path: Path) -> Path:
 def shared_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same for all tests of a file, where an engine builds from it."""
     return copied_to(tmp_path_factory.mktemp("shared") / "project")
-
-
-def copied_to(copy: Path) -> Path:
-    for name in DATA:
-        shutil.copytree(PROJECT / name, copy / name)
-    shutil.copytree(PROJECT / "mods", copy / "mods", ignore=shutil.ignore_patterns("__pycache__", "tests"))
-    return copy
 
 
 @pytest.fixture
@@ -69,10 +59,10 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[wheelhous
         yield index
 
 
-@pytest.fixture
-def signing_key(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def signing_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real ssh key without a passphrase; its public part lies beside it."""
-    path = tmp_path / "signing_key"
+    path = tmp_path_factory.mktemp("key") / "signing_key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", path], check=True)
     return path
 

@@ -32,12 +32,17 @@ def quiet(line: str) -> None:
 
 def sample_of(folder: Path, keys: Keys | None = None) -> Sample:
     """With statement, logs and listings of layers. keys: that sign it, if any."""
-    sample = make_sample(folder)
-    for diff_id, tar in layers_of(sample).items():
-        write_contents(layer_file(sample.paths, diff_id), contents_of(read_layer(io.BytesIO(tar), everything=True)))
+    sample = listed(make_sample(folder))
     attest.attest(sample.paths, sample.release, keys or Keys())
     (sample.folder / "smoke").mkdir()
     (sample.folder / "smoke/server.log").write_text("ready\n")
+    return sample
+
+
+def listed(sample: Sample) -> Sample:
+    """With the listings of its layers."""
+    for diff_id, tar in layers_of(sample).items():
+        write_contents(layer_file(sample.paths, diff_id), contents_of(read_layer(io.BytesIO(tar), everything=True)))
     return sample
 
 

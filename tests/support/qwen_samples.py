@@ -179,14 +179,18 @@ def mtp(g: Geometry, repository: str) -> Tensors:
     return found | layer(g, "mtp.layers.0.", full=True, repository=repository)
 
 
-def int4_listing(g: Geometry, *, body: str = MULTIMODAL, listed: bool = True, plain_ab: bool = False) -> Listing:
-    """listed: whether the index lists the MTP tensors, which some copies do and some do not."""
+def int4_files(g: Geometry, *, body: str = MULTIMODAL, plain_ab: bool = False) -> dict[str, Tensors]:
     prefixes = {i: f"{body}layers.{i}." for i in range(g.layers)}
     shards = in_shards(
         [layer(g, p, full=g.is_full(i), repository="int4", plain_ab=plain_ab) for i, p in prefixes.items()], 14
     )
     shards[-1] |= plain_outside(g, body)
-    files = named(shards) | {EXTRA: mtp(g, "bf16")}
+    return named(shards) | {EXTRA: mtp(g, "bf16")}
+
+
+def int4_listing(g: Geometry, *, body: str = MULTIMODAL, listed: bool = True, plain_ab: bool = False) -> Listing:
+    """listed: whether the index lists the MTP tensors, which some copies do and some do not."""
+    files = int4_files(g, body=body, plain_ab=plain_ab)
     config = config_of(
         g,
         body,
@@ -200,8 +204,9 @@ def int4_listing(g: Geometry, *, body: str = MULTIMODAL, listed: bool = True, pl
             "block_name_to_quantize": f"{body}layers",
             "extra_config": {
                 name.removesuffix(".weight"): {"bits": 16, "data_type": "float"}
-                for shard in shards
-                for name in shard
+                for file, tensors in files.items()
+                if file != EXTRA
+                for name in tensors
                 if ".shared_expert." in name or name.endswith("mlp.gate.weight")
             },
         },

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import made_releases
 import tiny_images
 from wheelhouse import make_wheel
 
@@ -19,7 +20,7 @@ from sparkpin.fetch.store import Store
 from sparkpin.image.listing import Contents, PathEntry, write_contents
 from sparkpin.pins import schema
 from sparkpin.releases.kept_inputs import KeptInputs
-from sparkpin.releases.record import Demands, Release, Releases, release_key, tag_of
+from sparkpin.releases.record import Release, Releases
 
 STACK = """\
 description: made up
@@ -190,25 +191,19 @@ class Site:
         return found
 
     def release(self, last: BuildRecord, argv: Sequence[str] = (), checkpoint: str = "c") -> Release:
-        words, env = ("vllm", "serve", "/model", *argv), {"OMP_NUM_THREADS": "1"}
-        key = release_key(last.key, checkpoint * 64, words, env)
-        made = Release(
-            tag=tag_of("made", last.stage, key),
+        made = made_releases.release(
+            1,
             recipe="made",
             stage=last.stage,
             stack="made",
             model="made",
-            key=key,
             build_key=last.key,
             image=last.config_digest,
             diff_ids=tuple(last.diff_ids),
             size=last.size,
             checkpoint_key=checkpoint * 64,
-            argv=words,
-            env=env,
-            created="2026-01-01T00:00:00Z",
-            build_seconds=1.0,
-            demands=Demands(checks=("chat",), mods=(), acceptance_floor=None, scripted=False),
+            argv=("vllm", "serve", "/model", *argv),
+            env={"OMP_NUM_THREADS": "1"},
             inputs=self.inputs(),
         )
         Releases(self.paths).save(made)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkpin.core.errors import InputError, IntegrityError, SparkpinError
-from sparkpin.core.files import atomic_file, sha256_file
+from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
 from sparkpin.pins.schema import LockedFile
@@ -49,14 +49,6 @@ class KeptInputs:
             os.utime(self.kept.path(sha256))
         else:
             self.kept.add(source, file)
-
-    def keep_bytes(self, data: bytes) -> str:
-        """Take bytes in; their SHA-256."""
-        sha256 = hashlib.sha256(data).hexdigest()
-        if not self.has_all([sha256]):
-            with atomic_file(self.kept.path(sha256)) as out:
-                out.write(data)
-        return sha256
 
     def read(self, sha256: str, what: str) -> bytes:
         """A kept file's bytes, verified. what: its name for the error."""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import tiny_images
+from made_releases import keep_bytes
 from private_engine import remove_built, tags_in
 
 from sparkpin.build import image as build
@@ -213,7 +214,7 @@ def test_a_lost_listing_is_told_before_anything_is_built(site: Site) -> None:
 def test_manifests_that_cannot_be_read_any_more_are_a_note(site: Site) -> None:
     release = site.build()[-1]
     text = (site.paths.project / "stages/two.yaml").read_bytes() + b"future_field: 1\n"
-    sha256 = KeptInputs.of(site.paths).keep_bytes(text)
+    sha256 = keep_bytes(site.paths, text)
     result = site.reproduce(dataclasses.replace(release, inputs={**release.inputs, "stages/two.yaml": sha256}))
     assert result.verdict == "identical" and "cannot read the recorded pins" in result.notes[0]
 

@@ -1,4 +1,4 @@
-"""Images on a base by digest in place of a root file system: what is refused, what it changes, and a real one."""
+"""Images on a base by digest in place of a root file system: what is refused, and what it changes."""
 
 from __future__ import annotations
 
@@ -6,67 +6,24 @@ import os
 import runpy
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 
 import pytest
 import tiny_images
 import yaml
+from based_images import DIGEST, chain_of, on_base
 from checkout import PROJECT
-from private_engine import remove_tags
-from tiny_registry import registry
 
 from sparkpin.build import context_files, render, rootfs
-from sparkpin.build.image import build_image, is_built
-from sparkpin.build.record import check_form, layer_file, read_record, record_file
 from sparkpin.commands import lint
-from sparkpin.core.errors import BuildError, ManifestError
+from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import lock_stack as lock
 from sparkpin.fetch.lock_stack import lock_stack
 from sparkpin.fetch.wheels import target_of
-from sparkpin.host.engine import Engine
-from sparkpin.image import listing
 from sparkpin.pins import manifests, schema
 
-# The made-up images have no Python for install.py: a program of the base makes the home.
-USER_TREE = """\
-FROM {{ parent_ref }} AS user
-RUN ["/bin/install", "-d", "-o", "10001", "-g", "10001", "/layer/home/sparkpin"]
-FROM scratch AS user-tree
-COPY --from=user /layer/ /
-"""
-TEMPLATE = (
-    tiny_images.BASE.replace("FROM {{ parent_ref }} AS config", f"{USER_TREE}FROM {{{{ parent_ref }}}} AS config")
-    + "COPY --from=user-tree / /\n"
-)
-DIGEST = "sha256:" + "0" * 64
 SCRIPT = str(PROJECT / "dockerfiles/base.py")
-
-
-def on_base(folder: Path, image: str = f"somebody/base@{DIGEST}", stack: str = "tiny", **keys: object) -> Path:
-    """The made-up project with a base in place of Debian."""
-    project = tiny_images.make_project(folder, stack)
-    tiny_images.write(project / "dockerfiles/base.j2", TEMPLATE)
-    tiny_images.write(project / "dockerfiles/base.py", "pass\n")
-    file = project / f"pins/stacks/{stack}.yaml"
-    data = yaml.safe_load(file.read_text())
-    del data["debian"]
-    data["python"]["layers"] = [{"name": "rest", "packages": ["*"]}]
-    data |= {"base": {"image": image, "python": "3.11.9", "glibc": 39}, **keys}
-    file.write_text(yaml.safe_dump(data))
-    return project
-
-
-def lock_of(stack: schema.Stack) -> schema.StackLock:
-    assert stack.base
-    inputs = manifests.stack_inputs(stack)
-    return schema.StackLock(stack=stack.name, inputs=inputs, base=stack.base.image, debs=[], wheels=[])
-
-
-def chain_of(project: Path, stack: str = "tiny") -> tuple[render.RenderedImage, ...]:
-    loaded = manifests.load_stack(project, stack)
-    return render.render_chain(project, loaded, lock_of(loaded), manifests.load_chain(project, "two"))
 
 
 @pytest.mark.parametrize(
@@ -192,48 +149,3 @@ def test_a_base_with_another_user_of_that_name_is_refused(tmp_path: Path) -> Non
         tiny_images.write(tmp_path / folder / "passwd", f"{line}\n")
     with pytest.raises(SystemExit, match="has a 'sparkpin' with another number than 10001"):
         install["add_user"](tmp_path / "lines", str(tmp_path / "layer"), tmp_path / "etc")
-
-
-@pytest.mark.engine
-def test_images_stand_on_what_the_engine_has_under_the_digest(tmp_path: Path) -> None:
-    engine, name, said = Engine.connect(), f"test{uuid.uuid4().hex[:8]}", [""]
-    with registry(tiny_images.make_rootfs(tmp_path / "base.tar", ["install"])) as image:
-        project = on_base(tmp_path / "project", image, name)
-        paths = Paths(project, tmp_path / "cache", tmp_path / "home")
-        chain = chain_of(project, name)
-        with pytest.raises(BuildError, match="the engine has no") as caught:
-            build_image(paths, engine, chain[0], said.append)
-        assert caught.value.next_step == f"docker pull --platform linux/amd64 {image}"
-        engine.client.api.pull(image)
-    try:  # the registry is gone: nothing is asked of it
-        built = [build_image(paths, engine, stage, said.append) for stage in chain]
-        below = engine.image(image)
-        assert below is not None
-        assert built[0].diff_ids[: len(below.diff_ids)] == below.diff_ids
-        made = engine.image(built[-1].ref)
-        assert made is not None and {"FROM_BASE=yes", "GREETING=hello"} <= set(made.config["Env"])
-        assert all(is_built(paths, engine, stage) for stage in chain)
-        check_form([read_record(record_file(paths, stage)) for stage in chain])
-        listed = listing.read_contents(layer_file(paths, below.diff_ids[0]))
-        assert "bin/sh" in {entry.path for entry in listed}
-        added = listing.read_contents(layer_file(paths, built[0].diff_ids[-1]))
-        (home,) = [entry for entry in added if entry.path == "home/sparkpin"]
-        assert (home.kind, home.uid, home.gid, home.mode) == ("dir", 10001, 10001, 0o755)
-    finally:
-        remove_tags(engine, f"stack-{name}")
-        engine.client.api.remove_image(image)
-
-
-@pytest.mark.engine
-def test_a_base_for_another_platform_is_refused(tmp_path: Path) -> None:
-    engine = Engine.connect()
-    with registry(tiny_images.make_rootfs(tmp_path / "base.tar"), architecture="arm64") as image:
-        project = on_base(tmp_path / "project", image)
-        engine.client.api.pull(image, platform="linux/arm64")
-        try:
-            with pytest.raises(BuildError, match="is for linux/arm64, the stack for linux/amd64"):
-                build_image(
-                    Paths(project, tmp_path / "cache", tmp_path / "home"), engine, chain_of(project)[0], lambda _: None
-                )
-        finally:
-            engine.client.api.remove_image(image)

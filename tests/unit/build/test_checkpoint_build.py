@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoint_samples import (
@@ -39,7 +39,6 @@ from checkpoint_samples import (
     write_repository,
     write_sample,
 )
-from places import SUPPORT
 
 from sparkpin.checkpoint import build, shards
 from sparkpin.checkpoint.build import build_checkpoint, checkpoint_folder, verify_built
@@ -394,32 +393,34 @@ def test_what_is_written_is_read_only_and_what_is_linked_stays_the_folders(paths
     assert {modes[name] for name in (FIRST, INDEX, "config.json", "sparkpin.json")} == {0o444}
 
 
-BUILD_AND_STOP = """
-import os, sys, time
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-from checkpoint_samples import ALL, PIN, lock_of, sample_folders, sample_paths
-from sparkpin.checkpoint import build, shards
-from sparkpin.checkpoint.layout import JOURNAL
-paths = sample_paths(Path({root!r}))
-right = shards.Work.write
-def stop(work, shard):
-    if not shard.path.startswith("model-00002"):
-        return right(work, shard)
-    work.unfinished(shard).write_bytes(b"half")
-    while len((work.folder / JOURNAL).read_text().splitlines()) < 2:
-        time.sleep(0.01)
-    print("writing", flush=True)
-    time.sleep(600)
-if {stop!r}:
-    shards.Work.write = stop
-print(build.build_checkpoint(paths, PIN, lock_of(sample_folders(paths)), ALL, lambda line: None), flush=True)
-"""
+fork = multiprocessing.get_context("fork")
 
 
-def start(root: Path, *, stop: bool) -> subprocess.Popen[str]:
-    code = BUILD_AND_STOP.format(tests=str(SUPPORT), root=str(root), stop=stop)
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+def built_elsewhere(root: Path, told: Any, *, stop: bool) -> None:
+    """In a process of its own. stop: for ever in the middle of the second shard, when the first is in the journal."""
+    paths, right = sample_paths(root), shards.Work.write
+
+    def stopping(work: shards.Work, shard: Shard) -> str:
+        if not shard.path.startswith("model-00002"):
+            return right(work, shard)
+        work.unfinished(shard).write_bytes(b"half")
+        while len((work.folder / JOURNAL).read_text().splitlines()) < 2:
+            time.sleep(0.001)
+        told.send("writing")
+        time.sleep(600)
+        raise AssertionError("nobody killed it")
+
+    if stop:
+        shards.Work.write = stopping  # type: ignore[method-assign]
+    told.send(build_checkpoint(paths, PIN, lock_of(sample_folders(paths)), ALL, lambda line: None))
+
+
+def start(root: Path, *, stop: bool) -> tuple[Any, Any]:
+    """The process, and where it says what it has built."""
+    ours, theirs = fork.Pipe()
+    process = fork.Process(target=built_elsewhere, args=(root, theirs), kwargs={"stop": stop})
+    process.start()
+    return process, ours
 
 
 @pytest.fixture
@@ -427,9 +428,10 @@ def killed(tmp_path: Path) -> Path:
     """The folder that a run left which was killed in the middle of the second shard."""
     paths = sample_paths(tmp_path)
     lock = lock_of(write_sample(paths))
-    with start(tmp_path, stop=True) as process:
-        assert process.stdout and process.stdout.readline() == "writing\n"
-        process.send_signal(signal.SIGKILL)
+    process, told = start(tmp_path, stop=True)
+    assert told.recv() == "writing"
+    process.kill()
+    process.join()
     folder = checkpoint_folder(paths, PIN, lock, ALL)
     assert not folder.exists()
     partial = build.partial_folder(folder)
@@ -480,11 +482,13 @@ def test_what_a_killed_run_of_other_steps_left_goes(tmp_path: Path, killed: Path
 def test_two_runs_at_once_build_it_once(tmp_path: Path) -> None:
     paths = sample_paths(tmp_path)
     lock = lock_of(write_sample(paths))
-    with start(tmp_path, stop=False) as one, start(tmp_path, stop=False) as two:
-        outputs = {one.communicate()[0], two.communicate()[0]}
-    assert (one.returncode, two.returncode) == (0, 0)
-    assert outputs == {f"{checkpoint_folder(paths, PIN, lock, ALL)}\n"}
-    assert [path.name for path in (paths.checkpoints / "sample").iterdir()] == [outputs.pop().strip()[-16:]]
+    runs = [start(tmp_path, stop=False) for _ in range(2)]
+    made = checkpoint_folder(paths, PIN, lock, ALL)
+    assert [told.recv() for _, told in runs] == [made, made]
+    for process, _ in runs:
+        process.join()
+        assert process.exitcode == 0
+    assert list((paths.checkpoints / "sample").iterdir()) == [made]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from checkpoint_samples import (
 )
 
 from sparkpin.checkpoint.build import write_checkpoint
+from sparkpin.checkpoint.patterns import Patterns
 from sparkpin.checkpoint.plan import CheckpointPlan, checkpoint_key, final_tensors, make_plan
 from sparkpin.checkpoint.safetensors import item_size, read_header
 from sparkpin.checkpoint.verify import verify_checkpoint
@@ -210,77 +212,56 @@ def set_spec(pair: Pair, name: str, dtype: str, *shape: int, repository: str = "
     shards[file][name] = (dtype, shape)
 
 
+def spec(name: str, dtype: str, *shape: int, repository: str = "int4") -> Callable[[Pair], None]:
+    return lambda pair: set_spec(pair, f"{ATTENTION[0]}.{name}", dtype, *shape, repository=repository)
+
+
+def setting(key: str, value: object) -> Callable[[Pair], None]:
+    return lambda pair: pair.configs["int4"]["quantization_config"].update({key: value})
+
+
+NORM, SCALE = f"{BODY}0.input_layernorm.weight", f"{ATTENTION[0]}.weight_scale_inv"
+FP8, BF16 = {"repository": "fp8"}, {"repository": "bf16"}
+BITS = r"quantization_config\.bits: saw .* for .*q_proj, wanted 2, 4 or 8"
+ENTRIES = r"quantization_config\.extra_config: saw .*, wanted modules with settings"
+GROUPS = r"scales: saw shape \[1, 4\], wanted \[groups, 8\] beside a qweight of \[1, 8\]"
+MAPPING = r"fp8/config\.json: quantization_config: saw 'fp8', wanted a mapping"
+
+
 @pytest.mark.parametrize(
-    ("name", "dtype", "shape", "repository", "message"),
+    ("change", "rule", "message"),
     [
-        ("qweight", "I32", (2, 8), "int4", r"weight: saw shape \[8, 8\], wanted \[8, 16\] as in the base"),
-        ("qweight", "I32", (8,), "int4", r"qweight: saw I32 \[8\], wanted an I32 matrix"),
-        ("qweight", "U32", (1, 8), "int4", r"qweight: saw U32 \[1, 8\], wanted an I32 matrix"),
-        (
-            "scales",
-            "F16",
-            (1, 4),
-            "int4",
-            r"scales: saw shape \[1, 4\], wanted \[groups, 8\] beside a qweight of \[1, 8\]",
-        ),
-        ("weight", "F8_E4M3", (8, 4), "fp8", r"weight: saw shape \[8, 4\], wanted \[8, 8\] as in the base"),
-        ("weight", "F8_E5M2", (8, 8), "fp8", "weight: saw dtype F8_E5M2, wanted F8_E4M3"),
-        ("weight_scale_inv", "BF16", (2, 1), "fp8", r"saw shape \[2, 1\], wanted \[2, 2\] for a weight of \[8, 8\]"),
-        ("weight_scale_inv", "F8_E8M0", (2, 2), "fp8", "saw dtype F8_E8M0, wanted BF16 or F32"),
+        (spec("qweight", "I32", 2, 8), FP8_ATTENTION, r"weight: saw shape \[8, 8\], wanted \[8, 16\] as in the base"),
+        (spec("qweight", "I32", 8), FP8_ATTENTION, r"qweight: saw I32 \[8\], wanted an I32 matrix"),
+        (spec("qweight", "U32", 1, 8), FP8_ATTENTION, r"qweight: saw U32 \[1, 8\], wanted an I32 matrix"),
+        (spec("scales", "F16", 1, 4), FP8_ATTENTION, GROUPS),
+        (spec("weight", "F8_E4M3", 8, 4, **FP8), FP8_ATTENTION, r"saw shape \[8, 4\], wanted \[8, 8\] as in the base"),
+        (spec("weight", "F8_E5M2", 8, 8, **FP8), FP8_ATTENTION, "weight: saw dtype F8_E5M2, wanted F8_E4M3"),
+        (spec("weight_scale_inv", "BF16", 2, 1, **FP8), FP8_ATTENTION, r"wanted \[2, 2\] for a weight of \[8, 8\]"),
+        (spec("weight_scale_inv", "F8_E8M0", 2, 2, **FP8), FP8_ATTENTION, "saw dtype F8_E8M0, wanted BF16 or F32"),
+        (lambda pair: pair.base[FIRST].pop(f"{ATTENTION[0]}.scales"), FP8_ATTENTION,
+         r"q_proj\.scales: saw no such tensor, wanted \[groups, 8\]"),
+        *((setting("bits", bits), FP8_ATTENTION, BITS) for bits in (None, 3, "4")),
+        *((setting("extra_config", extra), FP8_ATTENTION, ENTRIES) for extra in (["a"], "a", {"a": 3})),
+        (setting("extra_config", {ATTENTION[0]: {"bits": 8}}), FP8_ATTENTION, r"wanted \[8, 4\] as in the base"),
+        (lambda pair: pair.configs["fp8"].update(quantization_config="fp8"), FP8_ATTENTION, MAPPING),
+        (lambda pair: pair.shards["bf16"][FIRST].update({SCALE: ("BF16", (2, 2))}), PLAIN_ATTENTION,
+         "weight_scale_inv: saw a scale, wanted none beside a plain weight"),
+        (spec("weight", "F8_E4M3", 8, 8, **BF16), PLAIN_ATTENTION, "saw dtype F8_E4M3, wanted BF16 or F16 or F32"),
+        (lambda pair: pair.base[FIRST].update({NORM: ("BF16", (5,))}), RULE | {"modules": ["*.input_layernorm"]},
+         r"input_layernorm\.weight: saw BF16 \[5\], wanted a matrix"),
+        (lambda pair: pair.base[FIRST].update({"lm_head.weight": ("BF16", (8, 8))}),
+         FP8_ATTENTION | {"modules": ["lm_head"]}, "lm_head: saw format fp8; the LM head cannot be FP8"),
+        (lambda pair: None, RULE | {"modules": ["model.*.mlp.shared_expert.up_proj"]},
+         r"up_proj and .*gate_proj as one layer, but they would hold fp8 and plain"),
     ],
-)
-def test_int4_and_fp8_that_do_not_fit(
-    pair: Pair, name: str, dtype: str, shape: tuple[int, ...], repository: str, message: str
+)  # fmt: skip
+def test_formats_that_do_not_fit_are_told_at_planning(
+    pair: Pair, change: Callable[[Pair], object], rule: dict[str, Any], message: str
 ) -> None:
-    set_spec(pair, f"{ATTENTION[0]}.{name}", dtype, *shape, repository=repository)
+    change(pair)
     with pytest.raises(CheckpointError, match=message):
-        pair.plan(FP8_ATTENTION)
-
-
-def test_int4_without_scales(pair: Pair) -> None:
-    del pair.base[FIRST][f"{ATTENTION[0]}.scales"]
-    with pytest.raises(CheckpointError, match=r"q_proj\.scales: saw no such tensor, wanted \[groups, 8\]"):
-        pair.plan(FP8_ATTENTION)
-
-
-@pytest.mark.parametrize("bits", [None, 3, "4"])
-def test_bits_that_do_not_pack(pair: Pair, bits: object) -> None:
-    pair.configs["int4"]["quantization_config"]["bits"] = bits
-    with pytest.raises(CheckpointError, match=r"quantization_config\.bits: saw .* for .*q_proj, wanted 2, 4 or 8"):
-        pair.plan(FP8_ATTENTION)
-
-
-@pytest.mark.parametrize("extra", [["a"], "a", {"a": 3}])
-def test_entries_of_a_base_that_are_none(pair: Pair, extra: object) -> None:
-    pair.configs["int4"]["quantization_config"]["extra_config"] = extra
-    with pytest.raises(
-        CheckpointError, match=r"quantization_config\.extra_config: saw .*, wanted modules with settings"
-    ):
-        pair.plan(FP8_ATTENTION)
-
-
-def test_a_source_whose_settings_are_none(pair: Pair) -> None:
-    pair.configs["fp8"]["quantization_config"] = "fp8"
-    with pytest.raises(CheckpointError, match=r"fp8/config\.json: quantization_config: saw 'fp8', wanted a mapping"):
-        pair.plan(FP8_ATTENTION)
-
-
-def test_a_modules_own_bits_count(pair: Pair) -> None:
-    pair.configs["int4"]["quantization_config"]["extra_config"][ATTENTION[0]] = {"bits": 8}
-    with pytest.raises(CheckpointError, match=r"wanted \[8, 4\] as in the base"):
-        pair.plan(FP8_ATTENTION)
-
-
-def test_a_plain_weight_with_a_scale_beside_it(pair: Pair) -> None:
-    pair.shards["bf16"][FIRST][f"{ATTENTION[0]}.weight_scale_inv"] = ("BF16", (2, 2))
-    with pytest.raises(CheckpointError, match="weight_scale_inv: saw a scale, wanted none beside a plain weight"):
-        pair.plan(PLAIN_ATTENTION)
-
-
-def test_a_plain_source_that_is_quantised(pair: Pair) -> None:
-    set_spec(pair, f"{ATTENTION[0]}.weight", "F8_E4M3", 8, 8, repository="bf16")
-    with pytest.raises(CheckpointError, match="saw dtype F8_E4M3, wanted BF16 or F16 or F32"):
-        pair.plan(PLAIN_ATTENTION)
+        pair.plan(rule)
 
 
 def test_a_base_without_a_config(pair: Pair) -> None:
@@ -291,21 +272,12 @@ def test_a_base_without_a_config(pair: Pair) -> None:
     assert "quantised" not in caught.value.next_step
 
 
-def test_what_vllm_would_stop_at_is_told_at_planning(pair: Pair) -> None:
-    pair.base[FIRST]["lm_head.weight"] = ("BF16", (8, 8))
-    with pytest.raises(CheckpointError, match=r"lm_head: saw format fp8; the LM head cannot be FP8"):
-        pair.plan(FP8_ATTENTION | {"modules": ["lm_head"]})
+def test_plain_experts_over_int4_are_refused_with_what_works(pair: Pair) -> None:
     expert = f"{BODY}0.mlp.experts.0.up_proj"
     pair.base[FIRST] |= {f"{expert}.qweight": ("I32", (1, 8)), f"{expert}.scales": ("F16", (1, 8))}
     with pytest.raises(CheckpointError, match="saw format plain; experts over INT4 cannot be plain") as caught:
         pair.plan(PLAIN_ATTENTION | {"modules": ["*.experts.*"]})
     assert "`keep`" in caught.value.next_step
-
-
-def test_a_norm_is_no_matrix(pair: Pair) -> None:
-    pair.base[FIRST][f"{BODY}0.input_layernorm.weight"] = ("BF16", (5,))
-    with pytest.raises(CheckpointError, match=r"input_layernorm\.weight: saw BF16 \[5\], wanted a matrix"):
-        pair.plan(RULE | {"modules": ["*.input_layernorm"]})
 
 
 def with_projections(pair: Pair) -> None:
@@ -331,11 +303,7 @@ def test_parts_of_a_fused_layer_have_one_format(pair: Pair) -> None:
     assert {tensors[f"{BODY}0.self_attn.{part}_proj.weight"][1] for part in "qkv"} == {"F8_E4M3"}
 
 
-def test_gate_and_up_have_one_format(pair: Pair) -> None:
-    with pytest.raises(
-        CheckpointError, match=r"up_proj and .*gate_proj as one layer, but they would hold fp8 and plain"
-    ):
-        pair.plan(RULE | {"modules": ["model.*.mlp.shared_expert.up_proj"]})
+def test_down_need_not_have_the_format_of_gate_and_up(pair: Pair) -> None:
     assert pair.plan(RULE | {"modules": ["model.*.mlp.shared_expert.down_proj"]}).shards
 
 
@@ -354,15 +322,7 @@ def test_all_experts_of_a_layer_have_one_format(pair: Pair) -> None:
 
 
 def test_patterns_with_brackets() -> None:
-    from sparkpin.checkpoint.patterns import Patterns
-
     patterns = Patterns(["a.[kv]_proj", "a.*", "b.[0-9]", "c[d"])
-    assert [patterns.first(name) for name in ("a.k_proj", "a.q_proj", "b.5", "b.x", "c[d", "d")] == [
-        0,
-        1,
-        2,
-        None,
-        3,
-        None,
-    ]
+    found = {name: patterns.first(name) for name in ("a.k_proj", "a.q_proj", "b.5", "b.x", "c[d", "d")}
+    assert found == {"a.k_proj": 0, "a.q_proj": 1, "b.5": 2, "b.x": None, "c[d": 3, "d": None}
     assert patterns.all("a.v_proj") == [0, 1]

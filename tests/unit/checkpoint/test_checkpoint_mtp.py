@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -141,18 +142,41 @@ def test_what_the_base_has_is_not_taken_from_the_source(pair: Pair) -> None:
     assert taken(pair.plan())["fp8"] == []
 
 
-def test_neither_has_them(pair: Pair) -> None:
-    pair.from_donor()
-    for name in MTP:
-        del pair.fp8[DONOR][name]
-    with pytest.raises(CheckpointError, match=r"'mtp\.\*' fits no tensor of .*int4 nor of .*fp8, listed or not"):
-        pair.plan()
+def without(*names: str) -> Callable[[Pair], None]:
+    def change(pair: Pair) -> None:
+        for name in names:
+            del pair.fp8[DONOR][name]
+
+    return change
 
 
-def test_the_file_for_them_must_be_new(pair: Pair) -> None:
-    pair.from_donor()
-    pair.step["file"] = DONOR
-    with pytest.raises(CheckpointError, match="is there, without MTP tensors; wanted a name for a new file"):
+def part(name: str, dtype: str, *shape: int) -> Callable[[Pair], None]:
+    return lambda pair: pair.fp8[DONOR].update({f"{GATE}.{name}": (dtype, shape)})
+
+
+BLOCK, SCALE = "weight_block_size", "weight_scale_inv"
+
+
+@pytest.mark.parametrize(
+    ("quantised", "change", "message"),
+    [
+        (False, without(*MTP), r"'mtp\.\*' fits no tensor of .*int4 nor of .*fp8, listed or not"),
+        (False, lambda pair: pair.step.update(file=DONOR), "without MTP tensors; wanted a name for a new file"),
+        (True, lambda pair: pair.fp8_config.clear(), r"quantization_config\.weight_block_size: saw None"),
+        *((True, lambda pair, block=block: pair.fp8_config["quantization_config"].update({BLOCK: block}),
+           r"weight_block_size: saw .*, wanted \[rows, columns\]") for block in ([4], ["4", 4], [4, 0], 128)),
+        (True, part(SCALE, "BF16", 2, 1), rf"{GATE}\.{SCALE}: saw shape \[2, 1\], wanted \[1, 1\] for a wei"),
+        (True, part(SCALE, "F16", 1, 1), rf"{GATE}\.{SCALE}: saw dtype F16, wanted BF16 or F32"),
+        (True, part("weight", "BF16", 2, 3), rf"{GATE}\.weight: saw BF16 \[2, 3\], wanted an F8_E4M3 matrix"),
+        (True, without(f"{GATE}.weight"), rf"the MTP layer lacks {GATE}\.weight"),
+    ],
+)  # fmt: skip
+def test_a_source_that_cannot_give_the_layer(
+    pair: Pair, quantised: bool, change: Callable[[Pair], object], message: str
+) -> None:
+    pair.from_donor(quantised=quantised)
+    change(pair)
+    with pytest.raises(CheckpointError, match=message):
         pair.plan()
 
 
@@ -161,45 +185,6 @@ def test_half_a_layer_in_the_base_is_not_mended_in_silence(pair: Pair) -> None:
     pair.fp8[DONOR] |= dict.fromkeys(MTP, ("BF16", (2, 3)))
     del pair.base[EXTRA][MTP[-1]]
     with pytest.raises(CheckpointError, match=rf"the MTP layer lacks {MTP[-1].removesuffix('weight')}"):
-        pair.plan()
-
-
-def test_fp8_tensors_of_a_source_that_does_not_say_their_block(pair: Pair) -> None:
-    pair.from_donor(quantised=True)
-    pair.fp8_config = {}
-    with pytest.raises(CheckpointError, match=r"quantization_config\.weight_block_size: saw None"):
-        pair.plan()
-
-
-@pytest.mark.parametrize("block", [[4], ["4", 4], [4, 0], 128])
-def test_a_block_that_is_none(pair: Pair, block: object) -> None:
-    pair.from_donor(quantised=True)
-    pair.fp8_config["quantization_config"]["weight_block_size"] = block
-    with pytest.raises(CheckpointError, match=r"weight_block_size: saw .*, wanted \[rows, columns\]"):
-        pair.plan()
-
-
-@pytest.mark.parametrize(
-    ("part", "dtype", "shape", "message"),
-    [
-        ("weight_scale_inv", "BF16", (2, 1), r"saw shape \[2, 1\], wanted \[1, 1\] for a weight of \[2, 3\] in blocks"),
-        ("weight_scale_inv", "F16", (1, 1), "saw dtype F16, wanted BF16 or F32"),
-        ("weight", "BF16", (2, 3), r"saw BF16 \[2, 3\], wanted an F8_E4M3 matrix beside its scales"),
-    ],
-)
-def test_fp8_tensors_of_a_source_that_do_not_fit(
-    pair: Pair, part: str, dtype: str, shape: tuple[int, ...], message: str
-) -> None:
-    pair.from_donor(quantised=True)
-    pair.fp8[DONOR][f"{GATE}.{part}"] = (dtype, shape)
-    with pytest.raises(CheckpointError, match=rf"{GATE}\.{part}: {message}"):
-        pair.plan()
-
-
-def test_a_scale_of_a_source_without_its_weight(pair: Pair) -> None:
-    pair.from_donor(quantised=True)
-    del pair.fp8[DONOR][f"{GATE}.weight"]
-    with pytest.raises(CheckpointError, match=rf"the MTP layer lacks {GATE}\.weight"):
         pair.plan()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -145,71 +146,51 @@ def set_spec(shards: Shards, file: str, name: str, dtype: str, *shape: int) -> N
     shards[file][name] = (dtype, shape)
 
 
-def test_wrong_dtype_of_an_fp8_weight(sample: Sample) -> None:
-    set_spec(sample.fp8, FIRST, f"{UP}.weight", "BF16", 6, 5)
-    with pytest.raises(CheckpointError, match=rf"{UP}\.weight: saw dtype BF16, wanted F8_E4M3"):
-        sample.plan(HYBRID)
+def spec(file: str, name: str, dtype: str, *shape: int) -> Callable[[Sample], None]:
+    """Of the FP8 repository."""
+    return lambda sample: set_spec(sample.fp8, file, f"{UP}.{name}", dtype, *shape)
 
 
-def test_wrong_shape_of_an_fp8_weight(sample: Sample) -> None:
-    set_spec(sample.fp8, FIRST, f"{UP}.weight", "F8_E4M3", 5, 6)
-    with pytest.raises(CheckpointError, match=r"saw shape \[5, 6\], wanted \[6, 5\] as in the base"):
-        sample.plan(HYBRID)
+def donor(file: str, name: str) -> Callable[[Sample], object]:
+    return lambda sample: sample.fp8[file].pop(f"{UP}.{name}")
 
 
-def test_missing_fp8_weight(sample: Sample) -> None:
-    del sample.fp8[FIRST][f"{UP}.weight"]
-    with pytest.raises(CheckpointError, match=r"fp8: .*up_proj\.weight: saw no such tensor, wanted F8_E4M3 \[6, 5\]"):
-        sample.plan(HYBRID)
+def quantised_in(size: list[int]) -> Callable[[Sample], None]:
+    return lambda sample: sample.fp8_config["quantization_config"].update(weight_block_size=size)
 
 
-def test_missing_scale(sample: Sample) -> None:
-    del sample.fp8[SECOND][f"{UP}.weight_scale_inv"]
-    with pytest.raises(CheckpointError, match=rf"{UP}\.weight_scale_inv: saw no such tensor, wanted the scales"):
-        sample.plan(HYBRID)
+SCALES = r"wanted \[2, 2\] for a weight of \[6, 5\] in blocks of \[4, 4\]"
+SCALE = "weight_scale_inv"
+LAYERS = r"mtp_num_hidden_layers: saw .*, wanted 1 or more"
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (6, 2), (4,)])
-def test_scale_shape_that_is_not_the_weight_in_blocks(sample: Sample, shape: tuple[int, ...]) -> None:
-    set_spec(sample.fp8, SECOND, f"{UP}.weight_scale_inv", "BF16", *shape)
-    with pytest.raises(CheckpointError, match=r"wanted \[2, 2\] for a weight of \[6, 5\] in blocks of \[4, 4\]"):
-        sample.plan(HYBRID)
-
-
-def test_scale_of_another_dtype(sample: Sample) -> None:
-    set_spec(sample.fp8, SECOND, f"{UP}.weight_scale_inv", "F16", 2, 2)
-    with pytest.raises(CheckpointError, match="saw dtype F16, wanted BF16 or F32"):
-        sample.plan(HYBRID)
-
-
-def test_block_size_of_the_repository_is_not_the_pins(sample: Sample) -> None:
-    sample.fp8_config["quantization_config"]["weight_block_size"] = [128, 128]
-    with pytest.raises(CheckpointError, match=r"weight_block_size: saw \[128, 128\], wanted \[4, 4\]"):
-        sample.plan(HYBRID)
-
-
-def test_pattern_that_fits_nothing(sample: Sample) -> None:
-    sample.rules(RULE, RULE | {"modules": ["*.nothing"]})
-    with pytest.raises(CheckpointError, match=r"'\*\.nothing' fits no module"):
-        sample.plan(HYBRID)
-
-
-def test_base_that_is_not_quantised(sample: Sample) -> None:
-    del sample.base_config["quantization_config"]
-    with pytest.raises(CheckpointError, match="quantization_config: saw None"):
-        sample.plan(HYBRID)
-
-
-def test_base_that_is_hybrid_already(sample: Sample) -> None:
-    sample.base[SECOND][f"{UP}.weight_scale_inv"] = ("BF16", (2, 2))
-    with pytest.raises(CheckpointError, match="none: this module is FP8 already"):
-        sample.plan(HYBRID)
-
-
-def test_tensor_in_two_shards(sample: Sample) -> None:
-    sample.base[SECOND][f"{UP}.weight"] = ("BF16", (6, 5))
-    with pytest.raises(CheckpointError, match=f"{UP}.weight' stands in {FIRST} and in {SECOND}"):
-        sample.plan(("copy",))
+@pytest.mark.parametrize(
+    ("change", "steps", "said"),
+    [
+        (spec(FIRST, "weight", "BF16", 6, 5), HYBRID, rf"{UP}\.weight: saw dtype BF16, wanted F8_E4M3"),
+        (spec(FIRST, "weight", "F8_E4M3", 5, 6), HYBRID, r"saw shape \[5, 6\], wanted \[6, 5\] as in the base"),
+        (donor(FIRST, "weight"), HYBRID, r"fp8: .*up_proj\.weight: saw no such tensor, wanted F8_E4M3 \[6, 5\]"),
+        (donor(SECOND, SCALE), HYBRID, rf"{UP}\.weight_scale_inv: saw no such tensor, wanted the scales"),
+        *((spec(SECOND, SCALE, "BF16", *shape), HYBRID, SCALES) for shape in ((1, 1), (2, 1), (6, 2), (4,))),
+        (spec(SECOND, SCALE, "F16", 2, 2), HYBRID, "saw dtype F16, wanted BF16 or F32"),
+        (quantised_in([128, 128]), HYBRID, r"weight_block_size: saw \[128, 128\], wanted \[4, 4\]"),
+        (lambda sample: sample.rules(RULE, RULE | {"modules": ["*.nothing"]}), HYBRID, r"'\*\.nothing' fits no module"),
+        (lambda sample: sample.base_config.pop("quantization_config"), HYBRID, "quantization_config: saw None"),
+        (lambda sample: sample.base[SECOND].update({f"{UP}.{SCALE}": ("BF16", (2, 2))}), HYBRID, "is FP8 already"),
+        (lambda sample: sample.base[SECOND].update({f"{UP}.weight": ("BF16", (6, 5))}), ("copy",),
+         f"{UP}.weight' stands in {FIRST} and in {SECOND}"),
+        (lambda sample: sample.base.pop(EXTRA), ALL, r"'mtp\.\*' fits no tensor of .*int4, listed or not"),
+        (lambda sample: sample.base_config["text_config"].clear(), ALL, LAYERS),
+        (lambda sample: sample.base_config["text_config"].update(mtp_num_hidden_layers=0), ALL, LAYERS),
+        (lambda sample: sample.base_config["text_config"].update(mtp_num_hidden_layers="1"), ALL, LAYERS),
+    ],
+)  # fmt: skip
+def test_repositories_that_do_not_fit_are_refused(
+    sample: Sample, change: Callable[[Sample], object], steps: tuple[str, ...], said: str
+) -> None:
+    change(sample)
+    with pytest.raises(CheckpointError, match=said):
+        sample.plan(steps)
 
 
 def test_truncated_shard(sample: Sample) -> None:
@@ -259,19 +240,6 @@ def test_each_missing_mtp_tensor_is_told(sample: Sample, name: str) -> None:
     del sample.base[EXTRA][name]
     stem = name.removesuffix("weight") if name.startswith("mtp.layers.") else name
     with pytest.raises(CheckpointError, match=f"the MTP layer lacks {stem}"):
-        sample.plan(ALL)
-
-
-def test_no_mtp_tensors_at_all(sample: Sample) -> None:
-    del sample.base[EXTRA]
-    with pytest.raises(CheckpointError, match=r"'mtp\.\*' fits no tensor of .*int4, listed or not"):
-        sample.plan(ALL)
-
-
-@pytest.mark.parametrize("value", [None, 0, "1"])
-def test_config_without_mtp_layers(sample: Sample, value: object) -> None:
-    sample.base_config["text_config"] = {} if value is None else {"mtp_num_hidden_layers": value}
-    with pytest.raises(CheckpointError, match=r"mtp_num_hidden_layers: saw .*, wanted 1 or more"):
         sample.plan(ALL)
 
 

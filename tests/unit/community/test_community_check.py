@@ -50,26 +50,17 @@ def test_nothing_is_found_in_a_good_recipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "stack", "wanted"),
     [
-        (
-            "--gpu-memory-utilisation 0.8",
-            "spark",
-            "has no flag --gpu-memory-utilisation; did you mean --gpu-memory-util",
-        ),
+        ("--gpu-memory-utilisation 0.8", "spark",
+         "has no flag --gpu-memory-utilisation; did you mean --gpu-memory-util"),
         ("--max_num_sequences 4", "spark", "has no flag --max_num_sequences; did you mean --max-num-seqs?"),
         ("--disable-log-requests", "spark", "vLLM 0.33.0 has no flag --disable-log-requests"),
         ("--linear-backend auto", "spark-seed", "vLLM 0.20.2 has no flag --linear-backend"),
         ("--no-port 3", "spark", "vLLM 0.33.0 has no flag --no-port"),
-        (
-            "--tool-call-parser qwen3_code --enable-auto-tool-choice",
-            "spark",
-            "no such parser; did you mean qwen3_coder?",
-        ),
+        ("--tool-call-parser qwen3_code --enable-auto-tool-choice", "spark",
+         "no such parser; did you mean qwen3_coder?"),
         ("--tool-call-parser minimax_m3 --enable-auto-tool-choice", "spark-seed", "vLLM 0.20.2 has no such parser"),
-        (
-            "--reasoning-parser qwen_3",
-            "spark",
-            "--reasoning-parser qwen_3: vLLM 0.33.0 has no such parser; did you mean",
-        ),
+        ("--reasoning-parser qwen_3", "spark",
+         "--reasoning-parser qwen_3: vLLM 0.33.0 has no such parser; did you mean"),
         ("--enable-auto-tool-choice", "spark", "without --tool-call-parser: vLLM refuses"),
         ("--tool-call-parser hermes", "spark", "does nothing without --enable-auto-tool-choice"),
         ("--chat-template no.jinja", "spark", "no mod and no template of this project brings that file"),
@@ -99,7 +90,7 @@ def test_nothing_is_found_in_a_good_recipe(tmp_path: Path) -> None:
         ("--max-num-batched-tokens 32768", "spark", "has run out of memory on a saturated Spark"),
         ("--load-format fastsafetensors", "spark", "holds a part of the weights twice"),
     ],
-)
+)  # fmt: skip
 def test_words_of_the_command(tmp_path: Path, flags: str, stack: str, wanted: str) -> None:
     lines = served(tmp_path, flags, stack)
     assert len(lines) == bool(wanted), lines

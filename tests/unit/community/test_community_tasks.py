@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from checkout import Checkout
-from checkpoint_samples import base_config, base_shards, write_repository
+from foreign_recipe import V1, written
 from made_releases import release
 from places import PROJECT
 
@@ -19,27 +17,11 @@ from sparkpin.community import adopt, check, export, mapping, recipe, render, te
 from sparkpin.community.finding import RecipeFinding
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
-from sparkpin.fetch.tinymodel import hub
 from sparkpin.pins import manifests, vllm_command
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Releases
 
 CORPUS = PROJECT.parent / "shared/corpus/recipes"
-V1 = {
-    "recipe_version": "1",
-    "name": "A Recipe",
-    "model": "acme/sample-int4",
-    "container": "vllm-node-tf5",
-    "build_args": ["--tf5"],
-    "mods": ["mods/fix-qwen3.5-autoround", "mods/not-here"],
-    "defaults": {"port": 8001, "host": "0.0.0.0", "tensor_parallel": 2, "config": '{"top_k": 20}', "unused": 1},
-    "env": {"VLLM_MARLIN_USE_ATOMIC_ADD": 1, "J": '{"a": 1}'},
-    "command": """vllm serve acme/sample-int4 \\
-  --port {port} --host {host} -tp {tensor_parallel} --override-generation-config '{config}' \\
-  --speculative-config '{{"method": "mtp", "num_speculative_tokens": 1}}' \\
-  --chat-template unsloth.jinja --distributed-executor-backend ray
-""",
-}  # fmt: skip
 OURS = """vllm serve /model \\
   --port {port} \\
   --host {host} \\
@@ -52,12 +34,6 @@ OURS = """vllm serve /model \\
 @pytest.fixture
 def paths(project: Path, tmp_path: Path) -> Paths:
     return Paths(project, tmp_path / "cache", tmp_path / "home")
-
-
-def written(folder: Path, value: Any, name: str = "Some Recipe.yaml") -> str:
-    path = folder / name
-    path.write_text(yaml.safe_dump(value, sort_keys=False))
-    return str(path)
 
 
 def imported(paths: Paths, folder: Path, value: dict[str, Any], **options: Any) -> Any:
@@ -229,41 +205,6 @@ def test_nothing_is_overwritten_and_names_must_be_known(paths: Paths, tmp_path: 
     with pytest.raises(InputError, match="unknown stage"):
         imported(paths, tmp_path, V1, stage="v9")
     assert not (paths.project / "recipes/some-recipe.yaml").exists()
-
-
-def test_the_hub_pins_the_model_and_the_recipe_can_be_exported(tmp_path: Path) -> None:
-    """The whole way, as a person goes it: import with a real Hub, plan a release of it, give it to both tools."""
-    copy = Checkout.make(tmp_path / "copy")
-    remote = tmp_path / "remote"
-    write_repository(remote / "acme/sample-int4", base_shards(), base_config(), repository="int4")
-    commit = hub.scan(remote / "acme/sample-int4", "acme/sample-int4").commit
-    file = written(tmp_path, V1)
-    cache = str(tmp_path / "cache")
-    lost = copy.invoke("recipe", "import", file, HF_HUB_OFFLINE="1", SPARKPIN_CACHE=cache)
-    assert lost.returncode == 6 and "--no-lock" in lost.stderr, lost.stderr
-    assert not (copy.folder / "pins/models/sample-int4.yaml").exists()
-    with hub.serve(remote) as url:
-        done = copy.invoke("recipe", "import", file, HF_ENDPOINT=url, SPARKPIN_CACHE=cache)
-    assert done.returncode == 0, done.stderr
-    assert f"model acme/sample-int4 at {commit}" in done.stdout
-    assert "next: invoke build --recipe some-recipe" in done.stdout
-    assert manifests.load_recipe(copy.folder, "some-recipe").model_revision == commit
-    lock = json.loads((copy.folder / "pins/models/sample-int4.lock").read_text())
-    assert lock["repositories"]["base"]["revision"] == commit
-    last = pair(copy.folder, "some-recipe")[-1]
-    for form in ("v1", "v2"):
-        output = tmp_path / f"{form}.yaml"
-        copy.done("recipe", "export", "some-recipe", "--format", form, "--output", str(output))
-        made = render.render(recipe.load(output), nodes=1)
-        assert made.container == last.tag and f":base-{last.key[:12]}" in last.tag
-        assert made.argv == ("vllm", "serve", "acme/sample-int4", "--revision", commit, *last.argv[3:])
-        assert made.env | last.env == made.env
-        checked = copy.invoke("recipe", "check", str(output))
-        assert checked.returncode == 0, checked.stdout
-        copy.done("recipe", "import", str(output), "--name", f"again-{form}")
-        again = pair(copy.folder, f"again-{form}")[-1]
-        assert (again.key, again.recipe.model_revision) == (last.key, commit)
-    assert copy.invoke("recipe", "check", "some-recipe").returncode == 0
 
 
 def test_a_checkpoint_that_is_made_here_is_given_as_a_folder(

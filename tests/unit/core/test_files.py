@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import io
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from held_lock import held_lock
 
 from sparkpin.core import files
 from sparkpin.core.errors import BusyError, DiskError, InputError
-
-HOLD = "import sys, time; from pathlib import Path; from sparkpin.core import files\n" + (
-    "with files.lock(Path(sys.argv[1]), shared=len(sys.argv) > 2):\n    print('held', flush=True)\n    time.sleep(60)\n"
-)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
@@ -74,24 +68,21 @@ def test_sweep_removes_only_partial_names(tmp_path: Path) -> None:
 
 def test_a_lock_is_free_once_its_holder_was_killed(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout and holder.stdout.readline() == "held\n"
-        with pytest.raises(BusyError), files.lock(path, wait=False):
-            pass
-        holder.send_signal(signal.SIGKILL)
+    with held_lock(path), pytest.raises(BusyError), files.lock(path, wait=False):
+        pass
     with files.lock(path, wait=False):
         pass
 
 
 def test_a_shared_lock_keeps_out_who_wants_it_alone(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path), "shared"], stdout=subprocess.PIPE, text=True
-    ) as holder:
-        assert holder.stdout and holder.stdout.readline() == "held\n"
-        with files.lock(path, shared=True, wait=False), pytest.raises(BusyError), files.lock(path, wait=False):
-            pass
-        holder.kill()
+    with (
+        held_lock(path, shared=True),
+        files.lock(path, shared=True, wait=False),
+        pytest.raises(BusyError),
+        files.lock(path, wait=False),
+    ):
+        pass
     with files.lock(path, wait=False), pytest.raises(BusyError), files.lock(path, shared=True, wait=False):
         pass
 

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import functools
 import hashlib
-import io
 import json
 import shutil
 from collections.abc import Callable
@@ -14,27 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evidence_samples import PROJECT, Sample, make_sample
-from private_engine import file_layer, private_engine
+from evidence_samples import LOCK, Sample, make_sample, small_project
+from evidence_samples import sboms_made_once as sboms_made_once
 
 from sparkpin.build import make
 from sparkpin.build.pair import pair
-from sparkpin.build.record import BuildInput, write_record
+from sparkpin.build.record import BuildInput
 from sparkpin.bundle import export
 from sparkpin.bundle.form import IMPORTS
-from sparkpin.commands import evidence as commands_evidence
-from sparkpin.core import progress
 from sparkpin.core.errors import HostError, IntegrityError, ManifestError
 from sparkpin.core.files import sha256_file
 from sparkpin.core.names import is_plain
 from sparkpin.evidence import imagecheck
 from sparkpin.evidence.attest import attest
-from sparkpin.evidence.signing import ALLOWED_SIGNERS, SIGNING_KEY, Keys
+from sparkpin.evidence.signing import ALLOWED_SIGNERS, Keys
 from sparkpin.evidence.verify import NAMES, Check, Claimed, check_evidence, conclusion, demanded, require, same
 from sparkpin.fetch.store import Store
-from sparkpin.host.engine import Engine
-from sparkpin.image.layer_tar import read_layer
-from sparkpin.image.seal import SealedLayer, image_config
 from sparkpin.pins import manifests
 from sparkpin.releases.record import SBOM, STATEMENT, Releases, release_key, tag_of
 
@@ -44,6 +38,13 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     sample = make_sample(tmp_path_factory.mktemp("sample"))
     attest(sample.paths, sample.release, Keys())
     return sample
+
+
+@pytest.fixture(scope="module")
+def signed(sample: Sample, signing_key: Path, tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    signed = sample.copied(tmp_path_factory.mktemp("signed"))
+    attest(signed.paths, signed.release, Keys(signing_key))
+    return signed
 
 
 @pytest.fixture
@@ -57,12 +58,10 @@ def found(checks: list[Check], result: str) -> list[str]:
     return [check.what for check in checks if check.result == result]
 
 
-def test_signed_release_holds(tmp_path: Path, keys: Keys) -> None:
-    sample = make_sample(tmp_path)
-    attest(sample.paths, sample.release, keys)
-    checks = check_evidence(sample.evidence(), keys)
+def test_signed_release_holds(signed: Sample, keys: Keys) -> None:
+    checks = check_evidence(signed.evidence(), keys)
     assert found(checks, "ok") == list(NAMES), [check.line for check in checks]
-    require(checks, sample.release.tag)
+    require(checks, signed.release.tag)
     assert "lead@example" in checks[-1].line
 
 
@@ -76,10 +75,9 @@ def test_what_is_not_there_is_said(sample: Sample) -> None:
     assert found(checks, "open") == ["statement", "signature"]
 
 
-def test_a_statement_that_a_build_left_does_not_go_unnoticed(tmp_path: Path) -> None:
+def test_a_statement_that_a_build_left_does_not_go_unnoticed(sample: Sample, tmp_path: Path) -> None:
     """Whoever removes all of the evidence has no better result than who removes a part of it."""
-    sample = make_sample(tmp_path)
-    attest(sample.paths, sample.release, Keys())
+    sample = sample.copied(tmp_path)
     shutil.rmtree(sample.folder)
     checks = check_evidence(imagecheck.evidence_of(sample.paths, sample.release), Keys())
     assert found(checks, "wrong") == ["statement"]
@@ -99,9 +97,12 @@ def test_a_statement_that_a_build_left_does_not_go_unnoticed(tmp_path: Path) -> 
         (["damaged"], "wrong"),
     ],
 )
-def test_a_bundle_may_have_come_without_a_statement(tmp_path: Path, rows: list[Any], result: str) -> None:
-    sample = make_sample(tmp_path)
-    sample.folder.mkdir(parents=True)
+def test_a_bundle_may_have_come_without_a_statement(
+    sample: Sample, tmp_path: Path, rows: list[Any], result: str
+) -> None:
+    sample = sample.copied(tmp_path)
+    shutil.rmtree(sample.folder)
+    sample.folder.mkdir()
     (sample.folder / IMPORTS).write_text(json.dumps(rows))
     checks = check_evidence(imagecheck.evidence_of(sample.paths, sample.release), Keys())
     assert next(check.result for check in checks if check.what == "statement") == result
@@ -159,10 +160,8 @@ def test_a_line_is_one_line_whatever_stands_in_it(sample: Sample) -> None:
     assert failed.value.message.isprintable()
 
 
-def test_valid_signature_of_whomever(tmp_path: Path, keys: Keys) -> None:
-    sample = make_sample(tmp_path)
-    attest(sample.paths, sample.release, keys)
-    check = check_evidence(sample.evidence(), Keys())[-1]
+def test_valid_signature_of_whomever(signed: Sample, keys: Keys) -> None:
+    check = check_evidence(signed.evidence(), Keys())[-1]
     assert (check.result, demanded(check).result) == ("open", "wrong") and "nobody says" in check.detail
     assert ALLOWED_SIGNERS in check.detail and ALLOWED_SIGNERS in demanded(check).next_step
 
@@ -174,18 +173,16 @@ def test_demanded_signature(sample: Sample) -> None:
     assert failed.value.exit_code == 5 and "holds, but lacks a trusted signature" in failed.value.message
 
 
-def test_a_signer_who_is_not_trusted_is_no_damage(tmp_path: Path, keys: Keys) -> None:
-    sample = make_sample(tmp_path)
-    attest(sample.paths, sample.release, keys)
+def test_a_signer_who_is_not_trusted_is_no_damage(signed: Sample, keys: Keys) -> None:
     assert keys.allowed
     keys.allowed.write_text("garbage\n")
     with pytest.raises(IntegrityError, match="holds, but lacks a trusted signature") as failed:
-        require(check_evidence(sample.evidence(), keys), sample.release.tag, next_step="invoke rebuild")
+        require(check_evidence(signed.evidence(), keys), signed.release.tag, next_step="invoke rebuild")
     assert "no line of it can be read (line 1: missing key)" in failed.value.message
     assert str(keys.allowed) in failed.value.next_step and "invoke" not in failed.value.next_step
-    both = [Check("image", "wrong", "other", ""), *check_evidence(sample.evidence(), keys)]
+    both = [Check("image", "wrong", "other", ""), *check_evidence(signed.evidence(), keys)]
     with pytest.raises(IntegrityError, match="is not what its evidence says") as failed:
-        require(both, sample.release.tag, next_step="invoke rebuild")
+        require(both, signed.release.tag, next_step="invoke rebuild")
     assert failed.value.next_step.startswith("invoke rebuild; ")
 
 
@@ -197,10 +194,8 @@ def test_a_signer_who_is_not_trusted_is_no_damage(tmp_path: Path, keys: Keys) ->
         ("no statement", "no statement"),
     ],
 )
-def test_bad_signature_is_wrong(tmp_path: Path, keys: Keys, what: str, wrong: str) -> None:
-    sample = make_sample(tmp_path)
-    attest(sample.paths, sample.release, keys)
-    evidence = sample.evidence()
+def test_bad_signature_is_wrong(signed: Sample, keys: Keys, what: str, wrong: str) -> None:
+    evidence = signed.evidence()
     files = dict(evidence.files)
     if what == "other statement":
         files[STATEMENT] += b"\n"
@@ -214,15 +209,13 @@ def test_bad_signature_is_wrong(tmp_path: Path, keys: Keys, what: str, wrong: st
 
 
 def test_without_ssh_keygen_a_signature_is_not_looked_at(
-    tmp_path: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch
+    signed: Sample, tmp_path: Path, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sample = make_sample(tmp_path)
-    attest(sample.paths, sample.release, keys)
     monkeypatch.setenv("PATH", str(tmp_path))
-    check = check_evidence(sample.evidence(), keys)[-1]
+    check = check_evidence(signed.evidence(), keys)[-1]
     assert check.result == "open" and "ssh-keygen" in check.detail
     with pytest.raises(HostError):
-        attest(sample.paths, sample.release, keys)
+        attest(signed.paths, signed.release, keys)
 
 
 def release(evidence: Claimed, **changes: Any) -> Claimed:
@@ -264,22 +257,21 @@ def sbom(evidence: Claimed, old: bytes, new: bytes, *, named: bool) -> Claimed:
     """named: the statement names the changed one."""
     data = evidence.files[SBOM]
     assert old in data
-    data = data.replace(old, new, 1)
-    evidence = dataclasses.replace(evidence, files={**evidence.files, SBOM: data})
-    digest = {"sha256": hashlib.sha256(data).hexdigest()}
-    details: Callable[[dict[str, Any]], object] = lambda value: value["predicate"]["runDetails"]["byproducts"][  # noqa: E731
-        0
-    ].update(digest=digest)
-    return statement(evidence, details) if named else evidence
+    return with_sbom(evidence, data.replace(old, new, 1), named=named)
 
 
 def bill(evidence: Claimed, change: Callable[[dict[str, Any]], object]) -> Claimed:
     """An SBOM with other content, which the statement names."""
     value = json.loads(evidence.files[SBOM])
     change(value)
-    data = json.dumps(value).encode()
+    return with_sbom(evidence, json.dumps(value).encode(), named=True)
+
+
+def with_sbom(evidence: Claimed, data: bytes, *, named: bool) -> Claimed:
     evidence = dataclasses.replace(evidence, files={**evidence.files, SBOM: data})
     row = {"sha256": hashlib.sha256(data).hexdigest()}
+    if not named:
+        return evidence
     return statement(evidence, lambda v: v["predicate"]["runDetails"]["byproducts"][0].update(digest=row))
 
 
@@ -288,9 +280,13 @@ def component(value: dict[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
+def inputs(value: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = definition(value)["resolvedDependencies"]
+    return found
+
+
 def dependency(value: dict[str, Any], start: str) -> dict[str, Any]:
-    rows = definition(value)["resolvedDependencies"]
-    found: dict[str, Any] = next(row for row in rows if row["name"].startswith(start))
+    found: dict[str, Any] = next(row for row in inputs(value) if row["name"].startswith(start))
     return found
 
 
@@ -308,7 +304,7 @@ def without_repository(evidence: Claimed) -> Claimed:
 
     evidence = statement(
         evidence,
-        lambda v: definition(v).update(resolvedDependencies=less(definition(v)["resolvedDependencies"], "name")),
+        lambda v: definition(v).update(resolvedDependencies=less(inputs(v), "name")),
     )
 
     def change(value: dict[str, Any]) -> None:
@@ -348,7 +344,27 @@ def kept(evidence: Claimed, path: str, data: bytes | None) -> Claimed:
 
 
 ZERO = "0" * 64
-LOCK, MODEL = "pins/stacks/cpu.lock", "pins/models/scripted-tiny.lock"
+MODEL = "pins/models/scripted-tiny.lock"
+STATEMENTS: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
+    "statement of other image": ("statement", lambda v: v["subject"][0].update(digest={"sha256": ZERO})),
+    "subject more": ("statement", lambda v: v["subject"].append({"name": "more", "digest": {"sha256": ZERO}})),
+    "other build type": ("statement", lambda v: definition(v).update(buildType="other")),
+    "input less": ("inputs", lambda v: inputs(v).pop(0)),
+    "model file less": ("inputs", lambda v: drop(definition(v), "/config.json")),
+    "input more": (
+        "inputs",
+        lambda v: inputs(v).append({"name": "deb evil 1", "digest": {"sha256": ZERO}}),
+    ),
+    "other hash": ("inputs", lambda v: inputs(v)[0].update(digest={"sha256": ZERO})),
+    "other builder": ("statement", lambda v: builder(v).update(id="https://github.com/x")),
+    "no builder": ("statement", lambda v: builder(v).clear()),
+    "other package URL": ("inputs", lambda v: dependency(v, "wheel torch ").update(uri="pkg:pypi/evil@1")),
+    "a model with a package URL": ("inputs", lambda v: dependency(v, "model ").update(uri="pkg:huggingface/x/y@1")),
+    "other size": ("inputs", lambda v: dependency(v, "wheel torch ")["annotations"].update(size=1)),
+    "other media type": ("statement", lambda v: v["subject"][0].update(mediaType="text/plain")),
+    "statement in another spelling": ("statement", lambda v: v.update(predicate_type=v.pop("predicateType"))),
+    "infinite size": ("statement", lambda v: dependency(v, "model ")["annotations"].update(size=float("inf"))),
+}
 TAMPERED: dict[str, tuple[str, Callable[[Claimed], Claimed]]] = {
     "other image": ("image", lambda e: release(e, image=f"sha256:{ZERO}")),
     "other config": ("image", lambda e: dataclasses.replace(e, config=b"{}")),
@@ -411,31 +427,9 @@ TAMPERED: dict[str, tuple[str, Callable[[Claimed], Claimed]]] = {
     "other checkpoint": ("statement", lambda e: rekeyed(e, checkpoint_key=ZERO)),
     "other recipe": ("statement", lambda e: rekeyed(e, recipe="other")),
     "other time": ("statement", lambda e: release(e, created="2020-01-01T00:00:00Z")),
-    "statement of other image": (
-        "statement",
-        lambda e: statement(e, lambda v: v["subject"][0].update(digest={"sha256": ZERO})),
-    ),
-    "subject more": (
-        "statement",
-        lambda e: statement(e, lambda v: v["subject"].append({"name": "more", "digest": {"sha256": ZERO}})),
-    ),
-    "other build type": ("statement", lambda e: statement(e, lambda v: definition(v).update(buildType="other"))),
     "statement is no statement": (
         "statement",
         lambda e: dataclasses.replace(e, files={**e.files, STATEMENT: b"no"}),
-    ),
-    "input less": ("inputs", lambda e: statement(e, lambda v: definition(v)["resolvedDependencies"].pop(0))),
-    "model file less": ("inputs", lambda e: statement(e, lambda v: drop(definition(v), "/config.json"))),
-    "input more": (
-        "inputs",
-        lambda e: statement(
-            e,
-            lambda v: definition(v)["resolvedDependencies"].append({"name": "deb evil 1", "digest": {"sha256": ZERO}}),
-        ),
-    ),
-    "other hash": (
-        "inputs",
-        lambda e: statement(e, lambda v: definition(v)["resolvedDependencies"][0].update(digest={"sha256": ZERO})),
     ),
     "SBOM gone": ("SBOM", lambda e: dataclasses.replace(e, files={STATEMENT: e.files[STATEMENT]})),
     "SBOM changed": ("SBOM", lambda e: sbom(e, b'"library"', b'"library" ', named=False)),
@@ -465,34 +459,9 @@ TAMPERED: dict[str, tuple[str, Callable[[Claimed], Claimed]]] = {
             "that is a list": lambda v: v.update(metadata=[]),
         }.items()
     },
-    "other builder": ("statement", lambda e: statement(e, lambda v: builder(v).update(id="https://github.com/x"))),
-    "no builder": ("statement", lambda e: statement(e, lambda v: builder(v).clear())),
-    "other package URL": (
-        "inputs",
-        lambda e: statement(e, lambda v: dependency(v, "wheel torch ").update(uri="pkg:pypi/evil@1")),
-    ),
-    "a model with a package URL": (
-        "inputs",
-        lambda e: statement(e, lambda v: dependency(v, "model ").update(uri="pkg:huggingface/x/y@1")),
-    ),
-    "other size": (
-        "inputs",
-        lambda e: statement(e, lambda v: dependency(v, "wheel torch ")["annotations"].update(size=1)),
-    ),
-    "other media type": (
-        "statement",
-        lambda e: statement(e, lambda v: v["subject"][0].update(mediaType="text/plain")),
-    ),
-    "statement in another spelling": (
-        "statement",
-        lambda e: statement(e, lambda v: v.update(predicate_type=v.pop("predicateType"))),
-    ),
-    "infinite size": (
-        "statement",
-        lambda e: statement(e, lambda v: dependency(v, "model ")["annotations"].update(size=float("inf"))),
-    ),
     "model repository less": ("inputs", without_repository),
     "SBOM is no SBOM": ("SBOM", lambda e: sbom(e, b'"components"', b'"other"', named=True)),
+    **{name: (check, functools.partial(statement, change=change)) for name, (check, change) in STATEMENTS.items()},
 }
 
 
@@ -505,7 +474,7 @@ SOURCES = {  # where a build from source sees them -> part of the lock, name
 
 def compiled(evidence: Claimed, **other: str) -> Claimed:
     """As if a distribution had been built from source. other: SHA-256 (hex) of the record, in place of the lock's."""
-    lock = json.loads((PROJECT / LOCK).read_text())
+    lock = json.loads((small_project() / LOCK).read_text())
     lock["source"] = {"archives": [], "debs": [], "wheels": []}
     rows = list(evidence.records[0].context)
     for path, (part, name) in SOURCES.items():
@@ -574,16 +543,15 @@ def test_model_files_of_another_form(sample: Sample, change: dict[str, Any]) -> 
 
 def test_no_model_at_all(sample: Sample) -> None:
     def change(value: dict[str, Any]) -> None:
-        rows = definition(value)["resolvedDependencies"]
-        rows[:] = [row for row in rows if not row["name"].startswith("model ")]
+        inputs(value)[:] = [row for row in inputs(value) if not row["name"].startswith("model ")]
 
     checks = check_evidence(statement(sample.evidence(read=None), change), Keys())
     assert "names no file of a model" in next(check.detail for check in checks if check.result == "wrong")
 
 
 @pytest.mark.parametrize("moment", ["2026-99-99T99:99:99Z", "2026-01-01T24:00:00Z", "2026-01-01T00:00:00.0000000001Z"])
-def test_a_moment_that_is_none(tmp_path: Path, moment: str) -> None:
-    sample = make_sample(tmp_path)
+def test_a_moment_that_is_none(sample: Sample, tmp_path: Path, moment: str) -> None:
+    sample = sample.copied(tmp_path)
     path = Releases(sample.paths).record_path(sample.release)
     path.write_text(path.read_text().replace(sample.release.created, moment))
     with pytest.raises(ManifestError, match="created"):
@@ -707,105 +675,3 @@ def test_an_export_with_the_store_has_all_that_the_checkpoint_is_made_of(with_ch
     wanted = {file.sha256 for file in (*base.files, *texts, *donor.headers, *donor.tensors)}
     assert {piece.sha256 for piece in pieces} == wanted
     assert all(piece.sha256 == sha256_file(Path(piece.what))[0] for piece in pieces)
-
-
-@pytest.fixture(scope="module")
-def engine() -> Any:
-    with private_engine() as engine:
-        yield engine
-
-
-def load(engine: Engine, sample: Sample) -> Sample:
-    """The sample's release with a real image of two layers under its tag, and records that name it."""
-    tars = [file_layer("bottom", b"b" * 100_000), file_layer("top", b"t" * 1000)]
-    records = list(sample.records)
-    parts = [SealedLayer(layer=read_layer(io.BytesIO(tar), everything=True)) for tar in tars]
-    labels = {"sparkpin.key": sample.release.build_key}
-    sealed = engine.load_sealed(parts, {"Labels": labels}, os="linux", architecture="amd64", tag=sample.release.tag)
-    below = image_config(
-        {"Labels": {"sparkpin.key": records[0].key}}, os="linux", architecture="amd64", diff_ids=sealed.diff_ids[:1]
-    )
-    for record, config, diff_ids in zip(
-        records, (below, sealed.config), (sealed.diff_ids[:1], sealed.diff_ids), strict=True
-    ):
-        write_record(
-            sample.paths,
-            record.model_copy(
-                update={
-                    "config": config.decode(),
-                    "config_digest": f"sha256:{hashlib.sha256(config).hexdigest()}",
-                    "diff_ids": list(diff_ids),
-                    "layers": [],
-                }
-            ),
-        )
-    made = dataclasses.replace(sample.release, image=sealed.config_digest, diff_ids=sealed.diff_ids)
-    Releases(sample.paths).save(made)
-    attest(sample.paths, made, Keys())
-    return Sample(sample.paths, made)
-
-
-@pytest.fixture
-def loaded(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sample:
-    made = load(engine, make_sample(tmp_path))
-    monkeypatch.setenv("SPARKPIN_HOME", str(made.paths.home))
-    monkeypatch.setenv("SPARKPIN_CACHE", str(made.paths.cache))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.delenv(SIGNING_KEY, raising=False)
-    monkeypatch.setattr(commands_evidence, "engine_of", lambda paths: engine)
-    return made
-
-
-@pytest.mark.engine
-def test_task_says_what_it_checked(loaded: Sample, capsys: pytest.CaptureFixture[str]) -> None:
-    commands_evidence.verify(loaded.release.tag, deep=True, require_signature=False)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0].split("  ")[0] for line in lines[:-1]].count("ok") == 11, lines
-    assert any(line.startswith("--") and "not signed" in line for line in lines)
-    assert any("the layers' bytes: 2 of 2 hashes" in line for line in lines)
-    assert "11 checks hold; none is wrong; not checked: signature" in lines[-1]
-    assert "not checked: signature, fetched packages, model files, checkpoint, what the smoke" in lines[-1]
-    with pytest.raises(IntegrityError, match="lacks a trusted signature: signature\n") as failed:
-        commands_evidence.verify(loaded.release.tag, deep=False, require_signature=True)
-    assert SIGNING_KEY in failed.value.next_step, "without a key `invoke attest` alone leads in a circle"
-    assert failed.value.next_step.endswith(f"then invoke attest {loaded.release.tag}")
-
-
-@pytest.mark.engine
-def test_other_image_under_the_tag(engine: Engine, loaded: Sample, capsys: pytest.CaptureFixture[str]) -> None:
-    engine.untag(loaded.release.tag)
-    part = SealedLayer(layer=read_layer(io.BytesIO(file_layer("other", b"x")), everything=True))
-    engine.load_sealed([part], {}, os="linux", architecture="amd64", tag=loaded.release.tag)
-    with pytest.raises(IntegrityError, match="says: engine\n"):
-        commands_evidence.verify(loaded.release.tag, deep=False, require_signature=False)
-    assert "WRONG  engine: config digest: saw" in capsys.readouterr().out
-    (loaded.paths.work / "saved-left").mkdir(parents=True)  # by a killed run
-    check = imagecheck.check_saved(loaded.paths, engine, loaded.release, lambda line: None)
-    assert check.result == "wrong"
-    engine.untag(loaded.release.tag)
-    with pytest.raises(IntegrityError, match="says: engine\n"):
-        commands_evidence.verify(loaded.release.tag, deep=False, require_signature=False)
-    assert "WRONG  engine: it has no" in capsys.readouterr().out
-    assert not list(loaded.paths.work.iterdir())
-
-
-@pytest.mark.engine
-def test_bytes_are_told_while_layers_are_hashed(
-    engine: Engine, loaded: Sample, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "EVERY", 0.0)
-    said: list[str] = []
-    imagecheck.check_saved(loaded.paths, engine, loaded.release, said.append)
-    place = said.index("hashing them")
-    assert any(" of 0.0 MB" in line for line in said[:place]), "as the sample's record says"
-    assert any(" of 0.1 MB" in line for line in said[place:])
-
-
-@pytest.mark.engine
-def test_damaged_file_in_the_store(loaded: Sample) -> None:
-    deb = loaded.records[0].rootfs.debs[0]  # type: ignore[union-attr]
-    path = Store(loaded.paths.store).path(deb.sha256)
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"damaged")
-    check = imagecheck.check_fetched(loaded.paths, loaded.release, loaded.records)
-    assert check.result == "wrong" and str(path) in check.detail

@@ -11,7 +11,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from evidence_samples import PROJECT, copy_of_project, make_sample
+from evidence_samples import copy_of_project, make_sample
+from places import PROJECT
 
 from sparkpin.commands import bisect
 from sparkpin.core import files
@@ -27,6 +28,8 @@ from sparkpin.history.bisect.state import State
 from sparkpin.releases.record import Release
 
 RECIPE = "recipes/scripted-tiny.yaml"
+Ends = tuple[Path, Release, Release]  # where their records are, the good and the bad release
+Remade = tuple[Paths, BisectPlan]
 LENGTH = r'case "$SPARKPIN_COMMAND" in *"--max-model-len 1024"*) echo too short; exit 1;; esac'
 """Cheap: a look at the command line. A prompt of 1,500 tokens would find the same."""
 
@@ -40,7 +43,7 @@ def edit(project: Path, name: str, *pairs: tuple[str, str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Release, Release]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Ends:
     """Two releases that differ in three settings of the recipe, of which the length breaks the check."""
     where = tmp_path_factory.mktemp("bisect")
     good = make_sample(where, "base").release
@@ -56,7 +59,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Release, Relea
 
 
 @pytest.fixture
-def paths(home: tuple[Path, Release, Release], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+def paths(home: Ends, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
     """A home of its own for each test."""
     where = home[0]
     shutil.copytree(where / "home", tmp_path / "home")
@@ -65,9 +68,7 @@ def paths(home: tuple[Path, Release, Release], tmp_path: Path, monkeypatch: pyte
     return Paths.from_env()
 
 
-def search(
-    home: tuple[Path, Release, Release], check: str = LENGTH, *, swapped: bool = False, dry_run: bool = False
-) -> None:
+def search(home: Ends, check: str = LENGTH, *, swapped: bool = False, dry_run: bool = False) -> None:
     good, bad = (home[2], home[1]) if swapped else (home[1], home[2])
     bisect.bisect(
         good=good.tag, bad=bad.tag, check=check, serve=False, unstarted_is_bad=False, limit=60, dry_run=dry_run
@@ -79,9 +80,7 @@ def state_of(paths: Paths) -> State:
     return State.model_validate_json(path.read_text())
 
 
-def test_the_setting_that_turns_the_check(
-    home: tuple[Path, Release, Release], paths: Paths, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_setting_that_turns_the_check(home: Ends, paths: Paths, capsys: pytest.CaptureFixture[str]) -> None:
     """Without an engine: of flags and variables no image is made, and the check asks for none."""
     search(home)
     text = capsys.readouterr().out
@@ -99,7 +98,7 @@ def test_the_setting_that_turns_the_check(
 
 
 def test_a_dry_run_says_what_the_search_then_does(
-    home: tuple[Path, Release, Release], paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    home: Ends, paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     marks = tmp_path / "marks"
     check = f": >{marks}; {LENGTH}"
@@ -126,15 +125,13 @@ def test_a_dry_run_says_what_the_search_then_does(
     assert re.search(r"^1 +none +good +sparkpin/", text, re.M), text
 
 
-def test_a_dry_run_counts_the_images(remade: tuple[Paths, BisectPlan], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_counts_the_images(remade: Remade, capsys: pytest.CaptureFixture[str]) -> None:
     bisect.show_plan(remade[1], None, serve=True)
     text = capsys.readouterr().out
     assert "to be built" in text and "and a start of a server, at most 5 images to be built" in text, text
 
 
-def test_a_killed_search_goes_on(
-    home: tuple[Path, Release, Release], paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_search_goes_on(home: Ends, paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C within the fourth trial: three are known, and none of them is tried again."""
     marks = tmp_path / "marks"
     check = f'echo "$SPARKPIN_COMMAND" >>{marks}; {LENGTH}'
@@ -159,7 +156,7 @@ def test_a_killed_search_goes_on(
     assert len(marks.read_text().splitlines()) == len(trials)
 
 
-def test_another_check_is_another_search(home: tuple[Path, Release, Release], paths: Paths, tmp_path: Path) -> None:
+def test_another_check_is_another_search(home: Ends, paths: Paths, tmp_path: Path) -> None:
     """So is one whose script was edited."""
     script = tmp_path / "check.sh"
     script.write_text(LENGTH)
@@ -169,9 +166,7 @@ def test_another_check_is_another_search(home: tuple[Path, Release, Release], pa
     assert len(list(paths.home.glob("bisect/*/state.json"))) == 2
 
 
-def test_what_is_another_search(
-    home: tuple[Path, Release, Release], paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_another_search(home: Ends, paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its verdicts may depend on; not what it writes."""
     plan = make_plan(paths, home[1].tag, home[2].tag)
     (tmp_path / "my check.sh").write_text("true")
@@ -193,7 +188,7 @@ def test_what_is_another_search(
     assert len({*others, name("true")}) == 5
 
 
-def test_a_state_that_is_damaged(home: tuple[Path, Release, Release], paths: Paths) -> None:
+def test_a_state_that_is_damaged(home: Ends, paths: Paths) -> None:
     search(home)
     [path] = paths.home.glob("bisect/*/state.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "trials": [{"verdict": "maybe"}]}))
@@ -212,7 +207,7 @@ def test_a_state_that_is_none(tmp_path: Path, text: str, wanted: str) -> None:
     assert caught.value.next_step == f"rm {path}: the search begins anew"
 
 
-def test_flags_in_another_order(home: tuple[Path, Release, Release]) -> None:
+def test_flags_in_another_order(home: Ends) -> None:
     """Each end stands as it is: an order that is not tried by itself must not come into the good one."""
     moved = ("vllm", "serve", "/model", "--seed", "0", "--dtype", "auto")
     good = dataclasses.replace(home[1], argv=("vllm", "serve", "/model", "--dtype", "auto", "--seed", "0"))
@@ -223,7 +218,7 @@ def test_flags_in_another_order(home: tuple[Path, Release, Release]) -> None:
 
 
 def test_what_says_nothing_of_a_release_ends_the_search(
-    home: tuple[Path, Release, Release], paths: Paths, monkeypatch: pytest.MonkeyPatch
+    home: Ends, paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fault of the machine, which a test cannot have: a full disk at the third image. It leaves no verdict."""
     whole, made = trying.Bench.made, list[object]()
@@ -240,9 +235,7 @@ def test_what_says_nothing_of_a_release_ends_the_search(
     assert [trial.verdict for trial in state_of(paths).trials] == ["good", "bad"]
 
 
-def test_an_end_that_does_not_start(
-    home: tuple[Path, Release, Release], paths: Paths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_end_that_does_not_start(home: Ends, paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said in the place of a server: tests/engine/history/test_bisect_engine.py has real ones."""
     monkeypatch.setattr(
         trying.Bench, "attempt", lambda *_: ("unresolved", "does not start: it exited with 1", "001.log")
@@ -264,7 +257,7 @@ def test_a_check_has_a_second_at_least() -> None:
         bisect.bisect(good="a", bad="b", check="true", serve=False, unstarted_is_bad=False, limit=0)
 
 
-def test_one_search_of_a_kind_at_a_time(home: tuple[Path, Release, Release], paths: Paths) -> None:
+def test_one_search_of_a_kind_at_a_time(home: Ends, paths: Paths) -> None:
     search(home)
     [path] = paths.home.glob("bisect/*/state.json")
     with files.lock(path.parent / ".lock"), pytest.raises(BusyError):
@@ -283,14 +276,14 @@ def test_one_search_of_a_kind_at_a_time(home: tuple[Path, Release, Release], pat
     ],
 )
 def test_ends_that_are_not_what_they_are_said_to_be(
-    home: tuple[Path, Release, Release], paths: Paths, check: str, swapped: bool, said: str
+    home: Ends, paths: Paths, check: str, swapped: bool, said: str
 ) -> None:
     with pytest.raises(InputError, match=said):
         search(home, check, swapped=swapped)
 
 
 def test_what_cannot_be_built_is_unresolved(
-    home: tuple[Path, Release, Release],
+    home: Ends,
     paths: Paths,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -311,7 +304,7 @@ def test_what_cannot_be_built_is_unresolved(
     assert f"  ~ flag --max-model-len: 2048 -> 1024  ({RECIPE})" in text[text.index("turns the check") :]
 
 
-def test_releases_that_nothing_parts(home: tuple[Path, Release, Release], paths: Paths) -> None:
+def test_releases_that_nothing_parts(home: Ends, paths: Paths) -> None:
     with pytest.raises(InputError, match="are one release"):
         make_plan(paths, home[1].tag, home[1].tag)
 
@@ -333,7 +326,7 @@ def test_what_a_check_leaves_behind_ends_with_it(tmp_path: Path) -> None:
         os.close(pipe)
 
 
-def test_what_a_check_is_told(home: tuple[Path, Release, Release], paths: Paths, tmp_path: Path) -> None:
+def test_what_a_check_is_told(home: Ends, paths: Paths, tmp_path: Path) -> None:
     search(home, f'env >>{tmp_path}/env; cp "$SPARKPIN_RECORD" {tmp_path}; {LENGTH}')
     told = dict(
         line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines() if line.startswith("SPARKPIN_")
@@ -348,7 +341,7 @@ def test_what_a_check_is_told(home: tuple[Path, Release, Release], paths: Paths,
 
 
 @pytest.fixture(scope="module")
-def remade(tmp_path_factory: pytest.TempPathFactory) -> tuple[Paths, BisectPlan]:
+def remade(tmp_path_factory: pytest.TempPathFactory) -> Remade:
     """Two releases whose images differ: in a wheel of the lock, a mod and a template. A stage differs in a remark."""
     where = tmp_path_factory.mktemp("remade")
     good = make_sample(where, "hybrid").release
@@ -365,7 +358,7 @@ def remade(tmp_path_factory: pytest.TempPathFactory) -> tuple[Paths, BisectPlan]
     return paths, make_plan(paths, good.tag, bad.tag)
 
 
-def test_images_are_taken_apart(remade: tuple[Paths, BisectPlan]) -> None:
+def test_images_are_taken_apart(remade: Remade) -> None:
     """A remark in a stage decides no image, so it is no change."""
     _, plan = remade
     assert [change.id for change in plan.changes] == [
@@ -376,7 +369,7 @@ def test_images_are_taken_apart(remade: tuple[Paths, BisectPlan]) -> None:
     assert plan.notes == ()
 
 
-def test_each_combination_is_an_image_of_its_own(remade: tuple[Paths, BisectPlan]) -> None:
+def test_each_combination_is_an_image_of_its_own(remade: Remade) -> None:
     _, plan = remade
     assert plan.mixture
     mod, wheel, template = plan.changes
@@ -391,14 +384,14 @@ def test_each_combination_is_an_image_of_its_own(remade: tuple[Paths, BisectPlan
     assert keys[(mod,)][0] == keys[()][0] != keys[(wheel,)][0]  # the first stage has no mod: its layers are used again
 
 
-def test_only_the_ends_are_images_that_are_there(remade: tuple[Paths, BisectPlan]) -> None:
+def test_only_the_ends_are_images_that_are_there(remade: Remade) -> None:
     _, plan = remade
     assert plan.image_of(()) is plan.good
     assert plan.image_of(plan.changes) is plan.bad
     assert plan.image_of(plan.changes[:1]) is None
 
 
-def test_images_whose_files_are_gone_are_taken_whole(remade: tuple[Paths, BisectPlan], tmp_path: Path) -> None:
+def test_images_whose_files_are_gone_are_taken_whole(remade: Remade, tmp_path: Path) -> None:
     paths, plan = remade
     other = Paths(PROJECT, paths.cache, tmp_path / "home")
     shutil.copytree(paths.home, other.home)
@@ -409,7 +402,7 @@ def test_images_whose_files_are_gone_are_taken_whole(remade: tuple[Paths, Bisect
     assert "taken as they are, not mixed" in found.notes[0] and "dockerfiles/mods.Dockerfile.j2" in found.notes[0]
 
 
-def test_other_stacks_cannot_be_mixed(remade: tuple[Paths, BisectPlan]) -> None:
+def test_other_stacks_cannot_be_mixed(remade: Remade) -> None:
     paths, plan = remade
     with pytest.raises(InputError, match="of another stack: cpu and spark"):
         Mixture.of(paths, plan.good, dataclasses.replace(plan.bad, stack="spark"))

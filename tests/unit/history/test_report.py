@@ -1,10 +1,9 @@
-"""The report: what is gathered, how it is drawn, and how a real Chromium shows it."""
+"""The report: what is gathered, and how it is drawn."""
 
 from __future__ import annotations
 
 import dataclasses
 import http.client
-import json
 import re
 import shutil
 import threading
@@ -12,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 import made_releases
 import pytest
-from browser import Seen, look_at
-from evidence_samples import PROJECT, copy_of_project, make_sample
+from places import PROJECT
+from report_samples import HOST, HOSTILE, Made, benched, comparison, figure
+from report_samples import made as made
 
 from sparkpin.commands import report as tasks
 from sparkpin.core.errors import BusyError, InputError
@@ -30,129 +29,16 @@ from sparkpin.history.report.gather import gather
 from sparkpin.history.report.markdown import markdown, plain
 from sparkpin.history.report.page import html
 from sparkpin.history.report.speed import speed_of
-from sparkpin.host.fingerprint import Fingerprint
 from sparkpin.measure.bench import record as bench
 from sparkpin.releases import quality_record as quality
-from sparkpin.releases.keep import pin, pins_file
-from sparkpin.releases.record import Release, Releases
-from sparkpin.serve.memory_limit import plan_of
+from sparkpin.releases.keep import pins_file
+from sparkpin.releases.record import Releases
 
-HOSTILE = "<script>document.title='ran'</script><img src=http://elsewhere.invalid/report.png onerror=alert(1)>\"'&"
 DRAWN = {"svg", "text", "rect", "line", "polyline", "circle", "title"}
-HOST = Fingerprint(
-    machine="",
-    arch="x86_64",
-    cpu="made up",
-    cores=2,
-    memory=8 << 30,
-    gpus=[],
-    os="debian 12",
-    kernel="6.1",
-    docker="20",
-)
-WIDTHS = (
-    (390, "light", False),
-    (390, "dark", True),
-    (390, "light", True),
-    (1280, "light", False),
-    (1280, "dark", False),
-)
-
-
-def smoked(paths: Paths, release: Release, *, passed: bool, detail: str, seconds: float) -> Release:
-    checks = [
-        {"name": "start", "passed": True, "detail": f"ready after {seconds} s", "applicable": True},
-        {"name": "chat", "passed": passed, "detail": detail, "applicable": True},
-        {"name": "image", "passed": True, "detail": "the model has no eyes", "applicable": False},
-    ]
-    result = {"passed": passed, "seconds": 40.0, "ready_seconds": seconds, "acceptance": 0.75, "checks": checks}
-    return Releases(paths).smoked(release.tag, {**result, "mods": ["modkit"]})
-
-
-def figure(value: float) -> quality.Figure:
-    return quality.Figure(value=value, low=value - 0.001, high=value + 0.001)
-
-
-JUDGED = (
-    quality.Judged(name="kl", limit=0.02, seen=figure(0.012), kept="within"),
-    quality.Judged(name="tool_calls", limit=0.0, seen=figure(0.25), kept="more"),
-)
-
-
-def comparison(
-    release: Release, reference: Release, judged: tuple[quality.Judged, ...] = JUDGED
-) -> quality.QualityRecord:
-    texts = quality.Texts(
-        kind="all", texts=4, tokens=800, kl=figure(0.012), top1=figure(0.97), perplexity_reference=9.1, perplexity=9.3,
-        ratio=figure(1.02), continued=100, continued_kl=figure(0.01), continued_same=figure(0.9),
-    )  # fmt: skip
-    return quality.QualityRecord(
-        release=release.tag, reference=reference.tag, role="parent", time="2026-01-03T01:00:00Z", seconds=9.0,
-        vllm_release="0.32.0", vllm_reference="0.32.0", host=HOST, corpus="ab" * 32, top_k=20, texts=(texts,),
-        skills=(quality.Skill(name="tool calls", asked=8, reference=8, release=6, lost=figure(0.25)),), judged=judged,
-        notes=(HOSTILE,),
-    )  # fmt: skip
-
-
-def compared(paths: Paths, release: Release, reference: Release) -> None:
-    made = comparison(release, reference)
-    path = quality.folder_of(paths, release) / f"{reference.recipe}-{reference.name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(quality.to_json(made)))
-
-
-def benched(paths: Paths, release: Release, rate: float, tokens: int = 64, day: int = 3) -> None:
-    spread = bench.Spread(p50=0.02, p95=0.05)
-    cells = [
-        bench.CellResult(
-            cell=bench.Cell(name=name, kind=kind, prompt="text" if kind == "prompt" else "", output_tokens=tokens,
-                            input_tokens=0 if kind == "prompt" else 128, concurrency=users),
-            seconds=2.0, completed=1, failed=0, prompt_tokens=20, output_tokens=64, parts=30, output_rate=rate * users,
-            decode_rate=rate, ttft=spread, gap=spread, token=spread, prefill_rate=800.0, drafted=60, accepted=45,
-        )
-        for name, kind, users in (("Math", "prompt", 1), ("128 x1", "sweep", 1), ("128 x4", "sweep", 4))
-    ]  # fmt: skip
-    conditions = bench.Conditions(
-        release=release.tag, image=release.image, host=HOST, vllm="0.32.0", tool="vllm bench serve 0.32.0",
-        argv=release.argv, env={}, server="started",
-    )  # fmt: skip
-    made = bench.BenchRecord(
-        time=f"2026-01-{day:02}T02:00:00Z", conditions=conditions, cells=tuple(cells), planned=3,
-        start=bench.Start(seconds=30.0, began={}), memory=bench.PeakMemory(container=1 << 30, gpu=None),
-        ceiling=bench.Ceiling(bandwidth=273e9, context=100, accepted=0.75, rate=100.0, fraction=rate / 100),
-    )  # fmt: skip
-    bench.keep(paths, release, made)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Paths, list[Release]]:
-    """Four releases: base and hybrid of one build; a second base that is current, with a setting of its own; a third
-    whose smoke test failed. The third alone has a comparison and benchmarks, with the first."""
-    where = tmp_path_factory.mktemp("report")
-    hybrid = make_sample(where, "hybrid").release
-    releases = [make_sample(where, "base", created="2026-01-02T00:00:00Z").release, hybrid]
-    for day, (old, new) in enumerate((("max_num_seqs: 4", "max_num_seqs: 2"), ("max_num_seqs: 4", "max_num_seqs: 1"))):
-        project = copy_of_project(where / f"project{day}")
-        recipe = project / "recipes/scripted-tiny.yaml"
-        assert old in recipe.read_text()
-        recipe.write_text(recipe.read_text().replace(old, new))
-        releases.append(make_sample(where, "base", project, f"2026-01-0{day + 3}T00:00:00Z").release)
-    paths = Paths(PROJECT, where / "cache", where / "home")
-    records = Releases(paths)
-    smoked(paths, releases[0], passed=True, detail="24 tokens, exact", seconds=30.9)
-    current = smoked(paths, releases[2], passed=True, detail="24 tokens, exact", seconds=19.2)
-    smoked(paths, releases[3], passed=False, detail=HOSTILE, seconds=77.7)
-    records.point(current)
-    pin(records, releases[0].tag, HOSTILE)
-    compared(paths, releases[2], releases[0])
-    benched(paths, releases[0], 28.3)
-    benched(paths, releases[2], 38.4)
-    plan_of(paths, current)  # brings the headers, of the model that is generated here
-    return paths, [records.get(release.tag) for release in releases]
-
-
-@pytest.fixture(scope="module")
-def report(made: tuple[Paths, list[Release]]) -> Report:
+def report(made: Made) -> Report:
     return gather(made[0], None)
 
 
@@ -161,7 +47,7 @@ def page(report: Report) -> str:
     return html(report)
 
 
-def test_what_changed_is_told_against_the_release_before(report: Report, made: tuple[Paths, list[Release]]) -> None:
+def test_what_changed_is_told_against_the_release_before(report: Report, made: Made) -> None:
     first, hybrid, second, third = made[1]
     [part] = report.recipes
     items = {item.tag: item for item in part.items}
@@ -186,9 +72,7 @@ def test_what_changed_is_told_against_the_release_before(report: Report, made: t
         (("more", "unclear"), ("bad", "lost more than allowed: kl")),
     ],
 )
-def test_what_is_said_of_a_comparison(
-    made: tuple[Paths, list[Release]], kept: tuple[quality.Kept, ...], told: tuple[str, str]
-) -> None:
+def test_what_is_said_of_a_comparison(made: Made, kept: tuple[quality.Kept, ...], told: tuple[str, str]) -> None:
     first, _, second, _ = made[1]
     judged = [
         quality.Judged(name=name, limit=0.1, seen=figure(0.1), kept=one)
@@ -197,7 +81,7 @@ def test_what_is_said_of_a_comparison(
     assert measured.quality_word(comparison(second, first, tuple(judged))) == told
 
 
-def test_verdicts(report: Report, made: tuple[Paths, list[Release]]) -> None:
+def test_verdicts(report: Report, made: Made) -> None:
     first, hybrid, second, third = made[1]
     items = {item.tag: item for item in report.recipes[0].items}
     told = {tag: [(one.kind, one.text) for one in item.evidence] for tag, item in items.items()}
@@ -220,7 +104,7 @@ def test_verdicts(report: Report, made: tuple[Paths, list[Release]]) -> None:
     assert ("20 ms", "first token; 95 %: 50 ms") in math.figures
 
 
-def test_how_to_go_back(report: Report, made: tuple[Paths, list[Release]]) -> None:
+def test_how_to_go_back(report: Report, made: Made) -> None:
     first, _, second, _ = made[1]
     assert [command.text for command in report.recipes[0].back] == [
         "invoke rollback --recipe scripted-tiny --serve",
@@ -250,14 +134,14 @@ def test_memory_and_inputs(report: Report) -> None:
     assert part.inputs.sbom == ()
 
 
-def test_without_headers_nothing_is_fetched(made: tuple[Paths, list[Release]], tmp_path: Path) -> None:
+def test_without_headers_nothing_is_fetched(made: Made, tmp_path: Path) -> None:
     paths = dataclasses.replace(made[0], cache=tmp_path / "cache")
     memory = gather(paths, "scripted-tiny").recipes[0].memory
     assert re.match(r"no plan: \d+ files of its model not here$", memory.headline)
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
 
 
-def test_records_that_are_damaged_are_told(made: tuple[Paths, list[Release]], tmp_path: Path) -> None:
+def test_records_that_are_damaged_are_told(made: Made, tmp_path: Path) -> None:
     paths = dataclasses.replace(made[0], home=tmp_path / "home")
     shutil.copytree(made[0].home, paths.home)
     first, _, second, third = made[1]
@@ -273,71 +157,10 @@ def test_records_that_are_damaged_are_told(made: tuple[Paths, list[Release]], tm
     assert f"{third.name}.json" in html(Report("2026-01-04T00:00:00Z", "", (found,)))
 
 
-def test_a_recipe_that_nobody_knows(made: tuple[Paths, list[Release]]) -> None:
+def test_a_recipe_that_nobody_knows(made: Made) -> None:
     with pytest.raises(InputError):
         gather(made[0], "no-such-recipe")
     assert gather(made[0], "scripted-tiny-spark").recipes == ()
-
-
-@pytest.fixture(scope="module")
-def seen(page: str, tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    """The report and, so that no test here passes for nothing, a page that does all that is wrong."""
-    bad = (
-        "<!doctype html><title>bad</title><p style='width:900px;color:#999;background:#aaa'>faint</p>"
-        "<img src='http://elsewhere.invalid/bad.png'><script>console.error('it speaks')</script>"
-    )
-    frames = [{"path": "report.html", "width": w, "scheme": scheme, "open": o} for w, scheme, o in WIDTHS]
-    control = {"path": "bad.html", "width": 390, "scheme": "light"}
-    return look_at({"report.html": page, "bad.html": bad}, tmp_path_factory.mktemp("chromium"), [*frames, control])
-
-
-def test_the_browser_sees_what_is_wrong(seen: Seen) -> None:
-    [bad] = seen.of("bad.html")
-    assert bad["scroll"] > bad["width"] and bad["wide"]
-    assert min(bad["contrast"].values()) < 2
-    assert "http://elsewhere.invalid/bad.png" in seen.urls
-    assert any("it speaks" in line for line in seen.said)
-
-
-def test_chromium_asks_for_nothing_and_complains_of_nothing(seen: Seen) -> None:
-    """Not even an icon. What records hold is text: no script of theirs runs, no picture is loaded."""
-    own = {url for url in seen.urls if urlsplit(url).netloc == urlsplit(seen.base).netloc}
-    assert {urlsplit(url).path for url in own} == {"/", "/look.html", "/report.html", "/bad.html"}
-    assert seen.urls - own == {"http://elsewhere.invalid/bad.png"}
-    assert [line for line in seen.said if "it speaks" not in line and "bad.png" not in line] == []
-    for frame in seen.of("report.html"):
-        assert (frame["loaded"], frame["scripts"]) == ([], 0)
-
-
-def test_a_phone_needs_no_scrolling_to_the_side(seen: Seen) -> None:
-    for frame in seen.of("report.html"):
-        assert (frame["scroll"], frame["wide"]) == (frame["width"], [])
-
-
-def test_text_can_be_read_in_light_and_dark(seen: Seen) -> None:
-    """WCAG 2.1 AA: 4.5 to 1 for text. Nothing is smaller than 10 pixels."""
-    frames = seen.of("report.html")
-    assert {frame["scheme"]: frame["background"] for frame in frames} == {
-        "light": "rgb(246, 247, 245)",
-        "dark": "rgb(18, 22, 20)",
-    }
-    for frame in frames:
-        assert frame["dark"] == (frame["scheme"] == "dark")
-        assert {name: ratio for name, ratio in frame["contrast"].items() if ratio < 4.5} == {}
-        assert len(frame["contrast"]) > 15
-        assert frame["smallest"] >= 10
-
-
-def test_every_release_and_its_evidence_is_there_to_read(seen: Seen, made: tuple[Paths, list[Release]]) -> None:
-    frames = seen.of("report.html")
-    for frame in frames:
-        for release in made[1]:
-            assert release.name in frame["text"]
-        assert frame["text"].count("not measured") >= 6
-    unfolded = next(frame["text"] for frame in frames if frame["open"])
-    assert unfolded.count(HOSTILE) == 4  # of a check, a pin, and a comparison, which stands above the timeline, too
-    assert "invoke rollback --recipe scripted-tiny --serve" in unfolded
-    assert "~ --max-num-seqs 4 -> 2" in unfolded
 
 
 def test_the_page_stands_for_itself(page: str) -> None:
@@ -348,13 +171,13 @@ def test_the_page_stands_for_itself(page: str) -> None:
     assert len(page) < 200_000
 
 
-def test_a_way_to_a_release_names_its_recipe_unless_it_is_the_default(made: tuple[Paths, list[Release]]) -> None:
+def test_a_way_to_a_release_names_its_recipe_unless_it_is_the_default(made: Made) -> None:
     paths, releases = made
     known = gathering.way_to(paths, dataclasses.replace(releases[0], recipe="another"))
     assert known and known.does == "makes it the current one; then invoke serve --recipe another"
 
 
-def test_markdown_is_a_table_that_nothing_breaks_out_of(report: Report, made: tuple[Paths, list[Release]]) -> None:
+def test_markdown_is_a_table_that_nothing_breaks_out_of(report: Report, made: Made) -> None:
     lines = markdown(report).splitlines()
     rows = [line for line in lines if line.startswith("| `")]
     assert len(rows) == 4
@@ -375,7 +198,7 @@ def test_a_quick_run_is_told_as_one_and_only_where_there_is_no_other(tmp_path: P
     assert speed_of(paths, release).evidence.text == "28.3 tok/s, one user"
 
 
-def test_markdown_names_machine_and_version_of_a_speed(report: Report, made: tuple[Paths, list[Release]]) -> None:
+def test_markdown_names_machine_and_version_of_a_speed(report: Report, made: Made) -> None:
     (line,) = [line for line in markdown(report).splitlines() if line.startswith("Speed of ")]
     assert f"`{made[1][0].name}`" in line and f"`{made[1][2].name}`" in line and "vLLM 0.32.0" in line
     assert plain(HOST.line) in line
@@ -401,7 +224,7 @@ def test_words_in_drawings_are_escaped(form: Literal["line", "bars"]) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "3", None])
-def test_what_is_no_number_is_not_drawn(made: tuple[Paths, list[Release]], value: object) -> None:
+def test_what_is_no_number_is_not_drawn(made: Made, value: object) -> None:
     """JSON as Python reads it knows NaN and Infinity."""
     first = made[1][0]
     told = dataclasses.replace(first, smoke={**(first.smoke or {}), "ready_seconds": value})
@@ -437,7 +260,7 @@ def test_open_serves_the_page_to_this_machine_alone() -> None:
 
 
 def test_the_task_writes_a_file(
-    made: tuple[Paths, list[Release]],
+    made: Made,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -468,7 +291,7 @@ def test_the_task_writes_a_file(
 
 
 def test_the_task_tells_what_is_damaged(
-    made: tuple[Paths, list[Release]],
+    made: Made,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -1,4 +1,4 @@
-"""`why` on releases that no engine has built, and on a real image."""
+"""`why` on releases that no engine has built."""
 
 from __future__ import annotations
 

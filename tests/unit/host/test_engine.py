@@ -2,43 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import os
-import tarfile
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tiny_images import make_rootfs
 
-from sparkpin.core.errors import BuildError, DiskError, EngineError, HostError
+from sparkpin.core.errors import DiskError, EngineError, HostError
 from sparkpin.host import buildkit
 from sparkpin.host import engine as engines
 from sparkpin.host.engine import Engine
-from sparkpin.image.layer_tar import read_layer
-from sparkpin.image.seal import Sealed, SealedLayer
-
-
-@pytest.fixture
-def engine() -> Engine:
-    return Engine.connect()
-
-
-@pytest.fixture
-def shell(engine: Engine, tmp_path: Path) -> Iterator[str]:
-    """An image with a shell and nothing else."""
-    ref = f"sparkpin-test/shell:{uuid.uuid4().hex[:12]}"
-    engine.import_rootfs(make_rootfs(tmp_path / "rootfs.tar"), ref, architecture="amd64", labels={"made": "up"})
-    yield ref
-    engine.untag(ref)
-
-
-@pytest.fixture
-def ref(engine: Engine) -> Iterator[str]:
-    name = f"sparkpin-test/image:{uuid.uuid4().hex[:12]}"
-    yield name
-    engine.untag(name)
 
 
 def context(folder: Path, dockerfile: str) -> Path:
@@ -46,16 +18,6 @@ def context(folder: Path, dockerfile: str) -> Path:
     (folder / "Dockerfile").write_text(dockerfile)
     (folder / "file").write_text("content\n")
     return folder
-
-
-def tree(name: str, data: bytes) -> io.BytesIO:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        info = tarfile.TarInfo(name)
-        info.size = len(data)
-        tar.addfile(info, io.BytesIO(data))
-    out.seek(0)
-    return out
 
 
 def test_no_engine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,114 +101,3 @@ def test_progress_is_one_line_a_step() -> None:
 """.splitlines()
     buildkit.follow(lines, said.append)
     assert said == ['[torch 2/3] RUN ["x"]', "[torch 2/3]: done 3.2s", "[3/3] COPY a b"]
-
-
-@pytest.mark.engine
-def test_an_absent_image_is_none_and_untagging_it_no_error(engine: Engine) -> None:
-    assert engine.image("sparkpin-test/none:none") is None
-    engine.untag("sparkpin-test/none:none")
-
-
-@pytest.mark.engine
-def test_import_keeps_digest_platform_and_labels(engine: Engine, tmp_path: Path, ref: str) -> None:
-    tar = make_rootfs(tmp_path / "rootfs.tar")
-    image = engine.import_rootfs(tar, ref, architecture="arm64", labels={"a": "b"})
-    again = engine.import_rootfs(tar, ref, architecture="arm64", labels={"a": "b"})
-    assert image.architecture == "arm64" and image.labels == {"a": "b"} and len(image.diff_ids) == 1
-    assert image == again
-
-
-@pytest.mark.engine
-def test_a_sealed_image_loads_with_the_digest_that_was_worked_out(engine: Engine, shell: str, ref: str) -> None:
-    parent = engine.image(shell)
-    assert parent is not None
-    parts = [
-        *(SealedLayer(diff_id) for diff_id in parent.diff_ids),
-        SealedLayer(layer=read_layer(tree("opt/x", b"data"))),
-    ]
-    sealed = engine.load_sealed(parts, {"User": "10001:10001"}, os="linux", architecture="amd64", tag=ref)
-    image = engine.image(ref)
-    assert image is not None
-    assert (image.config_digest, image.diff_ids) == (sealed.config_digest, sealed.diff_ids)
-    assert image.diff_ids[:-1] == parent.diff_ids
-
-
-@pytest.mark.engine
-def test_a_layer_that_the_engine_lacks_is_refused_and_leaves_no_tag(engine: Engine, ref: str) -> None:
-    parts = [SealedLayer("sha256:" + "0" * 64), SealedLayer(layer=read_layer(tree("opt/x", b"data")))]
-    with pytest.raises(EngineError):
-        engine.load_sealed(parts, {}, os="linux", architecture="amd64", tag=ref)
-    assert engine.image(ref) is None
-
-
-@pytest.mark.engine
-def test_a_source_that_fails_midway_leaves_no_tag(engine: Engine, ref: str) -> None:
-    torn = read_layer(tree("opt/x", b"d" * 3_000_000))
-    torn.source.truncate(1_000_000)
-    with pytest.raises(BuildError, match=r"ends before byte \d"):
-        engine.load_sealed([SealedLayer(layer=torn)], {}, os="linux", architecture="amd64", tag=ref)
-    assert engine.image(ref) is None
-
-
-@pytest.mark.engine
-def test_what_is_done_meanwhile_knows_the_image_and_may_fail(engine: Engine, ref: str) -> None:
-    part = SealedLayer(layer=read_layer(tree("opt/x", b"data")))
-    seen: list[Sealed] = []
-    sealed = engine.load_sealed([part], {}, os="linux", architecture="amd64", tag=ref, meanwhile=seen.append)
-    assert seen == [sealed]
-
-    def fail(sealed: Sealed) -> None:
-        raise DiskError("no room for the listing", next_step="free some")
-
-    with pytest.raises(DiskError, match="no room"):
-        engine.load_sealed([part], {}, os="linux", architecture="amd64", tag=ref, meanwhile=fail)
-
-
-@pytest.mark.engine
-def test_a_failing_step_shows_its_output(engine: Engine, shell: str, tmp_path: Path, ref: str) -> None:
-    dockerfile = f'FROM {shell} AS stage\nRUN ["/bin/sh", "-c", "echo the reason $((40 + 2)); exit 3"]\n'
-    with pytest.raises(BuildError) as raised:
-        engine.build(context(tmp_path / "c", dockerfile), ref, say=lambda line: None)
-    assert "the reason 42" in raised.value.message and "exit 3" in raised.value.message
-    assert engine.image(ref) is None
-
-
-@pytest.mark.engine
-def test_a_build_step_has_no_network(engine: Engine, shell: str, tmp_path: Path) -> None:
-    show = "while read line; do echo $line; done </proc/net/dev >/tmp/net"
-    dockerfile = f'FROM {shell} AS a\nRUN ["/bin/sh", "-c", "{show}"]\nFROM scratch\nCOPY --from=a /tmp/net /net\n'
-    engine.build(context(tmp_path / "c", dockerfile), say=lambda line: None, output=tmp_path / "out.tar")
-    with tarfile.open(tmp_path / "out.tar") as tar:
-        found = tar.extractfile("net")
-        assert found is not None
-        names = [line.split(b":")[0].strip() for line in found.read().splitlines() if b":" in line]
-    assert b"lo" in names and not [name for name in names if name.startswith((b"eth", b"en"))]
-
-
-@pytest.mark.engine
-def test_a_changed_file_of_equal_size_is_sent_again(engine: Engine, tmp_path: Path) -> None:
-    """What `context.date` is for; the two folders differ in nothing but content and, through it, mtime."""
-    from sparkpin.build.context import put_text
-
-    seen = []
-    for text in ("one", "two"):
-        folder = tmp_path / text / "context"
-        folder.mkdir(parents=True)
-        put_text(folder / "Dockerfile", "FROM scratch\nCOPY file /file\n")
-        put_text(folder / "file", text)
-        engine.build(folder, say=lambda line: None, output=tmp_path / "out.tar")
-        with tarfile.open(tmp_path / "out.tar") as tar:
-            found = tar.extractfile("file")
-            assert found is not None
-            seen.append(found.read())
-    assert seen == [b"one", b"two"]
-
-
-@pytest.mark.engine
-def test_save_is_whole_or_absent(engine: Engine, shell: str, tmp_path: Path) -> None:
-    engine.save(shell, tmp_path / "saved.tar")
-    with tarfile.open(tmp_path / "saved.tar") as tar:
-        assert "manifest.json" in tar.getnames()
-    with pytest.raises(EngineError):
-        engine.save("sparkpin-test/none:none", tmp_path / "none.tar")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rootfs.tar", "saved.tar"]

@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from test_seal import layer, member, save
+from layer_samples import layer, member, save
 
 from sparkpin.core.errors import BuildError, EngineError
 from sparkpin.host.engine import pieces_of

@@ -10,9 +10,10 @@ from unittest import mock
 
 import pytest
 import qwen_samples
-from checkout import PROJECT, Checkout
+from checkout_here import CheckoutHere
 from made_releases import release
-from test_memory import MTP2, geometry_122b, settings_of
+from memory_samples import MTP2, geometry_122b, settings_of
+from places import PROJECT
 
 from sparkpin.checkpoint.plan import final_tensors, make_plan
 from sparkpin.checkpoint.safetensors import TensorInfo
@@ -254,11 +255,11 @@ def test_the_share_accepted_is_what_the_newest_release_that_passed_measured(tmp_
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Checkout:
-    return Checkout.make(tmp_path / "copy")
+def copy(tmp_path: Path) -> CheckoutHere:
+    return CheckoutHere.make(tmp_path / "copy")
 
 
-def test_the_published_chain_as_a_person_sees_it(copy: Checkout) -> None:
+def test_the_published_chain_as_a_person_sees_it(copy: CheckoutHere) -> None:
     lines = copy.done("roofline", "--published").splitlines()
     found = {line.split()[0]: line.split()[-6:] for line in lines if line.startswith(("base", "hybrid", "mtp", "v2"))}
     assert found["base"] == ["6.84", "39.9", "39.9", "28.3", "71%", "194"]
@@ -286,7 +287,7 @@ def test_published_speeds_are_not_held_against_the_ceilings_of_a_longer_context(
     assert len(chain) == 5 and not [row for row in chain if {"measured", "fraction", "implied"} & set(row)]
 
 
-def test_a_recipe_s_headers(copy: Checkout) -> None:
+def test_a_recipe_s_headers(copy: CheckoutHere) -> None:
     """Of the generated model on a Spark: INT4 experts of 4 layers x 3 x 128 x 128, four of them, two active."""
     arguments = ("roofline", "--recipe", "scripted-tiny-spark", "--json", "--context", "0")
     value = json.loads(copy.done(*arguments))
@@ -318,7 +319,7 @@ def test_a_spark_s_bandwidth_is_not_told_of_another_machine_s_memory() -> None:
     assert [pair for pair, told in seen.items() if told] == [("plain", "cpu"), ("gpu", "cpu"), ("gpu", "spark")]
 
 
-def test_wrong_options_are_one_clear_error(copy: Checkout) -> None:
+def test_wrong_options_are_one_clear_error(copy: CheckoutHere) -> None:
     for arguments, said in (
         (("--context", "1k"), "--context: saw '1k', wanted a whole number"),
         (("--measured", "none"), "--measured: saw 'none', wanted a number above 0"),

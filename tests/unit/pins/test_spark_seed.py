@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
-from places import PROJECT
+from places import PROJECT, SUPPORT
 
 from sparkpin.build.pair import pair
 from sparkpin.history.prune.garbage import project_needs
@@ -45,3 +46,12 @@ def test_a_stack_that_is_not_locked_yet_does_not_stop_prune(project: Path) -> No
     assert before.inputs
     (project / "pins/stacks/spark-seed.lock").unlink()
     assert project_needs(project).inputs < before.inputs
+
+
+def test_kernels_are_tested_with_the_compilers_that_a_spark_has() -> None:
+    lines = (PROJECT / "pins/stacks/spark.lock").read_text().splitlines()
+    ours = (SUPPORT / "triton.lock").read_text()
+    for name in ("triton", "nvidia-cuda-nvrtc", "cuda-bindings", "cuda-pathfinder"):
+        [locked] = [json.loads(line.strip().rstrip(",")) for line in lines if f'{{"name": "{name}",' in line]
+        assert re.findall(rf"^{name}==(\S+)", ours, re.MULTILINE) == [locked["version"]]
+        assert f"sha256:{locked['sha256']}" in ours  # the hashes are of the same files, whatever index they came from

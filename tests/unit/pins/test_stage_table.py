@@ -6,9 +6,9 @@ import gzip
 import importlib
 import json
 import re
+import runpy
 import statistics
 import struct
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -228,14 +228,15 @@ def test_the_usage_has_every_job_and_option(capsys: pytest.CaptureFixture[str]) 
     ],
     ids=" ".join,
 )
-def test_a_script_says_what_it_wants(command: list[str], said: str, tmp_path: Path) -> None:
+def test_a_script_says_what_it_wants(
+    command: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Without torch and matplotlib, which only some machines have."""
-    script = PROJECT / "benchmarks/stage_table" / command[0]
-    environment = {"PYTHONPATH": str(PROJECT / "src")}
-    ended = subprocess.run(
-        [sys.executable, str(script), *command[1:]], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert ended.returncode == 2 and said in ended.stderr and "Traceback" not in ended.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_path(str(PROJECT / "benchmarks/stage_table" / command[0]), run_name="__main__")
+    assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -519,8 +520,12 @@ def test_the_document_s_ceilings_by_length_are_counted() -> None:
     assert tables(PERFORMANCE, "| tok/s at 273 GB/s, at most |") == [counted]
 
 
-def test_what_is_no_wheel_has_no_peers(tmp_path: Path) -> None:
+def test_what_is_no_wheel_has_no_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Here, not beside the mod: it reads machine code as the stage table does, and the mod's tests run in the image."""
-    script = PROJECT / "mods/turboquant/benchmarks/peers.py"
-    ended = subprocess.run([sys.executable, script, script, tmp_path / "out"], capture_output=True, text=True)
-    assert ended.returncode == 2 and "peers.py: wanted vLLM's wheel" in ended.stderr
+    script = str(PROJECT / "mods/turboquant/benchmarks/peers.py")
+    monkeypatch.setattr(sys, "argv", ["peers.py", script, str(tmp_path / "out")])
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_path(script, run_name="__main__")
+    assert "peers.py: wanted vLLM's wheel" in capsys.readouterr().err

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from held_lock import held_lock
 from made_releases import SHA, release, states
 
 from sparkpin.core.errors import BusyError, InputError, IntegrityError, ManifestError
@@ -223,23 +223,11 @@ def test_the_current_image_cannot_change_under_its_record(paths: Paths) -> None:
     assert records.get(release(1).tag).image == "sha256:" + "a" * 64
 
 
-def hold(path: Path, held: Any, go: Any) -> None:
-    with lock(path):
-        held.set()
-        go.wait(300)
-
-
 def test_writers_of_a_recipe_wait_for_each_other_and_die_without_trace(paths: Paths) -> None:
-    records = Releases(paths)
-    context = multiprocessing.get_context("spawn")
-    held, go = context.Event(), context.Event()
-    other = context.Process(target=hold, args=(paths.releases / "tiny/.lock", held, go))
-    other.start()
-    assert held.wait(300)
-    with pytest.raises(BusyError), lock(paths.releases / "tiny/.lock", wait=False):
-        pass
-    records.save(release(1, recipe="another"))
-    other.kill()
-    other.join()
+    records, path = Releases(paths), paths.releases / "tiny/.lock"
+    with held_lock(path):
+        with pytest.raises(BusyError), lock(path, wait=False):
+            pass
+        records.save(release(1, recipe="another"))
     records.save(release(1))
     assert records.get(release(1).tag) == release(1)

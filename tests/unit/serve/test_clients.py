@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from client_samples import BARE, FULL, URL
 from places import DATA, PROJECT
 
 from sparkpin.commands import client
@@ -22,9 +23,6 @@ from sparkpin.serve import client_formats
 from sparkpin.serve.client_facts import ServerFacts, base_of, facts_of
 
 SCHEMAS = DATA / "clients"
-URL = "http://127.0.0.1:8000/v1"
-FULL = ServerFacts(URL, "qwen/qwen3.5", "all day", 196608, 32768, ("text", "image"), True, True)
-BARE = ServerFacts("https://spark.local/v1", "tiny: #1", "it's", 2048, 512, ("text",), False, False, key="SPARK_KEY")
 
 
 def qwen() -> Family:

@@ -4,92 +4,60 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
 import qwen_samples
+from memory_samples import (
+    LISTED,
+    MAX,
+    MTP2,
+    SERVED,
+    SPARK,
+    cache_of,
+    geometry_122b,
+    geometry_of,
+    plan_122b,
+    settings_of,
+    weights_122b,
+)
 
-from sparkpin.checkpoint.repository import header_of
 from sparkpin.checkpoint.safetensors import TensorInfo
 from sparkpin.core.errors import ManifestError
 from sparkpin.fetch.tinymodel import network
 from sparkpin.fetch.tinymodel.vocabulary import vocabulary
 from sparkpin.pins.vllm_flags import AUTO
-from sparkpin.serve.memory.cache import FORMATS, Cache, group_counts, lay_out, slot_bytes, split
-from sparkpin.serve.memory.estimates import SPARK_FREE, SPARK_TOTAL, activations, graphs
-from sparkpin.serve.memory.geometry import Geometry, read_geometry
-from sparkpin.serve.memory.plan import Machine, MemoryPlan, gib, make_plan
-from sparkpin.serve.memory.settings import GIB, Platform, Settings, read_settings
+from sparkpin.serve.memory.cache import FORMATS, group_counts, lay_out, slot_bytes, split
+from sparkpin.serve.memory.estimates import activations, graphs
+from sparkpin.serve.memory.geometry import read_geometry
+from sparkpin.serve.memory.plan import Machine, gib, make_plan
+from sparkpin.serve.memory.settings import GIB, read_settings
 from sparkpin.serve.memory.text import log_line, memory_rows, to_json
-from sparkpin.serve.memory.weights import Loading, kind_of, weigh
+from sparkpin.serve.memory.weights import Loading, kind_of
 
-MAX = 262_144
-MTP2 = """--speculative-config {"method":"mtp","num_speculative_tokens":2}"""
-LISTED = """--additional-config {"draft_vocabulary":{"first":32768}}"""
-SERVED = " --max-model-len 40960 --gdn-prefill-backend triton"
-SPARK = Machine(SPARK_TOTAL, SPARK_FREE, "an idle DGX Spark", "estimate")
-
-
-COMPLETED = {"max_position_embeddings": MAX, "mamba_ssm_dtype": "float32", "num_experts_per_tok": 8}
-
-
-def geometry_of(sizes: qwen_samples.Geometry, **changes: Any) -> Geometry:
-    """The made-up config, completed with what caches need and a checkpoint does not."""
-    config = qwen_samples.config_of(sizes, qwen_samples.MULTIMODAL, {})
-    config["text_config"] |= COMPLETED | changes
-    return read_geometry(config, "config.json")
-
-
-def geometry_122b(**changes: Any) -> Geometry:
-    return geometry_of(qwen_samples.G122B, **changes)
-
-
-def settings_of(
-    geometry: Geometry, flags: str = "", platform: Platform = "cpu", vllm: tuple[int, int] = (0, 32), **env: str
-) -> Settings:
-    argv = ["vllm", "serve", "/model", *flags.split()]
-    return read_settings(argv, env, geometry, platform, vllm=vllm, wide_state=False, origin="recipes/r.yaml")
-
-
-def cache_of(flags: str = "", platform: Platform = "cpu", **changes: Any) -> Cache:
-    geometry = geometry_122b(**changes)
-    return lay_out(geometry, settings_of(geometry, flags, platform))
-
-
-def plan_122b(
-    flags: str, machine: Machine = SPARK, *, platform: Platform = "cuda", int8_head: bool = False
-) -> MemoryPlan:
-    geometry = geometry_122b()
-    settings = settings_of(geometry, flags, platform)
-    loading = Loading(settings.draft_layers > 0, not settings.text_only, int8_head, platform == "cpu", settings.ranks)
-    return make_plan(geometry, settings, weigh(tensors_122b(), loading), machine)
-
-
-@cache
-def tensors_122b() -> list[TensorInfo]:
-    made = qwen_samples.int4_listing(qwen_samples.G122B)
-    return [info for file in made.headers for info in header_of(made, file).tensors.values()]
+SMALL = "--max-num-seqs 16 --max-model-len 32768"
+SHARE = "--gpu-memory-utilization 0.8 --max-num-seqs 16"
 
 
 @pytest.mark.parametrize(
-    ("flags", "heads", "tokens", "blocks", "groups"),
+    ("flags", "heads", "tokens", "blocks", "drafts"),
     [
-        ("--no-enable-prefix-caching", 32, 343_851, 303, [12, 12, 12, 12]),
-        ("--no-enable-prefix-caching " + MTP2, 32, 309_705, 280, [13, 12, 12, 12]),
-        ("--no-enable-prefix-caching", 64, 338_250, 160, [12, 12, 12, 12]),
-        ("--no-enable-prefix-caching " + MTP2, 64, 298_440, 148, [13, 12, 12, 12]),
-        ("--no-enable-prefix-caching --kv-cache-dtype turboquant_4bit_nc " + MTP2, 64, 965_457, 151, [13, 12, 12, 12]),
+        ("", 32, 343_851, 303, 0),
+        (MTP2, 32, 309_705, 280, 1),
+        ("", 64, 338_250, 160, 0),
+        (MTP2, 64, 298_440, 148, 1),
+        ("--kv-cache-dtype turboquant_4bit_nc " + MTP2, 64, 965_457, 151, 1),
     ],
 )
 def test_what_vllm_0_32_logged_for_the_layers_of_the_122b(
-    flags: str, heads: int, tokens: int, blocks: int, groups: list[int]
+    flags: str, heads: int, tokens: int, blocks: int, drafts: int
 ) -> None:
     """Of 8 GiB on a CPU, for 262,144 tokens. The first two were logged with half of the model's value heads."""
-    cache = cache_of(flags, linear_num_value_heads=heads)
-    assert cache.blocks(8 * GIB) == blocks
-    assert [*cache.attention_groups, *cache.state_groups] == groups
-    assert cache.capacity(blocks, MAX)[0] == tokens
+    cache = cache_of(f"--no-enable-prefix-caching {flags}", linear_num_value_heads=heads)
+    assert cache.blocks(8 * GIB) == blocks and cache.capacity(blocks, MAX)[0] == tokens
+    assert [*cache.attention_groups, *cache.state_groups] == [12 + drafts, 12, 12, 12]
+    if not flags:
+        assert cache_of(linear_num_value_heads=heads).block_size == {32: 1152, 64: 2176}[heads]
 
 
 @pytest.mark.parametrize(
@@ -108,11 +76,6 @@ def test_what_vllm_0_33_logged_for_the_scripted_model_on_an_h200(flags: str, blo
     cache = lay_out(geometry, settings_of(geometry, flags + SERVED, "cuda", (0, 33)))
     assert cache.block_size == block
     assert cache.capacity(cache.blocks(2 * GIB), 40_960)[0] == tokens
-
-
-def test_half_the_value_heads_give_the_logged_block_size() -> None:
-    assert cache_of(linear_num_value_heads=32).block_size == 1152
-    assert cache_of().block_size == 2176
 
 
 def test_a_log_of_a_gpu() -> None:
@@ -145,25 +108,14 @@ def test_the_published_355k_tokens_are_a_quarter_of_what_there_was() -> None:
     assert cache.users(672, MAX) == 5
 
 
-@pytest.mark.parametrize(
-    ("cache_dtype", "size"),
-    [
-        ("bfloat16", 1024),
-        ("float32", 2048),
-        ("fp8", 512),
-        ("turboquant_k8v4", 388),
-        ("turboquant_4bit_nc", 262),
-        ("turboquant_k3v4_nc", 230),
-        ("turboquant_3bit_nc", 198),
-    ],
-)
-def test_bytes_of_a_token_and_head(cache_dtype: str, size: int) -> None:
-    assert slot_bytes(cache_dtype, 256) == size
-
-
-def test_an_odd_slot_is_made_even() -> None:
+def test_bytes_of_a_token_and_head() -> None:
+    sizes = {
+        "bfloat16": 1024, "float32": 2048, "fp8": 512, "turboquant_k8v4": 388, "turboquant_4bit_nc": 262,
+        "turboquant_k3v4_nc": 230, "turboquant_3bit_nc": 198,
+    }  # fmt: skip
+    assert {cache_dtype: slot_bytes(cache_dtype, 256) for cache_dtype in sizes} == sizes
     assert slot_bytes("turboquant_3bit_nc", 60) == 52  # 23 + 2 and 23 + 4
-    assert slot_bytes("turboquant_k3v4_nc", 60) == 60  # 23 + 2 and 30 + 4 are 59
+    assert slot_bytes("turboquant_k3v4_nc", 60) == 60  # 23 + 2 and 30 + 4 are 59: an odd slot is made even
 
 
 def test_gdn_state_of_a_request() -> None:
@@ -294,9 +246,8 @@ def test_an_mtp_drafter_needs_a_model_that_has_one() -> None:
 
 def test_a_cpu_without_a_given_pool_takes_a_share_of_all_memory() -> None:
     """cpu_worker.py: the share, without what the processes hold by then."""
-    made = plan_122b(
-        "--gpu-memory-utilization 0.5 --max-num-seqs 4", Machine(1 << 40, 1 << 40, "m", "flag"), platform="cpu"
-    )
+    machine = Machine(1 << 40, 1 << 40, "m", "flag")
+    made = plan_122b("--gpu-memory-utilization 0.5 --max-num-seqs 4", machine, platform="cpu")
     assert made.budget == 1 << 39
     assert sum(line.bytes for line in made.lines) == made.budget == made.needed
 
@@ -348,7 +299,7 @@ def additional(value: object) -> str:
 
 def test_more_tokens_than_positions_do_not_fit_unless_vllm_is_told_to_take_them() -> None:
     geometry = geometry_122b(max_position_embeddings=8192)
-    weights = weigh(tensors_122b(), Loading(draft=False, vision=True, int8_head=False, widened=False))
+    weights = weights_122b(Loading(draft=False, vision=True, int8_head=False, widened=False))
     flags = "--max-model-len 16384 --max-num-seqs 16 --gpu-memory-utilization 0.85"
     said = "--max-model-len 16,384 is more than the model's 8,192 positions"
     made = make_plan(geometry, settings_of(geometry, flags, "cuda"), weights, SPARK)
@@ -364,20 +315,18 @@ def test_more_tokens_than_positions_do_not_fit_unless_vllm_is_told_to_take_them(
 
 
 def test_what_does_not_fit_comes_with_what_would() -> None:
-    made = plan_122b("--gpu-memory-utilization 0.95 --max-num-seqs 16 --max-model-len 32768")
+    made = plan_122b(f"--gpu-memory-utilization 0.95 {SMALL}")
     assert made.hints == ("--gpu-memory-utilization 0.86 asks for no more than is free",)
-    assert plan_122b("--gpu-memory-utilization 0.86 --max-num-seqs 16 --max-model-len 32768").fits
-    given = plan_122b(
-        "--gpu-memory-utilization 0.8 --max-num-seqs 16 --max-model-len 32768 --kv-cache-memory-bytes 60G"
-    )
+    assert plan_122b(f"--gpu-memory-utilization 0.86 {SMALL}").fits
+    given = plan_122b(f"{SHARE} {SMALL} --kv-cache-memory-bytes 60G")
     assert given.hints == ("a KV pool of at most 39.31 GiB fits (--kv-cache-memory-bytes 60G of recipes/r.yaml)",)
-    blocks = plan_122b("--gpu-memory-utilization 0.8 --max-num-seqs 16 --num-gpu-blocks-override 2000")
+    blocks = plan_122b(f"{SHARE} --num-gpu-blocks-override 2000")
     assert blocks.hints == ("a KV pool of at most 39.31 GiB fits (--num-gpu-blocks-override)",)
-    share = "--gpu-memory-utilization 0.8 --max-num-seqs 16 --max-model-len 32768 --kv-cache-memory-bytes "
-    assert plan_122b(share + str(int(39.3 * GIB))).fits and not plan_122b(share + str(int(39.32 * GIB))).fits
-    small = plan_122b("--max-num-seqs 16 --max-model-len 32768", replace(SPARK, free=GIB))
+    pools = [plan_122b(f"{SHARE} {SMALL} --kv-cache-memory-bytes {int(pool * GIB)}").fits for pool in (39.3, 39.32)]
+    assert pools == [True, False]
+    small = plan_122b(SMALL, replace(SPARK, free=GIB))
     assert len(small.hints) == 1 and small.hints[0].startswith("without any cache it needs 70.69 GiB: ")
-    assert plan_122b("--gpu-memory-utilization 0.8 --max-num-seqs 16 --max-model-len 32768").hints == ()
+    assert plan_122b(f"{SHARE} {SMALL}").hints == ()
 
 
 @pytest.mark.parametrize(
@@ -418,7 +367,7 @@ def test_layer_types_may_be_given_as_an_interval() -> None:
 
 def test_weights_of_the_122b_by_kind() -> None:
     """62.71 GiB without the MTP layer; published, from vLLM's log: 62.65 GiB."""
-    rows = weigh(tensors_122b(), Loading(draft=False, vision=True, int8_head=False, widened=False))
+    rows = weights_122b(Loading(draft=False, vision=True, int8_head=False, widened=False))
     assert [(row.kind, row.tensors, row.held) for row in rows] == [
         ("INT4 experts", 110_592, 60_246_982_656),
         ("INT4 layers", 684, 2_145_024_000),
@@ -435,26 +384,26 @@ def test_weights_of_the_122b_by_kind() -> None:
 
 def test_weights_with_drafter_and_int8_head_and_on_a_cpu() -> None:
     loading = Loading(draft=True, vision=False, int8_head=True, widened=True)
-    held = {row.kind: (row.held, row.note) for row in weigh(tensors_122b(), loading)}
+    held = {row.kind: (row.held, row.note) for row in weights_122b(loading)}
     assert held["MTP layer"] == (5_047_358_464, "")
     assert held["vision tower"] == (0, "not loaded: --language-model-only")
     assert held["LM head"] == (248_320 * 3072 + 2 * (248_320 + 3072), "INT8 by the mod int8-lm-head")
     assert held["INT4 experts"] == (48 * 256 * 3 * 1024 * 3072 * 2, "16 bits a weight on a CPU")
-    halves = {row.kind: row.held for row in weigh(tensors_122b(), replace(loading, ranks=2))}
+    halves = {row.kind: row.held for row in weights_122b(replace(loading, ranks=2))}
     assert halves["MTP layer"] == 2_523_679_232
 
 
 def test_weights_with_rows_of_the_head_that_a_drafter_has_of_its_own() -> None:
     plain = Loading(draft=True, vision=False, int8_head=False, widened=False, draft_rows=32_768)
-    rows = {row.kind: row for row in weigh(tensors_122b(), plain)}
+    rows = {row.kind: row for row in weights_122b(plain)}
     assert rows["LM head"].held == (248_320 + 32_768) * 3072 * 2
     assert rows["LM head"].note == "32,768 rows twice, by the mod draft-vocabulary"
     assert rows["embeddings"].held == 248_320 * 3072 * 2
-    [head] = [row for row in weigh(tensors_122b(), replace(plain, int8_head=True)) if row.kind == "LM head"]
+    [head] = [row for row in weights_122b(replace(plain, int8_head=True)) if row.kind == "LM head"]
     whole = 248_320 * 3072 + 2 * (248_320 + 3072)
     assert head.held == whole + whole * 32_768 // 248_320
     assert head.note.startswith("INT8 by the mod int8-lm-head; 32,768 rows twice")
-    [all_rows] = [row for row in weigh(tensors_122b(), replace(plain, draft_rows=10**6)) if row.kind == "LM head"]
+    [all_rows] = [row for row in weights_122b(replace(plain, draft_rows=10**6)) if row.kind == "LM head"]
     assert all_rows.held == 2 * 248_320 * 3072 * 2
 
 
@@ -503,22 +452,15 @@ def test_a_plan_that_does_not_fit_says_why() -> None:
 
 
 def test_a_pool_that_does_not_hold_one_request_names_the_length_that_it_holds() -> None:
-    made = plan_122b("--kv-cache-memory-bytes 4G --gpu-memory-utilization 0.8 --max-num-seqs 16")
+    flags = f"--kv-cache-memory-bytes 4G {SHARE}"
+    made = plan_122b(flags)
     longest = made.chosen.cache.longest(made.chosen.blocks)
-    assert made.problems == (
-        f"the KV pool of 4.00 GiB does not hold one request of 262,144 tokens, so vLLM would not start: "
-        f"--max-model-len {longest} fits",
-    )
-    assert plan_122b(
-        f"--kv-cache-memory-bytes 4G --gpu-memory-utilization 0.8 --max-num-seqs 16 --max-model-len {longest}"
-    ).fits
-    assert (
-        plan_122b(
-            "--kv-cache-memory-bytes 4G --gpu-memory-utilization 0.8 --max-num-seqs 16 --max-model-len auto"
-        ).max_model_len
-        == longest
-    )
-    none = plan_122b("--kv-cache-memory-bytes 100m --gpu-memory-utilization 0.8 --max-num-seqs 16 --max-model-len auto")
+    (problem,) = made.problems
+    assert problem.startswith("the KV pool of 4.00 GiB does not hold one request of 262,144 tokens")
+    assert problem.endswith(f": --max-model-len {longest} fits")
+    assert plan_122b(f"{flags} --max-model-len {longest}").fits
+    assert plan_122b(f"{flags} --max-model-len auto").max_model_len == longest
+    none = plan_122b(f"--kv-cache-memory-bytes 100m {SHARE} --max-model-len auto")
     assert none.problems == ("the KV pool of 95.4 MiB does not hold a single request",)
 
 
@@ -531,9 +473,7 @@ def test_free_memory_counts_and_not_all_memory() -> None:
 
 def test_a_gpus_share_must_be_free_even_if_the_pool_is_given() -> None:
     """gpu_worker.py of vLLM 0.32 asks for it before it looks at --kv-cache-memory-bytes."""
-    made = plan_122b(
-        "--kv-cache-memory-bytes 16G --gpu-memory-utilization 0.95 --max-num-seqs 16 --max-model-len 32768"
-    )
+    made = plan_122b(f"--kv-cache-memory-bytes 16G --gpu-memory-utilization 0.95 {SMALL}")
     assert made.pool == 16 * GIB
     assert made.problems == ("it needs 120.61 GiB and 110.00 GiB are free (an idle DGX Spark)",)
 

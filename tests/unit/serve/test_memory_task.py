@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from checkout import Checkout
+from checkout_here import CheckoutHere
 
 from sparkpin.core.errors import HostError, InputError
 from sparkpin.host.machine import read_host
@@ -16,11 +16,11 @@ from sparkpin.serve.memory.recipe import has_wide_state, machine_for, parse_size
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Checkout:
-    return Checkout.make(tmp_path / "copy")
+def copy(tmp_path: Path) -> CheckoutHere:
+    return CheckoutHere.make(tmp_path / "copy")
 
 
-def test_plans_of_two_stages(copy: Checkout) -> None:
+def test_plans_of_two_stages(copy: CheckoutHere) -> None:
     text = copy.done("plan", "--memory", "32GB")
     assert "Memory plan of recipe scripted-tiny, stage v2-tq, on a machine with 32GB (flag):" in text
     tokens = "547,693" if has_wide_state() else "958,464"  # as vLLM logged on CPUs with AVX512-BF16 and without
@@ -34,7 +34,7 @@ def test_plans_of_two_stages(copy: Checkout) -> None:
     assert "FP8 layers" not in kinds
 
 
-def test_what_does_not_fit_is_said_and_fails_only_when_asked(copy: Checkout) -> None:
+def test_what_does_not_fit_is_said_and_fails_only_when_asked(copy: CheckoutHere) -> None:
     text = copy.done("plan", "--memory", "1GB")
     assert "a machine with 1GB (flag): DOES NOT FIT, see the end\n" in text
     assert "DOES NOT FIT: it needs " in text and text.endswith("a smaller model or fewer tokens a step\n")
@@ -42,7 +42,7 @@ def test_what_does_not_fit_is_said_and_fails_only_when_asked(copy: Checkout) -> 
     assert copy.invoke("plan", "--memory", "32GB", "--exit-code").returncode == 0
 
 
-def test_settings_are_told_with_the_file_that_has_them(copy: Checkout) -> None:
+def test_settings_are_told_with_the_file_that_has_them(copy: CheckoutHere) -> None:
     text = copy.done("plan", "--memory", "32GB")
     assert "VLLM_CPU_KVCACHE_SPACE=1 of pins/stacks/cpu.yaml" in text
     assert "users at 2K" in text and "users at 32K" not in text
@@ -57,7 +57,7 @@ def test_settings_are_told_with_the_file_that_has_them(copy: Checkout) -> None:
     assert "next: " in wrong
 
 
-def test_a_stage_without_the_kernels_of_its_cache_is_told(copy: Checkout) -> None:
+def test_a_stage_without_the_kernels_of_its_cache_is_told(copy: CheckoutHere) -> None:
     command = "    --tool-call-parser qwen3_coder"
     copy.replace("recipes/scripted-tiny.yaml", command, command + " --kv-cache-dtype turboquant_4bit_nc")
     told = "the image of stage v2 has no mod turboquant"
@@ -67,7 +67,7 @@ def test_a_stage_without_the_kernels_of_its_cache_is_told(copy: Checkout) -> Non
     assert "no mod turboquant" not in copy.invoke("plan", "--memory", "32GB").stderr
 
 
-def test_a_plan_for_a_gpu_says_which_loader_reads_the_weights(copy: Checkout) -> None:
+def test_a_plan_for_a_gpu_says_which_loader_reads_the_weights(copy: CheckoutHere) -> None:
     text = copy.done("plan", "--recipe", "scripted-tiny-spark", "--memory", "128GB")
     assert "note: loader: fastsafetensors: 6.0 GiB for a moment, for files of up to " in text
     text = copy.done("plan", "--recipe", "scripted-tiny-spark", "--memory", "128GB", "--free", "5GiB")
@@ -75,7 +75,7 @@ def test_a_plan_for_a_gpu_says_which_loader_reads_the_weights(copy: Checkout) ->
     assert "loader" not in copy.done("plan", "--memory", "32GB"), "on a CPU there is nothing to choose"
 
 
-def test_wrong_options_are_one_clear_error(copy: Checkout) -> None:
+def test_wrong_options_are_one_clear_error(copy: CheckoutHere) -> None:
     for arguments, said in (
         (("--memory", "much"), "--memory: saw 'much', wanted a number and one of B, kB, MB, GB, TB, KiB"),
         (("--memory", "128"), "--memory: saw '128', wanted a number and one of"),

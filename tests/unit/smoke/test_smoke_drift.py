@@ -12,7 +12,8 @@ import pytest
 from fake_vllm import JSON, RECORDED, Fault, Reply, only
 from places import PROJECT
 from recorded import Site
-from test_smoke_checks import socket, subject
+from smoke_subject import socket as socket
+from smoke_subject import subject
 
 from sparkpin.build.demands import demands_of
 from sparkpin.build.pair import pair
@@ -25,7 +26,6 @@ from sparkpin.smoke import checks, drafting, drift
 from sparkpin.smoke.evidence import evidence_folder
 from sparkpin.smoke.expectations import scripted, shape_only
 
-__all__ = ["socket"]  # the fixture
 ROWS = json.loads(RECORDED["drift"][2])["choices"][0]["prompt_logprobs"]
 TOKENS = tuple(int(token) for row in ROWS[1:] for token in row)
 LOGPROBS = tuple(entry["logprob"] for row in ROWS[1:] for entry in row.values())
@@ -109,18 +109,14 @@ def test_other_tokens_when_asked_again(socket: Path) -> None:
         (rows(lambda made: made.clear()), "prompt_logprobs: saw [], wanted a list of 50 at least"),
         (rows(lambda made: made.__setitem__(3, None)), "prompt_logprobs[3]: saw None, wanted an object"),
         (rows(lambda made: made[3].update({"1": {"logprob": -1.0}})), "prompt_logprobs[3]: saw 2 tokens"),
-        (
-            rows(lambda made: made.__setitem__(3, {"a": {"logprob": -1.0}})),
-            "prompt_logprobs[3]: saw 'a', wanted a token's number",
-        ),
-        (
-            rows(lambda made: [one.update(logprob=float("nan")) for one in made[5].values()]),
-            "token 5: log-probability nan",
-        ),
+        (rows(lambda made: made.__setitem__(3, {"a": {"logprob": -1.0}})),
+         "prompt_logprobs[3]: saw 'a', wanted a token's number"),
+        (rows(lambda made: [one.update(logprob=float("nan")) for one in made[5].values()]),
+         "token 5: log-probability nan"),
         (only("drift", lambda _: RECORDED["completion"]), "prompt_logprobs: saw None"),
         (only("drift", lambda _: (500, JSON, b"Out of range float values")), "status 500"),
     ],
-)
+)  # fmt: skip
 def test_numbers_that_are_none(fault: Fault, reason: str, socket: Path) -> None:
     result = run(socket, fault)
     assert not result.passed and reason in result.detail, result

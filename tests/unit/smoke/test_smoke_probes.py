@@ -13,15 +13,14 @@ from pathlib import Path
 
 import pytest
 from fake_vllm import JSON, RECORDED, Fault, Reply, only, text, whole
-from test_smoke_checks import socket, subject
+from smoke_subject import socket as socket
+from smoke_subject import subject
 
 from sparkpin.pins.vllm_command import set_flag
 from sparkpin.smoke import checks, probes
 from sparkpin.smoke.expectations import TURKISH, WORDS, shape_only
 from sparkpin.smoke.metrics import by_position
 from sparkpin.smoke.subject import SmokeSubject
-
-__all__ = ["socket"]  # the fixture
 
 
 def run(name: str, socket: Path, fault: Fault, **changes: object) -> checks.CheckResult:
@@ -149,15 +148,12 @@ def test_faults_of_the_prefix_cache(socket: Path) -> None:
     ("name", "argv", "why"),
     [
         ("prefix-cache", ("--no-enable-prefix-caching",), "--no-enable-prefix-caching stands in the release's command"),
-        (
-            "prefix-cache",
-            ("--max-model-len", "4k"),
-            "a prompt of 6,000 tokens does not fit: --max-model-len leaves 3,4",
-        ),
+        ("prefix-cache", ("--max-model-len", "4k"),
+         "a prompt of 6,000 tokens does not fit: --max-model-len leaves 3,4"),
         ("long-context", ("--max-model-len", "1024"), "--max-model-len leaves 424 tokens for a prompt, wanted 512"),
         ("tool-call-required", ("--speculative-config", '{"method":"mtp"}'), "on a CPU with a drafter vLLM 0.32 ends"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_asked_says_why(name: str, argv: tuple[str, ...], why: str, socket: Path) -> None:
     with subject(socket) as target:
         result = checks.run_check(name, dataclasses.replace(target, argv=("vllm", "serve", "/model", *argv)))

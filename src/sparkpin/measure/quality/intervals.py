@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -46,7 +47,7 @@ def ratio(
     elif error <= ALIKE * float(np.abs(above).sum() / below.sum()):
         low = high = value
     else:
-        drawn = np.random.default_rng(SEED).integers(0, count, (DRAWS, count))
+        drawn = draws(count)
         values, errors = estimated(above[drawn], below[drawn])
         spread = errors > ALIKE * error  # draws of one text again and again have none
         tail = (1 - (LEVEL_OF_FEW if count < FEW else LEVEL)) / 2
@@ -55,6 +56,12 @@ def ratio(
         low = max(span[0], value - error * max(float(up), least))
         high = min(span[1], value + error * max(-float(down), least))
     return Figure(value=shape(value), low=shape(low), high=shape(high))
+
+
+@functools.cache
+def draws(count: int) -> NDArray[np.int64]:
+    """[DRAWS, count]: which texts, again and again; the same for each figure of a measurement."""
+    return np.random.default_rng(SEED).integers(0, count, (DRAWS, count))
 
 
 def estimated(above: Floats, below: Floats) -> tuple[Floats, Floats]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -74,10 +73,10 @@ def weigh(tensors: Iterable[TensorInfo], loading: Loading) -> list[WeightKind]:
 
 def kind_of(info: TensorInfo) -> str:
     """By the tensor's name and type: INT4 as AutoRound and GPTQ name it, FP8 as Qwen, FP4 as ModelOpt."""
-    name, part = info.name, info.name.rpartition(".")[2]
-    if re.search(r"(^|\.)mtp\.", name):
+    name, part = f".{info.name}", info.name.rpartition(".")[2]
+    if ".mtp." in name:
         return MTP
-    if re.search(r"(^|\.)visual\.", name):
+    if ".visual." in name:
         return VISION
     if "embed_tokens" in name:
         return "embeddings"

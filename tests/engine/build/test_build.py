@@ -1,0 +1,261 @@
+"""Building a made-up chain with a real engine: the same bytes each time, one build at a time, nothing half-made."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_images
+from build_site import Site
+from build_site import site as site
+from in_container import output_of
+from private_engine import tags_in
+
+from sparkpin.build import begun, render
+from sparkpin.build import image as build
+from sparkpin.build.image import Maker, build_image, find_built, is_built
+from sparkpin.build.record import read_record, record_file
+from sparkpin.core.errors import BuildError, EngineError
+from sparkpin.host.engine import Engine
+from sparkpin.image import listing, seal
+
+fork = multiprocessing.get_context("fork")
+
+
+def leftovers(site: Site) -> list[str]:
+    keys = [image.key[:12] for image in site.chain()]
+    unsealed = [tag for tag in tags_in(site.engine) if tag.startswith("sparkpin/unsealed:") and tag[-12:] in keys]
+    return unsealed + [path.name for path in site.paths.work.iterdir()]
+
+
+def test_chain_is_built_once(site: Site) -> None:
+    images = site.build_all()
+    assert [image.cached for image in images] == [False] * 3
+    base, one, two = images
+    assert one.diff_ids[: len(base.diff_ids)] == base.diff_ids and len(one.diff_ids) == len(base.diff_ids) + 1
+    assert two.diff_ids == one.diff_ids and two.config_digest != one.config_digest
+    again = site.build_all()
+    assert again == [replace(image, cached=True) for image in images]
+    assert leftovers(site) == []
+
+
+def test_image_runs_as_the_template_says(site: Site) -> None:
+    ref = site.build_all()[-1].ref
+    image = site.engine.image(ref)
+    assert image is not None
+    assert image.config["User"] == "10001:10001" and "GREETING=hello" in image.config["Env"]
+    assert image.labels["sparkpin.key"] == site.chain()[-1].key and image.labels["sparkpin.stage"] == "two"
+    command = ["/bin/sh", "-c", "for file in /opt/hello/*; do echo $file; done"]
+    assert output_of(site.engine, ref, command).split() == [
+        "/opt/hello/requirements.txt",
+        "/opt/hello/sparkpin_hello-0.1.0-py3-none-any.whl",
+    ]
+
+
+def test_fresh_builds_give_the_same_images(site: Site, tmp_path: Path) -> None:
+    first = site.build_all()
+    again = site.elsewhere(tmp_path / "other").build_all(fresh=True)
+    assert [image.config_digest for image in again] == [image.config_digest for image in first]
+    assert [image.cached for image in again] == [False] * 3
+
+
+def test_the_whole_image_and_the_trees_give_the_same(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = site.build_all()
+    monkeypatch.setattr(Maker, "run", Maker.whole)
+    again = site.elsewhere(tmp_path / "other").build_all(fresh=True)
+    assert any("reading the layers from the engine" in line for line in site.said)
+    assert [image.config_digest for image in again] == [image.config_digest for image in first]
+
+
+def test_a_record_alone_gives_the_same_image(site: Site, tmp_path: Path) -> None:
+    """Without the project, the host's tools, or the mods' sources."""
+    first = site.build_all()
+    records = [read_record(record_file(site.paths, image)) for image in site.chain()]
+    site.paths.project.rename(tmp_path / "away")
+    again = [site.build(record.rendered, fresh=True) for record in records]
+    assert [image.config_digest for image in again] == [image.config_digest for image in first]
+    assert [read_record(record_file(site.paths, record.rendered)).context for record in records] == [
+        record.context for record in records
+    ]
+    (tmp_path / "away").rename(site.paths.project)
+
+
+def test_layers_that_the_engine_lost_are_made_again(site: Site) -> None:
+    first = site.build_all()
+    for image in reversed(first):
+        site.engine.untag(image.ref)
+    assert not any(is_built(site.paths, site.engine, image) for image in site.chain())
+    for note in (site.paths.cache / "layers").glob("*.json"):
+        gone = "sha256:" + "0" * 64  # the build cache may still hold the real ones
+        note.write_text(json.dumps({"diff_id": gone}))
+        listing.write_contents(build.cached_contents(site.paths, gone), ())
+    again = site.build_all()
+    assert [image.config_digest for image in again] == [image.config_digest for image in first]
+    assert any("wants more layers" in line for line in site.said)
+
+
+@pytest.mark.parametrize("refusals", [1, 2])
+def test_an_engine_that_wants_more_layers_gets_all(site: Site, refusals: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After trees were made. The refusal is made up: the engine has what is left out."""
+    base, one, _ = site.chain()
+    site.build(base)
+    wanted = site.build(one)
+    record_file(site.paths, one).unlink()
+    for _, key in one.layers:
+        (site.paths.cache / "layers" / f"{key}.json").unlink()
+    load_sealed, asked = Engine.load_sealed, 0
+
+    def load(engine: Engine, parts: Sequence[seal.SealedLayer], *args: Any, **options: Any) -> seal.Sealed:
+        nonlocal asked
+        asked += 1
+        if asked <= refusals and any(part.left_out for part in parts):
+            raise EngineError("made up", next_step="none")
+        return load_sealed(engine, parts, *args, **options)
+
+    monkeypatch.setattr(Engine, "load_sealed", load)
+    again = site.build(one)
+    assert (again.config_digest, again.diff_ids) == (wanted.config_digest, wanted.diff_ids) and not again.cached
+    assert asked == refusals + 1
+
+
+def test_layers_that_the_engine_has_are_not_made_again(site: Site) -> None:
+    base = site.chain()[0]
+    built = site.build(base)
+    record_file(site.paths, base).unlink()
+    site.said.clear()
+    assert site.build(base).config_digest == built.config_digest
+    assert site.said[0] == "base: sealing and loading"
+
+
+def test_a_changed_mod_rebuilds_from_its_stage_on(site: Site) -> None:
+    first = site.build_all()
+    tiny_images.write(site.paths.project / "mods/hello/sparkpin_hello/__init__.py", '"""Made up."""\nVALUE = 2\n')
+    again = site.build_all()
+    assert [image.cached for image in again] == [True, False, False]
+    assert again[0].config_digest == first[0].config_digest
+    assert again[1].diff_ids[:-1] == first[1].diff_ids[:-1] and again[1].diff_ids[-1] != first[1].diff_ids[-1]
+
+
+def test_an_image_other_than_the_recorded_one_is_not_trusted(site: Site) -> None:
+    base = site.chain()[0]
+    built = site.build(base)
+    site.engine.tag(base.parent_ref, base.ref)
+    assert find_built(site.paths, site.engine, base) is None
+    assert site.build(base) == replace(built, cached=False, seconds=site.build(base).seconds)
+    record = record_file(site.paths, base)
+    record.write_text(json.dumps({**json.loads(record.read_text()), "config_digest": "sha256:" + "0" * 64}))
+    assert not is_built(site.paths, site.engine, base)
+    record.write_text("{torn")
+    assert not is_built(site.paths, site.engine, base)
+
+
+def test_an_image_on_top_of_the_root_file_system_is_not_taken_for_it(site: Site, tmp_path: Path) -> None:
+    """It inherits the label."""
+    first = site.build(site.chain()[0])
+    below = site.chain()[0].parent_ref
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign/Dockerfile").write_text(f"FROM {below}\nCOPY Dockerfile /opt/foreign\n")
+    site.engine.build(tmp_path / "foreign", below, say=site.said.append)
+    assert site.build(site.chain()[0], fresh=True).config_digest == first.config_digest
+
+
+def test_a_dockerfile_that_could_fetch_is_not_built(site: Site) -> None:
+    template = site.paths.project / "dockerfiles/base.j2"
+    template.write_text(template.read_text().replace("ENV GREETING", "ADD http://127.0.0.1:9/x /opt/x\nENV GREETING"))
+    with pytest.raises(BuildError, match=r"saw 'ADD http://127\.0\.0\.1:9/x /opt/x', wanted COPY"):
+        site.build(site.chain()[0])
+
+
+def test_a_missing_parent_is_told(site: Site) -> None:
+    with pytest.raises(BuildError, match=r"one: the engine has no sparkpin/stack-"):
+        site.build(site.chain()[1])
+
+
+def test_a_config_stage_with_layers_is_told(site: Site) -> None:
+    template = site.paths.project / "dockerfiles/child.j2"
+    template.write_text(template.read_text().replace("AS config\n", "AS config\nCOPY Dockerfile /opt/extra\n"))
+    base, one, _ = site.chain()
+    site.build(base)
+    with pytest.raises(BuildError, match="the stage `config` of its Dockerfile adds layers"):
+        site.build(one)
+    assert leftovers(site) == [] and site.engine.image(one.ref) is None
+
+
+def test_a_template_without_trees_is_built_whole(site: Site) -> None:
+    template = site.paths.project / "dockerfiles/child.j2"
+    template.write_text(
+        'FROM {{ parent_ref }}\nUSER 0:0\nRUN ["/bin/sh", "-c", "echo hi >/opt/new"]\nLABEL sparkpin.key="{{ key }}"\n'
+    )
+    base, one, _ = site.chain()
+    first = [site.build(base), site.build(one)]
+    assert first[1].diff_ids[:-1] == first[0].diff_ids
+    assert site.elsewhere(site.paths.home).build(one, fresh=True).config_digest == first[1].config_digest
+
+
+def run_build(site: Site, image: render.RenderedImage, log: Path) -> None:
+    def say(line: str) -> None:
+        with log.open("a") as file:
+            file.write(f"{os.getpid()} {line}\n")
+
+    build_image(site.paths, Engine.connect(), image, say)
+
+
+def wait_for(log: Path, text: str, seconds: float = 400) -> None:
+    end = time.monotonic() + seconds
+    while not (log.exists() and text in log.read_text()):
+        assert time.monotonic() < end, f"{text!r} did not come: {log.read_text() if log.exists() else 'no log'}"
+        time.sleep(0.01)
+
+
+def slow_base(site: Site) -> render.RenderedImage:
+    template = site.paths.project / "dockerfiles/base.j2"
+    template.write_text(
+        template.read_text().replace("echo building;", "while [ $((i += 1)) -lt 2000000 ]; do :; done;")
+    )
+    return site.chain()[0]
+
+
+def test_of_two_builds_at_once_the_second_waits(site: Site, tmp_path: Path) -> None:
+    base, log = slow_base(site), tmp_path / "log"
+    first = fork.Process(target=run_build, args=(site, base, log))
+    first.start()
+    wait_for(log, "RUN")
+    second = fork.Process(target=run_build, args=(site, base, log))
+    second.start()
+    for process in (first, second):
+        process.join(400)
+        assert process.exitcode == 0
+    of_second = [line for line in log.read_text().splitlines() if line.startswith(f"{second.pid} ")]
+    assert [line.split(": ", 1)[1] for line in of_second] == [
+        "another run is building it; waiting",
+        f"{base.ref} is there",
+    ]
+
+
+def test_after_a_killed_build_the_next_one_completes(site: Site, tmp_path: Path) -> None:
+    base, log = slow_base(site), tmp_path / "log"
+    process = fork.Process(target=run_build, args=(site, base, log))
+    process.start()
+    wait_for(log, "RUN")
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert site.engine.image(base.ref) is None and not is_built(site.paths, site.engine, base)
+    assert list(site.paths.work.iterdir()), "the killed build left something behind"
+    mine = {base.ref, base.parent_ref, begun.unsealed_ref(base)}
+    assert begun.made_here(site.paths) == mine, "a prune may remove what it left"
+    built = site.build(base)
+    assert begun.notes(site.paths) == {} and begun.made_here(site.paths) == mine - {begun.unsealed_ref(base)}
+    assert not built.cached and is_built(site.paths, site.engine, base)
+    assert leftovers(site) == []

@@ -1,0 +1,432 @@
+"""Pruning in a real engine of the tests' own: what stays, what goes, and the bytes that this frees."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from made_releases import BASE, built, digest, keep_bytes, release, tags
+from private_engine import file_layer, load_image, quiet, sleeper
+
+from sparkpin.commands import releases as commands_releases
+from sparkpin.core import disk as diskspace
+from sparkpin.core import prune_lock
+from sparkpin.core.errors import InputError, ManifestError
+from sparkpin.core.files import atomic_file, write_json
+from sparkpin.core.paths import Paths
+from sparkpin.history.prune import plan as pruning
+from sparkpin.history.prune.image_tags import STALE_AFTER
+from sparkpin.history.prune.plan import Pruned
+from sparkpin.host import buildkit
+from sparkpin.host import disk_usage as layer_sizes
+from sparkpin.host.engine import Engine
+from sparkpin.releases import current as retention
+from sparkpin.releases import keep as pinned
+from sparkpin.releases.container import CACHE_LABEL, cache_volume
+from sparkpin.releases.kept_inputs import KeptInputs
+from sparkpin.releases.record import Releases
+
+pytest_plugins = ["empty_engine"]
+LATER = STALE_AFTER + 60
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+
+
+@pytest.fixture
+def engine(empty_engine: Engine) -> Engine:
+    return empty_engine
+
+
+def prune(paths: Paths, engine: Engine, keep: int, *, later: float = 0, say: Callable[[str], None] = quiet) -> Pruned:
+    """later: seconds from now, as if all there is had been made that long ago."""
+    return pruning.prune(paths, engine, keep, say, now=time.time() + later)
+
+
+def test_prune_keeps_the_newest_and_the_current(paths: Paths, engine: Engine) -> None:
+    one, two, three, four = (built(paths, engine, number) for number in (1, 2, 3, 4))
+    other = built(paths, engine, 5, recipe="another")
+    retention.promote(paths, engine, one.tag)
+    kept_volume, _ = cache_volume(engine, one), cache_volume(engine, two)
+    freed = prune(paths, engine, 2)
+    assert set(freed.tags) == {two.tag, three.tag}
+    volumes = engine.client.volumes.list(filters={"label": CACHE_LABEL})
+    assert [volume.name for volume in volumes] == [kept_volume]
+    assert freed.bytes["image layers"] == 200_000 + 300_000
+    assert freed.bytes["checkpoints"] >= 2 * 8192
+    two_each = ("image layers", "checkpoints", "evidence", "release records")
+    assert freed.counts == {"cache volumes": 1, **dict.fromkeys(two_each, 2)}
+    assert set(freed.kept) == {one.tag, four.tag, other.tag}
+    records = Releases(paths)
+    assert [release.tag for release in records.all()] == [other.tag, one.tag, four.tag]
+    for gone in (two, three):
+        assert not records.checkpoint(gone).exists()
+        assert not records.evidence(gone).exists()
+        assert engine.image(gone.image) is None
+    for kept in (one, four, other):
+        assert (records.checkpoint(kept) / "model.safetensors").is_file()
+        assert (records.evidence(kept) / "server.log").is_file()
+        assert digest(engine, kept.tag) == kept.image
+    assert digest(engine, "sparkpin/tiny:current") == one.image
+    assert digest(engine, "sparkpin/tiny:v2") == four.image
+    again = prune(paths, engine, 2)
+    assert (again.tags, again.counts, again.total, again.held) == ((), {}, 0, 0)
+
+
+def test_prune_zero_leaves_what_is_current_and_what_passed_last(paths: Paths, engine: Engine) -> None:
+    one, two, three = (built(paths, engine, number) for number in (1, 2, 3))
+    built(paths, engine, 4, "failed")
+    retention.promote(paths, engine, one.tag)
+    assert set(prune(paths, engine, 0).kept) == {one.tag, three.tag}
+    assert tags(engine) == {
+        one.tag,
+        three.tag,
+        "sparkpin/tiny:current",
+        "sparkpin/tiny:v2",
+        f"sparkpin/stack-cpu:v2-{one.build_key[:12]}",
+        f"sparkpin/stack-cpu:v2-{three.build_key[:12]}",
+    }
+    assert digest(engine, "sparkpin/tiny:current") == one.image
+    assert digest(engine, "sparkpin/tiny:v2") == three.image
+    assert two.tag not in [release.tag for release in Releases(paths).all()]
+    with pytest.raises(InputError, match="-1"):
+        prune(paths, engine, -1)
+
+
+def test_a_pinned_release_stays_with_all_that_it_needs_until_it_is_unpinned(paths: Paths, engine: Engine) -> None:
+    records = Releases(paths)
+    first, second = built(paths, engine, 1), built(paths, engine, 2)
+    pinned.pin(records, first.tag)
+    assert prune(paths, engine, 1).tags == ()
+    assert digest(engine, first.tag) == first.image
+    assert records.checkpoint(first).is_dir() and records.evidence(first).is_dir()
+    pinned.unpin(records, first.tag)
+    assert prune(paths, engine, 1).tags == (first.tag,)
+    assert records.all() == [second]
+
+
+def test_prune_leaves_what_a_container_uses(paths: Paths, engine: Engine) -> None:
+    first, second = (built(paths, engine, number) for number in (1, 2))
+    engine.client.api.import_image_from_data(sleeper(), repository=first.tag.partition(":")[0], tag="sleeper")
+    running = digest(engine, "sparkpin/tiny:sleeper")
+    assert running is not None
+    engine.tag(running, first.tag)
+    info = engine.image(running)
+    assert info is not None
+    Releases(paths).save(dataclasses.replace(first, image=running, diff_ids=info.diff_ids))
+    engine.client.containers.run(
+        first.tag, ["/bin/sleep", "600"], detach=True, network_mode="none", name="sp-serving", stop_signal="SIGKILL"
+    )
+    freed = prune(paths, engine, 1)
+    assert freed.tags == ()
+    assert freed.kept[first.tag] == "in use by the container sp-serving"
+    assert digest(engine, first.tag) == running
+    assert Releases(paths).checkpoint(first).is_dir()
+    assert second.tag in tags(engine)
+    container = engine.client.containers.get("sp-serving")
+    options = {"now": time.time(), "dry_run": True, "ignored": [container.id]}
+    assert pruning.prune(paths, engine, 1, quiet, **options).tags == (first.tag,)
+    container.remove(force=True)
+    assert prune(paths, engine, 1).tags == (first.tag,)
+
+
+def test_prune_keeps_a_checkpoint_and_an_image_that_another_release_needs(paths: Paths, engine: Engine) -> None:
+    first = built(paths, engine, 1)
+    second = built(paths, engine, 2, checkpoint_key=first.checkpoint_key)
+    twin = release(
+        3, "passed", recipe="another", image=first.image, diff_ids=first.diff_ids, checkpoint_key=first.checkpoint_key
+    )
+    Releases(paths).save(twin)
+    engine.tag(first.tag, twin.tag)
+    freed = prune(paths, engine, 1)
+    assert freed.tags == (first.tag,)
+    assert "image layers" not in freed.bytes
+    assert Releases(paths).checkpoint(second).is_dir()
+    assert digest(engine, twin.tag) == first.image
+    assert f"sparkpin/stack-cpu:v2-{first.build_key[:12]}" in tags(engine), "the twin's image stands on it"
+
+
+def test_prune_leaves_the_work_of_a_build_that_runs_now(paths: Paths, engine: Engine) -> None:
+    kept = built(paths, engine, 1)
+    load_image(engine, "sparkpin/stack-cpu:base-aaaaaaaaaaaa", [BASE])  # stands below the release: stays for ever
+    load_image(engine, "sparkpin/stack-cpu:base-bbbbbbbbbbbb", [file_layer("lonely", b"x" * 50_000)])
+    load_image(engine, "sparkpin/stack-cpu:base-ffffffffffff", [file_layer("of another home", b"w" * 60_000)])
+    note = write_note(paths, "sparkpin/stack-cpu:base-bbbbbbbbbbbb")  # as the build left it that was killed
+    load_image(engine, "somebody/elses:1", [file_layer("theirs", b"y" * 70_000)])
+    load_image(engine, "sparkpin/other-home:v2-cccccccccccc", [file_layer("home", b"z" * 10), file_layer("b", b"z")])
+    load_image(engine, "sparkpin/stack-cpu:base-dddddddddddd", [file_layer("home", b"z" * 10)])
+    young = paths.checkpoints / "tiny-model/0123456789abcdef"
+    partial = paths.checkpoints / "tiny-model/.partial-xyz"
+    cached = paths.cache / "store/ab/.partial-abc"
+    for folder in (young, partial, cached.parent):
+        folder.mkdir(parents=True)
+    (partial / "half.safetensors").write_bytes(b"half")
+    cached.write_bytes(b"half")
+    before = tags(engine)
+    assert prune(paths, engine, 1).counts == {}
+    assert tags(engine) == before
+    assert young.is_dir() and partial.is_dir() and cached.is_file()
+
+    freed = prune(paths, engine, 1, later=LATER)
+    assert tags(engine) == before - {"sparkpin/stack-cpu:base-bbbbbbbbbbbb"}
+    assert freed.images == ("sparkpin/stack-cpu:base-bbbbbbbbbbbb",) and not note.exists()
+    assert freed.bytes["image layers"] == 50_000
+    assert not young.exists() and not partial.exists() and not cached.exists()
+    assert Releases(paths).checkpoint(kept).is_dir()
+
+
+def write_note(paths: Paths, *refs: str) -> Path:
+    path = paths.home / "begun/cpu-base-bbbbbbbbbbbb.json"
+    write_json(path, {"refs": list(refs)})
+    return path
+
+
+def test_a_home_that_made_nothing_removes_nothing_from_the_engine_however_old(paths: Paths, engine: Engine) -> None:
+    for name in ("stack-cpu:v2-aaaaaaaaaaaa", "rootfs:bookworm-bbbbbbbbbbbb", "unsealed:v2-cccccccccccc"):
+        load_image(engine, f"sparkpin/{name}", [file_layer(name, name.encode() * 1000)])
+    before = tags(engine)
+    freed = prune(paths, engine, 0, later=LATER)
+    assert tags(engine) == before and (freed.images, freed.counts) == ((), {})
+
+
+def test_a_prune_that_was_killed_is_completed_by_the_next(
+    paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = (built(paths, engine, number) for number in (1, 2))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(diskspace, "remove_path", killed)
+        prune(paths, engine, 1)
+    assert {row["tag"]: row["image"] for row in retention.rows(paths, engine)[0]}[first.tag] is None
+    assert prune(paths, engine, 1).tags == (first.tag,)
+    assert not Releases(paths).checkpoint(first).exists()
+    assert len(retention.rows(paths, engine)[0]) == 1
+
+
+def test_prune_meets_the_same_left_over_twice(tmp_path: Path, engine: Engine) -> None:
+    paths = Paths(tmp_path / "project", tmp_path / "state", tmp_path / "state/home")
+    left = paths.releases / "tiny/.partial-abc"
+    left.mkdir(parents=True)
+    assert prune(paths, engine, 1, later=LATER).counts == {"left by killed runs": 1}
+    assert not left.exists()
+
+
+# The bytes
+
+
+def snapshot(paths: Paths, engine: Engine) -> tuple[object, ...]:
+    """All that a dry run must leave as it is."""
+    volumes = sorted(volume.name for volume in engine.client.volumes.list())
+    entries = [path for root in (paths.home, paths.cache) for path in sorted(root.rglob("*"))]
+    return tags(engine), volumes, [(path, path.lstat().st_ino, path.lstat().st_ctime_ns) for path in entries]
+
+
+def disk(*folders: Path) -> int:
+    """Bytes on the disk, each file with several links once, as du(1) counts them."""
+    done = subprocess.run(["du", "-sc", "--block-size=1", *folders], capture_output=True, text=True, check=True)
+    return int(done.stdout.split()[-2])
+
+
+def write(path: Path, size: int) -> Path:
+    with atomic_file(path) as out:
+        out.write(os.urandom(size))
+    return path
+
+
+def test_a_dry_run_changes_nothing_and_frees_in_words_what_the_real_run_then_frees(
+    paths: Paths, engine: Engine
+) -> None:
+    records = Releases(paths)
+    model = write(paths.models / "repository/model.safetensors", 200_000)
+    one, two, three = (
+        built(paths, engine, number, inputs={"recipes/tiny.yaml": keep_bytes(paths, b"x" * 9000 * number)})
+        for number in (1, 2, 3)
+    )
+    shared = write(records.checkpoint(one) / "shared.safetensors", 70_000)
+    os.link(shared, records.checkpoint(two) / "shared.safetensors")  # goes with the last of the two
+    for made in (one, two, three):
+        os.link(model, records.checkpoint(made) / "base.safetensors")  # stays with the model
+        volume = engine.client.volumes.get(cache_volume(engine, made))
+        (Path(volume.attrs["Mountpoint"]) / "compiled").write_bytes(bytes(50_000))
+    theirs = [BASE, file_layer("top1", bytes([1]) * 100_000), file_layer("own", b"own")]
+    load_image(engine, "somebody/elses:1", theirs)  # shares the layers of the first
+    load_image(engine, "sparkpin/stack-cpu:base-eeeeeeeeeeee", [BASE])
+
+    with prune_lock.claim(paths, quiet):
+        pass  # as each build: the lock's folder stays
+
+    before, now = snapshot(paths, engine), time.time()
+    dry = pruning.prune(paths, engine, 1, quiet, now=now, dry_run=True)
+    assert snapshot(paths, engine) == before
+    assert dry.tags == (two.tag, one.tag)
+    assert dry.bytes["image layers"] == 200_000
+    used = disk(paths.home, paths.cache)
+    real = pruning.prune(paths, engine, 1, quiet, now=now)
+    assert real == dry
+    kinds = {kind: size for kind, size in real.bytes.items() if kind not in ("image layers", "cache volumes")}
+    assert used - disk(paths.home, paths.cache) == sum(kinds.values())
+    assert kinds["kept inputs"] == 12288 + 20480
+    assert 70_000 < kinds["checkpoints"] < 200_000
+    assert 100_000 < real.bytes["cache volumes"] < 120_000
+    assert records.all() == [three]
+    assert model.stat().st_nlink == 2
+    assert pruning.prune(paths, engine, 1, quiet, now=now, dry_run=True).counts == {}
+
+
+def test_layers_that_a_build_stood_on_are_not_free_before_the_build_cache_lets_go(
+    paths: Paths, engine: Engine, tmp_path: Path
+) -> None:
+    """The real builder keeps them: du(1) on the engine's folder tells what is free, and when."""
+    data = Path(engine.client.info()["DockerRootDir"])
+    host = {"DOCKER_HOST": f"unix://{data.parent / 'docker.sock'}"}
+    base, top = file_layer("base", os.urandom(9_000_000)), file_layer("top", os.urandom(5_000_000))
+    below = load_image(engine, "sparkpin/stack-cpu:base-aaaaaaaaaaaa", [base])
+    image = load_image(engine, "sparkpin/stack-cpu:v2-bbbbbbbbbbbb", [base, top])
+    made = release(1, image=image.config_digest, diff_ids=image.diff_ids)
+    Releases(paths).save(made)
+    engine.tag(image.ref, made.tag)
+    (tmp_path / "context").mkdir()
+    (tmp_path / "context/Dockerfile").write_text(f"FROM {below.ref}\nENV A=1\n")
+    buildkit.build(tmp_path / "context", "sparkpin/unsealed:v2-bbbbbbbbbbbb", say=quiet, host={**os.environ, **host})
+    engine.untag("sparkpin/unsealed:v2-bbbbbbbbbbbb")
+
+    used = disk(data)
+    dry = pruning.prune(paths, engine, 0, quiet, now=time.time(), dry_run=True)
+    assert prune(paths, engine, 0) == dry
+    assert (dry.bytes["image layers"], dry.held) == (5_000_000, 9_000_000)
+    assert dry.cache is not None and dry.cache.holds_layers
+    assert tags(engine) == set()
+    assert used - disk(data) == pytest.approx(5_000_000, abs=200_000)
+    engine.client.api.prune_builds()
+    assert used - disk(data) == pytest.approx(14_000_000, abs=300_000)
+    assert layer_sizes.build_cache(engine) == layer_sizes.BuildCache(0, 0, holds_layers=False)
+
+
+def test_the_task_says_what_stays_and_why_and_what_is_freed(
+    paths: Paths,
+    engine: Engine,
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{Path(engine.client.info()['DockerRootDir']).parent / 'docker.sock'}")
+    monkeypatch.setenv("SPARKPIN_CACHE", str(paths.cache))
+    monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
+    one, two, three = (built(paths, engine, number) for number in (1, 2, 3))
+    retention.promote(paths, engine, three.tag)
+    commands_releases.pin(one.tag, note="[the first] :star:")
+    for dry_run in (True, False):
+        capsys.readouterr()
+        commands_releases.prune(keep=1, dry_run=dry_run, store=False)
+        out = capsys.readouterr().out
+        assert out.startswith("sparkpin/tiny:\n") and max(map(len, out.splitlines()[:9])) <= 80
+        said = " ".join(out.split())
+        assert f"{three.name} current stays current, passed last, one of the 1 to keep" in said
+        assert f"{one.name} passed stays pinned: [the first] :star:" in said
+        assert f"{two.name} passed {'goes' if dry_run else 'gone'}" in said
+        assert "image layers 1 0.2 MB in none of the images that stay" in said
+        assert f"sparkpin/stack-cpu:v2-{two.build_key[:12]}: no release that stays stands on it" in said
+        assert f"checkpoints of {paths.checkpoints}/tiny-model: {two.checkpoint_key[:16]}" in said
+        assert ("would remove 1 release, free 0.2 MB" if dry_run else "removed 1 release, freed 0.2 MB") in said
+        assert ("nothing was changed" in said) == dry_run
+    commands_releases.images(as_json=False)
+    assert f"{one.name} passed passed 3 s" in " ".join(capsys.readouterr().out.split())
+    commands_releases.unpin(one.tag)
+    assert f"{one.tag} is no longer pinned" in capsys.readouterr().out
+
+
+# Files that no release needs
+
+
+def test_the_store_is_only_pruned_when_told_to(paths: Paths, engine: Engine) -> None:
+    unneeded = write(paths.store / "ab" / ("ab" * 32), 10)
+    size = unneeded.stat().st_blocks * 512
+    done = prune(paths, engine, 1, later=LATER)
+    assert (done.store_bytes, done.counts, unneeded.is_file()) == (size, {}, True)
+    now = time.time() + LATER
+    done = pruning.prune(paths, engine, 1, quiet, now=now, dry_run=True, store=True)
+    assert (done.bytes, unneeded.is_file()) == ({"store": size}, True)
+    assert pruning.prune(paths, engine, 1, quiet, now=now, store=True).bytes == {"store": size}
+    assert not unneeded.exists()
+
+
+def test_a_broken_lock_stops_the_pruning_of_the_store_before_anything_goes(
+    paths: Paths, engine: Engine, project: Path
+) -> None:
+    paths = dataclasses.replace(paths, project=project)
+    first, _ = (built(paths, engine, number) for number in (1, 2))
+    (project / "pins/stacks/cpu.lock").write_text("{")
+    before = snapshot(paths, engine)
+    with pytest.raises(ManifestError, match=r"cpu\.lock"):
+        pruning.prune(paths, engine, 1, quiet, now=time.time(), store=True)
+    assert snapshot(paths, engine)[:2] == before[:2]
+    said: list[str] = []
+    assert prune(paths, engine, 1, say=said.append).tags == (first.tag,)
+    assert "root file systems stay" in said[0]
+
+
+# Runs at the same time
+
+HOLD = """\
+import sys, time
+from pathlib import Path
+from sparkpin.core import prune_lock as claims
+from sparkpin.core.paths import Paths
+with claims.claim(Paths(*map(Path, sys.argv[1:])), print):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def claimed(paths: Paths) -> Iterator[subprocess.Popen[str]]:
+    """Another process, which holds what a build holds."""
+    argv = [sys.executable, "-c", HOLD, str(paths.project), str(paths.cache), str(paths.home)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout and holder.stdout.readline() == "held\n"
+            yield holder
+        finally:
+            holder.kill()
+
+
+@pytest.mark.parametrize("common", ["home", "cache"])
+def test_what_a_running_build_takes_over_from_a_release_stays(
+    paths: Paths, engine: Engine, tmp_path: Path, common: str
+) -> None:
+    """Prune waits for the build, and sees the release that it has recorded then."""
+    inputs = {"recipes/tiny.yaml": keep_bytes(paths, b"recipe")}
+    first = built(paths, engine, 1, inputs=inputs)
+    second = built(paths, engine, 2)
+    elsewhere = dataclasses.replace(paths, **{{"home": "cache", "cache": "home"}[common]: tmp_path / "elsewhere"})
+    said: list[str] = []
+    with claimed(elsewhere) as holder:
+
+        def say(line: str) -> None:
+            said.append(line)
+            if "waiting" in line:
+                built(paths, engine, 3, inputs=inputs)
+                holder.kill()
+
+        freed = prune(paths, engine, 1, say=say)
+    assert said[0] == "waiting for builds and imports that run now to end"
+    assert freed.tags == (second.tag, first.tag) and freed.counts["checkpoints"] == 2
+    assert "kept inputs" not in freed.counts and KeptInputs.of(paths).kept.path(inputs["recipes/tiny.yaml"]).is_file()
+
+
+def test_a_dry_run_waits_for_nobody(paths: Paths, engine: Engine) -> None:
+    first, _ = (built(paths, engine, number) for number in (1, 2))
+    with claimed(paths):
+        assert pruning.prune(paths, engine, 1, quiet, now=time.time(), dry_run=True).tags == (first.tag,)

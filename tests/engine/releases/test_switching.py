@@ -1,0 +1,250 @@
+"""Promotion and rollback, with image and checkpoint, and the list of releases; in a real engine of the tests' own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from made_releases import built, digest, states
+
+from sparkpin.commands import releases as commands_releases
+from sparkpin.core.errors import CheckpointError, EngineError, InputError, ManifestError, SmokeError
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
+from sparkpin.releases import current as retention
+from sparkpin.releases import keep
+from sparkpin.releases.record import Release, Releases
+
+pytest_plugins = ["empty_engine"]
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+
+
+@pytest.fixture
+def engine(empty_engine: Engine) -> Engine:
+    return empty_engine
+
+
+@pytest.mark.parametrize("state", ["built", "failed"])
+def test_only_what_passed_is_promoted(paths: Paths, engine: Engine, state: str) -> None:
+    made = built(paths, engine, 1, state)
+    with pytest.raises(InputError, match=f"is {state}") as caught:
+        retention.promote(paths, engine, made.tag)
+    assert caught.value.next_step == f"invoke smoke --release {made.tag}"
+    assert digest(engine, "sparkpin/tiny:current") is None
+    assert Releases(paths).current("tiny") is None
+
+
+def test_promote_and_roll_back(paths: Paths, engine: Engine) -> None:
+    first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
+    built(paths, engine, 4, "failed")
+    assert retention.promote(paths, engine, first.tag).state == "current"
+    assert retention.promote(paths, engine, third.tag).tag == third.tag
+    assert states(paths) == ["retired", "passed", "current", "failed"]
+    assert digest(engine, "sparkpin/tiny:current") == third.image
+    back = retention.rollback(paths, engine, "tiny", print)
+    assert (back.tag, back.checkpoint_key, back.argv) == (second.tag, second.checkpoint_key, second.argv)
+    assert digest(engine, "sparkpin/tiny:current") == second.image
+    assert states(paths) == ["retired", "current", "retired", "failed"]
+    assert retention.rollback(paths, engine, "tiny", print).tag == first.tag
+    with pytest.raises(InputError, match="no release of 'tiny' to go back to"):
+        retention.rollback(paths, engine, "tiny", print)
+    assert Releases(paths).current("tiny") == dataclasses.replace(first, state="current")
+    assert retention.promote(paths, engine, third.tag).state == "current", "a retired release may come back"
+
+
+def test_a_rollback_that_cannot_be_served_changes_nothing(
+    paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (built(paths, engine, number) for number in (1, 2))
+    retention.promote(paths, engine, second.tag)
+
+    def refused(*, release: str, **_: object) -> None:
+        assert release == first.tag and Releases(paths).current_tag("tiny") == first.tag
+        raise SmokeError("did not become ready")
+
+    monkeypatch.setattr(Paths, "from_env", lambda: paths)
+    monkeypatch.setattr(commands_releases, "engine_of", lambda _: engine)
+    monkeypatch.setattr(commands_releases, "serve", refused)
+    with pytest.raises(SmokeError):
+        commands_releases.rollback(recipe="tiny", serve_it=True)
+    assert Releases(paths).current_tag("tiny") == second.tag
+    assert digest(engine, "sparkpin/tiny:current") == second.image
+
+
+def test_a_release_that_promote_refuses_comes_back_by_its_name_alone(paths: Paths, engine: Engine) -> None:
+    first, worse, last = (built(paths, engine, number) for number in (1, 2, 3))
+    retention.promote(paths, engine, last.tag)
+    told: list[str] = []
+    spoil(paths, worse)
+    assert retention.rollback(paths, engine, "tiny", told.append).tag == first.tag
+    assert len(told) == 1 and told[0].startswith(f"passed over {worse.tag}: ") and "mtp.json" in told[0]
+    retention.promote(paths, engine, last.tag)
+    spoil(paths, first)
+    with pytest.raises(InputError, match="without losing too much") as caught:
+        retention.rollback(paths, engine, "tiny", print)
+    assert caught.value.next_step == f"rm {Releases(paths).evidence(worse) / 'quality/mtp.json'}, then invoke quality"
+    assert retention.promote(paths, engine, worse.tag).state == "current"
+
+
+def spoil(paths: Paths, made: Release) -> None:
+    """A record that cannot be read shows no quality."""
+    folder = Releases(paths).evidence(made) / "quality"
+    folder.mkdir()
+    (folder / "mtp.json").write_text("{}")
+
+
+def test_rollback_without_a_current_release(paths: Paths, engine: Engine) -> None:
+    with pytest.raises(InputError, match="no current release") as caught:
+        retention.rollback(paths, engine, "tiny", print)
+    assert caught.value.next_step.startswith("invoke up")
+    made = built(paths, engine, 1)
+    with pytest.raises(InputError, match="no current release") as caught:
+        retention.rollback(paths, engine, "tiny", print)
+    assert caught.value.next_step == f"invoke promote {made.tag}"
+
+
+@pytest.mark.parametrize("action", ["promote", "rollback"])
+def test_a_switch_killed_half_way_is_repaired_by_running_it_again(
+    paths: Paths, engine: Engine, action: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (built(paths, engine, number) for number in (1, 2))
+    start, wanted = (first, second) if action == "promote" else (second, first)
+    retention.promote(paths, engine, start.tag)
+
+    def act() -> Release:
+        if action == "promote":
+            return retention.promote(paths, engine, second.tag)
+        return retention.rollback(paths, engine, "tiny", print)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Releases, "point", killed)
+        act()
+    assert digest(engine, "sparkpin/tiny:current") == wanted.image
+    current = Releases(paths).current("tiny")
+    assert current is not None and current.tag == start.tag, "the pointer is the truth"
+    assert act().tag == wanted.tag
+    assert digest(engine, "sparkpin/tiny:current") == wanted.image
+    assert sorted(states(paths)) == ["current", "retired"]
+
+
+def test_rollback_changes_nothing_when_the_image_is_gone(paths: Paths, engine: Engine) -> None:
+    first, second = (built(paths, engine, number) for number in (1, 2))
+    retention.promote(paths, engine, second.tag)
+    engine.client.api.remove_image(first.image, force=True)
+    with pytest.raises(EngineError, match=first.image) as caught:
+        retention.rollback(paths, engine, "tiny", print)
+    assert f"invoke rebuild {first.tag}" in caught.value.next_step
+    assert digest(engine, "sparkpin/tiny:current") == second.image
+    assert states(paths) == ["passed", "current"]
+
+
+def test_rollback_does_not_trust_a_tag_that_names_another_image(paths: Paths, engine: Engine) -> None:
+    first, second = (built(paths, engine, number) for number in (1, 2))
+    retention.promote(paths, engine, second.tag)
+    engine.tag(second.tag, first.tag)
+    assert retention.rollback(paths, engine, "tiny", print).tag == first.tag
+    assert digest(engine, "sparkpin/tiny:current") == first.image
+    assert digest(engine, first.tag) == first.image
+
+
+def test_rollback_changes_nothing_when_the_checkpoint_is_gone(paths: Paths, engine: Engine) -> None:
+    first, second = (built(paths, engine, number) for number in (1, 2))
+    retention.promote(paths, engine, second.tag)
+    folder = Releases(paths).checkpoint(first)
+    folder.rename(folder.with_name("away"))
+    with pytest.raises(CheckpointError, match=str(folder)):
+        retention.rollback(paths, engine, "tiny", print)
+    assert digest(engine, "sparkpin/tiny:current") == second.image
+    assert states(paths) == ["passed", "current"]
+
+
+def test_rows_tell_sizes_and_what_is_missing(paths: Paths, engine: Engine) -> None:
+    first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
+    retention.promote(paths, engine, second.tag)
+    engine.client.api.remove_image(third.image, force=True)
+    rows, shared = retention.rows(paths, engine)
+    assert json.loads(json.dumps(rows)) == rows
+    assert [row["tag"] for row in rows] == [third.tag, second.tag, first.tag]
+    assert [row["state"] for row in rows] == ["passed", "current", "passed"]
+    assert [row["image"] for row in rows] == [None, second.image, first.image]
+    assert [row["unique_size"] for row in rows] == [0, 200_000, 100_000]
+    assert [row["size"] for row in rows] == [600_000, 500_000, 400_000]
+    assert shared == 300_000, "the layer that all stand on, once"
+    assert rows[0]["smoke"] == "passed in 3 s"
+
+
+def test_a_damaged_record_stops_neither_the_list_nor_a_rollback(paths: Paths, engine: Engine) -> None:
+    first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
+    retention.promote(paths, engine, third.tag)
+    records = Releases(paths)
+    records.record_path(second).write_text("{")
+    rows, _ = retention.rows(paths, engine)
+    assert [row["tag"] for row in rows] == [third.tag, first.tag]
+    assert retention.rollback(paths, engine, "tiny", print).tag == first.tag
+    assert digest(engine, "sparkpin/tiny:current") == first.image
+    assert retention.promote(paths, engine, third.tag).state == "current"
+
+
+def test_the_tasks_tell_of_a_damaged_record(
+    paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{Path(engine.client.info()['DockerRootDir']).parent / 'docker.sock'}")
+    monkeypatch.setenv("SPARKPIN_CACHE", str(paths.cache))
+    monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
+    first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
+    retention.promote(paths, engine, third.tag)
+    path = Releases(paths).record_path(second)
+    path.write_text("{")
+    with pytest.raises(ManifestError) as caught:
+        commands_releases.images(as_json=False)
+    assert caught.value.file == str(path)
+    out = capsys.readouterr().out
+    assert third.name in out and first.name in out
+    commands_releases.rollback(recipe="tiny")
+    said = capsys.readouterr()
+    assert f"passed over: {path}" in said.err
+    lines = said.out.splitlines()
+    assert lines[:2] == [
+        f"back from {third.tag}",
+        f"to {first.tag}: image {first.image[7:19]}, checkpoint {first.checkpoint_key[:12]}",
+    ]
+    assert lines[-1] == "next: invoke serve --recipe tiny"
+
+
+def test_the_list_fits_a_terminal_and_tells_notes_and_what_is_shared(
+    paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{Path(engine.client.info()['DockerRootDir']).parent / 'docker.sock'}")
+    monkeypatch.setenv("SPARKPIN_CACHE", str(paths.cache))
+    monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
+    commands_releases.images(as_json=False)
+    assert capsys.readouterr().out == "no release yet; next: invoke up\n"
+    first = built(paths, engine, 1, stage="hybrid")
+    smoke = {"passed": False, "seconds": 1.0, "checks": [{"name": "chat", "passed": False, "detail": "500"}]}
+    second = built(paths, engine, 2, "failed", smoke=smoke)
+    keep.pin(Releases(paths), first.tag, "the one that works")
+    engine.client.api.remove_image(second.image, force=True)
+    commands_releases.images(as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines[:7])) <= 80
+    found = [" ".join(line.split()) for line in lines]
+    assert found[:2] == ["sparkpin/tiny:", "release state smoke size own size created"]
+    assert found[3:5] == [
+        f"{second.name} failed failed missing 0.0 MB 2026-01-02 00:00",
+        f"{first.name} passed passed 3 s 0.4 MB 0.4 MB 2026-01-01 00:00",
+    ]
+    assert lines[5:] == [
+        f"{second.name}: smoke test failed: chat",
+        f"{first.name}: pinned since {keep.all_pins(Releases(paths))[first.tag].since[:10]}: the one that works",
+        f"missing: the engine has not the image of {second.name}: invoke rebuild {second.name}",
+        "own size: layers that no other image has. Those that images share, once: 0.0 MB.",
+    ]

@@ -1,0 +1,63 @@
+"""A made-up project, its state folders and a real engine to build it with."""
+
+from __future__ import annotations
+
+import multiprocessing
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import tiny_images
+from private_engine import remove_tags
+
+from sparkpin.build import render, rootfs
+from sparkpin.build.image import BuiltImage, build_image
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
+from sparkpin.pins import manifests, schema
+
+fork = multiprocessing.get_context("fork")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A project, its state folders and an engine."""
+
+    paths: Paths
+    engine: Engine
+    stack: schema.Stack
+    lock: schema.StackLock
+    said: list[str]
+
+    def chain(self) -> tuple[render.RenderedImage, ...]:
+        chain = manifests.load_chain(self.paths.project, "two")
+        return render.render_chain(self.paths.project, self.stack, self.lock, chain)
+
+    def build(self, image: render.RenderedImage, *, fresh: bool = False) -> BuiltImage:
+        return build_image(self.paths, self.engine, image, self.said.append, fresh=fresh)
+
+    def build_all(self, *, fresh: bool = False) -> list[BuiltImage]:
+        return [self.build(image, fresh=fresh) for image in self.chain()]
+
+    def elsewhere(self, folder: Path) -> Site:
+        """The same project and engine with state folders that know nothing."""
+        return replace(self, paths=replace(self.paths, cache=folder / "cache", home=folder / "home"))
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    name = f"test{uuid.uuid4().hex[:8]}"
+    project = tiny_images.make_project(tmp_path / "project", name)
+    tar = tiny_images.make_rootfs(tmp_path / "rootfs.tar")
+    monkeypatch.setattr(rootfs, "build_rootfs", lambda *args: tar)
+    stack = manifests.load_stack(project, name)
+    lock = tiny_images.stack_lock(stack)
+    lock = lock.model_copy(update={"debs": [deb.model_copy(update={"name": name}) for deb in lock.debs]})
+    stack = stack.model_copy(update={"python": stack.python.model_copy(update={"layers": stack.python.layers[1:]})})
+    engine = Engine.connect()
+    site = Site(Paths(project, tmp_path / "cache", tmp_path / "home"), engine, stack, lock, [])
+    yield site
+    remove_tags(engine, f"stack-{name}")
+    engine.untag(site.chain()[0].parent_ref)

@@ -1,0 +1,44 @@
+"""A checkout whose tasks run in this process: without the second that another Python takes to start."""
+
+from __future__ import annotations
+
+import io
+import os
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from subprocess import CompletedProcess
+from typing import NoReturn
+from unittest import mock
+
+from checkout import Checkout
+from invoke.collection import Collection
+from invoke.program import Program
+
+import tasks
+from sparkpin.core.paths import Paths
+
+PROGRAM = Program(namespace=Collection.from_module(tasks), name="invoke")
+
+
+class CheckoutHere(Checkout):
+    """Only the data that people edit is copied: the code is that of the tests."""
+
+    PARTS = tuple(name for name in Checkout.PARTS if name != "src")
+
+    def invoke(self, *arguments: str, **env: str) -> CompletedProcess[str]:
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        with (
+            mock.patch.dict(os.environ, {"SPARKPIN_HOME": str(self.home), **env}),
+            redirect_stdout(out),
+            redirect_stderr(err),
+        ):
+            paths = replace(Paths.from_env(), project=self.folder)
+            with mock.patch.object(Paths, "from_env", lambda *_: paths):
+                try:
+                    PROGRAM.run(["invoke", *arguments])
+                except SystemExit as end:
+                    code = end.code if isinstance(end.code, int) else 1
+        return CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+    def start(self, *arguments: str) -> NoReturn:
+        raise NotImplementedError("a task that runs beside the test needs a process: Checkout")

@@ -1,0 +1,109 @@
+"""Layers and saved images that hold whatever one may hold, as other tools write them."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+
+CAPABILITY = {
+    "SCHILY.xattr.security.capability": b"\x01\0\0\x02\0\x04\0\0\0\0\0\0\0\0\0\0\0\0\0\xff".decode(
+        "utf-8", "surrogateescape"
+    )
+}
+LONG = "opt/" + "a-long-folder-name/" * 6 + "file.txt"
+
+
+def member(name: str, data: bytes | None = None, **fields: object) -> tuple[tarfile.TarInfo, bytes | None]:
+    info = tarfile.TarInfo(name)
+    info.mode = 0o644
+    if data is not None:
+        info.size = len(data)
+    for key, value in fields.items():
+        setattr(info, key, value)
+    return info, data
+
+
+def everything() -> list[tuple[tarfile.TarInfo, bytes | None]]:
+    return [
+        member("opt", type=tarfile.DIRTYPE, mode=0o755),
+        member("opt/tool", b"#!/bin/sh\n", mode=0o4755, uid=10001, gid=10001, uname="me", gname="us"),
+        member("opt/tool-2", type=tarfile.LNKTYPE, linkname="opt/tool", mode=0o4755, uid=10001, gid=10001),
+        member("opt/null", type=tarfile.CHRTYPE, devmajor=1, devminor=3, mode=0o666),
+        member("opt/link", type=tarfile.SYMTYPE, linkname="../etc/passwd"),
+        member("opt/ping", b"binary", mode=0o755, pax_headers=CAPABILITY),
+        member("opt/.wh.gone", b""),
+        member("opt/sub", type=tarfile.DIRTYPE, mode=0o700),
+        member("opt/sub/.wh..wh..opq", b"", mode=0o600),
+        member(LONG, b"deep"),
+        member("opt/caf\udce9", b"latin-1 name"),
+        member("opt/to-far", type=tarfile.SYMTYPE, linkname="/" + "x" * 120),
+    ]
+
+
+def noise() -> list[tuple[tarfile.TarInfo, bytes | None]]:
+    """What build steps leave behind."""
+    return [
+        member("etc", type=tarfile.DIRTYPE, mode=0o755),
+        member("etc/resolv.conf", b""),
+        member("tmp", type=tarfile.DIRTYPE, mode=0o1777),
+        member("tmp/uv-123.lock", b""),
+        member("root", type=tarfile.DIRTYPE, mode=0o700),
+        member("root/.cache", type=tarfile.DIRTYPE, mode=0o700),
+        member("root/.cache/x", b"x"),
+    ]
+
+
+def layer(
+    members: Iterable[tuple[tarfile.TarInfo, bytes | None]], *, mtime: int = 5, format: int = tarfile.PAX_FORMAT
+) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=format, encoding="utf-8", errors="surrogateescape") as tar:
+        for info, data in members:
+            info.mtime = mtime
+            tar.addfile(info, io.BytesIO(data) if data is not None else None)
+    return out.getvalue()
+
+
+def sha(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def save(path: Path, layers: list[bytes], *, oci: bool = False, packed: bool = False, labels: dict[str, str]) -> Path:
+    """An archive as `docker save` writes it: up to 24, or from 25 on (`oci`)."""
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "created": "2026-11-21T08:00:00.123Z" if oci else "2026-11-20T07:00:00Z",
+        "config": {"Hostname": "abc", "Labels": labels, "Env": ["B=1", "A=2"], "Cmd": None, "Image": "x"},
+        "container_config": {"Hostname": "def"},
+        "history": [{"created": "2026-11-21T08:00:00Z", "created_by": "RUN something"}],
+        "rootfs": {"type": "layers", "diff_ids": [sha(data) for data in layers]},
+    }
+    blobs = [gzip.compress(data) if packed else data for data in layers]
+    body = json.dumps(config).encode()
+    names = [f"blobs/sha256/{sha(blob)[7:]}" if oci else f"{number}/layer.tar" for number, blob in enumerate(blobs)]
+    config_name = f"blobs/sha256/{sha(body)[7:]}" if oci else f"{sha(body)[7:]}.json"
+    with tarfile.open(path, "w") as tar:
+        done: dict[bytes, str] = {}
+        for name, blob in zip(names, blobs, strict=True):
+            info = tarfile.TarInfo(name)
+            if blob in done and not oci:  # 20.10 writes a layer that comes twice as a link
+                info.type, info.linkname = tarfile.SYMTYPE, f"../{done[blob]}"
+                tar.addfile(info)
+                continue
+            info.size = len(blob)
+            tar.addfile(info, io.BytesIO(blob))
+            done[blob] = name
+        for name, data in (
+            (config_name, body),
+            ("manifest.json", json.dumps([{"Config": config_name, "Layers": names, "RepoTags": ["a:b"]}]).encode()),
+        ):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path

@@ -1,0 +1,68 @@
+"""Memory plans of the published 122B, from headers of its shapes."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import qwen_samples
+
+from sparkpin.checkpoint.safetensors import TensorInfo, tensor_nbytes
+from sparkpin.serve.memory.cache import Cache, lay_out
+from sparkpin.serve.memory.estimates import SPARK_FREE, SPARK_TOTAL
+from sparkpin.serve.memory.geometry import Geometry, read_geometry
+from sparkpin.serve.memory.plan import Machine, MemoryPlan, make_plan
+from sparkpin.serve.memory.settings import Platform, Settings, read_settings
+from sparkpin.serve.memory.weights import Loading, WeightKind, weigh
+
+MAX = 262_144
+MTP2 = """--speculative-config {"method":"mtp","num_speculative_tokens":2}"""
+LISTED = """--additional-config {"draft_vocabulary":{"first":32768}}"""
+SERVED = " --max-model-len 40960 --gdn-prefill-backend triton"
+SPARK = Machine(SPARK_TOTAL, SPARK_FREE, "an idle DGX Spark", "estimate")
+
+COMPLETED = {"max_position_embeddings": MAX, "mamba_ssm_dtype": "float32", "num_experts_per_tok": 8}
+
+
+def geometry_of(sizes: qwen_samples.Geometry, **changes: Any) -> Geometry:
+    """The made-up config, completed with what caches need and a checkpoint does not."""
+    config = qwen_samples.config_of(sizes, qwen_samples.MULTIMODAL, {})
+    config["text_config"] |= COMPLETED | changes
+    return read_geometry(config, "config.json")
+
+
+def geometry_122b(**changes: Any) -> Geometry:
+    return geometry_of(qwen_samples.G122B, **changes)
+
+
+def settings_of(
+    geometry: Geometry, flags: str = "", platform: Platform = "cpu", vllm: tuple[int, int] = (0, 32), **env: str
+) -> Settings:
+    argv = ["vllm", "serve", "/model", *flags.split()]
+    return read_settings(argv, env, geometry, platform, vllm=vllm, wide_state=False, origin="recipes/r.yaml")
+
+
+def cache_of(flags: str = "", platform: Platform = "cpu", **changes: Any) -> Cache:
+    geometry = geometry_122b(**changes)
+    return lay_out(geometry, settings_of(geometry, flags, platform))
+
+
+def plan_122b(
+    flags: str, machine: Machine = SPARK, *, platform: Platform = "cuda", int8_head: bool = False
+) -> MemoryPlan:
+    geometry = geometry_122b()
+    settings = settings_of(geometry, flags, platform)
+    loading = Loading(settings.draft_layers > 0, not settings.text_only, int8_head, platform == "cpu", settings.ranks)
+    return make_plan(geometry, settings, weights_122b(loading), machine)
+
+
+@cache
+def tensors_122b() -> list[TensorInfo]:
+    """Each as if it lay at the begin of a file: what a plan counts is sizes."""
+    files = qwen_samples.int4_files(qwen_samples.G122B).values()
+    return [TensorInfo(name, *spec, 0, tensor_nbytes(*spec)) for file in files for name, spec in file.items()]
+
+
+@cache
+def weights_122b(loading: Loading) -> list[WeightKind]:
+    return weigh(tensors_122b(), loading)

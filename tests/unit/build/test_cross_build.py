@@ -1,0 +1,215 @@
+"""Images for another architecture than the building machine's: the steps run natively, and keys know nothing of it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import uv
+from cross_images import chain_of, cross_paths, python_debs, write_stack
+from places import PROJECT
+
+from sparkpin.build import context_files, cross_build, render, rootfs
+from sparkpin.build.context import row
+from sparkpin.build.record import BuildRecord, LayerRecord
+from sparkpin.checkpoint.repository import Places
+from sparkpin.commands import lock as commands_lock
+from sparkpin.core.errors import HostError, ManifestError
+from sparkpin.core.files import sha256_file
+from sparkpin.core.paths import Paths
+from sparkpin.fetch import model
+from sparkpin.fetch import stack as fetch
+from sparkpin.fetch.stack import FetchReport
+from sparkpin.history.prune.garbage import Referenced
+from sparkpin.pins import manifests, schema
+from sparkpin.pins.schema import LockedFile
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return cross_paths(tmp_path)
+
+
+@pytest.mark.parametrize("stack", ["spark", "spark-seed"])
+def test_the_stacks_for_a_spark_can_be_built_on_x86_64(stack: str) -> None:
+    paths = Paths(PROJECT, Path(), Path())
+    cpu = manifests.load_stack(PROJECT, "cpu")
+    expected = rootfs.rootfs_spec(cpu, manifests.load_stack_lock(PROJECT, cpu))
+    assert cross_build.stand_in(paths, stack, "linux/amd64") == expected
+
+
+def test_what_is_fetched_beside_the_stacks_own(paths: Paths) -> None:
+    far = manifests.load_stack(paths.project, "far")
+    assert cross_build.stand_in_debs(paths, far, "linux/arm64") is None
+    found = cross_build.stand_in_debs(paths, far, "linux/amd64")
+    assert found is not None and found[0].name == "native"
+    assert found[1].files == python_debs("3.11.2-6")
+
+
+def test_fetch_brings_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a build without a network would lack it, and say that `fetch` brings it."""
+    fetched: list[tuple[str, int, bool]] = []
+
+    def fetch_stack(paths: Paths, stack: schema.Stack, lock: schema.StackLock, say: object) -> FetchReport:
+        fetched.append((stack.name, len(lock.debs), bool(lock.wheels)))
+        return FetchReport(0, 0, 0)
+
+    monkeypatch.setattr(fetch, "fetch_stack", fetch_stack)
+    monkeypatch.setattr(model, "fetch_model", lambda *_: Places({}, {}))
+    monkeypatch.setattr(Paths, "from_env", lambda: Paths(PROJECT, Path(), Path()))
+    spark, cpu = (manifests.load_stack_lock(PROJECT, manifests.load_stack(PROJECT, name)) for name in ("spark", "cpu"))
+    for machine, more in (("linux/amd64", [("cpu", len(cpu.debs), False)]), ("linux/arm64", []), ("riscv64", [])):
+        monkeypatch.setattr(cross_build, "this_platform", lambda machine=machine: machine)
+        commands_lock.fetch(recipe="scripted-tiny-spark", stack=None)
+        assert fetched == [("spark", len(spark.debs), True), *more]
+        fetched.clear()
+
+
+def test_a_machine_that_the_stack_does_not_name_is_refused(paths: Paths) -> None:
+    with pytest.raises(HostError, match="is built on linux/amd64; this machine's engine is linux/arm64"):
+        cross_build.stand_in(paths, "native", "linux/arm64")
+
+
+def test_another_python_is_refused(paths: Paths) -> None:
+    write_stack(paths.project, "native", "3.11.2-7")
+    with pytest.raises(ManifestError, match=r"build_on\.linux/amd64: saw .*3\.11\.2-7.*wanted .*3\.11\.2-6") as caught:
+        cross_build.stand_in(paths, "far", "linux/amd64")
+    assert caught.value.next_step == "invoke lock --stack native, then invoke lock --stack far"
+
+
+def test_a_stack_for_the_wrong_platform_is_refused(paths: Paths) -> None:
+    write_stack(paths.project, "far", platform="linux/arm64", build_on={"linux/amd64": "far"})
+    with pytest.raises(ManifestError, match="which is for linux/arm64"):
+        cross_build.stand_in(paths, "far", "linux/amd64")
+
+
+def test_keys_do_not_depend_on_the_machine(paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = chain_of(paths, "far")
+    other = tmp_path / "uv-of-another-architecture"
+    other.write_text("the same version of uv, other bytes")
+    monkeypatch.setattr(uv, "find_uv_bin", lambda: str(other))
+    after = chain_of(paths, "far")
+    tools = [next(file.sha256 for file in chain[0].context if file.path == "tools/uv") for chain in (before, after)]
+    assert tools[0] != tools[1]
+    assert [(image.key, image.layers, image.dockerfile) for image in before] == [
+        (image.key, image.layers, image.dockerfile) for image in after
+    ]
+
+
+def test_links_of_the_stack_are_a_layer(paths: Paths, tmp_path: Path) -> None:
+    links = {"/opt/cuda/lib64": "lib", "/opt/cuda/lib/stubs/libcuda.so": "/usr/lib/libcuda.so.1"}
+    write_stack(paths.project, "far", platform="linux/arm64", image={"links": links})
+    base = chain_of(paths, "far")[0]
+    assert [name for name, _ in base.layers] == ["venv", "links"]
+    (file,) = [file for file in base.context if file.path == "wheels/links/links.json"]
+    written = tmp_path / "links.json"
+    written.write_text(file.text)
+    install = runpy.run_path(str(PROJECT / "dockerfiles/install.py"))
+    install["link"](written, str(tmp_path / "layer"))
+    found = {path: str((tmp_path / f"layer{path}").readlink()) for path in links}
+    assert found == links == json.loads(file.text)
+
+
+@pytest.mark.parametrize(
+    ("image", "key"),
+    [
+        ({"links": {"relative": "x"}}, "image.links.relative.[key]"),
+        ({"links": {"/a/../b": "x"}}, "image.links./a/../b.[key]"),
+        ({"env": {"A": "x\nUSER 0:0"}}, "image.env.A"),
+        ({"path": ["/a b"]}, "image.path.0"),
+    ],
+)
+def test_what_would_not_stand_in_a_dockerfile_is_refused(paths: Paths, image: dict[str, object], key: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        write_stack(paths.project, "far", image=image)
+    assert caught.value.key == key
+
+
+def recorded(image: render.RenderedImage, builder: rootfs.RootfsSpec | None) -> BuildRecord:
+    return BuildRecord(
+        **{name: getattr(image, name) for name in ("stack", "stage", "key", "parent_key", "ref", "parent_ref")},
+        **{name: getattr(image, name) for name in ("platform", "rootfs", "dockerfile")},
+        builder=builder,
+        context=list(map(row, image.context)),
+        layers=[LayerRecord(name=name, key=key, diff_id=None) for name, key in image.layers],
+        config="{}",
+        config_digest=f"sha256:{'0' * 64}",
+        diff_ids=[],
+        size=0,
+        seconds=0.0,
+    )
+
+
+def uv_of(image: render.RenderedImage) -> str:
+    (file,) = [file for file in image.context if file.path == context_files.UV]
+    return file.sha256
+
+
+def test_a_recorded_build_runs_where_it_ran_though_the_pins_have_moved_on(paths: Paths) -> None:
+    then = cross_build.stand_in(paths, "far", "linux/amd64")
+    record = recorded(chain_of(paths, "far")[0], then)
+    write_stack(paths.project, "native", "3.11.2-7")
+    image = cross_build.again(paths, record, "linux/amd64")
+    assert (image.builder, uv_of(image), cross_build.moved(record, image)) == (then, uv_of(record.rendered), "")
+    assert BuildRecord.model_validate_json(record.model_dump_json(by_alias=True)) == record
+    needs = Referenced()
+    needs.add(record)
+    assert record.rootfs and needs.rootfs == {record.rootfs.key, then.key}, "prune keeps what both are made from"
+    far = manifests.load_stack(paths.project, "far")
+    stack, lock = cross_build.fetched_with(then, far, manifests.load_stack_lock(paths.project, far))
+    assert (stack.platform, lock.files) == ("linux/amd64", then.debs)
+
+
+def test_a_record_that_does_not_say_where_its_steps_ran(paths: Paths) -> None:
+    """As those from before that was kept. Today's pins say it, which is told, or the build is refused."""
+    value = recorded(chain_of(paths, "far")[0], None).model_dump(mode="json", by_alias=True)
+    del value["builder"]
+    record = BuildRecord.model_validate(value)
+    image = cross_build.again(paths, record, "linux/amd64")
+    assert image.builder == cross_build.stand_in(paths, "far", "linux/amd64")
+    assert cross_build.moved(record, image) == (
+        "base: its record names no root file system for linux/amd64; its steps run in today's, "
+        f"{image.builder.key[:12]}"
+    )
+    (paths.project / "pins/stacks/far.yaml").unlink()
+    with pytest.raises(HostError, match=r"does not say where its steps could run on .*, nor do today"):
+        cross_build.again(paths, record, "linux/amd64")
+
+
+def test_on_the_images_own_architecture_its_own_uv_runs(
+    paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = recorded(chain_of(paths, "far")[0], cross_build.stand_in(paths, "far", "linux/amd64"))
+    other = tmp_path / "uv-of-another-architecture"
+    other.write_text("the same version of uv, other bytes")
+    monkeypatch.setattr(uv, "find_uv_bin", lambda: str(other))
+    image = cross_build.again(paths, record, "linux/arm64")
+    assert (image.builder, uv_of(image), image.key) == (None, sha256_file(other)[0], record.key)
+    assert cross_build.moved(record, image) == "base: its steps ran on linux/amd64 then, and run on linux/arm64 now"
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0.1")
+    with pytest.raises(HostError, match=r"made with uv .* on another architecture; this machine has uv 0\.0\.1"):
+        cross_build.again(paths, record, "linux/arm64")
+
+
+def test_an_engine_of_another_architecture_gets_no_uv_of_this_one(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be told as `exec format error`, in the middle of a build."""
+    monkeypatch.setattr(cross_build, "this_platform", lambda: "linux/amd64")
+    image = chain_of(paths, "far")[0]
+    cross_build.require_own_uv(image, "linux/amd64")
+    with pytest.raises(HostError, match=r"uv, which is here for linux/amd64, and the engine's machine is linux/arm64"):
+        cross_build.require_own_uv(image, "linux/arm64")
+    cross_build.require_own_uv(recorded(image, None).rendered, "linux/arm64")  # with the uv of its record
+
+
+def test_what_a_stack_builds_from_source_is_no_part_of_the_root_file_system_that_it_is_built_in(paths: Paths) -> None:
+    far = manifests.load_stack(paths.project, "far")
+    file = LockedFile(name="far", version="1", file="far.tar", size=1, sha256="b" * 64)
+    source = schema.SourceLock(archives=[file], debs=[file], wheels=[])
+    lock = manifests.load_stack_lock(paths.project, far).model_copy(update={"source": source})
+    then = cross_build.stand_in(paths, "far", "linux/amd64")
+    assert cross_build.fetched_with(then, far, lock)[1].files == then.debs

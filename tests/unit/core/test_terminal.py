@@ -1,0 +1,136 @@
+"""Tables as a person sees them: in a terminal of 80 columns, and in a pipe."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import sys
+import termios
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from places import PROJECT
+
+from sparkpin.commands import recipe
+from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import table
+
+COLUMNS = ("what", "count", "size", "after", "tensors", "type", "why")
+LONG = "model.language_model.layers.*.mlp.shared_expert.{down_proj,gate_proj,up_proj}.weight_scale_inv"
+WHY = "in model_extra_tensors.safetensors; the index left it out"
+ROWS = [
+    ("replaced", "12", "0.4 MB", "0.2 MB", LONG, "BF16 -> F8_E4M3", WHY),
+    ("kept", "1", "2 B", "", "a.*", "I32", ""),
+]
+DOCTOR = ("", "what", "found", "to mend it")
+
+
+def in_terminal(width: int, show: Callable[[], object]) -> list[str]:
+    """The lines that `show` prints in a terminal of this width, without colours. It runs in a child of this process."""
+    pid, ours = pty.fork()
+    if pid == 0:
+        code = 1
+        try:
+            fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 25, width, 0, 0))
+            for name in ("COLUMNS", "LINES"):
+                os.environ.pop(name, None)
+            os.environ["TERM"] = "xterm"
+            with os.fdopen(1, "w", closefd=False) as sys.stdout:
+                show()
+            code = 0
+        except BaseException:
+            os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(code)
+    data = b""
+    while True:
+        try:
+            chunk = os.read(ours, 65536)
+        except OSError:  # the end of a terminal that nobody holds any more
+            break
+        if not chunk:
+            break
+        data += chunk
+    os.close(ours)
+    assert os.waitpid(pid, 0)[1] == 0, data.decode()
+    return re.sub(r"\x1b\[[0-9;]*m", "", data.decode()).splitlines()
+
+
+def rows_of(lines: list[str], titles: list[str], width: int, *, gap: str) -> list[list[str]]:
+    """The rows below a head, their cells joined again. gap: between the parts of a cell."""
+    places = [lines[0].index(title) for title in titles]
+    rows: list[list[list[str]]] = []
+    for line in lines[2:]:
+        cells = [line[begin:end].strip() for begin, end in zip(places, [*places[1:], width], strict=True)]
+        if cells[0]:
+            rows.append([[] for _ in cells])
+        for parts, cell in zip(rows[-1], cells, strict=True):
+            parts += [cell] if cell else []
+    return [[gap.join(parts) for parts in row] for row in rows]
+
+
+def squeezed(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Without blanks: a cell may be broken at any."""
+    return [[cell.replace(" ", "") for cell in row] for row in rows]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_plan_stays_within_the_terminal_and_loses_nothing(width: int) -> None:
+    lines = in_terminal(width, lambda: table(COLUMNS, ROWS))
+    assert max(map(len, lines)) <= width
+    rows = rows_of(lines, ["what", "tensors", "type", "why"], width, gap="")
+    wanted = [["".join(row[:4]), *row[4:]] for row in ROWS]
+    assert squeezed(rows) == squeezed(wanted)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_doctor_s_states_and_names_stay_whole_and_no_command_is_cut(width: int) -> None:
+    """Of a Spark that lacks all; the longest of what doctor tells, as it tells it."""
+    fix = "sudo nvidia-ctk runtime configure --runtime=docker && sudo systemctl restart docker"
+    found = "nvidia-container-toolkit 1.18.0, and Docker knows neither its runtime nor its hook"
+    rows = [("MISSING", "GPU in containers", found, fix), ("advice", "page cache", "3.0 GiB", "x" * 150)]
+    lines = in_terminal(width, lambda: table(DOCTOR, rows))
+    assert max(map(len, lines)) <= width and "\N{HORIZONTAL ELLIPSIS}" not in "".join(lines)
+    assert squeezed(rows_of(lines, list(DOCTOR), width, gap="")) == squeezed(rows)
+    assert "MISSING  GPU in containers  " in lines[2]
+    told = rows_of(lines, list(DOCTOR), width, gap=" ")[0]
+    assert told[2:] == [found, fix], "broken between words"
+
+
+@pytest.mark.parametrize(("width", "spared"), [(80, True), (100, True), (120, False)])
+def test_the_list_of_recipes_stays_within_the_terminal_and_loses_no_name(
+    width: int, spared: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The names of recipes, stacks and stages are typed, so they stay whole; the list is that of this project. Models
+    are left out where they would be folded, which is said."""
+    paths = Paths(PROJECT, Path("/nowhere"), Path("/nowhere"))
+    lines = in_terminal(width, lambda: recipe.recipe_list(paths))
+    recipe.recipe_list(paths)
+    piped = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width < max(map(len, piped))
+    told = [line for line in lines if line.startswith("left out: model, ")]
+    assert bool(told) == spared and told == lines[len(lines) - len(told) :]
+    titles = [title for title in ("recipe", "model", "stack", "stage", "what it is") if title != "model" or not spared]
+    rows = rows_of(lines[: len(lines) - len(told)], titles, width, gap="")
+    whole = [re.split("  +", line.strip()) for line in piped[2:]]
+    wanted = [[cell for at, cell in enumerate(row) if at != 1 or not spared] for row in whole]
+    assert [row[:-1] for row in rows] == [row[:-1] for row in wanted] and squeezed(rows) == squeezed(wanted)
+    assert {"scripted-tiny-spark-seed-source", "qwen3.5-122b"} <= {row[0] for row in rows}
+
+
+def test_a_table_without_long_texts_is_wider_than_the_terminal_and_not_cut() -> None:
+    row = ("sparkpin/" + "a" * 60, "b" * 50)
+    lines = in_terminal(80, lambda: table(("release", "state"), [row]))
+    assert "".join(lines[2:]) == "  ".join(row)
+
+
+def test_in_a_pipe_rows_are_whole_and_not_padded(capsys: pytest.CaptureFixture[str]) -> None:
+    table(COLUMNS, ROWS)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(LONG in line and line.endswith(WHY) for line in lines)
+    assert [line for line in lines if line != line.rstrip()] == []

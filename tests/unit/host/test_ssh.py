@@ -1,0 +1,55 @@
+"""Images from engine to engine, over a real ssh server too: what the other has is not sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparkpin.core.errors import EngineError, HostError, InputError, NetworkError
+from sparkpin.host.ssh import engine_at, ssh_command
+
+
+def test_hosts_that_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    with pytest.raises(NetworkError, match="Could not resolve") as failed, engine_at("ssh://no-such-host.invalid"):
+        pass
+    assert "correct the name no-such-host.invalid" in failed.value.next_step
+    with pytest.raises(NetworkError, match="refused") as failed, engine_at("ssh://127.0.0.1:9"):
+        pass
+    assert "port 9" in failed.value.next_step and "password" not in failed.value.next_step
+    nowhere = "unix:///nowhere.sock"
+    with pytest.raises(EngineError, match=f"{nowhere}: no Docker engine answers there"), engine_at(nowhere):
+        pass
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(HostError, match="no ssh"), engine_at("ssh://host"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("url", "step"),
+    [
+        ("", "--to ssh://user@host"),
+        ("host", "--to ssh://user@host"),
+        ("http://host", "--to ssh://user@host"),
+        ("ssh://", "--to ssh://HOST"),
+        ("ssh://nobody@", "--to ssh://nobody@HOST"),
+        ("ssh://host/path", "--to ssh://host"),
+        ("ssh://user:secret@Host:22", "--to ssh://user@Host:22"),
+        ("ssh://host:port", "--to ssh://user@host[:port]"),
+        ("tcp://127.0.0.1", "--to tcp://127.0.0.1:2375"),
+        ("tcp://", "--to tcp://host:2375"),
+    ],
+)
+def test_urls_that_are_none(url: str, step: str) -> None:
+    with pytest.raises(InputError) as failed, engine_at(url):
+        pass
+    assert step in failed.value.next_step and "TAG" not in failed.value.next_step
+    assert "secret" not in failed.value.next_step
+
+
+def test_the_host_is_no_option_of_ssh() -> None:
+    assert ssh_command("ssh://me@host:22")[-6:] == ["-l", "me", "-p", "22", "--", "host"]
+    assert ssh_command("ssh://-oProxyCommand=x")[-2:] == ["--", "-oProxyCommand=x"]
+    assert ssh_command("ssh://Me@MyAlias:22")[-6:] == ["-l", "Me", "-p", "22", "--", "MyAlias"]
+    assert ssh_command("ssh://[::1]")[-1] == "::1"

@@ -1,0 +1,311 @@
+"""What layers hold: every kind of entry, owners, listings on disk, layers laid over each other."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import tarfile
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from layer_samples import CAPABILITY, LONG, everything, layer, member, noise
+
+from sparkpin.core.errors import IntegrityError
+from sparkpin.image import listing
+from sparkpin.image.layer_tar import read_layer
+from sparkpin.image.listing import Contents, PathEntry, contents_of, image_contents, read_contents, write_contents
+
+
+def listed(*members: tuple[tarfile.TarInfo, bytes | None], whole: bool = False) -> dict[str, PathEntry]:
+    found = contents_of(read_layer(io.BytesIO(layer(members)), everything=whole))
+    assert len({(entry.path, entry.kind == "opaque") for entry in found}) == len(found)
+    return {entry.path: entry for entry in found}
+
+
+def hashed(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def file(path: str, data: bytes = b"", **fields: object) -> PathEntry:
+    return PathEntry(path, "file", 0o644, 0, 0, len(data), hashed(data), **fields)  # type: ignore[arg-type]
+
+
+def folder(path: str) -> PathEntry:
+    return PathEntry(path, "dir", 0o755, 0, 0, 0)
+
+
+def mark(path: str, kind: str = "whiteout") -> PathEntry:
+    return PathEntry(path, kind, 0, 0, 0, 0)
+
+
+def test_every_kind_of_entry_is_told() -> None:
+    pipe = [
+        member("opt/pipe", type=tarfile.FIFOTYPE, mode=0o600),
+        member("opt/disk", type=tarfile.BLKTYPE, devmajor=8, devminor=1),
+    ]
+    found = contents_of(read_layer(io.BytesIO(layer(everything() + pipe))))
+    capability = CAPABILITY["SCHILY.xattr.security.capability"].encode("utf-8", "surrogateescape").hex()
+    assert set(found) == {
+        PathEntry("opt", "dir", 0o755, 0, 0, 0),
+        PathEntry("opt/tool", "file", 0o4755, 10001, 10001, 10, hashed(b"#!/bin/sh\n")),
+        PathEntry("opt/tool-2", "hardlink", 0o4755, 10001, 10001, 0, hashed(b"#!/bin/sh\n"), "opt/tool"),
+        PathEntry("opt/null", "char", 0o666, 0, 0, 0, device=(1, 3)),
+        PathEntry("opt/disk", "block", 0o644, 0, 0, 0, device=(8, 1)),
+        PathEntry("opt/pipe", "fifo", 0o600, 0, 0, 0),
+        PathEntry("opt/link", "symlink", 0o777, 0, 0, 0, link="../etc/passwd"),
+        PathEntry("opt/to-far", "symlink", 0o777, 0, 0, 0, link="/" + "x" * 120),
+        PathEntry("opt/ping", "file", 0o755, 0, 0, 6, hashed(b"binary"), capability=capability),
+        mark("opt/gone"),
+        PathEntry("opt/sub", "dir", 0o700, 0, 0, 0),
+        mark("opt/sub", "opaque"),
+        file(LONG, b"deep"),
+        file("opt/caf\udce9", b"latin-1 name"),
+    }
+
+
+def test_marks_at_the_top_have_no_slash() -> None:
+    assert listed(member(".wh.gone", b"")) == {"gone": mark("gone")}
+    assert listed(member(".wh..wh..opq", b"")) == {"": mark("", "opaque")}
+
+
+def test_a_root_file_systems_listing_is_complete() -> None:
+    lasting = listed(*noise(), member("a", b"x"))
+    assert list(lasting) == ["a"]
+    assert set(listed(*noise(), member("a", b"x"), whole=True)) == {
+        *("a", "etc", "etc/resolv.conf", "root", "root/.cache", "root/.cache/x", "tmp", "tmp/uv-123.lock")
+    }
+
+
+def test_files_longer_than_a_piece() -> None:
+    data = {"big": b"\7" * 3_000_001, "bigger": bytes(range(256)) * 20_000, "last": b"x"}
+    assert {path: entry.sha256 for path, entry in listed(*(member(name, data[name]) for name in data)).items()} == {
+        name: hashed(content) for name, content in data.items()
+    }
+
+
+SITE = "opt/vllm/lib/python3.11/site-packages"
+RECORD = b"""\
+demo/__init__.py,sha256=x,1
+"demo/a,b.py",,
+demo/caf\xc3\xa9.py,,
+../../../bin/demo,,
+Demo_Pack.age-1.0.dist-info/RECORD,,
+"""
+
+
+def test_files_of_wheels_have_owners() -> None:
+    info = f"{SITE}/Demo_Pack.age-1.0.dist-info"
+    found = listed(
+        *(member(f"{SITE}/demo", type=tarfile.DIRTYPE, mode=0o755), member(f"{info}/RECORD", RECORD)),
+        *(member(f"{info}/INSTALLER", b"uv"), member(f"{info}/licenses/LICENSE", b"")),
+        *(member(f"{SITE}/demo/{name}", b"") for name in ("__init__.py", "a,b.py", "caf\xe9.py", "stray.py")),
+        *(
+            member(f"{SITE}/demo/__pycache__/{name}.pyc", b"")
+            for name in ("__init__.cpython-311", "a,b.cpython-311.opt-2", "stray.cpython-311", "odd")
+        ),
+        member("opt/vllm/bin/demo", b"#!"),
+        member("opt/vllm/bin/other", b"#!"),
+    )
+    owner = {path.removeprefix(f"{SITE}/"): entry.owner for path, entry in found.items()}
+    mine = "wheel:demo-pack-age"
+    assert owner == {
+        **{f"Demo_Pack.age-1.0.dist-info/{name}": mine for name in ("INSTALLER", "RECORD", "licenses/LICENSE")},
+        **{f"demo/{name}": mine for name in ("__init__.py", "a,b.py", "caf\xe9.py")},
+        **{f"demo/__pycache__/{name}.pyc": mine for name in ("__init__.cpython-311", "a,b.cpython-311.opt-2")},
+        **{"demo": "", "demo/stray.py": "", "demo/__pycache__/stray.cpython-311.pyc": ""},
+        **{"demo/__pycache__/odd.pyc": "", "opt/vllm/bin/demo": mine, "opt/vllm/bin/other": ""},
+    }
+
+
+def test_files_of_debian_packages_have_owners() -> None:
+    info = "var/lib/dpkg/info"
+    found = listed(
+        member("bin", type=tarfile.SYMTYPE, linkname="usr/bin"),
+        member("usr/lib", type=tarfile.DIRTYPE, mode=0o755),
+        member(f"{info}/dash.list", b"/.\n/bin\n/bin/dash\n/usr/share/doc/dash\n"),
+        member(f"{info}/dash.md5sums", b""),
+        member(f"{info}/libc6:amd64.list", b"/usr/lib\n/usr/lib/libc.so.6\n/usr/lib/libc.py\n"),
+        member("usr/bin/dash", b"elf"),
+        member("usr/share/doc/dash", b""),
+        member("usr/lib/libc.so.6", type=tarfile.SYMTYPE, linkname="libc-2.so"),
+        member("usr/lib/libc.py", b""),
+        member("usr/lib/__pycache__/libc.cpython-311.pyc", b""),
+        member("usr/lib/local.so", b""),
+    )
+    assert {path: entry.owner for path, entry in found.items()} == {
+        **dict.fromkeys(("bin", "usr/bin/dash", "usr/share/doc/dash"), "deb:dash"),
+        **{f"{info}/{name}": "deb:dash" for name in ("dash.list", "dash.md5sums")},
+        **{f"usr/lib/{name}": "deb:libc6" for name in ("libc.so.6", "libc.py", "__pycache__/libc.cpython-311.pyc")},
+        **{f"{info}/libc6:amd64.list": "deb:libc6", "usr/lib": "", "usr/lib/local.so": ""},
+    }
+
+
+def test_links_in_a_circle_end() -> None:
+    found = listed(
+        member("a", type=tarfile.SYMTYPE, linkname="b"),
+        member("b", type=tarfile.SYMTYPE, linkname="a"),
+        member("var/lib/dpkg/info/x.list", b"/a/file\n"),
+    )
+    assert found["a"].owner == ""
+
+
+INFO = "var/lib/dpkg/info"
+
+
+def owned(*members: tuple[tarfile.TarInfo, bytes | None]) -> set[str]:
+    """What has an owner, but for the lists themselves."""
+    return {path for path, entry in listed(*members).items() if entry.owner and "info/" not in path}
+
+
+def chain(length: int) -> list[tuple[tarfile.TarInfo, bytes | None]]:
+    return [member(f"l{n}", type=tarfile.SYMTYPE, linkname=f"l{n + 1}") for n in range(length)]
+
+
+def test_as_many_links_are_followed_as_a_kernel_follows() -> None:
+    row = member(f"{INFO}/x.list", b"/l0/file\n")
+    assert owned(*chain(40), member("l40/file", b""), row) == {"l40/file"}
+    assert owned(*chain(41), member("l41/file", b""), row) == set()
+
+
+def test_a_list_that_is_a_link_names_no_owners() -> None:
+    text = member("a", b"/file\n../file,,\n")
+    for name in (f"{INFO}/x.list", "opt/x-1.dist-info/RECORD"):
+        for kind in (tarfile.LNKTYPE, tarfile.SYMTYPE):
+            assert owned(text, member(name, type=kind, linkname="a"), member("file", b"")) == set()
+
+
+def test_lists_of_a_stranger_name_no_owners(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these was an error that is not ours, or asked for hours of work or any amount of memory."""
+    file, record = member("file", b""), "x-1.dist-info/RECORD"
+    assert owned(file, member(record, b"file,,\n")) == {"file"}
+    assert owned(file, member(record, b"file,,\n" + b"x" * 131_072 + b",\n")) == {"file"}
+    assert owned(file, member(record, b"file,,\n" + b"x" * 131_073 + b",\n")) == set()
+    deep = "d/" * listing.DEPTH
+    assert owned(file, member(f"{deep}{record}", b"../" * listing.DEPTH + b"file,,\n")) == set()
+    rows = (b"/file\n", b"/l0/file\n")
+    link = member("l0", type=tarfile.SYMTYPE, linkname="/")
+    assert [owned(file, link, member(f"{INFO}/x.list", row)) for row in rows] == [{"file"}, {"file"}]
+    long = b"/l0/" + b"d/" * listing.DEPTH + b"../" * listing.DEPTH + b"file\n"
+    assert owned(file, link, member(f"{INFO}/x.list", long)) == set()
+    wide = b"/l0/" + b"d" * listing.PATH + b"/../file\n"
+    assert owned(file, link, member(f"{INFO}/x.list", wide)) == set()
+    far = member("l0", type=tarfile.SYMTYPE, linkname="d" * listing.PATH + "/..")
+    assert owned(file, far, member(f"{INFO}/x.list", rows[1])) == set()
+    monkeypatch.setattr(listing, "LIST", 8)
+    assert [owned(file, member(f"{INFO}/x.list", b"/file\n" + b"\n" * n)) for n in (2, 3)] == [{"file"}, set()]
+    assert [owned(file, member(record, b"file,,\n" + b"\n" * n)) for n in (1, 2)] == [{"file"}, set()]
+
+
+def test_bytecode_without_its_source_has_its_owner() -> None:
+    names = [f"a/__pycache__/{name}.cpython-311.pyc" for name in ("gone", "stray")]
+    assert owned(*(member(n, b"") for n in names), member("x-1.dist-info/RECORD", b"a/gone.py,,\n")) == {names[0]}
+
+
+def test_memory_does_not_grow_with_what_a_list_names() -> None:
+    """A few bytes of a row come to thousands with a link."""
+    rows = b"".join(b"/l/%d\n" % n for n in range(4_000))
+    long = member("l", type=tarfile.SYMTYPE, linkname="d" * 3_000)
+    read = read_layer(io.BytesIO(layer([long, member(f"{INFO}/x.list", rows)])))
+    tracemalloc.start()
+    contents_of(read)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 6_000_000  # bytes; the buffer for files has a million, the names would have 12
+
+
+def test_one_link_may_be_followed_twice() -> None:
+    up = member("usr/X", type=tarfile.SYMTYPE, linkname=".")
+    assert owned(up, member("usr/file", b""), member(f"{INFO}/x.list", b"/usr/X/X/file\n")) == {"usr/file"}
+
+
+def test_only_so_many_links_are_followed_for_a_layer() -> None:
+    links = listing.Links({"bin": "usr/bin"}, left=1)
+    assert [links.real(row) for row in ("/usr/bin/a", "/bin/a", "/bin/b", "/usr/bin/b")] == [
+        *("usr/bin/a", "usr/bin/a", "", "usr/bin/b")
+    ]
+
+
+def test_the_package_of_a_path_is_found_in_one_pass() -> None:
+    """The last folder of metadata counts, and the name ends before its first hyphen; never a search through hyphens."""
+    for path, name in {
+        "a-1.dist-info/b/c-d-2.dist-info/RECORD": "c",
+        "s/--x.dist-info/f": "-",
+        "-x.dist-info/f": None,
+        "s/a-.dist-info.dist-info/f": "a",
+        "a.dist-info/f": None,
+    }.items():
+        found = listing.DIST_INFO.fullmatch(path)
+        assert (found["name"] if found else None) == name
+    assert listing.DIST_INFO.fullmatch("-" * 1_000_000 + "/.dist-info/") is None  # hours, if each were tried
+
+
+def test_a_listing_comes_back_and_has_the_same_bytes(tmp_path: Path) -> None:
+    found = contents_of(read_layer(io.BytesIO(layer(everything()))))
+    write_contents(tmp_path / "a.gz", found)
+    write_contents(tmp_path / "deep/b.gz", found)
+    assert read_contents(tmp_path / "a.gz") == found
+    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "deep/b.gz").read_bytes()
+    write_contents(tmp_path / "none.gz", ())
+    assert read_contents(tmp_path / "none.gz") == ()
+
+
+@pytest.mark.parametrize("damage", ["cut", "more", "flip", "plain", "fewer", "other", "negative", "empty"])
+def test_a_damaged_listing_is_told(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "a.gz"
+    write_contents(path, tuple(file(f"f{number}", b"%d" % number) for number in range(100)))
+    data = path.read_bytes()
+    lines = gzip.decompress(data).splitlines(keepends=True)
+    path.write_bytes(
+        {
+            "cut": data[:-40],
+            "more": data + b"x",
+            "flip": data[:200] + bytes([data[200] ^ 1]) + data[201:],
+            "plain": b"".join(lines),
+            "fewer": gzip.compress(b"".join(lines[:-1])),
+            "other": gzip.compress(b'{"contents":1,"entries":1}\n["a"]\n'),
+            "negative": gzip.compress(b'{"contents":1,"entries":1}\n["a","file",420,0,-1,0]\n'),
+            "empty": b"",
+        }[damage]
+    )
+    with pytest.raises(IntegrityError, match=r"a\.gz: no listing"):
+        read_contents(path)
+
+
+def over(*layers: Contents) -> dict[str, int]:
+    """Path -> number of its layer."""
+    return {path: number for path, (number, _) in image_contents(layers).items()}
+
+
+def test_the_upper_entry_wins() -> None:
+    lower, upper = file("a", b"1"), file("a", b"2")
+    assert image_contents([(lower, file("b")), (upper,)]) == {"a": (1, upper), "b": (0, file("b"))}
+    assert image_contents([]) == {}
+
+
+def test_folders_lie_over_each_other() -> None:
+    assert over((folder("d"), file("d/a")), (folder("d"), file("d/b"))) == {"d": 1, "d/a": 0, "d/b": 1}
+
+
+def test_a_deletion_mark_works_on_lower_layers_only() -> None:
+    lower = (folder("d"), file("d/a"), file("d/b"), file("da"))
+    assert over(lower, (mark("d/a"),)) == {"d": 0, "d/b": 0, "da": 0}
+    assert over(lower, (mark("d"),)) == {"da": 0}
+    assert over(lower, (mark("d"), folder("d"), file("d/c"))) == {"d": 1, "d/c": 1, "da": 0}
+    assert over(lower, (mark("d/a"),), (file("d/a"),)) == {"d": 0, "d/a": 2, "d/b": 0, "da": 0}
+
+
+def test_an_opaque_folder_hides_what_is_below_it_only() -> None:
+    lower = (folder("d"), file("d/a"), folder("d/e"), file("d/e/b"), file("da"))
+    assert over(lower, (folder("d"), mark("d", "opaque"), file("d/new"))) == {"d": 1, "d/new": 1, "da": 0}
+    assert over(lower, (mark("", "opaque"), file("x"))) == {"x": 1}
+
+
+def test_what_is_no_folder_hides_a_folder() -> None:
+    lower = (folder("d"), file("d/a"), file("e/unnamed-parent"))
+    assert over(lower, (file("d"), PathEntry("e", "symlink", 0o777, 0, 0, 0, link="d"))) == {"d": 1, "e": 1}
+
+
+def test_a_folder_that_is_only_implied_replaces_a_file() -> None:
+    assert over((file("d"), file("x")), (file("d/a/b"),)) == {"d/a/b": 1, "x": 0}

@@ -1,0 +1,172 @@
+"""From a recipe to the command line: the community's format, version 1, and what stack and stages add."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from made_recipes import recipe, stack, stage
+from places import PROJECT
+
+from sparkpin.core.errors import InputError, ManifestError
+from sparkpin.pins import vllm_command
+from sparkpin.pins.manifests import load_recipe, load_stack
+
+CORPUS = PROJECT.parent / "shared/corpus/recipes"
+
+
+def argv_of(*args: Any, **kwargs: Any) -> list[str]:
+    argv, _ = vllm_command.serve_argv(*args, **kwargs)
+    return argv
+
+
+def test_defaults_go_in_and_lines_are_joined() -> None:
+    command = "vllm serve a/b \\\n  --port {port} \\\n  --host {host} --served-model-name x\n"
+    argv = argv_of(recipe(command, defaults={"port": 8000, "host": "::1"}), stack(), ())
+    assert argv == ["vllm", "serve", "/model", "--port", "8000", "--host", "::1", "--served-model-name", "x"]
+
+
+def test_doubled_braces_and_json_held_in_a_default() -> None:
+    command = """vllm serve a/b --a '{{"n": {n}}}' --b '{config}' --served-model-name x"""
+    argv = argv_of(recipe(command, defaults={"n": 2, "config": '{"m": "{n}"}'}), stack(), ())
+    assert argv[3:7] == ["--a", '{"n": 2}', "--b", '{"m": "{n}"}']
+
+
+def test_a_default_may_hold_several_words() -> None:
+    argv = argv_of(recipe("vllm serve a/b {more} --served-model-name x", defaults={"more": "--x 1 --y"}), stack(), ())
+    assert argv[3:6] == ["--x", "1", "--y"]
+
+
+@pytest.mark.parametrize(
+    ("command", "seen", "wanted"),
+    [
+        ("vllm serve a/b --port {prot}", "{prot}", r"a key of `defaults` \(host, port\)"),
+        ("vllm serve a/b --x {}", "Replacement index 0", "a key of `defaults`"),
+        ("vllm serve a/b --x {port.no}", "has no attribute", "a key of `defaults`"),
+        ("""vllm serve a/b --x '{"method": "mtp"}'""", '{"method"}', r"wanted a brace of JSON doubled, \{\{ \}\}"),
+        ("vllm serve a/b --x }", "Single '}'", r"a brace of JSON is written \{\{ \}\}"),
+        ("vllm serve a/b --x 'open", "No closing quotation", "check the quotes"),
+        ("python -m vllm a/b", "python -m vllm", "starts with: vllm serve <model>"),
+        ("vllm serve --port 1", "vllm serve --port", "starts with: vllm serve <model>"),
+        ("vllm serve a/b --ssl-certfile c", "--ssl-certfile", "no TLS: health check, smoke test and `serve` ask by pl"),
+        ("vllm serve other/model", "other/model", r"'a/b' \(the recipe's model\) or '/model'"),
+        ('vllm serve a/b --x {{"n":2}}', "{n:2}", "put single quotes around it"),
+        ("""vllm serve a/b --x '{{"n":2,}}'""", '{"n":2,}', r"wanted JSON \([^\n]*line 1 column \d+[^\n]*\)(\n|$)"),
+    ],
+)
+def test_a_faulty_command_is_told_with_file_and_key(command: str, seen: str, wanted: str) -> None:
+    with pytest.raises(ManifestError, match=wanted) as caught:
+        argv_of(recipe(command, defaults={"port": 1, "host": "h"}), stack(), ())
+    assert caught.value.file == "recipes/r.yaml" and caught.value.key == "command"
+    assert seen in str(caught.value.seen)
+
+
+def test_a_later_stage_s_flag_takes_the_place_of_an_earlier_one_s() -> None:
+    command = "vllm serve a/b --kv-cache-dtype fp8 --port 1 --served-model-name x"
+    chain = (
+        stage(flags={"--speculative-config": {"method": "mtp", "num_speculative_tokens": 1}}),
+        stage(flags={"--speculative-config": {"method": "mtp", "num_speculative_tokens": 2}, "--kv-cache-dtype": "tq"}),
+    )
+    argv = argv_of(recipe(command), stack(flags={"--enforce-eager": None, "--kv-cache-dtype": "auto"}), chain)
+    assert argv == [
+        *("vllm", "serve", "/model", "--kv-cache-dtype", "tq", "--port", "1", "--served-model-name", "x"),
+        *("--enforce-eager", "--speculative-config", '{"method":"mtp","num_speculative_tokens":2}'),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value", "result"),
+    [
+        (["--port=1"], "--port", 2, ["--port", "2"]),
+        (["-tp", "2"], "--tensor-parallel-size", 4, ["--tensor-parallel-size", "4"]),
+        (["--tensor_parallel_size", "2"], "-tp", 4, ["-tp", "4"]),
+        (["--enable-prefix-caching"], "--no-enable-prefix-caching", None, ["--no-enable-prefix-caching"]),
+        (["--no-enable-x"], "--enable-x", True, ["--enable-x"]),
+        (["--enable-x"], "--enable-x", False, ["--no-enable-x"]),
+        (["--sc.method", "mtp", "--sc.n", "2", "--z"], "--sc", {"n": 1}, ["--sc", '{"n":1}', "--z"]),
+        (["--n", "-1", "--z"], "--n", -2, ["--n", "-2", "--z"]),
+        (["--port", "1", "--z", "--port", "2"], "--port", 3, ["--port", "3", "--z"]),
+        (["--sizes", "1", "2", "--z"], "--sizes", [4, 8], ["--sizes", "4", "8", "--z"]),
+        (["--portal", "1"], "--port", 2, ["--portal", "1", "--port", "2"]),
+        ([], "--json", {"text": "ş"}, ["--json", '{"text":"ş"}']),
+    ],
+)
+def test_setting_a_flag(words: list[str], name: str, value: Any, result: list[str]) -> None:
+    assert vllm_command.set_flag(["vllm", "serve", "/model", *words], name, value) == [
+        "vllm",
+        "serve",
+        "/model",
+        *result,
+    ]
+
+
+def test_dropping_and_reading_flags() -> None:
+    argv = ["vllm", "serve", "/model", "--host", "h", "--port=1", "-tp", "2", "--port", "9"]
+    assert vllm_command.drop_flags(argv, "--host", "--port") == ["vllm", "serve", "/model", "-tp", "2"]
+    assert vllm_command.flag_value(argv, "--port") == "9"
+    assert vllm_command.flag_value(argv, "--tensor-parallel-size") == "2"
+    assert vllm_command.flag_value(argv, "--absent") is None
+
+
+def test_clients_keep_the_repository_s_name() -> None:
+    assert vllm_command.served_name(argv_of(recipe(), stack(), ())) == "a/b"
+    assert vllm_command.served_name(argv_of(recipe("vllm serve /model --served-model-name x y"), stack(), ())) == "x"
+
+
+def test_overrides() -> None:
+    chosen = recipe("vllm serve a/b --max-model-len {length} --served-model-name x", defaults={"length": 10})
+    argv = argv_of(chosen, stack(), (), "/elsewhere", {"length": 20, "port": 9})
+    assert argv[2:] == ["/elsewhere", "--max-model-len", "20", "--served-model-name", "x", "--port", "9"]
+    with pytest.raises(InputError, match=r"no setting 'lenght'[\s\S]*choose one of: host, length, port"):
+        argv_of(chosen, stack(), (), overrides={"lenght": 20})
+
+
+def test_environment_is_text_and_later_parts_win() -> None:
+    _, env = vllm_command.serve_argv(
+        recipe(env={"A": 1, "B": True, "C": "c"}), stack(env={"C": "s", "D": 0.5}), (stage(env={"D": "t"}),)
+    )
+    assert env == {"A": "1", "B": "1", "C": "s", "D": "t"}
+
+
+def test_the_project_s_own_recipe_on_its_own_stack() -> None:
+    own = load_recipe(PROJECT, "scripted-tiny")
+    argv, env = vllm_command.serve_argv(own, load_stack(PROJECT, "cpu"), ())
+    assert argv[:3] == ["vllm", "serve", "/model"] and vllm_command.served_name(argv) == "scripted-tiny"
+    assert "--no-enable-prefix-caching" in argv and env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
+def corpus() -> list[Path]:
+    return [
+        path for path in sorted(CORPUS.glob("*.yaml")) if str(yaml.safe_load(path.read_text())["recipe_version"]) == "1"
+    ]
+
+
+if CORPUS.is_dir():  # others' recipes are no part of the repository: a clone alone has none to read
+
+    @pytest.mark.parametrize("path", corpus(), ids=lambda path: path.stem[-40:])
+    def test_a_recipe_of_the_community(path: Path) -> None:
+        value = yaml.safe_load(path.read_text())
+        words = vllm_command.split(vllm_command.fill(value["command"], value.get("defaults") or {}, path), path)
+        assert words[2] == value["model"]
+        assert not any(word.strip() == "" or "\\\n" in word for word in words)
+        for key in ("port", "host"):
+            assert vllm_command.flag_value(words, f"--{key}") == str(value["defaults"][key])
+        replaced = vllm_command.set_flag(words, "--port", 1)
+        assert len(replaced) == len(words) and vllm_command.flag_value(replaced, "--port") == "1"
+        broken = [word for word in words if word.startswith("{") and not is_json(word)]
+        if broken:  # vLLM refuses it too
+            with pytest.raises(ManifestError, match="JSON"):
+                vllm_command.check_json(words, path)
+        else:
+            vllm_command.check_json(words, path)
+
+
+def is_json(word: str) -> bool:
+    try:
+        json.loads(word)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,76 @@
+"""What a service needs besides its server: a key, memory, a unit of systemd."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sparkpin.core.errors import HostError, InputError
+from sparkpin.core.paths import Paths
+from sparkpin.serve import keys, memory_limit, unit
+
+
+@pytest.mark.parametrize(
+    ("host", "local"), [("127.0.0.1", True), ("::1", True), ("0.0.0.0", False), ("10.1.2.3", False)]
+)
+def test_who_reaches_an_address(host: str, local: bool) -> None:
+    assert keys.is_local(host) == local
+
+
+def test_a_key_that_others_can_read_or_that_is_none_is_refused(tmp_path: Path) -> None:
+    paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
+    key = keys.key_for(paths, "r", "0.0.0.0")
+    assert key == keys.key_for(paths, "r", "0.0.0.0") and keys.key_for(paths, "r", "127.0.0.1") is None
+    file = keys.path_of(paths, "r")
+    file.chmod(0o640)
+    with pytest.raises(InputError, match="mode 640 lets others read"):
+        keys.key_for(paths, "r", "0.0.0.0")
+    file.chmod(0o600)
+    file.write_text("short\n")
+    with pytest.raises(InputError, match="at least 16"):
+        keys.key_for(paths, "r", "0.0.0.0")
+
+
+def test_the_page_cache_is_dropped_where_that_is_allowed(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert memory_limit.drop_page_cache(said.append, tmp_path / "drop_caches")
+    assert (tmp_path / "drop_caches").read_text() == "1\n"
+    assert not memory_limit.drop_page_cache(said.append, tmp_path / "absent/drop_caches")
+    assert "sudo sh -c 'echo 1 > /proc/sys/vm/drop_caches'" in said[-1]
+
+
+@pytest.mark.parametrize("system", [True, False])
+def test_systemd_takes_the_unit(tmp_path: Path, system: bool) -> None:
+    program = tmp_path / "in voke"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    text = unit.unit_text(
+        recipe="r",
+        invoke=program,
+        project=tmp_path,
+        env={"SPARKPIN_HOME": "/a b/100%"},
+        arguments=("--port", "8001"),
+        system=system,
+    )
+    assert ("Requires=docker.service" in text) == system
+    assert 'Environment="SPARKPIN_HOME=/a b/100%%"' in text
+    text = text.replace("Requires=docker.service\n", "").replace(" docker.service", "")  # a machine of CI has none
+    file = tmp_path / unit.name_of("r")
+    file.write_text(text)
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", file], capture_output=True, text=True)
+    assert done.returncode == 0 and str(file.name) not in done.stderr, done.stderr
+
+
+def test_two_fit_at_once_only_where_a_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_limit, "available", lambda: 8 << 30)
+    plan = SimpleNamespace(hints=("--gpu-memory-utilization 0.5 asks for no more than is free",))
+    small, large = memory_limit.Room(4 << 30, 6 << 30, plan), memory_limit.Room(9 << 30, 12 << 30, plan)  # type: ignore[arg-type]
+    assert memory_limit.fits_beside(small) and not memory_limit.fits_beside(large)
+    assert not memory_limit.fits_beside(memory_limit.Room(1 << 30, 2 << 30, None, "no rule for this model"))
+    release = SimpleNamespace(tag="sparkpin/r:base-1")
+    memory_limit.require_room(small, release)  # type: ignore[arg-type]
+    with pytest.raises(HostError, match=r"r:base-1 needs 9.00 GiB, and 8.00 GiB are free\n  next: .*utilization 0.5"):
+        memory_limit.require_room(large, release)  # type: ignore[arg-type]
