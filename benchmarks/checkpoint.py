@@ -34,13 +34,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
+
+from hub import Request, serve
+
 from sparkpin.checkpoint import report
 from sparkpin.checkpoint.plan import all_steps, make_plan
 from sparkpin.checkpoint.repository import Listing, Places, listing_of
 from sparkpin.checkpoint.safetensors import build_header, tensor_nbytes
 from sparkpin.core import terminal
 from sparkpin.core.paths import Paths
-from sparkpin.fetch.tinymodel.hub import Request, serve
 from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelLock, ModelPin, RepositoryLock
 
 Spec = tuple[str, tuple[int, ...]]

@@ -7,13 +7,17 @@ way that leaves the sums alone.
 
 from __future__ import annotations
 
+import functools
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sparkpin.checkpoint.repository import CONFIG, INDEX, Listing
+from sparkpin.checkpoint.plan import CheckpointPlan, all_steps, make_plan
+from sparkpin.checkpoint.repository import CONFIG, INDEX, Listing, header_of
 from sparkpin.checkpoint.safetensors import build_header, tensor_nbytes
+from sparkpin.pins.schema import ModelPin
 
 Spec = tuple[str, tuple[int, ...]]
 Tensors = dict[str, Spec]
@@ -286,3 +290,24 @@ def listing(
     }
     sizes |= {file: len(data) for file, data in texts.items()} | {"README.md": 2000}
     return Listing(name, f"made-up {name}", sizes, headers, texts)
+
+
+@functools.cache
+def listings(g: Geometry, body: str = MULTIMODAL, *, listed: bool = True) -> dict[str, Listing]:
+    return {"int4": int4_listing(g, body=body, listed=listed), "fp8": fp8_listing(g, body=body)}
+
+
+def plan_of(pin: ModelPin, pair: dict[str, Listing]) -> CheckpointPlan:
+    return make_plan(pair, pin, all_steps(pin))
+
+
+def tensors_of(listing: Listing) -> dict[str, str]:
+    """name -> file"""
+    return {name: file for file in listing.headers for name in header_of(listing, file).tensors}
+
+
+def counts(plan: CheckpointPlan) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for row in plan.rows:
+        found[row.verb] += row.tensors
+    return found

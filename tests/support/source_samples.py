@@ -11,6 +11,17 @@ import io
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import Any
+
+import tiny_images
+import yaml
+from wheelhouse import make_wheel
+
+from sparkpin.build import render
+from sparkpin.core.paths import Paths
+from sparkpin.fetch.source_archives import trees
+from sparkpin.pins import manifests
+from sparkpin.pins.schema import LockedFile, SourceLock, Stack, StackLock
 
 BACKEND = '''\
 """PEP 517, as small as it goes: two units, through ccache where there is one, as vLLM's own build does."""
@@ -139,3 +150,89 @@ def write_patch(project: Path, text: str = PATCH, **keys: str) -> dict[str, str]
         "drop_when": "standin >= 0.20.0",
         **keys,
     }
+
+
+def published(folder: Path, index: Path) -> dict[str, Any]:
+    """What the world has of the stand-in, as the stack file names it: two repositories, and an index's folder."""
+    make_wheel(index, "torch", "2.10.0+cu130", files=TORCH)
+    make_wheel(index, "torch", "2.11.0+cu130")
+    make_wheel(index, "buildtool", "1.0", requires=["torch==2.10.0"])
+    make_wheel(index, "buildtool", "2.0", requires=["torch==2.11.0"])
+    # The index's own wheel of it, for another CUDA: it says what is needed, and none of it is used.
+    make_wheel(index, "standin", "0.19.1", requires=["torch==2.10.0"])
+    source_distribution(index, "standin", "0.19.1", SOURCE)
+    url, commit = repository(folder / "standin", SOURCE)
+    library, library_commit = fastlib(folder)
+    return entry(url, commit, library, library_commit)
+
+
+def entry(url: str, commit: str, library: str, library_commit: str) -> dict[str, Any]:
+    """The stack file's `python.source`."""
+    return {
+        "name": "standin",
+        "version": "0.19.1",
+        "git": {"repository": url, "commit": commit},
+        "inputs": {
+            "fastlib": {"repository": library, "commit": library_commit, "variable": "FASTLIB_SRC_DIR"},
+        },
+        "requirements": ["buildtool==1.0"],
+        "packages": ["ccache", "git"],
+        "arch_list": "12.1a",
+    }
+
+
+class FakeApt:
+    """The Debian half of a lock; the real one needs a mirror. The build's own packages come on top."""
+
+    def closure(self, stack: Stack) -> list[LockedFile]:
+        names = {"libc6": "2.36-9", "python3.11-minimal": "3.11.2-6"}
+        names |= {name: "1.0" for name in stack.system.packages if name != "python3"}
+        return [
+            LockedFile(name=n, version=v, file=f"{n}_{v}_amd64.deb", size=1, sha256="0" * 64)
+            for n, v in sorted(names.items())
+        ]
+
+
+def write_stack(project: Path, source: dict[str, Any], name: str = "made-up", **keys: Any) -> Stack:
+    """The stand-in's stack on the real templates."""
+    data = yaml.safe_load(tiny_images.STACK)
+    data["debian"]["packages"] = ["python3"]
+    data["python"] |= {
+        "requirements": ["standin==0.19.1", "torch==2.10.0+cu130"],
+        "layers": [
+            {"name": "torch", "packages": ["torch"]},
+            {"name": "rest", "packages": ["*"]},
+            {"name": "vllm", "packages": ["standin"]},
+        ],
+        "source": source,
+    }
+    (project / f"pins/stacks/{name}.yaml").write_text(yaml.safe_dump(data | keys))
+    return manifests.load_stack(project, name)
+
+
+def rendered(paths: Paths, name: str = "made-up") -> render.RenderedImage:
+    stack = manifests.load_stack(paths.project, name)
+    lock = manifests.load_stack_lock(paths.project, stack)
+    return render.render_chain(paths.project, stack, lock, manifests.load_chain(paths.project, "base"))[0]
+
+
+def made_up_lock(stack: Stack) -> StackLock:
+    """A lock with all that the stack's file names: the real one needs PyTorch's own index and GitHub."""
+
+    def made_up(name: str, end: str, version: str = "1.0") -> LockedFile:
+        return LockedFile(name=name, version=version, file=f"{name}-{version}{end}", size=1, sha256="0" * 64)
+
+    source = stack.python.source
+    assert source
+    named = {package for layer in stack.python.layers for package in layer.packages} - {"*", source.name}
+    return StackLock(
+        stack=stack.name,
+        inputs=manifests.stack_inputs(stack),
+        debs=[made_up(name, ".deb") for name in stack.system.packages],
+        wheels=[made_up(name, "-py3-none-any.whl") for name in sorted(named)],
+        source=SourceLock(
+            archives=[made_up(name, ".tar") for name, _ in trees(source)],
+            debs=[made_up(name, ".deb") for name in source.packages],
+            wheels=[made_up(row.partition("==")[0], "-py3-none-any.whl") for row in source.requirements],
+        ),
+    )

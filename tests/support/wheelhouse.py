@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import http.server
 import json
+import tempfile
 import threading
 import time
+import uuid
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import unquote
 
 import pytest
@@ -49,11 +53,16 @@ def make_wheel(
     )
 
 
+CACHE = tempfile.TemporaryDirectory(prefix="sparkpin-uv-")  # uv looks at the interpreter once a session
+
+
 @dataclass
 class Index:
     """slow: file -> seconds between pieces of 64 KiB; hashes: whether pages carry them; asked: file names served.
 
     gone: files that the pages name and that are not there any more. sizes: pages are JSON and tell them (PEP 700).
+    ranges: byte ranges that were asked for, in order; heeds: whether they are answered; busy: files that a 503 stands
+    before, once; login: "name:password" that everything wants; stale: what is sent in place of a file.
     compresses: a HEAD tells the size of what would be sent compressed, to whom takes that.
     uploaded: file -> when it came ("2026-05-10T07:38:37Z"), which JSON pages tell, too.
     """
@@ -67,12 +76,18 @@ class Index:
     sizes: bool = False
     uploaded: dict[str, str] = field(default_factory=dict)
     compresses: bool = False
+    ranges: list[str] = field(default_factory=list)
+    heeds: bool = True
+    busy: set[str] = field(default_factory=set)
+    login: str = ""
+    stale: dict[str, bytes] = field(default_factory=dict)
 
 
 @contextmanager
 def serve(folder: Path) -> Iterator[Index]:
     """The wheels of a folder as a simple index (PEP 503) on a free port of 127.0.0.1."""
     index = Index(folder)
+    prefix = f"/{uuid.uuid4().hex}"  # what uv keeps of an index is of no other one on that port
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_HEAD(self) -> None:
@@ -82,29 +97,52 @@ def serve(folder: Path) -> Iterator[Index]:
             self.answer(200, "application/octet-stream", (folder / unquote(self.path).rpartition("/")[2]).read_bytes())
 
         def do_GET(self) -> None:
-            kind, _, name = unquote(self.path).strip("/").partition("/")
+            wanted = f"Basic {base64.b64encode(index.login.encode()).decode()}"
+            if index.login and self.headers.get("Authorization") != wanted:
+                self.answer(401, "text/plain", b"")
+                return
+            kind, _, name = unquote(self.path).removeprefix(prefix).strip("/").partition("/")
             if kind == "simple":
                 files = [*folder.glob("*.whl"), *folder.glob("*.tar.gz"), *folder.glob("*.zip")]
                 files = sorted(p for p in files if p.name.split("-")[0].replace("_", "-") == name)
                 if index.sizes and files:
-                    self.answer(200, "application/vnd.pypi.simple.v1+json", page(name, files, index.uploaded))
+                    self.answer(200, "application/vnd.pypi.simple.v1+json", page(prefix, name, files, index.uploaded))
                     return
-                body = "".join(f'<a href="/files/{p.name}{self.fragment(p)}">{p.name}</a>\n' for p in files).encode()
+                body = "".join(
+                    f'<a href="{prefix}/files/{p.name}{self.fragment(p)}">{p.name}</a>\n' for p in files
+                ).encode()
                 self.answer(200 if files else 404, "text/html", body)
             else:
                 index.asked.append(name)
                 if name in index.gone:
                     self.answer(404, "text/plain", b"")
                     return
-                self.answer(200, "application/octet-stream", (folder / name).read_bytes(), index.slow.get(name, 0))
+                if name in index.busy:
+                    index.busy.discard(name)
+                    self.answer(503, "text/plain", b"")
+                    return
+                data, span = index.stale.get(name) or (folder / name).read_bytes(), self.headers.get("Range", "")
+                if span:
+                    index.ranges.append(span)
+                begin = int(span.removeprefix("bytes=").partition("-")[0]) if span and index.heeds else 0
+                more = {"Content-Range": f"bytes {begin}-{len(data) - 1}/{len(data)}"} if begin else {}
+                pause = index.slow.get(name, 0)
+                self.answer(206 if begin else 200, "application/octet-stream", data[begin:], pause, more)
 
         def fragment(self, path: Path) -> str:
             return f"#sha256={hashlib.sha256(path.read_bytes()).hexdigest()}" if index.hashes else ""
 
-        def answer(self, status: int, kind: str, body: bytes, pause: float = 0) -> None:
+        def answer(
+            self, status: int, kind: str, body: bytes, pause: float = 0, more: Mapping[str, str] = MappingProxyType({})
+        ) -> None:
             self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
+            for header, value in {
+                "Content-Type": kind,
+                "Content-Length": str(len(body)),
+                "Cache-Control": "no-cache",
+                **more,
+            }.items():
+                self.send_header(header, value)
             self.end_headers()
             if self.command == "HEAD":
                 return
@@ -122,7 +160,7 @@ def serve(folder: Path) -> Iterator[Index]:
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    index.url = f"http://127.0.0.1:{server.server_address[1]}/simple/"
+    index.url = f"http://127.0.0.1:{server.server_address[1]}{prefix}/simple/"
     try:
         yield index
     finally:
@@ -130,12 +168,12 @@ def serve(folder: Path) -> Iterator[Index]:
         server.server_close()
 
 
-def page(name: str, files: Sequence[Path], uploaded: Mapping[str, str]) -> bytes:
+def page(prefix: str, name: str, files: Sequence[Path], uploaded: Mapping[str, str]) -> bytes:
     """A project's page in the simple index's JSON form."""
     rows = [
         {
             "filename": file.name,
-            "url": f"/files/{file.name}",
+            "url": f"{prefix}/files/{file.name}",
             "hashes": {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()},
             "size": file.stat().st_size,
             **({"upload-time": uploaded[file.name]} if file.name in uploaded else {}),
@@ -147,11 +185,8 @@ def page(name: str, files: Sequence[Path], uploaded: Mapping[str, str]) -> bytes
 
 
 def use_index(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """Let pip know this index and nothing else of the machine's configuration."""
-    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX", "PIP_TARGET"):
-        monkeypatch.delenv(name, raising=False)
+    """Let uv know this index and nothing else of the machine's configuration."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_INDEX_URL", url)
-    monkeypatch.setenv("PIP_RETRIES", "0")
+    for name, value in (("DEFAULT_INDEX", url), ("HTTP_RETRIES", "0"), ("CACHE_DIR", CACHE.name)):
+        monkeypatch.setenv(f"UV_{name}", value)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 from sparkpin.build import cross_build
 from sparkpin.build import image as builder
+from sparkpin.build.lost_files import how_to_get
 from sparkpin.build.pair import Pairing, pair
 from sparkpin.build.record import check_form, records_of
 from sparkpin.build.reproduce import require_inputs
@@ -66,7 +68,7 @@ def fetched_and_built(paths: Paths, engine: Engine, pairing: Pairing, *, offline
             if offline:
                 fetching.require_fetched(paths, lock)
             else:
-                fetching.fetch_stack(paths, stack, lock, say)
+                fetching.fetch_stack(paths, stack, lock, say, partial(how_to_get, paths))
     return builder.build_image(paths, engine, image, say)
 
 

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
-import re
-import shutil
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from sparkpin.core import files
-from sparkpin.core.errors import ManifestError, NetworkError
-from sparkpin.core.paths import Paths
+from sparkpin.core.errors import NetworkError
 from sparkpin.core.terminal import Say
-from sparkpin.fetch.hub_origins import AGAIN, TRIES, Temporary, patient
-from sparkpin.pins.schema import ModelPin
+from sparkpin.fetch.origins import AGAIN, SILENCE, TRIES, Temporary, check_range, patient, wanted_pause
 
 T = TypeVar("T")
-
-SILENCE = 30.0
-"""Seconds without an answer, or between two chunks of it, after which a connection counts as broken."""
-
 
 FIRST_TRIES = 4
 """Times in a row that no connection to the API may come about: 7 s of pauses, since no transfer is lost yet."""
@@ -35,14 +20,10 @@ FIRST_TRIES = 4
 
 @dataclass(frozen=True, eq=False)
 class HubOrigin:
-    """Files of a repository at a commit, as LFS, Xet and git keep them: all of them answer ranges over plain HTTP.
-
-    endpoint: None for the Hub of the environment (HF_ENDPOINT), else one of our own, which gets no token.
-    """
+    """Files of a repository at a commit, as LFS, Xet and git keep them: all of them answer ranges over plain HTTP."""
 
     repo: str
     revision: str
-    endpoint: str | None
     locations: dict[str, str] = field(default_factory=dict)
     mend: str = ""
 
@@ -53,16 +34,17 @@ class HubOrigin:
     @contextlib.contextmanager
     def open(self, file: str, begin: int, end: int, size: int, *, anew: bool = False) -> Iterator[Iterator[bytes]]:
         """See Origin. The library's own client asks: the same proxies, certificates and offline mode."""
-        from huggingface_hub import get_session, hf_hub_url
+        from huggingface_hub import get_hf_file_metadata, get_session, hf_hub_url
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
-        url = hf_hub_url(self.repo, file, revision=self.revision, endpoint=self.endpoint)
+        url = hf_hub_url(self.repo, file, revision=self.revision)
         with plain_errors(self.repo, self.revision, file):
             location = None if anew else self.locations.get(file)
             if location is None:
-                location = self.locations[file] = self.locate(url)
+                # A signed address that expires, or the Hub's own.
+                location = self.locations[file] = get_hf_file_metadata(url, timeout=SILENCE).location
             # The token is for the Hub alone: large files lie elsewhere, under a signed address.
-            own = build_hf_headers(token=token_for(self.endpoint) if place_of(location) == place_of(url) else False)
+            own = build_hf_headers(token=None if place_of(location) == place_of(url) else False)
             headers = {**own, "Accept-Encoding": "identity", **({"Cache-Control": "no-cache"} if anew else {})}
             if (begin, end) != (0, size):
                 headers["Range"] = f"bytes={begin}-{end - 1}"
@@ -75,37 +57,13 @@ class HubOrigin:
                 if answer.status_code >= 400:
                     answer.read()
                 hf_raise_for_status(answer)
-                check_range(answer.status_code, answer.headers, begin, end, size, f"{file} of {self.name}")
+                check_range(answer, begin, end, size, f"{file} of {self.name}")
                 yield answer.iter_raw()
-
-    def locate(self, url: str) -> str:
-        """Where the Hub keeps the file: a signed address that expires, or itself."""
-        from huggingface_hub import get_hf_file_metadata
-
-        found = get_hf_file_metadata(url, token=token_for(self.endpoint), timeout=SILENCE, endpoint=self.endpoint)
-        return found.location
 
 
 def place_of(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
     return parts.scheme, parts.netloc
-
-
-def check_range(status: int, headers: Mapping[str, str], begin: int, end: int, size: int, what: str) -> None:
-    """That the answer is of the bytes that were asked for; NetworkError, for it will not be another time."""
-    encoding = headers.get("Content-Encoding", "identity")
-    if status == 206:
-        match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", headers.get("Content-Range", ""))
-        seen = (int(match[1]), int(match[2]) + 1) if match else None
-        right = match is not None and seen == (begin, end) and match[3] in ("*", str(size))
-    else:
-        right = (begin, end) == (0, size) and headers.get("Content-Length", str(size)) == str(size)
-    if not right or encoding != "identity":
-        shown = {key: headers[key] for key in ("Content-Range", "Content-Length", "Content-Encoding") if key in headers}
-        raise NetworkError(
-            f"cannot fetch {what}: asked for bytes {begin}-{end - 1} of {size}; the answer is {status}, {shown}",
-            next_step="the Hub, or a proxy before it, does not heed ranges: fetch past that proxy (NO_PROXY)",
-        )
 
 
 def asked(ask: Callable[[], T], repo: str, revision: str, what: str, say: Say) -> T:
@@ -116,90 +74,6 @@ def asked(ask: Callable[[], T], repo: str, revision: str, what: str, say: Say) -
             return ask()
 
     return patient(once, f"{what} of {repo} at {revision[:12]}", say)
-
-
-def wanted_pause(headers: Mapping[str, str]) -> float:
-    """Seconds that a server which is asked too much wants to be left alone; 0 where it does not say."""
-    from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
-
-    value = headers.get("Retry-After", "").strip()
-    with contextlib.suppress(ValueError):
-        return float(value) if value.isdecimal() else parsedate_to_datetime(value).timestamp() - time.time()
-    limit = parse_ratelimit_headers(headers)
-    return float(limit.reset_in_seconds + 1) if limit and limit.remaining == 0 else 0
-
-
-def token_for(url: str | None) -> bool | None:
-    """None: the library's own rules (HF_TOKEN, then what `hf auth login` stored). Never to a Hub of our own."""
-    return None if url is None else False
-
-
-@contextlib.contextmanager
-def endpoint(paths: Paths, pin: ModelPin, say: Say) -> Iterator[str | None]:
-    """The Hub to ask: None for the public one (or HF_ENDPOINT), or a local one that serves a generated model."""
-    if pin.generator is None:
-        yield None
-        return
-    from sparkpin.fetch import tinymodel
-    from sparkpin.fetch.tinymodel import hub as local_hub
-
-    work = paths.work / f"model-{pin.name}"
-    with files.disk_errors(work):
-        work.mkdir(parents=True, exist_ok=True)
-        files.sweep(work)
-        folder = Path(tempfile.mkdtemp(prefix=files.PARTIAL, dir=work))
-    try:
-        say(f"generating {pin.name}")
-        with files.disk_errors(folder):
-            tinymodel.generate(folder, seed=pin.generator.seed)
-        with local_hub.serve(folder) as url, no_proxy():
-            check_generated(paths, pin, url, say)
-            yield url
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def check_generated(paths: Paths, pin: ModelPin, url: str, say: Say) -> None:
-    """The generator gives the pinned commits: it is part of what the pin freezes."""
-    from huggingface_hub import HfApi
-
-    path = paths.project / f"pins/models/{pin.name}.yaml"
-    made: dict[str, str | None] = {}
-    for key, repository in pin.repositories.items():
-        ask = functools.partial(HfApi(endpoint=url, token=False).model_info, repository.repo)
-        made[key] = asked(ask, repository.repo, "main", "the commit", say).sha
-    changed = {key: sha for key, sha in made.items() if sha != pin.repositories[key].revision}
-    for key, sha in changed.items():
-        commits = ", ".join(f"repositories.{name}.revision to {commit}" for name, commit in changed.items())
-        raise ManifestError(
-            path,
-            f"repositories.{key}.revision",
-            pin.repositories[key].revision,
-            f"{sha}, which the generator makes here",
-            next_step=f"if the generator was changed on purpose, set {commits} in {path} (and model_revision in the "
-            f"recipes of this model), then: invoke lock --model {pin.name}",
-        )
-
-
-@contextlib.contextmanager
-def no_proxy() -> Iterator[None]:
-    """Reach 127.0.0.1 directly even where HTTP_PROXY is set: the library's client reads the environment when made."""
-    from huggingface_hub import close_session
-
-    names = ("NO_PROXY", "no_proxy")
-    before: Mapping[str, str | None] = {name: os.environ.get(name) for name in names}
-    listed = next((value for value in before.values() if value), "")
-    close_session()
-    os.environ.update(dict.fromkeys(names, f"{listed},127.0.0.1".lstrip(",")))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-        close_session()
 
 
 @contextlib.contextmanager

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,13 +16,13 @@ from pathlib import Path
 from sparkpin.checkpoint.repository import OTHER
 from sparkpin.checkpoint.safetensors import PREFIX_BYTES, header_length
 from sparkpin.core import files
-from sparkpin.core.errors import IntegrityError
+from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch.hub_client import HubOrigin
-from sparkpin.fetch.hub_origins import FileOrigin, FolderOrigin, read
-from sparkpin.fetch.hub_pieces import FilePiece
 from sparkpin.fetch.model_files import download_folder, mend_folder, repository_folder, source_folder
+from sparkpin.fetch.origins import FileOrigin, FolderOrigin, read
+from sparkpin.fetch.pieces import FilePiece
 from sparkpin.fetch.store import Store
 from sparkpin.pins.schema import LockedFile, ModelPin
 
@@ -88,11 +91,11 @@ class Site:
         return end
 
     def linked(self, file: LockedFile) -> bool:
-        """Whether a file of a folder that stands for the Hub could be linked to its place, which saves its bytes.
+        """Whether a file of a person's folder could be linked to its place, which saves its bytes.
 
         It stays the folder's own file, so it is not made read-only. IntegrityError if it is not the locked one.
         """
-        if not isinstance(self.origin, FolderOrigin) or not file.file.endswith(".safetensors"):
+        if not isinstance(self.origin, FolderOrigin) or not self.origin.mend or not file.file.endswith(".safetensors"):
             return False
         source, part = (self.origin.folder / file.file).resolve(), self.parts / f"{file.file}.link"
         with files.disk_errors(self.parts):
@@ -123,13 +126,52 @@ class Site:
         return True
 
 
-def site_of(paths: Paths, pin: ModelPin, name: str, revision: str, url: Callable[[], str | None]) -> Site:
-    """url: the Hub to ask, as `hubclient.endpoint` gives it."""
+def site_of(paths: Paths, pin: ModelPin, name: str, revision: str, made: Callable[[], Path | None]) -> Site:
+    """made: the folder of a generated model, as `generated` gives it."""
     repository = pin.repositories[name].model_copy(update={"revision": revision})
 
     def find() -> FileOrigin:
         if own := source_folder(paths, pin, name):
             return FolderOrigin(own, mend_folder(own, pin))
-        return HubOrigin(repository.repo, revision, url())
+        folder = made()
+        return FolderOrigin(folder / repository.repo) if folder else HubOrigin(repository.repo, revision)
 
     return Site(find, repository_folder(paths, repository), download_folder(paths, repository), Store(paths.store))
+
+
+@contextlib.contextmanager
+def generated(paths: Paths, pin: ModelPin, say: Say) -> Iterator[Path | None]:
+    """A new folder with the repositories of a model that is made here; None for one of the Hub.
+
+    The generator is part of what the pin freezes: ManifestError when it makes other commits than the pinned ones.
+    """
+    if pin.generator is None:
+        yield None
+        return
+    from sparkpin.fetch.tinymodel import commit_of, generate
+
+    work = paths.work / f"model-{pin.name}"
+    with files.disk_errors(work):
+        work.mkdir(parents=True, exist_ok=True)
+        files.sweep(work)
+        folder = Path(tempfile.mkdtemp(prefix=files.PARTIAL, dir=work))
+    try:
+        say(f"generating {pin.name}")
+        with files.disk_errors(folder):
+            generate(folder, seed=pin.generator.seed)
+        made = {key: commit_of(folder / repository.repo) for key, repository in pin.repositories.items()}
+        changed = {key: sha for key, sha in made.items() if sha != pin.repositories[key].revision}
+        for key, sha in changed.items():
+            path = paths.project / f"pins/models/{pin.name}.yaml"
+            commits = ", ".join(f"repositories.{name}.revision to {commit}" for name, commit in changed.items())
+            raise ManifestError(
+                path,
+                f"repositories.{key}.revision",
+                pin.repositories[key].revision,
+                f"{sha}, which the generator makes here",
+                next_step=f"if the generator was changed on purpose, set {commits} in {path} (and model_revision in "
+                f"the recipes of this model), then: invoke lock --model {pin.name}",
+            )
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,12 +19,13 @@ from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import model
-from sparkpin.fetch.hub_client import SILENCE, asked, endpoint, token_for
-from sparkpin.fetch.hub_pieces import FilePiece
-from sparkpin.fetch.hub_repository import Site, site_of
-from sparkpin.fetch.hub_transfer import CONNECTIONS, Fetched
+from sparkpin.fetch.hub_client import asked
+from sparkpin.fetch.hub_repository import Site, generated, site_of
 from sparkpin.fetch.model_files import TEXTS, download_folder, listing_of
-from sparkpin.fetch.store import Store
+from sparkpin.fetch.origins import SILENCE
+from sparkpin.fetch.pieces import FilePiece
+from sparkpin.fetch.store import HASH_WORKERS, Store
+from sparkpin.fetch.transfer import CONNECTIONS, Fetched
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelLock, ModelPin, PinnedRepository, RepositoryLock
 
@@ -40,8 +42,8 @@ def lock_model(paths: Paths, name: str, say: Say) -> ModelLock:
     not fit each other.
     """
     pin = manifests.load_model(paths.project, name)
-    with model.hold(paths, pin, say), endpoint(paths, pin, say) as url:
-        locking = Locking(paths, pin, former_lock(paths.project, name, say), url, say)
+    with model.hold(paths, pin, say), generated(paths, pin, say) as made:
+        locking = Locking(paths, pin, former_lock(paths.project, name, say), made, say)
         entries = {key: locking.with_headers(key, locking.listed(key)) for key in pin.repositories}
         say(f"planning what {name} takes")
         listings = {key: listing_of(paths, pin, key, entry) for key, entry in entries.items()}
@@ -78,12 +80,12 @@ class Listed:
 
 @dataclass
 class Locking:
-    """received: bytes that came; total: bytes of all files of the repositories."""
+    """made: a generated model's folder; received: bytes that came; total: bytes of all files of the repositories."""
 
     paths: Paths
     pin: ModelPin
     former: ModelLock | None
-    url: str | None
+    made: Path | None
     say: Say
     sites: dict[str, Site] = field(default_factory=dict)
     received: int = 0
@@ -103,7 +105,7 @@ class Locking:
         self.total += sum(row.size for row in rows)
         unknown = "0" * 64
         self.parsed(repository, revision, {row.file: (row.size, unknown) for row in rows})  # before a name is a path
-        site = self.sites[key] = site_of(self.paths, self.pin, key, revision, lambda: self.url)
+        site = self.sites[key] = site_of(self.paths, self.pin, key, revision, lambda: self.made)
         known = {row.file: row.sha256 for row in rows if row.sha256}
         wanted = [row for row in rows if row.file in TEXTS or (key == self.pin.base and not row.sha256)]
         absent = []
@@ -174,11 +176,15 @@ class Locking:
     def info(self, repo: str, revision: str) -> Any:
         from huggingface_hub import HfApi
 
-        api = HfApi(endpoint=self.url, token=token_for(self.url))
-        ask = functools.partial(api.model_info, repo, revision=revision, files_metadata=True, timeout=SILENCE)
+        ask = functools.partial(HfApi().model_info, repo, revision=revision, files_metadata=True, timeout=SILENCE)
         return asked(ask, repo, revision, "the list of files", self.say)
 
     def listing(self, repository: PinnedRepository, revision: str) -> Iterator[Listed]:
+        if self.made:
+            from sparkpin.fetch.tinymodel import files_of
+
+            yield from itertools.starmap(Listed, files_of(self.made / repository.repo))
+            return
         for sibling in self.info(repository.repo, revision).siblings or []:
             if sibling.lfs is not None:
                 yield Listed(sibling.rfilename, sibling.lfs.size, sibling.lfs.sha256, "")
@@ -281,7 +287,7 @@ def hashed(folder: Path, manifest: Path, key: str, say: Say) -> Iterator[Listed]
             say(f"hashing {folder / name} ({size / 1e6:,.1f} MB)")
         return Listed(name.as_posix(), size, files.sha256_file(folder / name)[0], "")
 
-    with ThreadPoolExecutor(model.HASH_WORKERS) as pool:
+    with ThreadPoolExecutor(HASH_WORKERS) as pool:
         yield from pool.map(row, names)
 
 

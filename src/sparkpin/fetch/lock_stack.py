@@ -6,7 +6,6 @@ import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -14,14 +13,14 @@ from packaging.utils import canonicalize_name
 
 from sparkpin.core import files
 from sparkpin.core.errors import ManifestError
-from sparkpin.core.files import PARTIAL, atomic_file, disk_errors, sha256_file
+from sparkpin.core.files import PARTIAL, atomic_file, disk_errors
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch.debs import open_apt
 from sparkpin.fetch.source_archives import lock_source
 from sparkpin.fetch.store import Store
 from sparkpin.fetch.uv_resolver import index_closure
-from sparkpin.fetch.wheels import TICK, Dist, WheelTarget, arrived, download_closure, reachable, read_dist, target_of
+from sparkpin.fetch.wheels import WheelTarget, target_of
 from sparkpin.pins import wheel_layers
 from sparkpin.pins.manifests import former_stack_lock, load_stack, lock_text, stack_inputs
 from sparkpin.pins.patches import require_patches, require_wanted
@@ -29,7 +28,7 @@ from sparkpin.pins.schema import LockedFile, SourceLock, Stack, StackLock
 
 
 def lock_stack(paths: Paths, name: str, say: Say, *, keep_layers: bool = False) -> StackLock:
-    """Resolve pins/stacks/<name>.yaml and write <name>.lock. Network. Wheels that were downloaded stay in the store.
+    """Resolve pins/stacks/<name>.yaml and write <name>.lock. Network; nothing but source archives is downloaded.
 
     keep_layers: keep the lower layers of the lock that is there, and put the wheels that changed on top. As little as
     possible changes: what the stack file does not name stays at its version, if that still fits.
@@ -53,10 +52,7 @@ def lock_stack(paths: Paths, name: str, say: Say, *, keep_layers: bool = False) 
             target = target_of(stack, debs)
             say(f"lock {name}: {', '.join(stack.python.requirements)} for Python {target.python}, {target.machine}")
             keep = former.wheels if keep_layers and former else []
-            if stack.python.by_index:
-                wheels = index_closure(stack, target, keep, file)
-            else:
-                wheels = downloaded(stack, target, keep, folder / "wheels", Store(paths.store), file, say)
+            wheels = index_closure(stack, target, keep, file, say)
             say(f"  {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.1f} MB")
             made = [wheel for wheel in wheels if not is_from_source(stack, wheel)]
             versions = {wheel.name: wheel.version for wheel in made}
@@ -104,29 +100,6 @@ def locked_source(
         wider = stack.model_copy(update={"debian": stack.debian.model_copy(update={"packages": packages})})
         all_debs = debian_closure(wider, folder / "apt-source", say)
     return lock_source(stack, target, debs, wheels, all_debs, folder / "source", store, file, say)
-
-
-def downloaded(
-    stack: Stack,
-    target: WheelTarget,
-    keep: list[LockedFile],
-    folder: Path,
-    store: Store,
-    file: str,
-    say: Say,
-) -> list[LockedFile]:
-    """The closure by pip, which reads it from the wheels; they go to the store. folder: does not exist yet."""
-    folder.mkdir()
-    with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(download_closure, stack, target, folder, keep, say)
-        while not wait([job], timeout=TICK).done:
-            say(f"  {arrived(folder) / 1e6:.0f} MB so far")
-        job.result()
-    kept = closure([read_dist(path) for path in sorted(folder.glob("*.whl"))], stack, target, file)
-    wheels = [locked_wheel(dist) for dist in kept]
-    for dist, wheel in zip(kept, wheels, strict=True):
-        store.add(dist.path, wheel, move=True)
-    return wheels
 
 
 def debian_closure(stack: Stack, root: Path, say: Say) -> list[LockedFile]:
@@ -236,27 +209,6 @@ def check_requirements(stack: Stack, file: str) -> None:
             raise ManifestError(file, "python.exclude", name, canonicalize_name(name))
         if name in names:
             raise ManifestError(file, "python.exclude", name, "one that python.requirements does not ask for")
-
-
-def closure(dists: list[Dist], stack: Stack, target: WheelTarget, file: str) -> list[Dist]:
-    """What stays of a resolved set once the excluded distributions are left out, sorted by name."""
-    if twice := repeated(dist.name for dist in dists):
-        raise ManifestError(file, "python.requirements", twice, "one version of each distribution")
-    by_name = {dist.name: dist for dist in dists}
-    for name in stack.python.exclude:
-        if name not in by_name:
-            raise ManifestError(file, "python.exclude", name, "a distribution that the requirements would bring in")
-    try:
-        needed = reachable(by_name, stack.python.requirements, stack.python.exclude, target)
-    except KeyError as error:
-        wanted = "a closure on which pip and the wheels' metadata agree (a fault of sparkpin: please report it)"
-        raise ManifestError(file, "python.requirements", error.args[0], wanted) from None
-    return [by_name[name] for name in sorted(needed)]
-
-
-def locked_wheel(dist: Dist) -> LockedFile:
-    sha256, size = sha256_file(dist.path)
-    return LockedFile(name=dist.name, version=dist.version, file=dist.path.name, size=size, sha256=sha256)
 
 
 def check_unique(lock: StackLock, file: str) -> None:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sparkpin.checkpoint.repository import Listing, Places, header_of, is_shard
@@ -21,16 +19,14 @@ from sparkpin.core import files
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
-from sparkpin.fetch import hub_transfer
-from sparkpin.fetch.hub_client import endpoint
-from sparkpin.fetch.hub_pieces import FilePiece
-from sparkpin.fetch.hub_repository import Site, site_of
+from sparkpin.fetch import transfer
+from sparkpin.fetch.hub_repository import Site, generated, site_of
 from sparkpin.fetch.model_files import TEXTS, download_folder, listing_of, places_of, repository_folder
-from sparkpin.fetch.store import Store
+from sparkpin.fetch.pieces import FilePiece
+from sparkpin.fetch.store import Store, missing
 from sparkpin.pins.schema import LockedFile, ModelLock, ModelPin, RepositoryLock
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-HASH_WORKERS = min(4, os.cpu_count() or 1)
 
 
 def fetch_model(
@@ -133,13 +129,13 @@ def bring(paths: Paths, pin: ModelPin, pieces: Sequence[FilePiece], say: Say, ad
 
 def fetch_pieces(
     paths: Paths, pin: ModelPin, pieces: Sequence[FilePiece], say: Say, advice: str = ""
-) -> hub_transfer.Fetched:
+) -> transfer.Fetched:
     """advice: what to do about bytes that are wrong, twice."""
     begun = sum(piece.part.stat().st_size for piece in pieces if piece.part.is_file())
     needed = sum(piece.length for piece in pieces) - begun
     files.require_space(paths.models, needed, "the model's files", "SPARKPIN_CACHE")
     usual = f"invoke fetch; if it stays, the Hub's file is not the locked one: invoke lock --model {pin.name}"
-    return hub_transfer.fetch(pieces, say, title=f"fetching {pin.name}", advice=advice or usual)
+    return transfer.fetch(pieces, say, title=f"fetching {pin.name}", advice=advice or usual)
 
 
 def tell_share(name: str, fetched: int, total: int, say: Say) -> None:
@@ -152,10 +148,10 @@ def tell_share(name: str, fetched: int, total: int, say: Say) -> None:
 
 @contextlib.contextmanager
 def sites(paths: Paths, pin: ModelPin, lock: ModelLock, say: Say) -> Iterator[Mapping[str, Site]]:
-    """Where each repository comes from. The Hub is looked for when a byte of it is needed."""
+    """Where each repository comes from. A model is generated when a byte of it is needed."""
     with contextlib.ExitStack() as stack:
-        url = functools.cache(lambda: stack.enter_context(endpoint(paths, pin, say)))
-        yield {name: site_of(paths, pin, name, entry.revision, url) for name, entry in lock.repositories.items()}
+        made = functools.cache(lambda: stack.enter_context(generated(paths, pin, say)))
+        yield {name: site_of(paths, pin, name, entry.revision, made) for name, entry in lock.repositories.items()}
 
 
 def hold(paths: Paths, pin: ModelPin, say: Say) -> contextlib.AbstractContextManager[None]:
@@ -194,26 +190,3 @@ def lacking(store: Store, wanted: Iterable[LockedFile], say: Say) -> list[Locked
     """What of headers and tensors is absent or damaged, each content once."""
     by_content = {row.sha256: row for row in wanted}
     return missing(((row, store.path(sha256)) for sha256, row in by_content.items()), say)
-
-
-def missing(wanted: Iterable[tuple[LockedFile, Path]], say: Say) -> list[LockedFile]:
-    """Reads what is there. A damaged file is told and removed."""
-    rows = list(wanted)
-
-    def fault(row: tuple[LockedFile, Path]) -> str | None:
-        file, path = row
-        if not path.is_file():
-            return ""
-        if (size := path.stat().st_size) != file.size:
-            return f"size {size}, wanted {file.size}"
-        sha256, _ = files.sha256_file(path)
-        return None if sha256 == file.sha256 else f"sha256 {sha256}, wanted {file.sha256}"
-
-    with ThreadPoolExecutor(HASH_WORKERS) as pool:
-        faults = list(pool.map(fault, rows))
-    for (file, path), why in zip(rows, faults, strict=True):
-        if why:
-            what = file.file if file.name == file.file else f"{file.name} of {file.file}"
-            say(f"{path} ({what}) is damaged ({why}): fetching it again")
-            path.unlink()
-    return [file for (file, _), why in zip(rows, faults, strict=True) if why is not None]

@@ -6,20 +6,19 @@ what he got against the lock.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from packaging.utils import canonicalize_name
 
 from sparkpin.core.errors import IntegrityError, ManifestError, NetworkError
 from sparkpin.core.files import sha256_file
 from sparkpin.core.terminal import Say
-from sparkpin.fetch import git
+from sparkpin.fetch import git, transfer
+from sparkpin.fetch.pieces import FilePiece
 from sparkpin.fetch.store import Store
-from sparkpin.fetch.uv_resolver import index_closure, resolved
-from sparkpin.fetch.wheels import CONFIG, WheelTarget, stream
+from sparkpin.fetch.uv_resolver import file_of, index_closure, indexes, packages, resolve
+from sparkpin.fetch.wheels import CONFIG, WheelTarget, http_client, length, origin_of
 from sparkpin.pins.schema import GitTree, LockedFile, SourceBuild, SourceLock, Stack
 
 
@@ -43,12 +42,12 @@ def lock_source(
     own = {deb.name: deb for deb in debs}
     if other := [deb.name for deb in all_debs if own.get(deb.name, deb) != deb]:
         raise NetworkError(f"Debian's mirror changed meanwhile: {', '.join(other)}", next_step="the same command again")
-    tools = build_wheels(stack, source, target, wheels, file)
+    tools = build_wheels(stack, source, target, wheels, file, say)
     archives = []
     for name, tree in trees(source):
         commit = git.commit_of(tree) if tree else source.version
         say(f"  source {name} {commit}")
-        path = make(stack, target, name, tree, commit, folder)
+        path = make(stack, target, name, tree, commit, folder, say)
         sha256, size = sha256_file(path)
         locked = LockedFile(name=name, version=commit, file=path.name, size=size, sha256=sha256)
         store.add(path, locked, move=True)
@@ -62,7 +61,7 @@ def trees(source: SourceBuild) -> list[tuple[str, GitTree | None]]:
 
 
 def build_wheels(
-    stack: Stack, source: SourceBuild, target: WheelTarget, wheels: Sequence[LockedFile], file: str
+    stack: Stack, source: SourceBuild, target: WheelTarget, wheels: Sequence[LockedFile], file: str, say: Say
 ) -> list[LockedFile]:
     """What the build needs beside the images' own wheels, whose versions are given: one torch for both."""
     given = {f"{wheel.name}=={wheel.version}": "of the images" for wheel in wheels}
@@ -73,7 +72,7 @@ def build_wheels(
         }
     )
     try:
-        both = index_closure(stack.model_copy(update={"python": python}), target, (), file)
+        both = index_closure(stack.model_copy(update={"python": python}), target, (), file, say)
     except ManifestError as error:
         if error.key != "python.requirements":
             raise
@@ -95,7 +94,7 @@ def fetch_archives(
     folder.mkdir()
     for file in wanted:
         say(f"  source {file.name} {file.version}")
-        path = make(stack, target, file.name, known[file.name], file.version, folder)
+        path = make(stack, target, file.name, known[file.name], file.version, folder, say)
         try:
             store.add(path, file, move=True)
         except IntegrityError as error:
@@ -103,30 +102,34 @@ def fetch_archives(
             raise IntegrityError(error.message, next_step=step) from None
 
 
-def make(stack: Stack, target: WheelTarget, name: str, tree: GitTree | None, version: str, folder: Path) -> Path:
+def make(
+    stack: Stack, target: WheelTarget, name: str, tree: GitTree | None, version: str, folder: Path, say: Say
+) -> Path:
     if tree is None:
-        return source_distribution(stack, target, f"{name}=={version}", folder)
+        return source_distribution(stack, target, f"{name}=={version}", folder, say)
     path = folder / f"{name}-{version[:12]}.tar"
     git.archive(tree, version, path)
     return path
 
 
-def source_distribution(stack: Stack, target: WheelTarget, requirement: str, folder: Path) -> Path:
+def source_distribution(stack: Stack, target: WheelTarget, requirement: str, folder: Path, say: Say) -> Path:
     """The index's own archive of a release, checked against the hash that the index tells. ManifestError for one of
     another form than .tar.gz, which the build could not read.
     """
-    done = resolved(stack, target, (), requirements=[requirement], options=["--no-deps"], only_binary=False)
+    env = indexes()
+    done = resolve(stack, target, [requirement], env, "--no-deps", as_of=stack.python.as_of, only_binary=False)
     if done.returncode:
         raise NetworkError(f"uv does not find {requirement}:\n{done.stderr.strip()}", next_step=CONFIG)
-    found = [row["sdist"] for row in tomllib.loads(done.stdout).get("packages", []) if "sdist" in row]
+    found = [row["sdist"] for row in packages(done) if "sdist" in row]
     if not found:
         raise NetworkError(f"the index has no source distribution of {requirement}", next_step=CONFIG)
-    path = folder / unquote(urlsplit(found[0]["url"]).path).rpartition("/")[2]
+    url, path = found[0]["url"], folder / file_of(found[0]["url"])
     if not path.name.endswith(".tar.gz"):
         wanted = "a release whose source distribution is a .tar.gz (PEP 625), or its repository in python.source.git"
         raise ManifestError(f"pins/stacks/{stack.name}.yaml", "python.source.version", path.name, wanted)
-    stream(found[0]["url"], path)
-    told, (sha256, _) = found[0].get("hashes", {}).get("sha256"), sha256_file(path)
-    if told not in (None, sha256):
-        raise IntegrityError(f"{path.name}: sha256={sha256}, the index says {told}", next_step=CONFIG)
+    with http_client(env) as client:
+        size, sha256 = length(url, client), found[0]["hashes"].get("sha256", "")
+        origin, part = origin_of(url, path.name, env, client, lambda: CONFIG), path.with_suffix(".part")
+        piece = FilePiece(origin, path.name, size, 0, size, path.name, part, lambda _: path, sha256)
+        transfer.fetch([piece], say, title=path.name, advice=CONFIG)
     return path

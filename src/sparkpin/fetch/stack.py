@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import functools
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from sparkpin.build.lost_files import how_to_get
 from sparkpin.core import files
-from sparkpin.core.errors import InputError, IntegrityError
+from sparkpin.core.errors import InputError, IntegrityError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
+from sparkpin.fetch import transfer
 from sparkpin.fetch.debs import HowToGet, open_apt
 from sparkpin.fetch.lock_stack import check_unique, scratch_folder
+from sparkpin.fetch.pieces import FilePiece
 from sparkpin.fetch.source_archives import fetch_archives
-from sparkpin.fetch.store import Store
-from sparkpin.fetch.wheels import TICK, WheelTarget, arrived, download, target_of
+from sparkpin.fetch.store import Store, missing
+from sparkpin.fetch.uv_resolver import indexes, offered
+from sparkpin.fetch.wheels import WheelTarget, http_client, origin_of, target_of
 from sparkpin.pins.schema import LockedFile, Stack, StackLock
 
-PARALLEL = 4
-BIG = 8_000_000  # a wheel of this size is fetched by a pip of its own, so that a killed run loses little
-SLICE = 12
+DEBS = 48  # packages that apt fetches at once
 PACKAGE_LISTS = 80_000_000  # bytes; apt's lists of a Debian suite, unpacked
 
 
@@ -36,10 +36,11 @@ class FetchReport:
     bytes_fetched: int
 
 
-def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say) -> FetchReport:
+def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say, how_to_get: HowToGet) -> FetchReport:
     """Everything of the lock into the store, verified. Files that are there are read again; a damaged one is replaced.
 
-    Touches no network when nothing is missing. A killed run loses only unfinished slices. Raises NetworkError,
+    how_to_get: what to do about files that nobody offers any more.
+    Touches no network when nothing is missing. A wheel that a killed run began is gone on with. Raises NetworkError,
     IntegrityError (the index has other bytes than the lock; nothing of that file is stored) or DiskError.
     """
     check_unique(lock, f"pins/stacks/{lock.stack}.lock")
@@ -47,22 +48,28 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say) -> FetchR
     with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
         store.sweep()
         source = lock.source
-        wheels = missing(store, [*lock.wheels, *(source.wheels if source else ())], say)
-        underlay = missing(store, lock.underlay, say)
-        debs = missing(store, [*lock.debs, *(source.debs if source else ())], say)
-        archives = missing(store, source.archives if source else (), say)
+
+        def lacking(*rows: Sequence[LockedFile]) -> list[LockedFile]:
+            return missing(((file, store.path(file.sha256)) for part in rows for file in part), say)
+
+        wheels, underlay = lacking(lock.wheels, source.wheels if source else ()), lacking(lock.underlay)
+        debs, archives = lacking(lock.debs, source.debs if source else ()), lacking(source.archives if source else ())
         wanted = [*wheels, *underlay, *debs, *archives]
         if wanted:
             # apt hangs on a full disk, so there is no finding out on the way.
             needed = sum(file.size for file in wanted) + (PACKAGE_LISTS if debs else 0)
             files.require_space(paths.store, needed, "the locked files", "SPARKPIN_CACHE")
-            folder = scratch_folder(paths)
+            folder, target = scratch_folder(paths), target_of(stack, lock.debs)
+            say(f"fetch {stack.name}: {len(wanted)} files, {sum(file.size for file in wanted) / 1e6:.1f} MB")
             try:
-                ask = functools.partial(how_to_get, paths)
-                # pip takes one version of a distribution at a time.
-                parts, target = [*slices(wheels), *slices(underlay)], target_of(stack, lock.debs)
-                if parts or debs:
-                    Fetch(stack, target, store, folder, say, ask).run(parts, debs)
+                with ThreadPoolExecutor(1) as pool:  # what fails, the other part is fetched to its end and kept
+                    job = pool.submit(fetch_debs, stack, debs, store, folder, how_to_get)
+                    if wheels or underlay:
+                        # uv gives one version of a distribution at a time.
+                        fetch_wheels(
+                            stack, target, [part for part in (wheels, underlay) if part], store, say, how_to_get
+                        )
+                job.result()
                 if archives:
                     fetch_archives(stack, target, archives, folder / "source", store, say)
             finally:
@@ -83,108 +90,44 @@ def require_fetched(paths: Paths, lock: StackLock) -> None:
         )
 
 
-def missing(store: Store, wanted: Iterable[LockedFile], say: Say) -> list[LockedFile]:
-    """The files that the store lacks; a damaged one is removed and told."""
+def fetch_wheels(
+    stack: Stack, target: WheelTarget, parts: Sequence[list[LockedFile]], store: Store, say: Say, how_to_get: HowToGet
+) -> None:
+    """Wheels by byte ranges. One that nobody offers keeps no other from being fetched; it is raised then."""
+    env, grow = indexes(), store.root / "incoming/wheels"
+    pieces, faults = list[FilePiece](), list[SparkpinError]()
+    with http_client(env) as client:
+        for part in parts:
+            urls, wrong = offered(stack, target, part, env, how_to_get)
+            faults += wrong
+            for wheel, url in urls:
+                what = f"{wheel.file} (sha256={wheel.sha256})"
+                origin = origin_of(url, what, env, client, partial(how_to_get, [wheel]))
+                size, grown = wheel.size, grow / f"{wheel.sha256}.part"
+                piece = FilePiece(origin, wheel.file, size, 0, size, wheel.file, grown, store.path, wheel.sha256)
+                pieces.append(replace(piece, mode=0o644))
+        transfer.fetch(pieces, say, title=f"fetching {stack.name}", advice="")
+    if faults:
+        raise faults[0]
+    shutil.rmtree(grow, ignore_errors=True)
 
-    def intact(file: LockedFile) -> bool:
-        if not store.path(file.sha256).exists():
-            return False
-        try:
-            store.verified(file)
-        except IntegrityError as error:
-            say(f"damaged, fetching again: {error.message}")
-            store.path(file.sha256).unlink()
-            return False
-        return True
 
-    rows = list(wanted)
-    with ThreadPoolExecutor(PARALLEL) as pool:  # hashing frees the interpreter
-        return [file for file, good in zip(rows, pool.map(intact, rows), strict=True) if not good]
-
-
-@dataclass(frozen=True)
-class Fetch:
-    """One run's shared parts."""
-
-    stack: Stack
-    target: WheelTarget
-    store: Store
-    folder: Path
-    say: Say
-    how_to_get: HowToGet
-
-    def run(self, wheels: Sequence[list[LockedFile]], debs: list[LockedFile]) -> None:
-        """Fetch slices in parallel. The first failure is raised once the slices that run have ended and are kept."""
-        wanted = [*(wheel for part in wheels for wheel in part), *debs]
-        count, size = len(wanted), sum(file.size for file in wanted)
-        self.say(f"fetch {self.stack.name}: {count} files, {size / 1e6:.1f} MB")
-        started, failure = time.monotonic(), None
-        with ThreadPoolExecutor(PARALLEL) as pool:
-            jobs: dict[Future[None], list[LockedFile]] = {}
-            if debs:
-                jobs[pool.submit(self.debs, debs)] = debs
-            for number, part in enumerate(wheels):
-                jobs[pool.submit(self.wheels, part, self.folder / str(number))] = part
-            left, done_count, done_size = set(jobs), 0, 0
-            try:
-                while left:
-                    ended, left = wait(left, timeout=TICK, return_when=FIRST_COMPLETED)
-                    for job in ended:
-                        if job.cancelled():
-                            continue
-                        if error := job.exception():
-                            failure = failure or error
-                            pool.shutdown(wait=False, cancel_futures=True)
-                            continue
-                        done_count += len(jobs[job])
-                        done_size += sum(file.size for file in jobs[job])
-                    underway = min(arrived(self.folder), size - done_size)
-                    self.say(
-                        f"  {done_count}/{count} files, {(done_size + underway) / 1e6:.1f}/{size / 1e6:.1f} MB, "
-                        f"{time.monotonic() - started:.0f} s"
-                    )
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-        if failure:
-            raise failure
-
-    def debs(self, wanted: list[LockedFile]) -> None:
-        root, folder = self.folder / "apt", self.folder / "debs"
-        root.mkdir()
-        folder.mkdir()
-        apt = open_apt(root, self.stack)
-        for start in range(0, len(wanted), 4 * SLICE):
-            part = wanted[start : start + 4 * SLICE]
-            apt.download(part, folder, self.how_to_get)
-            self.keep(part, folder)
-
-    def wheels(self, wanted: list[LockedFile], folder: Path) -> None:
-        folder.mkdir()
-        download(self.stack, self.target, wanted, folder, self.how_to_get)
-        self.keep(wanted, folder)
-
-    def keep(self, wanted: list[LockedFile], folder: Path) -> None:
-        for file in wanted:
-            source = folder / file.file
-            if not source.is_file():
+def fetch_debs(stack: Stack, wanted: Sequence[LockedFile], store: Store, scratch: Path, how_to_get: HowToGet) -> None:
+    if not wanted:
+        return
+    root, folder = scratch / "apt", scratch / "debs"
+    root.mkdir()
+    folder.mkdir()
+    apt = open_apt(root, stack)
+    for start in range(0, len(wanted), DEBS):
+        part = wanted[start : start + DEBS]
+        apt.download(part, folder, how_to_get)
+        for file in part:
+            if not (folder / file.file).is_file():
                 seen = ", ".join(sorted(path.name for path in folder.glob("*.*"))) or "nothing"
                 raise IntegrityError(f"{file.file} came under another name; there is: {seen}", next_step="invoke lock")
             try:
-                self.store.add(source, file, move=True)
+                store.add(folder / file.file, file, move=True)
             except IntegrityError as error:
-                advice = self.how_to_get([file])
+                advice = how_to_get([file])
                 raise IntegrityError(error.message, next_step=f"nothing of it was stored. {advice}") from None
-
-
-def slices(wheels: list[LockedFile]) -> Iterator[list[LockedFile]]:
-    """Big wheels alone and first, the others by the dozen: four pips stay busy and none is started for a few bytes.
-
-    Alone, too, are those that only PyTorch's own index may have (2.10.0+cu130), which are asked for one by one.
-    """
-    rows = sorted(wheels, key=lambda wheel: (-wheel.size, wheel.name))
-    alone = [wheel for wheel in rows if wheel.size >= BIG or "+" in wheel.version]
-    small = [wheel for wheel in rows if wheel not in alone]
-    yield from ([wheel] for wheel in alone)
-    for start in range(0, len(small), SLICE):
-        yield small[start : start + SLICE]

@@ -6,14 +6,18 @@ import errno
 import hashlib
 import os
 import shutil
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from sparkpin.core.errors import IntegrityError
 from sparkpin.core.files import CHUNK, atomic_file, disk_errors, sha256_file, sweep, sync_file, sync_folder
+from sparkpin.core.terminal import Say
 from sparkpin.pins.schema import LockedFile
 
 FETCH = "invoke fetch"
+HASH_WORKERS = min(4, os.cpu_count() or 1)  # hashing frees the interpreter
 
 
 @dataclass(frozen=True)
@@ -106,3 +110,26 @@ def check(file: LockedFile, sha256: str, size: int, what: str, next_step: str = 
         raise IntegrityError.mismatch(
             what, wanted_size=file.size, wanted_sha256=file.sha256, size=size, sha256=sha256, next_step=next_step
         )
+
+
+def missing(wanted: Iterable[tuple[LockedFile, Path]], say: Say) -> list[LockedFile]:
+    """Reads what is there. A damaged file is told and removed."""
+    rows = list(wanted)
+
+    def fault(row: tuple[LockedFile, Path]) -> str | None:
+        file, path = row
+        if not path.is_file():
+            return ""
+        if (size := path.stat().st_size) != file.size:
+            return f"size {size}, wanted {file.size}"
+        sha256, _ = sha256_file(path)
+        return None if sha256 == file.sha256 else f"sha256 {sha256}, wanted {file.sha256}"
+
+    with ThreadPoolExecutor(HASH_WORKERS) as pool:
+        faults = list(pool.map(fault, rows))
+    for (file, path), why in zip(rows, faults, strict=True):
+        if why:
+            what = file.file if file.name == file.file else f"{file.name} of {file.file}"
+            say(f"{path} ({what}) is damaged ({why}): fetching it again")
+            path.unlink()
+    return [file for (file, _), why in zip(rows, faults, strict=True) if why is not None]

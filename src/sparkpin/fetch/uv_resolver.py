@@ -1,113 +1,158 @@
-"""A closure by uv, from what the index says of its files: nothing is downloaded. For stacks with `python.overrides`,
-`python.as_of` or `python.source`.
+"""Wheels by uv, from what the indexes say of their files: which ones a stack needs, and where locked ones lie.
 
-pip cannot set aside what a distribution requires, nor what came later than a day; uv can, and its pylock.toml (PEP 751)
-has every file's size and hash.
+Nothing is downloaded here, but for files whose index tells no hash: uv's pylock.toml (PEP 751) has every file's.
 """
 
 from __future__ import annotations
 
+import ast
+import os
 import subprocess
 import sys
 import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+import uv
+from packaging.requirements import Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
-from sparkpin.core.errors import ManifestError, NetworkError
-from sparkpin.fetch.debs import tail
-from sparkpin.fetch.wheels import CONFIG, WheelTarget, compiled, length
+from sparkpin.core.errors import IntegrityError, ManifestError, NetworkError, SparkpinError
+from sparkpin.core.terminal import Say
+from sparkpin.fetch.debs import HowToGet, tail
+from sparkpin.fetch.wheels import CONFIG, WheelTarget, http_client, length, lost
 from sparkpin.pins.schema import LockedFile, Stack
 
+if TYPE_CHECKING:
+    import httpx
 
-def index_closure(stack: Stack, target: WheelTarget, keep: Sequence[LockedFile], file: str) -> list[LockedFile]:
+UNSATISFIABLE = 1
+"""uv's exit status where the indexes answered, but nothing fits; it is 2 where they do not answer."""
+
+
+def index_closure(
+    stack: Stack, target: WheelTarget, keep: Sequence[LockedFile], file: str, say: Say
+) -> list[LockedFile]:
     """Every wheel that the requirements need on the target, sorted by name. Network.
 
     keep: wheels whose versions stay where all of them fit together. `python.exclude` goes with what only it needs.
     Raises ManifestError (what is asked for does not fit together; an excluded distribution that nothing asks for) or
     NetworkError.
     """
-    python = stack.python
-    free = {canonicalize_name(row.partition("==")[0]) for row in (*python.requirements, *python.overrides)}
-    kept = [f"{wheel.name}=={wheel.version}" for wheel in keep if canonicalize_name(wheel.name) not in free]
-    done = resolved(stack, target, [*python.constraints, *kept])
-    if done.returncode and kept:
-        done = resolved(stack, target, list(python.constraints))
+    python, env = stack.python, indexes()
+    free = {canonicalize_name(Requirement(row).name) for row in (*python.requirements, *python.overrides)}
+    kept = [f"{wheel.name}=={wheel.version}" for wheel in keep if wheel.name not in free]
+
+    def closure(exclude: Iterable[str], *versions: str) -> subprocess.CompletedProcess[str]:
+        bounds = {"constraints": [*python.constraints, *versions], "overrides": python.overrides, "excludes": exclude}
+        return resolve(stack, target, python.requirements, env, as_of=python.as_of, rows=bounds)
+
+    done = closure(python.exclude, *kept)
+    if done.returncode == UNSATISFIABLE and kept:
+        say("  the former versions do not fit the requirements, or are gone: all are resolved anew")
+        done = closure(python.exclude)
+    if done.returncode == UNSATISFIABLE:
+        wanted = f"requirements that fit together; uv says:\n{tail(done, 15)}"
+        raise ManifestError(file, "python.requirements", python.requirements, wanted)
     if done.returncode:
-        said = tail(done, 15)
-        if "requirements are unsatisfiable" in " ".join(said.split()):  # uv breaks lines where COLUMNS says so
-            raise ManifestError(
-                file, "python.requirements", python.requirements, f"requirements that fit together; uv says:\n{said}"
-            )
-        raise NetworkError(f"uv could not resolve {python.requirements}:\n{said}", next_step=CONFIG)
-    check_excluded(stack, target, file)
-    return parse(done.stdout, target, file)
-
-
-def check_excluded(stack: Stack, target: WheelTarget, file: str) -> None:
-    """Each excluded distribution would come without being excluded. Says nothing where that does not resolve."""
-    python = stack.python
-    whole = resolved(stack, target, list(python.constraints), exclude=()) if python.exclude else None
-    if whole is not None and whole.returncode == 0:
-        names = {package["name"] for package in tomllib.loads(whole.stdout).get("packages", [])}
+        raise NetworkError(f"uv could not resolve {python.requirements}:\n{tail(done, 15)}", next_step=CONFIG)
+    if python.exclude and (whole := closure(())).returncode == 0:
+        names = {package["name"] for package in packages(whole)}
         for name in python.exclude:
             if name not in names:
                 raise ManifestError(file, "python.exclude", name, "a distribution that the requirements would bring in")
-
-
-def resolved(
-    stack: Stack,
-    target: WheelTarget,
-    constraints: Iterable[str],
-    *,
-    requirements: Sequence[str] = (),
-    exclude: Iterable[str] | None = None,
-    options: Sequence[str] = (),
-    only_binary: bool = True,
-) -> subprocess.CompletedProcess[str]:
-    """uv's pylock.toml. requirements, exclude: in place of the stack's own."""
-    python = stack.python
-    rows = {
-        "constraints": constraints,
-        "overrides": python.overrides,
-        "excludes": python.exclude if exclude is None else exclude,
-    }
-    with tempfile.TemporaryDirectory(prefix="sparkpin-") as name:
-        given = {option: Path(name, f"{option}.txt") for option in rows}
-        for option, path in given.items():
-            path.write_text("".join(f"{row}\n" for row in rows[option]), encoding="utf-8")
-        argv = [*options, *(f"--{option}={path}" for option, path in given.items())]
-        argv += [f"--exclude-newer={python.as_of}T00:00:00Z"] if python.as_of else []
-        wanted = "\n".join(requirements or python.requirements)
-        return compiled(stack, target, wanted, *argv, only_binary=only_binary, env=index_of_pip())
-
-
-def index_of_pip() -> dict[str, str]:
-    """uv's word for the index that the user's pip is configured for: `fetch` brings the files from there."""
-    for key in (":env:.index-url", "global.index-url"):
-        argv = [sys.executable, "-m", "pip", "config", "get", key]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        if done.returncode == 0 and (url := done.stdout.strip()):
-            return {"UV_DEFAULT_INDEX": url}
-    return {}
-
-
-def parse(text: str, target: WheelTarget, file: str) -> list[LockedFile]:
-    """Of each distribution in a pylock.toml the wheel that fits the target best."""
     tags = ranks(target)
-    found = [best(package, tags, file) for package in tomllib.loads(text).get("packages", [])]
+    with http_client(env) as client:
+        found = [best(package, tags, file, client) for package in packages(done)]
     return sorted(found, key=lambda wheel: wheel.name)
 
 
-def best(package: Mapping[str, Any], tags: Mapping[Tag, int], file: str) -> LockedFile:
+def resolve(
+    stack: Stack,
+    target: WheelTarget,
+    requirements: Sequence[str],
+    env: Mapping[str, str],
+    *options: str,
+    as_of: str = "",
+    only_binary: bool = True,
+    rows: Mapping[str, Iterable[str]] = MappingProxyType({}),
+) -> subprocess.CompletedProcess[str]:
+    """`uv pip compile` for the target, to a pylock.toml. rows: what is in the file of each of these options. Network.
+
+    PyTorch's own index is asked where the others do not have what is asked for: a mirror of it stays a mirror.
+    """
+    argv = [
+        *(uv.find_uv_bin(), "pip", "compile", "--no-config", "--quiet", "--format=pylock.toml"),
+        *(["--only-binary=:all:"] if only_binary else []),
+        *(f"--python-version={target.python}", f"--python-platform={target.machine}-manylinux_2_{target.glibc}"),
+        *([f"--exclude-newer={as_of}T00:00:00Z"] if as_of else []),
+        *options,
+    ]
+    with tempfile.TemporaryDirectory(prefix="sparkpin-") as name:
+        for option, lines in rows.items():
+            path = Path(name, f"{option}.txt")
+            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            argv.append(f"--{option}={path}")
+        for backend in dict.fromkeys(("", stack.python.torch_backend)):
+            more = [f"--torch-backend={backend}"] if backend else []
+            done = subprocess.run(
+                [*argv, *more, "-"], input="\n".join(requirements), env=env, capture_output=True, text=True, check=False
+            )
+            if done.returncode != UNSATISFIABLE:
+                break
+    return done
+
+
+def indexes() -> dict[str, str]:
+    """The environment for uv, with the indexes that the user's pip is configured for, unless uv has been told of one.
+
+    uv does not read pip's configuration, and a mirror or a folder of wheels that pip uses is meant for this, too.
+    """
+    if "UV_DEFAULT_INDEX" in os.environ:
+        return dict(os.environ)
+    shown = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    ).stdout
+    found: dict[str, str] = {}
+    for line in shown.splitlines():  # `:env:` comes first, and `global` last, as their words weigh
+        key, _, value = line.partition("=")
+        section, _, name = key.rpartition(".")
+        if section in (":env:", "download", "global"):
+            found.setdefault(name, str(ast.literal_eval(value)))
+    words = {
+        "UV_SYSTEM_CERTS": "1",  # as pip does
+        "UV_INDEX_STRATEGY": "unsafe-best-match",  # pip prefers no index; hashes of the lock decide later
+        "SSL_CERT_FILE": found.get("cert", ""),
+        "UV_DEFAULT_INDEX": found.get("index-url", ""),
+        "UV_INDEX": " ".join(found.get("extra-index-url", "").split()),
+        "UV_FIND_LINKS": ",".join(absolute(place) for place in found.get("find-links", "").split()),
+    }
+    return {key: value for key, value in words.items() if value} | os.environ
+
+
+def absolute(place: str) -> str:
+    return place if "://" in place else os.path.abspath(Path(place).expanduser())
+
+
+def packages(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    return list(tomllib.loads(done.stdout).get("packages", []))
+
+
+def file_of(url: str) -> str:
+    return unquote(urlsplit(url).path).rpartition("/")[2]
+
+
+def best(package: Mapping[str, Any], tags: Mapping[Tag, int], file: str, client: httpx.Client) -> LockedFile:
+    """Of a distribution in a pylock.toml the wheel that fits the target best."""
     ranked = []
     for wheel in package.get("wheels", []):
-        name = unquote(urlsplit(wheel["url"]).path).rpartition("/")[2]
+        name = file_of(wheel["url"])
         try:
             ranks = [tags[tag] for tag in parse_wheel_filename(name)[3] if tag in tags]
         except InvalidWheelFilename:
@@ -118,13 +163,13 @@ def best(package: Mapping[str, Any], tags: Mapping[Tag, int], file: str) -> Lock
         wanted = "distributions with wheels for the stack's platform, Python and glibc"
         raise ManifestError(file, "python.requirements", f"{package['name']}=={package.get('version')}", wanted)
     _, name, wheel = min(ranked, key=lambda row: row[:2])
-    if "sha256" not in wheel.get("hashes", {}):
+    if "sha256" not in wheel["hashes"]:  # uv reads a file of which the index tells no hash at all
         raise NetworkError(f"the index tells no SHA-256 of {name}", next_step=CONFIG)
     return LockedFile(
         name=canonicalize_name(package["name"]),
         version=package["version"],
         file=name,
-        size=wheel["size"] if "size" in wheel else length(wheel["url"]),  # PyTorch's own index tells none
+        size=wheel["size"] if "size" in wheel else length(wheel["url"], client),  # PyTorch's own index tells none
         sha256=wheel["hashes"]["sha256"],
     )
 
@@ -138,3 +183,42 @@ def ranks(target: WheelTarget) -> dict[Tag, int]:
         *compatible_tags((major, minor), interpreter=f"cp{major}{minor}", platforms=platforms),
     ]
     return {tag: place for place, tag in reversed(list(enumerate(tags)))}
+
+
+def offered(
+    stack: Stack, target: WheelTarget, wanted: Sequence[LockedFile], env: Mapping[str, str], how_to_get: HowToGet
+) -> tuple[list[tuple[LockedFile, str]], list[SparkpinError]]:
+    """Where locked wheels lie (URLs), and what is wrong with the others. One version of each distribution. Network."""
+
+    def ask(part: Sequence[LockedFile]) -> subprocess.CompletedProcess[str]:
+        done = resolve(stack, target, [f"{wheel.name}=={wheel.version}" for wheel in part], env, "--no-deps")
+        if done.returncode not in (0, UNSATISFIABLE):
+            names = ", ".join(wheel.file for wheel in part[:3])
+            raise NetworkError(f"uv could not find {names}:\n{tail(done)}", next_step=CONFIG)
+        return done
+
+    answers = [ask(wanted)]
+    if answers[0].returncode:  # uv names the first that is gone; the others are wanted all the same
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(ask, ([wheel] for wheel in wanted)))
+    rows = [row for done in answers if not done.returncode for each in packages(done) for row in each.get("wheels", [])]
+    found = {file_of(row["url"]): row for row in rows}
+    urls, faults = list[tuple[LockedFile, str]](), list[SparkpinError]()
+    for wheel in wanted:
+        if (row := found.get(wheel.file)) is None:
+            faults.append(lost(f"{wheel.file} (sha256={wheel.sha256})", how_to_get([wheel])))
+            continue
+        size, sha256 = row.get("size", wheel.size), row["hashes"].get("sha256", wheel.sha256)
+        if (size, sha256) == (wheel.size, wheel.sha256):
+            urls.append((wheel, row["url"]))
+            continue
+        error = IntegrityError.mismatch(
+            f"{wheel.file} as the index has it",
+            wanted_size=wheel.size,
+            wanted_sha256=wheel.sha256,
+            size=size,
+            sha256=sha256,
+            next_step=f"nothing was stored. {how_to_get([wheel])}",
+        )
+        faults.append(error)
+    return urls, faults

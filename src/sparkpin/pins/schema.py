@@ -172,11 +172,6 @@ class Python(StrictModel):
             raise ValueError(f"a layer of {self.source.name} alone, which is built from source")
         return self
 
-    @property
-    def by_index(self) -> bool:
-        """Whether uv resolves from what the index says: pip can neither override nor look back."""
-        return bool(self.overrides or self.as_of or self.source)
-
 
 class Serve(StrictModel):
     """What `vllm serve` and its container need.

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from evidence_samples import Sample, make_sample
+from stack_samples import locked, stack
 from wheelhouse import Index, make_wheel
 
 from sparkpin.build import lost_files
+from sparkpin.build.lost_files import how_to_get
 from sparkpin.build.record import BuildInput, write_record
 from sparkpin.core.errors import IntegrityError, NetworkError
 from sparkpin.core.files import write_json
-from sparkpin.core.paths import Paths
 from sparkpin.fetch.stack import fetch_stack
-from sparkpin.pins.manifests import parse
-from sparkpin.pins.schema import Stack, StackLock
-
-STACK = {
-    "name": "s", "description": "", "platform": "linux/amd64", "default_recipe": "r",
-    "debian": {"suite": "bookworm", "packages": []},
-    "python": {"version": "3.11", "requirements": ["a==1.0"], "layers": [{"name": "all", "packages": ["*"]}]},
-}  # fmt: skip
 
 
 @pytest.fixture
 def sample(tmp_path: Path) -> Sample:
     return make_sample(tmp_path)
-
-
-@pytest.fixture
-def paths(sample: Sample) -> Paths:
-    return sample.paths
 
 
 def note(sample: Sample, name: str, *rows: dict[str, Any]) -> None:
@@ -56,11 +45,9 @@ def test_fetch_says_where_a_vanished_wheel_is(sample: Sample, index: Index, lost
         path.unlink()
     if lost == "version":
         make_wheel(index.folder, "a", "2.0")
-    lock = StackLock(stack="s", inputs="0" * 64, debs=sample.records[0].rootfs.debs, wheels=[wheel])
     with pytest.raises(IntegrityError if lost == "bytes" else NetworkError) as caught:
-        fetch_stack(sample.paths, parse(Stack, STACK, "s.yaml"), lock, print)
+        fetch_stack(sample.paths, stack(), locked(sample.paths, wheel), print, partial(how_to_get, sample.paths))
     assert wheel.file in caught.value.message and wheel.sha256 in caught.value.message
-    assert ("no longer offered by the index" in caught.value.message) == (lost in ("file", "version"))
+    assert ("no longer offered by the index" in caught.value.message) == (lost != "bytes")
     advice = f"{sample.release.tag} was made from it: `invoke import /mnt/b.tar` (exported 2026-11-02 with its store)"
     assert advice in caught.value.next_step
-    assert ("pip config list" in caught.value.next_step) == (lost == "project"), "an index that is down says the same"

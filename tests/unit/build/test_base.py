@@ -62,7 +62,7 @@ def test_the_digest_is_part_of_lock_and_keys(tmp_path: Path) -> None:
 
 
 def test_locking_asks_no_debian_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "downloaded", lambda *args: [])  # no index: wheels are locked as ever
+    monkeypatch.setattr(lock, "index_closure", lambda *args: [])  # no index: wheels are locked as ever
     project = on_base(tmp_path)
     made = lock_stack(Paths(project, tmp_path / "cache", tmp_path / "home"), "tiny", lambda _: None)
     assert (made.base, made.debs) == (f"somebody/base@{DIGEST}", [])

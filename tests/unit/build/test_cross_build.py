@@ -53,7 +53,7 @@ def test_fetch_brings_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a build without a network would lack it, and say that `fetch` brings it."""
     fetched: list[tuple[str, int, bool]] = []
 
-    def fetch_stack(paths: Paths, stack: schema.Stack, lock: schema.StackLock, say: object) -> FetchReport:
+    def fetch_stack(paths: Paths, stack: schema.Stack, lock: schema.StackLock, *_: object) -> FetchReport:
         fetched.append((stack.name, len(lock.debs), bool(lock.wheels)))
         return FetchReport(0, 0, 0)
 

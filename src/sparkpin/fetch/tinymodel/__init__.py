@@ -1,10 +1,10 @@
-"""A tiny Qwen3.5-MoE whose answers are known, and a local Hub server to fetch it from.
+"""A tiny Qwen3.5-MoE whose answers are known.
 
 It lets the whole flow (fetch, checkpoint surgery, serving, smoke tests) run for real without a GPU or a download.
 """
 
 from __future__ import annotations
 
-from sparkpin.fetch.tinymodel.repositories import FP8_REPO, INT4_REPO, generate, generate_plain
+from sparkpin.fetch.tinymodel.repositories import FP8_REPO, INT4_REPO, commit_of, files_of, generate, generate_plain
 
-__all__ = ["FP8_REPO", "INT4_REPO", "generate", "generate_plain"]
+__all__ = ["FP8_REPO", "INT4_REPO", "commit_of", "files_of", "generate", "generate_plain"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.checkpoint.safetensors import TensorSource, write_file
-from sparkpin.core.files import atomic_file, atomic_folder
+from sparkpin.core.files import atomic_file, atomic_folder, git_blob_sha1, sha256_file
 from sparkpin.fetch.tinymodel.network import (
     BODY,
     LAYERS,
@@ -65,6 +66,23 @@ def generate_plain(folder: Path, *, seed: int, positions: int = MAX_POSITIONS) -
     with atomic_folder(folder) as made:
         _write_common(made, config(vocabulary()) | {"max_position_embeddings": positions})
         _write_shards(made, tensors)
+
+
+def files_of(folder: Path) -> Iterator[tuple[str, int, str, str]]:
+    """What a Hub tells of a repository's files: name, size, SHA-256 of a large file, git's blob hash of another."""
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        large = path.suffix == ".safetensors"
+        hashes = (sha256_file(path)[0], "") if large else ("", git_blob_sha1(path.read_bytes()))
+        yield path.relative_to(folder).as_posix(), path.stat().st_size, *hashes
+
+
+def commit_of(folder: Path) -> str:
+    """40 hexadecimal digits that follow from the files, as a Hub's commit. git stores a pointer to a large file."""
+    text = ""
+    for name, size, sha256, blob in files_of(folder):
+        pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
+        text += f"{blob or git_blob_sha1(pointer.encode())} {name}\n"
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def is_int4(name: str) -> bool:

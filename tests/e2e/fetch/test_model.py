@@ -18,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
+import hub
 import pytest
 from checkpoint_samples import (
     MODULES,
@@ -30,6 +31,7 @@ from checkpoint_samples import (
     tree,
     write_repository,
 )
+from hub import Fault, Request
 
 from sparkpin.checkpoint.repository import Places, listing_of
 from sparkpin.checkpoint.safetensors import read_header_bytes
@@ -37,12 +39,10 @@ from sparkpin.commands import lock as commands_lock
 from sparkpin.core.errors import CheckpointError, DiskError, IntegrityError, ManifestError, NetworkError
 from sparkpin.core.files import PARTIAL, sha256_file
 from sparkpin.core.paths import Paths
-from sparkpin.fetch import hub_origins, hub_transfer, lock_model, model
-from sparkpin.fetch.hub_origins import FolderOrigin
+from sparkpin.fetch import lock_model, model, origins, transfer
 from sparkpin.fetch.hub_repository import Site
+from sparkpin.fetch.origins import FolderOrigin
 from sparkpin.fetch.store import Store
-from sparkpin.fetch.tinymodel import hub as local_hub
-from sparkpin.fetch.tinymodel.hub import Fault, Request
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import UNRESOLVED, ModelLock, ModelPin
 
@@ -72,7 +72,7 @@ class Remote:
         self.pin_file.write_text(json.dumps(value))  # YAML can be written as JSON
 
     def commit(self, repo: str) -> str:
-        return local_hub.scan(self.root / repo, repo).commit
+        return hub.scan(self.root / repo, repo).commit
 
     @property
     def pin(self) -> ModelPin:
@@ -80,17 +80,12 @@ class Remote:
 
     @contextlib.contextmanager
     def online(self, **options: Any) -> Iterator[str]:
-        with local_hub.serve(self.root, log=self.requests, **options) as url:
+        with hub.serve(self.root, log=self.requests, **options) as url:
             self.point_at(url)
             yield url
 
     def point_at(self, url: str) -> None:
-        @contextlib.contextmanager
-        def endpoint(*args: object) -> Iterator[str]:
-            yield url
-
-        for module in (model, lock_model):
-            self.monkeypatch.setattr(module, "endpoint", endpoint)
+        hub.use(self.monkeypatch, url)
 
     def lock(self) -> ModelLock:
         return lock_model.lock_model(self.paths, "sample", self.said.append)
@@ -136,8 +131,8 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that a run would have waited to ask again; it does not."""
     seen: list[float] = []
-    monkeypatch.setattr(hub_transfer.TransferRun, "pause", lambda run, seconds: seen.append(seconds))
-    monkeypatch.setattr(hub_origins.time, "sleep", seen.append)
+    monkeypatch.setattr(transfer.TransferRun, "pause", lambda run, seconds: seen.append(seconds))
+    monkeypatch.setattr(origins.time, "sleep", seen.append)
     return seen
 
 
@@ -470,15 +465,10 @@ def test_cut_connection_is_taken_up_where_it_broke(remote: Remote, locked: Model
 
 
 ALONE = """
-import contextlib, sys
 from pathlib import Path
 from sparkpin.fetch import lock_model as hublock, model as hub
 from sparkpin.pins import manifests
 from sparkpin.core.paths import Paths
-@contextlib.contextmanager
-def endpoint(*args):
-    yield {url!r}
-hub.endpoint = hublock.endpoint = endpoint
 root = Path({root!r})
 paths = Paths(root / "project", root / "cache", root / "home")
 pin = manifests.load_model(paths.project, "sample")
@@ -486,6 +476,11 @@ pin = manifests.load_model(paths.project, "sample")
 """
 CALL_FETCH = "hub.fetch_model(paths, pin, manifests.load_model_lock(paths.project, pin), lambda line: None)"
 CALL_LOCK = "hublock.lock_model(paths, 'sample', lambda line: None)"
+
+
+def started(url: str, root: Path, call: str) -> subprocess.Popen[bytes]:
+    code = ALONE.format(root=str(root), call=call)
+    return subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "HF_ENDPOINT": url})
 
 
 def test_killed_fetch_is_completed_by_the_next(remote: Remote, locked: ModelLock, tmp_path: Path) -> None:
@@ -498,7 +493,7 @@ def test_killed_fetch_is_completed_by_the_next(remote: Remote, locked: ModelLock
     folder = remote.paths.models / "acme/sample-int4" / revision
     part = folder.with_name(f"{revision}.download") / f"{SHARD}.part"
     with remote.online(faults=stall) as url:
-        process = subprocess.Popen([sys.executable, "-c", ALONE.format(url=url, root=str(tmp_path), call=CALL_FETCH)])
+        process = started(url, tmp_path, CALL_FETCH)
         while not part.exists() or part.stat().st_size < half:
             assert process.poll() is None
             time.sleep(0.01)
@@ -532,8 +527,7 @@ def test_a_killed_lock_is_completed_by_the_next(remote: Remote, locked: ModelLoc
 
     downloads = remote.paths.models / "acme/sample-fp8" / f"{donor.revision}.download"
     with remote.online(faults=stall) as url:
-        code = ALONE.format(url=url, root=str(tmp_path), call=CALL_LOCK)
-        process = subprocess.Popen([sys.executable, "-c", code])
+        process = started(url, tmp_path, CALL_LOCK)
         while not any(part.stat().st_size for part in downloads.glob(f"{SHARD}.*-{last + 1}.part")):
             assert process.poll() is None
             time.sleep(0.01)
@@ -607,13 +601,13 @@ def test_a_name_that_leaves_the_folder_is_refused_before_it_is_a_path(
     remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The listing is changed: no real repository holds such a name."""
-    info = local_hub.model_info
+    info = hub.model_info
 
     def hostile(repository: Any, *, blobs: bool) -> dict[str, Any]:
         listed = info(repository, blobs=blobs)
         return listed | {"siblings": [*listed["siblings"], {"rfilename": name, "size": 1, "blobId": "0" * 40}]}
 
-    monkeypatch.setattr(local_hub, "model_info", hostile)
+    monkeypatch.setattr(hub, "model_info", hostile)
     with remote.online(), pytest.raises(ManifestError, match=r"files.*evil"):
         remote.lock()
     assert not list(tmp_path.rglob("evil*"))
@@ -852,7 +846,7 @@ hub.fetch_model(paths, manifests.load_model(paths.project, "sample"), lock, prin
 
 
 def test_the_hub_of_the_environment_gets_the_token_and_its_storage_does_not(remote: Remote, tmp_path: Path) -> None:
-    with local_hub.serve(remote.root, log=remote.requests, storage="localhost") as url:
+    with hub.serve(remote.root, log=remote.requests, storage="localhost") as url:
         env = {**os.environ, "HF_ENDPOINT": url, "HF_TOKEN": "hf_secret"}
         code = LOCK_AND_FETCH.format(root=str(tmp_path))
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=600)
@@ -899,10 +893,10 @@ def tiny(project: Path, tmp_path: Path) -> Paths:
     return Paths(project, tmp_path / "cache", tmp_path / "home")
 
 
-def test_generated_model_goes_through_the_hub_and_only_once(tiny: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+def test_a_model_is_generated_only_once(tiny: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny.project / f"pins/models/{TINY}.lock"
     committed = path.read_bytes() if path.exists() else None
+    hub.use(monkeypatch, "http://127.0.0.1:9")
     lock = lock_model.lock_model(tiny, TINY, print)
     assert committed == path.read_bytes(), "pins/models/scripted-tiny.lock is not what the generator makes"
     pin = manifests.load_model(tiny.project, TINY)
@@ -913,7 +907,6 @@ def test_generated_model_goes_through_the_hub_and_only_once(tiny: Paths, monkeyp
     needed = sum(row.size for row in (*donor.headers, *donor.tensors))
     assert sum(tensor.size for tensor in donor.tensors) == 196_632
     assert needed < 0.2 * sum(file.size for file in donor.files)
-    assert os.environ["HTTP_PROXY"] and "127.0.0.1" not in os.environ.get("NO_PROXY", "")
     assert not list(tiny.work.rglob(f"{PARTIAL}*"))
 
     def never(*args: object, **options: object) -> None:

@@ -1,9 +1,9 @@
-"""A Hugging Face Hub on 127.0.0.1 for repositories in a folder: enough for huggingface_hub to list and download them.
+"""A Hugging Face Hub on 127.0.0.1 for repositories in a folder: enough for huggingface_hub to list them and for ranges.
 
-Spoken: ``/api/models/<repo>`` with ``/revision``, ``/tree``, ``/paths-info`` and ``/refs``, and ``/<repo>/resolve``
-with HEAD, GET and byte ranges. As on the real Hub, large files (``*.safetensors``) answer with a redirect and carry
-SHA-256 as their ETag, small ones carry git's blob hash. A repository has one revision, called ``main`` or by its commit
-hash, which is derived from the content: the same files have the same hash everywhere.
+Spoken: ``/api/models/<repo>`` with ``/revision``, and ``/<repo>/resolve`` with HEAD, GET and byte ranges. As on the
+real Hub, large files (``*.safetensors``) answer with a redirect and carry SHA-256 as their ETag, small ones carry
+git's blob hash. A repository has one revision, called ``main`` or by its commit hash, which is derived from the
+content: the same files have the same hash everywhere.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+import pytest
+from hub_repository import Entry, Repository, model_info, scan
+from huggingface_hub import constants
+
 from sparkpin.core.errors import InputError
 from sparkpin.core.files import CHUNK
-from sparkpin.fetch.tinymodel.hub_repository import Entry, Repository, model_info, scan, tree, tree_file
 
 MAIN = "main"
-_API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+?)(?:/(?P<verb>revision|tree|paths-info|refs)(?:/(?P<rest>.*))?)?")
+_API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+?)(?:/revision/(?P<revision>[^/]+))?")
 _RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
 _BLOB = re.compile(r"/blobs/(?P<repo>[^/]+/[^/]+)/(?P<etag>[0-9a-f]{64})")
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
@@ -91,6 +94,13 @@ def serve(
         thread.join()
 
 
+def use(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Let huggingface_hub take this Hub for the public one, as HF_ENDPOINT does where it is set before the start."""
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    template = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
@@ -129,9 +139,6 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._handle()
 
-    def do_POST(self) -> None:
-        self._handle()
-
     def log_message(self, format: str, *args: Any) -> None:
         """Silent: a caller that wants the requests passes ``log``."""
 
@@ -140,7 +147,6 @@ class _Handler(BaseHTTPRequestHandler):
         request = Request(self.command, self.path, *(self.headers.get(name, "") for name in names))
         self.server.log.append(request)
         self.fault = self.server.faults(request) or Fault()
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.fault.status:
             self._send(HTTPStatus(self.fault.status), self.fault.headers, b"")
             return
@@ -151,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
             elif match := _RESOLVE.fullmatch(path):
                 self._resolve(match["repo"], match["revision"], match["path"])
             elif match := _API.fullmatch(path):
-                self._api(match["repo"], match["verb"] or "revision", match["rest"] or MAIN, body)
+                self._api(match["repo"], match["revision"] or MAIN)
             else:
                 raise _Problem(HTTPStatus.NOT_FOUND, "EntryNotFound", f"nothing at {path}")
         except _Problem as problem:
@@ -160,27 +166,9 @@ class _Handler(BaseHTTPRequestHandler):
                 headers["X-Repo-Commit"] = problem.commit
             self._send_json({"error": problem.message}, problem.status, headers)
 
-    def _api(self, name: str, verb: str, rest: str, body: bytes) -> None:
-        if verb == "refs":
-            target = self._repository(name, MAIN).commit
-            branches = [{"name": MAIN, "ref": f"refs/heads/{MAIN}", "targetCommit": target}]
-            self._send_json({"branches": branches, "converts": [], "tags": []})
-            return
-        revision, _, below = rest.partition("/")
-        repository = self._repository(name, revision)
-        query = parse_qs(urlsplit(self.path).query)
-        if verb == "revision":
-            blobs = query.get("blobs", ["false"])[0].lower() in ("1", "true")
-            self._send_json(model_info(repository, blobs=blobs))
-        elif verb == "tree":
-            recursive = query.get("recursive", ["false"])[0].lower() in ("1", "true")
-            found = tree(repository, below.strip("/"), recursive=recursive)
-            if found is None:
-                raise _Problem(HTTPStatus.NOT_FOUND, "EntryNotFound", f"Entry not found: {below}", repository.commit)
-            self._send_json(found)
-        else:
-            paths = _posted_paths(body, self.headers.get("Content-Type", ""))
-            self._send_json([tree_file(repository.entries[path]) for path in paths if path in repository.entries])
+    def _api(self, name: str, revision: str) -> None:
+        blobs = parse_qs(urlsplit(self.path).query).get("blobs", ["false"])[0].lower() in ("1", "true")
+        self._send_json(model_info(self._repository(name, revision), blobs=blobs))
 
     def _resolve(self, name: str, revision: str, path: str) -> None:
         repository = self._repository(name, revision)
@@ -278,10 +266,3 @@ def _file_headers(repository: Repository, entry: Entry) -> dict[str, str]:
     if entry.large:
         headers |= {"X-Linked-Etag": f'"{entry.etag}"', "X-Linked-Size": str(entry.size)}
     return headers
-
-
-def _posted_paths(body: bytes, content_type: str) -> list[str]:
-    if "json" in content_type:
-        value = json.loads(body).get("paths", [])
-        return [value] if isinstance(value, str) else list(value)
-    return parse_qs(body.decode()).get("paths", [])

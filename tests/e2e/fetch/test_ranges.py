@@ -3,112 +3,47 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import random
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import hub
 import pytest
+from hub import Fault, Request
 from places import SUPPORT
+from remote_files import BIG, DATA, MB, REPO, SMALL, Remote, once, sha256
 
 from sparkpin.core.errors import DiskError, IntegrityError, NetworkError
 from sparkpin.core.files import git_blob_sha1
-from sparkpin.fetch import hub_client, hub_origins, hub_transfer
+from sparkpin.fetch import origins, transfer
 from sparkpin.fetch.hub_client import HubOrigin
-from sparkpin.fetch.hub_origins import FileOrigin, FolderOrigin
-from sparkpin.fetch.hub_pieces import FilePiece, Growing, joined
-from sparkpin.fetch.tinymodel import hub as local_hub
-from sparkpin.fetch.tinymodel.hub import Fault, Request
-
-REPO = "acme/sample"
-BIG, SMALL = "model.safetensors", "config.json"  # redirected to storage; given by the Hub itself
-MB = 1 << 20
-DATA = {BIG: random.Random(1).randbytes(3 * MB), SMALL: b'{"a": 1}\n'}
-FAULT = Callable[[Request], Fault | None]
-
-
-class Remote:
-    """A Hub with one repository, and a place to fetch to."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.out = root / "remote", root / "out"
-        self.requests: list[Request] = []
-        self.said: list[str] = []
-        for name, data in DATA.items():
-            path = self.root / REPO / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-        self.revision = local_hub.scan(self.root / REPO, REPO).commit
-
-    def serve(self, faults: FAULT | None = None, **options: Any) -> Any:
-        return local_hub.serve(self.root, faults=faults, log=self.requests, **options)
-
-    def origin(self, url: str) -> HubOrigin:
-        return HubOrigin(REPO, self.revision, url)
-
-    def piece(self, origin: FileOrigin, begin: int = 0, end: int = -1, file: str = BIG, **more: Any) -> FilePiece:
-        size = len(DATA[file])
-        end = size if end < 0 else end
-        name = f"{file}.{begin}-{end}"
-        target = self.out / name
-        part = self.out / "parts" / f"{name}.part"
-        return FilePiece(origin, file, size, begin, end, name, part, lambda sha256: target, **more)
-
-    def known_piece(self, origin: FileOrigin, begin: int, end: int) -> FilePiece:
-        return self.piece(origin, begin, end, sha256=hashlib.sha256(DATA[BIG][begin:end]).hexdigest())
-
-    def fetch(self, pieces: list[FilePiece]) -> hub_transfer.Fetched:
-        return hub_transfer.fetch(pieces, self.said.append, title="fetching", advice="do something")
-
-    def is_there(self, piece: FilePiece) -> bool:
-        return piece.place("").read_bytes() == DATA[piece.file][piece.begin : piece.end]
-
-    @property
-    def blobs(self) -> list[str]:
-        """The ranges that were asked of the storage."""
-        return [r.range for r in self.requests if r.method == "GET" and r.path.startswith("/blobs/")]
+from sparkpin.fetch.origins import FolderOrigin
+from sparkpin.fetch.pieces import FilePiece, Growing, joined
 
 
 @pytest.fixture
-def remote(tmp_path: Path) -> Remote:
-    return Remote(tmp_path)
+def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
+    return Remote(tmp_path, monkeypatch)
 
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that a fetch would have waited; it does not."""
     seen: list[float] = []
-    monkeypatch.setattr(hub_transfer.TransferRun, "pause", lambda run, seconds: seen.append(seconds))
-    monkeypatch.setattr(hub_origins.time, "sleep", seen.append)
+    monkeypatch.setattr(transfer.TransferRun, "pause", lambda run, seconds: seen.append(seconds))
+    monkeypatch.setattr(origins.time, "sleep", seen.append)
     return seen
-
-
-def once(*faults: Fault, path: str = "/blobs/") -> FAULT:
-    """The first answers of the storage go wrong, one after the other."""
-    left, lock = list(faults), threading.Lock()
-
-    def fault(request: Request) -> Fault | None:
-        with lock:
-            return left.pop(0) if left and request.method == "GET" and path in request.path else None
-
-    return fault
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def test_pieces_are_what_was_asked_for_and_nothing_else_is_fetched(remote: Remote) -> None:
     spans = [(0, 8), (1000, 50_000), (2 * MB, 2 * MB + 1), (len(DATA[BIG]) - 5, len(DATA[BIG]))]
-    with remote.serve() as url:
-        origin = remote.origin(url)
+    with remote.serve():
+        origin = remote.origin
         pieces = [remote.piece(origin, begin, end) for begin, end in spans]
         fetched = remote.fetch(pieces)
     assert all(map(remote.is_there, pieces))
@@ -119,8 +54,8 @@ def test_pieces_are_what_was_asked_for_and_nothing_else_is_fetched(remote: Remot
 
 
 def test_pieces_side_by_side_are_one_request(remote: Remote) -> None:
-    with remote.serve() as url:
-        origin = remote.origin(url)
+    with remote.serve():
+        origin = remote.origin
         pieces = [remote.piece(origin, n * 1000, (n + 1) * 1000) for n in (3, 0, 2, 1)]
         empty = remote.piece(origin, 2000, 2000)
         fetched = remote.fetch([*pieces, empty])
@@ -130,14 +65,14 @@ def test_pieces_side_by_side_are_one_request(remote: Remote) -> None:
 
 
 def test_an_empty_piece_alone_asks_nobody(remote: Remote) -> None:
-    piece = remote.piece(remote.origin("http://127.0.0.1:9"), 7, 7)
+    piece = remote.piece(remote.origin, 7, 7)
     assert remote.fetch([piece]).sha256 == (sha256(b""),)
     assert remote.is_there(piece)
 
 
 def test_an_empty_piece_behind_a_gap(remote: Remote) -> None:
-    with remote.serve() as url:
-        origin = remote.origin(url)
+    with remote.serve():
+        origin = remote.origin
         pieces = [remote.piece(origin, 0, MB), remote.piece(origin, MB + 100, MB + 100)]
         remote.fetch(pieces)
     assert all(map(remote.is_there, pieces))
@@ -150,8 +85,8 @@ def test_small_gaps_are_bridged_while_they_cost_less_than_one_percent(remote: Re
     for gap in [*gaps, 0]:
         spans.append((at, at + 200_000))
         at += 200_000 + gap
-    with remote.serve() as url:
-        origin = remote.origin(url)
+    with remote.serve():
+        origin = remote.origin
         pieces = [remote.piece(origin, begin, end) for begin, end in spans]
         fetched = remote.fetch(pieces)
     assert all(map(remote.is_there, pieces))
@@ -170,9 +105,9 @@ def test_joined_requests_stay_small_enough_to_share(tmp_path: Path) -> None:
 
 
 def test_what_lies_in_git_comes_from_the_hub_itself(remote: Remote) -> None:
-    with remote.serve() as url:
-        whole = remote.piece(remote.origin(url), file=SMALL, git=git_blob_sha1(DATA[SMALL]))
-        part = remote.piece(remote.origin(url), 2, 5, file=SMALL)
+    with remote.serve():
+        whole = remote.piece(remote.origin, file=SMALL, git=git_blob_sha1(DATA[SMALL]))
+        part = remote.piece(remote.origin, 2, 5, file=SMALL)
         remote.fetch([whole, part])
     assert remote.is_there(whole) and remote.is_there(part)
     assert not remote.blobs
@@ -180,8 +115,8 @@ def test_what_lies_in_git_comes_from_the_hub_itself(remote: Remote) -> None:
 
 @pytest.mark.parametrize("at", [0, 1, 1500, MB + 7])
 def test_a_cut_connection_is_taken_up_where_it_broke(remote: Remote, pauses: list[float], at: int) -> None:
-    with remote.serve(once(Fault(cut=at))) as url:
-        piece = remote.piece(remote.origin(url), 0, 2 * MB)
+    with remote.serve(once(Fault(cut=at))):
+        piece = remote.piece(remote.origin, 0, 2 * MB)
         fetched = remote.fetch([piece])
     assert remote.is_there(piece)
     assert remote.blobs == [f"bytes=0-{2 * MB - 1}", f"bytes={at}-{2 * MB - 1}"]
@@ -191,8 +126,8 @@ def test_a_cut_connection_is_taken_up_where_it_broke(remote: Remote, pauses: lis
 
 
 def test_a_cut_amid_joined_pieces_keeps_those_that_are_whole(remote: Remote) -> None:
-    with remote.serve(once(Fault(cut=2500))) as url:
-        origin = remote.origin(url)
+    with remote.serve(once(Fault(cut=2500))):
+        origin = remote.origin
         pieces = [remote.piece(origin, n * 1000, (n + 1) * 1000) for n in range(4)]
         remote.fetch(pieces)
     assert all(map(remote.is_there, pieces))
@@ -200,8 +135,8 @@ def test_a_cut_amid_joined_pieces_keeps_those_that_are_whole(remote: Remote) -> 
 
 
 def test_a_piece_that_a_killed_run_began_amid_others_is_not_fetched_anew(remote: Remote) -> None:
-    with remote.serve() as url:
-        origin = remote.origin(url)
+    with remote.serve():
+        origin = remote.origin
         pieces = [remote.known_piece(origin, n * 1000, (n + 1) * 1000) for n in range(4)]
         pieces[2].part.parent.mkdir(parents=True)
         pieces[2].part.write_bytes(DATA[BIG][2000:2400])
@@ -213,8 +148,8 @@ def test_a_piece_that_a_killed_run_began_amid_others_is_not_fetched_anew(remote:
 
 def test_a_piece_without_a_known_hash_is_begun_anew(remote: Remote) -> None:
     """Where power was lost, a file can have the right length and wrong bytes, and nothing would tell."""
-    with remote.serve() as url:
-        piece = remote.piece(remote.origin(url), 0, 1000)
+    with remote.serve():
+        piece = remote.piece(remote.origin, 0, 1000)
         piece.part.parent.mkdir(parents=True)
         piece.part.write_bytes(bytes(400))
         remote.fetch([piece])
@@ -240,9 +175,9 @@ def test_an_answer_that_ends_early_is_a_broken_connection(remote: Remote, pauses
 
 
 def test_it_gives_up_after_some_tries_and_keeps_what_came(remote: Remote, pauses: list[float]) -> None:
-    cuts = [Fault(cut=10)] * hub_origins.TRIES
-    with remote.serve(once(*cuts)) as url:
-        piece = remote.known_piece(remote.origin(url), 0, 1000)
+    cuts = [Fault(cut=10)] * origins.TRIES
+    with remote.serve(once(*cuts)):
+        piece = remote.known_piece(remote.origin, 0, 1000)
         with pytest.raises(NetworkError, match=rf"{REPO} at .*\(6 times in a row\)") as caught:
             remote.fetch([piece])
         assert "the same command again: what is there stays" in caught.value.next_step
@@ -258,9 +193,9 @@ def test_it_gives_up_after_some_tries_and_keeps_what_came(remote: Remote, pauses
 def test_a_connection_that_breaks_often_but_moves_is_never_given_up(
     remote: Remote, pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_origins, "MOVED", 1000)
-    with remote.serve(once(*[Fault(cut=1000)] * 20)) as url:
-        piece = remote.piece(remote.origin(url), 0, 30_000)
+    monkeypatch.setattr(origins, "MOVED", 1000)
+    with remote.serve(once(*[Fault(cut=1000)] * 20)):
+        piece = remote.piece(remote.origin, 0, 30_000)
         remote.fetch([piece])
     assert remote.is_there(piece)
     assert pauses == [1.0] * 20
@@ -272,7 +207,7 @@ def test_a_connection_that_breaks_often_but_moves_is_never_given_up(
         (429, {"Retry-After": "17"}, 17),
         (429, {"RateLimit": '"resolvers";r=0;t=55'}, 56),
         (503, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 1),
-        (503, {"Retry-After": "86400"}, hub_origins.LONGEST_PAUSE),
+        (503, {"Retry-After": "86400"}, origins.LONGEST_PAUSE),
         (500, {}, 1),
         (504, {}, 1),
     ],
@@ -282,8 +217,8 @@ def test_a_busy_server_is_asked_again_when_it_wants(
     remote: Remote, pauses: list[float], status: int, headers: dict[str, str], seconds: float, where: str
 ) -> None:
     left = [Fault(status, headers)]
-    with remote.serve(lambda request: left.pop() if left and where in request.path else None) as url:
-        piece = remote.piece(remote.origin(url), 0, 1000)
+    with remote.serve(lambda request: left.pop() if left and where in request.path else None):
+        piece = remote.piece(remote.origin, 0, 1000)
         remote.fetch([piece])
     assert remote.is_there(piece)
     assert pauses == [seconds]
@@ -292,16 +227,16 @@ def test_a_busy_server_is_asked_again_when_it_wants(
 
 def test_nobody_there_is_a_network_error(remote: Remote, pauses: list[float]) -> None:
     with pytest.raises(NetworkError, match=r"cannot fetch model\.safetensors.* the Hub does not answer"):
-        remote.fetch([remote.piece(remote.origin("http://127.0.0.1:9"))])
-    assert len(pauses) == hub_origins.TRIES - 1
+        remote.fetch([remote.piece(remote.origin)])
+    assert len(pauses) == origins.TRIES - 1
 
 
 def test_an_expired_address_is_asked_for_anew(remote: Remote) -> None:
     with remote.serve() as url:
-        origin = remote.origin(url)
+        origin = remote.origin
         remote.fetch([remote.piece(origin, 0, 10)])
     with remote.serve(once(Fault(403))) as url:
-        fresh = HubOrigin(REPO, remote.revision, url, origin.locations)
+        fresh = HubOrigin(REPO, remote.revision, origin.locations)
         fresh.locations[BIG] = f"{url}/blobs/{REPO}/{sha256(DATA[BIG])}?Expires=1"
         remote.requests.clear()
         piece = remote.piece(fresh, 10, 20)
@@ -323,7 +258,7 @@ def test_an_address_that_expires_for_two_transfers_at_once(remote: Remote) -> No
         return Fault(403)
 
     with remote.serve(expired) as url:
-        origins_seen.append(remote.origin(url))
+        origins_seen.append(remote.origin)
         origins_seen[0].locations[BIG] = f"{url}/blobs/{REPO}/{sha256(DATA[BIG])}?Expires=1"
         piece = remote.piece(origins_seen[0], 10, 20)
         remote.fetch([piece])
@@ -331,8 +266,8 @@ def test_an_address_that_expires_for_two_transfers_at_once(remote: Remote) -> No
 
 
 def test_an_address_is_asked_for_once_a_file(remote: Remote) -> None:
-    with remote.serve() as url:
-        origin = remote.origin(url)
+    with remote.serve():
+        origin = remote.origin
         remote.fetch([remote.piece(origin, 0, 10)])
         remote.fetch([remote.piece(origin, n * 100_000, n * 100_000 + 10) for n in range(1, 20)])
     assert [r.method for r in remote.requests if "/resolve/" in r.path] == ["HEAD"]
@@ -341,20 +276,12 @@ def test_an_address_is_asked_for_once_a_file(remote: Remote) -> None:
 @pytest.mark.parametrize("file", [BIG, SMALL])
 def test_the_token_goes_to_the_hub_and_nowhere_else(remote: Remote, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    with remote.serve(storage="localhost") as url:
-        monkeypatch.setattr(hub_client, "token_for", lambda endpoint: None)  # as for the public Hub
-        piece = remote.piece(remote.origin(url), file=file)
+    with remote.serve(storage="localhost"):
+        piece = remote.piece(remote.origin, file=file)
         remote.fetch([piece])
     assert remote.is_there(piece)
     sent = {(request.host.partition(":")[0], request.token) for request in remote.requests}
     assert sent == {("127.0.0.1", "Bearer hf_secret")} | ({("localhost", "")} if file == BIG else set())
-
-
-def test_a_hub_of_our_own_gets_no_token(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    with remote.serve() as url:
-        remote.fetch([remote.piece(remote.origin(url))])
-    assert {request.token for request in remote.requests} == {""}
 
 
 @pytest.mark.parametrize(
@@ -368,14 +295,14 @@ def test_a_hub_of_our_own_gets_no_token(remote: Remote, monkeypatch: pytest.Monk
     ],
 )
 def test_an_answer_of_other_bytes_is_noticed(remote: Remote, fault: Fault, seen: str) -> None:
-    with remote.serve(once(fault)) as url, pytest.raises(NetworkError, match=rf"asked for bytes 1000-1999.*{seen}"):
-        remote.fetch([remote.piece(remote.origin(url), 1000, 2000)])
+    with remote.serve(once(fault)), pytest.raises(NetworkError, match=rf"asked for bytes 1000-1999.*{seen}"):
+        remote.fetch([remote.piece(remote.origin, 1000, 2000)])
     assert not list(remote.out.glob("model*"))
 
 
 def test_a_whole_file_needs_no_range(remote: Remote) -> None:
-    with remote.serve(lambda request: Fault(whole=True)) as url:
-        piece = remote.piece(remote.origin(url))
+    with remote.serve(lambda request: Fault(whole=True)):
+        piece = remote.piece(remote.origin)
         remote.fetch([piece])
     assert remote.is_there(piece)
     assert remote.blobs == [""]
@@ -384,8 +311,8 @@ def test_a_whole_file_needs_no_range(remote: Remote) -> None:
 def test_wrong_bytes_are_asked_for_past_caches(remote: Remote) -> None:
     """A proxy that holds wrong bytes gives them for as long as it may."""
     first = Fault(wrong=True)
-    with remote.serve(lambda request: None if request.cache or request.method == "HEAD" else first) as url:
-        piece = remote.piece(remote.origin(url), sha256=sha256(DATA[BIG]))
+    with remote.serve(lambda request: None if request.cache or request.method == "HEAD" else first):
+        piece = remote.piece(remote.origin, sha256=sha256(DATA[BIG]))
         remote.fetch([piece])
     assert remote.is_there(piece)
     gets = [request for request in remote.requests if request.method == "GET"]
@@ -393,8 +320,8 @@ def test_wrong_bytes_are_asked_for_past_caches(remote: Remote) -> None:
 
 
 def test_wrong_bytes_are_asked_for_once_more(remote: Remote) -> None:
-    with remote.serve(once(Fault(wrong=True))) as url:
-        origin = remote.origin(url)
+    with remote.serve(once(Fault(wrong=True))):
+        origin = remote.origin
         pieces = [remote.piece(origin, n, n + 1000, sha256=sha256(DATA[BIG][n : n + 1000])) for n in (0, 1000)]
         remote.fetch(pieces)
     assert all(map(remote.is_there, pieces))
@@ -404,8 +331,8 @@ def test_wrong_bytes_are_asked_for_once_more(remote: Remote) -> None:
 
 def test_wrong_bytes_twice_are_an_error_that_names_both_sides(remote: Remote) -> None:
     wanted, seen = sha256(DATA[BIG][:1000]), sha256(bytes([DATA[BIG][0] ^ 1]) + DATA[BIG][1:1000])
-    with remote.serve(once(Fault(wrong=True), Fault(wrong=True))) as url:
-        piece = remote.piece(remote.origin(url), 0, 1000, sha256=wanted)
+    with remote.serve(once(Fault(wrong=True), Fault(wrong=True))):
+        piece = remote.piece(remote.origin, 0, 1000, sha256=wanted)
         with pytest.raises(IntegrityError) as caught:
             remote.fetch([piece])
     assert f"{piece.what} of {REPO} at {remote.revision[:12]}" in caught.value.message
@@ -415,14 +342,14 @@ def test_wrong_bytes_twice_are_an_error_that_names_both_sides(remote: Remote) ->
 
 
 def test_a_wrong_blob_of_git_is_noticed(remote: Remote) -> None:
-    with remote.serve() as url, pytest.raises(IntegrityError, match=f"that of git blob {'0' * 40}"):
-        remote.fetch([remote.piece(remote.origin(url), file=SMALL, git="0" * 40)])
+    with remote.serve(), pytest.raises(IntegrityError, match=f"that of git blob {'0' * 40}"):
+        remote.fetch([remote.piece(remote.origin, file=SMALL, git="0" * 40)])
 
 
 def test_what_a_crash_left_wrong_does_not_last(remote: Remote) -> None:
     """A file system may give zeros for what was not synced."""
-    with remote.serve() as url:
-        piece = remote.piece(remote.origin(url), sha256=sha256(DATA[BIG]))
+    with remote.serve():
+        piece = remote.piece(remote.origin, sha256=sha256(DATA[BIG]))
         piece.part.parent.mkdir(parents=True)
         piece.part.write_bytes(bytes(MB))
         remote.fetch([piece])
@@ -442,8 +369,8 @@ def test_a_part_that_a_killed_run_made_read_only_can_be_written_to(remote: Remot
 
 @pytest.mark.parametrize("left", [len(DATA[BIG]), len(DATA[BIG]) + 1])
 def test_a_part_that_is_whole_or_too_long(remote: Remote, left: int) -> None:
-    with remote.serve() as url:
-        piece = remote.piece(remote.origin(url), sha256=sha256(DATA[BIG]))
+    with remote.serve():
+        piece = remote.piece(remote.origin, sha256=sha256(DATA[BIG]))
         piece.part.parent.mkdir(parents=True)
         piece.part.write_bytes((DATA[BIG] + b"x")[:left])
         remote.fetch([piece])
@@ -464,8 +391,8 @@ def test_several_files_come_at_once(remote: Remote) -> None:
             return Fault(wait=all_there, cut=0)
         return None
 
-    with remote.serve(hold) as url:
-        origin = remote.origin(url)
+    with remote.serve(hold):
+        origin = remote.origin
         pieces = [remote.piece(origin, n * 200_000, n * 200_000 + 10) for n in range(count)]
         remote.fetch(pieces)
     assert all(map(remote.is_there, pieces))
@@ -482,8 +409,8 @@ def test_the_first_failure_stops_the_others_and_keeps_what_is_whole(remote: Remo
             return Fault(cut=100, wait=never)
         return None
 
-    with remote.serve(fault) as url:
-        origin = remote.origin(url)
+    with remote.serve(fault):
+        origin = remote.origin
         good = remote.piece(origin, 0, 10)
         remote.fetch([good])
         stuck = threading.Timer(0.5, never.set)
@@ -501,7 +428,7 @@ def test_the_first_failure_stops_the_others_and_keeps_what_is_whole(remote: Remo
 def test_a_failure_ends_a_fetch_of_more_requests_than_connections(
     remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_transfer, "CONNECTIONS", 1)
+    monkeypatch.setattr(transfer, "CONNECTIONS", 1)
     failures: list[BaseException] = []
 
     def fetch(pieces: list[FilePiece]) -> None:
@@ -510,8 +437,8 @@ def test_a_failure_ends_a_fetch_of_more_requests_than_connections(
         except NetworkError as error:
             failures.append(error)
 
-    with remote.serve(lambda request: Fault(404) if request.method == "GET" else None) as url:
-        origin = remote.origin(url)
+    with remote.serve(lambda request: Fault(404) if request.method == "GET" else None):
+        origin = remote.origin
         pieces = [remote.piece(origin, n * 100_000, n * 100_000 + 10) for n in range(20)]
         thread = threading.Thread(target=fetch, args=[pieces], daemon=True)
         thread.start()
@@ -523,41 +450,41 @@ def test_a_failure_ends_a_fetch_of_more_requests_than_connections(
 
 def test_a_gated_file_is_told(remote: Remote) -> None:
     gate = Fault(403, {"X-Error-Code": "GatedRepo"})
-    with remote.serve(lambda request: gate) as url, pytest.raises(NetworkError, match="is gated") as caught:
-        remote.fetch([remote.piece(remote.origin(url))])
+    with remote.serve(lambda request: gate), pytest.raises(NetworkError, match="is gated") as caught:
+        remote.fetch([remote.piece(remote.origin)])
     assert f"https://huggingface.co/{REPO}" in caught.value.next_step
 
 
 def test_a_file_that_is_gated_when_its_address_has_expired(remote: Remote) -> None:
     with remote.serve() as url:
-        origin = remote.origin(url)
+        origin = remote.origin
         remote.fetch([remote.piece(origin, 0, 10)])
         location = origin.locations[BIG]
     gate = Fault(401, {"X-Error-Code": "GatedRepo"})
     with remote.serve(lambda request: gate) as url:
-        origin = HubOrigin(REPO, remote.revision, url, {BIG: location.replace(location.split("/")[2], url[7:])})
+        origin = HubOrigin(REPO, remote.revision, {BIG: location.replace(location.split("/")[2], url[7:])})
         with pytest.raises(NetworkError, match="is gated"):
             remote.fetch([remote.piece(origin, 0, 20)])
 
 
 def test_offline_mode_asks_nobody(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with remote.serve() as url, pytest.raises(NetworkError, match="HF_HUB_OFFLINE forbids it"):
-        remote.fetch([remote.piece(remote.origin(url))])
+    with remote.serve(), pytest.raises(NetworkError, match="HF_HUB_OFFLINE forbids it"):
+        remote.fetch([remote.piece(remote.origin)])
     assert not remote.requests
 
 
 def test_progress_tells_bytes_rate_and_what_is_left(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_transfer, "PROGRESS_SECONDS", 0.01)
+    monkeypatch.setattr(transfer, "PROGRESS_SECONDS", 0.01)
     told = threading.Event()
 
     def say(line: str) -> None:
         if "1.0 of 2.1 MB" in line and line.endswith(" left"):
             told.set()
 
-    with remote.serve(once(Fault(cut=MB, wait=told))) as url:
-        piece = remote.piece(remote.origin(url), 0, 2 * MB)
-        hub_transfer.fetch([piece], say, title="fetching", advice="")
+    with remote.serve(once(Fault(cut=MB, wait=told))):
+        piece = remote.piece(remote.origin, 0, 2 * MB)
+        transfer.fetch([piece], say, title="fetching", advice="")
     assert told.is_set()
 
 
@@ -565,25 +492,25 @@ def test_progress_tells_bytes_rate_and_what_is_left(remote: Remote, monkeypatch:
     ("seconds", "words"), [(0.2, "0 s"), (89, "89 s"), (90, "2 min"), (3600, "60 min"), (7200, "2.0 h")]
 )
 def test_duration(seconds: float, words: str) -> None:
-    assert hub_transfer.duration(seconds) == words
+    assert transfer.duration(seconds) == words
 
 
 FETCH = """
 import sys
 from pathlib import Path
-sys.path[:0] = {tests!r}
-import test_ranges
-remote = test_ranges.Remote(Path({root!r}))
-remote.fetch([remote.piece(remote.origin({url!r}), sha256=test_ranges.sha256(test_ranges.DATA[test_ranges.BIG]))])
+sys.path.insert(0, sys.argv[1])
+from remote_files import BIG, DATA, Remote, sha256
+remote = Remote(Path(sys.argv[2]))
+remote.fetch([remote.piece(remote.origin, sha256=sha256(DATA[BIG]))])
 """
 
 
 def test_a_killed_fetch_goes_on_where_it_was(remote: Remote, tmp_path: Path) -> None:
     never = threading.Event()
     with remote.serve(once(Fault(cut=2 * MB, wait=never))) as url:
-        code = FETCH.format(tests=[str(SUPPORT), str(Path(__file__).parent)], root=str(tmp_path), url=url)
-        process = subprocess.Popen([sys.executable, "-c", code])
-        piece = remote.piece(remote.origin(url), sha256=sha256(DATA[BIG]))
+        argv = [sys.executable, "-c", FETCH, str(SUPPORT), str(tmp_path)]
+        process = subprocess.Popen(argv, env={**os.environ, "HF_ENDPOINT": url})
+        piece = remote.piece(remote.origin, sha256=sha256(DATA[BIG]))
         while not piece.part.exists() or piece.part.stat().st_size < 2 * MB:
             assert process.poll() is None
             time.sleep(0.01)
@@ -603,13 +530,13 @@ def test_a_killed_fetch_goes_on_where_it_was(remote: Remote, tmp_path: Path) -> 
 LARGE = """
 import re, sys
 from pathlib import Path
-from sparkpin.fetch import hub_transfer as ranges
+from sparkpin.fetch import transfer as ranges
 from sparkpin.fetch.hub_client import HubOrigin
-from sparkpin.fetch.hub_pieces import Piece
-url, revision, size, out = sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])
-origin = HubOrigin("acme/large", revision, url)
+from sparkpin.fetch.pieces import FilePiece
+revision, size, out = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+origin = HubOrigin("acme/large", revision)
 pieces = [
-    Piece(origin, "large.safetensors", size, b, e, "", out / f"{b}-{e}.part", lambda s, b=b, e=e: out / f"{b}-{e}")
+    FilePiece(origin, "large.safetensors", size, b, e, "", out / f"{b}-{e}.part", lambda s, b=b, e=e: out / f"{b}-{e}")
     for b, e in [(0, size), (0, size // 2), (size // 2, size)]
 ]
 fetched = ranges.fetch(pieces, print, title="", advice="")
@@ -618,24 +545,24 @@ print(fetched.received, re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/statu
 
 
 def test_memory_does_not_grow_with_what_is_fetched(tmp_path: Path) -> None:
-    size = 300 * MB
+    size = 150 * MB
     folder = tmp_path / "remote/acme/large"
     folder.mkdir(parents=True)
     with (folder / "large.safetensors").open("wb") as file:
         file.truncate(size)
-    revision = local_hub.scan(folder, "acme/large").commit
-    with local_hub.serve(tmp_path / "remote") as url:
-        words = [sys.executable, "-c", LARGE, url, revision, str(size), str(tmp_path / "out")]
-        done = subprocess.run(words, capture_output=True, text=True, check=True)
+    revision = hub.scan(folder, "acme/large").commit
+    with hub.serve(tmp_path / "remote") as url:
+        words = [sys.executable, "-c", LARGE, revision, str(size), str(tmp_path / "out")]
+        done = subprocess.run(words, env={**os.environ, "HF_ENDPOINT": url}, capture_output=True, text=True, check=True)
     received, peak = map(int, done.stdout.splitlines()[-1].split())
     assert received == 2 * size
     assert peak * 1024 < 100 * MB
 
 
 def test_a_full_disk_keeps_what_came(remote: Remote, small_disk: Path) -> None:
-    with remote.serve() as url:
+    with remote.serve():
         remote.out = small_disk
-        piece = remote.piece(remote.origin(url), sha256=sha256(DATA[BIG]))
+        piece = remote.piece(remote.origin, sha256=sha256(DATA[BIG]))
         with pytest.raises(DiskError, match="No space left on device"):
             remote.fetch([piece])
         came = piece.part.stat().st_size

@@ -62,7 +62,8 @@ def model_info(repository: Repository, *, blobs: bool) -> dict[str, Any]:
         if blobs:
             sibling |= {"blobId": entry.oid, "size": entry.size}
             if entry.large:
-                sibling["lfs"] = _lfs(entry, "sha256")
+                pointer = 127 + len(str(entry.size))
+                sibling["lfs"] = {"sha256": entry.etag, "size": entry.size, "pointerSize": pointer}
         siblings.append(sibling)
     return {
         "_id": repository.commit[:24],
@@ -73,29 +74,3 @@ def model_info(repository: Repository, *, blobs: bool) -> dict[str, Any]:
         "siblings": siblings,
         "tags": [],
     }
-
-
-def tree(repository: Repository, below: str, *, recursive: bool) -> list[dict[str, Any]] | None:
-    """Files and folders under a folder, or None if there is no such folder."""
-    prefix = f"{below}/" if below else ""
-    inside = [entry for path, entry in repository.entries.items() if path.startswith(prefix)]
-    if below and not inside:
-        return None
-    folders: set[str] = set()
-    for entry in inside:
-        parents = entry.path[len(prefix) :].split("/")[:-1]
-        depths = range(1, len(parents) + 1) if recursive else range(1, min(len(parents), 1) + 1)
-        folders.update(prefix + "/".join(parents[:depth]) for depth in depths)
-    found: list[dict[str, Any]] = [
-        {"type": "directory", "oid": git_blob_sha1(path.encode()), "size": 0, "path": path} for path in sorted(folders)
-    ]
-    return found + [tree_file(entry) for entry in inside if recursive or "/" not in entry.path[len(prefix) :]]
-
-
-def tree_file(entry: Entry) -> dict[str, Any]:
-    item: dict[str, Any] = {"type": "file", "oid": entry.oid, "size": entry.size, "path": entry.path}
-    return item | {"lfs": _lfs(entry, "oid")} if entry.large else item
-
-
-def _lfs(entry: Entry, key: str) -> dict[str, Any]:
-    return {key: entry.etag, "size": entry.size, "pointerSize": 127 + len(str(entry.size))}

@@ -14,8 +14,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from sparkpin.core.terminal import Say
-from sparkpin.fetch.hub_origins import FolderOrigin, Temporary, patient
-from sparkpin.fetch.hub_pieces import FilePiece, Growing, joined
+from sparkpin.fetch.origins import FolderOrigin, Temporary, patient
+from sparkpin.fetch.pieces import FilePiece, Growing, joined
 
 CONNECTIONS = 8
 PROGRESS_SECONDS = 5.0
@@ -161,8 +161,7 @@ class Transfer:
         """Move the whole piece to its place; False if its bytes are wrong and are to be asked for once more."""
         assert self.growing
         piece, growing, self.growing = self.left[0], self.growing, None
-        mismatch = growing.mismatch(piece.origin.mend or self.owner.advice)
-        if mismatch is None:
+        if growing.is_right:
             growing.keep(piece.place(growing.sha256.hexdigest()))
             self.owner.done[piece] = growing.sha256.hexdigest()
             self.left.popleft()
@@ -170,7 +169,7 @@ class Transfer:
         growing.discard()
         self.owner.count(there=-piece.length)
         if piece in self.doubted:
-            raise mismatch
+            raise growing.mismatch(piece.origin.mend or self.owner.advice)
         self.doubted.add(piece)
         self.owner.say(f"{piece.label} arrived with wrong bytes: asking for it once more")
         return False

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sparkpin.core import files
 from sparkpin.core.errors import IntegrityError
-from sparkpin.fetch.hub_origins import FileOrigin
+from sparkpin.fetch.origins import FileOrigin
 
 SPAN = 64 << 20
 """Bytes after which pieces are no longer joined to one request, so that there is work for all connections."""
@@ -39,6 +39,7 @@ class FilePiece:
     place: Callable[[str], Path]
     sha256: str = ""
     git: str = ""
+    mode: int = 0o444  # checkpoints hold hard links to whole files, so nothing may write into them
 
     @property
     def length(self) -> int:
@@ -109,25 +110,27 @@ class Growing:
                 self.count(data[:written])
                 data = data[written:]
 
-    def mismatch(self, advice: str) -> IntegrityError | None:
-        """What is wrong with the whole piece."""
-        piece, sha256, git = self.piece, self.sha256.hexdigest(), self.git.hexdigest() if self.git else ""
-        if (piece.sha256 or sha256, piece.git) == (sha256, git):
-            return None
+    @property
+    def is_right(self) -> bool:
+        """Whether the whole piece is what it must be."""
+        own = self.sha256.hexdigest(), self.git.hexdigest() if self.git else ""
+        return own == (self.piece.sha256 or own[0], self.piece.git)
+
+    def mismatch(self, advice: str) -> IntegrityError:
+        piece = self.piece
         return IntegrityError.mismatch(
             piece.label,
             wanted_size=piece.length,
             wanted_sha256=piece.sha256 or f"(that of git blob {piece.git})",
             size=piece.length,
-            sha256=sha256,
+            sha256=self.sha256.hexdigest(),
             next_step=advice,
         )
 
     def keep(self, target: Path) -> None:
-        """Read-only: checkpoints hold hard links to whole files, so nothing may write into them."""
         with self.file, files.disk_errors(target.parent):
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.fchmod(self.file.fileno(), 0o444)
+            os.fchmod(self.file.fileno(), self.piece.mode)
             os.fsync(self.file.fileno())
             self.piece.part.replace(target)
             files.sync_folder(target.parent)

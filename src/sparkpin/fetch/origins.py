@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sparkpin.core import files
 from sparkpin.core.errors import IntegrityError, NetworkError
@@ -20,6 +22,8 @@ T = TypeVar("T")
 TRIES = 6
 MOVED = 1 << 20
 """Bytes that must have come for a broken connection to count as the first one again."""
+SILENCE = 30.0
+"""Seconds without an answer, or between two chunks of it, after which a connection counts as broken."""
 LONGEST_PAUSE = 600.0
 """Seconds. The Hub counts requests in windows of five minutes."""
 AGAIN = "check the connection, then run the same command again: what is there stays"
@@ -37,7 +41,7 @@ class Temporary(Exception):
 
 
 class FileOrigin(Protocol):
-    """A repository of the Hub at a revision, or a folder."""
+    """A repository of the Hub at a revision, a file of a package index, or a folder."""
 
     @property
     def name(self) -> str:
@@ -122,3 +126,33 @@ def patient(
             seconds = min(max(error.after, 2.0 ** (tries - 1)), LONGEST_PAUSE)
             say(f"{what}: {error.cause}; asking again in {seconds:.0f} s")
             (pause or time.sleep)(seconds)
+
+
+def check_range(answer: Any, begin: int, end: int, size: int, what: str) -> None:
+    """That the answer (httpx's) is of the bytes that were asked for; NetworkError, for it will not be another time."""
+    headers = answer.headers
+    encoding = headers.get("Content-Encoding", "identity")
+    if answer.status_code == 206:
+        match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", headers.get("Content-Range", ""))
+        seen = (int(match[1]), int(match[2]) + 1) if match else None
+        right = match is not None and seen == (begin, end) and match[3] in ("*", str(size))
+    else:
+        right = (begin, end) == (0, size) and headers.get("Content-Length", str(size)) == str(size)
+    if not right or encoding != "identity":
+        shown = {key: headers[key] for key in ("Content-Range", "Content-Length", "Content-Encoding") if key in headers}
+        raise NetworkError(
+            f"cannot fetch {what}: asked for bytes {begin}-{end - 1} of {size}; the answer is {answer.status_code}, "
+            f"{shown}",
+            next_step="the server, or a proxy before it, does not heed ranges: fetch past that proxy (NO_PROXY)",
+        )
+
+
+def wanted_pause(headers: Mapping[str, str]) -> float:
+    """Seconds that a server which is asked too much wants to be left alone; 0 where it does not say."""
+    from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
+
+    value = headers.get("Retry-After", "").strip()
+    with contextlib.suppress(ValueError):
+        return float(value) if value.isdecimal() else parsedate_to_datetime(value).timestamp() - time.time()
+    limit = parse_ratelimit_headers(headers)
+    return float(limit.reset_in_seconds + 1) if limit and limit.remaining == 0 else 0

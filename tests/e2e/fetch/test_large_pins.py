@@ -1,0 +1,81 @@
+"""The pins of real models in their full size, 112,901 tensors, and the tasks with a plain one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from checkout import PROJECT, Checkout
+from checkpoint_samples import base_config, base_shards, write_repository
+from qwen_samples import EXTRA, G122B, counts, listings, plan_of, tensors_of
+
+from sparkpin.checkpoint.plan import taken
+from sparkpin.pins import manifests
+
+LARGE, PLAIN = "qwen3.5-122b-a10b", "qwen3.5-122b-a10b-nvfp4"
+PUBLISHED_FP8_BYTES = 127_163_011_832
+
+
+def test_the_made_up_pair_has_the_published_counts_and_sizes() -> None:
+    """The sums that docs/checkpoints.md shows. Sharp: a wrong dtype of the scales alone is worth 15 MB."""
+    int4, fp8 = listings(G122B)["int4"], listings(G122B)["fp8"]
+    files = tensors_of(int4)
+    assert len(files) == 112_901
+    assert sum(file == EXTRA for file in files.values()) == sum(name.startswith("mtp.") for name in files) == 785
+    assert int4.files[EXTRA] == 5_047_454_456
+    size = sum(size for file, size in fp8.files.items() if file.endswith(".safetensors"))
+    assert size == 127_163_083_888
+    assert abs(size - PUBLISHED_FP8_BYTES) < 100_000
+
+
+def test_the_published_408_by_name() -> None:
+    """Counted as the script did that published it: what is not taken, and what its shards had no tensor for."""
+    shards = {name for name, file in tensors_of(listings(G122B)["int4"]).items() if file != EXTRA}
+    placed = shards | {f"{name}_scale_inv" for name in shards}
+    unused = [n for n in tensors_of(listings(G122B)["fp8"]) if ".experts." not in n and n not in placed]
+    parts = Counter("mtp" if n.startswith("mtp.") else n.split(".")[4] for n in unused)
+    assert parts == {"linear_attn": 36 * 8, "self_attn": 12 * 8, "mtp": 24}
+    pinned = manifests.load_model(PROJECT, LARGE).hybrid
+    assert pinned and len(unused) == pinned.unused == 408
+
+
+def test_the_plan_of_the_122b_pair() -> None:
+    plan = plan_of(manifests.load_model(PROJECT, LARGE), listings(G122B))
+    seen = counts(plan)
+    assert (seen["replaced"], seen["added"], seen["dropped"], seen["listed"]) == (144, 144, 0, 0)
+    assert seen["kept"] == 112_901 - 144
+    assert "408 tensors outside of experts stay unused, as the pin expects" in plan.notes
+    sources = taken(plan)["fp8"]
+    assert (len(sources), sum(source.info.nbytes for source in sources)) == (288, 453_040_128)
+    assert len(plan.shards) == 14
+    assert EXTRA in [link.path for link in plan.links]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
+    """With a plain model from a folder of this machine in the place of the NVFP4 one, and caches of its own."""
+    checkout = Checkout.make(tmp_path / "project")
+    monkeypatch.setenv("SPARKPIN_CACHE", str(tmp_path / "cache"))
+    folder = write_repository(tmp_path / "mine", base_shards(), base_config(), repository="int4")
+    repo = "repo: txn545/Qwen3.5-122B-A10B-NVFP4"
+    checkout.replace(f"pins/models/{PLAIN}.yaml", repo, f"{repo}\n    folder: {folder}")
+    return checkout
+
+
+def test_tasks_with_a_plain_model(checkout: Checkout) -> None:
+    asked = ("checkpoint", "--model", PLAIN)
+    unlocked = checkout.invoke(*asked, "--stage", "base", "--dry-run")
+    assert unlocked.returncode != 0
+    assert f"invoke lock --model {PLAIN}" in unlocked.stderr
+    for stage in ("hybrid", "mtp", "v2"):
+        impossible = checkout.invoke(*asked, "--stage", stage, "--dry-run")
+        assert impossible.returncode != 0
+        assert f"pins/models/{PLAIN}.yaml: hybrid: saw '(missing)'" in impossible.stderr
+        assert "a plain model, served as published" in impossible.stderr and "--stage base" in impossible.stderr
+    checkout.done("lock", "--model", PLAIN)
+    held = sum(map(len, base_shards().values()))
+    planned = checkout.done(*asked, "--stage", "base", "--dry-run")
+    assert f"checkpoint of {PLAIN}, copy: 0 replaced, 0 added, 0 listed, 0 dropped, {held} kept, 0 unused" in planned
+    folder = Path(checkout.done(*asked, "--stage", "base").split()[-1])
+    assert (folder / EXTRA).samefile(checkout.folder.parent / "mine" / EXTRA)

@@ -1,0 +1,366 @@
+"""Fetching from a real index and a real apt mirror: damage, wrong locks, kills, full disks, no network."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import stack_samples
+import uv
+import wheelhouse
+from stack_samples import locked, stack
+from wheelhouse import Index, make_wheel
+
+from sparkpin.core import files
+from sparkpin.core.errors import DiskError, IntegrityError, ManifestError, NetworkError
+from sparkpin.core.files import sha256_file
+from sparkpin.core.paths import Paths
+from sparkpin.fetch import stack as fetch
+from sparkpin.fetch import transfer
+from sparkpin.fetch.debs import Apt, apt_conf
+from sparkpin.fetch.stack import fetch_stack
+from sparkpin.fetch.store import Store
+from sparkpin.pins.manifests import lock_text
+from sparkpin.pins.schema import LockedFile, StackLock
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    return Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that a fetch would have waited to ask again; it does not."""
+    seen: list[float] = []
+    monkeypatch.setattr(transfer.TransferRun, "pause", lambda run, seconds: seen.append(seconds))
+    return seen
+
+
+def advice(lost: Sequence[LockedFile]) -> str:
+    return f"advice on {lost[0].file}"
+
+
+def left_over(paths: Paths) -> list[str]:
+    return [path.name for path in paths.store.rglob("*") if path.name.startswith(".partial-") or path.suffix == ".part"]
+
+
+def test_everything_is_fetched_once_and_then_needs_no_network(
+    paths: Paths, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheels = [make_wheel(index.folder, f"p{n}", size=n * 100_000) for n in range(15)]
+    lock, said = locked(paths, *wheels), list[str]()
+    index.busy = {wheels[3].file}
+    report = fetch_stack(paths, stack(), lock, said.append, advice)
+    assert (report.files, report.bytes_fetched) == (17, sum(wheel.size for wheel in wheels))
+    assert all(Store(paths.store).verified(wheel) for wheel in wheels)
+    assert said[0].startswith("fetch s: 15 files, ") and any("answers 503; asking again" in line for line in said)
+    assert sorted(index.asked) == sorted([*(wheel.file for wheel in wheels), wheels[3].file])
+    assert left_over(paths) == []
+    monkeypatch.setattr(uv, "find_uv_bin", lambda: "/nowhere/uv")
+    assert fetch_stack(paths, stack(), lock, said.append, advice).bytes_fetched == 0
+
+
+def program(paths: Paths, lock: StackLock, file: Path, more: str = "") -> list[str]:
+    """A command that fetches in a process of its own."""
+    file.write_text(lock_text(lock))
+    folders = json.dumps([str(paths.project), str(paths.cache), str(paths.home)])
+    return [sys.executable, "-c", PROGRAM + more, folders, stack().model_dump_json(), str(file)]
+
+
+PROGRAM = (
+    "import sys, json; from pathlib import Path; from sparkpin.fetch.stack import fetch_stack; "
+    "from sparkpin.pins.schema import Stack, StackLock; from sparkpin.core.paths import Paths; "
+    "paths, stack, lock = sys.argv[1:]; "
+    "fetch_stack(Paths(*map(Path, json.loads(paths))), Stack.model_validate_json(stack), "
+    "StackLock.model_validate_json(Path(lock).read_text()), print, str)"
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a network namespace")
+def test_complete_store_opens_no_connection(paths: Paths, tmp_path: Path) -> None:
+    """In a network namespace of its own, whose kernel counts what is tried there."""
+    wheel = make_wheel(tmp_path, "a")
+    lock = locked(paths, wheel)
+    Store(paths.store).add(tmp_path / wheel.file, wheel)
+    argv = program(paths, lock, tmp_path / "lock.json", "; print(Path('/proc/net/snmp').read_text())")
+    done = subprocess.run(["unshare", "--net", *argv], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith(("Ip:", "Tcp:", "Udp:"))]
+    sent = {names[0] + name: value for names, values in zip(rows[::2], rows[1::2], strict=True)
+            for name, value in zip(names, values, strict=True)}  # fmt: skip
+    assert (sent["Tcp:ActiveOpens"], sent["Udp:OutDatagrams"], sent["Ip:OutNoRoutes"]) == ("0", "0", "0")
+
+
+def test_damaged_file_is_told_and_fetched_again(paths: Paths, index: Index) -> None:
+    file, other = make_wheel(index.folder, "a", size=5000), make_wheel(index.folder, "b")
+    lock, said = locked(paths, file, other), list[str]()
+    for wheel in (file, other):
+        Store(paths.store).add(index.folder / wheel.file, wheel)
+    stored = Store(paths.store).path(file.sha256)
+    data = bytearray(stored.read_bytes())
+    data[1000] ^= 1
+    stored.write_bytes(data)
+    assert fetch_stack(paths, stack(), lock, said.append, advice).bytes_fetched == file.size
+    assert any("is damaged" in line and file.file in line and file.sha256 in line for line in said)
+    assert Store(paths.store).verified(file)
+    assert index.asked == [file.file]
+
+
+@pytest.mark.parametrize("hashes", [True, False], ids=["index-with-hashes", "index-without"])
+def test_wrong_hash_in_the_lock_stores_nothing(paths: Paths, index: Index, hashes: bool) -> None:
+    index.hashes = hashes
+    file = make_wheel(index.folder, "a")
+    wrong = file.model_copy(update={"sha256": "f" * 64})
+    with pytest.raises(IntegrityError) as caught:
+        fetch_stack(paths, stack(), locked(paths, wrong), print, advice)
+    assert all(word in caught.value.message for word in ("f" * 64, file.sha256, file.file))
+    assert advice([file]) in caught.value.next_step
+    assert not any(Store(paths.store).path(sha256).exists() for sha256 in ("f" * 64, file.sha256))
+    assert left_over(paths) == []
+
+
+@pytest.mark.parametrize("sizes", [True, False], ids=["index-with-sizes", "index-without"])
+def test_wrong_size_in_the_lock_stores_nothing(paths: Paths, index: Index, sizes: bool) -> None:
+    index.sizes = sizes
+    file = make_wheel(index.folder, "a")
+    wrong = locked(paths, file.model_copy(update={"size": file.size + 1}))
+    with pytest.raises(IntegrityError, match=f"wanted size={file.size + 1}.*got size={file.size}"):
+        fetch_stack(paths, stack(), wrong, print, advice)
+    assert not Store(paths.store).path(file.sha256).exists()
+
+
+def test_bytes_that_are_not_what_the_index_says(paths: Paths, index: Index) -> None:
+    """Asked for once more, and then an error; nothing is stored."""
+    file = make_wheel(index.folder, "a", size=10)
+    index.stale[file.file] = bytes(file.size)
+    with pytest.raises(IntegrityError, match=f"wanted size={file.size}, sha256={file.sha256}; got") as caught:
+        fetch_stack(paths, stack(), locked(paths, file), print, advice)
+    assert index.asked == [file.file] * 2
+    assert "nothing of it was stored" in caught.value.next_step and advice([file]) in caught.value.next_step
+    assert not Store(paths.store).has(file) and left_over(paths) == []
+
+
+@pytest.mark.parametrize("lost", ["from its page", "from where the page says"])
+def test_a_file_that_is_gone_is_named(paths: Paths, index: Index, lost: str) -> None:
+    other, missing = make_wheel(index.folder, "b"), make_wheel(index.folder, "a")
+    if lost == "from its page":
+        (index.folder / missing.file).unlink()
+    else:
+        index.gone = {missing.file}
+    with pytest.raises(NetworkError, match=r"a-1\.0-py3-none-any\.whl .* no longer offered by the index") as caught:
+        fetch_stack(paths, stack(), locked(paths, other, missing), print, advice)
+    assert missing.sha256 in caught.value.message and caught.value.next_step == advice([missing])
+    if lost == "from its page":
+        assert Store(paths.store).verified(other), "what else there is was fetched"
+
+
+@pytest.mark.parametrize("heeds", [True, False], ids=["ranges", "no-ranges"])
+def test_killed_run_is_completed_by_the_next(paths: Paths, index: Index, tmp_path: Path, heeds: bool) -> None:
+    slow, quick = make_wheel(index.folder, "slow", size=1_000_000), make_wheel(index.folder, "quick", size=1000)
+    index.slow[slow.file], index.heeds = 0.1, heeds
+    lock = locked(paths, slow, quick)
+    part = paths.store / f"incoming/wheels/{slow.sha256}.part"
+    process = subprocess.Popen(program(paths, lock, tmp_path / "lock.json"), stdout=subprocess.DEVNULL)
+    while not (Store(paths.store).has(quick) and part.exists() and part.stat().st_size):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert not Store(paths.store).has(slow)
+    there = part.stat().st_size
+    index.slow.clear()
+    report = fetch_stack(paths, stack(), lock, print, advice)
+    assert report.bytes_fetched == slow.size
+    assert index.asked.count(quick.file) == 1 and index.ranges == [f"bytes={there}-{slow.size - 1}"]
+    assert Store(paths.store).verified(slow)
+    assert left_over(paths) == []
+
+
+def test_full_disk_is_told(index: Index, paths: Paths, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = make_wheel(index.folder, "a", size=3_000_000)
+    small = Paths(paths.project, small_disk / "cache", paths.home)
+    lock = locked(small, file)
+    with pytest.raises(DiskError, match=r"the locked files need 3,[0-9,]+ bytes in "):
+        fetch_stack(small, stack(), lock, print, advice)
+    # A fake: somebody else fills the disk right after it was measured.
+    monkeypatch.setattr(files, "require_space", lambda *_: None)
+    with pytest.raises(DiskError, match=r"cannot write to .*No space left on device"):
+        fetch_stack(small, stack(), lock, print, advice)
+    assert not Store(small.store).has(file)
+
+
+def test_no_network_names_the_file_and_what_to_do(
+    paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = make_wheel(tmp_path, "a")
+    wheelhouse.use_index(monkeypatch, "http://127.0.0.1:9/simple/")
+    with pytest.raises(NetworkError) as caught:
+        fetch_stack(paths, stack(), locked(paths, file), print, advice)
+    assert file.file in caught.value.message and "pip config list" in caught.value.next_step
+
+
+def test_another_file_of_the_same_version_is_not_taken(paths: Paths, index: Index) -> None:
+    """An index may get a better-fitting wheel of a version after it was locked; the hash decides."""
+    file = make_wheel(index.folder, "a")
+    make_wheel(index.folder, "a", tag="cp311-cp311-manylinux_2_17_x86_64")
+    fetch_stack(paths, stack(), locked(paths, file), print, advice)
+    assert Store(paths.store).verified(file)
+    assert index.asked == [file.file]
+
+
+def test_two_versions_of_one_package_are_refused(paths: Paths, index: Index) -> None:
+    lock = locked(paths, make_wheel(index.folder, "a"), make_wheel(index.folder, "a", "2.0"))
+    with pytest.raises(ManifestError, match=r"s\.lock: wheels: saw 'a 1\.0 and 2\.0', wanted one version"):
+        fetch_stack(paths, stack(), lock, print, advice)
+    assert index.asked == []
+
+
+def test_the_indexes_of_pip_are_asked(
+    paths: Paths, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip's own index with a password, one more of its configuration file, and a folder of wheels."""
+    index.login = "me:secret"
+    (tmp_path / "more").mkdir()
+    (tmp_path / "links").mkdir()
+    own = make_wheel(index.folder, "own")
+    more, local = make_wheel(tmp_path / "more", "more"), make_wheel(tmp_path / "links", "local", "1.0+cpu")
+    lock = locked(paths, own, more, local)
+    with wheelhouse.serve(tmp_path / "more") as other:
+        config = tmp_path / "pip.conf"
+        config.write_text(
+            f"[global]\nindex-url = http://127.0.0.1:9/simple/\nextra-index-url =\n  {other.url}\n"
+            f"[download]\nfind-links = {tmp_path}/links\n"
+        )
+        for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_CERT", "UV_DEFAULT_INDEX"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+        monkeypatch.setenv("PIP_INDEX_URL", index.url.replace("//", f"//{index.login}@"))
+        fetch_stack(paths, stack(), lock, print, advice)
+        assert (index.asked, other.asked) == ([own.file], [more.file])
+    assert all(Store(paths.store).verified(wheel) for wheel in lock.wheels)
+    index.gone = {own.file}
+    Store(paths.store).path(own.sha256).unlink()
+    with pytest.raises(NetworkError) as caught:
+        fetch_stack(paths, stack(), locked(paths, own), print, advice)
+    assert "secret" not in str(caught.value)
+
+
+def test_pytorchs_own_index_is_asked_for_what_the_others_lack(
+    paths: Paths, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A uv that knows another index under that word: the real one is out of reach here."""
+    (tmp_path / "pytorch").mkdir()
+    plain, torch = make_wheel(index.folder, "plain"), make_wheel(tmp_path / "pytorch", "torch", "1.0+cpu")
+    with wheelhouse.serve(tmp_path / "pytorch") as other:
+        script = tmp_path / "uv"
+        script.write_text(
+            "#!/bin/sh\nfor word; do case $word in\n"
+            f'--torch-backend=cpu) shift; UV_INDEX={other.url};;\n*) set -- "$@" "$word"; shift;;\nesac; done\n'
+            f'export UV_INDEX; exec {uv.find_uv_bin()} "$@"\n'
+        )
+        script.chmod(0o755)
+        monkeypatch.setattr(uv, "find_uv_bin", lambda: str(script))
+        lock = locked(paths, plain, torch)
+        fetch_stack(paths, stack(torch_backend="cpu"), lock, print, advice)
+        assert (index.asked, other.asked) == ([plain.file], [torch.file])
+        Store(paths.store).path(torch.sha256).unlink()
+        with pytest.raises(NetworkError, match=r"torch-1\.0\+cpu.* no longer offered"):
+            fetch_stack(paths, stack(), lock, print, advice)
+
+
+@contextmanager
+def mirror(folder: Path) -> Iterator[str]:
+    """A folder over real HTTP on a free port of 127.0.0.1."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args: object) -> None:
+            pass
+
+    handler = functools.partial(Handler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def make_deb(folder: Path, version: str, text: str = "x") -> LockedFile:
+    """A package `hello` in folder/repo, with the list that a mirror has of it."""
+    tree = folder / "hello"
+    (tree / "DEBIAN").mkdir(parents=True, exist_ok=True)
+    control = f"Package: hello\nVersion: {version}\nArchitecture: all\nMaintainer: n <n@example.org>\n"
+    control += f"Description: {text}\n"
+    (tree / "DEBIAN/control").write_text(control)
+    (folder / "repo").mkdir(exist_ok=True)
+    for old in (folder / "repo").glob("*.deb"):
+        old.unlink()
+    deb = folder / f"repo/hello_{version}_all.deb"
+    subprocess.run(["dpkg-deb", "--root-owner-group", "-b", tree, deb], check=True)
+    entry = stack_samples.entry(deb, "hello", version)
+    packages = f"{control}Filename: ./{deb.name}\nSize: {entry.size}\nSHA256: {entry.sha256}\n"
+    (folder / "repo/Packages").write_text(packages)
+    return entry
+
+
+def open_mirror(root: Path, url: str) -> Apt:
+    for folder in ("none", "lists/partial", "cache/archives/partial"):
+        (root / folder).mkdir(parents=True)
+    (root / "sources.list").write_text(f"deb [trusted=yes] {url} ./\n")
+    (root / "status").touch()
+    (root / "apt.conf").write_text(apt_conf(root, "amd64", ""))
+    apt = Apt(root)
+    assert apt.run("apt-get", "-qq", "update").returncode == 0
+    return apt
+
+
+def test_package_that_the_mirror_dropped_is_named(tmp_path: Path) -> None:
+    """The real apt, on a mirror of one package over HTTP."""
+    entry, asked = make_deb(tmp_path, "2.0"), list[Sequence[LockedFile]]()
+
+    def how_to_get(lost: Sequence[LockedFile]) -> str:
+        asked.append(lost)
+        return "advice"
+
+    (tmp_path / "out").mkdir()
+    with mirror(tmp_path / "repo") as url:
+        apt = open_mirror(tmp_path / "apt", url)
+        apt.download([entry], tmp_path / "out", how_to_get)
+        assert sha256_file(tmp_path / "out" / entry.file) == (entry.sha256, entry.size)
+        for name, version in (("hello", "1.0"), ("nothello", "2.0")):
+            gone = entry.model_copy(update={"name": name, "version": version})
+            with pytest.raises(NetworkError, match=r"only the newest .*: hello_2\.0_all\.deb \(sha256=") as caught:
+                apt.download([gone], tmp_path / "out", how_to_get)
+            assert caught.value.next_step == "advice" and asked.pop() == [gone]
+        (tmp_path / "repo" / entry.file).unlink()  # the list is older than what lies there
+        (tmp_path / "out" / entry.file).unlink()
+        with pytest.raises(NetworkError, match="no longer offered by the Debian mirror"):
+            apt.download([entry], tmp_path / "out", how_to_get)
+        assert asked.pop() == [entry]
+    with pytest.raises(NetworkError, match="could not fetch hello") as caught:
+        apt.download([entry], tmp_path / "out", how_to_get)
+    assert "connect to the network" in caught.value.next_step and not asked
+
+
+def test_package_with_other_bytes_is_not_stored(paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mirror that has another package under the locked version."""
+    entry = make_deb(tmp_path, "2.0")
+    other = make_deb(tmp_path, "2.0", "other bytes")
+    lock = locked(paths)
+    lock = lock.model_copy(update={"debs": [*lock.debs, entry]})
+    with mirror(tmp_path / "repo") as url:
+        monkeypatch.setattr(fetch, "open_apt", lambda root, _: open_mirror(root, url))
+        with pytest.raises(IntegrityError, match=entry.sha256) as caught:
+            fetch_stack(paths, stack(), lock, print, str)
+    assert str([entry]) in caught.value.next_step, "the caller's advice about that file"
+    assert not any(Store(paths.store).path(file.sha256).exists() for file in (entry, other))

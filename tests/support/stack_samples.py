@@ -1,0 +1,86 @@
+"""A made-up stack and locks of it, whose Debian half is in the store already: apt's mirror is no part of most tests."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sparkpin.core.files import sha256_file
+from sparkpin.core.paths import Paths
+from sparkpin.fetch import lock_stack as lock_module
+from sparkpin.fetch.store import Store
+from sparkpin.pins.manifests import parse
+from sparkpin.pins.schema import LockedFile, Stack, StackLock
+
+DEBS = {"libc6": "2.36-9", "python3.11-minimal": "3.11.2-6"}
+
+
+def stack(**python: object) -> Stack:
+    value = {"version": "3.11", "requirements": ["a==1.0"], "layers": [{"name": "all", "packages": ["*"]}], **python}
+    return parse(
+        Stack,
+        {
+            "name": "s",
+            "description": "",
+            "platform": "linux/amd64",
+            "default_recipe": "r",
+            "debian": {"suite": "bookworm", "packages": []},
+            "python": value,
+        },
+        "s.yaml",
+    )
+
+
+def locked(paths: Paths, *wheels: LockedFile) -> StackLock:
+    debs = []
+    for name, version in DEBS.items():
+        path = paths.project.parent / f"{name}.deb"
+        path.write_text(name)
+        debs.append(entry(path, name, version))
+        Store(paths.store).add(path, debs[-1])
+    return StackLock(stack="s", inputs="0" * 64, debs=debs, wheels=list(wheels))
+
+
+def entry(path: Path, name: str, version: str) -> LockedFile:
+    sha256, size = sha256_file(path)
+    return LockedFile(name=name, version=version, file=path.name, size=size, sha256=sha256)
+
+
+def deb(name: str, version: str, architecture: str = "amd64") -> LockedFile:
+    data = f"{name} {version} {architecture}".encode()
+    file = f"{name}_{version}_{architecture}.deb"
+    return LockedFile(name=name, version=version, file=file, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+class FakeApt:
+    """The Debian half of a lock; the real one needs a mirror."""
+
+    def closure(self, _: object) -> list[LockedFile]:
+        rows = (("libc6", "2.36-9+deb12u10"), ("python3.11-minimal", "3.11.2-6+deb12u5"))
+        return [LockedFile(name=n, version=v, file=f"{n}_{v}_amd64.deb", size=1, sha256="0" * 64) for n, v in rows]
+
+
+def project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    """An empty project whose Debian half of a lock is made up."""
+    monkeypatch.setattr(lock_module, "open_apt", lambda root, stack: FakeApt())
+    (folder / "project/pins/stacks").mkdir(parents=True)
+    return Paths(folder / "project", folder / "cache", folder / "home")
+
+
+def write(paths: Paths, requirements: list[str], platform: str = "linux/amd64", **python: object) -> None:
+    layers = [{"name": "all", "packages": ["*"]}]
+    value = {
+        "description": "",
+        "platform": platform,
+        "default_recipe": "r",
+        "debian": {"suite": "bookworm", "packages": ["python3"]},
+        "python": {"version": "3.11", "requirements": requirements, "layers": layers, **python},
+    }
+    (paths.project / "pins/stacks/s.yaml").write_text(yaml.safe_dump(value))
+
+
+def versions(lock: StackLock) -> dict[str, str]:
+    return {wheel.name: wheel.version for wheel in lock.wheels}

@@ -1,0 +1,96 @@
+"""What a lock is made from, without an index: the target's tags, apt's words, packages that stay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from places import PROJECT
+from stack_samples import deb
+
+from sparkpin.core.errors import NetworkError
+from sparkpin.fetch import lock_stack as lock_module
+from sparkpin.fetch.debs import apt_conf, parse_uris
+from sparkpin.fetch.lock_stack import keep_debs
+from sparkpin.fetch.store import Store
+from sparkpin.fetch.wheels import WheelTarget
+from sparkpin.pins.manifests import load_stack, load_stack_lock, lock_text
+from sparkpin.pins.schema import LockedFile
+
+SPARK = WheelTarget("3.12.3", "aarch64", 39)
+
+
+def test_platforms_are_ranked_newest_first() -> None:
+    intel = WheelTarget("3.11.2", "x86_64", 36).platforms()
+    assert intel[0] == "manylinux_2_36_x86_64" and intel[-1] == "linux_x86_64"
+    assert intel.index("manylinux_2_17_x86_64") + 1 == intel.index("manylinux2014_x86_64")
+    assert SPARK.platforms()[-3:] == ["manylinux_2_17_aarch64", "manylinux2014_aarch64", "linux_aarch64"]
+
+
+def test_apt_output_becomes_lock_entries() -> None:
+    text = f"'http://m/b.deb' bsdutils_1%3a2.38.1-5+b1_amd64.deb 94412 SHA256:{'a' * 64}\n"
+    assert parse_uris(text) == [
+        LockedFile(
+            name="bsdutils",
+            version="1:2.38.1-5+b1",
+            file="bsdutils_1%3a2.38.1-5+b1_amd64.deb",
+            size=94412,
+            sha256="a" * 64,
+        )
+    ]
+    with pytest.raises(NetworkError, match="without size and SHA-256"):
+        parse_uris("'http://m/b.deb' b_1_amd64.deb 94412 MD5Sum:00\n")
+
+
+def test_host_hooks_stay_out_of_the_private_apt(tmp_path: Path) -> None:
+    host = (
+        'Acquire::http::Proxy "http://p:3128";\nAPT::Update::Post-Invoke:: "rm -f /var/cache/apt/*";\nDir::Cache "x";\n'
+    )
+    conf = apt_conf(tmp_path, "arm64", host)
+    assert "p:3128" in conf and "Post-Invoke" not in conf and f'Dir::Cache "{tmp_path}/cache"' in conf
+
+
+def test_the_projects_own_locks_fit_their_pins() -> None:
+    project = PROJECT
+    for file in sorted((project / "pins/stacks").glob("*.lock")):
+        stack = load_stack(project, file.stem)
+        lock = load_stack_lock(project, stack)
+        assert file.read_text() == lock_text(lock), "written by `invoke lock`, not by hand"
+        lock_module.check_unique(lock, str(file))
+        assert not {wheel.name for wheel in lock.wheels} & set(stack.python.exclude)
+        assert "://" not in file.read_text()
+        assert json.loads(file.read_text())["stack"] == stack.name
+
+
+FORMER = [deb("libc6", "2.36-9"), deb("tzdata", "2026a-0", "all")]
+
+
+@pytest.mark.parametrize(
+    ("today", "kept", "said"),
+    [
+        (FORMER, True, []),
+        ([deb("libc6", "2.36-9+deb12u1"), FORMER[1]], True, ["kept, though Debian has other versions today: libc6 "]),
+        ([*FORMER, deb("zlib1g", "1")], False, ["other Debian packages"]),
+        ([deb("libc6", "2.36-9", "arm64"), FORMER[1]], False, ["another platform or Debian suite"]),
+        ([deb("libc6", "2.41-12"), FORMER[1]], False, ["another platform or Debian suite"]),
+    ],
+    ids=["same", "update", "names", "platform", "suite"],
+)
+def test_packages_of_another_system_are_not_kept(
+    tmp_path: Path, today: list[LockedFile], kept: bool, said: list[str]
+) -> None:
+    store, lines = Store(tmp_path / "store"), list[str]()
+    for row in FORMER:
+        (tmp_path / "deb").write_bytes(row.file.removesuffix(".deb").replace("_", " ").encode())
+        store.add(tmp_path / "deb", row)
+    assert keep_debs(FORMER, today, store, lines.append) == (FORMER if kept else today)
+    assert len(lines) == len(said) and all(part in line for part, line in zip(said, lines, strict=True))
+
+
+def test_kept_packages_that_may_be_nowhere_any_more_are_told(tmp_path: Path) -> None:
+    lines: list[str] = []
+    newer = [deb("libc6", "2.36-10"), FORMER[1]]
+    assert keep_debs(FORMER, newer, Store(tmp_path / "store"), lines.append) == FORMER
+    assert "the store lacks libc6_2.36-9_amd64.deb, and mirrors keep only the newest" in lines[1]
+    assert "invoke import" in lines[2]
