@@ -85,6 +85,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if kind(item) in MARKED:
             item.add_marker(kind(item))
+        elif any(item.get_closest_marker(name) for name in MARKED):
+            raise pytest.UsageError(f"{item.nodeid}: what needs an engine or images lies in tests/engine or tests/e2e")
     items.sort(key=order)
 
 
