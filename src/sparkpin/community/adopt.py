@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.community import mapping, template
+from sparkpin.community.flag_lint import read_json
 from sparkpin.community.recipe import CommunityRecipe
 from sparkpin.community.render import ONLY_BASH, RenderedRecipe, eaten, render, vllm_serve
 from sparkpin.core.errors import ManifestError
@@ -25,10 +26,8 @@ REVISION = "--revision"
 
 @dataclass(frozen=True)
 class Adopted:
-    """value: of recipes/NAME.yaml; told, unmapped: for people."""
-
-    value: dict[str, Any]
-    told: tuple[str, ...]
+    value: dict[str, Any]  # of recipes/NAME.yaml
+    told: tuple[str, ...]  # for people, as unmapped
     unmapped: tuple[str, ...]
 
     @property
@@ -119,9 +118,8 @@ def require_one_gpu(file: Path, argv: Sequence[str]) -> None:
 
 def left_out(project: Path, argv: Sequence[str], mods: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """Flags that cannot be served here, and what is told of those that will be missed."""
-    dropped: list[str] = []
+    dropped = [flag for flag in (BACKEND, REVISION) if flag_value(argv, flag) is not None]
     lacking: list[str] = []
-    dropped += [flag for flag in (BACKEND, REVISION) if flag_value(argv, flag) is not None]
     for flag in tls_flags(argv):
         dropped.append(flag)
         lacking.append(f"{flag}: served by plain HTTP; a proxy before the server can do TLS")
@@ -145,34 +143,22 @@ def changed(argv: Sequence[str], dropped: Sequence[str]) -> list[str]:
 
 
 def draft_of(plan: str) -> str:
-    try:
-        value = json.loads(plan)
-    except ValueError:
-        return ""
+    value = read_json(plan)
     return str(value.get("model") or "") if isinstance(value, dict) else ""
 
 
 def with_settings(recipe: CommunityRecipe, argv: Sequence[str], dropped: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """The command, with `defaults` for placeholders where the recipe's own can stay, else with none."""
-    names = [name for name, value in recipe.defaults.items() if template.usable(value)]
     wanted = changed(argv, dropped)
-    try:
+    with contextlib.suppress(ManifestError):  # a placeholder that formats its value, or tells the shell something
+        names = [name for name, value in recipe.defaults.items() if template.usable(value)]
         words = changed(render(recipe, template.marked(names), nodes=machines(recipe)).argv, dropped)
-    except ManifestError:  # a placeholder that formats its value, or tells the shell something
-        return template.command_of(wanted, {}, doubled=True), {}
-    marks = {mark for word in words for mark in template.MARK.findall(word)}
-    values = {name: recipe.defaults[name] for name in names if name in marks}
-    for name, value in (("host", HERE), ("tensor_parallel", 1)):  # what one machine of ours has
-        if name in values:
-            values[name] = value
-    command = template.command_of(words, values, doubled=True)
-    if same(recipe, command, values, wanted):
-        return command, values
+        marks = {mark for word in words for mark in template.MARK.findall(word)}
+        values = {name: recipe.defaults[name] for name in names if name in marks}
+        for name, value in (("host", HERE), ("tensor_parallel", 1)):  # what one machine of ours has
+            if name in values:
+                values[name] = value
+        command = template.command_of(words, values, doubled=True)
+        if vllm_command.split(vllm_command.fill(command, values, recipe.path), recipe.path) == wanted:
+            return command, values
     return template.command_of(wanted, {}, doubled=True), {}
-
-
-def same(recipe: CommunityRecipe, command: str, values: dict[str, Any], argv: Sequence[str]) -> bool:
-    try:
-        return vllm_command.split(vllm_command.fill(command, values, recipe.path), recipe.path) == list(argv)
-    except ManifestError:
-        return False

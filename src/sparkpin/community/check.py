@@ -9,31 +9,21 @@ from pathlib import Path
 from typing import TypeVar
 
 from sparkpin.build.pair import Pairing
-from sparkpin.community import flag_lint as words
-from sparkpin.community import keys, known_issues
+from sparkpin.community import flag_lint, keys, known_issues
 from sparkpin.community import recipe as foreign
 from sparkpin.community.finding import RecipeFinding, ordered
-from sparkpin.community.flag_lint import PlannedServer, packages_of
+from sparkpin.community.finding import error as mistake
+from sparkpin.community.flag_lint import PlannedServer
 from sparkpin.community.mapping import stage_of, templates_of, useless
-from sparkpin.community.release import VllmRelease, nearest, release
+from sparkpin.community.release import nearest, release
 from sparkpin.community.render import render, vllm_serve
 from sparkpin.core.errors import WHOLE, InputError, ManifestError, SparkpinError, short
-from sparkpin.pins import manifests, schema
+from sparkpin.pins import manifests, schema, vllm_command
 from sparkpin.pins.cache_types import FLAG as CACHE_TYPE
 from sparkpin.pins.cache_types import refuse_patched
 from sparkpin.pins.community_mods import read_run_mods
 from sparkpin.pins.families import vllm_version
-from sparkpin.pins.vllm_command import (
-    MODEL_PATH,
-    fill,
-    flag_value,
-    overlaid,
-    own_faults,
-    parse_flags,
-    settled,
-    split,
-    tls_faults,
-)
+from sparkpin.pins.vllm_command import MODEL_PATH, flag_value, parse_flags
 
 T = TypeVar("T")
 LACKS = "a lock: "  # as `manifests` begins what it wants of a pin that nobody has locked
@@ -60,14 +50,10 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
     if recipe.nodes > 1:
         found.append(RecipeFinding("error", "nodes", f"it is for {recipe.nodes} machines or more; here is one"))
     if rendered.argv[:2] != ("vllm", "serve"):
-        found.append(
-            RecipeFinding("error", "command", f"{' '.join(rendered.argv[:2])}: the images here serve with vLLM")
-        )
-        return ordered(found)
+        return ordered([*found, mistake(f"{' '.join(rendered.argv[:2])}: the images here serve with vLLM")])
     lock = former_lock(project, stack)
-    packages = packages_of([wheel.name for wheel in lock.wheels]) if lock else None
     stage = stage_of(recipe, rendered.container)
-    chain = told(found, str(recipe.path), "stage", lambda: manifests.load_chain(project, stage))
+    chain = loaded(found, str(recipe.path), "stage", lambda: manifests.load_chain(project, stage))
     argv, env = list(rendered.argv), rendered.env
     try:
         refuse_patched(flag_value(argv, CACHE_TYPE), recipe.path)
@@ -75,51 +61,51 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
         found.append(of_error(error))
         argv = without(argv, {str(error.seen)})
     if recipe.origin:
-        argv, env = overlaid(argv, env, stack, chain or ())
-    served = served_by(project, recipe.model, tuple(argv), env, stack, recipe.applied, packages, chain)
-    return ordered([*found, *of_served(served)])
+        argv, env = vllm_command.overlaid(argv, env, stack, chain or ())
+    return ordered([*found, *of_server(project, recipe.model, argv, env, stack, recipe.applied, lock, chain)])
 
 
 def own_findings(project: Path, name: str) -> list[RecipeFinding]:
     """Of a recipe of recipes/, with what its stack and stages add: all that can be told of it in one go."""
     own = str(project / f"recipes/{name}.yaml")
     found: list[RecipeFinding] = []
-    recipe, faults = told(found, own, "name", lambda: manifests.readable_recipe(project, name)) or (None, [])
+    recipe, faults = loaded(found, own, "name", lambda: manifests.readable_recipe(project, name)) or (None, [])
     found += [of_error(fault, own=own) for fault in faults]
     if recipe is None:
         return ordered(found)
     found += keys.of_template(recipe.command, recipe.defaults, version="1")
-    found += [
-        RecipeFinding("warning", f"env.{name}", why, "remove it") for name in recipe.env if (why := useless(name))
-    ]
-    stack = told(found, own, "stack", lambda: manifests.load_stack(project, recipe.stack))
-    chain = told(found, own, "stage", lambda: manifests.load_chain(project, recipe.stage))
-    told(found, own, "model", lambda: manifests.model_of(project, recipe))
+    for variable in recipe.env:
+        if why := useless(variable):
+            found.append(RecipeFinding("warning", f"env.{variable}", why, "remove it"))
+    stack = loaded(found, own, "stack", lambda: manifests.load_stack(project, recipe.stack))
+    chain = loaded(found, own, "stage", lambda: manifests.load_chain(project, recipe.stage))
+    loaded(found, own, "model", lambda: manifests.model_of(project, recipe))
     if stack is None:
         return ordered(found)
-    lock = told(found, own, "stack", lambda: former_lock(project, stack))
+    lock = loaded(found, own, "stack", lambda: former_lock(project, stack))
     if lock:
         for mod in recipe.mods:
-            told(found, own, "mods", partial(read_run_mods, project, [mod], own, "mods", lock))
+            loaded(found, own, "mods", partial(read_run_mods, project, [mod], own, "mods", lock))
     unfilled = keys.left_over(recipe.command, recipe.defaults)
     try:
-        words = split(fill(recipe.command, unfilled | recipe.defaults, own), own)
+        words = vllm_command.split(vllm_command.fill(recipe.command, unfilled | recipe.defaults, own), own)
     except ManifestError as error:
         if not any(finding.severity == "error" and finding.key == "command" for finding in found):  # else it is that
             found.append(of_error(error, own=own))
         return ordered(found)
     if words[2] in unfilled.values():
         words[2] = MODEL_PATH
-    argv, env = settled([*words[:2], MODEL_PATH, *words[3:]], recipe, stack, chain or ())
-    wrong = [*own_faults([word for word in words if word not in unfilled.values()], recipe), *tls_faults(argv, recipe)]
+    argv, env = vllm_command.settled([*words[:2], MODEL_PATH, *words[3:]], recipe, stack, chain or ())
+    wrong = [
+        *vllm_command.own_faults([word for word in words if word not in unfilled.values()], recipe),
+        *vllm_command.tls_faults(argv, recipe),
+    ]
     found += [of_error(fault) for fault in wrong]
-    packages = packages_of([wheel.name for wheel in lock.wheels]) if lock else None
     argv = without(argv, {str(fault.seen) for fault in wrong})
-    served = served_by(project, recipe.model, tuple(argv), env, stack, recipe.mods, packages, chain)
-    return ordered([*found, *of_served(served)])
+    return ordered([*found, *of_server(project, recipe.model, argv, env, stack, recipe.mods, lock, chain)])
 
 
-def told(found: list[RecipeFinding], own: str, key: str, load: Callable[[], T]) -> T | None:
+def loaded(found: list[RecipeFinding], own: str, key: str, load: Callable[[], T]) -> T | None:
     """What is loaded; None where that fails, which is added to what is found of `key`."""
     try:
         return load()
@@ -137,10 +123,9 @@ def without(argv: list[str], seen: set[str]) -> list[str]:
 
 def mistakes(project: Path, pairing: Pairing) -> list[RecipeFinding]:
     """What keeps a pairing's server from starting, or from doing what is meant: the errors alone."""
-    recipe, stack = pairing.recipe, pairing.stack
-    packages = packages_of([wheel.name for wheel in pairing.stack_lock.wheels])
-    served = served_by(project, recipe.model, pairing.argv, pairing.env, stack, recipe.mods, packages, pairing.chain)
-    return [finding for finding in ordered(of_served(served)) if finding.severity == "error"]
+    recipe, lock, chain = pairing.recipe, pairing.stack_lock, pairing.chain
+    found = of_server(project, recipe.model, pairing.argv, pairing.env, pairing.stack, recipe.mods, lock, chain)
+    return [finding for finding in ordered(found) if finding.severity == "error"]
 
 
 def of_error(error: SparkpinError, key: str = WHOLE, *, own: str = "") -> RecipeFinding:
@@ -153,23 +138,38 @@ def of_error(error: SparkpinError, key: str = WHOLE, *, own: str = "") -> Recipe
     elsewhere = own not in ("", error.file)
     text = error.message if elsewhere else f"saw {short(error.seen)}, wanted {error.wanted}"
     hint = "" if error.next_step.startswith((f"correct {error.key} in ", f"correct {own},")) else error.next_step
-    return RecipeFinding("error", key if elsewhere else error.key, text, unknown_key(error) or hint)
+    meant = nearest(error.key.rpartition(".")[2], error.known)  # of a key that nobody knows
+    return RecipeFinding("error", key if elsewhere else error.key, text, meant or hint)
 
 
-def unknown_key(error: ManifestError) -> str:
-    """What a key that nobody knows may have been meant as."""
-    return nearest(error.key.rpartition(".")[2], error.known)
-
-
-def of_served(served: PlannedServer) -> list[RecipeFinding]:
-    return [*words.findings(served), *known_issues.findings(served), *of_version(served.release)]
-
-
-def of_version(data: VllmRelease) -> list[RecipeFinding]:
-    if data.version == data.wanted:
-        return []
-    text = f"nothing is recorded of vLLM {data.wanted}: held against {data.version}"
-    return [RecipeFinding("note", "stack", text, "python -m sparkpin.community.wheelflags WHEEL records a release")]
+def of_server(
+    project: Path,
+    model: str,
+    argv: Sequence[str],
+    env: dict[str, str],
+    stack: schema.Stack,
+    mods: Sequence[str],
+    lock: schema.StackLock | None,
+    chain: tuple[schema.Stage, ...] | None,
+) -> list[RecipeFinding]:
+    """Of a server that would be started so. lock, chain: None where they are not known."""
+    served = PlannedServer(
+        model=model,
+        argv=tuple(argv),
+        env=env,
+        release=release(vllm_version(stack)),
+        gpu=stack.gpu is not None,
+        packages=frozenset(wheel.name.lower().replace("_", "-") for wheel in lock.wheels) if lock else None,
+        templates=templates_of(project, mods, flag_value(argv, "--chat-template")),
+        chain=chain,
+    )
+    found = [*flag_lint.findings(served), *known_issues.findings(served)]
+    known, wanted = served.release.version, served.release.wanted
+    if known != wanted:
+        text = f"nothing is recorded of vLLM {wanted}: held against {known}"
+        hint = "python -m sparkpin.community.wheelflags WHEEL records a release"
+        found.append(RecipeFinding("note", "stack", text, hint))
+    return found
 
 
 def former_lock(project: Path, stack: schema.Stack) -> schema.StackLock | None:
@@ -178,31 +178,9 @@ def former_lock(project: Path, stack: schema.Stack) -> schema.StackLock | None:
     return manifests.former_stack_lock(project, stack.name) if is_there else None
 
 
-def served_by(
-    project: Path,
-    model: str,
-    argv: tuple[str, ...],
-    env: dict[str, str],
-    stack: schema.Stack,
-    mods: Sequence[str],
-    packages: frozenset[str] | None,
-    chain: tuple[schema.Stage, ...] | None,
-) -> PlannedServer:
-    return PlannedServer(
-        model=model,
-        argv=argv,
-        env=env,
-        release=release(vllm_version(stack)),
-        gpu=stack.gpu is not None,
-        packages=packages,
-        templates=templates_of(project, mods, flag_value(argv, "--chat-template")),
-        chain=chain,
-    )
-
-
 def file_or_name(project: Path, what: str) -> tuple[Path, bool]:
     """The file that is meant, and whether it is one of recipes/, which a name means."""
-    own = project / file_of_name(what)
+    own = project / f"recipes/{Path(what).stem if what.endswith('.yaml') else what}.yaml"
     path = Path(what)
     if own.is_file() and (path.name == what or path.resolve() == own.resolve()):
         return own, True
@@ -210,7 +188,3 @@ def file_or_name(project: Path, what: str) -> tuple[Path, bool]:
         return path, path.resolve().parent == (project / "recipes").resolve()
     known = ", ".join(sorted(file.stem for file in (project / "recipes").glob("*.yaml")))
     raise InputError(f"no recipe {what!r}", next_step=f"give a file, or one of: {known}")
-
-
-def file_of_name(name: str) -> str:
-    return f"recipes/{Path(name).stem if name.endswith('.yaml') else name}.yaml"

@@ -6,8 +6,8 @@ does not hold, as in sparkrun. `config` is compared with what stands before any 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import operator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +23,13 @@ SPARK: dict[str, Any] = {
     "memory_gb": 128,
 }
 SHAPE = {"tp": "tensor_parallel", "pp": "pipeline_parallel", "dp": "data_parallel"}
-ORDER: dict[str, Callable[[float, float], bool]] = {
-    "gt": lambda a, b: a > b,
-    "gte": lambda a, b: a >= b,
-    "lt": lambda a, b: a < b,
-    "lte": lambda a, b: a <= b,
-}
+ORDER = {"gt": operator.gt, "gte": operator.ge, "lt": operator.lt, "lte": operator.le}
 
 
-@dataclass(frozen=True)
-class ConditionalValues:
-    """What an entry whose condition holds sets."""
-
-    defaults: dict[str, Any]
-    env: dict[str, str]
-    container: str
-
-
-def layers(entries: Any, config: Mapping[str, Any], path: Path) -> tuple[ConditionalValues, ...]:
-    """Of the entries that hold on one Spark, in their order: a later one wins."""
+def holding(entries: Any, config: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
+    """The entries that hold on one Spark, in their order: a later one wins."""
     if entries is None:
-        return ()
+        return []
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ManifestError(path, "overrides", entries, "a list of mappings with `when`")
     found = []
@@ -55,9 +41,8 @@ def layers(entries: Any, config: Mapping[str, Any], path: Path) -> tuple[Conditi
             if not isinstance(entry.get(part) or {}, dict):
                 raise ManifestError(path, f"{key}.{part}", entry[part], "a mapping")
         if holds(when, config):
-            env = {str(name): str(value) for name, value in (entry.get("env") or {}).items()}
-            found.append(ConditionalValues(dict(entry.get("defaults") or {}), env, str(entry.get("container") or "")))
-    return tuple(found)
+            found.append(entry)
+    return found
 
 
 def holds(when: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
@@ -85,7 +70,7 @@ def test(word: str, seen: Any, wanted: Any, name: str) -> bool:
         same = any(isinstance(seen, bool) == isinstance(one, bool) and plain(seen) == plain(one) for one in several)
         return same == (word in ("eq", "in"))
     a, b = plain(seen), plain(wanted)
-    return word in ORDER and isinstance(a, float) and isinstance(b, float) and ORDER[word](a, b)
+    return word in ORDER and isinstance(a, float) and isinstance(b, float) and bool(ORDER[word](a, b))
 
 
 def plain(value: Any) -> Any:

@@ -33,22 +33,18 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class ExportedRecipe:
-    """What is exported. image: its tag; repo, revision: of the model's base, "" where nobody knows them any more;
-    published: whether the checkpoint is the repository as it is; checkpoint: the folder that it lies in, or will;
-    mods: of the recipe, which are in the image."""
-
     name: str
     description: str
-    image: str
+    image: str  # its tag
     argv: tuple[str, ...]
     env: dict[str, str]
-    repo: str
+    repo: str  # of the model's base, as revision: "" where nobody knows them any more
     revision: str
-    published: bool
-    checkpoint: Path
+    published: bool  # whether the checkpoint is the repository as it is
+    checkpoint: Path  # the folder that it lies in, or will
     stack: str
     stage: str
-    mods: tuple[str, ...] = ()
+    mods: tuple[str, ...] = ()  # of the recipe, which are in the image
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -132,10 +128,9 @@ def comments(subject: ExportedRecipe, form: Format) -> list[str]:
         f"{subject.image}, for {TOOLS[form]}. Written by `invoke recipe export`.",
         "The image has to be in the engine that runs it: invoke copy, or invoke export and docker load.",
     ]
-    if subject.published:
-        lines.append(f"Model: {subject.repo} at {subject.revision}, as published.")
-    else:
-        lines.append(f"Checkpoint: {subject.checkpoint}, which `invoke checkpoint` makes.")
+    model = f"Model: {subject.repo} at {subject.revision}, as published."
+    made_here = f"Checkpoint: {subject.checkpoint}, which `invoke checkpoint` makes."
+    lines.append(model if subject.published else made_here)
     if form == "v1":
         mount = "" if subject.published else f" -v {subject.checkpoint}:{MODEL_PATH}"
         lines.append(f"Start it with: {AS_ROOT} ./run-recipe.sh FILE --solo{mount}")

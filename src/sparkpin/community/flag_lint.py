@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sparkpin.community.finding import RecipeFinding, Severity
+from sparkpin.community.finding import RecipeFinding, error, warning
 from sparkpin.community.release import VllmRelease, nearest, nearest_few
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins.schema import Stage
 from sparkpin.pins.vllm_command import Flag, parse_flags
 from sparkpin.pins.vllm_flags import Flags
 
-KEY = "command"
 LENGTH, SHARE = "--max-model-len", "--gpu-memory-utilization"
 NUMBERS = (LENGTH, SHARE, "--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--num-gpu-blocks-override",
            "--tensor-parallel-size", "--kv-cache-memory-bytes")  # fmt: skip
@@ -24,19 +23,16 @@ LEFT_OVER = re.compile(r"\{[\w-]+\}")  # a placeholder that nothing fills, which
 
 @dataclass(frozen=True)
 class PlannedServer:
-    """A server to be: on which machine (gpu), with which distributions in its image (None: not known).
-
-    chain: the stages of its image, None where they are not known.
-    """
+    """A server to be."""
 
     model: str
     argv: tuple[str, ...]
     env: Mapping[str, str]
     release: VllmRelease
     gpu: bool
-    packages: frozenset[str] | None
+    packages: frozenset[str] | None  # distributions in its image; None where they are not known
     templates: frozenset[str]
-    chain: tuple[Stage, ...] | None = None
+    chain: tuple[Stage, ...] | None  # the stages of its image; None where they are not known
 
     @property
     def flags(self) -> list[tuple[str, Flag]]:
@@ -79,20 +75,18 @@ def read_json(text: str) -> Any:
 
 def findings(served: PlannedServer) -> Iterator[RecipeFinding]:
     head, flags = parse_flags(served.argv)
-    vllm = f"vLLM {served.release.wanted}"
     for word in head[3:]:
-        yield RecipeFinding("error", KEY, f"{word!r} is no flag, and the model stands there already", "remove it")
+        yield error(f"{word!r} is no flag, and the model stands there already", "remove it")
     seen: dict[str, str] = {}
     for flag in flags:
-        word = flag.words[0]
-        name = served.release.flag(word)
+        shown = flag.words[0].partition("=")[0]
+        name = served.release.flag(flag.words[0])
         if name is None:
-            hint = nearest(word.partition("=")[0].replace("_", "-"), served.release.names)
-            yield RecipeFinding("error", KEY, f"{vllm} has no flag {word.partition('=')[0]}", hint)
+            hint = nearest(shown.replace("_", "-"), served.release.names)
+            yield error(f"vLLM {served.release.wanted} has no flag {shown}", hint)
             continue
-        shown = word.partition("=")[0]
         if name in seen and "." not in shown:
-            yield RecipeFinding("warning", KEY, f"{shown} comes after {seen[name]}: the last one counts", "remove one")
+            yield warning(f"{shown} comes after {seen[name]}: the last one counts", "remove one")
         seen[name] = shown
         yield from of_flag(served, name, flag)
     yield from of_numbers(served)
@@ -101,31 +95,29 @@ def findings(served: PlannedServer) -> Iterator[RecipeFinding]:
 
 
 def of_flag(served: PlannedServer, name: str, flag: Flag) -> Iterator[RecipeFinding]:
-    entry, word = served.release.flags[name], flag.words[0].partition("=")[0]
-    attached = flag.words[0][2:] if flag.words[0].startswith("-O") else flag.words[0].partition("=")[2]  # -O3
+    entry, (word, _, attached) = served.release.flags[name], flag.words[0].partition("=")
+    if word.startswith("-O"):  # -O3
+        attached = flag.words[0][2:]
     values = [value for value in (attached, *flag.words[1:]) if value]
     if entry["kind"] in ("switch", "bare") and values:
         blank = "a blank after a backslash" if not values[-1].strip() else f"{' '.join(values)!r}"
-        yield RecipeFinding("error", KEY, f"{word} takes no value, and {blank} follows it", "remove what follows it")
+        yield error(f"{word} takes no value, and {blank} follows it", "remove what follows it")
     elif entry["kind"] == "value" and not values:
-        yield RecipeFinding("error", KEY, f"{word} wants a value", f"write one after {word}")
+        yield error(f"{word} wants a value", f"write one after {word}")
     elif values and not values[-1].strip():
-        yield RecipeFinding(
-            "error", KEY, f"{word}: a word of blanks follows its value", "remove the blank after the backslash"
-        )
+        yield error(f"{word}: a word of blanks follows its value", "remove the blank after the backslash")
     known = entry.get("values", ())
     if known and "." not in word:
         for value in values:
             named = value.strip() and not LEFT_OVER.fullmatch(value)
             if named and value.lower() not in {one.lower() for one in known} | {"none"}:
-                severity: Severity = "warning" if entry.get("open") else "error"
-                text = f"{word} {value}: not among what vLLM {served.release.wanted} has"
-                yield RecipeFinding(severity, KEY, text, nearest(value, known) or f"it has {', '.join(known)}")
+                unknown = warning if entry.get("open") else error
+                hint = nearest(value, known) or f"it has {', '.join(known)}"
+                yield unknown(f"{word} {value}: not among what vLLM {served.release.wanted} has", hint)
     for value in values:
         if value.startswith("{") and not LEFT_OVER.fullmatch(value) and isinstance(read_json(value), str):
-            yield RecipeFinding(
-                "error", KEY, f"{word}: {value} is no JSON", "double quotes around names and texts, no backslashes"
-            )
+            hint = "double quotes around names and texts, no backslashes"
+            yield error(f"{word}: {value} is no JSON", hint)
 
 
 def of_numbers(served: PlannedServer) -> Iterator[RecipeFinding]:
@@ -136,48 +128,37 @@ def of_numbers(served: PlannedServer) -> Iterator[RecipeFinding]:
             flags = Flags((name, value), "", {})
             try:
                 flags.fraction(name) if name == SHARE else flags.number(name, auto=name == LENGTH)
-            except ManifestError as error:
-                yield RecipeFinding("error", KEY, f"{name}: saw {value!r}, wanted {error.wanted}")
+            except ManifestError as fault:
+                yield error(f"{name}: saw {value!r}, wanted {fault.wanted}")
 
 
 def of_parsers(served: PlannedServer) -> Iterator[RecipeFinding]:
-    vllm = f"vLLM {served.release.wanted}"
+    vllm, release = f"vLLM {served.release.wanted}", served.release
     for flag, plugin, known in (
-        ("--tool-call-parser", "--tool-parser-plugin", served.release.tool_parsers),
-        ("--reasoning-parser", "--reasoning-parser-plugin", served.release.reasoning_parsers),
+        ("--tool-call-parser", "--tool-parser-plugin", release.tool_parsers),
+        ("--reasoning-parser", "--reasoning-parser-plugin", release.reasoning_parsers),
     ):
         name = served.value(flag)
         if name and name not in known and served.value(plugin) is None and not LEFT_OVER.fullmatch(name):
-            yield RecipeFinding("error", KEY, f"{flag} {name}: {vllm} has no such parser", nearest_few(name, known))
+            yield error(f"{flag} {name}: {vllm} has no such parser", nearest_few(name, known))
     chooses, parser = served.value("--enable-auto-tool-choice"), served.value("--tool-call-parser")
     if chooses is not None and parser is None:
-        yield RecipeFinding(
-            "error", KEY, "--enable-auto-tool-choice without --tool-call-parser: vLLM refuses", "add a parser"
-        )
+        yield error("--enable-auto-tool-choice without --tool-call-parser: vLLM refuses", "add a parser")
     if parser is not None and chooses is None:
         text = f"--tool-call-parser {parser} does nothing without --enable-auto-tool-choice"
-        yield RecipeFinding("warning", KEY, text, "add --enable-auto-tool-choice")
+        yield warning(text, "add --enable-auto-tool-choice")
     template = served.value("--chat-template")
     if template and "{" not in template and template.rpartition("/")[2] not in served.templates:
-        text = f"--chat-template {template}: no mod and no template of this project brings that file"
-        yield RecipeFinding(
-            "error", KEY, text, "add it, or leave the flag out: the model's repository has a template of its own"
-        )
-    method = served.speculation.get("method")
-    known_methods = {one.lower() for one in served.release.speculative_methods}
-    if isinstance(method, str) and known_methods and method.lower() not in known_methods:
-        hint = nearest(method, served.release.speculative_methods)
-        yield RecipeFinding("error", KEY, f"--speculative-config: {vllm} has no method {method!r}", hint)
+        hint = "add it, or leave the flag out: the model's repository has a template of its own"
+        yield error(f"--chat-template {template}: no mod and no template of this project brings that file", hint)
+    method, methods = served.speculation.get("method"), release.speculative_methods
+    if isinstance(method, str) and methods and method.lower() not in {one.lower() for one in methods}:
+        yield error(f"--speculative-config: {vllm} has no method {method!r}", nearest(method, methods))
 
 
 def of_environment(served: PlannedServer) -> Iterator[RecipeFinding]:
     for name in served.env:
         if name.startswith("VLLM_") and name not in served.release.environment:
             hint = nearest(name, served.release.environment, 0.87)
-            yield RecipeFinding(
-                "warning", f"env.{name}", f"vLLM {served.release.wanted} does not know this variable", hint
-            )
-
-
-def packages_of(names: Sequence[str]) -> frozenset[str]:
-    return frozenset(name.lower().replace("_", "-") for name in names)
+            text = f"vLLM {served.release.wanted} does not know this variable"
+            yield RecipeFinding("warning", f"env.{name}", text, hint)

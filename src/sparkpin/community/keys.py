@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sparkpin.community import placeholders, structured
-from sparkpin.community.finding import RecipeFinding
+from sparkpin.community.finding import RecipeFinding, error, note
 from sparkpin.community.recipe import V1_KEYS, V2_KEYS, CommunityRecipe
 from sparkpin.community.release import nearest
 from sparkpin.community.render import ONLY_BASH, RenderedRecipe, eaten
@@ -29,13 +29,12 @@ def of_template(command: str, defaults: Mapping[str, Any], *, version: str) -> I
         given |= {"model", "resolved_model_path", "model_revision"}
     asked = placeholders.names_v1(command) if version == "1" else placeholders.names_v2(command, defaults)
     for name in sorted(set(JINJA.findall(command))):
-        text = f"{{{{ {name} }}}} is text here, with single braces: only Jinja fills it in"
-        yield RecipeFinding("error", "command", text, f"write {{{name}}}")
+        yield error(f"{{{{ {name} }}}} is text here, with single braces: only Jinja fills it in", f"write {{{name}}}")
     strange = sorted(name for name in asked or () if not placeholders.NAME.fullmatch(name))
     if asked is None or strange:
         meant = next((name.strip() for name in strange if placeholders.NAME.fullmatch(name.strip())), "")
         hint = f"write {{{meant}}} without blanks" if meant else "double the braces of JSON, {{ and }}"
-        yield RecipeFinding("error", "command", "a single brace that is no placeholder: version 1 does not start", hint)
+        yield error("a single brace that is no placeholder: version 1 does not start", hint)
         return
     unused = set(defaults) - asked - (READ_ANYWAY if version == "2" else set())
     for name in sorted(asked - given):
@@ -44,29 +43,25 @@ def of_template(command: str, defaults: Mapping[str, Any], *, version: str) -> I
             hint = f"a variable of the shell is written ${{{{{name}}}}}"
         effect = "it does not start" if version == "1" else "the braces reach vLLM as they stand"
         lacks = "has no value in" if name in defaults else "is no key of"
-        yield RecipeFinding("error", "command", f"{{{name}}} {lacks} `defaults`: {effect}", hint)
+        yield error(f"{{{name}}} {lacks} `defaults`: {effect}", hint)
     for name in sorted(unused):
-        hint = nearest(name, asked - given)
-        yield RecipeFinding(
-            "warning", f"defaults.{name}", "nothing uses it", hint or f"remove it, or write {{{name}}} in the command"
-        )
+        hint = nearest(name, asked - given) or f"remove it, or write {{{name}}} in the command"
+        yield RecipeFinding("warning", f"defaults.{name}", "nothing uses it", hint)
     for name in sorted(asked & set(defaults)):
-        value = defaults[name]
+        key, value = f"defaults.{name}", defaults[name]
         if isinstance(value, dict | list):
             text = "goes into the command as Python writes it, which is no JSON"
-            yield RecipeFinding("error", f"defaults.{name}", text, "hold the JSON in quotes, as text")
+            yield RecipeFinding("error", key, text, "hold the JSON in quotes, as text")
         elif isinstance(value, bool) or (value is None and version == "1"):
-            yield RecipeFinding(
-                "warning", f"defaults.{name}", f"goes into the command as {value}", "write what vLLM is to read"
-            )
+            yield RecipeFinding("warning", key, f"goes into the command as {value}", "write what vLLM is to read")
     for number, line in enumerate(command.splitlines(), start=1):
         if re.search(r"\\[ \t]+$", line):
-            where = f"command, line {number}"
+            where, hint = f"command, line {number}", "remove the blank"
             text = "a blank after the backslash: bash ends the command there"
             if version == "1":
-                yield RecipeFinding("error", where, text, "remove the blank")
+                yield RecipeFinding("error", where, text, hint)
             else:
-                yield RecipeFinding("note", where, f"{text}; sparkrun removes it", "remove the blank")
+                yield RecipeFinding("note", where, f"{text}; sparkrun removes it", hint)
 
 
 def left_over(command: str, defaults: Mapping[str, Any]) -> dict[str, str]:
@@ -80,22 +75,17 @@ def of_recipe(recipe: CommunityRecipe) -> Iterator[RecipeFinding]:
     for name in recipe.repeated:
         key, _, line = name.rpartition(" (")
         yield RecipeFinding("warning", key, f"stands twice ({line}: the last one counts", "remove one")
-    known = V1_KEYS if recipe.version == "1" else V2_KEYS
+    runner, known = ("spark-vllm-docker", V1_KEYS) if recipe.version == "1" else ("sparkrun", V2_KEYS)
     for name in recipe.others:
-        runner = "spark-vllm-docker" if recipe.version == "1" else "sparkrun"
         yield RecipeFinding("warning", name, f"{runner} does not know this key", nearest(name, known))
     if recipe.command is None:
         for name in structured.unread(recipe.defaults):
-            yield RecipeFinding(
-                "warning",
-                f"defaults.{name}",
-                "becomes no flag: sparkrun leaves it out",
-                nearest(name, structured.FLAGS),
-            )
+            hint = nearest(name, structured.FLAGS)
+            yield RecipeFinding("warning", f"defaults.{name}", "becomes no flag: sparkrun leaves it out", hint)
     else:
         yield from of_template(recipe.command, recipe.defaults, version=recipe.version)
         if recipe.version == "2" and "{{" in recipe.command:
-            yield RecipeFinding("note", "command", "doubled braces are version 1's", "version 2 reads JSON as it is")
+            yield note("doubled braces are version 1's", "version 2 reads JSON as it is")
     for name, value in eaten(recipe).items():
         if value == ONLY_BASH:
             text, hint = "version 1 has bash expand it; in sparkpin it stays as written", "write the value itself"
@@ -111,10 +101,10 @@ def of_recipe(recipe: CommunityRecipe) -> Iterator[RecipeFinding]:
 def of_rendered(recipe: CommunityRecipe, rendered: RenderedRecipe) -> Iterator[RecipeFinding]:
     for line in rendered.lost:
         text = f"the command has ended before this line, so the server never gets it: {line}"
-        yield RecipeFinding("error", "command", text, "look for a comment or a blank after a backslash above it")
+        yield error(text, "look for a comment or a blank after a backslash above it")
     if rendered.plumbing:
-        yield RecipeFinding("note", "command", f"{rendered.plumbing} is no part of the server's command")
+        yield note(f"{rendered.plumbing} is no part of the server's command")
     model = rendered.argv[2] if rendered.argv[:2] == ("vllm", "serve") and len(rendered.argv) > 2 else ""
     if recipe.model and model and model != recipe.model and not model.startswith("/"):
         text = f"the command serves {model}, and `model` is {recipe.model}: the wrong one is fetched"
-        yield RecipeFinding("error", "command", text, "name the same model")
+        yield error(text, "name the same model")

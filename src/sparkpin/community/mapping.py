@@ -43,14 +43,10 @@ OF_ANOTHER_CONTAINER = {
 
 @dataclass(frozen=True)
 class Mapping:
-    """stack, stage: of ours; told: what takes the place of what; unmapped: what has no counterpart; mods: folders of
-    mods/ that are applied."""
-
-    stack: str
+    stack: str  # of ours, as the stage
     stage: str
-    told: tuple[str, ...]
-    unmapped: tuple[str, ...]
-    mods: tuple[str, ...] = ()
+    told: tuple[str, ...]  # what takes the place of what
+    unmapped: tuple[str, ...]  # what has no counterpart
 
 
 def mapped(recipe: CommunityRecipe, project: Path, *, container: str, stack: str | None, stage: str | None) -> Mapping:

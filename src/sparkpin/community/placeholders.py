@@ -59,20 +59,12 @@ def replacement(found: re.Match[str], values: Mapping[str, Any]) -> str:
 
 def hidden(template: str) -> str:
     """All braces but those of placeholders replaced, so that no span begins in the midst of JSON."""
-    doubled = "{{" in template
-    parts, at = [], 0
-    while at < len(template):
-        two, char = template[at : at + 2], template[at]
-        if doubled and two in ("{{", "}}"):
-            parts.append(OPEN if char == "{" else CLOSED)
-            at += 2
-        elif found := SPAN.match(template, at):
-            parts.append(found[0])
-            at = found.end()
-        else:
-            parts.append({"{": OPEN, "}": CLOSED}.get(char, char))
-            at += 1
-    return "".join(parts)
+    doubled = r"\{\{|\}\}|" if "{{" in template else ""
+    return re.sub(rf"{doubled}{SPAN.pattern}|[{{}}]", span_or_mark, template)
+
+
+def span_or_mark(found: re.Match[str]) -> str:
+    return found[0] if SPAN.fullmatch(found[0]) else OPEN if found[0].startswith("{") else CLOSED
 
 
 def names_v1(command: str) -> set[str] | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from sparkpin.community import including, yamlfile
+from sparkpin.community import yamlfile
 from sparkpin.core.errors import ManifestError
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 V1_NEEDED = ("name", "recipe_version", "container", "command")
 V1_KEYS = {
     *V1_NEEDED, "description", "model", "mods", "defaults", "env", "build_args", "cluster_only", "solo_only",
@@ -31,46 +30,42 @@ ELSEWHERE = {"benchmark", "capabilities", "description", "distribution_config", 
 
 OURS = ("stack", "stage", "model_revision")
 """What a recipe of ours has beside version 1's keys."""
+DEEPEST = 8  # files that include each other
+PLAIN = re.compile(r"[A-Za-z0-9_][\w.+-]*", re.ASCII)
+ATOMIC = ("defaults", "env")
 
 
 @dataclass(frozen=True)
 class RecipeOrigin:
-    """What a recipe was here: the key `sparkpin` of `metadata` in an export, or a file that has our own keys.
+    """What a recipe was here: the key `sparkpin` of `metadata` in an export, or a file that has our own keys."""
 
-    model: the base's repository; revision: its commit, or `unresolved`; mods: what is in the image already.
-    """
-
-    model: str
-    revision: str
+    model: str  # the base's repository
+    revision: str  # its commit, or `unresolved`
     stack: str
     stage: str
-    mods: tuple[str, ...]
+    mods: tuple[str, ...]  # what is in the image already
 
 
 @dataclass(frozen=True)
 class CommunityRecipe:
-    """version: "1" or "2"; name: the key's, of version 2 the file's; defaults: as written, with values of any type;
-    env: as text, as both runners make it; nodes: least number of machines; others: keys that its runner does not
-    know; repeated: keys that stand twice; raw: all of it, with what it includes; origin: None for the community's."""
-
     path: Path
-    version: str
-    name: str
+    version: str  # "1" or "2"
+    name: str  # the key's, of version 2 the file's
     description: str
     model: str
     revision: str
     runtime: str
     container: str
     command: str | None
-    build_args: tuple[str, ...] = ()
-    mods: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
-    env: Mapping[str, str] = field(default_factory=lambda: NOTHING)
-    nodes: int = 1
-    others: tuple[str, ...] = ()
-    repeated: tuple[str, ...] = ()
-    raw: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
-    origin: RecipeOrigin | None = None
+    build_args: tuple[str, ...]
+    mods: tuple[str, ...]
+    defaults: Mapping[str, Any]  # as written, with values of any type
+    env: Mapping[str, str]  # as text, as both runners make it
+    nodes: int  # least number of machines
+    others: tuple[str, ...]  # keys that its runner does not know
+    repeated: tuple[str, ...]  # keys that stand twice
+    raw: Mapping[str, Any]  # all of it, with what it includes
+    origin: RecipeOrigin | None  # None for the community's
 
     @property
     def applied(self) -> tuple[str, ...]:
@@ -83,11 +78,63 @@ def load(path: Path) -> CommunityRecipe:
     value, repeated = yamlfile.read(path)
     version = "1" if str(value.get("recipe_version", "2")) == "1" else "2"
     if version == "2":
-        value = including.resolved(value, path)
+        value = included(value, path)
     return of(value, path, version, repeated)
 
 
-def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, ...] = ()) -> CommunityRecipe:
+def included(value: dict[str, Any], path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """`include:` of version 2: a recipe as a change to another one in the same folder.
+
+    Mappings merge key by key, but each value of `defaults` and `env` is one setting; a list replaces another, except
+    that `overrides` grow; null takes a key away. `metadata` of another model is not taken over.
+    """
+    if "include" not in value:
+        return value
+    name = value["include"]
+    if not isinstance(name, str) or not PLAIN.fullmatch(name.strip()):
+        wanted = "the name of a recipe in the same folder: what `@registry/name` means is known to sparkrun alone"
+        step = "in sparkrun: sparkrun recipe export writes it as one file, which can be taken over"
+        raise ManifestError(path, "include", name, wanted, next_step=step)
+    if str(value.get("recipe_version", "2")) == "1":
+        raise ManifestError(path, "include", name, "recipe_version 2: version 1 does not know the key")
+    chain = (*above, path.resolve())
+    endings = ("",) if name.strip().endswith((".yaml", ".yml")) else (".yaml", ".yml")
+    places = [path.with_name(name.strip() + ending) for ending in endings]
+    base = next((place for place in places if place.is_file()), None)
+    if base is None or base.resolve().parent != path.resolve().parent:
+        raise ManifestError(path, "include", name, f"a file {places[0].name} beside it")
+    if base.resolve() in chain or len(chain) > DEEPEST:
+        raise ManifestError(path, "include", name, f"a chain without a circle, of at most {DEEPEST}")
+    below, _ = yamlfile.read(base)
+    return merged(included(below, base, chain), value)
+
+
+def merged(base: dict[str, Any], outer: dict[str, Any]) -> dict[str, Any]:
+    if outer.get("model", base.get("model")) != base.get("model"):
+        base = {key: value for key, value in base.items() if key != "metadata"}
+    if isinstance(outer.get("overrides"), list) and isinstance(base.get("overrides"), list):
+        outer = outer | {"overrides": [*base["overrides"], *outer["overrides"]]}
+    made = overlaid(base, outer | {"include": None})
+    for key in ATOMIC:
+        if isinstance(base.get(key), dict) and isinstance(outer.get(key), dict):
+            made[key] = overlaid(base[key], outer[key], deep=False)
+    return made
+
+
+def overlaid(base: dict[str, Any], outer: dict[str, Any], *, deep: bool = True) -> dict[str, Any]:
+    made = dict(base)
+    for key, value in outer.items():
+        old = made.get(key)
+        if value is None:
+            made.pop(key, None)
+        elif deep and isinstance(value, dict) and isinstance(old, dict):
+            made[key] = overlaid(old, value)
+        else:
+            made[key] = value
+    return made
+
+
+def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, ...]) -> CommunityRecipe:
     if lacking := [key for key in (V1_NEEDED if version == "1" else ("model",)) if value.get(key) in (None, "")]:
         wanted = "a value: the key must be there" if len(lacking) == 1 else "a value for each: the keys must be there"
         raise ManifestError(path, ", ".join(lacking), "(missing)", wanted)
@@ -107,14 +154,14 @@ def of(value: Mapping[str, Any], path: Path, version: str, repeated: tuple[str, 
         runtime=text(value, "runtime", path) if version == "2" else "vllm",
         container=text(value, "container", path),
         command=command,
-        build_args=words(value, "build_args", path),
-        mods=words(value, "mods", path),
-        defaults=MappingProxyType(mapping(value, "defaults", path)),
-        env=MappingProxyType({name: str(item) for name, item in mapping(value, "env", path).items()}),
+        build_args=texts(value, "build_args", path),
+        mods=texts(value, "mods", path),
+        defaults=mapping(value, "defaults", path),
+        env={name: str(item) for name, item in mapping(value, "env", path).items()},
         nodes=nodes_of(value, path),
         others=tuple(str(key) for key in value if key not in known and key not in ELSEWHERE),
         repeated=repeated,
-        raw=MappingProxyType(dict(value)),
+        raw=value,
         origin=origin,
     )
 
@@ -129,12 +176,11 @@ def origin_of(value: Mapping[str, Any], path: Path, version: str) -> RecipeOrigi
         place, where = value, ""
     else:
         return None
-    texts = {key: text(place, key, path) for key in ("model", *OURS)}
-    if lacking := [key for key, said in texts.items() if not said]:
+    named = {key: text(place, key, path) for key in ("model", *OURS)}
+    if lacking := [key for key, said in named.items() if not said]:
         raise ManifestError(path, where + lacking[0], "(missing)", "a value, as in a recipe of recipes/")
-    return RecipeOrigin(
-        texts["model"], texts["model_revision"], texts["stack"], texts["stage"], words(place, "mods", path)
-    )
+    mods = texts(place, "mods", path)
+    return RecipeOrigin(named["model"], named["model_revision"], named["stack"], named["stage"], mods)
 
 
 def nodes_of(value: Mapping[str, Any], path: Path) -> int:
@@ -151,7 +197,7 @@ def text(value: Mapping[str, Any], key: str, path: Path) -> str:
     return "" if found is None else str(found)
 
 
-def words(value: Mapping[str, Any], key: str, path: Path) -> tuple[str, ...]:
+def texts(value: Mapping[str, Any], key: str, path: Path) -> tuple[str, ...]:
     found = value.get(key) or []
     if not isinstance(found, list) or not all(isinstance(item, str | int | float) for item in found):
         raise ManifestError(path, key, found, "a list of words")

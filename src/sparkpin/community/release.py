@@ -17,11 +17,9 @@ DATA = Path(__file__).parent / "vllm"
 
 @dataclass(frozen=True)
 class VllmRelease:
-    """flags: name with `--` -> kind, values, other names; wanted: the version asked for, where it has no data."""
-
     version: str
-    wanted: str
-    flags: Mapping[str, Mapping[str, Any]]
+    wanted: str  # the version asked for, where it has no data
+    flags: Mapping[str, Mapping[str, Any]]  # name with `--` -> kind, values, other names
     names: Mapping[str, str]
     tool_parsers: tuple[str, ...]
     reasoning_parsers: tuple[str, ...]

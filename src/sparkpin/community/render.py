@@ -26,30 +26,23 @@ EATEN = re.compile(r'(?<!\\)(?:\\\\)*["`$]')
 
 @dataclass(frozen=True)
 class RenderedRecipe:
-    """argv: of the server; env: of the recipe and its script, with the values that were meant; container: where an
-    override changes it; before: other commands of the script; lost: what stands after the server, and so is never
-    reached while it runs; plumbing: pipes and redirections; missing: placeholders that nothing fills (version 2)."""
+    """How a server is started."""
 
     argv: tuple[str, ...]
-    env: dict[str, str]
-    container: str
-    before: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
-    plumbing: str = ""
-    missing: tuple[str, ...] = ()
+    env: dict[str, str]  # of the recipe and its script, with the values that were meant
+    container: str  # where an override changes it
+    before: tuple[str, ...] = ()  # other commands of the script
+    lost: tuple[str, ...] = ()  # what stands after the server, and so is never reached while it runs
+    plumbing: str = ""  # pipes and redirections
+    missing: tuple[str, ...] = ()  # placeholders that nothing fills (version 2)
 
 
 def render(
-    recipe: CommunityRecipe,
-    overrides: Mapping[str, Any] | None = None,
-    extra: Sequence[str] = (),
-    *,
-    nodes: int | None = None,
+    recipe: CommunityRecipe, overrides: Mapping[str, Any] | None = None, *, nodes: int | None = None
 ) -> RenderedRecipe:
     """
     Args:
         overrides: values in the place of `defaults`, as of `--port` or `-o key=value`.
-        extra: words after `--`, behind the command. (sparkrun takes such words and drops them.)
         nodes: 1: as on one machine, where version 1 sets tensor_parallel to 1 and leaves the executor backend out;
             None: as the recipe says.
 
@@ -64,39 +57,32 @@ def render(
             next_step="choose one for a single machine",
         )
     if recipe.version == "1":
-        text, values, env, container = as_v1(recipe, given, extra, alone=nodes == 1)
-        missing: set[str] = set()
-    else:
-        text, values, env, container = as_v2(recipe, given, extra)
-        asked = placeholders.names_v2(recipe.command or "", values)
-        missing = {name for name in asked if values.get(name) is None}
-    return replace(read_script(recipe, text, env), container=container, missing=tuple(sorted(missing)))
+        return read_script(recipe, *as_v1(recipe, given, alone=nodes == 1))
+    text, env, container, missing = as_v2(recipe, given)
+    return replace(read_script(recipe, text, env), container=container, missing=missing)
 
 
-Filled = tuple[str, dict[str, Any], dict[str, str], str]
-
-
-def as_v1(recipe: CommunityRecipe, overrides: dict[str, Any], extra: Sequence[str], *, alone: bool) -> Filled:
+def as_v1(recipe: CommunityRecipe, overrides: dict[str, Any], *, alone: bool) -> tuple[str, dict[str, str]]:
+    """The script and its environment."""
     if alone:
         overrides = {"tensor_parallel": 1} | overrides
-    values = {**recipe.defaults, **overrides}
-    text = placeholders.fill_v1(recipe.command or "", values, recipe.path).rstrip()
+    text = placeholders.fill_v1(recipe.command or "", {**recipe.defaults, **overrides}, recipe.path).rstrip()
     if text.endswith("\\"):
         text = text.rstrip("\\\n").rstrip()
-    text = " ".join([text, *map(shlex.quote, extra)])
     if alone:
         lines = BACKEND.sub("", text).split("\n")
         text = "\n".join(line for line in lines if line.strip() not in ("", "\\"))
-    return text.strip(), values, {name: meant(value) for name, value in recipe.env.items()}, recipe.container
+    return text.strip(), {name: meant(value) for name, value in recipe.env.items()}
 
 
-def as_v2(recipe: CommunityRecipe, overrides: dict[str, Any], extra: Sequence[str]) -> Filled:
+def as_v2(recipe: CommunityRecipe, overrides: dict[str, Any]) -> tuple[str, dict[str, str], str, tuple[str, ...]]:
+    """The script, its environment, the container, and the placeholders that nothing fills."""
     declared = {"runtime": recipe.runtime, **recipe.defaults, **overrides}
     env, container, defaults = dict(recipe.env), recipe.container, dict(recipe.defaults)
-    for layer in conditions.layers(recipe.raw.get("overrides"), declared, recipe.path):
-        defaults |= layer.defaults
-        env |= layer.env
-        container = layer.container or container
+    for entry in conditions.holding(recipe.raw.get("overrides"), declared, recipe.path):
+        defaults |= entry.get("defaults") or {}
+        env |= {str(name): str(value) for name, value in (entry.get("env") or {}).items()}
+        container = str(entry.get("container") or container)
     env |= {key.removeprefix("env."): str(value) for key, value in overrides.items() if key.startswith("env.")}
     known = {"model": recipe.model, "resolved_model_path": recipe.model}
     known |= {"model_revision": recipe.revision} if recipe.revision else {}
@@ -111,7 +97,8 @@ def as_v2(recipe: CommunityRecipe, overrides: dict[str, Any], extra: Sequence[st
         raise ManifestError(recipe.path, "command", "(missing)", wanted)
     if NAMED.match(text):
         text = with_flag(text, "--served-model-name", values.get("served_model_name"), force=False)
-    return " ".join([text, *map(shlex.quote, extra)]), values, env, container
+    asked = placeholders.names_v2(recipe.command or "", values)
+    return text, env, container, tuple(sorted(name for name in asked if values.get(name) is None))
 
 
 def with_flag(text: str, flag: str, value: Any, *, force: bool) -> str:

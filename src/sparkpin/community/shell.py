@@ -25,31 +25,23 @@ KEYWORDS = {"if", "for", "while", "until", "case", "function", "select", "{", "[
 
 @dataclass(frozen=True)
 class ShellCommand:
-    """words: as the program gets them; assigned: `NAME=value` in front of them; plumbing: pipes and redirections as
-    they stand, which are no words; line: where it begins, from 1."""
-
-    words: tuple[str, ...]
-    assigned: tuple[tuple[str, str], ...]
-    plumbing: str
-    line: int
+    words: tuple[str, ...]  # as the program gets them
+    assigned: tuple[tuple[str, str], ...]  # `NAME=value` in front of them
+    plumbing: str  # pipes and redirections as they stand, which are no words
+    line: int  # where it begins, from 1
 
 
 def commands(text: str, variables: Mapping[str, str], file: object) -> Iterator[ShellCommand]:
     """One after the other; `variables` is asked when a command is read, so that an `export` before it counts."""
-    reader = ShellReader(text, variables, file)
-    while (command := reader.command()) is not None:
-        yield command
+    yield from iter(ShellReader(text, variables, file).command, None)
 
 
 class ShellReader:
-    """at: place in the text; word, mask: characters of the word that is open, and the same with what was quoted as
-    `x`; None for no open word."""
-
     def __init__(self, text: str, variables: Mapping[str, str], file: object) -> None:
         self.text, self.variables, self.file = text, variables, file
-        self.at = 0
-        self.word: list[str] | None = None
-        self.mask: list[str] = []
+        self.at = 0  # place in the text
+        self.word: list[str] | None = None  # characters of the word that is open; None for no open word
+        self.mask: list[str] = []  # the same with what was quoted as `x`
         self.words: list[tuple[str, str]] = []
 
     def command(self) -> ShellCommand | None:

@@ -34,12 +34,8 @@ def command_of(words: Sequence[str], values: Mapping[str, Any], *, doubled: bool
 
 
 def quoted(word: str, values: Mapping[str, Any], doubled: bool) -> str:
-    parts = MARK.split(word)  # text, name, text, name, ..., text
-    text = "".join(part if index % 2 == 0 else str(values[part]) for index, part in enumerate(parts))
-    escaped = [
-        re.sub(r"([{}])", r"\1\1", part) if doubled and index % 2 == 0 else part for index, part in enumerate(parts)
-    ]
-    shown = "".join(part if index % 2 == 0 else "{" + part + "}" for index, part in enumerate(escaped))
+    text = MARK.sub(lambda mark: str(values[mark[1]]), word)
+    shown = MARK.sub(r"{\1}", re.sub(r"([{}])", r"\1\1", word) if doubled else word)
     if MARK.fullmatch(word) and re.fullmatch(r"[\w@%+=:,./ -]*", text):
         return shown  # a setting of several words stays several words
     return shown if shlex.quote(text) == text else "'" + shown.replace("'", "'\"'\"'") + "'"

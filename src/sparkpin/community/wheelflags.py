@@ -24,16 +24,15 @@ from sparkpin.core.errors import ManifestError
 HERE = Path(__file__).parent
 WANTED = re.compile(r"vllm/.*\.py")
 REGISTERED = {"_TOOL_PARSERS_TO_REGISTER": "tool_parsers", "_REASONING_PARSERS_TO_REGISTER": "reasoning_parsers"}
+PARSING = ("engine/arg_utils.py", "/cli_args.py")  # ends of files that say what the command line takes
 LITERAL = re.compile(r"^\w+(: \w+)? = (Literal\[|Literal$)", re.MULTILINE)
 
 
 @dataclass
 class Sources:
-    """literals: alias -> its expression; fields: class -> field -> its annotation; bases: class -> its bases."""
-
-    literals: dict[str, ast.expr] = field(default_factory=dict)
-    fields: dict[str, dict[str, ast.expr]] = field(default_factory=dict)
-    bases: dict[str, list[str]] = field(default_factory=dict)
+    literals: dict[str, ast.expr] = field(default_factory=dict)  # alias -> its expression
+    fields: dict[str, dict[str, ast.expr]] = field(default_factory=dict)  # class -> field -> its annotation
+    bases: dict[str, list[str]] = field(default_factory=dict)  # class -> its bases
     registered: dict[str, list[str]] = field(default_factory=dict)
     backends: list[str] = field(default_factory=list)
     variables: list[str] = field(default_factory=list)
@@ -41,7 +40,6 @@ class Sources:
 
     def read(self, name: str, text: str) -> None:
         tree = ast.parse(text)
-        parsing = name.endswith(("engine/arg_utils.py", "/cli_args.py"))
         for node in tree.body:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 self.assign(node.targets[0].id, node.value)
@@ -49,7 +47,7 @@ class Sources:
                 self.define(node)
             elif isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict) and name == "vllm/envs.py":
                 self.variables = sorted(str(constant(key)) for key in node.value.keys)
-        if parsing:
+        if name.endswith(PARSING):
             groups = kwargs_of(tree)
             self.calls += [(call, groups) for call in added(tree)]
 
@@ -61,7 +59,8 @@ class Sources:
 
     def define(self, node: ast.ClassDef) -> None:
         if node.name == "AttentionBackendEnum":
-            self.backends = sorted(name for name, _ in assigned(node))
+            values = [part.targets[0] for part in node.body if isinstance(part, ast.Assign)]
+            self.backends = sorted(value.id for value in values if isinstance(value, ast.Name))
         noted = [part for part in node.body if isinstance(part, ast.AnnAssign)]
         found = {part.target.id: part.annotation for part in noted if isinstance(part.target, ast.Name)}
         if found:
@@ -98,12 +97,6 @@ class Sources:
         values = sorted(self.values(annotation))
         more = {"open": True} if "str" in names else {}
         return {"kind": "value", **({"values": values, **more} if values else {})}
-
-
-def assigned(node: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
-    for part in node.body:
-        if isinstance(part, ast.Assign) and isinstance(part.targets[0], ast.Name):
-            yield part.targets[0].id, part.value
 
 
 def added(tree: ast.AST) -> Iterator[ast.Call]:
@@ -197,7 +190,7 @@ def needed(name: str, text: str) -> bool:
     return (
         name.startswith("vllm/config/")
         or name == "vllm/envs.py"
-        or name.endswith(("engine/arg_utils.py", "/cli_args.py"))
+        or name.endswith(PARSING)
         or any(word in text for word in (*REGISTERED, "class AttentionBackendEnum"))
         or LITERAL.search(text) is not None
     )

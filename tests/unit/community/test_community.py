@@ -162,11 +162,10 @@ def test_a_comment_among_continued_lines_ends_the_command(tmp_path: Path) -> Non
     assert (got.argv, got.lost) == (("vllm", "serve", "a/b", "--a"), ("--c",))
 
 
-def test_values_overrides_and_words_behind_the_command(tmp_path: Path) -> None:
+def test_values_and_overrides(tmp_path: Path) -> None:
     read = made(tmp_path, V1, "vllm serve a/b --port {port} -tp {tensor_parallel} \\\n",
                 defaults={"port": 1, "tensor_parallel": 2})  # fmt: skip
-    got = render.render(read, {"port": 9}, ["--x", "two words", '{"a": 1}'])
-    assert got.argv == ("vllm", "serve", "a/b", "--port", "9", "-tp", "2", "--x", "two words", '{"a": 1}')
+    assert render.render(read, {"port": 9}).argv == ("vllm", "serve", "a/b", "--port", "9", "-tp", "2")
 
 
 def test_one_machine_of_version_1(tmp_path: Path) -> None:

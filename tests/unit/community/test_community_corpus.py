@@ -58,7 +58,7 @@ if CORPUS.is_dir():  # a clone alone has none of them
     @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.yaml")), ids=lambda path: path.stem[-50:])
     def test_bash_makes_the_same_words(path: Path, tmp_path: Path) -> None:
         read = recipe.load(path)
-        filled = render.as_v1(read, {}, (), alone=False) if read.version == "1" else render.as_v2(read, {}, ())
+        filled = render.as_v1(read, {}, alone=False) if read.version == "1" else render.as_v2(read, {})
         servers = "".join(f"{name}() {{ printf '%s\\0' {name} \"$@\"; exit; }}\n" for name in ("vllm", "sglang"))
         script = f"{servers}{filled[0]}\n"
         done = subprocess.run(

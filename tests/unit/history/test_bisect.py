@@ -21,7 +21,6 @@ from sparkpin.core.paths import Paths
 from sparkpin.history.bisect import state as states
 from sparkpin.history.bisect import trial as trying
 from sparkpin.history.bisect.changes import ReleaseChange
-from sparkpin.history.bisect.check import run_check
 from sparkpin.history.bisect.mixed_project import Mixture
 from sparkpin.history.bisect.plan import BisectPlan, identity, make_plan, numbers
 from sparkpin.history.bisect.state import State
@@ -310,7 +309,7 @@ def test_releases_that_nothing_parts(home: Ends, paths: Paths) -> None:
 
 
 def test_a_check_that_takes_too_long(tmp_path: Path) -> None:
-    assert run_check("sleep 60 & sleep 60", {}, tmp_path / "log", limit=0.2)[0] == "unresolved"
+    assert trying.run_check("sleep 60 & sleep 60", {}, tmp_path / "log", limit=0.2)[0] == "unresolved"
 
 
 def test_what_a_check_leaves_behind_ends_with_it(tmp_path: Path) -> None:
@@ -319,7 +318,7 @@ def test_what_a_check_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     pipe = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     try:
         check = f"exec 9>{tmp_path / 'pipe'}; echo opened >&9; sleep 1000 & exit 0"
-        assert run_check(check, {}, tmp_path / "log", limit=600) == ("good", "exit code 0")
+        assert trying.run_check(check, {}, tmp_path / "log", limit=600) == ("good", "exit code 0")
         assert os.read(pipe, 100) == b"opened\n"
         assert select.select([pipe], [], [], 300)[0] and os.read(pipe, 100) == b""
     finally:

@@ -249,13 +249,6 @@ def test_an_answer_of_one_token_has_no_decode() -> None:
     assert one.ended_early
 
 
-def test_quantiles_are_those_of_numpy() -> None:
-    values = [random.Random(7).random() for _ in range(37)]
-    for share in (0, 0.5, 0.95, 1):
-        assert measure.quantile(values, share) == pytest.approx(numpy.percentile(values, 100 * share))
-    assert measure.quantile([3.0], 0.95) == 3.0
-
-
 def test_a_cell_without_an_answer_is_an_error_with_its_reason(paths: Paths) -> None:
     nothing = result(output_lens=[0, 0, 0], errors=["", "Traceback ...\nBad Request", "x"])
     with pytest.raises(SmokeError, match="none of 3 requests was answered: Bad Request"):
@@ -302,7 +295,7 @@ def test_each_step_says_all_that_the_driver_reads() -> None:
     text = json.loads(load.plan_text(release, plan.steps_of([QA, SWEEP]), BenchPlan((QA, SWEEP), PACE, 2048), "secret"))
     assert text["key"] == "secret" and text["model"] == "/model" and len(text["steps"]) == 4
     assert text["room"] == 2048 - plan.SLACK
-    prompt, sweep = (driver.words(text, step) for step in (text["steps"][0], text["steps"][-1]))
+    prompt, sweep = (driver.arguments(text, step) for step in (text["steps"][0], text["steps"][-1]))
     assert "--skip-tokenizer-init" in prompt and "--ignore-eos" not in prompt
     assert sweep[sweep.index("--random-input-len") + 1] == "128" and sweep[sweep.index("--num-prompts") + 1] == "2"
     assert "secret" not in prompt + sweep

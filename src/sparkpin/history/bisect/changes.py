@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sparkpin.history.comparison import Difference, PartChange, ValueChange, VersionedPart, flag_words
+from sparkpin.history.comparison import Difference, PartChange, VersionedPart, flag_words
 
 Kind = Literal["flag", "variable", "checkpoint", "mod", "wheel", "deb", "file", "stage", "image"]
 STARTED: tuple[Kind, ...] = ("flag", "variable", "checkpoint")
@@ -41,10 +41,10 @@ class ReleaseChange:
 def of_command(found: Difference) -> Iterator[ReleaseChange]:
     """Flags and variables: how it is served."""
     for change in found.flags:
-        yield ReleaseChange(
-            "flag", change.name, *(value_of(change.name, value) for value in (change.before, change.after))
-        )
-    yield from (variable(change) for change in found.env)
+        before, after = (value_of(change.name, value) for value in (change.before, change.after))
+        yield ReleaseChange("flag", change.name, before, after)
+    for change in found.env:
+        yield ReleaseChange("variable", change.name, change.before, change.after)
 
 
 def value_of(name: str, words: str | None) -> str | None:
@@ -54,17 +54,12 @@ def value_of(name: str, words: str | None) -> str | None:
     return words.removeprefix(name).strip() if words.partition(" ")[0] == name else words
 
 
-def variable(change: ValueChange) -> ReleaseChange:
-    return ReleaseChange("variable", change.name, change.before, change.after)
-
-
 def of_parts(kind: Kind, changes: Sequence[PartChange]) -> Iterator[ReleaseChange]:
     for change in changes:
-        old, new = change.before, change.after
-        same = old is not None and new is not None and old.version == new.version
-        yield ReleaseChange(
-            kind, change.name, *(None if part is None else part_text(part, whole=same) for part in (old, new))
-        )
+        parts = (change.before, change.after)
+        alike = len({part.version if part else None for part in parts}) == 1  # their content alone is another
+        texts = [part_text(part, whole=alike) if part else None for part in parts]
+        yield ReleaseChange(kind, change.name, *texts)
 
 
 def part_text(part: VersionedPart, *, whole: bool) -> str:
@@ -78,13 +73,11 @@ def groups_of(changes: Sequence[ReleaseChange]) -> list[list[ReleaseChange]]:
 
 def argv_with(good: Sequence[str], bad: Sequence[str], chosen: Collection[str]) -> tuple[str, ...]:
     """The good command with the flags of the bad one that are chosen by their names, in the good one's order."""
-    old, new = flag_words(good), flag_words(bad)
-    names = [*old, *(name for name in new if name not in old)]
-    kept = {name: (new if name in chosen else old).get(name) for name in names}
-    return tuple(word for words in kept.values() if words is not None for word in shlex.split(words))
+    kept = mixed(flag_words(good), flag_words(bad), chosen)
+    return tuple(word for words in kept.values() for word in shlex.split(words))
 
 
-def env_with(good: dict[str, str], bad: dict[str, str], chosen: Collection[str]) -> dict[str, str]:
-    names = [*good, *(name for name in bad if name not in good)]
-    kept = {name: (bad if name in chosen else good).get(name) for name in names}
+def mixed(good: Mapping[str, str], bad: Mapping[str, str], chosen: Collection[str]) -> dict[str, str]:
+    """The good values, with what the bad ones have in the place of those that are chosen by their names."""
+    kept = {name: (bad if name in chosen else good).get(name) for name in [*good, *bad]}
     return {name: value for name, value in kept.items() if value is not None}

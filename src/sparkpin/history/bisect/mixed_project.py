@@ -31,12 +31,12 @@ RECIPE = ("stack", "mods")
 
 @dataclass(frozen=True)
 class Mixture:
-    """Two releases with their kept files, the good one's and the bad one's: path -> bytes."""
+    """Two releases with their kept files."""
 
     good: Release
     bad: Release
-    old: Mapping[str, bytes]
-    new: Mapping[str, bytes]
+    old: Mapping[str, bytes]  # path -> content, of the good one
+    new: Mapping[str, bytes]  # of the bad one
 
     @classmethod
     def of(cls, paths: Paths, good: Release, bad: Release) -> Mixture:
@@ -96,31 +96,29 @@ class Mixture:
     @contextlib.contextmanager
     def project(self, chosen: Collection[ReleaseChange]) -> Iterator[Path]:
         """A folder with the good files, and the chosen changes made to them."""
-        files = {**self.new, **self.old}
-        recipe = f"recipes/{self.good.recipe}.yaml"
-        other = self.new if any(change.name == recipe for change in chosen) else self.old
-        files = {path: text for path, text in files.items() if not path.startswith(MODELS)}
-        files |= {path: text for path, text in other.items() if path.startswith(MODELS)}  # a recipe names its commit
-        mods = {change.name for change in chosen if change.kind == "mod"}
-        for name in mods:
-            start = f"mods/{name}/"
-            files = {path: text for path, text in files.items() if not path.startswith(start)}
-            files |= {path: text for path, text in self.new.items() if path.startswith(start)}
-        untouched = {path.split("/")[1] for path in self.old if path.startswith("mods/")} - mods
-        for path in self.new.keys() - self.old.keys():  # of a mod that stays as it was
-            if path.startswith("mods/") and path.split("/")[1] in untouched:
-                files.pop(path, None)
-        files |= {change.name: self.new[change.name] for change in chosen if change.kind == "file"}
         may_run = {*self.good.executable, *self.bad.executable}
         with tempfile.TemporaryDirectory(prefix="sparkpin-bisect-") as folder:
             project = Path(folder)
-            for path, text in files.items():
-                target = project / path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(text)
-                target.chmod(0o755 if path in may_run else 0o644)
+            for path in self.old.keys() | self.new.keys():
+                if (text := self.side(path, chosen).get(path)) is not None:
+                    target = project / path
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.write_bytes(text)
+                    target.chmod(0o755 if path in may_run else 0o644)
             self.write_lock(project, chosen)
             yield project
+
+    def side(self, path: str, chosen: Collection[ReleaseChange]) -> Mapping[str, bytes]:
+        """The files of which a path is taken, if it is there: pins of models go with the recipe, which names a commit,
+        and a mod is taken as a whole."""
+        named = {change.name for change in chosen if change.kind in ("file", "mod")}
+        if path.startswith(MODELS):
+            return self.new if f"recipes/{self.good.recipe}.yaml" in named else self.old
+        if path.startswith("mods/"):
+            mod = path.split("/")[1]
+            known = any(other.split("/")[:2] == ["mods", mod] for other in self.old)
+            return self.old if known and mod not in named else self.new
+        return self.old if path in self.old and path not in named else self.new
 
     def write_lock(self, project: Path, chosen: Collection[ReleaseChange]) -> None:
         """The lock in the folder with the chosen packages, made out for the pin that lies beside it."""

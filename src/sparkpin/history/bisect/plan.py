@@ -15,7 +15,7 @@ from sparkpin.core.errors import InputError, SparkpinError
 from sparkpin.core.files import sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.history import operands
-from sparkpin.history.bisect.changes import STARTED, ReleaseChange, argv_with, env_with, of_command
+from sparkpin.history.bisect.changes import STARTED, ReleaseChange, argv_with, mixed, of_command
 from sparkpin.history.bisect.mixed_project import Mixture
 from sparkpin.releases.kept_inputs import reason
 from sparkpin.releases.record import Release, Releases
@@ -25,14 +25,11 @@ IMAGE = ReleaseChange("image", "as a whole", "good", "bad")
 
 @dataclass(frozen=True)
 class BisectPlan:
-    """changes: from the good release to the bad one. mixture: None where images are taken as they are; notes: what
-    cannot be combined, and why."""
-
     good: Release
     bad: Release
-    changes: tuple[ReleaseChange, ...]
-    mixture: Mixture | None
-    notes: tuple[str, ...]
+    changes: tuple[ReleaseChange, ...]  # from the good release to the bad one
+    mixture: Mixture | None  # None where images are taken as they are
+    notes: tuple[str, ...]  # what cannot be combined, and why
 
     def argv(self, chosen: Collection[ReleaseChange]) -> tuple[str, ...]:
         """With no change the good one's, with all of them the bad one's, whose flags may stand in another order."""
@@ -42,7 +39,7 @@ class BisectPlan:
         return argv_with(self.good.argv, self.bad.argv, flags) if flags else self.good.argv
 
     def env(self, chosen: Collection[ReleaseChange]) -> dict[str, str]:
-        return env_with(self.good.env, self.bad.env, names(chosen, "variable"))
+        return mixed(self.good.env, self.bad.env, names(chosen, "variable"))
 
     def of_image(self, chosen: Collection[ReleaseChange]) -> tuple[ReleaseChange, ...]:
         return tuple(change for change in chosen if change.kind not in STARTED)
@@ -100,17 +97,8 @@ def identity(plan: BisectPlan, check: str, *, serve: bool, unstarted_is_bad: boo
     """Names a search: the same one goes on where it was broken off. Files that the check names count by content."""
     named = {word: os.path.expanduser(word) for word in words_of(check)}
     scripts = {word: sha256_file(Path(path))[0] for word, path in named.items() if os.path.isfile(path)}
-    value = [
-        plan.good.key,
-        plan.bad.key,
-        [change.id for change in plan.changes],
-        check,
-        scripts,
-        os.getcwd(),
-        serve,
-        unstarted_is_bad,
-        limit,
-    ]
+    changes = [change.id for change in plan.changes]
+    value = [plan.good.key, plan.bad.key, changes, check, scripts, os.getcwd(), serve, unstarted_is_bad, limit]
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -5,45 +5,50 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import shlex
-from collections.abc import Iterator, Sequence
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sparkpin.build.make import build_images, checkpoint_of, engine_of
 from sparkpin.core import files
-from sparkpin.core.errors import BuildError, InputError, IntegrityError, ManifestError, SparkpinError
+from sparkpin.core.errors import BuildError, InputError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.history.bisect.changes import ReleaseChange
-from sparkpin.history.bisect.check import run_check
-from sparkpin.history.bisect.endpoint import served
 from sparkpin.history.bisect.plan import BisectPlan
 from sparkpin.history.bisect.search import Verdict
 from sparkpin.host.engine import Engine
 from sparkpin.pins.vllm_command import served_name
+from sparkpin.releases.container import ready_timeout, require_readable
 from sparkpin.releases.current import present_ref
 from sparkpin.releases.record import Release, release_key, to_json
 from sparkpin.serve.choose_loader import with_loader
+from sparkpin.serve.socket_port import listening
 from sparkpin.smoke.choice import obstacle, uses_gpu
-from sparkpin.smoke.server import StartFault
+from sparkpin.smoke.client import Client
+from sparkpin.smoke.server import WAITING, StartFault, remove_leftovers, smoke_lock
+from sparkpin.smoke.server import started as start_server
 
 UNFIT = (BuildError, InputError, ManifestError)
 """What says that a combination does not fit together. All else (no disk, no engine, no network) ends the search."""
+SKIP, CANNOT = 125, (126, 127)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """How combinations are tried. serve: start a server for the check; unstarted_is_bad: one that does not become
-    ready, which is unresolved otherwise; limit: seconds that the check may take; folder: of the logs."""
+    """How combinations are tried."""
 
     paths: Paths
     plan: BisectPlan
     check: str
-    serve: bool
-    unstarted_is_bad: bool
-    limit: float
-    folder: Path
+    serve: bool  # start a server for the check
+    unstarted_is_bad: bool  # one that does not become ready, which is unresolved otherwise
+    limit: float  # seconds that the check may take
+    folder: Path  # of the logs
     say: Say
 
     def attempt(self, chosen: Sequence[ReleaseChange], number: int) -> tuple[Verdict, str, str]:
@@ -54,10 +59,10 @@ class Bench:
             release, ref = self.made(chosen)
         except UNFIT as error:
             log.write_text(f"{error}\n")
-            return "unresolved", f"cannot be made: {first_line(error)}", log.name
+            return "unresolved", f"cannot be made: {error.message.splitlines()[0]}", log.name
         try:
             with self.started(release, chosen, log) as endpoint:
-                verdict, how = run_check(self.check, self.told(release, ref, endpoint, log), log, limit=self.limit)
+                verdict, how = run_check(self.check, self.check_env(release, ref, endpoint, log), log, limit=self.limit)
         except StartFault as fault:
             log.write_text(f"{fault}\n")
             word: Verdict = "bad" if self.unstarted_is_bad else "unresolved"
@@ -71,26 +76,24 @@ class Bench:
         """
         plan = self.plan
         argv, env = plan.argv(chosen), plan.env(chosen)
-        own = plan.image_of(chosen)
         checkpoint = plan.checkpoint_of(chosen).checkpoint_key
-        if own is not None:
-            base, image = own, (own.build_key, own.image, own.diff_ids, own.size)
-            ref = own.tag
+        if base := plan.image_of(chosen):
+            ref = base.tag
         else:
             assert plan.mixture
-            base = plan.good
             with plan.mixture.pairings(plan.of_image(chosen)) as (project, pairings):
                 built = build_images(dataclasses.replace(self.paths, project=project), pairings)[-1]
-            image = (pairings[-1].rendered.key, built.config_digest, built.diff_ids, built.size)
             ref = built.ref
-        build_key, digest, diff_ids, size = image
+            base = dataclasses.replace(
+                plan.good,
+                build_key=pairings[-1].rendered.key,
+                image=built.config_digest,
+                diff_ids=built.diff_ids,
+                size=built.size,
+            )
         made = dataclasses.replace(
             base,
-            key=release_key(build_key, checkpoint, argv, env),
-            build_key=build_key,
-            image=digest,
-            diff_ids=diff_ids,
-            size=size,
+            key=release_key(base.build_key, checkpoint, argv, env),
             checkpoint_key=checkpoint,
             argv=argv,
             env=env,
@@ -101,20 +104,33 @@ class Bench:
 
     @contextlib.contextmanager
     def started(self, release: Release, chosen: Sequence[ReleaseChange], log: Path) -> Iterator[str]:
-        """The address of its server; "" where none is asked for."""
+        """The address of its server, once it answers; "" where none is asked for. StartFault where it does not.
+
+        It is the smoke test's container, which has no network, behind a port of 127.0.0.1. Waits for a smoke test of
+        the same home to end, and removes what killed runs left. The server's log is kept, however that ends.
+        """
         if not self.serve:
             yield ""
             return
-        engine = engine_of(self.paths)
-        if why := obstacle(self.paths, engine, release):
+        paths, say, engine = self.paths, self.say, engine_of(self.paths)
+        if why := obstacle(paths, engine, release):
             raise InputError(f"{release.tag} cannot be served here: {why}", next_step="leave --serve out, or go there")
-        checkpoint = checkpoint_of(self.paths, self.plan.checkpoint_of(chosen))
-        gpus = uses_gpu(self.paths, release)
+        checkpoint = checkpoint_of(paths, self.plan.checkpoint_of(chosen))
+        gpus = uses_gpu(paths, release)
         named = dataclasses.replace(release, tag=self.image_name(engine, release))
-        loaded = with_loader(self.paths, named, checkpoint, self.say, gpus=gpus)
-        own = log.with_name(f"{log.stem}-server.log")
-        with served(self.paths, engine, loaded, checkpoint, self.say, gpus=gpus, log=own) as address:
-            yield address
+        loaded = with_loader(paths, named, checkpoint, say, gpus=gpus)
+        require_readable(checkpoint)
+        with files.lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
+            remove_leftovers(paths, engine, say)
+            timeout = ready_timeout(checkpoint)
+            with start_server(paths, engine, loaded, checkpoint, gpus=gpus, timeout=timeout, say=say) as server:
+                try:
+                    with Client.unix(server.socket) as client:
+                        server.wait_ready(client)
+                    with listening(server.socket) as port:
+                        yield f"http://127.0.0.1:{port}"
+                finally:
+                    log.with_name(f"{log.stem}-server.log").write_bytes(server.log())
 
     def image_name(self, engine: Engine, release: Release) -> str:
         """A name under which the engine holds it: a combination has no tag of its own."""
@@ -124,7 +140,7 @@ class Bench:
             )
         return found
 
-    def told(self, release: Release, ref: str, endpoint: str, log: Path) -> dict[str, str]:
+    def check_env(self, release: Release, ref: str, endpoint: str, log: Path) -> dict[str, str]:
         """The environment of the check."""
         record = log.with_suffix(".json")
         files.write_json(record, to_json(release))
@@ -139,5 +155,38 @@ class Bench:
         }
 
 
-def first_line(error: SparkpinError) -> str:
-    return error.message.splitlines()[0]
+def run_check(command: str, env: Mapping[str, str], log: Path, *, limit: float) -> tuple[Verdict, str]:
+    """The verdict on the user's own command, and what was seen: as for `git bisect run` 0 is good, 125 unresolved, any
+    other up to 124 bad. What the command prints goes into the log; what it left behind ends with it.
+
+    InputError where the shell cannot run it, or a signal ended it: that says nothing of a release.
+    """
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(timeout=limit)
+        except subprocess.TimeoutExpired:
+            return "unresolved", f"the check took more than {limit:.0f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if code in CANNOT or code < 0 or code > 127:
+        why = f"signal {-code} ended it" if code < 0 else f"exit code {code}"
+        step = "correct --check, then run the same command again"
+        raise InputError(f"the check {command!r} did not run: {why} ({last_line(log)})", next_step=step)
+    if code == SKIP:
+        return "unresolved", "the check says so (125)"
+    return ("good", "exit code 0") if code == 0 else ("bad", f"exit code {code}: {last_line(log)}")
+
+
+def last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").split("\n")
+    return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "it printed nothing")

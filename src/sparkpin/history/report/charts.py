@@ -18,17 +18,16 @@ def charts_of(
     releases: Sequence[Release], shown: Release, back: Release | None, speeds: Mapping[str, Speed]
 ) -> Iterator[Chart]:
     """releases: from the oldest to the newest; shown: whose stage the histories follow; back: what comes back."""
-    measures: list[tuple[str, str, bool, Value]] = [
-        ("Output, one user", "tok/s", True, lambda release: speeds[release.tag].tokens),
-        ("First token after", "s", False, lambda release: speeds[release.tag].first),
-        ("Prompts read", "tok/s", True, lambda release: speeds[release.tag].prefill),
-        ("Start to first answer", "s", False, lambda release: number(release, "ready_seconds")),
-        ("Drafted tokens accepted", "%", True, accepted),
+    measures: list[tuple[str, str, Literal["more", "less"], Value]] = [
+        ("Output, one user", "tok/s", "more", lambda release: speeds[release.tag].tokens),
+        ("First token after", "s", "less", lambda release: speeds[release.tag].first),
+        ("Prompts read", "tok/s", "more", lambda release: speeds[release.tag].prefill),
+        ("Start to first answer", "s", "less", lambda release: number(release, "ready_seconds")),
+        ("Drafted tokens accepted", "%", "more", accepted),
     ]
     history = [release for release in releases if release.stage == shown.stage]
     newest = list({release.stage: release for release in releases}.values())
-    for title, unit, more, value in measures:
-        better: Literal["more", "less"] = "more" if more else "less"
+    for title, unit, better, value in measures:
         points = tuple(points_of(history, value, lambda release: release.key[:4]))
         if len(points) >= FEWEST:
             yield Chart(f"{title}: {shown.stage}", unit, "line", (Series(shown.stage, points),), better)

@@ -24,12 +24,8 @@ def draw(chart: Chart) -> str:
 
 def spoken(chart: Chart) -> str:
     return "; ".join(
-        ", ".join(f"{point.label} {text_of(point.value)}" for point in series.points) for series in chart.series
+        ", ".join(f"{point.label} {terminal.figure(point.value)}" for point in series.points) for series in chart.series
     )
-
-
-def text_of(value: float) -> str:
-    return terminal.figure(value)
 
 
 def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
@@ -49,7 +45,7 @@ def bars(chart: Chart) -> Iterator[str]:
         yield text(LEFT, y + 14, point.label)
         box = f'x="{LEFT + names:.1f}" y="{y + 2}" width="{width:.1f}" height="16"'
         yield f'<rect {box} rx="2" class="bar {point.kind}"/>'
-        yield text(LEFT + names + width + 6, y + 14, text_of(point.value), "value")
+        yield text(LEFT + names + width + 6, y + 14, terminal.figure(point.value), "value")
 
 
 def lines(chart: Chart) -> Iterator[str]:
@@ -70,12 +66,12 @@ def lines(chart: Chart) -> Iterator[str]:
         spots = [(at[point.label], floor - (floor - TOP - 16) * point.value / most) for point in series.points]
         joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
         yield f'<polyline points="{joined}" class="series s{number}"/>'
-        told = told_of(series.points) if number == 0 else {len(series.points) - 1}
+        written = labelled(series.points) if number == 0 else {len(series.points) - 1}
         for place, (point, (x, y)) in enumerate(zip(series.points, spots, strict=True)):
             yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" class="dot s{number} {point.kind}"/>'
-            if place in told:
+            if place in written:
                 under = y + 18 < floor and (number > 0 or (alone and is_valley(series.points, place)))
-                yield text(x, y + 17 if under else y - 8, text_of(point.value), "value", "middle")
+                yield text(x, y + 17 if under else y - 8, terminal.figure(point.value), "value", "middle")
     every = -(-len(labels) // MOST_LABELS)
     for place, label in enumerate(labels):
         if place % every == 0 or (place == len(labels) - 1 and place % every > every // 2):
@@ -88,7 +84,7 @@ def is_valley(points: Sequence[Point], place: int) -> bool:
     return bool(beside) and all(point.value > points[place].value for point in beside)
 
 
-def told_of(points: Sequence[Point]) -> set[int]:
+def labelled(points: Sequence[Point]) -> set[int]:
     """Places whose values are written: all of a few; else the first, the last, the most and the least."""
     if len(points) <= MOST_LABELS:
         return set(range(len(points)))

@@ -5,59 +5,55 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sparkpin.releases.record import Release
+
 Kind = Literal["good", "bad", "unclear", "none"]
 NOT_MEASURED = "not measured"
 
 
 @dataclass(frozen=True)
 class ReportRow:
-    """One line of evidence: a check, or a figure. figures: (value, what it is) of a line of several."""
+    """One line of evidence: a check, or a figure."""
 
     name: str
     text: str
     kind: Kind = "none"
-    figures: tuple[tuple[str, str], ...] = ()
+    figures: tuple[tuple[str, str], ...] = ()  # (value, what it is) of a line of several
 
 
 @dataclass(frozen=True)
 class ReportEvidence:
-    """title: what was looked at; text: the verdict in a few words; hint: what makes it, where there is none; where: the
-    machine and the vLLM that its figures hold for."""
-
-    title: str
+    title: str  # what was looked at
     kind: Kind
-    text: str
+    text: str  # the verdict in a few words
     rows: tuple[ReportRow, ...] = ()
-    hint: str = ""
-    where: str = ""
+    hint: str = ""  # what makes it, where there is none
+    where: str = ""  # the machine and the vLLM that its figures hold for
 
 
 @dataclass(frozen=True)
 class ReportSection:
-    """What differs of one kind. lines: as `invoke diff` writes them, texts of files left out."""
+    """What differs of one kind."""
 
     title: str
-    lines: tuple[str, ...]
+    lines: tuple[str, ...]  # as `invoke diff` writes them, texts of files left out
 
 
 @dataclass(frozen=True)
 class Changes:
-    """Since another release. since: its tag, "" where there is none before; why: what keeps the two from being
-    compared, or why it is that one; command: prints all of it."""
+    """Since another release."""
 
-    since: str
-    why: str = ""
+    since: str  # its tag, "" where there is none before
+    why: str = ""  # what keeps the two from being compared, or why it is that one
     sections: tuple[ReportSection, ...] = ()
-    command: str = ""
+    command: str = ""  # prints all of it
 
 
 @dataclass(frozen=True)
 class Point:
-    """A value of a release, or of a number of users. kind: "bad" where its release failed."""
-
     label: str
-    value: float
-    kind: Kind = "good"
+    value: float  # of a release, or of a number of users
+    kind: Kind = "good"  # "bad" where its release failed
 
 
 @dataclass(frozen=True)
@@ -68,11 +64,9 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """form: "line" over releases, "bars" one a stage, "sweep" over numbers of users. better: more or less of it."""
-
     title: str
     unit: str
-    form: Literal["line", "bars", "sweep"]
+    form: Literal["line", "bars", "sweep"]  # over releases, one a stage, over numbers of users
     series: tuple[Series, ...]
     better: Literal["more", "less"] = "more"
 
@@ -85,23 +79,19 @@ class ReportCommand:
 
 @dataclass(frozen=True)
 class Item:
-    """A release in the timeline. created: ISO 8601, UTC; size: bytes of its image; pinned: why it is kept."""
+    """A release in the timeline."""
 
-    tag: str
-    name: str
-    stage: str
-    state: str
-    created: str
-    image: str
-    size: int
-    build_seconds: float
+    release: Release
     smoke: ReportEvidence
     quality: ReportEvidence
     speed: ReportEvidence
     changes: Changes
     command: ReportCommand | None
-    pinned: str = ""
-    host: str = ""
+    pinned: str = ""  # why it is kept
+
+    @property
+    def tag(self) -> str:
+        return self.release.tag
 
     @property
     def evidence(self) -> tuple[ReportEvidence, ...]:
@@ -110,50 +100,43 @@ class Item:
 
 @dataclass(frozen=True)
 class ReportMemory:
-    """A plan, or why there is none. shares: (what, bytes, how it is known, note)."""
+    """A plan, or why there is none."""
 
     headline: str
     kind: Kind
-    shares: tuple[tuple[str, int, str, str], ...] = ()
+    shares: tuple[tuple[str, int, str, str], ...] = ()  # (what, bytes, how it is known, note)
     lines: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ReportInputs:
-    """rows: what it was made from; sbom: kind -> how many the SBOM lists; empty where there is none."""
-
-    rows: tuple[ReportRow, ...]
-    sbom: tuple[tuple[str, int], ...] = ()
+    rows: tuple[ReportRow, ...]  # what it was made from
+    sbom: tuple[tuple[str, int], ...] = ()  # kind -> how many the SBOM lists; empty where there is none
 
 
 @dataclass(frozen=True)
 class RecipePart:
-    """One recipe. shown: the release that memory and inputs are of: the current one, else the newest.
-
-    items: from the newest to the oldest. faults: records that cannot be read.
-    """
+    """One recipe."""
 
     name: str
     description: str
-    shown: Item
+    shown: Item  # the release that memory and inputs are of: the current one, else the newest
     current: bool
     promoted: str
     back: tuple[ReportCommand, ...]
     charts: tuple[Chart, ...]
     memory: ReportMemory
     inputs: ReportInputs
-    items: tuple[Item, ...]
-    faults: tuple[str, ...] = ()
+    items: tuple[Item, ...]  # from the newest to the oldest
+    faults: tuple[str, ...] = ()  # records that cannot be read
 
 
 @dataclass(frozen=True)
 class Report:
-    """made: ISO 8601, UTC. faults: of recipes without a release that can be read."""
-
-    made: str
+    made: str  # ISO 8601, UTC
     version: str
     recipes: tuple[RecipePart, ...]
-    faults: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()  # of recipes without a release that can be read
 
     @property
     def all_faults(self) -> tuple[str, ...]:

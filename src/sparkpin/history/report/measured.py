@@ -22,30 +22,22 @@ def smoke_of(release: Release) -> ReportEvidence:
     if smoke is None:
         return ReportEvidence("Smoke", "none", NOT_MEASURED, hint=f"invoke smoke --release {release.tag}")
     kind: Kind = "good" if release.smoke_passed else "unclear" if release.smoke_inspected else "bad"
-    rows = [check_row(check) for check in checks_of(smoke)]
+    checks = smoke.get("checks")
+    rows = [check_row(check) for check in checks if isinstance(check, dict)] if isinstance(checks, list) else []
+    kinds = [row.kind for row in rows]
+    counted = f", {kinds.count('good')} of {len(kinds) - kinds.count('none')} checks" if kinds else ""
     if mods := smoke.get("mods"):
         rows.append(ReportRow("mods at work", ", ".join(map(str, mods)), "good"))
     if release.smoke_why:
         rows.append(ReportRow("no server ran", release.smoke_why, "unclear"))
-    kinds = [check_kind(check) for check in checks_of(smoke)]
-    counted = f", {kinds.count('good')} of {len(kinds) - kinds.count('none')} checks" if kinds else ""
     return ReportEvidence("Smoke", kind, f"{release.smoke_text}{counted}", tuple(rows))
 
 
-def checks_of(smoke: dict[str, object]) -> list[dict[str, object]]:
-    checks = smoke.get("checks")
-    return [check for check in checks if isinstance(check, dict)] if isinstance(checks, list) else []
-
-
 def check_row(check: dict[str, object]) -> ReportRow:
-    kind, detail = check_kind(check), str(check.get("detail", ""))
-    return ReportRow(str(check.get("name")), f"does not apply: {detail}" if kind == "none" else detail, kind)
-
-
-def check_kind(check: dict[str, object]) -> Kind:
+    name, detail = str(check.get("name")), str(check.get("detail", ""))
     if check.get("applicable") is False:
-        return "none"
-    return "good" if check.get("passed") is True else "bad"
+        return ReportRow(name, f"does not apply: {detail}", "none")
+    return ReportRow(name, detail, "good" if check.get("passed") is True else "bad")
 
 
 def quality_of(paths: Paths, release: Release) -> ReportEvidence:

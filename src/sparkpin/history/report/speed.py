@@ -11,21 +11,19 @@ from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.history.report.facts import NOT_MEASURED, ReportEvidence, ReportRow
 from sparkpin.measure.bench import record as bench
-from sparkpin.measure.bench.plan import is_quick
+from sparkpin.measure.bench.plan import QUICK_OUTPUT
 from sparkpin.releases.record import Release
 
 
 @dataclass(frozen=True)
 class Speed:
-    """tokens: output tokens a second of one user, without the prefill; first: seconds to the first token; prefill:
-    prompt tokens a second; sweep: (users at once, output tokens a second of all), for the shortest prompts. None and
-    empty where that was not measured."""
+    """Of a release; None and empty where that was not measured."""
 
     evidence: ReportEvidence
-    tokens: float | None = None
-    first: float | None = None
-    prefill: float | None = None
-    sweep: tuple[tuple[int, float], ...] = ()
+    tokens: float | None = None  # output tokens a second of one user, without the prefill
+    first: float | None = None  # seconds to the first token
+    prefill: float | None = None  # prompt tokens a second
+    sweep: tuple[tuple[int, float], ...] = ()  # users at once, output tokens a second of all: the shortest prompts
 
 
 def speed_of(paths: Paths, release: Release) -> Speed:
@@ -66,7 +64,8 @@ def speed_of(paths: Paths, release: Release) -> Speed:
 
 
 def quick(found: bench.BenchRecord) -> bool:
-    return is_quick([row.cell for row in found.cells])
+    """Whether a run was only to see that it works: its answers are too short for a speed."""
+    return all(row.cell.output_tokens <= QUICK_OUTPUT for row in found.cells)
 
 
 def sweep_of(found: bench.BenchRecord) -> tuple[tuple[int, float], ...]:

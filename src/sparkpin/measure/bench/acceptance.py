@@ -15,10 +15,8 @@ LEAST = 50  # drafted tokens that say anything about a share
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """share: of the drafted tokens; origin: where it is from, for a person."""
-
-    share: float
-    origin: str
+    share: float  # of the drafted tokens
+    origin: str  # where it is from, for a person
 
 
 PUBLISHED = Acceptance(ACCEPTED, "as published for the 122B; --accepted")

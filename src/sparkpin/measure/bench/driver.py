@@ -40,7 +40,7 @@ def counters(url: str) -> str:
     return "\n".join(line for line in fetch(f"{url}/metrics").splitlines() if line.startswith(COUNTERS))
 
 
-def words(plan: dict[str, Any], step: dict[str, Any]) -> list[str]:
+def arguments(plan: dict[str, Any], step: dict[str, Any]) -> list[str]:
     """The command line of `vllm bench serve`. A text of our own comes in place of a data set that needs pandas."""
     prompt = bool(step["prompt"])
     return [
@@ -68,7 +68,7 @@ def run(plan: dict[str, Any], step: dict[str, Any]) -> dict[str, Any]:
         serve.get_samples = lambda *_, **__: asked
     parser = argparse.ArgumentParser()
     serve.add_cli_args(parser)
-    args = parser.parse_args(words(plan, step))
+    args = parser.parse_args(arguments(plan, step))
     before = counters(plan["url"])
     try:
         result = asyncio.run(asyncio.wait_for(serve.main_async(args), step["limit"]))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.measure.bench import driver
 from sparkpin.measure.bench.plan import SLACK, BenchPlan, Step, seconds_of
+from sparkpin.measure.bench.target import BenchTarget
 from sparkpin.pins.vllm_command import MODEL_PATH, served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
@@ -31,30 +32,6 @@ LEAST_LIMIT = 600.0
 ENDING_SECONDS = 10.0
 SLOWER = 20
 """A step may take so many times its estimate before it is broken off."""
-
-
-@dataclass(frozen=True)
-class Begun:
-    """A step begins."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class Done:
-    """What the tool found in a step, and /metrics around it."""
-
-    number: int
-    result: Mapping[str, Any]
-    before: str
-    after: str
-
-
-@dataclass(frozen=True)
-class Hello:
-    """The tool is loaded. vllm: its version."""
-
-    vllm: str
 
 
 def plan_text(release: Release, steps: Sequence[Step], plan: BenchPlan, key: str | None) -> bytes:
@@ -80,26 +57,19 @@ def plan_text(release: Release, steps: Sequence[Step], plan: BenchPlan, key: str
 
 
 def run_steps(
-    paths: Paths,
-    engine: Engine,
-    server: Container,
-    release: Release,
-    checkpoint: Path,
-    steps: Sequence[Step],
-    plan: BenchPlan,
-    *,
-    key: str | None,
-    gpus: bool,
-) -> Iterator[Hello | Begun | Done]:
-    """What happens, as it happens. The container is gone in the end, however it ends.
+    paths: Paths, engine: Engine, target: BenchTarget, steps: Sequence[Step], plan: BenchPlan
+) -> Iterator[dict[str, Any]]:
+    """What the driver writes, as it happens: its vLLM once, then of each step that it begins, and what came of it.
+
+    The container is gone in the end, however it ends.
 
     Raises:
         SmokeError: the tool ended before its last step; with its last words, or the post-mortem of the server.
     """
+    release, server, subject = target.subject.release, target.container, target.subject
     with engine_errors():
-        settings = running.options(
-            release, checkpoint, memory=MEMORY, gpus=gpus, cache=running.cache_volume(engine, release)
-        )
+        cache = running.cache_volume(engine, release)
+        settings = running.options(release, subject.checkpoint, memory=MEMORY, gpus=subject.gpus, cache=cache)
         container = engine.client.containers.create(
             release.tag,
             name=f"sparkpin-bench-load-{secrets.token_hex(3)}",
@@ -112,20 +82,15 @@ def run_steps(
             **settings,
         )
     try:
-        files = {PROGRAM: Path(driver.__file__).read_bytes(), PLAN: plan_text(release, steps, plan, key)}
+        files = {PROGRAM: Path(driver.__file__).read_bytes(), PLAN: plan_text(release, steps, plan, target.key)}
         with engine_errors():
             if not container.put_archive(launch.FOLDER, launch.packed(files, secret={PLAN})):
                 raise EngineError("the engine did not take the files of the load generator", next_step="invoke doctor")
             container.start()
         done = 0
         for value in values(output(container)):
-            if "vllm" in value:
-                yield Hello(value["vllm"])
-            elif "begin" in value:
-                yield Begun(value["begin"])
-            else:
-                done += 1
-                yield Done(value["step"], value["result"], value["before"], value["after"])
+            done += "result" in value
+            yield value
         if done < len(steps):
             raise gone(paths, container, server, release)
     finally:

@@ -6,11 +6,12 @@ speculative decoding a part carries several tokens, so parts and tokens are kept
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
+
+import numpy as np
 
 from sparkpin.measure.bench.record import Cell, CellResult, Spread
 from sparkpin.smoke import metrics
@@ -22,12 +23,12 @@ GENERATED = "vllm:generation_tokens_total"
 
 @dataclass(frozen=True)
 class TimedAnswer:
-    """One request. ttft: seconds to the first part; gaps: between the parts; tokens, prompt: as the server counts."""
+    """One request, its tokens as the server counts them."""
 
     prompt: int
     tokens: int
-    ttft: float
-    gaps: tuple[float, ...]
+    ttft: float  # seconds to the first part
+    gaps: tuple[float, ...]  # seconds between the parts
 
     @property
     def decode_rate(self) -> float | None:
@@ -66,17 +67,11 @@ def failures_of(result: Mapping[str, Any]) -> list[str]:
     return [line[-1] for line in lines if line]
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """Between the two nearest, as numpy's percentile has it."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
 def spread(values: Sequence[float]) -> Spread | None:
-    return Spread(p50=quantile(values, 0.5), p95=quantile(values, 0.95)) if values else None
+    if not values:
+        return None
+    p50, p95 = np.quantile(values, (0.5, 0.95))
+    return Spread(p50=float(p50), p95=float(p95))
 
 
 def middle(values: Sequence[float | None]) -> float | None:

@@ -70,41 +70,34 @@ class Limits:
         """config_tokens: what the model's own configuration allows, for a command that does not say it."""
         flags = Flags(argv, "the release's command", {})
         tokens = flags.number("--max-model-len", auto=True)
-        return cls(
-            config_tokens if tokens is None or tokens < 0 else tokens,
-            flags.number("--max-num-seqs") or VLLM_SEQUENCES,
-        )
+        allowed = config_tokens if tokens is None or tokens < 0 else tokens
+        return cls(allowed, flags.number("--max-num-seqs") or VLLM_SEQUENCES)
 
 
 @dataclass(frozen=True)
 class BenchParts:
-    """parts: "prompt", "sweep" or both. quick: short answers and few cells, to see that it works. everything: no cell
-    is too large. whole: the model must not end its answers itself."""
-
-    parts: frozenset[str]
-    quick: bool = False
-    everything: bool = False
-    whole: bool = False
+    parts: frozenset[str]  # "prompt", "sweep" or both
+    quick: bool = False  # short answers and few cells, to see that it works
+    everything: bool = False  # no cell is too large
+    whole: bool = False  # the model must not end its answers itself
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Tokens a second of one user, for the estimate; source: how that is known, guessed: not by measuring. start:
-    seconds until a server answers; load: seconds until the load generator asks, for it imports vLLM, too."""
+    """Tokens a second of one user, for the estimate."""
 
     prefill: float
     decode: float
-    start: float
-    source: str
-    guessed: bool = False
-    load: float = 0.0
+    start: float  # seconds until a server answers
+    source: str  # how that is known
+    guessed: bool = False  # not by measuring
+    load: float = 0.0  # seconds until the load generator asks, for it imports vLLM, too
 
 
 def cells_of(limits: Limits, wanted: BenchParts) -> tuple[Cell, ...]:
-    return (
-        *(prompt_cells(limits, wanted) if "prompt" in wanted.parts else ()),
-        *(sweep_cells(limits, wanted) if "sweep" in wanted.parts else ()),
-    )
+    prompts = prompt_cells(limits, wanted) if "prompt" in wanted.parts else ()
+    sweep = sweep_cells(limits, wanted) if "sweep" in wanted.parts else ()
+    return (*prompts, *sweep)
 
 
 def prompt_cells(limits: Limits, wanted: BenchParts) -> Iterable[Cell]:
@@ -135,23 +128,20 @@ def sweep_cells(limits: Limits, wanted: BenchParts) -> Iterable[Cell]:
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """context: tokens that the release takes, of prompt and answer together."""
-
     cells: tuple[Cell, ...]
     pace: Pace
-    context: int
+    context: int  # tokens that the release takes, of prompt and answer together
 
 
 @dataclass(frozen=True)
 class Step:
-    """One run of the load generator. seed: of a sweep's random texts, another in each step, so that no prefix cache
-    answers for the model."""
+    """One run of the load generator."""
 
     cell: Cell
     counts: bool
     requests: int
     output_tokens: int
-    seed: int
+    seed: int  # of a sweep's random texts, another in each step, so that no prefix cache answers for the model
 
 
 def steps_of(cells: Sequence[Cell]) -> tuple[Step, ...]:
@@ -173,11 +163,6 @@ def seconds_of(step: Step, pace: Pace) -> float:
     rounds = math.ceil(step.requests / at_once)
     prompt = step.cell.input_tokens or TEXT_TOKENS
     return rounds * (at_once * prompt / pace.prefill + step.output_tokens / pace.decode * (1 + (at_once - 1) / 8))
-
-
-def is_quick(cells: Sequence[Cell]) -> bool:
-    """Whether a run of these cells was only to see that it works: its answers are too short for a speed."""
-    return all(cell.output_tokens <= QUICK_OUTPUT for cell in cells)
 
 
 def estimate(cells: Sequence[Cell], pace: Pace) -> float:

@@ -9,7 +9,6 @@ Seconds are seconds, rates are tokens a second, memory is bytes. Readers take no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal, TypeVar
@@ -36,20 +35,16 @@ Words = Annotated[tuple[str, ...], Field(strict=False)]
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Cell:
-    """One thing to measure. name: unique in a run. kind: "prompt", one of the five, asked twice, the second time
-    counted; "sweep", random texts after a warm-up. prompt: the text of the first, "" of the other; input_tokens: of
-    each prompt of a sweep, 0 where the prompt says it; output_tokens: at most; concurrency: requests at a time.
-    """
+    """One thing to measure."""
 
-    name: str
-    kind: Literal["prompt", "sweep"]
-    prompt: str = ""
-    input_tokens: Count = 0
-    output_tokens: Positive
-    concurrency: Positive = 1
+    name: str  # unique in a run
+    kind: Literal["prompt", "sweep"]  # one of the five, asked twice; random texts after a warm-up
+    prompt: str = ""  # its text; "" of a sweep
+    input_tokens: Count = 0  # of each prompt of a sweep, 0 where the prompt says it
+    output_tokens: Positive  # at most
+    concurrency: Positive = 1  # requests at a time
     requests: Positive = 1
-    whole: bool = False
-    """Whether the model is kept from ending its answer before output_tokens."""
+    whole: bool = False  # the model is kept from ending its answer before output_tokens
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -60,37 +55,27 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class CellResult:
-    """What came of a cell, in tokens as the server counts them (`usage`), not in parts of the stream.
-
-    seconds: from the first request to the end of the last answer; prompt_tokens, output_tokens: of all answers;
-    parts: of the streams that they came in, 0 where each was one. output_rate: output_tokens a second, prefill
-    included; decode_rate: of one user, after the first token, the median; first_rate: output_rate of the run that does
-    not count; ttft: time to the first token; gap: between two parts of a stream; token: between two tokens, each gap
-    divided by the tokens of a part, on average of its own stream; prefill_rate: prompt tokens until the first token,
-    one user at a time, the median. drafted, accepted: tokens; accepted_by_position: share of the drafts.
-    joined: answers whose parts a busy machine joined, so that decode_rate, gap and token are of the others;
-    others: tokens that the server made meanwhile for somebody else, None where it does not tell.
-    """
+    """What came of a cell, in tokens as the server counts them (`usage`), not in parts of the stream."""
 
     cell: Cell
-    seconds: float
+    seconds: float  # from the first request to the end of the last answer
     completed: Count
     failed: Count
-    prompt_tokens: Count
+    prompt_tokens: Count  # of all answers, as output_tokens
     output_tokens: Count
-    parts: Count
-    output_rate: float
-    decode_rate: float | None
-    first_rate: float | None = None
-    ttft: Spread | None
-    gap: Spread | None
-    token: Spread | None
-    prefill_rate: float | None
-    drafted: Count | None = None
+    parts: Count  # of the streams that they came in, 0 where each was one
+    output_rate: float  # output_tokens a second, prefill included
+    decode_rate: float | None  # of one user, after the first token, the median
+    first_rate: float | None = None  # output_rate of the run that does not count
+    ttft: Spread | None  # time to the first token
+    gap: Spread | None  # between two parts of a stream
+    token: Spread | None  # between two tokens: each gap by the tokens of a part, on average of its own stream
+    prefill_rate: float | None  # prompt tokens until the first token, one user at a time, the median
+    drafted: Count | None = None  # tokens, as accepted
     accepted: Count | None = None
-    accepted_by_position: Shares = ()
-    joined: Count = 0
-    others: int | None = None
+    accepted_by_position: Shares = ()  # of the drafts
+    joined: Count = 0  # answers whose parts a busy machine joined: decode_rate, gap and token are of the others
+    others: int | None = None  # tokens that the server made meanwhile for somebody else, None where it does not tell
 
     @property
     def acceptance(self) -> float | None:
@@ -110,62 +95,56 @@ class CellResult:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Start:
-    """What the start took until it answered. began: phase of `serving.startup.STAGES` -> seconds since the start."""
+    """What the start took until it answered."""
 
     seconds: float
-    began: dict[str, float]
+    began: dict[str, float]  # phase of `startup.STAGES` -> seconds since the start
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class PeakMemory:
-    """The most that was seen after a cell. container: bytes of the server's container without its page cache; gpu: of
-    all programs on the GPUs, as nvidia-smi tells; None where nobody tells."""
+    """The most bytes that were seen after a cell; None where nobody tells."""
 
-    container: Count | None
-    gpu: Count | None
+    container: Count | None  # of the server's, without its page cache
+    gpu: Count | None  # of all programs on the GPUs, as nvidia-smi tells
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Ceiling:
-    """bandwidth: bytes a second, as stated; context: tokens in the cache; accepted: the measured share of the drafts;
-    rate: tokens a second that one user's decode could have; fraction: of it that the five prompts' median has."""
-
-    bandwidth: float
-    context: Count
-    accepted: float
-    rate: float
-    fraction: float
+    bandwidth: float  # bytes a second, as stated
+    context: Count  # tokens in the cache
+    accepted: float  # the measured share of the drafts
+    rate: float  # tokens a second that one user's decode could have
+    fraction: float  # of it that the five prompts' median has
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Conditions:
-    """Where and with what the figures hold. tool: what made the load; vllm: the server's version; server: "started" for
-    the run, or "served" already, which others may have asked, too."""
+    """Where and with what the figures hold."""
 
     release: str
     image: str
     host: Fingerprint
-    vllm: str
-    tool: str
+    vllm: str  # the server's version
+    tool: str  # what made the load
     argv: Words
     env: dict[str, str]
-    server: Literal["started", "served"]
+    server: Literal["started", "served"]  # for the run, or already, and others may have asked it, too
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class BenchRecord:
-    """A run. sessions: more than one where it was resumed; start, memory: of the last. slowed: what held the GPUs'
-    clocks down after some cell, in words."""
+    """A run."""
 
     schema: Literal[1] = 1
     time: str
     conditions: Conditions
     cells: Annotated[tuple[CellResult, ...], Field(strict=False)]
     planned: Count
-    sessions: Positive = 1
-    start: Start | None = None
+    sessions: Positive = 1  # more than one where it was resumed
+    start: Start | None = None  # of the last session, as memory
     memory: PeakMemory | None = None
-    slowed: Words = ()
+    slowed: Words = ()  # what held the GPUs' clocks down after some cell
     ceiling: Ceiling | None = None
 
     @property
@@ -184,30 +163,26 @@ class BenchRecord:
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Ratio:
-    """B's figure by A's. a, b: one of each round; ratio: geometric mean of the rounds' ratios; low, high: ends of its
-    95 % interval, None with one round only."""
+    """B's figure by A's."""
 
     cell: str
     metric: str
-    a: Shares
+    a: Shares  # one of each round, as b
     b: Shares
-    ratio: float
-    low: float | None
+    ratio: float  # geometric mean of the rounds' ratios
+    low: float | None  # ends of its 95 % interval, None with one round only
     high: float | None
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Comparison:
-    """order: who was measured when, such as "ABBA"; restarted: whether each turn had a server of its own; failed:
-    requests of both that were not answered, so that the others had less beside them."""
-
     schema: Literal[1] = 1
     time: str
     a: Conditions
     b: Conditions
-    order: str
-    restarted: bool
-    failed: Count = 0
+    order: str  # who was measured when, such as "ABBA"
+    restarted: bool  # whether each turn had a server of its own
+    failed: Count = 0  # requests of both that were not answered, so that the others had less beside them
     ratios: Annotated[tuple[Ratio, ...], Field(strict=False)]
     interval: str
 
@@ -245,10 +220,6 @@ def read(path: Path) -> BenchRecord:
     return _read(path, RECORD)
 
 
-def read_comparison(path: Path) -> Comparison:
-    return _read(path, COMPARISON)
-
-
 def _read(path: Path, adapter: TypeAdapter[T]) -> T:
     """ManifestError for a file that is damaged or newer than this; FileNotFoundError passes through."""
     return read_as(path, adapter, next_step=f"move {path} away: invoke bench writes another")
@@ -260,7 +231,7 @@ def history(paths: Paths, release: Release) -> tuple[BenchRecord, ...]:
 
 
 def newest(paths: Paths, release: Release) -> BenchRecord | None:
-    found = list(_finished(folder(paths, release)))
+    found = _finished(folder(paths, release))
     return read(found[-1]) if found else None
 
 
@@ -273,8 +244,9 @@ def unfinished(paths: Paths, release: Release) -> BenchRecord | None:
 
 def comparisons(paths: Paths, release: Release) -> tuple[Comparison, ...]:
     """Those that a release took part in, from the oldest to the newest."""
-    return tuple(map(read_comparison, sorted(folder(paths, release).glob(f"{COMPARE}*.json"))))
+    found = sorted(folder(paths, release).glob(f"{COMPARE}*.json"))
+    return tuple(_read(path, COMPARISON) for path in found)
 
 
-def _finished(into: Path) -> Iterator[Path]:
-    yield from sorted(path for path in into.glob("*.json") if path.name[0].isdigit())
+def _finished(into: Path) -> list[Path]:
+    return sorted(path for path in into.glob("*.json") if path.name[0].isdigit())

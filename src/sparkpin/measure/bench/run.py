@@ -4,33 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
-from sparkpin.core.errors import SmokeError
+from sparkpin.core.errors import SmokeError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.measure.bench import record
-from sparkpin.measure.bench.ceiling import with_ceiling
-from sparkpin.measure.bench.load import TOOL, Begun, Done, Hello, run_steps
+from sparkpin.measure.bench.load import TOOL, run_steps
 from sparkpin.measure.bench.measure import failures_of, measured, output_rate
 from sparkpin.measure.bench.plan import BenchPlan, seconds_of, steps_of
-from sparkpin.measure.bench.record import BenchRecord, Cell, CellResult, Conditions
+from sparkpin.measure.bench.record import BenchRecord, Ceiling, Cell, CellResult, Conditions
 from sparkpin.measure.bench.target import BenchSubject, BenchTarget, alone, memory_of, server_of, slowed
+from sparkpin.measure.roofline.reads import DecodeModel, model_of, roofline
+from sparkpin.pins import manifests
 from sparkpin.pins.vllm_command import drop_flags
+from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, now
+from sparkpin.serve.memory import recipe as memory
 
 SLOW = 20.0  # seconds from which on a step is announced
 
 
 @dataclass(frozen=True)
 class BenchPlace:
-    """Where and on what a run happens. bandwidth: bytes a second of the memory, None where nobody stated it."""
+    """Where and on what a run happens."""
 
     paths: Paths
     engine: Engine
     host: Fingerprint
-    bandwidth: float | None
+    bandwidth: float | None  # bytes a second of the memory, None where nobody stated it
     say: Say
 
     @classmethod
@@ -81,17 +85,13 @@ def kept_before(place: BenchPlace, release: Release, cells: Sequence[Cell], *, r
             place.say("nothing to resume: a new run")
         return None
     there = known.conditions
-    differs = [
-        what
-        for what, same in (
-            ("the image", there.image == release.image),
-            ("the command", there.argv == conditions_argv(release)),
-            ("the machine", there.host == place.host),
-            ("the plan", known.planned == len(cells) and {row.cell for row in known.cells} <= set(cells)),
-        )
-        if not same
-    ]
-    if differs:
+    same = {
+        "the image": there.image == release.image,
+        "the command": there.argv == conditions_argv(release),
+        "the machine": there.host == place.host,
+        "the plan": known.planned == len(cells) and {row.cell for row in known.cells} <= set(cells),
+    }
+    if differs := [what for what, is_same in same.items() if not is_same]:
         place.say(f"a new run: of the one that was broken off {' and '.join(differs)} differ from now")
         return None
     place.say(f"{len(known.cells)} of {known.planned} cells are there already")
@@ -105,27 +105,17 @@ def turn(place: BenchPlace, server: BenchTarget, plan: BenchPlan) -> Iterator[tu
     first: dict[str, float] = {}
     conditions: Conditions | None = None
     count = 0
-    events = run_steps(
-        place.paths,
-        place.engine,
-        server.container,
-        subject.release,
-        subject.checkpoint,
-        steps,
-        plan,
-        key=server.key,
-        gpus=subject.gpus,
-    )
+    events = run_steps(place.paths, place.engine, server, steps, plan)
     say(f"loading {TOOL} of the image")
     for event in events:
         match event:
-            case Hello(vllm):
+            case {"vllm": vllm}:
                 conditions = conditions_of(place, server, vllm)
-            case Begun(number):
+            case {"begin": number}:
                 step = steps[number]
                 if (seconds := seconds_of(step, plan.pace)) > SLOW:
                     say(f"{step.cell.name}{'' if step.counts else ', which does not count'}: about {seconds:.0f} s")
-            case Done(number, result, before, after):
+            case {"step": number, "result": result, "before": before, "after": after}:
                 step = steps[number]
                 row = measured(step.cell, result, before, after, first.get(step.cell.name))
                 require_answers(subject.release, row, failures_of(result))
@@ -170,3 +160,41 @@ def conditions_of(place: BenchPlace, server: BenchTarget, vllm: str) -> Conditio
 def conditions_argv(release: Release) -> tuple[str, ...]:
     """A key is nobody's business who reads a report."""
     return tuple(drop_flags(release.argv, "--api-key"))
+
+
+def with_ceiling(paths: Paths, release: Release, record: BenchRecord, bandwidth: float, say: Say) -> BenchRecord:
+    """bandwidth: bytes a second. Without a ceiling, and the reason said, where it cannot be told or no prompt of the
+    five was measured."""
+    rows = [row for row in record.of_kind("prompt") if row.decode_rate]
+    if record.decode_rate is None:
+        say("no ceiling: it is one user's, of the five prompts, and none of them was measured")
+        return record
+    try:
+        model = model_made(paths, release)
+    except SparkpinError as error:
+        say(f"no ceiling: {error.message}")
+        return record
+    drafted, accepted = (sum(getattr(row, name) or 0 for row in rows) for name in ("drafted", "accepted"))
+    context = int(median((row.prompt_tokens + row.output_tokens / 2) / row.completed for row in rows))
+    share = accepted / drafted if drafted else 0.0
+    made = roofline(model, context=context, bandwidth=bandwidth, accepted=share)
+    return replace(
+        record,
+        ceiling=Ceiling(
+            bandwidth=bandwidth,
+            context=context,
+            accepted=share,
+            rate=made.ceiling,
+            fraction=made.fraction(record.decode_rate),
+        ),
+    )
+
+
+def model_made(paths: Paths, release: Release) -> DecodeModel:
+    """Of the release as it was made, whatever the pins say by now."""
+    with project_of(paths, release) as project:
+        recipe = manifests.load_recipe(project, release.recipe)
+        stack = manifests.load_stack(project, release.stack)
+        chain = manifests.load_chain(project, release.stage)
+        known = memory.known_of(replace(paths, project=project), recipe, stack, chain)
+    return model_of(known.tensors, known.geometry, known.settings, known.loading, symmetric=known.symmetric)

@@ -43,13 +43,13 @@ class BenchSubject:
 
 @dataclass(frozen=True)
 class BenchTarget:
-    """A server that answers. start: None where it was up before."""
+    """A server that answers."""
 
     subject: BenchSubject
     container: Container
     how: Literal["started", "served"]
     key: str | None
-    start: Start | None
+    start: Start | None  # None where it was up before
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,9 @@ FAILURES = 8  # told of each skill
 SHARE = (0.0, 1.0)
 NATS = (0.0, -distance.LEAST)  # a token
 CHANGE = (distance.LEAST, -distance.LEAST)  # of a log-probability
+
+
+AnswerPair = tuple[SkillAnswer, SkillAnswer]  # the reference's, the release's
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ def skills(reference: QualityMeasured, release: QualityMeasured) -> tuple[Skill,
     """Each skill; needles of several lengths together, too. What was asked of only one of the two is left out."""
     others = {(one.skill, one.name): one for one in release.asked}
     pairs = [(one, others[one.skill, one.name]) for one in reference.asked if (one.skill, one.name) in others]
-    return tuple(skill(name, chosen) for name, chosen in groups(pairs))
+    return tuple(skill(name, chosen) for name, chosen in groups(pairs).items())
 
 
 def asked_alone(reference: QualityMeasured, release: QualityMeasured) -> tuple[str, ...]:
@@ -105,21 +108,17 @@ def asked_alone(reference: QualityMeasured, release: QualityMeasured) -> tuple[s
     return tuple(notes)
 
 
-def groups(
-    pairs: Sequence[tuple[SkillAnswer, SkillAnswer]],
-) -> Iterator[tuple[str, list[tuple[SkillAnswer, SkillAnswer]]]]:
-    names = list(dict.fromkeys(one.skill for one, _ in pairs))
-    steps = [name for name in names if name.startswith(NEEDLES)]
-    for name in names:
-        if name not in steps:
-            yield name, [pair for pair in pairs if pair[0].skill == name]
-    if steps:
-        yield NEEDLES, [pair for pair in pairs if pair[0].skill in steps]
-    for name in steps if len(steps) > 1 else ():
-        yield name, [pair for pair in pairs if pair[0].skill == name]
+def groups(pairs: Sequence[AnswerPair]) -> dict[str, list[AnswerPair]]:
+    found: dict[str, list[AnswerPair]] = {}
+    for pair in pairs:
+        found.setdefault(pair[0].skill, []).append(pair)
+    lengths = {name: found.pop(name) for name in list(found) if name.startswith(NEEDLES)}
+    if lengths:
+        found[NEEDLES] = [pair for some in lengths.values() for pair in some]
+    return found | (lengths if len(lengths) > 1 else {})
 
 
-def skill(name: str, pairs: Sequence[tuple[SkillAnswer, SkillAnswer]]) -> Skill:
+def skill(name: str, pairs: Sequence[AnswerPair]) -> Skill:
     worse = [f"{q.name}: {q.detail}" for p, q in pairs if p.right and not q.right]
     return Skill(
         name=name,

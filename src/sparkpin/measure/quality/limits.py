@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
+from sparkpin.measure.quality.report import TOLD
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Quality, Stage
 from sparkpin.releases import quality_allowance
-from sparkpin.releases.quality_record import Judged, QualityRecord, against_parent
+from sparkpin.releases.quality_record import QualityRecord, against_parent
 from sparkpin.releases.record import Releases
 
 COLUMNS = ("stage", "limit", "allowed", "newest", "95 % interval", "", "releases", "would keep all")
 STEP = 2  # digits that count of a limit
-
-
-@dataclass(frozen=True)
-class LimitLine:
-    """newest: of the newest release; enough: the limit that every interval of `releases` keeps whole."""
-
-    stage: str
-    allowed: float | None
-    newest: Judged
-    releases: int
-    enough: float
 
 
 def show(paths: Paths, recipe: str) -> None:
@@ -41,21 +30,20 @@ def show(paths: Paths, recipe: str) -> None:
             f"no release of {recipe!r} was compared with its parent stage yet",
             next_step=f"invoke quality --recipe {recipe}",
         )
-    lines: list[LimitLine] = []
+    rows: list[tuple[object, ...]] = []
     for name, records in measured.items():
         try:
-            lines += lines_of(manifests.load_stage(paths.project, name), records)
+            rows += rows_of(manifests.load_stage(paths.project, name), records)
         except (InputError, ManifestError) as why:  # renamed or gone since
             terminal.show(f"stage {name} is left out: {why}")
-    if lines:
-        terminal.table(COLUMNS, [cells(line) for line in lines])
-    quick = sum(found.quick for each in measured.values() for found in each)
-    if quick:
+    if rows:
+        terminal.table(COLUMNS, rows)
+    if quick := sum(found.quick for each in measured.values() for found in each):
         terminal.show(f"{terminal.count(quick, 'record')} of --quick among them: wide intervals")
     terminal.show("how limits are derived from these: docs/quality.md")
 
 
-def lines_of(stage: Stage, found: Sequence[QualityRecord]) -> Iterator[LimitLine]:
+def rows_of(stage: Stage, found: Sequence[QualityRecord]) -> Iterator[tuple[object, ...]]:
     """found: at least one, from the oldest to the newest. Of each limit that could be measured, set or not."""
     limits = stage.quality.model_dump()
     # A limit for everything, so that each figure is there to be seen; what it is set to does not matter.
@@ -65,7 +53,17 @@ def lines_of(stage: Stage, found: Sequence[QualityRecord]) -> Iterator[LimitLine
         figures = [lines[name].seen for lines in seen if name in lines]
         least = name in quality_allowance.AT_LEAST
         end = min(figure.low for figure in figures) if least else max(figure.high for figure in figures)
-        yield LimitLine(stage.name, limits[name], newest, len(figures), rounded(end, down=least))
+        figure, limit = newest.seen, limits[name]
+        yield (
+            stage.name,
+            name,
+            "-" if limit is None else f"{limit:g}",
+            f"{figure.value:.4g}",
+            f"{figure.low:.4g} .. {figure.high:.4g}",
+            "" if limit is None else TOLD[newest.kept],
+            len(figures),
+            f"{rounded(end, down=least):g}",  # what every interval of the releases keeps
+        )
 
 
 def rounded(value: float, *, down: bool) -> float:
@@ -78,18 +76,3 @@ def rounded(value: float, *, down: bool) -> float:
     scaled = value / unit
     whole = math.floor(scaled + 1e-9) if down else math.ceil(scaled - 1e-9)
     return float(f"{whole * unit:.12g}")
-
-
-def cells(line: LimitLine) -> tuple[object, ...]:
-    figure = line.newest.seen
-    told = {"within": "ok", "unclear": "unclear", "more": "MORE"}[line.newest.kept] if line.allowed is not None else ""
-    return (
-        line.stage,
-        line.newest.name,
-        "-" if line.allowed is None else f"{line.allowed:g}",
-        f"{figure.value:.4g}",
-        f"{figure.low:.4g} .. {figure.high:.4g}",
-        told,
-        line.releases,
-        f"{line.enough:g}",
-    )

@@ -28,38 +28,32 @@ PARTS = ("ids", "logprobs", "tokens", "chosen")
 
 @dataclass(frozen=True)
 class Reading:
-    """Of one text. first: its first token, which no log-probability belongs to; forced: a row for each token after it;
-    continued: a row for each token of the greedy continuation.
-    """
+    """Of one text."""
 
     name: str
     kind: str
-    first: int
-    forced: Rows
-    continued: Rows
+    first: int  # its first token, which no log-probability belongs to
+    forced: Rows  # a row for each token after it
+    continued: Rows  # a row for each token of the greedy continuation
 
 
 @dataclass(frozen=True)
 class SkillAnswer:
-    """A question with a right answer. skill: "tool calls", or "needles, <n> tokens"; detail: what was wrong."""
+    """To a question with a right answer."""
 
-    skill: str
+    skill: str  # "tool calls", or "needles, <n> tokens"
     name: str
     right: bool
-    detail: str = ""
+    detail: str = ""  # what was wrong
 
 
 @dataclass(frozen=True)
 class QualityMeasured:
-    """vllm: what the server says it is; seconds: of measuring, the start of the server aside; notes: what was left
-    out, and why.
-    """
-
-    vllm: str
-    seconds: float
+    vllm: str  # what the server says it is
+    seconds: float  # of measuring, the start of the server aside
     readings: tuple[Reading, ...]
     asked: tuple[SkillAnswer, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what was left out, and why
 
 
 def place(paths: Paths, release: Release, what: dict[str, Any]) -> Path:

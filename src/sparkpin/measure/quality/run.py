@@ -103,7 +103,14 @@ def measure(paths: Paths, engine: Engine, release: Release, plan: QualityPlan, s
             try:
                 server.wait_ready(client)
                 if known is None:
-                    subject = subject_of(client, server, tuned, gpu=gpus)
+                    subject = SmokeSubject(
+                        client=client,
+                        model=served_name(tuned.argv),
+                        expect=expectations_of(tuned.demands),
+                        log=server.log,
+                        argv=tuned.argv,
+                        gpu=gpus,
+                    )
                     known = asked_all(subject, plan.corpus, say)
                     # Else what it was asked after its end would be kept as wrong answers. An engine that is gone may
                     # leave a container that runs for some seconds more.
@@ -122,17 +129,6 @@ def measure(paths: Paths, engine: Engine, release: Release, plan: QualityPlan, s
                     next_step=f"invoke smoke --release {release.tag} says what its server does and does not do",
                 ) from None
     return QualityResult(known, scores or ())
-
-
-def subject_of(client: Client, server: Server, release: Release, *, gpu: bool) -> SmokeSubject:
-    return SmokeSubject(
-        client=client,
-        model=served_name(release.argv),
-        expect=expectations_of(release.demands),
-        log=server.log,
-        argv=release.argv,
-        gpu=gpu,
-    )
 
 
 def asked_all(subject: SmokeSubject, corpus: Corpus, say: Say) -> QualityMeasured:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from sparkpin.measure.quality.measured import SkillAnswer
 from sparkpin.measure.quality.texts import Question
-from sparkpin.pins.vllm_flags import AUTO
 from sparkpin.smoke.answers import Answer, Wrong
 from sparkpin.smoke.expectations import ROOMY, Case, Expectations, said
 from sparkpin.smoke.judging import judge_calls, judge_text
@@ -58,9 +57,8 @@ def shortened(text: str, most: int = 60) -> str:
 
 def fitted(subject: SmokeSubject, case: Case) -> Case:
     """A server refuses a request that could grow longer than its model may be: half of that is for the answer."""
-    limit = subject.flags.number("--max-model-len", auto=True)
-    tokens = int(case.request["max_tokens"])
-    if limit in (None, AUTO) or tokens <= limit // 2:
+    limit = subject.max_model_len
+    if limit is None or int(case.request["max_tokens"]) <= limit // 2:
         return case
     return replace(case, request=case.request | {"max_tokens": limit // 2})
 

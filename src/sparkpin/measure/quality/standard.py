@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ SILENT = 1800.0  # seconds: one request may take 600, and a task's data some tim
 NAME = re.compile(r"\w[\w.:-]*")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
 NO_DATA = ("OfflineModeIsEnabled", "Couldn't find cache for", "Couldn't reach", "LocalEntryNotFound", "OfflineMode")
-NO_TASK = ("is not a registered task", "Tasks not found")
 UNKNOWN = (
     "import difflib, json, sys; from lm_eval.tasks import TaskManager; tasks = TaskManager(include_path=sys.argv[1]); "
     "print(json.dumps({name: difflib.get_close_matches(name, tasks.all_tasks) for name in sys.argv[2:] "
@@ -47,13 +46,11 @@ FETCH_DATA = (
 
 @dataclass(frozen=True)
 class StandardTasks:
-    """tasks: lm-eval's names; limit: questions of each, 0 for all; chat: asked as chats, which tasks that compare
-    log-probabilities cannot be.
-    """
+    """What of lm-eval to ask."""
 
-    tasks: tuple[str, ...]
-    limit: int = 0
-    chat: bool = False
+    tasks: tuple[str, ...]  # its names
+    limit: int = 0  # questions of each, 0 for all
+    chat: bool = False  # asked as chats, which tasks that compare log-probabilities cannot be
 
 
 def seconds_of(hours: int) -> float:
@@ -128,8 +125,7 @@ def require_known(paths: Paths, wanted: StandardTasks) -> None:
     python, names = require_installed(paths, wanted), [name for name in wanted.tasks if name not in own_tasks()]
     if not names:
         return
-    argv = [str(python), "-c", UNKNOWN, str(TASKS), *names]
-    done = subprocess.run(argv, cwd=TASKS, env=child_env(paths, offline=True), capture_output=True, text=True)
+    done = run_python(paths, UNKNOWN, names, offline=True)
     if done.returncode:
         raise SmokeError(
             f"lm-eval does not tell its tasks:\n{last(done.stderr, 3)}",
@@ -137,11 +133,14 @@ def require_known(paths: Paths, wanted: StandardTasks) -> None:
         )
     for name, near in json.loads(done.stdout.splitlines()[-1]).items():
         meant = f"did you mean {' or '.join(near)}? " if near else ""
-        raise InputError(f"--tasks: lm-eval has no task {name!r}", next_step=f"{meant}{others_of(paths)}")
+        listed = f"{environment(paths)}/bin/lm_eval ls tasks lists them; {' and '.join(own_tasks())} need no data"
+        raise InputError(f"--tasks: lm-eval has no task {name!r}", next_step=f"{meant}{listed}")
 
 
-def others_of(paths: Paths) -> str:
-    return f"{environment(paths)}/bin/lm_eval ls tasks lists them; {' and '.join(own_tasks())} need no data"
+def run_python(paths: Paths, program: str, names: Sequence[str], *, offline: bool) -> subprocess.CompletedProcess[str]:
+    """A program for lm-eval's own Python. names: of tasks."""
+    argv = [str(environment(paths) / "bin/python"), "-c", program, str(TASKS), *names]
+    return subprocess.run(argv, cwd=TASKS, env=child_env(paths, offline=offline), capture_output=True, text=True)
 
 
 def fetch(paths: Paths, wanted: StandardTasks, say: Say) -> None:
@@ -157,10 +156,9 @@ def fetch(paths: Paths, wanted: StandardTasks, say: Say) -> None:
             with atomic_file(folder / READY) as file:  # an environment without it is half-made
                 file.write(b"{}\n")
     say(f"fetching the data of {', '.join(wanted.tasks)}")
-    argv = [str(folder / "bin/python"), "-c", FETCH_DATA, str(TASKS), *wanted.tasks]
-    done = subprocess.run(argv, cwd=TASKS, env=child_env(paths, offline=False), capture_output=True, text=True)
+    done = run_python(paths, FETCH_DATA, wanted.tasks, offline=False)
     if done.returncode:
-        require_known_tasks(paths, done.stderr, wanted)
+        require_known(paths, wanted)
         raise NetworkError(
             f"the data of {', '.join(wanted.tasks)} could not be fetched:\n{last(done.stderr, 3)}",
             next_step="fetch where the Hub is in reach, copy its HF_HOME here, set HF_HOME, leave out --fetch",
@@ -191,7 +189,7 @@ def scores(
     python = require_installed(paths, wanted)
     say(f"lm-eval: {', '.join(wanted.tasks)}")
     with tempfile.TemporaryDirectory(prefix="lm-eval-", dir=paths.work) as out:
-        argv = [str(python), "-m", "lm_eval", *words(wanted, port, model, tokenizer, length), "--output_path", out]
+        argv = [str(python), "-m", "lm_eval", *arguments(wanted, port, model, tokenizer, length), "--output_path", out]
         env = child_env(paths, offline=True)
 
         def told(line: str) -> None:
@@ -206,12 +204,12 @@ def scores(
                 next_step="the same command with --limit N, which asks fewer questions, or with more --hours",
             ) from None
         found = sorted(Path(out).rglob("results_*.json"))
-        if done.code or not found:
-            raise_for(paths, done.text, wanted)
+        if done.returncode or not found:
+            raise_for(done.stdout, wanted)
         return read_scores(json.loads(found[-1].read_text(encoding="utf-8")))
 
 
-def words(wanted: StandardTasks, port: int, model: str, tokenizer: Path, length: int) -> list[str]:
+def arguments(wanted: StandardTasks, port: int, model: str, tokenizer: Path, length: int) -> list[str]:
     kind, path = ("local-chat-completions", "chat/completions") if wanted.chat else ("local-completions", "completions")
     values = {
         "model": model,
@@ -231,9 +229,8 @@ def words(wanted: StandardTasks, port: int, model: str, tokenizer: Path, length:
     ]
 
 
-def raise_for(paths: Paths, text: str, wanted: StandardTasks) -> None:
+def raise_for(text: str, wanted: StandardTasks) -> None:
     """The error for a run without a result."""
-    require_known_tasks(paths, text, wanted)
     names = ", ".join(wanted.tasks)
     if any(sign in text for sign in NO_DATA):
         raise InputError(
@@ -243,14 +240,6 @@ def raise_for(paths: Paths, text: str, wanted: StandardTasks) -> None:
     if "not supported for chat completions" in text:
         raise InputError(f"{names} compares log-probabilities, which chats do not give", next_step="leave out --chat")
     raise SmokeError(f"lm-eval gave no result for {names}:\n{last(text)}", next_step="read what lm-eval says above")
-
-
-def require_known_tasks(paths: Paths, text: str, wanted: StandardTasks) -> None:
-    if any(sign in text for sign in NO_TASK):
-        raise InputError(
-            f"lm-eval does not know one of the tasks {', '.join(wanted.tasks)}:\n{last(text, 1)}",
-            next_step=others_of(paths),
-        )
 
 
 def last(text: str, lines: int = 12) -> str:

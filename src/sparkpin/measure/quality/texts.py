@@ -16,10 +16,8 @@ QUICK = 2  # texts of each kind
 
 @dataclass(frozen=True)
 class CorpusText:
-    """kind: the folder; name: kind/file."""
-
-    kind: str
-    name: str
+    kind: str  # the folder
+    name: str  # kind/file
     text: str
 
     @property
@@ -29,12 +27,10 @@ class CorpusText:
 
 @dataclass(frozen=True)
 class Question:
-    """calls: the tools that must be called, none: an answer in words; holds: what their arguments must hold."""
-
     ask: str
     tools: tuple[Mapping[str, Any], ...]
-    calls: tuple[str, ...]
-    holds: tuple[str, ...]
+    calls: tuple[str, ...]  # the tools that must be called, none: an answer in words
+    holds: tuple[str, ...]  # what their arguments must hold
 
 
 @dataclass(frozen=True)
@@ -54,13 +50,11 @@ class Corpus:
 
 
 def load(*, quick: bool = False) -> Corpus:
-    kinds = sorted(folder for folder in FOLDER.iterdir() if folder.is_dir())
     found = []
-    for folder in kinds:
-        files = sorted(folder.glob("*.txt"))[: QUICK if quick else None]
-        found += [
-            CorpusText(folder.name, f"{folder.name}/{file.stem}", file.read_text(encoding="utf-8")) for file in files
-        ]
+    for folder in sorted(folder for folder in FOLDER.iterdir() if folder.is_dir()):
+        for file in sorted(folder.glob("*.txt"))[: QUICK if quick else None]:
+            text = file.read_text(encoding="utf-8")
+            found.append(CorpusText(folder.name, f"{folder.name}/{file.stem}", text))
     return Corpus(tuple(found), () if quick else questions(), quick)
 
 

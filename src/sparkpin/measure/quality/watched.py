@@ -10,7 +10,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -21,14 +20,6 @@ EVERY = 15.0  # seconds between two lines
 TAIL = 2000  # bytes
 
 
-@dataclass(frozen=True)
-class Ended:
-    """code: exit status; text: all that it wrote, to either of its outputs, in order."""
-
-    code: int
-    text: str
-
-
 class Overdue(Exception):
     """It was ended. The text says why; `written` is what it had written."""
 
@@ -37,8 +28,13 @@ class Overdue(Exception):
         self.written = written
 
 
-def run(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], limit: float, silent: float, say: Say) -> Ended:
-    """limit: seconds that it may take; silent: without a word. Raises Overdue. What it started ends with it."""
+def run(
+    argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], limit: float, silent: float, say: Say
+) -> subprocess.CompletedProcess[str]:
+    """What it wrote to either of its outputs, in order, is `stdout`. What it started ends with it.
+
+    limit: seconds that it may take; silent: without a word. Raises Overdue.
+    """
     with tempfile.TemporaryFile() as out:
         process = subprocess.Popen(
             argv,
@@ -59,7 +55,7 @@ def run(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], limit: float,
         text = out.read().decode(errors="replace")
     if why:
         raise Overdue(why, text)
-    return Ended(code, text)
+    return subprocess.CompletedProcess(argv, code, text)
 
 
 def watch(process: subprocess.Popen[bytes], out: IO[bytes], limit: float, silent: float, say: Say) -> str:

@@ -32,16 +32,13 @@ MTP2 = ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}'
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """tokens: a second, as published for five prompts, one user; fp8, int8, fp8_draft: shared experts, LM head, the
-    projections of the MTP layer."""
-
     stage: str
     what: str
-    tokens: float
-    fp8: bool
+    tokens: float  # a second, as published for five prompts, one user
+    fp8: bool  # shared experts
     flags: tuple[str, ...]
-    int8: bool
-    fp8_draft: bool = False
+    int8: bool  # LM head
+    fp8_draft: bool = False  # the projections of the MTP layer
 
 
 CHAIN = (

@@ -21,32 +21,26 @@ EMBEDDINGS = "embeddings"
 
 @dataclass(frozen=True, slots=True)
 class WeightReads:
-    """Bytes of one kind of a checkpoint's weights, in the server's memory.
-
-    dense: read by every pass; experts: all routed experts of all layers, of which a pass reads some.
-    """
+    """Bytes of one kind of a checkpoint's weights, in the server's memory."""
 
     kind: str
-    dense: int
-    experts: int
+    dense: int  # read by every pass
+    experts: int  # all routed experts of all layers, of which a pass reads some
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeModel:
-    """What a step's bytes follow from. experts: routed ones in a layer, 0 where there are none.
-
-    draft_share: of the LM head's rows, what a draft reads.
-    """
+    """What a step's bytes follow from."""
 
     weights: tuple[WeightReads, ...]
-    experts: int
+    experts: int  # routed ones in a layer, 0 where there are none
     active: int
     cache: Cache
     attention: int
     linear: int
     drafted: int
     draft_layers: int
-    draft_share: float = 1.0
+    draft_share: float = 1.0  # of the LM head's rows, what a draft reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +59,11 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """bandwidth: bytes a second; accepted: share of the drafted tokens that the model accepts."""
-
     reads: tuple[Read, ...]
     drafted: int
     context: int
-    bandwidth: float
-    accepted: float
+    bandwidth: float  # bytes a second
+    accepted: float  # share of the drafted tokens that the model accepts
 
     @property
     def step_bytes(self) -> float:
