@@ -6,7 +6,6 @@ beside it (sparkpin.commands.command_line). Its body hands over to a file of spa
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -543,45 +542,21 @@ def doctor(
 def test(
     c: Context,
     *,
-    fast: Annotated[bool, "leave out what needs an engine or images"] = False,
+    fast: Annotated[bool, "the unit tests alone: no engine, no images"] = False,
+    all: Annotated[bool, "every test"] = False,
+    rest: Annotated[bool, "what `invoke test` leaves out"] = False,
     select: Annotated[str, "pytest's -k expression"] = "",
 ) -> None:
-    """Run the tests, for real: with engine, images and servers."""
-    argv = [sys.executable, "-m", "pytest", "--durations", "15"]
-    quick = ["-m", "not engine and not e2e", "-n", "auto"]
-    if select:
-        run_all([*argv, "-k", select, *(quick if fast else [])])
-    else:  # what uses the one engine runs in lanes: tests/conftest.py
-        engine = ["-m", "engine or e2e", "-n", "2", "--dist", "loadfile"]
-        run_all([*argv, *quick], *([] if fast else [[*argv, *engine]]))
+    """Run the unit tests, and the main job for real."""
+    if code := commands.developer.test(PROJECT, fast=fast, whole=all, rest=rest, select=select):
+        raise Exit(code=code)
 
 
 @task("for developers")
 def check(c: Context) -> None:
     """Run ruff, mypy, shellcheck and hadolint."""
-    python = [sys.executable, "-m"]
-    run_all(
-        [*python, "ruff", "check", "."],
-        [*python, "ruff", "format", "--check", "."],
-        [*python, "mypy"],
-        [str(Path(sys.executable).parent / "shellcheck"), *scripts()],
-        [*python, "sparkpin.commands.lint", "."],
-    )
-
-
-def scripts() -> list[str]:
-    """Every shell script that this machine or an image runs."""
-    found = [path for top in ("src", "mods") for path in sorted((PROJECT / top).rglob("*.sh"))]
-    return ["install.sh", ".ci/run", *(str(path.relative_to(PROJECT)) for path in found)]
-
-
-def run_all(*commands: list[str]) -> None:
-    """Run each command in the project; the first that fails gives the exit code, after all have run."""
-    import subprocess
-
-    codes = [subprocess.run(argv, cwd=PROJECT).returncode for argv in commands]
-    if failed := [code for code in codes if code]:
-        raise Exit(code=failed[0])
+    if code := commands.developer.check(PROJECT):
+        raise Exit(code=code)
 
 
 take_over()

@@ -6,12 +6,11 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
+import durations
 import pytest
 import wheelhouse
 from places import PROJECT, copied_to
-from xdist.scheduler import LoadFileScheduling
 
 
 @pytest.fixture
@@ -68,38 +67,32 @@ def signing_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-SLOW = ("engine", "e2e")  # folders whose tests have the marker of that name
-LANES = ("tests/e2e/", "fake_engine")  # servers, and the one fake release of an engine: each is there once
-ONLY_READ = ("test_mods_in_image.py", "test_loading_in_image.py", "test_lint.py", "test_rootfs_offline.py")
-"""Need the built images, too, but serve nothing and change none: they may run beside a server."""
+MARKED = ("e2e", "engine")  # folders whose tests have the marker of that name; the longest are in the first
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The folder sets the marker: tests/engine/ and tests/e2e/."""
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # pytest-xdist's workers send their reports to the process that has this
+        config.pluginmanager.register(durations.Durations(config))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The folder sets the marker. The files that take longest come first, so that workers end at the same time."""
+    took = durations.of_files(config)
+
+    def order(item: pytest.Item) -> tuple[float, int]:
+        return -took[item.nodeid.partition("::")[0]], [*MARKED, "unit"].index(kind(item))
+
     for item in items:
-        folder = (
-            item.path.relative_to(PROJECT / "tests").parts[0] if item.path.is_relative_to(PROJECT / "tests") else ""
-        )
-        if folder in SLOW:
-            item.add_marker(folder)
+        if kind(item) in MARKED:
+            item.add_marker(kind(item))
+        elif any(item.get_closest_marker(name) for name in MARKED):
+            raise pytest.UsageError(f"{item.nodeid}: what needs an engine or images lies in tests/engine or tests/e2e")
+    items.sort(key=order)
 
 
-class Lanes(LoadFileScheduling):
-    """Files that name the same thing of `LANES` run one after the other, on one worker.
-
-    In place of the groups of `--dist loadgroup`: xdist 3.8 puts them into `_nodeid`, which pytest 9.2 no longer reads.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        if Path(file).name in ONLY_READ:
-            return file
-        text = file + (PROJECT / file).read_text()
-        return next((lane for lane in LANES if lane in text), file)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    return Lanes(config, log) if config.getvalue("dist") == "loadfile" else None
+def kind(item: pytest.Item) -> str:
+    """unit, engine or e2e"""
+    return item.path.relative_to(PROJECT / "tests").parts[0]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -14,7 +15,9 @@ from typing import Any, ClassVar, Self
 from places import PROJECT
 from private_engine import remove_tags
 
+from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
+from sparkpin.releases.compile_caches import volume_name
 
 INVOKE = [str(Path(sys.executable).parent / "invoke")]
 LONGEST = 3600  # seconds: two servers, started and asked beside another lane of the tests on slow cores
@@ -35,6 +38,14 @@ class Checkout:
             shutil.copytree(PROJECT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "tests"))
         shutil.copy(PROJECT / "tasks.py", folder)
         return cls(folder, folder.with_name(folder.name + "-home"))
+
+    @classmethod
+    def clone(cls, folder: Path) -> Checkout:
+        """With all that install.sh reads; it has not run there."""
+        made = cls.make(folder)
+        for name in ("install.sh", "requirements.lock", "pyproject.toml"):
+            shutil.copy(PROJECT / name, made.folder)
+        return made
 
     @property
     def env(self) -> dict[str, str]:
@@ -71,6 +82,11 @@ class Checkout:
         """The newest release with these values; `invoke images` lists the newest first."""
         return next(row for row in self.images() if all(row[key] == value for key, value in wanted.items()))
 
+    def evidence(self, tag: str) -> Path:
+        """Where the smoke test of a release has left its evidence."""
+        recipe, _, name = tag.removeprefix("sparkpin/").partition(":")
+        return self.home / "releases" / recipe / name / "smoke"
+
     def replace(self, file: str, old: str, new: str) -> None:
         """Edit a file as a person would; `old` must be there."""
         path = self.folder / file
@@ -83,11 +99,26 @@ class Checkout:
         """The tags of a recipe; the images under them may be the machine's own and keep their other tags."""
         remove_tags(Engine.connect(), recipe)
 
+    def change_mod(self, name: str) -> None:
+        """Another source than anybody has had: the images from its stage on are made anew."""
+        init = self.folder / f"mods/{name}/sparkpin_{name.replace('-', '_')}/__init__.py"
+        init.write_text(f"{init.read_text()}\n# {time.time_ns()}\n")
+
+    def remove_built(self, recipe: str) -> None:
+        """Its tags, and what only this checkout has made in the engine."""
+        engine = Engine.connect()
+        self.remove_tags(recipe)
+        machine = {path.name for path in Paths.from_env(PROJECT).images.iterdir()}
+        for path in (self.home / "images").iterdir():
+            if path.name not in machine:
+                made = json.loads(path.read_text())
+                engine.untag(made["ref"])
+                for volume in engine.client.volumes.list(filters={"name": volume_name(made["key"])}):
+                    volume.remove(force=True)
+
     def add_recipe(self, name: str, **changes: str) -> None:
         """A copy of the scripted-tiny recipe under another name, so that its tags meet nobody else's."""
-        text = (
-            (self.folder / "recipes/scripted-tiny.yaml").read_text().replace("name: scripted-tiny", f"name: {name}", 1)
-        )
-        (self.folder / f"recipes/{name}.yaml").write_text(text)
+        text = (self.folder / "recipes/scripted-tiny.yaml").read_text()
+        (self.folder / f"recipes/{name}.yaml").write_text(text.replace("name: scripted-tiny", f"name: {name}", 1))
         for old, new in changes.items():
             self.replace(f"recipes/{name}.yaml", old, new)

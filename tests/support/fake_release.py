@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_image import image_tar
@@ -14,14 +16,17 @@ from watched import free_port
 
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
+from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine
 from sparkpin.releases.compile_caches import volume_name
+from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Demands, Release
 from sparkpin.serve import service
 from sparkpin.serve.served import Served
 
 CHECKS = ("completion", "chat", "chat-stream", "tool-call", "tool-call-stream", "tool-answer", "long-text")
 CHECKS += ("chat-sampled", "mods")
+NAMED = ("--served-model-name", "scripted-tiny")
 KEY = uuid.uuid4().hex * 2  # another run of the tests may use the same engine
 REF = tag_of("fake", "base", KEY)
 BUILD_KEY = KEY[::-1]
@@ -85,6 +90,32 @@ def release(fake_engine: Engine) -> Release:
     return made_release(fake_engine)
 
 
+@dataclass(frozen=True)
+class FakeSite:
+    """The fake release and state folders of a test's own. port: a free one."""
+
+    paths: Paths
+    engine: Engine
+    release: Release
+    checkpoint: Path
+    port: int
+
+    def start(self, release: Release | None = None, say: Say = len, **options: Any) -> Served:
+        """Serve it, or another one of the same image."""
+        return service.start(self.paths, self.engine, release or self.release, self.checkpoint, say=say, **options)
+
+    def faulty(self, fault: str) -> Release:
+        return dataclasses.replace(self.release, env={"FAKE_VLLM": fault})
+
+
+@pytest.fixture
+def site(fake_engine: Engine, paths: Paths, release: Release, checkpoint: Path) -> Iterator[FakeSite]:
+    """What a test serves is removed."""
+    yield FakeSite(paths, fake_engine, release, checkpoint, free_port())
+    for container in fake_engine.client.containers.list(all=True, filters={"label": f"{HOME_LABEL}={paths.home}"}):
+        container.remove(force=True, v=True)
+
+
 def made_release(engine: Engine) -> Release:
     image = engine.image(REF)
     assert image
@@ -100,17 +131,7 @@ def made_release(engine: Engine) -> Release:
         diff_ids=image.diff_ids,
         size=image.size,
         checkpoint_key="ef" * 32,
-        argv=(
-            "vllm",
-            "serve",
-            "/model",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            "8000",
-            "--served-model-name",
-            "scripted-tiny",
-        ),
+        argv=("vllm", "serve", "/model", *("--host", "127.0.0.1", "--port", "8000"), *NAMED),
         env={},
         created="2026-01-01T00:00:00Z",
         build_seconds=1.0,

@@ -35,7 +35,7 @@ def signal_processes(container: Container, words: str, name: str) -> None:
     assert done.exit_code in (0, 137), done.output  # 137: the container was quicker to end
 
 
-def until(true: Callable[[], bool], seconds: float = 400) -> None:
+def until(true: Callable[[], bool], seconds: float = 1800) -> None:
     """Wait; how long it may take is no part of what is tested."""
     end = time.monotonic() + seconds
     while not true():

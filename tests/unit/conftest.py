@@ -1,9 +1,13 @@
-"""Unit tests write small files by the ten thousand: in memory where the machine has a file system for that."""
+"""Unit tests write small files by the ten thousand: in memory where the machine has a file system for that.
+
+They know nothing of this machine: neither what sparkpin has left on it nor its Docker engine.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,3 +27,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def is_for_programs(folder: Path) -> bool:
     """Tests run what they write; in a container this file system often forbids that."""
     return folder.is_dir() and not os.statvfs(folder).f_flag & os.ST_NOEXEC
+
+
+@pytest.fixture(scope="session", autouse=True)
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("machine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARKPIN_HOME", str(folder / "home"))
+        patch.setenv("SPARKPIN_CACHE", str(folder / "cache"))
+        patch.setenv("DOCKER_HOST", f"unix://{folder}/no-engine")
+        yield

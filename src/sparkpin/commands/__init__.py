@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sparkpin.commands import bundle as bundle
     from sparkpin.commands import checkpoint as checkpoint
     from sparkpin.commands import client as client
+    from sparkpin.commands import developer as developer
     from sparkpin.commands import evidence as evidence
     from sparkpin.commands import history as history
     from sparkpin.commands import inspect as inspect

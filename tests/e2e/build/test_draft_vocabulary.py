@@ -36,7 +36,7 @@ def smoked(copy: Checkout) -> tuple[dict[str, Any], list[dict[str, Any]], dict[s
     copy.done("build", "--recipe", TRIAL)
     tag = copy.release(stage=STAGE)["tag"]
     copy.done("smoke", tag)
-    evidence = copy.home / "releases" / TRIAL / tag.partition(":")[2] / "smoke"
+    evidence = copy.evidence(tag)
     result = json.loads((evidence / "result.json").read_text())
     lines = (line.partition("SPARKPIN_MOD ")[2] for line in (evidence / "server.log").read_text().splitlines())
     reports = [json.loads(line) for line in lines if '"mod":"draft-vocabulary"' in line]
@@ -78,5 +78,5 @@ def test_a_server_whose_list_is_not_the_one_that_was_meant_does_not_start(copy: 
     copy.done("build", "--recipe", TRIAL)
     tag = copy.release(stage=STAGE)["tag"]
     assert copy.invoke("smoke", tag).returncode == 10
-    log = (copy.home / "releases" / TRIAL / tag.partition(":")[2] / "smoke/server.log").read_text()
+    log = (copy.evidence(tag) / "server.log").read_text()
     assert '"mod":"draft-vocabulary","event":"failed"' in log and "wanted a list of token ids, one a line" in log

@@ -8,19 +8,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import yaml
 from checkout import PROJECT
 from in_container import run
 
 from sparkpin.build.checkpoint import build_checkpoint
-from sparkpin.build.pair import pair
 from sparkpin.checkpoint.plan import all_steps
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.lock_model import lock_model
 from sparkpin.fetch.tinymodel import scripts
 from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests
+from sparkpin.releases import container
+from sparkpin.releases.record import Release
 
 MODULES = [
     "model.*.mlp.shared_expert.*_proj",
@@ -44,19 +44,18 @@ def checkpoint(project: Path, work: Path) -> Path:
     return build_checkpoint(paths, pin, lock, all_steps(pin), said)
 
 
-@pytest.mark.e2e
-def test_attention_and_the_mtp_layer_in_fp8(project: Path, tmp_path: Path) -> None:
+def test_attention_and_the_mtp_layer_in_fp8(project: Path, tmp_path: Path, stages: dict[str, Release]) -> None:
     folder = checkpoint(project, tmp_path)
     extra = json.loads((folder / "config.json").read_text())["quantization_config"]["extra_config"]
     assert sum(entry["bits"] == 8 for entry in extra.values()) == 12 + 4 + 9 + (4 + 3 + 4 * 3)
-    image = next(one for one in pair(PROJECT, "scripted-tiny") if one.stage.name == "mtp").rendered.ref
+    engine, release = Engine.connect(), stages["mtp"]
     code, out, err = run(
-        Engine.connect(),
-        image,
+        engine,
+        release.tag,
         ["python", "/mods/hybrid-int4-fp8/tests/load_checkpoint.py", "/model"],
         environment={
+            **container.ENV,
             "PYTHONDONTWRITEBYTECODE": "1",
-            "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -64,6 +63,7 @@ def test_attention_and_the_mtp_layer_in_fp8(project: Path, tmp_path: Path) -> No
         volumes={
             str(PROJECT / "mods"): {"bind": "/mods", "mode": "ro"},
             str(folder): {"bind": "/model", "mode": "ro"},
+            container.cache_volume(engine, release): {"bind": container.HOME, "mode": "rw"},
         },
         tmpfs={"/tmp": ""},
     )

@@ -12,31 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checkout import LONGEST, PROJECT, Checkout
+from checkout import INVOKE, LONGEST, PROJECT, Checkout
 
 from sparkpin.core.paths import Paths
 from sparkpin.host.daemon import SYSTEM_PATH
-from sparkpin.releases.record import Releases
+from sparkpin.releases.record import Release, Releases
 
-INVOKE = Path(sys.executable).parent / "invoke"
-OFFLINE = (
-    f"offline-{uuid.uuid4().hex[:8]}"  # other checkouts may test beside this one, and the engine has the tags of all
+OFFLINE = f"offline-{uuid.uuid4().hex[:8]}"  # other checkouts may test beside this one, in the same engine
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("dockerd", path=SYSTEM_PATH) is None,
+    reason="needs root (for network namespaces) and dockerd (apt-get install docker.io)",
 )
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(
-        os.geteuid() != 0 or shutil.which("dockerd", path=SYSTEM_PATH) is None,
-        reason="needs root (for network namespaces) and dockerd (apt-get install docker.io)",
-    ),
-]
 # -s 0: without what is sent, which may be a text about addresses.
 WATCHED = ["strace", "-f", "--seccomp-bpf", "-qq", "-s", "0", "-e", "trace=connect,sendto,sendmsg,sendmmsg", "-o"]
-
-
-@pytest.fixture(scope="module")
-def main_job() -> Releases:
-    subprocess.run([INVOKE, "up"], cwd=PROJECT, check=True)
-    return Releases(Paths.from_env(PROJECT))
 
 
 def alone(folder: Path, *command: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -82,10 +70,12 @@ def copy(tmp_path: Path) -> Iterator[Checkout]:
     made.remove_tags(OFFLINE)
 
 
-def test_every_stage_comes_out_identical_in_an_engine_of_its_own(main_job: Releases) -> None:
+def test_every_stage_comes_out_identical_in_an_engine_of_its_own(
+    main_job: Releases, stages: dict[str, Release]
+) -> None:
     """Both from scratch: another data root, empty caches, the root file system and every layer made anew."""
-    newest = [release for release in main_job.of_recipe("scripted-tiny") if release.stage == "v2-tq"][-1]
-    result = alone(PROJECT, INVOKE, "reproduce", newest.tag)
+    newest = stages["v2-tq"]
+    result = alone(PROJECT, *INVOKE, "reproduce", newest.tag)
     assert result.returncode == 0, result.stdout + result.stderr
     evidence = json.loads((main_job.evidence(newest) / "reproduced.json").read_text())
     assert evidence["verdict"] == "identical"
@@ -93,21 +83,23 @@ def test_every_stage_comes_out_identical_in_an_engine_of_its_own(main_job: Relea
     assert evidence["stages"][-1]["got"] == newest.image
 
 
-def test_every_stage_is_built_offline_after_a_fetch(main_job: Releases, copy: Checkout, tmp_path: Path) -> None:
+def test_every_stage_is_built_offline_after_a_fetch(
+    main_job: Releases, stages: dict[str, Release], copy: Checkout, tmp_path: Path
+) -> None:
     """With what the first build left in the cache; the test above makes all of it anew, without a network either."""
     copy.done("fetch", "--recipe", OFFLINE)
-    build = [INVOKE, "build", "--offline", "--recipe", OFFLINE]
+    build = [*INVOKE, "build", "--offline", "--recipe", OFFLINE]
     result = alone(copy.folder, *WATCHED, tmp_path / "calls", *build, **copy.env)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "AF_UNIX" in (tmp_path / "calls").read_text() and attempts(tmp_path / "calls") == []
     made = {
         release.stage: release.image for release in Releases(Paths(copy.folder, main_job.paths.cache, copy.home)).all()
     }
-    assert made == {release.stage: release.image for release in main_job.of_recipe("scripted-tiny")}
+    assert made == {stage: release.image for stage, release in stages.items()}
 
 
 def test_what_is_missing_is_told_before_anything_is_built(copy: Checkout, tmp_path: Path) -> None:
     environment = {**copy.env, "SPARKPIN_CACHE": str(tmp_path / "empty")}
-    result = alone(copy.folder, INVOKE, "build", "--offline", "--recipe", OFFLINE, **environment)
+    result = alone(copy.folder, *INVOKE, "build", "--offline", "--recipe", OFFLINE, **environment)
     assert result.returncode == 2
     assert "locked files are not in the store" in result.stderr and "invoke fetch" in result.stderr

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from checkout import PROJECT
-from docker.models.containers import Container
+from in_container import output_of
 
-from sparkpin.build.pair import pair
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.model import repository_folder
 from sparkpin.host.engine import Engine
 from sparkpin.pins import manifests, vllm_command
+from sparkpin.releases import container
+from sparkpin.releases.record import Release, Releases
 from sparkpin.serve.memory.cache import lay_out
 from sparkpin.serve.memory.geometry import read_geometry
 from sparkpin.serve.memory.recipe import has_wide_state
 from sparkpin.serve.memory.settings import GIB, read_settings
 
-SECONDS = 900  # that a server's start may take, beside another lane of the tests on slow cores
-
+LENGTH = 2048  # the recipe's
 LAYERS_122B: dict[str, Any] = {  # its layers; narrow, so that dummy weights are small
     "num_hidden_layers": 48,
     "layer_types": ["full_attention" if layer % 4 == 3 else "linear_attention" for layer in range(48)],
@@ -64,28 +62,6 @@ def base_config() -> dict[str, Any]:
     return {key: value for key, value in config.items() if key != "quantization_config"}
 
 
-def image() -> str:
-    return pair(PROJECT, "scripted-tiny")[-1].rendered.ref
-
-
-@contextmanager
-def started(command: list[str], folders: dict[Path, str], env: dict[str, str]) -> Iterator[Container]:
-    container = Engine.connect().client.containers.create(
-        image(),
-        entrypoint=command[:1],
-        command=command[1:],
-        environment=env | {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-        volumes={str(path): {"bind": where, "mode": "ro"} for path, where in folders.items()},
-        network_mode="none",
-        tmpfs={"/tmp": "exec"},
-    )
-    try:
-        container.start()
-        yield container
-    finally:
-        container.remove(force=True)
-
-
 def argv_of(args: dict[str, Any], length: int) -> list[str]:
     words = ["vllm", "serve", "/model"]
     for name, value in ({"max_model_len": length, "enable_prefix_caching": False} | args).items():
@@ -93,34 +69,38 @@ def argv_of(args: dict[str, Any], length: int) -> list[str]:
     return words
 
 
-def test_plans_say_what_vllm_says() -> None:
-    """vLLM's own code for CASES, while the real server of the last stage starts. Dummy weights: caches do not
-    depend on them."""
-    length = 2048
-    recipe = manifests.load_recipe(PROJECT, "scripted-tiny")
-    stack, chain = manifests.load_stack(PROJECT, recipe.stack), manifests.load_chain(PROJECT, recipe.stage)
-    argv, env = vllm_command.serve_argv(recipe, stack, chain, overrides={"max_model_len": length})
+def test_plans_say_what_vllm_says(stages: dict[str, Release]) -> None:
+    """vLLM's own code for CASES. Dummy weights: caches do not depend on them."""
+    engine, release = Engine.connect(), stages["v2-tq"]
+    cases, wanted = wanted_cases()
+    folders = {PROJECT / "tests/support/vllm_caches.py": "/run/vllm_caches.py", base_folder(): "/base"}
+    log = output_of(
+        engine,
+        release.tag,
+        ["python", "/run/vllm_caches.py", json.dumps(cases), "/base"],
+        environment={**container.ENV, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        volumes={str(path): {"bind": where, "mode": "ro"} for path, where in folders.items()}
+        | {container.cache_volume(engine, release): {"bind": container.HOME, "mode": "rw"}},
+        tmpfs={"/tmp": "exec"},
+    )
+    rows = [json.loads(line.removeprefix("RESULT ")) for line in log.splitlines() if line.startswith("RESULT ")]
+    assert {(row.pop("name"), row.pop("length"), row.pop("pool")): row for row in rows} == wanted
+
+
+@pytest.mark.parametrize("stage", ["base", "hybrid", "mtp", "v2", "v2-tq"])
+def test_plans_say_what_servers_have_logged(main_job: Releases, stages: dict[str, Release], stage: str) -> None:
+    """Those of the smoke tests."""
+    release = stages[stage]
     config = json.loads((base_folder() / "config.json").read_text())
-    geometry = read_geometry(config, recipe.stage)
+    geometry = read_geometry(config, stage)
+    argv, env = list(release.argv), dict(release.env)
     settings = read_settings(argv, env, geometry, "cpu", vllm=(0, 32), wide_state=has_wide_state(), origin="")
     cache = lay_out(geometry, settings)
     assert settings.kv_bytes == GIB
-    tokens, concurrency = cache.capacity(cache.blocks(GIB), length)
-
-    cases, wanted = wanted_cases()
-    folders = {PROJECT / "tests/support/vllm_caches.py": "/run/vllm_caches.py", base_folder(): "/base"}
-    code = ["python", "/run/vllm_caches.py", json.dumps(cases), "/base"]
-    with (
-        started([*argv, "--load-format", "dummy"], {base_folder(): vllm_command.MODEL_PATH}, env) as server,
-        started(code, folders, {"OMP_NUM_THREADS": "1"}) as container,
-    ):
-        status = container.wait(timeout=1800)["StatusCode"]
-        log = container.logs().decode(errors="replace")
-        line = wait_for(server, r"CPU KV cache size: (\S+) tokens, Maximum concurrency for (\S+) tokens .*: (\S+)x")
-    assert status == 0, log[-8000:]
-    rows = [json.loads(line.removeprefix("RESULT ")) for line in log.splitlines() if line.startswith("RESULT ")]
-    assert {(row.pop("name"), row.pop("length"), row.pop("pool")): row for row in rows} == wanted
-    assert line == (f"{tokens:,}", f"{length:,}", f"{concurrency:.2f}")
+    tokens, concurrency = cache.capacity(cache.blocks(GIB), LENGTH)
+    log = (main_job.evidence(release) / "smoke/server.log").read_text()
+    line = r"CPU KV cache size: (\S+) tokens, Maximum concurrency for (\S+) tokens .*: (\S+)x"
+    assert re.findall(line, log) == [(f"{tokens:,}", f"{LENGTH:,}", f"{concurrency:.2f}")]
 
 
 def wanted_cases() -> tuple[list[dict[str, Any]], dict[tuple[str, int, int], dict[str, Any]]]:
@@ -155,15 +135,3 @@ def wanted_cases() -> tuple[list[dict[str, Any]], dict[tuple[str, int, int], dic
                     "concurrency": concurrency,
                 }
     return cases, wanted
-
-
-def wait_for(container: Container, pattern: str) -> tuple[str, ...]:
-    until = time.monotonic() + SECONDS
-    while time.monotonic() < until:
-        log = container.logs().decode(errors="replace")
-        if found := re.search(pattern, log):
-            return found.groups()
-        container.reload()
-        assert container.status in ("created", "running"), log[-8000:]
-        time.sleep(0.5)
-    raise AssertionError(f"nothing within {SECONDS} s\n{log[-8000:]}")

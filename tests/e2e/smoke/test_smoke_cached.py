@@ -17,7 +17,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.pins.vllm_command import drop_flags, set_flag
 from sparkpin.releases.container import ready_timeout
-from sparkpin.releases.record import Releases
+from sparkpin.releases.record import Release
 from sparkpin.smoke import probes
 from sparkpin.smoke.checks import run_check
 from sparkpin.smoke.client import Client
@@ -25,7 +25,6 @@ from sparkpin.smoke.run import subject_of
 from sparkpin.smoke.server import started
 from sparkpin.smoke.subject import SmokeSubject
 
-STAGE = "hybrid"  # the last one that drafts nothing
 LENGTH = 12_288
 # Said, it stays. Else vLLM's CPU platform sets it anew once the engine has begun, when blocks have 384 tokens, and
 # the scheduler ends no part of a prompt where a block ends: a prompt's first repetition finds nothing.
@@ -34,9 +33,9 @@ POSITIONS = '{"max_position_embeddings": 16384}'  # more than the model says it 
 
 
 @pytest.fixture(scope="module")
-def subject(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmokeSubject]:
+def subject(tmp_path_factory: pytest.TempPathFactory, stages: dict[str, Release]) -> Iterator[SmokeSubject]:
     paths = Paths.from_env(PROJECT)
-    release = [one for one in Releases(paths).of_recipe("scripted-tiny") if one.stage == STAGE][-1]
+    release = stages["hybrid"]  # the last one that drafts nothing
     argv = set_flag(drop_flags(release.argv, "--no-enable-prefix-caching"), "--max-model-len", str(LENGTH))
     argv = set_flag(set_flag(argv, "--enable-prefix-caching", None), "--hf-overrides", POSITIONS)
     argv = set_flag(argv, "--block-size", BLOCK)
@@ -51,7 +50,6 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmokeSubject]:
         yield subject_of(variant, client, server.log, 0, gpus=False, reference=None)
 
 
-@pytest.mark.e2e
 def test_a_prompt_of_8k_is_read_and_answered_from_the_cache_as_from_nothing(subject: SmokeSubject) -> None:
     found = run_check("long-context", subject)
     assert found.passed and found.applicable, found.detail

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import pytest
 import vision_model
 from checkout import PROJECT
 
@@ -16,7 +15,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.pins.vllm_command import set_flag
 from sparkpin.releases.container import ready_timeout
-from sparkpin.releases.record import Releases
+from sparkpin.releases.record import Release
 from sparkpin.smoke import expectations
 from sparkpin.smoke.checks import run_check
 from sparkpin.smoke.client import Client
@@ -27,10 +26,9 @@ SIDE = 96  # pixels of the red square
 TOKENS = (SIDE // (vision_model.PATCH * vision_model.MERGE)) ** 2
 
 
-@pytest.mark.e2e
-def test_a_picture_reaches_the_model_and_a_blind_one_is_told_apart(tmp_path: Path) -> None:
+def test_a_picture_reaches_the_model_and_a_blind_one_is_told_apart(tmp_path: Path, stages: dict[str, Release]) -> None:
     paths = Paths.from_env(PROJECT)
-    release = [one for one in Releases(paths).of_recipe("scripted-tiny") if one.stage == "base"][-1]
+    release = stages["base"]
     argv = set_flag(set_flag(release.argv, "--load-format", "dummy"), "--limit-mm-per-prompt", {"image": 1, "video": 0})
     variant = dataclasses.replace(release, argv=tuple(argv))
     own = dataclasses.replace(paths, home=tmp_path / "home")  # its container is no leftover of ours

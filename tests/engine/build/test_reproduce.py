@@ -35,13 +35,10 @@ from sparkpin.host.image_files import read_files
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import Release, Releases
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(
-        os.geteuid() != 0 or shutil.which("dockerd", path=SYSTEM_PATH) is None,
-        reason="needs root and dockerd (apt-get install docker.io) to start an engine of its own",
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("dockerd", path=SYSTEM_PATH) is None,
+    reason="needs root and dockerd (apt-get install docker.io) to start an engine of its own",
+)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from carried_release import CHECKOUT, Source, carried_release, engine_with_url
+from checkout import INVOKE
 from private_engine import file_layer, load_image, quiet
 
 from sparkpin.build import image as build
@@ -43,7 +44,6 @@ from sparkpin.image.listing import PathEntry, write_contents
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release, Releases
 
-INVOKE = Path(sys.executable).parent / "invoke"
 CHECKPOINT = """
 from pathlib import Path
 from sparkpin.build.make import checkpoint_of
@@ -85,6 +85,12 @@ def empty(engine: tuple[Engine, str]) -> Iterator[Engine]:
     yield engine[0]
     for image in engine[0].client.images.list():
         engine[0].client.images.remove(image.id, force=True)
+
+
+@pytest.fixture
+def paths(source: Source, tmp_path: Path) -> Paths:
+    """Of a machine that knows nothing."""
+    return source.elsewhere(tmp_path)
 
 
 def offline(url: str, folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -150,29 +156,28 @@ def test_bytes_are_told_while_layers_are_read_and_loaded(
 
 
 def test_taken_in_without_network(
-    source: Source, bundle: Path, tmp_path: Path, engine: tuple[Engine, str], empty: Engine
+    source: Source, bundle: Path, paths: Paths, tmp_path: Path, engine: tuple[Engine, str], empty: Engine
 ) -> None:
     """By the tasks, in a checkout without such a recipe: imported, listed, and its checkpoint made."""
     url = engine[1]
     tag = source.release.tag
-    done = offline(url, tmp_path, INVOKE, "import", bundle)
+    done = offline(url, tmp_path, *INVOKE, "import", bundle)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"next: invoke smoke {tag}" in done.stdout and "sending 3 of 3 layers" in done.stderr
-    (row,) = json.loads(offline(url, tmp_path, INVOKE, "images", "--json").stdout)
+    (row,) = json.loads(offline(url, tmp_path, *INVOKE, "images", "--json").stdout)
     assert (row["tag"], row["state"], row["image"]) == (tag, "built", source.release.image)
     made = offline(url, tmp_path, sys.executable, "-c", CHECKPOINT)
     assert made.returncode == 0, made.stderr
     assert "fetching" not in made.stderr
     assert (Path(made.stdout.strip()) / "model.safetensors.index.json").is_file()
-    verified = offline(url, tmp_path, INVOKE, "verify", tag)
+    verified = offline(url, tmp_path, *INVOKE, "verify", tag)
     assert verified.returncode == 0, verified.stdout + verified.stderr
     for task in (["reproduce"], ["rebuild"]):
-        refused = offline(url, tmp_path, INVOKE, *task, tag)
+        refused = offline(url, tmp_path, *INVOKE, *task, tag)
         assert refused.returncode == 2 and "came from another machine" in refused.stderr, refused.stderr
-    assert offline(url, tmp_path, INVOKE, "rebuild", tag, "--trust").returncode == 0
-    again = offline(url, tmp_path, INVOKE, "import", bundle)
+    assert offline(url, tmp_path, *INVOKE, "rebuild", tag, "--trust").returncode == 0
+    again = offline(url, tmp_path, *INVOKE, "import", bundle)
     assert again.returncode == 0 and "the engine has the image" in again.stderr
-    paths = source.elsewhere(tmp_path)
     release = Releases(paths).get(tag)
     assert dataclasses.replace(release, state="built") == source.release
     evidence = Releases(paths).evidence(release)
@@ -182,19 +187,17 @@ def test_taken_in_without_network(
     assert note["file"] == str(bundle)
 
 
-def test_what_was_imported_can_be_exported_again(source: Source, tmp_path: Path, empty: Engine) -> None:
-    paths = source.elsewhere(tmp_path)
+def test_what_was_imported_can_be_exported_again(source: Source, paths: Paths, tmp_path: Path, empty: Engine) -> None:
     first = write(source, tmp_path / "first.tar", source.releases[0], store=True)
     release = import_bundle(paths, empty, first, quiet).release
     export(paths, lambda: empty, release, tmp_path / "second.tar", BundleParts(store=True), quiet)
     assert (tmp_path / "second.tar").read_bytes() == first.read_bytes()
 
 
-def test_with_its_checkpoint(source: Source, tmp_path: Path, empty: Engine) -> None:
+def test_with_its_checkpoint(source: Source, paths: Paths, tmp_path: Path, empty: Engine) -> None:
     base = source.releases[0]
     made = checkpoint_of(source.paths, base)
     bundle = write(source, tmp_path / "served.tar", base, checkpoint=True)
-    paths = source.elsewhere(tmp_path)
     import_bundle(paths, empty, bundle, quiet)
     folder = Releases(paths).checkpoint(base)
     brought = {p.name: p.read_bytes() for p in folder.iterdir()}
@@ -205,8 +208,9 @@ def test_with_its_checkpoint(source: Source, tmp_path: Path, empty: Engine) -> N
     assert (folder / "config.json").is_file(), "a checkpoint with a hole is made whole"
 
 
-def test_what_the_engine_has_is_not_sent(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:
-    paths = source.elsewhere(tmp_path)
+def test_what_the_engine_has_is_not_sent(
+    source: Source, bundle: Path, paths: Paths, tmp_path: Path, empty: Engine
+) -> None:
     first = import_bundle(paths, empty, write(source, tmp_path / "base.tar", source.releases[0]), quiet).sent
     second = import_bundle(paths, empty, bundle, quiet).sent
     assert first and second and (first.layers, second.layers, second.skipped) == (2, 1, 2)
@@ -214,10 +218,9 @@ def test_what_the_engine_has_is_not_sent(source: Source, bundle: Path, tmp_path:
 
 
 def test_records_alone_need_the_image(
-    source: Source, tmp_path: Path, engine: tuple[Engine, str], empty: Engine
+    source: Source, paths: Paths, tmp_path: Path, engine: tuple[Engine, str], empty: Engine
 ) -> None:
     bundle = write(source, tmp_path / "records.tar", image=False)
-    paths = source.elsewhere(tmp_path)
     with pytest.raises(EngineError, match="holds no image") as caught:
         import_bundle(paths, empty, bundle, quiet)
     assert "invoke copy" in caught.value.next_step and files_of(paths) == {}
@@ -228,14 +231,19 @@ def test_records_alone_need_the_image(
 
 @pytest.mark.parametrize("step", ["load_image", "keep_files", "keep_evidence", "write_record"])
 def test_killed_anywhere_it_goes_on(
-    source: Source, bundle: Path, tmp_path: Path, empty: Engine, monkeypatch: pytest.MonkeyPatch, step: str
+    source: Source,
+    bundle: Path,
+    paths: Paths,
+    tmp_path: Path,
+    empty: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
 ) -> None:
     """The steps are interrupted from within: a signal would come too early or too late."""
 
     def killed(*args: Any, **kwargs: Any) -> Any:
         raise KeyboardInterrupt
 
-    paths = source.elsewhere(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(take_in, step, killed)
         with pytest.raises(KeyboardInterrupt):
@@ -250,8 +258,7 @@ def test_killed_anywhere_it_goes_on(
     assert all(ours[name] == theirs[name] for name in ours if IMPORTS not in name)
 
 
-def test_a_damaged_input_is_mended(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:
-    paths = source.elsewhere(tmp_path)
+def test_a_damaged_input_is_mended(source: Source, bundle: Path, paths: Paths, empty: Engine) -> None:
     import_bundle(paths, empty, bundle, quiet)
     path = KeptInputs.of(paths).kept.path(next(iter(source.release.inputs.values())))
     data = path.read_bytes()
@@ -260,8 +267,7 @@ def test_a_damaged_input_is_mended(source: Source, bundle: Path, tmp_path: Path,
     assert path.read_bytes() == data
 
 
-def test_another_release_under_the_tag_stays(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:
-    paths = source.elsewhere(tmp_path)
+def test_another_release_under_the_tag_stays(source: Source, bundle: Path, paths: Paths, empty: Engine) -> None:
     Releases(paths).save(dataclasses.replace(source.release, image="sha256:" + "0" * 64))
     before = files_of(paths)
     with pytest.raises(IntegrityError, match=r"this machine made it with sha256:0000") as caught:
@@ -270,9 +276,8 @@ def test_another_release_under_the_tag_stays(source: Source, bundle: Path, tmp_p
     assert files_of(paths) == before and not empty.client.images.list()
 
 
-def test_another_image_under_the_tag_stays(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:
+def test_another_image_under_the_tag_stays(source: Source, bundle: Path, paths: Paths, empty: Engine) -> None:
     image = load_image(empty, source.release.tag, [file_layer("x", b"x")])
-    paths = source.elsewhere(tmp_path)
     with pytest.raises(IntegrityError, match="the engine has another image under"):
         import_bundle(paths, empty, bundle, quiet)
     assert files_of(paths) == {}
@@ -293,9 +298,8 @@ def test_a_small_disk_is_told_before_anything(
 
 
 def test_killed_while_the_engine_loads(
-    source: Source, bundle: Path, tmp_path: Path, engine: tuple[Engine, str], empty: Engine
+    source: Source, bundle: Path, paths: Paths, engine: tuple[Engine, str], empty: Engine
 ) -> None:
-    paths = source.elsewhere(tmp_path)
     child = os.fork()
     if not child:
         try:
@@ -325,9 +329,8 @@ def changed(bundle: Bundle, **values: Any) -> Bundle:
     "values", [{"stage": "aaa", "ref": "sparkpin/stack-carried:aaa"}, {"dockerfile": "FROM x\n"}, {"epoch": 1}]
 )
 def test_another_record_under_the_key_is_refused(
-    source: Source, bundle: Path, tmp_path: Path, empty: Engine, values: dict[str, Any]
+    source: Source, bundle: Path, paths: Paths, empty: Engine, values: dict[str, Any]
 ) -> None:
-    paths = source.elsewhere(tmp_path)
     import_bundle(paths, empty, bundle, quiet)
     with open_bundle(bundle) as opened:
         assert not require_no_conflict(paths, empty, changed(opened, seconds=7.0, size=7))
@@ -340,8 +343,7 @@ def test_another_record_under_the_key_is_refused(
         assert "no release here is made of" in caught.value.next_step
 
 
-def test_one_key_has_one_record(source: Source, tmp_path: Path) -> None:
-    paths = source.elsewhere(tmp_path)
+def test_one_key_has_one_record(source: Source, paths: Paths) -> None:
     chain = records_of(source.paths, source.release)
     for record in chain:
         write_record(paths, record)
@@ -389,8 +391,7 @@ def test_made_again_from_what_was_brought_it_stays_so(source: Source, tmp_path: 
     assert not list((paths.cache / "layers").glob("*.json")), "no note that a build would trust"
 
 
-def test_prune_takes_the_mark_after_its_record(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:
-    paths = source.elsewhere(tmp_path)
+def test_prune_takes_the_mark_after_its_record(source: Source, bundle: Path, paths: Paths, empty: Engine) -> None:
     release = import_bundle(paths, empty, bundle, quiet).release
     (paths.work / "saved-x").mkdir(parents=True)
     search = GarbageSearch(paths, (), (release,), (), None, time.time() + 1e9)
@@ -420,11 +421,10 @@ def test_a_brought_checkpoint_is_not_that_of_an_own_release(source: Source, tmp_
 
 
 def test_the_machine_that_made_a_release_is_told_and_is_no_difference(
-    source: Source, bundle: Path, tmp_path: Path, empty: Engine
+    source: Source, bundle: Path, paths: Paths, empty: Engine
 ) -> None:
     made = source.release.host
     assert made == fingerprint.read_fingerprint(source.engine.version)
-    paths = source.elsewhere(tmp_path)
     assert import_bundle(paths, empty, bundle, quiet).release.host == made
     with open_bundle(bundle) as opened:
         other = dataclasses.replace(opened.release, host=made.model_copy(update={"machine": "NVIDIA_DGX_Spark"}))
@@ -438,9 +438,8 @@ def test_the_machine_that_made_a_release_is_told_and_is_no_difference(
     ("field", "value"), [("inputs", {"stages/base.yaml": "0" * 64}), ("executable", ("x",)), ("argv", ("x",))]
 )
 def test_the_record_of_a_release_stays(
-    source: Source, bundle: Path, tmp_path: Path, empty: Engine, field: str, value: Any
+    source: Source, bundle: Path, paths: Paths, empty: Engine, field: str, value: Any
 ) -> None:
-    paths = source.elsewhere(tmp_path)
     import_bundle(paths, empty, bundle, quiet)
     with open_bundle(bundle) as opened:
         release = dataclasses.replace(opened.release, **{field: value})
@@ -449,10 +448,9 @@ def test_the_record_of_a_release_stays(
 
 
 def test_what_happens_meanwhile_is_kept(
-    source: Source, bundle: Path, tmp_path: Path, empty: Engine, monkeypatch: pytest.MonkeyPatch
+    source: Source, bundle: Path, paths: Paths, empty: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A smoke test ends while the image is loaded; the record of an early sparkpin gets its inputs."""
-    paths = source.elsewhere(tmp_path)
     records = Releases(paths)
     records.save(dataclasses.replace(source.release, inputs={}, executable=()))
     load = take_in.load_image
@@ -467,8 +465,7 @@ def test_what_happens_meanwhile_is_kept(
     assert records.get(release.tag) == release
 
 
-def test_a_listing_or_model_that_differs_stays(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:
-    paths = source.elsewhere(tmp_path)
+def test_a_listing_or_model_that_differs_stays(source: Source, bundle: Path, paths: Paths, empty: Engine) -> None:
     import_bundle(paths, empty, bundle, quiet)
     path = layer_file(paths, source.release.diff_ids[-1])
     plain = path.read_bytes()
@@ -486,8 +483,7 @@ def test_a_listing_or_model_that_differs_stays(source: Source, bundle: Path, tmp
         import_bundle(paths, empty, bundle, quiet)
 
 
-def test_statements_of_two_machines_are_not_mixed(source: Source, bundle: Path, tmp_path: Path, empty: Engine) -> None:
-    paths = source.elsewhere(tmp_path)
+def test_statements_of_two_machines_are_not_mixed(source: Source, bundle: Path, paths: Paths, empty: Engine) -> None:
     here, there = Releases(paths).evidence(source.release), Releases(source.paths).evidence(source.release)
     here.mkdir(parents=True)
     (here / STATEMENT).write_text("ours")

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import docker.errors
@@ -26,7 +25,7 @@ from sparkpin.serve import served as services
 from sparkpin.serve import service, switching
 
 if TYPE_CHECKING:
-    from fake_release import Standing  # pytest loads it itself, below
+    from fake_release import FakeSite, Standing  # pytest loads it itself, below
 
 pytest_plugins = ["fake_release"]
 
@@ -34,13 +33,6 @@ pytest_plugins = ["fake_release"]
 @pytest.fixture
 def name(paths: Paths) -> str:
     return services.name_of(paths, "fake")
-
-
-@pytest.fixture
-def port(fake_engine: Engine, paths: Paths) -> Iterator[int]:
-    yield free_port()
-    for container in fake_engine.client.containers.list(all=True, filters={"label": f"{HOME_LABEL}={paths.home}"}):
-        container.remove(force=True, v=True)
 
 
 @pytest.fixture
@@ -91,30 +83,21 @@ def test_serving_it_again_leaves_it_alone(standing: Standing, fake_engine: Engin
 
 
 @pytest.mark.parametrize("beside", [False, True])
-def test_another_port_or_release_replaces_it(
-    paths: Paths,
-    name: str,
-    fake_engine: Engine,
-    release: Release,
-    newer: Release,
-    checkpoint: Path,
-    port: int,
-    beside: bool,
-) -> None:
-    service.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+def test_another_port_or_release_replaces_it(site: FakeSite, name: str, newer: Release, beside: bool) -> None:
+    site.start(port=site.port)
     other = free_port()
-    moved = service.start(paths, fake_engine, release, checkpoint, port=other, say=quiet, beside=beside)
+    moved = site.start(port=other, beside=beside)
     assert moved.port == other and moved.ready
     said: list[str] = []
-    served = service.start(paths, fake_engine, newer, checkpoint, say=said.append, beside=beside)
-    stopped = [line for line in said if line.startswith(f"stopping {release.tag}")]
-    switched = [line for line in said if line.startswith("switched after ") and line.endswith(release.tag)]
+    served = site.start(newer, say=said.append, beside=beside)
+    stopped = [line for line in said if line.startswith(f"stopping {site.release.tag}")]
+    switched = [line for line in said if line.startswith("switched after ") and line.endswith(site.release.tag)]
     assert bool(switched) == beside and bool(stopped) != beside
     assert served.release == newer.tag and served.ready and served.port == other, "it keeps the address of what ran"
-    assert [s.container for s in services.status(fake_engine) if s.home == str(paths.home)] == [name]
+    assert [s.container for s in services.status(site.engine) if s.home == str(site.paths.home)] == [name]
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", port))  # the former port is free again
-    networks = fake_engine.client.containers.get(name).attrs["NetworkSettings"]["Networks"]
+        probe.bind(("127.0.0.1", site.port))  # the former port is free again
+    networks = site.engine.client.containers.get(name).attrs["NetworkSettings"]["Networks"]
     assert list(networks) == ["sparkpin"]
 
 
@@ -132,92 +115,56 @@ def test_what_answers_until_serve_is_told_after_serve(
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_release_that_does_not_start_gives_way_to_the_former_one(
-    paths: Paths,
-    name: str,
-    fake_engine: Engine,
-    release: Release,
-    newer: Release,
-    checkpoint: Path,
-    port: int,
-    beside: bool,
+    site: FakeSite, name: str, newer: Release, beside: bool
 ) -> None:
-    service.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
-    before = fake_engine.client.containers.get(name).attrs["State"]["StartedAt"]
+    site.start(port=site.port)
+    before = site.engine.client.containers.get(name).attrs["State"]["StartedAt"]
     said: list[str] = []
     bad = dataclasses.replace(newer, env={"FAKE_VLLM": "exit"})
     with pytest.raises(SmokeError, match=r"exited with 1\nfirst error: RuntimeError: no such architecture") as caught:
-        service.start(paths, fake_engine, bad, checkpoint, port=port, say=said.append, beside=beside)
+        site.start(bad, port=site.port, say=said.append, beside=beside)
     assert newer.tag in str(caught.value)
-    assert said[-1] == (f"{release.tag} still answers" if beside else f"starting {release.tag} again")
-    container = fake_engine.client.containers.get(name)
-    assert container.labels["sparkpin.release"] == release.tag
+    assert said[-1] == (f"{site.release.tag} still answers" if beside else f"starting {site.release.tag} again")
+    container = site.engine.client.containers.get(name)
+    assert container.labels["sparkpin.release"] == site.release.tag
     assert (container.attrs["State"]["StartedAt"] == before) == beside
-    served = service.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
+    served = site.start(port=site.port)
     assert served.ready and [
-        c.name for c in services.services(fake_engine) if c.labels[HOME_LABEL] == str(paths.home)
+        c.name for c in services.services(site.engine) if c.labels[HOME_LABEL] == str(site.paths.home)
     ] == [name]
-    kept = paths.home / "serve/fake" / newer.name
+    kept = site.paths.home / "serve/fake" / newer.name
     assert "no such architecture" in (kept / "server.log").read_text()
     assert "first error: RuntimeError: no such architecture" in (kept / "post-mortem.txt").read_text()
 
 
-def test_a_first_release_that_does_not_start_leaves_nothing(
-    paths: Paths,
-    name: str,
-    fake_engine: Engine,
-    release: Release,
-    checkpoint: Path,
-    port: int,
-) -> None:
+def test_a_first_release_that_does_not_start_leaves_nothing(site: FakeSite, name: str) -> None:
     with pytest.raises(SmokeError):
-        service.start(
-            paths,
-            fake_engine,
-            dataclasses.replace(release, env={"FAKE_VLLM": "exit"}),
-            checkpoint,
-            port=port,
-            say=quiet,
-        )
-    assert services.find(fake_engine, name) is None
+        site.start(site.faulty("exit"), port=site.port)
+    assert services.find(site.engine, name) is None
 
 
-def test_a_former_one_left_by_a_killed_run_is_taken_up(
-    paths: Paths,
-    name: str,
-    fake_engine: Engine,
-    release: Release,
-    newer: Release,
-    checkpoint: Path,
-    port: int,
-) -> None:
-    service.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
-    container = fake_engine.client.containers.get(name)
+def test_a_former_one_left_by_a_killed_run_is_taken_up(site: FakeSite, name: str, newer: Release) -> None:
+    site.start(port=site.port)
+    container = site.engine.client.containers.get(name)
     container.stop(timeout=5)
     container.rename(name + switching.FORMER)
-    assert service.start(paths, fake_engine, newer, checkpoint, port=port, say=quiet).ready
+    assert site.start(newer, port=site.port).ready
     with pytest.raises(docker.errors.NotFound):
         container.reload()
 
 
-def test_a_taken_port_is_told_with_its_holder(
-    paths: Paths,
-    name: str,
-    fake_engine: Engine,
-    release: Release,
-    checkpoint: Path,
-    port: int,
-) -> None:
+def test_a_taken_port_is_told_with_its_holder(site: FakeSite, name: str) -> None:
     with socket.socket() as holder:
-        holder.bind(("127.0.0.1", port))
+        holder.bind(("127.0.0.1", site.port))
         holder.listen()
         with pytest.raises(BusyError) as caught:
-            service.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
-    assert f"port {port} on 127.0.0.1 is taken by " in caught.value.message
+            site.start(port=site.port)
+    assert f"port {site.port} on 127.0.0.1 is taken by " in caught.value.message
     assert f"(process {os.getpid()})" in caught.value.message
-    assert caught.value.next_step.endswith(f"the same command with --port {port + 1}")
+    assert caught.value.next_step.endswith(f"the same command with --port {site.port + 1}")
     with pytest.raises(InputError, match=r"cannot listen on 192\.0\.2\.1:"):  # RFC 5737: no machine has it
-        service.start(paths, fake_engine, release, checkpoint, port=port, host="192.0.2.1", say=quiet)
-    assert services.find(fake_engine, name) is None and not (paths.home / "keys").exists()
+        site.start(port=site.port, host="192.0.2.1")
+    assert services.find(site.engine, name) is None and not (site.paths.home / "keys").exists()
 
 
 def test_a_taken_port_does_not_end_what_is_served(standing: Standing, fake_engine: Engine, newer: Release) -> None:
@@ -240,33 +187,27 @@ def test_a_port_that_another_recipe_s_container_has(standing: Standing, fake_eng
 
 
 def test_homes_on_one_engine_serve_side_by_side_until_each_is_stopped(
-    standing: Standing, paths: Paths, name: str, fake_engine: Engine, newer: Release, checkpoint: Path, port: int
+    standing: Standing, site: FakeSite, name: str, newer: Release
 ) -> None:
-    first = standing.served
+    first, paths, engine = standing.served, site.paths, site.engine
     with pytest.raises(BusyError) as caught:
-        service.start(paths, fake_engine, newer, checkpoint, port=first.port, say=quiet)
+        site.start(newer, port=first.port)
     assert f"the container {first.container}, a server of the home {first.home}" in caught.value.message
     assert f"SPARKPIN_HOME={first.home} invoke stop" in caught.value.next_step
     said: list[str] = []
-    service.start(paths, fake_engine, newer, checkpoint, port=port, say=said.append)
+    site.start(newer, port=site.port, say=said.append)
     assert not [line for line in said if "stopping" in line]
-    both = {(served.home, served.release, served.port) for served in services.status(fake_engine) if served.ready}
-    assert {(first.home, first.release, first.port), (str(paths.home), newer.tag, port)} <= both
-    assert service.stop(paths, fake_engine, "fake", quiet) == (name,)
-    assert not [served for served in services.status(fake_engine) if served.home == str(paths.home)]
-    assert service.stop(paths, fake_engine, None, quiet) == ()
+    both = {(served.home, served.release, served.port) for served in services.status(engine) if served.ready}
+    assert {(first.home, first.release, first.port), (str(paths.home), newer.tag, site.port)} <= both
+    assert service.stop(paths, engine, "fake", quiet) == (name,)
+    assert not [served for served in services.status(engine) if served.home == str(paths.home)]
+    assert service.stop(paths, engine, None, quiet) == ()
     with pytest.raises(InputError, match="no service of recipe 'fake' runs"):
-        service.stop(paths, fake_engine, "fake", quiet)
-    assert services.running_release(standing.paths, fake_engine, "fake") == first.release
+        service.stop(paths, engine, "fake", quiet)
+    assert services.running_release(standing.paths, engine, "fake") == first.release
 
 
 @pytest.mark.parametrize("bad", [0, 70000])
-def test_a_port_that_is_none(
-    paths: Paths,
-    fake_engine: Engine,
-    release: Release,
-    checkpoint: Path,
-    bad: int,
-) -> None:
+def test_a_port_that_is_none(site: FakeSite, bad: int) -> None:
     with pytest.raises(InputError, match=f"port {bad}: wanted 1 to 65535"):
-        service.start(paths, fake_engine, release, checkpoint, port=bad, say=quiet)
+        site.start(port=bad)

@@ -8,8 +8,7 @@ import json
 import re
 import socket
 import stat
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import docker.errors
 import httpx
@@ -20,7 +19,6 @@ from watched import await_start, free_port, signal_processes, until
 
 from sparkpin.commands import client as clients
 from sparkpin.core.errors import InputError, SmokeError
-from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
@@ -30,15 +28,11 @@ from sparkpin.serve import served as services
 from sparkpin.serve.launch import Health
 from sparkpin.serve.memory_limit import Room
 
+if TYPE_CHECKING:
+    from fake_release import FakeSite  # pytest loads it itself, below
+
 pytest_plugins = ["fake_release"]
 QUICK = Health(interval=1, timeout=5, failures=2, restarts=2)
-
-
-@pytest.fixture
-def port(fake_engine: Engine, paths: Paths) -> Iterator[int]:
-    yield free_port()
-    for container in fake_engine.client.containers.list(all=True, filters={"label": f"{HOME_LABEL}={paths.home}"}):
-        container.remove(force=True, v=True)
 
 
 def quiet(line: str) -> None:
@@ -46,10 +40,10 @@ def quiet(line: str) -> None:
 
 
 def test_a_crash_and_a_hang_end_in_a_new_start_and_the_last_one_in_a_post_mortem(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int, capsys: pytest.CaptureFixture[str]
+    site: FakeSite, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    served = service.start(paths, fake_engine, release, checkpoint, port=port, say=quiet, health=QUICK)
-    container = fake_engine.client.containers.get(served.container)
+    served = site.start(port=site.port, health=QUICK)
+    container = site.engine.client.containers.get(served.container)
     check = container.attrs["Config"]["Healthcheck"]
     assert check["Test"][0] == "CMD" and check["Test"][-1] == "health" and check["Retries"] == 2
     await_start(container, 0, served)
@@ -59,43 +53,39 @@ def test_a_crash_and_a_hang_end_in_a_new_start_and_the_last_one_in_a_post_mortem
 
     signal_processes(container, "vllm serve", "STOP")
     with httpx.Client(trust_env=False) as client, pytest.raises(httpx.ReadTimeout):
-        client.get(f"http://127.0.0.1:{port}/health", timeout=httpx.Timeout(60, read=0.5))
+        client.get(f"http://127.0.0.1:{site.port}/health", timeout=httpx.Timeout(60, read=0.5))
     await_start(container, 2, served)
     assert b"sparkpin: ended: it answered no request any more" in container.logs()
 
     signal_processes(container, "vllm serve", "KILL")  # once more than Docker starts it again
-    until(lambda: not services.is_running(fake_engine.client.containers.get(served.container)))
-    status.status(paths, fake_engine, as_json=False)
+    until(lambda: not services.is_running(site.engine.client.containers.get(served.container)))
+    status.status(site.paths, site.engine, as_json=False)
     told = capsys.readouterr().out
     assert "exited with 137; Docker started it again 2 times" in told
     assert "that means: a process of the server was killed from outside" in told
     assert re.search(r"memory now: .* GB of .* GB available, the server's limit is ", told)
-    status.logs(paths, fake_engine, "fake", lines=2, follow=False)
+    status.logs(site.paths, site.engine, "fake", lines=2, follow=False)
     assert capsys.readouterr().out.splitlines()[-1] == "sparkpin: ended by signal 9 (SIGKILL)"
-    assert service.start(paths, fake_engine, release, checkpoint, say=quiet).restarts == 0, "serve begins anew"
+    assert site.start().restarts == 0, "serve begins anew"
 
 
-def test_what_passes_its_memory_limit_is_ended_and_says_so(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_passes_its_memory_limit_is_ended_and_says_so(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_limit, "room_for", lambda *_: Room(1, 256 << 20, None))
-    greedy = dataclasses.replace(release, env={"FAKE_VLLM": "memory"})
+    greedy = site.faulty("memory")
     with pytest.raises(SmokeError) as caught:
-        service.start(paths, fake_engine, greedy, checkpoint, port=port, say=quiet)
+        site.start(greedy, port=site.port)
     text = str(caught.value)
     assert "exited with 137" in text and "the kernel killed 1 of its processes for want of memory" in text
     assert "that means: it passed its memory limit" in text and "to mend it: invoke plan --recipe fake" in text
     assert "the server's limit is 268.4 MB" in text
 
 
-def test_a_key_is_wanted_from_others_and_shown_to_nobody(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    served = service.start(paths, fake_engine, release, checkpoint, port=port, host="0.0.0.0", say=quiet)
-    file = paths.home / "keys/fake"
+def test_a_key_is_wanted_from_others_and_shown_to_nobody(site: FakeSite, capsys: pytest.CaptureFixture[str]) -> None:
+    served = site.start(port=site.port, host="0.0.0.0")
+    file = site.paths.home / "keys/fake"
     key = file.read_text().strip()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and len(key) == 43
-    container = fake_engine.client.containers.get(served.container)
+    container = site.engine.client.containers.get(served.container)
     assert key not in json.dumps(container.attrs) and key.encode() not in container.logs()
     assert key not in json.dumps(container.top(ps_args="-eo pid,args"))
     body = {"model": served.model, "prompt": "x"}
@@ -103,18 +93,16 @@ def test_a_key_is_wanted_from_others_and_shown_to_nobody(
         assert client.post(f"{served.url}/completions", json=body).status_code == 401
         headers = {"Authorization": f"Bearer {key}"}
         assert client.post(f"{served.url}/completions", json=body, headers=headers).status_code == 200
-    assert "wants is in" in status.told(paths, served)[1]
-    Releases(paths).save(release)
+    assert "wants is in" in status.told(site.paths, served)[1]
+    Releases(site.paths).save(site.release)
     capsys.readouterr()
-    clients.facts(paths, None)
+    clients.facts(site.paths, None)
     assert f"export SPARKPIN_API_KEY=$(cat {file})" in capsys.readouterr().err
-    clients.facts(paths, None, key="SPARKPIN_API_KEY")
+    clients.facts(site.paths, None, key="SPARKPIN_API_KEY")
     assert capsys.readouterr().err == ""
-    assert service.start(paths, fake_engine, release, checkpoint, say=quiet) == dataclasses.replace(
-        served, health=services.describe(container).health
-    ), "left alone"
+    assert site.start() == dataclasses.replace(served, health=services.describe(container).health), "left alone"
     file.unlink()
-    anew = service.start(paths, fake_engine, release, checkpoint, say=quiet, beside=False)
+    anew = site.start(beside=False)
     assert anew.key != served.key and file.read_text().strip() != key, "a new key is a reason to start anew"
 
 
@@ -131,9 +119,7 @@ def test_a_network_that_another_home_has_just_made_is_taken(
         assert len(fake_engine.client.networks.list(names=[f"^{name}$"])) == 1
 
 
-def test_ctrl_c_leaves_the_server_to_start(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_leaves_the_server_to_start(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     look = waiting.look
 
     def interrupted(container: Container, of: Release) -> tuple[str | None, bytes]:
@@ -141,27 +127,25 @@ def test_ctrl_c_leaves_the_server_to_start(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(waiting, "look", interrupted)
-    with pytest.raises(switching.Detached, match=f"goes on starting {release.tag}"):
-        service.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
-    container = services.find(fake_engine, services.name_of(paths, "fake"))
+    with pytest.raises(switching.Detached, match=f"goes on starting {site.release.tag}"):
+        site.start(port=site.port)
+    container = services.find(site.engine, services.name_of(site.paths, "fake"))
     assert container is not None and container.attrs["HostConfig"]["RestartPolicy"]["Name"] == "on-failure"
     said: list[str] = []
-    assert service.start(paths, fake_engine, release, checkpoint, say=said.append).ready
-    assert said[0] == f"{release.tag} already runs as {container.name}"
+    assert site.start(say=said.append).ready
+    assert said[0] == f"{site.release.tag} already runs as {container.name}"
 
 
 @pytest.mark.parametrize("left", ["begun", "switched"])
-def test_what_a_killed_switch_leaves_is_put_right(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int, left: str
-) -> None:
-    served = service.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
-    container = fake_engine.client.containers.get(served.container)
+def test_what_a_killed_switch_leaves_is_put_right(site: FakeSite, left: str) -> None:
+    served = site.start(port=site.port)
+    container = site.engine.client.containers.get(served.container)
     if left == "begun":  # the port was taken from the old one, the new one did not get it
-        network = fake_engine.client.networks.get("sparkpin")
+        network = site.engine.client.networks.get("sparkpin")
         network.disconnect(container)
     else:  # the old one is gone, the new one has not its name yet
         container.rename(served.container + switching.NEXT)
-    again = service.start(paths, fake_engine, release, checkpoint, say=quiet)
+    again = site.start()
     assert again.ready and (again.container, again.port, again.started) == (
         served.container,
         served.port,
@@ -169,34 +153,30 @@ def test_what_a_killed_switch_leaves_is_put_right(
     )
 
 
-def test_one_that_nobody_reaches_gives_the_port_back(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_nobody_reaches_gives_the_port_back(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the new one stays when it answers within, and not at its address."""
-    served = service.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
-    newer = dataclasses.replace(release, env={"ANOTHER": "1"}, key="77" * 32)
+    served = site.start(port=site.port)
+    newer = dataclasses.replace(site.release, env={"ANOTHER": "1"}, key="77" * 32)
     monkeypatch.setattr(switching, "ANSWER_SECONDS", 0.0)
     monkeypatch.setattr(switching, "fault_of", lambda *_: "a firewall")
     with pytest.raises(SmokeError, match="answers within its container, and not at"):
-        service.start(paths, fake_engine, newer, checkpoint, port=free_port(), say=quiet, beside=True)
+        site.start(newer, port=free_port(), beside=True)
     monkeypatch.undo()
     until(lambda: switching.fault_of(served, None) == "")  # it has its port again
-    assert [c.name for c in services.services(fake_engine) if c.labels.get(HOME_LABEL) == str(paths.home)] == [
+    assert [c.name for c in services.services(site.engine) if c.labels.get(HOME_LABEL) == str(site.paths.home)] == [
         served.container
     ]
 
 
-def test_who_waits_for_an_answer_at_a_switch_is_told(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_for_an_answer_at_a_switch_is_told(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the container's own address, where packets go as those of other machines do: if it were only cut off from its
     network, nobody would tell its clients."""
     monkeypatch.setattr(switching, "requests_under_way", lambda _: 1)
-    newer = dataclasses.replace(release, env={"ANOTHER": "1"}, key="77" * 32)
-    old = service.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
-    with waiting_client(fake_engine, old) as client:
-        new = service.start(
-            paths, fake_engine, newer, checkpoint, port=free_port(), drain=0, say=quiet, beside=True
+    newer = dataclasses.replace(site.release, env={"ANOTHER": "1"}, key="77" * 32)
+    old = site.start(port=site.port)
+    with waiting_client(site.engine, old) as client:
+        new = site.start(
+            newer, port=free_port(), drain=0, beside=True
         )  # another address, so that it is no longer the same
         assert is_closed(client)
     assert new.container == old.container and new.started != old.started
@@ -205,19 +185,19 @@ def test_who_waits_for_an_answer_at_a_switch_is_told(
     monkeypatch.setattr(switching, "fault_of", lambda *_: "a firewall")
     said: list[str] = []
     with pytest.raises(SmokeError):
-        service.start(paths, fake_engine, release, checkpoint, port=port, drain=0, say=said.append, beside=True)
+        site.start(port=site.port, drain=0, say=said.append, beside=True)
     assert said[-1] == f"starting {newer.tag} again"
     monkeypatch.undo()
     until(lambda: switching.fault_of(new, None) == "")
 
 
 def test_one_that_ended_by_itself_meanwhile_is_replaced_all_the_same(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int, monkeypatch: pytest.MonkeyPatch
+    site: FakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = service.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
-    newer = dataclasses.replace(release, env={"ANOTHER": "1"}, key="77" * 32)
+    old = site.start(port=site.port)
+    newer = dataclasses.replace(site.release, env={"ANOTHER": "1"}, key="77" * 32)
     monkeypatch.setattr(switching, "requests_under_way", lambda container: container.kill())
-    new = service.start(paths, fake_engine, newer, checkpoint, port=free_port(), say=quiet, beside=True)
+    new = site.start(newer, port=free_port(), beside=True)
     assert new.ready and (new.container, new.started != old.started) == (old.container, True)
 
 
@@ -234,27 +214,23 @@ def is_closed(client: socket.socket) -> bool:
         return True
 
 
-def test_a_start_leaves_what_it_took(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, port: int
-) -> None:
-    service.start(paths, fake_engine, release, checkpoint, port=port, say=quiet)
-    last = startup.last(crash_facts.folder_of(paths, "fake", release.name))
+def test_a_start_leaves_what_it_took(site: FakeSite) -> None:
+    site.start(port=site.port)
+    last = startup.last(crash_facts.folder_of(site.paths, "fake", site.release.name))
     assert last is not None and {"start", "ready"} <= set(last.began) and last.seconds > 0
-    kept = json.loads((crash_facts.folder_of(paths, "fake", release.name) / startup.FILE).read_text())
+    kept = json.loads((crash_facts.folder_of(site.paths, "fake", site.release.name) / startup.FILE).read_text())
     assert (kept["load_format"], kept["weights_seconds"]) == ("auto", 0.25), "as the server's log says"
-    mounts = fake_engine.client.containers.get(services.name_of(paths, "fake")).attrs["Mounts"]
+    mounts = site.engine.client.containers.get(services.name_of(site.paths, "fake")).attrs["Mounts"]
     own = next(mount["Name"] for mount in mounts if mount["Destination"] == launch.FOLDER)
-    service.stop(paths, fake_engine, "fake", quiet)
+    service.stop(site.paths, site.engine, "fake", quiet)
     with pytest.raises(docker.errors.NotFound):
-        fake_engine.client.volumes.get(own)
+        site.engine.client.volumes.get(own)
     said: list[str] = []
-    service.start(paths, fake_engine, release, checkpoint, port=port, say=said.append)
+    site.start(port=site.port, say=said.append)
     assert said[1].startswith("the last start took ") or said[2].startswith("the last start took "), said
 
 
 @pytest.mark.parametrize("host", ["localhost", "example", "1.2.3"])
-def test_an_address_to_listen_on_that_is_none(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, host: str
-) -> None:
+def test_an_address_to_listen_on_that_is_none(site: FakeSite, host: str) -> None:
     with pytest.raises(InputError, match=f"--host: saw '{host}'"):
-        service.start(paths, fake_engine, release, checkpoint, port=1, host=host, say=quiet)
+        site.start(port=1, host=host)

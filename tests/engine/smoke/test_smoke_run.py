@@ -6,13 +6,13 @@ import dataclasses
 import json
 import multiprocessing
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from docker.models.containers import Container
 
 from sparkpin.core.errors import CheckpointError, EngineError, IntegrityError
 from sparkpin.core.files import lock
-from sparkpin.core.paths import Paths
 from sparkpin.core.tags import tag_of
 from sparkpin.host.engine import Engine
 from sparkpin.host.fingerprint import read_fingerprint
@@ -22,76 +22,70 @@ from sparkpin.smoke import server
 from sparkpin.smoke.evidence import evidence_folder, replaced
 from sparkpin.smoke.run import SmokeResult, run_smoke
 
+if TYPE_CHECKING:
+    from fake_release import FakeSite  # pytest loads it itself, below
+
 pytest_plugins = ["fake_release"]
 CHECKS = ["completion", "chat", "chat-stream", "tool-call", "tool-call-stream", "tool-answer", "long-text"]
 CHECKS += ["chat-sampled", "mods"]
 
 
-def faulty(release: Release, fault: str) -> Release:
-    return dataclasses.replace(release, env={"FAKE_VLLM": fault})
-
-
-def smoke(paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path) -> tuple[SmokeResult, list[str]]:
+def smoke(site: FakeSite, release: Release | None = None) -> tuple[SmokeResult, list[str]]:
     said: list[str] = []
-    result, write = run_smoke(paths, fake_engine, release, checkpoint, said.append)
-    with replaced(evidence_folder(paths, release)) as folder:
+    result, write = run_smoke(site.paths, site.engine, release or site.release, site.checkpoint, said.append)
+    with replaced(evidence_folder(site.paths, site.release)) as folder:
         write(folder)
-    left = fake_engine.client.containers.list(all=True, filters={"label": f"{server.LABEL}={server.owner(paths)}"})
-    assert not left and not list(paths.work.glob(f"{server.prefix(paths)}*"))
+    assert not left_over(site) and not list(site.paths.work.glob(f"{server.prefix(site.paths)}*"))
     return result, said
 
 
-def test_a_server_that_answers_passes_and_leaves_evidence(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path
-) -> None:
-    result, said = smoke(paths, fake_engine, release, checkpoint)
+def left_over(site: FakeSite, **wanted: bool) -> list[Container]:
+    """Containers of smoke tests of this home."""
+    mine = {"label": f"{server.LABEL}={server.owner(site.paths)}"}
+    return list(site.engine.client.containers.list(filters=mine, **({"all": True} | wanted)))
+
+
+def test_a_server_that_answers_passes_and_leaves_evidence(site: FakeSite) -> None:
+    result, said = smoke(site)
     assert result.passed, result
     assert [check.name for check in result.checks] == ["start", *CHECKS]
     assert result.mods == ("vllm-cpu",) and result.acceptance == 1.0 and result.ready_seconds is not None
     assert "vLLM 0.32.0 reads its configuration" in said and "answering" in said
     assert any(line.startswith("chat: ok, 24 tokens, exact") for line in said)
-    folder = evidence_folder(paths, release)
+    folder = evidence_folder(site.paths, site.release)
     assert sorted(file.name for file in folder.iterdir()) == ["exchanges.jsonl", "result.json", "server.log"]
     exchanges = [json.loads(line) for line in (folder / "exchanges.jsonl").read_text().splitlines()]
     assert [exchange["path"] for exchange in exchanges][:2] == ["/v1/completions", "/v1/chat/completions"]
     assert exchanges[2]["response"].endswith("data: [DONE]\n\n")
     record = json.loads((folder / "result.json").read_text())
-    assert record["passed"] and record["release"] == release.tag and record["image"] == release.image
+    assert record["passed"] and record["release"] == site.release.tag and record["image"] == site.release.image
     assert "--uds" in record["argv"] and "--port" not in record["argv"]
-    assert record["host"] == read_fingerprint(fake_engine.version).model_dump(mode="json")
+    assert record["host"] == read_fingerprint(site.engine.version).model_dump(mode="json")
     assert result.log_path.read_bytes().startswith(b"version 0.32.0\n")
     json.dumps(result.as_dict())
-    assert (
-        (record["load_format"], record["weights_seconds"])
-        == ("auto", 0.25)
-        == (
-            result.load_format,
-            result.weights_seconds,
-        )
-    )
+    assert (record["load_format"], record["weights_seconds"]) == ("auto", 0.25)
+    assert (result.load_format, result.weights_seconds) == ("auto", 0.25)
 
 
-def test_each_draft_length_has_a_server_and_evidence_of_its_own(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path
-) -> None:
-    argv = (*release.argv, "--speculative-config", '{"method":"mtp","num_speculative_tokens":2}')
+def test_each_draft_length_has_a_server_and_evidence_of_its_own(site: FakeSite) -> None:
+    argv = (*site.release.argv, "--speculative-config", '{"method":"mtp","num_speculative_tokens":2}')
     wanted = {"checks": ("chat", "mods", "acceptance"), "acceptance_floor": 0.8, "draft_lengths": (2, 0)}
-    demands = release.demands.model_copy(update=wanted)
-    result, _ = smoke(paths, fake_engine, dataclasses.replace(release, argv=argv, demands=demands), checkpoint)
+    demands = site.release.demands.model_copy(update=wanted)
+    result, _ = smoke(site, dataclasses.replace(site.release, argv=argv, demands=demands))
     assert result.passed, result
     told = ["start", "chat", "mods", "acceptance", "start@0", "chat@0", "mods@0"]
     assert [check.name for check in result.checks] == told
-    folder = evidence_folder(paths, release)
+    folder = evidence_folder(site.paths, site.release)
     logs = {file.name: b"num_speculative_tokens" in file.read_bytes() for file in folder.glob("*.log")}
     assert logs == {"server.log": True, "server-drafts-0.log": False}
     assert [len((folder / f"exchanges{name}.jsonl").read_text().splitlines()) for name in ("", "-drafts-0")] == [3, 2]
-    dying = dataclasses.replace(release, argv=argv, demands=demands, env={"FAKE_VLLM": "exit"})
-    result, _ = smoke(paths, fake_engine, dying, checkpoint)
+    dying = dataclasses.replace(site.release, argv=argv, demands=demands, env={"FAKE_VLLM": "exit"})
+    result, _ = smoke(site, dying)
     assert [check.name for check in result.checks] == ["start"], "what does not start is not tried with other lengths"
 
 
-def test_the_container_is_closed_in(paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path) -> None:
-    result, _ = smoke(paths, fake_engine, release, checkpoint)
+def test_the_container_is_closed_in(site: FakeSite) -> None:
+    result, _ = smoke(site)
     lines = result.log_path.read_text().splitlines()
     assert "uid 10001" in lines
     facts = json.loads(next(line for line in lines if line.startswith("facts ")).removeprefix("facts "))
@@ -107,10 +101,8 @@ def test_the_container_is_closed_in(paths: Paths, fake_engine: Engine, release: 
     }
 
 
-def test_a_server_that_ends_is_told_at_once_with_its_last_words(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path
-) -> None:
-    result, _ = smoke(paths, fake_engine, faulty(release, "exit"), checkpoint)
+def test_a_server_that_ends_is_told_at_once_with_its_last_words(site: FakeSite) -> None:
+    result, _ = smoke(site, site.faulty("exit"))
     assert not result.passed and result.ready_seconds is None
     (start,) = result.checks
     assert start.name == "start" and "the container exited with 1" in start.detail
@@ -119,74 +111,64 @@ def test_a_server_that_ends_is_told_at_once_with_its_last_words(
     )
 
 
-def test_a_server_that_wants_too_much_memory_is_ended(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_wants_too_much_memory_is_ended(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server.running, "memory_limit", lambda *_: 256 << 20)
-    result, _ = smoke(paths, fake_engine, faulty(release, "memory"), checkpoint)
+    result, _ = smoke(site, site.faulty("memory"))
     assert "exited with 137, killed for want of memory" in result.checks[0].detail
 
 
-def test_a_server_that_never_answers_is_given_up(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_never_answers_is_given_up(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server.running, "ready_timeout", lambda _: 2.0)
-    result, _ = smoke(paths, fake_engine, faulty(release, "silent"), checkpoint)
+    result, _ = smoke(site, site.faulty("silent"))
     assert not result.passed and "not ready within 2 s" in result.checks[0].detail
 
 
-def test_health_alone_proves_nothing(paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path) -> None:
-    result, _ = smoke(paths, fake_engine, faulty(release, "completions-500"), checkpoint)
+def test_health_alone_proves_nothing(site: FakeSite) -> None:
+    result, _ = smoke(site, site.faulty("completions-500"))
     passed = {check.name: check.passed for check in result.checks}
     assert not result.passed and passed["start"] and not passed["completion"] and not passed["tool-call-stream"]
     assert "EngineCore died" in result.checks[1].detail
 
 
-def test_a_server_that_dies_between_two_requests(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path
-) -> None:
-    result, _ = smoke(paths, fake_engine, faulty(release, "dies"), checkpoint)
+def test_a_server_that_dies_between_two_requests(site: FakeSite) -> None:
+    result, _ = smoke(site, site.faulty("dies"))
     details = {check.name: check.detail for check in result.checks if not check.passed}
     assert list(details) == ["chat", *CHECKS[2:]]
     assert details["chat"].endswith("; the container exited with 3")
     assert details["tool-call"] == "not asked: the container exited with 3"
 
 
-def test_a_later_test_replaces_the_evidence(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path
-) -> None:
-    smoke(paths, fake_engine, faulty(release, "exit"), checkpoint)
-    (evidence_folder(paths, release) / "old").write_text("")
-    result, _ = smoke(paths, fake_engine, release, checkpoint)
-    folder = evidence_folder(paths, release)
+def test_a_later_test_replaces_the_evidence(site: FakeSite) -> None:
+    smoke(site, site.faulty("exit"))
+    (evidence_folder(site.paths, site.release) / "old").write_text("")
+    result, _ = smoke(site)
+    folder = evidence_folder(site.paths, site.release)
     assert result.passed and not (folder / "old").exists()
     assert [path.name for path in folder.parent.iterdir()] == ["smoke"]
 
 
-def test_the_record_takes_the_result(paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path) -> None:
-    records = Releases(paths)
-    records.save(release)
-    result, _ = smoke(paths, fake_engine, release, checkpoint)
-    assert records.smoked(release.tag, result).state == "passed"
-    result, _ = smoke(paths, fake_engine, faulty(release, "exit"), checkpoint)
-    failed = records.smoked(release.tag, result)
+def test_the_record_takes_the_result(site: FakeSite) -> None:
+    records = Releases(site.paths)
+    records.save(site.release)
+    result, _ = smoke(site)
+    assert records.smoked(site.release.tag, result).state == "passed"
+    result, _ = smoke(site, site.faulty("exit"))
+    failed = records.smoked(site.release.tag, result)
     assert failed.state == "failed" and "exited with 1" in failed.smoke_failures[0]
 
 
-def test_what_a_killed_run_left_is_removed(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path
-) -> None:
-    mine = fake_engine.client.containers.create(
-        release.tag, entrypoint=["vllm"], labels={server.LABEL: server.owner(paths)}
+def test_what_a_killed_run_left_is_removed(site: FakeSite) -> None:
+    mine = site.engine.client.containers.create(
+        site.release.tag, entrypoint=["vllm"], labels={server.LABEL: server.owner(site.paths)}
     )
-    other = fake_engine.client.containers.create(
-        release.tag, entrypoint=["vllm"], labels={server.LABEL: "another home"}
+    other = site.engine.client.containers.create(
+        site.release.tag, entrypoint=["vllm"], labels={server.LABEL: "another home"}
     )
-    theirs, left = (paths.work / f"smoke-{whose}-x" for whose in ("another", server.owner(paths)[:8]))
+    theirs, left = (site.paths.work / f"smoke-{whose}-x" for whose in ("another", server.owner(site.paths)[:8]))
     for folder in (theirs, left):  # homes may share a cache
         folder.mkdir(parents=True)
     try:
-        _, said = smoke(paths, fake_engine, release, checkpoint)
+        _, said = smoke(site)
         assert f"removing {mine.name}, left by a smoke test that was killed" in said
         other.reload()
         assert theirs.is_dir() and not left.exists()
@@ -195,59 +177,43 @@ def test_what_a_killed_run_left_is_removed(
         other.remove(force=True)
 
 
-def test_a_run_that_is_killed_leaves_nothing_that_stays(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path
-) -> None:
+def test_a_run_that_is_killed_leaves_nothing_that_stays(site: FakeSite) -> None:
     child = multiprocessing.get_context("fork").Process(
-        target=run_smoke, args=(paths, Engine.connect(), faulty(release, "silent"), checkpoint, len)
+        target=run_smoke, args=(site.paths, Engine.connect(), site.faulty("silent"), site.checkpoint, len)
     )
     child.start()
-    mine = {"label": f"{server.LABEL}={server.owner(paths)}"}
-    while child.is_alive() and not fake_engine.client.containers.list(filters=mine):
+    while child.is_alive() and not left_over(site, all=False):
         time.sleep(0.05)
     child.kill()
     child.join()
-    assert len(fake_engine.client.containers.list(filters=mine)) == 1
-    assert not evidence_folder(paths, release).exists()
-    result, said = smoke(paths, fake_engine, release, checkpoint)
+    assert len(left_over(site, all=False)) == 1
+    assert not evidence_folder(site.paths, site.release).exists()
+    result, said = smoke(site)
     assert result.passed and "left by a smoke test that was killed" in said[0]
 
 
-def test_an_engine_or_a_release_that_cannot_be_used_is_an_error(
-    paths: Paths, fake_engine: Engine, release: Release, checkpoint: Path
-) -> None:
-    gone = dataclasses.replace(release, tag=tag_of("fake", "base", "0" * 64))
+def test_an_engine_or_a_release_that_cannot_be_used_is_an_error(site: FakeSite) -> None:
+    gone = dataclasses.replace(site.release, tag=tag_of("fake", "base", "0" * 64))
+    other = dataclasses.replace(site.release, image="sha256:" + "0" * 64)
     with pytest.raises(EngineError, match=r"has no image[\s\S]*invoke rebuild sparkpin"):
-        run_smoke(paths, fake_engine, gone, checkpoint, print)
+        run_smoke(site.paths, site.engine, gone, site.checkpoint, print)
     with pytest.raises(IntegrityError, match="names another image"):
-        run_smoke(paths, fake_engine, dataclasses.replace(release, image="sha256:" + "0" * 64), checkpoint, print)
-    (checkpoint / "config.json").chmod(0o600)
+        run_smoke(site.paths, site.engine, other, site.checkpoint, print)
+    (site.checkpoint / "config.json").chmod(0o600)
     with pytest.raises(CheckpointError, match=r"config.json: mode 600[\s\S]*chmod -R a\+rX"):
-        run_smoke(paths, fake_engine, release, checkpoint, print)
+        run_smoke(site.paths, site.engine, site.release, site.checkpoint, print)
 
 
 def test_the_command_listens_on_the_socket_only(release: Release) -> None:
     argv = server.socket_argv(dataclasses.replace(release, argv=tuple(set_flag(release.argv, "--uds", "/elsewhere"))))
-    assert argv == [
-        "vllm",
-        "serve",
-        "/model",
-        "--served-model-name",
-        "scripted-tiny",
-        "--uds",
-        "/run/sparkpin/vllm.sock",
-    ]
+    wanted = "vllm serve /model --served-model-name scripted-tiny --uds /run/sparkpin/vllm.sock"
+    assert argv == wanted.split()
 
 
-def test_what_a_killed_smoke_test_left_is_cleared_unless_one_runs(
-    fake_engine: Engine, release: Release, paths: Paths
-) -> None:
-    def leftovers() -> list[object]:
-        return fake_engine.client.containers.list(all=True, filters={"label": f"{server.LABEL}={server.owner(paths)}"})
-
-    fake_engine.client.containers.create(release.tag, ["sleep"], labels={server.LABEL: server.owner(paths)})
-    with lock(server.smoke_lock(paths)):
-        server.clear_leftovers(paths, fake_engine, print)
-        assert len(leftovers()) == 1
-    server.clear_leftovers(paths, fake_engine, print)
-    assert leftovers() == []
+def test_what_a_killed_smoke_test_left_is_cleared_unless_one_runs(site: FakeSite) -> None:
+    site.engine.client.containers.create(site.release.tag, ["sleep"], labels={server.LABEL: server.owner(site.paths)})
+    with lock(server.smoke_lock(site.paths)):
+        server.clear_leftovers(site.paths, site.engine, print)
+        assert len(left_over(site)) == 1
+    server.clear_leftovers(site.paths, site.engine, print)
+    assert left_over(site) == []

@@ -1,23 +1,17 @@
-"""install.sh: its options, and what it does on a fresh Debian 12: a container of the stack's own root file system."""
+"""install.sh: its options and its dry run. tests/e2e/commands has what it does on a fresh Debian 12."""
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from checkout import PROJECT, Checkout
-from in_container import run
-
-from sparkpin.build import rootfs
-from sparkpin.core import tags
-from sparkpin.host.engine import Engine
-from sparkpin.pins import manifests
+from checkout import INVOKE, PROJECT, Checkout
 
 
-def install(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["./install.sh", *options], cwd=PROJECT, capture_output=True, text=True, timeout=600)
+def install(*options: str, checkout: Checkout | None = None) -> subprocess.CompletedProcess[str]:
+    folder, env = (checkout.folder, checkout.env) if checkout else (PROJECT, None)
+    return subprocess.run(["./install.sh", *options], cwd=folder, env=env, capture_output=True, text=True, timeout=600)
 
 
 def test_help_names_every_option() -> None:
@@ -41,9 +35,20 @@ def test_an_unknown_stage_is_told_by_a_dry_run() -> None:
     assert "unknown stage 'v3'" in result.stderr
 
 
-def test_a_dry_run_says_what_would_be_done() -> None:
-    result = install("--dry-run", "--stage", "mtp")
-    assert result.returncode == 0
+@pytest.fixture
+def copy(tmp_path: Path) -> Checkout:
+    """Whether this checkout has been installed is nothing to these tests."""
+    return Checkout.clone(tmp_path / "copy")
+
+
+def test_a_dry_run_says_what_would_be_done(copy: Checkout) -> None:
+    """In an installed checkout, whose stamp is as install.sh writes it."""
+    (copy.folder / ".venv/bin").mkdir(parents=True)
+    (copy.folder / ".venv/bin/invoke").symlink_to(INVOKE[0])
+    stamp = "(pwd && sha256sum requirements.lock pyproject.toml) >.venv/.requirements.sha256"
+    subprocess.run(["bash", "-c", stamp], cwd=copy.folder, check=True)
+    result = install("--dry-run", "--stage", "mtp", checkout=copy)
+    assert result.returncode == 0, result.stderr
     assert "Stack cpu" in result.stdout
     assert "Recipe scripted-tiny" in result.stdout
     assert "hybrid" in result.stdout
@@ -51,15 +56,12 @@ def test_a_dry_run_says_what_would_be_done() -> None:
     assert "nothing was changed" in result.stdout
 
 
-def test_a_dry_run_without_a_venv_ends_with_what_it_would_do(tmp_path: Path) -> None:
-    folder = Checkout.make(tmp_path / "copy").folder
-    for name in ("install.sh", "requirements.lock", "pyproject.toml"):
-        shutil.copy(PROJECT / name, folder)
+def test_a_dry_run_without_a_venv_ends_with_what_it_would_do(copy: Checkout) -> None:
     for options in ([], ["--stage", "mtp"]):
-        done = subprocess.run(["./install.sh", "--dry-run", *options], cwd=folder, capture_output=True, text=True)
+        done = install("--dry-run", *options, checkout=copy)
         wanted = " ".join(["would make .venv from requirements.lock, then run: invoke up", *options])
         assert (done.returncode, done.stdout.splitlines()[-1]) == (0, wanted), done.stderr
-    assert not (folder / ".venv").exists()
+    assert not (copy.folder / ".venv").exists()
 
 
 def test_the_long_silence_of_pip_is_broken() -> None:
@@ -78,41 +80,3 @@ def test_the_long_silence_of_pip_is_broken() -> None:
         "  40 packages looked up",
         "  all 45 are here; installing them",
     ]
-
-
-def on_fresh_debian(command: list[str], user: str) -> tuple[int, str]:
-    """Run in a container of the bare root file system; the checkout is mounted read-only."""
-    stack = manifests.load_stack(PROJECT, "cpu")
-    lock = manifests.load_stack_lock(PROJECT, stack)
-    code, out, err = run(
-        Engine.connect(),
-        tags.rootfs_ref(stack.debian.suite, rootfs.rootfs_spec(stack, lock).key),
-        command,
-        user=user,
-        working_dir="/src",
-        environment={"HOME": "/tmp"},
-        volumes={str(PROJECT): {"bind": "/src", "mode": "ro"}},
-        tmpfs={"/src/.venv": "ro"},  # a fresh clone has none
-    )
-    return code, out + err
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("options", [[], ["--no-smoke"]])
-def test_without_root_it_prints_the_commands_and_exits_with_3(options: list[str]) -> None:
-    code, text = on_fresh_debian(["bash", "./install.sh", *options], "10001:10001")
-    assert code == 3, text
-    command = next(line for line in text.splitlines() if "apt-get" in line and "install" in line)
-    for package in ("docker.io", "iptables", "mmdebstrap", "debian-archive-keyring", "python3-venv"):
-        assert package in command
-    assert "Nothing was changed" in text
-    assert "Traceback" not in text
-
-
-@pytest.mark.e2e
-def test_a_dry_run_as_root_says_what_it_would_install() -> None:
-    code, text = on_fresh_debian(["bash", "./install.sh", "--dry-run"], "0:0")
-    assert code == 0, text
-    assert "apt-get" in text
-    assert "docker.io" in text
-    assert "would make .venv" in text

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from checkout import PROJECT
-from in_container import output_of
 
-from sparkpin.build.pair import pair
 from sparkpin.commands import lint
-from sparkpin.host.engine import Engine
+from sparkpin.commands.developer import scripts
 
 TOKEN = "hf_" + "aB3" * 12  # written so that no scanner takes this file for a leak
 
@@ -110,32 +107,8 @@ def test_a_stack_without_a_lock_is_said(copy: Path, capsys: pytest.CaptureFixtur
 
 def test_the_scripts_pass_shellcheck() -> None:
     """As `invoke check` runs it, on every script that an image or the host runs."""
-    from tasks import scripts
-
-    found = scripts()
+    found = scripts(PROJECT)
     assert {"install.sh", ".ci/run", "src/sparkpin/build/rootfs.sh"} <= set(found)
     program = Path(sys.executable).parent / "shellcheck"
     done = subprocess.run([program, *found], cwd=PROJECT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-
-
-LEFT = (".netrc", "_netrc", ".git-credentials", ".npmrc", ".pypirc", ".docker", ".ssh", "pip.conf", ".aws", "id_rsa")
-LEFT += ("id_ed25519", ".huggingface", "stored_tokens", ".env")
-
-
-@pytest.mark.e2e
-def test_the_last_image_of_the_chain_holds_no_credentials_and_does_not_run_as_root() -> None:
-    """It has the layers of all: its configuration, and the name of every file in a real container of it."""
-    engine = Engine.connect()
-    ref = pair(PROJECT, "scripted-tiny")[-1].rendered.ref
-    image = engine.image(ref)
-    assert image, "invoke build makes it"
-    assert image.config["User"] == "10001:10001"
-    assert not [name for line in image.config["Env"] if lint.NAME.search(name := line.partition("=")[0])]
-    assert list(lint.secrets("config", json.dumps(image.config))) == []
-    assert list(lint.secrets("history", json.dumps(engine.client.api.history(ref)))) == []
-    command = ["-c", "find / -xdev -type f -o -xdev -type d"]
-    found = output_of(engine, ref, command, entrypoint="sh", user="0")
-    names = [line for line in found.splitlines() if line.rpartition("/")[2] in LEFT]
-    assert [name for name in names if not name.startswith(("/proc", "/sys", "/dev"))] == [], "nothing left by a tool"
-    assert len(found) > 10**6

@@ -11,6 +11,7 @@ from sparkpin.host.ssh import engine_at, ssh_command
 
 
 def test_hosts_that_are_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
     with pytest.raises(NetworkError, match="Could not resolve") as failed, engine_at("ssh://no-such-host.invalid"):
         pass
     assert "correct the name no-such-host.invalid" in failed.value.next_step

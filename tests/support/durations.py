@@ -1,0 +1,66 @@
+"""How long tests take: kept in pytest's cache, so that one that gets slow is told. It is a report and fails no run.
+
+Each test's own time, without its fixtures, which the first test that wants them pays for; those are told by file.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+
+import pytest
+
+KEY = "sparkpin/durations"
+KEPT = 5  # runs
+SLOW = 2.0  # seconds
+
+
+class Durations:
+    """A plugin of the process that writes the summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.cache = cache_of(config)
+        self.kept = kept(config)
+        self.whole_files = not config.option.keyword and not any("::" in arg for arg in config.args)
+        self.seconds: Counter[str] = Counter()
+        """Of this run: by test, and by "FILE (fixtures)"."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        file = report.nodeid.partition("::")[0]
+        if report.when == "call":
+            self.seconds[report.nodeid] = report.duration
+        elif self.whole_files:
+            self.seconds[f"{file} (fixtures)"] += report.duration
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for name, seconds in self.seconds.most_common():
+            usual = statistics.median(self.kept.get(name, [seconds]))
+            if seconds > max(SLOW, 2 * usual):
+                terminalreporter.write_line(f"slower: {name} took {seconds:.1f} s, usually {usual:.1f} s", yellow=True)
+            elif seconds > SLOW and name.startswith("tests/unit/"):
+                terminalreporter.write_line(f"slow for a unit test: {name} took {seconds:.1f} s", yellow=True)
+
+    def pytest_sessionfinish(self) -> None:
+        for name, seconds in self.seconds.items():
+            self.kept[name] = [*self.kept.get(name, []), round(seconds, 2)][-KEPT:]
+        if self.cache:
+            self.cache.set(KEY, self.kept)
+
+
+def cache_of(config: pytest.Config) -> pytest.Cache | None:
+    """None under `-p no:cacheprovider`."""
+    return getattr(config, "cache", None)
+
+
+def kept(config: pytest.Config) -> dict[str, list[float]]:
+    """Seconds of the last runs, by test and by file's fixtures."""
+    cache = cache_of(config)
+    return dict(cache.get(KEY, {})) if cache else {}
+
+
+def of_files(config: pytest.Config) -> Counter[str]:
+    """What each file took, by its kept times."""
+    files: Counter[str] = Counter()
+    for name, seconds in kept(config).items():
+        files[name.partition("::")[0].removesuffix(" (fixtures)")] += statistics.median(seconds)
+    return files
