@@ -11,13 +11,9 @@ from typing import NoReturn
 from unittest import mock
 
 from checkout import Checkout
-from invoke.collection import Collection
-from invoke.program import Program
 
-import tasks
+from sparkpin.commands.command_line import SparkpinProgram
 from sparkpin.core.paths import Paths
-
-PROGRAM = Program(namespace=Collection.from_module(tasks), name="invoke")
 
 
 class CheckoutHere(Checkout):
@@ -35,7 +31,7 @@ class CheckoutHere(Checkout):
             paths = replace(Paths.from_env(), project=self.folder)
             with mock.patch.object(Paths, "from_env", lambda *_: paths):
                 try:
-                    PROGRAM.run(["invoke", *arguments])
+                    SparkpinProgram().run(["sparkpin", *arguments])
                 except SystemExit as end:
                     code = end.code if isinstance(end.code, int) else 1
         return CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
