@@ -176,8 +176,8 @@ def test_promote_serve_and_roll_back_take_the_flags_with_them(copy: Checkout, fi
     assert (status, output.decode().splitlines()[-1]) == (0, CHAT.expected_content.strip()), output.decode()
     copy.done("stop", "--recipe", TRIAL)
 
-    copy.done("pin", second["tag"], "--note", "to be looked at")
+    copy.done("keep", second["tag"], "--note", "to be looked at")
     stays = copy.done("prune", "--keep", "0", "--dry-run")
-    assert "current" in stays and "passed last, pinned: to be looked at" in stays
+    assert "current" in stays and "passed last, kept: to be looked at" in stays
     copy.done("prune", "--keep", "0")
     assert [row["tag"] for row in copy.images()] == [second["tag"], first["tag"]]
