@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from sparkpin.build import reproduce as reproducing
 from sparkpin.build.make import rebuild as remake
 from sparkpin.commands.choose import choose_recipe, newest_of_stage, pairings_of, require_trust
@@ -25,6 +27,7 @@ def show_rendered(*, recipe: str | None, stage: str | None, stack: str | None) -
     show("# The build sees these files and no network:")
     for file in image.context:
         show(f"#   {file.sha256[:12]} {terminal.small_size(file.size):>10}  {file.path}")
+    show(f"# A release of it runs: {shlex.join(pairings[-1].argv)}")
 
 
 def rebuild(tag: str, *, trusted: bool) -> None:

@@ -232,7 +232,9 @@ class Line:
         """
         rest, read = list(words), ParseResult()
         if rest[:1] == ["help"]:
-            self.core.args["help"].value = next(iter(rest[1:]), None) or True
+            if not rest[1:]:
+                return read  # no task: the list
+            self.core.args["help"].value = rest[1]
             return read
         while rest:
             word = rest.pop(0)

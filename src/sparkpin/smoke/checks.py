@@ -187,7 +187,7 @@ def checks_of(stage: Stage) -> tuple[str, ...]:
     """
     file = f"stages/{stage.name}.yaml"
     names = stage.smoke.checks or []
-    require_known(names, file, "smoke.checks")
+    require_known(names, file, "smoke.add_checks" if stage.smoke.add_checks else "smoke.checks")
     if "acceptance" in names and stage.smoke.acceptance_floor is None:
         raise ManifestError(file, "smoke.acceptance_floor", None, "a share from 0 to 1 for the check acceptance")
     if "drift" in names and stage.parent and stage.smoke.drift is None:
