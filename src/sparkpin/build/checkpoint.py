@@ -24,7 +24,7 @@ from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
-from sparkpin.fetch import model as hub
+from sparkpin.fetch import model
 from sparkpin.fetch.model_files import repository_folder
 from sparkpin.pins.schema import ModelLock, ModelPin
 
@@ -43,8 +43,8 @@ def build_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequen
     with hold_model(paths, pin.name, say):
         if is_made_here(folder, key):
             return folder
-        places = hub.fetch_model(paths, pin, lock, say, only=used_repositories(pin, steps))
-        plan = make_plan(hub.listings(paths, pin, lock, say, only=used_repositories(pin, steps)), pin, steps)
+        places = model.fetch_model(paths, pin, lock, say, only=used_repositories(pin, steps))
+        plan = make_plan(model.listings(paths, pin, lock, say, only=used_repositories(pin, steps)), pin, steps)
         for note in plan.notes:
             say(note)
         write_checkpoint(folder, pin, lock, plan, places, key, say)
@@ -53,7 +53,7 @@ def build_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequen
 
 def plan_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Say) -> CheckpointPlan:
     """What `build_checkpoint` would do; `report` has words for it. Fetches headers only, writes nothing else."""
-    return make_plan(hub.listings(paths, pin, lock, say, only=used_repositories(pin, steps)), pin, steps)
+    return make_plan(model.listings(paths, pin, lock, say, only=used_repositories(pin, steps)), pin, steps)
 
 
 def verify_built(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Say) -> Path:
@@ -66,8 +66,8 @@ def verify_built(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[s
         step = f"the same line without --verify builds it: invoke checkpoint --model {pin.name}, or with its --stage"
         raise CheckpointError(f"{folder}: no such checkpoint of {pin.name}", next_step=step)
     used = used_repositories(pin, steps)
-    places = hub.fetch_model(paths, pin, lock, say, only=used)
-    plan = make_plan(hub.listings(paths, pin, lock, say, only=used), pin, steps)
+    places = model.fetch_model(paths, pin, lock, say, only=used)
+    plan = make_plan(model.listings(paths, pin, lock, say, only=used), pin, steps)
     shards = verify_checkpoint(folder, places, plan)
     if not is_complete(folder, checkpoint_key(pin, lock, steps)):
         raise CheckpointError(f"{folder / RECORD}: is not the record of this checkpoint", next_step=REBUILD)

@@ -10,7 +10,7 @@ from sparkpin.bundle import take_in
 from sparkpin.core import terminal
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
-from sparkpin.host import machine as host
+from sparkpin.host import machine
 from sparkpin.host.engine import engine_of
 from sparkpin.releases.record import Releases
 
@@ -36,7 +36,9 @@ def import_bundle(file: str, *, signed: bool) -> None:
         show(check.line)
     show(f"{done.release.tag} is here, {done.release.state}: what another machine's smoke test said is no proof here")
     if done.release.smoke_passed:
-        show(f"next: invoke promote {done.release.tag}, then {host.serve_command(paths.project, done.release.recipe)}")
+        show(
+            f"next: invoke promote {done.release.tag}, then {machine.serve_command(paths.project, done.release.recipe)}"
+        )
     else:
         show(f"next: invoke smoke {done.release.tag}, then invoke serve {done.release.tag}")
 

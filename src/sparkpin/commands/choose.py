@@ -9,7 +9,7 @@ from sparkpin.core.errors import (
     ManifestError,
 )
 from sparkpin.core.paths import Paths
-from sparkpin.host import machine as host
+from sparkpin.host import machine
 from sparkpin.pins import manifests
 from sparkpin.releases.record import Release, Releases
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def choose_recipe(paths: Paths, recipe: str | None, stack: str | None) -> str:
     """The recipe asked for, else the default one of the stack, else that of this machine's stack."""
-    return recipe or host.default_recipe(paths.project, stack)
+    return recipe or machine.default_recipe(paths.project, stack)
 
 
 def pairings_of(recipe: str | None, stage: str | None, stack: str | None = None) -> tuple[Paths, tuple[Pairing, ...]]:

@@ -13,7 +13,7 @@ from sparkpin.core.terminal import say, show
 from sparkpin.evidence import attest as attesting
 from sparkpin.evidence import signing
 from sparkpin.host.engine import engine_of
-from sparkpin.releases import current as retention
+from sparkpin.releases import current
 from sparkpin.releases.record import Releases
 
 
@@ -66,7 +66,7 @@ def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
             raise InputError(f"{error.message}, and no file of that name", next_step=error.next_step) from None
         how = (
             f"invoke attest {release.tag}, if only statement, SBOM or signature are at fault; else "
-            f"{retention.how_to_rebuild(release)}"
+            f"{current.how_to_rebuild(release)}"
         )
         key = "" if signing.Keys.from_env().signing else f"name a key in {signing.places(signing.SIGNING_KEY)}; then "
         sign = f"{key}invoke attest {release.tag}"

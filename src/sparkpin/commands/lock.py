@@ -14,8 +14,7 @@ from sparkpin.core.errors import (
 )
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
-from sparkpin.fetch import lock_community_mod, lock_model
-from sparkpin.fetch import lock_stack as locking
+from sparkpin.fetch import lock_community_mod, lock_model, lock_stack
 from sparkpin.fetch import model as hub
 from sparkpin.fetch import stack as fetching
 from sparkpin.host.machine import this_platform
@@ -36,7 +35,7 @@ def lock(*, stack: str | None, model: str | None, mod: str | None = None, keep_l
     paths = Paths.from_env()
     everything = not stack and not model
     for name in [stack] if stack else names(paths.project / "pins/stacks") if everything else []:
-        made = locking.lock_stack(paths, name, say, keep_layers=keep_layers)
+        made = lock_stack.lock_stack(paths, name, say, keep_layers=keep_layers)
         on_top = f", {len(made.updates)} of them on top of the former layers" if made.updates else ""
         show(f"pins/stacks/{name}.lock: {len(made.debs)} Debian packages, {len(made.wheels)} wheels{on_top}")
     for name in [model] if model else names(paths.project / "pins/models") if everything else []:

@@ -14,7 +14,7 @@ from sparkpin.core.errors import (
 )
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
-from sparkpin.host import machine as host
+from sparkpin.host import machine
 from sparkpin.host.engine import engine_of
 from sparkpin.pins import manifests, schema
 from sparkpin.pins.precedence import overruled
@@ -86,5 +86,5 @@ def finish(records: Releases, done: tuple[Release, ...]) -> None:
             show(f"next, where it can run: {how_to_carry(records, newest)}")
             return
         is_current = newest.tag == records.current_tag(newest.recipe)
-        serve_it = host.serve_command(records.paths.project, newest.recipe)
+        serve_it = machine.serve_command(records.paths.project, newest.recipe)
         show(f"next: {serve_it}" if is_current else f"next: invoke promote {newest.tag}, then {serve_it}")

@@ -16,11 +16,10 @@ from sparkpin.core.errors import (
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import say, show
-from sparkpin.host import machine as host
+from sparkpin.host import machine
 from sparkpin.host.engine import Engine, engine_of
-from sparkpin.releases import current as retention
+from sparkpin.releases import current, quality_gate
 from sparkpin.releases import keep as pinned
-from sparkpin.releases import quality_gate
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve.served import running_release
 
@@ -29,7 +28,7 @@ def images(*, as_json: bool) -> None:
     """What can be read of the releases; then ManifestError for a record that is damaged."""
     paths = Paths.from_env()
     with waiting(say, "asking the engine for its images"):
-        rows, shared = retention.rows(paths, engine_of(paths))
+        rows, shared = current.rows(paths, engine_of(paths))
     if as_json:
         show(json.dumps(rows, indent=2, sort_keys=True))
     elif rows:
@@ -49,7 +48,7 @@ def promote(tag: str, *, accept_loss: str = "") -> None:
     accept_loss = accept_loss.strip()  # blanks are no reason
     told = quality_gate.check(paths, Releases(paths).get(tag), accepted=accept_loss)
     engine = engine_of(paths)
-    release = retention.promote(paths, engine, tag)
+    release = current.promote(paths, engine, tag)
     show(f"current release of {release.recipe}: {release.tag}")
     for line in told:
         show(line)
@@ -65,7 +64,7 @@ def next_serve(paths: Paths, engine: Engine, release: Release) -> None:
         show("it is being served already")
     else:
         until = f" (until then {running} still answers)" if running else ""
-        show(f"next: {host.serve_command(paths.project, release.recipe)}{until}")
+        show(f"next: {machine.serve_command(paths.project, release.recipe)}{until}")
 
 
 def rollback(*, recipe: str | None, serve_it: bool = False, drain: int | None = None) -> None:
@@ -75,10 +74,10 @@ def rollback(*, recipe: str | None, serve_it: bool = False, drain: int | None = 
     records = Releases(paths)
     for fault in require_recipe(paths, records, name):
         say(f"passed over: {fault}")
-    retention.require_pointer(records, name)  # before an engine is started
+    current.require_pointer(records, name)  # before an engine is started
     engine = engine_of(paths)
     running = running_release(paths, engine, name)
-    former, release = retention.rollback(paths, engine, name, say)
+    former, release = current.rollback(paths, engine, name, say)
     for line in went_back(former, release, running):
         show(line)
     if not serve_it:
@@ -87,7 +86,7 @@ def rollback(*, recipe: str | None, serve_it: bool = False, drain: int | None = 
     try:
         commands.serve.serve(recipe=name, release=release.tag, port=None, drain=drain)
     except SparkpinError:
-        retention.promote(paths, engine, former.tag)
+        current.promote(paths, engine, former.tag)
         show(f"current again, since {release.tag} could not be served: {former.tag}")
         raise
 

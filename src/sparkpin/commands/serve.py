@@ -14,7 +14,7 @@ from sparkpin.host.engine import engine_of
 from sparkpin.releases import current as retention
 from sparkpin.releases.record import Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu
-from sparkpin.serve import service as serving
+from sparkpin.serve import service
 from sparkpin.serve import status as serving_tasks
 from sparkpin.serve.choose_loader import with_loader
 from sparkpin.serve.served import status
@@ -61,7 +61,7 @@ def serve(
     gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)
     chosen = with_loader(paths, chosen, checkpoint, say, gpus=gpus)
     try:
-        served = serving.start(paths, engine, chosen, checkpoint, port=port, host=host, gpus=gpus, drain=drain, say=say)
+        served = service.start(paths, engine, chosen, checkpoint, port=port, host=host, gpus=gpus, drain=drain, say=say)
     except Detached as detached:
         show(f"detached: {detached}\nnext: invoke status, invoke logs --follow")
         return
@@ -76,7 +76,7 @@ def stop(*, recipe: str | None) -> None:
     paths = Paths.from_env()
     engine = engine_of(paths)
     clear_leftovers(paths, engine, say)
-    stopped = serving.stop(paths, engine, recipe, say)
+    stopped = service.stop(paths, engine, recipe, say)
     for name in stopped:
         show(f"stopped {name}")
     if not stopped:

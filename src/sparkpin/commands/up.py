@@ -18,8 +18,7 @@ from sparkpin.fetch.store import Store
 from sparkpin.host import machine as host
 from sparkpin.host.engine import engine_of
 from sparkpin.pins.schema import LockedFile
-from sparkpin.releases import current as retention
-from sparkpin.releases import quality_gate
+from sparkpin.releases import current, quality_gate
 from sparkpin.releases.record import Release, Releases
 
 
@@ -112,7 +111,7 @@ def first_is_current(paths: Paths, newest: Release) -> None:
     if why := quality_gate.refusal(paths, newest):
         say(f"{newest.tag} passed, and is not current: {why}")
         return
-    retention.promote(paths, engine_of(paths), newest.tag)
+    current.promote(paths, engine_of(paths), newest.tag)
     say(f"{newest.tag} is the first release that passed, so it is current")
 
 

@@ -12,7 +12,7 @@ from sparkpin.core.errors import SparkpinError
 from sparkpin.core.names import choose
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
-from sparkpin.host import machine as hosts
+from sparkpin.host import machine
 
 FOLDERS = {"stack": "pins/stacks", "recipe": "recipes", "stage": "stages"}
 
@@ -47,22 +47,22 @@ def look(paths: Paths, stack: str | None, *, dry_run: bool, show: Say, say: Say)
 
     stack: None for the one for this machine; say: is told each command that is run, before it runs.
     """
-    host = hosts.read_host()
-    show(f"This machine: {host.summary}. Stack: {stack or hosts.default_stack(paths.project, host)}.")
-    lacking = hosts.missing(paths, host)
+    host = machine.read_host()
+    show(f"This machine: {host.summary}. Stack: {stack or machine.default_stack(paths.project, host)}.")
+    lacking = machine.missing(paths, host)
     if not lacking:
         show("It has what is needed; nothing to install.")
         return
     for requirement in lacking:
         show(f"  missing: {requirement.name}: {requirement.detail}")
-    commands, others = hosts.mending(lacking, host)
+    commands, others = machine.mending(lacking, host)
     if commands:
-        show(f"To be run: {hosts.as_root(host, *commands)}")
+        show(f"To be run: {machine.as_root(host, *commands)}")
     for requirement in others:
         if requirement.fix:
             show(f"To be done by you: {requirement.name}: {requirement.fix}")
     if not dry_run:
-        hosts.install(lacking, host, say)
+        machine.install(lacking, host, say)
 
 
 if __name__ == "__main__":

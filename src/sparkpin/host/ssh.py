@@ -112,7 +112,7 @@ def bridge(url: str) -> Iterator[str]:
         socket = Path(folder) / "docker.sock"
         running: list[subprocess.Popen[bytes]] = []
 
-        class Handler(socketserver.BaseRequestHandler):
+        class SocketHandler(socketserver.BaseRequestHandler):
             """ssh gets the connection itself as its input and output."""
 
             def handle(self) -> None:
@@ -122,11 +122,11 @@ def bridge(url: str) -> Iterator[str]:
                 running.append(process)
                 process.wait()
 
-        class Server(socketserver.ThreadingUnixStreamServer):
+        class SocketServer(socketserver.ThreadingUnixStreamServer):
             daemon_threads = True
             block_on_close = False
 
-        with Server(str(socket), Handler) as server:
+        with SocketServer(str(socket), SocketHandler) as server:
             threading.Thread(target=server.serve_forever, args=(0.05,), name="ssh", daemon=True).start()
             try:
                 yield f"unix://{socket}"

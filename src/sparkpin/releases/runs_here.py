@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.host import machine as hosts
+from sparkpin.host import machine
 from sparkpin.host.engine import Engine
 from sparkpin.host.gpus import Gpu, read_gpus
 from sparkpin.pins import manifests
@@ -35,7 +35,7 @@ def obstacle(paths: Paths, engine: Engine, release: Release) -> str:
     stack = stack_of(paths, release)
     if stack is None:
         return ""
-    gpus = read_gpus(hosts.output) if stack.gpu and not engine.elsewhere else ()
+    gpus = read_gpus(machine.output) if stack.gpu and not engine.elsewhere else ()
     return obstacle_of(stack, engine.platform, gpus, engine.elsewhere)
 
 
@@ -44,7 +44,7 @@ def obstacle_here(paths: Paths, release: Release) -> str:
     stack = stack_of(paths, release)
     if stack is None:
         return ""
-    return obstacle_of(stack, hosts.this_platform(), read_gpus(hosts.output) if stack.gpu else ())
+    return obstacle_of(stack, machine.this_platform(), read_gpus(machine.output) if stack.gpu else ())
 
 
 def obstacle_of(stack: Stack, platform: str, gpus: Sequence[Gpu], elsewhere: str = "") -> str:

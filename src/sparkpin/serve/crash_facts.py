@@ -10,7 +10,7 @@ from typing import Any
 
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
-from sparkpin.host import machine as hosts
+from sparkpin.host import machine
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import engine_errors
 from sparkpin.host.gpus import Gpu, read_gpus
@@ -57,10 +57,10 @@ def examine(container: Container, recipe: str, tag: str, how: str) -> Death:
 
 def machine_lines(limit: int | None, started: str) -> list[str]:
     """Memory, GPUs, and what the kernel has said of either since the server's start."""
-    host = hosts.read_host()
+    host = machine.read_host()
     found = [memory_line(host.memory_total, host.memory_available, limit)]
-    found += [gpu_line(gpu) for gpu in read_gpus(hosts.output)]
-    return found + kernel_lines(hosts.output(("dmesg",)) or "", started, time.time() - uptime())
+    found += [gpu_line(gpu) for gpu in read_gpus(machine.output)]
+    return found + kernel_lines(machine.output(("dmesg",)) or "", started, time.time() - uptime())
 
 
 def uptime() -> float:

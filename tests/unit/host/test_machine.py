@@ -284,12 +284,14 @@ def test_preflight_tells_a_home_that_is_no_folder(
 def test_preflight_says_that_nothing_was_changed_only_if_so(
     bare: Paths, apt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(preflight.hosts, "default_stack", lambda *_: "cpu")
-    monkeypatch.setattr(preflight.hosts, "read_host", lambda: DEBIAN)
-    monkeypatch.setattr(preflight.hosts, "missing", lambda *_: [dataclasses.replace(MMDEBSTRAP, packages=("no-such",))])
+    monkeypatch.setattr(preflight.machine, "default_stack", lambda *_: "cpu")
+    monkeypatch.setattr(preflight.machine, "read_host", lambda: DEBIAN)
+    monkeypatch.setattr(
+        preflight.machine, "missing", lambda *_: [dataclasses.replace(MMDEBSTRAP, packages=("no-such",))]
+    )
     assert preflight.main([]) == 3
     assert "Nothing was changed" not in capsys.readouterr().err
-    monkeypatch.setattr(preflight.hosts, "missing", lambda *_: [FULL])
+    monkeypatch.setattr(preflight.machine, "missing", lambda *_: [FULL])
     assert preflight.main([]) == 3
     seen = capsys.readouterr()
     assert "Nothing was changed" in seen.err

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sparkpin.core.errors import EngineError
 from sparkpin.fetch.hub_front_page import HUB, Hub, ask_hub
-from sparkpin.host import machine as hosts
+from sparkpin.host import machine
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.gpus import Gpu, Run, read_gpus
 from sparkpin.serve import ports
@@ -36,7 +36,7 @@ class MachineFacts:
     synchronized: of the clock, None where nobody tells. hub: None unless it was asked.
     """
 
-    host: hosts.Host
+    host: machine.Host
     gpus: tuple[Gpu, ...]
     module: str
     toolkit: str
@@ -52,24 +52,24 @@ class MachineFacts:
 
 
 def read_facts(
-    host: hosts.Host,
+    host: machine.Host,
     port: int,
     *,
     online: bool,
-    root: Path = hosts.ROOT,
-    run: Run = hosts.output,
+    root: Path = machine.ROOT,
+    run: Run = machine.output,
     environment: Mapping[str, str] = os.environ,
 ) -> MachineFacts:
     engine = connected()
     return MachineFacts(
         host=host,
         gpus=read_gpus(run),
-        module=hosts.text(root / "sys/module/nvidia/version").strip(),
+        module=machine.text(root / "sys/module/nvidia/version").strip(),
         toolkit=toolkit_version(run),
-        hook=hosts.find_program(HOOK) is not None,
+        hook=machine.find_program(HOOK) is not None,
         cdi=cdi_files(root),
         docker=docker_of(engine),
-        memory=hosts.meminfo(root / "proc/meminfo"),
+        memory=machine.meminfo(root / "proc/meminfo"),
         port=port,
         holder=holder_of(engine, port),
         token=token_place(environment),
@@ -112,7 +112,7 @@ def toolkit_version(run: Run) -> str:
 def cdi_files(root: Path) -> tuple[str, ...]:
     """Absolute paths of the specifications that offer nvidia.com/gpu, where Docker looks for them."""
     found = [path for folder in ("etc/cdi", "var/run/cdi") for path in sorted((root / folder).glob("*"))]
-    return tuple(f"/{path.relative_to(root)}" for path in found if "nvidia.com/gpu" in hosts.text(path))
+    return tuple(f"/{path.relative_to(root)}" for path in found if "nvidia.com/gpu" in machine.text(path))
 
 
 def token_place(environment: Mapping[str, str]) -> str:
@@ -124,7 +124,7 @@ def token_place(environment: Mapping[str, str]) -> str:
     cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
     folder = Path(environment.get("HF_HOME") or cache / "huggingface").expanduser()
     path = Path(environment.get("HF_TOKEN_PATH") or folder / "token").expanduser()
-    return f"in {path}" if hosts.text(path).strip() else ""
+    return f"in {path}" if machine.text(path).strip() else ""
 
 
 def synchronized(run: Run) -> bool | None:

@@ -19,7 +19,7 @@ HEADERS = {
 def server(page: bytes, port: int = 0) -> ThreadingHTTPServer:
     """Answers GET / with the page, once `serve_forever` runs. port: 0 takes any that is free. BusyError."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class PageHandler(BaseHTTPRequestHandler):
         server_version, sys_version = "sparkpin", ""
 
         def do_GET(self) -> None:
@@ -40,7 +40,7 @@ def server(page: bytes, port: int = 0) -> ThreadingHTTPServer:
     if port > 65535:
         raise InputError(f"--port: saw {port}, wanted 0 to 65535", next_step="invoke report --open")
     try:
-        made = ThreadingHTTPServer((HOST, port), Handler)
+        made = ThreadingHTTPServer((HOST, port), PageHandler)
     except OSError as error:
         raise BusyError(
             f"cannot listen on {HOST}:{port}: {error.strerror}", next_step="invoke report --open (any free port)"

@@ -13,7 +13,7 @@ from sparkpin.core.errors import BusyError
 from sparkpin.core.files import lock
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
-from sparkpin.host import machine as hosts
+from sparkpin.host import machine
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.gpus import read_gpus
@@ -144,7 +144,7 @@ def memory_of(target: BenchTarget, before: PeakMemory | None) -> PeakMemory:
 
 def slowed(subject: BenchSubject, before: Iterable[str]) -> tuple[str, ...]:
     """What holds the clocks of this machine's GPUs down now, or did before."""
-    now = [reason for gpu in read_gpus(hosts.output) for reason in gpu.slowed] if subject.gpus else []
+    now = [reason for gpu in read_gpus(machine.output) for reason in gpu.slowed] if subject.gpus else []
     return tuple(dict.fromkeys([*before, *now]))
 
 
@@ -163,6 +163,6 @@ def container_bytes(stats: Any) -> int | None:
 
 def gpu_bytes() -> int | None:
     """Of all programs that compute on the GPUs of this machine."""
-    lines = (hosts.output(GPU_MEMORY) or "").split()
+    lines = (machine.output(GPU_MEMORY) or "").split()
     found = [int(line) for line in lines if line.isdecimal()]
     return sum(found) * MIB if found else None
