@@ -102,7 +102,7 @@ def fetch_wheels(
             faults += wrong
             for wheel, url in urls:
                 what = f"{wheel.file} (sha256={wheel.sha256})"
-                origin = origin_of(url, what, env, client, partial(how_to_get, [wheel]))
+                origin = origin_of(url, what, client, partial(how_to_get, [wheel]))
                 size, grown = wheel.size, grow / f"{wheel.sha256}.part"
                 piece = FilePiece(origin, wheel.file, size, 0, size, wheel.file, grown, store.path, wheel.sha256)
                 pieces.append(replace(piece, mode=0o644))
