@@ -90,16 +90,23 @@ def serve(folder: Path) -> Iterator[Index]:
     prefix = f"/{uuid.uuid4().hex}"  # what uv keeps of an index is of no other one on that port
 
     class Handler(http.server.BaseHTTPRequestHandler):
+        def is_refused(self) -> bool:
+            wanted = f"Basic {base64.b64encode(index.login.encode()).decode()}"
+            if index.login and self.headers.get("Authorization") != wanted:
+                self.answer(401, "text/plain", b"")
+                return True
+            return False
+
         def do_HEAD(self) -> None:
+            if self.is_refused():
+                return
             if index.compresses and "gzip" in self.headers.get("Accept-Encoding", ""):
                 self.answer(200, "application/octet-stream", b"less")
                 return
             self.answer(200, "application/octet-stream", (folder / unquote(self.path).rpartition("/")[2]).read_bytes())
 
         def do_GET(self) -> None:
-            wanted = f"Basic {base64.b64encode(index.login.encode()).decode()}"
-            if index.login and self.headers.get("Authorization") != wanted:
-                self.answer(401, "text/plain", b"")
+            if self.is_refused():
                 return
             kind, _, name = unquote(self.path).removeprefix(prefix).strip("/").partition("/")
             if kind == "simple":

@@ -201,3 +201,12 @@ def test_the_size_of_a_file_is_not_that_of_a_compressed_answer(index: Index) -> 
     wheel = make_wheel(index.folder, "one", "1.0")
     with http_client({}) as client:
         assert length(index.url.replace("/simple/", f"/files/{wheel.file}"), client) == wheel.size
+
+
+def test_an_index_with_a_password_is_locked_from(paths: Paths, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tells no sizes, as PyTorch's own does not, so each file is asked for its own."""
+    index.login = "me:secret"
+    monkeypatch.setenv("UV_DEFAULT_INDEX", index.url.replace("//", f"//{index.login}@"))
+    app = make_wheel(index.folder, "app")
+    write(paths, ["app==1.0"])
+    assert lock_stack(paths, "s", print).wheels == [app]
