@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 UNSATISFIABLE = 1
 """uv's exit status where the indexes answered, but nothing fits; it is 2 where they do not answer."""
+REFUSED = re.compile(r"\b401 Unauthorized|\b403 Forbidden|could not be queried|Failed to fetch")
+UNREACHABLE = 2
 
 
 def index_closure(
@@ -86,6 +89,7 @@ def resolve(
     """`uv pip compile` for the target, to a pylock.toml. rows: what is in the file of each of these options. Network.
 
     PyTorch's own index is asked where the others do not have what is asked for: a mirror of it stays a mirror.
+    The exit status is UNSATISFIABLE only where all indexes let themselves be asked. No URL that uv tells has a login.
     """
     argv = [
         *(uv.find_uv_bin(), "pip", "compile", "--no-config", "--quiet", "--format=pylock.toml"),
@@ -106,6 +110,9 @@ def resolve(
             )
             if done.returncode != UNSATISFIABLE:
                 break
+    done.stderr = re.sub(r"//[^/@\s]+@", "//", done.stderr)
+    if done.returncode == UNSATISFIABLE and REFUSED.search(done.stderr):
+        done.returncode = UNREACHABLE  # an index that refuses to answer looks to uv like one that has nothing
     return done
 
 

@@ -10,13 +10,13 @@ from source_samples import source_distribution
 from stack_samples import deb, locked, versions, write
 from wheelhouse import Index, make_wheel
 
-from sparkpin.core.errors import ManifestError
+from sparkpin.core.errors import ManifestError, NetworkError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import lock_stack as lock_module
 from sparkpin.fetch.lock_stack import lock_stack
 from sparkpin.fetch.stack import fetch_stack
 from sparkpin.fetch.store import Store
-from sparkpin.fetch.wheels import http_client, length
+from sparkpin.fetch.wheels import CONFIG, http_client, length
 from sparkpin.pins.manifests import load_stack, load_stack_lock, lock_text
 from sparkpin.pins.schema import LockedFile
 
@@ -210,3 +210,19 @@ def test_an_index_with_a_password_is_locked_from(paths: Paths, index: Index, mon
     app = make_wheel(index.folder, "app")
     write(paths, ["app==1.0"])
     assert lock_stack(paths, "s", print).wheels == [app]
+
+
+def test_an_index_that_refuses_the_login_is_told_as_such(
+    paths: Paths, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither as requirements that do not fit, nor as a file that is gone."""
+    index.login = "me:secret"
+    monkeypatch.setenv("UV_DEFAULT_INDEX", index.url.replace("//", "//me:outdated@"))
+    write(paths, ["app==1.0"])
+    app = make_wheel(index.folder, "app")
+    with pytest.raises(NetworkError, match="401") as at_lock:
+        lock_stack(paths, "s", print)
+    with pytest.raises(NetworkError, match="401") as at_fetch:
+        fetch_stack(paths, load_stack(paths.project, "s"), locked(paths, app), print, str)
+    for caught in (at_lock, at_fetch):
+        assert caught.value.next_step == CONFIG and "outdated" not in str(caught.value)
