@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -85,7 +86,8 @@ def target_of(stack: Stack, debs: Iterable[LockedFile]) -> WheelTarget:
 def http_client(env: Mapping[str, str]) -> httpx.Client:
     """For an index's files, with the certificates of the machine and the indexes' logins, as pip and uv take them.
 
-    env: as for uv. A login goes to its index's scheme, host and port only, in a header: no message has it.
+    env: as for uv, with a proxy and the hosts whose certificates need not be right; httpx reads other proxies itself.
+    A login goes to its index's scheme, host and port only, in a header: no message has it.
     """
     import httpx  # slow to import
 
@@ -101,8 +103,25 @@ def http_client(env: Mapping[str, str]) -> httpx.Client:
         return next(httpx.BasicAuth(own[-1].username, own[-1].password).auth_flow(request))
 
     context = ssl.create_default_context(cafile=env.get("SSL_CERT_FILE"))
-    headers = {"Accept-Encoding": "identity"}
-    return httpx.Client(auth=log_in, verify=context, headers=headers, follow_redirects=True, timeout=SILENCE)
+    mounts = dict[str, httpx.BaseTransport]()
+    if (proxy := env.get("ALL_PROXY")) != os.environ.get("ALL_PROXY"):
+        mounts["all://"] = httpx.HTTPTransport(verify=context, proxy=proxy)
+    for host in (word.rpartition("://")[2] for word in env.get("UV_INSECURE_HOST", "").split()):
+        known = {"all": proxy or ""} | getproxies()
+        through = "" if proxy_bypass(host) else with_scheme(known.get("https", known["all"]))
+        mounts[f"https://{host}"] = httpx.HTTPTransport(verify=False, proxy=through or None)
+    return httpx.Client(
+        auth=log_in,
+        verify=context,
+        mounts=mounts,
+        headers={"Accept-Encoding": "identity"},
+        follow_redirects=True,
+        timeout=SILENCE,
+    )
+
+
+def with_scheme(proxy: str) -> str:
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
 
 
 @dataclass(frozen=True, eq=False)
