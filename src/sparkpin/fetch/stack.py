@@ -47,6 +47,10 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say, how_to_ge
     store = Store(paths.store)
     with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
         store.sweep()
+        growing = {f"{file.sha256}.part" for file in lock.files}
+        for part in (store.root / "incoming/wheels").glob("*.part"):
+            if part.name not in growing:  # begun for a lock that has changed since
+                part.unlink()
         source = lock.source
 
         def lacking(*rows: Sequence[LockedFile]) -> list[LockedFile]:
