@@ -2,6 +2,7 @@
 # Sets sparkpin up on this machine and runs its main job.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
+unset SPARKPIN_PROJECT # this checkout is meant
 
 usage() {
   cat <<'TEXT'

@@ -10,7 +10,7 @@ from pathlib import Path
 import durations
 import pytest
 import wheelhouse
-from places import PROJECT, copied_to
+from places import NO_ENGINE, PROJECT, copied_to
 
 
 @pytest.fixture
@@ -91,8 +91,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def kind(item: pytest.Item) -> str:
-    """unit, engine or e2e"""
-    return item.path.relative_to(PROJECT / "tests").parts[0]
+    """unit, engine or e2e; unit, too, for a mod's own tests."""
+    tests = PROJECT / "tests"
+    return item.path.relative_to(tests).parts[0] if item.path.is_relative_to(tests) else "unit"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if kind(item) in MARKED:
+        assert not os.environ.get("DOCKER_HOST", "").endswith(NO_ENGINE), "what unit tests are given was left behind"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

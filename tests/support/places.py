@@ -8,6 +8,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[2]
 SUPPORT = PROJECT / "tests/support"
 DATA = PROJECT / "tests/data"
+NO_ENGINE = "no-engine"  # the socket that unit tests are given for Docker's
 
 
 def copied_to(copy: Path) -> Path:

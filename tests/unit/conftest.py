@@ -5,11 +5,14 @@ They know nothing of this machine: neither what sparkpin has left on it nor its 
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import places
 import pytest
 
 HERE = Path(__file__).resolve().parent
@@ -29,11 +32,17 @@ def is_for_programs(folder: Path) -> bool:
     return folder.is_dir() and not os.statvfs(folder).f_flag & os.ST_NOEXEC
 
 
-@pytest.fixture(scope="session", autouse=True)
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    folder = tmp_path_factory.mktemp("machine")
+@functools.cache
+def machine() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="sparkpin-unit-")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """For each unit test with its fixtures, of whatever scope, and for no test that follows it on the same worker."""
+    folder = machine().name
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARKPIN_HOME", str(folder / "home"))
-        patch.setenv("SPARKPIN_CACHE", str(folder / "cache"))
-        patch.setenv("DOCKER_HOST", f"unix://{folder}/no-engine")
-        yield
+        patch.setenv("SPARKPIN_HOME", f"{folder}/home")
+        patch.setenv("SPARKPIN_CACHE", f"{folder}/cache")
+        patch.setenv("DOCKER_HOST", f"unix://{folder}/{places.NO_ENGINE}")
+        return (yield)

@@ -59,6 +59,7 @@ def test_every_room_is_in_the_picture_and_says_in_a_line_what_it_is() -> None:
     rooms = {path.name for path in SOURCES.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert rooms == {room for floor in floors() for room in floor}
     assert [path.name for path in SOURCES.iterdir() if path.is_file()] == ["__init__.py"]
+    assert not {file.parent for file in SOURCES.rglob("*.py")} - {file.parent for file in SOURCES.rglob("__init__.py")}
     for room in rooms:
         first = (ast.get_docstring(ast.parse((SOURCES / room / "__init__.py").read_text())) or "").partition("\n")[0]
         assert first.endswith("."), f"{room}: its first line is no sentence: {first!r}"

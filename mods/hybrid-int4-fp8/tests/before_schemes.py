@@ -1,6 +1,6 @@
 """The forms for vLLM 0.19.1 and 0.20.2, on their real Python code. Not collected in an image: its vLLM is a later one.
 
-Run by the project's tests/test_mods_on_vllm.py. There is no GPU: the platform only says that it is no CPU, and the
+Run by the project's test_mods_on_vllm.py. There is no GPU: the platform only says that it is no CPU, and the
 choice of a kernel, which needs one, is left out; all else is vLLM's.
 """
 

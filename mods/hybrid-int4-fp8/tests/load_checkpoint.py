@@ -1,4 +1,4 @@
-"""Run by tests/test_hybrid_formats.py in an image: load a checkpoint as `vllm serve` would, with MTP, and look into it.
+"""Run by test_hybrid_formats.py in an image: load a checkpoint as `vllm serve` would, with MTP, and look into it.
 
 Each FP8 linear layer of the model and of its drafter is read back with unit vectors and compared with what the
 checkpoint's files say, so that weights in a wrong place show, which the scripted answers could survive. Prints one line

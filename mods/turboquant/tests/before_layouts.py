@@ -1,6 +1,6 @@
 """The backend for vLLM 0.20.2, on its real Python code. Not collected in an image: its vLLM is a later one.
 
-Run by the project's tests/test_mods_on_vllm.py. There is no GPU: no kernel runs, and FlashAttention is not looked for.
+Run by the project's test_mods_on_vllm.py. There is no GPU: no kernel runs, and FlashAttention is not looked for.
 """
 
 from __future__ import annotations

@@ -8,9 +8,6 @@ from sparkpin.bundle import copy as transfer
 from sparkpin.bundle import export as exporting
 from sparkpin.bundle import take_in
 from sparkpin.core import terminal
-from sparkpin.core.errors import (
-    InputError,
-)
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.host import machine as host
@@ -21,8 +18,6 @@ from sparkpin.releases.record import Releases
 def export(tag: str, output: str, *, store: bool, checkpoint: bool, image: bool) -> None:
     paths = Paths.from_env()
     release = Releases(paths).get(tag)
-    if not output:
-        raise InputError("which file?", next_step=f"invoke export {release.tag} -o {release.name}.tar")
     wanted = exporting.BundleParts(store=store, checkpoint=checkpoint, image=image)
     size = exporting.export(paths, lambda: engine_of(paths), release, Path(output), wanted, say)
     show(f"{output}: {release.tag}, {terminal.size(size)}")
@@ -49,8 +44,6 @@ def import_bundle(file: str, *, signed: bool) -> None:
 def copy(tag: str, to: str) -> None:
     paths = Paths.from_env()
     release = Releases(paths).get(tag)
-    if not to:
-        raise InputError("to which engine?", next_step=f"invoke copy {release.tag} --to ssh://user@host")
     sent = transfer.copy(paths, engine_of(paths), release, to, say)
     show(
         f"{release.tag} is at {to}: sent {terminal.count(sent.layers, 'layer')}, {terminal.size(sent.bytes)}; "

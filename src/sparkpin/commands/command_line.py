@@ -141,6 +141,8 @@ class TaskProgram(Program):
     called = "invoke"
 
     def parse_tasks(self) -> None:
+        if self.called == "invoke":  # it is of the folder that it stands in, pins and code alike
+            os.environ.pop("SPARKPIN_PROJECT", None)
         self.parser = self._make_parser()
         contexts: Mapping[str, ParserContext] = self.parser.contexts
         if self.args.complete.value:

@@ -16,12 +16,16 @@ from sparkpin.core.paths import Paths
 FOLDERS = {"stage": "stages", "model": "pins/models", "recipe": "recipes", "stack": "pins/stacks"}
 """Where the names lie that such an option takes."""
 TAGS = ("tag", "against", "before", "after", "good", "bad", "compare", "release", "subject")
-RELEASE = re.compile(r"(.+)-[0-9a-f]{12}")
+PLAIN = re.compile(r"[A-Za-z0-9][\w.+-]*")  # no word that a shell would take for more than a word
+RELEASE = re.compile(rf"({PLAIN.pattern})-[0-9a-f]{{12}}")
 SCRIPTS = {
     "bash": """\
 _sparkpin() {
-    local IFS=$'\\n'
-    COMPREPLY=($(compgen -W "$("$1" --complete -- "${COMP_WORDS[@]:0:COMP_CWORD+1}" 2>/dev/null)" -- "$2"))
+    local word
+    COMPREPLY=()
+    while IFS= read -r word; do
+        if [[ $word == "$2"* ]]; then COMPREPLY+=("$word"); fi
+    done < <("$1" --complete -- "${COMP_WORDS[@]:0:COMP_CWORD+1}" 2>/dev/null)
 }
 complete -o default -F _sparkpin sparkpin""",
     "zsh": """\
@@ -71,7 +75,8 @@ def values(argument: str, choices: Sequence[str]) -> list[str]:
 
 def names(kind: str) -> list[str]:
     """The recipes, stages, stacks or models of the project; none of another kind."""
-    return sorted(file.stem for file in (Paths.from_env().project / FOLDERS.get(kind, "-")).glob("*.yaml"))
+    stems = (file.stem for file in (Paths.from_env().project / FOLDERS.get(kind, "-")).glob("*.yaml"))
+    return sorted(filter(PLAIN.fullmatch, stems))
 
 
 def tags() -> list[str]:

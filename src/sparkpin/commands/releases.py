@@ -10,6 +10,7 @@ from sparkpin.commands import tables
 from sparkpin.commands.choose import choose_recipe, require_recipe
 from sparkpin.core import terminal
 from sparkpin.core.errors import (
+    InputError,
     SparkpinError,
 )
 from sparkpin.core.paths import Paths
@@ -123,6 +124,10 @@ def flags(argv: tuple[str, ...]) -> list[str]:
 
 def keep(tag: str, *, note: str = "", remove: bool = False) -> None:
     records = Releases(Paths.from_env())
+    if remove and note:
+        raise InputError(
+            f"--note {note!r} is of what is kept, --remove of what is not", next_step=f"invoke keep {tag} --remove"
+        )
     if remove:
         was_kept = pinned.unpin(records, tag)
         show(f"{records.get(tag).tag} is {'no longer' if was_kept else 'not'} kept")

@@ -32,7 +32,7 @@ def serve(
     drain: int | None = None,
     unit: bool = False,
 ) -> None:
-    """unit: print a systemd unit that does so after a reboot, and serve nothing. drain: as `sparkpin.serve.start`."""
+    """unit: print a systemd unit that does so after a reboot, and serve nothing. drain: as `service.start`."""
     paths = Paths.from_env()
     records = Releases(paths)
     if release:

@@ -85,7 +85,7 @@ class ModelInputs:
 
 
 def model_inputs(project: Path, release: Release) -> ModelInputs:
-    """Reads the release's own project (`inputs.project_of`)."""
+    """Reads the release's own project (`kept_inputs.project_of`)."""
     pin = manifests.load_model(project, release.model)
     lock = manifests.load_model_lock(project, pin)
     steps = checkpoint_steps(manifests.load_chain(project, release.stage))

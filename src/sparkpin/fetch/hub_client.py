@@ -33,7 +33,7 @@ class HubOrigin:
 
     @contextlib.contextmanager
     def open(self, file: str, begin: int, end: int, size: int, *, anew: bool = False) -> Iterator[Iterator[bytes]]:
-        """See Origin. The library's own client asks: the same proxies, certificates and offline mode."""
+        """See `FileOrigin`. The library's own client asks: the same proxies, certificates and offline mode."""
         from huggingface_hub import get_hf_file_metadata, get_session, hf_hub_url
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 

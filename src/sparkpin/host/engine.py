@@ -79,6 +79,8 @@ class Engine:
         with engine_errors():
             client = docker.DockerClient.from_env(timeout=CONNECT_TIMEOUT, environment=environment())
         client.api.timeout = TIMEOUT
+        if client.api.base_url.startswith("http+docker://"):  # a socket: no proxy and no .netrc to look for each time
+            client.api.trust_env = False
         return cls(client)
 
     @property

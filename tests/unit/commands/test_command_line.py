@@ -209,13 +209,17 @@ def test_bash_completes_the_word_under_the_cursor(
     )
     program.chmod(0o755)
     script = typed("--print-completion-script bash", capsys)[1]
+    for hostile in ("v2-$(touch ran)-0123456789ab", "v2-`touch ran`-0123456789ab"):
+        (home / f"releases/hostile/{hostile}.json").parent.mkdir(exist_ok=True)
+        (home / f"releases/hostile/{hostile}.json").touch()
     script += f"""
 tried() {{ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _sparkpin {program} "${{@: -1}}"; echo "${{COMPREPLY[*]}}"; }}
 tried sparkpin promote v2-
 tried sparkpin build --stage = v2-t
 complete -p sparkpin
 """
-    done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert not (tmp_path / "ran").exists()
     wanted = ["v2-0123456789ab", "v2-tq", "complete -o default -F _sparkpin sparkpin"]
     assert done.stdout.splitlines() == wanted
     assert typed("--print-completion-script fish", capsys)[0] == 2

@@ -1,0 +1,1 @@
+"""`invoke prune`: which releases and files nothing needs any more, and their removal."""
