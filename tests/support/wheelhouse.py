@@ -6,6 +6,8 @@ import base64
 import hashlib
 import http.server
 import json
+import os
+import ssl
 import tempfile
 import threading
 import time
@@ -16,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -84,24 +86,34 @@ class Index:
 
 
 @contextmanager
-def serve(folder: Path) -> Iterator[Index]:
-    """The wheels of a folder as a simple index (PEP 503) on a free port of 127.0.0.1."""
+def serve(folder: Path, key: Path | None = None) -> Iterator[Index]:
+    """The wheels of a folder as a simple index (PEP 503) on a free port of 127.0.0.1, which is a proxy for itself.
+
+    key: a certificate and its key, for HTTPS.
+    """
     index = Index(folder)
     prefix = f"/{uuid.uuid4().hex}"  # what uv keeps of an index is of no other one on that port
 
     class Handler(http.server.BaseHTTPRequestHandler):
+        def is_refused(self) -> bool:
+            wanted = f"Basic {base64.b64encode(index.login.encode()).decode()}"
+            if index.login and self.headers.get("Authorization") != wanted:
+                self.answer(401, "text/plain", b"")
+                return True
+            return False
+
         def do_HEAD(self) -> None:
+            if self.is_refused():
+                return
             if index.compresses and "gzip" in self.headers.get("Accept-Encoding", ""):
                 self.answer(200, "application/octet-stream", b"less")
                 return
             self.answer(200, "application/octet-stream", (folder / unquote(self.path).rpartition("/")[2]).read_bytes())
 
         def do_GET(self) -> None:
-            wanted = f"Basic {base64.b64encode(index.login.encode()).decode()}"
-            if index.login and self.headers.get("Authorization") != wanted:
-                self.answer(401, "text/plain", b"")
+            if self.is_refused():
                 return
-            kind, _, name = unquote(self.path).removeprefix(prefix).strip("/").partition("/")
+            kind, _, name = unquote(urlsplit(self.path).path).removeprefix(prefix).strip("/").partition("/")
             if kind == "simple":
                 files = [*folder.glob("*.whl"), *folder.glob("*.tar.gz"), *folder.glob("*.zip")]
                 files = sorted(p for p in files if p.name.split("-")[0].replace("_", "-") == name)
@@ -158,9 +170,13 @@ def serve(folder: Path) -> Iterator[Index]:
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    if key:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    index.url = f"http://127.0.0.1:{server.server_address[1]}{prefix}/simple/"
+    index.url = f"http{'s' if key else ''}://127.0.0.1:{server.server_address[1]}{prefix}/simple/"
     try:
         yield index
     finally:
@@ -190,3 +206,11 @@ def use_index(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
         monkeypatch.delenv(name, raising=False)
     for name, value in (("DEFAULT_INDEX", url), ("HTTP_RETRIES", "0"), ("CACHE_DIR", CACHE.name)):
         monkeypatch.setenv(f"UV_{name}", value)
+
+
+def use_pip_config(monkeypatch: pytest.MonkeyPatch, file: Path, **words: object) -> None:
+    """After `use_index`: what pip is configured for, and nothing else, decides. words: with _ in place of -."""
+    for name in ("UV_DEFAULT_INDEX", *(name for name in os.environ if name.startswith("PIP_"))):
+        monkeypatch.delenv(name)
+    file.write_text("[global]\n" + "".join(f"{key.replace('_', '-')} = {value}\n" for key, value in words.items()))
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(file))

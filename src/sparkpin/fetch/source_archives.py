@@ -129,7 +129,7 @@ def source_distribution(stack: Stack, target: WheelTarget, requirement: str, fol
         raise ManifestError(f"pins/stacks/{stack.name}.yaml", "python.source.version", path.name, wanted)
     with http_client(env) as client:
         size, sha256 = length(url, client), found[0]["hashes"].get("sha256", "")
-        origin, part = origin_of(url, path.name, env, client, lambda: CONFIG), path.with_suffix(".part")
+        origin, part = origin_of(url, path.name, client, lambda: CONFIG), path.with_suffix(".part")
         piece = FilePiece(origin, path.name, size, 0, size, path.name, part, lambda _: path, sha256)
         transfer.fetch([piece], say, title=path.name, advice=CONFIG)
     return path

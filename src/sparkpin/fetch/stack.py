@@ -47,6 +47,10 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say, how_to_ge
     store = Store(paths.store)
     with files.lock(paths.locks / "store.lock", on_wait=lambda: say("waiting for another run that fetches")):
         store.sweep()
+        growing = {f"{file.sha256}.part" for file in lock.files}
+        for part in (store.root / "incoming/wheels").glob("*.part"):
+            if part.name not in growing:  # begun for a lock that has changed since
+                part.unlink()
         source = lock.source
 
         def lacking(*rows: Sequence[LockedFile]) -> list[LockedFile]:
@@ -63,7 +67,7 @@ def fetch_stack(paths: Paths, stack: Stack, lock: StackLock, say: Say, how_to_ge
             say(f"fetch {stack.name}: {len(wanted)} files, {sum(file.size for file in wanted) / 1e6:.1f} MB")
             try:
                 with ThreadPoolExecutor(1) as pool:  # what fails, the other part is fetched to its end and kept
-                    job = pool.submit(fetch_debs, stack, debs, store, folder, how_to_get)
+                    job = pool.submit(fetch_debs, stack, debs, store, folder, say, how_to_get)
                     if wheels or underlay:
                         # uv gives one version of a distribution at a time.
                         fetch_wheels(
@@ -102,7 +106,7 @@ def fetch_wheels(
             faults += wrong
             for wheel, url in urls:
                 what = f"{wheel.file} (sha256={wheel.sha256})"
-                origin = origin_of(url, what, env, client, partial(how_to_get, [wheel]))
+                origin = origin_of(url, what, client, partial(how_to_get, [wheel]))
                 size, grown = wheel.size, grow / f"{wheel.sha256}.part"
                 piece = FilePiece(origin, wheel.file, size, 0, size, wheel.file, grown, store.path, wheel.sha256)
                 pieces.append(replace(piece, mode=0o644))
@@ -112,13 +116,17 @@ def fetch_wheels(
     shutil.rmtree(grow, ignore_errors=True)
 
 
-def fetch_debs(stack: Stack, wanted: Sequence[LockedFile], store: Store, scratch: Path, how_to_get: HowToGet) -> None:
+def fetch_debs(
+    stack: Stack, wanted: Sequence[LockedFile], store: Store, scratch: Path, say: Say, how_to_get: HowToGet
+) -> None:
+    """By apt, which tells nothing while it works: so each part is told when it is in the store."""
     if not wanted:
         return
     root, folder = scratch / "apt", scratch / "debs"
     root.mkdir()
     folder.mkdir()
-    apt = open_apt(root, stack)
+    say(f"  Debian {stack.system.suite}: package lists")
+    apt, size = open_apt(root, stack), sum(file.size for file in wanted)
     for start in range(0, len(wanted), DEBS):
         part = wanted[start : start + DEBS]
         apt.download(part, folder, how_to_get)
@@ -131,3 +139,6 @@ def fetch_debs(stack: Stack, wanted: Sequence[LockedFile], store: Store, scratch
             except IntegrityError as error:
                 advice = how_to_get([file])
                 raise IntegrityError(error.message, next_step=f"nothing of it was stored. {advice}") from None
+        done = wanted[: start + DEBS]
+        stored = sum(file.size for file in done)
+        say(f"  Debian packages: {len(done)} of {len(wanted)}, {stored / 1e6:,.1f} of {size / 1e6:,.1f} MB")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from sparkpin.core.errors import IntegrityError, ManifestError, NetworkError, SparkpinError
 from sparkpin.core.terminal import Say
 from sparkpin.fetch.debs import HowToGet, tail
-from sparkpin.fetch.wheels import CONFIG, WheelTarget, http_client, length, lost
+from sparkpin.fetch.wheels import CONFIG, WheelTarget, http_client, length, lost, with_scheme
 from sparkpin.pins.schema import LockedFile, Stack
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 UNSATISFIABLE = 1
 """uv's exit status where the indexes answered, but nothing fits; it is 2 where they do not answer."""
+REFUSED = re.compile(r"\b401 Unauthorized|\b403 Forbidden|could not be queried|Failed to fetch")
+UNREACHABLE = 2
+TRUE = ("y", "yes", "t", "true", "on", "1")  # as pip reads its settings
 
 
 def index_closure(
@@ -86,10 +90,12 @@ def resolve(
     """`uv pip compile` for the target, to a pylock.toml. rows: what is in the file of each of these options. Network.
 
     PyTorch's own index is asked where the others do not have what is asked for: a mirror of it stays a mirror.
+    The exit status is UNSATISFIABLE only where all indexes let themselves be asked. No URL that uv tells has a login.
     """
     argv = [
         *(uv.find_uv_bin(), "pip", "compile", "--no-config", "--quiet", "--format=pylock.toml"),
         *(["--only-binary=:all:"] if only_binary else []),
+        *(["--no-index"] if env.get("UV_NO_INDEX") else []),
         *(f"--python-version={target.python}", f"--python-platform={target.machine}-manylinux_2_{target.glibc}"),
         *([f"--exclude-newer={as_of}T00:00:00Z"] if as_of else []),
         *options,
@@ -99,13 +105,16 @@ def resolve(
             path = Path(name, f"{option}.txt")
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
             argv.append(f"--{option}={path}")
-        for backend in dict.fromkeys(("", stack.python.torch_backend)):
+        for backend in dict.fromkeys(("", "" if env.get("UV_NO_INDEX") else stack.python.torch_backend)):
             more = [f"--torch-backend={backend}"] if backend else []
             done = subprocess.run(
                 [*argv, *more, "-"], input="\n".join(requirements), env=env, capture_output=True, text=True, check=False
             )
             if done.returncode != UNSATISFIABLE:
                 break
+    done.stderr = re.sub(r"//[^/@\s]+@", "//", done.stderr)
+    if done.returncode == UNSATISFIABLE and REFUSED.search(done.stderr):
+        done.returncode = UNREACHABLE  # an index that refuses to answer looks to uv like one that has nothing
     return done
 
 
@@ -131,6 +140,9 @@ def indexes() -> dict[str, str]:
         "SSL_CERT_FILE": found.get("cert", ""),
         "UV_DEFAULT_INDEX": found.get("index-url", ""),
         "UV_INDEX": " ".join(found.get("extra-index-url", "").split()),
+        "UV_NO_INDEX": "1" if found.get("no-index", "").lower() in TRUE else "",  # our own: uv has an option alone
+        "UV_INSECURE_HOST": " ".join(found.get("trusted-host", "").split()),
+        "ALL_PROXY": "" if "all_proxy" in os.environ else with_scheme(found.get("proxy", "")),  # the others weigh more
         "UV_FIND_LINKS": ",".join(absolute(place) for place in found.get("find-links", "").split()),
     }
     return {key: value for key, value in words.items() if value} | os.environ

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import email.parser
+import os
 import re
 import ssl
 import zipfile
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     import httpx
 
 LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+NAME_OF_INDEX = re.compile(r"^[\w.-]+=(?=\w+:)")  # uv takes `name=https://...`, too
 CONFIG = "look at `pip config list` and the network, then run the command again"
 
 
@@ -81,11 +84,44 @@ def target_of(stack: Stack, debs: Iterable[LockedFile]) -> WheelTarget:
 
 
 def http_client(env: Mapping[str, str]) -> httpx.Client:
-    """For an index's files, with the certificates of the machine, as pip and uv take them. env: as for uv."""
+    """For an index's files, with the certificates of the machine and the indexes' logins, as pip and uv take them.
+
+    env: as for uv, with a proxy and the hosts whose certificates need not be right; httpx reads other proxies itself.
+    A login goes to its index's scheme, host and port only, in a header: no message has it.
+    """
     import httpx  # slow to import
 
+    words = f"{env.get('UV_DEFAULT_INDEX', '')} {env.get('UV_INDEX', '')}".split()
+    indexes = [httpx.URL(NAME_OF_INDEX.sub("", word)) for word in words]
+
+    def log_in(request: httpx.Request) -> httpx.Request:
+        url = request.url
+        own = [each for each in indexes if (each.scheme, each.host, each.port) == (url.scheme, url.host, url.port)]
+        own.sort(key=lambda each: (len(os.path.commonpath([each.path, url.path])), bool(each.userinfo)))
+        if not own or not own[-1].userinfo:
+            return request
+        return next(httpx.BasicAuth(own[-1].username, own[-1].password).auth_flow(request))
+
     context = ssl.create_default_context(cafile=env.get("SSL_CERT_FILE"))
-    return httpx.Client(verify=context, headers={"Accept-Encoding": "identity"}, follow_redirects=True, timeout=SILENCE)
+    mounts = dict[str, httpx.BaseTransport]()
+    if (proxy := env.get("ALL_PROXY")) != os.environ.get("ALL_PROXY"):
+        mounts["all://"] = httpx.HTTPTransport(verify=context, proxy=proxy)
+    for host in (word.rpartition("://")[2] for word in env.get("UV_INSECURE_HOST", "").split()):
+        known = {"all": proxy or ""} | getproxies()
+        through = "" if proxy_bypass(host) else with_scheme(known.get("https", known["all"]))
+        mounts[f"https://{host}"] = httpx.HTTPTransport(verify=False, proxy=through or None)
+    return httpx.Client(
+        auth=log_in,
+        verify=context,
+        mounts=mounts,
+        headers={"Accept-Encoding": "identity"},
+        follow_redirects=True,
+        timeout=SILENCE,
+    )
+
+
+def with_scheme(proxy: str) -> str:
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,17 +179,11 @@ def lost(what: str, advice: str) -> NetworkError:
     return NetworkError(f"{what} is no longer offered by the index", next_step=advice)
 
 
-def origin_of(
-    url: str, what: str, env: Mapping[str, str], client: httpx.Client, advice: Callable[[], str]
-) -> FileOrigin:
-    """Of a file that uv found. It tells addresses without the user's name and password for the index."""
+def origin_of(url: str, what: str, client: httpx.Client, advice: Callable[[], str]) -> FileOrigin:
+    """Of a file that uv found."""
     parts = urlsplit(url)
     if parts.scheme == "file":
         return FolderOrigin(Path(unquote(parts.path)).parent, "put the right file there, then the same command again")
-    for index in f"{env.get('UV_DEFAULT_INDEX', '')} {env.get('UV_INDEX', '')}".split():
-        user, _, host = urlsplit(index).netloc.rpartition("@")
-        if user and host == parts.netloc:
-            url = url.replace(host, f"{user}@{host}", 1)
     return IndexOrigin(url, what, client, advice)
 
 

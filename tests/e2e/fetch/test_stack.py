@@ -188,6 +188,20 @@ def test_killed_run_is_completed_by_the_next(paths: Paths, index: Index, tmp_pat
     assert left_over(paths) == []
 
 
+def test_what_was_begun_for_another_lock_goes(paths: Paths, index: Index) -> None:
+    """A failed fetch keeps its own beginnings alone; the wheel that is gone fails it."""
+    gone, begun = make_wheel(index.folder, "gone"), make_wheel(index.folder, "begun", size=1000)
+    (index.folder / gone.file).unlink()
+    (index.folder / begun.file).unlink()
+    folder = paths.store / "incoming/wheels"
+    folder.mkdir(parents=True)
+    for sha256 in (begun.sha256, "f" * 64):
+        (folder / f"{sha256}.part").write_bytes(b"PK")
+    with pytest.raises(NetworkError):
+        fetch_stack(paths, stack(), locked(paths, gone, begun), print, advice)
+    assert left_over(paths) == [f"{begun.sha256}.part"]
+
+
 def test_full_disk_is_told(index: Index, paths: Paths, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = make_wheel(index.folder, "a", size=3_000_000)
     small = Paths(paths.project, small_disk / "cache", paths.home)
