@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from sparkpin.build import rootfs
 from sparkpin.build.record import BuildInput, BuildRecord, LayerRecord, layer_file, write_record
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
+from sparkpin.history.comparison import Difference
+from sparkpin.history.text import difference_lines
 from sparkpin.image.listing import Contents, PathEntry, write_contents
 from sparkpin.pins import schema
 from sparkpin.releases.kept_inputs import KeptInputs
@@ -265,3 +268,16 @@ class Site:
         )
         data = BuildInput(path="extra/data.txt", sha256=sha("data\n"), size=5, what="list of wheels")
         return self.record("one", base, [("hello", layer)], [data, self.mod(text)])
+
+
+def sections(found: Difference, *, all_files: bool = False) -> dict[str, list[str]]:
+    """Title (without counts) -> its lines."""
+    told: dict[str, list[str]] = {}
+    title = ""
+    for line in difference_lines(found, all_files=all_files):
+        if not line.startswith(" ") and line:
+            title = line.partition(":")[0]
+            told[title] = []
+        elif line:
+            told[title].append(re.sub(r" +", " ", line.strip()))
+    return told

@@ -14,7 +14,7 @@ import hub
 import pytest
 from hub import Fault, Request
 
-from sparkpin.fetch import transfer
+from sparkpin.fetch import origins, transfer
 from sparkpin.fetch.hub_client import HubOrigin
 from sparkpin.fetch.origins import FileOrigin
 from sparkpin.fetch.pieces import FilePiece
@@ -91,3 +91,12 @@ def once(*faults: Fault, path: str = "/blobs/") -> FAULT:
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that a run would have waited to ask again; it does not, in a file that imports this."""
+    seen: list[float] = []
+    monkeypatch.setattr(transfer.TransferRun, "pause", lambda run, seconds: seen.append(seconds))
+    monkeypatch.setattr(origins.time, "sleep", seen.append)
+    return seen

@@ -32,6 +32,7 @@ from checkpoint_samples import (
     write_repository,
 )
 from hub import Fault, Request
+from remote_files import pauses as pauses
 
 from sparkpin.checkpoint.repository import Places, listing_of
 from sparkpin.checkpoint.safetensors import read_header_bytes
@@ -39,7 +40,7 @@ from sparkpin.commands import lock as commands_lock
 from sparkpin.core.errors import CheckpointError, DiskError, IntegrityError, ManifestError, NetworkError
 from sparkpin.core.files import PARTIAL, sha256_file
 from sparkpin.core.paths import Paths
-from sparkpin.fetch import lock_model, model, origins, transfer
+from sparkpin.fetch import lock_model, model
 from sparkpin.fetch.hub_repository import Site
 from sparkpin.fetch.origins import FolderOrigin
 from sparkpin.fetch.store import Store
@@ -125,15 +126,6 @@ class Remote:
 @pytest.fixture
 def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
     return Remote(tmp_path, monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that a run would have waited to ask again; it does not."""
-    seen: list[float] = []
-    monkeypatch.setattr(transfer.TransferRun, "pause", lambda run, seconds: seen.append(seconds))
-    monkeypatch.setattr(origins.time, "sleep", seen.append)
-    return seen
 
 
 @pytest.fixture

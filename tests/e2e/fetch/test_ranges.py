@@ -17,6 +17,7 @@ import pytest
 from hub import Fault, Request
 from places import SUPPORT
 from remote_files import BIG, DATA, MB, REPO, SMALL, Remote, once, sha256
+from remote_files import pauses as pauses
 
 from sparkpin.core.errors import DiskError, IntegrityError, NetworkError
 from sparkpin.core.files import git_blob_sha1
@@ -29,15 +30,6 @@ from sparkpin.fetch.pieces import FilePiece, Growing, joined
 @pytest.fixture
 def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Remote:
     return Remote(tmp_path, monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that a fetch would have waited; it does not."""
-    seen: list[float] = []
-    monkeypatch.setattr(transfer.TransferRun, "pause", lambda run, seconds: seen.append(seconds))
-    monkeypatch.setattr(origins.time, "sleep", seen.append)
-    return seen
 
 
 def test_pieces_are_what_was_asked_for_and_nothing_else_is_fetched(remote: Remote) -> None:

@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import made_releases
 import pytest
 import tiny_images
 from build_site import Site
 from build_site import site as site
-from recorded import sha
+from recorded import sections, sha
 
 from sparkpin.build import make
 from sparkpin.build.image import cached_contents
 from sparkpin.build.record import layer_file
 from sparkpin.history import operands
-from sparkpin.history.comparison import Difference
-from sparkpin.history.text import difference_lines
 from sparkpin.history.why import why
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Release, Releases
 
 HELLO = "mods/hello/sparkpin_hello/__init__.py"
-
-
-def sections(found: Difference, *, all_files: bool = False) -> dict[str, list[str]]:
-    """Title (without counts) -> its lines."""
-    told: dict[str, list[str]] = {}
-    title = ""
-    for line in difference_lines(found, all_files=all_files):
-        if not line.startswith(" ") and line:
-            title = line.partition(":")[0]
-            told[title] = []
-        elif line:
-            told[title].append(re.sub(r" +", " ", line.strip()))
-    return told
 
 
 def real_release(site: Site, *flags: str) -> Release:

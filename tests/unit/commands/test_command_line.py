@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -91,6 +92,16 @@ def test_invoke_reads_a_line_as_sparkpin_does(capsys: pytest.CaptureFixture[str]
         (code, *(text.replace("sparkpin ", "invoke ") for text in texts))
         for code, *texts in (typed("serve v2 imagse", capsys), typed("--list", capsys))
     ]
+
+
+def test_invoke_is_of_the_folder_that_it_stands_in_whatever_project_sparkpin_is_told(tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").touch()
+    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages/another.yaml").touch()
+    argv = [*INVOKE, "--complete", "--", "invoke", "build", "--stage", ""]
+    env = {**os.environ, "SPARKPIN_PROJECT": str(tmp_path)}
+    done = subprocess.run(argv, cwd=PROJECT, env=env, capture_output=True, text=True, check=True)
+    assert {"base", "v2-tq"} <= set(done.stdout.split()) and "another" not in done.stdout
 
 
 @pytest.mark.parametrize("line", ["", "--list", "--help", "build --list"])

@@ -12,13 +12,13 @@ import tiny_images
 from bundle_samples import listed
 from evidence_samples import Sample, copy_of_project, make_sample
 from places import PROJECT
-from recorded import SITE, Site, file, sha
+from recorded import SITE, Site, file, sections, sha
 
 from sparkpin.build.record import layer_file, records_of, write_record
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.fetch.store import Store
 from sparkpin.history import operands
-from sparkpin.history.comparison import Difference, PartChange, ValueChange, checkpoints_apart, text_diff
+from sparkpin.history.comparison import PartChange, ValueChange, checkpoints_apart, text_diff
 from sparkpin.history.text import difference_json, difference_lines
 from sparkpin.pins import manifests
 
@@ -28,19 +28,6 @@ HELLO = "mods/hello/sparkpin_hello/__init__.py"
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     return Site.make(tmp_path)
-
-
-def sections(found: Difference, *, all_files: bool = False) -> dict[str, list[str]]:
-    """Title (without counts) -> its lines."""
-    told: dict[str, list[str]] = {}
-    title = ""
-    for line in difference_lines(found, all_files=all_files):
-        if not line.startswith(" ") and line:
-            title = line.partition(":")[0]
-            told[title] = []
-        elif line:
-            told[title].append(re.sub(r" +", " ", line.strip()))
-    return told
 
 
 def verdicts(found: tuple[PartChange, ...]) -> dict[str, str]:
