@@ -28,9 +28,19 @@ class BuildPlan:
 
     paths: Paths
     pairings: tuple[Pairing, ...]  # the chain of stages; the last is the one asked for
-    states: tuple[str, ...]  # of each pairing's release
-    absent: tuple[LockedFile, ...]  # of the stack's lock, what the store has not
     notes: tuple[str, ...]  # what was overruled, what was chosen, and what vLLM will refuse
+
+    @property
+    def states(self) -> list[str]:
+        """Of each pairing's release."""
+        known = [Releases(self.paths).find(pairing.tag) for pairing in self.pairings]
+        return [release.state if release else "to be built" for release in known]
+
+    @property
+    def absent(self) -> list[LockedFile]:
+        """Of the stack's lock, what the store has not."""
+        store = Store(self.paths.store)
+        return [file for file in self.pairings[-1].stack_lock.files if not store.has(file)]
 
 
 def up(*, recipe: str | None, stage: str | None, stack: str | None, smoke: bool, dry_run: bool) -> None:
@@ -73,15 +83,7 @@ def carry_out(plan: BuildPlan, *, offline: bool = False) -> tuple[Release, ...]:
 
 def plan_of(recipe: str | None, stage: str | None, stack: str | None) -> BuildPlan:
     paths, pairings = pairings_of(recipe, stage, stack)
-    records, store = Releases(paths), Store(paths.store)
-    known = [records.find(pairing.tag) for pairing in pairings]
-    return BuildPlan(
-        paths,
-        pairings,
-        states=tuple(release.state if release else "to be built" for release in known),
-        absent=tuple(file for file in pairings[-1].stack_lock.files if not store.has(file)),
-        notes=notes_of(paths, pairings[-1]),
-    )
+    return BuildPlan(paths, pairings, notes_of(paths, pairings[-1]))
 
 
 def announce(plan: BuildPlan) -> None:
@@ -90,9 +92,9 @@ def announce(plan: BuildPlan) -> None:
     show(f"Recipe {last.recipe.name}: {last.recipe.description}.")
     for pairing, state in zip(plan.pairings, plan.states, strict=True):
         show(f"  {pairing.stage.name:8} {pairing.stage.description} ({state})")
-    if plan.absent:
-        size = terminal.size(sum(file.size for file in plan.absent))
-        show(f"To be fetched: {len(plan.absent)} of {len(last.stack_lock.files)} files, {size}.")
+    if absent := plan.absent:
+        size = terminal.size(sum(file.size for file in absent))
+        show(f"To be fetched: {len(absent)} of {len(last.stack_lock.files)} files, {size}.")
     for note in plan.notes:
         say(note)
 

@@ -40,7 +40,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def carry_out(tmp_path: Path, **options: bool) -> None:
     paths = Paths(PROJECT, tmp_path / "cache", tmp_path / "home")
-    up.carry_out(up.BuildPlan(paths, pair(PROJECT, "scripted-tiny", stage="mtp"), (), (), ()), **options)
+    up.carry_out(up.BuildPlan(paths, pair(PROJECT, "scripted-tiny", stage="mtp"), ()), **options)
 
 
 @pytest.mark.parametrize("there", [False, True])
