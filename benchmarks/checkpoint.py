@@ -204,12 +204,12 @@ def lock_of(root: Path) -> ModelLock:
     return ModelLock(model=PIN.name, inputs="0" * 64, repositories=locks)
 
 
-def high_water() -> int:
-    """Peak of this process's memory in bytes; ru_maxrss would count the parent's before the exec."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+def high_water(process: int | str = "self") -> int:
+    """Peak of a process's memory in bytes, 0 when it has ended; ru_maxrss would count the parent's before the exec."""
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError("no VmHWM in /proc/self/status")
+    return 0
 
 
 def child_plan(root: Path) -> dict[str, float]:
@@ -286,6 +286,35 @@ def copy(root: Path) -> float:
     subprocess.run(["cp", "--", *shards, str(target)], check=True)
     subprocess.run(["sync", *(str(target / Path(shard).name) for shard in shards)], check=True)
     return time.perf_counter() - begun
+
+
+def lock_pair(root: Path) -> dict[str, str]:
+    """A project with the pair as folders of this machine, locked; gives the environment of its commands."""
+    project = root / "project"
+    (project / "pins/models").mkdir(parents=True)
+    (project / "tasks.py").symlink_to(PROJECT / "tasks.py")
+    pin = PIN.model_dump(mode="json", exclude={"name"})
+    for name, repository in pin["repositories"].items():
+        repository |= {"revision": UNRESOLVED, "folder": str(root / name)}
+    (project / "pins/models/bench.yaml").write_text(json.dumps(pin))
+    places = {"PROJECT": project, "CACHE": root / "cache", "HOME": root / "home"}
+    environment = os.environ | {f"SPARKPIN_{name}": str(place) for name, place in places.items()}
+    run("lock", environment)
+    return environment
+
+
+def run(task: str, environment: Mapping[str, str]) -> tuple[float, int]:
+    """Seconds and peak memory in bytes of a whole command, from the start of its process to its end."""
+    line = [Path(sys.executable).with_name("sparkpin"), task, "--model", "bench"]
+    begun, peak = time.perf_counter(), 0
+    with subprocess.Popen(line, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        while process.poll() is None:
+            peak = max(peak, high_water(process.pid))
+            time.sleep(0.01)
+        seconds = time.perf_counter() - begun
+        if process.returncode:
+            raise RuntimeError(f"{task}: {process.stderr.read().decode() if process.stderr else ''}")
+    return seconds, peak
 
 
 def forget(root: Path) -> None:

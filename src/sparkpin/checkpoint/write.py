@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sparkpin.checkpoint.copying import link_or_copy
@@ -39,6 +39,7 @@ def write_checkpoint(
     places: Places,
     key: str,
     say: Say,
+    link: Callable[[Path, Path], None] = link_or_copy,
 ) -> None:
     """Write everything beside `folder` and rename it last. Only while holding the model's lock."""
     partial = partial_folder(folder)
@@ -55,8 +56,8 @@ def write_checkpoint(
     with files.disk_errors(folder.parent):
         try:
             # Without index and config, which come last, nobody takes the folder for a model.
-            for link in plan.links:
-                link_or_copy(base / link.path, partial / link.path)
+            for kept in plan.links:
+                link(base / kept.path, partial / kept.path)
             for text in plan.texts:
                 write_text(partial / text.path, text.data)
             written |= texts_written(plan)
