@@ -35,9 +35,10 @@ def build_checkpoint(
 ) -> Path:
     """The folder of the checkpoint that `steps` make of the model; built if it is not there yet.
 
-    deep: from a base that is read anew, though it was found right before. What a bundle brought is made anew: of it only its release says that it is this checkpoint.
-    Fetches what the steps use. Raises what `hub.fetch_model` and `make_plan` raise, and DiskError if the disk cannot
-    take it. Two runs at once build it once; what a killed run had finished, the next one goes on from.
+    deep: from a base that is read anew, though it was found right before. What a bundle brought is made anew: of it
+    only its release says that it is this checkpoint. Fetches what the steps use. Raises what `hub.fetch_model` and
+    `make_plan` raise, and DiskError if the disk cannot take it. Two runs at once build it once; what a killed run had
+    finished, the next one goes on from.
     """
     key = checkpoint_key(pin, lock, steps)
     folder = checkpoint_folder(paths, pin, lock, steps)
@@ -46,8 +47,9 @@ def build_checkpoint(
     with hold_model(paths, pin.name, say):
         if is_made_here(folder, key):
             return folder
-        places = model.fetch_model(paths, pin, lock, say, only=used_repositories(pin, steps), deep=deep)
-        plan = make_plan(model.listings(paths, pin, lock, say, only=used_repositories(pin, steps)), pin, steps)
+        used = used_repositories(pin, steps)
+        plan = make_plan(model.listings(paths, pin, lock, say, only=used), pin, steps)  # before 72 GB are fetched
+        places = model.fetch_model(paths, pin, lock, say, only=used, deep=deep)
         for note in plan.notes:
             say(note)
         verified = Verified(paths, lock.repositories[pin.base])

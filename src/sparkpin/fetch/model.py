@@ -22,7 +22,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import transfer
 from sparkpin.fetch.hub_repository import Site, generated, site_of
-from sparkpin.fetch.model_files import TEXTS, download_folder, listing_of, places_of, repository_folder
+from sparkpin.fetch.model_files import TEXTS, check_sources, download_folder, listing_of, places_of, repository_folder
 from sparkpin.fetch.pieces import FilePiece
 from sparkpin.fetch.store import Store, missing
 from sparkpin.fetch.verified import Verified
@@ -93,6 +93,7 @@ def wanted_of(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[str
         if absent := shards - {header.file for header in entry.headers}:
             wanted = f"{len(shards)} headers, that of {min(absent)}, too"
             raise ManifestError(path, f"repositories.{name}.headers", len(entry.headers), wanted, next_step=command)
+        check_sources(paths, pin, name, entry)
     return {name: lock.repositories[name] for name in names}
 
 
