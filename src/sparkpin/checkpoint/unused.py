@@ -56,7 +56,7 @@ def why(draft: Draft, name: str) -> str:
     """Why a tensor outside of experts stays unused."""
     module = name.rpartition(".")[0]
     if not is_without_counterpart(draft, name):
-        return "the base's own of that name is kept"
+        return "the base's own of that name is used"
     if draft.base.file_of(f"{module}.qweight"):
         return "the base holds INT4 there"
     if draft.base.file_of(f"{module}.weight"):

@@ -30,7 +30,7 @@ def checkpoint(
         raise InputError(f"--model {model} goes without --recipe and --stack", next_step="leave one of them out")
     if dry_run + verify + deep > 1:
         raise InputError(
-            "--dry-run tells what would be built, --deep builds it from a base read anew, --verify reads what is built: "
+            "--dry-run tells what would be built, --deep builds from a base read anew, --verify reads what is built: "
             "one of them",
             next_step="leave the others out: --verify changes no checkpoint either",
         )

@@ -3,6 +3,7 @@
 Who may write to a file may set its mtime back, but not its ctime: that takes the clock, which is root's. So the file of
 the same device, inode, size, mtime and ctime has the bytes that were read. That does not hold against the owner of the
 cache, who may write this record, too, nor against a disk that gives other bytes than it was given: for these is --deep.
+(tmpfs keeps no ctime of writes through a mapping: a cache in memory trusts those who may write there.)
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Verified:
         if not deep and self.path.is_file():
             try:
                 self.rows = dict(json.loads(self.path.read_text(encoding="utf-8")))
-            except (OSError, ValueError, TypeError):  # then all is read again, which is what a record saves
+            except (OSError, ValueError, TypeError):  # then all is read again
                 self.rows = {}
 
     def hash_of(self, file: LockedFile, path: Path) -> str:

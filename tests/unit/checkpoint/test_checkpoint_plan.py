@@ -121,13 +121,25 @@ def test_the_summary_of_a_plan_tells_sizes_and_what_is_fetched(sample: Sample) -
     plan = make_plan(listings_of(folders), sample.pin, HYBRID)
     before = sum(path.stat().st_size for path in folders["int4"].iterdir())
     first, size, files, fetched, unused = report.summary(plan)
-    assert first == "checkpoint of sample, copy + hybrid: 6 replaced, 6 added, 0 listed, 0 dropped, 15 kept, 2 unused"
+    assert (
+        first
+        == "checkpoint of sample, copy + hybrid: 6 replaced, 6 added, 0 listed, 0 dropped, 15 kept, 0 left, 2 unused"
+    )
     assert size.endswith(f"({plan.written_bytes + plan.linked_bytes - before:+,} bytes)")
     assert files.startswith("files: 4 written") and ", 2 linked" in files
     assert fetched.startswith(
         f"of fp8 ({folders['fp8']}): 12 tensors of 0.0 MB, and 0.0 MB of headers, index and config:"
     )
     assert unused == "2 tensors outside of experts stay unused"
+
+
+def test_what_both_repositories_have_by_one_name_is_left_to_the_base(sample: Sample) -> None:
+    sample.fp8[FIRST] |= {f"{BODY}{layer}.mlp.gate.weight": ("BF16", (3, 5)) for layer in (0, 1)}
+    rows = [row for row in sample.plan(HYBRID).rows if row.verb == "left"]
+    assert [(row.pattern, row.dtype, row.tensors, row.before) for row in rows] == [
+        (f"{BODY}*.mlp.gate.weight", "BF16", 2, 60)
+    ]
+    assert counts(sample.plan(HYBRID))["unused"] == 2, "as before"
 
 
 def test_the_mtp_layer_stays_in_bf16_although_its_shared_expert_is_called_alike(sample: Sample) -> None:
@@ -173,6 +185,7 @@ LAYERS = r"mtp_num_hidden_layers: saw .*, wanted 1 or more"
         (donor(SECOND, SCALE), HYBRID, rf"{UP}\.weight_scale_inv: saw no such tensor, wanted the scales"),
         *((spec(SECOND, SCALE, "BF16", *shape), HYBRID, SCALES) for shape in ((1, 1), (2, 1), (6, 2), (4,))),
         (spec(SECOND, SCALE, "F16", 2, 2), HYBRID, "saw dtype F16, wanted BF16 or F32"),
+        (lambda sample: setattr(sample, "fp8_config", None), HYBRID, r"fp8: no config\.json: saw no such file, wanted"),
         (quantised_in([128, 128]), HYBRID, r"weight_block_size: saw \[128, 128\], wanted \[4, 4\]"),
         (lambda sample: sample.rules(RULE, RULE | {"modules": ["*.nothing"]}), HYBRID, r"'\*\.nothing' fits no module"),
         (lambda sample: sample.base_config.pop("quantization_config"), HYBRID, "quantization_config: saw None"),
@@ -201,13 +214,14 @@ def test_truncated_shard(sample: Sample) -> None:
         make_plan(listings_of(folders), sample.pin, HYBRID)
 
 
-def test_index_that_lists_what_no_shard_has(sample: Sample) -> None:
+@pytest.mark.parametrize(("file", "said"), [(FIRST, "no file has it"), ("gone.safetensors", "there is no such file")])
+def test_index_that_lists_what_no_shard_has(sample: Sample, file: str, said: str) -> None:
     folders = sample.write()
     path = folders["int4"] / "model.safetensors.index.json"
     index = json.loads(path.read_text())
-    index["weight_map"]["ghost.weight"] = FIRST
+    index["weight_map"]["ghost.weight"] = file
     path.write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=r"'ghost\.weight' is listed in .*, but no file has it"):
+    with pytest.raises(CheckpointError, match=rf"'ghost\.weight' is listed in {file}, but {said}"):
         make_plan(listings_of(folders), sample.pin, ("copy",))
 
 
