@@ -21,7 +21,6 @@ import contextlib
 import csv
 import dataclasses
 import json
-import math
 import re
 import stat
 import struct
@@ -47,9 +46,8 @@ from sparkpin.core.tags import image_ref
 from sparkpin.core.terminal import Say, printable
 from sparkpin.evidence import verify
 from sparkpin.evidence.materials import model_inputs
-from sparkpin.evidence.pins import pin_names, pins_of
 from sparkpin.evidence.signing import Keys
-from sparkpin.evidence.verify import Claimed
+from sparkpin.evidence.verify import Claimed, pin_names, pins_of
 from sparkpin.fetch.model_files import blobs_of
 from sparkpin.image import oci
 from sparkpin.image.layer_tar import BLOCK, END, Slice, block, read_layer
@@ -309,25 +307,9 @@ def require_content(data: Slice, row: MemberRow) -> None:
 
 
 def parse_json(data: bytes, name: str) -> Any:
-    """Plain JSON, or Refused: no key twice, no number without an end, no text that UTF-8 cannot hold."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        value = dict(pairs)
-        if len(value) != len(pairs):
-            raise ValueError("a key stands twice")
-        return value
-
-    def finite(text: str) -> float:
-        if not math.isfinite(number := float(text)):
-            raise ValueError(f"{text} is no number")
-        return number
-
+    """Plain JSON, or Refused."""
     try:
-        text = data.decode()
-        value = json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
-        if "\\u" in text:  # else there is no lone half of a surrogate pair
-            json.dumps(value, ensure_ascii=False).encode()
-        return value
+        return verify.strict_json(data)
     except (ValueError, RecursionError) as error:
         raise Refused(f"{name}: {error or type(error).__name__}") from None
 
