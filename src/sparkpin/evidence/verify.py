@@ -119,8 +119,6 @@ def checked(what: str, check: Callable[[], str]) -> Check:
         return Check(what, "open", str(reason))
     except IntegrityError as error:
         return Check(what, "wrong", error.message, error.next_step)
-    except RecursionError:
-        return Check(what, "wrong", "values lie in each other too deeply")
 
 
 def strict_json(data: bytes) -> Any:

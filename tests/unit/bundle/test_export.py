@@ -108,6 +108,17 @@ def test_what_every_import_would_refuse_is_not_exported(
     assert (row["file"], row["with_store"]) == (str(tmp_path / "out.tar"), False)
 
 
+def test_what_a_bundle_cannot_name_is_left_out_and_told(sample: Sample, tmp_path: Path) -> None:
+    plain = exported(sample, tmp_path / "plain.tar").read_bytes()
+    odd, told = ["x y.log", "x" * 90, ".partial-x"], list[str]()
+    for name in odd:
+        (sample.folder / name).write_text("x")
+    target = tmp_path / "out.tar"
+    export(sample.paths, lambda: NO_ENGINE, sample.release, target, BundleParts(image=False), told.append)
+    assert target.read_bytes() == plain
+    assert [line.split("'")[1] for line in told if line.startswith("left out")] == odd[:2]
+
+
 def test_next_steps_name_what_is_known(
     sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
