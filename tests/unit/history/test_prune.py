@@ -100,8 +100,8 @@ def test_what_a_home_has_made_or_begun_to_make(paths: Paths) -> None:
     assert begun.made_here(paths) == {rendered.ref, "sparkpin/whatever:1", unsealed}
     search = dataclasses.replace(home.search([], [], later=LATER), images=[engine_image(unsealed, diff_id(1))])
     note = begun.note_file(paths, rendered)
-    assert note not in search.left_over()
-    assert note in dataclasses.replace(search, images=[]).left_over()
+    assert note not in search.files()["left by killed runs"]
+    assert note in dataclasses.replace(search, images=[]).files()["left by killed runs"]
     note.write_text("[")
     assert begun.made_here(paths) == frozenset()
     begun.recorded(paths, rendered)
