@@ -23,11 +23,9 @@ from sparkpin.releases.record import Release
 
 @dataclass(frozen=True)
 class Sent:
-    """layers, bytes: that went over; skipped: layers that the engine had; bytes: of the archive as it was sent."""
-
-    layers: int
-    skipped: int
-    bytes: int
+    layers: int  # that went over
+    skipped: int  # layers that the engine had
+    bytes: int  # of the archive as it was sent
 
 
 def images_of(release: Release, records: Sequence[BuildRecord]) -> list[oci.OciImage]:

@@ -74,22 +74,15 @@ class Check:
 
 @dataclass(frozen=True)
 class Claimed:
-    """What is said about a release, before any of it is believed.
-
-    records: of the whole chain, first stage first, as read from their files; files: name -> bytes of the evidence
-    (provenance.json, sbom.cdx.json, provenance.json.sig), as far as they are there; config: the image's configuration
-    as it would be loaded, None when there is no image; read: gives the kept input of a SHA-256, or None; whole: SHA-256
-    of kept inputs that were hashed before, and need not be read for that; attested: whoever made the release left a
-    statement, so that its absence is wrong.
-    """
+    """What is said about a release, before any of it is believed."""
 
     release: Release
-    records: tuple[BuildRecord, ...]
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    config: bytes | None = None
-    read: Callable[[str], bytes | None] | None = None
-    whole: frozenset[str] = frozenset()
-    attested: bool = False
+    records: tuple[BuildRecord, ...]  # of the whole chain, first stage first, as read from their files
+    files: Mapping[str, bytes] = field(default_factory=dict)  # name of the evidence -> bytes, as far as it is there
+    config: bytes | None = None  # the image's configuration as it would be loaded, None when there is no image
+    read: Callable[[str], bytes | None] | None = None  # gives the kept input of a SHA-256, or None
+    whole: frozenset[str] = frozenset()  # SHA-256 of kept inputs that were hashed before
+    attested: bool = False  # whoever made the release left a statement, so that its absence is wrong
 
 
 def check_evidence(evidence: Claimed, keys: signing.Keys | None = None) -> list[Check]:

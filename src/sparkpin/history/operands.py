@@ -65,26 +65,20 @@ def difference(paths: Paths, before: str, after: str) -> Difference:
             return (paths.project / edited[sha256]).read_bytes()
         return kept_text(paths, sha256)
 
-    with uncollected():
+    # Listings are some 100,000 objects without a cycle: collecting would look at all of them again and again.
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
         return compare(left, right, read, lambda diff_id: read_contents(layer_file(paths, diff_id)))
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def recorded_difference(paths: Paths, before: Side, after: Side) -> Difference:
     """From the records alone: no listing of an image is read, which is what takes long."""
     old, new = (replace(side, layers=None) for side in (before, after))
     return compare(old, new, lambda sha256: kept_text(paths, sha256), lambda diff_id: ())
-
-
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Listings are some 100,000 objects without a cycle: collecting would look at all of them again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ from sparkpin.bundle.export import BundleParts, export
 from sparkpin.bundle.form import Bundle, open_bundle
 from sparkpin.bundle.take_in import IMPORTED, import_bundle, require_no_conflict
 from sparkpin.checkpoint.layout import IMPORTED as MARK
-from sparkpin.core import files, progress
+from sparkpin.core import progress
 from sparkpin.core.errors import DiskError, EngineError, IntegrityError
 from sparkpin.core.paths import Paths
 from sparkpin.evidence.attest import ensure_attested
@@ -200,15 +200,6 @@ def test_with_its_checkpoint(source: Source, paths: Paths, tmp_path: Path, empty
     (folder / "config.json").unlink()
     import_bundle(paths, empty, bundle, quiet)
     assert (folder / "config.json").is_file(), "a checkpoint with a hole is made whole"
-
-
-def test_what_the_engine_has_is_not_sent(
-    source: Source, bundle: Path, paths: Paths, tmp_path: Path, empty: Engine
-) -> None:
-    first = import_bundle(paths, empty, write(source, tmp_path / "base.tar", source.releases[0]), quiet).sent
-    second = import_bundle(paths, empty, bundle, quiet).sent
-    assert first and second and (first.layers, second.layers, second.skipped) == (2, 1, 2)
-    assert [release.stage for release in Releases(paths).all()] == ["base", "two"]
 
 
 def test_records_alone_need_the_image(
@@ -468,14 +459,3 @@ def test_statements_of_two_machines_are_not_mixed(source: Source, bundle: Path, 
     for name in (STATEMENT, SBOM):
         assert (here / IMPORTED / name).read_bytes() == (there / name).read_bytes()
     assert not (here / IMPORTED / SIGNATURE).exists()
-
-
-def test_the_next_export_removes_what_a_killed_one_left(source: Source, tmp_path: Path) -> None:
-    left, held = source.paths.work / "saved-left", source.paths.work / "saved-held"
-    left.mkdir(parents=True)
-    (left / "image.tar").write_text("x")
-    with files.lock(held / "lock"):
-        write(source, tmp_path / "out.tar")
-        assert list(source.paths.work.glob("saved-*")) == [held]
-    write(source, tmp_path / "again.tar")
-    assert not list(source.paths.work.glob("saved-*"))

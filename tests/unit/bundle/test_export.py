@@ -21,8 +21,10 @@ from sparkpin.bundle.export import BundleParts, export
 from sparkpin.bundle.form import open_bundle
 from sparkpin.commands import bundle as commands_bundle
 from sparkpin.commands import evidence as commands_evidence
+from sparkpin.core import files
 from sparkpin.core.errors import InputError, IntegrityError
 from sparkpin.core.paths import Paths
+from sparkpin.core.scratch import saving_folder
 from sparkpin.evidence.attest import attest
 from sparkpin.evidence.signing import ALLOWED_SIGNERS, Keys
 from sparkpin.host.engine import Engine
@@ -180,3 +182,13 @@ def test_no_signature_is_over_a_finished_checkpoint(
         assert "export --with-store instead" in caught.value.next_step and "again from" not in caught.value.next_step
     assert "--deep adds nothing for a bundle" in capsys.readouterr().err
     assert not paths.home.exists() and not paths.cache.exists()
+
+
+def test_what_a_killed_run_saved_goes_and_what_another_holds_stays(tmp_path: Path) -> None:
+    paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+    left, held = paths.work / "saved-left", paths.work / "saved-held"
+    left.mkdir(parents=True)
+    with files.lock(held / "lock"), saving_folder(paths) as own:
+        assert set(paths.work.glob("saved-*")) == {own, held}
+    with saving_folder(paths) as own:
+        assert set(paths.work.glob("saved-*")) == {own}

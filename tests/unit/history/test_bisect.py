@@ -17,7 +17,7 @@ from places import PROJECT
 
 from sparkpin.commands import bisect
 from sparkpin.core import files
-from sparkpin.core.errors import BuildError, BusyError, DiskError, InputError, ManifestError
+from sparkpin.core.errors import BusyError, DiskError, InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.history.bisect import trial as trying
 from sparkpin.history.bisect.changes import ReleaseChange
@@ -246,28 +246,6 @@ def test_ends_that_are_not_what_they_are_said_to_be(
 ) -> None:
     with pytest.raises(InputError, match=said):
         search(home, check, swapped=swapped)
-
-
-def test_what_cannot_be_built_is_unresolved(
-    home: Ends,
-    paths: Paths,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A fault that no flag makes: every combination with --max-num-seqs, but not all, fails in the build."""
-    whole = trying.Bench.made
-
-    def made(self: trying.Bench, chosen: object) -> object:
-        names = [change.name for change in chosen]  # type: ignore[attr-defined]
-        if "--max-num-seqs" in names and len(names) < 3:
-            raise BuildError("the step of mod x ended with exit code 1\nmore")
-        return whole(self, chosen)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(trying.Bench, "made", made)
-    search(home)
-    text = capsys.readouterr().out
-    assert re.search(r"unresolved +\S+ +cannot be made: the step of mod x ended with exit code 1\n", text)
-    assert f"  ~ flag --max-model-len: 2048 -> 1024  ({RECIPE})" in text[text.index("turns the check") :]
 
 
 def test_a_check_that_takes_too_long(tmp_path: Path) -> None:

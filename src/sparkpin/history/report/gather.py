@@ -66,6 +66,9 @@ def recipe_part(
     back = rollback_target(list(releases), current, partial(is_refused, paths)) if current else None
     speeds = {release.tag: speed_of(paths, release) for release in releases}
     sides = read_sides(paths, releases)
+    words = ""
+    with contextlib.suppress(SparkpinError), project_of(paths, shown) as project:  # as it was; its files may be gone
+        words = manifests.load_recipe(project, name).description
     told = [fault.message for fault in faults]
     try:
         pins = {tag: pin.text for tag, pin in pins_of(records, name).items()}
@@ -86,7 +89,7 @@ def recipe_part(
     }
     return RecipePart(
         name=name,
-        description=description(paths, shown),
+        description=words,
         shown=items[shown.tag],
         current=current is not None,
         promoted=str(read_json(records.pointer_path(name)).get("promoted", "")) if current else "",
@@ -125,15 +128,6 @@ def ways_back(paths: Paths, recipe: str, current: Release | None, back: Release 
         ),
         ReportCommand(f"invoke rebuild {back.tag}", "before that, where its image or checkpoint is gone"),
     ]
-
-
-def description(paths: Paths, release: Release) -> str:
-    """The recipe's own words when the release was made; "" where its files are not kept."""
-    try:
-        with project_of(paths, release) as project:
-            return manifests.load_recipe(project, release.recipe).description
-    except SparkpinError:
-        return ""
 
 
 def inputs_of(paths: Paths, release: Release) -> Iterator[ReportRow]:
