@@ -78,19 +78,14 @@ class TracedPath:
 
 @dataclass(frozen=True)
 class PathOrigin:
-    """links: those that were followed from the path asked for to `place`; dangling: `place` is a link to nothing;
-    circle: `place` is a link, and following it comes back to one before; deleted: the layer that hides `place`, which
-    then is in a layer and not in the image; below: of a folder, package -> (files, bytes).
-    """
-
     release: str
     asked: str
-    links: tuple[TracedPath, ...]
+    links: tuple[TracedPath, ...]  # that were followed from the path asked for to `place`
     place: TracedPath
-    dangling: bool = False
-    circle: bool = False
-    deleted: TracedLayer | None = None
-    below: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    dangling: bool = False  # `place` is a link to nothing
+    circle: bool = False  # `place` is a link, and following it comes back to one before
+    deleted: TracedLayer | None = None  # the layer that hides `place`, which then is in a layer and not in the image
+    below: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of a folder, package -> (files, bytes)
 
 
 @dataclass(frozen=True)
@@ -171,14 +166,10 @@ def layers_of(records: Sequence[BuildRecord]) -> list[TracedLayer]:
 
 @dataclass(frozen=True)
 class Way:
-    """links: on the way from a path to `end`; dangling: the last of them leads there and nothing is there; circle: the
-    last of them leads to itself, or to one before that leads to it.
-    """
-
-    links: tuple[str, ...]
+    links: tuple[str, ...]  # on the way from a path to `end`
     end: str
-    dangling: bool = False
-    circle: bool = False
+    dangling: bool = False  # the last of them leads there and nothing is there
+    circle: bool = False  # the last of them leads to itself, or to one before that leads to it
 
 
 def follow(image: TracedImage, path: str) -> Way:
