@@ -45,6 +45,10 @@ def judge_text(case: Case, answer: Answer) -> str:
     return f"{answer.tokens} tokens{', exact' if case.exact else ''}"
 
 
+def judge(case: Case, answer: Answer) -> str:
+    return judge_calls(case, answer) if case.calls else judge_text(case, answer)
+
+
 def judge_shape(text: str, least_tokens: int) -> None:
     """Broken kernels answer with nothing, one character for ever, or undecodable bytes."""
     require(text.strip() != "", "the answer has no text")

@@ -24,8 +24,8 @@ from sparkpin.serve import memory_limit, socket_port
 from sparkpin.serve.choose_loader import with_loader
 from sparkpin.smoke.answers import Wrong
 from sparkpin.smoke.client import Client
-from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.replies import Fault
+from sparkpin.smoke.run import subject_of
 from sparkpin.smoke.server import WAITING, Server, StartFault, remove_leftovers, smoke_lock, started
 from sparkpin.smoke.subject import SmokeSubject
 
@@ -103,15 +103,7 @@ def measure(paths: Paths, engine: Engine, release: Release, plan: QualityPlan, s
             try:
                 server.wait_ready(client)
                 if known is None:
-                    subject = SmokeSubject(
-                        client=client,
-                        model=served_name(tuned.argv),
-                        expect=expectations_of(tuned.demands),
-                        log=server.log,
-                        argv=tuned.argv,
-                        gpu=gpus,
-                    )
-                    known = asked_all(subject, plan.corpus, say)
+                    known = asked_all(subject_of(tuned, client, server, 0, gpu=gpus), plan.corpus, say)
                     # Else what it was asked after its end would be kept as wrong answers. An engine that is gone may
                     # leave a container that runs for some seconds more.
                     if server.exit_reason() or not any(client.healthy() for _ in range(3)):

@@ -9,7 +9,7 @@ from sparkpin.measure.quality.measured import SkillAnswer
 from sparkpin.measure.quality.texts import Question
 from sparkpin.smoke.answers import Answer, Wrong
 from sparkpin.smoke.expectations import ROOMY, Case, Expectations, said
-from sparkpin.smoke.judging import judge_calls, judge_text
+from sparkpin.smoke.judging import judge
 from sparkpin.smoke.probes import STEPS, longest_prompt
 from sparkpin.smoke.replies import Fault
 from sparkpin.smoke.sse import BadStream
@@ -67,7 +67,7 @@ def asked(skill: str, name: str, case: Case, ask: Callable[[Case], Answer]) -> S
     """Whatever the server does wrong is a wrong answer."""
     try:
         answer = ask(case)
-        judge_calls(case, answer) if case.calls else judge_text(case, answer)
+        judge(case, answer)
     except (Wrong, Fault, BadStream) as wrong:
         return SkillAnswer(skill, name, False, str(wrong)[:300])
     return SkillAnswer(skill, name, True)
