@@ -38,12 +38,8 @@ def recipe(
         recipe_list(paths)
     elif action == "import":
         recipe_import(paths, what, name=name, stack=stack, stage=stage, lock=lock)
-    elif action == "export":
-        recipe_export(paths, what, form=form, release=release, stage=stage, output=output)
     else:
-        raise InputError(
-            f"invoke recipe has no action {action!r}", next_step="choose one of: list, check, import, export"
-        )
+        recipe_export(paths, what, form=form, release=release, stage=stage, output=output)
     return True
 
 

@@ -70,6 +70,7 @@ def listed(text: str) -> dict[str, list[str]]:
         ("build --stage", "sparkpin build: --stage wants a value", "sparkpin build --stage STAGE"),
         ("build --stage --offline", "sparkpin build: --stage wants a value", "sparkpin build --stage STAGE"),
         ("serve --port 22x", "--port: saw '22x', wanted a whole number, 0 or more", "for example --port 8001"),
+        ("bench --only half", "--only: saw 'half', wanted one of: prompts, sweep", "choose one of: prompts, sweep"),
         ("prune --dry-run=yes", "sparkpin prune: --dry-run takes no value", "sparkpin prune --dry-run"),
         ("prune --keep -1", "--keep: saw '-1', wanted a whole number, 0 or more", "for example --keep 5"),
     ],

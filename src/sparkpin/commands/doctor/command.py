@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 from sparkpin.commands.doctor import rules
 from sparkpin.commands.doctor.facts import read_facts
-from sparkpin.commands.doctor.rules import MachineFinding, NeededMemory
+from sparkpin.commands.doctor.rules import NeededMemory
 from sparkpin.core import terminal
 from sparkpin.core.errors import HostError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -41,14 +42,11 @@ def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool) -> None
     found += rules.findings(facts, memory_of(paths, recipe, chosen), cuda)
     if as_json:
         whom = fingerprint_of(machine, facts.gpus, host.ROOT, facts.docker.version).model_dump(mode="json")
-        value = {"host": whom, "is_spark": machine.is_spark, "stack": chosen.name, "findings": to_json(found)}
+        value = {"host": whom, "is_spark": machine.is_spark, "stack": chosen.name, "findings": list(map(asdict, found))}
         terminal.show(json.dumps(value, indent=2, sort_keys=True))
     else:
-        states = {"n/a": "-"}
-        terminal.table(
-            ("", "what", "found", "to mend it"),
-            [(states.get(f.state, f.state), f.name, f.detail, f.fix) for f in found],
-        )
+        rows = [(f.state.replace("n/a", "-"), f.name, f.detail, f.fix) for f in found]
+        terminal.table(("", "what", "found", "to mend it"), rows)
         if not machine.is_spark:
             own = (*rules.OF_A_SPARK, rules.PLAN)
             skipped = [finding.name for finding in found if finding.state == "n/a" and finding.name in own]
@@ -58,10 +56,6 @@ def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool) -> None
             f"this machine lacks: {', '.join(lacking)}",
             next_step="invoke doctor --fix (as root), or the commands in the table",
         )
-
-
-def to_json(found: list[MachineFinding]) -> list[dict[str, str]]:
-    return [{"name": f.name, "state": f.state, "detail": f.detail, "fix": f.fix} for f in found]
 
 
 def port_of(recipe: schema.Recipe) -> int:
