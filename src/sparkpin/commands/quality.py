@@ -24,11 +24,9 @@ from sparkpin.releases.record import Release, Releases, now
 
 @dataclass(frozen=True)
 class Pair:
-    """role: as in QualityRecord."""
-
     release: Release
     reference: Release
-    role: Literal["parent", "named"]
+    role: Literal["parent", "named"]  # as in QualityRecord
 
 
 def parent_of(paths: Paths, release: Release) -> Release:

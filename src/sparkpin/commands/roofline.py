@@ -81,8 +81,9 @@ def roofline(asked: RooflineOptions, *, recipe: str | None, stage: str | None, m
         f"Decode of recipe {chosen.name}, stage {chain[-1].name}, one user, {asked.context:,} tokens in the cache"
     )
     terminal.table(COLUMNS, [row(read, made) for read in made.reads])
+    whose = " (a DGX Spark's memory, nominally)" if asked.bandwidth == SPARK else ""
     terminal.show(
-        f"{made.step_bytes / 1e6:,.3f} MB a step at {asked.bandwidth / GB:g} GB/s{whose(asked)}: "
+        f"{made.step_bytes / 1e6:,.3f} MB a step at {asked.bandwidth / GB:g} GB/s{whose}: "
         f"{terminal.figure(1e3 * made.step_seconds)} ms"
     )
     if made.drafted:
@@ -90,7 +91,8 @@ def roofline(asked: RooflineOptions, *, recipe: str | None, stage: str | None, m
             f"{made.step_tokens:.2f} tokens a step: {made.drafted} drafted, {percent(share)} of them accepted "
             f"({share.origin})"
         )
-    terminal.show(f"ceiling: {made.ceiling:.1f} tok/s{bound(made, same)}")
+    other = f" with uniform routing, {same.ceiling:.1f} if all tokens of a step reached the same experts"
+    terminal.show(f"ceiling: {made.ceiling:.1f} tok/s{'' if math.isclose(made.ceiling, same.ceiling) else other}")
     if speed is not None:
         part, implied = 100 * made.fraction(speed), made.implied(speed) / GB
         told = f"{terminal.figure(part)} % of it: {terminal.figure(implied)} GB/s of {asked.bandwidth / GB:g}"
@@ -107,10 +109,6 @@ def roofline(asked: RooflineOptions, *, recipe: str | None, stage: str | None, m
 def is_served_here(machine: host.Host, stack: schema.Stack) -> bool:
     """By something else than a Spark."""
     return not machine.is_spark and (stack.gpu is None or machine.has_gpu)
-
-
-def whose(asked: RooflineOptions) -> str:
-    return " (a DGX Spark's memory, nominally)" if asked.bandwidth == SPARK else ""
 
 
 def published(
@@ -170,12 +168,6 @@ def show_chain(asked: RooflineOptions) -> None:
     short = f", and short ones: nothing to hold against more than {SHORT:,} tokens in the cache"
     whence = f"five prompts on one Spark, not measured here{short if asked.context > SHORT else ''}"
     terminal.show(f"published: {whence}; docs/roofline.md says what a ceiling assumes")
-
-
-def bound(made: Roofline, same: Roofline) -> str:
-    if math.isclose(made.ceiling, same.ceiling):
-        return ""
-    return f" with uniform routing, {same.ceiling:.1f} if all tokens of a step reached the same experts"
 
 
 def row(read: Read, made: Roofline) -> tuple[str, ...]:

@@ -22,13 +22,11 @@ LEAST_DRAFTED = 50  # fewer drafted tokens say too little about a share
 
 @dataclass(frozen=True)
 class CheckResult:
-    """applicable: whether what is served could be asked this; detail says why not, or what was seen."""
-
     name: str
     passed: bool
-    detail: str
+    detail: str  # what was seen, or why it could not be asked
     seconds: float
-    applicable: bool = True
+    applicable: bool = True  # whether what is served could be asked this
 
     @property
     def verdict(self) -> str:

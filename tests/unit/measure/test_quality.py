@@ -187,6 +187,7 @@ def test_what_is_compared_is_all_and_each_kind() -> None:
     q = measured(reading("a", "code", 0.1), reading("b", "english"), right=(True, False))
     every, code, english = compare.texts(p, q, 2)
     assert (every.kind, code.kind, english.kind) == ("all", "code", "english")
+    assert every.continued_same.value == 1
     assert every.tokens == 6 and code.kl.value > 0 and english.kl.value == 0
     assert code.ratio.value == pytest.approx(math.exp(0.1)) and english.ratio.value == 1
     assert every.kl.low == 0 < every.kl.value < every.kl.high <= 100  # two texts say little

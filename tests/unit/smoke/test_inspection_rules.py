@@ -191,91 +191,65 @@ def mod(line: str) -> dict[str, str]:
     return {**MOD, f"{SITE}/sparkpin_made/hook.py": f"import vllm\n{line}\n"}
 
 
-@pytest.mark.parametrize(
-    ("files", "wanted"),
-    [
-        pytest.param(
-            {f"{SITE}/vllm/_C.abi3.so": Elf(needed=["libc.so.6"])},
-            f"torch vllm 0.33.0: vLLM 0.33.0 is built without CUDA ({SITE}/vllm/_C.abi3.so needs no CUDA library), but "
-            f"torch 2.14.0+cu130 ({SITE}/torch/version.py: cuda = 13.0) is built for CUDA 13.0",
-            id="vLLM without CUDA beside a torch with",
-        ),
-        pytest.param(
-            {f"{SITE}/torch/lib/libc10_cuda.so": Elf(soname="libc10_cuda.so", defined=["_ZN3c105otherEv"])},
-            f"symbols {SITE}/vllm/_C.abi3.so: 1 undefined: _ZN3c104cuda12device_countEv",
-            id="built against another release of a library",
-        ),
-        pytest.param(
-            {
-                f"{SITE}/a/weak.so": Elf(weak=["nowhere"]),
-                f"{SITE}/a/far.so": Elf(needed=["libnear.so"], undefined=["deep"], runpath="$ORIGIN"),
-                f"{SITE}/a/libnear.so": Elf(needed=["libdeep.so"], runpath="$ORIGIN"),
-                f"{SITE}/a/libdeep.so": Elf(defined=["deep"]),
-                f"{SITE}/a/alone.so": Elf(undefined=["deep"]),
-            },
-            f"symbols {SITE}/a/alone.so: 1 undefined: deep",
-            id="weak symbols may be missing, and those of libraries that are not needed do not count",
-        ),
-        pytest.param({**NEAR, **BOTH}, "", id="never loaded alone: what loads it brings the symbols"),
-        pytest.param(
-            {**NEAR, **BOTH, f"{SITE}/a/worse.so": Elf(needed=["liblapack.so"], rpath="$ORIGIN")},
-            f"symbols {SITE}/a/liblapack.so: 1 undefined: blas",
-            id="one of those that load it does not bring them",
-        ),
-        pytest.param(
-            {
-                "usr/lib/libloop.so": "-> libback.so",
-                "usr/lib/libback.so": "-> libloop.so",
-                f"{SITE}/a.so": Elf(needed=["libloop.so"]),
-            },
-            f"needed {SITE}/a.so: libloop.so is nowhere in the image; {SITE}/a.so needs it",
-            id="links in a circle",
-        ),
-        pytest.param(
-            {f"{SITE}/new.so": Elf(needed=["libc.so.6"], versions_needed={"libc.so.6": ["GLIBC_2.38"]})},
-            f"versions {SITE}/new.so: needs GLIBC_2.38 of libc.so.6, "
-            "and usr/lib/aarch64-linux-gnu/libc.so.6 does not offer that",
-            id="a version that the C library does not have",
-        ),
-        pytest.param(
-            {
-                f"{SITE}/nvidia_cuda_runtime-13.0.96.dist-info/METADATA": metadata("nvidia-cuda-runtime", "14.0.1"),
-                f"{SITE}/nvidia_cuda_nvcc-13.0.88.dist-info/METADATA": None,
-            },
-            "driver CUDA 14.0: which driver CUDA 14.0 needs is not known here",
-            id="a CUDA release whose driver is not known",
-        ),
-        pytest.param(
-            {f"{SITE}/torch/version.py": torch("2.14.0+cu128", "12.8")},
-            f"torch vllm 0.33.0: vLLM 0.33.0 is built for CUDA 13 ({LIBRARY} needs libcudart.so.13), but "
-            f"torch 2.14.0+cu128 ({SITE}/torch/version.py: cuda = 12.8) is built for CUDA 12.8",
-            id="a torch of another CUDA",
-        ),
-        pytest.param(
-            {
-                f"{SITE}/nvidia_cuda_nvcc-13.0.88.dist-info/METADATA": metadata("nvidia-cuda-nvcc", "13.5.70"),
-                f"{SITE}/nvidia_nvvm-13.5.70.dist-info/METADATA": metadata("nvidia-nvvm", "13.5.70"),
-                f"{SITE}/nvidia_cublas-13.1.0.dist-info/METADATA": metadata("nvidia-cublas", "13.1.0.3"),
-            },
-            "cuda CUDA toolkit: of several CUDA releases: nvidia-cuda-nvcc 13.5.70, nvidia-cuda-runtime 13.0.96, "
-            "nvidia-nvvm 13.5.70",
-            id="the raw closure of vLLM 0.33.0: compiler, headers and runtime of several CUDA releases",
-        ),
-        pytest.param(
-            {f"{SITE}/nvidia_cuda_runtime_cu12-1.dist-info/METADATA": metadata("nvidia-cuda-runtime-cu12", "12.8.90")},
-            "cuda CUDA toolkit: of several CUDA releases: nvidia-cuda-nvcc 13.0.88, nvidia-cuda-runtime 13.0.96, "
-            "nvidia-cuda-runtime-cu12 12.8.90",
-            id="two runtimes",
-        ),
-        pytest.param(
-            DISTRIBUTIONS,
-            f"packages typing-extensions: 2 times in /{SITE}/: versions 4.16.0, 4.15.0",
-            id="two versions of one package in one folder",
-        ),
-        pytest.param(mod(""), "", id="a plugin of others need not say which vLLM it is made for"),
-    ],
-)
-def test_what_is_found(root: Root, files: dict[str, bytes | Elf | str | None], wanted: str) -> None:
+WHAT_IS_FOUND: dict[str, tuple[Mapping[str, bytes | Elf | str | None], str]] = {
+    "vLLM without CUDA beside a torch with":
+        ({f"{SITE}/vllm/_C.abi3.so": Elf(needed=["libc.so.6"])},
+         f"torch vllm 0.33.0: vLLM 0.33.0 is built without CUDA ({SITE}/vllm/_C.abi3.so needs no CUDA library), but "
+         f"torch 2.14.0+cu130 ({SITE}/torch/version.py: cuda = 13.0) is built for CUDA 13.0"),
+    "built against another release of a library":
+        ({f"{SITE}/torch/lib/libc10_cuda.so": Elf(soname="libc10_cuda.so", defined=["_ZN3c105otherEv"])},
+         f"symbols {SITE}/vllm/_C.abi3.so: 1 undefined: _ZN3c104cuda12device_countEv"),
+    "weak symbols may be missing, and those of libraries that are not needed do not count":
+        ({f"{SITE}/a/weak.so": Elf(weak=["nowhere"]),
+          f"{SITE}/a/far.so": Elf(needed=["libnear.so"], undefined=["deep"], runpath="$ORIGIN"),
+          f"{SITE}/a/libnear.so": Elf(needed=["libdeep.so"], runpath="$ORIGIN"),
+          f"{SITE}/a/libdeep.so": Elf(defined=["deep"]),
+          f"{SITE}/a/alone.so": Elf(undefined=["deep"])},
+         f"symbols {SITE}/a/alone.so: 1 undefined: deep"),
+    "never loaded alone: what loads it brings the symbols":
+        ({**NEAR, **BOTH},
+         ""),
+    "one of those that load it does not bring them":
+        ({**NEAR, **BOTH, f"{SITE}/a/worse.so": Elf(needed=["liblapack.so"], rpath="$ORIGIN")},
+         f"symbols {SITE}/a/liblapack.so: 1 undefined: blas"),
+    "links in a circle":
+        ({"usr/lib/libloop.so": "-> libback.so",
+          "usr/lib/libback.so": "-> libloop.so",
+          f"{SITE}/a.so": Elf(needed=["libloop.so"])},
+         f"needed {SITE}/a.so: libloop.so is nowhere in the image; {SITE}/a.so needs it"),
+    "a version that the C library does not have":
+        ({f"{SITE}/new.so": Elf(needed=["libc.so.6"], versions_needed={"libc.so.6": ["GLIBC_2.38"]})},
+         f"versions {SITE}/new.so: needs GLIBC_2.38 of libc.so.6, "
+         "and usr/lib/aarch64-linux-gnu/libc.so.6 does not offer that"),
+    "a CUDA release whose driver is not known":
+        ({f"{SITE}/nvidia_cuda_runtime-13.0.96.dist-info/METADATA": metadata("nvidia-cuda-runtime", "14.0.1"),
+          f"{SITE}/nvidia_cuda_nvcc-13.0.88.dist-info/METADATA": None},
+         "driver CUDA 14.0: which driver CUDA 14.0 needs is not known here"),
+    "a torch of another CUDA":
+        ({f"{SITE}/torch/version.py": torch("2.14.0+cu128", "12.8")},
+         f"torch vllm 0.33.0: vLLM 0.33.0 is built for CUDA 13 ({LIBRARY} needs libcudart.so.13), but "
+         f"torch 2.14.0+cu128 ({SITE}/torch/version.py: cuda = 12.8) is built for CUDA 12.8"),
+    "the raw closure of vLLM 0.33.0: compiler, headers and runtime of several CUDA releases":
+        ({f"{SITE}/nvidia_cuda_nvcc-13.0.88.dist-info/METADATA": metadata("nvidia-cuda-nvcc", "13.5.70"),
+          f"{SITE}/nvidia_nvvm-13.5.70.dist-info/METADATA": metadata("nvidia-nvvm", "13.5.70"),
+          f"{SITE}/nvidia_cublas-13.1.0.dist-info/METADATA": metadata("nvidia-cublas", "13.1.0.3")},
+         "cuda CUDA toolkit: of several CUDA releases: nvidia-cuda-nvcc 13.5.70, nvidia-cuda-runtime 13.0.96, "
+         "nvidia-nvvm 13.5.70"),
+    "two runtimes":
+        ({f"{SITE}/nvidia_cuda_runtime_cu12-1.dist-info/METADATA": metadata("nvidia-cuda-runtime-cu12", "12.8.90")},
+         "cuda CUDA toolkit: of several CUDA releases: nvidia-cuda-nvcc 13.0.88, nvidia-cuda-runtime 13.0.96, "
+         "nvidia-cuda-runtime-cu12 12.8.90"),
+    "two versions of one package in one folder":
+        (DISTRIBUTIONS,
+         f"packages typing-extensions: 2 times in /{SITE}/: versions 4.16.0, 4.15.0"),
+    "a plugin of others need not say which vLLM it is made for":
+        (mod(""),
+         ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "wanted"), WHAT_IS_FOUND.values(), ids=WHAT_IS_FOUND)
+def test_what_is_found(root: Root, files: Mapping[str, bytes | Elf | str | None], wanted: str) -> None:
     assert texts(root(files)) == ([wanted] if wanted else [])
 
 

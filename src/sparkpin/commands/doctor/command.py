@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from sparkpin.commands.doctor import rules
 from sparkpin.commands.doctor.facts import read_facts
-from sparkpin.commands.doctor.rules import NeededMemory
+from sparkpin.commands.doctor.rules import MachineFinding, NeededMemory
 from sparkpin.core import terminal
 from sparkpin.core.errors import HostError, ManifestError, SparkpinError
 from sparkpin.core.paths import Paths
@@ -34,7 +34,11 @@ def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool) -> None
     recipe = manifests.load_recipe(paths.project, chosen.default_recipe)
     facts = read_facts(machine, port_of(recipe), online=online)
     needed = host.requirements(paths, machine, stack=chosen)
-    found = [rules.of_requirement(one) for one in needed if one.name != host.GPU_RUNTIME]  # the rules know more of it
+    found = [
+        MachineFinding(one.name, "ok" if one.ok else "MISSING", one.detail, one.fix)
+        for one in needed
+        if one.name != host.GPU_RUNTIME  # the rules know more of it
+    ]
     found += rules.lock_of(lock_fault(paths, chosen))
     if source := chosen.python.source:
         found += rules.source_build(f"{source.name} {source.version}", chosen.platform, host.this_platform())

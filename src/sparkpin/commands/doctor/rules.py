@@ -11,7 +11,6 @@ from sparkpin.commands.doctor import minimums
 from sparkpin.commands.doctor.facts import MachineFacts
 from sparkpin.core.errors import ManifestError
 from sparkpin.host.gpus import Gpu
-from sparkpin.host.machine import Requirement
 
 State = Literal["ok", "MISSING", "advice", "n/a"]
 GIB = 1 << 30
@@ -47,10 +46,6 @@ class NeededMemory:
     why: str = ""  # that is not known
     fix: str = ""  # the command that tells it
     command: str = "invoke plan"  # which plans for this recipe
-
-
-def of_requirement(requirement: Requirement) -> MachineFinding:
-    return MachineFinding(requirement.name, "ok" if requirement.ok else "MISSING", requirement.detail, requirement.fix)
 
 
 def findings(facts: MachineFacts, memory: NeededMemory, cuda: str | None) -> list[MachineFinding]:

@@ -20,13 +20,13 @@ Verdict = Literal["runs", "PTX only", "none"]
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many compilation units of a library with GPU code run, and how many have code for which GPUs."""
+    """Of a library with GPU code, in compilation units."""
 
     path: str
     runs: int
     compiles: int  # have PTX to compile
     neither: int
-    archs: tuple[tuple[str, int], ...]
+    archs: tuple[tuple[str, int], ...]  # how many have code for which GPU
 
     @property
     def verdict(self) -> Verdict:
