@@ -412,7 +412,7 @@ def test_no_figure_without_its_machine(capsys: pytest.CaptureFixture[str]) -> No
     ("cells", "pace", "turns", "starts", "said"),
     [
         ((QA, SWEEP), PACE, 4, 4, "2 cells, 4 times: about {} min, 90 s of it for each of 4 starts"),
-        ((QA,), dataclasses.replace(PACE, load=30), 2, 1, "for the start, 30 s to load the load generator each time, at"),
+        ((QA,), dataclasses.replace(PACE, load=30), 2, 1, ", 30 s to load the load generator each time, at"),
         ((QA,), dataclasses.replace(PACE, start=0), 1, 1, "1 cell: about 10 s (it is being served)"),
     ],
 )  # fmt: skip
