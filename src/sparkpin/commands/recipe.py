@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
 from sparkpin.build.pair import pair
 from sparkpin.checkpoint.write import checkpoint_folder
@@ -25,8 +26,8 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def recipe(
-    action: str, what: str, *, name: str, stack: str | None, stage: str | None, lock: bool, form: str,
-    release: str | None, output: str,
+    action: Literal["list", "check", "import", "export"], what: str, *, name: str, stack: str | None,
+    stage: str | None, lock: bool, form: str, release: str | None, output: str,
 ) -> bool:  # fmt: skip
     """One of the four; False when mistakes were found."""
     if release and action != "export":
