@@ -37,7 +37,7 @@ def check_installed(project: Path, site: Path) -> list[Check]:
             versions.append(f"{name} {one.version}, locked {locked.get(name, 'not at all')}")
     files = [(one, file) for one in found.values() for file in one.files or ()]
     changed = [str(file) for one, file in files if not is_as_recorded(one, file)]
-    brought = {Path(one.locate_file(file)).resolve() for one, file in files}
+    brought = {Path(str(one.locate_file(file))).resolve() for one, file in files}
     strange = [
         str(path.relative_to(site))
         for path in sorted(site.rglob("*"))
@@ -54,7 +54,7 @@ def is_as_recorded(one: Distribution, file: PackagePath) -> bool:
     if file.hash is None:  # RECORD itself, and what pip made here
         return True
     try:
-        data = Path(one.locate_file(file)).read_bytes()
+        data = Path(str(one.locate_file(file))).read_bytes()
     except OSError:
         return False
     digest = base64.urlsafe_b64encode(hashlib.new(file.hash.mode, data).digest())
