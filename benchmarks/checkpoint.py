@@ -36,9 +36,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/support"))
 
-from hub import Request, serve
+from hub import Request, serve, use
 from places import PROJECT
 
 from sparkpin.checkpoint import report
@@ -47,6 +49,7 @@ from sparkpin.checkpoint.repository import Listing, Places, listing_of
 from sparkpin.checkpoint.safetensors import build_header, tensor_nbytes
 from sparkpin.core import terminal
 from sparkpin.core.paths import Paths
+from sparkpin.fetch import lock_model
 from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelLock, ModelPin, RepositoryLock
 
 Spec = tuple[str, tuple[int, ...]]
@@ -240,10 +243,9 @@ def child_build(root: Path) -> dict[str, float]:
 def child_fetch(root: Path) -> dict[str, float]:
     """Lock the pair over HTTP from a Hub of our own, which counts what it sends of the repositories' files."""
     sent: list[Request] = []
-    with serve(root / "hub", log=sent) as url:
-        os.environ |= {"HF_ENDPOINT": url, "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1"}
-        from sparkpin.fetch import lock_model  # reads the environment
-
+    os.environ |= {"HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1"}
+    with serve(root / "hub", log=sent) as url, pytest.MonkeyPatch.context() as patch:
+        use(patch, url)
         pin = PIN.model_dump(mode="json", exclude={"name"})
         for repository in pin["repositories"].values():
             repository["revision"] = UNRESOLVED

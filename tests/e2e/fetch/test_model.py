@@ -721,7 +721,7 @@ def test_a_folder_with_a_file_that_is_cut_short_is_never_to_be_deleted(
 def test_a_folder_whose_index_lists_what_is_not_there(remote: Remote) -> None:
     remote.edit_pin("int4", revision=UNRESOLVED, folder=str(remote.source("int4")))
     (remote.source("int4") / SECOND).unlink()
-    with remote.online(), pytest.raises(CheckpointError, match="no file has it") as caught:
+    with remote.online(), pytest.raises(CheckpointError, match="there is no such file") as caught:
         remote.lock()
     assert_folder_is_the_users(remote, "int4", caught.value.next_step)
 
