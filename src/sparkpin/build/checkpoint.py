@@ -53,7 +53,7 @@ def build_checkpoint(
         for note in plan.notes:
             say(note)
         verified = Verified(paths, lock.repositories[pin.base])
-        write_checkpoint(folder, pin, lock, plan, places, key, say, link=verified.link)
+        write_checkpoint(folder, pin, lock, plan, places, key, say, link=verified.link, still=verified.still)
         verified.save()
     return folder
 

@@ -40,8 +40,12 @@ def write_checkpoint(
     key: str,
     say: Say,
     link: Callable[[Path, Path], None] = link_or_copy,
+    still: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write everything beside `folder` and rename it last. Only while holding the model's lock."""
+    """Write everything beside `folder` and rename it last. Only while holding the model's lock.
+
+    still: raises CheckpointError if the base is no longer what was verified; asked when its bytes are written.
+    """
     partial = partial_folder(folder)
     for left in folder.parent.glob(files.PARTIAL + "*"):
         if left != partial:
@@ -55,6 +59,7 @@ def write_checkpoint(
     written = write_shards(partial, plan, places, key, say)
     with files.disk_errors(folder.parent):
         try:
+            still()
             # Without index and config, which come last, nobody takes the folder for a model.
             for kept in plan.links:
                 link(base / kept.path, partial / kept.path)

@@ -50,8 +50,7 @@ def fetch_model(
             if name == pin.base:
                 verified = Verified(paths, entry, deep=deep)
                 remove_strays(verified.folder, entry, say)
-                rows = ((file, verified.folder / file.file) for file in entry.files)
-                base = [file for file in missing(rows, say, verified.hash_of) if not site[name].linked(file)]
+                base = [file for file in verified.missing(entry.files, say) if not site[name].linked(file)]
                 pieces += [whole(site[name], file) for file in base]
             elif absent := lacking(store, entry.tensors, say):
                 pieces += tensor_pieces(site[name], listing_of(paths, pin, name, entry), absent)

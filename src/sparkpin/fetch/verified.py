@@ -16,8 +16,11 @@ from pathlib import Path
 
 from sparkpin.checkpoint.copying import link_or_copy
 from sparkpin.core import files
+from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths
+from sparkpin.core.terminal import Say
 from sparkpin.fetch.model_files import repository_folder
+from sparkpin.fetch.store import missing
 from sparkpin.pins.schema import LockedFile, RepositoryLock
 
 TICK = 0.02
@@ -38,6 +41,13 @@ class Verified:
             except (OSError, ValueError, TypeError):  # then all is read again
                 self.rows = {}
 
+    def missing(self, wanted: Iterable[LockedFile], say: Say) -> list[LockedFile]:
+        """What is absent or damaged, and so not known any more."""
+        absent = missing(((file, self.folder / file.file) for file in wanted), say, self.hash_of)
+        for file in absent:
+            self.rows.pop(file.file, None)
+        return absent
+
     def hash_of(self, file: LockedFile, path: Path) -> str:
         """SHA-256 (hex) of what lies there: the locked one, if that is known; else all is read, and known from then on,
         unless somebody writes to it meanwhile."""
@@ -52,6 +62,13 @@ class Verified:
             if identity(opened.fileno()) == before:
                 self.rows[file.file] = [sha256, *before]
         return sha256
+
+    def still(self) -> None:
+        """CheckpointError for what has changed since it was known: what was copied meanwhile may be anything."""
+        for file, row in self.rows.items():
+            if row[1:] != identity(self.folder / file):
+                changed = f"{self.folder / file}: saw another file or a change of it, wanted it as it was verified"
+                raise CheckpointError(changed, next_step="see who writes there, then the same command again")
 
     def link(self, source: Path, target: Path) -> None:
         """`link_or_copy`, whose link changes the ctime of what was known just before."""

@@ -54,11 +54,11 @@ class Model:
     def lock(self) -> None:
         lock_model(self.paths, "sample", print)
 
-    def build(self, steps: tuple[str, ...] = ALL, *, deep: bool = False) -> Path:
+    def build(self, steps: tuple[str, ...] = ALL, *, deep: bool = False, say: Callable[[str], Any] = print) -> Path:
         pin = manifests.load_model(self.paths.project, "sample")
         self.read.clear()
         return build_checkpoint(
-            self.paths, pin, manifests.load_model_lock(self.paths.project, pin), steps, print, deep=deep
+            self.paths, pin, manifests.load_model_lock(self.paths.project, pin), steps, say, deep=deep
         )
 
     @property
@@ -97,6 +97,14 @@ def test_what_was_found_right_is_not_read_again(model: Model) -> None:
     assert not list(model.paths.models.rglob("*.download"))
 
 
+def test_a_shard_that_was_removed_from_the_cache_comes_again(model: Model) -> None:
+    model.build(("copy",))
+    model.build(("copy", "mtp"))
+    model.cached.unlink()
+    model.build(HYBRID)
+    assert model.read == [], "the others are known, this one was hashed before its link"
+
+
 def rewritten(path: Path) -> None:
     """As an editor does."""
     data = bytearray(path.read_bytes())
@@ -130,6 +138,20 @@ def test_a_base_that_changed_behind_the_record_is_seen(model: Model, change: Cal
         return
     with pytest.raises(IntegrityError, match=rf"integrity mismatch on {model.own / SHARD}"):
         model.build(HYBRID)
+
+
+def test_a_base_that_changes_while_it_is_copied(model: Model) -> None:
+    model.build(("copy",))
+    model.build(("copy", "mtp"))
+    there = sorted(model.paths.checkpoints.rglob("*"))
+
+    def say(line: str) -> None:
+        if line.startswith("writing model-00001"):
+            in_place(model.cached)
+
+    with pytest.raises(CheckpointError, match=f"{SHARD}: saw another file or a change"):
+        model.build(say=say)
+    assert sorted(model.paths.checkpoints.rglob("*")) == there, "nothing to go on from"
 
 
 def test_a_page_that_was_mapped_and_dirty_when_it_was_read_is_no_way_in() -> None:
