@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from sparkpin.core.errors import BuildError, DiskError, EngineError, HostError
 from sparkpin.core.terminal import Say
@@ -55,10 +56,14 @@ def build(
     output: Path | None = None,
     platform: str | None = None,
     no_cache: bool = False,
-    arguments: Mapping[str, str] | None = None,
-    host: Mapping[str, str] | None = None,
+    arguments: Mapping[str, str] = MappingProxyType({}),
+    host: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Build context/Dockerfile, one line of progress for each step. The BuildError has a failing step's last lines."""
+    """Build context/Dockerfile without network, into an image (`tag`) or a tar of its files (`output`).
+
+    One line of progress for each step; the BuildError has a failing step's last lines. host: of an engine, the
+    environment that leads there.
+    """
     command = builder()
     argv = [*command, "--network", "none", "--pull=false", "--progress", "plain"]
     argv += ["--tag", tag] if tag else []
@@ -67,10 +72,10 @@ def build(
     argv += ["--output", f"type=tar,dest={output}"] if output else []
     argv += ["--platform", platform] if platform else []
     argv += ["--no-cache"] if no_cache else []
-    argv += [word for name, value in (arguments or {}).items() for word in ("--build-arg", f"{name}={value}")]
+    argv += [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
     env = {
         **os.environ,
-        **(host or {}),
+        **host,
         "DOCKER_BUILDKIT": "1",
         "BUILDKIT_PROGRESS": "plain",
         "DOCKER_CLI_HINTS": "false",

@@ -22,8 +22,8 @@ import requests
 from sparkpin.core.errors import DiskError, EngineError
 from sparkpin.core.files import CHUNK, atomic_file, sha256_file
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say, say
-from sparkpin.host import buildkit, daemon
+from sparkpin.core.terminal import say
+from sparkpin.host import daemon
 from sparkpin.host.content_store import (
     NO_SIZES,
     Blob,
@@ -284,31 +284,6 @@ class Engine:
         if image is None:
             raise EngineError(f"the engine took {ref} and does not have it", next_step="invoke doctor")
         return image
-
-    def build(
-        self,
-        context: Path,
-        tag: str | None = None,
-        *,
-        say: Say,
-        target: str | None = None,
-        output: Path | None = None,
-        platform: str | None = None,
-        no_cache: bool = False,
-        arguments: Mapping[str, str] | None = None,
-    ) -> None:
-        """Build context/Dockerfile without network into an image (`tag`) or a tar of its files (`output`)."""
-        buildkit.build(
-            context,
-            tag,
-            say=say,
-            target=target,
-            output=output,
-            platform=platform,
-            no_cache=no_cache,
-            arguments=arguments,
-            host=self.host,
-        )
 
 
 def config_of(found: Mapping[str, Any]) -> bytes:

@@ -77,6 +77,14 @@ class Slice(io.RawIOBase):
         self.position += len(data)
         return data
 
+    def chunks(self) -> Iterator[bytes]:
+        """All of it. BuildError where the file ends before."""
+        self.position = 0
+        while chunk := self.read(CHUNK):
+            yield chunk
+        if left := self.size - self.position:
+            raise BuildError(f"a layer of {self.size} bytes ends {left} bytes too soon", next_step=AGAIN)
+
     def readinto(self, view: memoryview | bytearray) -> int:  # type: ignore[override]
         self.file.seek(self.start + self.position)
         got: int = self.file.readinto(memoryview(view)[: max(0, self.size - self.position)])  # type: ignore[attr-defined]
