@@ -122,6 +122,7 @@ def test_what_the_lock_has_otherwise_is_not_stored(paths: Paths, index: Index, t
     both += [wrong.sha256, file.sha256] if told == "hashes" else []
     assert all(word in caught.value.message for word in both) and advice([file]) in caught.value.next_step
     assert not any(Store(paths.store).path(each.sha256).exists() for each in (wrong, file))
+    assert not (tells and index.asked), "not a byte is fetched of what cannot be right"
 
 
 def test_bytes_that_are_not_what_the_index_says(paths: Paths, index: Index) -> None:
