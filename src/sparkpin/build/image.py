@@ -25,6 +25,7 @@ from sparkpin.build.record import (
     layer_file,
     read_record,
     record_file,
+    shared_fields,
     write_record,
 )
 from sparkpin.build.render import RenderedImage
@@ -137,16 +138,8 @@ def build_image(
         write_record(
             paths,
             BuildRecord(
-                stack=rendered.stack,
-                stage=rendered.stage,
-                key=rendered.key,
-                parent_key=rendered.parent_key,
-                ref=rendered.ref,
-                parent_ref=rendered.parent_ref,
-                platform=rendered.platform,
-                rootfs=rendered.rootfs,
+                **shared_fields(rendered),
                 builder=builder,
-                dockerfile=rendered.dockerfile,
                 context=list(files),
                 layers=[
                     LayerRecord(name=name, key=key, diff_id=made.layers.get(name)) for name, key in rendered.layers
