@@ -120,7 +120,6 @@ def record_path(paths: Paths, stack: str, stage: str, key: str) -> Path:
 
 
 def layer_file(paths: Paths, diff_id: str) -> Path:
-    """Where the contents of a sealed layer are listed."""
     return paths.layers / f"{diff_id.removeprefix('sha256:')}.jsonl.gz"
 
 

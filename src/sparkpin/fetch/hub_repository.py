@@ -59,7 +59,6 @@ class Site:
         return self.blob(origin, file, size, 0, end, f"the header of {file}", sha256)
 
     def tensor(self, name: str, file: str, size: int, begin: int, end: int, sha256: str = "") -> FilePiece:
-        """Bytes `begin` to `end` of a safetensors file of `size` bytes, for the store."""
         return self.blob(self.origin, file, size, begin, end, f"tensor {name} in {file}", sha256)
 
     def blob(self, origin: FileOrigin, file: str, size: int, begin: int, end: int, what: str, sha256: str) -> FilePiece:

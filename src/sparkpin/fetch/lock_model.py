@@ -146,7 +146,9 @@ class Locking:
     def parsed(
         self, repository: PinnedRepository, revision: str, rows: Mapping[str, tuple[int, str]]
     ) -> RepositoryLock:
-        found = [locked(file, file, size, sha256) for file, (size, sha256) in sorted(rows.items())]
+        found = [
+            {"name": file, "file": file, "size": n, "sha256": sha256} for file, (n, sha256) in sorted(rows.items())
+        ]
         value = {"repo": repository.repo, "revision": revision, "files": found}
         step = "report this: the repository has a file name that is not allowed"
         return manifests.parse(RepositoryLock, value, self.manifest, next_step=step)
@@ -199,7 +201,7 @@ class Locking:
         pieces += [site.header(file.file, file.size, end) for file, end in zip(new, ends, strict=True)]
         fetched = self.fetch(pieces)[len(again) :]
         for file, end, sha256 in zip(new, ends, fetched, strict=True):
-            rows[file.file] = LockedFile(**locked(file.file, file.file, end, sha256))
+            rows[file.file] = locked(file.file, file.file, end, sha256)
         return entry.model_copy(update={"headers": [rows[file.file] for file in shards]})
 
     def with_tensors(
@@ -222,7 +224,7 @@ class Locking:
             size = next(row.size for row in entries[key].files if row.file == file)
             pieces.append(self.sites[key].tensor(info.name, file, size, info.begin, info.end))
         for (key, (_, file, info, _)), sha256 in zip(new, self.fetch(pieces)[count:], strict=True):
-            rows[key, info.name] = LockedFile(**locked(info.name, file, info.nbytes, sha256))
+            rows[key, info.name] = locked(info.name, file, info.nbytes, sha256)
         return {
             key: entries[key].model_copy(update={"tensors": [rows[key, source.info.name] for source in sources]})
             for key, sources in wanted.items()
@@ -250,11 +252,11 @@ def noted(site: Site, sources: Sequence[TensorPlace]) -> Iterator[LockedFile]:
     """Tensors that a killed run had fetched already."""
     for _, file, info, _ in sources:
         if sha256 := site.noted(file, info.begin, info.end):
-            yield LockedFile(**locked(info.name, file, info.nbytes, sha256))
+            yield locked(info.name, file, info.nbytes, sha256)
 
 
-def locked(name: str, file: str, size: int, sha256: str) -> dict[str, Any]:
-    return {"name": name, "file": file, "size": size, "sha256": sha256}
+def locked(name: str, file: str, size: int, sha256: str) -> LockedFile:
+    return LockedFile(name=name, file=file, size=size, sha256=sha256)
 
 
 def sha256_if_here(path: Path, row: Listed) -> str | None:

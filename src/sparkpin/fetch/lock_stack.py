@@ -54,15 +54,13 @@ def lock_stack(paths: Paths, name: str, say: Say, *, keep_layers: bool = False) 
             keep = former.wheels if keep_layers and former else []
             wheels = index_closure(stack, target, keep, file, say)
             say(f"  {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.1f} MB")
-            made = [wheel for wheel in wheels if not is_from_source(stack, wheel)]
-            versions = {wheel.name: wheel.version for wheel in made}
-            if stack.python.source:
-                versions[canonicalize_name(stack.python.source.name)] = stack.python.source.version
-            require_wanted(stack, versions, file)
-            source = None
-            if stack.python.source:
+            build, source = stack.python.source, None
+            compiled = {canonicalize_name(build.name): build.version} if build else {}  # here, not the index's own
+            made = [wheel for wheel in wheels if wheel.name not in compiled]
+            require_wanted(stack, {wheel.name: wheel.version for wheel in made} | compiled, file)
+            if build:
                 all_debs = debs
-                if stack.debian and (more := stack.python.source.packages):
+                if stack.debian and (more := build.packages):
                     debian = stack.debian.model_copy(update={"packages": [*stack.debian.packages, *more]})
                     all_debs = debian_closure(stack.model_copy(update={"debian": debian}), folder / "apt-source", say)
                 store = Store(paths.store)
@@ -79,12 +77,6 @@ def lock_stack(paths: Paths, name: str, say: Say, *, keep_layers: bool = False) 
     if former:
         tell_disk(paths, stack, former, lock, say)
     return lock
-
-
-def is_from_source(stack: Stack, wheel: LockedFile) -> bool:
-    """Whether the images hold what is built here in place of this wheel of the index."""
-    source = stack.python.source
-    return source is not None and wheel.name == canonicalize_name(source.name)
 
 
 def debian_closure(stack: Stack, root: Path, say: Say) -> list[LockedFile]:
@@ -206,5 +198,4 @@ def check_unique(lock: StackLock, file: str) -> None:
 
 
 def repeated(names: Iterable[str]) -> str | None:
-    """The first name that stands more than once."""
     return next((name for name, count in Counter(names).items() if count > 1), None)

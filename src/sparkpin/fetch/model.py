@@ -173,7 +173,6 @@ def remove_strays(folder: Path, repository: RepositoryLock, say: Say) -> None:
 
 
 def missing_files(folder: Path, wanted: Iterable[LockedFile], say: Say) -> list[LockedFile]:
-    """What of a repository is absent or damaged."""
     return missing(((file, folder / file.file) for file in wanted), say)
 
 

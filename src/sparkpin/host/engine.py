@@ -69,7 +69,6 @@ class Engine:
 
     @classmethod
     def at(cls, url: str) -> Engine:
-        """The engine at a url, whatever DOCKER_HOST and the CLI's context say."""
         with engine_errors():
             return cls(docker.DockerClient(base_url=url, timeout=TIMEOUT), {"DOCKER_HOST": url})
 
@@ -287,7 +286,6 @@ class Engine:
 
 
 def config_of(found: Mapping[str, Any]) -> bytes:
-    """The configuration of a sealed image that was inspected."""
     return image_config(
         found.get("Config") or {},
         os=found["Os"],

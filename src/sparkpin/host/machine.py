@@ -92,7 +92,6 @@ def text(path: Path) -> str:
 
 
 def os_release(path: Path) -> dict[str, str]:
-    """The assignments of os-release(5)."""
     pairs = (line.partition("=") for line in text(path).splitlines() if "=" in line and not line.startswith("#"))
     return {key.strip(): "".join(shlex.split(value)[:1]) for key, _, value in pairs}
 
@@ -209,7 +208,6 @@ def commands_for(packages: Sequence[str], *then: Sequence[str]) -> list[Sequence
 
 
 def as_root(host: Host, *commands: Sequence[str]) -> str:
-    """One line for a shell."""
     sudo = [] if host.is_root else ["sudo"]
     return " && ".join(shlex.join([*sudo, *command]) for command in commands)
 

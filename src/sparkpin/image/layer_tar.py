@@ -402,7 +402,6 @@ def keep_lasting(found: dict[bytes, Member]) -> dict[bytes, Member]:
 
 
 def parents(paths: Iterable[bytes]) -> set[bytes]:
-    """All folders over the paths, without the root."""
     found: set[bytes] = set()
     for path in paths:
         while (path := path.rpartition(b"/")[0]) and path not in found:
@@ -445,7 +444,6 @@ def block(
     device: tuple[int, int] | None = None,
     pax: bool = False,
 ) -> bytes:
-    """One header block of 512 bytes."""
     owner, times, rest, total = frame(kind, mode, uid, gid, mtime, link, device, pax)
     length = number(size, 12)
     return b"%b%b%b%b%06o\0 %b" % (name.ljust(100, b"\0"), owner, length, times, total + byte_sum(name + length), rest)

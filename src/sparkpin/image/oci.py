@@ -43,7 +43,6 @@ class OciImage:
 
 
 def blob(digest: str) -> str:
-    """The path of a blob in a layout."""
     return "blobs/" + digest.replace(":", "/")
 
 

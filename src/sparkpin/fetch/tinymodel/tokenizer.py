@@ -49,7 +49,6 @@ def tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def tokenizer_config(vocabulary: Vocabulary, *, max_length: int) -> dict[str, Any]:
-    """``tokenizer_config.json``."""
     return {
         "add_prefix_space": False,
         "added_tokens_decoder": {
