@@ -130,12 +130,16 @@ def follow(lines: Iterable[str], say: Say) -> str:
     return "\n".join(last)
 
 
+def disk_full(said: str) -> DiskError:
+    return DiskError(
+        f"the Docker engine's disk is full:{said}",
+        next_step="`invoke prune --keep 2` removes old releases, `docker builder prune` the build cache",
+    )
+
+
 def failure(report: str, context: Path) -> BuildError | DiskError | EngineError:
     if "no space left on device" in report:
-        return DiskError(
-            f"the Docker engine's disk is full:\n{report}",
-            next_step="`invoke prune --keep 2` removes old releases, `docker builder prune` the build cache",
-        )
+        return disk_full(f"\n{report}")
     if re.search(r"cannot connect to the docker daemon|permission denied while trying to connect", report, re.I):
         return EngineError(f"the docker command does not reach the engine:\n{report}", next_step="invoke doctor")
     return BuildError(f"the build failed in {report}", next_step="mend what the last lines say, then the same command")

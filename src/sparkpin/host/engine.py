@@ -308,10 +308,7 @@ def plain_error(text: str) -> EngineError | DiskError:
     """The engine's words, or an exception's, as an error that says what to do."""
     where = os.environ.get("DOCKER_HOST") or "the default socket"
     if re.search(r"no space left on device|disk quota exceeded", text, re.I):
-        return DiskError(
-            f"the Docker engine's disk is full: {text.strip()}",
-            next_step="`invoke prune --keep 2` removes old releases, `docker builder prune` the build cache",
-        )
+        return buildkit.disk_full(f" {text.strip()}")
     if "permission denied" in text.lower():
         return EngineError(
             f"no permission to talk to the Docker engine at {where}",
