@@ -23,7 +23,7 @@ from sparkpin.core.errors import DiskError, EngineError
 from sparkpin.core.files import CHUNK, atomic_file, sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
-from sparkpin.host import daemon
+from sparkpin.host import buildkit, daemon
 from sparkpin.host.content_store import (
     NO_SIZES,
     Blob,
