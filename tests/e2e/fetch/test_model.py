@@ -236,6 +236,7 @@ def test_a_fetch_takes_the_needed_bytes_and_then_needs_no_network(remote: Remote
     with remote.online():
         places = remote.fetch(locked)
     assert remote.is_fetched(places)
+    assert (places.folders["int4"] / SHARD).stat().st_mode & 0o777 == 0o444
     assert places.folders["int4"] == remote.paths.models / "acme/sample-int4" / remote.pin.repositories["int4"].revision
     assert set(tree(remote.paths.models / "acme/sample-fp8")) == {
         f"{remote.pin.repositories['fp8'].revision}/{file}" for file in (CONFIG, INDEX)

@@ -438,26 +438,3 @@ def test_a_full_disk_keeps_what_came(remote: Remote, small_disk: Path) -> None:
         remote.fetch([piece])
     assert remote.is_there(piece)
     assert remote.blobs == [f"bytes={came}-{len(DATA[BIG]) - 1}"]
-
-
-def test_a_folder_gives_the_same(remote: Remote) -> None:
-    origin = FolderOrigin(remote.root / REPO)
-    pieces = [
-        remote.piece(origin, 5, 2 * MB),
-        remote.piece(origin, file=SMALL),
-        remote.piece(origin, 2 * MB, 2 * MB + 9),
-    ]
-    remote.fetch(pieces)
-    assert all(map(remote.is_there, pieces))
-    assert oct(os.stat(pieces[0].place("")).st_mode & 0o777) == "0o444"
-
-
-def test_a_folder_that_lacks_the_file_or_has_another(remote: Remote) -> None:
-    origin = FolderOrigin(remote.root / REPO)
-    piece = remote.piece(origin)
-    (origin.folder / BIG).write_bytes(b"short")
-    with pytest.raises(IntegrityError, match=f"has 5 bytes, wanted {len(DATA[BIG])}"):
-        remote.fetch([piece])
-    (origin.folder / BIG).unlink()
-    with pytest.raises(IntegrityError, match="no such file"):
-        remote.fetch([piece])

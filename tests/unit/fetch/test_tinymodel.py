@@ -19,7 +19,7 @@ import tokenizers
 
 from sparkpin.checkpoint.safetensors import TensorInfo, read_header
 from sparkpin.fetch.tinymodel import FP8_REPO, INT4_REPO, generate, generate_plain, network, scripts, weights
-from sparkpin.fetch.tinymodel.repositories import EXTRA_FILE, INDEX_FILE
+from sparkpin.fetch.tinymodel.repositories import INDEX_FILE
 from sparkpin.fetch.tinymodel.vocabulary import BLANK, CALL, CALL_END, END, RECALL, THINK_END, trigger, vocabulary
 
 SEED = 20260101
@@ -105,29 +105,6 @@ def test_same_bytes_on_every_machine(root: Path) -> None:
     (root / INT4_REPO / "config.json").write_text("of another run\n")
     generate(root, seed=SEED)
     assert digest(root) == made
-
-
-def test_seed_matters(root: Path, tmp_path: Path) -> None:
-    generate(tmp_path, seed=SEED + 1)
-    assert digest(tmp_path) != digest(root)
-
-
-def test_index_lists_every_tensor_but_mtp(int4: Repo) -> None:
-    shards = {f: header for f, header in int4.files.items() if f != EXTRA_FILE}
-    assert list(shards) == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-    assert int4.index["weight_map"] == {name: file for file, header in shards.items() for name in header.tensors}
-    assert int4.index["metadata"]["total_size"] == sum(
-        tensor.nbytes for header in shards.values() for tensor in header.tensors.values()
-    )
-    extra = int4.files[EXTRA_FILE].tensors
-    assert extra and all(name.startswith("mtp.") and t.dtype == "BF16" for name, t in extra.items())
-    assert not any(name.startswith("mtp.") for name in int4.index["weight_map"])
-
-
-def test_index_of_the_fp8_repository_lists_everything(fp8: Repo) -> None:
-    assert fp8.index["weight_map"] == {name: file for file, header in fp8.files.items() for name in header.tensors}
-    assert any(name.startswith("mtp.") for name in fp8.index["weight_map"])
-    assert len(fp8.files) > 1
 
 
 @pytest.mark.parametrize("name", ["layers.0.mlp.experts.3.down_proj", "layers.1.linear_attn.out_proj"])
@@ -289,36 +266,6 @@ def test_greedy_answer_is_the_script(int4: Repo) -> None:
                 token = follower(token, script.mode)
                 said.append(token)
             assert words.decode(tuple(said[:-1])) == text
-
-
-@pytest.mark.parametrize("layer", [f"{BODY}layers.3", "mtp.layers.0"])
-def test_attention_finds_the_trigger(int4: Repo, layer: str) -> None:
-    """Score of head 0 over KV head 0, after INT4: 32 at the trigger, about 0 at any other token."""
-
-    def matrix(name: str) -> list[list[float]]:
-        return (
-            int4.int4(f"{layer}.self_attn.{name}")
-            if "mtp" not in layer
-            else int4.bf16(f"{layer}.self_attn.{name}.weight")
-        )
-
-    words = vocabulary()
-    embedding = int4.bf16(f"{BODY}embed_tokens.weight")
-    query, key, value = (matrix(name)[:64] for name in ("q_proj", "k_proj", "v_proj"))
-    gain = 1 + int4.bf16(f"{layer}.self_attn.q_norm.weight")[0][0]
-
-    def project(rows: list[list[float]], token: int) -> list[float]:
-        state = normalised(embedding[token])
-        return [dot(row, state) for row in rows]
-
-    asker = [x * gain for x in normalised(project(query, words.id_of(BLANK)))]
-    for i, script in enumerate(scripts.MODES):
-        at = words.id_of(trigger(script.mode))
-        assert dot(asker, normalised(project(key, at))) / 8 > 28
-        modes = project(value, at)[: len(scripts.MODES)]
-        assert modes[i] > 4 and max(abs(x) for j, x in enumerate(modes) if j != i) < 0.2
-    others = [dot(asker, normalised(project(key, token))) / 8 for token in range(0, words.first_added, 7)]
-    assert max(map(abs, others)) < 4
 
 
 def test_the_plain_form_is_the_same_network_in_bf16(tmp_path: Path) -> None:
