@@ -111,10 +111,9 @@ def build_image(
         begun.begun(paths, rendered)
         parent = require_parent(paths, engine, rendered, say)
         builder = require_builder(paths, engine, rendered, say)
-        prefix = f"seal-{rendered.key[:12]}-"
         with (
             context_folder(paths, rendered) as (context, files),
-            tempfile.TemporaryDirectory("", prefix, paths.work) as work,
+            tempfile.TemporaryDirectory(prefix=f"seal-{rendered.key[:12]}-", dir=paths.work) as work,
         ):
             ref = rootfs_ref(builder.suite, builder.key) if builder else None
             made = Maker(

@@ -124,9 +124,8 @@ def _bf16(tensors: Tensors) -> dict[str, Plain]:
 
 
 def _int4_config(tensors: Tensors) -> dict[str, Any]:
-    matrices = [
-        n for n in tensors if _LAYER.match(n) and n.endswith(("_proj.weight", "_a.weight", "_b.weight", "gate.weight"))
-    ]
+    ends = ("_proj.weight", "_a.weight", "_b.weight", "gate.weight")
+    matrices = [name for name in tensors if _LAYER.match(name) and name.endswith(ends)]
     kept = [name for name in matrices if isinstance(tensors[name], Plain) or not is_int4(name)]
     return config(vocabulary()) | {
         "quantization_config": {
