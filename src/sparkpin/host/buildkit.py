@@ -49,7 +49,7 @@ def builder() -> tuple[str, ...]:
 
 def build(
     context: Path,
-    tag: str | None,
+    tag: str | None = None,
     *,
     say: Say,
     target: str | None = None,

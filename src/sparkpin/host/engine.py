@@ -20,7 +20,7 @@ import docker.errors
 import requests
 
 from sparkpin.core.errors import DiskError, EngineError
-from sparkpin.core.files import CHUNK, atomic_file, sha256_file
+from sparkpin.core.files import CHUNK, sha256_file
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say
 from sparkpin.host import buildkit, daemon
@@ -149,31 +149,19 @@ class Engine:
         with engine_errors(), contextlib.suppress(docker.errors.ImageNotFound):
             self.client.api.remove_image(ref)
 
-    def save(self, ref: str, out: Path | IO[bytes], saved: Callable[[int], object] = lambda count: None) -> None:
-        """`docker save` of one image into a file that is whole or absent, or into an open one.
-
-        saved: is told the bytes as they come, which begins when the engine has gathered them.
-        """
-        if isinstance(out, Path):
-            with atomic_file(out) as file:
-                return self.save(ref, file, saved)
+    def save(self, ref: str, out: IO[bytes], saved: Callable[[int], object] = lambda count: None) -> None:
+        """`docker save` of one image. saved: is told the bytes as they come, once the engine has gathered them."""
         with engine_errors():
             for chunk in self.client.api.get_image(ref, chunk_size=CHUNK):
                 out.write(chunk)
                 saved(len(chunk))
-        return None
 
-    def load(self, source: Path | IO[bytes] | Iterable[bytes]) -> None:
-        """`docker load` of an archive: a file, an open file, or its bytes in pieces."""
-        if isinstance(source, Path):
-            with source.open("rb") as file:
-                return self.load(file)
-        pieces = iter(lambda: source.read(CHUNK), b"") if hasattr(source, "read") else source
+    def load(self, pieces: Iterable[bytes]) -> None:
+        """`docker load` of an archive's bytes."""
         with engine_errors():
             for event in self.client.api.load_image(pieces, quiet=True):  # type: ignore[no-untyped-call]
                 if error := event.get("error"):
                     raise plain_error(error)
-        return None
 
     def load_sealed(
         self,

@@ -127,10 +127,12 @@ def test_a_changed_file_of_equal_size_is_sent_again(engine: Engine, tmp_path: Pa
     assert seen == [b"one", b"two"]
 
 
-def test_save_is_whole_or_absent(engine: Engine, shell: str, tmp_path: Path) -> None:
-    engine.save(shell, tmp_path / "saved.tar")
-    with tarfile.open(tmp_path / "saved.tar") as tar:
+def test_save_tells_what_comes(engine: Engine, shell: str) -> None:
+    saved, out = list[int](), io.BytesIO()
+    engine.save(shell, out, saved.append)
+    assert sum(saved) == out.tell()
+    out.seek(0)
+    with tarfile.open(fileobj=out) as tar:
         assert "manifest.json" in tar.getnames()
     with pytest.raises(EngineError):
-        engine.save("sparkpin-test/none:none", tmp_path / "none.tar")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rootfs.tar", "saved.tar"]
+        engine.save("sparkpin-test/none:none", out)
