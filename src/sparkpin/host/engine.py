@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -156,7 +156,7 @@ class Engine:
                 out.write(chunk)
                 saved(len(chunk))
 
-    def load(self, pieces: Iterable[bytes]) -> None:
+    def load(self, pieces: Iterator[bytes]) -> None:
         """`docker load` of an archive's bytes."""
         with engine_errors():
             for event in self.client.api.load_image(pieces, quiet=True):  # type: ignore[no-untyped-call]

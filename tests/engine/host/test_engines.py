@@ -287,7 +287,7 @@ def load_packed(engine: Engine, ref: str, layer: bytes) -> None:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
-    engine.load([buffer.getvalue()])
+    engine.load(iter([buffer.getvalue()]))
 
 
 def test_a_layer_that_the_engine_lacks_is_refused(engine: Engine) -> None:
