@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from sparkpin.checkpoint.copying import link_or_copy
 from sparkpin.core import files
@@ -34,7 +35,7 @@ class Verified:
         """deep: nothing is known, as if nothing had ever been read."""
         self.folder = repository_folder(paths, repository)
         self.path = self.folder.with_name(f"{self.folder.name}.verified")
-        self.rows: dict[str, list[str | int]] = {}
+        self.rows: dict[str, list[Any]] = {}
         if not deep and self.path.is_file():
             try:
                 self.rows = dict(json.loads(self.path.read_text(encoding="utf-8")))
@@ -43,9 +44,10 @@ class Verified:
 
     def missing(self, wanted: Iterable[LockedFile], say: Say) -> list[LockedFile]:
         """What is absent or damaged, and so not known any more."""
-        absent = missing(((file, self.folder / file.file) for file in wanted), say, self.hash_of)
-        for file in absent:
-            self.rows.pop(file.file, None)
+        names = {file.file: file for file in wanted}
+        absent = missing(((file, self.folder / name) for name, file in names.items()), say, self.hash_of)
+        known = names.keys() - {file.file for file in absent}
+        self.rows = {name: row for name, row in self.rows.items() if name in known}
         return absent
 
     def hash_of(self, file: LockedFile, path: Path) -> str:
@@ -64,10 +66,14 @@ class Verified:
         return sha256
 
     def still(self) -> None:
-        """CheckpointError for what has changed since it was known: what was copied meanwhile may be anything."""
-        for file, row in self.rows.items():
-            if row[1:] != identity(self.folder / file):
-                changed = f"{self.folder / file}: saw another file or a change of it, wanted it as it was verified"
+        """CheckpointError for bytes that have changed since they were known: what was copied meanwhile may be anything.
+
+        Where ctime alone tells of a change, all is read again: it may be a link that was made or removed.
+        """
+        for file, (sha256, _, _, size, *_) in list(self.rows.items()):
+            path = self.folder / file
+            if (seen := self.hash_of(LockedFile(name=file, file=file, size=size, sha256=sha256), path)) != sha256:
+                changed = f"{path}: saw sha256 {seen}, wanted {sha256}, as it was before the copy"
                 raise CheckpointError(changed, next_step="see who writes there, then the same command again")
 
     def link(self, source: Path, target: Path) -> None:
