@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
 from sparkpin.commands.choose import choose_recipe, require_recipe
 from sparkpin.commands.notes import how_to_carry, say_overruled_of
@@ -57,6 +58,7 @@ def serve(
         )
     if not chosen.smoke_passed:
         say(f"warning: {chosen.tag} is {chosen.state}: no smoke test stands behind its answers")
+    require_consistent(paths, chosen)
     say_overruled_of(paths, chosen)
     gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)
     chosen = with_loader(paths, chosen, checkpoint, say, gpus=gpus)

@@ -34,6 +34,7 @@ from sparkpin.releases import lookup
 
 SCHEMA: Literal[1] = 1
 POINTER = "current.json"
+PRIVATE = 0o600  # of a record: command and environment are nobody else's, and early ones may hold a key
 STATEMENT, SIGNATURE, SBOM = "provenance.json", "provenance.json.sig", "sbom.cdx.json"  # in the evidence folder
 
 T = TypeVar("T")
@@ -239,6 +240,7 @@ class Releases:
     def locked(self, recipe: str) -> Iterator[None]:
         """One writer per recipe. The lock lies with the records, which several caches may share."""
         with files.lock(self.root / recipe / ".lock"):
+            files.sweep(self.root / recipe)  # what lies there directly is written under this lock only
             yield
 
     def recipes(self) -> list[str]:
@@ -308,6 +310,10 @@ class Releases:
         return release
 
     def current_tag(self, recipe: str) -> str | None:
+        value = self._pointer(recipe)
+        return value["tag"] if value else None
+
+    def _pointer(self, recipe: str) -> dict[str, Any] | None:
         path = self.pointer_path(recipe)
         try:
             value = read_json(path)
@@ -317,7 +323,22 @@ class Releases:
         tag = value.get("tag")
         if not isinstance(tag, str) or not TAG.match(tag):
             raise ManifestError(path, "tag", tag, "the tag of a release", next_step=AGAIN)
-        return tag
+        return value
+
+    def unfinished(self, recipe: str) -> tuple[Release, Release] | None:
+        """The release that a rollback left, and the one that it went to, where it did not end."""
+        try:
+            value = self._pointer(recipe) or {}
+            pair = [self.find(str(value.get(key))) for key in ("back_from", "tag")]
+        except ManifestError:
+            return None
+        return (pair[0], pair[1]) if pair[0] and pair[1] else None
+
+    def finish(self, recipe: str) -> None:
+        """The rollback that moved the pointer has ended."""
+        with self.locked(recipe):
+            if (value := self._pointer(recipe)) and value.pop("back_from", None):
+                files.write_json(self.pointer_path(recipe), value)
 
     def current(self, recipe: str) -> Release | None:
         """What the pointer names; a pointer to a release without a record is an error, not "none"."""
@@ -388,9 +409,13 @@ class Releases:
             self._write(release)
         return release
 
-    def point(self, release: Release) -> None:
-        """Make a release the current one. The caller holds the recipe's lock."""
+    def point(self, release: Release, *, back_from: str = "") -> None:
+        """Make a release the current one. The caller holds the recipe's lock.
+
+        back_from: the release that a rollback leaves, until `finish` says that it has ended.
+        """
         value = {"schema": SCHEMA, "tag": release.tag, "promoted": now()}
+        value |= {"back_from": back_from} if back_from else {}
         files.write_json(self.pointer_path(release.recipe), value)
         for path in self.record_files(release.recipe):
             try:
@@ -401,7 +426,7 @@ class Releases:
                 self._write(settled)
 
     def _write(self, release: Release) -> None:
-        files.write_json(self.record_path(release), to_json(release))
+        files.write_json(self.record_path(release), to_json(release), mode=PRIVATE)
 
 
 AGAIN = "invoke images lists the releases; invoke promote TAG writes the pointer anew"
