@@ -11,12 +11,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from sparkpin.build.context_files import ContextFile
-from sparkpin.build.render import RenderedImage
 from sparkpin.build.rootfs import RootfsSpec
 from sparkpin.core.epoch import EPOCH
 from sparkpin.core.errors import IntegrityError, ManifestError
@@ -26,6 +24,10 @@ from sparkpin.core.tags import image_ref, rootfs_ref
 from sparkpin.image import seal
 from sparkpin.pins.schema import BY_DIGEST, LockedFile, Sha256, StrictModel
 from sparkpin.releases.record import Digest, Release
+
+if TYPE_CHECKING:  # slow to import, and who reads a record to check it builds nothing
+    from sparkpin.build.context_files import ContextFile
+    from sparkpin.build.render import RenderedImage
 
 SCHEMA: Literal[1] = 1
 LOCKED = ("wheel ", "source ")  # how `what` begins of files that a lock names
@@ -90,6 +92,8 @@ class BuildRecord(StrictModel):
     @property
     def rendered(self) -> RenderedImage:
         """What a build needs, from the record alone."""
+        from sparkpin.build.render import RenderedImage
+
         return RenderedImage(
             stage=self.stage,
             stack=self.stack,
@@ -107,6 +111,8 @@ class BuildRecord(StrictModel):
 
 
 def kept_file(row: BuildInput) -> ContextFile:
+    from sparkpin.build.context_files import ContextFile
+
     locked = LockedFile(name=row.what, file=Path(row.path).name, size=row.size, sha256=row.sha256)
     return ContextFile(row.path, row.sha256, row.size, "kept", row.what, executable=row.executable, locked=locked)
 

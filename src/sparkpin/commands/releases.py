@@ -7,7 +7,6 @@ import shlex
 from functools import partial
 
 from sparkpin import commands
-from sparkpin.build.consistent import require_consistent
 from sparkpin.commands import tables
 from sparkpin.commands.choose import choose_recipe, require_recipe
 from sparkpin.core import terminal
@@ -48,6 +47,8 @@ def promote(tag: str, *, accept_loss: str = "", deep: bool = False) -> None:
     accept_loss = accept_loss.strip()  # blanks are no reason
     told = quality_gate.check(paths, Releases(paths).get(tag), accepted=accept_loss)
     engine = engine_of(paths)
+    from sparkpin.build.consistent import require_consistent  # slow to import
+
     look = partial(require_consistent, paths, finished=True, hashing=lambda file: say(f"hashing {file}"), deep=deep)
     release = current.promote(paths, engine, tag, look)
     show(f"current release of {release.recipe}: {release.tag}")
@@ -78,6 +79,7 @@ def rollback(*, recipe: str | None, serve_it: bool = False, drain: int | None = 
     current.require_pointer(records, name)  # before an engine is started
     engine = engine_of(paths)
     running = running_release(paths, engine, name)
+    from sparkpin.build.consistent import require_consistent  # slow to import
 
     def then(former: Release, release: Release) -> None:
         for line in went_back(former, release, running):

@@ -60,6 +60,7 @@ def serve(
         say(f"warning: {chosen.tag} is {chosen.state}: no smoke test stands behind its answers")
     require_consistent(paths, chosen)
     say_overruled_of(paths, chosen)
+    clear_leftovers(paths, engine, say)  # a killed smoke test's server has the memory that this one wants
     gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)
     chosen = with_loader(paths, chosen, checkpoint, say, gpus=gpus)
     try:
