@@ -22,7 +22,7 @@ from sparkpin.core.files import atomic_file, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import image_ref, rootfs_ref
 from sparkpin.image import seal
-from sparkpin.pins.schema import BY_DIGEST, LockedFile, Sha256, StrictModel
+from sparkpin.pins.schema import BY_DIGEST, LockedFile, Sha256, Size, StrictModel
 from sparkpin.releases.record import Digest, Release
 
 if TYPE_CHECKING:  # slow to import, and who reads a record to check it builds nothing
@@ -38,7 +38,7 @@ class BuildInput(StrictModel):
 
     path: str
     sha256: Sha256
-    size: Annotated[int, Field(ge=0)]
+    size: Size
     executable: bool = False
     what: str
 
@@ -81,8 +81,8 @@ class BuildRecord(StrictModel):
     config: str
     config_digest: Digest
     diff_ids: list[Digest]
-    size: int
-    seconds: float
+    size: Size
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
     @property
     def root_file_systems(self) -> tuple[RootfsSpec, ...]:

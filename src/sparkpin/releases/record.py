@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from sparkpin.core import files
@@ -29,7 +29,7 @@ from sparkpin.core.errors import InputError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import INTERNAL, ROOTFS, TAG, UNSEALED, is_internal, name_of, tag_of
 from sparkpin.host.fingerprint import Fingerprint
-from sparkpin.pins.schema import Name, Sha256, StrictModel
+from sparkpin.pins.schema import Name, Sha256, Size, StrictModel
 from sparkpin.releases import lookup
 
 SCHEMA: Literal[1] = 1
@@ -103,12 +103,12 @@ class Release:
     build_key: Sha256
     image: Digest
     diff_ids: Annotated[tuple[Digest, ...], Field(strict=False)]
-    size: Annotated[int, Field(ge=0)]
+    size: Size
     checkpoint_key: Sha256
     argv: Annotated[tuple[str, ...], Field(strict=False)]
     env: dict[str, str]
     created: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z$"), AfterValidator(moment)]
-    build_seconds: Annotated[float, Field(ge=0)]
+    build_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     demands: Demands
     state: State = "built"
     smoke: dict[str, Any] | None = None
@@ -116,6 +116,12 @@ class Release:
     executable: Annotated[tuple[str, ...], Field(strict=False)] = ()
     patched: Annotated[tuple[str, ...], Field(strict=False)] = ()
     host: Fingerprint | None = None
+
+    @model_validator(mode="after")
+    def check_executable(self) -> Release:
+        if strange := sorted({*self.executable} - self.inputs.keys()):
+            raise ValueError(f"`executable` of `inputs`, which do not name {strange[0]!r}")
+        return self
 
     @property
     def age(self) -> tuple[str, str]:
