@@ -356,7 +356,8 @@ def read_bundle(path: Path, index: BundleIndex, data: Mapping[str, Slice], keys:
     require_plain(release, records)
     require_names(release.inputs, RELEASE)  # first: what follows writes some of them to a folder of its own
     require_small_pins(release, data)
-    require_no_secrets({name: small(data, INPUTS + release.inputs[name]) for name in pin_names(release)})
+    texts = {sha256: name for name, sha256 in release.inputs.items() if name.endswith(".yaml")}
+    require_no_secrets({name: small(data, INPUTS + sha) for sha, name in texts.items() if INPUTS + sha in data})
     evidence = evidence_of(release, records, data, {row.name: row.sha256 for row in index.members})
     checks = tuple(verify.check_evidence(evidence, keys))
     verify.require(checks, release.tag)

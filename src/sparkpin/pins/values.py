@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 
 from sparkpin.core.errors import WHOLE, ManifestError
 
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 SECRET_FLAGS = ("--api-key", "--hf-token")  # with a value; a bare --hf-token means the one of the container's user
-SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|APIKEY)$|_KEY$", re.I)
-"""Of variables that hold a secret. PATH-like ends (_FILE, _DIR) and VLLM's limits (MAX_TOKENS) are none."""
+SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|APIKEY)$|(?<!GPG)_KEY$", re.I)
+"""Of variables that hold a secret. PATH-like ends (_FILE, _DIR) and vLLM's limits (MAX_TOKENS) are none, nor is
+GPG_KEY: in Python's own images it says whose signature was checked."""
 
 NO_SECRET = re.compile(r"(?:0|1|true|false|no|yes|none)?|\$\w+|\$\{\w+\}", re.I)
 """Values of such variables: empty, a switch (HF_HUB_DISABLE_IMPLICIT_TOKEN), or another variable's."""
@@ -46,22 +48,22 @@ def value_faults(argv: Sequence[str], env: Mapping[str, str], file: object) -> I
             yield ManifestError(file, "env", name, "a variable's name: letters, digits and _, the first no digit")
         rows.append((f"env.{name}", value))
         if SECRET_NAME.search(name) and not NO_SECRET.fullmatch(value):
-            yield secret(file, f"env.{name}", "no value for what is a secret by its name")
+            yield secret(file, f"env.{name}", "no secret here, and by its name this is one")
     for key, text in rows:
         if CONTROL.search(text):
             yield ManifestError(file, key, text, "one line of text: no line end, NUL or other control character")
         yield from text_faults(text, file, key)
-    for word, after in zip(argv, [*argv[1:], "-"], strict=True):
+    for word, after in zip_longest(argv, argv[1:], fillvalue="-"):
         name, equals, _ = word.partition("=")
         if name.replace("_", "-") in SECRET_FLAGS and (equals or not after.startswith("-")):
-            yield secret(file, "command", f"no {name} with a value: a secret")
+            yield secret(file, "command", f"no secret here, and {name} has one")
 
 
 def text_faults(text: str, file: object, key: str = WHOLE) -> Iterator[ManifestError]:
     """Secrets by their form, in any text."""
-    yield from (
-        secret(file, key, f"no {what.partition(' ')[2]}") for what, shape in SHAPE.items() if shape.search(text)
-    )
+    for what, shape in SHAPE.items():
+        if shape.search(text):
+            yield secret(file, key, f"no secret here, and this looks like {what}")
 
 
 def require_values(argv: Sequence[str], env: Mapping[str, str], file: object) -> None:

@@ -498,5 +498,6 @@ def read_record(path: Path) -> Release:
     except ValidationError as error:
         raise first_fault(path, error, REPAIR.format(path)) from None
     if path.parent.name != release.recipe or path.stem != release.name:
-        raise ManifestError(path, "key", release.name, f"{path.stem}, as the file is called")
+        step = REPAIR.format(path)
+        raise ManifestError(path, "key", release.name, f"{path.stem}, as the file is called", next_step=step)
     return release
