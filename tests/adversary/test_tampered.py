@@ -1,4 +1,5 @@
-"""A home that somebody has written to by hand: nothing of it runs, and nothing of it becomes current.
+"""A home that somebody has written to by hand: nothing of it runs, and nothing of it becomes current. Besides, rollbacks
+that are killed.
 
 The images, records and checkpoints are those of the main job, under the name of a recipe of the tests' own; the engine
 is the machine's. A trial is one change of the home with one of the four commands.
@@ -8,15 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import signal
+import subprocess
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 
 import pytest
+from checkout import INVOKE, PROJECT
 from tampers import MENDED, RUN
 from typed import typed
 
 from sparkpin.build import consistent
+from sparkpin.core.files import PARTIAL
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import current_tag, tag_of
 from sparkpin.host.engine import Engine, engine_of
@@ -109,6 +116,30 @@ def test_what_was_tampered_with_neither_runs_nor_becomes_current(
             records.point(top)
         else:
             assert code in REFUSED and "next: " in err, err
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_a_rollback_that_is_killed_after_the_pointer_has_moved(
+    paths: Paths, engine: Engine, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Between the pointer and the server. The same command again says so, and does not go back once more."""
+    records = Releases(paths)
+    victim = records.get("v2", RECIPE)
+    left = records.pointer_path(RECIPE).with_name(f"{PARTIAL}of-a-killed-promote")
+    left.write_text("{")
+    line = [*INVOKE, *LINES["rollback"].split(), "--serve"]
+    process = subprocess.Popen(line, cwd=PROJECT, stdout=PIPE, stderr=STDOUT, text=True)
+    while records.current_tag(RECIPE) != victim.tag:
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(signal.Signals[name])
+    out, _ = process.communicate(timeout=600)
+    ran(paths, engine)
+    assert process.returncode and (f"current is {victim.tag}" in out or name == "SIGKILL"), out
+    assert records.unfinished(RECIPE) and not left.exists()
+    code, out, err = typed(LINES["rollback"], capsys)
+    assert code == 0 and f"to {victim.tag}" in out and "finishing the rollback" in err, err
+    assert records.current_tag(RECIPE) == victim.tag and not records.unfinished(RECIPE)
 
 
 def test_without_the_check_it_would_become_current(

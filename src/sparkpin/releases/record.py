@@ -439,8 +439,14 @@ AGAIN = "invoke images lists the releases; invoke promote TAG writes the pointer
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or ManifestError that names the file; FileNotFoundError passes through."""
-    return object_of(path, path.read_bytes())
+    """A JSON object, or ManifestError that names the file; FileNotFoundError passes through. InputError for another
+    user's file."""
+    try:
+        return object_of(path, path.read_bytes())
+    except PermissionError:
+        raise InputError(
+            f"{path}: only its owner may read it", next_step="the same command as the user who owns SPARKPIN_HOME"
+        ) from None
 
 
 def object_of(path: Path, text: bytes) -> dict[str, Any]:
