@@ -1,5 +1,5 @@
-"""A home that somebody has written to by hand: nothing of it runs, and nothing of it becomes current. Besides, rollbacks
-that are killed.
+"""A home that somebody has written to by hand: nothing of it runs, and nothing of it becomes current. Besides,
+rollbacks that are killed.
 
 The images, records and checkpoints are those of the main job, under the name of a recipe of the tests' own; the engine
 is the machine's. A trial is one change of the home with one of the four commands.

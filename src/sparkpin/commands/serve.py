@@ -71,7 +71,9 @@ def serve(
     for line in serving_tasks.told(paths, served):
         show(line)
     current = records.current(chosen.recipe)
-    if current and current.tag != chosen.tag:
+    if current and current.tag == chosen.tag:
+        records.finish(chosen.recipe)
+    elif current:
         show(f"note: current is {current.tag}, and rollback goes by that; this one: invoke promote {chosen.tag}")
 
 
