@@ -48,7 +48,7 @@ def value_faults(argv: Sequence[str], env: Mapping[str, str], file: object) -> I
             yield ManifestError(file, "env", name, "a variable's name: letters, digits and _, the first no digit")
         rows.append((f"env.{name}", value))
         if SECRET_NAME.search(name) and not NO_SECRET.fullmatch(value):
-            yield secret(file, f"env.{name}", "no secret here, and by its name this is one")
+            yield secret(file, f"env.{name}", "no secret, and by its name this is one")
     for key, text in rows:
         if CONTROL.search(text):
             yield ManifestError(file, key, text, "one line of text: no line end, NUL or other control character")
@@ -56,14 +56,14 @@ def value_faults(argv: Sequence[str], env: Mapping[str, str], file: object) -> I
     for word, after in zip_longest(argv, argv[1:], fillvalue="-"):
         name, equals, _ = word.partition("=")
         if name.replace("_", "-") in SECRET_FLAGS and (equals or not after.startswith("-")):
-            yield secret(file, "command", f"no secret here, and {name} has one")
+            yield secret(file, "command", f"no secret, and {name} has one")
 
 
 def text_faults(text: str, file: object, key: str = WHOLE) -> Iterator[ManifestError]:
     """Secrets by their form, in any text."""
     for what, shape in SHAPE.items():
         if shape.search(text):
-            yield secret(file, key, f"no secret here, and this looks like {what}")
+            yield secret(file, key, f"no secret, and this looks like {what}")
 
 
 def require_values(argv: Sequence[str], env: Mapping[str, str], file: object) -> None:
