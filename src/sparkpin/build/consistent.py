@@ -104,7 +104,7 @@ def check_key(release: Release) -> str:
     key = release_key(release.build_key, release.checkpoint_key, release.argv, release.env)
     same("key", release.key, key)
     same("tag", release.tag, tag_of(release.recipe, release.stage, key))
-    if strange := [path for path in [*release.inputs, *release.executable] if not is_plain(path)]:
+    if strange := [path for path in release.inputs if not is_plain(path)]:
         raise IntegrityError(f"names of project files: saw {strange[0]!r}, wanted relative paths that can be printed")
     return f"{key[:12]} follows from build key, checkpoint key, command and environment"
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparkpin.core import prune_lock
-from sparkpin.core.errors import (
-    InputError,
-)
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.evidence import attest as attesting
