@@ -42,7 +42,7 @@ METAVARS = {
     "lines": "COUNT",
     "output": "FILE",
     "rounds": "COUNT",
-    "subject": "TAG|FILE",
+    "subject": "TAG|FILE|.venv",
     "to": "ENGINE",
     "what": "FILE|NAME",
 }
