@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import PIPE, STDOUT
 
@@ -73,15 +73,6 @@ def paths(home: Path, tmp_path: Path, main_job: Releases, monkeypatch: pytest.Mo
     return paths
 
 
-@pytest.fixture(scope="module")
-def trials(request: pytest.FixtureRequest) -> Iterator[list[bool]]:
-    """Whether each came through."""
-    trials: list[bool] = []
-    yield trials
-    if reporter := request.config.pluginmanager.get_plugin("terminalreporter"):
-        reporter.write_line(f"\ntampered records and checkpoints: {len(trials)} trials, {sum(trials)} came through")
-
-
 def ran(paths: Paths, engine: Engine) -> list[str]:
     """Containers that were made for this home; they are removed."""
     labels = (f"{HOME_LABEL}={paths.home}", f"{LABEL}={owner(paths)}")
@@ -101,17 +92,22 @@ def test_the_control_is_taken(paths: Paths, engine: Engine, capsys: pytest.Captu
 
 @pytest.mark.parametrize("tamper", [*RUN, *MENDED])
 def test_what_was_tampered_with_neither_runs_nor_becomes_current(
-    paths: Paths, engine: Engine, trials: list[bool], tamper: str, capsys: pytest.CaptureFixture[str]
+    paths: Paths,
+    engine: Engine,
+    tamper: str,
+    capsys: pytest.CaptureFixture[str],
+    record_property: Callable[[str, object], None],
 ) -> None:
     records = Releases(paths)
     victim, top = (records.get(stage, RECIPE) for stage in ("v2", "v2-tq"))
     (RUN | MENDED)[tamper](paths, victim)
-    for command in COMMANDS if tamper in RUN else ("promote", "rollback"):
+    commands = COMMANDS if tamper in RUN else ("promote", "rollback")
+    record_property("trials", len(commands))
+    for command in commands:
         code, out, err = typed(LINES[command].format(victim.tag), capsys)
         over = command == "rollback" and code == 0 and "passed over" in err and victim.name in err
         came_through = bool(ran(paths, engine)) or records.current_tag(RECIPE) == victim.tag
         came_through |= not over and not (code in REFUSED and "next: " in err)
-        trials.append(came_through)
         assert not came_through, f"{command}: {code}: {out}{err}"
         records.point(top)  # a rollback went further back
 
