@@ -106,7 +106,7 @@ def run_smoke(
             timeout = running.ready_timeout(checkpoint)
             with started(paths, engine, variant, checkpoint, gpus=gpus, timeout=timeout, say=say) as server:
                 with Client.unix(server.socket) as client:
-                    subject = subject_of(variant, client, server.log, length, gpus=gpus, reference=reference)
+                    subject = subject_of(variant, client, server.log, length, reference=reference)
                     examine(server, subject, asked_of(demands.checks, length), evidence, say)
                     evidence.exchanges, evidence.leaves = client.exchanges, subject.leaves
                 server.stop()
@@ -128,7 +128,6 @@ def subject_of(
     log: Callable[[], bytes],
     length: int,
     *,
-    gpus: bool,
     reference: drift.Reference | None,
 ) -> SmokeSubject:
     """What the release demands of a server that drafts `length` tokens."""
@@ -143,7 +142,6 @@ def subject_of(
         kernels=frozenset(demands.kernels),
         floors=demands.position_floors[:length],
         argv=release.argv,
-        gpu=gpus,
         drift=demands.drift,
         reference=reference,
         below=demands.parent,

@@ -24,8 +24,8 @@ class SmokeSubject:
 
     log: everything it has logged so far. mods: those that must be active. floor: least share of drafted tokens that
     must be accepted; floors: of each position of a draft. kernels: mods whose GPU kernels must all be the image's.
-    argv: the command that it runs. gpu: whether it has one. drift: nats by which log-probabilities may differ from
-    those of `reference`, a release of the stage `below`; None where there is none.
+    argv: the command that it runs. drift: nats by which log-probabilities may differ from those of `reference`, a
+    release of the stage `below`; None where there is none.
     leaves: file name -> JSON value, for the evidence.
     """
 
@@ -38,7 +38,6 @@ class SmokeSubject:
     kernels: frozenset[str] = frozenset()
     floors: tuple[float, ...] = ()
     argv: tuple[str, ...] = ()
-    gpu: bool = False
     drift: float | None = None
     reference: Reference | None = None
     below: str = ""
