@@ -10,7 +10,6 @@ import sparkpin_vllm_cpu
 import torch
 from sparkpin_modkit import SignatureChanged
 from sparkpin_vllm_cpu import drafts
-from torch.nn import functional
 from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
 
