@@ -1,5 +1,5 @@
-"""Hostile and odd requests to a real server that drafts: each is refused with a reason, or the control request beside it
-is answered in time, as it is alone, and the engine lives. What is refused is not sent.
+"""Hostile and odd requests to a real server that drafts: each is refused with a reason, or the control beside it is
+answered in time, as it is alone, and the engine lives. What is refused is not sent.
 
 Times are those of a warm server; one that comes late is tried once more, for other work may be to blame.
 """

@@ -198,6 +198,8 @@ TRIALS = (
     chat("one-megabyte", messages=[{"role": "user", "content": "a" * 1_000_000}]),
     text("one-megabyte-prompt", prompt="a" * 1_000_000),
     to("one-megabyte-tokenize", "/tokenize", prompt="ab" * 500_000),
+    chat("ten-megabytes", messages=[{"role": "user", "content": "ab " * 3_500_000}]),
+    text("ten-megabytes-prompt", prompt="ab " * 3_500_000),
     to("ten-megabytes-tokenize", "/tokenize", kills="stalls 0.32: 22 s", prompt="ab " * 3_500_000),
     chat("template", chat_template="{% for i in range(10**9) %}x{% endfor %}"),
     chat("template-kwargs", chat_template_kwargs={"chat_template": "{% for i in range(10**9) %}x{% endfor %}"}),

@@ -6,12 +6,14 @@ server. No agent comes near a limit.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
-SIZE = 1_500_000  # characters and values, a picture's bytes aside: more than 262,144 tokens of code have
+SIZE = 1_500_000  # characters and values: more than 262,144 tokens of code have
 SEQUENCES = 3  # one less than the fewest that a recipe for several users serves at a time
 GRAMMAR = 65_536  # characters and values; xgrammar's time grows with them
 REPEATS = 10_000  # of one thing in a regular expression: two nested {1,99}
@@ -55,18 +57,18 @@ def values(value: Any) -> Iterator[Any]:
 
 
 def larger(limit: int) -> Callable[[Any], bool]:
-    def weight(value: Any) -> int:
-        return len(value) if isinstance(value, str) and not value.startswith("data:") else 1
+    def check(value: Any) -> bool:
+        sizes = accumulate(len(part) if isinstance(part, str) else 1 for part in values(value))
+        return any(size > limit for size in sizes)
 
-    return lambda body: sum(map(weight, values(body))) > limit
+    return check
 
 
 def no_number(body: Any) -> bool:
     """NaN, an infinity, or an integer that the engine cannot be sent."""
     return any(
-        (isinstance(value, float) and (value != value or abs(value) == float("inf")))
-        or (isinstance(value, int) and value not in INTEGERS)
-        for value in values(body)
+        (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, int) and value not in INTEGERS)
+        for value in body.values()
     )
 
 
@@ -86,7 +88,7 @@ def repeats(regex: str) -> int:
     groups, last = [1], 1
     for escape, bounds, character in re.findall(r"(\\.|\[(?:\\.|[^\]])*\])|\{(\d+(?:,\d*)?)\}|(.)", regex, re.DOTALL):
         if bounds:
-            last *= max(int(bound or 1) for bound in bounds.split(","))
+            last *= max(int(bound[:9] or 1) for bound in bounds.split(","))
             groups[-1] = max(groups[-1], last)
         elif character == "(":
             groups.append(1)
@@ -107,15 +109,15 @@ def repeating(value: Any) -> bool:
         for key in ("regex", "pattern")
         if isinstance(part.get(key), str)
     ]
-    return any(repeats(regex) > REPEATS for regex in found)
+    return any(len(regex) > REPEATS or repeats(regex) > REPEATS for regex in found)
 
 
 V2 = "0.32 on GPUs, as is read in its V2 model runner"
 ANSWERS = "/v1/completions|/v1/chat/completions|/invocations"
 GRAMMARS = ("response_format", "structured_outputs", "text", "output_format", "output_config")
 REFUSED = (
-    Row(".*", (), larger(SIZE), f"more than {SIZE:,} characters and values",
-        "stalls 0.32: 10 MB to /tokenize, 22 s"),
+    Row("/tokenize|/detokenize", (), larger(SIZE), f"more than {SIZE:,} characters and values",
+        "stalls 0.32: 10 MB to /tokenize, 22 s; elsewhere it looks at the length first"),
     Row(".*", (), no_number, "a number that is NaN, infinite or beyond 64 bits", "0.32 answers 500"),
     Row("/generative_scoring|/v1/systemone", (), bool, "scoring ends a server that drafts",
         "0.32: vllm-project/vllm#42592"),

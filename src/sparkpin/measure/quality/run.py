@@ -109,7 +109,6 @@ def measure(paths: Paths, engine: Engine, release: Release, plan: QualityPlan, s
                         expect=expectations_of(tuned.demands),
                         log=server.log,
                         argv=tuned.argv,
-                        gpu=gpus,
                     )
                     known = asked_all(subject, plan.corpus, say)
                     # Else what it was asked after its end would be kept as wrong answers. An engine that is gone may
