@@ -190,6 +190,7 @@ TRIALS = (
     # messages and templates
     chat("messages-none", messages=[]),
     chat("messages-10000", messages=HELLO * 10000),
+    chat("tools-20000", messages=WEATHER, tools=MANY_TOOLS * 20),
     chat("tools-1000", messages=WEATHER, tools=MANY_TOOLS),
     chat("role-unknown", messages=[{"role": "\u0000", "content": "x"}]),
     chat("content-number", messages=[{"role": "user", "content": 5}]),

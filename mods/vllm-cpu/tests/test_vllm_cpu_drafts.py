@@ -113,6 +113,6 @@ def test_a_changed_signature_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gdn_attention._spec_forward is changed
 
 
-def test_the_mod_puts_it_in_place(unregistered: None) -> None:
+def test_the_mod_puts_it_in_place(own_kernels: None, unregistered: None) -> None:
     sparkpin_vllm_cpu.register()
     assert gdn_attention._spec_forward.__wrapped__ is STOCK

@@ -118,6 +118,8 @@ GRAMMARS = ("response_format", "structured_outputs", "text", "output_format", "o
 REFUSED = (
     Row("/tokenize|/detokenize", (), larger(SIZE), f"more than {SIZE:,} characters and values",
         "stalls 0.32: 10 MB to /tokenize, 22 s; elsewhere it looks at the length first"),
+    Row(".*", ("tools",), larger(SIZE), f"more than {SIZE:,} characters and values",
+        "0.32 refuses them itself; here they would be searched for regular expressions"),
     Row(".*", (), no_number, "a number that is NaN, infinite or beyond 64 bits", "0.32 answers 500"),
     Row("/generative_scoring|/v1/systemone", (), bool, "scoring ends a server that drafts",
         "0.32: vllm-project/vllm#42592"),
