@@ -157,7 +157,6 @@ TRIALS = (
     chat("priority", priority=-(2**63)),
     chat("thinking-budget-huge", thinking_token_budget=2**70),
     Trial("to-the-context-s-end", COMPLETE, END, seconds=120),
-    text("prompt-1900", prompt=[5] * 1900),
     text("n-2", n=2, temperature=1, max_tokens=1000, ignore_eos=True),
     text("n-3", n=3, temperature=1, max_tokens=1000, ignore_eos=True),
     text("prompts-100", kills=QUEUE, prompt=["m"] * 100, max_tokens=200, ignore_eos=True),
