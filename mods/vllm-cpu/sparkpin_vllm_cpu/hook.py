@@ -1,5 +1,5 @@
 """Route INT4 experts of an AutoRound (INC) checkpoint to the reference method; mend what drafts.py, linear.py,
-prefix.py and sampling.py say.
+one_token.py, prefix.py and sampling.py say.
 
 For vLLM 0.32.0, whose ``INCWna16Scheme.get_moe_method`` says "CPU does not support quantized MoE yet" and returns the
 unquantised method, into which packed weights cannot be loaded. May go when that function returns a quantised one.
@@ -12,7 +12,7 @@ from typing import Any
 
 from sparkpin_modkit import UnsupportedPlatform, check_signature, require_vllm
 
-from sparkpin_vllm_cpu import drafts, prefix, sampling
+from sparkpin_vllm_cpu import drafts, one_token, prefix, sampling
 
 VLLM_VERSIONS = ("0.32.0",)
 
@@ -34,6 +34,7 @@ def install() -> None:
 
     drafts.install()
     linear.install()
+    one_token.install()
     prefix.install()
     sampling.install()
 

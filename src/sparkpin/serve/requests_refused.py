@@ -16,7 +16,6 @@ from typing import Any
 SIZE = 1_500_000  # characters and values: more than 262,144 tokens of code have
 SEQUENCES = 3  # one less than the fewest that a recipe for several users serves at a time
 GRAMMAR = 65_536  # characters and values; xgrammar's time grows with them
-REPEATS = 10_000  # of one thing in a regular expression: two nested {1,99}
 INTEGERS = range(-(2**63), 2**64)  # of the message to the engine; anything else is answered 500
 
 
@@ -83,43 +82,12 @@ def over(limit: int) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list | dict) and len(value) > limit
 
 
-def repeats(regex: str) -> int:
-    """The most copies of one thing that the nested {m,n} of a regular expression ask for."""
-    groups, last = [1], 1
-    for escape, bounds, character in re.findall(r"(\\.|\[(?:\\.|[^\]])*\])|\{(\d+(?:,\d*)?)\}|(.)", regex, re.DOTALL):
-        if bounds:
-            last *= max(int(bound[:9] or 1) for bound in bounds.split(","))
-            groups[-1] = max(groups[-1], last)
-        elif character == "(":
-            groups.append(1)
-        elif character == ")" and len(groups) > 1:
-            last = groups.pop()
-            groups[-1] = max(groups[-1], last)
-        elif escape or character not in "*+?":
-            last = 1
-    return max(groups)
-
-
-def repeating(value: Any) -> bool:
-    """Whether a grammar holds such a regular expression, as `regex` or as a schema's `pattern`."""
-    found = [
-        part[key]
-        for part in values(value)
-        if isinstance(part, dict)
-        for key in ("regex", "pattern")
-        if isinstance(part.get(key), str)
-    ]
-    return any(len(regex) > REPEATS or repeats(regex) > REPEATS for regex in found)
-
-
 V2 = "0.32 on GPUs, as is read in its V2 model runner"
 ANSWERS = "/v1/completions|/v1/chat/completions|/invocations"
 GRAMMARS = ("response_format", "structured_outputs", "text", "output_format", "output_config")
 REFUSED = (
     Row("/tokenize|/detokenize", (), larger(SIZE), f"more than {SIZE:,} characters and values",
         "stalls 0.32: 10 MB to /tokenize, 22 s; elsewhere it looks at the length first"),
-    Row(".*", ("tools",), larger(SIZE), f"more than {SIZE:,} characters and values",
-        "0.32 refuses them itself; here they would be searched for regular expressions"),
     Row(".*", (), no_number, "a number that is NaN, infinite or beyond 64 bits", "0.32 answers 500"),
     Row("/generative_scoring|/v1/systemone", (), bool, "scoring ends a server that drafts",
         "0.32: vllm-project/vllm#42592"),
@@ -129,9 +97,7 @@ REFUSED = (
     Row("/v1/chat/completions/batch", ("messages",), over(SEQUENCES), f"more than {SEQUENCES} chats at once",
         "stalls 0.32: 2,000 chats, 28 s"),
     Row(".*", GRAMMARS, larger(GRAMMAR), f"a grammar of more than {GRAMMAR:,} characters",
-        "stalls 0.32: compiled on all cores, also after the client has gone"),
-    Row(".*", (*GRAMMARS, "tools"), repeating, f"a regular expression with something more than {REPEATS:,} times",
-        "stalls 0.32: compiled on all cores, also after the client has gone"),
+        "stalls 0.32: compiled on all cores for tens of seconds, also after the client has gone"),
     Row(".*", ("allowed_token_ids", "logit_bias"), over(1024), "more than 1,024 of them", V2),
     Row(".*", ("stop_token_ids", "bad_words"), over(128), "more than 128 of them", V2),
 )  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from request_trials import CHAT, CITY, COMPLETE, HELLO, TRIALS, Trial, chat, nested, refused_before, schema, text
 
 from sparkpin.fetch.tinymodel.scripts import WEATHER_TOOL
-from sparkpin.serve.requests_refused import REFUSED, SEQUENCES, Row, refusal, repeats
+from sparkpin.serve.requests_refused import REFUSED, SEQUENCES, Row, refusal
 
 PICTURE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 8_000_000}}]
 NAMED = {"type": "string", "pattern": r"^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$"}
@@ -45,23 +45,6 @@ def test_what_ends_or_stalls_vllm_is_refused_with_a_reason_unless_the_mod_mends_
 
 def test_the_field_is_named() -> None:
     assert refusal(CHAT, {"logprob_token_ids": [5]}).startswith("logprob_token_ids: ")
-
-
-@pytest.mark.parametrize(
-    ("regex", "times"),
-    [
-        (r"((a{1,99}){1,99}b){1,99}", 99**3),
-        (r"(a{2}b{3}|[{5}]{4}){2,}", 8),
-        (r"^\{9999\}\({3}$", 3),
-        (r"(([0-9a-f]{1,4}:){7,7}[0-9a-f]{1,4}|([0-9a-f]{1,4}:){1,7}:)", 28),
-        (r")){5}", 5),
-        (r"a{" + "9" * 5000 + r"}", 999_999_999),
-        (r"a{5}{6}", 30),
-        (r"", 1),
-    ],
-)
-def test_nested_repeats_are_multiplied_and_others_are_not(regex: str, times: int) -> None:
-    assert repeats(regex) == times
 
 
 def test_it_needs_no_recursion() -> None:
