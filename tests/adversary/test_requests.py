@@ -77,7 +77,7 @@ class Victim:
 
         def send() -> None:
             with contextlib.suppress(httpx.HTTPError), self.http() as http:
-                http.timeout = httpx.Timeout(trial.seconds)
+                http.timeout = httpx.Timeout(trial.patience)
                 headers = {"Content-Type": "application/json"}
                 with http.stream("POST", trial.path, content=trial.content, headers=headers) as reply:
                     told["status"] = reply.status_code
@@ -85,7 +85,7 @@ class Victim:
                         if over.is_set():
                             return
 
-        thread, until, slowest = threading.Thread(target=send), time.monotonic() + trial.seconds, 0.0
+        thread, until, slowest = threading.Thread(target=send), time.monotonic() + trial.patience, 0.0
         thread.start()
         try:
             while True:
