@@ -57,7 +57,6 @@ def fetch_missing(paths: Paths, engine: Engine, pairings: Sequence[Pairing], *, 
 
 
 def build_images(paths: Paths, engine: Engine, pairings: Sequence[Pairing]) -> tuple[builder.BuiltImage, ...]:
-    """The images of a chain, without a record or a tag of any release."""
     return tuple(builder.build_image(paths, engine, pairing.rendered, say) for pairing in pairings)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -91,19 +91,19 @@ class BuildRecord(StrictModel):
     def rendered(self) -> RenderedImage:
         """What a build needs, from the record alone."""
         return RenderedImage(
-            stage=self.stage,
-            stack=self.stack,
-            key=self.key,
-            parent_key=self.parent_key,
-            ref=self.ref,
-            parent_ref=self.parent_ref,
-            platform=self.platform,
-            rootfs=self.rootfs,
-            dockerfile=self.dockerfile,
+            **shared_fields(self),
             context=tuple(map(kept_file, self.context)),
             layers=tuple((layer.name, layer.key) for layer in self.layers),
             builder=self.builder,
         )
+
+
+SHARED = ("stack", "stage", "key", "parent_key", "ref", "parent_ref", "platform", "rootfs", "dockerfile")
+
+
+def shared_fields(image: RenderedImage | BuildRecord) -> dict[str, Any]:
+    """What a rendered image and its record have in common."""
+    return {name: getattr(image, name) for name in SHARED}
 
 
 def kept_file(row: BuildInput) -> ContextFile:
@@ -120,7 +120,6 @@ def record_path(paths: Paths, stack: str, stage: str, key: str) -> Path:
 
 
 def layer_file(paths: Paths, diff_id: str) -> Path:
-    """Where the contents of a sealed layer are listed."""
     return paths.layers / f"{diff_id.removeprefix('sha256:')}.jsonl.gz"
 
 

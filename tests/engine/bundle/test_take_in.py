@@ -123,8 +123,7 @@ def test_other_tools_read_it(source: Source, bundle: Path, tmp_path: Path, empty
     policy = ["--insecure-policy"]
     subprocess.run([*skopeo, *policy, "copy", "-q", where, f"dir:{tmp_path / 'copied'}"], check=True)
     assert (tmp_path / "copied" / source.release.image.removeprefix("sha256:")).is_file()
-    with bundle.open("rb") as file:
-        empty.load(file)  # `docker load` takes it, too
+    empty.load(iter([bundle.read_bytes()]))  # `docker load` takes it, too
     image = empty.image(source.release.tag)
     assert image and image.config_digest == source.release.image
 
