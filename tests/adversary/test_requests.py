@@ -1,7 +1,8 @@
 """Hostile and odd requests to a real server that drafts: each is refused with a reason, or the control beside it is
 answered in time, as it is alone, and the engine lives. What is refused is not sent.
 
-Times are those of a warm server; one that comes late is tried once more, for other work may be to blame.
+Times are those of a warm server. Other work on the machine may be to blame: what comes late is tried once more, and
+where the control takes more than 0.2 s alone, ten times that is allowed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from sparkpin.smoke.client import Client
 from sparkpin.smoke.server import Server, started
 
 CONTROL = {"model": MODEL, "messages": HELLO, "max_tokens": 40, "temperature": 0}
-SECONDS = 2.0  # for the control's answer
+SECONDS = 2.0  # for the control's answer, on a machine with nothing else to do
 
 
 @dataclasses.dataclass
@@ -116,9 +117,10 @@ def test_a_request_is_refused_or_leaves_the_server_as_it_was(victim: Victim, tri
         print(f"{trial.name} | refused: {why}")
         return
     status, slowest = victim.attack(trial)
-    if slowest > SECONDS:
+    limit = max(SECONDS, 10 * victim.alone)
+    if slowest > limit:
         status, slowest = victim.attack(trial)
     victim.control()
     assert victim.server and not victim.server.exit_reason()
     print(f"{trial.name} | {status} | control {slowest:.2f} s, alone {victim.alone:.2f} s")
-    assert slowest <= SECONDS
+    assert slowest <= limit

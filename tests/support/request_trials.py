@@ -90,7 +90,7 @@ SCORING = "0.32 with drafts: vllm-project/vllm#42592"
 COMPILES = "stalls 0.32: compiled on all cores for more than 10 s"
 ONE = "0.32 on a CPU with AVX512-BF16 without drafts, without the mod vllm-cpu"
 QUEUE = "stalls 0.32: it holds every sequence, more than 30 s"
-END = {"model": MODEL, "prompt": [5] * 1500, "max_tokens": 548, "temperature": 0, "ignore_eos": True}
+END = {"model": MODEL, "prompt": [5] * 900, "max_tokens": 1148, "temperature": 0, "ignore_eos": True}
 WIDE = {
     "type": "object",
     "properties": {f"p{i}": {"type": "string", "enum": [f"v{j}" for j in range(40)]} for i in range(400)},
