@@ -82,16 +82,17 @@ def over(limit: int) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list | dict) and len(value) > limit
 
 
-V2 = "0.32 on GPUs, as is read in its V2 model runner"
+SCORES = "0.32, and as is read 0.33: vllm-project/vllm#42592"
+V2 = "0.32 and 0.33 on GPUs, as is read in their V2 model runner"
 ANSWERS = "/v1/completions|/v1/chat/completions|/invocations"
 GRAMMARS = ("response_format", "structured_outputs", "text", "output_format", "output_config")
 REFUSED = (
     Row("/tokenize|/detokenize", (), larger(SIZE), f"more than {SIZE:,} characters and values",
         "stalls 0.32: 10 MB to /tokenize, 22 s; elsewhere it looks at the length first"),
     Row(".*", (), no_number, "a number that is NaN, infinite or beyond 64 bits", "0.32 answers 500"),
-    Row("/generative_scoring|/v1/systemone", (), bool, "scoring ends a server that drafts",
-        "0.32: vllm-project/vllm#42592"),
-    Row(".*", ("logprob_token_ids",), bool, "they end a server that drafts", "0.32: vllm-project/vllm#42592"),
+    Row("/generative_scoring|/v1/systemone|/v1/decisions", (), bool, "scoring ends a server that drafts",
+        SCORES),
+    Row(".*", ("logprob_token_ids",), bool, "they end a server that drafts", SCORES),
     Row(ANSWERS, (), many, f"more than {SEQUENCES} answers at once (prompts times n)",
         "stalls 0.32: n=100 holds every sequence, more than 30 s"),
     Row("/v1/chat/completions/batch", ("messages",), over(SEQUENCES), f"more than {SEQUENCES} chats at once",
