@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 LABEL = "sparkpin.serve"  # its value is the recipe
 RELEASE_LABEL = "sparkpin.release"
+COMMAND_LABEL = "sparkpin.command"  # its value is `service.command_mark`
 PREFIX = "sparkpin-"
 DEFAULT_PORT = 8000
 STATUS_SECONDS = 5.0

@@ -3,6 +3,8 @@ user says otherwise (docs/serving.md)."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 from sparkpin.core import files
@@ -11,7 +13,8 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.pins.vllm_command import flag_value, served_name
+from sparkpin.pins import weight_loaders
+from sparkpin.pins.vllm_command import drop_flags, flag_value, served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release
@@ -19,6 +22,7 @@ from sparkpin.serve import crash_facts, keys, launch, memory_limit, waiting
 from sparkpin.serve.launch import Health, LaunchOrder
 from sparkpin.serve.ports import require_free
 from sparkpin.serve.served import (
+    COMMAND_LABEL,
     DEFAULT_PORT,
     LABEL,
     RELEASE_LABEL,
@@ -83,7 +87,10 @@ def start(
         key = key_of(paths, release, host)  # may make one, which a command that is refused is not to leave
         same = (release.tag, host, port, key_label(key))
         if old is not None and known and (known.release, known.host, known.port, known.key) == same:
-            return resumed(paths, old, release, checkpoint, health or Health(), say)
+            if old.labels.get(COMMAND_LABEL) != command_mark(release):
+                say(f"{old.name} runs {release.tag} with another command or environment than its record has")
+            else:
+                return resumed(paths, old, release, checkpoint, health or Health(), say)
         space = memory_limit.room_for(paths, engine, release, checkpoint)
         if space.why:
             say(f"no memory plan ({space.why}): its limit is an estimate")
@@ -98,6 +105,7 @@ def start(
                 HOME_LABEL: str(paths.home),
                 LABEL: release.recipe,
                 RELEASE_LABEL: release.tag,
+                COMMAND_LABEL: command_mark(release),
                 f"{LABEL}.host": host,
                 f"{LABEL}.port": str(port),
                 f"{LABEL}.model": served_name(release.argv),
@@ -127,6 +135,12 @@ def key_of(paths: Paths, release: Release, host: str) -> str | None:
 def key_label(key: str | None) -> str:
     """Tells one key from another, and of the key no more than that it is the same."""
     return keys.mark(key) if key else ""
+
+
+def command_mark(release: Release) -> str:
+    """Tells one command, environment and image from another; not the loader, which is chosen anew for each start."""
+    text = json.dumps([release.image, drop_flags(release.argv, weight_loaders.FLAG), release.env], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def tidy(engine: Engine, name: str) -> Container | None:

@@ -283,7 +283,7 @@ def changed(bundle: Bundle, **values: Any) -> Bundle:
     return dataclasses.replace(bundle, records=(*bundle.records[:-1], record))
 
 
-RELEASES = [{"inputs": {"stages/base.yaml": "0" * 64}}, {"executable": ("x",)}, {"argv": ("x",)}]
+RELEASES = [{"inputs": {"stages/base.yaml": "0" * 64}}, {"executable": ("recipes/carried.yaml",)}, {"argv": ("x",)}]
 RECORDS = [{"stage": "aaa", "ref": "sparkpin/stack-carried:aaa"}, {"dockerfile": "FROM x\n"}, {"epoch": 1}]
 
 
