@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.build.record import BuildRecord, record_file, records_of
-from sparkpin.checkpoint.layout import RECORD
+from sparkpin.checkpoint.content import RECORD
 from sparkpin.core.paths import Paths
 from sparkpin.releases.record import Release, Releases, release_key
 

@@ -7,19 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparkpin.checkpoint import report
-from sparkpin.checkpoint.layout import RECORD
+from sparkpin.checkpoint.content import REBUILD, RECORD, is_complete, is_made_here
 from sparkpin.checkpoint.plan import CheckpointPlan, checkpoint_key, make_plan, used_repositories
 from sparkpin.checkpoint.record import check_record, file_rows, texts_written
 from sparkpin.checkpoint.shards import WrittenFile
-from sparkpin.checkpoint.verify import REBUILD, verify_checkpoint
-from sparkpin.checkpoint.write import (
-    checkpoint_folder,
-    disk_needed,
-    hold_model,
-    is_complete,
-    is_made_here,
-    write_checkpoint,
-)
+from sparkpin.checkpoint.verify import verify_checkpoint
+from sparkpin.checkpoint.write import checkpoint_folder, disk_needed, hold_model, write_checkpoint
 from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths

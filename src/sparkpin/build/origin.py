@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkpin.build.record import is_imported, records_of
-from sparkpin.checkpoint.write import is_complete, is_made_here
+from sparkpin.checkpoint.content import is_complete, is_made_here
 from sparkpin.core import files
 from sparkpin.core.errors import IntegrityError
 from sparkpin.core.paths import Paths

@@ -19,7 +19,7 @@ from typing import Any
 from sparkpin.build.origin import EXPORTS, IMPORTS, add_row, made_with_statement, ready_checkpoint
 from sparkpin.build.record import BuildRecord, layer_file, records_of
 from sparkpin.bundle import form
-from sparkpin.checkpoint.layout import RECORD
+from sparkpin.checkpoint.content import RECORD
 from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError, EngineError, IntegrityError
 from sparkpin.core.paths import Paths

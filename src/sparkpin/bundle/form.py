@@ -38,7 +38,7 @@ from pydantic import Field, ValidationError
 from sparkpin.build.demands import demands_of
 from sparkpin.build.pair import require_no_secrets
 from sparkpin.build.record import LOCKED, BuildRecord
-from sparkpin.checkpoint.layout import RECORD
+from sparkpin.checkpoint.content import RECORD
 from sparkpin.core import terminal
 from sparkpin.core.errors import DiskError, InputError, IntegrityError, SparkpinError
 from sparkpin.core.files import CHUNK, existing_parent, sha256_of

@@ -28,9 +28,9 @@ from sparkpin.build.record import (
 )
 from sparkpin.bundle import copy as transfer
 from sparkpin.bundle.form import CHECKPOINT, CHECKPOINTS, INPUTS, LAYERS, STORE, Bundle, copied, listing, open_bundle
-from sparkpin.checkpoint import layout
-from sparkpin.checkpoint.layout import RECORD
-from sparkpin.checkpoint.write import hold_model, is_complete, set_aside
+from sparkpin.checkpoint import content
+from sparkpin.checkpoint.content import RECORD, is_complete
+from sparkpin.checkpoint.write import hold_model, set_aside
 from sparkpin.core import files, prune_lock
 from sparkpin.core.errors import EngineError, IntegrityError
 from sparkpin.core.paths import Paths
@@ -292,7 +292,7 @@ def keep_checkpoint(paths: Paths, bundle: Bundle, say: Say) -> None:
                 (partial / name).parent.mkdir(parents=True, exist_ok=True)
                 with (partial / name).open("wb") as out:
                     copy(bundle, member, out)
-            (partial / layout.IMPORTED).touch()
+            (partial / content.IMPORTED).touch()
 
 
 def keep_evidence(paths: Paths, bundle: Bundle) -> None:

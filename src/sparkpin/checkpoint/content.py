@@ -13,13 +13,52 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sparkpin.checkpoint.layout import NOTED, RECORD
-from sparkpin.checkpoint.verify import bad
 from sparkpin.core.errors import CheckpointError
 from sparkpin.core.files import sha256_file, write_json
 
+RECORD = "sparkpin.json"
+"""How a checkpoint was made."""
+
+JOURNAL = "journal"
+"""While it is made: the shards that are finished."""
+
+IMPORTED = ".imported"
+"""An empty file in a checkpoint that a bundle brought."""
+
+NOTED = ".noted.json"
+"""Times and samples of the large files of a checkpoint, as they were when these were hashed."""
+
+OWN = (RECORD, JOURNAL, IMPORTED, NOTED)
+"""Files of a checkpoint that are not the model's. A base that has such a file, as a checkpoint of ours that was
+published has, does not lend it: it would say of another checkpoint how it was made."""
+
+REBUILD = "delete this folder and run `invoke checkpoint` with the same options, which builds it again"
+
 SMALL = 32 << 20
 SAMPLES, SPAN = 16, 64 << 10  # of a large file, evenly over it, the first and the last bytes among them
+
+
+def is_made_here(folder: Path, key: str) -> bool:
+    return is_complete(folder, key) and not is_imported(folder)
+
+
+def is_imported(folder: Path) -> bool:
+    return (folder / IMPORTED).exists()
+
+
+def is_complete(folder: Path, key: str) -> bool:
+    """Cheap: the record is of this key and names every file with the size that it has. Bytes: `verify_checkpoint`."""
+    try:
+        made = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        if made["key"] != key:
+            return False
+        seen = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+        del seen[RECORD]
+        for own in (IMPORTED, NOTED):
+            seen.pop(own, None)
+        return bool(seen == {name: entry["size"] for name, entry in made["files"].items()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def check_content(folder: Path, hashing: Callable[[Path], object] | None = None, *, deep: bool = False) -> None:
@@ -80,3 +119,7 @@ def samples(path: Path) -> str:
 def changed(path: Path, cause: str) -> CheckpointError:
     how = "small files are held against their hash, large ones against size, time and samples (promote --deep: all)"
     return bad(path, f"{cause}; {how}")
+
+
+def bad(path: Path, cause: str) -> CheckpointError:
+    return CheckpointError(f"{path}: {cause}", next_step=REBUILD)

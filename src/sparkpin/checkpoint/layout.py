@@ -12,22 +12,6 @@ from sparkpin.checkpoint.draft import Draft
 from sparkpin.checkpoint.repository import CONFIG, INDEX, TensorPlace
 from sparkpin.checkpoint.safetensors import Header, header_in_order, item_size
 
-RECORD = "sparkpin.json"
-"""How a checkpoint was made."""
-
-JOURNAL = "journal"
-"""While it is made: the shards that are finished."""
-
-IMPORTED = ".imported"
-"""An empty file in a checkpoint that a bundle brought."""
-
-NOTED = ".noted.json"
-"""Times and samples of the large files of a checkpoint, as they were when these were hashed: see `content`."""
-
-OWN = (RECORD, JOURNAL, IMPORTED, NOTED)
-"""Files of a checkpoint that are not the model's. A base that has such a file, as a checkpoint of ours that was
-published has, does not lend it: it would say of another checkpoint how it was made."""
-
 
 class Link(NamedTuple):
     """A file of the base repository that is taken over unchanged."""

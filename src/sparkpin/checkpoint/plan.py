@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sparkpin.checkpoint import int8_head
+from sparkpin.checkpoint.content import OWN
 from sparkpin.checkpoint.draft import Draft, PlanRow
 from sparkpin.checkpoint.formats import Rules, apply_formats, modules_of, taken_names
-from sparkpin.checkpoint.layout import OWN, Link, Shard, SmallFile, in_order, shards_of, texts_of
+from sparkpin.checkpoint.layout import Link, Shard, SmallFile, in_order, shards_of, texts_of
 from sparkpin.checkpoint.mtp import apply_mtp
 from sparkpin.checkpoint.patterns import Patterns
 from sparkpin.checkpoint.repository import (

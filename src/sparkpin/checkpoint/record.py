@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sparkpin.checkpoint.layout import RECORD
+from sparkpin.checkpoint.content import REBUILD, RECORD
 from sparkpin.checkpoint.plan import FORMAT, CheckpointPlan, taken, used_repositories
 from sparkpin.checkpoint.shards import WrittenFile
-from sparkpin.checkpoint.verify import REBUILD
 from sparkpin.core.errors import CheckpointError
 from sparkpin.pins.schema import ModelLock, ModelPin
 

@@ -14,10 +14,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple
 
+from sparkpin.checkpoint.content import JOURNAL
 from sparkpin.checkpoint.copying import ByteRange, write_all
 from sparkpin.checkpoint.gathering import gather
 from sparkpin.checkpoint.int8_head import Computed
-from sparkpin.checkpoint.layout import JOURNAL, Shard
+from sparkpin.checkpoint.layout import Shard
 from sparkpin.checkpoint.plan import CheckpointPlan
 from sparkpin.checkpoint.repository import Places
 from sparkpin.checkpoint.safetensors import read_header_bytes

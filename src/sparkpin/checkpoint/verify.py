@@ -8,16 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sparkpin.checkpoint.content import OWN, REBUILD, bad
 from sparkpin.checkpoint.copying import RangeReader
 from sparkpin.checkpoint.formats import SCALE, WEIGHT
 from sparkpin.checkpoint.int8_head import Computed
-from sparkpin.checkpoint.layout import OWN, Shard, in_order
+from sparkpin.checkpoint.layout import Shard, in_order
 from sparkpin.checkpoint.plan import CheckpointPlan
 from sparkpin.checkpoint.repository import CONFIG, INDEX, Places, ReadRepository, listing_of, read_repository
 from sparkpin.checkpoint.safetensors import read_header, read_header_bytes
-from sparkpin.core.errors import CheckpointError
-
-REBUILD = "delete this folder and run `invoke checkpoint` with the same options, which builds it again"
 
 
 def verify_checkpoint(folder: Path, places: Places, plan: CheckpointPlan) -> dict[str, str]:
@@ -127,7 +125,3 @@ def check_fp8_entries(folder: Path, result: ReadRepository) -> None:
             for what, group in (("entry in extra_config", entries), ("FP8 weight", weights), ("scale", scales))
         )
         raise bad(folder / CONFIG, f"{len(odd)} modules are half FP8, first {odd[0]!r} ({where})")
-
-
-def bad(path: Path, cause: str) -> CheckpointError:
-    return CheckpointError(f"{path}: {cause}", next_step=REBUILD)

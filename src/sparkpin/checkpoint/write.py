@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sparkpin.checkpoint.content import note_content
+from sparkpin.checkpoint.content import JOURNAL, RECORD, is_imported, note_content
 from sparkpin.checkpoint.copying import link_or_copy
-from sparkpin.checkpoint.layout import IMPORTED, JOURNAL, NOTED, RECORD
 from sparkpin.checkpoint.plan import CheckpointPlan, checkpoint_key
 from sparkpin.checkpoint.record import record, texts_written
 from sparkpin.checkpoint.repository import Places
@@ -100,29 +98,6 @@ def hold_model(paths: Paths, model: str, say: Say) -> contextlib.AbstractContext
         paths.locks / f"checkpoint-{model}.lock",
         on_wait=lambda: say(f"waiting for another run that builds a checkpoint of {model}"),
     )
-
-
-def is_made_here(folder: Path, key: str) -> bool:
-    return is_complete(folder, key) and not is_imported(folder)
-
-
-def is_imported(folder: Path) -> bool:
-    return (folder / IMPORTED).exists()
-
-
-def is_complete(folder: Path, key: str) -> bool:
-    """Cheap: the record is of this key and names every file with the size that it has. Bytes: `verify_checkpoint`."""
-    try:
-        made = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        if made["key"] != key:
-            return False
-        seen = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
-        del seen[RECORD]
-        for own in (IMPORTED, NOTED):
-            seen.pop(own, None)
-        return bool(seen == {name: entry["size"] for name, entry in made["files"].items()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
 
 
 def disk_needed(folder: Path, base: Path, plan: CheckpointPlan) -> int:

@@ -9,10 +9,9 @@ from pathlib import Path
 from sparkpin.build.consistent import same
 from sparkpin.build.origin import made_with_statement
 from sparkpin.build.record import BuildRecord, records_of
-from sparkpin.checkpoint.layout import RECORD
+from sparkpin.checkpoint.content import RECORD, is_complete
 from sparkpin.checkpoint.plan import checkpoint_steps, make_plan, used_repositories
 from sparkpin.checkpoint.verify import verify_checkpoint
-from sparkpin.checkpoint.write import is_complete
 from sparkpin.core.errors import BuildError, IntegrityError, SparkpinError
 from sparkpin.core.files import disk_errors, require_space, sha256_file, sha256_of
 from sparkpin.core.paths import Paths

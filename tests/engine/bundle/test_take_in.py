@@ -32,7 +32,7 @@ from sparkpin.bundle.copy import copy
 from sparkpin.bundle.export import BundleParts, export
 from sparkpin.bundle.form import Bundle, open_bundle
 from sparkpin.bundle.take_in import IMPORTED, import_bundle, require_no_conflict
-from sparkpin.checkpoint.layout import IMPORTED as MARK
+from sparkpin.checkpoint.content import IMPORTED as MARK
 from sparkpin.core import progress
 from sparkpin.core.errors import DiskError, EngineError, IntegrityError
 from sparkpin.core.paths import Paths

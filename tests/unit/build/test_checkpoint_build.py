@@ -42,7 +42,8 @@ from checkpoint_samples import (
 
 from sparkpin.build.checkpoint import build_checkpoint, verify_built
 from sparkpin.checkpoint import shards, write
-from sparkpin.checkpoint.layout import IMPORTED, JOURNAL, OWN, RECORD, Shard
+from sparkpin.checkpoint.content import IMPORTED, JOURNAL, OWN, RECORD
+from sparkpin.checkpoint.layout import Shard
 from sparkpin.checkpoint.plan import make_plan
 from sparkpin.checkpoint.verify import verify_checkpoint
 from sparkpin.checkpoint.write import checkpoint_folder

@@ -14,7 +14,7 @@ from tampers import MENDED, RUN
 
 from sparkpin.build.consistent import require_consistent
 from sparkpin.checkpoint import content
-from sparkpin.checkpoint.layout import NOTED, RECORD
+from sparkpin.checkpoint.content import NOTED, RECORD
 from sparkpin.core.errors import CheckpointError, SparkpinError
 from sparkpin.releases.record import Releases
 
