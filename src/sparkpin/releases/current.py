@@ -264,9 +264,9 @@ def rows(paths: Paths, engine: Engine) -> tuple[list[dict[str, Any]], int | None
     found: list[dict[str, Any]] = []
     present: dict[str, disk_usage.EngineImage] = {}
     for release in sorted(releases, key=lambda release: release.age, reverse=True):
-        info = engine.image(release.tag)
-        is_present = info is not None and info.config_digest == release.image
-        image = by_tag.get(release.tag) if is_present else None
+        image = by_tag.get(release.tag)
+        if image and image.config_digest != release.image:  # the tag names another one
+            image = None
         if image:
             present[image.id] = image
         found.append(
@@ -275,9 +275,9 @@ def rows(paths: Paths, engine: Engine) -> tuple[list[dict[str, Any]], int | None
                 "recipe": release.recipe,
                 "stage": release.stage,
                 "key": release.key,
-                "image": release.image if is_present else None,
+                "image": release.image if image else None,
                 "size": release.size,
-                "unique_size": disk_usage.unique_size(image, images) if image else (None if is_present else 0),
+                "unique_size": disk_usage.unique_size(image, images) if image else 0,
                 "created": release.created,
                 "state": release.state,
                 "smoke": release.smoke_text,
