@@ -84,7 +84,7 @@ def rollback(*, recipe: str | None, serve_it: bool = False, drain: int | None = 
         next_serve(paths, engine, release)
         return
     try:
-        commands.serve.serve(recipe=name, release=release.tag, port=None, drain=drain)
+        commands.serve.serve(recipe=name, release=release.tag, drain=drain)
     except SparkpinError:
         current.promote(paths, engine, former.tag)
         show(f"current again, since {release.tag} could not be served: {former.tag}")
