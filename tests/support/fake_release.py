@@ -81,7 +81,9 @@ def standing(fake_engine: Engine, shared_project: Path, tmp_path_factory: pytest
     folder = tmp_path_factory.mktemp("standing")
     paths, checkpoint = Paths(shared_project, folder / "cache", folder / "home"), made_checkpoint(folder / "checkpoint")
     release, said = made_release(fake_engine), list[str]()
-    served = service.start(paths, fake_engine, release, checkpoint, options=AddressOptions(free_port()), say=said.append)
+    served = service.start(
+        paths, fake_engine, release, checkpoint, options=AddressOptions(free_port()), say=said.append
+    )
     yield Standing(paths, release, checkpoint, served, said)
     service.stop(paths, fake_engine, None, said.append)
 
@@ -89,6 +91,16 @@ def standing(fake_engine: Engine, shared_project: Path, tmp_path_factory: pytest
 @pytest.fixture
 def release(fake_engine: Engine) -> Release:
     return made_release(fake_engine)
+
+
+@pytest.fixture
+def newer(fake_engine: Engine, release: Release) -> Iterator[Release]:
+    """Another release of the recipe; the same image is enough."""
+    key = release.key[::-1]
+    newer = dataclasses.replace(release, key=key, tag=tag_of("fake", "base", key))
+    fake_engine.tag(release.tag, newer.tag)
+    yield newer
+    fake_engine.untag(newer.tag)
 
 
 @dataclass(frozen=True)
@@ -106,9 +118,7 @@ class FakeSite:
         names = [name for name in options if name in AddressOptions.__dataclass_fields__]
         address = AddressOptions(**{name: options.pop(name) for name in names})
         release = release or self.release
-        return service.start(
-            self.paths, self.engine, release, self.checkpoint, options=address, say=say, **options
-        )
+        return service.start(self.paths, self.engine, release, self.checkpoint, options=address, say=say, **options)
 
     def faulty(self, fault: str) -> Release:
         return dataclasses.replace(self.release, env={"FAKE_VLLM": fault})

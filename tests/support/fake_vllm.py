@@ -110,6 +110,8 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(3600)
         if body.get("prompt") == "hang":
             self.server.hangs.set()
+        if body.get("prompt") == "slow":
+            time.sleep(5)
         status, content_type, content = self.server.fault(kind, RECORDED.get(kind, (200, TEXT, b"")))
         self.send_response(status)
         self.send_header("Content-Type", content_type)

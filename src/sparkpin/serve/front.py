@@ -117,8 +117,8 @@ class Front:
 
     def has_key(self, request: web.BaseRequest) -> bool:
         """Of several headers each must be right: a proxy before this one may have looked at another."""
-        said = request.headers.getall("Authorization", [])
-        given = [text.removeprefix("Bearer ").removeprefix("bearer ").strip() for text in said]
+        said = [text.partition(" ") for text in request.headers.getall("Authorization", [])]
+        given = [key.strip() if scheme.lower() == "bearer" else "" for scheme, _, key in said]
         given += request.headers.getall("x-api-key", [])
         wanted = hashlib.sha256((self.key or "").encode()).digest()
         right = [hmac.compare_digest(hashlib.sha256(key.encode(errors="replace")).digest(), wanted) for key in given]

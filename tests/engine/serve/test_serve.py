@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import docker.errors
@@ -17,7 +16,6 @@ from sparkpin.commands import client as clients
 from sparkpin.commands import releases as commands_releases
 from sparkpin.core.errors import BusyError, InputError, SmokeError
 from sparkpin.core.paths import Paths
-from sparkpin.core.tags import tag_of
 from sparkpin.host.engine import Engine
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
@@ -34,16 +32,6 @@ pytest_plugins = ["fake_release"]
 @pytest.fixture
 def name(paths: Paths) -> str:
     return services.name_of(paths, "fake")
-
-
-@pytest.fixture
-def newer(fake_engine: Engine, release: Release) -> Iterator[Release]:
-    """Another release of the recipe; the same image is enough."""
-    key = release.key[::-1]
-    newer = dataclasses.replace(release, key=key, tag=tag_of("fake", "base", key))
-    fake_engine.tag(release.tag, newer.tag)
-    yield newer
-    fake_engine.untag(newer.tag)
 
 
 def quiet(line: str) -> None:
@@ -177,7 +165,14 @@ def test_a_taken_port_does_not_end_what_is_served(standing: Standing, fake_engin
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         with pytest.raises(BusyError):
-            service.start(paths, fake_engine, newer, standing.checkpoint, options=AddressOptions(holder.getsockname()[1]), say=quiet)
+            service.start(
+                paths,
+                fake_engine,
+                newer,
+                standing.checkpoint,
+                options=AddressOptions(holder.getsockname()[1]),
+                say=quiet,
+            )
     (served,) = (s for s in services.status(fake_engine) if s.home == str(paths.home))
     assert served.ready and served.release == standing.release.tag
 
