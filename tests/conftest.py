@@ -86,14 +86,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if kind(item) in MARKED:
             item.add_marker(kind(item))
         elif any(item.get_closest_marker(name) for name in MARKED):
-            raise pytest.UsageError(f"{item.nodeid}: what needs an engine or images lies in tests/engine or tests/e2e")
+            raise pytest.UsageError(
+                f"{item.nodeid}: a test with an engine or images lies in tests/engine, e2e or adversary"
+            )
     items.sort(key=order)
 
 
 def kind(item: pytest.Item) -> str:
-    """unit, engine or e2e; unit, too, for a mod's own tests."""
+    """unit, engine or e2e (which an enemy's trials are, too); unit, too, for a mod's own tests."""
     tests = PROJECT / "tests"
-    return item.path.relative_to(tests).parts[0] if item.path.is_relative_to(tests) else "unit"
+    folder = item.path.relative_to(tests).parts[0] if item.path.is_relative_to(tests) else "unit"
+    return "e2e" if folder == "adversary" else folder
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
