@@ -83,10 +83,10 @@ def test_a_crash_and_a_hang_end_in_a_new_start_and_the_last_one_in_a_post_mortem
 def test_restarts_are_there_again_after_a_time_without_one(site: FakeSite) -> None:
     served = site.start(port=site.port, health=QUICK, limit="restarts=1,refill=1")
     container = site.engine.client.containers.get(served.container)
+    print_it = f"print(open('{launch.FOLDER}/state/restarts').read(), end='')"
     for count in range(1, 4):
         signal_processes(container, "vllm serve", "KILL")
         await_start(container, count, served)
-        print_it = f"print(open('{launch.FOLDER}/state/restarts').read(), end='')"
         until(lambda: container.exec_run([*launch.PYTHON, "-c", print_it]).output == b"0")
 
 
