@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fake_release
 import pytest
 from fake_image import image_tar
 from newer_engine import NEWER, newer_engine
@@ -136,11 +135,13 @@ def site(request: pytest.FixtureRequest, tmp_path: Path, project: Path) -> Itera
     if request.param == "own":
         yield request.getfixturevalue("fake_engine"), None
         return
+    from fake_release import REF
+
     with newer_engine(request.getfixturevalue("newer_root"), NEWER[request.param]) as engine:
         tar = tmp_path / "rootfs.tar"
         tar.write_bytes(image_tar())
         architecture = "amd64" if os.uname().machine == "x86_64" else "arm64"
-        engine.import_rootfs(tar, fake_release.REF, architecture=architecture, labels={})
+        engine.import_rootfs(tar, REF, architecture=architecture, labels={})
         pid = int((Path(engine.host["DOCKER_HOST"].removeprefix("unix://")).parent / "docker.pid").read_text())
         ip(pid, "link", "set", "lo", "up")
         yield engine, pid
@@ -149,9 +150,11 @@ def site(request: pytest.FixtureRequest, tmp_path: Path, project: Path) -> Itera
 def test_nothing_is_reached_from_the_containers_of_a_service(
     site: tuple[Engine, int | None], project: Path, tmp_path: Path
 ) -> None:
+    from fake_release import made_checkpoint, made_release  # pytest has to load it itself, first
+
     engine, pid = site
-    paths, checkpoint = Paths(project, tmp_path / "c", tmp_path / "h"), fake_release.made_checkpoint(tmp_path / "model")
-    release = fake_release.made_release(engine)
+    paths, checkpoint = Paths(project, tmp_path / "c", tmp_path / "h"), made_checkpoint(tmp_path / "model")
+    release = made_release(engine)
 
     def served(name: str, port: int) -> services.Served:
         options = AddressOptions(port, host="0.0.0.0")
