@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import socket
+import ssl
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import docker.errors
 import httpx
 import pytest
+from certificates import certificate
 from watched import free_port
 
 from sparkpin.commands import client as clients
@@ -91,6 +95,29 @@ def test_another_port_or_release_replaces_it(site: FakeSite, name: str, newer: R
     assert [s.container for s in services.status(site.engine) if s.home == str(site.paths.home)] == [name]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", site.port))  # the former port is free again
+
+
+def test_another_address_is_another_front_and_the_same_server(site: FakeSite, name: str, tmp_path: Path) -> None:
+    """With a certificate, whose key nobody is shown; kept until something else is said."""
+    cert, key = certificate(tmp_path / "own")
+    plain = site.start(port=site.port)
+    with pytest.raises(InputError, match="--tls-cert"):
+        site.start(tls_cert=key, tls_key=cert)
+    assert site.start() == plain
+    served = site.start(port=free_port(), tls_cert=cert, tls_key=key, allow="/score", limit="requests=9")
+    assert (served.started, served.url) == (plain.started, f"https://127.0.0.1:{served.port}/v1") and served.ready
+    with httpx.Client(trust_env=False, verify=ssl.create_default_context(cafile=cert), timeout=60) as client:
+        assert client.post(f"{served.url}/completions", json={"prompt": "x"}).status_code == 200
+        assert client.post(f"{served.url}/completions/", json={"prompt": "x"}).status_code == 404
+    front = site.engine.client.containers.get(name + services.FRONT)
+    secret = Path(key).read_text().splitlines()[1]
+    assert secret not in json.dumps(front.attrs) and secret.encode() not in front.logs()
+    assert site.start() == dataclasses.replace(served, health=site.start().health)
+    address = services.address_of(site.engine.client.containers.get(name + services.FRONT))
+    assert address is not None and (address.allow, address.limits.requests, address.cert) == (("/score",), 9, cert)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", site.port))  # the former port is free again
+    assert site.start(tls_cert="none").url == f"http://127.0.0.1:{served.port}/v1"
 
 
 def test_what_answers_until_serve_is_told_after_serve(

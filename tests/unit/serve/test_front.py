@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ import fake_vllm
 import front_trials
 import httpx
 import pytest
+from certificates import certificate
 
 from sparkpin.serve import front, rules
 from sparkpin.serve.rules import Limits
@@ -123,6 +126,22 @@ def test_without_a_key_the_table_counts_and_more_is_opened_by_name(site: Site) -
         for kind, status in (("multipart/form-data", 200), ("application/json", 400)):
             asked = client.post("/pooling", content=deep, headers={"Content-Type": kind})
             assert asked.status_code == status, "what is no JSON is not read"
+
+
+def test_with_a_certificate_there_is_tls_and_nothing_else(site: Site, tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path / "own")
+    site.server("a")
+    shutil.copy(cert, tmp_path / rules.CERT)
+    shutil.copy(key, tmp_path / rules.TLS_KEY)
+    plain = site.start()
+    with pytest.raises(httpx.RemoteProtocolError):
+        plain.get("/health")
+    trust = ssl.create_default_context(cafile=cert)
+    with httpx.Client(base_url=f"https://127.0.0.1:{site.port}", headers=HEADERS, trust_env=False, verify=trust) as own:
+        assert own.post("/v1/completions", json=BODY).status_code == 200
+    trust.maximum_version = ssl.TLSVersion.TLSv1_1
+    with httpx.Client(trust_env=False, verify=trust) as old, pytest.raises(httpx.ConnectError):
+        old.get(f"https://127.0.0.1:{site.port}/health")
 
 
 DEEP = '{"a":' * 5 + "[]" + "}" * 5
