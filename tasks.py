@@ -446,12 +446,12 @@ def recipe(
 @task("prove and carry")
 def verify(
     c: Context,
-    subject: Annotated[str, "tag of a release, or the file of a bundle"],
+    subject: Annotated[str, "tag of a release, the file of a bundle, or .venv: the packages of sparkpin itself"],
     *,
     deep: Annotated[bool, "read and hash every layer and fetched file, too"] = False,
     require_signature: Signed = False,
 ) -> None:
-    """Check image, statement and signature of a release or a bundle."""
+    """Check a release, a bundle, or the packages of .venv."""
     commands.evidence.verify(subject, deep=deep, require_signature=require_signature)
 
 

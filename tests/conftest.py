@@ -9,6 +9,7 @@ from pathlib import Path
 
 import durations
 import pytest
+import trials
 import wheelhouse
 from places import NO_ENGINE, PROJECT, copied_to
 
@@ -73,6 +74,7 @@ MARKED = ("e2e", "engine")  # folders whose tests have the marker of that name; 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # pytest-xdist's workers send their reports to the process that has this
         config.pluginmanager.register(durations.Durations(config))
+        config.pluginmanager.register(trials.Trials())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

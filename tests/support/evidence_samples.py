@@ -64,6 +64,15 @@ def copy_of_project(where: Path) -> Path:
     return Path(shutil.copytree(small_project(), where))
 
 
+def edit(project: Path, name: str, *pairs: tuple[str, str]) -> None:
+    """pairs: (what is there, what takes its place)."""
+    text = (project / name).read_text()
+    for old, new in pairs:
+        assert old in text, f"{old!r} is not in {name}"
+        text = text.replace(old, new)
+    (project / name).write_text(text)
+
+
 @dataclass(frozen=True)
 class Sample:
     """A release with its build records and inputs in a home of its own."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Protocol
 
 import fake_vllm
 import pytest
 from fake_vllm import Fault, whole
 
+from sparkpin.releases.record import Demands
+from sparkpin.smoke.checks import CheckResult, run_check
 from sparkpin.smoke.client import Client
 from sparkpin.smoke.expectations import scripted
 from sparkpin.smoke.subject import SmokeSubject
@@ -17,11 +22,34 @@ from sparkpin.smoke.subject import SmokeSubject
 LOG = b"""(EngineCore pid=9) INFO 11-21 08:03:51 [experts.py:58] SPARKPIN_MOD {"mod":"vllm-cpu","event":"active"}
 (EngineCore pid=9) INFO 11-21 08:03:51 [m.py:46] SPARKPIN_MOD {"mod":"int8-lm-head","event":"active","V":1024,"x":[1]}
 """
+DEMANDS = Demands(
+    checks=(), mods=("vllm-cpu", "int8-lm-head"), acceptance_floor=0.8, position_floors=(0.8, 0.6), scripted=True
+)
 
 
 @pytest.fixture
 def socket(tmp_path: Path) -> Path:
     return tmp_path / "vllm.sock"
+
+
+class Checked(Protocol):
+    def __call__(self, name: str, fault: Fault = whole, **changes: Any) -> CheckResult: ...
+
+
+@pytest.fixture
+def checked(tmp_path: Path) -> Checked:
+    """Runs a check against a server with a fault. changes: of the subject, of what its release demands, or timeout and
+    handler of `subject`."""
+    number = itertools.count()
+
+    def run(name: str, fault: Fault = whole, **changes: Any) -> CheckResult:
+        served = {key: changes.pop(key) for key in ("timeout", "handler") if key in changes}
+        demands = {key: changes.pop(key) for key in list(changes) if key in Demands.model_fields}
+        with subject(tmp_path / f"{next(number)}.sock", fault, **served) as target:
+            changes["demands"] = target.demands.model_copy(update=demands)
+            return run_check(name, dataclasses.replace(target, **changes))
+
+    return run
 
 
 @contextmanager
@@ -35,8 +63,7 @@ def subject(
             "scripted-tiny",
             scripted(),
             lambda: LOG,
-            frozenset({"vllm-cpu", "int8-lm-head"}),
-            0.8,
-            floors=(0.8, 0.6),
-            argv=("vllm", "serve", "/model", "--max-model-len", "2048", "--no-enable-prefix-caching"),
+            DEMANDS,
+            ("vllm", "serve", "/model", "--max-model-len", "2048", "--no-enable-prefix-caching"),
+            length=2,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import http.server
 import json
@@ -45,7 +46,8 @@ def make_wheel(
     content: dict[str, str | bytes] = dict(files or {f"{name.replace('-', '_')}.bin": bytes(size)})
     content[f"{info}/METADATA"] = "\n".join([*lines, *(f"Requires-Dist: {r}" for r in requires)]) + "\n"
     content[f"{info}/WHEEL"] = f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n"
-    content[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in [*content, f"{info}/RECORD"])
+    rows = [f"{path},sha256={record_hash(data)},{len(data)}\n" for path, data in content.items()]
+    content[f"{info}/RECORD"] = "".join([*rows, f"{info}/RECORD,,\n"])
     with zipfile.ZipFile(path, "w") as wheel:
         for member, text in content.items():
             wheel.writestr(zipfile.ZipInfo(member), text)
@@ -53,6 +55,11 @@ def make_wheel(
     return LockedFile(
         name=name, version=version, file=path.name, size=len(data), sha256=hashlib.sha256(data).hexdigest()
     )
+
+
+def record_hash(data: str | bytes) -> str:
+    digest = hashlib.sha256(data.encode() if isinstance(data, str) else data).digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 CACHE = tempfile.TemporaryDirectory(prefix="sparkpin-uv-")  # uv looks at the interpreter once a session
@@ -65,6 +72,7 @@ class Index:
     gone: files that the pages name and that are not there any more. sizes: pages are JSON and tell them (PEP 700).
     ranges: byte ranges that were asked for, in order; heeds: whether they are answered; busy: files that a 503 stands
     before, once; login: "name:password" that everything wants; stale: what is sent in place of a file.
+    endless: files that never end, and tell no length; sent: bytes of these; moved: file -> where it is said to lie.
     compresses: a HEAD tells the size of what would be sent compressed, to whom takes that.
     uploaded: file -> when it came ("2026-05-10T07:38:37Z"), which JSON pages tell, too.
     """
@@ -83,6 +91,9 @@ class Index:
     busy: set[str] = field(default_factory=set)
     login: str = ""
     stale: dict[str, bytes] = field(default_factory=dict)
+    endless: set[str] = field(default_factory=set)
+    sent: int = 0
+    moved: dict[str, str] = field(default_factory=dict)
 
 
 @contextmanager
@@ -133,6 +144,12 @@ def serve(folder: Path, key: Path | None = None) -> Iterator[Index]:
                     index.busy.discard(name)
                     self.answer(503, "text/plain", b"")
                     return
+                if name in index.moved:
+                    self.answer(302, "text/plain", b"", more={"Location": index.moved[name]})
+                    return
+                if name in index.endless:
+                    self.never_end()
+                    return
                 data, span = index.stale.get(name) or (folder / name).read_bytes(), self.headers.get("Range", "")
                 if span:
                     index.ranges.append(span)
@@ -140,6 +157,13 @@ def serve(folder: Path, key: Path | None = None) -> Iterator[Index]:
                 more = {"Content-Range": f"bytes {begin}-{len(data) - 1}/{len(data)}"} if begin else {}
                 pause = index.slow.get(name, 0)
                 self.answer(206 if begin else 200, "application/octet-stream", data[begin:], pause, more)
+
+        def never_end(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    index.sent += self.wfile.write(bytes(1 << 16))
 
         def fragment(self, path: Path) -> str:
             return f"#sha256={hashlib.sha256(path.read_bytes()).hexdigest()}" if index.hashes else ""

@@ -17,16 +17,15 @@ from sparkpin.host.engine import Engine
 from sparkpin.host.ssh import engine_at, errors_of
 from sparkpin.image import oci
 from sparkpin.image.layer_tar import Slice
+from sparkpin.image.listing_diff import common
 from sparkpin.releases.record import Release
 
 
 @dataclass(frozen=True)
 class Sent:
-    """layers, bytes: that went over; skipped: layers that the engine had; bytes: of the archive as it was sent."""
-
-    layers: int
-    skipped: int
-    bytes: int
+    layers: int  # that went over
+    skipped: int  # layers that the engine had
+    bytes: int  # of the archive as it was sent
 
 
 def images_of(release: Release, records: Sequence[BuildRecord]) -> list[oci.OciImage]:
@@ -82,13 +81,6 @@ def present(engine: Engine, diff_ids: Sequence[str]) -> int:
     if not engine.keeps_layers:
         return 0
     return max((common(image.diff_ids, diff_ids) for image in inventory(engine)), default=0)
-
-
-def common(first: Sequence[str], second: Sequence[str]) -> int:
-    count = 0
-    while count < min(len(first), len(second)) and first[count] == second[count]:
-        count += 1
-    return count
 
 
 def send(engine: Engine, images: Sequence[oci.OciImage], layers: Mapping[str, Slice], below: int, say: Say) -> Sent:

@@ -14,12 +14,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from sparkpin.build.origin import EXPORTS, IMPORTS, add_row, made_with_statement, ready_checkpoint
 from sparkpin.build.record import BuildRecord, layer_file, records_of
 from sparkpin.bundle import form
-from sparkpin.bundle.form import MemberRow
 from sparkpin.checkpoint.layout import RECORD
 from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError, EngineError, IntegrityError
@@ -45,38 +44,30 @@ LOCAL = (EXPORTS, IMPORTS)
 
 @dataclass(frozen=True)
 class BundleParts:
-    """store: with every wheel, package and model file; checkpoint: with the finished checkpoint; image: with it."""
+    """What a bundle holds besides records, evidence and inputs."""
 
-    store: bool = False
-    checkpoint: bool = False
+    store: bool = False  # every wheel, package and model file
+    checkpoint: bool = False  # the finished checkpoint
     image: bool = True
 
 
 @dataclass(frozen=True)
 class BundlePiece:
-    """One member to be written. what: its name for an error; next_step: what brings it back."""
+    """One member to be written."""
 
     name: str
     size: int
     sha256: str
     source: bytes | Path | Slice
-    what: str
-    next_step: str = "invoke verify finds what is damaged"
+    what: str  # its name for an error
+    next_step: str = "invoke verify finds what is damaged"  # what brings it back
 
-    @property
-    def row(self) -> MemberRow:
-        return MemberRow(name=self.name, size=self.size, sha256=self.sha256)
-
-    def chunks(self) -> Iterator[bytes]:
-        if isinstance(self.source, bytes):
-            yield self.source
-            return
-        with contextlib.ExitStack() as stack:
-            source = self.source
-            opened: Any = stack.enter_context(source.open("rb")) if isinstance(source, Path) else source
-            opened.seek(0)
-            while chunk := opened.read(files.CHUNK):
-                yield chunk
+    def data(self, stack: contextlib.ExitStack) -> Slice:
+        """Its bytes; a file stays open as long as `stack`."""
+        if isinstance(self.source, Slice):
+            return self.source
+        file: Any = io.BytesIO(self.source) if isinstance(self.source, bytes) else self.source.open("rb")
+        return Slice(stack.enter_context(file), 0, self.size)
 
 
 def export(
@@ -107,7 +98,9 @@ def export(
             known = sum(piece.size for piece in pieces)
             pieces += image_pieces(paths, connect(), release, records, target, known, stack, say)
         size = write(target, release, wanted, pieces, say)
-    note(paths, release, target, wanted)
+    # So that a `fetch` that finds a file gone from the network can name the bundle.
+    row = {"file": str(target.absolute()), "with_store": wanted.store}
+    add_row(Releases(paths).evidence(release) / EXPORTS, row)
     return size
 
 
@@ -122,16 +115,18 @@ def require_importable(
     verify_next = f"invoke verify {release.tag} tells all that is wrong"
     if made_with_statement(paths, release) and not (Releases(paths).evidence(release) / STATEMENT).is_file():
         raise IntegrityError(f"{release.tag} has no statement", next_step=f"invoke attest {release.tag} makes it")
-    rows = [piece.row for piece in pieces]
-    index = form.BundleIndex(
-        tag=release.tag, image=False, store=wanted.store, checkpoint=wanted.checkpoint, members=rows
-    )
+    index = index_of(release, dataclasses.replace(wanted, image=False), pieces)
     try:
         with contextlib.ExitStack() as stack, form.refusing():
             form.read_bundle(target, index, Members(pieces, stack), Keys())
     except form.Refused as refusal:
         why = printable(f"{release.tag} is not exported, for every import would refuse it: {refusal}")
         raise IntegrityError(why, next_step=verify_next) from None
+
+
+def index_of(release: Release, wanted: BundleParts, pieces: Sequence[BundlePiece]) -> form.BundleIndex:
+    rows = [form.MemberRow(name=piece.name, size=piece.size, sha256=piece.sha256) for piece in pieces]
+    return form.BundleIndex(tag=release.tag, members=rows, **dataclasses.asdict(wanted))
 
 
 class Members(Mapping[str, Slice]):
@@ -143,13 +138,8 @@ class Members(Mapping[str, Slice]):
 
     def __getitem__(self, name: str) -> Slice:
         if name not in self.opened:
-            piece = self.pieces[name]
-            self.opened[name] = piece.source if isinstance(piece.source, Slice) else self.open(piece.source, piece.size)
+            self.opened[name] = self.pieces[name].data(self.stack)
         return self.opened[name]
-
-    def open(self, source: bytes | Path, size: int) -> Slice:
-        file = io.BytesIO(source) if isinstance(source, bytes) else self.stack.enter_context(source.open("rb"))
-        return Slice(file, 0, size)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.pieces)
@@ -186,17 +176,16 @@ def as_json(value: Any) -> bytes:
     return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
-def of_bytes(name: str, data: bytes) -> BundlePiece:
-    return BundlePiece(name, len(data), hashlib.sha256(data).hexdigest(), data, name)
+def of_bytes(name: str, data: bytes, what: str = "") -> BundlePiece:
+    return BundlePiece(name, len(data), hashlib.sha256(data).hexdigest(), data, what or name)
 
 
 def of_file(name: str, path: Path) -> BundlePiece:
     """A small file that nothing else says the hash of."""
     try:
-        data = path.read_bytes()
+        return of_bytes(name, path.read_bytes(), str(path))
     except FileNotFoundError:
         raise IntegrityError(f"{path} is missing", next_step="invoke build makes it anew") from None
-    return BundlePiece(name, len(data), hashlib.sha256(data).hexdigest(), data, str(path))
 
 
 def input_pieces(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> list[BundlePiece]:
@@ -314,44 +303,24 @@ def require_room(target: Path, needed: int) -> None:
 
 def write(target: Path, release: Release, wanted: BundleParts, pieces: Sequence[BundlePiece], say: Say) -> int:
     """One pass over the pieces, each compared with its hash as it is written."""
-    index = form.BundleIndex(
-        tag=release.tag,
-        image=wanted.image,
-        store=wanted.store,
-        checkpoint=wanted.checkpoint,
-        members=[piece.row for piece in pieces],
-    )
-    total = sum(BLOCK + piece.size + -piece.size % BLOCK for piece in pieces)
+    index = index_of(release, wanted, pieces)
+    total = sum(form.space_of(piece.size) for piece in pieces)
     require_room(target, total)
     say(f"writing {target}: {len(pieces)} members, {total / 1e6:.1f} MB")
     with files.atomic_file(target) as out, progress(say, total) as written:
         for piece in (of_bytes(form.INDEX, index.text), *pieces):
             out.write(block(piece.name.encode(), b"0", size=piece.size))
-            copy(piece, out, written)
+            with contextlib.ExitStack() as stack:
+                sha256, size = form.copied(piece.data(stack), out, written)
+            if (size, sha256) != (piece.size, piece.sha256):
+                raise IntegrityError.mismatch(
+                    piece.what,
+                    wanted_size=piece.size,
+                    wanted_sha256=piece.sha256,
+                    size=size,
+                    sha256=sha256,
+                    next_step=piece.next_step,
+                )
             out.write(b"\0" * (-piece.size % BLOCK))
         out.write(END)
         return out.tell()
-
-
-def copy(piece: BundlePiece, out: BinaryIO | Any, written: Callable[[int], object]) -> None:
-    digest, size = hashlib.sha256(), 0
-    for chunk in piece.chunks():
-        digest.update(chunk)
-        size += len(chunk)
-        out.write(chunk)
-        written(len(chunk))
-    if (size, digest.hexdigest()) != (piece.size, piece.sha256):
-        raise IntegrityError.mismatch(
-            piece.what,
-            wanted_size=piece.size,
-            wanted_sha256=piece.sha256,
-            size=size,
-            sha256=digest.hexdigest(),
-            next_step=piece.next_step,
-        )
-
-
-def note(paths: Paths, release: Release, target: Path, wanted: BundleParts) -> None:
-    """Remember where the bundle lies, so that a `fetch` that finds a file gone from the network can name it."""
-    path = Releases(paths).evidence(release) / EXPORTS
-    add_row(path, {"file": str(target.absolute()), "with_store": wanted.store})

@@ -20,18 +20,18 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import hashlib
 import json
-import math
 import re
 import stat
 import struct
 import tarfile
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, cast
+from typing import IO, Annotated, BinaryIO, Literal, cast
 
 from pydantic import Field, ValidationError
 
@@ -40,16 +40,15 @@ from sparkpin.build.record import LOCKED, BuildRecord
 from sparkpin.checkpoint.layout import RECORD
 from sparkpin.core import terminal
 from sparkpin.core.errors import DiskError, InputError, IntegrityError, SparkpinError
-from sparkpin.core.files import existing_parent, sha256_of
+from sparkpin.core.files import CHUNK, existing_parent, sha256_of
 from sparkpin.core.names import is_plain
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import image_ref
 from sparkpin.core.terminal import Say, printable
 from sparkpin.evidence import verify
 from sparkpin.evidence.materials import model_inputs
-from sparkpin.evidence.pins import pin_names, pins_of
 from sparkpin.evidence.signing import Keys
-from sparkpin.evidence.verify import Claimed
+from sparkpin.evidence.verify import Claimed, pin_names, pins_of
 from sparkpin.fetch.model_files import blobs_of
 from sparkpin.image import oci
 from sparkpin.image.layer_tar import BLOCK, END, Slice, block, read_layer
@@ -73,7 +72,7 @@ SAID = 2000  # characters of a refusal: it may quote what a stranger wrote
 STAGE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 PINS_LIMIT, PINS_ALLOWED = 32 << 20, 1000  # bytes and number of pins: a name costs no bytes when two share a hash
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*@[0-9a-f]{40}")
-UNEXPECTED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+MISFITS = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 AGAIN = "get the file again from where it was exported, and compare its SHA-256 with the one there (sha256sum)"
 
 
@@ -180,7 +179,8 @@ def open_bundle(path: Path, say: Say = lambda line: None) -> Iterator[Bundle]:
     """
     with open_regular(path) as file:
         try:
-            bundle = read(path, file, say)
+            with refusing():
+                bundle = read_bundle(path, *read_members(file, say))
         except Refused as refusal:
             why = "\n".join(map(terminal.printable, str(refusal)[:SAID].split("\n")))
             raise IntegrityError(f"{path} is refused, and nothing of it was used: {why}", next_step=AGAIN) from None
@@ -209,12 +209,6 @@ class Refused(Exception):
     """Why a bundle is not taken."""
 
 
-def read(path: Path, file: BinaryIO, say: Say) -> Bundle:
-    with refusing():
-        index, data = read_members(file, say)
-        return read_bundle(path, index, data)
-
-
 @contextlib.contextmanager
 def refusing() -> Iterator[None]:
     """Whatever is wrong with a bundle is Refused."""
@@ -224,7 +218,7 @@ def refusing() -> Iterator[None]:
         raise
     except SparkpinError as error:
         raise Refused(error.message) from None
-    except (*UNEXPECTED, tarfile.TarError, csv.Error, zlib.error, struct.error, EOFError) as error:
+    except (*MISFITS, ArithmeticError, tarfile.TarError, csv.Error, zlib.error, struct.error, EOFError) as error:
         # A last net: what a stranger wrote met a reader that did not expect it.
         raise Refused(f"it cannot be read ({type(error).__name__}: {error})") from None
 
@@ -236,7 +230,7 @@ def read_members(file: BinaryIO, say: Say) -> tuple[BundleIndex, dict[str, Slice
     rows = index.members
     if len({row.name for row in rows} | {INDEX}) != len(rows) + 1:
         raise Refused(f"{INDEX} names a member twice")
-    wanted = position + sum(BLOCK + row.size + -row.size % BLOCK for row in rows) + len(END)
+    wanted = position + sum(space_of(row.size) for row in rows) + len(END)
     if total != wanted:
         raise Refused(f"it has {total:,} bytes, and the members that it names {wanted:,}: cut short, or added to")
     say(f"verifying {len(rows)} members, {total / 1e6:.1f} MB")
@@ -245,9 +239,10 @@ def read_members(file: BinaryIO, say: Say) -> tuple[BundleIndex, dict[str, Slice
         file.seek(position)
         require_header(file.read(BLOCK), row.name, row.size)
         data[row.name] = Slice(file, position + BLOCK, row.size)
-        require_content(data[row.name], row)
+        if (seen := sha256_of(data[row.name])) != row.sha256:
+            raise Refused(f"{row.name}: wanted sha256={row.sha256}, got {seen}")
         file.seek(position + BLOCK + row.size)
-        position += BLOCK + row.size + -row.size % BLOCK
+        position += space_of(row.size)
         if file.read(-row.size % BLOCK).strip(b"\0"):
             raise Refused(f"there are bytes between {row.name} and the next member")
     file.seek(position)
@@ -271,16 +266,32 @@ def read_index(file: BinaryIO) -> tuple[BundleIndex, int]:
     data = file.read(size)
     if len(data) < size:
         raise Refused(f"{INDEX} is cut short after {len(data):,} of {size:,} bytes")
-    value = parse_json(data, INDEX)
+    with reading(INDEX):
+        value = verify.strict_json(data)
     if isinstance(value, dict) and isinstance(value.get("schema"), int) and value["schema"] > SCHEMA:
         raise Refused(f"its schema is {value['schema']}, this sparkpin reads {SCHEMA}: a newer one wrote it")
-    try:
+    with reading(f"{INDEX} is damaged, or something else wrote it"):
         index = BundleIndex.model_validate(value)
-    except ValidationError as error:
-        raise Refused(f"{INDEX} is damaged, or something else wrote it: {first_fault(error)}") from None
     if index.text != data or file.read(-size % BLOCK).strip(b"\0"):
         raise Refused(f"{INDEX} is not in the form that an export writes")
-    return index, BLOCK + size + -size % BLOCK
+    return index, space_of(size)
+
+
+def space_of(size: int) -> int:
+    """Bytes of a member in the archive, with header and padding."""
+    return BLOCK + size + -size % BLOCK
+
+
+def copied(data: Slice, out: IO[bytes], told: Callable[[int], object] = lambda size: None) -> tuple[str, int]:
+    """Write all of it: its SHA-256 and size, taken on the way, for it may lie where others write."""
+    digest, size = hashlib.sha256(), 0
+    data.seek(0)
+    while chunk := data.read(CHUNK):
+        digest.update(chunk)
+        size += len(chunk)
+        out.write(chunk)
+        told(len(chunk))
+    return digest.hexdigest(), size
 
 
 def why_no_index(head: bytes) -> str:
@@ -303,33 +314,15 @@ def require_header(head: bytes, name: str, size: int) -> None:
     raise Refused(f"where {name!r} ({size} bytes) has to be lies {found}")
 
 
-def require_content(data: Slice, row: MemberRow) -> None:
-    if (seen := sha256_of(data)) != row.sha256:
-        raise Refused(f"{row.name}: wanted sha256={row.sha256}, got {seen}")
-
-
-def parse_json(data: bytes, name: str) -> Any:
-    """Plain JSON, or Refused: no key twice, no number without an end, no text that UTF-8 cannot hold."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        value = dict(pairs)
-        if len(value) != len(pairs):
-            raise ValueError("a key stands twice")
-        return value
-
-    def finite(text: str) -> float:
-        if not math.isfinite(number := float(text)):
-            raise ValueError(f"{text} is no number")
-        return number
-
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """What does not fit is Refused under this name."""
     try:
-        text = data.decode()
-        value = json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
-        if "\\u" in text:  # else there is no lone half of a surrogate pair
-            json.dumps(value, ensure_ascii=False).encode()
-        return value
-    except (ValueError, RecursionError) as error:
-        raise Refused(f"{name}: {error or type(error).__name__}") from None
+        yield
+    except ValidationError as error:
+        raise Refused(f"{what}: {first_fault(error)}") from None
+    except MISFITS as error:
+        raise Refused(f"{what}: {error or type(error).__name__}") from None
 
 
 def first_fault(error: ValidationError) -> str:
@@ -383,13 +376,8 @@ def small(data: Mapping[str, Slice], name: str) -> bytes:
 
 
 def read_release(content: bytes) -> Release:
-    value = parse_json(content, RELEASE)
-    try:
-        release = Release(**value)
-    except ValidationError as error:
-        raise Refused(f"{RELEASE}: {first_fault(error)}") from None
-    except TypeError as error:
-        raise Refused(f"{RELEASE}: {error}") from None
+    with reading(RELEASE):
+        release = Release(**verify.strict_json(content))
     if len(release.diff_ids) > LAYER_LIMIT:
         raise Refused(f"{RELEASE} names {len(release.diff_ids):,} layers; {LAYER_LIMIT} are allowed")
     return release
@@ -401,11 +389,9 @@ def read_records(data: Mapping[str, Slice], release: Release) -> tuple[BuildReco
     key: str | None = release.build_key
     while key is not None:
         name = f"{IMAGES}{key}.json"
-        value = parse_json(small(data, name), name)
-        try:
-            record = BuildRecord.model_validate(value)
-        except ValidationError as error:
-            raise Refused(f"{name}: {first_fault(error)}") from None
+        content = small(data, name)
+        with reading(name):
+            record = BuildRecord.model_validate(verify.strict_json(content))
         if record.key != key or record in found:
             raise Refused(f"{name}: it is of the build key {record.key}")
         found.append(record)
@@ -444,11 +430,9 @@ def require_paths(release: Release, records: Sequence[BuildRecord]) -> None:
         require_names(debs, f"the record of {record.stage}")
         if folders := [name for name in debs if "/" in name]:
             raise Refused(f"the record of {record.stage} names a package {folders[0]!r}")
-        config = parse_json(record.config.encode(), f"configuration of {record.stage}")
-        try:
+        with reading(f"configuration of {record.stage}"):
+            config = verify.strict_json(record.config.encode())
             seen = (f"{config['os']}/{config['architecture']}", config["rootfs"]["diff_ids"])
-        except (KeyError, TypeError) as error:
-            raise Refused(f"configuration of {record.stage}: {error!r}") from None
         if seen != (platform, record.diff_ids) or record.platform != platform:
             raise Refused(f"configuration of {record.stage}: platform and layers are not those of its record")
 
@@ -516,13 +500,12 @@ def read_models(release: Release, data: Mapping[str, Slice]) -> tuple[dict[str, 
 
 def read_checkpoint(release: Release, data: Mapping[str, Slice]) -> dict[str, CheckpointFile]:
     """File of the checkpoint -> size and SHA-256, as its record says."""
-    value = parse_json(small(data, CHECKPOINT), CHECKPOINT)
-    try:
+    content = small(data, CHECKPOINT)
+    with reading(CHECKPOINT):
+        value = verify.strict_json(content)
         if (value["model"], value["key"]) != (release.model, release.checkpoint_key):
             raise Refused(f"{CHECKPOINT} is of {value['model']} {value['key']}, not of the release's checkpoint")
         files = {name: CheckpointFile.model_validate(row) for name, row in value["files"].items()}
-    except (KeyError, TypeError, AttributeError, ValidationError) as error:
-        raise Refused(f"{CHECKPOINT}: {error!r}") from None
     require_names([*files, RECORD], CHECKPOINT)
     return files
 
@@ -568,7 +551,8 @@ def require_members(bundle: Bundle) -> None:
         wanted |= dict.fromkeys(map(oci.blob, release.diff_ids))
         if absent := [name for name in map(oci.blob, release.diff_ids) if name not in rows]:
             raise Refused(f"{absent[0]} is missing")
-        files = oci.layout(records[-1].config.encode(), layers_of(release, rows), release.tag)
+        sizes = [oci.OciLayer(diff_id, rows[oci.blob(diff_id)].size) for diff_id in release.diff_ids]
+        files = oci.layout(records[-1].config.encode(), sizes, release.tag)
         for name, content in files.items():
             wanted[name] = None
             if name not in rows or small(data, name) != content:
@@ -581,7 +565,3 @@ def require_members(bundle: Bundle) -> None:
             raise Refused(f"{name}: its sha256 is {rows[name].sha256}")
         if file and rows[name].size != file.size:
             raise Refused(f"{name}: wanted {file.size} bytes, as its record says; it has {rows[name].size}")
-
-
-def layers_of(release: Release, rows: Mapping[str, MemberRow]) -> list[oci.OciLayer]:
-    return [oci.OciLayer(diff_id, rows[oci.blob(diff_id)].size) for diff_id in release.diff_ids]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gzip
-import hashlib
 import os
 import zlib
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ from sparkpin.build.record import (
     write_record,
 )
 from sparkpin.bundle import copy as transfer
-from sparkpin.bundle.form import CHECKPOINT, CHECKPOINTS, INPUTS, LAYERS, STORE, Bundle, listing, open_bundle
+from sparkpin.bundle.form import CHECKPOINT, CHECKPOINTS, INPUTS, LAYERS, STORE, Bundle, copied, listing, open_bundle
 from sparkpin.checkpoint import layout
 from sparkpin.checkpoint.layout import RECORD
 from sparkpin.checkpoint.write import hold_model, is_complete, set_aside
@@ -272,13 +271,7 @@ def put(bundle: Bundle, name: str, target: Path, *, mode: int = 0o644) -> None:
 
 
 def copy(bundle: Bundle, name: str, out: IO[bytes]) -> None:
-    """Hashed again on its way: the file may lie where others write."""
-    digest, data = hashlib.sha256(), bundle.data[name]
-    data.seek(0)
-    while chunk := data.read(files.CHUNK):
-        digest.update(chunk)
-        out.write(chunk)
-    if digest.hexdigest() != bundle.sha256[name]:
+    if copied(bundle.data[name], out)[0] != bundle.sha256[name]:
         raise IntegrityError(
             f"{bundle.path} changed while it was read: {name}", next_step="copy it to a disk of your own first"
         )

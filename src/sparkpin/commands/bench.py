@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from sparkpin.build.make import checkpoint_of
 from sparkpin.commands.choose import choose_recipe, require_recipe
@@ -17,6 +18,7 @@ from sparkpin.host.engine import Engine, engine_of
 from sparkpin.measure.bench import plan, record, text
 from sparkpin.measure.bench.compare import compare, fit_at_once
 from sparkpin.measure.bench.plan import BenchParts, BenchPlan, Limits, Pace, cells_of
+from sparkpin.measure.bench.record import BenchRecord, Comparison
 from sparkpin.measure.bench.run import BenchPlace, bench
 from sparkpin.measure.bench.target import BenchSubject
 from sparkpin.releases import container as running
@@ -37,12 +39,10 @@ ROUNDS = 4
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """only: "prompts", "sweep" or "" for both. bandwidth: GB/s as the person wrote it, "" for none."""
-
     quick: bool
     full: bool
-    only: str
-    bandwidth: str
+    only: Literal["", "prompts", "sweep"]  # "" for both
+    bandwidth: str  # GB/s as the person wrote it, "" for none
     dry_run: bool
     as_json: bool
 
@@ -52,13 +52,7 @@ class BenchOptions:
 
     @property
     def parts(self) -> frozenset[str]:
-        if self.only not in ("", "prompts", "sweep"):
-            raise InputError(
-                f"--only: saw {self.only!r}, wanted prompts or sweep", next_step="invoke bench --only prompts"
-            )
-        return {"prompts": frozenset({"prompt"}), "sweep": frozenset({"sweep"})}.get(
-            self.only, frozenset({"prompt", "sweep"})
-        )
+        return frozenset({"prompt", "sweep"} if not self.only else {self.only.removesuffix("s")})
 
     @property
     def bytes_a_second(self) -> float | None:
@@ -68,11 +62,11 @@ class BenchOptions:
 def run(*, recipe: str | None, tag: str | None, asked: BenchOptions, resume: bool) -> None:
     """One release: the one that is named, else the recipe's that is served, else its current one."""
     paths = Paths.from_env()
-    parts, bandwidth = asked.parts, asked.bytes_a_second
+    bandwidth = asked.bytes_a_second
     engine = engine_of(paths)
     release = chosen(paths, engine, recipe, tag)
     require_measurable(paths, engine, release)
-    wanted = plan_for(paths, release, asked, parts)
+    wanted = plan_for(paths, release, asked)
     if running_release(paths, engine, release.recipe) == release.tag:
         wanted = replace(wanted, pace=replace(wanted.pace, start=0))
     if not asked.as_json:
@@ -87,10 +81,7 @@ def run(*, recipe: str | None, tag: str | None, asked: BenchOptions, resume: boo
         if kept := record.unfinished(paths, release):
             terminal.say(f"{len(kept.cells)} of {kept.planned} cells are kept: the same command with --resume goes on")
         raise
-    if asked.as_json:
-        terminal.show(json.dumps(record.to_json(made), indent=2, sort_keys=True, ensure_ascii=False))
-    else:
-        text.show_record(made)
+    show(made, as_json=asked.as_json)
 
 
 def run_compare(before: str, after: str, *, asked: BenchOptions, rounds: int | None = None) -> None:
@@ -109,12 +100,11 @@ def run_compare(before: str, after: str, *, asked: BenchOptions, rounds: int | N
             "--rounds: saw 0, wanted 1 or more", next_step=f"invoke bench --compare {before} {after} --rounds 4"
         )
     paths = Paths.from_env()
-    parts = asked.parts
     engine = engine_of(paths)
     releases = [Releases(paths).get(before), Releases(paths).get(after)]
     for release in releases:
         require_measurable(paths, engine, release)
-    wanted = common([plan_for(paths, release, asked, parts) for release in releases])
+    wanted = common([plan_for(paths, release, asked) for release in releases])
     if not asked.as_json:
         starts = len(releases) if fit_at_once(paths, releases) else 2 * rounds
         text.show_plan(releases, wanted, turns=2 * rounds, starts=starts)
@@ -125,10 +115,16 @@ def run_compare(before: str, after: str, *, asked: BenchOptions, rounds: int | N
         return
     a, b = (subject_of(paths, release) for release in releases)
     made = compare(BenchPlace.here(paths, engine, None, terminal.say), (a, b), wanted, rounds)
-    if asked.as_json:
+    show(made, as_json=asked.as_json)
+
+
+def show(made: BenchRecord | Comparison, *, as_json: bool) -> None:
+    if as_json:
         terminal.show(json.dumps(record.to_json(made), indent=2, sort_keys=True, ensure_ascii=False))
-    else:
+    elif isinstance(made, Comparison):
         text.show_comparison(made)
+    else:
+        text.show_record(made)
 
 
 def chosen(paths: Paths, engine: Engine, recipe: str | None, tag: str | None) -> Release:
@@ -157,9 +153,9 @@ def subject_of(paths: Paths, release: Release) -> BenchSubject:
     return BenchSubject(with_loader(paths, release, checkpoint, terminal.say, gpus=gpus), checkpoint, gpus)
 
 
-def plan_for(paths: Paths, release: Release, asked: BenchOptions, parts: frozenset[str]) -> BenchPlan:
+def plan_for(paths: Paths, release: Release, asked: BenchOptions) -> BenchPlan:
     limits = Limits.of(release.argv, config_tokens(Releases(paths).checkpoint(release)))
-    wanted = BenchParts(parts, quick=asked.quick, everything=asked.full, whole=release.demands.scripted)
+    wanted = BenchParts(asked.parts, quick=asked.quick, everything=asked.full, whole=release.demands.scripted)
     cells = cells_of(limits, wanted)
     if not cells:
         raise InputError(

@@ -8,11 +8,7 @@ from sparkpin.build import reproduce as reproducing
 from sparkpin.build.make import rebuild as remake
 from sparkpin.commands.choose import choose_recipe, newest_of_stage, pairings_of, require_trust
 from sparkpin.core import files, terminal
-from sparkpin.core.errors import (
-    DifferenceError,
-    EngineError,
-    HostError,
-)
+from sparkpin.core.errors import DifferenceError, EngineError, HostError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.host.engine import engine_of

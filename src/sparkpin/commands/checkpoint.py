@@ -7,9 +7,7 @@ from sparkpin.checkpoint import report as checkpoint_report
 from sparkpin.checkpoint.plan import all_steps, checkpoint_steps, require
 from sparkpin.commands.choose import pairings_of
 from sparkpin.core import terminal
-from sparkpin.core.errors import (
-    InputError,
-)
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.pins import manifests

@@ -42,7 +42,7 @@ METAVARS = {
     "lines": "COUNT",
     "output": "FILE",
     "rounds": "COUNT",
-    "subject": "TAG|FILE",
+    "subject": "TAG|FILE|.venv",
     "to": "ENGINE",
     "what": "FILE|NAME",
 }
@@ -109,7 +109,12 @@ class TaskArgument(Argument):
         return self.metavar if self.positional else f"{flags} {self.metavar}" if self.takes_value else flags
 
     def take(self, value: str) -> None:
-        """InputError for what should be a number and is none: invoke's conversion ends in a traceback."""
+        """InputError for none of the choices, and for no number where one is wanted: invoke's conversion of it ends in
+        a traceback."""
+        if self.choices and value not in self.choices:
+            known = ", ".join(filter(None, self.choices))
+            what = self.names[0] if self.positional else self.flag
+            raise InputError(f"{what}: saw {value!r}, wanted one of: {known}", next_step=f"choose one of: {known}")
         if self.kind is int and not value.isdecimal():
             raise InputError(
                 f"{self.flag}: saw {value!r}, wanted a whole number, 0 or more",

@@ -15,19 +15,10 @@ GOLDEN = "tests/e2e/test_golden.py"
 
 
 def test(project: Path, *, fast: bool = False, whole: bool = False, rest: bool = False, select: str = "") -> int:
-    """Run a part of the tests: by default the unit tests and the golden run.
+    """Run a part of the tests, by default the unit tests and the golden run; gives pytest's exit code.
 
-    Args:
-        fast: the unit tests alone.
-        whole: all tests.
-        rest: what the default leaves out.
-        select: pytest's -k expression, over that part.
-
-    Returns:
-        pytest's exit code.
-
-    Raises:
-        InputError: more than one part is asked for.
+    fast: the unit tests alone; rest: what the default leaves out; select: pytest's -k expression, over that part.
+    Raises InputError where more than one part is asked for.
     """
     if fast + whole + rest > 1:
         raise InputError("--fast, --all and --rest exclude each other", next_step="invoke test --all runs every test")

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sparkpin.core import prune_lock
-from sparkpin.core.errors import (
-    InputError,
-)
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.evidence import attest as attesting
@@ -35,6 +33,23 @@ def attest(tag: str) -> None:
         show(f"not signed now: no key in {signing.places(signing.SIGNING_KEY)}")
 
 
+VENV = ".venv"
+
+
+def verify_installed(project: Path) -> None:
+    from sparkpin.evidence import own_packages
+    from sparkpin.evidence import verify as verifying
+
+    sites = list((project / VENV).glob("lib/python3*/site-packages"))
+    if len(sites) != 1:
+        raise InputError(f"{project / VENV} is no environment of Python's", next_step="./install.sh")
+    checks = own_packages.check_installed(project, sites[0])
+    for check in checks:
+        show(check.line)
+    show("not checked: bytecode (__pycache__), and what was changed together with its package's own list of hashes.")
+    verifying.require(checks, VENV, told=True)
+
+
 def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
     """One line a check, then what was not checked; IntegrityError when one is wrong."""
     from sparkpin.bundle import form
@@ -42,6 +57,9 @@ def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
     from sparkpin.evidence import verify as verifying
 
     paths = Paths.from_env()
+    if subject == VENV:
+        verify_installed(paths.project)
+        return
     sign = "on the machine that exported it: name a key in SPARKPIN_SIGNING_KEY, invoke attest, and export it again"
     if Path(subject).is_file():
         how = "get the bundle again from where it was exported"

@@ -11,19 +11,20 @@ from sparkpin.history import text as explain
 from sparkpin.history import why as finding
 
 
+def written(value: object) -> str:
+    return json.dumps(value, indent=2, sort_keys=True)
+
+
 def diff(before: str, after: str, *, all_files: bool, as_json: bool) -> bool:
     """Whether the two differ."""
     found = operands.difference(Paths.from_env(), before, after)
-    if as_json:
-        show(json.dumps(explain.difference_json(found), indent=2, sort_keys=True))
-    else:
-        show("\n".join(explain.difference_lines(found, all_files=all_files)))
+    lines = (
+        [written(explain.difference_json(found))] if as_json else explain.difference_lines(found, all_files=all_files)
+    )
+    show("\n".join(lines))
     return not found.identical
 
 
 def why(tag: str, path: str, *, as_json: bool) -> None:
     origin = finding.why(Paths.from_env(), tag, path)
-    if as_json:
-        show(json.dumps(explain.origin_json(origin), indent=2, sort_keys=True))
-    else:
-        show("\n".join(explain.origin_lines(origin)))
+    show("\n".join([written(explain.origin_json(origin))] if as_json else explain.origin_lines(origin)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -50,17 +51,14 @@ def check(paths: Paths, subject: str) -> None:
     path = Path(subject)
     if path.is_dir():
         return
-    if (path.exists() or not NAME.fullmatch(subject)) and not is_release(paths, subject):
-        if path.exists():
-            raise InputError(f"{subject} is a file; {MAY_BE}", next_step="unpack it into a folder, or invoke images")
-        raise InputError(f"there is no folder {subject!r}; {MAY_BE}", next_step="invoke images lists the releases")
-
-
-def is_release(paths: Paths, subject: str) -> bool:
-    try:
-        return bool(Releases(paths).get(subject))
-    except InputError:
-        return False
+    if NAME.fullmatch(subject) and not path.exists():
+        return
+    with contextlib.suppress(InputError):
+        Releases(paths).get(subject)
+        return
+    if path.exists():
+        raise InputError(f"{subject} is a file; {MAY_BE}", next_step="unpack it into a folder, or invoke images")
+    raise InputError(f"there is no folder {subject!r}; {MAY_BE}", next_step="invoke images lists the releases")
 
 
 def show(result: Result, *, everything: bool, as_json: bool) -> None:

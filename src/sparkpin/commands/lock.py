@@ -9,9 +9,7 @@ from sparkpin.build import cross_build
 from sparkpin.build.lost_files import how_to_get
 from sparkpin.commands.choose import pairings_of
 from sparkpin.core import terminal
-from sparkpin.core.errors import (
-    InputError,
-)
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.fetch import lock_community_mod, lock_model, lock_stack

@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from sparkpin.build.pair import Pairing
 from sparkpin.commands.choose import choose_recipe
 from sparkpin.community import check as recipe_checks
-from sparkpin.core.errors import (
-    SmokeError,
-    SparkpinError,
-)
+from sparkpin.core.errors import SmokeError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import say, show
 from sparkpin.host import machine

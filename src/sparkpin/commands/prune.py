@@ -32,6 +32,7 @@ WHY = {
     "left by killed runs": "not touched for an hour",
     "build records": "no release that stays stands on its image",
 }
+HASH, SHORT = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{52}\b"), r"\1"
 NAMED = {"checkpoints", "layer notes", "layer contents", "root file systems", "left by killed runs", "build records"}
 NAMED |= {"quality measurements", "lm-eval", "searches of bisect"}
 
@@ -99,10 +100,5 @@ def named_files(files: Mapping[str, Sequence[Path]]) -> Iterator[str]:
     """Each file by its name, in the order of the table; those of a store have hashes for names and are only counted."""
     for kind, paths in files.items():
         for folder in dict.fromkeys(path.parent for path in paths) if kind in NAMED else ():
-            names = [short(path.name) for path in paths if path.parent == folder]
-            yield f"{kind} of {folder}: {', '.join(names)}"
-
-
-def short(name: str) -> str:
-    """A hash in a file's name by its first 12 digits."""
-    return terminal.printable(re.sub(r"\b([0-9a-f]{12})[0-9a-f]{52}\b", r"\1", name))
+            names = ", ".join(path.name for path in paths if path.parent == folder)
+            yield f"{kind} of {folder}: {terminal.printable(HASH.sub(SHORT, names))}"

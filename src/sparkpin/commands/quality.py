@@ -24,11 +24,9 @@ from sparkpin.releases.record import Release, Releases, now
 
 @dataclass(frozen=True)
 class Pair:
-    """role: as in QualityRecord."""
-
     release: Release
     reference: Release
-    role: Literal["parent", "named"]
+    role: Literal["parent", "named"]  # as in QualityRecord
 
 
 def parent_of(paths: Paths, release: Release) -> Release:
@@ -127,35 +125,33 @@ def limits(*, recipe: str | None) -> None:
 
 def compared(paths: Paths, engine: Engine, pair: Pair, plan: run.QualityPlan) -> QualityRecord:
     """The reference first: it is the one that other comparisons have measured, maybe."""
-    p = run.measure(paths, engine, pair.reference, plan, say)
-    q = run.measure(paths, engine, pair.release, plan, say)
-    figures = compare.texts(p.measured, q.measured, asking.TOP)
-    skills = compare.skills(p.measured, q.measured)
+    p, p_scores = run.measure(paths, engine, pair.reference, plan, say)
+    q, q_scores = run.measure(paths, engine, pair.release, plan, say)
+    figures = compare.texts(p, q, asking.TOP)
+    skills = compare.skills(p, q)
     stage = quality_gate.stage_of(paths, pair.release) if pair.role == "parent" else None
-    alone = compare.asked_alone(p.measured, q.measured)
-    unjudged = quality_allowance.notes(figures[0], stage.quality) if stage else ()
+    notes = [*p.notes, *q.notes, *compare.asked_alone(p, q)]
+    notes += quality_allowance.notes(figures[0], stage.quality) if stage else ()
+    if plan.corpus.quick:
+        notes.append(f"--quick: {texts.QUICK} texts of each kind, fewer questions; wide intervals")
     return QualityRecord(
         release=pair.release.tag,
         reference=pair.reference.tag,
         role=pair.role,
         time=now(),
-        seconds=round(p.measured.seconds + q.measured.seconds, 1),
-        vllm_release=q.measured.vllm,
-        vllm_reference=p.measured.vllm,
+        seconds=round(p.seconds + q.seconds, 1),
+        vllm_release=q.vllm,
+        vllm_reference=p.vllm,
         host=read_fingerprint(engine.version),
         corpus=plan.corpus.digest,
         top_k=asking.TOP,
         quick=plan.corpus.quick,
         texts=figures,
         skills=skills,
-        standard=joined(p.scores, q.scores),
+        standard=joined(p_scores, q_scores),
         judged=quality_allowance.judge(figures[0], skills, stage.quality) if stage else (),
-        notes=tuple(dict.fromkeys((*p.measured.notes, *q.measured.notes, *alone, *unjudged, *quick_note(plan)))),
+        notes=tuple(dict.fromkeys(notes)),
     )
-
-
-def quick_note(plan: run.QualityPlan) -> tuple[str, ...]:
-    return (f"--quick: {texts.QUICK} texts of each kind, fewer questions; wide intervals",) if plan.corpus.quick else ()
 
 
 def joined(reference: tuple[standard.Score, ...], release: tuple[standard.Score, ...]) -> tuple[Standard, ...]:

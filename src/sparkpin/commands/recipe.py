@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
 from sparkpin.build.pair import pair
 from sparkpin.checkpoint.write import checkpoint_folder
@@ -25,8 +26,8 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def recipe(
-    action: str, what: str, *, name: str, stack: str | None, stage: str | None, lock: bool, form: str,
-    release: str | None, output: str,
+    action: Literal["list", "check", "import", "export"], what: str, *, name: str, stack: str | None,
+    stage: str | None, lock: bool, form: str, release: str | None, output: str,
 ) -> bool:  # fmt: skip
     """One of the four; False when mistakes were found."""
     if release and action != "export":
@@ -38,12 +39,8 @@ def recipe(
         recipe_list(paths)
     elif action == "import":
         recipe_import(paths, what, name=name, stack=stack, stage=stage, lock=lock)
-    elif action == "export":
-        recipe_export(paths, what, form=form, release=release, stage=stage, output=output)
     else:
-        raise InputError(
-            f"invoke recipe has no action {action!r}", next_step="choose one of: list, check, import, export"
-        )
+        recipe_export(paths, what, form=form, release=release, stage=stage, output=output)
     return True
 
 

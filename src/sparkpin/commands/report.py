@@ -25,7 +25,9 @@ def report(*, recipe: str | None, out: str, serve: bool, port: int, as_markdown:
         )
     paths = Paths.from_env()
     own = b"" if as_markdown else TITLE.encode()  # a table is text, which people edit before they post it
-    target = output_file("--out", out, own=own) if out else paths.home / file_name(recipe)
+    # One recipe's page does not take the place of all recipes'.
+    name = f"report-{recipe}.html" if recipe else "report.html"
+    target = output_file("--out", out, own=own) if out else paths.home / name
     made = gather(paths, recipe)
     for fault in made.all_faults:
         terminal.say(terminal.printable(fault))
@@ -44,11 +46,6 @@ def report(*, recipe: str | None, out: str, serve: bool, port: int, as_markdown:
                 offered.serve_forever()
         return
     write(target, page, made)
-
-
-def file_name(recipe: str | None) -> str:
-    """One recipe's page does not take the place of all recipes'."""
-    return f"report-{recipe}.html" if recipe else "report.html"
 
 
 def write(path: Path, content: bytes, made: Report) -> None:

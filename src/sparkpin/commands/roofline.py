@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from sparkpin.core import terminal
@@ -26,20 +28,14 @@ CHAIN_COLUMNS = ("stage", "what", "GB a step", "ceiling", "same experts", "publi
 
 @dataclass(frozen=True, slots=True)
 class RooflineOptions:
-    """bandwidth: bytes a second; context: tokens; accepted: share of the drafted tokens, None where nobody said one."""
+    bandwidth: float  # bytes a second
+    context: int  # tokens
+    accepted: float | None  # share of the drafted tokens, None where nobody said one
 
-    bandwidth: float
-    context: int
-    accepted: float | None
-
-    def roofline(self, model: DecodeModel, accepted: Acceptance, *, same_experts: bool = False) -> Roofline:
-        return make(
-            model,
-            context=self.context,
-            bandwidth=self.bandwidth,
-            accepted=accepted.share,
-            same_experts=same_experts,
-        )
+    def both(self, model: DecodeModel, accepted: Acceptance) -> tuple[Roofline, Roofline]:
+        """With uniform routing, and as if all tokens of a step reached the same experts."""
+        made = partial(make, model, context=self.context, bandwidth=self.bandwidth, accepted=accepted.share)
+        return made(), made(same_experts=True)
 
 
 def asked(*, bandwidth: str, context: int, accepted: str) -> RooflineOptions:
@@ -74,7 +70,7 @@ def roofline(asked: RooflineOptions, *, recipe: str | None, stage: str | None, m
         if asked.accepted is None and model.drafted
         else said(asked)
     )
-    made, same = asked.roofline(model, share), asked.roofline(model, share, same_experts=True)
+    made, same = asked.both(model, share)
     is_published = manifests.model_of(paths.project, chosen).name == MODEL
     if as_json:
         value: dict[str, Any] = {"recipe": chosen.name, "stage": chain[-1].name, **to_json(made, same, speed)}
@@ -85,8 +81,9 @@ def roofline(asked: RooflineOptions, *, recipe: str | None, stage: str | None, m
         f"Decode of recipe {chosen.name}, stage {chain[-1].name}, one user, {asked.context:,} tokens in the cache"
     )
     terminal.table(COLUMNS, [row(read, made) for read in made.reads])
+    whose = " (a DGX Spark's memory, nominally)" if asked.bandwidth == SPARK else ""
     terminal.show(
-        f"{made.step_bytes / 1e6:,.3f} MB a step at {asked.bandwidth / GB:g} GB/s{whose(asked)}: "
+        f"{made.step_bytes / 1e6:,.3f} MB a step at {asked.bandwidth / GB:g} GB/s{whose}: "
         f"{terminal.figure(1e3 * made.step_seconds)} ms"
     )
     if made.drafted:
@@ -94,7 +91,8 @@ def roofline(asked: RooflineOptions, *, recipe: str | None, stage: str | None, m
             f"{made.step_tokens:.2f} tokens a step: {made.drafted} drafted, {percent(share)} of them accepted "
             f"({share.origin})"
         )
-    terminal.show(f"ceiling: {made.ceiling:.1f} tok/s{bound(made, same)}")
+    other = f" with uniform routing, {same.ceiling:.1f} if all tokens of a step reached the same experts"
+    terminal.show(f"ceiling: {made.ceiling:.1f} tok/s{'' if math.isclose(made.ceiling, same.ceiling) else other}")
     if speed is not None:
         part, implied = 100 * made.fraction(speed), made.implied(speed) / GB
         told = f"{terminal.figure(part)} % of it: {terminal.figure(implied)} GB/s of {asked.bandwidth / GB:g}"
@@ -113,10 +111,6 @@ def is_served_here(machine: host.Host, stack: schema.Stack) -> bool:
     return not machine.is_spark and (stack.gpu is None or machine.has_gpu)
 
 
-def whose(asked: RooflineOptions) -> str:
-    return " (a DGX Spark's memory, nominally)" if asked.bandwidth == SPARK else ""
-
-
 def published(
     asked: RooflineOptions, *, as_json: bool, recipe: str | None = None, stage: str | None = None, measured: str = ""
 ) -> None:
@@ -132,22 +126,22 @@ def published(
         )
     if as_json:
         rows = [
-            {"stage": figure.stage, "what": figure.what, **to_json(*both(asked, figure), told(asked, figure))}
-            for figure in CHAIN
+            {"stage": figure.stage, "what": figure.what, **to_json(made, same, speed)}
+            for figure, made, same, speed in chain_of(asked)
         ]
         terminal.show(json.dumps({"model": MODEL, "chain": rows}, indent=2, sort_keys=True))
         return
     show_chain(asked)
 
 
-def told(asked: RooflineOptions, figure: Published) -> float | None:
-    """The published speed, where the context is as short as that of its prompts."""
-    return figure.tokens if asked.context <= SHORT else None
-
-
-def both(asked: RooflineOptions, figure: Published) -> tuple[Roofline, Roofline]:
-    model, share = model_published(figure), said(asked)
-    return asked.roofline(model, share), asked.roofline(model, share, same_experts=True)
+def chain_of(asked: RooflineOptions) -> Iterator[tuple[Published, Roofline, Roofline, float | None]]:
+    """Last the published speed, where the context is as short as that of its prompts."""
+    for figure in CHAIN:
+        yield (
+            figure,
+            *asked.both(model_published(figure), said(asked)),
+            figure.tokens if asked.context <= SHORT else None,
+        )
 
 
 def said(asked: RooflineOptions) -> Acceptance:
@@ -166,32 +160,14 @@ def show_chain(asked: RooflineOptions) -> None:
         f"the cache and {percent(said(asked))} of the drafted tokens accepted"
     )
     rows = []
-    for figure in CHAIN:
-        (made, same), speed = both(asked, figure), told(asked, figure)
-        rows.append(
-            (
-                figure.stage,
-                figure.what,
-                f"{made.step_bytes / GB:.2f}",
-                f"{made.ceiling:.1f}",
-                f"{same.ceiling:.1f}",
-                *(
-                    (f"{speed:g}", f"{made.fraction(speed):.0%}", f"{made.implied(speed) / GB:.0f}")
-                    if speed
-                    else ("-", "-", "-")
-                ),
-            )
-        )
+    for figure, made, same, speed in chain_of(asked):
+        ends = (f"{speed:g}", f"{made.fraction(speed):.0%}", f"{made.implied(speed) / GB:.0f}") if speed else ["-"] * 3
+        sizes = f"{made.step_bytes / GB:.2f}", f"{made.ceiling:.1f}", f"{same.ceiling:.1f}"
+        rows.append((figure.stage, figure.what, *sizes, *ends))
     terminal.table(CHAIN_COLUMNS, rows)
     short = f", and short ones: nothing to hold against more than {SHORT:,} tokens in the cache"
     whence = f"five prompts on one Spark, not measured here{short if asked.context > SHORT else ''}"
     terminal.show(f"published: {whence}; docs/roofline.md says what a ceiling assumes")
-
-
-def bound(made: Roofline, same: Roofline) -> str:
-    if math.isclose(made.ceiling, same.ceiling):
-        return ""
-    return f" with uniform routing, {same.ceiling:.1f} if all tokens of a step reached the same experts"
 
 
 def row(read: Read, made: Roofline) -> tuple[str, ...]:
@@ -208,14 +184,8 @@ def row(read: Read, made: Roofline) -> tuple[str, ...]:
 def to_json(made: Roofline, same: Roofline, measured: float | None) -> dict[str, Any]:
     """Bytes, bytes a second, tokens a second. same_experts: the ceiling if all tokens of a step reached the same."""
     value: dict[str, Any] = {
-        "reads": [
-            {"what": read.what, "size": read.size, "times": read.times, "bytes": read.bytes, "note": read.note}
-            for read in made.reads
-        ],
-        "bandwidth": made.bandwidth,
-        "context": made.context,
-        "drafted": made.drafted,
-        "accepted": made.accepted,
+        **asdict(made),
+        "reads": [asdict(read) | {"bytes": read.bytes} for read in made.reads],
         "step_bytes": made.step_bytes,
         "step_tokens": made.step_tokens,
         "ceiling": made.ceiling,

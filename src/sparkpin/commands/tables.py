@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkpin.core import terminal
 from sparkpin.releases.record import Release
-
-
-def by_recipe(tags: Iterable[str]) -> Iterator[tuple[str, list[int]]]:
-    """`sparkpin/<recipe>:` -> places of its tags, in their order."""
-    places: dict[str, list[int]] = {}
-    for place, tag in enumerate(tags):
-        places.setdefault(f"{tag.partition(':')[0]}:", []).append(place)
-    yield from places.items()
 
 
 def end_of(tag: str) -> str:
@@ -25,25 +17,19 @@ def end_of(tag: str) -> str:
 
 def tables(columns: Sequence[str], tags: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """One table for each recipe, whose name stands once above it. rows: without the tag."""
-    for recipe, places in by_recipe(tags):
+    recipes = [f"{tag.partition(':')[0]}:" for tag in tags]
+    for recipe in dict.fromkeys(recipes):
         terminal.show(recipe)
-        terminal.table(columns, [(end_of(tags[place]), *rows[place]) for place in places])
+        mine = [(end_of(tag), *row) for tag, row, own in zip(tags, rows, recipes, strict=True) if own == recipe]
+        terminal.table(columns, mine)
 
 
 def show_built(made: Sequence[Release]) -> None:
-    tables(
-        ("release", "image", "size", "build", "smoke"),
-        [r.tag for r in made],
-        [
-            (
-                terminal.digest(r.image),
-                terminal.size(r.size),
-                terminal.seconds(r.build_seconds),
-                r.smoke_text.partition(":")[0],
-            )
-            for r in made
-        ],
-    )
+    rows = []
+    for r in made:
+        seconds, verdict = terminal.seconds(r.build_seconds), r.smoke_text.partition(":")[0]
+        rows.append((terminal.digest(r.image), terminal.size(r.size), seconds, verdict))
+    tables(("release", "image", "size", "build", "smoke"), [r.tag for r in made], rows)
 
 
 def show_images(rows: Sequence[Mapping[str, Any]], shared: int | None) -> None:

@@ -127,7 +127,8 @@ def left_out(project: Path, argv: Sequence[str], mods: Sequence[str]) -> tuple[t
     if file and "{" not in file and file.rpartition("/")[2] not in mapping.templates_of(project, mods, file):
         dropped.append(TEMPLATE)
         lacking.append(f"{TEMPLATE} {file}: that file is not here; the model's own template is used")
-    if draft := draft_of(flag_value(argv, SPECULATION) or ""):
+    plan = read_json(flag_value(argv, SPECULATION) or "")
+    if draft := plan.get("model") if isinstance(plan, dict) else None:
         dropped.append(SPECULATION)
         lacking.append(f"{SPECULATION}: the draft model {draft} would have to be fetched; served without")
     return tuple(dropped), lacking
@@ -140,11 +141,6 @@ def changed(argv: Sequence[str], dropped: Sequence[str]) -> list[str]:
     if host is not None and not template.MARK.fullmatch(host):
         words = set_flag(words, "--host", HERE)
     return drop_flags(words, *dropped)
-
-
-def draft_of(plan: str) -> str:
-    value = read_json(plan)
-    return str(value.get("model") or "") if isinstance(value, dict) else ""
 
 
 def with_settings(recipe: CommunityRecipe, argv: Sequence[str], dropped: Sequence[str]) -> tuple[str, dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,10 +21,10 @@ class VllmRelease:
     wanted: str  # the version asked for, where it has no data
     flags: Mapping[str, Mapping[str, Any]]  # name with `--` -> kind, values, other names
     names: Mapping[str, str]
-    tool_parsers: tuple[str, ...]
-    reasoning_parsers: tuple[str, ...]
-    speculative_methods: tuple[str, ...]
-    environment: frozenset[str]
+    tool_parsers: Sequence[str]
+    reasoning_parsers: Sequence[str]
+    speculative_methods: Sequence[str]
+    environment: Collection[str]
 
     def flag(self, name: str) -> str | None:
         """The flag that a name on the command line means: aliases, `_` for `-`, a part after a dot, `--no-`, and
@@ -65,18 +65,9 @@ def release(version: str) -> VllmRelease:
 @cache
 def _loaded(version: str, wanted: str) -> VllmRelease:
     value = json.loads((DATA / f"{version}.json").read_text(encoding="utf-8"))
-    flags = value["flags"]
-    names = {other: name for name, entry in flags.items() for other in (name, *entry.get("also", ()))}
-    return VllmRelease(
-        version=version,
-        wanted=wanted,
-        flags=flags,
-        names=names,
-        tool_parsers=tuple(value["tool_parsers"]),
-        reasoning_parsers=tuple(value["reasoning_parsers"]),
-        speculative_methods=tuple(value["speculative_methods"]),
-        environment=frozenset(value["environment"]),
-    )
+    del value["source"]  # the wheel that it was read from
+    names = {other: name for name, entry in value["flags"].items() for other in (name, *entry.get("also", ()))}
+    return VllmRelease(**value, wanted=wanted, names=names)
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.75) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkpin.pins.vllm_command import parse_flags
@@ -16,7 +16,6 @@ from sparkpin.pins.vllm_command import parse_flags
 BEGIN, END = "\ue000", "\ue001"  # for private use: in no recipe
 MARK = re.compile(f"{BEGIN}([^{END}]*){END}")
 INDENT = " \\\n  "
-Render = Callable[[Mapping[str, Any]], Sequence[str]]
 
 
 def marked(names: Sequence[str]) -> dict[str, str]:

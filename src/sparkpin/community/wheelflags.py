@@ -13,7 +13,7 @@ import json
 import re
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,8 @@ class Sources:
                 self.variables = sorted(str(constant(key)) for key in node.value.keys)
         if name.endswith(PARSING):
             groups = kwargs_of(tree)
-            self.calls += [(call, groups) for call in added(tree)]
+            calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+            self.calls += [(call, groups) for call in calls if getattr(call.func, "attr", "") == "add_argument"]
 
     def assign(self, name: str, value: ast.expr) -> None:
         if name in REGISTERED and isinstance(value, ast.Dict):
@@ -97,12 +98,6 @@ class Sources:
         values = sorted(self.values(annotation))
         more = {"open": True} if "str" in names else {}
         return {"kind": "value", **({"values": values, **more} if values else {})}
-
-
-def added(tree: ast.AST) -> Iterator[ast.Call]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
-            yield node
 
 
 def constant(node: ast.AST | None) -> Any:

@@ -22,13 +22,9 @@ REMOVED = "{}: the signature from before is removed: it is not over this stateme
 
 @dataclass(frozen=True)
 class Attested:
-    """files: all that is there now; removed: a signature went, because it was over another statement; signer: whose
-    signature is there, "" for none.
-    """
-
-    files: tuple[Path, ...]
-    removed: bool
-    signer: str
+    files: tuple[Path, ...]  # all that is there now
+    removed: bool  # a signature went, because it was over another statement
+    signer: str  # whose signature is there, "" for none
 
 
 def ensure_attested(paths: Paths, release: Release, say: Say) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from sparkpin.build.origin import made_with_statement
@@ -24,7 +24,6 @@ from sparkpin.fetch.model_files import blobs_of, fetched_of, listing_of, places_
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine
 from sparkpin.image import seal
-from sparkpin.image.layer_tar import Slice
 from sparkpin.pins import manifests
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
 from sparkpin.releases.record import SBOM, SIGNATURE, STATEMENT, Release, Releases
@@ -79,7 +78,10 @@ def check_saved(paths: Paths, engine: Engine, release: Release, say: Say) -> Che
             with seal.open_saved(archive) as saved:
                 size = sum(layer.size for layer in saved.layers)
                 with progress(say, size) as hashed:
-                    found = [hash_of(layer, hashed) for layer in saved.layers]
+                    found = []
+                    for layer in saved.layers:
+                        found.append(f"sha256:{sha256_of(layer)}")
+                        hashed(layer.size)
                 same("layers", found, list(release.diff_ids))
                 config = saved.config
                 made = seal.image_config(
@@ -95,12 +97,6 @@ def check_saved(paths: Paths, engine: Engine, release: Release, say: Say) -> Che
         return checked(LAYERS, look)
     except BuildError as error:
         return Check(LAYERS, "wrong", error.message)
-
-
-def hash_of(layer: Slice, hashed: Callable[[int], object]) -> str:
-    digest = f"sha256:{sha256_of(layer)}"
-    hashed(layer.size)
-    return digest
 
 
 def check_fetched(paths: Paths, release: Release, records: Sequence[BuildRecord]) -> Check:

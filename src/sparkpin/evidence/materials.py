@@ -23,47 +23,32 @@ from sparkpin.pins.schema import BY_DIGEST, LockedFile, RepositoryLock
 from sparkpin.releases.record import Release
 
 PASSING = ("seconds", "size", "layers")  # of a build record: another build of the same image may say otherwise
-LISTED = (
-    "deb",
-    "wheel",
-    "source",
-    "mod",
-    "tool",
-    "model",
-)  # in the SBOM; the statement has texts and project files, too
+LISTED = ("deb", "wheel", "source", "mod", "tool", "model")  # in the SBOM; the statement has all kinds
 
 Kind = Literal["deb", "wheel", "source", "mod", "tool", "text", "project", "model", "image"]
 
 
 @dataclass(frozen=True)
 class Material:
-    """One input.
-
-    kind: "source" is what was compiled, "mod" the wheel that a mod's sources became, "text" what was written for a
-    build (Dockerfile, lists of wheels), "project" a file that people edit or a lock, "image" a base by digest; name:
-    with `where` unique among its kind; version: of a model's file the revision; size: bytes, None where it is not
-    recorded; where: the first stage that read it, of a model's file the repository, else ""; purl: "" where nobody else
-    offers these bytes; hidden: it lies in a layer of the image, and one above hides it; locked: the stack's lock has to
-    name it.
-    """
+    """One input."""
 
     kind: Kind
-    name: str
-    version: str
+    """"source" is what was compiled, "mod" the wheel that a mod's sources became, "text" what was written for a build
+    (Dockerfile, lists of wheels), "project" a file that people edit or a lock, "image" a base by digest."""
+    name: str  # with `where` unique among its kind
+    version: str  # of a model's file the revision
     sha256: str
-    size: int | None
-    where: str
-    purl: str
-    hidden: bool = False
-    locked: bool = False
+    size: int | None  # bytes, None where it is not recorded
+    where: str  # the first stage that read it, of a model's file the repository, else ""
+    purl: str  # "" where nobody else offers these bytes
+    hidden: bool = False  # it lies in a layer of the image, and one above hides it
+    locked: bool = False  # the stack's lock has to name it
 
     @property
     def label(self) -> str:
         """One line that names it, and nothing else among a release's materials."""
-        if self.kind == "model":
-            return f"model {self.where}/{self.name}"
-        if self.kind == "text":
-            return f"text {self.where}/{self.name}"
+        if self.kind in ("model", "text"):
+            return f"{self.kind} {self.where}/{self.name}"
         return " ".join(filter(None, (self.kind, self.name, self.version, HIDDEN if self.hidden else "")))
 
 
@@ -170,21 +155,10 @@ def context_file(row: BuildInput, stage: str) -> Material:
 
 
 def model_files(models: ModelInputs) -> Iterator[Material]:
-    for repository in models.repositories:
-        for path, part in named_parts(repository):
-            yield model_file(repository, path, part, generated=models.generated)
-
-
-def model_file(repository: RepositoryLock, path: str, file: LockedFile, *, generated: bool) -> Material:
-    namespace, _, name = repository.repo.partition("/")
-    purl = package_url("huggingface", namespace, name, repository.revision, subpath=path)
-    where = f"{repository.repo}@{repository.revision}"
-    return Material(
-        "model",
-        path,
-        repository.revision,
-        file.sha256,
-        file.size,
-        where,
-        "" if generated else purl,
-    )
+    for entry in models.repositories:
+        namespace, _, name = entry.repo.partition("/")
+        where = f"{entry.repo}@{entry.revision}"
+        for path, file in named_parts(entry):
+            purl = package_url("huggingface", namespace, name, entry.revision, subpath=path)
+            own = "" if models.generated else purl
+            yield Material("model", path, entry.revision, file.sha256, file.size, where, own)

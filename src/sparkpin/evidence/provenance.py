@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from google.protobuf.json_format import Error as FormError
-from google.protobuf.json_format import MessageToDict, Parse, ParseDict
+from google.protobuf.json_format import MessageToDict
 from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance  # type: ignore[import-untyped]
 from in_toto_attestation.v1.resource_descriptor import ResourceDescriptor  # type: ignore[import-untyped]
 from in_toto_attestation.v1.statement import Statement  # type: ignore[import-untyped]
-from in_toto_attestation.v1.statement_pb2 import Statement as StatementMessage  # type: ignore[import-untyped]
 
 from sparkpin.build.record import BuildRecord
-from sparkpin.core.errors import IntegrityError
 from sparkpin.evidence.materials import Material, raw_sha256
 from sparkpin.releases.record import SBOM, Release
 
@@ -44,22 +41,10 @@ def bare(digest: str) -> str:
     return digest.removeprefix("sha256:")
 
 
-def record_sha256(record: BuildRecord) -> str:
-    """SHA-256 (hex) over what a record that was read from its file says, but for what may pass."""
-    return raw_sha256(record.model_dump(mode="json", by_alias=True, exclude_unset=True))
-
-
 def make_statement(
     release: Release, records: Sequence[BuildRecord], materials: Sequence[Material], sbom: bytes
 ) -> bytes:
-    value = statement_of(release, records, materials, sbom)
-    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
-
-
-def statement_of(
-    release: Release, records: Sequence[BuildRecord], materials: Sequence[Material], sbom: bytes
-) -> dict[str, Any]:
-    """What the statement says, as plain JSON. OverflowError for a number of a stranger that none can hold."""
+    """As JSON. OverflowError for a number of a stranger that none can hold."""
     predicate = Provenance()
     definition, details = predicate.build_definition, predicate.run_details
     definition.build_type = BUILD_TYPE
@@ -87,19 +72,17 @@ def statement_of(
     details.builder.id = BUILDER
     details.metadata.finished_on.FromJsonString(release.created)
     details.byproducts.append(resource(SBOM, hashlib.sha256(sbom).hexdigest(), SBOM_TYPE))
-    details.byproducts.extend(resource(f"build record {record.stage}", record_sha256(record)) for record in records)
+    for record in records:
+        said = record.model_dump(mode="json", by_alias=True, exclude_unset=True)  # as it was read from its file
+        details.byproducts.append(resource(f"build record {record.stage}", raw_sha256(said)))
     subjects = [
         resource(name, sha256, CONFIG_TYPE if name == release.tag else LAYER_TYPE)
         for name, sha256 in subjects_of(release, records).items()
     ]
     statement = Statement(subjects, PREDICATE, MessageToDict(predicate))
     statement.validate()
-    return plain(statement.pb)
-
-
-def plain(message: Any) -> dict[str, Any]:
-    value: dict[str, Any] = MessageToDict(message)
-    return value
+    value = MessageToDict(statement.pb)
+    return (json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
 def dependency(material: Material) -> Any:
@@ -113,31 +96,3 @@ def dependency(material: Material) -> Any:
 
 def resource(name: str, sha256: str, media_type: str = "", **more: Any) -> Any:
     return ResourceDescriptor(name=name, digest={"sha256": sha256}, media_type=media_type, **more).pb
-
-
-def read_statement(data: bytes) -> dict[str, Any]:
-    """A statement as plain JSON. IntegrityError for what is no such statement, or says it in another form."""
-    try:
-        message = Parse(data, StatementMessage())
-        Statement.copy_from_pb(message).validate()
-        if message.predicate_type != PREDICATE:
-            raise ValueError(f"predicateType: saw {message.predicate_type!r}, wanted {PREDICATE!r}")
-        predicate = ParseDict(MessageToDict(message.predicate), Provenance())
-        definition, details = predicate.build_definition, predicate.run_details
-        for resources in (message.subject, definition.resolved_dependencies, details.byproducts):
-            check_names(resources)
-        value: dict[str, Any] = json.loads(data)
-        if value != {**plain(message), "predicate": plain(predicate)}:
-            raise ValueError("it has fields that are empty, or names of fields in another spelling")
-        return value
-    except (ValueError, TypeError, AttributeError, RecursionError, FormError) as error:
-        raise IntegrityError(f"the statement cannot be read: {error}", next_step="invoke attest TAG") from None
-
-
-def check_names(resources: Iterable[Any]) -> None:
-    """ValueError for a name that stands twice, or is without a SHA-256."""
-    found: set[str] = set()
-    for descriptor in resources:
-        if descriptor.name in found or list(descriptor.digest) != ["sha256"]:
-            raise ValueError(f"{descriptor.name!r}: wanted each name once, with its sha256")
-        found.add(descriptor.name)

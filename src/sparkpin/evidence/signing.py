@@ -19,6 +19,7 @@ from sparkpin.core.errors import HostError, InputError, IntegrityError
 
 NAMESPACE = "sparkpin"  # a signature that was made for something else does not count
 SIGNING_KEY, ALLOWED_SIGNERS = "SPARKPIN_SIGNING_KEY", "SPARKPIN_ALLOWED_SIGNERS"
+DEFAULTS = {SIGNING_KEY: "signing_key", ALLOWED_SIGNERS: "allowed_signers"}  # in the folder of configurations
 LINE = 'NAME namespaces="sparkpin" ssh-ed25519 AAAA...'
 SHOWN = 3  # lines that cannot be read
 PATIENCE = 60  # seconds; an agent may wait for somebody to touch a token
@@ -34,7 +35,7 @@ class Keys:
     @classmethod
     def from_env(cls) -> Keys:
         """InputError for a variable that names no file."""
-        return cls(configured(SIGNING_KEY, "signing_key"), configured(ALLOWED_SIGNERS, "allowed_signers"))
+        return cls(configured(SIGNING_KEY), configured(ALLOWED_SIGNERS))
 
 
 def config_folder() -> Path:
@@ -43,17 +44,16 @@ def config_folder() -> Path:
 
 def places(variable: str) -> str:
     """Where a key or a list of signers is looked for, in words."""
-    default = {SIGNING_KEY: "signing_key", ALLOWED_SIGNERS: "allowed_signers"}[variable]
-    return f"{config_folder() / default} or {variable}"
+    return f"{config_folder() / DEFAULTS[variable]} or {variable}"
 
 
-def configured(variable: str, default: str) -> Path | None:
+def configured(variable: str) -> Path | None:
     if name := os.environ.get(variable):
         path = Path(name).expanduser().absolute()
         if not path.is_file():
             raise InputError(f"{variable}={name}: there is no such file", next_step=f"correct or unset {variable}")
         return path
-    path = config_folder() / default
+    path = config_folder() / DEFAULTS[variable]
     return path if path.is_file() else None
 
 
@@ -111,15 +111,8 @@ def verify(data: bytes, signature: bytes, allowed: Path | None) -> Signer:
         if unreadable:
             why = f"{'no line of it can be read' if is_broken else why} ({'; '.join(unreadable[:SHOWN])})"
         for principal in principals:
-            done = ssh_keygen(
-                "-Y",
-                "verify",
-                *("-f", str(allowed)),
-                *("-I", principal),
-                *("-n", NAMESPACE),
-                *("-s", str(file)),
-                data=data,
-            )
+            whose = ("-f", str(allowed), "-I", principal)
+            done = ssh_keygen("-Y", "verify", *whose, "-n", NAMESPACE, "-s", str(file), data=data)
             if not done.returncode:
                 return Signer(key, principal)
             why = reason(done)

@@ -6,22 +6,27 @@ bundles from elsewhere, whose every byte may be hostile.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from sparkpin.build.record import LOCKED, BuildRecord
-from sparkpin.core.errors import HostError, IntegrityError
+from sparkpin.core.errors import HostError, IntegrityError, SparkpinError
+from sparkpin.core.files import disk_errors
 from sparkpin.core.names import is_plain
 from sparkpin.core.tags import tag_of
 from sparkpin.core.terminal import count, printable
 from sparkpin.evidence import signing
 from sparkpin.evidence.materials import LISTED, Material, ModelInputs, materials_of, model_inputs, recorded
-from sparkpin.evidence.pins import pins_of
 from sparkpin.image.seal import digest_of
 from sparkpin.pins.schema import BY_DIGEST, LockedFile, RepositoryLock, StackLock
 from sparkpin.pins.wheel_layers import normal
@@ -41,6 +46,8 @@ SHOWN = 200  # characters of a value that is wrong
 FINISHED, UNSIGNED = "finished checkpoint", "not in the statement"  # of a bundle
 NOT_SO = "is not what its evidence says"
 MARKS = {"ok": "ok", "wrong": "WRONG", "open": "--"}
+PINS = re.compile(r"(?:pins/models|pins/stacks|stages|dockerfiles)/[^/]+|mods/[^/]+/pyproject\.toml")
+"""What `manifests` reads of a release's project."""
 
 
 @dataclass(frozen=True)
@@ -67,22 +74,15 @@ class Check:
 
 @dataclass(frozen=True)
 class Claimed:
-    """What is said about a release, before any of it is believed.
-
-    records: of the whole chain, first stage first, as read from their files; files: name -> bytes of the evidence
-    (provenance.json, sbom.cdx.json, provenance.json.sig), as far as they are there; config: the image's configuration
-    as it would be loaded, None when there is no image; read: gives the kept input of a SHA-256, or None; whole: SHA-256
-    of kept inputs that were hashed before, and need not be read for that; attested: whoever made the release left a
-    statement, so that its absence is wrong.
-    """
+    """What is said about a release, before any of it is believed."""
 
     release: Release
-    records: tuple[BuildRecord, ...]
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    config: bytes | None = None
-    read: Callable[[str], bytes | None] | None = None
-    whole: frozenset[str] = frozenset()
-    attested: bool = False
+    records: tuple[BuildRecord, ...]  # of the whole chain, first stage first, as read from their files
+    files: Mapping[str, bytes] = field(default_factory=dict)  # name of the evidence -> bytes, as far as it is there
+    config: bytes | None = None  # the image's configuration as it would be loaded, None when there is no image
+    read: Callable[[str], bytes | None] | None = None  # gives the kept input of a SHA-256, or None
+    whole: frozenset[str] = frozenset()  # SHA-256 of kept inputs that were hashed before
+    attested: bool = False  # whoever made the release left a statement, so that its absence is wrong
 
 
 def check_evidence(evidence: Claimed, keys: signing.Keys | None = None) -> list[Check]:
@@ -112,6 +112,27 @@ def checked(what: str, check: Callable[[], str]) -> Check:
         return Check(what, "open", str(reason))
     except IntegrityError as error:
         return Check(what, "wrong", error.message, error.next_step)
+
+
+def strict_json(data: bytes) -> Any:
+    """Plain JSON: no key twice, no infinite number, no text that UTF-8 cannot hold. ValueError, RecursionError."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        if len(value) != len(pairs):
+            raise ValueError("a key stands twice")
+        return value
+
+    def finite(text: str) -> float:
+        if not math.isfinite(number := float(text)):
+            raise ValueError(f"{text} is no number")
+        return number
+
+    text = data.decode()
+    value = json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
+    if "\\u" in text:  # else there is no lone half of a surrogate pair
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def require(
@@ -307,10 +328,10 @@ def check_statement(evidence: Claimed) -> list[Check]:
             return [Check("statement", "wrong", "there is none, and whoever made the release left one", step)]
         return [Check("statement", "open", "there is none: the bundle came without one")]
     try:
-        seen = parts_of(provenance.read_statement(data))
+        seen = parts_of(data)
         models = pinned_models(evidence)
         materials = materials_of(evidence.release, evidence.records, models or claimed_models(seen.inputs))
-        wanted = parts_of(provenance.statement_of(evidence.release, evidence.records, materials, bill))
+        wanted = parts_of(provenance.make_statement(evidence.release, evidence.records, materials, bill))
         wanted_bill = json.loads(sbom.make_sbom(evidence.release, materials))
     except IntegrityError as error:
         return [Check("statement", "wrong", error.message)]
@@ -326,26 +347,46 @@ def check_statement(evidence: Claimed) -> list[Check]:
 
 @dataclass(frozen=True)
 class Parts:
-    """A statement (plain JSON). inputs: its resolvedDependencies; sbom: SHA-256 (hex) of the SBOM, None when it names
-    none; rest: all else.
-    """
+    """A statement (plain JSON)."""
 
     rest: dict[str, Any]
-    inputs: list[Any]
-    sbom: str | None
+    inputs: list[Any]  # its resolvedDependencies
+    sbom: str | None  # SHA-256 (hex) of the SBOM, None when it names none
 
 
-def parts_of(statement: Mapping[str, Any]) -> Parts:
-    """Of a statement that `read_statement` let pass."""
-    predicate = statement.get("predicate", {})
-    definition, details = dict(predicate.get("buildDefinition", {})), dict(predicate.get("runDetails", {}))
-    inputs = definition.pop("resolvedDependencies", [])
-    hashes = {row["name"]: row["digest"]["sha256"] for row in details.get("byproducts", [])}
-    details["byproducts"] = [
-        {**row, "digest": {}} if row["name"] == SBOM else row for row in details.get("byproducts", [])
-    ]
-    rest = {**statement, "predicate": {**predicate, "buildDefinition": definition, "runDetails": details}}
-    return Parts(rest, inputs, hashes.get(SBOM))
+def parts_of(statement: bytes) -> Parts:
+    """IntegrityError for what is no statement at all."""
+    try:
+        rest = strict_json(statement)
+        definition, details = rest["predicate"]["buildDefinition"], rest["predicate"]["runDetails"]
+        hashes = {row["name"]: row["digest"].pop("sha256") for row in details["byproducts"] if row["name"] == SBOM}
+        return Parts(rest, definition.pop("resolvedDependencies"), hashes.get(SBOM))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise IntegrityError(f"the statement cannot be read: {error!r}", next_step="invoke attest TAG") from None
+
+
+def pin_names(release: Release) -> list[str]:
+    return [name for name in release.inputs if PINS.fullmatch(name)]
+
+
+@contextlib.contextmanager
+def pins_of(release: Release, read: Callable[[str], bytes]) -> Iterator[Path]:
+    """A temporary folder with these files. read: gives the bytes of one.
+
+    Their names must be such that they lie in it (`names.is_plain`). IntegrityError for a pin that `manifests` does not
+    take in the body, DiskError.
+    """
+    with tempfile.TemporaryDirectory(prefix="sparkpin-pins-") as folder:
+        for name in pin_names(release):
+            data, target = read(name), Path(folder, name)
+            with disk_errors(Path(folder)):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(data)
+        try:
+            yield Path(folder)
+        except (SparkpinError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            why = str(getattr(error, "message", error)).replace(f"{folder}/", "")
+            raise IntegrityError(f"the pins of {release.tag}: {why}") from None
 
 
 def pinned_models(evidence: Claimed) -> ModelInputs | None:
@@ -364,21 +405,21 @@ def pinned_models(evidence: Claimed) -> ModelInputs | None:
 def claimed_models(inputs: Sequence[Any]) -> ModelInputs:
     """The model's files as a statement names them, where nothing else says it."""
     found: dict[str, list[LockedFile]] = {}
-    rows = [row for row in inputs if row["name"].startswith(MODEL)]
-    if not rows:
-        raise IntegrityError("it names no file of a model")
     try:
+        rows = [row for row in inputs if row["name"].startswith(MODEL)]
         for row in rows:
             notes, sha256 = row["annotations"], row["digest"]["sha256"]
             name = row["name"].removeprefix(f"{MODEL}{notes['where']}/")
             size = int(notes["size"])
             found.setdefault(notes["where"], []).append(LockedFile(name=name, file=name, size=size, sha256=sha256))
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        repositories = [
+            RepositoryLock(repo=repo, revision=revision, files=files)
+            for (repo, _, revision), files in ((where.rpartition("@"), files) for where, files in found.items())
+        ]
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise IntegrityError(f"it names a model's file in another form: {error!r}") from None
-    repositories = [
-        RepositoryLock(repo=repo, revision=revision, files=files)
-        for (repo, _, revision), files in ((where.rpartition("@"), files) for where, files in found.items())
-    ]
+    if not rows:
+        raise IntegrityError("it names no file of a model")
     return ModelInputs(tuple(repositories), generated=not any("uri" in row for row in rows))
 
 
@@ -403,7 +444,7 @@ def compare_sbom(data: bytes, seen: Parts, wanted: Any, materials: Sequence[Mate
         raise IntegrityError("there is none, and the statement names one")
     same("sha256", hashlib.sha256(data).hexdigest(), seen.sbom)
     try:
-        value = json.loads(data)
+        value = strict_json(data)
     except (ValueError, RecursionError) as error:
         raise IntegrityError(f"it cannot be read: {error!r}") from None
     compare("", value, wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import tempfile
 import zipfile
 from collections import Counter
@@ -10,9 +11,10 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from sparkpin.core import files
-from sparkpin.core.errors import ManifestError
+from sparkpin.core.errors import IntegrityError, ManifestError
 from sparkpin.core.files import PARTIAL, atomic_file, disk_errors
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
@@ -67,6 +69,8 @@ def lock_stack(paths: Paths, name: str, say: Say, *, keep_layers: bool = False) 
     if keep_layers and former and (former.base, former.debs) == (base, debs):
         lock = wheel_layers.keep_layers(former, flat)
     check_unique(lock, f"pins/stacks/{name}.lock")
+    if former:
+        require_forward(former, flat, f"pins/stacks/{name}.lock", say)
     with atomic_file(paths.project / f"pins/stacks/{name}.lock") as out:
         out.write(lock_text(lock).encode())
     if former:
@@ -121,6 +125,39 @@ def former_lock(paths: Paths, name: str, *, needed: bool) -> StackLock | None:
         if needed:
             raise
         return None
+
+
+def require_forward(former: StackLock, lock: StackLock, file: str, say: Say) -> None:
+    """What a lying or stale mirror or index does: other bytes under a name that is locked, or older versions.
+
+    Raises IntegrityError. New pins may want older versions: these are only told.
+    """
+    debs, wheels = ({row.name: row for row in rows} for rows in (former.debs, former.wheels))
+    rows = [(debs[deb.name], deb) for deb in lock.debs if deb.name in debs]
+    rows += [(wheels[wheel.name], wheel) for wheel in lock.wheels if wheel.name in wheels]
+    other = [new.file for old, new in rows if old.file == new.file and old.sha256 != new.sha256]
+    older = [f"{new.name} {old.version} -> {new.version}" for old, new in rows if is_older(new, old)]
+    anew = f"if that is meant: rm {file}, then invoke lock --stack {lock.stack}"
+    if other:
+        raise IntegrityError(
+            f"{file}: other bytes than those locked are offered under the same names: {', '.join(other)}",
+            next_step=f"ask whoever runs the index or the mirror; {anew}",
+        )
+    if older and former.inputs == lock.inputs:
+        raise IntegrityError(
+            f"{file}: the pins are the same, and older versions than those locked are offered: {', '.join(older)}",
+            next_step=f"look whether the mirror is stale, or the newer ones were withdrawn; {anew}",
+        )
+    for row in older:
+        say(f"  older than before: {row}")
+
+
+def is_older(new: LockedFile, old: LockedFile) -> bool:
+    if new.version == old.version:
+        return False
+    if new.file.endswith(".deb"):
+        return subprocess.run(["dpkg", "--compare-versions", new.version, "lt", old.version]).returncode == 0
+    return Version(new.version) < Version(old.version)
 
 
 def keep_debs(former: list[LockedFile], today: list[LockedFile], store: Store, say: Say) -> list[LockedFile]:

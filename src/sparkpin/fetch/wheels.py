@@ -162,7 +162,7 @@ class IndexOrigin:
                     raise IntegrityError(message, next_step=self.mend)
                 check_range(answer, begin if is_part else 0, end, size, f"{file} of {self.name}")
                 yield answer.iter_raw() if is_part else without(answer.iter_raw(), begin)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:  # redirects in a circle are one, and no TransportError
             cause = f"{self.name} does not answer ({error or type(error).__name__})"
             raise Temporary(cause, next_step=CONFIG) from error
 

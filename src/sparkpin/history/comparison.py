@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,55 +33,42 @@ class VersionedPart:
 
 
 @dataclass(frozen=True)
-class CheckpointSource:
-    """A model repository that a checkpoint is made from. files: path -> SHA-256 of those that count."""
-
-    repo: str
-    revision: str
-    files: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class Checkpoint:
-    """values: steps, model and parameters; sources: by their names in the model's pin. Both empty where not needed."""
+    """Both mappings are empty where they are not needed."""
 
     key: str
-    values: Mapping[str, str] = field(default_factory=dict)
-    sources: Mapping[str, CheckpointSource] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict)  # steps, model and parameters
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """"repository NAME" -> what it is; "NAME/PATH" -> SHA-256 of a file of it that counts."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of two things that are compared: a release, or what the working tree would make.
-
-    key: release key; image: config digest, "" while it is not built; stages: name -> description, first stage first;
-    files: project path -> SHA-256; texts: name -> text of what no project file holds (rendered Dockerfiles without
-    what follows from keys, the root file system's script); values: what else decides the images (platform, ...);
-    config: the image's configuration, flat; layers: diff IDs; None of both while the image is not built. host: the
-    machine that made it, "" where that is not known; two machines make the same release, so it is no difference.
-    """
+    """One of two things that are compared: a release, or what the working tree would make."""
 
     name: str
-    key: str
+    key: str  # release key
     recipe: str
     stage: str
     stack: str
     model: str
-    image: str
-    stages: Mapping[str, str]
+    image: str  # config digest, "" while it is not built
+    stages: Mapping[str, str]  # name -> description, first stage first
     debs: Mapping[str, VersionedPart]
     wheels: Mapping[str, VersionedPart]
     tools: Mapping[str, VersionedPart]
     mods: Mapping[str, VersionedPart]
-    files: Mapping[str, str]
+    files: Mapping[str, str]  # project path -> SHA-256
     texts: Mapping[str, str]
-    values: Mapping[str, str]
+    """Name -> text of what no project file holds: rendered Dockerfiles without what follows from keys, the root file
+    system's script."""
+    values: Mapping[str, str]  # what else decides the images (platform, ...)
     argv: tuple[str, ...]
     env: Mapping[str, str]
     checkpoint: Checkpoint
-    config: Mapping[str, str] | None
-    layers: tuple[str, ...] | None
-    host: str = ""
+    config: Mapping[str, str] | None  # the image's configuration, flat; None while it is not built
+    layers: tuple[str, ...] | None  # diff IDs; None while it is not built
+    host: str = ""  # the machine that made it, "" where that is not known; it is no difference
 
     @property
     def roles(self) -> dict[str, str]:
@@ -191,9 +178,11 @@ def compare(before: Side, after: Side, read: Read, listing: Callable[[str], Cont
     contents = compare_contents(tuple(images[0].values()), tuple(images[1].values())) if known else None
     files = tuple(compare_files(before, after, read))
     flags = tuple(values_apart(flag_words(before.argv), flag_words(after.argv)))
-    kinds = ("debs", "wheels", "tools")
-    parts = {kind: tuple(parts_apart(kind, getattr(before, kind), getattr(after, kind))) for kind in kinds}
-    mods = tuple(mods_apart(before.mods, after.mods, {change.path.split("/")[1] for change in files if is_mod(change)}))
+    edited = {change.path.split("/")[1] for change in files if change.path.startswith("mods/")}
+    parts = {
+        kind: tuple(parts_apart(kind, getattr(before, kind), getattr(after, kind), edited if kind == "mods" else ()))
+        for kind in ("debs", "wheels", "tools", "mods")
+    }
     return Difference(
         before=before,
         after=after,
@@ -202,10 +191,9 @@ def compare(before: Side, after: Side, read: Read, listing: Callable[[str], Cont
             change for change in values_apart(before.stages, after.stages) if None in (change.before, change.after)
         ),
         **parts,
-        mods=mods,
         alike={
             kind: len(getattr(before, kind).keys() | getattr(after, kind).keys()) - len(found)
-            for kind, found in {**parts, "mods": mods}.items()
+            for kind, found in parts.items()
         },
         files=files,
         texts=tuple(compare_texts(before.texts, after.texts)),
@@ -235,11 +223,15 @@ def values_apart(before: Mapping[str, str], after: Mapping[str, str]) -> Iterato
 
 
 def parts_apart(
-    kind: str, before: Mapping[str, VersionedPart], after: Mapping[str, VersionedPart]
+    kind: str, before: Mapping[str, VersionedPart], after: Mapping[str, VersionedPart], edited: Collection[str] = ()
 ) -> Iterator[PartChange]:
+    """edited: mods of which a source file differs."""
     for name in sorted({*before, *after}):
         old, new = before.get(name), after.get(name)
-        if verdict := part_verdict(kind, old, new):
+        verdict = part_verdict(kind, old, new)
+        if name in edited and verdict in (None, "bytes"):
+            verdict = "changed"
+        if verdict:
             yield PartChange(name, verdict, old, new)
 
 
@@ -250,23 +242,6 @@ def part_verdict(kind: str, old: VersionedPart | None, new: VersionedPart | None
         found = direction("deb" if kind == "debs" else "", old.version, new.version)
         return found if found in ("up", "down") else "changed"
     return "bytes" if old.sha256 and new.sha256 and old.sha256 != new.sha256 else None
-
-
-def mods_apart(
-    before: Mapping[str, VersionedPart], after: Mapping[str, VersionedPart], edited: set[str]
-) -> Iterator[PartChange]:
-    """edited: mods of which a source file differs."""
-    for name in sorted({*before, *after}):
-        old, new = before.get(name), after.get(name)
-        verdict = part_verdict("mods", old, new)
-        if name in edited and verdict in (None, "bytes"):
-            verdict = "changed"
-        if verdict:
-            yield PartChange(name, verdict, old, new)
-
-
-def is_mod(change: TextChange) -> bool:
-    return change.path.startswith("mods/")
 
 
 def compare_files(before: Side, after: Side, read: Read) -> Iterator[TextChange]:
@@ -320,21 +295,12 @@ def flag_words(argv: Iterable[str]) -> dict[str, str]:
 
 
 def checkpoints_apart(before: Checkpoint, after: Checkpoint) -> Iterator[ValueChange]:
+    """Of a repository that only one side has, no files."""
     if before.key == after.key:
         return
     yield ValueChange("key", before.key[:16], after.key[:16])
     yield from values_apart(before.values, after.values)
-    for name in sorted({*before.sources, *after.sources}):
-        old, new = before.sources.get(name), after.sources.get(name)
-        if old and new:
-            yield from values_apart(source_values(name, old), source_values(name, new))
-        else:
-            yield ValueChange(f"repository {name}", place(old) if old else None, place(new) if new else None)
-
-
-def place(source: CheckpointSource) -> str:
-    return f"{source.repo} at {source.revision[:12]}"
-
-
-def source_values(name: str, source: CheckpointSource) -> dict[str, str]:
-    return {f"repository {name}": place(source), **{f"{name}/{file}": sha[:12] for file, sha in source.files.items()}}
+    for change in values_apart(before.sources, after.sources):
+        name, is_file, _ = change.name.partition("/")
+        if not is_file or all(f"repository {name}" in side.sources for side in (before, after)):
+            yield change

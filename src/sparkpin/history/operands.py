@@ -18,7 +18,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from sparkpin.build.context_files import HIDDEN, ContextFile
+from sparkpin.build.context_files import HIDDEN
 from sparkpin.build.pair import pair
 from sparkpin.build.record import BuildRecord, layer_file, read_record, record_file, records_of
 from sparkpin.build.render import RenderedImage
@@ -32,14 +32,13 @@ from sparkpin.fetch.model_files import fetched_of, named_parts
 from sparkpin.history.comparison import (
     TREE_NAME,
     Checkpoint,
-    CheckpointSource,
     Difference,
     Side,
     VersionedPart,
     compare,
     text_diff,
 )
-from sparkpin.image.listing import Contents, read_contents
+from sparkpin.image.listing import read_contents
 from sparkpin.image.seal import VERSION
 from sparkpin.pins import manifests, schema
 from sparkpin.releases.kept_inputs import KeptInputs, project_of
@@ -54,8 +53,11 @@ def difference(paths: Paths, before: str, after: str) -> Difference:
     if before == after == TREE:
         raise InputError("the working tree has no differences from itself", next_step="invoke diff TAG .")
     records = Releases(paths)
-    old, new = (None if name == TREE else records.get(name) for name in (before, after))
-    left, right = side_of(paths, old, new), side_of(paths, new, old)
+    if before == TREE:  # it is looked at for what the other side is a release of
+        left, right = tree_side(paths, new := records.get(after)), release_side(paths, new)
+    else:
+        left = release_side(paths, old := records.get(before))
+        right = tree_side(paths, old) if after == TREE else release_side(paths, records.get(after))
     edited = {sha256: path for side in (left, right) if side.name == TREE_NAME for path, sha256 in side.files.items()}
 
     def read(sha256: str) -> bytes | None:
@@ -63,34 +65,20 @@ def difference(paths: Paths, before: str, after: str) -> Difference:
             return (paths.project / edited[sha256]).read_bytes()
         return kept_text(paths, sha256)
 
-    with uncollected():
-        return compare(left, right, read, lambda diff_id: read_contents(layer_file(paths, diff_id)))
-
-
-def recorded_side(paths: Paths, release: Release) -> Side:
-    """What its records say of a release, for `recorded_difference`: its image's contents are left out."""
-    return replace(release_side(paths, release), layers=None)
-
-
-def recorded_difference(paths: Paths, before: Side, after: Side) -> Difference:
-    """Of two recorded sides. No listing of an image is read, which is what takes long."""
-    return compare(before, after, lambda sha256: kept_text(paths, sha256), no_listing)
-
-
-def no_listing(_: str) -> Contents:
-    raise AssertionError("sides without layers have no contents to compare")
-
-
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Listings are some 100,000 objects without a cycle: collecting would look at all of them again and again."""
+    # Listings are some 100,000 objects without a cycle: collecting would look at all of them again and again.
     was_on = gc.isenabled()
     gc.disable()
     try:
-        yield
+        return compare(left, right, read, lambda diff_id: read_contents(layer_file(paths, diff_id)))
     finally:
         if was_on:
             gc.enable()
+
+
+def recorded_difference(paths: Paths, before: Side, after: Side) -> Difference:
+    """From the records alone: no listing of an image is read, which is what takes long."""
+    old, new = (replace(side, layers=None) for side in (before, after))
+    return compare(old, new, lambda sha256: kept_text(paths, sha256), lambda diff_id: ())
 
 
 @contextlib.contextmanager
@@ -118,14 +106,6 @@ def kept_text(paths: Paths, sha256: str) -> bytes | None:
     with contextlib.suppress(IntegrityError):
         return KeptInputs.of(paths).read(sha256, "a file of the project")
     return None
-
-
-def side_of(paths: Paths, release: Release | None, other: Release | None) -> Side:
-    """The working tree (None) is looked at for what the other side is a release of."""
-    if release is not None:
-        return release_side(paths, release)
-    assert other is not None
-    return tree_side(paths, other)
 
 
 def release_side(paths: Paths, release: Release) -> Side:
@@ -196,9 +176,10 @@ def of_records(paths: Paths, records: Sequence[BuildRecord]) -> dict[str, Any]:
 
 def of_rendered(images: Sequence[RenderedImage]) -> dict[str, Any]:
     """The same fields, as far as they are known before a build."""
-    rows = [(row.path, row.what, sha256_of(row), row.size) for image in images for row in image.context]
+    context = [row for image in images for row in image.context]
+    rows = [(row.path, row.what, "" if row.mod else row.sha256, row.size) for row in context]
     found = parts_of(images[0].rootfs, rows)
-    mods = {mod.name: mod.distribution for image in images for row in image.context if (mod := row.mod)}
+    mods = {mod.name: mod.distribution for row in context if (mod := row.mod)}
     found["mods"] = {
         name: VersionedPart(part.version, "", part.size, canonicalize_name(mods[name]))
         for name, part in found["mods"].items()
@@ -211,10 +192,6 @@ def of_rendered(images: Sequence[RenderedImage]) -> dict[str, Any]:
         "values": values_of(images, EPOCH, VERSION),
         **found,
     }
-
-
-def sha256_of(file: ContextFile) -> str:
-    return "" if file.mod else file.sha256
 
 
 def parts_of(
@@ -286,18 +263,11 @@ def checkpoint_of(
         parameters = getattr(model, step)
         if step in steps and parameters:
             values |= {f"{step}: {name}": json.dumps(value) for name, value in parameters.model_dump().items()}
-    return Checkpoint(
-        key,
-        values,
-        {
-            name: source_of(fetched_of(lock.repositories[name], whole=name == model.base))
-            for name in used_repositories(model, steps)
-        },
-    )
-
-
-def source_of(entry: schema.RepositoryLock) -> CheckpointSource:
-    """The headers that no tensor is taken from do not count."""
-    files = {tensor.file for tensor in entry.tensors}
-    used = entry.model_copy(update={"headers": [header for header in entry.headers if header.file in files]})
-    return CheckpointSource(entry.repo, entry.revision, {path: part.sha256 for path, part in named_parts(used)})
+    sources = {}
+    for name in sorted(used_repositories(model, steps)):
+        entry = fetched_of(lock.repositories[name], whole=name == model.base)
+        sources[f"repository {name}"] = f"{entry.repo} at {entry.revision[:12]}"
+        given = {tensor.file for tensor in entry.tensors}  # headers that no tensor is taken from do not count
+        used = entry.model_copy(update={"headers": [header for header in entry.headers if header.file in given]})
+        sources |= {f"{name}/{path}": part.sha256[:12] for path, part in named_parts(used)}
+    return Checkpoint(key, values, sources)

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from sparkpin.core import terminal
-from sparkpin.history.comparison import TREE_NAME, Difference, PartChange, Side, TextChange, ValueChange, VersionedPart
-from sparkpin.history.why import PathOrigin, TracedLayer, TracedPackage, TracedPath
+from sparkpin.history.comparison import TREE_NAME, Difference, PartChange, Side, TextChange, ValueChange
+from sparkpin.history.why import PathOrigin, TracedLayer, TracedPackage
 from sparkpin.image.listing import PathEntry
 from sparkpin.image.listing_diff import METADATA, Tally, empty_folders
 
@@ -194,7 +194,8 @@ def image_title(found: Difference) -> str:
 
 def image_lines(found: Difference, *, all_files: bool) -> Iterator[str]:
     assert found.contents
-    named = {f"wheel:{part.distribution}": f"mod {name}" for name, part in mods_of(found)}
+    mods = (*found.before.mods.items(), *found.after.mods.items())
+    named = {f"wheel:{part.distribution}": f"mod {name}" for name, part in mods}
     yield from columns(tally_row(tally, named) for tally in found.tallies)
     folders = empty_folders(found.contents.added) | empty_folders(found.contents.removed)
     rows = list(path_rows(found, folders, all_files=all_files))
@@ -207,11 +208,6 @@ def image_lines(found: Difference, *, all_files: bool) -> Iterator[str]:
         yield f"... {len(rows) - len(shown):,} more"
     if not all_files:
         yield "--files lists every path"
-
-
-def mods_of(found: Difference) -> Iterator[tuple[str, VersionedPart]]:
-    yield from found.before.mods.items()
-    yield from found.after.mods.items()
 
 
 def tally_row(tally: Tally, named: dict[str, str]) -> tuple[str, str]:
@@ -301,16 +297,13 @@ def origin_rows(origin: PathOrigin) -> list[tuple[str, str]]:
             rows.append(("sha256", place.entry.sha256))
     if place.layer:
         rows += [("layer", layer_text(place.layer)), ("", place.layer.diff_id)]
-    rows += [("over", f"the one in layer {layer_text(layer)}") for layer in place.replaced if is_file(place)]
+    if place.entry and place.entry.kind != "dir":
+        rows += [("over", f"the one in layer {layer_text(layer)}") for layer in place.replaced]
     if place.package:
         rows += package_rows(place.package)
     rows += zip(["source", *[""] * len(place.source)], place.source, strict=False)
     rows += below_rows(origin)
     return rows
-
-
-def is_file(place: TracedPath) -> bool:
-    return place.entry is not None and place.entry.kind != "dir"
 
 
 def layer_text(layer: TracedLayer) -> str:

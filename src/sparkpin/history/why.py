@@ -11,7 +11,7 @@ import posixpath
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -51,55 +51,41 @@ class TracedLayer:
 
 @dataclass(frozen=True)
 class TracedPackage:
-    """kind: "deb", "wheel", "source" or "mod"; lock: the file whose entry names it, "" for a mod; asked: where people
-    ask for it; needed: "package (its requirement)" of each that needs it; chain: from what people ask for down to it,
-    if longer.
-    """
-
-    kind: str
+    kind: str  # "deb", "wheel", "source" or "mod"
     name: str
     version: str
     file: str
     size: int
     sha256: str
-    lock: str
-    asked: tuple[str, ...] = ()
-    needed: tuple[str, ...] = ()
-    chain: tuple[str, ...] = ()
+    lock: str  # the file whose entry names it, "" for a mod
+    asked: tuple[str, ...] = ()  # where people ask for it
+    needed: tuple[str, ...] = ()  # "package (its requirement)" of each that needs it
+    chain: tuple[str, ...] = ()  # from what people ask for down to it, if longer
     note: str = ""
 
 
 @dataclass(frozen=True)
 class TracedPath:
-    """One path of an image.
-
-    entry: None of a folder that no layer names; layer: the one that is seen; replaced: lower ones that have the path
-    too; source: how it came there, in lines for people.
-    """
+    """One path of an image."""
 
     path: str
-    entry: PathEntry | None
-    layer: TracedLayer | None
-    replaced: tuple[TracedLayer, ...]
+    entry: PathEntry | None  # None of a folder that no layer names
+    layer: TracedLayer | None  # the one that is seen
+    replaced: tuple[TracedLayer, ...]  # lower ones that have the path too
     package: TracedPackage | None
-    source: tuple[str, ...]
+    source: tuple[str, ...]  # how it came there, in lines for people
 
 
 @dataclass(frozen=True)
 class PathOrigin:
-    """links: those that were followed from the path asked for to `place`; dangling: `place` is a link to nothing;
-    circle: `place` is a link, and following it comes back to one before; deleted: the layer that hides `place`, which
-    then is in a layer and not in the image; below: of a folder, package -> (files, bytes).
-    """
-
     release: str
     asked: str
-    links: tuple[TracedPath, ...]
+    links: tuple[TracedPath, ...]  # that were followed from the path asked for to `place`
     place: TracedPath
-    dangling: bool = False
-    circle: bool = False
-    deleted: TracedLayer | None = None
-    below: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    dangling: bool = False  # `place` is a link to nothing
+    circle: bool = False  # `place` is a link, and following it comes back to one before
+    deleted: TracedLayer | None = None  # the layer that hides `place`, which then is in a layer and not in the image
+    below: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of a folder, package -> (files, bytes)
 
 
 @dataclass(frozen=True)
@@ -157,7 +143,7 @@ def why(paths: Paths, tag: str, path: str) -> PathOrigin:
         return PathOrigin(release.tag, path, hops, witness.with_reasons(witness.place(end)), below=witness.below(end))
     if held := image.naming(end):
         layer, entry = held[-1]
-        place = TracedPath(end, entry, layer, (), witness.package(entry, layer), witness.source(entry, layer))
+        place = TracedPath(end, entry, layer, (), witness.package(entry, layer), witness.sources(entry, layer))
         return PathOrigin(release.tag, path, hops, witness.with_reasons(place), deleted=image.hider(end, layer))
     near = nearest(image, end)
     raise InputError(
@@ -180,14 +166,10 @@ def layers_of(records: Sequence[BuildRecord]) -> list[TracedLayer]:
 
 @dataclass(frozen=True)
 class Way:
-    """links: on the way from a path to `end`; dangling: the last of them leads there and nothing is there; circle: the
-    last of them leads to itself, or to one before that leads to it.
-    """
-
-    links: tuple[str, ...]
+    links: tuple[str, ...]  # on the way from a path to `end`
     end: str
-    dangling: bool = False
-    circle: bool = False
+    dangling: bool = False  # the last of them leads there and nothing is there
+    circle: bool = False  # the last of them leads to itself, or to one before that leads to it
 
 
 def follow(image: TracedImage, path: str) -> Way:
@@ -254,7 +236,7 @@ class Witness:
         number, entry = self.image.seen[path]
         layer = self.image.layers[number]
         replaced = tuple(lower for lower, _ in self.image.naming(path) if lower.number < layer.number)
-        return TracedPath(path, entry, layer, replaced, self.package(entry, layer), self.source(entry, layer))
+        return TracedPath(path, entry, layer, replaced, self.package(entry, layer), self.sources(entry, layer))
 
     def below(self, folder: str) -> dict[str, tuple[int, int]]:
         """Of a folder: package -> (files, bytes), those with the most bytes first."""
@@ -337,29 +319,26 @@ class Witness:
             chain=chain_to(package.name, edges, names),
         )
 
-    def source(self, entry: PathEntry, layer: TracedLayer) -> tuple[str, ...]:
-        return tuple(filter(None, self.sources(entry, layer)))
-
-    def sources(self, entry: PathEntry, layer: TracedLayer) -> Iterator[str]:
-        module = source_of(entry.path)
+    def sources(self, entry: PathEntry, layer: TracedLayer) -> tuple[str, ...]:
+        module, own = source_of(entry.path), f"runmods/{layer.name}/"
         if module in self.image.seen and entry.kind == "file":
             how = "its package's installation" if layer.name == ROOT_LAYER else "install.py"
-            yield f"compiled by {how} from"
-            yield f"/{module}"
             number, compiled = self.image.seen[module]
-            yield self.mod_source(compiled, self.image.layers[number])
-        elif entry.kind == "file" and (known := self.mod_source(entry, layer) or self.copied(entry, layer)):
-            yield known
-        elif entry.kind != "dir" and any(file.path.startswith(f"runmods/{layer.name}/") for file in self.inputs(layer)):
-            yield f"made or changed by run.sh of the community mod {layer.name}"
-        elif layer.name == ROOT_LAYER:
-            yield self.set_up(entry)
+            of_mod = self.mod_source(compiled, self.image.layers[number])
+            return (f"compiled by {how} from", f"/{module}", *([of_mod] if of_mod else []))
+        if entry.kind == "file" and (known := self.mod_source(entry, layer) or self.copied(entry, layer)):
+            return (known,)
+        if entry.kind != "dir" and any(file.path.startswith(own) for file in self.inputs(layer)):
+            return (f"made or changed by run.sh of the community mod {layer.name}",)
+        if layer.name == ROOT_LAYER:
+            found = self.set_up(entry)
         elif entry.kind == "dir":
-            yield "" if entry.path in self.image.folders else "an empty folder of the layer's tree"
+            found = "" if entry.path in self.image.folders else "an empty folder of the layer's tree"
         elif layer.name == VENV:
-            yield "made by install.py: the empty virtual environment of `uv venv`"
+            found = "made by install.py: the empty virtual environment of `uv venv`"
         else:
-            yield self.in_wheel(entry, layer)
+            found = self.in_wheel(entry, layer)
+        return (found,) if found else ()
 
     def copied(self, entry: PathEntry, layer: TracedLayer) -> str:
         """Empty files are all alike: they say nothing about where they come from."""

@@ -20,14 +20,14 @@ class NotApplicable(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """A message put together, from one JSON object or from a stream's deltas. tokens: its own; prompt: the prompt's."""
+    """A message put together, from one JSON object or from a stream's deltas."""
 
     content: str
     reasoning: str
     tool_calls: tuple[tuple[str, str], ...]
     finish: str
     tokens: int
-    prompt: int = 0
+    prompt: int = 0  # tokens of the prompt
 
 
 def require(holds: bool, reason: str) -> None:

@@ -12,7 +12,7 @@ from sparkpin.smoke import kernels, metrics, mods, probes
 from sparkpin.smoke.answers import Answer, NotApplicable, Wrong, only_choice, require, text_of, tokens_of
 from sparkpin.smoke.drift import drift
 from sparkpin.smoke.expectations import Case, Expectations, sampled
-from sparkpin.smoke.judging import judge_calls, judge_text
+from sparkpin.smoke.judging import judge, judge_calls, judge_text
 from sparkpin.smoke.replies import Fault
 from sparkpin.smoke.sse import BadStream
 from sparkpin.smoke.subject import SmokeSubject
@@ -22,13 +22,11 @@ LEAST_DRAFTED = 50  # fewer drafted tokens say too little about a share
 
 @dataclass(frozen=True)
 class CheckResult:
-    """applicable: whether what is served could be asked this; detail says why not, or what was seen."""
-
     name: str
     passed: bool
-    detail: str
+    detail: str  # what was seen, or why it could not be asked
     seconds: float
-    applicable: bool = True
+    applicable: bool = True  # whether what is served could be asked this
 
     @property
     def verdict(self) -> str:
@@ -36,9 +34,31 @@ class CheckResult:
 
 
 Check = Callable[[SmokeSubject], str]
+Pick = Callable[[Expectations], Case]
 
 
-def asked_both_ways(pick: Callable[[Expectations], Case]) -> Check:
+def in_one(pick: Pick) -> Check:
+    """A check of an answer that comes in one piece."""
+
+    def check(subject: SmokeSubject) -> str:
+        case = pick(subject.expect)
+        return judge(case, subject.chat(case))
+
+    return check
+
+
+def in_parts(pick: Pick) -> Check:
+    """A check of an answer that is streamed."""
+
+    def check(subject: SmokeSubject) -> str:
+        case = pick(subject.expect)
+        answer, parts = subject.streamed(case)
+        return f"{judge(case, answer)}, in {parts} parts"
+
+    return check
+
+
+def asked_both_ways(pick: Pick) -> Check:
     """A check that a tool is called as it should be, streamed and in one piece, and streamed at temperature 0.7."""
 
     def check(subject: SmokeSubject) -> str:
@@ -67,44 +87,12 @@ def completion(subject: SmokeSubject) -> str:
     return judge_text(case, Answer(text, "", (), str(choice.get("finish_reason")), tokens_of(value)))
 
 
-def plain_chat(subject: SmokeSubject) -> str:
-    return judge_text(subject.expect.chat, subject.chat(subject.expect.chat))
-
-
-def chat_sampled(subject: SmokeSubject) -> str:
-    """Sampling has its own kernels, and with MTP its own way of accepting tokens: greedy answers prove neither."""
-    return judge_text(subject.expect.chat_sampled, subject.chat(subject.expect.chat_sampled))
-
-
-def chat_stream(subject: SmokeSubject) -> str:
-    answer, parts = subject.streamed(subject.expect.chat)
-    return f"{judge_text(subject.expect.chat, answer)}, in {parts} parts"
-
-
-def tool_call(subject: SmokeSubject) -> str:
-    return judge_calls(subject.expect.tool_call, subject.chat(subject.expect.tool_call))
-
-
-def tool_call_stream(subject: SmokeSubject) -> str:
-    answer, parts = subject.streamed(subject.expect.tool_call)
-    return f"{judge_calls(subject.expect.tool_call, answer)}, in {parts} parts"
-
-
 def tool_answer(subject: SmokeSubject) -> str:
     case = subject.expect.tool_answer
     answer, parts = subject.streamed(case)
     told = judge_text(case, answer)
     judge_text(case, subject.streamed(sampled(case))[0])
     return f"{told}, in {parts} parts and sampled"
-
-
-def long_text(subject: SmokeSubject) -> str:
-    return judge_text(subject.expect.long_text, subject.chat(subject.expect.long_text))
-
-
-def tool_call_sampled(subject: SmokeSubject) -> str:
-    answer, parts = subject.streamed(subject.expect.tool_call_sampled)
-    return f"{judge_calls(subject.expect.tool_call_sampled, answer)}, in {parts} parts"
 
 
 def tool_call_required(subject: SmokeSubject) -> str:
@@ -117,56 +105,50 @@ def tool_call_required(subject: SmokeSubject) -> str:
     return asked_both_ways(lambda expect: expect.tool_call_required)(subject)
 
 
-def turkish(subject: SmokeSubject) -> str:
-    return judge_text(subject.expect.turkish, subject.chat(subject.expect.turkish))
-
-
 def active_mods(subject: SmokeSubject) -> str:
-    log = subject.log()
+    log, demands = subject.log(), subject.demands
     seen = mods.reports(log)
-    faults = mods.faults(seen, subject.mods) + (kernels.faults(log, subject.kernels) if subject.kernels else [])
+    faults = mods.faults(seen, demands.mods) + (kernels.faults(log, demands.kernels) if demands.kernels else [])
     require(not faults, "; ".join(faults))
     told = [f"{mod}: {text}" for mod, text in sorted(kernels.summaries(log).items())]
     return "; ".join([", ".join(sorted(mods.active(seen))) or "none wanted, none active", *told])
 
 
 def acceptance(subject: SmokeSubject) -> str:
-    reply = subject.client.get("/metrics")
-    require(reply.status == 200, f"/metrics: status {reply.status}: {reply.start}")
-    seen = metrics.acceptance(reply.body.decode(errors="replace"))
+    text, floor, floors = probes.scraped(subject), subject.demands.acceptance_floor, subject.floors
+    seen = metrics.acceptance(text)
     if seen is None:
         raise Wrong(f"/metrics has no {metrics.DRAFTED}: the server does not draft")
     require(seen.drafted > 0, "no token was drafted")
     require(seen.drafted >= LEAST_DRAFTED, f"{seen.drafted} drafted tokens are too few to judge (add long-text)")
-    require(subject.floor is not None and seen.share >= subject.floor, f"{seen}, wanted at least {subject.floor}")
-    shares = metrics.by_position(reply.body.decode(errors="replace"))
+    require(floor is not None and seen.share >= floor, f"{seen}, wanted at least {floor}")
+    shares = metrics.by_position(text)
     told = ", ".join(f"{share:.1%}" for share in shares)
-    if subject.floors:
-        require(
-            len(shares) <= len(subject.floors),
-            f"{len(shares)} positions of a draft ({told}), floors for {len(subject.floors)}",
-        )
-        low = [place for place, (a, b) in enumerate(zip(shares, subject.floors, strict=False), start=1) if a < b]
-        require(bool(shares) and not low, f"by position {told or 'nothing'}, wanted at least {list(subject.floors)}")
+    if floors:
+        positions = f"{len(shares)} positions of a draft ({told})"
+        require(len(shares) <= len(floors), f"{positions}, floors for {len(floors)}")
+        low = any(share < least for share, least in zip(shares, floors, strict=False))
+        require(bool(shares) and not low, f"by position {told or 'nothing'}, wanted at least {list(floors)}")
     return f"{seen}; by position {told}"
 
 
 CHECKS: dict[str, Check] = {
     "completion": completion,
-    "chat": plain_chat,
-    "chat-stream": chat_stream,
-    "tool-call": tool_call,
-    "tool-call-stream": tool_call_stream,
+    "chat": in_one(lambda expect: expect.chat),
+    "chat-stream": in_parts(lambda expect: expect.chat),
+    "tool-call": in_one(lambda expect: expect.tool_call),
+    "tool-call-stream": in_parts(lambda expect: expect.tool_call),
     "tool-answer": tool_answer,
-    "long-text": long_text,
-    "chat-sampled": chat_sampled,
-    "tool-call-sampled": tool_call_sampled,
+    "long-text": in_one(lambda expect: expect.long_text),
+    # Sampling has its own kernels, and with MTP its own way of accepting tokens: greedy answers prove neither.
+    "chat-sampled": in_one(lambda expect: sampled(expect.chat)),
+    "tool-call-sampled": in_parts(lambda expect: sampled(expect.tool_call)),
     "tool-call-long": asked_both_ways(lambda expect: expect.tool_call_long),
     "tool-calls-parallel": asked_both_ways(lambda expect: expect.tool_calls),
     "tool-call-in-reasoning": asked_both_ways(lambda expect: expect.tool_call_inside),
     "tool-examples": asked_both_ways(lambda expect: expect.tool_examples),
     "tool-call-required": tool_call_required,
-    "unicode": turkish,
+    "unicode": in_one(lambda expect: expect.turkish),
     "determinism": probes.determinism,
     "logprobs": probes.logprobs,
     "drift": drift,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import httpx
 
@@ -16,7 +16,7 @@ from sparkpin.smoke.replies import Exchange, Fault, Reply
 MAX_BYTES = 16 << 20  # no answer asked for here comes near; a server that babbles on must not fill the memory
 
 
-class Client:
+class Client(contextlib.AbstractContextManager["Client"]):
     """One connection's worth of requests. `exchanges` holds all but the waiting for readiness."""
 
     def __init__(self, http: httpx.Client, *, timeout: float, close: list[int] | None = None) -> None:
@@ -39,12 +39,7 @@ class Client:
         http = httpx.Client(base_url=base, headers=headers, trust_env=False, verify=False)
         return cls(http, timeout=timeout)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._http.close()
         while self._close:
             os.close(self._close.pop())
@@ -55,13 +50,11 @@ class Client:
     def post(self, path: str, body: dict[str, Any], *, timeout: float | None = None) -> Reply:
         return self._send("POST", path, body, timeout)
 
-    def abandon(self, path: str, body: dict[str, Any]) -> int:
-        """Go away after the first bytes of an answer, as a person does who presses Stop. Gives their number."""
+    def abandon(self, path: str, body: dict[str, Any]) -> None:
+        """Go away after the first bytes of an answer, as a person does who presses Stop."""
         start = time.monotonic()
-        content = json.dumps(body, ensure_ascii=False).encode()
-        headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         try:
-            with self._http.stream("POST", path, content=content, headers=headers, timeout=self.timeout) as response:
+            with self._stream("POST", path, body, self.timeout) as response:
                 received = next(response.iter_raw(), b"")
                 status, kind = response.status_code, response.headers.get("content-type", "")
         except httpx.HTTPError as error:
@@ -70,7 +63,6 @@ class Client:
         self.exchanges.append(Exchange("POST", path, body, status, kind, received, time.monotonic() - start, why))
         if status != 200:
             raise Fault(f"POST {path}: status {status}")
-        return len(received)
 
     def healthy(self) -> bool:
         """Whether /health answers 200 within a few seconds. Not recorded."""
@@ -79,14 +71,19 @@ class Client:
         except httpx.HTTPError:
             return False
 
+    def _stream(
+        self, method: str, path: str, body: dict[str, Any] | None, timeout: float
+    ) -> contextlib.AbstractContextManager[httpx.Response]:
+        content = None if body is None else json.dumps(body, ensure_ascii=False).encode()
+        headers = {"Accept-Encoding": "identity"} | ({} if body is None else {"Content-Type": "application/json"})
+        return self._http.stream(method, path, content=content, headers=headers, timeout=timeout)
+
     def _send(self, method: str, path: str, body: dict[str, Any] | None, timeout: float | None = None) -> Reply:
         """`timeout` bounds the whole exchange, not each read: a server that trickles on is cut off too."""
         start, timeout = time.monotonic(), timeout or self.timeout
         status, content_type, received, fault = None, "", bytearray(), ""
-        content = None if body is None else json.dumps(body, ensure_ascii=False).encode()
-        headers = {"Accept-Encoding": "identity"} | ({} if body is None else {"Content-Type": "application/json"})
         try:
-            with self._http.stream(method, path, content=content, headers=headers, timeout=timeout) as response:
+            with self._stream(method, path, body, timeout) as response:
                 status, content_type = response.status_code, response.headers.get("content-type", "")
                 for part in response.iter_raw():
                     received += part

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from sparkpin.core.paths import Paths
@@ -44,32 +45,28 @@ def drift(subject: SmokeSubject) -> str:
     subject.complete(subject.expect.completion.request)
     same, second = logprobs_of(subject, text)
     require(same == tokens, "asked again the text has other tokens")
-    again = difference(first, second)
+    again = fmean(differences(first, second))
     require(again <= SAME, f"asked again the text differs by {again:.3f} on the mean, wanted at most {SAME}")
     subject.leaves[FILE] = {"text": sha256(text), "tokens": list(tokens), "logprobs": list(first)}
-    told = f"{len(first)} tokens, on the mean {sum(first) / len(first):.2f}"
-    if subject.drift is None:
+    told = f"{len(first)} tokens, on the mean {fmean(first):.2f}"
+    limit, stage, below = subject.demands.drift, subject.demands.parent, subject.reference
+    if limit is None:
         return f"{told}; no stage below to compare with"
-    below = subject.reference
     if below is None:
         raise NotApplicable(
-            f"{told}; no release of stage {subject.below} has passed and left its own to compare them with: "
-            f"invoke smoke --stage {subject.below}, then this one again"
+            f"{told}; no release of stage {stage} has passed and left its own to compare them with: "
+            f"invoke smoke --stage {stage}, then this one again"
         )
     if below.text != sha256(text) or below.tokens != tokens:
         raise NotApplicable(f"{told}; {below.release} was asked another text, or has other tokens")
-    seen = difference(first, below.logprobs)
-    detail = f"{seen:.4f} from {below.release}, wanted at most {subject.drift:g}"
-    require(seen <= subject.drift, f"{told}; {detail}; the most {largest(first, below.logprobs):.2f}")
+    seen = differences(first, below.logprobs)
+    detail = f"{fmean(seen):.4f} from {below.release}, wanted at most {limit:g}"
+    require(fmean(seen) <= limit, f"{told}; {detail}; the most {max(seen):.2f}")
     return f"{told}; {detail}"
 
 
-def difference(one: tuple[float, ...], other: tuple[float, ...]) -> float:
-    return sum(abs(a - b) for a, b in zip(one, other, strict=True)) / len(one)
-
-
-def largest(one: tuple[float, ...], other: tuple[float, ...]) -> float:
-    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+def differences(one: tuple[float, ...], other: tuple[float, ...]) -> list[float]:
+    return [abs(a - b) for a, b in zip(one, other, strict=True)]
 
 
 def logprobs_of(subject: SmokeSubject, text: str) -> tuple[tuple[int, ...], tuple[float, ...]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import datetime
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,6 +14,7 @@ from typing import Any
 from sparkpin.core.files import PARTIAL, atomic_folder
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
+from sparkpin.host.fingerprint import Fingerprint
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle
 
@@ -21,6 +24,17 @@ Write = Callable[[Path], None]
 
 def evidence_folder(paths: Paths, release: Release) -> Path:
     return Releases(paths).evidence(release) / "smoke"
+
+
+def record_of(result: Any, release: Release, host: Fingerprint) -> dict[str, Any]:
+    """What result.json has of any test. result: a dataclass; host: where it ran."""
+    return dataclasses.asdict(result) | {
+        "schema": 1,
+        "release": release.tag,
+        "image": release.image,
+        "host": host.model_dump(mode="json"),
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
 
 
 def kept(paths: Paths, release: Release, result: Any, write: Write) -> Release:

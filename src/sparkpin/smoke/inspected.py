@@ -6,9 +6,8 @@ What it says is never "passed". The evidence comes to lie where a smoke test's w
 
 from __future__ import annotations
 
-import datetime
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from sparkpin.core import terminal
@@ -20,11 +19,10 @@ from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.smoke.checks import CheckResult
-from sparkpin.smoke.evidence import Write
+from sparkpin.smoke.evidence import Write, record_of
 from sparkpin.smoke.inspect import report
 from sparkpin.smoke.inspect.report import Result
 from sparkpin.smoke.inspect.run import inspect
-from sparkpin.smoke.load.rows import LoadRow
 from sparkpin.smoke.load.run import Loaded, run_load
 
 INSPECTED, LOADED, EMULATED = "inspected", "inspected, load without GPU", "inspected, emulated load"
@@ -32,18 +30,13 @@ INSPECTED, LOADED, EMULATED = "inspected", "inspected, load without GPU", "inspe
 
 @dataclass(frozen=True)
 class InspectedResult:
-    """inspected: whether nothing was found. how: in words, what was done. loaded: whether that included the load.
-
-    why: why no server ran. passed: never; a server has to.
-    """
-
-    inspected: bool
-    how: str
-    loaded: bool
-    why: str
+    inspected: bool  # whether nothing was found
+    how: str  # in words, what was done
+    loaded: bool  # whether that included the load
+    why: str  # no server ran
     seconds: float
     checks: tuple[CheckResult, ...]
-    passed: bool = False
+    passed: bool = False  # never; a server has to
 
 
 def run_inspection(
@@ -71,13 +64,9 @@ def run_inspection(
 def result_of(examined: Result, loaded: Loaded | None, why: str, seconds: float) -> InspectedResult:
     checks = [CheckResult(one.rule, False, f"{one.subject}: {one.text}", 0.0) for one in examined.errors]
     checks = checks or [CheckResult("inspection", True, examined.verdict, 0.0)]
-    checks += [CheckResult(row.label, row.passed, detail_of(row), row.seconds) for row in loaded.rows] if loaded else []
+    checks += [CheckResult(row.label, row.passed, row.told, row.seconds) for row in loaded.rows] if loaded else []
     how = INSPECTED if loaded is None else EMULATED if loaded.emulated else LOADED
     return InspectedResult(all(one.passed for one in checks), how, loaded is not None, why, seconds, tuple(checks))
-
-
-def detail_of(row: LoadRow) -> str:
-    return f"{row.word}{f', {row.detail}' if row.detail else ''}"
 
 
 def show_load(loaded: Loaded) -> None:
@@ -100,14 +89,8 @@ def show_load(loaded: Loaded) -> None:
 def evidence_of(
     release: Release, engine: Engine, examined: Result, loaded: Loaded | None, result: InspectedResult
 ) -> Write:
-    record = asdict(result) | {
-        "schema": 1,
-        "release": release.tag,
-        "image": release.image,
-        "host": read_fingerprint(engine.version).model_dump(mode="json"),
-        "stubbed": loaded.stubbed if loaded else None,
-        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
+    record = record_of(result, release, read_fingerprint(engine.version))
+    record["stubbed"] = loaded.stubbed if loaded else None
 
     def write(folder: Path) -> None:
         write_json(folder / "inspection.json", examined.as_json())

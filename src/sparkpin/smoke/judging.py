@@ -45,6 +45,10 @@ def judge_text(case: Case, answer: Answer) -> str:
     return f"{answer.tokens} tokens{', exact' if case.exact else ''}"
 
 
+def judge(case: Case, answer: Answer) -> str:
+    return judge_calls(case, answer) if case.calls else judge_text(case, answer)
+
+
 def judge_shape(text: str, least_tokens: int) -> None:
     """Broken kernels answer with nothing, one character for ever, or undecodable bytes."""
     require(text.strip() != "", "the answer has no text")
@@ -70,12 +74,13 @@ def judge_calls(case: Case, answer: Answer) -> str:
             f"content {answer.content[:120]!r}{place}"
         )
     said = []
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in case.request["tools"]}
     for (name, text), (wanted_name, wanted_arguments) in zip(answer.tool_calls, wanted, strict=True):
         require(name == wanted_name, f"function.name: saw {name!r}, wanted {wanted_name!r}")
         arguments = arguments_of(text)
         if wanted_arguments is not None:
             require(arguments == wanted_arguments, f"arguments: saw {arguments!r}, wanted {wanted_arguments!r}")
-        judge_arguments(arguments, schema_of(case.request, name))
+        judge_arguments(arguments, schemas[name])
         said.append(f"{name}({text})")
     if case.exact:
         compare("reasoning", answer.reasoning, case.reasoning or "")
@@ -93,11 +98,6 @@ def arguments_of(text: str) -> dict[str, Any]:
         return a_dict(json.loads(text), "arguments")
     except ValueError as error:
         raise Wrong(f"the arguments are not JSON ({error}): {text[:200]!r}") from None
-
-
-def schema_of(request: Mapping[str, Any], name: str) -> dict[str, Any]:
-    tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in request["tools"]}
-    return a_dict(tools.get(name), f"the tool {name}")
 
 
 def judge_arguments(arguments: dict[str, Any], schema: dict[str, Any]) -> None:

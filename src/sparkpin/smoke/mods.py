@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,13 +72,13 @@ def active(seen: Iterable[ModReport]) -> frozenset[str]:
     return frozenset(report.mod for report in seen if report.event == "active")
 
 
-def faults(seen: Iterable[ModReport], wanted: frozenset[str]) -> list[str]:
+def faults(seen: Iterable[ModReport], wanted: Collection[str]) -> list[str]:
     """What is wrong: failed, missing or switched off, or active though the stage does not have it."""
     seen = tuple(report for report in seen if report.event not in OF_KERNELS)
     events = {report.mod: report.event for report in seen if report.event != "active"}
     found = [f"mod {r.mod} failed: {r.detail}" for r in dict.fromkeys(seen) if r.event == "failed"]
-    for mod in sorted(wanted - active(seen)):
+    for mod in sorted(set(wanted) - active(seen)):
         if events.get(mod) != "failed":
             found.append(f"mod {mod} is not active ({events.get(mod, 'no line in the log')})")
-    found += [f"mod {mod} is active, but this stage does not have it" for mod in sorted(active(seen) - wanted)]
+    found += [f"mod {mod} is active, but this stage does not have it" for mod in sorted(active(seen) - set(wanted))]
     return found

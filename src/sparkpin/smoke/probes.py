@@ -82,12 +82,8 @@ def cancelled(subject: SmokeSubject) -> str:
             f"{before:.2%} before",
         )
         time.sleep(0.2)
-    # What was freed must serve again.
-    return f"{BROKEN_OFF} broken off, {used:.2%} of the cache in use as before; then {after(subject)}"
-
-
-def after(subject: SmokeSubject) -> str:
-    return judge_text(subject.expect.chat, subject.chat(subject.expect.chat))
+    after = judge_text(subject.expect.chat, subject.chat(subject.expect.chat))  # what was freed must serve again
+    return f"{BROKEN_OFF} broken off, {used:.2%} of the cache in use as before; then {after}"
 
 
 def longest_prompt(subject: SmokeSubject, case: Case) -> int:

@@ -7,11 +7,11 @@ that draft another number of tokens leave server-drafts-N.log and exchanges-draf
 
 from __future__ import annotations
 
-import datetime
+import contextlib
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from sparkpin.releases.record import Release
 from sparkpin.smoke import drafting, drift, metrics, mods
 from sparkpin.smoke.checks import CheckResult, require_known, run_check
 from sparkpin.smoke.client import Client
-from sparkpin.smoke.evidence import Write, evidence_folder
+from sparkpin.smoke.evidence import Write, evidence_folder, record_of
 from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.replies import Exchange, Fault
 from sparkpin.smoke.server import WAITING, Server, StartFault, remove_leftovers, smoke_lock, socket_argv, started
@@ -36,41 +36,29 @@ from sparkpin.smoke.subject import SmokeSubject
 
 @dataclass(frozen=True)
 class SmokeResult:
-    """seconds: the whole test; ready_seconds: until the server answered, None where it never did.
-
-    The first check is always "start". acceptance: share of drafted tokens, None where nothing is drafted.
-    mods: those that reported to be active. load_format: the loader; weights_seconds: what it took, None where the log
-    does not say. log_path: the container's complete log.
-    """
-
     passed: bool
-    seconds: float
-    ready_seconds: float | None
-    checks: tuple[CheckResult, ...]
-    acceptance: float | None
-    mods: tuple[str, ...]
-    load_format: str
-    weights_seconds: float | None
-    log_path: Path
-
-    def as_dict(self) -> dict[str, Any]:
-        """For the release's record: JSON values only."""
-        value = asdict(self) | {"log_path": str(self.log_path)}
-        return value | {"checks": [asdict(check) for check in self.checks], "mods": list(self.mods)}
+    seconds: float  # of the whole test
+    ready_seconds: float | None  # until the server answered, None where it never did
+    checks: tuple[CheckResult, ...]  # the first is always "start"
+    acceptance: float | None  # share of drafted tokens, None where nothing is drafted
+    mods: tuple[str, ...]  # those that reported to be active
+    load_format: str  # the loader
+    weights_seconds: float | None  # what it took, None where the log does not say
+    log_path: Path  # the container's complete log
 
 
 @dataclass
 class ServerEvidence:
-    """What one server leaves; filled in as it goes. mark: behind its checks' names; leaves: file -> JSON value."""
+    """What one server leaves; filled in as it goes."""
 
     argv: Sequence[str]
-    mark: str = ""
+    mark: str = ""  # behind its checks' names
     checks: list[CheckResult] = field(default_factory=list)
     exchanges: list[Exchange] = field(default_factory=list)
     log: bytes = b""
     ready_seconds: float | None = None
     acceptance: metrics.DraftCounts | None = None
-    leaves: dict[str, Any] = field(default_factory=dict)
+    leaves: dict[str, Any] = field(default_factory=dict)  # file -> JSON value
 
     def add(self, result: CheckResult, say: Say) -> None:
         result = replace(result, name=f"{result.name}{self.mark}")
@@ -106,8 +94,10 @@ def run_smoke(
             timeout = running.ready_timeout(checkpoint)
             with started(paths, engine, variant, checkpoint, gpus=gpus, timeout=timeout, say=say) as server:
                 with Client.unix(server.socket) as client:
-                    subject = subject_of(variant, client, server.log, length, gpus=gpus, reference=reference)
-                    examine(server, subject, asked_of(demands.checks, length), evidence, say)
+                    subject = subject_of(variant, client, server, length, gpu=gpus, reference=reference)
+                    # Who drafts nothing is not asked how much of it is accepted.
+                    names = [name for name in demands.checks if length or name != "acceptance"]
+                    examine(server, subject, names, evidence, say)
                     evidence.exchanges, evidence.leaves = client.exchanges, subject.leaves
                 server.stop()
                 evidence.log = server.log()
@@ -117,36 +107,17 @@ def run_smoke(
         return finished(paths, release, served, seconds, read_fingerprint(engine.version))
 
 
-def asked_of(names: Sequence[str], length: int) -> list[str]:
-    """Who drafts nothing is not asked how much of it is accepted."""
-    return [name for name in names if length or name != "acceptance"]
-
-
-def subject_of(
-    release: Release,
-    client: Client,
-    log: Callable[[], bytes],
-    length: int,
-    *,
-    gpus: bool,
-    reference: drift.Reference | None,
-) -> SmokeSubject:
-    """What the release demands of a server that drafts `length` tokens."""
-    demands = release.demands
+def subject_of(release: Release, client: Client, server: Server, length: int, **known: Any) -> SmokeSubject:
+    """length: tokens that the server drafts. known: further fields of a SmokeSubject."""
     return SmokeSubject(
         client=client,
         model=served_name(release.argv),
-        expect=expectations_of(demands),
-        log=log,
-        mods=frozenset(demands.mods),
-        floor=demands.acceptance_floor,
-        kernels=frozenset(demands.kernels),
-        floors=demands.position_floors[:length],
+        expect=expectations_of(release.demands),
+        log=server.log,
+        demands=release.demands,
         argv=release.argv,
-        gpu=gpus,
-        drift=demands.drift,
-        reference=reference,
-        below=demands.parent,
+        length=length,
+        **known,
     )
 
 
@@ -169,17 +140,9 @@ def examine(server: Server, subject: SmokeSubject, names: Sequence[str], evidenc
             if not result.passed and exchanges and exchanges[-1].fault and (reason := server.exit_reason(wait=2)):
                 result = replace(result, detail=f"{result.detail}; the container {reason}")
         evidence.add(result, say)
-    evidence.acceptance = measured_acceptance(subject.client)
-
-
-def measured_acceptance(client: Client) -> metrics.DraftCounts | None:
-    """For the record, whether or not the stage has a floor for it."""
-    try:
-        reply = client.get("/metrics")
-    except Fault:
-        return None
-    seen = metrics.acceptance(reply.body.decode(errors="replace"))
-    return seen if seen and seen.drafted else None
+    with contextlib.suppress(Fault):  # for the record, whether or not the stage has a floor for it
+        seen = metrics.acceptance(subject.client.get("/metrics").body.decode(errors="replace"))
+        evidence.acceptance = seen if seen and seen.drafted else None
 
 
 def finished(
@@ -199,16 +162,11 @@ def finished(
         weights_seconds=weight_loaders.seconds(evidence.log),
         log_path=evidence_folder(paths, release) / "server.log",
     )
-    record = result.as_dict() | {
-        "schema": 1,
-        "release": release.tag,
-        "image": release.image,
+    record = record_of(result, release, host) | {
         "argv": list(evidence.argv),
         "env": dict(release.env),
-        "host": host.model_dump(mode="json"),
         "drafted_tokens": evidence.acceptance.drafted if evidence.acceptance else None,
         "accepted_tokens": evidence.acceptance.accepted if evidence.acceptance else None,
-        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "log_path": "server.log",
     }
 

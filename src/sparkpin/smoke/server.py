@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkpin.core.errors import BusyError
 from sparkpin.core.files import lock
@@ -48,11 +48,17 @@ def prefix(paths: Paths) -> str:
     return f"smoke-{owner(paths)[:8]}-"
 
 
+def own(paths: Paths, engine: Engine) -> list[Container]:
+    """Containers of this home's tests."""
+    with engine_errors():
+        return list(engine.client.containers.list(all=True, filters={"label": f"{LABEL}={owner(paths)}"}))
+
+
 def remove_leftovers(paths: Paths, engine: Engine, say: Say) -> None:
     """Remove what killed runs left. Call it only while holding the lock of the smoke test."""
-    with engine_errors():
-        for left in engine.client.containers.list(all=True, filters={"label": f"{LABEL}={owner(paths)}"}):
-            say(f"removing {left.name}, left by a smoke test that was killed")
+    for left in own(paths, engine):
+        say(f"removing {left.name}, left by a smoke test that was killed")
+        with engine_errors():
             left.remove(force=True, v=True)
     for folder in paths.work.glob(f"{prefix(paths)}*"):
         shutil.rmtree(folder, ignore_errors=True)
@@ -60,9 +66,8 @@ def remove_leftovers(paths: Paths, engine: Engine, say: Say) -> None:
 
 def leftovers(paths: Paths, engine: Engine) -> frozenset[str]:
     """Ids of the containers that `clear_leftovers` would remove."""
-    with contextlib.suppress(BusyError), lock(smoke_lock(paths), wait=False), engine_errors():
-        left = engine.client.containers.list(all=True, filters={"label": f"{LABEL}={owner(paths)}"})
-        return frozenset(str(container.id) for container in left)
+    with contextlib.suppress(BusyError), lock(smoke_lock(paths), wait=False):
+        return frozenset(str(container.id) for container in own(paths, engine))
     return frozenset()
 
 
@@ -137,16 +142,41 @@ class Server:
 
 
 @contextlib.contextmanager
+def container_of(paths: Paths, engine: Engine, release: Release, what: str, **settings: Any) -> Iterator[Container]:
+    """A container of the release's image, started, and removed in the end. settings: of the SDK's `create`."""
+    with engine_errors():
+        container = engine.client.containers.create(
+            release.tag,
+            name=f"sparkpin-{what}-{release.name}-{secrets.token_hex(3)}",
+            labels={LABEL: owner(paths), "sparkpin.release": release.tag},
+            **settings,
+        )
+    try:
+        with engine_errors():
+            container.start()
+        yield container
+    finally:
+        with engine_errors():
+            container.remove(force=True, v=True)
+
+
+@contextlib.contextmanager
+def private_folder(paths: Paths) -> Iterator[Path]:
+    """For what is mounted; it keeps other people of the host out."""
+    paths.work.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=prefix(paths), dir=paths.work, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@contextlib.contextmanager
 def started(
     paths: Paths, engine: Engine, release: Release, checkpoint: Path, *, gpus: bool, timeout: float, say: Say
 ) -> Iterator[Server]:
     """A container of the release, removed in the end with its socket folder."""
-    paths.work.mkdir(parents=True, exist_ok=True)
-    private = Path(tempfile.mkdtemp(prefix=prefix(paths), dir=paths.work))
-    try:
+    with private_folder(paths) as private:
         folder = private / "run"
         folder.mkdir()
-        folder.chmod(0o777)  # for the container's user; `private` keeps other people of the host out
+        folder.chmod(0o777)  # for the container's user
         argv = socket_argv(release)
         with engine_errors():
             settings = running.options(
@@ -156,21 +186,7 @@ def started(
                 gpus=gpus,
                 cache=running.cache_volume(engine, release),
             )
-            settings["volumes"][str(folder)] = {"bind": SOCKET_FOLDER, "mode": "rw"}
-            container = engine.client.containers.create(
-                release.tag,
-                name=f"sparkpin-smoke-{release.name}-{secrets.token_hex(3)}",
-                entrypoint=argv[:1],
-                command=argv[1:],
-                labels={LABEL: owner(paths), "sparkpin.release": release.tag},
-                **running.apart(settings),
-            )
-        try:
-            with engine_errors():
-                container.start()
+        settings["volumes"][str(folder)] = {"bind": SOCKET_FOLDER, "mode": "rw"}
+        settings |= {"entrypoint": argv[:1], "command": argv[1:]}
+        with container_of(paths, engine, release, "smoke", **running.apart(settings)) as container:
             yield Server(container, folder / SOCKET, timeout, say)
-        finally:
-            with engine_errors():
-                container.remove(force=True, v=True)
-    finally:
-        shutil.rmtree(private, ignore_errors=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkpin.pins.vllm_flags import AUTO, Flags
+from sparkpin.releases.record import Demands
 from sparkpin.smoke.answers import Answer, chat_answer, json_of, require, stream_answer
 from sparkpin.smoke.expectations import Case, Expectations
 from sparkpin.smoke.replies import Reply
@@ -20,29 +21,23 @@ CHAT = "/v1/chat/completions"
 
 @dataclass(frozen=True)
 class SmokeSubject:
-    """A server that runs, and what is known about it.
-
-    log: everything it has logged so far. mods: those that must be active. floor: least share of drafted tokens that
-    must be accepted; floors: of each position of a draft. kernels: mods whose GPU kernels must all be the image's.
-    argv: the command that it runs. gpu: whether it has one. drift: nats by which log-probabilities may differ from
-    those of `reference`, a release of the stage `below`; None where there is none.
-    leaves: file name -> JSON value, for the evidence.
-    """
+    """A server that runs, and what is known about it."""
 
     client: Client
     model: str
     expect: Expectations
-    log: Callable[[], bytes]
-    mods: frozenset[str] = frozenset()
-    floor: float | None = None
-    kernels: frozenset[str] = frozenset()
-    floors: tuple[float, ...] = ()
-    argv: tuple[str, ...] = ()
+    log: Callable[[], bytes]  # everything it has logged so far
+    demands: Demands  # of its release
+    argv: tuple[str, ...]  # the command that it runs
+    length: int = 0  # tokens that it drafts
     gpu: bool = False
-    drift: float | None = None
-    reference: Reference | None = None
-    below: str = ""
-    leaves: dict[str, Any] = field(default_factory=dict)
+    reference: Reference | None = None  # what a release of the stage below gave
+    leaves: dict[str, Any] = field(default_factory=dict)  # file name -> JSON value, for the evidence
+
+    @property
+    def floors(self) -> tuple[float, ...]:
+        """Least share of the tokens at each position of a draft that must be accepted; () where nobody says one."""
+        return self.demands.position_floors[: self.length]
 
     @property
     def flags(self) -> Flags:

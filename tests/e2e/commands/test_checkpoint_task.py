@@ -32,6 +32,9 @@ def test_plan_build_and_verify(copy: Checkout) -> None:
     models = [path.name for path in Path(copy.env["SPARKPIN_CACHE"]).rglob("*.safetensors")]
     assert models == [], "a plan needs headers only"
 
+    without = copy.done("checkpoint", "--model", "scripted-tiny", "--dry-run")
+    assert without.count("copy + hybrid + mtp") == 1, "without a stage, all that its pin allows"
+
     made = Path(copy.done(*MTP).strip().splitlines()[-1])
     assert (made / "sparkpin.json").is_file()
     assert f"disk: nothing needed, {made} is there" in copy.done(*MTP, "--dry-run")
@@ -47,13 +50,3 @@ def test_plan_build_and_verify(copy: Checkout) -> None:
     assert (
         "the bytes of tensor" in spoiled.stderr and "delete this folder and run `invoke checkpoint`" in spoiled.stderr
     )
-
-
-def test_without_a_stage_a_model_gets_all_that_its_pin_allows(copy: Checkout) -> None:
-    assert copy.done("checkpoint", "--model", "scripted-tiny", "--dry-run").count("copy + hybrid + mtp") == 1
-
-
-def test_a_model_goes_without_a_recipe(copy: Checkout) -> None:
-    result = copy.invoke("checkpoint", "--model", "scripted-tiny", "--recipe", "scripted-tiny")
-    assert result.returncode == 2
-    assert "goes without --recipe" in result.stderr

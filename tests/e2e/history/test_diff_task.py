@@ -10,7 +10,6 @@ from bundle_samples import listed
 from checkout import INVOKE, Checkout
 from evidence_samples import Sample, make_sample
 
-from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 
 
@@ -49,10 +48,3 @@ def test_a_reader_that_has_seen_enough_is_no_fault(copy: Checkout, sample: Sampl
     done = subprocess.run(command, cwd=copy.folder, env=env, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
-
-
-@pytest.mark.parametrize("arguments", [["diff", ".", "."], ["diff", "nonsense", "."], ["why", "nonsense", "/etc"]])
-def test_a_wrong_name_is_one_clear_error(copy: Checkout, sample: Sample, arguments: list[str]) -> None:
-    result = run(copy, sample, *arguments)
-    assert result.returncode == InputError.exit_code
-    assert "next: " in result.stderr and "Traceback" not in result.stderr

@@ -68,7 +68,7 @@ def test_libraries_and_plugins_of_the_image_load(
     facts = dataclasses.replace(examined.facts, libraries=libraries)
     said: list[str] = []
     loaded = run_load(paths, engine, image, facts, "linux/amd64", said.append)
-    assert loaded.passed, [row for row in loaded.rows if not row.passed]
+    assert [row for row in loaded.rows if not row.passed] == []
     assert (loaded.emulated, loaded.stubbed) == (False, 1)
     done = {(row.kind, row.name.rpartition("/")[2]): row for row in loaded.rows}
     assert done["library", "libcuda.so.1"].word == "loaded"
@@ -88,7 +88,6 @@ def test_a_load_that_takes_too_long_is_ended_and_says_where_it_was(
     paths: Paths, engine: Engine, image: Release
 ) -> None:
     loaded = run_load(paths, engine, image, ImageFacts({}, {}), "linux/amd64", len, limit=0.5)
-    assert not loaded.passed
     assert any("was ended after 0.5 s, the time that it may take" in row.detail for row in loaded.rows)
     assert {row.name for row in loaded.rows if row.detail == "not reached"} == set(MODS)
     assert left_over(engine, paths) == []

@@ -47,7 +47,7 @@ def subject(tmp_path_factory: pytest.TempPathFactory, stages: dict[str, Release]
         Client.unix(server.socket, timeout=1200) as client,
     ):
         server.wait_ready(client)
-        yield subject_of(variant, client, server.log, 0, gpus=False, reference=None)
+        yield subject_of(variant, client, server, 0)
 
 
 def test_a_prompt_of_8k_is_read_and_answered_from_the_cache_as_from_nothing(subject: SmokeSubject) -> None:

@@ -39,7 +39,7 @@ def test_a_picture_reaches_the_model_and_a_blind_one_is_told_apart(tmp_path: Pat
         Client.unix(server.socket, timeout=1200) as client,
     ):
         server.wait_ready(client)
-        subject = subject_of(variant, client, server.log, 0, gpus=False, reference=None)
+        subject = subject_of(variant, client, server, 0)
         asked = expectations.shape_only().image
         assert asked
         case = dataclasses.replace(asked, request={**asked.request, "max_tokens": 8})

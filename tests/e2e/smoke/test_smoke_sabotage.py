@@ -137,7 +137,7 @@ def serving(release: Release, model: Path, home: Path) -> Iterator[Broken]:
     ):
         server.wait_ready(client)
         length = drafting.drafted(release)
-        yield Broken(server, subject_of(release, client, server.log, length, gpus=False, reference=reference))
+        yield Broken(server, subject_of(release, client, server, length, reference=reference))
 
 
 @pytest.fixture(scope="module")

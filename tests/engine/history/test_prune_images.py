@@ -29,7 +29,6 @@ from sparkpin.host import buildkit
 from sparkpin.host import disk_usage as layer_sizes
 from sparkpin.host.engine import Engine
 from sparkpin.releases import current as retention
-from sparkpin.releases import keep as pinned
 from sparkpin.releases.container import CACHE_LABEL, cache_volume
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Releases
@@ -81,38 +80,8 @@ def test_prune_keeps_the_newest_and_the_current(paths: Paths, engine: Engine) ->
     assert digest(engine, "sparkpin/tiny:v2") == four.image
     again = prune(paths, engine, 2)
     assert (again.tags, again.counts, again.total, again.held) == ((), {}, 0, 0)
-
-
-def test_prune_zero_leaves_what_is_current_and_what_passed_last(paths: Paths, engine: Engine) -> None:
-    one, two, three = (built(paths, engine, number) for number in (1, 2, 3))
-    built(paths, engine, 4, "failed")
-    retention.promote(paths, engine, one.tag)
-    assert set(prune(paths, engine, 0).kept) == {one.tag, three.tag}
-    assert tags(engine) == {
-        one.tag,
-        three.tag,
-        "sparkpin/tiny:current",
-        "sparkpin/tiny:v2",
-        f"sparkpin/stack-cpu:v2-{one.build_key[:12]}",
-        f"sparkpin/stack-cpu:v2-{three.build_key[:12]}",
-    }
-    assert digest(engine, "sparkpin/tiny:current") == one.image
-    assert digest(engine, "sparkpin/tiny:v2") == three.image
-    assert two.tag not in [release.tag for release in Releases(paths).all()]
     with pytest.raises(InputError, match="-1"):
         prune(paths, engine, -1)
-
-
-def test_a_pinned_release_stays_with_all_that_it_needs_until_it_is_unpinned(paths: Paths, engine: Engine) -> None:
-    records = Releases(paths)
-    first, second = built(paths, engine, 1), built(paths, engine, 2)
-    pinned.pin(records, first.tag)
-    assert prune(paths, engine, 1).tags == ()
-    assert digest(engine, first.tag) == first.image
-    assert records.checkpoint(first).is_dir() and records.evidence(first).is_dir()
-    pinned.unpin(records, first.tag)
-    assert prune(paths, engine, 1).tags == (first.tag,)
-    assert records.all() == [second]
 
 
 def test_prune_leaves_what_a_container_uses(paths: Paths, engine: Engine) -> None:
@@ -161,7 +130,8 @@ def test_prune_leaves_the_work_of_a_build_that_runs_now(paths: Paths, engine: En
     load_image(engine, "sparkpin/stack-cpu:base-aaaaaaaaaaaa", [BASE])  # stands below the release: stays for ever
     load_image(engine, "sparkpin/stack-cpu:base-bbbbbbbbbbbb", [file_layer("lonely", b"x" * 50_000)])
     load_image(engine, "sparkpin/stack-cpu:base-ffffffffffff", [file_layer("of another home", b"w" * 60_000)])
-    note = write_note(paths, "sparkpin/stack-cpu:base-bbbbbbbbbbbb")  # as the build left it that was killed
+    note = paths.home / "begun/cpu-base-bbbbbbbbbbbb.json"  # as the build left it that was killed
+    write_json(note, {"refs": ["sparkpin/stack-cpu:base-bbbbbbbbbbbb"]})
     load_image(engine, "somebody/elses:1", [file_layer("theirs", b"y" * 70_000)])
     load_image(engine, "sparkpin/other-home:v2-cccccccccccc", [file_layer("home", b"z" * 10), file_layer("b", b"z")])
     load_image(engine, "sparkpin/stack-cpu:base-dddddddddddd", [file_layer("home", b"z" * 10)])
@@ -185,20 +155,6 @@ def test_prune_leaves_the_work_of_a_build_that_runs_now(paths: Paths, engine: En
     assert Releases(paths).checkpoint(kept).is_dir()
 
 
-def write_note(paths: Paths, *refs: str) -> Path:
-    path = paths.home / "begun/cpu-base-bbbbbbbbbbbb.json"
-    write_json(path, {"refs": list(refs)})
-    return path
-
-
-def test_a_home_that_made_nothing_removes_nothing_from_the_engine_however_old(paths: Paths, engine: Engine) -> None:
-    for name in ("stack-cpu:v2-aaaaaaaaaaaa", "rootfs:bookworm-bbbbbbbbbbbb", "unsealed:v2-cccccccccccc"):
-        load_image(engine, f"sparkpin/{name}", [file_layer(name, name.encode() * 1000)])
-    before = tags(engine)
-    freed = prune(paths, engine, 0, later=LATER)
-    assert tags(engine) == before and (freed.images, freed.counts) == ((), {})
-
-
 def test_a_prune_that_was_killed_is_completed_by_the_next(
     paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,14 +170,6 @@ def test_a_prune_that_was_killed_is_completed_by_the_next(
     assert prune(paths, engine, 1).tags == (first.tag,)
     assert not Releases(paths).checkpoint(first).exists()
     assert len(retention.rows(paths, engine)[0]) == 1
-
-
-def test_prune_meets_the_same_left_over_twice(tmp_path: Path, engine: Engine) -> None:
-    paths = Paths(tmp_path / "project", tmp_path / "state", tmp_path / "state/home")
-    left = paths.releases / "tiny/.partial-abc"
-    left.mkdir(parents=True)
-    assert prune(paths, engine, 1, later=LATER).counts == {"left by killed runs": 1}
-    assert not left.exists()
 
 
 # The bytes

@@ -1,20 +1,18 @@
-"""An inspection of what a real engine has, and the task in a process of its own."""
+"""An inspection of what a real engine has."""
 
 from __future__ import annotations
 
-import json
-import subprocess
 import tarfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checkout import INVOKE, PROJECT
-from elf_samples import GPU, SAMPLE_ROOT, put, server_files
+from checkout import PROJECT
+from elf_samples import GPU, SAMPLE_ROOT, put
 from made_releases import built
 
-from sparkpin.core.errors import InputError, InspectionError
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.host import image_files
 from sparkpin.host.engine import Engine
@@ -80,17 +78,3 @@ def test_of_releases_with_one_name_those_are_offered_that_can_be_inspected(
     with pytest.raises(InputError, match="'v2' may be of several recipes") as caught:
         ref_of(paths, empty_engine, "v2")
     assert caught.value.next_step == f"invoke rebuild TAG, with one of: {one.tag}, {two.tag}, {gone.tag}"
-
-
-def test_the_task_in_a_process_of_its_own(tmp_path: Path) -> None:
-    root = put(tmp_path / "root", {"good.so": GPU, **server_files()})
-
-    def invoke(*argv: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*INVOKE, "inspect", *argv], cwd=PROJECT, capture_output=True, text=True)
-
-    good = invoke(str(root), "--sm", "12.1", "--json")
-    assert good.returncode == 0 and json.loads(good.stdout)["sm"] == 121, good.stderr
-    bad = invoke(str(root), "--sm", "90", "--platform", "linux/arm64", "--all")
-    assert bad.returncode == InspectionError.exit_code == 14
-    assert "next: take a build with sm_90" in bad.stderr and "Traceback" not in bad.stderr
-    assert "good.so" in bad.stdout

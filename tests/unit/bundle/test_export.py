@@ -21,8 +21,10 @@ from sparkpin.bundle.export import BundleParts, export
 from sparkpin.bundle.form import open_bundle
 from sparkpin.commands import bundle as commands_bundle
 from sparkpin.commands import evidence as commands_evidence
+from sparkpin.core import files
 from sparkpin.core.errors import InputError, IntegrityError
 from sparkpin.core.paths import Paths
+from sparkpin.core.scratch import saving_folder
 from sparkpin.evidence.attest import attest
 from sparkpin.evidence.signing import ALLOWED_SIGNERS, Keys
 from sparkpin.host.engine import Engine
@@ -108,6 +110,17 @@ def test_what_every_import_would_refuse_is_not_exported(
     assert (row["file"], row["with_store"]) == (str(tmp_path / "out.tar"), False)
 
 
+def test_what_a_bundle_cannot_name_is_left_out_and_told(sample: Sample, tmp_path: Path) -> None:
+    plain = exported(sample, tmp_path / "plain.tar").read_bytes()
+    odd, told = ["x y.log", "x" * 90, ".partial-x"], list[str]()
+    for name in odd:
+        (sample.folder / name).write_text("x")
+    target = tmp_path / "out.tar"
+    export(sample.paths, lambda: NO_ENGINE, sample.release, target, BundleParts(image=False), told.append)
+    assert target.read_bytes() == plain
+    assert [line.split("'")[1] for line in told if line.startswith("left out")] == odd[:2]
+
+
 def test_next_steps_name_what_is_known(
     sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,3 +182,13 @@ def test_no_signature_is_over_a_finished_checkpoint(
         assert "export --with-store instead" in caught.value.next_step and "again from" not in caught.value.next_step
     assert "--deep adds nothing for a bundle" in capsys.readouterr().err
     assert not paths.home.exists() and not paths.cache.exists()
+
+
+def test_what_a_killed_run_saved_goes_and_what_another_holds_stays(tmp_path: Path) -> None:
+    paths = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home")
+    left, held = paths.work / "saved-left", paths.work / "saved-held"
+    left.mkdir(parents=True)
+    with files.lock(held / "lock"), saving_folder(paths) as own:
+        assert set(paths.work.glob("saved-*")) == {own, held}
+    with saving_folder(paths) as own:
+        assert set(paths.work.glob("saved-*")) == {own}

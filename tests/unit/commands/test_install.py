@@ -14,25 +14,20 @@ def install(*options: str, checkout: Checkout | None = None) -> subprocess.Compl
     return subprocess.run(["./install.sh", *options], cwd=folder, env=env, capture_output=True, text=True, timeout=600)
 
 
-def test_help_names_every_option() -> None:
-    result = install("--help")
-    assert result.returncode == 0
-    for option in ("--stack", "--recipe", "--stage", "--no-smoke", "--dry-run", "--help"):
-        assert option in result.stdout
-
-
-@pytest.mark.parametrize("options", [["--stgae", "v2"], ["--stage"], ["v2"]])
-def test_a_wrong_option_stops_it_before_anything_else(options: list[str]) -> None:
-    result = install(*options)
-    assert result.returncode == 2
-    assert "--help" in result.stderr
-    assert result.stdout == ""
-
-
-def test_an_unknown_stage_is_told_by_a_dry_run() -> None:
-    result = install("--dry-run", "--stage", "v3")
-    assert result.returncode == 2
-    assert "unknown stage 'v3'" in result.stderr
+@pytest.mark.parametrize(
+    ("options", "code", "out", "err"),
+    [
+        (["--help"], 0, ["--stack", "--recipe", "--stage", "--no-smoke", "--dry-run", "--help"], ""),
+        (["--stgae", "v2"], 2, [], "--help"),
+        (["--stage"], 2, [], "--help"),
+        (["v2"], 2, [], "--help"),
+        (["--dry-run", "--stage", "v3"], 2, [], "unknown stage 'v3'"),
+    ],
+)
+def test_options(options: list[str], code: int, out: list[str], err: str) -> None:
+    done = install(*options)
+    assert done.returncode == code and err in done.stderr
+    assert all(word in done.stdout for word in out) and (out or "--dry-run" in options or not done.stdout)
 
 
 @pytest.fixture
@@ -49,11 +44,8 @@ def test_a_dry_run_says_what_would_be_done(copy: Checkout) -> None:
     subprocess.run(["bash", "-c", stamp], cwd=copy.folder, check=True)
     result = install("--dry-run", "--stage", "mtp", checkout=copy)
     assert result.returncode == 0, result.stderr
-    assert "Stack cpu" in result.stdout
-    assert "Recipe scripted-tiny" in result.stdout
-    assert "hybrid" in result.stdout
+    assert all(word in result.stdout for word in ("Stack cpu", "Recipe scripted-tiny", "hybrid", "nothing was changed"))
     assert "v2-tq" not in result.stdout
-    assert "nothing was changed" in result.stdout
 
 
 def test_a_dry_run_without_a_venv_ends_with_what_it_would_do(copy: Checkout) -> None:
@@ -75,8 +67,5 @@ def test_the_long_silence_of_pip_is_broken() -> None:
     lines = "\n".join([*said, "Installing collected packages: x0, x1", "Successfully installed x0-1", ""])
     done = subprocess.run(["bash", "-euc", f"{function}steps_of_pip"], input=lines, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES\n")
-    assert done.stdout.splitlines() == [
-        "  20 packages looked up",
-        "  40 packages looked up",
-        "  all 45 are here; installing them",
-    ]
+    steps = ["20 packages looked up", "40 packages looked up", "all 45 are here; installing them"]
+    assert [line.strip() for line in done.stdout.splitlines()] == steps

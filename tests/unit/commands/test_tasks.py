@@ -36,7 +36,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("lock --model my --stack cpu", ["--stack cpu locks that stack only", "--model my"]),
         ("checkpoint --model scripted-tiny --verify --dry-run", ["--dry-run tells what would"]),
         ("keep nonsense", ["unknown release 'nonsense'"]),
-        ("keep nonsense --remove", ["unknown release 'nonsense'"]),
         ("attest nonsense", ["unknown release 'nonsense'"]),
         ("verify nonsense", ["unknown release 'nonsense', and no file of that name"]),
         ("smoke nonsense", ["unknown release 'nonsense'"]),
@@ -47,7 +46,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("bench --rounds 0", ["--rounds is about --compare", "next: invoke bench --compare A B, of two "]),
         ("bench --compare a --dry-run", ["--compare a: with which release?", "invoke bench --compare a TAG"]),
         ("bench --compare x y --rounds 0", ["next: invoke bench --compare x y --rounds "]),
-        ("recipe lsit", ["invoke recipe has no action 'lsit'", "choose one of: list, check, import, export"]),
+        ("checkpoint --model scripted-tiny --recipe scripted-tiny", ["goes without --recipe and --stack"]),
+        ("recipe lsit", ["saw 'lsit'", "choose one of: list, check, import, export"]),
         ("recipe check a b", ["invoke recipe check does not take 'b'"]),
     ],
 )

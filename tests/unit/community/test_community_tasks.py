@@ -14,7 +14,6 @@ from places import PROJECT
 from sparkpin.build.pair import pair
 from sparkpin.commands import recipe as tasks
 from sparkpin.community import adopt, check, export, mapping, recipe, render, template
-from sparkpin.community.finding import RecipeFinding
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests, vllm_command
@@ -111,17 +110,32 @@ def test_a_recipe_of_version_2_becomes_ours(paths: Paths, tmp_path: Path, capsys
     assert made["model_revision"] == "f" * 40
 
 
-def test_settings_that_no_placeholder_could_hold_go_in_as_they_are(paths: Paths, tmp_path: Path) -> None:
-    value = V1 | {"command": "vllm serve acme/sample-int4 --gpu-memory-utilization {share:.2f} --port {port}"}
-    made = imported(paths, tmp_path, value | {"defaults": {"share": 0.9, "port": 1}})
-    assert "defaults" not in made
-    assert made["command"] == "vllm serve /model \\\n  --gpu-memory-utilization 0.90 \\\n  --port 1\n"
-
-
-def test_flags_of_tls_are_left_out_and_told(paths: Paths, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    value = imported(paths, tmp_path, V1 | {"command": "vllm serve acme/sample-int4 --ssl-keyfile k --ssl-certfile=c"})
-    assert value["command"] == "vllm serve /model\n"
-    assert "not mapped: --ssl-certfile: served by plain HTTP" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        (
+            {"command": "vllm serve --model b/c --port 1", "model": None},  # the model is the one that is served
+            {"model": "b/c", "command": "vllm serve /model \\\n  --port 1\n"},
+        ),
+        (
+            {"command": f"vllm serve a/b --revision {'e' * 40} --port {{port}}"},
+            {"model_revision": "e" * 40, "command": "vllm serve /model \\\n  --port {port}\n"},
+        ),
+        (
+            {"command": "vllm serve acme/sample-int4 --ssl-keyfile k --ssl-certfile=c"},  # plain HTTP
+            {"command": "vllm serve /model\n"},
+        ),
+        (
+            {"command": "vllm serve acme/sample-int4 --gpu-memory-utilization {s:.2f}", "defaults": {"s": 0.9}},
+            {"command": "vllm serve /model \\\n  --gpu-memory-utilization 0.90\n", "defaults": None},
+        ),
+    ],
+)
+def test_what_becomes_of_a_command(
+    paths: Paths, tmp_path: Path, change: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    made = imported(paths, tmp_path, {key: part for key, part in (V1 | change).items() if part is not None})
+    assert {key: made.get(key) for key in wanted} == wanted
 
 
 def test_folders_of_their_containers_and_tokens_are_left_out(
@@ -156,23 +170,11 @@ def test_the_list_of_recipes_tells_of_those_that_cannot_be_read(
     assert [line for line in lines if line.startswith(tiny)]
 
 
-def test_the_model_is_the_one_that_is_served(paths: Paths, tmp_path: Path) -> None:
-    value = {key: part for key, part in V1.items() if key != "model"} | {"command": "vllm serve --model b/c --port 1"}
-    made = imported(paths, tmp_path, value)
-    assert (made["model"], made["command"]) == ("b/c", "vllm serve /model \\\n  --port 1\n")
-
-
 def test_a_model_that_is_pinned_already_is_taken(paths: Paths, tmp_path: Path) -> None:
     locked = manifests.load_recipe(paths.project, "scripted-tiny")
     made = imported(paths, tmp_path, V1 | {"model": locked.model, "command": f"vllm serve {locked.model}"}, stack="cpu")
     assert (made["model_revision"], made["stack"]) == (locked.model_revision, "cpu")
     assert pair(paths.project, "some-recipe")[-1].tag.startswith("sparkpin/some-recipe:base-")
-
-
-def test_two_repositories_of_one_name(paths: Paths, tmp_path: Path) -> None:
-    imported(paths, tmp_path, V1)
-    imported(paths, tmp_path, V1 | {"command": "vllm serve other/sample-int4"}, name="b")
-    assert (paths.project / "pins/models/other-sample-int4.yaml").is_file()
 
 
 @pytest.mark.parametrize(
@@ -205,6 +207,9 @@ def test_nothing_is_overwritten_and_names_must_be_known(paths: Paths, tmp_path: 
     with pytest.raises(InputError, match="unknown stage"):
         imported(paths, tmp_path, V1, stage="v9")
     assert not (paths.project / "recipes/some-recipe.yaml").exists()
+    imported(paths, tmp_path, V1)
+    imported(paths, tmp_path, V1 | {"command": "vllm serve other/sample-int4"}, name="b")
+    assert (paths.project / "pins/models/other-sample-int4.yaml").is_file(), "two repositories of one name"
 
 
 def test_a_checkpoint_that_is_made_here_is_given_as_a_folder(
@@ -227,12 +232,6 @@ def test_a_checkpoint_that_is_made_here_is_given_as_a_folder(
     Releases(paths).save(release(3, recipe="scripted-tiny", stage=last.stage.name, key=last.key, tag=last.tag))
     tasks.recipe_export(paths, "scripted-tiny", form="v1")
     assert "not built yet" not in capsys.readouterr().err
-
-
-def test_the_name_of_a_recipe_stands_before_what_is_found_in_it(capsys: pytest.CaptureFixture[str]) -> None:
-    tasks.one_check("tiny", [RecipeFinding("note", "defaults", "a word")])
-    name, finding = capsys.readouterr().out.splitlines()
-    assert name == "tiny: 0 errors, 1 other" and finding.startswith("  note")
 
 
 def test_a_release_is_exported_as_it_was_made(paths: Paths, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -318,11 +317,6 @@ def test_a_recipe_of_ours_from_elsewhere_is_held_against_its_own_stack(
         tasks.recipe_check(paths, str(away))
 
 
-def test_the_commit_that_a_command_names_is_the_model_s(paths: Paths, tmp_path: Path) -> None:
-    made = imported(paths, tmp_path, V1 | {"command": f"vllm serve a/b --revision {'e' * 40} --port {{port}}"})
-    assert (made["model_revision"], made["command"]) == ("e" * 40, "vllm serve /model \\\n  --port {port}\n")
-
-
 def add_mod(project: Path, name: str) -> None:
     (project / f"community/{name}").mkdir(parents=True)
     run = project / f"community/{name}/run.sh"
@@ -381,22 +375,17 @@ def test_build_arguments() -> None:
     ]
 
 
-def test_mods_that_are_here_stay(project: Path, tmp_path: Path) -> None:
-    (project / "mods/fix-own").mkdir()
-    (project / "mods/fix-own/run.sh").write_text("#!/bin/bash\n")
-    (project / "mods/packed.zip").write_bytes(b"")
-    mods = ["mods/fix-own", "drop-caches/", "mods/packed.zip", "mods/gone"]
-    kept, told, missing = mapping.of_mods(recipe.load(Path(written(tmp_path, V1 | {"mods": mods}))), project, "0.33.0")
-    assert (kept, missing) == (["fix-own", "packed"], ["mod mods/gone: the project has no community/gone/run.sh"])
-    assert told == ["mod drop-caches -> nothing: the page cache is the host's business, not the image's"]
-
-
-def test_a_template_stays_with_the_mod_that_brings_it(project: Path) -> None:
+def test_mods_that_are_here_stay_and_so_do_their_templates(project: Path, tmp_path: Path) -> None:
     (project / "mods/fix-chat-template").mkdir()
     (project / "mods/fix-chat-template/run.sh").write_text("#!/bin/bash\n")
     argv = ["vllm", "serve", "a/b", "--chat-template", "x.jinja"]
     assert adopt.left_out(project, argv, ["fix-chat-template"]) == ((), [])
     assert adopt.left_out(project, argv, ["fix-own"])[0] == ("--chat-template",)
+    (project / "mods/packed.zip").write_bytes(b"")
+    mods = ["mods/fix-chat-template", "drop-caches/", "mods/packed.zip", "mods/gone"]
+    kept, told, missing = mapping.of_mods(recipe.load(Path(written(tmp_path, V1 | {"mods": mods}))), project, "0.33.0")
+    assert kept == ["fix-chat-template", "packed"]
+    assert ["mods/gone" in line for line in missing] == [True] == ["drop-caches" in line for line in told]
 
 
 def test_names() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 
 import pytest
 
@@ -23,18 +26,31 @@ def test_bytes_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said[-1] == "  2.5 MB"
 
 
-def test_silence_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing comes, as from an engine that gathers what it was asked for."""
+@pytest.mark.parametrize(
+    ("work", "told"),
+    [
+        (
+            partial(progress, total=2_000_000, before="the engine gathers them"),
+            "  0.0 of 2.0 MB: the engine gathers them",
+        ),
+        (partial(waiting, what="asking the engine"), "  asking the engine, "),
+    ],
+)
+def test_silence_is_told(
+    work: Callable[..., AbstractContextManager[object]], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing comes, as from an engine that gathers what it was asked for, or one that knows no end."""
     monkeypatch.setattr(telling, "EVERY", 0.0)
-    told, said = threading.Event(), list[str]()
+    heard, said = threading.Event(), list[str]()
 
     def say(line: str) -> None:
         said.append(line)
-        told.set()
+        heard.set()
 
-    with progress(say, 2_000_000, before="the engine gathers them"):
-        assert told.wait(60)
-    assert said[0] == "  0.0 of 2.0 MB: the engine gathers them"
+    with work(say):
+        assert heard.wait(60)
+    assert said[0].startswith(told)
+    assert not any(thread.name == "progress" for thread in threading.enumerate())
 
 
 def test_short_work_says_nothing() -> None:
@@ -43,18 +59,3 @@ def test_short_work_says_nothing() -> None:
         add(1)
         add(1)
     assert said == []
-
-
-def test_work_that_knows_no_end_is_told_of_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telling, "EVERY", 0.0)
-    told, said = threading.Event(), list[str]()
-
-    def say(line: str) -> None:
-        said.append(line)
-        told.set()
-
-    with waiting(say, "asking the engine"):
-        assert told.wait(60)
-    assert said[0].startswith("  asking the engine, ")
-    count = len(said)
-    assert not any(thread.name == "progress" for thread in threading.enumerate()) and len(said) == count

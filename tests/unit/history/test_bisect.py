@@ -9,16 +9,16 @@ import re
 import select
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from evidence_samples import copy_of_project, make_sample
+from evidence_samples import copy_of_project, edit, make_sample
 from places import PROJECT
 
 from sparkpin.commands import bisect
 from sparkpin.core import files
-from sparkpin.core.errors import BuildError, BusyError, DiskError, InputError, ManifestError
+from sparkpin.core.errors import BusyError, DiskError, InputError, ManifestError
 from sparkpin.core.paths import Paths
-from sparkpin.history.bisect import state as states
 from sparkpin.history.bisect import trial as trying
 from sparkpin.history.bisect.changes import ReleaseChange
 from sparkpin.history.bisect.mixed_project import Mixture
@@ -31,14 +31,6 @@ Ends = tuple[Path, Release, Release]  # where their records are, the good and th
 Remade = tuple[Paths, BisectPlan]
 LENGTH = r'case "$SPARKPIN_COMMAND" in *"--max-model-len 1024"*) echo too short; exit 1;; esac'
 """Cheap: a look at the command line. A prompt of 1,500 tokens would find the same."""
-
-
-def edit(project: Path, name: str, *pairs: tuple[str, str]) -> None:
-    text = (project / name).read_text()
-    for old, new in pairs:
-        assert old in text, f"{old!r} is not in {name}"
-        text = text.replace(old, new)
-    (project / name).write_text(text)
 
 
 @pytest.fixture(scope="module")
@@ -104,30 +96,20 @@ def test_a_dry_run_says_what_the_search_then_does(
     search(home, check, dry_run=True)
     text = capsys.readouterr().out
     assert not marks.exists() and not list(paths.home.glob("bisect/*"))
-    assert "  1 ~ flag --max-model-len: 2048 -> 1024\n" in text and "Dry run: nothing was built" in text
-    rows = re.findall(r"^(\d) +(none|all|[\d ]+?) +not tried yet +(sparkpin/\S+)$", text, re.M)
-    assert [(place, made) for place, made, _ in rows][:2] == [("1", "none"), ("2", "all")]
-    least, most = map(int, re.search(r"alone is to blame: (\d) to (\d) trials, .* at most 0 images", text).groups())  # type: ignore[union-attr]
+    rows = re.findall(r"^(\d) +(none|all|[\d ]+?) +not tried yet +sparkpin/\S+$", text, re.M)
+    said = re.search(r"alone is to blame: (\d) to (\d) trials, .* at most 0 images", text)
+    assert rows[:2] == [("1", "none"), ("2", "all")] and said
     search(home, check)
     trials = state_of(paths).trials
-    assert least <= len(trials) <= most
+    assert int(said[1]) <= len(trials) <= int(said[2])
     plan = make_plan(paths, home[1].tag, home[2].tag)
     guilty = next(change for change in plan.changes if change.name == "--max-model-len")
     foreseen = [sorted(change.id for change in chosen) for chosen in bisect.course(plan.changes, guilty)]
     assert [trial.chosen for trial in trials] == foreseen
-    assert [numbers(plan.changes, [c for c in plan.changes if c.id in t.chosen]) for t in trials[: len(rows)]] == [
-        made for _, made, _ in rows
-    ]
-    capsys.readouterr()
+    made = [numbers(plan.changes, [c for c in plan.changes if c.id in trial.chosen]) for trial in trials[: len(rows)]]
+    assert made == [numbered for _, numbered in rows]
     search(home, check, dry_run=True)
-    text = capsys.readouterr().out
-    assert re.search(r"^1 +none +good +sparkpin/", text, re.M), text
-
-
-def test_a_dry_run_counts_the_images(remade: Remade, capsys: pytest.CaptureFixture[str]) -> None:
-    bisect.show_plan(remade[1], None, serve=True)
-    text = capsys.readouterr().out
-    assert "to be built" in text and "and a start of a server, at most 5 images to be built" in text, text
+    assert re.search(r"^1 +none +good +sparkpin/", capsys.readouterr().out, re.M)
 
 
 def test_a_killed_search_goes_on(home: Ends, paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,16 +137,6 @@ def test_a_killed_search_goes_on(home: Ends, paths: Paths, tmp_path: Path, monke
     assert len(marks.read_text().splitlines()) == len(trials)
 
 
-def test_another_check_is_another_search(home: Ends, paths: Paths, tmp_path: Path) -> None:
-    """So is one whose script was edited."""
-    script = tmp_path / "check.sh"
-    script.write_text(LENGTH)
-    search(home, f"sh {script}")
-    script.write_text(f"# edited\n{LENGTH}")
-    search(home, f"sh {script}")
-    assert len(list(paths.home.glob("bisect/*/state.json"))) == 2
-
-
 def test_what_is_another_search(home: Ends, paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its verdicts may depend on; not what it writes."""
     plan = make_plan(paths, home[1].tag, home[2].tag)
@@ -187,22 +159,16 @@ def test_what_is_another_search(home: Ends, paths: Paths, tmp_path: Path, monkey
     assert len({*others, name("true")}) == 5
 
 
-def test_a_state_that_is_damaged(home: Ends, paths: Paths) -> None:
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("{", "wanted JSON"), ("[]", "an object"), ("{}", "good: .*required"), ('"trials": [{}]', r"trials\.0")],
+)
+def test_a_state_that_is_none(home: Ends, paths: Paths, text: str, wanted: str) -> None:
     search(home)
     [path] = paths.home.glob("bisect/*/state.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "trials": [{"verdict": "maybe"}]}))
-    with pytest.raises(ManifestError, match=r"trials\.0") as caught:
-        search(home)
-    assert caught.value.next_step == f"rm {path}: the search begins anew"
-
-
-@pytest.mark.parametrize(("text", "wanted"), [("{", "wanted JSON"), ("[]", "an object"), ("{}", "good: .*required")])
-def test_a_state_that_is_none(tmp_path: Path, text: str, wanted: str) -> None:
-    path = tmp_path / "state.json"
-    assert states.read(path) is None
-    path.write_text(text)
+    path.write_text(path.read_text().replace('"trials": [', '"trials": [{},') if "trials" in text else text)
     with pytest.raises(ManifestError, match=wanted) as caught:
-        states.read(path)
+        search(home)
     assert caught.value.next_step == f"rm {path}: the search begins anew"
 
 
@@ -244,16 +210,17 @@ def test_an_end_that_does_not_start(home: Ends, paths: Paths, monkeypatch: pytes
     assert caught.value.next_step.startswith("if that is what you look for: --unstarted-is-bad")
 
 
-@pytest.mark.parametrize("missing", ["good", "bad", "check"])
-def test_an_option_that_is_missing(missing: str) -> None:
-    given = {"good": "a", "bad": "b", "check": "true"} | {missing: ""}
-    with pytest.raises(InputError, match=f"^--{missing} is missing"):
-        bisect.bisect(**given, serve=False, unstarted_is_bad=False, limit=1)
-
-
-def test_a_check_has_a_second_at_least() -> None:
-    with pytest.raises(InputError, match="saw 0, wanted 1 or more"):
-        bisect.bisect(good="a", bad="b", check="true", serve=False, unstarted_is_bad=False, limit=0)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        *(({missing: ""}, f"^--{missing} is missing") for missing in ("good", "bad", "check")),
+        ({"limit": 0}, "saw 0, wanted 1 or more"),
+    ],
+)
+def test_options_that_cannot_be(given: dict[str, Any], said: str) -> None:
+    options: dict[str, Any] = {"good": "a", "bad": "b", "check": "true", "limit": 1}
+    with pytest.raises(InputError, match=said):
+        bisect.bisect(**(options | given), serve=False, unstarted_is_bad=False)
 
 
 def test_one_search_of_a_kind_at_a_time(home: Ends, paths: Paths) -> None:
@@ -279,33 +246,6 @@ def test_ends_that_are_not_what_they_are_said_to_be(
 ) -> None:
     with pytest.raises(InputError, match=said):
         search(home, check, swapped=swapped)
-
-
-def test_what_cannot_be_built_is_unresolved(
-    home: Ends,
-    paths: Paths,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A fault that no flag makes: every combination with --max-num-seqs, but not all, fails in the build."""
-    whole = trying.Bench.made
-
-    def made(self: trying.Bench, chosen: object) -> object:
-        names = [change.name for change in chosen]  # type: ignore[attr-defined]
-        if "--max-num-seqs" in names and len(names) < 3:
-            raise BuildError("the step of mod x ended with exit code 1\nmore")
-        return whole(self, chosen)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(trying.Bench, "made", made)
-    search(home)
-    text = capsys.readouterr().out
-    assert re.search(r"unresolved +\S+ +cannot be made: the step of mod x ended with exit code 1\n", text)
-    assert f"  ~ flag --max-model-len: 2048 -> 1024  ({RECIPE})" in text[text.index("turns the check") :]
-
-
-def test_releases_that_nothing_parts(home: Ends, paths: Paths) -> None:
-    with pytest.raises(InputError, match="are one release"):
-        make_plan(paths, home[1].tag, home[1].tag)
 
 
 def test_a_check_that_takes_too_long(tmp_path: Path) -> None:
@@ -357,15 +297,15 @@ def remade(tmp_path_factory: pytest.TempPathFactory) -> Remade:
     return paths, make_plan(paths, good.tag, bad.tag)
 
 
-def test_images_are_taken_apart(remade: Remade) -> None:
-    """A remark in a stage decides no image, so it is no change."""
+def test_images_are_taken_apart(remade: Remade, capsys: pytest.CaptureFixture[str]) -> None:
+    """A remark in a stage decides no image, so it is no change. Only the ends are images that are there."""
     _, plan = remade
-    assert [change.id for change in plan.changes] == [
-        "mod hybrid-int4-fp8",
-        "wheel networkx",
-        "file dockerfiles/mods.Dockerfile.j2",
-    ]
-    assert plan.notes == ()
+    ids = ["mod hybrid-int4-fp8", "wheel networkx", "file dockerfiles/mods.Dockerfile.j2"]
+    assert ([change.id for change in plan.changes], plan.notes) == (ids, ())
+    ends = [plan.image_of(chosen) for chosen in ((), plan.changes, plan.changes[:1])]
+    assert ends == [plan.good, plan.bad, None]
+    bisect.show_plan(plan, None, serve=True)
+    assert "and a start of a server, at most 5 images to be built" in capsys.readouterr().out
 
 
 def test_each_combination_is_an_image_of_its_own(remade: Remade) -> None:
@@ -383,13 +323,6 @@ def test_each_combination_is_an_image_of_its_own(remade: Remade) -> None:
     assert keys[(mod,)][0] == keys[()][0] != keys[(wheel,)][0]  # the first stage has no mod: its layers are used again
 
 
-def test_only_the_ends_are_images_that_are_there(remade: Remade) -> None:
-    _, plan = remade
-    assert plan.image_of(()) is plan.good
-    assert plan.image_of(plan.changes) is plan.bad
-    assert plan.image_of(plan.changes[:1]) is None
-
-
 def test_images_whose_files_are_gone_are_taken_whole(remade: Remade, tmp_path: Path) -> None:
     paths, plan = remade
     other = Paths(PROJECT, paths.cache, tmp_path / "home")
@@ -401,7 +334,9 @@ def test_images_whose_files_are_gone_are_taken_whole(remade: Remade, tmp_path: P
     assert "taken as they are, not mixed" in found.notes[0] and "dockerfiles/mods.Dockerfile.j2" in found.notes[0]
 
 
-def test_other_stacks_cannot_be_mixed(remade: Remade) -> None:
+def test_what_cannot_be_searched_between(remade: Remade) -> None:
     paths, plan = remade
     with pytest.raises(InputError, match="of another stack: cpu and spark"):
         Mixture.of(paths, plan.good, dataclasses.replace(plan.bad, stack="spark"))
+    with pytest.raises(InputError, match="are one release"):
+        make_plan(paths, plan.good.tag, plan.good.tag)

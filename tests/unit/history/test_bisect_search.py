@@ -27,21 +27,18 @@ def needs(*wanted: int) -> Check:
     return lambda chosen: "bad" if set(wanted) <= set(chosen) else "good"
 
 
-@pytest.mark.parametrize("guilty", [(0,), (13,), (63,)])
-def test_one_of_many_is_found_by_halving(guilty: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("size", "guilty", "most"),
+    [
+        *((64, (one,), 2 * 6) for one in (0, 13, 63)),  # by halving
+        *((8, together, 88) for together in ((1, 6), (0, 3, 7), tuple(range(8)))),
+        (9, (1, 7, 8), 108),  # Zeller and Hildebrandt, example 3
+    ],
+)
+def test_what_is_to_blame_is_found(size: int, guilty: tuple[int, ...], most: int) -> None:
     test, tried = counted(needs(*guilty))
-    assert ddmin(range(64), test) == guilty
-    assert len(tried) <= 2 * 6
-
-
-@pytest.mark.parametrize("guilty", [(1, 6), (0, 3, 7), tuple(range(8))])
-def test_changes_that_are_bad_only_together(guilty: tuple[int, ...]) -> None:
-    assert ddmin(range(8), needs(*guilty)) == guilty
-
-
-def test_the_article_s_example() -> None:
-    """Zeller and Hildebrandt, example 3: of 1 ... 8, the changes 1, 7 and 8 fail together."""
-    assert ddmin(range(1, 9), needs(1, 7, 8)) == (1, 7, 8)
+    assert ddmin(range(size), test) == guilty
+    assert len(tried) <= most
 
 
 def test_what_cannot_be_told_is_neither() -> None:
@@ -81,9 +78,6 @@ def test_groups_go_as_a_whole_and_the_first_are_tried_first() -> None:
     assert minimal([flags, [], wheels], test) == (1,)
     assert all(set(wheels) <= set(chosen) or not set(wheels) & set(chosen) for chosen in tried)
     assert tried[0] == (0, 1, 2)
-
-
-def test_across_groups() -> None:
     assert minimal([[0, 1, 2], [10, 11], [20]], needs(2, 11)) == (2, 11)
 
 

@@ -59,59 +59,34 @@ LATER = STALE_AFTER + 60
 # What stays, and why
 
 
-def nobody(_: Release) -> bool:
-    return False
+BACK = {4: "current, passed last, one of the 3 to keep", 2: "one of the 3 to keep, to roll back to"}
+HELD = {1: "current", 5: "passed last", 3: "in use by the container tiny", 2: "kept: evidence"}
 
 
-def places(releases: list[Release], keep: int = 0, pins: dict[str, Pin] | None = None) -> dict[int, tuple[str, ...]]:
-    """Day of each release -> why it stays, the most worthy first."""
-    found = verdicts(releases, keep, pins or {}, {}, nobody)
-    return {int(verdict.release.created[8:10]): verdict.reasons for verdict in found}
-
-
-def test_the_most_worthy_is_what_can_be_gone_back_to() -> None:
-    old, back, other = release(1, "passed"), release(2, "retired"), release(3, "passed", stage="base")
-    current, fresh, failed = release(4, "current"), release(5, "built"), release(6, "failed")
-    found = places([old, back, other, current, fresh, failed], keep=3)
-    assert found == {
-        4: ("current", "passed last", "one of the 3 to keep"),
-        2: ("one of the 3 to keep", "to roll back to"),
-        3: ("one of the 3 to keep",),
-        1: (),
-        6: (),
-        5: (),
-    }
-
-
-def test_a_release_that_has_lost_too_much_is_not_what_can_be_gone_back_to() -> None:
-    old, worse, current = release(1, "passed"), release(2, "passed"), release(3, "current")
-    found = verdicts([old, worse, current], 2, {}, {}, lambda one: one == worse)
-    assert [(verdict.release, bool(verdict.reasons)) for verdict in found] == [
-        (current, True),
-        (old, True),
-        (worse, False),
+@pytest.mark.parametrize(
+    ("states", "keep", "reasons"),
+    [
+        ("passed, retired, passed base, current, built, failed", 3, BACK | {3: "one of the 3 to keep"}),
+        ("passed, passed refused, current", 2, {3: "current, passed last, one of the 2 to keep", 1: "+"}),
+        ("current, failed pinned, built used, passed, retired, built", 0, HELD),
+        ("current, failed pinned, built used, passed, retired, built", 1, HELD | {1: "current, one of the 1 to keep"}),
+        ("failed, built", 1, {2: "one of the 1 to keep"}),
+    ],
+)
+def test_what_stays_and_why(states: str, keep: int, reasons: dict[int, str]) -> None:
+    """states: of the releases of day 1, 2, ..., and what else there is about one; reasons: by day, the most worthy
+    first: that is what can be gone back to. "+": some."""
+    words = [word.partition(" ") for word in states.split(", ")]
+    made = [
+        release(day, state, stage="base" if more == "base" else "v2") for day, (state, _, more) in enumerate(words, 1)
     ]
-
-
-@pytest.mark.parametrize("keep", [0, 1])
-def test_what_is_current_passed_last_pinned_or_in_use_stays_whatever_is_to_be_kept(keep: int) -> None:
-    current, failed, served = release(1, "current"), release(2, "failed"), release(3, "built")
-    passed, last, newest = release(4, "passed"), release(5, "retired"), release(6, "built")
-    pins = {failed.tag: Pin(since="2026-01-09T00:00:00Z", note="the log is evidence")}
-    found = verdicts([current, failed, served, passed, last, newest], keep, pins, {served.tag: "sparkpin-tiny"}, nobody)
-    reasons = {verdict.release.tag: verdict.reasons for verdict in found}
-    assert reasons == {
-        current.tag: ("current",) if keep == 0 else ("current", "one of the 1 to keep"),
-        last.tag: ("passed last",),
-        failed.tag: ("kept: the log is evidence",),
-        served.tag: ("in use by the container sparkpin-tiny",),
-        passed.tag: (),
-        newest.tag: (),
-    }
-
-
-def test_nothing_passed_and_nothing_is_current() -> None:
-    assert places([release(1, "failed"), release(2, "built")], keep=1) == {2: ("one of the 1 to keep",), 1: ()}
+    about = {more: one for (_, _, more), one in zip(words, made, strict=True)}
+    pins = {about["pinned"].tag: Pin(since="2026-01-09T00:00:00Z", note="evidence")} if "pinned" in about else {}
+    used = {about["used"].tag: "tiny"} if "used" in about else {}
+    found = verdicts(made, keep, pins, used, lambda one: one == about.get("refused"))
+    told = {int(one.release.created[8:10]): ", ".join(one.reasons) for one in found if one.reasons}
+    assert list(told) == list(reasons)
+    assert all(reason in ("+", told[day]) for day, reason in reasons.items())
 
 
 def test_what_a_home_has_made_or_begun_to_make(paths: Paths) -> None:
@@ -125,8 +100,8 @@ def test_what_a_home_has_made_or_begun_to_make(paths: Paths) -> None:
     assert begun.made_here(paths) == {rendered.ref, "sparkpin/whatever:1", unsealed}
     search = dataclasses.replace(home.search([], [], later=LATER), images=[engine_image(unsealed, diff_id(1))])
     note = begun.note_file(paths, rendered)
-    assert note not in search.left_over()
-    assert note in dataclasses.replace(search, images=[]).left_over()
+    assert note not in search.files()["left by killed runs"]
+    assert note in dataclasses.replace(search, images=[]).files()["left by killed runs"]
     note.write_text("[")
     assert begun.made_here(paths) == frozenset()
     begun.recorded(paths, rendered)
@@ -163,9 +138,10 @@ def test_an_image_goes_with_the_last_of_its_tags() -> None:
     assert [image.tags for image in plan.applied([two])] == [("sparkpin/tiny:v2",)]
 
 
-def write(path: Path, size: int) -> Path:
+def write(path: Path, content: int | bytes) -> Path:
+    """content: so many bytes, or these."""
     with atomic_file(path) as out:
-        out.write(os.urandom(size))
+        out.write(os.urandom(content) if isinstance(content, int) else content)
     return path
 
 
@@ -219,8 +195,8 @@ class Home:
         home.record(0xA0, parent=None, layers=[0xA0])
         for number in (1, 2):
             home.record(number, parent=0xA0, layers=[0xA0, number])
-        write_bytes(paths.cache / f"rootfs/{spec.key}.tar", b"tar")
-        write_bytes(paths.cache / f"rootfs/{spec.key}.sha256", b"hash")
+        write(paths.cache / f"rootfs/{spec.key}.tar", b"tar")
+        write(paths.cache / f"rootfs/{spec.key}.sha256", b"hash")
         return home
 
     def context(self, number: int) -> str:
@@ -229,7 +205,7 @@ class Home:
     def wheel(self, number: int) -> Path:
         data = b"wheel of %d" % number
         sha256 = hashlib.sha256(data).hexdigest()
-        return write_bytes(self.paths.store / sha256[:2] / sha256, data)
+        return write(self.paths.store / sha256[:2] / sha256, data)
 
     def record(self, number: int, *, parent: int | None, layers: list[int]) -> None:
         """A build record, with what it refers to."""
@@ -256,9 +232,9 @@ class Home:
             ),
         )
         for layer in layers:
-            write_bytes(layer_file(self.paths, diff_id(layer)), b"contents")
+            write(layer_file(self.paths, diff_id(layer)), b"contents")
         write_json(self.paths.cache / f"layers/{f'{number:02x}' * 32}.json", {"diff_id": diff_id(number)})
-        write_bytes(self.paths.cache / f"layers/{number:064x}.jsonl.gz", b"contents")
+        write(self.paths.cache / f"layers/{number:064x}.jsonl.gz", b"contents")
 
     def release(self, number: int) -> Release:
         inputs = {"recipes/tiny.yaml": keep(self.paths, b"recipe of %d" % number)}
@@ -276,12 +252,6 @@ class Home:
             project_needs(self.paths.project),
             time.time() + later,
         )
-
-
-def write_bytes(path: Path, data: bytes) -> Path:
-    with atomic_file(path) as out:
-        out.write(data)
-    return path
 
 
 def going(search: GarbageSearch) -> dict[str, set[Path]]:
@@ -321,7 +291,7 @@ def test_what_no_release_has_named_goes_once_it_is_old(paths: Paths) -> None:
     home.record(3, parent=0xA0, layers=[0xA0, 3])
     lonely, fetched = place_of(paths, b"lonely"), home.wheel(9)
     keep(paths, b"lonely")
-    rootfs = write_bytes(paths.cache / f"rootfs/{'cc' * 32}.tar", b"tar")
+    rootfs = write(paths.cache / f"rootfs/{'cc' * 32}.tar", b"tar")
     search = home.search([1, 2], [])
     assert (going(search), search.store()) == ({}, ())
     search = home.search([1, 2], [], later=LATER)
@@ -335,13 +305,13 @@ def test_what_was_measured_goes_with_its_release_and_what_nobody_knows_once_it_i
     home = Home.make(paths)
     measured = {number: place(paths, release(number), {"top": 20}) for number in (1, 2, 3)}
     for folder in measured.values():
-        write_bytes(folder / "measured.json", b"{}")
-        write_bytes(folder.with_suffix(".json"), b"[]")
+        write(folder / "measured.json", b"{}")
+        write(folder.with_suffix(".json"), b"[]")
     of_first, of_third = ({folder, folder.with_suffix(".json")} for folder in (measured[1], measured[3]))
-    write_bytes(environment(paths) / "sparkpin.json", b"{}")
-    write_bytes(paths.cache / "lm-eval/data/hub/x", b"data")
-    former = write_bytes(paths.cache / "lm-eval/0123456789abcdef/sparkpin.json", b"{}").parent
-    results = write_bytes(paths.work / "lm-eval-x/results.json", b"{}").parent
+    write(environment(paths) / "sparkpin.json", b"{}")
+    write(paths.cache / "lm-eval/data/hub/x", b"data")
+    former = write(paths.cache / "lm-eval/0123456789abcdef/sparkpin.json", b"{}").parent
+    results = write(paths.work / "lm-eval-x/results.json", b"{}").parent
     assert going(home.search([2], [1]))["quality measurements"] == of_first
     assert "lm-eval" not in going(home.search([2], [1]))
     late = going(home.search([2], [1], later=LATER))
@@ -359,7 +329,7 @@ def test_searches_of_bisect_go_with_a_release_of_theirs(paths: Paths) -> None:
         made = bisect.State(good=tags[good], bad=tags[bad], check="true", changes=[], trials=[])
         bisect.write(folders[good, bad] / bisect.FILE, made)
         (folders[good, bad] / "001.log").write_text("seen")
-    damaged = write_bytes(paths.home / bisect.FOLDER / "x" / bisect.FILE, b"{").parent
+    damaged = write(paths.home / bisect.FOLDER / "x" / bisect.FILE, b"{").parent
     kind = "searches of bisect"
     assert going(home.search([1, 2, 3], [])) == {}
     assert going(home.search([2, 3], [1]))[kind] == {folders[1, 2]}
@@ -387,15 +357,15 @@ def test_a_root_file_system_of_a_loaded_image_or_of_the_project_stays(paths: Pat
     needed = project_needs(project)
     assert len(needed.rootfs) == 2, "of the stacks cpu and spark"
     for own in needed.rootfs:
-        write_bytes(paths.cache / f"rootfs/{own}.tar", b"tar")
-    loaded = write_bytes(paths.cache / f"rootfs/{'cc' * 32}.tar", b"tar")
+        write(paths.cache / f"rootfs/{own}.tar", b"tar")
+    loaded = write(paths.cache / f"rootfs/{'cc' * 32}.tar", b"tar")
     search = home.search([1, 2], [], later=LATER)
     assert going(search) == {"root file systems": {loaded}}
     images = [*search.images, engine_image(f"sparkpin/rootfs:bookworm-{'cc' * 6}", diff_id(0xA0))]
     assert going(dataclasses.replace(search, images=images)) == {}
 
 
-def test_of_what_cannot_be_read_nothing_is_taken_for_unneeded(paths: Paths) -> None:
+def test_of_what_cannot_be_read_nothing_is_taken_for_unneeded(paths: Paths, project: Path) -> None:
     """A record of an earlier version says nothing about its inputs; a broken lock nothing about the store."""
     home = Home.make(paths)
     record = paths.images / f"cpu-v2-{'02' * 6}.json"
@@ -408,6 +378,23 @@ def test_of_what_cannot_be_read_nothing_is_taken_for_unneeded(paths: Paths) -> N
     search = dataclasses.replace(home.search([1], [2], later=LATER), project=None)
     assert search.store() is None
     assert "root file systems" not in going(search)
+    (project / MODEL_LOCK).write_text("{")
+    with pytest.raises(ManifestError, match=r"scripted-tiny\.lock") as caught:
+        project_needs(project)
+    assert caught.value.next_step == "invoke lock --model scripted-tiny"
+
+
+def test_what_a_killed_run_left_goes_once_it_is_old(tmp_path: Path) -> None:
+    """Where the home lies in the cache, its files are met twice."""
+    paths = Paths(tmp_path / "project", tmp_path / "state", tmp_path / "state/home")
+    work = [paths.work / "context-0123456789ab-x", paths.work / "seal-0123456789ab-y"]
+    left = {*work, paths.releases / "tiny/.partial-abc"}
+    for folder in left:
+        folder.mkdir(parents=True)
+    search = GarbageSearch(paths, [], [], [], None, time.time())
+    assert going(search) == {}
+    search = dataclasses.replace(search, now=time.time() + LATER)
+    assert (going(search), len(search.files()["left by killed runs"])) == ({"left by killed runs": left}, 3)
 
 
 @pytest.mark.parametrize(
@@ -428,37 +415,17 @@ def test_the_store_keeps_what_the_lock_of_a_release_names(paths: Paths, project:
     }[part]
     first = rows[0]["sha256"].encode()
     kept_lock = keep(paths, lock.replace(first, old.name.encode()))
-    write_bytes(project / path, lock.replace(first, new.name.encode()))
+    write(project / path, lock.replace(first, new.name.encode()))
     search = home.search([1, 2], [], later=LATER)
     assert search.store() == (old,)
     with_lock = dataclasses.replace(search.staying[0], inputs={path: kept_lock})
     assert dataclasses.replace(search, staying=[with_lock, search.staying[1]]).store() == ()
 
 
-def test_a_broken_lock_of_a_model_leaves_open_what_the_store_needs(project: Path) -> None:
-    (project / MODEL_LOCK).write_text("{")
-    with pytest.raises(ManifestError, match=r"scripted-tiny\.lock") as caught:
-        project_needs(project)
-    assert caught.value.next_step == "invoke lock --model scripted-tiny"
-
-
-def test_what_a_killed_build_worked_in_goes_once_it_is_old(paths: Paths) -> None:
-    left = [paths.work / "context-0123456789ab-x", paths.work / "seal-0123456789ab-y"]
-    for folder in left:
-        folder.mkdir(parents=True)
-    search = GarbageSearch(paths, [], [], [], None, time.time())
-    assert going(search) == {}
-    assert going(dataclasses.replace(search, now=time.time() + LATER)) == {"left by killed runs": set(left)}
-
-
-def test_a_store_that_must_stay_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    commands_prune.show_prune(Pruned((), (), (), {}, {}, {}, 0, 0, 0, None, None), dry_run=True, store=True)
-    assert "the store stays" in capsys.readouterr().out
-
-
-def test_images_whose_sizes_are_not_known_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    commands_prune.show_prune(Pruned((), (), (), {}, {}, {}, 0, 0, 2, 0, None), dry_run=True, store=False)
-    assert "not counted: layers of 2 images whose sizes the engine does not tell" in capsys.readouterr().out
+def test_what_is_not_known_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    commands_prune.show_prune(Pruned((), (), (), {}, {}, {}, 0, 0, 2, None, None), dry_run=True, store=True)
+    said = capsys.readouterr().out
+    assert "the store stays" in said and "layers of 2 images whose sizes the engine does not tell" in said
 
 
 @pytest.mark.parametrize("run", ["build", "rebuild", "import", "attest"])

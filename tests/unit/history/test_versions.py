@@ -11,19 +11,8 @@ import pytest
 from sparkpin.history.versions import direction
 
 # From the least to the greatest: Debian Policy 5.6.12, and what real packages are called.
-DEBIAN = ["~~", "~~a", "~", "0", "1.0~rc1", "1.0", "1.0-1", "1.0-1+deb12u5", "1.0-1+deb12u15", "1.0a"]
-DEBIAN += [
-    "1.0+b1",
-    "1.0.1",
-    "09",
-    "9.9",
-    "12.3-9",
-    "12.3-9+deb12u14",
-    "20250419~deb12u2",
-    "20250419",
-    "1:0.1",
-    "1:1.2.13.dfsg-1",
-]
+DEBIAN = ["~~", "~~a", "~", "0", "1.0~rc1", "1.0", "1.0-1", "1.0-1+deb12u5", "1.0-1+deb12u15", "1.0a", "1.0+b1"]
+DEBIAN += ["1.0.1", "09", "9.9", "12.3-9", "12.3-9+deb12u14", "20250419~deb12u2", "20250419", "1:0.1", "1:1.2.13"]
 
 
 @pytest.mark.parametrize(("low", "high"), list(itertools.pairwise(DEBIAN)))
@@ -38,13 +27,12 @@ def test_versions_that_debian_takes_for_one(one: str, other: str) -> None:
 
 @pytest.mark.skipif(shutil.which("dpkg") is None, reason="compares with dpkg: run it on Debian")
 def test_debian_order_is_that_of_dpkg() -> None:
-    for one, other in itertools.product(
-        ["1-2-3", "1.2.3", "1.2~", "1.2+", "1.2b", "1.2b-0~", "3:1", "1.2-1"], repeat=2
-    ):
-        codes = [
-            subprocess.run(["dpkg", "--compare-versions", one, relation, other]).returncode for relation in ("lt", "gt")
-        ]
-        wanted = {(0, 1): "up", (1, 0): "down", (1, 1): "same"}[codes[0], codes[1]]
+    versions = ["1-2-3", "1.2.3", "1.2~", "1.2+", "1.2b", "1.2b-0~", "3:1", "1.2-1"]
+    for one, other in itertools.product(versions, repeat=2):
+        less, more = (
+            subprocess.run(["dpkg", "--compare-versions", one, how, other]).returncode for how in ("lt", "gt")
+        )
+        wanted = "up" if not less else "down" if not more else "same"
         assert direction("deb", one, other) == wanted, (one, other)
 
 

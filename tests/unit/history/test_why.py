@@ -38,54 +38,77 @@ def told(origin: PathOrigin) -> dict[str, list[str]]:
     return found
 
 
-def test_a_file_of_a_wheel_leads_to_its_lock_entry_and_to_who_asked_for_it(site: Site) -> None:
-    alpha = site.wheels["alpha 1.0"]
-    lines = told(why(site.paths, site.first().tag, f"/{SITE}/alpha/__init__.py"))
-    assert lines["what"] == ["file, 6 bytes, mode 0644, owner 0:0"]
-    assert lines["sha256"] == [sha("a = 1\n")]
-    assert lines["layer"][0] == "3 of 5 (first), stage base"
-    assert lines["package"] == [f"wheel alpha 1.0, {alpha.size} bytes", alpha.file, f"sha256 {alpha.sha256}"]
-    assert lines["locked"] == ["in pins/stacks/made.lock"]
-    assert lines["asked for"] == ["in python.requirements of pins/stacks/made.yaml: alpha==1.0"]
-    assert lines["source"] == ["alpha/__init__.py of the wheel"]
-    assert "needed by" not in lines
+MOD = f"{SITE}/sparkpin_hello"
+TOLD: dict[str, dict[str, list[str]]] = {
+    f"/{SITE}/alpha/__init__.py": {
+        "what": ["file, 6 bytes, mode 0644, owner 0:0"],
+        "sha256": [sha("a = 1\n")],
+        "locked": ["in pins/stacks/made.lock"],
+        "asked for": ["in python.requirements of pins/stacks/made.yaml: alpha==1.0"],
+        "source": ["alpha/__init__.py of the wheel"],
+        "needed by": [],
+    },
+    f"{SITE}/beta/__init__.py": {"needed by": ["alpha (beta>=1)"], "so": []},
+    "/bin/sh": {
+        "link": [
+            *("/bin -> usr/bin", "made by the root file system's set-up: Debian's merged /usr"),
+            *("/usr/bin/sh -> dash", "of Debian package dash 1.0~rc1"),
+        ],
+        "path": ["/usr/bin/dash"],
+        "asked for": ["in debian.packages of pins/stacks/made.yaml"],
+    },
+    "/usr/bin/awk": {
+        "what": ["link to /etc/alternatives/awk, owner 0:0, which is not in the image"],
+        "source": ["made as packages were installed; no package lists it"],
+    },
+    "/etc/gone": {"deleted": ["by layer 5 of 5 (hello), stage one; what it was:"]},
+    "/opt/vllm/pyvenv.cfg": {"over": ["the one in layer 2 of 5 (venv), stage base"]},
+    f"/{MOD}/__init__.py": {
+        "asked for": ["in mods of stages/one.yaml"],
+        "source": ["mods/hello/sparkpin_hello/__init__.py of the project"],
+    },
+    f"/{MOD}/__pycache__/__init__.cpython-311.pyc": {
+        "source": [
+            *("compiled by install.py from", f"/{MOD}/__init__.py"),
+            "mods/hello/sparkpin_hello/__init__.py of the project",
+        ],
+    },
+    "/etc/passwd": {"source": ["made by the root file system's set-up: rootfs.sh writes it"]},
+    "/opt/data.txt": {"source": ["copied from the build's context: extra/data.txt (list of wheels)"]},
+    "/usr/lib/__pycache__/run.cpython-311.pyc": {
+        "source": ["compiled by its package's installation from", "/usr/lib/run.py"],
+    },
+    f"/{SITE}/alpha-1.0.dist-info/RECORD": {"source": ["written by uv"]},
+    "/usr": {"source": []},
+    "/opt/vllm/lib": {"source": ["no layer names this folder itself: it came with what is in it"]},
+}
+PLACES = {  # the first line of these labels
+    f"/{SITE}/alpha/__init__.py": ("3 of 5 (first), stage base", "wheel alpha 1.0, "),
+    "/bin/sh": ("1 of 5 (root file system), stage base", "Debian package dash 1.0~rc1, 10.0 kB"),
+    "/etc/gone": ("1 of 5 (root file system), stage base", ""),
+    "/opt/vllm/pyvenv.cfg": ("5 of 5 (hello), stage one", ""),
+    f"/{MOD}/__init__.py": ("5 of 5 (hello), stage one", "mod hello 0.1.0, 900 bytes"),
+}
 
 
-def test_who_needs_a_wheel_is_in_the_wheels(site: Site) -> None:
-    release = site.first()
-    lines = told(why(site.paths, release.tag, f"{SITE}/beta/__init__.py"))
-    assert lines["needed by"] == ["alpha (beta>=1)"] and "so" not in lines
-    gamma = site.wheels["gamma 1.0"]
-    Store(site.paths.store).path(gamma.sha256).unlink()
-    lines = told(why(site.paths, release.tag, f"{SITE}/beta/__init__.py"))
-    assert lines["locked"][1] == NOT_TOLD
+@pytest.mark.parametrize("path", TOLD)
+def test_where_a_path_comes_from(site: Site, path: str) -> None:
+    lines = told(why(site.paths, site.first().tag, path))
+    assert {label: lines.get(label, []) for label in TOLD[path]} == TOLD[path]
+    for label, start in zip(("layer", "package"), PLACES.get(path, ()), strict=False):
+        assert lines.get(label, [""])[0].startswith(start)
 
 
-@pytest.mark.parametrize("end", [0, 200, None])
-def test_a_damaged_wheel_is_told_as_a_missing_one(site: Site, end: int | None) -> None:
-    """It has lost its end, or has zeros for all of it."""
+@pytest.mark.parametrize("end", [None, 0, 200, -1])
+def test_who_needs_it_is_not_told_without_all_wheels(site: Site, end: int | None) -> None:
+    """One is gone, has lost its end, or has zeros for all of it."""
     release = site.first()
     path = Store(site.paths.store).path(site.wheels["gamma 1.0"].sha256)
-    path.write_bytes(bytes(path.stat().st_size) if end is None else path.read_bytes()[:end])
-    lines = told(why(site.paths, release.tag, f"{SITE}/beta/__init__.py"))
-    assert lines["locked"][1] == NOT_TOLD
-
-
-def test_links_are_followed_inside_the_image(site: Site) -> None:
-    lines = told(why(site.paths, site.first().tag, "/bin/sh"))
-    assert lines["link"] == [
-        *("/bin -> usr/bin", "made by the root file system's set-up: Debian's merged /usr"),
-        *("/usr/bin/sh -> dash", "of Debian package dash 1.0~rc1"),
-    ]
-    assert lines["path"] == ["/usr/bin/dash"]
-    assert lines["package"][0] == "Debian package dash 1.0~rc1, 10.0 kB"
-    assert lines["asked for"] == ["in debian.packages of pins/stacks/made.yaml"]
-
-
-def test_a_link_to_nothing_is_explained_itself(site: Site) -> None:
-    lines = told(why(site.paths, site.first().tag, "/usr/bin/awk"))
-    assert lines["what"] == ["link to /etc/alternatives/awk, owner 0:0, which is not in the image"]
-    assert lines["source"] == ["made as packages were installed; no package lists it"]
+    data = path.read_bytes()
+    path.unlink()
+    if end is not None:
+        path.write_bytes(bytes(len(data)) if end < 0 else data[:end])
+    assert told(why(site.paths, release.tag, f"{SITE}/beta/__init__.py"))["locked"][1] == NOT_TOLD
 
 
 CIRCLES = (
@@ -100,6 +123,11 @@ CIRCLES = (
         ("usr/one", ["/usr/one -> two", "/usr/two -> /usr/three/x"], "/usr/three"),
         ("usr/two/y/z", ["/usr/two -> /usr/three/x", "/usr/three -> one"], "/usr/one"),
         ("usr/self", [], "/usr/self"),
+        (
+            "/bin/there",  # what is met twice is no circle
+            ["/bin ", "/usr/bin/there ", "/bin ", "/usr/bin/back ", "/bin ", "/usr/bin/sh "],
+            "/usr/bin/dash",
+        ),
     ],
 )
 def test_links_that_lead_round_in_a_circle_are_told(
@@ -107,56 +135,10 @@ def test_links_that_lead_round_in_a_circle_are_told(
 ) -> None:
     monkeypatch.setattr(recorded, "ROOT", (*ROOT, *CIRCLES))
     lines = told(why(site.paths, site.first().tag, path))
-    assert [line for line in lines.get("link", []) if "->" in line] == links
-    assert lines["path"] == [last] and lines["what"][1] == "these links lead round in a circle"
-
-
-def test_a_link_that_is_met_twice_is_no_circle(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded, "ROOT", (*ROOT, *CIRCLES))
-    lines = told(why(site.paths, site.first().tag, "/bin/there"))
-    assert [line.partition(" ")[0] for line in lines["link"] if "->" in line] == [
-        *("/bin", "/usr/bin/there", "/bin", "/usr/bin/back", "/bin", "/usr/bin/sh"),
-    ]
-    assert lines["path"] == ["/usr/bin/dash"] and len(lines["what"]) == 1
-
-
-def test_a_deleted_file_names_the_layer_that_deletes_it(site: Site) -> None:
-    lines = told(why(site.paths, site.first().tag, "/etc/gone"))
-    assert lines["deleted"] == ["by layer 5 of 5 (hello), stage one; what it was:"]
-    assert lines["layer"][0] == "1 of 5 (root file system), stage base"
-
-
-def test_a_file_that_hides_another_names_the_lower_one(site: Site) -> None:
-    lines = told(why(site.paths, site.first().tag, "/opt/vllm/pyvenv.cfg"))
-    assert lines["layer"][0] == "5 of 5 (hello), stage one"
-    assert lines["over"] == ["the one in layer 2 of 5 (venv), stage base"]
-
-
-@pytest.mark.parametrize(
-    ("path", "source"),
-    [
-        ("/etc/passwd", ["made by the root file system's set-up: rootfs.sh writes it"]),
-        ("/opt/data.txt", ["copied from the build's context: extra/data.txt (list of wheels)"]),
-        (
-            "/usr/lib/__pycache__/run.cpython-311.pyc",
-            ["compiled by its package's installation from", "/usr/lib/run.py"],
-        ),
-        (f"/{SITE}/sparkpin_hello/__init__.py", ["mods/hello/sparkpin_hello/__init__.py of the project"]),
-        (
-            f"/{SITE}/sparkpin_hello/__pycache__/__init__.cpython-311.pyc",
-            [
-                "compiled by install.py from",
-                f"/{SITE}/sparkpin_hello/__init__.py",
-                "mods/hello/sparkpin_hello/__init__.py of the project",
-            ],
-        ),
-        (f"/{SITE}/alpha-1.0.dist-info/RECORD", ["written by uv"]),
-        ("/usr", []),
-        ("/opt/vllm/lib", ["no layer names this folder itself: it came with what is in it"]),
-    ],
-)
-def test_sources(site: Site, path: str, source: list[str]) -> None:
-    assert told(why(site.paths, site.first().tag, path)).get("source", []) == source
+    found = [line for line in lines.get("link", []) if "->" in line]
+    assert len(found) == len(links) and all(map(str.startswith, found, links))
+    circle = ["these links lead round in a circle"] if last != "/usr/bin/dash" else []
+    assert (lines["path"], lines["what"][1:]) == ([last], circle)
 
 
 def test_a_file_that_a_community_mod_changed(site: Site) -> None:
@@ -206,12 +188,6 @@ def test_an_empty_file_is_taken_for_no_other_file(site: Site) -> None:
     assert source("opt/empty") == ["made by the build step of layer `hello`; no package lists it"]
 
 
-def test_a_mod_is_asked_for_by_its_stage(site: Site) -> None:
-    lines = told(why(site.paths, site.first().tag, f"{SITE}/sparkpin_hello/__init__.py"))
-    assert lines["package"][0] == "mod hello 0.1.0, 900 bytes"
-    assert lines["asked for"] == ["in mods of stages/one.yaml"]
-
-
 def test_a_folder_tells_what_it_holds(site: Site) -> None:
     origin = why(site.paths, site.first().tag, "/opt/vllm/")
     assert list(origin.below) == ["mod:hello", "wheel:alpha", "wheel:beta", ""]
@@ -234,14 +210,10 @@ def test_a_path_that_no_layer_has_names_its_neighbours(site: Site, path: str, ne
     assert near in error.value.next_step
 
 
-def test_names_that_no_terminal_takes_are_escaped(site: Site) -> None:
-    lines = told(why(site.paths, site.second().tag, "/etc/odd\udcff"))
-    assert lines["path"] == ["/etc/odd\\xff"]
-
-
 def test_what_a_terminal_would_obey_is_escaped(site: Site) -> None:
     """The version of a package is text of whoever made the bundle."""
     evil = deb("dash", "1").model_copy(update={"version": "1\x1b[2J"})
     release = site.release(site.record("base", None, [("", ROOT)], [], site.spec(evil)))
     lines = told(why(site.paths, release.tag, "/bin/dash"))
     assert lines["package"][0] == "Debian package dash 1\\x1b[2J, 10.0 kB"
+    assert told(why(site.paths, site.second().tag, "/etc/odd\udcff"))["path"] == ["/etc/odd\\xff"]

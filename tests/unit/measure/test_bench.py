@@ -83,39 +83,33 @@ def paths(tmp_path: Path) -> Paths:
     return Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
 
 
-# The plan
+def cells(limits: Limits, parts: frozenset[str], **how: bool) -> tuple[Cell, ...]:
+    return plan.cells_of(limits, BenchParts(parts, **how))
+
+
+PROMPT, SWEEPS = frozenset({"prompt"}), frozenset({"sweep"})
 
 
 def test_the_five_prompts_have_the_published_lengths() -> None:
-    cells = plan.cells_of(Limits(200_000, 16), BenchParts(frozenset({"prompt"})))
-    assert [(cell.name, cell.output_tokens) for cell in cells] == [
+    found = cells(Limits(200_000, 16), PROMPT)
+    assert [(cell.name, cell.output_tokens) for cell in found] == [
         ("Q&A", 256), ("Code", 512), ("JSON", 1024), ("Math", 64), ("LongCode", 2048),
     ]  # fmt: skip
-    assert all(cell.prompt and not cell.whole and cell.concurrency == 1 for cell in cells)
+    assert all(cell.prompt and not cell.whole and cell.concurrency == 1 for cell in found)
 
 
 def test_a_sweep_goes_as_far_as_the_release_allows() -> None:
-    cells = plan.cells_of(Limits(196_608, 16), BenchParts(frozenset({"sweep"})))
-    found = {(cell.input_tokens, cell.concurrency) for cell in cells}
+    def pairs(*limits: int, **how: bool) -> set[tuple[int, int]]:
+        return {(cell.input_tokens, cell.concurrency) for cell in cells(Limits(*limits), SWEEPS, **how)}
+
+    found = pairs(196_608, 16)
     assert {(128, n) for n in (1, 2, 4, 8, 16)} <= found and {(131072, 1), (131072, 2), (32768, 8)} <= found
     assert (32768, 16) not in found and (131072, 4) not in found  # an hour of prefill, unless asked for
-    everything = plan.cells_of(Limits(196_608, 16), BenchParts(frozenset({"sweep"}), everything=True))
-    assert len(everything) == 25
-    small = plan.cells_of(Limits(2048, 4), BenchParts(frozenset({"sweep"})))
-    assert {(cell.input_tokens, cell.concurrency) for cell in small} == {(n, c) for n in (128, 1024) for c in (1, 2, 4)}
-    assert (
-        plan.cells_of(Limits(131072, 1), BenchParts(frozenset({"sweep"})))[-1].input_tokens == 32768
-    )  # no room to answer
-
-
-def test_a_context_may_be_too_short() -> None:
-    assert {cell.kind for cell in plan.cells_of(Limits(512, 4), BenchParts(BOTH))} == {"sweep"}
-    assert plan.cells_of(Limits(64, 4), BenchParts(BOTH)) == ()
-
-
-def test_a_quick_sweep_of_a_release_that_takes_one_request_asks_each_thing_once() -> None:
-    quick = plan.cells_of(Limits(2048, 1), BenchParts(frozenset({"sweep"}), quick=True))
-    assert [cell.name for cell in quick] == ["128 x 1"]
+    assert len(pairs(196_608, 16, everything=True)) == 25
+    assert pairs(2048, 4) == {(n, c) for n in (128, 1024) for c in (1, 2, 4)}
+    assert max(pairs(131072, 1)) == (32768, 1)  # no room to answer
+    assert pairs(2048, 1, quick=True) == {(128, 1)}
+    assert {cell.kind for cell in cells(Limits(512, 4), BOTH)} == {"sweep"} and cells(Limits(64, 4), BOTH) == ()
 
 
 @pytest.mark.parametrize(
@@ -150,10 +144,9 @@ def test_the_estimate_counts_prefill_for_all_and_decode_side_by_side() -> None:
 
 
 def test_the_estimate_goes_by_what_was_measured_of_this_release_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A start as the last one was, else as the smoke test's; the load generator imports vLLM as a server does."""
-    paths = Paths(tmp_path, tmp_path / "cache", tmp_path / "home")
     monkeypatch.setattr(bench, "uses_gpu", lambda *_: False)
     plain = made_releases.release(1)
     smoked = dataclasses.replace(plain, smoke={"passed": True, "ready_seconds": 100.8})
@@ -167,9 +160,6 @@ def test_the_estimate_goes_by_what_was_measured_of_this_release_here(
     began = {"start": 0.0, "weights": 28.7, "ready": 35.0}
     (folder / startup.FILE).write_text(json.dumps({"seconds": 35.9, "began": began}))
     assert [(pace.start, pace.load) for pace in [bench.pace_for(paths, smoked)]] == [(35.9, 28.7)]
-
-
-# From the load generator's file to figures
 
 
 def result(**changes: Any) -> dict[str, Any]:
@@ -226,10 +216,13 @@ def test_an_answer_whose_parts_were_joined_has_no_times_between_tokens() -> None
     assert one.joined == 1 and one.decode_rate == pytest.approx(8 / 0.4) and near(one.gap, 0.1, 0.1)
 
 
-def test_prefill_is_of_one_user_and_of_long_prompts() -> None:
+def test_what_an_answer_does_not_tell() -> None:
+    """Prefill is of one user and of long prompts; an answer of one token has no decode."""
     assert measure.measured(SWEEP, result(), "", "", None).prefill_rate == pytest.approx((128 / 0.2 + 128 / 0.4) / 2)
-    assert measure.measured(dataclasses.replace(SWEEP, concurrency=2), result(), "", "", None).prefill_rate is None
-    assert measure.measured(QA, result(), "", "", None).prefill_rate is None
+    for cell in (dataclasses.replace(SWEEP, concurrency=2), QA):
+        assert measure.measured(cell, result(), "", "", None).prefill_rate is None
+    one = measure.measured(SWEEP, result(output_lens=[1, 1, 0], itls=[[], [], []]), "", "", None)
+    assert (one.decode_rate, one.gap, one.token, one.tokens_a_part, one.ended_early) == (None, None, None, None, True)
 
 
 def test_acceptance_is_what_the_counters_grew_by() -> None:
@@ -243,21 +236,12 @@ def test_acceptance_is_what_the_counters_grew_by() -> None:
     assert fresh.drafted == 40
 
 
-def test_an_answer_of_one_token_has_no_decode() -> None:
-    one = measure.measured(SWEEP, result(output_lens=[1, 1, 0], itls=[[], [], []]), "", "", None)
-    assert one.decode_rate is None and one.gap is None and one.token is None and one.tokens_a_part is None
-    assert one.ended_early
-
-
 def test_a_cell_without_an_answer_is_an_error_with_its_reason(paths: Paths) -> None:
     nothing = result(output_lens=[0, 0, 0], errors=["", "Traceback ...\nBad Request", "x"])
     with pytest.raises(SmokeError, match="none of 3 requests was answered: Bad Request"):
         require_answers(
             made_releases.release(1), measure.measured(QA, nothing, "", "", None), measure.failures_of(nothing)
         )
-
-
-# The load generator's container
 
 
 def test_lines_come_whole_however_the_engine_cuts_them() -> None:
@@ -317,23 +301,13 @@ def test_memory_is_counted_without_the_page_cache() -> None:
     assert target.most(None, 3, 5) == 5 and target.most(None) is None
 
 
-# Ratios
-
-
-def test_turns_are_abba() -> None:
-    assert [ratios.order_of(rounds) for rounds in (1, 2, 4)] == ["AB", "ABBA", "ABBAABBA"]
-
-
 def test_the_interval_is_students_t_of_the_logarithms() -> None:
     middle, low, high = ratios.interval([1.1, 1.2, 1.3, 1.25])
     logs = numpy.log([1.1, 1.2, 1.3, 1.25])
     half = 3.182446 * logs.std(ddof=1) / 2  # Student's t for three degrees of freedom, 97.5 %
-    assert (middle, low, high) == pytest.approx(
-        tuple(numpy.exp(logs.mean() + half * end) for end in (0, -1, 1)), rel=1e-3
-    )
-    assert middle**2 == pytest.approx(low * high)
-    same = ratios.interval([2.0, 2.0])
-    assert same == (pytest.approx(2), pytest.approx(2), pytest.approx(2))
+    wanted = tuple(numpy.exp(logs.mean() + half * end) for end in (0, -1, 1))
+    assert (middle, low, high) == pytest.approx(wanted, rel=1e-3)
+    assert ratios.interval([2.0, 2.0]) == pytest.approx((2, 2, 2))
 
 
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
@@ -347,7 +321,9 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
 
 def test_drift_of_the_machine_falls_out_of_paired_ratios() -> None:
     """Each turn is slower than the one before it by 1 %, and B is twice as fast as A."""
+    assert ratios.order_of(1) == "AB"
     order = ratios.order_of(4)
+    assert order == "ABBAABBA"
     turns = [(letter, 40 * 0.99**place * (2 if letter == "B" else 1)) for place, letter in enumerate(order)]
     a, b = ([[row(rate=rate)] for letter, rate in turns if letter == side] for side in "AB")
     found = {(one.cell, one.metric): one for one in ratios.ratios_of(a, b)}
@@ -366,9 +342,6 @@ def test_the_prompts_come_together_and_cells_each() -> None:
     assert found["128 x 1", "output_rate"].low is None  # of one round
     lacking = [[row(QA, 40), dataclasses.replace(row(code, 10), decode_rate=None)]]
     assert ("Code", "decode_rate") not in {(one.cell, one.metric) for one in ratios.ratios_of(lacking, lacking)}
-
-
-# What is kept
 
 
 def test_a_record_comes_back_as_it_was(paths: Paths) -> None:
@@ -410,25 +383,20 @@ def test_cells_of_a_run_that_was_broken_off_are_no_result_and_can_be_gone_on_wit
 
 @pytest.mark.parametrize(
     ("key", "value", "said"),
-    [("seconds", "x", "cells.0.seconds"), ("cell", None, "cells.0.cell"), ("more", 1, "cells.0.more")],
+    [
+        ("cells.0.seconds", "x", "cells.0.seconds"),
+        ("cells.0.cell", None, "cells.0.cell"),
+        ("cells.0.more", 1, "cells.0.more"),
+        ("schema", 2, "newer sparkpin"),
+    ],
 )
 def test_a_damaged_record_is_named_with_its_key(paths: Paths, key: str, value: object, said: str) -> None:
     path = record.keep(paths, made_releases.release(1), made(row()))
     whole = json.loads(path.read_text())
-    whole["cells"][0][key] = value
+    (whole["cells"][0] if "." in key else whole)[key.rpartition(".")[2]] = value
     path.write_text(json.dumps(whole))
     with pytest.raises(ManifestError, match=said):
         record.read(path)
-
-
-def test_a_record_of_a_newer_sparkpin_is_not_guessed_at(paths: Paths) -> None:
-    path = record.keep(paths, made_releases.release(1), made(row()))
-    path.write_text(path.read_text().replace('"schema": 1', '"schema": 2'))
-    with pytest.raises(ManifestError, match="newer sparkpin"):
-        record.read(path)
-
-
-# What is printed
 
 
 def test_no_figure_without_its_machine(capsys: pytest.CaptureFixture[str]) -> None:
@@ -440,21 +408,21 @@ def test_no_figure_without_its_machine(capsys: pytest.CaptureFixture[str]) -> No
     assert "container 3.00 GB" in text and "as the server counts them" in text
 
 
-def test_a_plan_says_what_is_asked_and_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = BenchPlan((QA, SWEEP), PACE, 2048)
-    words.show_plan([made_releases.release(1)], wanted, turns=4, starts=4)
+@pytest.mark.parametrize(
+    ("cells", "pace", "turns", "starts", "said"),
+    [
+        ((QA, SWEEP), PACE, 4, 4, "2 cells, 4 times: about {} min, 90 s of it for each of 4 starts"),
+        ((QA,), dataclasses.replace(PACE, load=30), 2, 1, ", 30 s to load the load generator each time, at"),
+        ((QA,), dataclasses.replace(PACE, start=0), 1, 1, "1 cell: about 10 s (it is being served)"),
+    ],
+)  # fmt: skip
+def test_a_plan_says_what_is_asked_and_how_long_it_takes(
+    cells: tuple[Cell, ...], pace: Pace, turns: int, starts: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words.show_plan([made_releases.release(1)], BenchPlan(cells, pace, 2048), turns=turns, starts=starts)
     text = capsys.readouterr().out
-    assert "at most 256" in text and "2, the second counts" in text and "2, after 1 that does not count" in text
-    seconds = 4 * (plan.estimate(wanted.cells, PACE) + 90)
-    assert f"2 cells, 4 times: about {seconds / 60:.0f} min, 90 s of it for each of 4 starts" in text
-    words.show_plan([made_releases.release(1)], wanted, turns=4, starts=2)
-    assert "90 s of it for each of 2 starts" in capsys.readouterr().out
-    words.show_plan([made_releases.release(1)], BenchPlan((QA,), dataclasses.replace(PACE, load=30), 2048), turns=2)
-    assert ": about 3 min, 90 s of it for the start, 30 s to load the load generator each time, at " in (
-        capsys.readouterr().out
-    )
-    words.show_plan([made_releases.release(1)], BenchPlan((QA,), dataclasses.replace(PACE, start=0), 2048))
-    assert "1 cell: about 10 s (it is being served)" in capsys.readouterr().out
+    assert said.format(f"{(turns * plan.estimate(cells, pace) + starts * pace.start) / 60:.0f}") in text
+    assert "at most 256" in text and "2, the second counts" in text
 
 
 def test_what_makes_figures_doubtful_is_said() -> None:
@@ -482,17 +450,14 @@ def test_a_comparison_says_how_it_was_made(capsys: pytest.CaptureFixture[str], p
     assert record.comparisons(paths, release) == (one,) and record.history(paths, release) == ()
 
 
-# The command line
-
-
 def test_a_recipe_that_is_none_is_told_before_its_releases(paths: Paths) -> None:
     with pytest.raises(InputError, match="unknown recipe 'nope'"):
         bench.chosen(paths, cast(Engine, None), "nope", None)
 
 
 def test_both_sides_of_a_comparison_are_asked_the_same() -> None:
-    a = BenchPlan(plan.cells_of(Limits(32_768, 16), BenchParts(BOTH)), PACE, 32_768)
-    b = BenchPlan(plan.cells_of(Limits(4096, 4), BenchParts(BOTH)), dataclasses.replace(PACE, decode=20), 4096)
+    a = BenchPlan(cells(Limits(32_768, 16), BOTH), PACE, 32_768)
+    b = BenchPlan(cells(Limits(4096, 4), BOTH), dataclasses.replace(PACE, decode=20), 4096)
     both = bench.common([a, b])
     assert (both.context, both.pace.decode) == (4096, 20)
     guess = dataclasses.replace(b, pace=dataclasses.replace(b.pace, guessed=True))
@@ -501,16 +466,9 @@ def test_both_sides_of_a_comparison_are_asked_the_same() -> None:
     assert [cell.name for cell in both.cells] == [
         "Q&A", "Code", "JSON", "Math", "LongCode", "1024 x 1", "1024 x 4",
     ]  # fmt: skip
-
-
-def test_releases_that_nothing_can_be_asked_of_alike_are_not_compared() -> None:
-    prompts = frozenset({"prompt"})
-    scripted, other = (
-        BenchPlan(plan.cells_of(Limits(4096, 4), BenchParts(prompts, whole=whole)), PACE, 4096)
-        for whole in (True, False)
-    )
+    scripted = BenchPlan(cells(Limits(4096, 4), PROMPT, whole=True), PACE, 4096)
     with pytest.raises(InputError, match="asked of both releases alike"):
-        bench.common([scripted, other])
+        bench.common([scripted, dataclasses.replace(scripted, cells=cells(Limits(4096, 4), PROMPT))])
 
 
 def test_both_servers_are_up_only_where_both_plans_fit(monkeypatch: pytest.MonkeyPatch, paths: Paths) -> None:
@@ -525,9 +483,8 @@ def test_both_servers_are_up_only_where_both_plans_fit(monkeypatch: pytest.Monke
 def test_a_part_that_is_none_is_refused() -> None:
     with pytest.raises(InputError, match=r"--dry-run --json: a plan is printed for people only"):
         bench.BenchOptions(quick=False, full=False, only="", bandwidth="", dry_run=True, as_json=True)
-    asked = bench.BenchOptions(quick=False, full=False, only="half", bandwidth="", dry_run=False, as_json=False)
-    with pytest.raises(InputError, match="wanted prompts or sweep"):
-        _ = asked.parts
+    asked = bench.BenchOptions(quick=False, full=False, only="prompts", bandwidth="", dry_run=False, as_json=False)
+    assert asked.parts == {"prompt"} and dataclasses.replace(asked, only="").parts == BOTH
     with pytest.raises(InputError, match="--bandwidth"):
         _ = dataclasses.replace(asked, bandwidth="fast").bytes_a_second
     assert dataclasses.replace(asked, bandwidth="273").bytes_a_second == 273e9

@@ -9,7 +9,7 @@ import os
 import select
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,22 +112,15 @@ def test_continuations_are_compared_up_to_the_first_word_that_differs(
 
 def test_intervals_are_the_same_each_time_and_hold_the_value() -> None:
     figure = intervals.ratio([1.0, 4.0, 2.0, 9.0], [10, 20, 10, 30], (0, 1))
-    assert figure == intervals.ratio([1.0, 4.0, 2.0, 9.0], [10, 20, 10, 30], (0, 1))
+    assert figure == intervals.ratio([1.0, 4.0, 2.0, 9.0, 0.0], [10, 20, 10, 30, 0], (0, 1))
     assert figure.value == 16 / 70 and 0 <= figure.low < 0.15 and 0.3 < figure.high <= 1
-    assert intervals.ratio([1.0, 4.0, 2.0, 9.0, 0.0], [10, 20, 10, 30, 0], (0, 1)) == figure
     alike = intervals.ratio([2.0, 4.0], [1, 2], (0, 9), math.exp)
     assert (alike.low, alike.value, alike.high) == pytest.approx((math.exp(2),) * 3)
     assert intervals.ratio([], [], (0, 1)).value == 0
-
-
-def test_one_text_says_nothing_of_others() -> None:
-    assert intervals.ratio([0.2], [10], (0, 100)) == Figure(value=0.02, low=0, high=100)
-
-
-def test_two_texts_that_differ_leave_a_wide_interval() -> None:
-    """Drawn again and again they are one text, or both as they are: the draws know no spread."""
-    figure = intervals.ratio([0.9, 1.1], [1, 1], (0, 100))
-    assert figure.low == pytest.approx(0, abs=0.3) and figure.high == pytest.approx(2.27, abs=0.01)
+    assert intervals.ratio([0.2], [10], (0, 100)) == Figure(value=0.02, low=0, high=100), "one says nothing of others"
+    # Two that differ, drawn again and again, are one text, or both as they are: the draws know no spread.
+    two = intervals.ratio([0.9, 1.1], [1, 1], (0, 100))
+    assert two.low == pytest.approx(0, abs=0.3) and two.high == pytest.approx(2.27, abs=0.01)
 
 
 @pytest.mark.parametrize("texts", [23, 8])
@@ -161,24 +154,21 @@ def test_a_real_answer_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("entries", "message"),
     [
-        ({"prompt_logprobs": None}, "wanted a list of 2"),
-        ({"prompt_logprobs": [None, {"5": {"logprob": -1.0}}]}, "lacks the prompt's own token"),
-        ({"prompt_logprobs": [None, {"97": {"logprob": float("nan")}}]}, "wanted a finite one"),
-        ({"prompt_logprobs": [None, {"97": {"logprob": 0.5}}]}, "wanted a finite one, 0 at most"),
-        ({"prompt_logprobs": [None, None]}, "wanted an object"),
+        (None, "wanted a list of 2"),
+        ([None, {"5": {"logprob": -1.0}}], "lacks the prompt's own token"),
+        ([None, {"97": {"logprob": float("nan")}}], "wanted a finite one"),
+        ([None, {"97": {"logprob": 0.5}}], "wanted a finite one, 0 at most"),
+        ([None, None], "wanted an object"),
     ],
 )
-def test_an_answer_without_what_must_be_there_is_wrong(changes: dict[str, Any], message: str) -> None:
+def test_an_answer_without_what_must_be_there_is_wrong(entries: object, message: str) -> None:
     with pytest.raises(Wrong, match=message):
-        asking.forced(changed(**changes), [67, 97], "x")
-
-
-def test_a_continuation_with_words_for_tokens_is_wrong() -> None:
-    logprobs = {"tokens": [" a"], "top_logprobs": [{" a": -0.1}], "token_logprobs": [-0.1]}
+        asking.forced(changed(prompt_logprobs=entries), [67, 97], "x")
+    words = {"tokens": [" a"], "top_logprobs": [{" a": -0.1}], "token_logprobs": [-0.1]}
     with pytest.raises(Wrong, match="saw the token ' a'"):
-        asking.continued({"logprobs": logprobs}, "x")
+        asking.continued({"logprobs": words}, "x")
 
 
 def reading(name: str, kind: str, shift: float = 0.0, tokens: tuple[int, ...] = (1, 2, 3)) -> Reading:
@@ -197,6 +187,7 @@ def test_what_is_compared_is_all_and_each_kind() -> None:
     q = measured(reading("a", "code", 0.1), reading("b", "english"), right=(True, False))
     every, code, english = compare.texts(p, q, 2)
     assert (every.kind, code.kind, english.kind) == ("all", "code", "english")
+    assert every.continued_same.value == 1
     assert every.tokens == 6 and code.kl.value > 0 and english.kl.value == 0
     assert code.ratio.value == pytest.approx(math.exp(0.1)) and english.ratio.value == 1
     assert every.kl.low == 0 < every.kl.value < every.kl.high <= 100  # two texts say little
@@ -205,15 +196,12 @@ def test_what_is_compared_is_all_and_each_kind() -> None:
     assert found["needles"].failures == ("word 1: no",) and found["needles"].lost.value == 0.5
 
 
-def test_other_tokens_cannot_be_compared() -> None:
-    with pytest.raises(InputError, match="other tokens of the text a"):
-        compare.texts(measured(reading("a", "code")), measured(reading("a", "code", tokens=(1, 2, 4))), 2)
-
-
-def test_a_recipe_with_less_room_is_compared_as_far_as_it_reads_and_not_beyond() -> None:
-    short = reading("a", "code", tokens=(1, 2))
-    found = compare.texts(measured(reading("a", "code")), measured(short), 2)[0]
+def test_texts_are_compared_token_by_token_as_far_as_both_read_them() -> None:
+    ours = measured(reading("a", "code"))
+    found = compare.texts(ours, measured(reading("a", "code", tokens=(1, 2))), 2)[0]
     assert (found.tokens, found.continued) == (2, 0)
+    with pytest.raises(InputError, match="other tokens of the text a"):
+        compare.texts(ours, measured(reading("a", "code", tokens=(1, 2, 4))), 2)
 
 
 def test_what_was_measured_is_kept_whole_or_measured_again(tmp_path: Path) -> None:
@@ -234,19 +222,12 @@ def test_what_was_measured_is_kept_whole_or_measured_again(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("limits", "kept"),
-    [
-        ({"kl": 0.03}, "within"),
-        ({"kl": 0.015}, "unclear"),
-        ({"kl": 0.005}, "more"),
-        ({"top1": 0.98}, "within"),
-        ({"top1": 0.985}, "within"),
-        ({"top1": 0.9875}, "unclear"),
-        ({"top1": 0.995}, "more"),
-    ],
-)
-def test_a_loss_is_more_than_allowed_only_where_its_whole_interval_is(limits: dict[str, float], kept: str) -> None:
-    (judged,) = quality_allowance.judge(figures(), (), Quality(**limits))
+    ("name", "limit", "kept"),
+    [("kl", 0.03, "within"), ("kl", 0.015, "unclear"), ("kl", 0.005, "more"), ("top1", 0.98, "within"),
+     ("top1", 0.985, "within"), ("top1", 0.9875, "unclear"), ("top1", 0.995, "more")],
+)  # fmt: skip
+def test_a_loss_is_more_than_allowed_only_where_its_whole_interval_is(name: str, limit: float, kept: str) -> None:
+    (judged,) = quality_allowance.judge(figures(), (), Quality(**{name: limit}))
     assert judged.kept == kept
 
 
@@ -320,12 +301,7 @@ def test_a_damaged_note_of_what_was_accepted_is_an_error(paths: Paths, text: str
 
 
 def test_what_promote_refuses_rollback_passes_over(paths: Paths) -> None:
-    old, parent, worse, current = (
-        release(1, "passed"),
-        release(2, "passed", stage="mtp"),
-        release(3, "passed"),
-        release(4),
-    )
+    old, parent, worse, current = release(1, "passed"), release(2, stage="mtp"), release(3, "passed"), release(4)
     quality_record.save(paths, worse, parent, made_record(worse, parent))
     limit(paths, 0.005)
     refused = partial(quality_gate.is_refused, paths)
@@ -341,14 +317,9 @@ def test_records_come_back_and_a_full_one_goes_before_a_quick_one(paths: Paths) 
     where = quality_record.save(paths, ours, parent, full)
     assert where == paths.releases / f"tiny/{ours.name}/quality/tiny-{parent.name}.json"
     quality_record.save(paths, ours, parent, quick)
-    quality_record.save(
-        paths, ours, release(3), made_record(ours, release(3), role="named", time="2026-01-07T00:00:00.000Z")
-    )
-    assert [one.time[:10] for one in quality_record.records_of(paths, ours)] == [
-        "2026-01-05",
-        "2026-01-06",
-        "2026-01-07",
-    ]
+    named = made_record(ours, release(3), role="named", time="2026-01-07T00:00:00.000Z")
+    quality_record.save(paths, ours, release(3), named)
+    assert quality_record.records_of(paths, ours) == (full, quick, named)
     assert quality_record.against_parent(paths, ours) == full
     where.write_text(where.read_text().replace('"top_k": 20', '"top_k": "20"'))
     with pytest.raises(ManifestError, match="top_k"):
@@ -357,13 +328,9 @@ def test_records_come_back_and_a_full_one_goes_before_a_quick_one(paths: Paths) 
 
 def test_other_standard_tasks_of_the_same_two_stay(paths: Paths) -> None:
     ours, parent = release(2), release(1, stage="mtp")
-    rows = [
-        quality_record.Standard(
-            task=task, metric="acc", samples=4, reference=value, reference_stderr=None, release=value,
-            release_stderr=0.1,
-        )
-        for task, value in (("a", 0.5), ("b", 0.25), ("a", 0.75))
-    ]  # fmt: skip
+    same: dict[str, Any] = {"metric": "acc", "samples": 4, "reference_stderr": None, "release_stderr": 0.1}
+    tasks = (("a", 0.5), ("b", 0.25), ("a", 0.75))
+    rows = [quality_record.Standard(task=task, reference=value, release=value, **same) for task, value in tasks]
     for standard_rows in ((rows[0], rows[1]), (), (rows[2],)):
         quality_record.save(paths, ours, parent, made_record(ours, parent, standard=standard_rows))
     assert quality_record.records_of(paths, ours)[0].standard == (rows[1], rows[2])
@@ -422,13 +389,11 @@ def test_without_a_name_it_is_the_newest_that_passed_and_has_a_parent(paths: Pat
 
 
 def test_questions_that_only_one_was_asked_are_noted() -> None:
-    both = SkillAnswer("tool calls", "one", True)
-    p, q = (
-        QualityMeasured(
-            "0.32.0", 1.5, (), (both, *(SkillAnswer(f"needles, {step} tokens", f"word {n}", True) for n in range(2)))
-        )
-        for step in ("2,048", "1,900")
-    )
+    def asked(step: str) -> QualityMeasured:
+        needles = (SkillAnswer(f"needles, {step} tokens", f"word {n}", True) for n in range(2))
+        return QualityMeasured("0.32.0", 1.5, (), (SkillAnswer("tool calls", "one", True), *needles))
+
+    p, q = asked("2,048"), asked("1,900")
     assert compare.asked_alone(p, q) == (
         "needles, 2,048 tokens: 2 asked of the reference alone, so not compared",
         "needles, 1,900 tokens: 2 asked of the release alone, so not compared",
@@ -567,26 +532,30 @@ def test_scores_of_lm_eval_are_read() -> None:
     )
 
 
-def test_what_lm_eval_lacks_is_said_with_what_to_do(paths: Paths) -> None:
-    wanted = standard.StandardTasks(("arc_easy",))
-    with pytest.raises(InputError, match="lm-eval is not installed") as caught:
-        standard.require_known(paths, wanted)
-    assert "--fetch" in caught.value.next_step and caught.value.message.endswith("knows whether it has arc_easy")
-    with pytest.raises(InputError, match=r"lm-eval is not installed in \S+\n"):
-        standard.require_known(paths, standard.StandardTasks(("sparkpin_choices",)))
-    with pytest.raises(InputError, match="data of arc_easy are not at hand"):
-        standard.raise_for(
-            "...\nConnectionError: Couldn't reach 'allenai/ai2_arc' on the Hub (OfflineModeIsEnabled)", wanted
-        )
-    with pytest.raises(InputError, match="which chats do not give"):
-        standard.raise_for("Loglikelihood is not supported for chat completions. Consider ...", wanted)
-    with pytest.raises(SmokeError, match="no result for arc_easy"):
-        standard.raise_for("aiohttp: 500", wanted)
-    for line, words in {"a b": "wanted a name", "--x": "wanted a name", "sparkpin_x": "sparkpin_choices"}.items():
-        with pytest.raises(InputError, match=words):
-            standard.wanted_of(line, limit=0, chat=False, fetch=False)
-    with pytest.raises(InputError, match="are about --tasks"):
-        standard.wanted_of("", limit=0, chat=False, fetch=True)
+ARC, OWN = standard.StandardTasks(("arc_easy",)), standard.StandardTasks(("sparkpin_choices",))
+OFFLINE = "...\nConnectionError: Couldn't reach 'allenai/ai2_arc' on the Hub (OfflineModeIsEnabled)"
+CHATS = "Loglikelihood is not supported for chat completions. Consider ..."
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "words"),
+    [
+        (lambda paths: standard.require_known(paths, ARC), InputError, "lm-eval is not installed.*arc_easy\n.*--fetch"),
+        (lambda paths: standard.require_known(paths, OWN), InputError, r"lm-eval is not installed in \S+\n"),
+        (lambda _: standard.raise_for(OFFLINE, ARC), InputError, "data of arc_easy are not at hand"),
+        (lambda _: standard.raise_for(CHATS, ARC), InputError, "which chats do not give"),
+        (lambda _: standard.raise_for("aiohttp: 500", ARC), SmokeError, "no result for arc_easy"),
+        (lambda _: standard.wanted_of("a b", limit=0, chat=False, fetch=False), InputError, "wanted a name"),
+        (lambda _: standard.wanted_of("--x", limit=0, chat=False, fetch=False), InputError, "wanted a name"),
+        (lambda _: standard.wanted_of("sparkpin_x", limit=0, chat=False, fetch=False), InputError, "sparkpin_choices"),
+        (lambda _: standard.wanted_of("", limit=0, chat=False, fetch=True), InputError, "are about --tasks"),
+    ],
+)
+def test_what_lm_eval_lacks_is_said_with_what_to_do(
+    paths: Paths, act: Callable[[Paths], object], kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        act(paths)
 
 
 FAKE = """class TaskManager:
@@ -633,18 +602,15 @@ def test_what_has_no_room_is_not_started(
 ) -> None:
     """A full machine and a full disk, which a test cannot have; nor has it a GPU."""
     ours, no = release(1, "passed"), lambda *_, **__: None
-    for name in ("obstacle", "remove_leftovers"):
-        monkeypatch.setattr(run, name, no)
-    for name in ("require_readable", "require_image"):
-        monkeypatch.setattr(run.running, name, no)
+    for room, names in ((run, "obstacle remove_leftovers"), (run.running, "require_readable require_image")):
+        for name in names.split():
+            monkeypatch.setattr(room, name, no)
     monkeypatch.setattr(run, "uses_gpu", lambda *_: gpus)
     monkeypatch.setattr(run, "checkpoint_of", lambda *_: paths.project)
     monkeypatch.setattr(run, "with_loader", lambda _, release, *__, **___: release)
-    monkeypatch.setattr(run.memory_limit, "drop_page_cache", no)
-    monkeypatch.setattr(run.memory_limit, "available", lambda: 1 << 30)
-    monkeypatch.setattr(
-        run.memory_limit, "room_for", lambda *_: memory_limit.Room(10 << 30, 10 << 30, SimpleNamespace(hints=()))
-    )  # type: ignore[arg-type]
+    needed = memory_limit.Room(10 << 30, 10 << 30, SimpleNamespace(hints=()))  # type: ignore[arg-type]
+    for name, told in {"drop_page_cache": None, "available": 1 << 30, "room_for": needed}.items():
+        monkeypatch.setattr(run.memory_limit, name, lambda *_, told=told: told)
     usage = shutil.disk_usage(paths.project)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
     with pytest.raises((HostError, DiskError), match=error):

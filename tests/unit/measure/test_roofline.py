@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from unittest import mock
 
@@ -32,6 +33,7 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.serve.memory.weights import Loading
 
 BASE, HYBRID, MTP, V2, V2_TQ = CHAIN
+FP8_DRAFT = dataclasses.replace(V2, fp8_draft=True)
 SPARK = 273e9
 # One routed expert of all 48 layers: 48 x 3 x 3072 x 1024 weights in 4 bits, and 2 bytes of scale for each 128.
 EXPERT = 452_984_832 // 2 + 452_984_832 // 64
@@ -60,13 +62,9 @@ def reads(one: Roofline) -> dict[str, Read]:
 )
 def test_distinct_experts(experts: int, active: int, tokens: int, wanted: float) -> None:
     assert distinct(experts, active, tokens) == pytest.approx(wanted, rel=1e-12)
-
-
-def test_distinct_experts_against_a_draw() -> None:
-    """Exactly, over all ways in which two tokens can choose 2 of 4: the mean of the union's size."""
+    # Exactly, over all ways in which two tokens can choose 2 of 4: the mean of the union's size.
     pairs = [frozenset((a, b)) for a in range(4) for b in range(a)]
-    unions = [len(one | other) for one in pairs for other in pairs]
-    assert sum(unions) / len(unions) == distinct(4, 2, 2) == 3.0
+    assert fmean(len(one | other) for one in pairs for other in pairs) == distinct(4, 2, 2) == 3.0
 
 
 def test_the_baseline_s_bytes_by_hand() -> None:
@@ -126,7 +124,7 @@ def test_a_list_of_tokens_to_draft() -> None:
 
 def test_the_mtp_layer_in_fp8() -> None:
     """What the rule `mtp.layers.*_proj` of docs/checkpoints.md makes: `mtp.fc`, router and norms stay in 16 bits."""
-    found, before = reads(made(dataclasses.replace(V2, fp8_draft=True))), reads(made(V2))
+    found, before = reads(made(FP8_DRAFT)), reads(made(V2))
     projections = [3072 * 16_384, 512 * 3072, 512 * 3072, 8192 * 3072, *[3072 * 1024] * 3]
     scales = 2 * sum(size // 128**2 for size in projections)
     assert before["MTP layer"].size - found["MTP layer"].size == sum(projections) - scales
@@ -164,14 +162,21 @@ def test_a_long_context_and_nothing_accepted() -> None:
     assert "KV cache" not in reads(made(V2, context=0))
 
 
-@pytest.mark.parametrize("figure", CHAIN, ids=lambda figure: figure.stage)
+@pytest.mark.parametrize("figure", [*CHAIN, FP8_DRAFT], ids=lambda figure: f"{figure.stage}-{figure.fp8_draft}")
 def test_headers_of_the_published_shapes_give_the_same(figure: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the builder's plan, as the headers of a locked model come; with 2 experts a layer, which is quicker."""
+    """Through the builder's plan, as the headers of a locked model come; with 2 experts a layer, which is quicker. The
+    MTP layer is in FP8 by the rule of docs/checkpoints.md.
+    """
     sizes = dataclasses.replace(qwen_samples.G122B, experts=2)
     monkeypatch.setattr(published, "EXPERTS", 2)
     listings = {"int4": qwen_samples.int4_listing(sizes), "fp8": qwen_samples.fp8_listing(sizes)}
-    steps = ("copy", "hybrid", "mtp") if figure.fp8 else ("copy",)
-    plan = make_plan(listings, manifests.load_model(PROJECT, MODEL), steps)
+    pin = manifests.load_model(PROJECT, MODEL)
+    assert pin.hybrid and not any("mtp" in module for rule in pin.hybrid.rules for module in rule.modules)  # by default
+    if figure.fp8_draft:
+        rule = pin.hybrid.rules[0].model_copy(update={"modules": ["mtp.layers.*_proj"]})
+        hybrid = pin.hybrid.model_copy(update={"rules": [*pin.hybrid.rules, rule], "unused": None})
+        pin = pin.model_copy(update={"hybrid": hybrid})
+    plan = make_plan(listings, pin, ("copy", "hybrid", "mtp") if figure.fp8 else ("copy",))
     geometry = geometry_122b()
     assert geometry == GEOMETRY
     flags = " ".join((MTP2, *figure.flags[2:])) if figure.flags else ""
@@ -179,23 +184,6 @@ def test_headers_of_the_published_shapes_give_the_same(figure: Published, monkey
     settings = settings_of(geometry, flags, "cuda", (0, 33))
     tensors = [placed.source.info for placed in final_tensors(plan, listings) if placed.listed]
     assert model_of(tensors, geometry, settings, loading, symmetric=True) == model_published(figure)
-
-
-def test_headers_of_an_mtp_layer_in_fp8_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule of docs/checkpoints.md, through the builder's plan: `invoke roofline` counts what a checkpoint holds."""
-    sizes = dataclasses.replace(qwen_samples.G122B, experts=2)
-    monkeypatch.setattr(published, "EXPERTS", 2)
-    listings = {"int4": qwen_samples.int4_listing(sizes), "fp8": qwen_samples.fp8_listing(sizes)}
-    pin = manifests.load_model(PROJECT, MODEL)
-    assert pin.hybrid and not any("mtp" in module for rule in pin.hybrid.rules for module in rule.modules)  # by default
-    rule = pin.hybrid.rules[0].model_copy(update={"modules": ["mtp.layers.*_proj"]})
-    hybrid = pin.hybrid.model_copy(update={"rules": [*pin.hybrid.rules, rule], "unused": None})
-    changed = pin.model_copy(update={"hybrid": hybrid})
-    plan = make_plan(listings, changed, ("copy", "hybrid", "mtp"))
-    settings = settings_of(geometry_122b(), MTP2, "cuda", (0, 33))
-    tensors = [placed.source.info for placed in final_tensors(plan, listings) if placed.listed]
-    wanted = model_published(dataclasses.replace(V2, fp8_draft=True))
-    assert model_of(tensors, GEOMETRY, settings, Loading(True, True, True, False), symmetric=True) == wanted
 
 
 def test_zero_points_are_read_where_a_model_has_its_own() -> None:
@@ -219,15 +207,14 @@ def test_options() -> None:
     assert (one.bandwidth, one.context, one.accepted) == (4.8e12, 32_768, 1.0)
     assert asked(bandwidth="1", context=1, accepted="").accepted is None
     for bandwidth, accepted, said in (
-        ("fast", "1", "--bandwidth: saw 'fast', wanted a number above 0"),
-        ("0", "1", "--bandwidth: saw '0', wanted a number above 0"),
-        ("inf", "1", "--bandwidth: saw 'inf', wanted a number above 0"),
-        ("273", "1.5", "--accepted: saw '1.5', wanted a share from 0 to 1"),
-        ("273", "-1", "--accepted: saw '-1', wanted a number, 0 or more"),
+        ("fast", "1", "--bandwidth: saw 'fast'"),
+        ("0", "1", "--bandwidth: saw '0'"),
+        ("inf", "1", "--bandwidth: saw 'inf'"),
+        ("273", "1.5", "--accepted: saw '1.5'"),
+        ("273", "-1", "--accepted: saw '-1'"),
     ):
-        with pytest.raises(InputError) as caught:
+        with pytest.raises(InputError, match=said):
             asked(bandwidth=bandwidth, context=1000, accepted=accepted)
-        assert said in str(caught.value) and caught.value.next_step
 
 
 def test_the_share_accepted_is_what_the_newest_release_that_passed_measured(tmp_path: Path) -> None:
@@ -280,8 +267,7 @@ def test_published_speeds_are_not_held_against_the_ceilings_of_a_longer_context(
     show_published(long, as_json=False)
     lines = capsys.readouterr().out.splitlines()
     rows = [line.split()[-3:] for line in lines if line.startswith(("base", "hybrid", "mtp", "v2"))]
-    assert rows == 5 * [["-", "-", "-"]]
-    assert "and short ones: nothing to hold against more than 1,000 tokens in the cache; docs/" in lines[-1]
+    assert rows == 5 * [["-", "-", "-"]] and "and short ones: nothing to hold against" in lines[-1]
     show_published(long, as_json=True)
     chain = json.loads(capsys.readouterr().out)["chain"]
     assert len(chain) == 5 and not [row for row in chain if {"measured", "fraction", "implied"} & set(row)]

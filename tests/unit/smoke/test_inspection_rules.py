@@ -145,43 +145,32 @@ def test_ptx_alone_is_named_and_code_for_other_gpus_alone_refused(root: Root) ->
     assert texts(facts, sm=None) == []
 
 
+LIBRARY = f"{SITE}/vllm/_C.abi3.so"
+CUDA_12 = {  # what pip installs on aarch64 from the Python index: docs/inspection.md has the same from the real wheels
+    f"{SITE}/vllm-0.33.0.dist-info/METADATA": metadata("vllm", "0.19.1"),
+    f"{SITE}/torch-2.14.0.dist-info/METADATA": metadata("torch", "2.10.0"),
+    f"{SITE}/torch/version.py": torch("2.10.0+cpu", None),
+    f"{SITE}/torch/lib/libc10_cuda.so": None,
+    f"{SITE}/torch/lib/libtorch_cpu.so": Elf(soname="libtorch_cpu.so", defined=["_ZN2at3addEv"]),
+    f"{SITE}/nvidia/cu13/lib/libcudart.so.13": None,
+    f"{SITE}/nvidia_cuda_runtime-13.0.96.dist-info/METADATA": None,
+    f"{SITE}/nvidia_cuda_nvcc-13.0.88.dist-info/METADATA": None,
+    LIBRARY: Elf(
+        needed=["libtorch_cpu.so", "libc10_cuda.so", "libcudart.so.12", "libcuda.so.1", "libc.so.6"],
+        undefined=["_ZN3c104cuda12device_countEv", "_ZN2at3addEv", "__cudaRegisterFatBinary", "memcpy"],
+    ),
+}
+
+
 def test_the_known_bad_case_vllm_0_19_1_with_a_torch_without_cuda(root: Root) -> None:
-    """What pip installs on aarch64 from the Python index: docs/inspection.md has the same from the real wheels."""
-    facts = root(
-        {
-            f"{SITE}/vllm-0.33.0.dist-info/METADATA": metadata("vllm", "0.19.1"),
-            f"{SITE}/torch-2.14.0.dist-info/METADATA": metadata("torch", "2.10.0"),
-            f"{SITE}/torch/version.py": torch("2.10.0+cpu", None),
-            f"{SITE}/torch/lib/libc10_cuda.so": None,
-            f"{SITE}/torch/lib/libtorch_cpu.so": Elf(soname="libtorch_cpu.so", defined=["_ZN2at3addEv"]),
-            f"{SITE}/nvidia/cu13/lib/libcudart.so.13": None,
-            f"{SITE}/nvidia_cuda_runtime-13.0.96.dist-info/METADATA": None,
-            f"{SITE}/nvidia_cuda_nvcc-13.0.88.dist-info/METADATA": None,
-            f"{SITE}/vllm/_C.abi3.so": Elf(
-                needed=["libtorch_cpu.so", "libc10_cuda.so", "libcudart.so.12", "libcuda.so.1", "libc.so.6"],
-                undefined=["_ZN3c104cuda12device_countEv", "_ZN2at3addEv", "__cudaRegisterFatBinary", "memcpy"],
-            ),
-        }
-    )
-    library = f"{SITE}/vllm/_C.abi3.so"
-    assert texts(facts) == [
-        f"torch vllm 0.19.1: vLLM 0.19.1 is built for CUDA 12 ({library} needs libcudart.so.12), but torch 2.10.0+cpu "
+    assert texts(root(CUDA_12)) == [
+        f"torch vllm 0.19.1: vLLM 0.19.1 is built for CUDA 12 ({LIBRARY} needs libcudart.so.12), but torch 2.10.0+cpu "
         f"({SITE}/torch/version.py: cuda = None) is built without CUDA",
-        f"needed {library}: libc10_cuda.so is nowhere in the image; {library} needs it",
-        f"needed {library}: libcudart.so.12 is nowhere in the image; {library} needs it",
-        f"symbols {library}: 1 libraries and programs lack a library, and with it symbols: {library}: "
+        f"needed {LIBRARY}: libc10_cuda.so is nowhere in the image; {LIBRARY} needs it",
+        f"needed {LIBRARY}: libcudart.so.12 is nowhere in the image; {LIBRARY} needs it",
+        f"symbols {LIBRARY}: 1 libraries and programs lack a library, and with it symbols: {LIBRARY}: "
         "2 undefined: _ZN3c104cuda12device_countEv, __cudaRegisterFatBinary",
     ]
-    assert found(facts)[0].next_step == "pin a torch wheel that is built for the same CUDA release as vLLM's"
-
-
-@pytest.mark.parametrize(
-    ("version", "cuda", "words"),
-    [("2.14.0+cu128", "12.8", "is built for CUDA 13 ("), ("2.14.0+cpu", None, "is built without CUDA")],
-)
-def test_a_torch_of_another_flavour_than_vllm(root: Root, version: str, cuda: str | None, words: str) -> None:
-    (only,) = found(root({f"{SITE}/torch/version.py": torch(version, cuda)}))
-    assert only.rule == "torch" and words in only.text and version in only.text
 
 
 DISTRIBUTIONS = {
@@ -202,69 +191,65 @@ def mod(line: str) -> dict[str, str]:
     return {**MOD, f"{SITE}/sparkpin_made/hook.py": f"import vllm\n{line}\n"}
 
 
-@pytest.mark.parametrize(
-    ("files", "wanted"),
-    [
-        pytest.param(
-            {f"{SITE}/vllm/_C.abi3.so": Elf(needed=["libc.so.6"])},
-            f"torch vllm 0.33.0: vLLM 0.33.0 is built without CUDA ({SITE}/vllm/_C.abi3.so needs no CUDA library), but "
-            f"torch 2.14.0+cu130 ({SITE}/torch/version.py: cuda = 13.0) is built for CUDA 13.0",
-            id="vLLM without CUDA beside a torch with",
-        ),
-        pytest.param(
-            {f"{SITE}/torch/lib/libc10_cuda.so": Elf(soname="libc10_cuda.so", defined=["_ZN3c105otherEv"])},
-            f"symbols {SITE}/vllm/_C.abi3.so: 1 undefined: _ZN3c104cuda12device_countEv",
-            id="built against another release of a library",
-        ),
-        pytest.param(
-            {
-                f"{SITE}/a/weak.so": Elf(weak=["nowhere"]),
-                f"{SITE}/a/far.so": Elf(needed=["libnear.so"], undefined=["deep"], runpath="$ORIGIN"),
-                f"{SITE}/a/libnear.so": Elf(needed=["libdeep.so"], runpath="$ORIGIN"),
-                f"{SITE}/a/libdeep.so": Elf(defined=["deep"]),
-                f"{SITE}/a/alone.so": Elf(undefined=["deep"]),
-            },
-            f"symbols {SITE}/a/alone.so: 1 undefined: deep",
-            id="weak symbols may be missing, and those of libraries that are not needed do not count",
-        ),
-        pytest.param({**NEAR, **BOTH}, "", id="never loaded alone: what loads it brings the symbols"),
-        pytest.param(
-            {**NEAR, **BOTH, f"{SITE}/a/worse.so": Elf(needed=["liblapack.so"], rpath="$ORIGIN")},
-            f"symbols {SITE}/a/liblapack.so: 1 undefined: blas",
-            id="one of those that load it does not bring them",
-        ),
-        pytest.param(
-            {
-                "usr/lib/libloop.so": "-> libback.so",
-                "usr/lib/libback.so": "-> libloop.so",
-                f"{SITE}/a.so": Elf(needed=["libloop.so"]),
-            },
-            f"needed {SITE}/a.so: libloop.so is nowhere in the image; {SITE}/a.so needs it",
-            id="links in a circle",
-        ),
-        pytest.param(
-            {f"{SITE}/new.so": Elf(needed=["libc.so.6"], versions_needed={"libc.so.6": ["GLIBC_2.38"]})},
-            f"versions {SITE}/new.so: needs GLIBC_2.38 of libc.so.6, "
-            "and usr/lib/aarch64-linux-gnu/libc.so.6 does not offer that",
-            id="a version that the C library does not have",
-        ),
-        pytest.param(
-            {
-                f"{SITE}/nvidia_cuda_runtime-13.0.96.dist-info/METADATA": metadata("nvidia-cuda-runtime", "14.0.1"),
-                f"{SITE}/nvidia_cuda_nvcc-13.0.88.dist-info/METADATA": None,
-            },
-            "driver CUDA 14.0: which driver CUDA 14.0 needs is not known here",
-            id="a CUDA release whose driver is not known",
-        ),
-        pytest.param(
-            DISTRIBUTIONS,
-            f"packages typing-extensions: 2 times in /{SITE}/: versions 4.16.0, 4.15.0",
-            id="two versions of one package in one folder",
-        ),
-        pytest.param(mod(""), "", id="a plugin of others need not say which vLLM it is made for"),
-    ],
-)
-def test_what_is_found(root: Root, files: dict[str, bytes | Elf | str | None], wanted: str) -> None:
+WHAT_IS_FOUND: dict[str, tuple[Mapping[str, bytes | Elf | str | None], str]] = {
+    "vLLM without CUDA beside a torch with":
+        ({f"{SITE}/vllm/_C.abi3.so": Elf(needed=["libc.so.6"])},
+         f"torch vllm 0.33.0: vLLM 0.33.0 is built without CUDA ({SITE}/vllm/_C.abi3.so needs no CUDA library), but "
+         f"torch 2.14.0+cu130 ({SITE}/torch/version.py: cuda = 13.0) is built for CUDA 13.0"),
+    "built against another release of a library":
+        ({f"{SITE}/torch/lib/libc10_cuda.so": Elf(soname="libc10_cuda.so", defined=["_ZN3c105otherEv"])},
+         f"symbols {SITE}/vllm/_C.abi3.so: 1 undefined: _ZN3c104cuda12device_countEv"),
+    "weak symbols may be missing, and those of libraries that are not needed do not count":
+        ({f"{SITE}/a/weak.so": Elf(weak=["nowhere"]),
+          f"{SITE}/a/far.so": Elf(needed=["libnear.so"], undefined=["deep"], runpath="$ORIGIN"),
+          f"{SITE}/a/libnear.so": Elf(needed=["libdeep.so"], runpath="$ORIGIN"),
+          f"{SITE}/a/libdeep.so": Elf(defined=["deep"]),
+          f"{SITE}/a/alone.so": Elf(undefined=["deep"])},
+         f"symbols {SITE}/a/alone.so: 1 undefined: deep"),
+    "never loaded alone: what loads it brings the symbols":
+        ({**NEAR, **BOTH},
+         ""),
+    "one of those that load it does not bring them":
+        ({**NEAR, **BOTH, f"{SITE}/a/worse.so": Elf(needed=["liblapack.so"], rpath="$ORIGIN")},
+         f"symbols {SITE}/a/liblapack.so: 1 undefined: blas"),
+    "links in a circle":
+        ({"usr/lib/libloop.so": "-> libback.so",
+          "usr/lib/libback.so": "-> libloop.so",
+          f"{SITE}/a.so": Elf(needed=["libloop.so"])},
+         f"needed {SITE}/a.so: libloop.so is nowhere in the image; {SITE}/a.so needs it"),
+    "a version that the C library does not have":
+        ({f"{SITE}/new.so": Elf(needed=["libc.so.6"], versions_needed={"libc.so.6": ["GLIBC_2.38"]})},
+         f"versions {SITE}/new.so: needs GLIBC_2.38 of libc.so.6, "
+         "and usr/lib/aarch64-linux-gnu/libc.so.6 does not offer that"),
+    "a CUDA release whose driver is not known":
+        ({f"{SITE}/nvidia_cuda_runtime-13.0.96.dist-info/METADATA": metadata("nvidia-cuda-runtime", "14.0.1"),
+          f"{SITE}/nvidia_cuda_nvcc-13.0.88.dist-info/METADATA": None},
+         "driver CUDA 14.0: which driver CUDA 14.0 needs is not known here"),
+    "a torch of another CUDA":
+        ({f"{SITE}/torch/version.py": torch("2.14.0+cu128", "12.8")},
+         f"torch vllm 0.33.0: vLLM 0.33.0 is built for CUDA 13 ({LIBRARY} needs libcudart.so.13), but "
+         f"torch 2.14.0+cu128 ({SITE}/torch/version.py: cuda = 12.8) is built for CUDA 12.8"),
+    "the raw closure of vLLM 0.33.0: compiler, headers and runtime of several CUDA releases":
+        ({f"{SITE}/nvidia_cuda_nvcc-13.0.88.dist-info/METADATA": metadata("nvidia-cuda-nvcc", "13.5.70"),
+          f"{SITE}/nvidia_nvvm-13.5.70.dist-info/METADATA": metadata("nvidia-nvvm", "13.5.70"),
+          f"{SITE}/nvidia_cublas-13.1.0.dist-info/METADATA": metadata("nvidia-cublas", "13.1.0.3")},
+         "cuda CUDA toolkit: of several CUDA releases: nvidia-cuda-nvcc 13.5.70, nvidia-cuda-runtime 13.0.96, "
+         "nvidia-nvvm 13.5.70"),
+    "two runtimes":
+        ({f"{SITE}/nvidia_cuda_runtime_cu12-1.dist-info/METADATA": metadata("nvidia-cuda-runtime-cu12", "12.8.90")},
+         "cuda CUDA toolkit: of several CUDA releases: nvidia-cuda-nvcc 13.0.88, nvidia-cuda-runtime 13.0.96, "
+         "nvidia-cuda-runtime-cu12 12.8.90"),
+    "two versions of one package in one folder":
+        (DISTRIBUTIONS,
+         f"packages typing-extensions: 2 times in /{SITE}/: versions 4.16.0, 4.15.0"),
+    "a plugin of others need not say which vLLM it is made for":
+        (mod(""),
+         ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "wanted"), WHAT_IS_FOUND.values(), ids=WHAT_IS_FOUND)
+def test_what_is_found(root: Root, files: Mapping[str, bytes | Elf | str | None], wanted: str) -> None:
     assert texts(root(files)) == ([wanted] if wanted else [])
 
 
@@ -328,26 +313,26 @@ def test_what_is_accepted_there_does_not_excuse_what_needs_it(root: Root) -> Non
     assert texts(root(files), allowed=other)[0].startswith(f"needed {SITE}/a/liboptional.so: libgone.so is nowhere")
 
 
-def test_what_is_accepted_and_no_longer_lacks_is_told(root: Root) -> None:
-    why = "nothing loads it"
-    facts = root({f"{SITE}/a/liboptional.so": Elf(needed=["libc.so.6"])})
-    old = Allowed("needed", "*/liboptional.so", r"libgone\.so", why)
-    others = [Allowed("needed", "*/not-here.so", r".*", why), Allowed("needed", "*", r"libcuda\.so\.1", "the driver")]
-    told = [
-        one
-        for one in findings(facts, sm=121, platform="linux/arm64", allowed=[old, *others])
-        if "allowed.py" in one.text
-    ]
-    assert [(one.severity, one.rule, one.subject) for one in told] == [("note", "needed", "*/liboptional.so")]
-    assert r"accepts libgone\.so there, and nothing in this image asks for it: nothing loads it" in told[0].text
+FAST = Elf(gpu=gpu((CUBIN, 90, SPECIFIC), (CUBIN, 121, PLAIN)))
 
 
-@pytest.mark.parametrize(("sm", "told"), [(121, 1), (90, 0)])
-def test_what_excuses_code_for_another_gpu_may_idle_on_that_gpu(root: Root, sm: int, told: int) -> None:
-    facts = root({f"{SITE}/a/libfast.so": Elf(gpu=gpu((CUBIN, 90, SPECIFIC), (CUBIN, 121, PLAIN)))})
-    allowed = [Allowed("gpu", "*/libfast.so", r"sm_90a", "for 9.x")]
-    found = findings(facts, sm=sm, platform="linux/arm64", allowed=allowed)
-    assert [one.rule for one in found if "allowed.py" in one.text] == ["gpu"] * told
+@pytest.mark.parametrize(
+    ("library", "entry", "sm", "told"),
+    [
+        (Elf(needed=["libc.so.6"]), Allowed("needed", "*/libfast.so", r"libgone\.so", "why"), 121, 1),
+        (Elf(needed=["libc.so.6"]), Allowed("needed", "*/not-here.so", r".*", "why"), 121, 0),
+        (FAST, Allowed("gpu", "*/libfast.so", "sm_90a", "why"), 121, 1),
+        # What excuses code for another GPU may idle on that GPU.
+        (FAST, Allowed("gpu", "*/libfast.so", "sm_90a", "why"), 90, 0),
+    ],
+)  # fmt: skip
+def test_what_is_accepted_and_no_longer_lacks_is_told(
+    root: Root, library: Elf, entry: Allowed, sm: int, told: int
+) -> None:
+    allowed = [entry, Allowed("needed", "*", r"libcuda\.so\.1", "the driver")]
+    found = findings(root({f"{SITE}/a/libfast.so": library}), sm=sm, platform="linux/arm64", allowed=allowed)
+    seen = [(one.severity, one.rule, one.subject) for one in found if "allowed.py" in one.text]
+    assert seen == [("note", entry.rule, entry.subject)] * told
 
 
 @pytest.mark.parametrize(
@@ -373,28 +358,9 @@ def test_what_is_accepted_of_a_package_excuses_no_other_lack_of_it(
     assert seen in told[0].text
 
 
-def test_compiler_headers_and_runtime_of_several_cuda_releases(root: Root) -> None:
-    """What the raw closure of vLLM 0.33.0 comes to."""
-    facts = root(
-        {
-            f"{SITE}/nvidia_cuda_nvcc-13.0.88.dist-info/METADATA": metadata("nvidia-cuda-nvcc", "13.5.70"),
-            f"{SITE}/nvidia_nvvm-13.5.70.dist-info/METADATA": metadata("nvidia-nvvm", "13.5.70"),
-            f"{SITE}/nvidia_cublas-13.1.0.dist-info/METADATA": metadata("nvidia-cublas", "13.1.0.3"),
-        }
-    )
-    (only,) = found(facts)
-    assert only.text == (
-        "of several CUDA releases: nvidia-cuda-nvcc 13.5.70, nvidia-cuda-runtime 13.0.96, nvidia-nvvm 13.5.70"
-    )
-    assert only.next_step == "constrain them to 13.0.* in the stack's pins"
-
-
-def test_two_runtimes_are_of_several_releases_and_the_newer_one_asks_for_the_driver(root: Root) -> None:
-    facts = root(
-        {f"{SITE}/nvidia_cuda_runtime_cu12-12.8.90.dist-info/METADATA": metadata("nvidia-cuda-runtime-cu12", "12.8.90")}
-    )
-    (only,) = found(facts)
-    assert "nvidia-cuda-runtime 13.0.96, nvidia-cuda-runtime-cu12 12.8.90" in only.text
+def test_the_newer_of_two_runtimes_asks_for_the_driver(root: Root) -> None:
+    older = metadata("nvidia-cuda-runtime-cu12", "12.8.90")
+    facts = root({f"{SITE}/nvidia_cuda_runtime_cu12-12.8.90.dist-info/METADATA": older})
     assert (cuda_release(facts), minimum_driver(facts)) == ("13.0", "580.65.06")
 
 

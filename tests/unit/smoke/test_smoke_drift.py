@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_vllm import JSON, RECORDED, Fault, Reply, only
+from fake_vllm import JSON, RECORDED, Fault, Reply, only, whole
 from places import PROJECT
 from recorded import Site
-from smoke_subject import socket as socket
-from smoke_subject import subject
+from smoke_subject import Checked
+from smoke_subject import checked as checked
 
 from sparkpin.build.demands import demands_of
 from sparkpin.build.pair import pair
@@ -32,11 +32,6 @@ LOGPROBS = tuple(entry["logprob"] for row in ROWS[1:] for entry in row.values())
 BELOW = drift.Reference("sparkpin/x:mtp-1", drift.sha256(scripted().text), TOKENS, LOGPROBS)
 
 
-def run(socket: Path, fault: Fault = lambda kind, reply: reply, **changes: object) -> checks.CheckResult:
-    with subject(socket, fault) as target:
-        return checks.run_check("drift", dataclasses.replace(target, **changes))  # type: ignore[arg-type]
-
-
 def moved(by: float) -> drift.Reference:
     return dataclasses.replace(BELOW, logprobs=tuple(value - by for value in LOGPROBS))
 
@@ -50,75 +45,62 @@ def rows(change: Callable[[list], object]) -> Fault:
     return only("drift", changed)
 
 
-def test_numbers_like_those_of_the_stage_below(socket: Path) -> None:
-    with subject(socket) as target:
-        result = checks.run_check("drift", dataclasses.replace(target, drift=0.1, reference=moved(0.09)))
+def again(change: Callable[[list], object]) -> Fault:
+    """Another answer when it is asked again."""
+    asked, fault = itertools.count(), rows(change)
+    return lambda kind, reply: fault(kind, reply) if kind == "drift" and next(asked) else reply
+
+
+def test_numbers_like_those_of_the_stage_below(checked: Checked) -> None:
+    leaves: dict[str, object] = {}
+    result = checked("drift", drift=0.1, reference=moved(0.09), leaves=leaves)
     assert result.passed and result.applicable
     assert result.detail.endswith("0.0900 from sparkpin/x:mtp-1, wanted at most 0.1"), result
-    assert target.leaves == {"logprobs.json": {"text": BELOW.text, "tokens": list(TOKENS), "logprobs": list(LOGPROBS)}}
-
-
-def test_numbers_unlike_those_of_the_stage_below(socket: Path) -> None:
-    result = run(socket, drift=0.1, reference=moved(0.11))
-    assert not result.passed and "0.1100 from sparkpin/x:mtp-1, wanted at most 0.1; the most 0.11" in result.detail
-
-
-def test_the_first_stage_leaves_its_numbers(socket: Path) -> None:
-    result = run(socket)
-    assert result.passed and result.applicable and result.detail.endswith("no stage below to compare with")
+    assert leaves == {"logprobs.json": {"text": BELOW.text, "tokens": list(TOKENS), "logprobs": list(LOGPROBS)}}
+    first = checked("drift")
+    assert first.passed and first.applicable and first.detail.endswith("no stage below to compare with")
 
 
 @pytest.mark.parametrize(
     ("below", "why"),
     [
-        (
-            None,
-            "no release of stage mtp has passed and left its own to compare them with: invoke smoke --stage mtp, then",
-        ),
+        (None, "no release of stage mtp has passed and left its own to compare them with: invoke smoke --stage mtp,"),
         (dataclasses.replace(BELOW, text="other"), "sparkpin/x:mtp-1 was asked another text"),
         (dataclasses.replace(BELOW, tokens=TOKENS[1:]), "sparkpin/x:mtp-1 was asked another text, or has other tokens"),
     ],
 )
-def test_without_numbers_to_compare_with_it_says_so(below: drift.Reference | None, why: str, socket: Path) -> None:
-    result = run(socket, drift=0.1, reference=below, below="mtp")
+def test_without_numbers_to_compare_with_it_says_so(below: drift.Reference | None, why: str, checked: Checked) -> None:
+    result = checked("drift", drift=0.1, reference=below, parent="mtp")
     assert result.passed and not result.applicable and why in result.detail
 
 
-def test_another_answer_when_asked_again(socket: Path) -> None:
-    """What an earlier request left in a state that no reset cleared."""
-    asked = itertools.count()
-    lower = rows(
-        lambda made: [entry.update(logprob=entry["logprob"] - 0.02) for row in made[1:] for entry in row.values()]
-    )
-    result = run(socket, lambda kind, reply: lower(kind, reply) if kind == "drift" and next(asked) else reply)
-    assert (
-        not result.passed and "asked again the text differs by 0.020 on the mean, wanted at most 0.01" in result.detail
-    )
+def entry(value: object) -> Callable[[list], object]:
+    return lambda made: made.__setitem__(3, value)
 
 
-def test_other_tokens_when_asked_again(socket: Path) -> None:
-    asked = itertools.count()
-    fewer = rows(lambda made: made.pop())
-    result = run(socket, lambda kind, reply: fewer(kind, reply) if kind == "drift" and next(asked) else reply)
-    assert not result.passed and result.detail == "asked again the text has other tokens"
+def lower(made: list) -> None:
+    for row in made[1:]:
+        for one in row.values():
+            one["logprob"] -= 0.02
 
 
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
+        (whole, "0.1100 from sparkpin/x:mtp-1, wanted at most 0.1; the most 0.11"),
+        (again(lower), "asked again the text differs by 0.020 on the mean, wanted at most 0.01"),
+        (again(lambda made: made.pop()), "asked again the text has other tokens"),
         (rows(lambda made: made.clear()), "prompt_logprobs: saw [], wanted a list of 50 at least"),
-        (rows(lambda made: made.__setitem__(3, None)), "prompt_logprobs[3]: saw None, wanted an object"),
+        (rows(entry(None)), "prompt_logprobs[3]: saw None, wanted an object"),
         (rows(lambda made: made[3].update({"1": {"logprob": -1.0}})), "prompt_logprobs[3]: saw 2 tokens"),
-        (rows(lambda made: made.__setitem__(3, {"a": {"logprob": -1.0}})),
-         "prompt_logprobs[3]: saw 'a', wanted a token's number"),
-        (rows(lambda made: [one.update(logprob=float("nan")) for one in made[5].values()]),
-         "token 5: log-probability nan"),
+        (rows(entry({"a": {"logprob": -1.0}})), "prompt_logprobs[3]: saw 'a', wanted a token's number"),
+        (rows(entry({"1": {"logprob": float("nan")}})), "token 3: log-probability nan"),
         (only("drift", lambda _: RECORDED["completion"]), "prompt_logprobs: saw None"),
         (only("drift", lambda _: (500, JSON, b"Out of range float values")), "status 500"),
     ],
-)  # fmt: skip
-def test_numbers_that_are_none(fault: Fault, reason: str, socket: Path) -> None:
-    result = run(socket, fault)
+)
+def test_numbers_that_are_not_those(fault: Fault, reason: str, checked: Checked) -> None:
+    result = checked("drift", fault, drift=0.1, reference=moved(0.11))
     assert not result.passed and reason in result.detail, result
 
 

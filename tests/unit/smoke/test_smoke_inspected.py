@@ -97,13 +97,7 @@ def test_what_keeps_a_server_from_running(stack: str, platform: str, gpus: tuple
     assert obstacle_of(manifests.load_stack(PROJECT, stack), platform, gpus) == why
 
 
-SPARK = {
-    "Name": "spark-2",
-    "KernelVersion": "6.11.0-1016-nvidia",
-    "MemTotal": 128 << 30,
-    "Os": "linux",
-    "Arch": "arm64",
-}
+SPARK = {"Name": "spark-2", "KernelVersion": "6.11.0", "MemTotal": 128 << 30, "Os": "linux", "Arch": "arm64"}
 
 
 class EngineOfASpark(http.server.BaseHTTPRequestHandler):
@@ -198,13 +192,8 @@ def test_a_load_that_fails_fails_the_inspection_and_names_the_library(records: R
 def test_a_plugin_that_wants_a_gpu_says_so_in_the_record(records: Releases) -> None:
     made = kept(records, EMULATED)
     assert made.smoke and made.smoke["passed"] is False
-    assert made.smoke["checks"][-1] == {
-        "name": "plugin head",
-        "passed": True,
-        "detail": "refused, wants CUDA",
-        "seconds": 0.0,
-        "applicable": True,
-    }
+    seen = made.smoke["checks"][-1]
+    assert (seen["name"], seen["passed"], seen["detail"]) == ("plugin head", True, "refused, wants CUDA")
 
 
 def test_what_was_only_inspected_is_not_promoted(records: Releases) -> None:
@@ -294,13 +283,16 @@ def test_the_table_of_the_load_names_what_refused(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.endswith("native load, 500 s: 1 step failed\n")
 
 
-def test_what_was_left_out_is_not_said_to_be_smoked() -> None:
-    told = commands_smoke.nothing_to_smoke(None, known=5, left_out=2)
-    assert told == "nothing smoked: 2 releases not yet smoked, none of them with an image"
-    told = commands_smoke.nothing_to_smoke("tiny", known=0, left_out=0)
-    assert told == "nothing to smoke: no release of tiny is built; next: invoke build --recipe tiny"
-    told = commands_smoke.nothing_to_smoke("tiny", known=5, left_out=0)
-    assert told == "nothing to smoke: every release of tiny has been smoked (invoke smoke TAG repeats one)"
+@pytest.mark.parametrize(
+    ("recipe", "known", "left_out", "told"),
+    [
+        (None, 5, 2, "nothing smoked: 2 releases not yet smoked, none of them with an image"),
+        ("tiny", 0, 0, "nothing to smoke: no release of tiny is built; next: invoke build --recipe tiny"),
+        ("tiny", 5, 0, "nothing to smoke: every release of tiny has been smoked (invoke smoke TAG repeats one)"),
+    ],
+)
+def test_what_was_left_out_is_not_said_to_be_smoked(recipe: str | None, known: int, left_out: int, told: str) -> None:
+    assert commands_smoke.nothing_to_smoke(recipe, known=known, left_out=left_out) == told
 
 
 def test_smoke_refuses_a_recipe_that_nobody_knows(records: Releases) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 from sparkpin.commands.doctor import rules
 from sparkpin.commands.doctor.facts import read_facts
@@ -33,7 +34,11 @@ def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool) -> None
     recipe = manifests.load_recipe(paths.project, chosen.default_recipe)
     facts = read_facts(machine, port_of(recipe), online=online)
     needed = host.requirements(paths, machine, stack=chosen)
-    found = [rules.of_requirement(one) for one in needed if one.name != host.GPU_RUNTIME]  # the rules know more of it
+    found = [
+        MachineFinding(one.name, "ok" if one.ok else "MISSING", one.detail, one.fix)
+        for one in needed
+        if one.name != host.GPU_RUNTIME  # the rules know more of it
+    ]
     found += rules.lock_of(lock_fault(paths, chosen))
     if source := chosen.python.source:
         found += rules.source_build(f"{source.name} {source.version}", chosen.platform, host.this_platform())
@@ -41,14 +46,11 @@ def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool) -> None
     found += rules.findings(facts, memory_of(paths, recipe, chosen), cuda)
     if as_json:
         whom = fingerprint_of(machine, facts.gpus, host.ROOT, facts.docker.version).model_dump(mode="json")
-        value = {"host": whom, "is_spark": machine.is_spark, "stack": chosen.name, "findings": to_json(found)}
+        value = {"host": whom, "is_spark": machine.is_spark, "stack": chosen.name, "findings": list(map(asdict, found))}
         terminal.show(json.dumps(value, indent=2, sort_keys=True))
     else:
-        states = {"n/a": "-"}
-        terminal.table(
-            ("", "what", "found", "to mend it"),
-            [(states.get(f.state, f.state), f.name, f.detail, f.fix) for f in found],
-        )
+        rows = [(f.state.replace("n/a", "-"), f.name, f.detail, f.fix) for f in found]
+        terminal.table(("", "what", "found", "to mend it"), rows)
         if not machine.is_spark:
             own = (*rules.OF_A_SPARK, rules.PLAN)
             skipped = [finding.name for finding in found if finding.state == "n/a" and finding.name in own]
@@ -58,10 +60,6 @@ def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool) -> None
             f"this machine lacks: {', '.join(lacking)}",
             next_step="invoke doctor --fix (as root), or the commands in the table",
         )
-
-
-def to_json(found: list[MachineFinding]) -> list[dict[str, str]]:
-    return [{"name": f.name, "state": f.state, "detail": f.detail, "fix": f.fix} for f in found]
 
 
 def port_of(recipe: schema.Recipe) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,35 +21,26 @@ HOOK = "nvidia-container-runtime-hook"
 
 @dataclass(frozen=True)
 class Docker:
-    """version: "" where no engine answers; elsewhere: its machine, "" for this one; runtimes: their names."""
-
-    version: str = ""
-    elsewhere: str = ""
-    runtimes: tuple[str, ...] = ()
+    version: str = ""  # "" where no engine answers
+    elsewhere: str = ""  # its machine, "" for this one
+    runtimes: tuple[str, ...] = ()  # their names
 
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """module: version of the loaded NVIDIA driver, "" for none. toolkit: the version that nvidia-ctk tells, or "".
-    hook: whether Docker finds the toolkit's hook, as it does for `--gpus`. cdi: specifications that name NVIDIA's GPUs.
-
-    memory: /proc/meminfo in bytes. holder: who listens at the port, "" for nobody. token: where one is, not the token.
-    synchronized: of the clock, None where nobody tells. hub: None unless it was asked.
-    """
-
     host: machine.Host
     gpus: tuple[Gpu, ...]
-    module: str
-    toolkit: str
-    hook: bool
-    cdi: tuple[str, ...]
+    module: str  # version of the loaded NVIDIA driver, "" for none
+    toolkit: str  # the version that nvidia-ctk tells, or ""
+    hook: bool  # whether Docker finds the toolkit's hook, as it does for `--gpus`
+    cdi: tuple[str, ...]  # specifications that name NVIDIA's GPUs
     docker: Docker
-    memory: Mapping[str, int]
+    memory: Mapping[str, int]  # /proc/meminfo in bytes
     port: int
-    holder: str
-    token: str
-    synchronized: bool | None
-    hub: Hub | None = None
+    holder: str  # who listens at the port, "" for nobody
+    token: str  # where one is, not the token
+    synchronized: bool | None  # the clock, None where nobody tells
+    hub: Hub | None = None  # None unless it was asked
 
 
 def read_facts(
@@ -60,7 +52,9 @@ def read_facts(
     run: Run = machine.output,
     environment: Mapping[str, str] = os.environ,
 ) -> MachineFacts:
-    engine = connected()
+    engine = None
+    with contextlib.suppress(EngineError):
+        engine = Engine.connect()
     return MachineFacts(
         host=host,
         gpus=read_gpus(run),
@@ -76,13 +70,6 @@ def read_facts(
         synchronized=synchronized(run),
         hub=ask_hub(environment.get("HF_ENDPOINT") or HUB) if online else None,
     )
-
-
-def connected() -> Engine | None:
-    try:
-        return Engine.connect()
-    except EngineError:
-        return None
 
 
 def docker_of(engine: Engine | None) -> Docker:

@@ -11,7 +11,6 @@ from sparkpin.commands.doctor import minimums
 from sparkpin.commands.doctor.facts import MachineFacts
 from sparkpin.core.errors import ManifestError
 from sparkpin.host.gpus import Gpu
-from sparkpin.host.machine import Requirement
 
 State = Literal["ok", "MISSING", "advice", "n/a"]
 GIB = 1 << 30
@@ -34,29 +33,19 @@ NO_GPU = {
 
 @dataclass(frozen=True)
 class MachineFinding:
-    """state: MISSING stops the work, advice does not, n/a is no matter on this machine. fix: a command, "" for none."""
-
     name: str
-    state: State
+    state: State  # MISSING stops the work, advice does not, n/a is no matter on this machine
     detail: str
-    fix: str = ""
+    fix: str = ""  # a command, "" for none
 
 
 @dataclass(frozen=True)
 class NeededMemory:
-    """What the recipe will need at its start, in bytes, or `why` that is not known and the command that tells it.
-    command: which plans for this recipe.
-    """
-
     recipe: str
-    needed: int | None
-    why: str = ""
-    fix: str = ""
-    command: str = "invoke plan"
-
-
-def of_requirement(requirement: Requirement) -> MachineFinding:
-    return MachineFinding(requirement.name, "ok" if requirement.ok else "MISSING", requirement.detail, requirement.fix)
+    needed: int | None  # bytes at its start
+    why: str = ""  # that is not known
+    fix: str = ""  # the command that tells it
+    command: str = "invoke plan"  # which plans for this recipe
 
 
 def findings(facts: MachineFacts, memory: NeededMemory, cuda: str | None) -> list[MachineFinding]:
@@ -74,17 +63,16 @@ def findings(facts: MachineFacts, memory: NeededMemory, cuda: str | None) -> lis
     if facts.host.is_spark or cuda is None:
         own.append(memory_plan(facts, memory))
     else:
-        own.append(
-            MachineFinding(PLAN, "n/a", f"{memory.recipe} runs on a DGX Spark, and this is none: {memory.command}")
-        )
+        why = f"{memory.recipe} runs on a DGX Spark, and this is none: {memory.command}"
+        own.append(MachineFinding(PLAN, "n/a", why))
     return [*own, *anywhere(facts)]
 
 
 def lock_of(fault: ManifestError | None) -> list[MachineFinding]:
     """What keeps a stack from being built whatever the machine has; nothing where its lock is good."""
-    return (
-        [MachineFinding("lock", "advice", f"saw {fault.seen}, wanted {fault.wanted}", fault.next_step)] if fault else []
-    )
+    if not fault:
+        return []
+    return [MachineFinding("lock", "advice", f"saw {fault.seen}, wanted {fault.wanted}", fault.next_step)]
 
 
 def source_build(source: str, platform: str, here: str) -> list[MachineFinding]:
@@ -115,17 +103,14 @@ def driver_of(cuda: str) -> str:
 def driver(facts: MachineFacts, cuda: str) -> Iterator[MachineFinding]:
     wanted = driver_of(cuda)
     seen = facts.gpus[0].driver if facts.gpus else facts.module
+    name = "NVIDIA driver"
     if not seen:
-        yield MachineFinding(
-            "NVIDIA driver", "MISSING", f"none is loaded; {wanted} or newer wanted for CUDA {cuda}", UPDATE
-        )
+        yield MachineFinding(name, "MISSING", f"none is loaded; {wanted} or newer wanted for CUDA {cuda}", UPDATE)
         return
     if version(seen) < version(wanted):
-        yield MachineFinding(
-            "NVIDIA driver", "MISSING", f"{seen}; the image's CUDA {cuda} wants {wanted} or newer", UPDATE
-        )
+        yield MachineFinding(name, "MISSING", f"{seen}; the image's CUDA {cuda} wants {wanted} or newer", UPDATE)
     else:
-        yield MachineFinding("NVIDIA driver", "ok", f"{seen}; CUDA {cuda} wants {wanted} or newer")
+        yield MachineFinding(name, "ok", f"{seen}; CUDA {cuda} wants {wanted} or newer")
     if not facts.gpus:
         why = f"the driver {seen} is loaded and nvidia-smi does not answer: as after an update without a restart"
         yield MachineFinding("GPU", "MISSING", why, "sudo reboot; if it stays so, nvidia-smi tells why")
@@ -153,9 +138,8 @@ def containers(facts: MachineFacts) -> Iterator[MachineFinding]:
     if found := [way for way in ways if way]:
         yield MachineFinding(name, "ok", f"{toolkit}, by {', '.join(found)}")
     elif not facts.docker.version:
-        yield MachineFinding(
-            name, "advice", f"{toolkit}; no engine answers, so its runtimes are not known", "invoke doctor --fix"
-        )
+        why = f"{toolkit}; no engine answers, so its runtimes are not known"
+        yield MachineFinding(name, "advice", why, "invoke doctor --fix")
     else:
         yield MachineFinding(name, "MISSING", f"{toolkit}, and Docker knows neither its runtime nor its hook", RUNTIME)
     if not facts.cdi:
@@ -167,11 +151,11 @@ def power(gpus: Sequence[Gpu]) -> Iterator[MachineFinding]:
     if not gpus:
         return
     gpu = gpus[0]
+    busy = gpu.utilization is not None and gpu.utilization >= minimums.BUSY
     if gpu.slowed:
-        yield MachineFinding(
-            "power", "advice", f"the GPU is slowed down by {' and '.join(gpu.slowed)}", "nvidia-smi -q -d PERFORMANCE"
-        )
-    elif is_stuck(gpu):
+        why = f"the GPU is slowed down by {' and '.join(gpu.slowed)}"
+        yield MachineFinding("power", "advice", why, "nvidia-smi -q -d PERFORMANCE")
+    elif busy and gpu.clock is not None and gpu.clock < minimums.STUCK_CLOCK:
         why = f"busy ({gpu.utilization:.0f} %) at {gpu.clock:.0f} MHz with no reason told: its low-power state"
         yield MachineFinding("power", "advice", why, UNPLUG)
     elif gpu.power_limit is not None and gpu.power_max is not None and gpu.power_limit < gpu.power_max:
@@ -179,15 +163,8 @@ def power(gpus: Sequence[Gpu]) -> Iterator[MachineFinding]:
         yield MachineFinding("power", "advice", why, f"sudo nvidia-smi -pl {gpu.power_max:.0f}")
     else:
         limit = "tells no limit" if gpu.power_limit is None else f"{gpu.power_limit:.0f} W allowed"
-        idle = (
-            "" if gpu.utilization is None or gpu.utilization >= minimums.BUSY else "; idle, so its clock says nothing"
-        )
+        idle = "" if gpu.utilization is None or busy else "; idle, so its clock says nothing"
         yield MachineFinding("power", "ok", f"{limit}, no slowdown{idle}")
-
-
-def is_stuck(gpu: Gpu) -> bool:
-    busy = gpu.utilization is not None and gpu.utilization >= minimums.BUSY
-    return busy and gpu.clock is not None and gpu.clock < minimums.STUCK_CLOCK
 
 
 def droppable(facts: MachineFacts) -> int:
@@ -235,13 +212,10 @@ def memory_plan(facts: MachineFacts, memory: NeededMemory) -> MachineFinding:
     detail = f"{memory.recipe} needs {gib(memory.needed)}, {gib(free)} are available"
     if memory.needed <= free:
         return MachineFinding(PLAN, "ok", detail)
+    fits = f"{memory.command} says what would fit"
     if memory.needed > facts.host.memory_total:
-        return MachineFinding(
-            PLAN, "advice", f"{detail}: more than this machine has", f"{memory.command} says what would fit"
-        )
-    return MachineFinding(
-        PLAN, "advice", detail, f"invoke stop, if a server runs; {memory.command} says what would fit"
-    )
+        return MachineFinding(PLAN, "advice", f"{detail}: more than this machine has", fits)
+    return MachineFinding(PLAN, "advice", detail, f"invoke stop, if a server runs; {fits}")
 
 
 def port(facts: MachineFacts) -> MachineFinding:
@@ -250,9 +224,8 @@ def port(facts: MachineFacts) -> MachineFinding:
         return MachineFinding(name, "ok", "free")
     if facts.holder.startswith("the container sparkpin-"):
         return MachineFinding(name, "ok", f"taken by {facts.holder}, a server of sparkpin")
-    return MachineFinding(
-        name, "advice", f"taken by {facts.holder}", f"stop that, or invoke serve --port {facts.port + 1}"
-    )
+    fix = f"stop that, or invoke serve --port {facts.port + 1}"
+    return MachineFinding(name, "advice", f"taken by {facts.holder}", fix)
 
 
 def token(facts: MachineFacts) -> MachineFinding:
@@ -278,15 +251,13 @@ def clock(facts: MachineFacts) -> MachineFinding:
     if offset is not None:
         if abs(offset) > minimums.DRIFT:
             word = "ahead of" if offset > 0 else "behind"
-            return MachineFinding(
-                "clock", "advice", f"{abs(offset):.0f} s {word} the Hub's: certificates may fail", CLOCK
-            )
+            why = f"{abs(offset):.0f} s {word} the Hub's: certificates may fail"
+            return MachineFinding("clock", "advice", why, CLOCK)
         return MachineFinding("clock", "ok", "agrees with the Hub's")
     if facts.synchronized is False:
         return MachineFinding("clock", "advice", "not synchronized", CLOCK)
-    return MachineFinding(
-        "clock", "ok", "synchronized" if facts.synchronized else "nobody here tells; --online compares it"
-    )
+    told = "synchronized" if facts.synchronized else "nobody here tells; --online compares it"
+    return MachineFinding("clock", "ok", told)
 
 
 def gib(count: int) -> str:

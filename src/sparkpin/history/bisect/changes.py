@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sparkpin.history.comparison import Difference, PartChange, VersionedPart, flag_words
+from sparkpin.history.comparison import Difference, PartChange, flag_words
 
 Kind = Literal["flag", "variable", "checkpoint", "mod", "wheel", "deb", "file", "stage", "image"]
 STARTED: tuple[Kind, ...] = ("flag", "variable", "checkpoint")
@@ -58,12 +58,8 @@ def of_parts(kind: Kind, changes: Sequence[PartChange]) -> Iterator[ReleaseChang
     for change in changes:
         parts = (change.before, change.after)
         alike = len({part.version if part else None for part in parts}) == 1  # their content alone is another
-        texts = [part_text(part, whole=alike) if part else None for part in parts]
+        texts = [(f"{one.version} ({one.sha256[:12]})" if alike else one.version) if one else None for one in parts]
         yield ReleaseChange(kind, change.name, *texts)
-
-
-def part_text(part: VersionedPart, *, whole: bool) -> str:
-    return f"{part.version} ({part.sha256[:12]})" if whole else part.version
 
 
 def groups_of(changes: Sequence[ReleaseChange]) -> list[list[ReleaseChange]]:

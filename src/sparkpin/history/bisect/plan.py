@@ -65,8 +65,7 @@ def make_plan(paths: Paths, good_name: str, bad_name: str) -> BisectPlan:
     good, bad = records.get(good_name), records.get(bad_name)
     if good.key == bad.key:
         raise InputError(f"{good.tag} and {bad.tag} are one release", next_step="invoke images lists the releases")
-    old, new = (operands.recorded_side(paths, release) for release in (good, bad))
-    found = operands.recorded_difference(paths, old, new)
+    found = operands.recorded_difference(paths, *(operands.release_side(paths, release) for release in (good, bad)))
     changes, notes, mixture = list(of_command(found)), [], None
     if good.checkpoint_key != bad.checkpoint_key:
         changes.append(ReleaseChange("checkpoint", "as a whole", good.checkpoint_key[:12], bad.checkpoint_key[:12]))

@@ -21,7 +21,7 @@ from sparkpin.core.terminal import Say
 from sparkpin.history.bisect.changes import ReleaseChange
 from sparkpin.history.bisect.plan import BisectPlan
 from sparkpin.history.bisect.search import Verdict
-from sparkpin.host.engine import Engine, engine_of
+from sparkpin.host.engine import engine_of
 from sparkpin.pins.vllm_command import served_name
 from sparkpin.releases.container import ready_timeout, require_readable
 from sparkpin.releases.current import present_ref
@@ -120,7 +120,11 @@ class Bench:
             raise InputError(f"{release.tag} cannot be served here: {why}", next_step="leave --serve out, or go there")
         checkpoint = checkpoint_of(paths, self.plan.checkpoint_of(chosen))
         gpus = uses_gpu(paths, release)
-        named = dataclasses.replace(release, tag=self.image_name(engine, release))
+        if (ref := present_ref(engine, release)) is None:
+            raise IntegrityError(
+                f"the image of {release.tag} is not in the engine", next_step=f"invoke rebuild {release.tag}"
+            )
+        named = dataclasses.replace(release, tag=ref)  # a combination has no tag of its own
         loaded = with_loader(paths, named, checkpoint, say, gpus=gpus)
         require_readable(checkpoint)
         with files.lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
@@ -134,14 +138,6 @@ class Bench:
                         yield f"http://127.0.0.1:{port}"
                 finally:
                     log.with_name(f"{log.stem}-server.log").write_bytes(server.log())
-
-    def image_name(self, engine: Engine, release: Release) -> str:
-        """A name under which the engine holds it: a combination has no tag of its own."""
-        if (found := present_ref(engine, release)) is None:
-            raise IntegrityError(
-                f"the image of {release.tag} is not in the engine", next_step=f"invoke rebuild {release.tag}"
-            )
-        return found
 
     def check_env(self, release: Release, ref: str, endpoint: str, log: Path) -> dict[str, str]:
         """The environment of the check."""

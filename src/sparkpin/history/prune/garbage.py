@@ -8,7 +8,7 @@ touched it for `STALE_AFTER`.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +31,7 @@ from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.quality_record import KEY_DIGITS
 from sparkpin.releases.record import Release, Releases
 
+STORED = "[0-9a-f][0-9a-f]/[!.]*"  # of a store by SHA-256
 WORK = ("context-*", "saved-*", "seal-*", "lm-eval-*")
 """What a build works in, whose next run looks for its own key only, and lm-eval's results."""
 
@@ -153,83 +154,62 @@ class GarbageSearch:
         except FileNotFoundError:  # a run that works there has just ended
             return False
 
-    def goes(self, path: Path, name: str, needed: Collection[str], theirs: Collection[str]) -> bool:
-        return name not in needed and (name in theirs or self.is_stale(path))
-
     def files(self) -> dict[str, tuple[Path, ...]]:
         """By kind, in the order in which they are to go: what tells what is needed goes last."""
+        paths, needed, theirs = self.paths, self.needed, self.theirs
+        tags = {tag for image in self.images for tag in image.tags}
+        known = Releases(paths)
+        evidence = (known.evidence(release) for release in self.removed)
+        layers, their_layers = ({layer_file(paths, one).name for one in some.layers} for some in (needed, theirs))
+        # Notes spare the making of a layer that the engine has. Homes share them, as they share the engine.
+        present = {diff_id for image in self.images for diff_id in image.diff_ids}
+        loaded = {tag.rpartition("-")[2] for tag in tags if repository_of(tag) == ROOTFS}
+        stacks = needed.rootfs | (self.project.rootfs if self.project else set())
+        images = found(paths.cache / "rootfs") if self.project else []
+        rootfs = [path for path in images if path.stem[:12] not in loaded]
+        kept = self.unneeded(found(paths.inputs, STORED), needed.inputs, theirs.inputs)
+        folders = filter(Path.is_dir, found(paths.checkpoints, "*/[!.]*"))
+        # Homes may share the cache, so measurements of an unknown release go once they are old.
+        measured, their_measured = ({one.key[:KEY_DIGITS] for one in some} for some in (self.staying, self.removed))
+        # Environments of other locks than this checkout's. What the tasks fetched stays: it is the person's own.
+        lm_eval = {environment(paths).name, "data"}
         return {
-            "checkpoints": tuple(self.checkpoints()),
-            "evidence": tuple(self.evidence()),
-            "layer contents": tuple(self.layer_contents()),
-            "layer notes": tuple(self.layer_notes()),
-            "root file systems": tuple(self.root_file_systems()),
-            "kept inputs": tuple(self.kept_inputs()),
-            "quality measurements": tuple(self.measurements()),
-            "lm-eval": tuple(self.lm_evals()),
+            "checkpoints": self.unneeded(folders, needed.folders, theirs.folders, lambda path: path),
+            "evidence": tuple(filter(Path.is_dir, evidence)),
+            "layer contents": () if needed.unread else self.unneeded(found(paths.layers), layers, their_layers),
+            "layer notes": self.unneeded(found(paths.cache / "layers"), present, theirs.layers, noted_layer),
+            "root file systems": self.unneeded(rootfs, stacks, theirs.rootfs, lambda path: path.stem),
+            "kept inputs": () if needed.unread else kept,
+            "quality measurements": self.unneeded(
+                found(paths.cache / "quality"), measured, their_measured, lambda path: path.name[:KEY_DIGITS]
+            ),
+            "lm-eval": self.unneeded(found(paths.cache / "lm-eval"), lm_eval, ()),
             "searches of bisect": tuple(self.searches()),
-            "left by killed runs": tuple(self.left_over()),
+            "left by killed runs": tuple(self.left_over(tags)),
             "build records": tuple(self.build_records()),
         }
 
-    def checkpoints(self) -> Iterator[Path]:
-        for folder in sorted(self.paths.checkpoints.glob("*/[!.]*")):
-            is_theirs = folder in self.theirs.folders
-            if folder.is_dir() and folder not in self.needed.folders and (is_theirs or self.is_stale(folder)):
-                yield folder
+    def unneeded(
+        self,
+        places: Iterable[Path],
+        needed: Collection[object],
+        theirs: Collection[object],
+        name: Callable[[Path], object] = lambda path: path.name,
+    ) -> tuple[Path, ...]:
+        """Those whose name nothing needs, and either the removed releases refer to it, or it is stale."""
+        return tuple(p for p in places if name(p) not in needed and (name(p) in theirs or self.is_stale(p)))
 
-    def evidence(self) -> Iterator[Path]:
-        known = Releases(self.paths)
-        yield from (known.evidence(release) for release in self.removed if known.evidence(release).is_dir())
-
-    def layer_contents(self) -> Iterator[Path]:
-        needed = {layer_file(self.paths, layer).name for layer in self.needed.layers}
-        theirs = {layer_file(self.paths, layer).name for layer in self.theirs.layers}
-        if not self.needed.unread:
-            found = sorted(self.paths.layers.glob("[!.]*"))
-            yield from (path for path in found if self.goes(path, path.name, needed, theirs))
-
-    def layer_notes(self) -> Iterator[Path]:
-        """They spare the making of a layer that the engine has. Homes share them, as they share the engine."""
-        present = {diff_id for image in self.images for diff_id in image.diff_ids}
-        for path in sorted((self.paths.cache / "layers").glob("[!.]*")):
-            layer = noted_layer(path)
-            if layer not in present and (layer in self.theirs.layers or self.is_stale(path)):
-                yield path
-
-    def root_file_systems(self) -> Iterator[Path]:
-        """They are of use as long as a record, a stack of the project or an image stands on them."""
-        if self.project is None:
-            return
-        refs = [tag for image in self.images for tag in image.tags if repository_of(tag) == ROOTFS]
-        loaded = {ref.rpartition("-")[2] for ref in refs}
-        needed = self.needed.rootfs | self.project.rootfs
-        for path in sorted((self.paths.cache / "rootfs").glob("[!.]*")):
-            if path.stem[:12] not in loaded and self.goes(path, path.stem, needed, self.theirs.rootfs):
-                yield path
-
-    def kept_inputs(self) -> Iterator[Path]:
-        if not self.needed.unread:
-            yield from self.stored(self.paths.inputs, self.needed.inputs)
-
-    def measurements(self) -> Iterator[Path]:
-        """Of releases. Homes may share the cache, so those of an unknown release go once they are old."""
-        needed, theirs = ({one.key[:KEY_DIGITS] for one in found} for found in (self.staying, self.removed))
-        for path in sorted((self.paths.cache / "quality").glob("[!.]*")):
-            if self.goes(path, path.name[:KEY_DIGITS], needed, theirs):
-                yield path
-
-    def lm_evals(self) -> Iterator[Path]:
-        """Environments of other locks than this checkout's. What the tasks fetched stays: it is the person's own."""
-        needed = {environment(self.paths).name, "data"}
-        for path in sorted((self.paths.cache / "lm-eval").glob("[!.]*")):
-            if self.goes(path, path.name, needed, ()):
-                yield path
+    def store(self) -> tuple[Path, ...] | None:
+        """Fetched files that neither a lock of the project nor a remaining release needs; None where not known."""
+        if self.project is None or self.needed.unread:
+            return None
+        needed = self.needed.inputs | self.project.inputs | self.locked_by_releases()
+        return self.unneeded(found(self.paths.store, STORED), needed, self.theirs.inputs)
 
     def searches(self) -> Iterator[Path]:
         """Those whose two releases stay can go on; a damaged one never can. What a search holds now stays."""
         staying, theirs = ({one.tag for one in found} for found in (self.staying, self.removed))
-        for path in sorted((self.paths.home / bisect.FOLDER).glob("[!.]*")):
+        for path in found(self.paths.home / bisect.FOLDER):
             try:
                 known = bisect.read(path / bisect.FILE)
             except ManifestError:
@@ -238,19 +218,6 @@ class GarbageSearch:
             if tags and tags <= staying:
                 continue
             if (tags & theirs or self.is_stale(path)) and not is_held(path / bisect.LOCK):
-                yield path
-
-    def store(self) -> tuple[Path, ...] | None:
-        """Fetched files that neither a lock of the project nor a remaining release needs; None where not known."""
-        if self.project is None or self.needed.unread:
-            return None
-        return tuple(
-            self.stored(self.paths.store, self.needed.inputs | self.project.inputs | self.locked_by_releases())
-        )
-
-    def stored(self, root: Path, needed: Collection[str]) -> Iterator[Path]:
-        for path in sorted(root.glob("[0-9a-f][0-9a-f]/[!.]*")):
-            if self.goes(path, path.name, needed, self.theirs.inputs):
                 yield path
 
     def locked_by_releases(self) -> set[str]:
@@ -273,12 +240,12 @@ class GarbageSearch:
                 found |= {file.sha256 for file in StackLock.model_validate_json(text).files}
         return found
 
-    def left_over(self) -> Iterator[Path]:
-        found = [path for root in (self.paths.home, self.paths.cache) for path in sorted(disk.partials(root))]
-        found += sorted(path for pattern in WORK for path in self.paths.work.glob(pattern))
-        tags = {tag for image in self.images for tag in image.tags}
-        found += [note for note, refs in begun.notes(self.paths).items() if not refs & tags]
-        yield from (path for path in dict.fromkeys(found) if self.is_stale(path))
+    def left_over(self, tags: Collection[str]) -> Iterator[Path]:
+        """tags: that the engine has."""
+        left = [path for root in (self.paths.home, self.paths.cache) for path in sorted(disk.partials(root))]
+        left += sorted(path for pattern in WORK for path in self.paths.work.glob(pattern))
+        left += [note for note, refs in begun.notes(self.paths).items() if not refs.intersection(tags)]
+        yield from (path for path in dict.fromkeys(left) if self.is_stale(path))
 
     def build_records(self) -> Iterator[Path]:
         needed = self.needed.records
@@ -286,6 +253,11 @@ class GarbageSearch:
             yield path
             if (mark := imported_mark(path)).is_file():  # after its record, which would pass for our own without it
                 yield mark
+
+
+def found(folder: Path, pattern: str = "[!.]*") -> list[Path]:
+    """What lies there whole: half-written files and locks begin with a dot."""
+    return sorted(folder.glob(pattern))
 
 
 def is_held(lock: Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -45,14 +45,42 @@ def plan_tags(
     made_here: Collection[str],
     now: float,
 ) -> TagPlan:
-    """used: ids of images that containers use; made_here: see `build.begun`; now: seconds since the epoch."""
+    """Of removed releases, of stages' images and root file systems that none stands on, and of unfinished images.
+
+    What no release has ever named may belong to a build that runs right now: it goes once it is `STALE_AFTER` old, and
+    only where this home made it, for homes share an engine and another home's records are not here. The tags of its
+    releases are: what they stand on stays.
+
+    Args:
+        used: ids of images that containers use.
+        made_here: see `build.begun`.
+        now: seconds since the epoch.
+    """
     ids = {tag: image.id for image in images for tag in image.tags}
     moving, retag = moving_tags(remaining, removed, ids)
     moving = [tag for tag in moving if ids[tag] not in used]  # the engine would refuse
     release_tags = [release.tag for release in removed if release.tag in ids]
-    leaving = {*release_tags, *moving, *retag}
-    internal = tuple(internal_tags(images, used, remaining, removed, leaving, made_here, now))
-    return TagPlan((*release_tags, *moving, *internal), retag, internal)
+    leaving = {*release_tags, *moving, *retag}  # tags that will no longer name what they name now
+    others = [
+        image.diff_ids
+        for image in images
+        for tag in image.tags
+        if (owner := repository_of(tag)) and not is_internal(owner) and tag not in leaving
+    ]
+    needed = [*(release.diff_ids for release in remaining), *others]
+    internal: list[str] = []
+    for image in images:
+        own = [tag for tag in image.tags if is_internal(repository_of(tag))]
+        is_unfinished = all(repository_of(tag) == UNSEALED for tag in own)  # a killed build left it
+        if not own or image.id in used:
+            continue
+        if not is_unfinished and any(is_below(image.diff_ids, upper) for upper in needed):
+            continue
+        if not is_unfinished and any(is_below(image.diff_ids, release.diff_ids) for release in removed):
+            internal += own
+        elif image.tagged is not None and now - datetime.fromisoformat(image.tagged).timestamp() > STALE_AFTER:
+            internal += [tag for tag in own if tag in made_here]
+    return TagPlan((*release_tags, *moving, *internal), retag, tuple(internal))
 
 
 def moving_tags(
@@ -76,44 +104,3 @@ def moving_tags(
         elif tag in ids and recipe not in current:
             gone.append(tag)
     return gone, {tag: target for tag, target in retag.items() if ids.get(tag) != ids[target]}
-
-
-def internal_tags(
-    images: Sequence[EngineImage],
-    used: Collection[str],
-    remaining: Sequence[Release],
-    removed: Sequence[Release],
-    leaving: Collection[str],
-    made_here: Collection[str],
-    now: float,
-) -> Iterator[str]:
-    """Tags of stages' images and root file systems that no remaining release stands on, and of unfinished images.
-
-    What no release has ever named may belong to a build that runs right now: it goes once it is `STALE_AFTER` old, and
-    only where this home made it, for homes share an engine and another home's records are not here. The tags of its
-    releases are: what they stand on stays. leaving: the tags that will no longer name what they name now.
-    """
-
-    def is_stale(image: EngineImage) -> bool:
-        return image.tagged is not None and now - datetime.fromisoformat(image.tagged).timestamp() > STALE_AFTER
-
-    others = [
-        image.diff_ids
-        for image in images
-        for tag in image.tags
-        if (owner := repository_of(tag)) and not is_internal(owner) and tag not in leaving
-    ]
-    needed = [*(release.diff_ids for release in remaining), *others]
-    for image in images:
-        internal = [tag for tag in image.tags if is_internal(repository_of(tag))]
-        if not internal or image.id in used:
-            continue
-        if all(repository_of(tag) == UNSEALED for tag in internal):  # a killed build left it
-            yield from (tag for tag in internal if tag in made_here and is_stale(image))
-            continue
-        if any(is_below(image.diff_ids, upper) for upper in needed):
-            continue
-        if any(is_below(image.diff_ids, release.diff_ids) for release in removed):
-            yield from internal
-        elif is_stale(image):
-            yield from (tag for tag in internal if tag in made_here)

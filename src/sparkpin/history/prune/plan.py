@@ -56,39 +56,20 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Rest:
-    """What goes besides images and records: files by kind, in the order in which they go.
-
-    in_store: files of the store that nothing needs, removed or not; None where that is not known.
-    """
-
-    volumes: tuple[CacheVolume, ...]
-    files: Mapping[str, tuple[Path, ...]]
-    in_store: tuple[Path, ...] | None
-
-
-@dataclass(frozen=True)
 class Pruned:
-    """What went, or would go.
-
-    images: tags of images that go besides those of releases; volumes: names; files: by kind; counts, bytes: by kind;
-    held: bytes of image layers, not in `bytes`, which the engine may keep until its build cache lets them go;
-    unmeasured: cache volumes, not in `bytes`, that this user cannot look into; unsized: images, not wholly in `bytes`,
-    whose layers' sizes the engine does not tell; store_bytes: what `store` would free besides, None where that is not
-    known; cache: the engine's build cache, which stays.
-    """
+    """What went, or would go. By kind: in the order in which they go."""
 
     verdicts: tuple[Verdict, ...]
-    images: tuple[str, ...]
-    volumes: tuple[str, ...]
-    files: Mapping[str, tuple[Path, ...]]
-    counts: Mapping[str, int]
-    bytes: Mapping[str, int]
-    held: int
-    unmeasured: int
-    unsized: int
-    store_bytes: int | None
-    cache: BuildCache | None
+    images: tuple[str, ...]  # tags of images that go besides those of releases
+    volumes: tuple[str, ...]  # names
+    files: Mapping[str, tuple[Path, ...]]  # by kind
+    counts: Mapping[str, int]  # by kind
+    bytes: Mapping[str, int]  # by kind
+    held: int  # bytes of image layers, not in `bytes`, which the engine may keep until its build cache lets them go
+    unmeasured: int  # cache volumes, not in `bytes`, that this user cannot look into
+    unsized: int  # images, not wholly in `bytes`, whose layers' sizes the engine does not tell
+    store_bytes: int | None  # that `store` would free besides, None where that is not known
+    cache: BuildCache | None  # the engine's build cache, which stays
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -154,16 +135,17 @@ def prune(
             remaining, removed = split(verdicts)
             images = tuple(tag for tag in images if tag not in stuck)
         with waiting(say, "looking at what nothing needs"):
-            rest = plan_rest(GarbageSearch(paths, remaining, removed, after, needs, now), seen.volumes, store=store)
+            search = GarbageSearch(paths, remaining, removed, after, needs, now)
             freed = disk_usage.freed(seen.images, after, seen.cache)
-            pruned = sum_up(verdicts, images, freed, rest, seen.cache, store=store)
+            present = {image.config_digest for image in after}
+            volumes = tuple(volume for volume in seen.volumes if volume.image not in present)
+            pruned = sum_up(verdicts, images, freed, search, volumes, seen.cache, store=store)
         if not dry_run:
-            remove_volumes(engine, rest.volumes, say)
-            for kind, going in rest.files.items():
+            remove_volumes(engine, volumes, say)
+            for kind, going in pruned.files.items():
                 for path in going:
                     disk.remove_path(path)
-                if going:
-                    say(f"removed {kind}: {len(going)}")
+                say(f"removed {kind}: {len(going)}")
     return pruned
 
 
@@ -193,40 +175,35 @@ def needs_of_project(paths: Paths, say: Say, *, required: bool) -> Referenced | 
         return None
 
 
-def plan_rest(search: GarbageSearch, volumes: Sequence[CacheVolume], *, store: bool) -> Rest:
-    present = {image.config_digest for image in search.images}
-    in_store = search.store()
-    going = {**search.files(), STORE: (in_store or ()) if store else ()}
-    known = Releases(search.paths)
-    going[RECORDS] = tuple(known.record_path(release) for release in search.removed)
-    return Rest(tuple(volume for volume in volumes if volume.image not in present), going, in_store)
-
-
 def sum_up(
     verdicts: tuple[Verdict, ...],
     images: tuple[str, ...],
     freed: disk_usage.Freed,
-    rest: Rest,
+    search: GarbageSearch,
+    volumes: Sequence[CacheVolume],
     cache: BuildCache | None,
     *,
     store: bool,
 ) -> Pruned:
-    measured = [volume.folder for volume in rest.volumes if volume.folder]
-    going = {kind: paths for kind, paths in rest.files.items() if paths}
-    sizes = disk.freed_bytes({VOLUMES: measured, **going, "store besides": () if store else rest.in_store or ()})
+    in_store, known = search.store(), Releases(search.paths)
+    records = tuple(known.record_path(release) for release in search.removed)
+    kinds = {**search.files(), STORE: (in_store or ()) if store else (), RECORDS: records}
+    going = {kind: paths for kind, paths in kinds.items() if paths}
+    measured = [volume.folder for volume in volumes if volume.folder]
+    sizes = disk.freed_bytes({VOLUMES: measured, **going, "store besides": () if store else in_store or ()})
     besides = sizes.pop("store besides")
-    counts = {IMAGES: freed.count, VOLUMES: len(rest.volumes), **{kind: len(paths) for kind, paths in going.items()}}
+    counts = {IMAGES: freed.count, VOLUMES: len(volumes), **{kind: len(paths) for kind, paths in going.items()}}
     return Pruned(
         verdicts=verdicts,
         images=images,
-        volumes=tuple(volume.name for volume in rest.volumes),
+        volumes=tuple(volume.name for volume in volumes),
         files=going,
         counts={kind: count for kind, count in counts.items() if count},
         bytes={kind: size for kind, size in {IMAGES: freed.bytes - freed.held, **sizes}.items() if counts[kind]},
         held=freed.held,
-        unmeasured=len(rest.volumes) - len(measured),
+        unmeasured=len(volumes) - len(measured),
         unsized=freed.unsized,
-        store_bytes=None if rest.in_store is None else besides,
+        store_bytes=None if in_store is None else besides,
         cache=cache,
     )
 

@@ -8,7 +8,7 @@ from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.history import operands, text
 from sparkpin.history.comparison import Difference, Side
-from sparkpin.history.report.facts import Changes, ReportSection
+from sparkpin.history.report.facts import Changes
 from sparkpin.releases.kept_inputs import reason
 from sparkpin.releases.record import Release
 
@@ -32,7 +32,7 @@ def read_sides(paths: Paths, releases: Sequence[Release]) -> dict[str, Side | st
     found: dict[str, Side | str] = {}
     for release in releases:
         try:
-            found[release.tag] = operands.recorded_side(paths, release)
+            found[release.tag] = operands.release_side(paths, release)
         except SparkpinError as error:
             found[release.tag] = reason(error)
     return found
@@ -52,7 +52,7 @@ def changes_of(paths: Paths, releases: Sequence[Release], known: Sides, release:
     return Changes(former.tag, why, tuple(sections(found)), command)
 
 
-def sections(found: Difference) -> Iterator[ReportSection]:
+def sections(found: Difference) -> Iterator[tuple[str, tuple[str, ...]]]:
     plain: list[tuple[str, Iterator[str] | list[str]]] = [
         ("what it is", [*text.value_lines(found.names), *map(text.stage_line, found.stages)]),
         ("vllm serve", text.flag_lines(found)),
@@ -67,7 +67,7 @@ def sections(found: Difference) -> Iterator[ReportSection]:
         lines = [line.rstrip() for line in some]
         if lines:
             more = [f"... {len(lines) - MOST} more"] if len(lines) > MOST else []
-            yield ReportSection(title, (*lines[:MOST], *more))
+            yield title, (*lines[:MOST], *more)
 
 
 def file_lines(found: Difference) -> Iterator[str]:

@@ -32,20 +32,13 @@ class ReportEvidence:
 
 
 @dataclass(frozen=True)
-class ReportSection:
-    """What differs of one kind."""
-
-    title: str
-    lines: tuple[str, ...]  # as `invoke diff` writes them, texts of files left out
-
-
-@dataclass(frozen=True)
 class Changes:
     """Since another release."""
 
     since: str  # its tag, "" where there is none before
     why: str = ""  # what keeps the two from being compared, or why it is that one
-    sections: tuple[ReportSection, ...] = ()
+    sections: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Title, lines: what differs of a kind as `invoke diff` writes it, texts of files left out."""
     command: str = ""  # prints all of it
 
 
@@ -109,12 +102,6 @@ class ReportMemory:
 
 
 @dataclass(frozen=True)
-class ReportInputs:
-    rows: tuple[ReportRow, ...]  # what it was made from
-    sbom: tuple[tuple[str, int], ...] = ()  # kind -> how many the SBOM lists; empty where there is none
-
-
-@dataclass(frozen=True)
 class RecipePart:
     """One recipe."""
 
@@ -126,7 +113,8 @@ class RecipePart:
     back: tuple[ReportCommand, ...]
     charts: tuple[Chart, ...]
     memory: ReportMemory
-    inputs: ReportInputs
+    inputs: tuple[ReportRow, ...]  # what it was made from
+    sbom: tuple[tuple[str, int], ...]  # kind -> how many the SBOM lists; empty where there is none
     items: tuple[Item, ...]  # from the newest to the oldest
     faults: tuple[str, ...] = ()  # records that cannot be read
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from sparkpin.fetch.model_files import TEXTS, repository_folder
 from sparkpin.fetch.store import Store
 from sparkpin.history.report.changes import changes_of, read_sides
 from sparkpin.history.report.charts import charts_of
-from sparkpin.history.report.facts import Item, RecipePart, Report, ReportCommand, ReportInputs, ReportMemory, ReportRow
+from sparkpin.history.report.facts import Item, RecipePart, Report, ReportCommand, ReportMemory, ReportRow
 from sparkpin.history.report.measured import quality_of, smoke_of
 from sparkpin.history.report.speed import speed_of
 from sparkpin.host.machine import serve_command
@@ -50,14 +51,10 @@ def gather(paths: Paths, recipe: str | None) -> Report:
             faults += [fault.message for fault in broken]
             if recipe and not broken:
                 manifests.load_recipe(paths.project, name)
-    return Report(now(), own_version(), tuple(parts), tuple(faults))
-
-
-def own_version() -> str:
-    try:
-        return version("sparkpin")
-    except PackageNotFoundError:  # run from a checkout that nobody installed
-        return ""
+    own = ""
+    with contextlib.suppress(PackageNotFoundError):  # run from a checkout that nobody installed
+        own = version("sparkpin")
+    return Report(now(), own, tuple(parts), tuple(faults))
 
 
 def recipe_part(
@@ -69,6 +66,9 @@ def recipe_part(
     back = rollback_target(list(releases), current, partial(is_refused, paths)) if current else None
     speeds = {release.tag: speed_of(paths, release) for release in releases}
     sides = read_sides(paths, releases)
+    words = ""
+    with contextlib.suppress(SparkpinError), project_of(paths, shown) as project:  # as it was; its files may be gone
+        words = manifests.load_recipe(project, name).description
     told = [fault.message for fault in faults]
     try:
         pins = {tag: pin.text for tag, pin in pins_of(records, name).items()}
@@ -89,14 +89,15 @@ def recipe_part(
     }
     return RecipePart(
         name=name,
-        description=description(paths, shown),
+        description=words,
         shown=items[shown.tag],
         current=current is not None,
-        promoted=promoted(records, name) if current else "",
+        promoted=str(read_json(records.pointer_path(name)).get("promoted", "")) if current else "",
         back=tuple(ways_back(paths, name, current, back)),
         charts=tuple(charts_of(releases, shown, back, speeds)),
         memory=memory_of(paths, shown),
-        inputs=inputs_of(paths, shown),
+        inputs=tuple(inputs_of(paths, shown)),
+        sbom=tuple(counts(records.evidence(shown) / SBOM)),
         items=tuple(reversed(items.values())),
         faults=tuple(told),
     )
@@ -129,30 +130,17 @@ def ways_back(paths: Paths, recipe: str, current: Release | None, back: Release 
     ]
 
 
-def promoted(records: Releases, recipe: str) -> str:
-    return str(read_json(records.pointer_path(recipe)).get("promoted", ""))
-
-
-def description(paths: Paths, release: Release) -> str:
-    """The recipe's own words when the release was made; "" where its files are not kept."""
+def inputs_of(paths: Paths, release: Release) -> Iterator[ReportRow]:
+    yield ReportRow("recipe", f"{release.recipe}, stage {release.stage}")
+    yield ReportRow("image", release.image)
     try:
         with project_of(paths, release) as project:
-            return manifests.load_recipe(project, release.recipe).description
-    except SparkpinError:
-        return ""
-
-
-def inputs_of(paths: Paths, release: Release) -> ReportInputs:
-    evidence = Releases(paths).evidence(release)
-    rows = [ReportRow("recipe", f"{release.recipe}, stage {release.stage}"), ReportRow("image", release.image)]
-    try:
-        with project_of(paths, release) as project:
-            rows += pin_rows(project, release)
+            yield from pin_rows(project, release)
     except SparkpinError as error:
-        rows.append(ReportRow("pins", reason(error), "unclear"))
-    rows.append(ReportRow("checkpoint", release.checkpoint_key))
-    rows.append(ReportRow("signature", "signed" if (evidence / SIGNATURE).is_file() else "not signed"))
-    return ReportInputs(tuple(rows), tuple(counts(evidence / SBOM)))
+        yield ReportRow("pins", reason(error), "unclear")
+    yield ReportRow("checkpoint", release.checkpoint_key)
+    is_signed = (Releases(paths).evidence(release) / SIGNATURE).is_file()
+    yield ReportRow("signature", "signed" if is_signed else "not signed")
 
 
 def pin_rows(project: Path, release: Release) -> Iterator[ReportRow]:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
+from pydantic_core import to_jsonable_python
 
 from sparkpin.core import files
 from sparkpin.core.paths import Paths
@@ -187,10 +188,6 @@ class Comparison:
     interval: str
 
 
-RECORD = TypeAdapter(BenchRecord)
-COMPARISON = TypeAdapter(Comparison)
-
-
 def folder(paths: Paths, release: Release) -> Path:
     return Releases(paths).evidence(release) / FOLDER
 
@@ -211,18 +208,16 @@ def keep(paths: Paths, release: Release, record: BenchRecord) -> Path:
 
 
 def to_json(value: BenchRecord | Comparison) -> dict[str, Any]:
-    adapter: TypeAdapter[Any] = RECORD if isinstance(value, BenchRecord) else COMPARISON
-    dumped: dict[str, Any] = adapter.dump_python(value, mode="json")
-    return dumped
+    return dict(to_jsonable_python(value))
 
 
 def read(path: Path) -> BenchRecord:
-    return _read(path, RECORD)
+    return read_of(path, BenchRecord)
 
 
-def _read(path: Path, adapter: TypeAdapter[T]) -> T:
+def read_of(path: Path, kind: type[T]) -> T:
     """ManifestError for a file that is damaged or newer than this; FileNotFoundError passes through."""
-    return read_as(path, adapter, next_step=f"move {path} away: invoke bench writes another")
+    return read_as(path, TypeAdapter(kind), next_step=f"move {path} away: invoke bench writes another")
 
 
 def history(paths: Paths, release: Release) -> tuple[BenchRecord, ...]:
@@ -245,7 +240,7 @@ def unfinished(paths: Paths, release: Release) -> BenchRecord | None:
 def comparisons(paths: Paths, release: Release) -> tuple[Comparison, ...]:
     """Those that a release took part in, from the oldest to the newest."""
     found = sorted(folder(paths, release).glob(f"{COMPARE}*.json"))
-    return tuple(_read(path, COMPARISON) for path in found)
+    return tuple(read_of(path, Comparison) for path in found)
 
 
 def _finished(into: Path) -> list[Path]:

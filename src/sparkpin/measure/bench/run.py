@@ -124,7 +124,9 @@ def turn(place: BenchPlace, server: BenchTarget, plan: BenchPlan) -> Iterator[tu
                         first[step.cell.name] = output_rate(result)
                     continue
                 count += 1
-                say(f"{count} of {len(plan.cells)}: {row_line(row)}")
+                failed = f", {row.failed} FAILED" if row.failed else ""
+                told = f"{row.output_tokens} tokens in {row.seconds:.1f} s, {row.output_rate:.1f} tok/s{failed}"
+                say(f"{count} of {len(plan.cells)}: {row.cell.name}: {told}")
                 assert conditions is not None  # the tool says hello first
                 yield conditions, row
 
@@ -136,11 +138,6 @@ def require_answers(release: Release, row: CellResult, failures: Sequence[str]) 
             f"{release.tag}: {row.cell.name}: none of {row.failed} requests was answered: {why}",
             next_step=f"invoke smoke {release.tag}",
         )
-
-
-def row_line(row: CellResult) -> str:
-    failed = f", {row.failed} FAILED" if row.failed else ""
-    return f"{row.cell.name}: {row.output_tokens} tokens in {row.seconds:.1f} s, {row.output_rate:.1f} tok/s{failed}"
 
 
 def conditions_of(place: BenchPlace, server: BenchTarget, vllm: str) -> Conditions:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,28 +24,17 @@ CHANGE = (distance.LEAST, -distance.LEAST)  # of a log-probability
 AnswerPair = tuple[SkillAnswer, SkillAnswer]  # the reference's, the release's
 
 
-@dataclass(frozen=True)
-class Sums:
-    """Of one text: positions compared and what adds up over them. P is the reference, Q the release."""
-
-    kind: str
-    tokens: int
-    kl: float
-    same: int
-    nll_p: float
-    nll_q: float
-    continued: int
-    continued_kl: float
-    continued_same: int
-    length: int
+Sums = dict[str, float]
+"""Of one text: positions compared, and what adds up over them. P is the reference, Q the release."""
 
 
 def texts(reference: QualityMeasured, release: QualityMeasured, top: int) -> tuple[Texts, ...]:
     """All of them, then each kind. InputError where the two do not read the same tokens."""
     others = {reading.name: reading for reading in release.readings}
-    sums = [sums_of(one, others[one.name], top) for one in reference.readings]
-    kinds = sorted({one.kind for one in sums})
-    return (figures(ALL, sums), *(figures(kind, [one for one in sums if one.kind == kind]) for kind in kinds))
+    sums = [(one.kind, sums_of(one, others[one.name], top)) for one in reference.readings]
+    kinds = sorted({kind for kind, _ in sums})
+    every = [row for _, row in sums]
+    return (figures(ALL, every), *(figures(kind, [row for own, row in sums if own == kind]) for kind in kinds))
 
 
 def sums_of(p: Reading, q: Reading, top: int) -> Sums:
@@ -60,34 +48,35 @@ def sums_of(p: Reading, q: Reading, top: int) -> Sums:
     # A continuation of another prompt says nothing.
     compared, same = distance.until_they_part(p.continued, q.continued) if len(p.forced) == len(q.forced) else (0, 0)
     c, d = p.continued.first(compared), q.continued.first(compared)
-    return Sums(
-        kind=p.kind,
-        tokens=count,
-        kl=float(distance.kl(a, b, top).sum()),
-        same=int(distance.agreement(a, b).sum()),
-        nll_p=float(-a.chosen.sum()),
-        nll_q=float(-b.chosen.sum()),
-        continued=compared,
-        continued_kl=float(distance.kl(c, d, top).sum()),
-        continued_same=same,
-        length=max(len(p.continued), len(q.continued)) if compared else 0,
-    )
+    return {
+        "tokens": count,
+        "kl": float(distance.kl(a, b, top).sum()),
+        "same": int(distance.agreement(a, b).sum()),
+        "nll_p": float(-a.chosen.sum()),
+        "nll_q": float(-b.chosen.sum()),
+        "continued": compared,
+        "continued_kl": float(distance.kl(c, d, top).sum()),
+        "continued_same": same,
+        "length": max(len(p.continued), len(q.continued)) if compared else 0,
+    }
 
 
 def figures(kind: str, sums: Sequence[Sums]) -> Texts:
-    tokens = [one.tokens for one in sums]
+    by = {name: [one[name] for one in sums] for name in sums[0]}
+    tokens = by["tokens"]
+    changes = [q - p for p, q in zip(by["nll_p"], by["nll_q"], strict=True)]
     return Texts(
         kind=kind,
         texts=len(sums),
-        tokens=sum(tokens),
-        kl=intervals.ratio([one.kl for one in sums], tokens, NATS),
-        top1=intervals.ratio([one.same for one in sums], tokens, SHARE),
-        perplexity_reference=math.exp(sum(one.nll_p for one in sums) / sum(tokens)),
-        perplexity=math.exp(sum(one.nll_q for one in sums) / sum(tokens)),
-        ratio=intervals.ratio([one.nll_q - one.nll_p for one in sums], tokens, CHANGE, math.exp),
-        continued=sum(one.continued for one in sums),
-        continued_kl=intervals.ratio([one.continued_kl for one in sums], [one.continued for one in sums], NATS),
-        continued_same=intervals.ratio([one.continued_same for one in sums], [one.length for one in sums], SHARE),
+        tokens=int(sum(tokens)),
+        kl=intervals.ratio(by["kl"], tokens, NATS),
+        top1=intervals.ratio(by["same"], tokens, SHARE),
+        perplexity_reference=math.exp(sum(by["nll_p"]) / sum(tokens)),
+        perplexity=math.exp(sum(by["nll_q"]) / sum(tokens)),
+        ratio=intervals.ratio(changes, tokens, CHANGE, math.exp),
+        continued=int(sum(by["continued"])),
+        continued_kl=intervals.ratio(by["continued_kl"], by["continued"], NATS),
+        continued_same=intervals.ratio(by["continued_same"], by["length"], SHARE),
     )
 
 

@@ -24,9 +24,9 @@ from sparkpin.serve import memory_limit, socket_port
 from sparkpin.serve.choose_loader import with_loader
 from sparkpin.smoke.answers import Wrong
 from sparkpin.smoke.client import Client
-from sparkpin.smoke.expectations import expectations_of
 from sparkpin.smoke.replies import Fault
-from sparkpin.smoke.server import WAITING, Server, StartFault, remove_leftovers, smoke_lock, started
+from sparkpin.smoke.run import subject_of
+from sparkpin.smoke.server import WAITING, StartFault, remove_leftovers, smoke_lock, started
 from sparkpin.smoke.subject import SmokeSubject
 
 REQUEST_SECONDS = 600.0  # a long prompt's prefill on a slow machine
@@ -57,14 +57,10 @@ class QualityPlan:
         return standard.known(path) if path else ()
 
 
-@dataclass(frozen=True)
-class QualityResult:
-    measured: QualityMeasured
-    scores: tuple[standard.Score, ...]
-
-
-def measure(paths: Paths, engine: Engine, release: Release, plan: QualityPlan, say: Say) -> QualityResult:
-    """From the cache as far as it goes, else from a server.
+def measure(
+    paths: Paths, engine: Engine, release: Release, plan: QualityPlan, say: Say
+) -> tuple[QualityMeasured, tuple[Score, ...]]:
+    """From the cache as far as it goes, else from a server; with the scores of the standard tasks.
 
     Raises:
         DiskError: what is measured would not fit on the disk.
@@ -77,7 +73,7 @@ def measure(paths: Paths, engine: Engine, release: Release, plan: QualityPlan, s
     scores = plan.scores_of(paths, release)
     if known and scores is not None:
         say(f"{release.tag}: measured before")
-        return QualityResult(known, scores)
+        return known, scores
     if why := obstacle(paths, engine, release):
         raise InputError(
             f"{release.tag} cannot be asked here: {why}",
@@ -103,22 +99,16 @@ def measure(paths: Paths, engine: Engine, release: Release, plan: QualityPlan, s
             try:
                 server.wait_ready(client)
                 if known is None:
-                    subject = SmokeSubject(
-                        client=client,
-                        model=served_name(tuned.argv),
-                        expect=expectations_of(tuned.demands),
-                        log=server.log,
-                        argv=tuned.argv,
-                        gpu=gpus,
-                    )
-                    known = asked_all(subject, plan.corpus, say)
+                    known = asked_all(subject_of(tuned, client, server, 0, gpu=gpus), plan.corpus, say)
                     # Else what it was asked after its end would be kept as wrong answers. An engine that is gone may
                     # leave a container that runs for some seconds more.
                     if server.exit_reason() or not any(client.healthy() for _ in range(3)):
                         raise Fault("the server ended amid the questions")
                     measured.keep(folder, known)
-                if scores is None and scores_path:
-                    scores = standard_scores(paths, plan, server, client, tuned, checkpoint, say)
+                if scores is None and scores_path and plan.standard:
+                    with socket_port.listening(server.socket) as port:
+                        where = standard.Served(port, served_name(tuned.argv), checkpoint, asking.room(client))
+                        scores = standard.scores(paths, plan.standard, where, limit=plan.limit, say=say)
                     standard.keep(scores_path, scores)
             except StartFault as fault:
                 raise SmokeError(f"{release.tag}: {fault}", next_step=f"invoke smoke {release.tag}") from None
@@ -128,7 +118,7 @@ def measure(paths: Paths, engine: Engine, release: Release, plan: QualityPlan, s
                     f"{release.tag}: {fault}{died}\n{running.last_lines(server.log()) if died else ''}".rstrip(),
                     next_step=f"invoke smoke {release.tag} says what its server does and does not do",
                 ) from None
-    return QualityResult(known, scores or ())
+    return known, scores or ()
 
 
 def asked_all(subject: SmokeSubject, corpus: Corpus, say: Say) -> QualityMeasured:
@@ -173,20 +163,3 @@ def questions(subject: SmokeSubject, corpus: Corpus, say: Say, notes: list[str])
         say(f"needles, {step:,} tokens: {sum(one.right for one in words)} of {len(words)} found")
         found += words
     return tuple(found)
-
-
-def standard_scores(
-    paths: Paths, plan: QualityPlan, server: Server, client: Client, release: Release, tokenizer: Path, say: Say
-) -> tuple[standard.Score, ...]:
-    assert plan.standard
-    with socket_port.listening(server.socket) as port:
-        return standard.scores(
-            paths,
-            plan.standard,
-            port=port,
-            model=served_name(release.argv),
-            tokenizer=tokenizer,
-            length=asking.room(client),
-            limit=plan.limit,
-            say=say,
-        )

@@ -8,8 +8,8 @@ from dataclasses import replace
 from sparkpin.measure.quality.measured import SkillAnswer
 from sparkpin.measure.quality.texts import Question
 from sparkpin.smoke.answers import Answer, Wrong
-from sparkpin.smoke.expectations import ROOMY, Case, Expectations, said
-from sparkpin.smoke.judging import judge_calls, judge_text
+from sparkpin.smoke.expectations import ROOMY, Case, said
+from sparkpin.smoke.judging import judge
 from sparkpin.smoke.probes import STEPS, longest_prompt
 from sparkpin.smoke.replies import Fault
 from sparkpin.smoke.sse import BadStream
@@ -17,21 +17,8 @@ from sparkpin.smoke.subject import SmokeSubject
 
 TOOL_CALLS = "tool calls"
 NEEDLES = "needles"
+LONGEST_NAME = 60  # characters of a question that stand for it
 LEAST_ROOM = 256  # tokens of a prompt in which finding something says anything
-
-
-def tool_cases(expect: Expectations) -> Iterator[tuple[str, Case]]:
-    """Those of the smoke test, whose answers a scripted model knows."""
-    yield "one call", expect.tool_call
-    yield "two calls", expect.tool_calls
-    yield "long arguments", expect.tool_call_long
-    yield "while it thinks", expect.tool_call_inside
-    yield "examples above", expect.tool_examples
-
-
-def case_of(question: Question) -> Case:
-    request = said(question.ask) | {"tools": list(question.tools), "tool_choice": "auto"} | ROOMY
-    return Case(request, calls=tuple((name, None) for name in question.calls) or None, holds=question.holds)
 
 
 def tool_questions(
@@ -42,17 +29,24 @@ def tool_questions(
     def streamed(case: Case) -> Answer:
         return subject.streamed(case)[0]
 
-    own = [(name, fitted(subject, case)) for name, case in tool_cases(subject.expect)]
+    expect = subject.expect
     found: list[tuple[str, Case, Callable[[Case], Answer]]] = []
-    for name, case in own:
-        found.append((f"{name}, streamed", case, streamed))
+    for name, case in (
+        ("one call", expect.tool_call),
+        ("two calls", expect.tool_calls),
+        ("long arguments", expect.tool_call_long),
+        ("while it thinks", expect.tool_call_inside),
+        ("examples above", expect.tool_examples),
+    ):
+        found.append((f"{name}, streamed", fitted(subject, case), streamed))
         if not quick:
-            found.append((name, case, subject.chat))
-    return found + [(shortened(one.ask), fitted(subject, case_of(one)), streamed) for one in questions]
-
-
-def shortened(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+            found.append((name, fitted(subject, case), subject.chat))
+    for one in questions:
+        request = said(one.ask) | {"tools": list(one.tools), "tool_choice": "auto"} | ROOMY
+        case = Case(request, calls=tuple((name, None) for name in one.calls) or None, holds=one.holds)
+        name = one.ask if len(one.ask) <= LONGEST_NAME else f"{one.ask[: LONGEST_NAME - 3]}..."
+        found.append((name, fitted(subject, case), streamed))
+    return found
 
 
 def fitted(subject: SmokeSubject, case: Case) -> Case:
@@ -67,7 +61,7 @@ def asked(skill: str, name: str, case: Case, ask: Callable[[Case], Answer]) -> S
     """Whatever the server does wrong is a wrong answer."""
     try:
         answer = ask(case)
-        judge_calls(case, answer) if case.calls else judge_text(case, answer)
+        judge(case, answer)
     except (Wrong, Fault, BadStream) as wrong:
         return SkillAnswer(skill, name, False, str(wrong)[:300])
     return SkillAnswer(skill, name, True)

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparkpin.core.errors import InputError, NetworkError, SmokeError
 from sparkpin.core.files import atomic_file, lock, require_space, sha256_file, write_json
@@ -172,24 +172,19 @@ def run_uv(*words: str) -> None:
         raise NetworkError(f"uv {words[0]} failed:\n{last(done.stderr)}", next_step="the same command again")
 
 
-def scores(
-    paths: Paths,
-    wanted: StandardTasks,
-    *,
-    port: int,
-    model: str,
-    tokenizer: Path,
-    length: int,
-    limit: float,
-    say: Say,
-) -> tuple[Score, ...]:
-    """Run the tasks, offline. tokenizer: a folder with the model's; length: tokens that a request may have; limit:
-    seconds that all of it may take.
-    """
+class Served(NamedTuple):
+    port: int
+    model: str
+    tokenizer: Path  # a folder with the model's
+    length: int  # tokens that a request may have
+
+
+def scores(paths: Paths, wanted: StandardTasks, served: Served, *, limit: float, say: Say) -> tuple[Score, ...]:
+    """Run the tasks, offline. limit: seconds that all of it may take."""
     python = require_installed(paths, wanted)
     say(f"lm-eval: {', '.join(wanted.tasks)}")
     with tempfile.TemporaryDirectory(prefix="lm-eval-", dir=paths.work) as out:
-        argv = [str(python), "-m", "lm_eval", *arguments(wanted, port, model, tokenizer, length), "--output_path", out]
+        argv = [str(python), "-m", "lm_eval", *arguments(wanted, served), "--output_path", out]
         env = child_env(paths, offline=True)
 
         def told(line: str) -> None:
@@ -209,15 +204,15 @@ def scores(
         return read_scores(json.loads(found[-1].read_text(encoding="utf-8")))
 
 
-def arguments(wanted: StandardTasks, port: int, model: str, tokenizer: Path, length: int) -> list[str]:
+def arguments(wanted: StandardTasks, served: Served) -> list[str]:
     kind, path = ("local-chat-completions", "chat/completions") if wanted.chat else ("local-completions", "completions")
     values = {
-        "model": model,
-        "base_url": f"http://127.0.0.1:{port}/v1/{path}",
+        "model": served.model,
+        "base_url": f"http://127.0.0.1:{served.port}/v1/{path}",
         "num_concurrent": 1,
         "max_retries": 1,
-        "tokenizer": tokenizer,
-        "max_length": length,
+        "tokenizer": served.tokenizer,
+        "max_length": served.length,
     }
     return [
         *("--model", kind),
@@ -243,7 +238,7 @@ def raise_for(text: str, wanted: StandardTasks) -> None:
 
 
 def last(text: str, lines: int = 12) -> str:
-    return "\n".join(line for line in text.strip().splitlines()[-lines:])
+    return "\n".join(text.strip().splitlines()[-lines:])
 
 
 def read_scores(value: Mapping[str, Any]) -> tuple[Score, ...]:

@@ -20,10 +20,6 @@ class CorpusText:
     name: str  # kind/file
     text: str
 
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(self.text.encode()).hexdigest()
-
 
 @dataclass(frozen=True)
 class Question:
@@ -45,7 +41,8 @@ class Corpus:
     def digest(self) -> str:
         """SHA-256 over texts and questions."""
         questions = QUESTIONS.read_text(encoding="utf-8") if self.questions else ""
-        said = [[(text.name, text.digest) for text in self.texts], questions, self.quick]
+        texts = [(text.name, hashlib.sha256(text.text.encode()).hexdigest()) for text in self.texts]
+        said = [texts, questions, self.quick]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from sparkpin.smoke.inspect.elf import Library
-from sparkpin.smoke.inspect.fatbin import CUBIN, PTX, Code, Unit
+from sparkpin.smoke.inspect.fatbin import CUBIN, PTX, Code
 from sparkpin.smoke.inspect.finding import ImageFinding, Severity
 from sparkpin.smoke.inspect.scan import ImageFacts
 
@@ -19,13 +20,13 @@ Verdict = Literal["runs", "PTX only", "none"]
 
 @dataclass(frozen=True)
 class Coverage:
-    """How many compilation units of a library with GPU code run, and how many have code for which GPUs."""
+    """Of a library with GPU code, in compilation units."""
 
     path: str
     runs: int
     compiles: int  # have PTX to compile
     neither: int
-    archs: tuple[tuple[str, int], ...]
+    archs: tuple[tuple[str, int], ...]  # how many have code for which GPU
 
     @property
     def verdict(self) -> Verdict:
@@ -51,26 +52,19 @@ def compiles(code: Code, sm: int) -> bool:
     return code.arch <= sm and (not code.suffix or code.arch // 10 == sm // 10)
 
 
-def coverage(library: Library, sm: int) -> Coverage:
-    counts = {"runs": 0, "compiles": 0, "neither": 0}
-    archs: dict[Code, int] = {}
-    for unit, count in library.code:
-        counts[of_unit(unit, sm)] += count
-        for code in unit:
-            plain = code._replace(compressed=False)
-            archs[plain] = archs.get(plain, 0) + count
-    named = tuple((code.name, count) for code, count in sorted(archs.items(), key=lambda row: (row[0].kind, row[0])))
-    return Coverage(library.path, counts["runs"], counts["compiles"], counts["neither"], named)
-
-
-def of_unit(unit: Unit, sm: int) -> str:
-    if any(runs(code, sm) for code in unit):
-        return "runs"
-    return "compiles" if any(compiles(code, sm) for code in unit) else "neither"
-
-
 def coverages(facts: ImageFacts, sm: int) -> list[Coverage]:
     return [coverage(library, sm) for library in facts.libraries.values() if library.code]
+
+
+def coverage(library: Library, sm: int) -> Coverage:
+    counts, archs = Counter[str](), Counter[Code]()
+    for unit, count in library.code:
+        ready = any(runs(code, sm) for code in unit)
+        counts["runs" if ready else "compiles" if any(compiles(code, sm) for code in unit) else "neither"] += count
+        for code in unit:
+            archs[code._replace(compressed=False)] += count
+    named = tuple((code.name, count) for code, count in sorted(archs.items(), key=lambda row: (row[0].kind, row[0])))
+    return Coverage(library.path, counts["runs"], counts["compiles"], counts["neither"], named)
 
 
 def gpu_findings(facts: ImageFacts, sm: int) -> Iterator[ImageFinding]:

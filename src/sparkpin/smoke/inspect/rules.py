@@ -216,10 +216,7 @@ def plugin_findings(facts: ImageFacts, mods: Sequence[str]) -> Iterator[ImageFin
                 text = f"{where} {package.version} does not say which vLLM it is made for"
                 step = "name the releases in its TOUCHES, as a literal"
                 yield ImageFinding("warning", "plugins", package.name, text, step)
-        elif not vllm:
-            text = f"{where}: no vllm is in the image"
-            yield ImageFinding("error", "plugins", package.name, text, "install vLLM with it")
-        elif not any(same_release(vllm.version, version) for version in package.accepts):
+        elif vllm and not any(same_release(vllm.version, version) for version in package.accepts):
             text = f"{where} {package.version} is made for vLLM {made_for}, the image has {vllm.version}"
             step = "take a version of the mod that is made for this vLLM, or adapt it and add the version"
             yield ImageFinding("error", "plugins", package.name, text, step)

@@ -64,7 +64,8 @@ def scan(found: Iterable[FoundPath], say: Say, env: Mapping[str, str] | None = N
                 texts[file.path] = source.read().decode("utf-8", "replace")
         elif may_be_library(file):
             try:
-                library = library_of(file)
+                with file.open() as source:
+                    library = elf.read_library(source, file.path) if source.read(4) == elf.MAGIC else None
             except InspectionError as error:
                 broken[file.path] = error.message
                 continue
@@ -94,13 +95,6 @@ def may_be_library(file: FoundPath) -> bool:
     """By name and mode: reading the first bytes of every file would take longer than all else."""
     name = file.path.rpartition("/")[2]
     return file.size >= 20 and (".so" in name or name.endswith(".cubin") or bool(file.mode & 0o111))
-
-
-def library_of(file: FoundPath) -> Library | None:
-    with file.open() as source:
-        if source.read(4) != elf.MAGIC:
-            return None
-        return elf.read_library(source, file.path)
 
 
 def grouped(cubins: Mapping[str, Counter[fatbin.Code]]) -> dict[str, Counter[fatbin.Code]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
@@ -62,20 +63,16 @@ def in_folders(layers: Sequence[Path], below: str = "", depth: int = 0) -> Itera
             yield from in_folders(folders, f"{path}/", depth + 1)
         elif top.is_file(follow_symlinks=False):
             about = top.stat(follow_symlinks=False)
-            yield FoundPath(path, about.st_size, stat.S_IMODE(about.st_mode), open=opener(top.path))
-
-
-def opener(path: str) -> Callable[[], BinaryIO]:
-    return lambda: open(path, "rb", buffering=0)
+            yield FoundPath(
+                path, about.st_size, stat.S_IMODE(about.st_mode), open=functools.partial(io.FileIO, top.path)
+            )
 
 
 def is_opaque(folder: Path) -> bool:
     for name in OPAQUE:
-        try:
+        with contextlib.suppress(OSError):
             if os.getxattr(folder, name) == b"y":
                 return True
-        except OSError:
-            continue
     return False
 
 

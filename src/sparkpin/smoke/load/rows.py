@@ -39,6 +39,10 @@ class LoadRow:
     def word(self) -> str:
         return DONE.get(self.kind, "ok") if self.state == "ok" else self.state
 
+    @property
+    def told(self) -> str:
+        return f"{self.word}{f', {self.detail}' if self.detail else ''}"
+
 
 def read_rows(log: bytes) -> list[LoadRow]:
     """Of whole lines; what else stands in the log, and what is not what `inside` writes, is passed over."""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +25,7 @@ from sparkpin.smoke.inspect.scan import ImageFacts
 from sparkpin.smoke.load import inside
 from sparkpin.smoke.load.rows import LoadRow, open_step, outcomes, read_rows
 from sparkpin.smoke.load.stub import SONAME, is_wanted, stub, wanted_symbols
-from sparkpin.smoke.server import LABEL, WAITING, owner, prefix, remove_leftovers, smoke_lock
+from sparkpin.smoke.server import WAITING, container_of, private_folder, remove_leftovers, smoke_lock
 
 LIMIT_SECONDS = 15 * 60.0
 TOLD_SECONDS = 15.0
@@ -53,10 +50,6 @@ class Loaded:
     emulated: bool  # whether another machine's code ran
     stubbed: int  # functions of the driver that the stub stood in for
 
-    @property
-    def passed(self) -> bool:
-        return all(row.passed for row in self.rows)
-
 
 def libraries_of(facts: ImageFacts, machine: int) -> list[str]:
     """Absolute paths of vLLM's shared libraries."""
@@ -75,15 +68,14 @@ def run_load(
     platform: str,
     say: Say,
     *,
-    limit: float | None = None,
+    limit: float = LIMIT_SECONDS,
 ) -> Loaded:
-    """facts: what `inspection` read of the image. platform: the image's. limit: seconds (default: 15 minutes).
+    """facts: what `inspection` read of the image. platform: the image's. limit: seconds.
 
     Raises HostError where this machine cannot run the image's programs or the engine is on another, EngineError where
     the engine refuses.
     """
     running.require_here(engine)
-    limit = LIMIT_SECONDS if limit is None else limit
     machine = PLATFORMS[platform]
     symbols = wanted_symbols(facts, machine)
     driver = stub(symbols, machine) if is_wanted(facts, machine, symbols) else b""
@@ -97,9 +89,13 @@ def run_load(
     begin = time.monotonic()
     with lock(smoke_lock(paths), on_wait=lambda: say(WAITING)):
         remove_leftovers(paths, engine, say)
+        settings: dict[str, Any] = running.apart(running.sandbox(release.env, memory=MEMORY))
+        home = f"rw,nosuid,nodev,size={running.GIB},uid={running.UID},gid={running.UID}"
+        settings["tmpfs"] |= {running.HOME: home}  # what is written under emulation serves nobody
+        settings |= {"entrypoint": ["python"], "command": [SCRIPT, wanted], "platform": platform}
         with (
             mounted(paths, driver, TRIPLETS[machine], emulated) as volumes,
-            started(paths, engine, release, platform, wanted, volumes) as container,
+            container_of(paths, engine, release, "load", volumes=volumes, **settings) as container,
         ):
             ending = watch(container, limit, say)
             with engine_errors():
@@ -116,52 +112,20 @@ def run_load(
 @contextmanager
 def mounted(paths: Paths, driver: bytes, triplet: str, emulated: bool) -> Iterator[dict[str, dict[str, str]]]:
     """The script, and the driver's stub where the container toolkit would mount the driver."""
-    paths.work.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=prefix(paths), dir=paths.work))
-    try:
-        places = {"inside.py": SCRIPT}
-        shutil.copyfile(inside.__file__, folder / "inside.py")
-        if driver:
-            places[SONAME] = f"/usr/lib/{triplet}/{SONAME}"
-            (folder / SONAME).write_bytes(driver)
-        if emulated:
-            places["cpu"] = CPUS
-            for name, text in EMULATED_CPU.items():
-                path = folder / "cpu" / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text)
+    files = {"inside.py": Path(inside.__file__).read_bytes()}
+    places = {"inside.py": SCRIPT}
+    if driver:
+        files[SONAME], places[SONAME] = driver, f"/usr/lib/{triplet}/{SONAME}"
+    if emulated:
+        files |= {f"cpu/{name}": text.encode() for name, text in EMULATED_CPU.items()}
+        places["cpu"] = CPUS
+    with private_folder(paths) as folder:
+        for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
         for path in folder.rglob("*"):
             path.chmod(0o755)
         yield {str(folder / name): {"bind": place, "mode": "ro"} for name, place in places.items()}
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def started(
-    paths: Paths, engine: Engine, release: Release, platform: str, wanted: str, volumes: dict[str, dict[str, str]]
-) -> Iterator[Container]:
-    """The container, removed in the end. Its home is in memory: what is written under emulation serves nobody."""
-    settings: dict[str, Any] = running.apart(running.sandbox(release.env, memory=MEMORY))
-    settings["tmpfs"] |= {running.HOME: f"rw,nosuid,nodev,size={running.GIB},uid={running.UID},gid={running.UID}"}
-    with engine_errors():
-        container = engine.client.containers.create(
-            release.tag,
-            name=f"sparkpin-load-{release.name}-{secrets.token_hex(3)}",
-            entrypoint=["python"],
-            command=[SCRIPT, wanted],
-            platform=platform,
-            labels={LABEL: owner(paths), "sparkpin.release": release.tag},
-            volumes=volumes,
-            **settings,
-        )
-    try:
-        with engine_errors():
-            container.start()
-        yield container
-    finally:
-        with engine_errors():
-            container.remove(force=True, v=True)
 
 
 def watch(container: Container, limit: float, say: Say) -> str:

@@ -1,0 +1,151 @@
+"""An index and a mirror that lie: to `lock`, which believes nobody twice, and to `fetch`, which has the lock."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import stack_samples
+from stack_samples import locked, stack, write
+from wheelhouse import Index, make_wheel
+
+from sparkpin.core.errors import IntegrityError, NetworkError
+from sparkpin.core.paths import Paths
+from sparkpin.evidence.own_packages import check_installed
+from sparkpin.fetch import debs, lock_stack, transfer
+from sparkpin.fetch.stack import fetch_stack
+from sparkpin.fetch.store import Store
+from sparkpin.pins.schema import LockedFile
+
+SIZE = 300_000
+
+
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    monkeypatch.setattr(transfer.TransferRun, "pause", lambda run, seconds: None)
+    return stack_samples.project(tmp_path, monkeypatch)
+
+
+def shorter(index: Index, file: LockedFile) -> None:
+    index.stale[file.file] = bytes(file.size - 1)
+
+
+def longer(index: Index, file: LockedFile) -> None:
+    index.stale[file.file] = (index.folder / file.file).read_bytes() + b"x"
+
+
+def other_bytes(index: Index, file: LockedFile) -> None:
+    index.stale[file.file] = bytes(file.size)
+
+
+def endless(index: Index, file: LockedFile) -> None:
+    index.endless.add(file.file)
+
+
+def from_this_disk(index: Index, file: LockedFile) -> None:
+    index.moved[file.file] = (index.folder / file.file).as_uri()
+
+
+def in_a_circle(index: Index, file: LockedFile) -> None:
+    index.moved[file.file] = f"{index.url.removesuffix('simple/')}files/{file.file}"
+
+
+@pytest.mark.parametrize("lie", [shorter, longer, other_bytes, endless, from_this_disk, in_a_circle])
+def test_fetch_takes_nothing_else_and_no_more(
+    paths: Paths, index: Index, lie: Callable[[Index, LockedFile], None]
+) -> None:
+    file = make_wheel(index.folder, "app", size=SIZE)
+    lie(index, file)
+    begin = time.monotonic()
+    with pytest.raises((IntegrityError, NetworkError), match=r"app-1\.0"):
+        fetch_stack(paths, stack(), locked(paths, file), print, str)
+    assert time.monotonic() - begin < 60
+    assert index.sent < 1 << 25, "reading ends after the size that is locked; the rest is in the sockets' buffers"
+    assert not Store(paths.store).path(file.sha256).exists()
+    assert sum(path.stat().st_size for path in paths.store.rglob("*") if path.is_file()) < 2 * SIZE
+
+
+def test_lock_takes_no_step_back_by_itself(paths: Paths, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same pins, and an index or a mirror that has older versions, or other bytes under a locked name."""
+    app, dep = make_wheel(index.folder, "app", requires=["dep"]), make_wheel(index.folder, "dep", "1.10")
+    make_wheel(index.folder, "dep", "1.9")
+    file = paths.project / "pins/stacks/s.lock"
+    write(paths, ["app==1.0"])
+    lock_stack.lock_stack(paths, "s", print)
+    before = file.read_bytes()
+
+    def refused(match: str) -> None:
+        with pytest.raises(IntegrityError, match=match) as caught:
+            lock_stack.lock_stack(paths, "s", print)
+        assert f"rm pins/stacks/{file.name}" in caught.value.next_step
+        assert file.read_bytes() == before
+
+    hidden = (index.folder / dep.file).rename(index.folder / "hidden")
+    refused(r"older.*dep 1\.10 -> 1\.9")
+    hidden.rename(index.folder / dep.file)
+    make_wheel(index.folder, "app", requires=["dep"], size=9)
+    refused(app.file)
+    make_wheel(index.folder, "app", requires=["dep"])
+    libc, python = stack_samples.FakeApt().closure(None)
+    for packages, match in (
+        ([libc.model_copy(update={"version": "2.36-9+deb12u9"}), python], r"older.*libc6 2\.36-9\+deb12u10 -> "),
+        ([libc.model_copy(update={"sha256": "1" * 64}), python], rf"other bytes.*{re.escape(libc.file)}"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(stack_samples.FakeApt, "closure", lambda self, _, packages=packages: packages)
+            refused(match)
+    write(paths, ["app==1.0"], constraints={"dep<1.10": "1.10 is broken"})
+    told: list[str] = []
+    assert {wheel.version for wheel in lock_stack.lock_stack(paths, "s", told.append).wheels} == {"1.0", "1.9"}
+    assert any("dep 1.10 -> 1.9" in line for line in told), "new pins may want less, and it is said"
+
+
+def test_lists_that_debian_did_not_sign_are_not_read(
+    paths: Paths, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """apt with a real mirror that has a list and no signature."""
+    (index.folder / "dists/bookworm/main/binary-amd64").mkdir(parents=True)
+    (index.folder / "dists/bookworm/main/binary-amd64/Packages").write_text("")
+    (index.folder / "dists/bookworm/Release").write_text("Suite: bookworm\nComponents: main\nArchitectures: amd64\n")
+    line = f"deb [signed-by={debs.KEYRING}] file:{index.folder} bookworm main"
+    monkeypatch.setattr(debs, "sources", lambda suite: [line])
+    (tmp_path / "apt").mkdir()
+    with pytest.raises(NetworkError, match="not signed"):
+        debs.open_apt(tmp_path / "apt", stack())
+    monkeypatch.setattr(debs, "sources", lambda suite: [line.replace(f"signed-by={debs.KEYRING}", "trusted=yes")])
+    (tmp_path / "trusting").mkdir()
+    debs.open_apt(tmp_path / "trusting", stack())  # the same mirror: the signature was all that lacked
+
+
+def test_a_changed_package_of_sparkpins_own_is_found(tmp_path: Path) -> None:
+    """The checks of `invoke verify .venv`, over an environment that pip made."""
+    wheels, venv = tmp_path / "wheels", tmp_path / "project/.venv"
+    wheels.mkdir()
+    files = {"app.py": "answer = 42\n"}
+    app, dep = make_wheel(wheels, "app", files=files), make_wheel(wheels, "dep", files={"dep.py": ""})
+    subprocess.run(["python3", "-m", "venv", venv], check=True)
+    subprocess.run(
+        [venv / "bin/pip", "install", "-q", "--no-index", *(wheels / one.file for one in (app, dep))], check=True
+    )
+    (site,) = venv.glob("lib/python3*/site-packages")
+    lock = venv.parent / "requirements.lock"
+
+    def wrong(text: str = "app==1.0 \\\n    --hash=sha256:00\ndep==1.0\n") -> dict[str, str]:
+        lock.write_text(text)
+        checks = check_installed(venv.parent, site)
+        return {check.what: check.detail for check in checks if check.result == "wrong"}
+
+    assert wrong() == {}
+    assert "dep 1.0" in wrong("app==1.0\n")["versions"]
+    assert "app 1.0, locked ==1.1" in wrong("app==1.1\ndep==1.0\n")["versions"]
+    assert "more is missing" in wrong("app==1.0\ndep==1.0\nmore==1\nother==1 ; sys_platform == 'win32'\n")["versions"]
+    (site / "app.py").write_text("answer = 43\n")
+    (site / "dep.py").unlink()
+    (site / "stranger.pth").write_text("import os\n")
+    found = wrong()
+    assert found.keys() == {"files", "strangers"}
+    assert "app.py" in found["files"] and "dep.py" in found["files"] and "stranger.pth" in found["strangers"]
