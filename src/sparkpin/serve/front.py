@@ -81,6 +81,8 @@ class Front:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         peer = address(request.transport.get_extra_info("peername")) if request.transport else ""
         self.under_way[peer] += 1
+        if "Upgrade" in request.headers:  # to nothing; its parser waits for another protocol all the same
+            request.protocol.close()
         try:
             self.require_allowed(request, peer)
             if request.method != "POST":

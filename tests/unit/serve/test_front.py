@@ -93,7 +93,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def test_no_trial_reaches_the_server(site: Site) -> None:
     site.server("a")
-    site.start(Limits(per_second=10**6))
+    site.start(Limits(per_second=10**6, idle=1))
     tried = list(front_trials.trials(KEY))
     through = [trial.why for trial in tried if not front_trials.refused(front_trials.sent(site.port, trial.raw))]
     print(f"{len(tried)} trials, {len(through)} answered, {len(site.seen)} reached the server")
@@ -220,7 +220,6 @@ def again(site: Site, limits: Limits) -> int:
 
 
 def test_a_client_that_goes_away_ends_its_request(site: Site) -> None:
-    """Of a stream that goes on for ever, as of an answer that has not begun."""
     began, gone = threading.Event(), threading.Event()
     made = site.server("a", lambda path: began.set())
     client = site.start()
