@@ -55,16 +55,14 @@ class AddressOptions:
             found = replace(found, port=self.port)
         if self.host is not None:
             found = replace(found, host=self.host)
-        if self.tls_cert is not None or self.tls_key is not None:
-            cert, key = self.tls_cert or NONE, self.tls_key or NONE
-            if NONE in (cert, key) and self.tls_cert != NONE:
-                raise InputError(
-                    "--tls-cert and --tls-key go together",
-                    next_step=f"give both files; --tls-cert {NONE} goes back to plain HTTP",
-                )
-            off = cert == NONE
-            found = replace(
-                found, cert="" if off else str(Path(cert).absolute()), tls_key="" if off else str(Path(key).absolute())
+        if self.tls_cert == NONE and self.tls_key is None:
+            found = replace(found, cert="", tls_key="")
+        elif self.tls_cert and self.tls_key:
+            found = replace(found, cert=absolute(self.tls_cert), tls_key=absolute(self.tls_key))
+        elif self.tls_cert is not None or self.tls_key is not None:
+            raise InputError(
+                "--tls-cert and --tls-key go together",
+                next_step=f"give both files; --tls-cert {NONE} goes back to plain HTTP",
             )
         if self.allow is not None:
             found = replace(found, allow=paths_of(self.allow))
@@ -74,12 +72,17 @@ class AddressOptions:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """As on the command line."""
-        names = {field.name: getattr(self, field.name) for field in fields(self)}
-        return tuple(word for n, v in names.items() if v is not None for word in (f"--{n.replace('_', '-')}", str(v)))
+        """As on the command line, from any folder."""
+        said = {field.name: getattr(self, field.name) for field in fields(self)}
+        said |= {name: absolute(said[name]) for name in ("tls_cert", "tls_key") if said[name] not in (None, NONE)}
+        return tuple(word for n, v in said.items() if v is not None for word in (f"--{n.replace('_', '-')}", str(v)))
 
 
 UNCHANGED = AddressOptions()
+
+
+def absolute(path: str) -> str:
+    return str(Path(path).absolute())
 
 
 def paths_of(text: str) -> tuple[str, ...]:

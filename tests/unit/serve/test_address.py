@@ -32,19 +32,15 @@ def test_what_is_not_said_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.Mo
     assert AddressOptions().applied(first) == first == Address.read(first.text)
     back = AddressOptions(tls_cert="none", allow="none", limit="none").applied(first)
     assert back == Address("0.0.0.0", 8001)
-    assert AddressOptions(port=1, tls_cert="c", tls_key="k").words == (
-        "--port",
-        "1",
-        "--tls-cert",
-        "c",
-        "--tls-key",
-        "k",
-    )
+    words = AddressOptions(port=1, tls_cert="c", tls_key="k").words
+    assert words == ("--port", "1", "--tls-cert", f"{tmp_path}/c", "--tls-key", f"{tmp_path}/k")
 
 
 WRONG = (
     {"tls_cert": "c.pem"},
     {"tls_key": "k.pem"},
+    {"tls_cert": "none", "tls_key": "k.pem"},
+    {"tls_cert": "", "tls_key": ""},
     *({"allow": text} for text in ("", "score", "/", "/a b", "/../x", "/a/./b", "/a?b", "/a,", "//a", "/a\n")),
     *({"limit": text} for text in ("", "x=1", "requests", "requests=0", "requests=-1", "requests=1.5", "requests=x")),
 )
