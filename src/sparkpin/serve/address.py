@@ -57,7 +57,7 @@ class AddressOptions:
             found = replace(found, host=self.host)
         if self.tls_cert == NONE and self.tls_key is None:
             found = replace(found, cert="", tls_key="")
-        elif self.tls_cert and self.tls_key:
+        elif self.tls_cert and self.tls_key and NONE not in (self.tls_cert, self.tls_key):
             found = replace(found, cert=absolute(self.tls_cert), tls_key=absolute(self.tls_key))
         elif self.tls_cert is not None or self.tls_key is not None:
             raise InputError(
