@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sparkpin.checkpoint.plan import all_steps, make_plan, taken
+from sparkpin.checkpoint.plan import CheckpointPlan, all_steps, checkpoint_key, final_tensors, make_plan, taken
 from sparkpin.checkpoint.repository import Listing, Places, listing_of
 from sparkpin.checkpoint.safetensors import TensorSource, read_header, read_header_bytes, tensor_nbytes, write_file
+from sparkpin.checkpoint.verify import verify_checkpoint
+from sparkpin.checkpoint.write import write_checkpoint
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
 from sparkpin.pins.manifests import model_inputs
@@ -117,6 +119,47 @@ def write_repository(
     return folder
 
 
+class Sample:
+    """Repositories to spoil before they are written and planned. pin_changes: keys of the pin."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.base, self.fp8 = base_shards(), fp8_shards()
+        self.shards = {"int4": self.base, "fp8": self.fp8}
+        self.configs: dict[str, dict[str, Any]] = {"int4": base_config(), "fp8": fp8_config()}
+        self.unlisted: tuple[str, ...] = (EXTRA,)
+        self.pin_changes: dict[str, Any] = {}
+
+    @property
+    def pin(self) -> ModelPin:
+        value = PIN.model_dump() | self.pin_changes
+        for name in self.shards.keys() - value["repositories"].keys():
+            value["repositories"][name] = {"repo": "acme/sample", "revision": "c" * 40}
+        return ModelPin.model_validate(value)
+
+    def folders(self) -> dict[str, Path]:
+        return {
+            name: write_repository(
+                self.root / name, shards, self.configs[name], repository=name, unlisted=self.unlisted
+            )
+            for name, shards in self.shards.items()
+        }
+
+    def plan(self, steps: tuple[str, ...]) -> CheckpointPlan:
+        return make_plan(listings_of(self.folders()), self.pin, steps)
+
+    def build(self, steps: tuple[str, ...], name: str = "made") -> Path:
+        """Built, and compared with its sources."""
+        pin, folders = self.pin, self.folders()
+        plan, lock, places = make_plan(listings_of(folders), pin, steps), lock_of(folders, pin), places_of(folders)
+        made = self.root / name
+        write_checkpoint(made, pin, lock, plan, places, checkpoint_key(pin, lock, steps), lambda line: None)
+        verify_checkpoint(made, places, plan)
+        planned = {placed.source.info.name: placed.file for placed in final_tensors(plan, listings_of(folders))}
+        assert planned == {name: tensor[0] for name, tensor in read_tensors(made).items()}
+        return made
+
+
 def sample_paths(root: Path) -> Paths:
     return Paths(root / "project", root / "cache", root / "home")
 
@@ -175,7 +218,7 @@ def lock_of(folders: Mapping[str, Path], pin: ModelPin = PIN) -> ModelLock:
     plan = make_plan(listings_of(folders), pin, all_steps(pin))
     repositories = {}
     for name, folder in folders.items():
-        names = {source.info.name for source in taken(plan).get(name, [])}
+        names = [source.info.name for source in taken(plan).get(name, [])]
         files = {path.name: path for path in sorted(folder.iterdir())}
         shards = {file: read_header_bytes(path) for file, path in files.items() if file.endswith(".safetensors")}
         kept = [file for file in files if name == "int4" or file in (*TEXTS, *shards)]
@@ -185,7 +228,7 @@ def lock_of(folders: Mapping[str, Path], pin: ModelPin = PIN) -> ModelLock:
             revision=pin.repositories[name].revision,
             files=[row(file, file, files[file].read_bytes()) for file in kept],
             headers=[row(file, file, data) for file, data in shards.items()],
-            tensors=[row(tensor, tensors[tensor][0], tensors[tensor][3]) for tensor in sorted(names)],
+            tensors=[row(tensor, tensors[tensor][0], tensors[tensor][3]) for tensor in names],
         )
     return ModelLock(model=pin.name, inputs=model_inputs(pin), repositories=repositories)
 

@@ -25,14 +25,13 @@ import pytest
 from hub_repository import Entry, Repository, model_info, scan
 from huggingface_hub import constants
 
-from sparkpin.core.errors import InputError
 from sparkpin.core.files import CHUNK
 
 MAIN = "main"
 _API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+?)(?:/revision/(?P<revision>[^/]+))?")
 _RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
 _BLOB = re.compile(r"/blobs/(?P<repo>[^/]+/[^/]+)/(?P<etag>[0-9a-f]{64})")
-_RANGE = re.compile(r"bytes=(\d*)-(\d*)")
+_RANGE = re.compile(r"bytes=(\d+)-(\d+)")  # as `fetch` asks for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +73,14 @@ def serve(
     """Serve ``root/<owner>/<name>/`` while the context lasts; gives the endpoint's URL (for ``HF_ENDPOINT``).
 
     For tests: ``faults`` tells what goes wrong with a request; ``storage`` is the host's name in redirects to large
-    files; ``log`` receives every request. Raises InputError if there is no repository.
+    files; ``log`` receives every request.
     """
     repositories = {
         (name := folder.relative_to(root).as_posix()): scan(folder, name)
         for folder in sorted(root.glob("[!.]*/[!.]*"))
         if folder.is_dir()
     }
-    if not repositories:
-        raise InputError(f"{root}: no repositories, wanted folders named <owner>/<name>", next_step="invoke fetch")
+    assert repositories, f"{root}: wanted folders named <owner>/<name>"
     server = _Server(repositories, faults or (lambda request: None), storage, log if log is not None else [])
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
@@ -204,12 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers |= {"Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
         wanted = _RANGE.fullmatch(self.headers.get("Range", "").strip())
         if wanted and not self.fault.whole:
-            span = byte_range(wanted[1], wanted[2], entry.size)
-            if span is None:
-                headers["Content-Range"] = f"bytes */{entry.size}"
-                self._send(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, headers, b"")
-                return
-            begin, end = span
+            begin, end = int(wanted[1]), int(wanted[2]) + 1
             status = HTTPStatus.PARTIAL_CONTENT
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{entry.size}"
         self._begin(status, {**headers, **self.fault.headers}, end - begin)
@@ -249,15 +242,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(length))
         self.end_headers()
-
-
-def byte_range(first: str, last: str, size: int) -> tuple[int, int] | None:
-    """Half-open span of ``bytes=<first>-<last>`` (RFC 9110, 14.1.2), or None if it cannot be satisfied."""
-    if not first:
-        begin, end = (max(0, size - int(last)), size) if last else (size, size)
-    else:
-        begin, end = int(first), min(size, int(last) + 1) if last else size
-    return (begin, end) if begin < end else None
 
 
 def _file_headers(repository: Repository, entry: Entry) -> dict[str, str]:

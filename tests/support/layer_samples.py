@@ -28,32 +28,44 @@ def member(name: str, data: bytes | None = None, **fields: object) -> tuple[tarf
     return info, data
 
 
+def folder_member(name: str, mode: int = 0o755) -> tuple[tarfile.TarInfo, bytes | None]:
+    return member(name, type=tarfile.DIRTYPE, mode=mode)
+
+
+def hardlink(name: str, to: str, **fields: object) -> tuple[tarfile.TarInfo, bytes | None]:
+    return member(name, type=tarfile.LNKTYPE, linkname=to, **fields)
+
+
+def symlink(name: str, to: str, **fields: object) -> tuple[tarfile.TarInfo, bytes | None]:
+    return member(name, type=tarfile.SYMTYPE, linkname=to, **fields)
+
+
 def everything() -> list[tuple[tarfile.TarInfo, bytes | None]]:
     return [
-        member("opt", type=tarfile.DIRTYPE, mode=0o755),
+        folder_member("opt"),
         member("opt/tool", b"#!/bin/sh\n", mode=0o4755, uid=10001, gid=10001, uname="me", gname="us"),
-        member("opt/tool-2", type=tarfile.LNKTYPE, linkname="opt/tool", mode=0o4755, uid=10001, gid=10001),
+        hardlink("opt/tool-2", "opt/tool", mode=0o4755, uid=10001, gid=10001),
         member("opt/null", type=tarfile.CHRTYPE, devmajor=1, devminor=3, mode=0o666),
-        member("opt/link", type=tarfile.SYMTYPE, linkname="../etc/passwd"),
+        symlink("opt/link", "../etc/passwd"),
         member("opt/ping", b"binary", mode=0o755, pax_headers=CAPABILITY),
         member("opt/.wh.gone", b""),
-        member("opt/sub", type=tarfile.DIRTYPE, mode=0o700),
+        folder_member("opt/sub", 0o700),
         member("opt/sub/.wh..wh..opq", b"", mode=0o600),
         member(LONG, b"deep"),
         member("opt/caf\udce9", b"latin-1 name"),
-        member("opt/to-far", type=tarfile.SYMTYPE, linkname="/" + "x" * 120),
+        symlink("opt/to-far", "/" + "x" * 120),
     ]
 
 
 def noise() -> list[tuple[tarfile.TarInfo, bytes | None]]:
     """What build steps leave behind."""
     return [
-        member("etc", type=tarfile.DIRTYPE, mode=0o755),
+        folder_member("etc"),
         member("etc/resolv.conf", b""),
-        member("tmp", type=tarfile.DIRTYPE, mode=0o1777),
+        folder_member("tmp", 0o1777),
         member("tmp/uv-123.lock", b""),
-        member("root", type=tarfile.DIRTYPE, mode=0o700),
-        member("root/.cache", type=tarfile.DIRTYPE, mode=0o700),
+        folder_member("root", 0o700),
+        folder_member("root/.cache", 0o700),
         member("root/.cache/x", b"x"),
     ]
 

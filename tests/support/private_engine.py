@@ -90,7 +90,7 @@ def load_image(engine: Engine, ref: str, layers: list[bytes]) -> ImageInfo:
             member = tarfile.TarInfo(name)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-    engine.load(io.BytesIO(buffer.getvalue()))
+    engine.load(iter([buffer.getvalue()]))
     engine.tag(ref, ref)
     image = engine.image(ref)
     assert image is not None

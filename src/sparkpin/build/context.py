@@ -8,7 +8,6 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from sparkpin.build.context_files import ContextFile
@@ -22,22 +21,17 @@ from sparkpin.pins.mods import build_wheel
 from sparkpin.releases.kept_inputs import KeptInputs
 
 
-@dataclass(frozen=True)
-class Context:
-    """folder: what the builder sees; files: each of its files but the Dockerfile, as the build record has it."""
-
-    folder: Path
-    files: tuple[BuildInput, ...]
-
-
 @contextlib.contextmanager
-def context_folder(paths: Paths, rendered: RenderedImage) -> Iterator[Context]:
-    """The context, for as long as the `with` block runs. What no lock names of it is kept for later builds."""
+def context_folder(paths: Paths, rendered: RenderedImage) -> Iterator[tuple[Path, tuple[BuildInput, ...]]]:
+    """What the builder sees, for as long as the `with` block runs; and its files, but the Dockerfile, for the record.
+
+    What no lock names of them is kept for later builds.
+    """
     with disk_errors(paths.work):
         paths.work.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f"context-{rendered.key[:12]}-", dir=paths.work))
         try:
-            yield Context(folder, fill(folder, KeptInputs.of(paths), rendered))
+            yield folder, fill(folder, KeptInputs.of(paths), rendered)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -101,7 +101,6 @@ def link_files(stack: Stack) -> list[ContextFile]:
 
 
 def source_files(project: Path, stack: Stack, stack_lock: StackLock) -> list[ContextFile]:
-    """What a build from source sees beside the trees of the layers below it."""
     files = [
         ContextFile(path, file.sha256, file.size, "store", source_builds.called(file), locked=file)
         for path, file in source_builds.places(stack_lock)
@@ -135,7 +134,6 @@ def mod_file(layer: str, mod: Mod) -> ContextFile:
 
 
 def run_mod_files(project: Path, mod: RunMod) -> list[ContextFile]:
-    """What the build of a community mod's layer sees beside the trees below it."""
     return [
         host_file(f"runmods/{mod.name}/{below}", project / path, f"community mod {mod.name}", executable=may)
         for below, path, may in mod.files
@@ -145,10 +143,6 @@ def run_mod_files(project: Path, mod: RunMod) -> list[ContextFile]:
 def text_file(path: str, text: str, what: str = "list of wheels") -> ContextFile:
     data = text.encode()
     return ContextFile(path, hashlib.sha256(data).hexdigest(), len(data), "text", what, text=text)
-
-
-def tool_files(project: Path) -> list[ContextFile]:
-    return [script_file(project, "install.py"), uv_file()]
 
 
 def script_file(project: Path, name: str) -> ContextFile:

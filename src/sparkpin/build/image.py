@@ -25,6 +25,7 @@ from sparkpin.build.record import (
     layer_file,
     read_record,
     record_file,
+    shared_fields,
     write_record,
 )
 from sparkpin.build.render import RenderedImage
@@ -35,6 +36,7 @@ from sparkpin.core.progress import GATHERS, UNPACKS, progress
 from sparkpin.core.scratch import saving_folder
 from sparkpin.core.tags import rootfs_ref, unsealed_ref
 from sparkpin.core.terminal import Say
+from sparkpin.host import buildkit
 from sparkpin.host.content_store import Sizes
 from sparkpin.host.engine import Engine, ImageInfo
 from sparkpin.image import seal
@@ -109,9 +111,14 @@ def build_image(
         begun.begun(paths, rendered)
         parent = require_parent(paths, engine, rendered, say)
         builder = require_builder(paths, engine, rendered, say)
-        with context_folder(paths, rendered) as context:
+        with (
+            context_folder(paths, rendered) as (context, files),
+            tempfile.TemporaryDirectory(prefix=f"seal-{rendered.key[:12]}-", dir=paths.work) as work,
+        ):
             ref = rootfs_ref(builder.suite, builder.key) if builder else None
-            made = make_sealed(paths, engine, rendered, parent, ref, context.folder, say, fresh, note=not imported)
+            made = Maker(
+                paths, engine, rendered, parent, ref, context, Path(work), say, fresh, keeps_notes=not imported
+            ).made()
         sealed = made.sealed
         image = engine.image(rendered.ref)
         if image is None or (image.config_digest, image.diff_ids) != (sealed.config_digest, sealed.diff_ids):
@@ -130,17 +137,9 @@ def build_image(
         write_record(
             paths,
             BuildRecord(
-                stack=rendered.stack,
-                stage=rendered.stage,
-                key=rendered.key,
-                parent_key=rendered.parent_key,
-                ref=rendered.ref,
-                parent_ref=rendered.parent_ref,
-                platform=rendered.platform,
-                rootfs=rendered.rootfs,
+                **shared_fields(rendered),
                 builder=builder,
-                dockerfile=rendered.dockerfile,
-                context=list(context.files),
+                context=list(files),
                 layers=[
                     LayerRecord(name=name, key=key, diff_id=made.layers.get(name)) for name, key in rendered.layers
                 ],
@@ -233,31 +232,6 @@ def cached_contents(paths: Paths, diff_id: str) -> Path:
     return paths.cache / "layers" / layer_file(paths, diff_id).name
 
 
-def make_sealed(
-    paths: Paths,
-    engine: Engine,
-    rendered: RenderedImage,
-    parent: ImageInfo,
-    builder: str | None,
-    context: Path,
-    say: Say,
-    fresh: bool,
-    *,
-    note: bool,
-) -> Made:
-    """The engine's own, dated image lives only within this function, under a tag that nothing else reads."""
-    with (
-        disk_errors(paths.work),
-        tempfile.TemporaryDirectory(prefix=f"seal-{rendered.key[:12]}-", dir=paths.work) as work,
-    ):
-        maker = Maker(paths, engine, rendered, parent, builder, context, Path(work), say, fresh, note)
-        try:
-            return maker.run()
-        finally:
-            with contextlib.suppress(EngineError):  # it must not hide why the build ended
-                engine.untag(maker.unsealed)
-
-
 @dataclass(frozen=True)
 class Made:
     """layers: name of a tree -> diff ID of the layer that it became."""
@@ -296,6 +270,14 @@ class Maker:
     def unsealed(self) -> str:
         return unsealed_ref(self.rendered.stage, self.rendered.key)
 
+    def made(self) -> Made:
+        """The engine's own, dated image lives only meanwhile, under a tag that nothing else reads."""
+        try:
+            return self.run()
+        finally:
+            with contextlib.suppress(EngineError):  # it must not hide why the build ended
+                self.engine.untag(self.unsealed)
+
     def run(self) -> Made:
         if " AS config\n" not in self.rendered.dockerfile:
             return self.whole()
@@ -320,7 +302,7 @@ class Maker:
         output: Path | None = None,
         context: Path | None = None,
     ) -> None:
-        self.engine.build(
+        buildkit.build(
             context or self.context,
             tag,
             say=self.tell,
@@ -328,7 +310,8 @@ class Maker:
             output=output,
             platform=self.rendered.platform,
             no_cache=self.fresh,
-            arguments={BUILDER: self.builder} if self.builder else None,
+            arguments={BUILDER: self.builder} if self.builder else {},
+            host=self.engine.host,
         )
 
     def from_trees(self, trust: bool) -> Made:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +16,15 @@ from sparkpin.pins.schema import LockedFile
 from sparkpin.releases.record import Release, Releases, read_record
 
 
-@dataclass(frozen=True)
-class Sighting:
-    """A release that was made from some of the files wanted. source: the best command to bring them back."""
-
-    tag: str
-    sha256: frozenset[str]
-    source: str
-    is_bundle: bool
-
-
 def how_to_get(paths: Paths, lost: Sequence[LockedFile]) -> str:
     """What to type next, in one line. Reads the records of this machine's releases, and nothing else."""
     left = {file.sha256: file.file for file in lost}
     parts = []
-    for sighting in sightings(paths, frozenset(left)):
-        here = [left.pop(sha256) for sha256 in list(left) if sha256 in sighting.sha256]
+    for release, held, bundle in sightings(paths, frozenset(left)):
+        here = [left.pop(sha256) for sha256 in list(left) if sha256 in held]
         if here:
             what = "it" if len(lost) == 1 else few(here)
-            parts.append(f"{sighting.tag} was made from {what}: {sighting.source}")
+            parts.append(f"{release.tag} was made from {what}: {bundle or export_of(release)}")
     if left:
         names = "it" if len(lost) == 1 else few(list(left.values()))
         parts.append(
@@ -49,17 +38,16 @@ def few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def sightings(paths: Paths, wanted: frozenset[str]) -> list[Sighting]:
-    """The releases that were made from any of these SHA-256: with a bundle first, then by how many they had, then the
-    newest.
+def sightings(paths: Paths, wanted: frozenset[str]) -> list[tuple[Release, frozenset[str], str]]:
+    """The releases that were made from any of these SHA-256, from which ones, and how a bundle brings them back.
+
+    First those with a bundle, then by how many they had, then the newest.
     """
     records = Releases(paths)
-    found = []
-    for release in sorted(readable(records), key=lambda release: release.age, reverse=True):
-        if held := wanted & made_from(paths, release):
-            bundle = bundle_of(records.evidence(release))
-            found.append(Sighting(release.tag, held, bundle or export_of(release), bool(bundle)))
-    return sorted(found, key=lambda sighting: (not sighting.is_bundle, -len(sighting.sha256)))
+    newest = sorted(readable(records), key=lambda release: release.age, reverse=True)
+    held = ((release, wanted & made_from(paths, release)) for release in newest)
+    found = [(release, files, bundle_of(records.evidence(release))) for release, files in held if files]
+    return sorted(found, key=lambda row: (not row[2], -len(row[1])))
 
 
 def readable(records: Releases) -> Iterator[Release]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from sparkpin.build import cross_build
 from sparkpin.build import image as builder
 from sparkpin.build.checkpoint import build_checkpoint
+from sparkpin.build.consistent import require_consistent
 from sparkpin.build.lost_files import how_to_get
 from sparkpin.build.origin import adopt, is_brought, ready_checkpoint
 from sparkpin.build.pair import Pairing, pair
@@ -57,7 +58,6 @@ def fetch_missing(paths: Paths, engine: Engine, pairings: Sequence[Pairing], *, 
 
 
 def build_images(paths: Paths, engine: Engine, pairings: Sequence[Pairing]) -> tuple[builder.BuiltImage, ...]:
-    """The images of a chain, without a record or a tag of any release."""
     return tuple(builder.build_image(paths, engine, pairing.rendered, say) for pairing in pairings)
 
 
@@ -164,6 +164,7 @@ def smoke_releases(paths: Paths, wanted: tuple[Release, ...], *, load: bool = Fa
     done = []
     for number, release in enumerate(wanted, start=1):
         say(f"smoke test {number} of {len(wanted)}: {release.tag}")
+        require_consistent(paths, release)
         if why := obstacle(paths, engine, release):
             if release.smoke_passed:
                 raise InputError(

@@ -6,7 +6,7 @@ Pure apart from reading the project's files: nothing is fetched, built or asked 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from sparkpin.core.errors import InputError
 from sparkpin.core.tags import tag_of
 from sparkpin.pins import community_mods, families, manifests, schema, vllm_command
 from sparkpin.pins.mods import Mod
+from sparkpin.pins.values import text_faults
 from sparkpin.releases.record import Demands, release_key
 from sparkpin.smoke.drafting import require_drafter
 
@@ -110,6 +111,14 @@ def pair(
     return tuple(pairings)
 
 
+def require_no_secrets(files: Mapping[str, bytes]) -> None:
+    """Of what people write: it is kept with the release, and goes into its bundles. ManifestError. files: by name."""
+    for name, content in files.items():
+        if name.endswith(".yaml"):
+            for fault in text_faults(content.decode(errors="replace"), name):
+                raise fault
+
+
 def run_mods_of(
     project: Path, chain: Sequence[schema.Stage], lock: schema.StackLock
 ) -> tuple[community_mods.RunMod, ...]:
@@ -144,5 +153,7 @@ def input_hashes(
     names += [patch.file for patch in stack.patches]
     names += [path for mod in run_mods for path in mod.project_files]
     names += [f"dockerfiles/{path.name}" for path in sorted((project / "dockerfiles").iterdir()) if path.is_file()]
-    found = {name: hashlib.sha256((project / name).read_bytes()).hexdigest() for name in names}
+    data = {name: (project / name).read_bytes() for name in names}
+    require_no_secrets(data)
+    found = {name: hashlib.sha256(content).hexdigest() for name, content in data.items()}
     return found | {f"mods/{mod.name}/{path}": sha256 for mod in mods for path, sha256, _ in mod.files}

@@ -11,12 +11,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from sparkpin.build.context_files import ContextFile
-from sparkpin.build.render import RenderedImage
 from sparkpin.build.rootfs import RootfsSpec
 from sparkpin.core.epoch import EPOCH
 from sparkpin.core.errors import IntegrityError, ManifestError
@@ -24,8 +22,12 @@ from sparkpin.core.files import atomic_file, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import image_ref, rootfs_ref
 from sparkpin.image import seal
-from sparkpin.pins.schema import BY_DIGEST, LockedFile, Sha256, StrictModel
+from sparkpin.pins.schema import BY_DIGEST, LockedFile, Sha256, Size, StrictModel
 from sparkpin.releases.record import Digest, Release
+
+if TYPE_CHECKING:  # slow to import, and who reads a record to check it builds nothing
+    from sparkpin.build.context_files import ContextFile
+    from sparkpin.build.render import RenderedImage
 
 SCHEMA: Literal[1] = 1
 LOCKED = ("wheel ", "source ")  # how `what` begins of files that a lock names
@@ -36,7 +38,7 @@ class BuildInput(StrictModel):
 
     path: str
     sha256: Sha256
-    size: Annotated[int, Field(ge=0)]
+    size: Size
     executable: bool = False
     what: str
 
@@ -79,8 +81,8 @@ class BuildRecord(StrictModel):
     config: str
     config_digest: Digest
     diff_ids: list[Digest]
-    size: int
-    seconds: float
+    size: Size
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
     @property
     def root_file_systems(self) -> tuple[RootfsSpec, ...]:
@@ -90,23 +92,27 @@ class BuildRecord(StrictModel):
     @property
     def rendered(self) -> RenderedImage:
         """What a build needs, from the record alone."""
+        from sparkpin.build.render import RenderedImage
+
         return RenderedImage(
-            stage=self.stage,
-            stack=self.stack,
-            key=self.key,
-            parent_key=self.parent_key,
-            ref=self.ref,
-            parent_ref=self.parent_ref,
-            platform=self.platform,
-            rootfs=self.rootfs,
-            dockerfile=self.dockerfile,
+            **shared_fields(self),
             context=tuple(map(kept_file, self.context)),
             layers=tuple((layer.name, layer.key) for layer in self.layers),
             builder=self.builder,
         )
 
 
+SHARED = ("stack", "stage", "key", "parent_key", "ref", "parent_ref", "platform", "rootfs", "dockerfile")
+
+
+def shared_fields(image: RenderedImage | BuildRecord) -> dict[str, Any]:
+    """What a rendered image and its record have in common."""
+    return {name: getattr(image, name) for name in SHARED}
+
+
 def kept_file(row: BuildInput) -> ContextFile:
+    from sparkpin.build.context_files import ContextFile
+
     locked = LockedFile(name=row.what, file=Path(row.path).name, size=row.size, sha256=row.sha256)
     return ContextFile(row.path, row.sha256, row.size, "kept", row.what, executable=row.executable, locked=locked)
 
@@ -120,7 +126,6 @@ def record_path(paths: Paths, stack: str, stage: str, key: str) -> Path:
 
 
 def layer_file(paths: Paths, diff_id: str) -> Path:
-    """Where the contents of a sealed layer are listed."""
     return paths.layers / f"{diff_id.removeprefix('sha256:')}.jsonl.gz"
 
 

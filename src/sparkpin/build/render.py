@@ -24,9 +24,9 @@ from sparkpin.build.context_files import (
     script_file,
     source_files,
     source_wheel_files,
-    tool_files,
     update_files,
     user_files,
+    uv_file,
     wheel_files,
 )
 from sparkpin.build.rootfs import RootfsSpec, rootfs_spec
@@ -130,11 +130,12 @@ def render(
     else:
         spec = rootfs_spec(stack, stack_lock)
         below, parent_ref = spec.key, rootfs_ref(stack.system.suite, spec.key)
-    trees = [*(base_trees(project, stack, stack_lock) if parent is None else ()), *mod_trees(project, stack, stage)]
+    trees = [*(base_trees(project, stack, stack_lock) if parent is None else ())]
+    trees += [mods_tree(stack, name, [read_mod(project, name)]) for name in stage.mods]
     trees += [Tree(mod.name, tuple(run_mod_files(project, mod)), "applied") for mod in community]
     require_apart(project, stage, trees)
     require_kernels(stack, stage, trees)
-    tools = tool_files(project) if trees else []
+    tools = [script_file(project, "install.py"), uv_file()] if trees else []
     if parent is None and stack.base:
         tools.append(script_file(project, "base.py"))
     more = [script_file(project, name) for name in ("patching.py", "runmod.py")] if community else []
@@ -199,11 +200,6 @@ def base_trees(project: Path, stack: Stack, stack_lock: StackLock) -> Iterator[T
         yield Tree(source_builds.layer_of(stack, source), tuple(source_files(project, stack, stack_lock)), "compiled")
     if stack.mods:
         yield mods_tree(stack, STACK_MODS, [read_mod(project, name) for name in stack.mods])
-
-
-def mod_trees(project: Path, stack: Stack, stage: Stage) -> Iterator[Tree]:
-    for name in stage.mods:
-        yield mods_tree(stack, name, [read_mod(project, name)])
 
 
 def mods_tree(stack: Stack, name: str, mods: Sequence[Mod]) -> Tree:

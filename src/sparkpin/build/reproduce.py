@@ -78,7 +78,6 @@ class Reproduction:
 
 
 def to_json(result: Reproduction) -> dict[str, Any]:
-    """For the release's evidence."""
     return {"verdict": result.verdict, "at": now(), **asdict(result)}
 
 
@@ -232,7 +231,7 @@ def compare(
     made = read_record(record_file(own, record.rendered))
     lines = list(config_lines(json.loads(record.config), json.loads(made.config)))
     difference = compare_contents(listed(paths, record), listed(own, made))
-    lines += metadata_lines(difference)
+    lines += [f"/{c.path}: {c.field} {c.before} -> {c.after}" for c in difference.changed if c.field != "content"]
     if difference.only_metadata:
         if not lines:
             lines = layer_lines(record, made)
@@ -244,7 +243,6 @@ def compare(
 
 
 def listed(paths: Paths, record: BuildRecord) -> Contents:
-    """What a container of the image sees."""
     seen = image_contents([read_contents(layer_file(paths, diff_id)) for diff_id in record.diff_ids])
     return tuple(entry for _, entry in seen.values())
 
@@ -259,10 +257,6 @@ def config_lines(before: Mapping[str, Any], after: Mapping[str, Any], key: str =
             yield from config_lines(one, two, f"{key}.{name}")
         elif one != two:
             yield f"{key}.{name}: {json.dumps(one)} -> {json.dumps(two)}"
-
-
-def metadata_lines(difference: ContentsDifference) -> list[str]:
-    return [f"/{c.path}: {c.field} {c.before} -> {c.after}" for c in difference.changed if c.field != "content"]
 
 
 def layer_lines(record: BuildRecord, made: BuildRecord) -> list[str]:

@@ -121,7 +121,6 @@ def workplace(paths: Paths) -> Iterator[Path]:
 
 
 def repository(work: Path, store: Store, debs: Sequence[LockedFile]) -> Path:
-    """A flat apt repository of the locked packages."""
     repo = work / "repo"
     with files.disk_errors(work):
         repo.mkdir()
@@ -132,7 +131,6 @@ def repository(work: Path, store: Store, debs: Sequence[LockedFile]) -> Path:
 
 
 def stanza(deb: LockedFile, repo: Path) -> str:
-    """One package's entry in a Packages file (repository format, "Packages" indices)."""
     argv = ["dpkg-deb", "--field", str(repo / deb.file)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:

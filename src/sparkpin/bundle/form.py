@@ -36,6 +36,7 @@ from typing import IO, Annotated, BinaryIO, Literal, cast
 from pydantic import Field, ValidationError
 
 from sparkpin.build.demands import demands_of
+from sparkpin.build.pair import require_no_secrets
 from sparkpin.build.record import LOCKED, BuildRecord
 from sparkpin.checkpoint.layout import RECORD
 from sparkpin.core import terminal
@@ -54,7 +55,8 @@ from sparkpin.image import oci
 from sparkpin.image.layer_tar import BLOCK, END, Slice, block, read_layer
 from sparkpin.image.listing import ENTRIES, contents_of, parents_of, parse_contents
 from sparkpin.pins import manifests
-from sparkpin.pins.schema import LockedFile, Sha256, StrictModel
+from sparkpin.pins.schema import LockedFile, Sha256, Size, StrictModel
+from sparkpin.pins.values import require_values
 from sparkpin.releases.record import Release, Releases
 
 SCHEMA: Literal[1] = 1
@@ -80,7 +82,7 @@ class MemberRow(StrictModel):
     """One member. size: bytes."""
 
     name: Annotated[str, Field(pattern=f"^{NAME}$", max_length=NAME_LIMIT)]
-    size: Annotated[int, Field(ge=0)]
+    size: Size
     sha256: Sha256
 
 
@@ -103,7 +105,7 @@ class BundleIndex(StrictModel):
 
 
 class CheckpointFile(StrictModel):
-    size: Annotated[int, Field(ge=0)]
+    size: Size
     sha256: Sha256
 
 
@@ -344,8 +346,11 @@ def read_bundle(path: Path, index: BundleIndex, data: Mapping[str, Slice], keys:
     if release.tag != index.tag:
         raise Refused(f"{INDEX} is of {index.tag}, {RELEASE} of {release.tag}")
     records = read_records(data, release)
+    require_plain(release, records)
     require_names(release.inputs, RELEASE)  # first: what follows writes some of them to a folder of its own
     require_small_pins(release, data)
+    texts = {sha256: name for name, sha256 in release.inputs.items() if name.endswith(".yaml")}
+    require_no_secrets({name: small(data, INPUTS + sha) for sha, name in texts.items() if INPUTS + sha in data})
     evidence = evidence_of(release, records, data, {row.name: row.sha256 for row in index.members})
     checks = tuple(verify.check_evidence(evidence, keys))
     verify.require(checks, release.tag)
@@ -448,6 +453,14 @@ def require_names(names: Collection[str], what: str) -> None:
         raise Refused(f"{what} names a file twice")
     if both := found & parents_of(names):
         raise Refused(f"{what}: {min(both)} is a file and a folder")
+
+
+def require_plain(release: Release, records: Sequence[BuildRecord]) -> None:
+    """What is built of a recipe here is held to the same."""
+    require_values(release.argv, release.env, RELEASE)
+    for record in records:
+        env = (verify.strict_json(record.config.encode()).get("config") or {}).get("Env")
+        require_values([], dict(row.split("=", 1) for row in env or ()), f"configuration of {record.stage}")
 
 
 def require_small_pins(release: Release, data: Mapping[str, Slice]) -> None:

@@ -21,7 +21,10 @@ JOURNAL = "journal"
 IMPORTED = ".imported"
 """An empty file in a checkpoint that a bundle brought."""
 
-OWN = (RECORD, JOURNAL, IMPORTED)
+NOTED = ".noted.json"
+"""Times and samples of the large files of a checkpoint, as they were when these were hashed: see `content`."""
+
+OWN = (RECORD, JOURNAL, IMPORTED, NOTED)
 """Files of a checkpoint that are not the model's. A base that has such a file, as a checkpoint of ours that was
 published has, does not lend it: it would say of another checkpoint how it was made."""
 

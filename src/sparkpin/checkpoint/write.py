@@ -10,8 +10,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from sparkpin.checkpoint.content import note_content
 from sparkpin.checkpoint.copying import link_or_copy
-from sparkpin.checkpoint.layout import IMPORTED, JOURNAL, RECORD
+from sparkpin.checkpoint.layout import IMPORTED, JOURNAL, NOTED, RECORD
 from sparkpin.checkpoint.plan import CheckpointPlan, checkpoint_key
 from sparkpin.checkpoint.record import record, texts_written
 from sparkpin.checkpoint.repository import Places
@@ -67,6 +68,7 @@ def write_checkpoint(
             raise
         for name in (*written, RECORD):  # as the files of the cache: one that is changed by mistake still has its size
             (partial / name).chmod(0o444)
+        note_content(partial)
         (partial / JOURNAL).unlink()  # last: until here the next run goes on from the finished shards
         for path in sorted({partial, *(child for child in partial.rglob("*") if child.is_dir())}):
             files.sync_folder(path)
@@ -110,7 +112,8 @@ def is_complete(folder: Path, key: str) -> bool:
             return False
         seen = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
         del seen[RECORD]
-        seen.pop(IMPORTED, None)
+        for own in (IMPORTED, NOTED):
+            seen.pop(own, None)
         return bool(seen == {name: entry["size"] for name, entry in made["files"].items()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False

@@ -20,22 +20,10 @@ from sparkpin.build.closed_dockerfile import instructions
 from sparkpin.build.render import RenderedImage, render_chain
 from sparkpin.core.errors import HostError, SparkpinError
 from sparkpin.pins import manifests
+from sparkpin.pins.values import SECRET_NAME, SHAPE
 
 PARTS = ("pins", "recipes", "stages", "dockerfiles", "mods", "community", "src/sparkpin/build/rootfs.sh")
 CONFIG = ".hadolint.yaml"
-
-NAME = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|APIKEY|(?:API|ACCESS|PRIVATE)_KEY)$")
-"""Of variables that hold a secret. PATH-like ends (_FILE, _DIR) and VLLM's limits (MAX_TOKENS) are none."""
-
-SHAPES = {
-    "a token of the Hugging Face hub": r"\bhf_[A-Za-z0-9]{30,}",
-    "a token of GitHub": r"\b(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_\w{50,})",
-    "a key of AWS": r"\bAKIA[0-9A-Z]{16}\b",
-    "a key of OpenAI's or Anthropic's form": r"\bsk-[A-Za-z0-9_-]{32,}",
-    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
-    "a password in a URL": r"\bhttps?://[^\s/@:'\"]+:[^\s/@'\"{}$]+@",
-}
-SHAPE = {what: re.compile(pattern) for what, pattern in SHAPES.items()}
 
 
 def secrets(name: str, text: str) -> Iterator[str]:
@@ -52,7 +40,7 @@ def variables(name: str, dockerfile: str) -> Iterator[str]:
         word, _, rest = line.partition(" ")
         if word.upper() in ("ENV", "ARG"):
             for key in re.findall(r"(?:^|\s)([A-Za-z_]\w*)(?==|\s|$)", rest):
-                if NAME.search(key.upper()):
+                if SECRET_NAME.search(key):
                     yield f"{name}:{number}: {word.upper()} {key}, a secret by its name, would stay in the image"
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+from functools import partial
 
 from sparkpin import commands
 from sparkpin.commands import tables
 from sparkpin.commands.choose import choose_recipe, require_recipe
 from sparkpin.core import terminal
-from sparkpin.core.errors import (
-    InputError,
-    SparkpinError,
-)
+from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import say, show
@@ -42,13 +40,17 @@ def images(*, as_json: bool) -> None:
         raise faults[0]
 
 
-def promote(tag: str, *, accept_loss: str = "") -> None:
-    """accept_loss: why a greater loss of quality than the stage allows is taken; it is kept with the release."""
+def promote(tag: str, *, accept_loss: str = "", deep: bool = False) -> None:
+    """accept_loss: why a greater loss of quality than the stage allows is taken; it is kept with the release.
+    deep: hash all of its checkpoint, not only what is small or has another time (`checkpoint.content`)."""
     paths = Paths.from_env()
     accept_loss = accept_loss.strip()  # blanks are no reason
     told = quality_gate.check(paths, Releases(paths).get(tag), accepted=accept_loss)
     engine = engine_of(paths)
-    release = current.promote(paths, engine, tag)
+    from sparkpin.build.consistent import require_consistent  # slow to import
+
+    look = partial(require_consistent, paths, finished=True, hashing=lambda file: say(f"hashing {file}"), deep=deep)
+    release = current.promote(paths, engine, tag, look)
     show(f"current release of {release.recipe}: {release.tag}")
     for line in told:
         show(line)
@@ -77,18 +79,17 @@ def rollback(*, recipe: str | None, serve_it: bool = False, drain: int | None = 
     current.require_pointer(records, name)  # before an engine is started
     engine = engine_of(paths)
     running = running_release(paths, engine, name)
-    former, release = current.rollback(paths, engine, name, say)
-    for line in went_back(former, release, running):
-        show(line)
-    if not serve_it:
-        next_serve(paths, engine, release)
-        return
-    try:
-        commands.serve.serve(recipe=name, release=release.tag, drain=drain)
-    except SparkpinError:
-        current.promote(paths, engine, former.tag)
-        show(f"current again, since {release.tag} could not be served: {former.tag}")
-        raise
+    from sparkpin.build.consistent import require_consistent  # slow to import
+
+    def then(former: Release, release: Release) -> None:
+        for line in went_back(former, release, running):
+            show(line)
+        if serve_it:
+            commands.serve.serve(recipe=name, release=release.tag, drain=drain)
+        else:
+            next_serve(paths, engine, release)
+
+    current.rollback(paths, engine, name, say, partial(require_consistent, paths, finished=True), then)
 
 
 def went_back(former: Release, release: Release, running: str | None) -> list[str]:

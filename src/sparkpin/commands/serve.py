@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
 from sparkpin.commands.choose import choose_recipe, require_recipe
 from sparkpin.commands.notes import how_to_carry, say_overruled_of
@@ -57,7 +58,9 @@ def serve(
         )
     if not chosen.smoke_passed:
         say(f"warning: {chosen.tag} is {chosen.state}: no smoke test stands behind its answers")
+    require_consistent(paths, chosen)
     say_overruled_of(paths, chosen)
+    clear_leftovers(paths, engine, say)  # a killed smoke test's server has the memory that this one wants
     gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)
     chosen = with_loader(paths, chosen, checkpoint, say, gpus=gpus)
     try:
@@ -68,7 +71,9 @@ def serve(
     for line in serving_tasks.told(paths, served):
         show(line)
     current = records.current(chosen.recipe)
-    if current and current.tag != chosen.tag:
+    if current and current.tag == chosen.tag:
+        records.finish(chosen.recipe)
+    elif current:
         show(f"note: current is {current.tag}, and rollback goes by that; this one: invoke promote {chosen.tag}")
 
 

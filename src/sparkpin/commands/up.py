@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
+from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import at_work, build_releases, fetch_missing, smoke_releases
 from sparkpin.build.pair import Pairing
 from sparkpin.commands import tables
@@ -113,7 +115,7 @@ def first_is_current(paths: Paths, newest: Release) -> None:
     if why := quality_gate.refusal(paths, newest):
         say(f"{newest.tag} passed, and is not current: {why}")
         return
-    current.promote(paths, engine_of(paths), newest.tag)
+    current.promote(paths, engine_of(paths), newest.tag, partial(require_consistent, paths, finished=True))
     say(f"{newest.tag} is the first release that passed, so it is current")
 
 

@@ -16,6 +16,7 @@ from sparkpin.community.render import ONLY_BASH, RenderedRecipe, eaten, render, 
 from sparkpin.core.errors import ManifestError
 from sparkpin.pins import vllm_command
 from sparkpin.pins.schema import UNRESOLVED
+from sparkpin.pins.values import require_values
 from sparkpin.pins.vllm_command import ALIASES, drop_flags, flag_value, set_flag, tls_flags
 
 REPO = re.compile(r"\w[\w.-]*/\w[\w.-]*")
@@ -55,6 +56,8 @@ def as_served(recipe: CommunityRecipe) -> tuple[CommunityRecipe, RenderedRecipe]
     if not REPO.fullmatch(model):
         raise ManifestError(recipe.path, "model", model, "a repository of the Hub, OWNER/NAME")
     vllm_command.check_json(argv, recipe.path)
+    kept = {name: value for name, value in rendered.env.items() if not mapping.useless(name)}
+    require_values(argv, kept, recipe.path)
     revision = recipe.revision or flag_value(argv, REVISION) or ""
     return replace(recipe, model=model, revision=revision), replace(rendered, argv=argv)
 

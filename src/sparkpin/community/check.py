@@ -23,6 +23,7 @@ from sparkpin.pins.cache_types import FLAG as CACHE_TYPE
 from sparkpin.pins.cache_types import refuse_patched
 from sparkpin.pins.community_mods import read_run_mods
 from sparkpin.pins.families import vllm_version
+from sparkpin.pins.values import value_faults
 from sparkpin.pins.vllm_command import MODEL_PATH, flag_value, parse_flags
 
 T = TypeVar("T")
@@ -55,6 +56,7 @@ def foreign_findings(project: Path, recipe: foreign.CommunityRecipe, stack: sche
     stage = stage_of(recipe, rendered.container)
     chain = loaded(found, str(recipe.path), "stage", lambda: manifests.load_chain(project, stage))
     argv, env = list(rendered.argv), rendered.env
+    found += [of_error(fault) for fault in value_faults(argv, env, recipe.path)]
     try:
         refuse_patched(flag_value(argv, CACHE_TYPE), recipe.path)
     except ManifestError as error:

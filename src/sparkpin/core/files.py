@@ -205,9 +205,9 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             raise
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
     """Write indented JSON with sorted keys, atomically."""
-    with atomic_file(path) as file:
+    with atomic_file(path, mode) as file:
         file.write((json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())
 
 

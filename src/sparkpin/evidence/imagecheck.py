@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from sparkpin.build.consistent import same
 from sparkpin.build.origin import made_with_statement
 from sparkpin.build.record import BuildRecord, records_of
 from sparkpin.checkpoint.layout import RECORD
@@ -19,7 +20,7 @@ from sparkpin.core.progress import GATHERS, progress
 from sparkpin.core.scratch import saving_folder
 from sparkpin.core.terminal import Say
 from sparkpin.evidence.materials import recorded
-from sparkpin.evidence.verify import CHECKPOINT, LAYERS, MODELS, PACKAGES, Check, Claimed, Open, checked, same
+from sparkpin.evidence.verify import CHECKPOINT, LAYERS, MODELS, PACKAGES, Check, Claimed, Open, checked
 from sparkpin.fetch.model_files import blobs_of, fetched_of, listing_of, places_of, repository_folder
 from sparkpin.fetch.store import Store
 from sparkpin.host.engine import Engine

@@ -11,8 +11,9 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from sparkpin.build.consistent import SHOWN
 from sparkpin.core.terminal import count
-from sparkpin.evidence.verify import SHOWN, Check
+from sparkpin.evidence.verify import Check
 
 LOCK = "requirements.lock"
 NOT_LOCKED = ("pip", "setuptools", "sparkpin")  # Python's venv brings the first two; the last is this checkout

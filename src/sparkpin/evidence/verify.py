@@ -19,21 +19,19 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from sparkpin.build.consistent import check_image, check_key, check_layers, check_records, same
 from sparkpin.build.record import LOCKED, BuildRecord
 from sparkpin.core.errors import HostError, IntegrityError, SparkpinError
 from sparkpin.core.files import disk_errors
-from sparkpin.core.names import is_plain
-from sparkpin.core.tags import tag_of
 from sparkpin.core.terminal import count, printable
 from sparkpin.evidence import signing
 from sparkpin.evidence.materials import LISTED, Material, ModelInputs, materials_of, model_inputs, recorded
-from sparkpin.image.seal import digest_of
-from sparkpin.pins.schema import BY_DIGEST, LockedFile, RepositoryLock, StackLock
+from sparkpin.pins.schema import LockedFile, RepositoryLock, StackLock
 from sparkpin.pins.wheel_layers import normal
 from sparkpin.releases.record import SBOM as SBOM
 from sparkpin.releases.record import SIGNATURE as SIGNATURE
 from sparkpin.releases.record import STATEMENT as STATEMENT
-from sparkpin.releases.record import Release, release_key
+from sparkpin.releases.record import Release
 
 MODEL = "model "  # how the names of a model's files start
 NAMES = (  # of the checks that every release gets, in their order
@@ -42,7 +40,6 @@ NAMES = (  # of the checks that every release gets, in their order
 )
 LAYERS, PACKAGES, MODELS, CHECKPOINT = "the layers' bytes", "fetched packages", "model files", "checkpoint"
 DEEP = (PACKAGES, MODELS, CHECKPOINT, LAYERS)
-SHOWN = 200  # characters of a value that is wrong
 FINISHED, UNSIGNED = "finished checkpoint", "not in the statement"  # of a bundle
 NOT_SO = "is not what its evidence says"
 MARKS = {"ok": "ok", "wrong": "WRONG", "open": "--"}
@@ -88,8 +85,8 @@ class Claimed:
 def check_evidence(evidence: Claimed, keys: signing.Keys | None = None) -> list[Check]:
     """Every check, in the order in which a person reads them. keys: those that are configured, when None."""
     checks = [
-        checked("image", lambda: check_image(evidence)),
-        checked("layers", lambda: check_layers(evidence)),
+        checked("image", lambda: check_config(evidence)),
+        checked("layers", lambda: check_layers(evidence.release, evidence.records)),
         checked("release key", lambda: check_key(evidence.release)),
         checked("build records", lambda: check_records(evidence.release, evidence.records)),
     ]
@@ -181,82 +178,10 @@ def conclusion(checks: Sequence[Check]) -> str:
     return f"{hold}; {fault}; not checked: {', '.join(missed)}."
 
 
-def same(what: str, seen: object, wanted: object) -> None:
-    if seen != wanted:
-        one, other = apart(str(seen), str(wanted))
-        raise IntegrityError(f"{what}: saw {one}, wanted {other}")
-
-
-def apart(seen: str, wanted: str) -> tuple[str, str]:
-    """Two texts that differ, long ones cut so that the first difference is to be seen."""
-    if max(len(seen), len(wanted)) <= SHOWN:
-        return seen, wanted
-    pairs = enumerate(zip(seen, wanted, strict=False))
-    first = next((at for at, (one, other) in pairs if one != other), min(len(seen), len(wanted)))
-    start = max(0, first - SHOWN // 4)
-
-    def cut(text: str) -> str:
-        end = start + SHOWN
-        part = f"{'...' if start else ''}{text[start:end]}{'...' if text[end:] else ''}"
-        return f"{part} ({len(text):,} characters)"
-
-    return cut(seen), cut(wanted)
-
-
-def check_image(evidence: Claimed) -> str:
-    release, config = evidence.release, evidence.config
-    if config is None:
+def check_config(evidence: Claimed) -> str:
+    if evidence.config is None:
         raise Open("the configuration was not looked at")
-    same("config digest", digest_of(config), release.image)
-    try:
-        value: Any = json.loads(config)
-        same("its layers", value["rootfs"]["diff_ids"], list(release.diff_ids))
-        same("its label sparkpin.key", value["config"]["Labels"].get("sparkpin.key"), release.build_key)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise IntegrityError(f"the configuration cannot be read: {error!r}") from None
-    return f"config digest {release.image} as recorded"
-
-
-def check_layers(evidence: Claimed) -> str:
-    release, records = evidence.release, evidence.records
-    if not records or not release.diff_ids:
-        raise IntegrityError("there is no build record or no layer")
-    same("diff IDs", records[-1].diff_ids, list(release.diff_ids))
-    return f"{len(release.diff_ids)} diff IDs, the same in release record, build record and configuration"
-
-
-def check_key(release: Release) -> str:
-    key = release_key(release.build_key, release.checkpoint_key, release.argv, release.env)
-    same("key", release.key, key)
-    same("tag", release.tag, tag_of(release.recipe, release.stage, key))
-    if strange := [path for path in [*release.inputs, *release.executable] if not is_plain(path)]:
-        raise IntegrityError(f"names of project files: saw {strange[0]!r}, wanted relative paths that can be printed")
-    return f"{key[:12]} follows from build key, checkpoint key, command and environment"
-
-
-def check_records(release: Release, records: Sequence[BuildRecord]) -> str:
-    parent: BuildRecord | None = None
-    for record in records:
-        name = f"record of {record.stage}"
-        same(f"{name}: parent key", record.parent_key, parent and parent.key)
-        same(
-            f"{name}: root file system",
-            record.rootfs is not None or bool(BY_DIGEST.fullmatch(record.parent_ref)),
-            parent is None,
-        )
-        same(f"{name}: config digest", digest_of(record.config.encode()), record.config_digest)
-        below = parent.diff_ids if parent else []
-        same(f"{name}: layers of its parent", record.diff_ids[: len(below)], below)
-        if not {layer.diff_id for layer in record.layers} - {None} <= set(record.diff_ids[len(below) :]):
-            raise IntegrityError(f"{name}: it names layers that its image does not have")
-        parent = record
-    if parent is None:
-        raise IntegrityError("there is none")
-    same("build key", parent.key, release.build_key)
-    same("stage and stack", (parent.stage, parent.stack), (release.stage, release.stack))
-    same("image", parent.config_digest, release.image)
-    chain = f"a chain of {len(records)} from {records[0].stage} to {release.stage}" if records[1:] else release.stage
-    return f"{chain}, which ends in this image"
+    return check_image(evidence.release, evidence.config)
 
 
 def kept(evidence: Claimed) -> dict[str, str]:

@@ -97,7 +97,6 @@ def raise_no_space(folder: Path) -> None:
 
 
 def parse_uris(text: str) -> list[LockedFile]:
-    """The output of apt's --print-uris: 'URI' name_version_architecture.deb size SHA256:hash."""
     debs = []
     for line in text.splitlines():
         if not (match := URI.match(line)):

@@ -79,34 +79,27 @@ def asked(ask: Callable[[], T], repo: str, revision: str, what: str, say: Say) -
 @contextlib.contextmanager
 def plain_errors(repo: str, revision: str, what: str, *, tries: int = TRIES) -> Iterator[None]:
     """The library's errors as NetworkError with a cause and a next step, or as Temporary where asking again helps."""
-    from huggingface_hub import errors
+    from huggingface_hub import errors, get_token
 
     where = f"{what} of {repo} at {revision[:12]}"
+    token = "" if get_token() else ", and no token is set"
+    account = f"accept its terms at https://huggingface.co/{repo}, then set HF_TOKEN to that account's token"
+    history = "choose a commit of its history for `revision` in pins/models/, then: invoke lock"
+    known: dict[type[Exception], tuple[str, str]] = {
+        errors.GatedRepoError: (f"the repository is gated{token}", account),
+        errors.RepositoryNotFoundError: (
+            f"no such repository, or a private one{token}",
+            "check `repo` in pins/models/; for a private one set HF_TOKEN",
+        ),
+        errors.RevisionNotFoundError: ("the repository has no such revision", history),
+        errors.OfflineModeIsEnabled: ("HF_HUB_OFFLINE forbids it", "unset HF_HUB_OFFLINE"),
+        errors.RemoteEntryNotFoundError: ("the repository has no such file", "invoke lock for this model"),
+    }
     try:
         yield
-    except errors.GatedRepoError as error:
-        raise NetworkError(
-            f"cannot fetch {where}: the repository is gated{NO_TOKEN if lacks_token() else ''}",
-            next_step=f"accept its terms at https://huggingface.co/{repo}, then set HF_TOKEN to that account's token",
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise NetworkError(
-            f"cannot fetch {where}: no such repository, or a private one{NO_TOKEN if lacks_token() else ''}",
-            next_step="check `repo` in pins/models/; for a private one set HF_TOKEN",
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise NetworkError(
-            f"cannot fetch {where}: the repository has no such revision",
-            next_step="choose a commit of its history for `revision` in pins/models/, then: invoke lock",
-        ) from error
-    except errors.OfflineModeIsEnabled as error:
-        raise NetworkError(
-            f"cannot fetch {where}: HF_HUB_OFFLINE forbids it", next_step="unset HF_HUB_OFFLINE"
-        ) from error
-    except errors.RemoteEntryNotFoundError as error:
-        raise NetworkError(
-            f"cannot fetch {where}: the repository has no such file", next_step="invoke lock for this model"
-        ) from error
+    except tuple(known) as error:
+        cause, step = next(words for kind, words in known.items() if isinstance(error, kind))
+        raise NetworkError(f"cannot fetch {where}: {cause}", next_step=step) from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         if status in (408, 429) or status >= 500:
@@ -139,12 +132,3 @@ UNREACHED = (
     "is there stays. Files that are on this machine need no Hub: name their `folder` in pins/models/ "
     "(docs/checkpoints.md)"
 )
-
-
-NO_TOKEN = ", and no token is set"
-
-
-def lacks_token() -> bool:
-    from huggingface_hub import get_token
-
-    return get_token() is None

@@ -23,7 +23,7 @@ from sparkpin.fetch.hub_client import HubOrigin
 from sparkpin.fetch.model_files import download_folder, mend_folder, repository_folder, source_folder
 from sparkpin.fetch.origins import FileOrigin, FolderOrigin, read
 from sparkpin.fetch.pieces import FilePiece
-from sparkpin.fetch.store import Store
+from sparkpin.fetch.store import Store, check
 from sparkpin.pins.schema import LockedFile, ModelPin
 
 NOTE = ".sha256"
@@ -48,6 +48,9 @@ class Site:
         part = self.parts / f"{file}.part"
         return FilePiece(self.origin, file, size, 0, size, file, part, lambda seen: self.folder / file, sha256, git)
 
+    def locked(self, row: LockedFile) -> FilePiece:
+        return self.whole(row.file, row.size, row.sha256)
+
     def header(self, file: str, size: int, end: int, sha256: str = "") -> FilePiece:
         """The first bytes of a safetensors file of `size` bytes, for the store; from the file, where it is here."""
         local = self.folder / file
@@ -56,7 +59,6 @@ class Site:
         return self.blob(origin, file, size, 0, end, f"the header of {file}", sha256)
 
     def tensor(self, name: str, file: str, size: int, begin: int, end: int, sha256: str = "") -> FilePiece:
-        """Bytes `begin` to `end` of a safetensors file of `size` bytes, for the store."""
         return self.blob(self.origin, file, size, begin, end, f"tensor {name} in {file}", sha256)
 
     def blob(self, origin: FileOrigin, file: str, size: int, begin: int, end: int, what: str, sha256: str) -> FilePiece:
@@ -108,16 +110,11 @@ class Site:
                     raise
                 return False
         sha256, size = files.sha256_file(part)
-        if (sha256, size) != (file.sha256, file.size):
+        try:
+            check(file, sha256, size, str(source), self.origin.mend)
+        except IntegrityError:
             part.unlink()
-            raise IntegrityError.mismatch(
-                str(source),
-                wanted_size=file.size,
-                wanted_sha256=file.sha256,
-                size=size,
-                sha256=sha256,
-                next_step=self.origin.mend,
-            )
+            raise
         with files.disk_errors(self.folder):
             target = self.folder / file.file
             target.parent.mkdir(parents=True, exist_ok=True)

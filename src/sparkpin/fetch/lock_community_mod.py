@@ -6,11 +6,12 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from sparkpin.core.errors import IntegrityError, ManifestError
+from sparkpin.core.errors import ManifestError
 from sparkpin.core.files import atomic_file, disk_errors, sha256_file, write_json
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import git
+from sparkpin.fetch.store import check
 from sparkpin.pins import manifests
 from sparkpin.pins.community_mods import FOLDER, PINS, RUN
 from sparkpin.pins.schema import CommunityLock, CommunityPin, LockedFile
@@ -39,15 +40,9 @@ def lock_mod(paths: Paths, name: str, say: Say) -> CommunityLock:
             take(whole, pin, part)
             sha256, size = sha256_file(part)
             locked = LockedFile(name=name, version=commit, file=target.name, size=size, sha256=sha256)
-            if known and known.archive != locked:
-                raise IntegrityError.mismatch(
-                    f"{pin.git.repository} at {commit}, {pin.folder}",
-                    wanted_size=known.archive.size,
-                    wanted_sha256=known.archive.sha256,
-                    size=size,
-                    sha256=sha256,
-                    next_step=f"nothing was changed; if that is what is meant: rm {lock_file}, and again",
-                )
+            if known:
+                step = f"nothing was changed; if that is what is meant: rm {lock_file}, and again"
+                check(known.archive, sha256, size, f"{pin.git.repository} at {commit}, {pin.folder}", step)
             with atomic_file(target) as out:
                 out.write(part.read_bytes())
     made = CommunityLock(mod=name, inputs=manifests.community_inputs(pin), archive=locked)

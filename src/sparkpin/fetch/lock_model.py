@@ -15,7 +15,7 @@ from typing import Any
 from sparkpin.checkpoint.plan import all_steps, make_plan, taken
 from sparkpin.checkpoint.repository import TensorPlace, is_shard
 from sparkpin.core import files
-from sparkpin.core.errors import IntegrityError, ManifestError
+from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import model
@@ -24,8 +24,8 @@ from sparkpin.fetch.hub_repository import Site, generated, site_of
 from sparkpin.fetch.model_files import TEXTS, download_folder, listing_of
 from sparkpin.fetch.origins import SILENCE
 from sparkpin.fetch.pieces import FilePiece
-from sparkpin.fetch.store import HASH_WORKERS, Store
-from sparkpin.fetch.transfer import CONNECTIONS, Fetched
+from sparkpin.fetch.store import HASH_WORKERS, Store, check
+from sparkpin.fetch.transfer import CONNECTIONS
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import UNRESOLVED, LockedFile, ModelLock, ModelPin, PinnedRepository, RepositoryLock
 
@@ -115,7 +115,7 @@ class Locking:
             else:
                 known[row.file] = sha256
         pieces = [site.whole(row.file, row.size, row.sha256, row.git) for row in absent]
-        known |= zip((row.file for row in absent), self.fetch(pieces).sha256, strict=True)
+        known |= zip((row.file for row in absent), self.fetch(pieces), strict=True)
         sums = {row.file: (row.size, known[row.file]) for row in rows if row.file in known}
         entry = self.parsed(repository, revision, sums)
         for former in self.known(key, entry, "files"):
@@ -139,21 +139,16 @@ class Locking:
 
     def hold(self, entry: RepositoryLock, row: LockedFile, size: int, sha256: str) -> None:
         """A commit's files never change: IntegrityError when the Hub has come to say otherwise."""
-        if (size, sha256) != (row.size, row.sha256):
-            lock = self.manifest.with_suffix(".lock")
-            raise IntegrityError.mismatch(
-                f"{row.file} of {entry.repo} at {entry.revision[:12]}",
-                wanted_size=row.size,
-                wanted_sha256=row.sha256,
-                size=size,
-                sha256=sha256,
-                next_step=f"{AGAIN}. If {lock} is what is wrong: rm {lock}, and lock again",
-            )
+        lock = self.manifest.with_suffix(".lock")
+        step = f"{AGAIN}. If {lock} is what is wrong: rm {lock}, and lock again"
+        check(row, sha256, size, f"{row.file} of {entry.repo} at {entry.revision[:12]}", step)
 
     def parsed(
         self, repository: PinnedRepository, revision: str, rows: Mapping[str, tuple[int, str]]
     ) -> RepositoryLock:
-        found = [locked(file, file, size, sha256) for file, (size, sha256) in sorted(rows.items())]
+        found = [
+            {"name": file, "file": file, "size": n, "sha256": sha256} for file, (n, sha256) in sorted(rows.items())
+        ]
         value = {"repo": repository.repo, "revision": revision, "files": found}
         step = "report this: the repository has a file name that is not allowed"
         return manifests.parse(RepositoryLock, value, self.manifest, next_step=step)
@@ -204,9 +199,9 @@ class Locking:
         again = model.lacking(store, rows.values(), self.say)
         pieces = [site.header(row.file, sizes[row.file], row.size, row.sha256) for row in again]
         pieces += [site.header(file.file, file.size, end) for file, end in zip(new, ends, strict=True)]
-        fetched = self.fetch(pieces).sha256[len(again) :]
+        fetched = self.fetch(pieces)[len(again) :]
         for file, end, sha256 in zip(new, ends, fetched, strict=True):
-            rows[file.file] = LockedFile(**locked(file.file, file.file, end, sha256))
+            rows[file.file] = locked(file.file, file.file, end, sha256)
         return entry.model_copy(update={"headers": [rows[file.file] for file in shards]})
 
     def with_tensors(
@@ -228,8 +223,8 @@ class Locking:
         for key, (_, file, info, _) in new:
             size = next(row.size for row in entries[key].files if row.file == file)
             pieces.append(self.sites[key].tensor(info.name, file, size, info.begin, info.end))
-        for (key, (_, file, info, _)), sha256 in zip(new, self.fetch(pieces).sha256[count:], strict=True):
-            rows[key, info.name] = LockedFile(**locked(info.name, file, info.nbytes, sha256))
+        for (key, (_, file, info, _)), sha256 in zip(new, self.fetch(pieces)[count:], strict=True):
+            rows[key, info.name] = locked(info.name, file, info.nbytes, sha256)
         return {
             key: entries[key].model_copy(update={"tensors": [rows[key, source.info.name] for source in sources]})
             for key, sources in wanted.items()
@@ -242,12 +237,11 @@ class Locking:
             return list(getattr(former, part))
         return []
 
-    def fetch(self, pieces: Sequence[FilePiece]) -> Fetched:
-        if not pieces:
-            return Fetched((), 0, 0)
+    def fetch(self, pieces: Sequence[FilePiece]) -> tuple[str, ...]:
+        """SHA-256 of each."""
         fetched = model.fetch_pieces(self.paths, self.pin, pieces, self.say, AGAIN)
         self.received += fetched.received
-        return fetched
+        return fetched.sha256
 
     @property
     def manifest(self) -> Path:
@@ -258,11 +252,11 @@ def noted(site: Site, sources: Sequence[TensorPlace]) -> Iterator[LockedFile]:
     """Tensors that a killed run had fetched already."""
     for _, file, info, _ in sources:
         if sha256 := site.noted(file, info.begin, info.end):
-            yield LockedFile(**locked(info.name, file, info.nbytes, sha256))
+            yield locked(info.name, file, info.nbytes, sha256)
 
 
-def locked(name: str, file: str, size: int, sha256: str) -> dict[str, Any]:
-    return {"name": name, "file": file, "size": size, "sha256": sha256}
+def locked(name: str, file: str, size: int, sha256: str) -> LockedFile:
+    return LockedFile(name=name, file=file, size=size, sha256=sha256)
 
 
 def sha256_if_here(path: Path, row: Listed) -> str | None:

@@ -22,11 +22,11 @@ from sparkpin.fetch.debs import open_apt
 from sparkpin.fetch.source_archives import lock_source
 from sparkpin.fetch.store import Store
 from sparkpin.fetch.uv_resolver import index_closure
-from sparkpin.fetch.wheels import WheelTarget, target_of
+from sparkpin.fetch.wheels import target_of
 from sparkpin.pins import wheel_layers
 from sparkpin.pins.manifests import former_stack_lock, load_stack, lock_text, stack_inputs
 from sparkpin.pins.patches import require_patches, require_wanted
-from sparkpin.pins.schema import LockedFile, SourceLock, Stack, StackLock
+from sparkpin.pins.schema import LockedFile, Stack, StackLock
 
 
 def lock_stack(paths: Paths, name: str, say: Say, *, keep_layers: bool = False) -> StackLock:
@@ -56,12 +56,17 @@ def lock_stack(paths: Paths, name: str, say: Say, *, keep_layers: bool = False) 
             keep = former.wheels if keep_layers and former else []
             wheels = index_closure(stack, target, keep, file, say)
             say(f"  {len(wheels)} wheels, {sum(wheel.size for wheel in wheels) / 1e6:.1f} MB")
-            made = [wheel for wheel in wheels if not is_from_source(stack, wheel)]
-            versions = {wheel.name: wheel.version for wheel in made}
-            if stack.python.source:
-                versions[canonicalize_name(stack.python.source.name)] = stack.python.source.version
-            require_wanted(stack, versions, file)
-            source = locked_source(stack, target, debs, made, folder, Store(paths.store), file, say)
+            build, source = stack.python.source, None
+            compiled = {canonicalize_name(build.name): build.version} if build else {}  # here, not the index's own
+            made = [wheel for wheel in wheels if wheel.name not in compiled]
+            require_wanted(stack, {wheel.name: wheel.version for wheel in made} | compiled, file)
+            if build:
+                all_debs = debs
+                if stack.debian and (more := build.packages):
+                    debian = stack.debian.model_copy(update={"packages": [*stack.debian.packages, *more]})
+                    all_debs = debian_closure(stack.model_copy(update={"debian": debian}), folder / "apt-source", say)
+                store = Store(paths.store)
+                source = lock_source(stack, target, debs, made, all_debs, folder / "source", store, file, say)
         finally:
             files.sweep(folder.parent)
     base = stack.base.image if stack.base else ""
@@ -76,34 +81,6 @@ def lock_stack(paths: Paths, name: str, say: Say, *, keep_layers: bool = False) 
     if former:
         tell_disk(paths, stack, former, lock, say)
     return lock
-
-
-def is_from_source(stack: Stack, wheel: LockedFile) -> bool:
-    """Whether the images hold what is built here in place of this wheel of the index."""
-    source = stack.python.source
-    return source is not None and wheel.name == canonicalize_name(source.name)
-
-
-def locked_source(
-    stack: Stack,
-    target: WheelTarget,
-    debs: list[LockedFile],
-    wheels: list[LockedFile],
-    folder: Path,
-    store: Store,
-    file: str,
-    say: Say,
-) -> SourceLock | None:
-    """What the build from source needs beside what the images have."""
-    source = stack.python.source
-    if source is None:
-        return None
-    all_debs = debs
-    if stack.debian and source.packages:
-        packages = [*stack.debian.packages, *source.packages]
-        wider = stack.model_copy(update={"debian": stack.debian.model_copy(update={"packages": packages})})
-        all_debs = debian_closure(wider, folder / "apt-source", say)
-    return lock_source(stack, target, debs, wheels, all_debs, folder / "source", store, file, say)
 
 
 def debian_closure(stack: Stack, root: Path, say: Say) -> list[LockedFile]:
@@ -258,5 +235,4 @@ def check_unique(lock: StackLock, file: str) -> None:
 
 
 def repeated(names: Iterable[str]) -> str | None:
-    """The first name that stands more than once."""
     return next((name for name, count in Counter(names).items() if count > 1), None)

@@ -41,16 +41,16 @@ def fetch_model(
     store = Store(paths.store)
     donors = {name: entry for name, entry in wanted.items() if name != pin.base}
     with hold(paths, pin, say), sites(paths, pin, lock, say) as site:
-        fetched = bring(paths, pin, outlines(paths, site, donors, say), say)
+        fetched = fetch_pieces(paths, pin, outlines(paths, site, donors, say), say).received
         pieces: list[FilePiece] = []
         for name, entry in wanted.items():
             if name == pin.base:
                 remove_strays(repository_folder(paths, entry), entry, say)
                 absent = missing_files(repository_folder(paths, entry), entry.files, say)
-                pieces += [whole(site[name], file) for file in absent if not site[name].linked(file)]
+                pieces += [site[name].locked(file) for file in absent if not site[name].linked(file)]
             elif absent := lacking(store, entry.tensors, say):
                 pieces += tensor_pieces(site[name], listing_of(paths, pin, name, entry), absent)
-        fetched += bring(paths, pin, pieces, say)
+        fetched += fetch_pieces(paths, pin, pieces, say).received
         for entry in wanted.values():
             shutil.rmtree(download_folder(paths, entry), ignore_errors=True)
     if fetched:
@@ -67,7 +67,7 @@ def listings(
     """
     wanted = wanted_of(paths, pin, lock, only)
     with hold(paths, pin, say), sites(paths, pin, lock, say) as site:
-        bring(paths, pin, outlines(paths, site, wanted, say), say)
+        fetch_pieces(paths, pin, outlines(paths, site, wanted, say), say)
     return {name: listing_of(paths, pin, name, entry) for name, entry in wanted.items()}
 
 
@@ -97,15 +97,11 @@ def outlines(
     pieces: list[FilePiece] = []
     for name, entry in entries.items():
         texts = [file for file in entry.files if file.file in TEXTS]
-        pieces += [whole(site[name], file) for file in missing_files(repository_folder(paths, entry), texts, say)]
+        pieces += [site[name].locked(file) for file in missing_files(repository_folder(paths, entry), texts, say)]
         sizes = {file.file: file.size for file in entry.files}
         for row in lacking(store, entry.headers, say):
             pieces.append(site[name].header(row.file, sizes[row.file], row.size, row.sha256))
     return pieces
-
-
-def whole(site: Site, file: LockedFile) -> FilePiece:
-    return site.whole(file.file, file.size, file.sha256)
 
 
 def tensor_pieces(site: Site, listing: Listing, rows: Iterable[LockedFile]) -> list[FilePiece]:
@@ -120,11 +116,6 @@ def tensor_pieces(site: Site, listing: Listing, rows: Iterable[LockedFile]) -> l
                 raise ManifestError(f"the lock of {listing.origin}", row.name, f"{row.size} bytes", f"{seen} in {file}")
             pieces.append(site.tensor(row.name, file, listing.files[file], info.begin, info.end, row.sha256))
     return pieces
-
-
-def bring(paths: Paths, pin: ModelPin, pieces: Sequence[FilePiece], say: Say, advice: str = "") -> int:
-    """Fetch pieces, if any; the bytes that came over the wire."""
-    return fetch_pieces(paths, pin, pieces, say, advice).received if pieces else 0
 
 
 def fetch_pieces(
@@ -182,7 +173,6 @@ def remove_strays(folder: Path, repository: RepositoryLock, say: Say) -> None:
 
 
 def missing_files(folder: Path, wanted: Iterable[LockedFile], say: Say) -> list[LockedFile]:
-    """What of a repository is absent or damaged."""
     return missing(((file, folder / file.file) for file in wanted), say)
 
 

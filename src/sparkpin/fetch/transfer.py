@@ -23,11 +23,10 @@ PROGRESS_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """sha256: of each piece, in the order of asking; received: bytes that came over the wire, of those `wanted`."""
+    """sha256: of each piece, in the order of asking; received: bytes that came over the wire."""
 
     sha256: tuple[str, ...]
     received: int
-    wanted: int
 
 
 def fetch(pieces: Sequence[FilePiece], say: Say, *, title: str, advice: str) -> Fetched:
@@ -71,7 +70,7 @@ class TransferRun:
                 raise
         if failure:
             raise failure
-        return Fetched(tuple(self.done[piece] for piece in pieces), self.received - self.local, self.total)
+        return Fetched(tuple(self.done[piece] for piece in pieces), self.received - self.local)
 
     def progress(self, seconds: float) -> str:
         rate = self.received / seconds

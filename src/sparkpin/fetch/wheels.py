@@ -168,7 +168,6 @@ class IndexOrigin:
 
 
 def without(chunks: Iterator[bytes], begin: int) -> Iterator[bytes]:
-    """What comes after the first bytes."""
     for chunk in chunks:
         if kept := chunk[begin:]:
             yield kept
@@ -180,7 +179,6 @@ def lost(what: str, advice: str) -> NetworkError:
 
 
 def origin_of(url: str, what: str, client: httpx.Client, advice: Callable[[], str]) -> FileOrigin:
-    """Of a file that uv found."""
     parts = urlsplit(url)
     if parts.scheme == "file":
         return FolderOrigin(Path(unquote(parts.path)).parent, "put the right file there, then the same command again")
@@ -211,7 +209,6 @@ class Dist:
 
 
 def read_dist(path: Path) -> Dist:
-    """Name, version, requirements and extras from a wheel's METADATA."""
     with zipfile.ZipFile(path) as wheel:
         (member,) = [name for name in wheel.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
         message = email.parser.BytesParser().parsebytes(wheel.read(member), headersonly=True)

@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from sparkpin.core.errors import BuildError, DiskError, EngineError, HostError
 from sparkpin.core.terminal import Say
@@ -48,17 +49,21 @@ def builder() -> tuple[str, ...]:
 
 def build(
     context: Path,
-    tag: str | None,
+    tag: str | None = None,
     *,
     say: Say,
     target: str | None = None,
     output: Path | None = None,
     platform: str | None = None,
     no_cache: bool = False,
-    arguments: Mapping[str, str] | None = None,
-    host: Mapping[str, str] | None = None,
+    arguments: Mapping[str, str] = MappingProxyType({}),
+    host: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Build context/Dockerfile, one line of progress for each step. The BuildError has a failing step's last lines."""
+    """Build context/Dockerfile without network, into an image (`tag`) or a tar of its files (`output`).
+
+    One line of progress for each step; the BuildError has a failing step's last lines. host: of an engine, the
+    environment that leads there.
+    """
     command = builder()
     argv = [*command, "--network", "none", "--pull=false", "--progress", "plain"]
     argv += ["--tag", tag] if tag else []
@@ -67,10 +72,10 @@ def build(
     argv += ["--output", f"type=tar,dest={output}"] if output else []
     argv += ["--platform", platform] if platform else []
     argv += ["--no-cache"] if no_cache else []
-    argv += [word for name, value in (arguments or {}).items() for word in ("--build-arg", f"{name}={value}")]
+    argv += [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
     env = {
         **os.environ,
-        **(host or {}),
+        **host,
         "DOCKER_BUILDKIT": "1",
         "BUILDKIT_PROGRESS": "plain",
         "DOCKER_CLI_HINTS": "false",
@@ -125,12 +130,16 @@ def follow(lines: Iterable[str], say: Say) -> str:
     return "\n".join(last)
 
 
+def disk_full(said: str) -> DiskError:
+    return DiskError(
+        f"the Docker engine's disk is full:{said}",
+        next_step="`invoke prune --keep 2` removes old releases, `docker builder prune` the build cache",
+    )
+
+
 def failure(report: str, context: Path) -> BuildError | DiskError | EngineError:
     if "no space left on device" in report:
-        return DiskError(
-            f"the Docker engine's disk is full:\n{report}",
-            next_step="`invoke prune --keep 2` removes old releases, `docker builder prune` the build cache",
-        )
+        return disk_full(f"\n{report}")
     if re.search(r"cannot connect to the docker daemon|permission denied while trying to connect", report, re.I):
         return EngineError(f"the docker command does not reach the engine:\n{report}", next_step="invoke doctor")
     return BuildError(f"the build failed in {report}", next_step="mend what the last lines say, then the same command")

@@ -19,8 +19,6 @@ OWN = (None, "", "unix:///var/run/docker.sock", "unix:///run/docker.sock")
 
 
 class UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
     def __init__(self, path: str, timeout: float) -> None:
         super().__init__("localhost", timeout=timeout)
         self.path = path
@@ -32,7 +30,6 @@ class UnixConnection(http.client.HTTPConnection):
 
 
 def environment() -> dict[str, str]:
-    """The environment that leads SDK and CLI to one and the same engine."""
     found = {key: value for key, value in os.environ.items() if key.startswith("DOCKER_")}
     if "DOCKER_HOST" not in found:
         with contextlib.suppress(Exception):  # no SDK yet, or a context that cannot be read: the CLI's to complain of

@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,9 +20,9 @@ import docker.errors
 import requests
 
 from sparkpin.core.errors import DiskError, EngineError
-from sparkpin.core.files import CHUNK, atomic_file, sha256_file
+from sparkpin.core.files import CHUNK, sha256_file
 from sparkpin.core.paths import Paths
-from sparkpin.core.terminal import Say, say
+from sparkpin.core.terminal import say
 from sparkpin.host import buildkit, daemon
 from sparkpin.host.content_store import (
     NO_SIZES,
@@ -69,7 +69,6 @@ class Engine:
 
     @classmethod
     def at(cls, url: str) -> Engine:
-        """The engine at a url, whatever DOCKER_HOST and the CLI's context say."""
         with engine_errors():
             return cls(docker.DockerClient(base_url=url, timeout=TIMEOUT), {"DOCKER_HOST": url})
 
@@ -150,31 +149,19 @@ class Engine:
         with engine_errors(), contextlib.suppress(docker.errors.ImageNotFound):
             self.client.api.remove_image(ref)
 
-    def save(self, ref: str, out: Path | IO[bytes], saved: Callable[[int], object] = lambda count: None) -> None:
-        """`docker save` of one image into a file that is whole or absent, or into an open one.
-
-        saved: is told the bytes as they come, which begins when the engine has gathered them.
-        """
-        if isinstance(out, Path):
-            with atomic_file(out) as file:
-                return self.save(ref, file, saved)
+    def save(self, ref: str, out: IO[bytes], saved: Callable[[int], object] = lambda count: None) -> None:
+        """`docker save` of one image. saved: is told the bytes as they come, once the engine has gathered them."""
         with engine_errors():
             for chunk in self.client.api.get_image(ref, chunk_size=CHUNK):
                 out.write(chunk)
                 saved(len(chunk))
-        return None
 
-    def load(self, source: Path | IO[bytes] | Iterable[bytes]) -> None:
-        """`docker load` of an archive: a file, an open file, or its bytes in pieces."""
-        if isinstance(source, Path):
-            with source.open("rb") as file:
-                return self.load(file)
-        pieces = iter(lambda: source.read(CHUNK), b"") if hasattr(source, "read") else source
+    def load(self, pieces: Iterator[bytes]) -> None:
+        """`docker load` of an archive's bytes."""
         with engine_errors():
             for event in self.client.api.load_image(pieces, quiet=True):  # type: ignore[no-untyped-call]
                 if error := event.get("error"):
                     raise plain_error(error)
-        return None
 
     def load_sealed(
         self,
@@ -285,34 +272,8 @@ class Engine:
             raise EngineError(f"the engine took {ref} and does not have it", next_step="invoke doctor")
         return image
 
-    def build(
-        self,
-        context: Path,
-        tag: str | None = None,
-        *,
-        say: Say,
-        target: str | None = None,
-        output: Path | None = None,
-        platform: str | None = None,
-        no_cache: bool = False,
-        arguments: Mapping[str, str] | None = None,
-    ) -> None:
-        """Build context/Dockerfile without network into an image (`tag`) or a tar of its files (`output`)."""
-        buildkit.build(
-            context,
-            tag,
-            say=say,
-            target=target,
-            output=output,
-            platform=platform,
-            no_cache=no_cache,
-            arguments=arguments,
-            host=self.host,
-        )
-
 
 def config_of(found: Mapping[str, Any]) -> bytes:
-    """The configuration of a sealed image that was inspected."""
     return image_config(
         found.get("Config") or {},
         os=found["Os"],
@@ -335,10 +296,7 @@ def plain_error(text: str) -> EngineError | DiskError:
     """The engine's words, or an exception's, as an error that says what to do."""
     where = os.environ.get("DOCKER_HOST") or "the default socket"
     if re.search(r"no space left on device|disk quota exceeded", text, re.I):
-        return DiskError(
-            f"the Docker engine's disk is full: {text.strip()}",
-            next_step="`invoke prune --keep 2` removes old releases, `docker builder prune` the build cache",
-        )
+        return buildkit.disk_full(f" {text.strip()}")
     if "permission denied" in text.lower():
         return EngineError(
             f"no permission to talk to the Docker engine at {where}",

@@ -92,7 +92,6 @@ def text(path: Path) -> str:
 
 
 def os_release(path: Path) -> dict[str, str]:
-    """The assignments of os-release(5)."""
     pairs = (line.partition("=") for line in text(path).splitlines() if "=" in line and not line.startswith("#"))
     return {key.strip(): "".join(shlex.split(value)[:1]) for key, _, value in pairs}
 
@@ -185,8 +184,8 @@ def requirements(paths: Paths, host: Host, needs: Needs | None = None, stack: St
         program(host, "iptables", "iptables", "the engine's network"),
         program(host, "mmdebstrap", "mmdebstrap", "root file systems"),
         program(host, "dpkg-deb", "dpkg", "unpacking Debian packages"),
-        certificates(host),
-        archive_keys(host),
+        one_of(host, "ca-certificates", CERTIFICATES, "ca-certificates", "fetching over HTTPS"),
+        one_of(host, "Debian's keys", ARCHIVE_KEYS, "debian-archive-keyring", "locking and fetching .debs"),
         venv(host),
     ]
     if stack and ARCHITECTURES[stack.platform] != host.arch:
@@ -209,7 +208,6 @@ def commands_for(packages: Sequence[str], *then: Sequence[str]) -> list[Sequence
 
 
 def as_root(host: Host, *commands: Sequence[str]) -> str:
-    """One line for a shell."""
     sudo = [] if host.is_root else ["sudo"]
     return " && ".join(shlex.join([*sudo, *command]) for command in commands)
 
@@ -285,20 +283,16 @@ def client_packages(host: Host, root: Path = ROOT) -> tuple[str, ...]:
     return ("docker-cli" if host.family[0] == "debian" else "docker.io", "docker-buildx")
 
 
-def certificates(host: Host) -> Requirement:
-    name, path = "ca-certificates", ROOT / "etc/ssl/certs/ca-certificates.crt"
-    others = [ROOT / "etc/pki/tls/certs/ca-bundle.crt", ROOT / "etc/ssl/ca-bundle.pem"]
-    if found := next((file for file in (path, *others) if file.is_file()), None):
+CERTIFICATES = ("etc/ssl/certs/ca-certificates.crt", "etc/pki/tls/certs/ca-bundle.crt", "etc/ssl/ca-bundle.pem")
+ARCHIVE_KEYS = ("usr/share/keyrings/debian-archive-keyring.gpg",)  # Ubuntu has its own and not these
+
+
+def one_of(host: Host, name: str, files: Sequence[str], package: str, purpose: str) -> Requirement:
+    """files: below the root; the first is Debian's."""
+    paths = [ROOT / file for file in files]
+    if found := next((path for path in paths if path.is_file()), None):
         return Requirement(name, True, str(found))
-    return from_packages(host, name, f"no {path}; for fetching over HTTPS", name)
-
-
-def archive_keys(host: Host) -> Requirement:
-    """What Debian's package lists are signed with; Ubuntu has its own and not these."""
-    name, path = "Debian's keys", ROOT / "usr/share/keyrings/debian-archive-keyring.gpg"
-    if path.is_file():
-        return Requirement(name, True, str(path))
-    return from_packages(host, name, f"no {path}; for locking and fetching .debs", "debian-archive-keyring")
+    return from_packages(host, name, f"no {paths[0]}; for {purpose}", package)
 
 
 def venv(host: Host) -> Requirement:

@@ -46,12 +46,6 @@ class Followed(io.RawIOBase):
             raise WriterFailed
         self.written.wait(PAUSE)
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         return self.opened().seek(offset, whence)
 

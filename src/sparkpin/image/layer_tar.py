@@ -77,6 +77,14 @@ class Slice(io.RawIOBase):
         self.position += len(data)
         return data
 
+    def chunks(self) -> Iterator[bytes]:
+        """All of it. BuildError where the file ends before."""
+        self.position = 0
+        while chunk := self.read(CHUNK):
+            yield chunk
+        if left := self.size - self.position:
+            raise BuildError(f"a layer of {self.size} bytes ends {left} bytes too soon", next_step=AGAIN)
+
     def readinto(self, view: memoryview | bytearray) -> int:  # type: ignore[override]
         self.file.seek(self.start + self.position)
         got: int = self.file.readinto(memoryview(view)[: max(0, self.size - self.position)])  # type: ignore[attr-defined]
@@ -394,7 +402,6 @@ def keep_lasting(found: dict[bytes, Member]) -> dict[bytes, Member]:
 
 
 def parents(paths: Iterable[bytes]) -> set[bytes]:
-    """All folders over the paths, without the root."""
     found: set[bytes] = set()
     for path in paths:
         while (path := path.rpartition(b"/")[0]) and path not in found:
@@ -437,7 +444,6 @@ def block(
     device: tuple[int, int] | None = None,
     pax: bool = False,
 ) -> bytes:
-    """One header block of 512 bytes."""
     owner, times, rest, total = frame(kind, mode, uid, gid, mtime, link, device, pax)
     length = number(size, 12)
     return b"%b%b%b%b%06o\0 %b" % (name.ljust(100, b"\0"), owner, length, times, total + byte_sum(name + length), rest)

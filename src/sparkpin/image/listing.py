@@ -77,7 +77,6 @@ DEVICE = [field.name for field in fields(PathEntry)].index("device")
 
 
 def contents_of(layer: CanonicalLayer) -> Contents:
-    """The contents of a layer; reads all of its data once."""
     return entries(layer, file_hashes(layer))
 
 

@@ -135,7 +135,6 @@ def images_apart(before: Sequence[str], after: Sequence[str], read: Callable[[st
 
 
 def common(first: Sequence[str], second: Sequence[str]) -> int:
-    """How many items two sequences have in common at their beginnings."""
     count = 0
     for one, other in zip(first, second, strict=False):
         if one != other:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparkpin.core.files import CHUNK
 from sparkpin.image.layer_tar import BLOCK, END, Slice, block, padded
 from sparkpin.image.seal import ARCHIVE_MANIFEST, digest_of
 
@@ -44,7 +43,6 @@ class OciImage:
 
 
 def blob(digest: str) -> str:
-    """The path of a blob in a layout."""
     return "blobs/" + digest.replace(":", "/")
 
 
@@ -101,9 +99,7 @@ def load_archive(images: Sequence[OciImage], layers: Mapping[str, Slice]) -> Ite
     rows = []
     for diff_id, tar in layers.items():
         yield block(blob(diff_id).encode(), b"0", size=tar.size)
-        tar.seek(0)
-        while chunk := tar.read(CHUNK):
-            yield chunk
+        yield from tar.chunks()
         yield b"\0" * (-tar.size % BLOCK)
     for image in images:
         name = f"{image.config_digest.removeprefix('sha256:')}.json"

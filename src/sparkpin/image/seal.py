@@ -217,9 +217,9 @@ def seal(
         write(block(names[-1].encode(), b"0", size=part.size))
         if part.layer:
             diff_ids.append(write_layer(write, part.layer))
-        else:
+        elif part.raw:
             diff_ids.append(part.diff_id)
-            for chunk in raw_chunks(part.raw):
+            for chunk in part.raw.chunks():
                 write(chunk)
         write(b"\0" * (-part.size % BLOCK))
     sealed = Sealed(image_config(config, os=os, architecture=architecture, diff_ids=diff_ids), tuple(diff_ids))
@@ -274,14 +274,3 @@ class Hasher:
     def __exit__(self, *error: object) -> None:
         self.todo.put(None)
         self.thread.join()
-
-
-def raw_chunks(raw: Slice | None) -> Iterator[bytes]:
-    assert raw is not None
-    raw.seek(0)
-    left = raw.size
-    while chunk := raw.read(CHUNK):
-        left -= len(chunk)
-        yield chunk
-    if left:
-        raise BuildError(f"a layer of {raw.size} bytes ends {left} bytes too soon", next_step="run the build again")

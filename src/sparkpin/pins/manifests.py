@@ -33,6 +33,7 @@ from sparkpin.pins.schema import (
     Stage,
     StrictModel,
 )
+from sparkpin.pins.values import require_values
 
 M = TypeVar("M", bound=StrictModel)
 YAML_LIMIT, LOCK_LIMIT = 256 << 10, 24 << 20  # bytes; each locked tensor takes 150
@@ -176,6 +177,7 @@ def load_stack(project: Path, name: str) -> Stack:
         )
     for mod in stack.mods:
         require_mod(project, mod, path, "mods")
+    require_values([], stack.image.env | (stack.python.source.env if stack.python.source else {}), path)
     return stack
 
 

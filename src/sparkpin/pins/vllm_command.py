@@ -16,6 +16,7 @@ from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.pins.cache_types import FLAG as CACHE_TYPE
 from sparkpin.pins.cache_types import refuse_patched
 from sparkpin.pins.schema import FlagValue, Recipe, Scalar, Serve, Stack, Stage
+from sparkpin.pins.values import require_values, value_faults
 
 MODEL_PATH = "/model"
 ALIASES = {
@@ -87,9 +88,13 @@ def serve_argv(
         overrides: other values for `recipe.defaults`; `host` and `port` always fit.
 
     Raises:
-        ManifestError: the command cannot be filled in or split, does not start with `vllm serve <model>`, or wants TLS.
+        ManifestError: the command cannot be filled in or split, does not start with `vllm serve <model>`, or wants TLS;
+            a word or variable of any of the files is refused by `value_faults`.
         InputError: an override that the recipe does not know.
     """
+    for file, serve in setters(stack, chain):
+        words = [word for name, value in serve.flags.items() for word in flag_words(name, value)]
+        require_values(words, environment(serve.env), file)
     argv, env = settled(own_argv(recipe, model_path, overrides), recipe, stack, chain)
     for fault in tls_faults(argv, recipe):
         raise fault
@@ -140,6 +145,7 @@ def own_faults(words: Sequence[str], recipe: Recipe) -> Iterator[ManifestError]:
     if words[2] not in (recipe.model, MODEL_PATH):
         yield ManifestError(file, "command", words[2], f"{recipe.model!r} (the recipe's model) or {MODEL_PATH!r}")
     yield from json_faults(words, file)
+    yield from value_faults(words, environment(recipe.env), file)
     try:
         refuse_patched(flag_value(words, CACHE_TYPE), file)
     except ManifestError as fault:

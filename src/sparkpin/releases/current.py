@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sparkpin.core.errors import CheckpointError, EngineError, InputError, SparkpinError
+from sparkpin.core.errors import CheckpointError, EngineError, InputError, IntegrityError, SparkpinError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import current_tag, image_ref
 from sparkpin.core.terminal import Say
@@ -17,11 +17,14 @@ from sparkpin.releases.keep import Pin, all_pins
 from sparkpin.releases.record import Release, Releases
 from sparkpin.releases.runs_here import obstacle_here
 
+Look = Callable[[Release], object]
+"""Raises where a release is not what its record says: `build.consistent`, which this room cannot reach."""
 
-def promote(paths: Paths, engine: Engine, tag: str) -> Release:
+
+def promote(paths: Paths, engine: Engine, tag: str, look: Look = lambda release: None) -> Release:
     """Make a release that passed its smoke test the current one of its recipe; the former one retires.
 
-    Running it again completes a promotion that was killed half-way.
+    Running it again completes a promotion that was killed half-way. look: is asked before anything changes.
     """
     records = Releases(paths)
     with records.locked(records.get(tag).recipe):
@@ -38,42 +41,90 @@ def promote(paths: Paths, engine: Engine, tag: str) -> Release:
                 f"{release.tag} is {release.state}{why}; only a release that passed its smoke test is promoted",
                 next_step=f"invoke smoke {release.tag}",
             )
+        look(release)
         switch(paths, engine, records, release)
         return records.get(release.tag)
 
 
-def rollback(paths: Paths, engine: Engine, recipe: str, say: Say) -> tuple[Release, Release]:
+def rollback(
+    paths: Paths,
+    engine: Engine,
+    recipe: str,
+    say: Say,
+    look: Look = lambda release: None,
+    then: Callable[[Release, Release], object] = lambda former, release: None,
+) -> tuple[Release, Release]:
     """Go back to the newest release of the recipe that is older than the current one and that `promote` would take.
     Gives the one that was current, and the one that is now.
 
     Image, checkpoint and flags come back together: the record names all three. Nothing changes unless all are there.
-    What passed its smoke test and has lost too much is passed over, and told; `promote` takes it by its name.
+    What passed its smoke test and has lost too much is passed over, and told; `promote` takes it by its name. So is a
+    record that is not of what was built (IntegrityError of `look`).
+
+    then: the rest of the command, after the pointer has moved. If it fails, the former release is current again. If it
+    is interrupted or killed, the pointer still says that the rollback has not ended, and the next one does `then`
+    alone, instead of going back once more.
     """
+    records = Releases(paths)
+    require_pointer(records, recipe)  # before the lock, which makes a folder
+    try:
+        with records.locked(recipe):
+            unfinished = records.unfinished(recipe)
+            former, release = unfinished or moved_back(paths, engine, records, recipe, say, look)
+        if unfinished:
+            say(
+                f"finishing the rollback from {former.tag}, which was interrupted: {release.tag} is current already "
+                "(once more the same command goes further back)"
+            )
+        try:
+            then(former, release)
+        except SparkpinError:
+            with records.locked(recipe):
+                switch(paths, engine, records, former)
+            say(f"current again, since {release.tag} could not be served: {former.tag}")
+            raise
+        records.finish(recipe)
+    except KeyboardInterrupt:
+        again = "; the same command again finishes this rollback, and goes no further back"
+        say(f"current is {records.current_tag(recipe)}{again if records.unfinished(recipe) else ''}")
+        raise
+    return former, release
+
+
+def moved_back(
+    paths: Paths, engine: Engine, records: Releases, recipe: str, say: Say, look: Look
+) -> tuple[Release, Release]:
+    """As `rollback`, whose pointer says that it has not ended. The caller holds the recipe's lock."""
     over: list[SparkpinError] = []
 
     def refused(release: Release) -> bool:
-        if why := quality_gate.refusal(paths, release):
+        why: SparkpinError | None = quality_gate.refusal(paths, release)
+        try:
+            look(release)
+        except IntegrityError as error:
+            why = error
+        if why:
             over.append(why)
             say(f"passed over {release.tag}: {why.message}")
         return why is not None
 
-    records = Releases(paths)
-    require_pointer(records, recipe)  # before the lock, which makes a folder
-    with records.locked(recipe):
-        known, _ = records.readable(recipe)
-        current = next((release for release in known if release.state == "current"), None)
-        current = current or require_current(records, recipe)  # which says what is wrong with it
-        target = rollback_target(known, current, refused)
-        if target is None:
-            raise InputError(
-                f"there is no release of {recipe!r} to go back to: of those older than {current.tag} none passed "
-                f"its smoke test{' without losing too much' if over else ''}",
-                next_step=over[0].next_step
-                if over
-                else "invoke images lists the releases; invoke promote TAG chooses any one that passed",
-            )
-        switch(paths, engine, records, target)
-        return current, records.get(target.tag)
+    known, _ = records.readable(recipe)
+    current = next((release for release in known if release.state == "current"), None)
+    current = current or require_current(records, recipe)  # which says what is wrong with it
+    target = rollback_target(known, current, refused)
+    if target is None:
+        for why in over:
+            if isinstance(why, IntegrityError):
+                raise why
+        raise InputError(
+            f"there is no release of {recipe!r} to go back to: of those older than {current.tag} none passed "
+            f"its smoke test{' without losing too much' if over else ''}",
+            next_step=over[0].next_step
+            if over
+            else "invoke images lists the releases; invoke promote TAG chooses any one that passed",
+        )
+    switch(paths, engine, records, target, back_from=current.tag)
+    return current, records.get(target.tag)
 
 
 def rollback_target(releases: list[Release], current: Release, refused: Callable[[Release], bool]) -> Release | None:
@@ -128,8 +179,11 @@ def verdicts(
     return found
 
 
-def switch(paths: Paths, engine: Engine, records: Releases, release: Release) -> None:
-    """First the image's tags, then the pointer, which is the truth. The caller holds the recipe's lock."""
+def switch(paths: Paths, engine: Engine, records: Releases, release: Release, *, back_from: str = "") -> None:
+    """First the image's tags, then the pointer, which is the truth. The caller holds the recipe's lock.
+
+    back_from: as of `Releases.point`.
+    """
     ref = present_ref(engine, release)
     if ref is None:
         raise EngineError(
@@ -144,7 +198,7 @@ def switch(paths: Paths, engine: Engine, records: Releases, release: Release) ->
     if ref != release.tag:
         engine.tag(ref, release.tag)
     engine.tag(ref, current_tag(release.recipe))
-    records.point(release)
+    records.point(release, back_from=back_from)
 
 
 def present_ref(engine: Engine, release: Release) -> str | None:

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from sparkpin.core import files
@@ -29,11 +29,12 @@ from sparkpin.core.errors import InputError, IntegrityError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.core.tags import INTERNAL, ROOTFS, TAG, UNSEALED, is_internal, name_of, tag_of
 from sparkpin.host.fingerprint import Fingerprint
-from sparkpin.pins.schema import Name, Sha256, StrictModel
+from sparkpin.pins.schema import Name, Sha256, Size, StrictModel
 from sparkpin.releases import lookup
 
 SCHEMA: Literal[1] = 1
 POINTER = "current.json"
+PRIVATE = 0o600  # of a record: command and environment are nobody else's, and early ones may hold a key
 STATEMENT, SIGNATURE, SBOM = "provenance.json", "provenance.json.sig", "sbom.cdx.json"  # in the evidence folder
 
 T = TypeVar("T")
@@ -102,12 +103,12 @@ class Release:
     build_key: Sha256
     image: Digest
     diff_ids: Annotated[tuple[Digest, ...], Field(strict=False)]
-    size: Annotated[int, Field(ge=0)]
+    size: Size
     checkpoint_key: Sha256
     argv: Annotated[tuple[str, ...], Field(strict=False)]
     env: dict[str, str]
     created: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z$"), AfterValidator(moment)]
-    build_seconds: Annotated[float, Field(ge=0)]
+    build_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     demands: Demands
     state: State = "built"
     smoke: dict[str, Any] | None = None
@@ -115,6 +116,12 @@ class Release:
     executable: Annotated[tuple[str, ...], Field(strict=False)] = ()
     patched: Annotated[tuple[str, ...], Field(strict=False)] = ()
     host: Fingerprint | None = None
+
+    @model_validator(mode="after")
+    def check_executable(self) -> Release:
+        if strange := sorted({*self.executable} - self.inputs.keys()):
+            raise ValueError(f"`executable` of `inputs`, which do not name {strange[0]!r}")
+        return self
 
     @property
     def age(self) -> tuple[str, str]:
@@ -239,6 +246,7 @@ class Releases:
     def locked(self, recipe: str) -> Iterator[None]:
         """One writer per recipe. The lock lies with the records, which several caches may share."""
         with files.lock(self.root / recipe / ".lock"):
+            files.sweep(self.root / recipe)  # what lies there directly is written under this lock only
             yield
 
     def recipes(self) -> list[str]:
@@ -308,6 +316,10 @@ class Releases:
         return release
 
     def current_tag(self, recipe: str) -> str | None:
+        value = self._pointer(recipe)
+        return value["tag"] if value else None
+
+    def _pointer(self, recipe: str) -> dict[str, Any] | None:
         path = self.pointer_path(recipe)
         try:
             value = read_json(path)
@@ -317,7 +329,22 @@ class Releases:
         tag = value.get("tag")
         if not isinstance(tag, str) or not TAG.match(tag):
             raise ManifestError(path, "tag", tag, "the tag of a release", next_step=AGAIN)
-        return tag
+        return value
+
+    def unfinished(self, recipe: str) -> tuple[Release, Release] | None:
+        """The release that a rollback left, and the one that it went to, where it did not end."""
+        try:
+            value = self._pointer(recipe) or {}
+            pair = [self.find(str(value.get(key))) for key in ("back_from", "tag")]
+        except ManifestError:
+            return None
+        return (pair[0], pair[1]) if pair[0] and pair[1] else None
+
+    def finish(self, recipe: str) -> None:
+        """The rollback that moved the pointer has ended."""
+        with self.locked(recipe):
+            if (value := self._pointer(recipe)) and value.pop("back_from", None):
+                files.write_json(self.pointer_path(recipe), value)
 
     def current(self, recipe: str) -> Release | None:
         """What the pointer names; a pointer to a release without a record is an error, not "none"."""
@@ -388,9 +415,13 @@ class Releases:
             self._write(release)
         return release
 
-    def point(self, release: Release) -> None:
-        """Make a release the current one. The caller holds the recipe's lock."""
+    def point(self, release: Release, *, back_from: str = "") -> None:
+        """Make a release the current one. The caller holds the recipe's lock.
+
+        back_from: the release that a rollback leaves, until `finish` says that it has ended.
+        """
         value = {"schema": SCHEMA, "tag": release.tag, "promoted": now()}
+        value |= {"back_from": back_from} if back_from else {}
         files.write_json(self.pointer_path(release.recipe), value)
         for path in self.record_files(release.recipe):
             try:
@@ -401,15 +432,21 @@ class Releases:
                 self._write(settled)
 
     def _write(self, release: Release) -> None:
-        files.write_json(self.record_path(release), to_json(release))
+        files.write_json(self.record_path(release), to_json(release), mode=PRIVATE)
 
 
 AGAIN = "invoke images lists the releases; invoke promote TAG writes the pointer anew"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or ManifestError that names the file; FileNotFoundError passes through."""
-    return object_of(path, path.read_bytes())
+    """A JSON object, or ManifestError that names the file; FileNotFoundError passes through. InputError for another
+    user's file."""
+    try:
+        return object_of(path, path.read_bytes())
+    except PermissionError:
+        raise InputError(
+            f"{path}: only its owner may read it", next_step="the same command as the user who owns SPARKPIN_HOME"
+        ) from None
 
 
 def object_of(path: Path, text: bytes) -> dict[str, Any]:
@@ -467,5 +504,6 @@ def read_record(path: Path) -> Release:
     except ValidationError as error:
         raise first_fault(path, error, REPAIR.format(path)) from None
     if path.parent.name != release.recipe or path.stem != release.name:
-        raise ManifestError(path, "key", release.name, f"{path.stem}, as the file is called")
+        step = REPAIR.format(path)
+        raise ManifestError(path, "key", release.name, f"{path.stem}, as the file is called", next_step=step)
     return release

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LABEL = "sparkpin.serve"  # its value is the recipe
 RELEASE_LABEL = "sparkpin.release"
+COMMAND_LABEL = "sparkpin.command"  # its value is `service.command_mark`
 PREFIX = "sparkpin-"
 FRONT = "-front"
 FORMER, NEXT = "-former", "-next"  # while one container takes another's place

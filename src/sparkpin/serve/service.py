@@ -4,6 +4,8 @@ user says otherwise (docs/serving.md)."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 from pathlib import Path
 
 from sparkpin.core import files
@@ -12,7 +14,8 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.pins.vllm_command import flag_value, served_name
+from sparkpin.pins import weight_loaders
+from sparkpin.pins.vllm_command import drop_flags, flag_value, served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release
@@ -23,6 +26,7 @@ from sparkpin.serve.launch import SOCKET_LABEL, Health, LaunchOrder
 from sparkpin.serve.ports import require_free
 from sparkpin.serve.served import (
     ADDRESS_LABEL,
+    COMMAND_LABEL,
     FORMER,
     FRONT,
     LABEL,
@@ -86,21 +90,14 @@ def start(
         address = options.applied(known or Address(port=int(flag_value(release.argv, "--port") or Address.port)))
         keys.is_local(address.host)  # InputError for what is no address
         pair = tls.read(address.cert, address.tls_key) if address.cert else None
-        if (
-            front is None
-            or not is_running(front)
-            or known is None
-            or (known.host, known.port) != (address.host, address.port)
-        ):
+        if not (front and is_running(front) and known and (known.host, known.port) == (address.host, address.port)):
             require_free(engine, address.host, address.port)
         key = key_of(paths, release, address.host)  # may make one, which a command that is refused is not to leave
         order = FrontOrder(name, str(paths.home), release.recipe, release.tag, address, key, pair)
-        same = (
-            old is not None
-            and is_running(old)
-            and old.labels.get(RELEASE_LABEL) == release.tag
-            and SOCKET_LABEL in old.labels
-        )
+        same = old is not None and is_running(old) and old.labels.get(RELEASE_LABEL) == release.tag
+        if same and old is not None and old.labels.get(COMMAND_LABEL) != command_mark(release):
+            say(f"{old.name} runs {release.tag} with another command or environment than its record has")
+            same = False
         space = None if same else memory_limit.room_for(paths, engine, release, checkpoint)
         if space and space.why:
             say(f"no memory plan ({space.why}): its limit is an estimate")
@@ -113,6 +110,7 @@ def start(
                 HOME_LABEL: str(paths.home),
                 LABEL: release.recipe,
                 RELEASE_LABEL: release.tag,
+                COMMAND_LABEL: command_mark(release),
                 MODEL_LABEL: served_name(release.argv),
             },
             timeout=running.ready_timeout(checkpoint),
@@ -137,6 +135,12 @@ def key_of(paths: Paths, release: Release, host: str) -> str | None:
     """The recipe's own key, if it brings one, else the home's for a server that others can reach."""
     own = flag_value(release.argv, "--api-key") or release.env.get("VLLM_API_KEY")
     return own or keys.key_for(paths, release.recipe, host)
+
+
+def command_mark(release: Release) -> str:
+    """Tells one command, environment and image from another; not the loader, which is chosen anew for each start."""
+    text = json.dumps([release.image, drop_flags(release.argv, weight_loaders.FLAG), release.env], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def tidy(engine: Engine, name: str) -> tuple[Container | None, Container | None]:

@@ -47,7 +47,7 @@ def launched(
                 raise
             except BaseException:
                 if old is not None:
-                    fronts.use(front, old.labels[SOCKET_LABEL])
+                    fronts.use(front, old.labels.get(SOCKET_LABEL, ""))
                 raise
     except Detached:
         raise
@@ -119,7 +119,7 @@ def taken_over(
                 fronts.use(front, folder)
                 answered(container, front, order.key, say)
             except BaseException:
-                fronts.use(front, old.labels[SOCKET_LABEL])
+                fronts.use(front, old.labels.get(SOCKET_LABEL, ""))
                 raise
     except BaseException:
         with contextlib.suppress(SparkpinError):

@@ -43,6 +43,8 @@ def kept(paths: Paths, release: Release, result: Any, write: Write) -> Release:
     """
 
     def place() -> None:
+        for left in evidence_folder(paths, release).parent.glob(PARTIAL + "*/"):  # folders are a killed smoke test's
+            shutil.rmtree(left, ignore_errors=True)
         with replaced(evidence_folder(paths, release)) as partial:
             write(partial)
 

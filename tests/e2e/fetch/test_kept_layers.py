@@ -25,11 +25,8 @@ from sparkpin.build import context_files, render
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch import lock_stack as lock
-from sparkpin.fetch import stack as fetch
-from sparkpin.fetch import wheels
 from sparkpin.fetch.lock_stack import lock_stack
 from sparkpin.fetch.stack import fetch_stack
-from sparkpin.fetch.store import Store
 from sparkpin.image.layer_tar import read_layer
 from sparkpin.image.listing import Contents, PathEntry, contents_of, image_contents
 from sparkpin.pins import wheel_layers
@@ -120,18 +117,6 @@ def test_the_root_file_system_is_a_layer_too(
     else:
         assert second.debs == newer and second.updates == second.underlay == []
         assert any("the root file system changes" in line for line in said)
-
-
-def test_both_versions_are_fetched(paths: Paths, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    w = versions_of(index.folder)
-    write(paths, ["app==2.0"])
-    # The Debian half is made up: only its versions count here.
-    target = wheels.WheelTarget("3.11.2", "x86_64", 36)
-    monkeypatch.setattr(fetch, "target_of", lambda stack, debs: target)
-    first = stack_lock(w["app"], w["dep"], w["gone"], w["other"])
-    both = wheel_layers.keep_layers(first, stack_lock(w["app2"], w["dep2"], w["other"]))
-    report = fetch_stack(paths, load_stack(paths.project, "s"), both, print, str)
-    assert report.files == 6 and all(Store(paths.store).verified(file) for file in both.files)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import source_samples
 from places import PROJECT
 from source_samples import write_stack
-from wheelhouse import Index, make_wheel
+from wheelhouse import Index
 
 from sparkpin.build import render
 from sparkpin.commands import lint
@@ -73,16 +73,6 @@ def test_a_lock_has_all_that_the_build_needs(paths: Paths, published: dict[str, 
     manifests.load_stack_lock(paths.project, manifests.load_stack(paths.project, "made-up"))
 
 
-def test_sizes_that_the_index_does_not_tell_are_asked_for(
-    paths: Paths, published: dict[str, Any], index: Index
-) -> None:
-    """PyTorch's own index tells hashes alone."""
-    write_stack(paths.project, published)
-    told = locked(paths)
-    index.sizes = False
-    assert locked(paths) == told
-
-
 def test_what_is_fetched_is_checked_against_the_lock(paths: Paths, published: dict[str, Any]) -> None:
     stack = write_stack(paths.project, published)
     lock = locked(paths)
@@ -124,33 +114,12 @@ def test_the_source_may_be_the_indexs_own_archive(paths: Paths, published: dict[
         locked(paths)
 
 
-def test_a_tag_is_locked_as_its_commit(paths: Paths, published: dict[str, Any]) -> None:
-    commit = published["git"]["commit"]
-    folder = Path(published["git"]["repository"].removeprefix("file://"))
-    source_samples.git(folder, "tag", "-a", "-m", "a release", "v0.19.1")
-    write_stack(paths.project, published | {"git": published["git"] | {"commit": "unresolved", "tag": "v0.19.1"}})
-    lock = locked(paths)
-    assert lock.source and lock.source.archives[0].version == commit
-
-
 def test_two_torches_are_refused(paths: Paths, published: dict[str, Any]) -> None:
     write_stack(paths.project, published | {"requirements": ["buildtool==2.0"]})
     with pytest.raises(ManifestError, match="that fit the versions that the images have") as caught:
         locked(paths)
     assert caught.value.key == "python.source.requirements" and "torch==2.11.0" in caught.value.wanted
     assert not (paths.project / "pins/stacks/made-up.lock").exists()
-
-
-def test_the_build_gets_no_other_version_of_what_the_images_have(
-    paths: Paths, published: dict[str, Any], index: Index
-) -> None:
-    make_wheel(index.folder, "torch", "2.10.0+cu130", requires=["shared"])
-    for version in ("1.0", "2.0"):
-        make_wheel(index.folder, "shared", version)
-    make_wheel(index.folder, "buildtool", "3.0", requires=["shared<2"])
-    write_stack(paths.project, published | {"requirements": ["buildtool==3.0"]})
-    with pytest.raises(ManifestError, match="that fit the versions that the images have"):
-        locked(paths)
 
 
 def test_a_source_distribution_of_another_form_is_refused(

@@ -16,15 +16,15 @@ import pytest
 import tiny_images
 from build_site import Site
 from build_site import site as site
-from in_container import output_of
 from private_engine import tags_in
 
 from sparkpin.build import begun, render
 from sparkpin.build import image as build
-from sparkpin.build.image import Maker, build_image, find_built, is_built
+from sparkpin.build.image import build_image, find_built, is_built
 from sparkpin.build.record import read_record, record_file
 from sparkpin.core import tags
 from sparkpin.core.errors import BuildError, EngineError
+from sparkpin.host import buildkit
 from sparkpin.host.engine import Engine
 from sparkpin.image import listing, seal
 
@@ -46,36 +46,6 @@ def test_chain_is_built_once(site: Site) -> None:
     again = site.build_all()
     assert again == [replace(image, cached=True) for image in images]
     assert leftovers(site) == []
-
-
-def test_image_runs_as_the_template_says(site: Site) -> None:
-    ref = site.build_all()[-1].ref
-    image = site.engine.image(ref)
-    assert image is not None
-    assert image.config["User"] == "10001:10001" and "GREETING=hello" in image.config["Env"]
-    assert image.labels["sparkpin.key"] == site.chain()[-1].key and image.labels["sparkpin.stage"] == "two"
-    command = ["/bin/sh", "-c", "for file in /opt/hello/*; do echo $file; done"]
-    assert output_of(site.engine, ref, command).split() == [
-        "/opt/hello/requirements.txt",
-        "/opt/hello/sparkpin_hello-0.1.0-py3-none-any.whl",
-    ]
-
-
-def test_fresh_builds_give_the_same_images(site: Site, tmp_path: Path) -> None:
-    first = site.build_all()
-    again = site.elsewhere(tmp_path / "other").build_all(fresh=True)
-    assert [image.config_digest for image in again] == [image.config_digest for image in first]
-    assert [image.cached for image in again] == [False] * 3
-
-
-def test_the_whole_image_and_the_trees_give_the_same(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = site.build_all()
-    monkeypatch.setattr(Maker, "run", Maker.whole)
-    again = site.elsewhere(tmp_path / "other").build_all(fresh=True)
-    assert any("reading the layers from the engine" in line for line in site.said)
-    assert [image.config_digest for image in again] == [image.config_digest for image in first]
 
 
 def test_a_record_alone_gives_the_same_image(site: Site, tmp_path: Path) -> None:
@@ -129,15 +99,6 @@ def test_an_engine_that_wants_more_layers_gets_all(site: Site, refusals: int, mo
     assert asked == refusals + 1
 
 
-def test_layers_that_the_engine_has_are_not_made_again(site: Site) -> None:
-    base = site.chain()[0]
-    built = site.build(base)
-    record_file(site.paths, base).unlink()
-    site.said.clear()
-    assert site.build(base).config_digest == built.config_digest
-    assert site.said[0] == "base: sealing and loading"
-
-
 def test_a_changed_mod_rebuilds_from_its_stage_on(site: Site) -> None:
     first = site.build_all()
     tiny_images.write(site.paths.project / "mods/hello/sparkpin_hello/__init__.py", '"""Made up."""\nVALUE = 2\n')
@@ -166,7 +127,7 @@ def test_an_image_on_top_of_the_root_file_system_is_not_taken_for_it(site: Site,
     below = site.chain()[0].parent_ref
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign/Dockerfile").write_text(f"FROM {below}\nCOPY Dockerfile /opt/foreign\n")
-    site.engine.build(tmp_path / "foreign", below, say=site.said.append)
+    buildkit.build(tmp_path / "foreign", below, say=site.said.append, host=site.engine.host)
     assert site.build(site.chain()[0], fresh=True).config_digest == first.config_digest
 
 

@@ -123,8 +123,7 @@ def test_other_tools_read_it(source: Source, bundle: Path, tmp_path: Path, empty
     policy = ["--insecure-policy"]
     subprocess.run([*skopeo, *policy, "copy", "-q", where, f"dir:{tmp_path / 'copied'}"], check=True)
     assert (tmp_path / "copied" / source.release.image.removeprefix("sha256:")).is_file()
-    with bundle.open("rb") as file:
-        empty.load(file)  # `docker load` takes it, too
+    empty.load(iter([bundle.read_bytes()]))  # `docker load` takes it, too
     image = empty.image(source.release.tag)
     assert image and image.config_digest == source.release.image
 
@@ -284,7 +283,7 @@ def changed(bundle: Bundle, **values: Any) -> Bundle:
     return dataclasses.replace(bundle, records=(*bundle.records[:-1], record))
 
 
-RELEASES = [{"inputs": {"stages/base.yaml": "0" * 64}}, {"executable": ("x",)}, {"argv": ("x",)}]
+RELEASES = [{"inputs": {"stages/base.yaml": "0" * 64}}, {"executable": ("recipes/carried.yaml",)}, {"argv": ("x",)}]
 RECORDS = [{"stage": "aaa", "ref": "sparkpin/stack-carried:aaa"}, {"dockerfile": "FROM x\n"}, {"epoch": 1}]
 
 

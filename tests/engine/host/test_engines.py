@@ -121,9 +121,14 @@ def identity(images: list[BuiltImage]) -> list[tuple[str, tuple[str, ...]]]:
     return [(image.config_digest, image.diff_ids) for image in images]
 
 
+def save(engine: Engine, ref: str, archive: Path) -> None:
+    with archive.open("wb") as file:
+        engine.save(ref, file)
+
+
 def saved_config(engine: Engine, ref: str, archive: Path) -> str:
     """Digest of the configuration that an image really has, by the archive that the engine saves of it."""
-    engine.save(ref, archive)
+    save(engine, ref, archive)
     with tarfile.open(archive) as tar:
         manifest = tar.extractfile("manifest.json")
         assert manifest is not None
@@ -201,7 +206,7 @@ def test_an_image_is_whole_and_runs(site: Site, tmp_path: Path) -> None:
 
 def test_sealing_a_sealed_image_changes_nothing(site: Site, engine: Engine, tmp_path: Path) -> None:
     one = site.build_all()[1]
-    engine.save(one.ref, tmp_path / "saved.tar")
+    save(engine, one.ref, tmp_path / "saved.tar")
     with open_saved(tmp_path / "saved.tar") as saved:
         parts = parts_of(saved, one.diff_ids[:1])
         about = {key: saved.config[key] for key in ("os", "architecture")}
@@ -282,7 +287,7 @@ def load_packed(engine: Engine, ref: str, layer: bytes) -> None:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
-    engine.load(io.BytesIO(buffer.getvalue()))
+    engine.load(iter([buffer.getvalue()]))
 
 
 def test_a_layer_that_the_engine_lacks_is_refused(engine: Engine) -> None:

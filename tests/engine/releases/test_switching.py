@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from made_releases import built, digest, states
 
+from sparkpin.build import consistent
 from sparkpin.commands import releases as commands_releases
 from sparkpin.commands import serve as commands_serve
-from sparkpin.core.errors import CheckpointError, EngineError, InputError, ManifestError, SmokeError
+from sparkpin.core.errors import CheckpointError, EngineError, InputError, IntegrityError, ManifestError, SmokeError
 from sparkpin.core.paths import Paths
 from sparkpin.host.engine import Engine
 from sparkpin.releases import current as retention
@@ -29,6 +30,12 @@ def paths(tmp_path: Path) -> Paths:
 @pytest.fixture
 def engine(empty_engine: Engine) -> Engine:
     return empty_engine
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These releases have no build records, which the commands want to see (tests/adversary)."""
+    monkeypatch.setattr(consistent, "require_consistent", lambda *_, **__: None)
 
 
 @pytest.mark.parametrize("state", ["built", "failed"])
@@ -60,6 +67,7 @@ def test_promote_and_roll_back(paths: Paths, engine: Engine) -> None:
     assert retention.promote(paths, engine, third.tag).state == "current", "a retired release may come back"
 
 
+@pytest.mark.usefixtures("made_up")
 def test_a_rollback_that_cannot_be_served_changes_nothing(
     paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,7 +84,61 @@ def test_a_rollback_that_cannot_be_served_changes_nothing(
     with pytest.raises(SmokeError):
         commands_releases.rollback(recipe="tiny", serve_it=True)
     assert Releases(paths).current_tag("tiny") == second.tag
+    assert Releases(paths).unfinished("tiny") is None
     assert digest(engine, "sparkpin/tiny:current") == second.image
+
+
+class Killed(BaseException):
+    """As SIGKILL: nobody catches it, so nothing is said or mended."""
+
+
+@pytest.mark.parametrize("how", [KeyboardInterrupt, Killed])
+def test_an_interrupted_rollback_is_finished_and_does_not_go_back_once_more(
+    paths: Paths, engine: Engine, how: type[BaseException]
+) -> None:
+    first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
+    records, told, done = Releases(paths), list[str](), list[tuple[str, str]]()
+    retention.promote(paths, engine, third.tag)
+
+    def interrupted(*_: Release) -> None:
+        raise how
+
+    def then(former: Release, release: Release) -> None:
+        done.append((former.tag, release.tag))
+
+    for _ in range(2):  # also when its repetition is interrupted
+        with pytest.raises(how):
+            retention.rollback(paths, engine, "tiny", told.append, then=interrupted)
+        assert records.current_tag("tiny") == second.tag
+        assert [line for line in told if line.startswith(f"current is {second.tag}")] or how is Killed
+    retention.rollback(paths, engine, "tiny", told.append, then=then)
+    assert told[-1].startswith(f"finishing the rollback from {third.tag}")
+    assert done == [(third.tag, second.tag)] and records.current_tag("tiny") == second.tag
+    assert retention.rollback(paths, engine, "tiny", told.append)[1].tag == first.tag, "the next one goes on"
+    with pytest.raises(how):
+        retention.promote(paths, engine, third.tag)
+        retention.rollback(paths, engine, "tiny", told.append, then=interrupted)
+    retention.promote(paths, engine, third.tag)
+    assert retention.rollback(paths, engine, "tiny", told.append)[1].tag == second.tag, "a promote ends it, too"
+
+
+def test_rollback_passes_over_a_record_that_is_not_of_what_was_built(paths: Paths, engine: Engine) -> None:
+    first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
+    retention.promote(paths, engine, third.tag)
+    told: list[str] = []
+
+    def look(release: Release) -> None:
+        if release.tag != first.tag:
+            raise IntegrityError("changed")
+
+    assert retention.rollback(paths, engine, "tiny", told.append, look)[1].tag == first.tag
+    assert told == [f"passed over {second.tag}: changed"]
+    retention.promote(paths, engine, second.tag)
+    Releases(paths).record_path(first).unlink()
+    retention.promote(paths, engine, third.tag)
+    with pytest.raises(IntegrityError):
+        retention.rollback(paths, engine, "tiny", told.append, look)
+    assert Releases(paths).current_tag("tiny") == third.tag
 
 
 def test_a_release_that_promote_refuses_comes_back_by_its_name_alone(paths: Paths, engine: Engine) -> None:
@@ -124,7 +186,7 @@ def test_a_switch_killed_half_way_is_repaired_by_running_it_again(
             return retention.promote(paths, engine, second.tag)
         return retention.rollback(paths, engine, "tiny", print)[1]
 
-    def killed(*_: object) -> None:
+    def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -196,6 +258,7 @@ def test_a_damaged_record_stops_neither_the_list_nor_a_rollback(paths: Paths, en
     assert retention.promote(paths, engine, third.tag).state == "current"
 
 
+@pytest.mark.usefixtures("made_up")
 def test_the_tasks_tell_of_a_damaged_record(
     paths: Paths, engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

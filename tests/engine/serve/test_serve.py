@@ -80,6 +80,17 @@ def test_serving_it_again_leaves_it_alone(standing: Standing, fake_engine: Engin
     assert fake_engine.client.containers.get(name).id == before
 
 
+def test_another_command_under_the_same_tag_replaces_it(site: FakeSite, name: str) -> None:
+    """As of a record that was changed by hand, and restored."""
+    site.start(dataclasses.replace(site.release, argv=(*site.release.argv, "--trust-remote-code")), port=site.port)
+    said: list[str] = []
+    site.start(say=said.append)
+    assert [line for line in said if "another command or environment" in line]
+    assert "--trust-remote-code" not in site.engine.client.containers.get(name).attrs["Config"]["Cmd"]
+    site.start(dataclasses.replace(site.release, argv=(*site.release.argv, "--load-format", "auto")), say=said.append)
+    assert said[-1].startswith(f"{site.release.tag} already runs"), "the loader is chosen anew for each start"
+
+
 @pytest.mark.parametrize("beside", [False, True])
 def test_another_port_or_release_replaces_it(site: FakeSite, name: str, newer: Release, beside: bool) -> None:
     site.start(port=site.port)

@@ -49,15 +49,27 @@ from sparkpin.checkpoint.write import checkpoint_folder
 from sparkpin.core.errors import CheckpointError, DiskError, IntegrityError
 from sparkpin.core.files import PARTIAL, sha256_file
 from sparkpin.core.paths import Paths
+from sparkpin.pins.schema import ModelLock
 
 INDEX = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 Said = list[str]
+Folders = dict[str, Path]
 
 
 @pytest.fixture
 def paths(tmp_path: Path) -> Paths:
     return sample_paths(tmp_path)
+
+
+@pytest.fixture
+def folders(paths: Paths) -> Folders:
+    return write_sample(paths)
+
+
+@pytest.fixture
+def lock(folders: Folders) -> ModelLock:
+    return lock_of(folders)
 
 
 def expected_tensors(*, hybrid: bool) -> dict[str, tuple[str, str, tuple[int, ...], bytes]]:
@@ -78,19 +90,17 @@ def no_partials(folder: Path) -> bool:
     return not list(folder.rglob(f"{PARTIAL}*"))
 
 
-def test_copy_is_the_published_repository_by_links(paths: Paths) -> None:
-    folders = write_sample(paths)
-    made = build_checkpoint(paths, PIN, lock_of(folders), ("copy",), print)
+def test_copy_is_the_published_repository_by_links(paths: Paths, folders: Folders, lock: ModelLock) -> None:
+    made = build_checkpoint(paths, PIN, lock, ("copy",), print)
     wanted = tree(folders["int4"])
     assert {name: data for name, data in tree(made).items() if name != "sparkpin.json"} == wanted
     assert all((made / name).samefile(folders["int4"] / name) for name in wanted)
 
 
 @pytest.mark.parametrize("steps", [HYBRID, ALL])
-def test_hybrid_is_exact(paths: Paths, steps: tuple[str, ...]) -> None:
-    folders = write_sample(paths)
+def test_hybrid_is_exact(paths: Paths, folders: Folders, lock: ModelLock, steps: tuple[str, ...]) -> None:
     published = tree(folders["int4"])
-    made = build_checkpoint(paths, PIN, lock_of(folders), steps, print)
+    made = build_checkpoint(paths, PIN, lock, steps, print)
     assert read_tensors(made) == expected_tensors(hybrid=True)
     assert tree(folders["int4"]) == published, "the published repository was written into"
 
@@ -104,27 +114,7 @@ def test_hybrid_is_exact(paths: Paths, steps: tuple[str, ...]) -> None:
     assert json.loads((made / "config.json").read_text()) == config
 
 
-def test_mtp_alone_writes_only_the_index(paths: Paths) -> None:
-    folders = write_sample(paths)
-    made = build_checkpoint(paths, PIN, lock_of(folders), ("copy", "mtp"), print)
-    other = [name for name in tree(folders["int4"]) if not (made / name).samefile(folders["int4"] / name)]
-    assert other == [INDEX]
-    index = json.loads((made / INDEX).read_text())
-    assert {name for name, file in index["weight_map"].items() if file == EXTRA} == set(MTP)
-
-
-def test_mtp_gives_the_same_tensors_whether_the_index_lists_them_or_not(paths: Paths) -> None:
-    folders = write_sample(paths)
-    unlisted = build_checkpoint(paths, PIN, lock_of(folders), ALL, print)
-    write_repository(folders["int4"], base_shards(), base_config(), repository="int4", unlisted=())
-    listed = build_checkpoint(paths, PIN, lock_of(folders), ALL, print)
-    assert listed != unlisted
-    assert read_tensors(listed) == read_tensors(unlisted)
-    assert (listed / INDEX).read_bytes() == (unlisted / INDEX).read_bytes()
-
-
-def test_mtp_in_an_ordinary_shard_is_found(paths: Paths) -> None:
-    folders = write_sample(paths)
+def test_mtp_in_an_ordinary_shard_is_found(paths: Paths, folders: Folders) -> None:
     shards = base_shards()
     third = "model-00003-of-00003.safetensors"
     shards[third] = shards.pop(EXTRA)
@@ -138,17 +128,7 @@ def test_mtp_in_an_ordinary_shard_is_found(paths: Paths) -> None:
     assert set(MTP) <= set(json.loads((made / INDEX).read_text())["weight_map"])
 
 
-def test_two_builds_give_the_same_bytes(tmp_path: Path) -> None:
-    trees = []
-    for name in ("one", "two"):
-        paths = sample_paths(tmp_path / name)
-        trees.append(tree(build_checkpoint(paths, PIN, lock_of(write_sample(paths)), ALL, print)))
-    assert trees[0] == trees[1]
-
-
-def test_record_says_how_it_was_made(paths: Paths) -> None:
-    folders = write_sample(paths)
-    lock = lock_of(folders)
+def test_record_says_how_it_was_made(paths: Paths, folders: Folders, lock: ModelLock) -> None:
     made = build_checkpoint(paths, PIN, lock, HYBRID, print)
     record = json.loads((made / "sparkpin.json").read_text())
     assert record["key"][:16] == made.name
@@ -165,8 +145,7 @@ def test_record_says_how_it_was_made(paths: Paths) -> None:
         assert (entry["sha256"], entry["size"]) == sha256_file(made / name)
 
 
-def test_a_base_that_is_a_checkpoint_of_ours_does_not_lend_its_record(paths: Paths) -> None:
-    folders = write_sample(paths)
+def test_a_base_that_is_a_checkpoint_of_ours_does_not_lend_its_record(paths: Paths, folders: Folders) -> None:
     for name in OWN:
         (folders["int4"] / name).write_text(f"{name} of the base")
     said: Said = []
@@ -180,9 +159,7 @@ def test_a_base_that_is_a_checkpoint_of_ours_does_not_lend_its_record(paths: Pat
     assert verify_built(paths, PIN, lock_of(folders), ALL, print) == made
 
 
-def test_complete_checkpoint_needs_no_repositories(paths: Paths) -> None:
-    folders = write_sample(paths)
-    lock = lock_of(folders)
+def test_complete_checkpoint_needs_no_repositories(paths: Paths, lock: ModelLock) -> None:
     made = build_checkpoint(paths, PIN, lock, ALL, print)
     shutil.rmtree(paths.cache)
     said: Said = []
@@ -191,9 +168,7 @@ def test_complete_checkpoint_needs_no_repositories(paths: Paths) -> None:
 
 
 @pytest.mark.parametrize("harm", ["remove", "shorten", "extra", "record"])
-def test_damaged_checkpoint_is_built_again(paths: Paths, harm: str) -> None:
-    folders = write_sample(paths)
-    lock = lock_of(folders)
+def test_damaged_checkpoint_is_built_again(paths: Paths, lock: ModelLock, harm: str) -> None:
     made = build_checkpoint(paths, PIN, lock, ALL, print)
     wanted = tree(made)
     if harm == "remove":
@@ -222,9 +197,8 @@ def flip(path: Path, position: int) -> None:
 
 @pytest.mark.parametrize("name", [FIRST, "model-00002-of-00002.safetensors", EXTRA, INDEX, "config.json", "README.md"])
 @pytest.mark.parametrize("where", ["middle", "end"])
-def test_verify_sees_one_flipped_bit(paths: Paths, name: str, where: str) -> None:
-    folders = write_sample(paths)
-    made = build_checkpoint(paths, PIN, lock_of(folders), ALL, print)
+def test_verify_sees_one_flipped_bit(paths: Paths, folders: Folders, lock: ModelLock, name: str, where: str) -> None:
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
     plan = make_plan(listings_of(folders), PIN, ALL)
     verify_checkpoint(made, places_of(folders), plan)
     size = (made / name).stat().st_size
@@ -233,9 +207,8 @@ def test_verify_sees_one_flipped_bit(paths: Paths, name: str, where: str) -> Non
         verify_checkpoint(made, places_of(folders), plan)
 
 
-def test_verify_names_the_tensor(paths: Paths) -> None:
-    folders = write_sample(paths)
-    made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+def test_verify_names_the_tensor(paths: Paths, folders: Folders, lock: ModelLock) -> None:
+    made = build_checkpoint(paths, PIN, lock, HYBRID, print)
     file, _, _, data = read_tensors(made)[f"{MODULES[1]}.weight"]
     flip(made / file, (made / file).read_bytes().index(data))
     with pytest.raises(CheckpointError, match=f"the bytes of tensor '{MODULES[1]}.weight' are not those in"):
@@ -243,8 +216,7 @@ def test_verify_names_the_tensor(paths: Paths) -> None:
 
 
 @pytest.mark.parametrize("name", [FIRST, EXTRA])
-def test_verify_says_what_to_do_about_a_broken_header(paths: Paths, name: str) -> None:
-    lock = lock_of(write_sample(paths))
+def test_verify_says_what_to_do_about_a_broken_header(paths: Paths, lock: ModelLock, name: str) -> None:
     made = build_checkpoint(paths, PIN, lock, ALL, print)
     flip(made / name, 8)
     with pytest.raises(IntegrityError, match=f"{name}: the header begins with") as caught:
@@ -252,13 +224,14 @@ def test_verify_says_what_to_do_about_a_broken_header(paths: Paths, name: str) -
     assert "delete this folder" in caught.value.next_step
 
 
-def test_verify_on_its_own_sees_a_changed_checkpoint_and_its_absence(paths: Paths) -> None:
-    lock = lock_of(write_sample(paths))
+def test_verify_on_its_own_sees_a_changed_checkpoint_and_its_absence(paths: Paths, lock: ModelLock) -> None:
     with pytest.raises(CheckpointError, match="no such checkpoint of sample") as caught:
         verify_built(paths, PIN, lock, ALL, print)
     assert "invoke checkpoint --model sample" in caught.value.next_step
     made = build_checkpoint(paths, PIN, lock, ALL, print)
     assert verify_built(paths, PIN, lock, ALL, print) == made
+    (made / IMPORTED).touch()
+    assert verify_built(paths, PIN, lock, ALL, print) == made, "what a bundle brought, too"
     record = (made / "sparkpin.json").read_text()
     (made / "sparkpin.json").chmod(0o644)
     (made / "sparkpin.json").write_text(record.replace(made.name, "0" * 16))
@@ -271,8 +244,7 @@ def test_verify_on_its_own_sees_a_changed_checkpoint_and_its_absence(paths: Path
 
 
 @pytest.mark.parametrize("name", [FIRST, EXTRA, INDEX, "README.md"])
-def test_verify_sees_a_record_that_says_another_hash(paths: Paths, name: str) -> None:
-    lock = lock_of(write_sample(paths))
+def test_verify_sees_a_record_that_says_another_hash(paths: Paths, lock: ModelLock, name: str) -> None:
     made = build_checkpoint(paths, PIN, lock, ALL, print)
     record = json.loads((made / RECORD).read_text())
     record["files"][name]["sha256"] = "0" * 64
@@ -282,17 +254,9 @@ def test_verify_sees_a_record_that_says_another_hash(paths: Paths, name: str) ->
         verify_built(paths, PIN, lock, ALL, print)
 
 
-def test_what_a_bundle_brought_can_be_verified(paths: Paths) -> None:
-    lock = lock_of(write_sample(paths))
-    made = build_checkpoint(paths, PIN, lock, ALL, print)
-    (made / IMPORTED).touch()
-    assert verify_built(paths, PIN, lock, ALL, print) == made
-
-
 @pytest.mark.parametrize("name", ["README.md", FIRST])
-def test_verify_sees_missing_and_extra_files(paths: Paths, name: str) -> None:
-    folders = write_sample(paths)
-    made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+def test_verify_sees_missing_and_extra_files(paths: Paths, folders: Folders, lock: ModelLock, name: str) -> None:
+    made = build_checkpoint(paths, PIN, lock, HYBRID, print)
     plan = make_plan(listings_of(folders), PIN, HYBRID)
     (made / name).rename(made / f"other-{name}")
     with pytest.raises(CheckpointError, match=rf"missing files: \['{name}'\], extra files: \['other-{name}'\]"):
@@ -301,10 +265,9 @@ def test_verify_sees_missing_and_extra_files(paths: Paths, name: str) -> None:
 
 @pytest.mark.parametrize("position", [20, -1])
 def test_a_shard_that_is_not_what_was_written_is_not_kept(
-    paths: Paths, monkeypatch: pytest.MonkeyPatch, position: int
+    paths: Paths, lock: ModelLock, monkeypatch: pytest.MonkeyPatch, position: int
 ) -> None:
     """A disk that loses bytes is played by the test."""
-    folders = write_sample(paths)
     right = shards.Work.write
 
     def lossy(work: shards.Work, shard: Shard) -> str:
@@ -317,16 +280,17 @@ def test_a_shard_that_is_not_what_was_written_is_not_kept(
 
     monkeypatch.setattr(shards.Work, "write", lossy)
     with pytest.raises(CheckpointError, match="what was written is not there"):
-        build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+        build_checkpoint(paths, PIN, lock, HYBRID, print)
     monkeypatch.undo()
-    assert not checkpoint_folder(paths, PIN, lock_of(folders), HYBRID).exists()
-    made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+    assert not checkpoint_folder(paths, PIN, lock, HYBRID).exists()
+    made = build_checkpoint(paths, PIN, lock, HYBRID, print)
     assert read_tensors(made) == expected_tensors(hybrid=True)
 
 
-def test_a_shard_that_cannot_be_written_costs_no_other(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_cannot_be_written_costs_no_other(
+    paths: Paths, lock: ModelLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first of two fails, when the second is finished: that one is kept."""
-    folders = write_sample(paths)
     right, finished = shards.Work.write, threading.Event()
 
     def failing(work: shards.Work, shard: Shard) -> str:
@@ -344,16 +308,17 @@ def test_a_shard_that_cannot_be_written_costs_no_other(paths: Paths, monkeypatch
     monkeypatch.setattr(shards.Work, "write", failing)
     monkeypatch.setattr(shards.Work, "named", named)
     with pytest.raises(DiskError, match="No space left"):
-        build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
+        build_checkpoint(paths, PIN, lock, HYBRID, print)
     monkeypatch.undo()
     said: Said = []
-    made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, said.append)
+    made = build_checkpoint(paths, PIN, lock, HYBRID, said.append)
     assert [line for line in said if line.startswith("writing")] == [f"writing {FIRST} (2 of 2, 0.0 MB)"]
     assert read_tensors(made) == expected_tensors(hybrid=True)
 
 
-def test_a_disk_that_is_full_at_the_last_file_costs_no_shard(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders = write_sample(paths)
+def test_a_disk_that_is_full_at_the_last_file_costs_no_shard(
+    paths: Paths, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
     right = write.write_text
 
     def full(path: Path, data: bytes) -> None:
@@ -372,21 +337,21 @@ def test_a_disk_that_is_full_at_the_last_file_costs_no_shard(paths: Paths, monke
     assert read_tensors(made) == expected_tensors(hybrid=True)
 
 
-def test_copies_where_links_cannot_go(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders = write_sample(paths)
+def test_copies_where_links_cannot_go(
+    paths: Paths, folders: Folders, lock: ModelLock, monkeypatch: pytest.MonkeyPatch
+) -> None:
 
     def refuse(source: object, target: object) -> None:
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", refuse)
-    made = build_checkpoint(paths, PIN, lock_of(folders), ALL, print)
+    made = build_checkpoint(paths, PIN, lock, ALL, print)
     assert read_tensors(made) == expected_tensors(hybrid=True)
     assert not (made / EXTRA).samefile(folders["int4"] / EXTRA)
     assert {path.stat().st_mode & 0o777 for path in made.iterdir()} == {0o444}
 
 
-def test_what_is_written_is_read_only_and_what_is_linked_stays_the_folders(paths: Paths) -> None:
-    folders = write_sample(paths)
+def test_what_is_written_is_read_only_and_what_is_linked_stays_the_folders(paths: Paths, folders: Folders) -> None:
     (folders["int4"] / EXTRA).chmod(0o640)
     made = build_checkpoint(paths, PIN, lock_of(folders), HYBRID, print)
     modes = {path.name: path.stat().st_mode & 0o777 for path in made.iterdir()}

@@ -14,7 +14,7 @@ from places import PROJECT
 
 from sparkpin.build import context_files, cross_build, render, rootfs
 from sparkpin.build.context import row
-from sparkpin.build.record import BuildRecord, LayerRecord
+from sparkpin.build.record import BuildRecord, LayerRecord, shared_fields
 from sparkpin.checkpoint.repository import Places
 from sparkpin.commands import lock as commands_lock
 from sparkpin.core.errors import HostError, ManifestError
@@ -130,8 +130,7 @@ def test_what_would_not_stand_in_a_dockerfile_is_refused(paths: Paths, image: di
 
 def recorded(image: render.RenderedImage, builder: rootfs.RootfsSpec | None) -> BuildRecord:
     return BuildRecord(
-        **{name: getattr(image, name) for name in ("stack", "stage", "key", "parent_key", "ref", "parent_ref")},
-        **{name: getattr(image, name) for name in ("platform", "rootfs", "dockerfile")},
+        **shared_fields(image),
         builder=builder,
         context=list(map(row, image.context)),
         layers=[LayerRecord(name=name, key=key, diff_id=None) for name, key in image.layers],

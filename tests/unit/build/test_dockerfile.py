@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparkpin.build.closed_dockerfile import require_closed
-from sparkpin.build.render import render_chain
 from sparkpin.core.errors import BuildError
-from sparkpin.core.paths import Paths
-from sparkpin.pins import manifests
 
 GOOD = """\
 # A comment, syntax of no importance
@@ -27,15 +24,6 @@ copy --from=tree / /
 
 def test_what_stays_inside_is_taken() -> None:
     require_closed(GOOD, "parent:1")
-
-
-def test_the_project_s_own_templates_are_taken() -> None:
-    project = Paths.from_env().project
-    stack = manifests.load_stack(project, "cpu")
-    for image in render_chain(
-        project, stack, manifests.load_stack_lock(project, stack), manifests.load_chain(project, "v2-tq")
-    ):
-        require_closed(image.dockerfile, image.parent_ref)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import tiny_images
-from places import PROJECT
 from tiny_images import locked, make_mod, make_project, stack_lock
 
 from sparkpin.build import render
@@ -139,17 +138,6 @@ def test_key_does_not_depend_on_where_the_project_lies(tmp_path: Path) -> None:
 def test_a_layer_of_an_unlocked_distribution_is_told(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"tiny\.yaml: python\.layers\.first: saw 'alpha'"):
         rendered(make_project(tmp_path), locked("beta"))
-
-
-def test_every_stage_of_the_checkout_renders() -> None:
-    stack = load_stack(PROJECT, "cpu")
-    names = {name for layer in stack.python.layers for name in layer.packages} - {"*"}
-    lock = stack_lock(stack, [file.model_copy(update={"name": name}) for name in names for file in locked("x")])
-    chain = render.render_chain(PROJECT, stack, lock, load_chain(PROJECT, "v2-tq"))
-    for image in chain:
-        assert "# syntax=" not in image.dockerfile, "it would need a registry"
-        assert image.dockerfile.splitlines()[-1].startswith(("FROM config", "COPY --from="))
-        assert f'sparkpin.key="{image.key}"' in image.dockerfile
 
 
 def test_wheel_is_the_same_twice_and_holds_neither_readme_nor_tests(tmp_path: Path) -> None:

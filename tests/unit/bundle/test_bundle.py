@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import pytest
 import yaml
+from bad_values import ENV, FLAGS, HUGE, SECRETS, WORDS
 from bundle_samples import (
     DEB,
     FILES,
@@ -215,7 +216,7 @@ RAW: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "its last byte gone": (lambda d: d[:-1], "cut short"),
     "a damaged first header": (lambda d: d[:130] + bytes([d[130] ^ 1]) + d[131:], "the header of that is damaged"),
     **{name: (over(LOG, head), f"where '{LOG}' (6 bytes) has to be lies") for name, head in HEADERS.items()},
-    "a huge size": (index_edited(lambda v: v["members"][5].update(size=1 << 60)), "cut short"),
+    "a huge size": (reindexed(lambda text: re.sub(rb'(?<="size": )\d+', b"%d" % HUGE, text, count=1)), "size"),
     "a name twice": (index_edited(lambda v: v["members"].append(v["members"][0])), "names a member twice"),
     "a hash that is none": (
         reindexed(lambda t: t.replace(b'"sha256": "', b'"sha256": "z', 1)),
@@ -302,13 +303,23 @@ def test_compressed_or_foreign_layers(parts: Parts, tmp_path: Path, old: bytes, 
         ({"surprise": 1}, "surprise"),
         ({"inputs": {"../../../etc/cron.d/x": ZERO}}, "names a file '../../../etc/cron.d/x'"),
         ({"inputs": {"/etc/cron.d/x": ZERO}}, "names a file '/etc/cron.d/x'"),
-        ({"executable": ["../x"]}, "names of project files"),
+        ({"executable": ["../x"]}, "`executable`"),
+        ({"size": HUGE}, "size"),
+        *(({"argv": ["vllm", "serve", "/model", word]}, "command") for word in WORDS.values()),
+        *(({"argv": ["vllm", *filter(None, pair)]}, "command") for pair in FLAGS.items()),
+        *(({"env": {name: value}}, "env") for name, value in ENV.items()),
         ({"inputs": {}}, "inputs"),
     ],
 )
 def test_a_record_that_says_something_else(parts: Parts, tmp_path: Path, change: dict[str, Any], why: str) -> None:
     parts.edit(RELEASE, lambda value: value | change)
-    refused(tmp_path, parts, why)
+    said = refused(tmp_path, parts, why)
+    assert not [secret for secret in SECRETS if secret in said]
+
+
+def test_a_secret_in_a_recipe_that_a_bundle_brings(parts: Parts, tmp_path: Path) -> None:
+    text = f"# sk-{'a' * 40}\n".encode()
+    refused(tmp_path, with_input(parts, "recipes/scripted-tiny.yaml", text), "looks like a key of OpenAI's")
 
 
 @pytest.mark.parametrize("data", [b"[]", b"{}", b"null", b"\xff", b'"x"', b"[" * 10_000, b"long"])
@@ -342,6 +353,9 @@ def test_values_that_json_has_no_words_for(parts: Parts, tmp_path: Path, literal
         ({"diff_ids": []}, "diff IDs"),
         ({"platform": "linux/riscv"}, "platform"),
         ({"schema": 2}, "schema"),
+        ({"size": HUGE}, "size"),
+        ({"config": '{"config": {"Env": ["PIP_PASSWORD=x"]}}'}, "env.PIP_PASSWORD"),
+        ({"config": '{"config": {"Env": ["no value"]}}'}, "cannot be read"),
         ({"parent_key": "ring"}, "is of the build key"),
         *(
             ({"path": path}, f"names a file {path!r}")

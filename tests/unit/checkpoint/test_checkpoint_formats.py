@@ -16,28 +16,18 @@ from checkpoint_samples import (
     EXTRA,
     HYBRID,
     MODULES,
-    PIN,
     RULE,
-    Shards,
+    Sample,
     base_config,
-    base_shards,
     data_of,
-    fp8_config,
-    fp8_shards,
     listings_of,
-    lock_of,
-    places_of,
     read_tensors,
-    write_repository,
 )
 
 from sparkpin.checkpoint.patterns import Patterns
-from sparkpin.checkpoint.plan import CheckpointPlan, checkpoint_key, final_tensors, make_plan
+from sparkpin.checkpoint.plan import make_plan
 from sparkpin.checkpoint.safetensors import item_size, read_header
-from sparkpin.checkpoint.verify import verify_checkpoint
-from sparkpin.checkpoint.write import write_checkpoint
 from sparkpin.core.errors import CheckpointError
-from sparkpin.pins.schema import ModelPin
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 ATTENTION = [f"{BODY}{layer}.self_attn.q_proj" for layer in (0, 1)]
@@ -48,47 +38,19 @@ PLAIN_ATTENTION = {"modules": ["model.*.self_attn.q_proj"], "format": "plain", "
 KEEP = {"modules": ["*"], "format": "keep"}
 
 
-class Pair:
-    """Repositories to change before they are written; the third holds plain weights."""
+class Pair(Sample):
+    """The third repository holds plain weights."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.shards: dict[str, Shards] = {"int4": base_shards(), "fp8": fp8_shards(), "bf16": {FIRST: {}}}
-        self.configs: dict[str, dict[str, Any]] = {"int4": base_config(), "fp8": fp8_config(), "bf16": {}}
-        self.unlisted: tuple[str, ...] = (EXTRA,)
+        super().__init__(root)
+        self.shards["bf16"], self.configs["bf16"] = {FIRST: {}}, {}
         for module in ATTENTION:
-            self.shards["fp8"][SECOND][f"{module}.weight_scale_inv"] = ("BF16", (2, 2))
+            self.fp8[SECOND][f"{module}.weight_scale_inv"] = ("BF16", (2, 2))
             self.shards["bf16"][FIRST][f"{module}.weight"] = ("BF16", (8, 8))
-        self.base = self.shards["int4"]
 
-    def pin(self, *rules: dict[str, Any]) -> ModelPin:
-        value = PIN.model_dump() | {"hybrid": {"rules": list(rules)}}
-        value["repositories"]["bf16"] = {"repo": "acme/sample", "revision": "c" * 40}
-        return ModelPin.model_validate(value)
-
-    def folders(self) -> dict[str, Path]:
-        return {
-            name: write_repository(
-                self.root / name, shards, self.configs[name], repository=name, unlisted=self.unlisted
-            )
-            for name, shards in self.shards.items()
-        }
-
-    def plan(self, *rules: dict[str, Any], steps: tuple[str, ...] = HYBRID) -> CheckpointPlan:
-        return make_plan(listings_of(self.folders()), self.pin(*rules), steps)
-
-    def build(self, *rules: dict[str, Any], steps: tuple[str, ...] = HYBRID) -> Path:
-        """Built, and compared with its sources."""
-        pin, folders = self.pin(*rules), self.folders()
-        plan, lock, places = make_plan(listings_of(folders), pin, steps), lock_of(folders, pin), places_of(folders)
-        made = self.root / "made"
-        write_checkpoint(made, pin, lock, plan, places, checkpoint_key(pin, lock, steps), lambda line: None)
-        verify_checkpoint(made, places, plan)
-        tensors = read_tensors(made)
-        assert {p.source.info.name: p.file for p in final_tensors(plan, listings_of(folders))} == {
-            name: tensor[0] for name, tensor in tensors.items()
-        }
-        return made
+    def with_rules(self, *rules: dict[str, Any]) -> Pair:
+        self.pin_changes["hybrid"] = {"rules": list(rules)}
+        return self
 
 
 @pytest.fixture
@@ -105,7 +67,7 @@ def test_fp8_over_int4(pair: Pair) -> None:
     for module, file in zip(ATTENTION, (FIRST, SECOND), strict=True):
         pair.base[file] |= {f"{module}.qzeros": ("I32", (1, 1)), f"{module}.g_idx": ("I32", (8,))}
     before = read_tensors(pair.folders()["int4"])
-    made = pair.build(FP8_ATTENTION)
+    made = pair.with_rules(FP8_ATTENTION).build(HYBRID)
     after = read_tensors(made)
     gone = {f"{module}.{part}" for module in ATTENTION for part in ("qweight", "qzeros", "scales", "g_idx")}
     assert set(before) - set(after) == gone
@@ -122,7 +84,7 @@ def test_fp8_over_int4(pair: Pair) -> None:
 
 
 def test_plain_over_int4(pair: Pair) -> None:
-    made = pair.build(PLAIN_ATTENTION)
+    made = pair.with_rules(PLAIN_ATTENTION).build(HYBRID)
     after = read_tensors(made)
     for module in ATTENTION:
         assert after[f"{module}.weight"][1:] == ("BF16", (8, 8), data_of("bf16", f"{module}.weight", ("BF16", (8, 8))))
@@ -132,22 +94,22 @@ def test_plain_over_int4(pair: Pair) -> None:
 
 def test_a_bias_stays_with_its_module(pair: Pair) -> None:
     pair.base[FIRST][f"{ATTENTION[0]}.bias"] = ("F16", (8,))
-    assert f"{ATTENTION[0]}.bias" in read_tensors(pair.build(FP8_ATTENTION))
+    assert f"{ATTENTION[0]}.bias" in read_tensors(pair.with_rules(FP8_ATTENTION).build(HYBRID))
 
 
 def test_the_first_rule_that_fits_counts(pair: Pair) -> None:
     keep = KEEP | {"modules": [f"{BODY}0.*"]}
-    changed = {row.pattern for row in pair.plan(keep, FP8_ATTENTION).rows if row.verb == "dropped"}
+    changed = {row.pattern for row in pair.with_rules(keep, FP8_ATTENTION).plan(HYBRID).rows if row.verb == "dropped"}
     assert changed == {f"{BODY}*.self_attn.q_proj.{part}" for part in ("qweight", "scales")}
-    made = pair.build(keep, FP8_ATTENTION)
+    made = pair.with_rules(keep, FP8_ATTENTION).build(HYBRID)
     assert ATTENTION[0] not in extra_config(made) and extra_config(made)[ATTENTION[1]] == FP8_ENTRY
-    made = pair.plan(KEEP, FP8_ATTENTION, RULE)
+    made = pair.with_rules(KEEP, FP8_ATTENTION, RULE).plan(HYBRID)
     assert (made.shards, made.texts) == ((), ())
 
 
 def test_three_formats_at_once(pair: Pair) -> None:
     first = PLAIN_ATTENTION | {"modules": [ATTENTION[0]]}
-    made = pair.build(first, FP8_ATTENTION, RULE)
+    made = pair.with_rules(first, FP8_ATTENTION, RULE).build(HYBRID)
     tensors = read_tensors(made)
     dtypes = [tensors[f"{module}.weight"][1] for module in (*ATTENTION, *MODULES)]
     assert dtypes == ["BF16", "F8_E4M3", *6 * ["F8_E4M3"]]
@@ -156,14 +118,14 @@ def test_three_formats_at_once(pair: Pair) -> None:
 def test_mtp_modules_in_fp8(pair: Pair) -> None:
     names = [f"mtp.layers.0.mlp.shared_expert.{part}_proj" for part in ("down", "gate", "up")]
     for name in names:
-        pair.shards["fp8"][FIRST] |= {
+        pair.fp8[FIRST] |= {
             f"{name}.weight": ("F8_E4M3", (2, 3)),
             f"{name}.weight_scale_inv": ("F32", (1, 1)),
         }
-    rule = RULE | {"modules": ["mtp.layers.0.mlp.shared_expert.*"]}
-    unlisted = json.loads((pair.build(rule) / "model.safetensors.index.json").read_text())["weight_map"]
+    pair.with_rules(RULE | {"modules": ["mtp.layers.0.mlp.shared_expert.*"]})
+    unlisted = json.loads((pair.build(HYBRID) / "model.safetensors.index.json").read_text())["weight_map"]
     assert not any(name.startswith("mtp.") for name in unlisted), "without the mtp step they stay out of the index"
-    made = pair.build(rule, steps=ALL)
+    made = pair.build(ALL)
     listed = json.loads((made / "model.safetensors.index.json").read_text())["weight_map"]
     for name in names:
         assert read_tensors(made)[f"{name}.weight"][:2] == (EXTRA, "F8_E4M3")
@@ -175,12 +137,12 @@ def test_awq_packs_along_the_other_side(pair: Pair) -> None:
     pair.configs["int4"]["quantization_config"]["packing_format"] = "auto_round:auto_awq"
     for module, file in zip(ATTENTION, (FIRST, SECOND), strict=True):
         pair.base[file] |= {f"{module}.qweight": ("I32", (8, 1)), f"{module}.scales": ("F16", (1, 8))}
-    assert f"{ATTENTION[0]}.weight" in read_tensors(pair.build(FP8_ATTENTION))
+    assert f"{ATTENTION[0]}.weight" in read_tensors(pair.with_rules(FP8_ATTENTION).build(HYBRID))
 
 
 def test_data_is_aligned_in_long_runs_and_the_reference_reader_reads_it(pair: Pair) -> None:
     """FP8 weights of an odd number of bytes come last; the base's order stays within an item size."""
-    made = pair.build(RULE, FP8_ATTENTION)
+    made = pair.with_rules(RULE, FP8_ATTENTION).build(HYBRID)
     for file in (FIRST, SECOND):
         header = read_header(made / file)
         infos = list(header.tensors.values())
@@ -199,7 +161,7 @@ def test_data_is_aligned_in_long_runs_and_the_reference_reader_reads_it(pair: Pa
 
 def test_the_same_bytes_on_every_machine(pair: Pair) -> None:
     """Changes only if what is written changes: then raise FORMAT, since the keys have to change, too."""
-    made = pair.build(RULE, FP8_ATTENTION, steps=ALL)
+    made = pair.with_rules(RULE, FP8_ATTENTION).build(ALL)
     digest = hashlib.sha256()
     for path in sorted(made.iterdir()):
         digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
@@ -261,14 +223,14 @@ def test_formats_that_do_not_fit_are_told_at_planning(
 ) -> None:
     change(pair)
     with pytest.raises(CheckpointError, match=message):
-        pair.plan(rule)
+        pair.with_rules(rule).plan(HYBRID)
 
 
 def test_a_base_without_a_config(pair: Pair) -> None:
     folders = pair.folders()
     (folders["int4"] / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"no config\.json: saw no such file") as caught:
-        make_plan(listings_of(folders), pair.pin(FP8_ATTENTION), HYBRID)
+        make_plan(listings_of(folders), pair.with_rules(FP8_ATTENTION).pin, HYBRID)
     assert "quantised" not in caught.value.next_step
 
 
@@ -276,7 +238,7 @@ def test_plain_experts_over_int4_are_refused_with_what_works(pair: Pair) -> None
     expert = f"{BODY}0.mlp.experts.0.up_proj"
     pair.base[FIRST] |= {f"{expert}.qweight": ("I32", (1, 8)), f"{expert}.scales": ("F16", (1, 8))}
     with pytest.raises(CheckpointError, match="saw format plain; experts over INT4 cannot be plain") as caught:
-        pair.plan(PLAIN_ATTENTION | {"modules": ["*.experts.*"]})
+        pair.with_rules(PLAIN_ATTENTION | {"modules": ["*.experts.*"]}).plan(HYBRID)
     assert "`keep`" in caught.value.next_step
 
 
@@ -284,7 +246,7 @@ def with_projections(pair: Pair) -> None:
     for part in ("k_proj", "v_proj"):
         name = f"{BODY}0.self_attn.{part}"
         pair.base[FIRST] |= {f"{name}.qweight": ("I32", (1, 4)), f"{name}.scales": ("F16", (1, 4))}
-        pair.shards["fp8"][FIRST] |= {
+        pair.fp8[FIRST] |= {
             f"{name}.weight": ("F8_E4M3", (4, 8)),
             f"{name}.weight_scale_inv": ("BF16", (1, 2)),
         }
@@ -296,15 +258,15 @@ def test_parts_of_a_fused_layer_have_one_format(pair: Pair) -> None:
     with_projections(pair)
     message = r"vLLM loads .*q_proj and .*k_proj as one layer, but they would hold fp8 and int4"
     with pytest.raises(CheckpointError, match=message):
-        pair.plan(FP8_ATTENTION)
+        pair.with_rules(FP8_ATTENTION).plan(HYBRID)
     with pytest.raises(CheckpointError, match="as one layer, but they would hold plain and fp8"):
-        pair.plan(FP8_ATTENTION, PLAIN_ATTENTION | {"modules": ["model.*.self_attn.[kv]_proj"]})
-    tensors = read_tensors(pair.build(RULE | {"modules": ["model.*.self_attn.*_proj"]}))
+        pair.with_rules(FP8_ATTENTION, PLAIN_ATTENTION | {"modules": ["model.*.self_attn.[kv]_proj"]}).plan(HYBRID)
+    tensors = read_tensors(pair.with_rules(RULE | {"modules": ["model.*.self_attn.*_proj"]}).build(HYBRID))
     assert {tensors[f"{BODY}0.self_attn.{part}_proj.weight"][1] for part in "qkv"} == {"F8_E4M3"}
 
 
 def test_down_need_not_have_the_format_of_gate_and_up(pair: Pair) -> None:
-    assert pair.plan(RULE | {"modules": ["model.*.mlp.shared_expert.down_proj"]}).shards
+    assert pair.with_rules(RULE | {"modules": ["model.*.mlp.shared_expert.down_proj"]}).plan(HYBRID).shards
 
 
 def test_all_experts_of_a_layer_have_one_format(pair: Pair) -> None:
@@ -312,13 +274,13 @@ def test_all_experts_of_a_layer_have_one_format(pair: Pair) -> None:
         for part in ("gate", "up", "down"):
             name = f"{BODY}0.mlp.experts.{number}.{part}_proj"
             pair.base[FIRST] |= {f"{name}.qweight": ("I32", (1, 8)), f"{name}.scales": ("F16", (1, 8))}
-            pair.shards["fp8"][FIRST] |= {
+            pair.fp8[FIRST] |= {
                 f"{name}.weight": ("F8_E4M3", (8, 8)),
                 f"{name}.weight_scale_inv": ("BF16", (2, 2)),
             }
     with pytest.raises(CheckpointError, match=r"experts\.0\.down_proj and .*experts\.2\.down_proj as one layer"):
-        pair.plan(RULE | {"modules": ["model.*.mlp.experts.[01].*"]})
-    assert len(pair.plan(RULE | {"modules": ["model.*.mlp.experts.*"]}).shards) == 1
+        pair.with_rules(RULE | {"modules": ["model.*.mlp.experts.[01].*"]}).plan(HYBRID)
+    assert len(pair.with_rules(RULE | {"modules": ["model.*.mlp.experts.*"]}).plan(HYBRID).shards) == 1
 
 
 def test_patterns_with_brackets() -> None:

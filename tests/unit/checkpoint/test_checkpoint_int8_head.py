@@ -9,32 +9,24 @@ import hashlib
 import json
 import struct
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from checkpoint_samples import (
     ALL,
-    EXTRA,
-    PIN,
-    Shards,
-    base_config,
-    base_shards,
-    fp8_config,
-    fp8_shards,
+    RULE,
+    Sample,
     listings_of,
     lock_of,
     places_of,
     read_tensors,
-    tree,
-    write_repository,
 )
 from places import PROJECT
 
 from sparkpin.checkpoint import int8_quantiser
 from sparkpin.checkpoint.int8_head import CODES, COLUMN_SCALE, HEAD, ROW_SCALE, SETTING
 from sparkpin.checkpoint.plan import (
-    CheckpointPlan,
     all_steps,
     checkpoint_key,
     checkpoint_steps,
@@ -45,10 +37,8 @@ from sparkpin.checkpoint.plan import (
 from sparkpin.checkpoint.report import table
 from sparkpin.checkpoint.safetensors import TensorSource, read_header, write_file
 from sparkpin.checkpoint.verify import verify_checkpoint
-from sparkpin.checkpoint.write import write_checkpoint
 from sparkpin.core.errors import CheckpointError
 from sparkpin.pins.manifests import load_chain
-from sparkpin.pins.schema import ModelPin
 
 STEPS = (*ALL, "int8-head")
 FILE = "model-00002-of-00002.safetensors"
@@ -66,16 +56,12 @@ def bfloat16(values: list[float]) -> bytes:
     return raw
 
 
-class Model:
+class Model(Sample):
     """The sample base with a head, and what is to be different about it."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.base: Shards = base_shards()
+        super().__init__(root)
         self.base[FILE][HEAD] = ("BF16", (ROWS, COLUMNS))
-        self.fp8: Shards = fp8_shards()
-        self.config: dict[str, Any] = base_config()
-        self.rules: list[dict[str, Any]] = [rule.model_dump() for rule in PIN.hybrid.rules] if PIN.hybrid else []
         self.head: bytes | None = bfloat16(
             [
                 code * scale * column
@@ -84,29 +70,15 @@ class Model:
             ]
         )
 
-    def pin(self) -> ModelPin:
-        return ModelPin.model_validate(PIN.model_dump() | {"hybrid": {"rules": self.rules}})
-
     def folders(self) -> dict[str, Path]:
-        fp8 = write_repository(self.root / "fp8", self.fp8, fp8_config(), repository="fp8")
-        base = write_repository(self.root / "int4", self.base, self.config, repository="int4", unlisted=(EXTRA,))
+        folders = super().folders()
         if self.head is not None:
-            info = read_header(base / FILE).tensors[HEAD]
-            data = bytearray((base / FILE).read_bytes())
+            path = folders["int4"] / FILE
+            info = read_header(path).tensors[HEAD]
+            data = bytearray(path.read_bytes())
             data[info.begin : info.end] = self.head
-            (base / FILE).write_bytes(data)
-        return {"int4": base, "fp8": fp8}
-
-    def plan(self, steps: tuple[str, ...] = STEPS) -> CheckpointPlan:
-        return make_plan(listings_of(self.folders()), self.pin(), steps)
-
-    def build(self, name: str = "made") -> Path:
-        pin, folders = self.pin(), self.folders()
-        plan, lock, places = make_plan(listings_of(folders), pin, STEPS), lock_of(folders, pin), places_of(folders)
-        made = self.root / name
-        write_checkpoint(made, pin, lock, plan, places, checkpoint_key(pin, lock, STEPS), print)
-        verify_checkpoint(made, places, plan)
-        return made
+            path.write_bytes(data)
+        return folders
 
 
 @pytest.fixture
@@ -114,8 +86,8 @@ def model(tmp_path: Path) -> Model:
     return Model(tmp_path)
 
 
-def test_small_integers_come_back_exactly(model: Model) -> None:
-    made = model.build()
+def test_small_integers_come_back_exactly_and_index_config_and_record_say_so(model: Model) -> None:
+    made = model.build(STEPS)
     tensors = read_tensors(made)
     assert HEAD not in tensors
     codes = bytes(code % 256 for row in INTEGERS for code in row)
@@ -125,22 +97,20 @@ def test_small_integers_come_back_exactly(model: Model) -> None:
     before = {name: tensor for name, tensor in read_tensors(model.root / "int4").items() if "shared" not in name}
     del before[HEAD]
     assert before.items() <= tensors.items(), "another tensor was changed"
-
-
-def test_index_and_config_say_so(model: Model) -> None:
-    made = model.build()
     index = json.loads((made / "model.safetensors.index.json").read_text())
     assert {name: index["weight_map"].get(name) for name in (HEAD, CODES, ROW_SCALE, COLUMN_SCALE)} == {
         HEAD: None, CODES: FILE, ROW_SCALE: FILE, COLUMN_SCALE: FILE
     }  # fmt: skip
-    assert index["metadata"]["total_size"] == sum(len(tensor[3]) for tensor in read_tensors(made).values())
+    assert index["metadata"]["total_size"] == sum(len(tensor[3]) for tensor in tensors.values())
     assert json.loads((made / "config.json").read_text())[SETTING] == {"format": 1}
-    record = json.loads((made / "sparkpin.json").read_text())
-    assert record["steps"][-1] == {"step": "int8-head"}
+    assert json.loads((made / "sparkpin.json").read_text())["steps"][-1] == {"step": "int8-head"}
+    # Will fail if we ever make a change that changes what is stored.
+    stored = hashlib.sha256((made / FILE).read_bytes()).hexdigest()
+    assert stored == "5b8341ffcd0049cf25743fc11d58f6a6ee30a5bb7a90f6597d5ba7ed814161f8"
 
 
 def test_the_plan_tells_it(model: Model) -> None:
-    plan = model.plan()
+    plan = model.plan(STEPS)
     rows = {
         (row.verb, row.pattern): (row.dtype, row.before, row.after) for row in plan.rows if "lm_head" in row.pattern
     }
@@ -156,68 +126,59 @@ def test_the_plan_tells_it(model: Model) -> None:
     assert {CODES, ROW_SCALE, COLUMN_SCALE} <= set(names) and HEAD not in names
 
 
-def test_two_builds_give_the_same_bytes(model: Model) -> None:
-    one, two = tree(model.build("one")), tree(model.build("two"))
-    assert one == two
-    # Will fail if we ever make a change that changes what is stored.
-    assert hashlib.sha256(one[FILE]).hexdigest() == "5b8341ffcd0049cf25743fc11d58f6a6ee30a5bb7a90f6597d5ba7ed814161f8"
-
-
 @pytest.mark.parametrize("name", [CODES, ROW_SCALE, COLUMN_SCALE])
 def test_verify_computes_it_anew(model: Model, name: str) -> None:
-    made, folders = model.build(), model.folders()
+    made, folders = model.build(STEPS), model.folders()
     info = read_header(made / FILE).tensors[name]
     data = bytearray((made / FILE).read_bytes())
     data[info.end - 1] ^= 1
     (made / FILE).chmod(0o644)
     (made / FILE).write_bytes(data)
     with pytest.raises(CheckpointError, match=rf"bytes of tensor '{name}' are not those computed anew"):
-        verify_checkpoint(made, places_of(folders), make_plan(listings_of(folders), model.pin(), STEPS))
+        verify_checkpoint(made, places_of(folders), make_plan(listings_of(folders), model.pin, STEPS))
 
 
 def test_weights_that_are_no_numbers_leave_no_checkpoint(model: Model) -> None:
     assert model.head
     model.head = model.head[:-2] + b"\x80\x7f"
     with pytest.raises(CheckpointError, match="NaN or infinity in row 5"):
-        model.build()
+        model.build(STEPS)
     assert not (model.root / "made").exists()
 
 
-def test_a_tied_head_is_refused(model: Model) -> None:
-    model.config["text_config"]["tie_word_embeddings"] = True
-    with pytest.raises(CheckpointError, match="tie_word_embeddings: saw True, wanted a head of its own") as caught:
-        model.plan()
-    assert "a stage without" in (caught.value.next_step or "")
-
-
-def test_a_model_without_a_head_is_refused(model: Model) -> None:
-    del model.base[FILE][HEAD]
-    model.head = None
-    with pytest.raises(CheckpointError, match=r"lm_head\.weight: saw no such tensor, wanted the LM head"):
-        model.plan()
-
-
-@pytest.mark.parametrize("spec", [("F8_E4M3", (6, 8)), ("F32", (6, 2)), ("BF16", (24,)), ("BF16", (0, 4))])
-def test_another_head_is_refused(model: Model, spec: tuple[str, tuple[int, ...]]) -> None:
-    model.base[FILE][HEAD] = spec
-    model.head = None
-    with pytest.raises(CheckpointError, match=rf"saw {spec[0]} .*, wanted a matrix in BF16 or F16"):
-        model.plan()
-
-
-def test_a_head_of_another_repository_is_refused(model: Model) -> None:
+def head_of_fp8(model: Model) -> None:
     model.fp8["model-00001-of-00002.safetensors"][HEAD] = ("BF16", (ROWS, COLUMNS))
-    model.rules.append({"modules": ["lm_head"], "format": "plain", "source": "fp8"})
-    with pytest.raises(CheckpointError, match=r"hybrid\.rules: lm_head: saw another repository's weights"):
-        model.plan()
+    model.pin_changes["hybrid"] = {"rules": [RULE, {"modules": ["lm_head"], "format": "plain", "source": "fp8"}]}
+
+
+def head_of(*spec: object) -> Callable[[Model], object]:
+    return lambda model: model.base[FILE].update({HEAD: spec})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda model: model.configs["int4"]["text_config"].update(tie_word_embeddings=True),
+         "tie_word_embeddings: saw True, wanted a head of its own"),
+        (lambda model: model.base[FILE].pop(HEAD), r"lm_head\.weight: saw no such tensor, wanted the LM head"),
+        *((head_of(kind, shape), rf"saw {kind} .*, wanted a matrix in BF16 or F16")
+          for kind, shape in (("F8_E4M3", (6, 8)), ("F32", (6, 2)), ("BF16", (24,)), ("BF16", (0, 4)))),
+        (head_of_fp8, r"hybrid\.rules: lm_head: saw another repository's weights"),
+    ],
+)  # fmt: skip
+def test_a_head_that_cannot_be_stored_is_refused(model: Model, change: Callable[[Model], object], said: str) -> None:
+    model.head = None
+    change(model)
+    with pytest.raises(CheckpointError, match=said):
+        model.plan(STEPS)
 
 
 def test_only_a_stage_asks_for_it(model: Model) -> None:
     assert checkpoint_steps(load_chain(PROJECT, "v2-stored")) == STEPS
     for stage in ("v2", "v2-tq"):
         assert checkpoint_steps(load_chain(PROJECT, stage)) == ALL
-    assert all_steps(model.pin()) == ALL
-    pin, lock = model.pin(), lock_of(model.folders(), model.pin())
+    assert all_steps(model.pin) == ALL
+    pin, lock = model.pin, lock_of(model.folders(), model.pin)
     assert checkpoint_key(pin, lock, STEPS) != checkpoint_key(pin, lock, ALL)
     assert HEAD in {placed.source.info.name for placed in final_tensors(model.plan(ALL), listings_of(model.folders()))}
 

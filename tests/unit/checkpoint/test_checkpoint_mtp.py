@@ -11,25 +11,15 @@ import pytest
 from checkpoint_samples import (
     EXTRA,
     MTP,
-    PIN,
-    Shards,
+    Sample,
     base_config,
-    base_shards,
     data_of,
-    fp8_config,
-    fp8_shards,
     listings_of,
-    lock_of,
-    places_of,
     read_tensors,
-    write_repository,
 )
 
-from sparkpin.checkpoint.plan import CheckpointPlan, all_steps, checkpoint_key, make_plan, taken, used_repositories
-from sparkpin.checkpoint.verify import verify_checkpoint
-from sparkpin.checkpoint.write import write_checkpoint
+from sparkpin.checkpoint.plan import all_steps, make_plan, taken, used_repositories
 from sparkpin.core.errors import CheckpointError
-from sparkpin.pins.schema import ModelPin
 
 STEPS = ("copy", "mtp")
 DONOR = "model-00001-of-00002.safetensors"
@@ -37,34 +27,10 @@ NEW = "mtp.safetensors"
 GATE = "mtp.layers.0.mlp.shared_expert.gate_proj"
 
 
-class Pair:
+class Pair(Sample):
     def __init__(self, root: Path) -> None:
-        self.root = root
-        self.base: Shards = base_shards()
-        self.fp8: Shards = fp8_shards()
-        self.config: dict[str, Any] = base_config()
-        self.fp8_config: dict[str, Any] = fp8_config()
-        self.unlisted: tuple[str, ...] = (EXTRA,)
-        self.step: dict[str, Any] = {"file": EXTRA, "tensors": ["mtp.*"]}
-
-    def pin(self) -> ModelPin:
-        return ModelPin.model_validate(PIN.model_dump() | {"mtp": self.step})
-
-    def folders(self) -> dict[str, Path]:
-        fp8 = write_repository(self.root / "fp8", self.fp8, self.fp8_config, repository="fp8")
-        base = write_repository(self.root / "int4", self.base, self.config, repository="int4", unlisted=self.unlisted)
-        return {"int4": base, "fp8": fp8}
-
-    def plan(self, steps: tuple[str, ...] = STEPS) -> CheckpointPlan:
-        return make_plan(listings_of(self.folders()), self.pin(), steps)
-
-    def build(self, steps: tuple[str, ...] = STEPS) -> Path:
-        pin, folders = self.pin(), self.folders()
-        plan, lock, places = make_plan(listings_of(folders), pin, steps), lock_of(folders, pin), places_of(folders)
-        made = self.root / "made"
-        write_checkpoint(made, pin, lock, plan, places, checkpoint_key(pin, lock, steps), lambda line: None)
-        verify_checkpoint(made, places, plan)
-        return made
+        super().__init__(root)
+        self.step = self.pin_changes["mtp"] = {"file": EXTRA, "tensors": ["mtp.*"]}
 
     def from_donor(self, *, quantised: bool = False) -> None:
         """The base has no MTP tensors, the donor has."""
@@ -73,7 +39,7 @@ class Pair:
         self.fp8[DONOR] |= dict.fromkeys(MTP, ("BF16", (2, 3)))
         if quantised:
             self.fp8[DONOR] |= {f"{GATE}.weight": ("F8_E4M3", (2, 3)), f"{GATE}.weight_scale_inv": ("BF16", (1, 1))}
-        self.step = {"file": NEW, "tensors": ["mtp.*"], "source": "fp8"}
+        self.step |= {"file": NEW, "source": "fp8"}
 
 
 @pytest.fixture
@@ -89,28 +55,28 @@ def index_of(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("unlisted", [(EXTRA,), ()])
 def test_listed_or_not_the_index_lists_them(pair: Pair, unlisted: tuple[str, ...]) -> None:
     pair.unlisted = unlisted
-    made = pair.build()
+    made = pair.build(STEPS)
     assert {name for name, file in index_of(made)["weight_map"].items() if file == EXTRA} == set(MTP)
     assert (made / EXTRA).samefile(pair.root / "int4" / EXTRA)
 
 
 def test_listed_already_nothing_is_written(pair: Pair) -> None:
     pair.unlisted = ()
-    plan = pair.plan()
+    plan = pair.plan(STEPS)
     assert (plan.shards, plan.texts) == ((), ())
 
 
 def test_without_an_index_there_is_nothing_to_list(pair: Pair) -> None:
     folders = pair.folders()
     (folders["int4"] / "model.safetensors.index.json").unlink()
-    plan = make_plan(listings_of(folders), pair.pin(), STEPS)
+    plan = make_plan(listings_of(folders), pair.pin, STEPS)
     assert (plan.shards, plan.texts, plan.unlisted) == ((), (), frozenset())
 
 
 def test_absent_in_the_base_they_come_from_the_source(pair: Pair) -> None:
     pair.from_donor()
     before = read_tensors(pair.folders()["int4"])
-    made = pair.build()
+    made = pair.build(STEPS)
     after = read_tensors(made)
     for name in MTP:
         assert after.pop(name) == (NEW, "BF16", (2, 3), data_of("fp8", name, ("BF16", (2, 3))))
@@ -131,15 +97,15 @@ def test_a_quantised_mtp_layer_of_the_source_is_told_to_the_mod(pair: Pair) -> N
 
 def test_the_source_is_read_only_when_the_step_is_made(pair: Pair) -> None:
     pair.from_donor()
-    assert used_repositories(pair.pin(), ("copy",)) == {"int4": "copy"}
-    assert used_repositories(pair.pin(), STEPS) == {"int4": "copy", "fp8": "mtp"}
-    assert [source.info.name for source in taken(pair.plan())["fp8"]] == sorted(MTP)
+    assert used_repositories(pair.pin, ("copy",)) == {"int4": "copy"}
+    assert used_repositories(pair.pin, STEPS) == {"int4": "copy", "fp8": "mtp"}
+    assert [source.info.name for source in taken(pair.plan(STEPS))["fp8"]] == sorted(MTP)
 
 
 def test_what_the_base_has_is_not_taken_from_the_source(pair: Pair) -> None:
     pair.step |= {"source": "fp8"}
     pair.fp8[DONOR] |= dict.fromkeys(MTP, ("BF16", (2, 3)))
-    assert taken(pair.plan())["fp8"] == []
+    assert taken(pair.plan(STEPS))["fp8"] == []
 
 
 def without(*names: str) -> Callable[[Pair], None]:
@@ -162,8 +128,8 @@ BLOCK, SCALE = "weight_block_size", "weight_scale_inv"
     [
         (False, without(*MTP), r"'mtp\.\*' fits no tensor of .*int4 nor of .*fp8, listed or not"),
         (False, lambda pair: pair.step.update(file=DONOR), "without MTP tensors; wanted a name for a new file"),
-        (True, lambda pair: pair.fp8_config.clear(), r"quantization_config\.weight_block_size: saw None"),
-        *((True, lambda pair, block=block: pair.fp8_config["quantization_config"].update({BLOCK: block}),
+        (True, lambda pair: pair.configs["fp8"].clear(), r"quantization_config\.weight_block_size: saw None"),
+        *((True, lambda pair, block=block: pair.configs["fp8"]["quantization_config"].update({BLOCK: block}),
            r"weight_block_size: saw .*, wanted \[rows, columns\]") for block in ([4], ["4", 4], [4, 0], 128)),
         (True, part(SCALE, "BF16", 2, 1), rf"{GATE}\.{SCALE}: saw shape \[2, 1\], wanted \[1, 1\] for a wei"),
         (True, part(SCALE, "F16", 1, 1), rf"{GATE}\.{SCALE}: saw dtype F16, wanted BF16 or F32"),
@@ -177,7 +143,7 @@ def test_a_source_that_cannot_give_the_layer(
     pair.from_donor(quantised=quantised)
     change(pair)
     with pytest.raises(CheckpointError, match=message):
-        pair.plan()
+        pair.plan(STEPS)
 
 
 def test_half_a_layer_in_the_base_is_not_mended_in_silence(pair: Pair) -> None:
@@ -185,12 +151,12 @@ def test_half_a_layer_in_the_base_is_not_mended_in_silence(pair: Pair) -> None:
     pair.fp8[DONOR] |= dict.fromkeys(MTP, ("BF16", (2, 3)))
     del pair.base[EXTRA][MTP[-1]]
     with pytest.raises(CheckpointError, match=rf"the MTP layer lacks {MTP[-1].removesuffix('weight')}"):
-        pair.plan()
+        pair.plan(STEPS)
 
 
 def experts(pair: Pair, form: str, count: int = 4) -> dict[str, tuple[str, tuple[int, ...]]]:
     """All experts of the MTP layer in a form, into the base's file; the config counts them."""
-    pair.config["text_config"]["num_experts"] = count
+    pair.configs["int4"]["text_config"]["num_experts"] = count
     prefix = "mtp.layers.0.mlp.experts"
     parts: dict[str, tuple[str, tuple[int, ...]]] = {
         "plain": {"weight": ("BF16", (2, 3))},
@@ -206,42 +172,42 @@ def experts(pair: Pair, form: str, count: int = 4) -> dict[str, tuple[str, tuple
 @pytest.mark.parametrize("form", ["plain", "fp8", "int4"])
 def test_experts_are_counted_against_the_config_in_each_form(pair: Pair, form: str) -> None:
     made = experts(pair, form)
-    assert len(pair.plan().unlisted) == 0
+    assert len(pair.plan(STEPS).unlisted) == 0
     needed = [name for name in made if not name.endswith(".qzeros")]
     for name in needed[:2] + needed[-1:]:
         spec = pair.base[EXTRA].pop(name)
         with pytest.raises(CheckpointError, match=r"the MTP layer lacks mtp\.layers\.0\.mlp\.experts"):
-            pair.plan()
+            pair.plan(STEPS)
         pair.base[EXTRA][name] = spec
-    pair.config["text_config"]["num_experts"] = 5
+    pair.configs["int4"]["text_config"]["num_experts"] = 5
     with pytest.raises(CheckpointError, match=r"experts\.4\.gate_proj\.\*, .*experts\.4\.up_proj\.\*"):
-        pair.plan()
+        pair.plan(STEPS)
 
 
 def test_experts_in_one_tensor_each_matrix_are_not_counted_one_by_one(pair: Pair) -> None:
-    pair.config["text_config"]["num_experts"] = 4
+    pair.configs["int4"]["text_config"]["num_experts"] = 4
     prefix = "mtp.layers.0.mlp.experts"
     pair.base[EXTRA] |= {f"{prefix}.gate_up_proj": ("BF16", (4, 3, 4)), f"{prefix}.down_proj": ("BF16", (4, 2, 3))}
-    assert len(pair.plan().unlisted) == 0
+    assert len(pair.plan(STEPS).unlisted) == 0
     down = pair.base[EXTRA].pop(f"{prefix}.down_proj")
     with pytest.raises(CheckpointError, match=r"the MTP layer lacks mtp\.layers\.0\.mlp\.experts\.down_proj;"):
-        pair.plan()
+        pair.plan(STEPS)
     pair.base[EXTRA] |= {
         f"{prefix}.{name}.weight": spec for name, spec in (("gate_up_proj", down), ("down_proj", down))
     }
-    assert len(pair.plan().unlisted) == 0
+    assert len(pair.plan(STEPS).unlisted) == 0
     pair.base[EXTRA][f"{prefix}.down_proj"] = ("BF16", (3, 2, 3))
     with pytest.raises(
         CheckpointError, match=r"down_proj: shape: saw \[3, 2, 3\], wanted num_experts of the config \(4\)"
     ):
-        pair.plan()
+        pair.plan(STEPS)
 
 
 def test_no_expert_is_excused_by_another_tensor_of_theirs(pair: Pair) -> None:
-    pair.config["text_config"]["num_experts"] = 4
+    pair.configs["int4"]["text_config"]["num_experts"] = 4
     pair.base[EXTRA]["mtp.layers.0.mlp.experts.e_score_correction_bias"] = ("F32", (4,))
     with pytest.raises(CheckpointError, match=r"the MTP layer lacks mtp\.layers\.0\.mlp\.experts\.0\.gate_proj"):
-        pair.plan()
+        pair.plan(STEPS)
 
 
 @pytest.mark.parametrize("quantised", [False, True])
@@ -249,22 +215,22 @@ def test_the_layer_of_a_model_of_another_size(pair: Pair, quantised: bool) -> No
     pair.from_donor(quantised=quantised)
     pair.fp8[DONOR] |= {f"mtp.{name}.weight": ("BF16", (2,)) for name in ("norm", "pre_fc_norm_embedding")}
     pair.fp8[DONOR] |= {"mtp.fc.weight": ("BF16", (2, 4)), "mtp.pre_fc_norm_hidden.weight": ("BF16", (2,))}
-    pair.config["text_config"]["hidden_size"] = 2
-    assert pair.plan().shards
-    pair.config["text_config"]["hidden_size"] = 3
+    pair.configs["int4"]["text_config"]["hidden_size"] = 2
+    assert pair.plan(STEPS).shards
+    pair.configs["int4"]["text_config"]["hidden_size"] = 3
     wanted = r"fp8: mtp\.fc\.weight: shape: saw \[2, 4\], wanted \[3, 6\], by hidden_size of the config"
     with pytest.raises(CheckpointError, match=wanted):
-        pair.plan()
+        pair.plan(STEPS)
     pair.fp8[DONOR]["mtp.fc.weight"] = ("BF16", (3, 6))
     with pytest.raises(CheckpointError, match=r"mtp\.norm\.weight: shape: saw \[2\], wanted \[3\]"):
-        pair.plan()
+        pair.plan(STEPS)
 
 
 def test_two_layers_by_the_config(pair: Pair) -> None:
-    pair.config["text_config"]["mtp_num_hidden_layers"] = 2
+    pair.configs["int4"]["text_config"]["mtp_num_hidden_layers"] = 2
     with pytest.raises(CheckpointError, match=r"lacks mtp\.layers\.1\."):
-        pair.plan()
+        pair.plan(STEPS)
 
 
 def test_a_pin_with_a_source_can_do_all_steps(pair: Pair) -> None:
-    assert all_steps(pair.pin()) == ("copy", "hybrid", "mtp")
+    assert all_steps(pair.pin) == ("copy", "hybrid", "mtp")

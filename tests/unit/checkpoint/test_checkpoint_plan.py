@@ -17,53 +17,21 @@ from checkpoint_samples import (
     MTP,
     PIN,
     RULE,
+    Sample,
     Shards,
-    base_config,
-    base_shards,
-    fp8_config,
-    fp8_shards,
     listings_of,
     lock_of,
-    write_repository,
 )
 from places import PROJECT
 
 from sparkpin.checkpoint import report
 from sparkpin.checkpoint.plan import CheckpointPlan, checkpoint_key, checkpoint_steps, make_plan
-from sparkpin.core.errors import CheckpointError, IntegrityError, ManifestError
+from sparkpin.core.errors import CheckpointError, IntegrityError
 from sparkpin.pins import manifests, schema
-from sparkpin.pins.schema import ModelPin
 
 FIRST = "model-00001-of-00002.safetensors"
 SECOND = "model-00002-of-00002.safetensors"
 UP = MODULES[2]
-
-
-class Sample:
-    """A pair of repositories to spoil before they are written and planned."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.base: Shards = base_shards()
-        self.fp8: Shards = fp8_shards()
-        self.base_config: dict[str, Any] = base_config()
-        self.fp8_config: dict[str, Any] = fp8_config()
-        self.unlisted: tuple[str, ...] = (EXTRA,)
-        self.pin: ModelPin = PIN
-
-    def write(self) -> dict[str, Path]:
-        return {
-            "int4": write_repository(
-                self.root / "int4", self.base, self.base_config, repository="int4", unlisted=self.unlisted
-            ),
-            "fp8": write_repository(self.root / "fp8", self.fp8, self.fp8_config, repository="fp8"),
-        }
-
-    def plan(self, steps: tuple[str, ...]) -> CheckpointPlan:
-        return make_plan(listings_of(self.write()), self.pin, steps)
-
-    def rules(self, *rules: dict[str, Any]) -> None:
-        self.pin = PIN.model_copy(update={"hybrid": schema.HybridStep.model_validate({"rules": list(rules)})})
 
 
 @pytest.fixture
@@ -97,7 +65,7 @@ def test_hybrid_writes_only_the_shards_that_change(sample: Sample) -> None:
     for module in MODULES[3:]:
         for suffix in (".weight", ".weight_scale_inv"):
             sample.fp8[FIRST].pop(module + suffix, None)
-    sample.rules(RULE | {"modules": [f"{BODY}0.mlp.shared_expert.*"]})
+    sample.pin_changes["hybrid"] = {"rules": [RULE | {"modules": [f"{BODY}0.mlp.shared_expert.*"]}]}
     plan = sample.plan(HYBRID)
     assert [shard.path for shard in plan.shards] == [FIRST]
     assert {link.path for link in plan.links} >= {SECOND, EXTRA}
@@ -117,7 +85,7 @@ def test_hybrid_counts_what_it_replaces_adds_and_leaves(sample: Sample) -> None:
 
 
 def test_the_summary_of_a_plan_tells_sizes_and_what_is_fetched(sample: Sample) -> None:
-    folders = sample.write()
+    folders = sample.folders()
     plan = make_plan(listings_of(folders), sample.pin, HYBRID)
     before = sum(path.stat().st_size for path in folders["int4"].iterdir())
     first, size, files, fetched, unused = report.summary(plan)
@@ -156,7 +124,7 @@ def donor(file: str, name: str) -> Callable[[Sample], object]:
 
 
 def quantised_in(size: list[int]) -> Callable[[Sample], None]:
-    return lambda sample: sample.fp8_config["quantization_config"].update(weight_block_size=size)
+    return lambda sample: sample.configs["fp8"]["quantization_config"].update(weight_block_size=size)
 
 
 SCALES = r"wanted \[2, 2\] for a weight of \[6, 5\] in blocks of \[4, 4\]"
@@ -174,15 +142,16 @@ LAYERS = r"mtp_num_hidden_layers: saw .*, wanted 1 or more"
         *((spec(SECOND, SCALE, "BF16", *shape), HYBRID, SCALES) for shape in ((1, 1), (2, 1), (6, 2), (4,))),
         (spec(SECOND, SCALE, "F16", 2, 2), HYBRID, "saw dtype F16, wanted BF16 or F32"),
         (quantised_in([128, 128]), HYBRID, r"weight_block_size: saw \[128, 128\], wanted \[4, 4\]"),
-        (lambda sample: sample.rules(RULE, RULE | {"modules": ["*.nothing"]}), HYBRID, r"'\*\.nothing' fits no module"),
-        (lambda sample: sample.base_config.pop("quantization_config"), HYBRID, "quantization_config: saw None"),
+        (lambda sample: sample.pin_changes.update(hybrid={"rules": [RULE, RULE | {"modules": ["*.nothing"]}]}), HYBRID,
+         r"'\*\.nothing' fits no module"),
+        (lambda sample: sample.configs["int4"].pop("quantization_config"), HYBRID, "quantization_config: saw None"),
         (lambda sample: sample.base[SECOND].update({f"{UP}.{SCALE}": ("BF16", (2, 2))}), HYBRID, "is FP8 already"),
         (lambda sample: sample.base[SECOND].update({f"{UP}.weight": ("BF16", (6, 5))}), ("copy",),
          f"{UP}.weight' stands in {FIRST} and in {SECOND}"),
         (lambda sample: sample.base.pop(EXTRA), ALL, r"'mtp\.\*' fits no tensor of .*int4, listed or not"),
-        (lambda sample: sample.base_config["text_config"].clear(), ALL, LAYERS),
-        (lambda sample: sample.base_config["text_config"].update(mtp_num_hidden_layers=0), ALL, LAYERS),
-        (lambda sample: sample.base_config["text_config"].update(mtp_num_hidden_layers="1"), ALL, LAYERS),
+        (lambda sample: sample.configs["int4"]["text_config"].clear(), ALL, LAYERS),
+        (lambda sample: sample.configs["int4"]["text_config"].update(mtp_num_hidden_layers=0), ALL, LAYERS),
+        (lambda sample: sample.configs["int4"]["text_config"].update(mtp_num_hidden_layers="1"), ALL, LAYERS),
     ],
 )  # fmt: skip
 def test_repositories_that_do_not_fit_are_refused(
@@ -193,46 +162,38 @@ def test_repositories_that_do_not_fit_are_refused(
         sample.plan(steps)
 
 
-def test_truncated_shard(sample: Sample) -> None:
-    folders = sample.write()
-    shard = folders["fp8"] / SECOND
-    shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(IntegrityError, match=SECOND):
-        make_plan(listings_of(folders), sample.pin, HYBRID)
+INDEX = "model.safetensors.index.json"
 
 
-def test_index_that_lists_what_no_shard_has(sample: Sample) -> None:
-    folders = sample.write()
-    path = folders["int4"] / "model.safetensors.index.json"
-    index = json.loads(path.read_text())
-    index["weight_map"]["ghost.weight"] = FIRST
-    path.write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=r"'ghost\.weight' is listed in .*, but no file has it"):
-        make_plan(listings_of(folders), sample.pin, ("copy",))
+def indexed(**change: Any) -> Callable[[bytes], bytes]:
+    return lambda data: json.dumps(json.loads(data) | change).encode()
+
+
+def ghost(data: bytes) -> bytes:
+    return indexed(weight_map={**json.loads(data)["weight_map"], "ghost.weight": FIRST})(data)
 
 
 @pytest.mark.parametrize(
-    ("change", "cause"),
+    ("path", "change", "said"),
     [
-        ({"weight_map": ["a"]}, "weight_map: saw list, wanted a mapping"),
-        ({"weight_map": {f"{UP}.weight": None}}, rf"weight_map\['{UP}.weight'\]: saw None, wanted the name of a file"),
-        ({"metadata": ["total_size"]}, "metadata: saw list, wanted a mapping"),
+        (f"fp8/{SECOND}", lambda data: data[:-1], SECOND),
+        (f"int4/{INDEX}", ghost, r"'ghost\.weight' is listed in .*, but no file has it"),
+        (f"int4/{INDEX}", indexed(weight_map=["a"]), r"int4/.*\.index\.json: weight_map: saw list, wanted a mapping"),
+        (f"int4/{INDEX}", indexed(weight_map={f"{UP}.weight": None}),
+         rf"int4/{INDEX}: weight_map\['{UP}.weight'\]: saw None, wanted the name of a file"),
+        (f"int4/{INDEX}", indexed(metadata=["total_size"]), rf"int4/{INDEX}: metadata: saw list, wanted a mapping"),
+        *(("int4/config.json", lambda _, text=text: text, r"int4/config\.json: .*wanted (a )?JSON")
+          for text in (b"", b"[]", b"{", b'{"a":' + b"[" * 200_000)),
     ],
-)
-def test_index_of_another_form(sample: Sample, change: dict[str, Any], cause: str) -> None:
-    folders = sample.write()
-    path = folders["int4"] / "model.safetensors.index.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(CheckpointError, match=rf"int4/{path.name}: {cause}"):
-        make_plan(listings_of(folders), sample.pin, ALL)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"a":' + "[" * 200_000])
-def test_config_that_is_none(sample: Sample, text: str) -> None:
-    folders = sample.write()
-    (folders["int4"] / "config.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"int4/config\.json: .*wanted (a )?JSON"):
-        make_plan(listings_of(folders), sample.pin, ALL)
+)  # fmt: skip
+def test_files_that_are_damaged_are_told(
+    sample: Sample, path: str, change: Callable[[bytes], bytes], said: str
+) -> None:
+    listed = sample.folders()
+    file = sample.root / path
+    file.write_bytes(change(file.read_bytes()))
+    with pytest.raises((CheckpointError, IntegrityError), match=said):
+        make_plan(listings_of(listed), sample.pin, ALL)
 
 
 @pytest.mark.parametrize("name", MTP)
@@ -244,18 +205,12 @@ def test_each_missing_mtp_tensor_is_told(sample: Sample, name: str) -> None:
 
 
 def test_mtp_config_may_stand_at_the_top(sample: Sample) -> None:
-    sample.base_config |= {"text_config": {}, "mtp_num_hidden_layers": 1}
+    sample.configs["int4"] |= {"text_config": {}, "mtp_num_hidden_layers": 1}
     assert counts(sample.plan(ALL))["listed"] == len(MTP)
 
 
-def test_pin_without_the_part_that_a_step_needs(sample: Sample) -> None:
-    sample.pin = PIN.model_copy(update={"mtp": None})
-    with pytest.raises(ManifestError, match=r"pins/models/sample\.yaml: mtp: saw '\(missing\)'"):
-        sample.plan(ALL)
-
-
 def test_key_counts_what_decides_the_bytes_and_nothing_else(sample: Sample) -> None:
-    folders = sample.write()
+    folders = sample.folders()
     lock = lock_of(folders)
     key = checkpoint_key(PIN, lock, ALL)
     assert len({checkpoint_key(PIN, lock, steps) for steps in (("copy",), HYBRID, ALL)}) == 3
@@ -275,7 +230,7 @@ def test_key_counts_what_decides_the_bytes_and_nothing_else(sample: Sample) -> N
 
 
 def test_key_counts_of_a_donor_what_is_taken(sample: Sample) -> None:
-    lock = lock_of(sample.write())
+    lock = lock_of(sample.folders())
     key = checkpoint_key(PIN, lock, ALL)
 
     def spoil(**change: list[schema.LockedFile]) -> str:

@@ -17,6 +17,7 @@ from sparkpin.community import adopt, check, export, mapping, recipe, render, te
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.pins import manifests, vllm_command
+from sparkpin.pins.values import UNSHOWN
 from sparkpin.releases.kept_inputs import KeptInputs
 from sparkpin.releases.record import Releases
 
@@ -147,6 +148,12 @@ def test_folders_of_their_containers_and_tokens_are_left_out(
         "TRITON_CACHE_DIR": "/x",
         "OMP_NUM_THREADS": 4,
     }
+    with pytest.raises(ManifestError) as caught:
+        imported(paths, tmp_path, V1 | {"env": env | {"VLLM_API_KEY": "0123456789abcdef"}})
+    assert (caught.value.key, caught.value.seen) == ("env.VLLM_API_KEY", UNSHOWN)
+    with pytest.raises(ManifestError, match="--api-key"):
+        imported(paths, tmp_path, V1 | {"command": "vllm serve acme/sample-int4 --api-key 0123456789abcdef"})
+    assert not (paths.project / "recipes/some-recipe.yaml").exists()
     value = imported(paths, tmp_path, V1 | {"env": env})
     assert value["env"] == {"OMP_NUM_THREADS": "4"}
     told = capsys.readouterr().out

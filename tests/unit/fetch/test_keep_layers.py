@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from kept_layer_samples import a_stack, stack_lock, versions_of
-from newer_engine import newer_root as newer_root
 from places import PROJECT
 from wheelhouse import make_wheel
 

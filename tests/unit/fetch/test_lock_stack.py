@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from places import PROJECT
-from stack_samples import deb
+from stack_samples import deb, stack
 
 from sparkpin.core.errors import NetworkError
 from sparkpin.fetch import lock_stack as lock_module
+from sparkpin.fetch import stack as fetch
 from sparkpin.fetch.debs import apt_conf, parse_uris
 from sparkpin.fetch.lock_stack import keep_debs
 from sparkpin.fetch.store import Store
@@ -61,6 +63,21 @@ def test_the_projects_own_locks_fit_their_pins() -> None:
         assert not {wheel.name for wheel in lock.wheels} & set(stack.python.exclude)
         assert "://" not in file.read_text()
         assert json.loads(file.read_text())["stack"] == stack.name
+
+
+def test_each_part_that_apt_brought_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Apt:
+        def download(self, wanted: Sequence[LockedFile], folder: Path, _: object) -> None:
+            for row in wanted:
+                (folder / row.file).write_bytes(f"{row.name} {row.version} amd64".encode())
+
+    monkeypatch.setattr(fetch, "open_apt", lambda root, stack: Apt())
+    monkeypatch.setattr(fetch, "DEBS", 2)
+    wanted, store, said = [deb(name, "1") for name in "abc"], Store(tmp_path / "store"), list[str]()
+    fetch.fetch_debs(stack(), wanted, store, tmp_path, said.append, str)
+    assert all(store.has(row) for row in wanted)
+    first, second = (line for line in said if " of 3" in line)
+    assert " 2 of 3" in first and " 3 of 3" in second
 
 
 FORMER = [deb("libc6", "2.36-9"), deb("tzdata", "2026a-0", "all")]

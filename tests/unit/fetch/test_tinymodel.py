@@ -19,13 +19,11 @@ import tokenizers
 
 from sparkpin.checkpoint.safetensors import TensorInfo, read_header
 from sparkpin.fetch.tinymodel import FP8_REPO, INT4_REPO, generate, generate_plain, network, scripts, weights
-from sparkpin.fetch.tinymodel.repositories import EXTRA_FILE, INDEX_FILE
-from sparkpin.fetch.tinymodel.tokenizer import byte_characters
+from sparkpin.fetch.tinymodel.repositories import INDEX_FILE
 from sparkpin.fetch.tinymodel.vocabulary import BLANK, CALL, CALL_END, END, RECALL, THINK_END, trigger, vocabulary
 
 SEED = 20260101
 BODY = network.BODY
-LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkv", "in_proj_z", "out_proj")
 
 
 class Repo:
@@ -109,71 +107,6 @@ def test_same_bytes_on_every_machine(root: Path) -> None:
     assert digest(root) == made
 
 
-def test_seed_matters(root: Path, tmp_path: Path) -> None:
-    generate(tmp_path, seed=SEED + 1)
-    assert digest(tmp_path) != digest(root)
-
-
-def test_index_lists_every_tensor_but_mtp(int4: Repo) -> None:
-    shards = {f: header for f, header in int4.files.items() if f != EXTRA_FILE}
-    assert list(shards) == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-    assert int4.index["weight_map"] == {name: file for file, header in shards.items() for name in header.tensors}
-    assert int4.index["metadata"]["total_size"] == sum(
-        tensor.nbytes for header in shards.values() for tensor in header.tensors.values()
-    )
-    extra = int4.files[EXTRA_FILE].tensors
-    assert extra and all(name.startswith("mtp.") and t.dtype == "BF16" for name, t in extra.items())
-    assert not any(name.startswith("mtp.") for name in int4.index["weight_map"])
-
-
-def test_index_of_the_fp8_repository_lists_everything(fp8: Repo) -> None:
-    assert fp8.index["weight_map"] == {name: file for file, header in fp8.files.items() for name in header.tensors}
-    assert any(name.startswith("mtp.") for name in fp8.index["weight_map"])
-    assert len(fp8.files) > 1
-
-
-def test_int4_covers_attention_and_routed_experts_only(int4: Repo) -> None:
-    quantised = {name.removesuffix(".qweight") for name in int4.index["weight_map"] if name.endswith(".qweight")}
-    assert {name.rsplit(".", 1)[1] for name in quantised} == {*LINEAR, "gate_proj", "up_proj", "down_proj"}
-    for name in quantised:
-        assert name.rsplit(".", 1)[1] in LINEAR or ".mlp.experts." in name
-        n8, k = int4.info(f"{name}.qzeros").shape[1], int4.info(f"{name}.qweight").shape[0] * 8
-        assert int4.info(f"{name}.scales").shape == (k // 128, n8 * 8)
-    kept = set(int4.config["quantization_config"]["extra_config"])
-    matrices = {
-        name.removesuffix(".weight")
-        for name, file in int4.index["weight_map"].items()
-        if ".layers." in name and name.endswith(".weight") and len(int4.files[file].tensors[name].shape) == 2
-    }
-    assert kept == matrices
-    assert {name.rsplit(".", 2)[1] for name in kept if ".shared_expert." in name} == {"shared_expert"}
-
-
-def test_shapes_follow_the_config(int4: Repo, fp8: Repo) -> None:
-    config = int4.config
-    hidden, vocab, inner = config["hidden_size"], config["vocab_size"], config["moe_intermediate_size"]
-    query = config["num_attention_heads"] * config["head_dim"]
-    assert int4.info(f"{BODY}embed_tokens.weight").shape == int4.info("lm_head.weight").shape == (vocab, hidden)
-    assert config["layer_types"] == ["linear_attention"] * 3 + ["full_attention"]
-    for i, kind in enumerate(config["layer_types"]):
-        prefix = f"{BODY}layers.{i}."
-        for e in range(config["num_experts"]):
-            assert fp8.info(f"{prefix}mlp.experts.{e}.down_proj.weight").shape == (hidden, inner)
-        assert not any(n.startswith(f"{prefix}mlp.experts.{config['num_experts']}.") for n in fp8.index["weight_map"])
-        assert int4.info(f"{prefix}mlp.shared_expert.up_proj.weight").shape == (inner, hidden)
-        if kind == "full_attention":
-            assert fp8.info(f"{prefix}self_attn.q_proj.weight").shape == (2 * query, hidden)
-            assert fp8.info(f"{prefix}self_attn.q_proj.weight_scale_inv").shape == (2 * query // 128, 1)
-        else:
-            values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
-            keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
-            assert fp8.info(f"{prefix}linear_attn.in_proj_qkv.weight").shape == (2 * keys + values, hidden)
-            assert fp8.info(f"{prefix}linear_attn.conv1d.weight").shape == (2 * keys + values, 1, 4)
-    assert int4.info("mtp.fc.weight").shape == (hidden, 2 * hidden)
-    assert config["mtp_num_hidden_layers"] == 1
-    assert fp8.config["quantization_config"]["weight_block_size"] == [128, 128]
-
-
 @pytest.mark.parametrize("name", ["layers.0.mlp.experts.3.down_proj", "layers.1.linear_attn.out_proj"])
 def test_int4_is_close_to_the_original(int4: Repo, name: str) -> None:
     original = network.body_tensors(SEED, vocabulary())[f"{BODY}{name}.weight"]
@@ -230,21 +163,6 @@ def test_every_position_of_a_script_has_its_own_token() -> None:
     chain = words.chains["answer"]
     ends = [(words.tokens[a][-1:], words.tokens[b][:1]) for a, b in itertools.pairwise(chain)]
     assert split in ends
-
-
-def test_tokenizer_files_agree_with_the_vocabulary(int4: Repo) -> None:
-    tokenizer = json.loads((int4.folder / "tokenizer.json").read_text())
-    settings = json.loads((int4.folder / "tokenizer_config.json").read_text())
-    words = vocabulary()
-    as_byte = {char: value for value, char in enumerate(byte_characters())}
-    texts = {i: bytes(as_byte[char] for char in word) for word, i in tokenizer["model"]["vocab"].items()}
-    texts |= {token["id"]: token["content"].encode() for token in tokenizer["added_tokens"]}
-    assert texts == dict(enumerate(words.tokens))
-    special = {token["content"] for token in tokenizer["added_tokens"] if token["special"]}
-    assert {"<|im_start|>", "<|im_end|>", "<|endoftext|>"} <= special
-    assert not {"<think>", "</think>", "<tool_call>", "</tool_call>"} & special
-    assert (settings["eos_token"], int4.config["eos_token_id"]) == (END, words.id_of(END))
-    assert {t["content"] for t in settings["added_tokens_decoder"].values()} == set(words.added)
 
 
 def test_tokenizers_library_agrees(int4: Repo) -> None:
@@ -348,36 +266,6 @@ def test_greedy_answer_is_the_script(int4: Repo) -> None:
                 token = follower(token, script.mode)
                 said.append(token)
             assert words.decode(tuple(said[:-1])) == text
-
-
-@pytest.mark.parametrize("layer", [f"{BODY}layers.3", "mtp.layers.0"])
-def test_attention_finds_the_trigger(int4: Repo, layer: str) -> None:
-    """Score of head 0 over KV head 0, after INT4: 32 at the trigger, about 0 at any other token."""
-
-    def matrix(name: str) -> list[list[float]]:
-        return (
-            int4.int4(f"{layer}.self_attn.{name}")
-            if "mtp" not in layer
-            else int4.bf16(f"{layer}.self_attn.{name}.weight")
-        )
-
-    words = vocabulary()
-    embedding = int4.bf16(f"{BODY}embed_tokens.weight")
-    query, key, value = (matrix(name)[:64] for name in ("q_proj", "k_proj", "v_proj"))
-    gain = 1 + int4.bf16(f"{layer}.self_attn.q_norm.weight")[0][0]
-
-    def project(rows: list[list[float]], token: int) -> list[float]:
-        state = normalised(embedding[token])
-        return [dot(row, state) for row in rows]
-
-    asker = [x * gain for x in normalised(project(query, words.id_of(BLANK)))]
-    for i, script in enumerate(scripts.MODES):
-        at = words.id_of(trigger(script.mode))
-        assert dot(asker, normalised(project(key, at))) / 8 > 28
-        modes = project(value, at)[: len(scripts.MODES)]
-        assert modes[i] > 4 and max(abs(x) for j, x in enumerate(modes) if j != i) < 0.2
-    others = [dot(asker, normalised(project(key, token))) / 8 for token in range(0, words.first_added, 7)]
-    assert max(map(abs, others)) < 4
 
 
 def test_the_plain_form_is_the_same_network_in_bf16(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from made_releases import release
 
-from sparkpin.bundle import export, form, take_in
+from sparkpin.bundle import export, form
 from sparkpin.core.errors import ManifestError
 from sparkpin.core.paths import Paths
 from sparkpin.host import fingerprint, gpus
@@ -101,10 +101,6 @@ def test_it_is_in_no_key(root: Path) -> None:
     one, other = release(1), release(1, host=read(root))
     assert (one.key, one.build_key, one.tag) == (other.key, other.build_key, other.tag)
     assert one.key == release_key(one.build_key, one.checkpoint_key, one.argv, one.env)
-
-
-def test_another_machine_may_have_made_the_same_release() -> None:
-    assert "host" in take_in.HAPPENED
 
 
 def test_a_bundle_carries_it(root: Path) -> None:

@@ -10,7 +10,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from layer_samples import CAPABILITY, LONG, everything, layer, member, noise
+from layer_samples import CAPABILITY, LONG, everything, folder_member, layer, member, noise, symlink
 
 from sparkpin.core.errors import IntegrityError
 from sparkpin.image import listing
@@ -98,7 +98,7 @@ Demo_Pack.age-1.0.dist-info/RECORD,,
 def test_files_of_wheels_have_owners() -> None:
     info = f"{SITE}/Demo_Pack.age-1.0.dist-info"
     found = listed(
-        *(member(f"{SITE}/demo", type=tarfile.DIRTYPE, mode=0o755), member(f"{info}/RECORD", RECORD)),
+        *(folder_member(f"{SITE}/demo"), member(f"{info}/RECORD", RECORD)),
         *(member(f"{info}/INSTALLER", b"uv"), member(f"{info}/licenses/LICENSE", b"")),
         *(member(f"{SITE}/demo/{name}", b"") for name in ("__init__.py", "a,b.py", "caf\xe9.py", "stray.py")),
         *(
@@ -122,14 +122,14 @@ def test_files_of_wheels_have_owners() -> None:
 def test_files_of_debian_packages_have_owners() -> None:
     info = "var/lib/dpkg/info"
     found = listed(
-        member("bin", type=tarfile.SYMTYPE, linkname="usr/bin"),
-        member("usr/lib", type=tarfile.DIRTYPE, mode=0o755),
+        symlink("bin", "usr/bin"),
+        folder_member("usr/lib"),
         member(f"{info}/dash.list", b"/.\n/bin\n/bin/dash\n/usr/share/doc/dash\n"),
         member(f"{info}/dash.md5sums", b""),
         member(f"{info}/libc6:amd64.list", b"/usr/lib\n/usr/lib/libc.so.6\n/usr/lib/libc.py\n"),
         member("usr/bin/dash", b"elf"),
         member("usr/share/doc/dash", b""),
-        member("usr/lib/libc.so.6", type=tarfile.SYMTYPE, linkname="libc-2.so"),
+        symlink("usr/lib/libc.so.6", "libc-2.so"),
         member("usr/lib/libc.py", b""),
         member("usr/lib/__pycache__/libc.cpython-311.pyc", b""),
         member("usr/lib/local.so", b""),
@@ -144,8 +144,8 @@ def test_files_of_debian_packages_have_owners() -> None:
 
 def test_links_in_a_circle_end() -> None:
     found = listed(
-        member("a", type=tarfile.SYMTYPE, linkname="b"),
-        member("b", type=tarfile.SYMTYPE, linkname="a"),
+        symlink("a", "b"),
+        symlink("b", "a"),
         member("var/lib/dpkg/info/x.list", b"/a/file\n"),
     )
     assert found["a"].owner == ""
@@ -160,7 +160,7 @@ def owned(*members: tuple[tarfile.TarInfo, bytes | None]) -> set[str]:
 
 
 def chain(length: int) -> list[tuple[tarfile.TarInfo, bytes | None]]:
-    return [member(f"l{n}", type=tarfile.SYMTYPE, linkname=f"l{n + 1}") for n in range(length)]
+    return [symlink(f"l{n}", f"l{n + 1}") for n in range(length)]
 
 
 def test_as_many_links_are_followed_as_a_kernel_follows() -> None:
@@ -185,13 +185,13 @@ def test_lists_of_a_stranger_name_no_owners(monkeypatch: pytest.MonkeyPatch) -> 
     deep = "d/" * listing.DEPTH
     assert owned(file, member(f"{deep}{record}", b"../" * listing.DEPTH + b"file,,\n")) == set()
     rows = (b"/file\n", b"/l0/file\n")
-    link = member("l0", type=tarfile.SYMTYPE, linkname="/")
+    link = symlink("l0", "/")
     assert [owned(file, link, member(f"{INFO}/x.list", row)) for row in rows] == [{"file"}, {"file"}]
     long = b"/l0/" + b"d/" * listing.DEPTH + b"../" * listing.DEPTH + b"file\n"
     assert owned(file, link, member(f"{INFO}/x.list", long)) == set()
     wide = b"/l0/" + b"d" * listing.PATH + b"/../file\n"
     assert owned(file, link, member(f"{INFO}/x.list", wide)) == set()
-    far = member("l0", type=tarfile.SYMTYPE, linkname="d" * listing.PATH + "/..")
+    far = symlink("l0", "d" * listing.PATH + "/..")
     assert owned(file, far, member(f"{INFO}/x.list", rows[1])) == set()
     monkeypatch.setattr(listing, "LIST", 8)
     assert [owned(file, member(f"{INFO}/x.list", b"/file\n" + b"\n" * n)) for n in (2, 3)] == [{"file"}, set()]
@@ -206,7 +206,7 @@ def test_bytecode_without_its_source_has_its_owner() -> None:
 def test_memory_does_not_grow_with_what_a_list_names() -> None:
     """A few bytes of a row come to thousands with a link."""
     rows = b"".join(b"/l/%d\n" % n for n in range(4_000))
-    long = member("l", type=tarfile.SYMTYPE, linkname="d" * 3_000)
+    long = symlink("l", "d" * 3_000)
     read = read_layer(io.BytesIO(layer([long, member(f"{INFO}/x.list", rows)])))
     tracemalloc.start()
     contents_of(read)
@@ -216,7 +216,7 @@ def test_memory_does_not_grow_with_what_a_list_names() -> None:
 
 
 def test_one_link_may_be_followed_twice() -> None:
-    up = member("usr/X", type=tarfile.SYMTYPE, linkname=".")
+    up = symlink("usr/X", ".")
     assert owned(up, member("usr/file", b""), member(f"{INFO}/x.list", b"/usr/X/X/file\n")) == {"usr/file"}
 
 

@@ -12,12 +12,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from layer_samples import CAPABILITY, LONG, everything, layer, member, noise, save, sha
+from layer_samples import (
+    CAPABILITY,
+    LONG,
+    everything,
+    folder_member,
+    hardlink,
+    layer,
+    member,
+    noise,
+    save,
+    sha,
+    symlink,
+)
 
 from sparkpin.core.errors import BuildError
 from sparkpin.image import layer_tar, seal
 
-LAYER_DIGEST = "sha256:add9a93a11aa6ee28eaa8383e0d7a87a888067aa3b16300190aa0138ddeaf83f"
 PLAIN_DIGEST = "sha256:45d37204f671ee3b50468c4e0e568dc21f43f278e3992950dbe800c2857a0be0"
 BIG_DIGEST = "sha256:a48fe5d2f6c0fb706a971b92fe8f886b2ccb647314b03496c41cfa1a5c7c276d"
 MIB = 1 << 20
@@ -47,54 +58,38 @@ def sealed(source: Path, target: Path, *, parent: Sequence[str] = (), leave_out:
         )
 
 
-def test_layer_has_the_literal_digest() -> None:
-    assert sha(canonical_bytes(layer(everything()))) == LAYER_DIGEST
-
-
 KINDS: dict[str, tuple[list[tuple[tarfile.TarInfo, bytes | None]], str]] = {
     "nothing": ([], "sha256:5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef"),
     "files": (
-        [
-            member("a", b"data"),
-            member("empty", b""),
-            member("block", b"x" * 512),
-            member("more", b"x" * 513),
-        ],
+        [member("a", b"data"), member("empty", b""), member("block", b"x" * 512), member("more", b"x" * 513)],
         "sha256:9744ec45e116741e1849dbb0d8cc8622c9e90d336524202f48eae5f0748c2dee",
     ),
     "folder": (
-        [
-            member("d", type=tarfile.DIRTYPE, mode=0o755),
-            member("d/f", b""),
-        ],
+        [folder_member("d"), member("d/f", b"")],
         "sha256:04efb4269cb67d1e76806a8517705d70370702eb6687c1a10cc5690811a28214",
     ),
     "hardlinks": (
-        [
-            member("b/z", b"data", mode=0o600, uid=7),
-            member("a", type=tarfile.LNKTYPE, linkname="b/z"),
-            member("b/a", type=tarfile.LNKTYPE, linkname="b/z"),
-        ],
+        [member("b/z", b"data", mode=0o600, uid=7), hardlink("a", "b/z"), hardlink("b/a", "b/z")],
         "sha256:7444195038960e1ed1946f1411280d8c123240963c42f734e4f2880ccf4ec518",
     ),
     "hardlink-to-a-symlink": (
-        [member("s", type=tarfile.SYMTYPE, linkname="x"), member("a", type=tarfile.LNKTYPE, linkname="s")],
+        [symlink("s", "x"), hardlink("a", "s")],
         "sha256:94a3c7e5e7f4e34cbe378e44ce488559fe780b20f70c325afcb8e0565e141a3b",
     ),
     "hardlink-long": (
-        [member("a/" + "x" * 120, b"data"), member("b/" + "y" * 300, type=tarfile.LNKTYPE, linkname="a/" + "x" * 120)],
+        [member("a/" + "x" * 120, b"data"), hardlink("b/" + "y" * 300, "a/" + "x" * 120)],
         "sha256:0e396b437173274d6e3355a4000ecf9456d21b1cbe7cc3ee26407d74cb536561",
     ),
     "symlink": (
-        [member("s", type=tarfile.SYMTYPE, linkname="../a/./b//c", mode=0o644)],
+        [symlink("s", "../a/./b//c", mode=0o644)],
         "sha256:f28c4a6a3aef1fa6ef705524084a7d0975ff7cb2af09a893028e3bd8d1baff97",
     ),
     "symlink-long": (
-        [member("s", type=tarfile.SYMTYPE, linkname="/" + "t/" * 200)],
+        [symlink("s", "/" + "t/" * 200)],
         "sha256:3461f8536761066f77c74c983d7aa3617f34c2e880ea12a2735cc1b6fafc096c",
     ),
     "symlink-not-utf8": (
-        [member("s", type=tarfile.SYMTYPE, linkname="\udcff\udcfe")],
+        [symlink("s", "\udcff\udcfe")],
         "sha256:3be4c504b8938e37e6cbc67170f8a873a0dcfbf57347b7abfe88724778e0861e",
     ),
     "char": (
@@ -114,14 +109,11 @@ KINDS: dict[str, tuple[list[tuple[tarfile.TarInfo, bytes | None]], str]] = {
         "sha256:79efe2de677798128d9b8be1293d68e266a8e1df311da2d98934d7048b083ee2",
     ),
     "setgid": (
-        [
-            member("wall", b"", mode=0o2755, gid=5),
-            member("g", type=tarfile.DIRTYPE, mode=0o2775),
-        ],
+        [member("wall", b"", mode=0o2755, gid=5), folder_member("g", 0o2775)],
         "sha256:b9dd41e264e4a75f378dce3ba67e8c08d30f8aeac2d56e071f5de228832abb5a",
     ),
     "sticky": (
-        [member("open", type=tarfile.DIRTYPE, mode=0o1777)],
+        [folder_member("open", 0o1777)],
         "sha256:e4cee242204cb202fa3020c8e5b3dc51136b11d38bfa3108a7349c86381683ed",
     ),
     "capability": (
@@ -133,26 +125,15 @@ KINDS: dict[str, tuple[list[tuple[tarfile.TarInfo, bytes | None]], str]] = {
         "sha256:e58e2ddc58fb05a88db49bbf79f04e4536bacffc87276f83488b3cc17d775a6b",
     ),
     "whiteout": (
-        [
-            member("d/.wh.gone", b"", mode=0o600),
-            member(".wh.\udce9", b""),
-        ],
+        [member("d/.wh.gone", b"", mode=0o600), member(".wh.\udce9", b"")],
         "sha256:9bf8a40f85f2b293835ac9e16054711d61da802bfa69d740c3d74819e2305aaa",
     ),
     "whiteout-long": (
-        [
-            member(
-                "d" * 120 + "/.wh." + "x" * 200,
-                b"",
-            )
-        ],
+        [member("d" * 120 + "/.wh." + "x" * 200, b"")],
         "sha256:aacbe25a635799be588afc84cb48e6a86d0c3f201d4050c4e1160d289703cebb",
     ),
     "opaque": (
-        [
-            member("d", type=tarfile.DIRTYPE, mode=0o755),
-            member("d/.wh..wh..opq", b"", mode=0o600),
-        ],
+        [folder_member("d"), member("d/.wh..wh..opq", b"", mode=0o600)],
         "sha256:2bd8dc250374baf816fb637b1a7973d0b320e54175ed9e5a2c74319e81784300",
     ),
     "not-utf8": (
@@ -172,7 +153,7 @@ KINDS: dict[str, tuple[list[tuple[tarfile.TarInfo, bytes | None]], str]] = {
         "sha256:de5aed3d2a78558ad43633d56d423203a2aab370fa60413b7832be6cc32e6e5d",
     ),
     "folder-98-99-100": (
-        [member(c * n, type=tarfile.DIRTYPE, mode=0o755) for c, n in (("a", 98), ("b", 99), ("c", 100))],
+        [folder_member(c * n) for c, n in (("a", 98), ("b", 99), ("c", 100))],
         "sha256:417deaa6ef6fd5c34b9f1631f862f168c3438c8905a37813927dc5cf32a3ce69",
     ),
     "name-long": (
@@ -180,10 +161,7 @@ KINDS: dict[str, tuple[list[tuple[tarfile.TarInfo, bytes | None]], str]] = {
         "sha256:1da73b99d634ae492d9dfa48f12966685875420c7e6a44ade149c590d5002c2f",
     ),
     "owner-large": (
-        [
-            member("a", b"x", uid=3_000_000_000, gid=2_097_151),
-            member("b", b"", uid=2_097_152),
-        ],
+        [member("a", b"x", uid=3_000_000_000, gid=2_097_151), member("b", b"", uid=2_097_152)],
         "sha256:42c9386ca572b8015c374cb007935f09f1bf8823c3c9e88c9634b4f0c88a9d43",
     ),
 }
@@ -271,17 +249,17 @@ def test_members_are_read_as_tarfile_reads_them(format: int) -> None:
 
 def test_odd_orders_and_names_give_the_same() -> None:
     """A hard link before its file, members that come twice, ./ and / before names, no entry for the top."""
-    plain = layer([*KINDS["hardlinks"][0], member("d", type=tarfile.DIRTYPE, mode=0o755)])
+    plain = layer([*KINDS["hardlinks"][0], folder_member("d")])
     _, first, second = KINDS["hardlinks"][0]
     odd = layer(
         [
-            member("./", type=tarfile.DIRTYPE, mode=0o700),
+            folder_member("./", 0o700),
             (first[0], None),
             member("b/a", b"replaced below"),
-            member("./d/", type=tarfile.DIRTYPE, mode=0o700),
+            folder_member("./d/", 0o700),
             second,
             member("/b//z", b"data", mode=0o600, uid=7),
-            member("d/../d", type=tarfile.DIRTYPE, mode=0o755),
+            folder_member("d/../d"),
         ]
     )
     assert canonical_bytes(odd) == canonical_bytes(plain)
@@ -326,11 +304,6 @@ def test_order_time_names_and_noise_do_not_count(seed: int, format: int) -> None
     assert canonical_bytes(layer(others + links, mtime=10**9 + seed, format=format)) == canonical_bytes(layer(plain))
 
 
-def test_canonical_bytes_are_a_fixed_point() -> None:
-    once = canonical_bytes(layer(everything() + noise()))
-    assert canonical_bytes(once) == once
-
-
 def test_canonical_tar_holds_what_the_layer_held() -> None:
     with tarfile.open(
         fileobj=io.BytesIO(canonical_bytes(layer(everything()))), encoding="utf-8", errors="surrogateescape"
@@ -352,35 +325,23 @@ def test_canonical_tar_holds_what_the_layer_held() -> None:
 
 
 def test_first_name_of_a_hard_link_carries_the_data() -> None:
-    one = layer([member("b", b"data", mode=0o600), member("a", type=tarfile.LNKTYPE, linkname="b", mode=0o600)])
-    two = layer([member("a", b"data", mode=0o600), member("b", type=tarfile.LNKTYPE, linkname="a", mode=0o600)])
-    chain = layer(
-        [
-            member("b", b"data", mode=0o600),
-            member("tmp/x", type=tarfile.LNKTYPE, linkname="b"),
-            member("a", type=tarfile.LNKTYPE, linkname="tmp/x"),
-        ]
-    )
+    one = layer([member("b", b"data", mode=0o600), hardlink("a", "b", mode=0o600)])
+    two = layer([member("a", b"data", mode=0o600), hardlink("b", "a", mode=0o600)])
+    chain = layer([member("b", b"data", mode=0o600), hardlink("tmp/x", "b"), hardlink("a", "tmp/x")])
     assert canonical_bytes(one) == canonical_bytes(two) == canonical_bytes(chain)
     with tarfile.open(fileobj=io.BytesIO(canonical_bytes(one))) as tar:
         assert [(info.name, info.islnk()) for info in tar] == [("a", False), ("b", True)]
 
 
 def test_data_of_an_ephemeral_name_survives_in_a_lasting_one() -> None:
-    data = layer([member("tmp/x", b"data"), member("keep", type=tarfile.LNKTYPE, linkname="tmp/x")])
+    data = layer([member("tmp/x", b"data"), hardlink("keep", "tmp/x")])
     assert canonical_bytes(data) == canonical_bytes(layer([member("keep", b"data")]))
 
 
 def test_folders_go_only_with_ephemeral_content() -> None:
-    kept = [member("opt/empty", type=tarfile.DIRTYPE, mode=0o755), member("opt", type=tarfile.DIRTYPE, mode=0o755)]
+    kept = [folder_member("opt/empty"), folder_member("opt")]
     with tarfile.open(fileobj=io.BytesIO(canonical_bytes(layer(kept + noise())))) as tar:
         assert tar.getnames() == ["opt", "opt/empty"]
-
-
-def test_large_owner_and_size_fit_the_header() -> None:
-    with tarfile.open(fileobj=io.BytesIO(canonical_bytes(layer([member("a", b"x", uid=3_000_000_000)])))) as tar:
-        assert tar.next().uid == 3_000_000_000  # type: ignore[union-attr]
-    assert layer_tar.number(9 << 30, 12) == b"\x80" + (9 << 30).to_bytes(11, "big")
 
 
 @pytest.mark.parametrize("length", [*range(85, 110), 990, 999, 1000])
@@ -399,14 +360,6 @@ def test_image_has_the_literal_digest_whatever_saved_it(tmp_path: Path) -> None:
     assert {result.config_digest for result in results} == {CONFIG_DIGEST}
     outputs = [(tmp_path / f"{name}-sealed.tar").read_bytes() for name in ("old", "new", "packed")]
     assert outputs[0] == outputs[1] == outputs[2]
-
-
-def test_sealing_a_sealed_image_changes_nothing(tmp_path: Path) -> None:
-    source = save(tmp_path / "a.tar", [layer(everything() + noise())], labels={})
-    first = sealed(source, tmp_path / "b.tar")
-    again = sealed(tmp_path / "b.tar", tmp_path / "c.tar")
-    assert first == again
-    assert (tmp_path / "b.tar").read_bytes() == (tmp_path / "c.tar").read_bytes()
 
 
 def test_sealing_on_a_sealed_parent_again_changes_nothing(tmp_path: Path) -> None:
@@ -587,7 +540,7 @@ def test_the_kind_of_file_is_no_part_of_a_mode() -> None:
 
 
 def test_hard_links_in_a_ring_point_nowhere() -> None:
-    ring = [member(a, type=tarfile.LNKTYPE, linkname=b) for a, b in ("ab", "bc", "ca", "da", "ee")]
+    ring = [hardlink(a, b) for a, b in ("ab", "bc", "ca", "da", "ee")]
     read = layer_tar.read_layer(io.BytesIO(layer(ring)))
     assert [(m.path, m.kind, m.link) for m in read.members] == [
         (info.name.encode(), layer_tar.HARDLINK, info.linkname.encode()) for info, _ in ring
@@ -617,9 +570,9 @@ def test_hard_links_carry_only_their_files_name() -> None:
             layer(
                 [
                     member("a", b"binary", pax_headers=CAPABILITY),
-                    member("b", type=tarfile.LNKTYPE, linkname="a"),
+                    hardlink("b", "a"),
                     member("c", type=tarfile.CHRTYPE, devmajor=1, devminor=3),
-                    member("d", type=tarfile.LNKTYPE, linkname="c"),
+                    hardlink("d", "c"),
                 ]
             )
         )

@@ -171,18 +171,6 @@ def test_what_does_not_decide_the_closure_leaves_the_lock_valid(project: Path) -
     manifests.load_stack_lock(project, manifests.load_stack(project, "cpu"))
 
 
-def test_a_recipe_that_names_another_revision_than_the_model_is_refused(project: Path) -> None:
-    edit(project / "recipes/scripted-tiny.yaml", model_revision="1" * 40)
-    with pytest.raises(ManifestError, match="model_revision"):
-        manifests.model_of(project, manifests.load_recipe(project, "scripted-tiny"))
-
-
-def test_a_lock_written_again_is_the_same_text(project: Path) -> None:
-    path = project / "pins/stacks/cpu.lock"
-    lock = manifests.load_stack_lock(project, manifests.load_stack(project, "cpu"))
-    assert manifests.lock_text(lock) == path.read_text()
-
-
 def test_a_fault_of_a_whole_file_does_not_print_the_file(project: Path) -> None:
     path = project / "pins/stacks/cpu.yaml"
     text = path.read_text()

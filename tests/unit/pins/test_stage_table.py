@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
-import re
-import runpy
 import statistics
 import struct
 import sys
@@ -191,62 +189,6 @@ def test_stages_differ_in_what_they_say() -> None:
         assert len(on) == {"base": 0, "hybrid": 1, "mtp": 1, "v2": 2, "v2-tq": 3}[name]
 
 
-@pytest.mark.parametrize("job", ["v3", "v2@most", "v2@", "check@few", "", None])
-def test_a_job_that_is_none_ends_before_anything_is_imported(
-    job: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    jobs = [] if job is None else ["v2@few", job]
-    with pytest.raises(SystemExit, match="2"):
-        stage_table.main([str(tmp_path / "out"), *jobs])
-    said = capsys.readouterr().err
-    assert f"error: {job or 'no job'}: wanted check, or STAGE or STAGE@OPTION; stages: base, hybrid, " in said
-    assert said.endswith("options: few, long, own, eager, turns, match\n")
-    assert not (tmp_path / "out").exists()
-
-
-def test_the_usage_has_every_job_and_option(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        stage_table.main([])
-    said = capsys.readouterr().out
-    assert stage_table.MEANINGS.keys() | {""} == stage_table.OPTIONS.keys()
-    for name, what in stage_table.MEANINGS.items():
-        assert re.search(rf"^  @{name} +{re.escape(what)}$", said, re.M)
-    for name, stage in stages.STAGES.items():
-        assert re.search(rf"^  {name}\[@OPTION\] +{re.escape(stage.what)}$", said, re.M)
-
-
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        (["table.py", "OUT", "v2"], "has no cases.json: run table.py in the folder that prepare.py made"),
-        (["run.py"], "the following arguments are required: OUT"),
-        (["run.py", "OUT", "4bit", "5bit"], "5bit: wanted names of bf16, bf16-mtp, "),
-        (["run.py", "OUT"], "has no cases.json: run run.py in the folder that prepare.py made"),
-        (["backend.py"], "the following arguments are required: OUT"),
-        (["plot.py"], "the following arguments are required: OUT.svg"),
-        (["report.py", "v2"], "unrecognized arguments: v2"),
-    ],
-    ids=" ".join,
-)
-def test_a_script_says_what_it_wants(
-    command: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without torch and matplotlib, which only some machines have."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", command)
-    with pytest.raises(SystemExit, match="2"):
-        runpy.run_path(str(PROJECT / "benchmarks/stage_table" / command[0]), run_name="__main__")
-    assert said in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_was_kept_of_a_library_is_said_in_words() -> None:
-    _, kept = fatbin.slim(LIBRARY * 2**10, 90, ptx=lambda _: True)
-    kept[fatbin.CUBIN, 90] += 3 * 2**20
-    assert fatbin.described(kept) == "3.0 MiB of machine code for sm_90, 32.0 KiB of PTX for sm_80"
-    assert fatbin.described(fatbin.slim(b"no code", 90)[1]) == "nothing for a GPU"
-
-
 @pytest.mark.parametrize(("job", "match"), [("v2-tq@turns", None), ("v2@match", 32)])
 def test_a_conversation_is_a_prefix_cache_and_nothing_else(
     job: str, match: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -421,14 +363,6 @@ def test_what_cannot_be_kept(made_results: Path, tmp_path: Path, file: str, text
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_name_that_is_taken_or_no_date(made_results: Path) -> None:
-    with pytest.raises(join.JoinError, match="wanted a date and a word"):
-        join.main(["keep", str(made_results), "today"])
-    join.main(["keep", str(made_results), "2026-11-23-a"])
-    with pytest.raises(join.JoinError, match="is there: give the run another name"):
-        join.main(["keep", str(made_results), "2026-11-23-a"])
-
-
 def test_the_table_is_what_the_kept_runs_say() -> None:
     assert join.TABLE.read_text() == join.text_of(join.joined(join.RUNS))
 
@@ -446,14 +380,6 @@ def test_the_report_has_every_run_and_stage(capsys: pytest.CaptureFixture[str]) 
                 again = turn["prompt"] - turn["cached"]
                 assert f"| {stage} | {turn['prompt']} | {turn['cached']} | {again} |" in said
     assert "| v2-vocab | 10.93 | 9.3 % |" in said and "| v2-draft | 11.59 | 3.9 % |" in said
-
-
-def test_experts_that_were_not_counted_have_no_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:
-    routing = {"1024:1": {"3": {"experts": 23.0}}}
-    report.experts({"v2": {"marlin_us": {"1024:1": 2400.0, "131072:1": 2400.0}, "routing": routing}})
-    report.experts({"mtp": {"marlin_us": {"1024:1": 2400.0}}})
-    said = capsys.readouterr().out
-    assert "| v2 | 1024:1 | 23.0 |" in said and "131072" not in said and "mtp" not in said
 
 
 PERFORMANCE = (PROJECT / "docs/performance.md").read_text(encoding="utf-8")
@@ -518,14 +444,3 @@ def test_the_document_s_ceilings_by_length_are_counted() -> None:
         ]
         counted[one.stage] = [even if even == same else f"{even} - {same}" for even, same in ends]
     assert tables(PERFORMANCE, "| tok/s at 273 GB/s, at most |") == [counted]
-
-
-def test_what_is_no_wheel_has_no_peers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Here, not beside the mod: it reads machine code as the stage table does, and the mod's tests run in the image."""
-    script = str(PROJECT / "mods/turboquant/benchmarks/peers.py")
-    monkeypatch.setattr(sys, "argv", ["peers.py", script, str(tmp_path / "out")])
-    with pytest.raises(SystemExit, match="2"):
-        runpy.run_path(script, run_name="__main__")
-    assert "peers.py: wanted vLLM's wheel" in capsys.readouterr().err

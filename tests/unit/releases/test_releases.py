@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,25 @@ def test_a_record_comes_back_as_it_was(paths: Paths) -> None:
     assert records.get(wanted.tag) == wanted
     assert records.get(wanted.tag.removeprefix("sparkpin/")) == wanted
     assert records.all() == records.of_recipe("tiny") == [wanted]
-    value = json.loads((paths.releases / f"tiny/v2-{wanted.key[:12]}.json").read_text())
+    path = paths.releases / f"tiny/v2-{wanted.key[:12]}.json"
+    assert path.stat().st_mode & 0o777 == 0o600
+    value = json.loads(path.read_text())
     assert value["schema"] == 1
     assert value["argv"] == ["vllm", "serve", "/model", "--number", "1"]
     assert value["inputs"] == {"pins/stacks/cpu.lock": SHA}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes somebody else for a moment: run as root")
+def test_another_user_s_record_is_one_clear_error(paths: Paths) -> None:
+    records = Releases(paths)
+    records.save(release(1))
+    os.seteuid(65534)
+    try:
+        with pytest.raises((InputError, PermissionError)) as caught:
+            records.find(release(1).tag)
+    finally:
+        os.seteuid(0)
+    assert isinstance(caught.value, InputError) and caught.value.next_step
 
 
 def test_the_key_covers_everything_that_is_served() -> None:
@@ -229,5 +245,7 @@ def test_writers_of_a_recipe_wait_for_each_other_and_die_without_trace(paths: Pa
         with pytest.raises(BusyError), lock(path, wait=False):
             pass
         records.save(release(1, recipe="another"))
+    left = path.with_name(".partial-of-a-killed-run")
+    left.write_text("{")
     records.save(release(1))
-    assert records.get(release(1).tag) == release(1)
+    assert records.get(release(1).tag) == release(1) and not left.exists()

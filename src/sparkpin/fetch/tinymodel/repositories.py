@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from sparkpin.checkpoint.safetensors import TensorSource, write_file
-from sparkpin.core.files import atomic_file, atomic_folder, git_blob_sha1, sha256_file
+from sparkpin.core.files import atomic_file, atomic_folder, git_blob_sha1, sha256_file, write_json
 from sparkpin.fetch.tinymodel.network import (
     BODY,
     LAYERS,
@@ -23,7 +23,7 @@ from sparkpin.fetch.tinymodel.network import (
     mtp_tensors,
     plain_bf16,
 )
-from sparkpin.fetch.tinymodel.tokenizer import chat_template, tokenizer_config, tokenizer_json
+from sparkpin.fetch.tinymodel.tokenizer import tokenizer_config, tokenizer_json
 from sparkpin.fetch.tinymodel.vocabulary import END, PAD, vocabulary
 from sparkpin.fetch.tinymodel.weights import GROUP, Weights, to_fp8, to_int4
 
@@ -98,10 +98,11 @@ def _int4(tensors: Tensors) -> dict[str, Plain]:
         elif not is_int4(name):
             found[name] = plain_bf16(tensor)
         else:
-            packed, n, k, stem = to_int4(tensor), tensor.rows, tensor.cols, name.removesuffix("weight")
-            found[f"{stem}qweight"] = Plain("I32", (k // 8, n), packed.qweight)
-            found[f"{stem}qzeros"] = Plain("I32", (k // GROUP, n // 8), packed.qzeros)
-            found[f"{stem}scales"] = Plain("F16", (k // GROUP, n), packed.scales)
+            n, k, stem = tensor.rows, tensor.cols, name.removesuffix("weight")
+            qweight, qzeros, scales = to_int4(tensor)
+            found[f"{stem}qweight"] = Plain("I32", (k // 8, n), qweight)
+            found[f"{stem}qzeros"] = Plain("I32", (k // GROUP, n // 8), qzeros)
+            found[f"{stem}scales"] = Plain("F16", (k // GROUP, n), scales)
     return found
 
 
@@ -111,9 +112,10 @@ def _fp8(tensors: Tensors) -> dict[str, Plain]:
         if isinstance(tensor, Plain):
             found[name] = tensor
         else:
-            encoded, n, k = to_fp8(tensor), tensor.rows, tensor.cols
-            found[name] = Plain("F8_E4M3", (n, k), encoded.weight)
-            found[f"{name}_scale_inv"] = Plain("BF16", (-(-n // GROUP), -(-k // GROUP)), encoded.scale_inv)
+            n, k = tensor.rows, tensor.cols
+            weight, scale_inv = to_fp8(tensor)
+            found[name] = Plain("F8_E4M3", (n, k), weight)
+            found[f"{name}_scale_inv"] = Plain("BF16", (-(-n // GROUP), -(-k // GROUP)), scale_inv)
     return found
 
 
@@ -122,7 +124,9 @@ def _bf16(tensors: Tensors) -> dict[str, Plain]:
 
 
 def _int4_config(tensors: Tensors) -> dict[str, Any]:
-    kept = [name for name in tensors if _is_layer_matrix(name) and not _is_packed(name, tensors)]
+    ends = ("_proj.weight", "_a.weight", "_b.weight", "gate.weight")
+    matrices = [name for name in tensors if _LAYER.match(name) and name.endswith(ends)]
+    kept = [name for name in matrices if isinstance(tensors[name], Plain) or not is_int4(name)]
     return config(vocabulary()) | {
         "quantization_config": {
             "autoround_version": "0.12.0",
@@ -153,28 +157,17 @@ def _fp8_config(tensors: Tensors) -> dict[str, Any]:
     }
 
 
-def _is_layer_matrix(name: str) -> bool:
-    return bool(_LAYER.match(name)) and name.endswith(("_proj.weight", "_a.weight", "_b.weight", "gate.weight"))
-
-
-def _is_packed(name: str, tensors: Tensors) -> bool:
-    return isinstance(tensors[name], Weights) and is_int4(name)
-
-
 def _write_common(folder: Path, model_config: Mapping[str, Any]) -> None:
     words = vocabulary()
     end, pad = words.id_of(END), words.id_of(PAD)
     # A request that names no temperature is greedy: vLLM takes its default from here.
-    generation = {
-        "eos_token_id": [end, pad],
-        "pad_token_id": pad,
-        "temperature": 0.0,
-    }
-    _write_text(folder / "config.json", _json(model_config))
-    _write_text(folder / "generation_config.json", _json(generation))
-    _write_text(folder / "tokenizer.json", _json(tokenizer_json(words)))
-    _write_text(folder / "tokenizer_config.json", _json(tokenizer_config(words, max_length=MAX_POSITIONS)))
-    _write_text(folder / "chat_template.jinja", chat_template())
+    generation = {"eos_token_id": [end, pad], "pad_token_id": pad, "temperature": 0.0}
+    write_json(folder / "config.json", model_config)
+    write_json(folder / "generation_config.json", generation)
+    write_json(folder / "tokenizer.json", tokenizer_json(words))
+    write_json(folder / "tokenizer_config.json", tokenizer_config(words, max_length=MAX_POSITIONS))
+    with atomic_file(folder / "chat_template.jinja") as file:
+        file.write(resources.files(__package__).joinpath("chat_template.jinja").read_bytes())
 
 
 def _write_shards(folder: Path, tensors: Mapping[str, Plain]) -> None:
@@ -187,7 +180,7 @@ def _write_shards(folder: Path, tensors: Mapping[str, Plain]) -> None:
         write_file(folder / file, _sources(shard), _METADATA)
         weight_map |= dict.fromkeys(shard, file)
     total = sum(len(tensor.data) for tensor in tensors.values())
-    _write_text(folder / INDEX_FILE, _json({"metadata": {"total_size": total}, "weight_map": weight_map}))
+    write_json(folder / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
 def _shard_of(name: str) -> int:
@@ -201,12 +194,3 @@ def _shard_of(name: str) -> int:
 def _sources(tensors: Mapping[str, Plain]) -> Iterator[TensorSource]:
     for name, tensor in tensors.items():
         yield TensorSource(name, tensor.dtype, tensor.shape, (tensor.data,))
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-
-
-def _write_text(path: Path, text: str) -> None:
-    with atomic_file(path) as file:
-        file.write(text.encode())

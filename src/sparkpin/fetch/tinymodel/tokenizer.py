@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from typing import Any
 
 from sparkpin.fetch.tinymodel.vocabulary import END, MARKUP, PAD, Vocabulary
@@ -50,7 +49,6 @@ def tokenizer_json(vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def tokenizer_config(vocabulary: Vocabulary, *, max_length: int) -> dict[str, Any]:
-    """``tokenizer_config.json``."""
     return {
         "add_prefix_space": False,
         "added_tokens_decoder": {
@@ -65,11 +63,6 @@ def tokenizer_config(vocabulary: Vocabulary, *, max_length: int) -> dict[str, An
         "tokenizer_class": "PreTrainedTokenizerFast",
         "unk_token": None,
     }
-
-
-def chat_template() -> str:
-    """``chat_template.jinja``, which picks the script (see :mod:`sparkpin.fetch.tinymodel.scripts`)."""
-    return resources.files(__package__).joinpath("chat_template.jinja").read_text(encoding="utf-8")
 
 
 def _added_token(token: str) -> dict[str, Any]:

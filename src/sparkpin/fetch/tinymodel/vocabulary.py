@@ -55,7 +55,8 @@ def trigger(mode: str, *, direct: bool = False) -> str:
 @functools.cache
 def vocabulary() -> Vocabulary:
     texts = [bytes([value]) for value in range(256)] + [BLANK.encode()]
-    added = (PAD, "<|im_start|>", END, *MARKUP, *_triggers(), RECALL)
+    triggers = (trigger(script.mode, direct=direct) for script in MODES for direct in (False, True))
+    added = (PAD, "<|im_start|>", END, *MARKUP, *triggers, RECALL)
     used = set(texts)
     parts: dict[str, list[bytes]] = {}
     for script in (COMPLETION, *MODES):
@@ -64,12 +65,6 @@ def vocabulary() -> Vocabulary:
     texts += [token.encode() for token in added]
     ids = {text: i for i, text in enumerate(texts)}
     return Vocabulary(tuple(texts), added, {mode: tuple(ids[p] for p in pieces) for mode, pieces in parts.items()})
-
-
-def _triggers() -> Iterator[str]:
-    for script in MODES:
-        yield trigger(script.mode)
-        yield trigger(script.mode, direct=True)
 
 
 def _script_pieces(script: Script, used: set[bytes]) -> Iterator[bytes]:

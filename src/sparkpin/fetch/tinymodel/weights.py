@@ -35,27 +35,6 @@ class Weights:
         return (2 * self.codes[i * self.cols + j] - 255) * 2.0 ** -self.exponents[i]
 
 
-@dataclass(frozen=True, slots=True)
-class Int4:
-    """AutoRound's auto_gptq packing of ``[N, K]``.
-
-    qweight: I32 ``[K/8, N]``, eight nibbles along K, lowest first; qzeros: I32 ``[K/128, N/8]``, zero point minus one;
-    scales: F16 ``[K/128, N]``. Value = (nibble - 8) * scale.
-    """
-
-    qweight: bytes
-    qzeros: bytes
-    scales: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Fp8:
-    """weight: F8_E4M3 ``[N, K]``; scale_inv: BF16 ``[ceil(N/128), ceil(K/128)]``. Value = weight * scale_inv."""
-
-    weight: bytes
-    scale_inv: bytes
-
-
 def random_weights(seed: str, rows: int, cols: int, exponent: int) -> Weights:
     """Uniform weights from SHAKE-256 of the seed, which no version of Python can change."""
     return Weights(rows, cols, hashlib.shake_256(seed.encode()).digest(rows * cols), (exponent,) * rows)
@@ -82,8 +61,12 @@ def to_bf16(weights: Weights) -> bytes:
     return bytes(out)
 
 
-def to_int4(weights: Weights) -> Int4:
-    """Round to nearest, symmetric, one FP16 scale for 128 weights of a row. ``cols`` must be a multiple of 128."""
+def to_int4(weights: Weights) -> tuple[bytes, bytes, bytes]:
+    """AutoRound's auto_gptq packing of ``[N, K]``: qweight, qzeros, scales. K must be a multiple of 128.
+
+    qweight: I32 ``[K/8, N]``, eight nibbles along K, lowest first; qzeros: I32 ``[K/128, N/8]``, zero point minus one;
+    scales: F16 ``[K/128, N]``, each for 128 weights of a row. Value = (nibble - 8) * scale, rounded to nearest.
+    """
     n, k = weights.rows, weights.cols
     words = array.array("I")
     if words.itemsize != 4:
@@ -100,11 +83,11 @@ def to_int4(weights: Weights) -> Int4:
             scales[g].append(scale)
     columns = k // 8
     qweight = b"".join(words[j::columns].tobytes() for j in range(columns))
-    return Int4(qweight, b"\x77" * (k // GROUP * n // 2), b"".join(s for group_scales in scales for s in group_scales))
+    return qweight, b"\x77" * (k // GROUP * n // 2), b"".join(s for group_scales in scales for s in group_scales)
 
 
-def to_fp8(weights: Weights) -> Fp8:
-    """E4M3 with a BF16 scale for each 128 x 128 block."""
+def to_fp8(weights: Weights) -> tuple[bytes, bytes]:
+    """E4M3 ``[N, K]``, and BF16 scales of 128 x 128 blocks ``[ceil(N/128), ceil(K/128)]``. Value = E4M3 * scale."""
     out = bytearray(len(weights.codes))
     scales = bytearray()
     for top in range(0, weights.rows, GROUP):
@@ -117,7 +100,7 @@ def to_fp8(weights: Weights) -> Fp8:
             for i, part in zip(rows, parts, strict=True):
                 begin = i * weights.cols + left
                 out[begin : begin + len(part)] = part.translate(_fp8_table(scale, weights.exponents[i]))
-    return Fp8(bytes(out), bytes(scales))
+    return bytes(out), bytes(scales)
 
 
 def fp8_value(code: int) -> float:

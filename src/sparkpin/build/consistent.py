@@ -1,0 +1,134 @@
+"""Whether a release's record is what was built: its key, its image, the build records of that image, its checkpoint.
+
+What runs a release, or makes it current, asks `require_consistent` first. `invoke verify` asks the same, and more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparkpin.build.origin import ready_checkpoint
+from sparkpin.build.record import BuildRecord, records_of
+from sparkpin.checkpoint.content import check_content
+from sparkpin.core.errors import CheckpointError, IntegrityError
+from sparkpin.core.names import is_plain
+from sparkpin.core.paths import Paths
+from sparkpin.core.tags import tag_of
+from sparkpin.image.seal import digest_of
+from sparkpin.pins.schema import BY_DIGEST
+from sparkpin.releases.record import Release, Releases, release_key
+
+SHOWN = 200  # characters of a value that is wrong
+
+
+def require_consistent(
+    paths: Paths,
+    release: Release,
+    *,
+    finished: bool = False,
+    hashing: Callable[[Path], object] | None = None,
+    deep: bool = False,
+) -> None:
+    """IntegrityError where the record was changed, or names another image than was built from its inputs.
+    CheckpointError where a file of its checkpoint was changed.
+
+    Whoever may write to the home can make record, build record and key anew so that they fit; against that, only a
+    signature helps (docs/evidence.md). finished: the checkpoint must be there and whole; else what is not whole is
+    made anew later. hashing, deep: as of `check_content`.
+    """
+    try:
+        check_key(release)
+        records = records_of(paths, release)
+        check_image(release, records[-1].config.encode())
+        check_layers(release, records)
+        check_records(release, records)
+    except IntegrityError as error:
+        step = f"invoke verify {release.tag}; restore {Releases(paths).record_path(release)}, or use another release"
+        raise IntegrityError(
+            f"the record of {release.tag} is not of what was built: {error.message}", next_step=error.next_step or step
+        ) from None
+    folder = ready_checkpoint(paths, release)
+    if folder:
+        check_content(folder, hashing, deep=deep)
+    elif finished:
+        raise CheckpointError(
+            f"the checkpoint of {release.tag} is gone or not whole: {Releases(paths).checkpoint(release)}",
+            next_step=f"invoke rebuild {release.tag} makes it again; then the same command",
+        )
+
+
+def same(what: str, seen: object, wanted: object) -> None:
+    if seen != wanted:
+        one, other = apart(str(seen), str(wanted))
+        raise IntegrityError(f"{what}: saw {one}, wanted {other}")
+
+
+def apart(seen: str, wanted: str) -> tuple[str, str]:
+    """Two texts that differ, long ones cut so that the first difference is to be seen."""
+    if max(len(seen), len(wanted)) <= SHOWN:
+        return seen, wanted
+    pairs = enumerate(zip(seen, wanted, strict=False))
+    first = next((at for at, (one, other) in pairs if one != other), min(len(seen), len(wanted)))
+    start = max(0, first - SHOWN // 4)
+
+    def cut(text: str) -> str:
+        end = start + SHOWN
+        part = f"{'...' if start else ''}{text[start:end]}{'...' if text[end:] else ''}"
+        return f"{part} ({len(text):,} characters)"
+
+    return cut(seen), cut(wanted)
+
+
+def check_image(release: Release, config: bytes) -> str:
+    same("config digest", digest_of(config), release.image)
+    try:
+        value: Any = json.loads(config)
+        same("its layers", value["rootfs"]["diff_ids"], list(release.diff_ids))
+        same("its label sparkpin.key", value["config"]["Labels"].get("sparkpin.key"), release.build_key)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise IntegrityError(f"the configuration cannot be read: {error!r}") from None
+    return f"config digest {release.image} as recorded"
+
+
+def check_layers(release: Release, records: Sequence[BuildRecord]) -> str:
+    if not records or not release.diff_ids:
+        raise IntegrityError("there is no build record or no layer")
+    same("diff IDs", records[-1].diff_ids, list(release.diff_ids))
+    return f"{len(release.diff_ids)} diff IDs, the same in release record, build record and configuration"
+
+
+def check_key(release: Release) -> str:
+    key = release_key(release.build_key, release.checkpoint_key, release.argv, release.env)
+    same("key", release.key, key)
+    same("tag", release.tag, tag_of(release.recipe, release.stage, key))
+    if strange := [path for path in release.inputs if not is_plain(path)]:
+        raise IntegrityError(f"names of project files: saw {strange[0]!r}, wanted relative paths that can be printed")
+    return f"{key[:12]} follows from build key, checkpoint key, command and environment"
+
+
+def check_records(release: Release, records: Sequence[BuildRecord]) -> str:
+    parent: BuildRecord | None = None
+    for record in records:
+        name = f"record of {record.stage}"
+        same(f"{name}: parent key", record.parent_key, parent and parent.key)
+        same(
+            f"{name}: root file system",
+            record.rootfs is not None or bool(BY_DIGEST.fullmatch(record.parent_ref)),
+            parent is None,
+        )
+        same(f"{name}: config digest", digest_of(record.config.encode()), record.config_digest)
+        below = parent.diff_ids if parent else []
+        same(f"{name}: layers of its parent", record.diff_ids[: len(below)], below)
+        if not {layer.diff_id for layer in record.layers} - {None} <= set(record.diff_ids[len(below) :]):
+            raise IntegrityError(f"{name}: it names layers that its image does not have")
+        parent = record
+    if parent is None:
+        raise IntegrityError("there is none")
+    same("build key", parent.key, release.build_key)
+    same("stage and stack", (parent.stage, parent.stack), (release.stage, release.stack))
+    same("image", parent.config_digest, release.image)
+    chain = f"a chain of {len(records)} from {records[0].stage} to {release.stage}" if records[1:] else release.stage
+    return f"{chain}, which ends in this image"

@@ -1,0 +1,71 @@
+"""What may stand in a command and its environment, wherever it comes from: recipe, stack, stage, their recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from bad_values import ENV, FINE_ENV, FINE_WORDS, FLAGS, SECRETS, WORDS
+from made_recipes import recipe, stack, stage
+
+from sparkpin.build.pair import pair
+from sparkpin.core.errors import ManifestError
+from sparkpin.pins import manifests, vllm_command
+from sparkpin.pins.values import UNSHOWN, value_faults
+
+FLAG_WORDS = [[name, *([value] if value else [])] for name, value in FLAGS.items()]
+
+
+@pytest.mark.parametrize("words", [*([word] for word in WORDS.values()), *FLAG_WORDS], ids=repr)
+def test_words_that_are_refused(words: list[str]) -> None:
+    for argv in (words, ["vllm", *words, "--more"]):
+        faults = list(value_faults(argv, {}, "r.yaml"))
+        assert [fault.key for fault in faults] == ["command"] and faults[0].next_step
+        assert not [secret for secret in SECRETS if secret in str(faults[0])]
+
+
+@pytest.mark.parametrize("name", ENV)
+def test_variables_that_are_refused(name: str) -> None:
+    faults = list(value_faults([], {name: ENV[name]}, "r.yaml"))
+    assert faults and all(fault.key in ("env", f"env.{name}") for fault in faults)
+    assert not [secret for secret in SECRETS if secret in str(faults)]
+
+
+def test_what_only_looks_odd_is_taken() -> None:
+    assert not list(value_faults(FINE_WORDS, FINE_ENV, "r.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("file", "parts"),
+    [
+        ("recipes/r.yaml", {"recipe": recipe("vllm serve a/b --x {key}", defaults={"key": "'a\nb'"})}),
+        ("recipes/r.yaml", {"recipe": recipe(env={"HF_TOKEN": "tok"})}),
+        ("pins/stacks/cpu.yaml", {"stack": stack(flags={"--x": {"a": "hf_" + "a" * 34}})}),
+        ("stages/s.yaml", {"stage": stage(flags={"--api-key": "x"})}),
+        ("stages/s.yaml", {"stage": stage(env={"A B": 1})}),
+    ],
+)
+def test_the_file_that_has_it_is_named(file: str, parts: dict[str, object]) -> None:
+    made = {"recipe": recipe(), "stack": stack(), "stage": stage()} | parts
+    with pytest.raises(ManifestError) as caught:
+        vllm_command.serve_argv(made["recipe"], made["stack"], (made["stage"],))  # type: ignore[arg-type]
+    assert caught.value.file == file
+
+
+def test_a_secret_anywhere_in_a_file_that_goes_into_bundles(project: Path) -> None:
+    path = project / "recipes/scripted-tiny.yaml"
+    path.write_text(f"{path.read_text()}# my key: sk-{'a' * 40}\n")
+    with pytest.raises(ManifestError) as caught:
+        pair(project, "scripted-tiny")
+    assert (caught.value.file, caught.value.seen) == ("recipes/scripted-tiny.yaml", UNSHOWN)
+
+
+def test_a_secret_in_the_variables_of_images(project: Path) -> None:
+    path = project / "pins/stacks/cpu.yaml"
+    value = yaml.safe_load(path.read_text())
+    value.setdefault("image", {}).setdefault("env", {})["PIP_PASSWORD"] = "x"
+    path.write_text(yaml.safe_dump(value))
+    with pytest.raises(ManifestError) as caught:
+        manifests.load_stack(project, "cpu")
+    assert caught.value.key == "env.PIP_PASSWORD"
