@@ -29,6 +29,7 @@ PARTS = ("front", "rules", "requests_refused", "closed_in")  # of `sparkpin.serv
 START = f"import sys; sys.path.insert(0, {FOLDER!r}); from sparkpin.serve import front; front.main(*sys.argv[1:])"
 SAME_LABEL = "sparkpin.front.mark"
 MEMORY = 1 << 30
+NO_SUCH = 404  # Docker's word for what is not there
 PORT_TAKEN = r"port is already allocated|address already in use"
 
 
@@ -141,6 +142,16 @@ def create(engine: Engine, order: FrontOrder) -> Container:
 def use(front: Container, folder: str) -> None:
     """From now on requests go to the server whose socket is there."""
     launch.put(front, FOLDER, {UPSTREAM: folder.encode()})
+
+
+def drop_sockets(engine: Engine, name: str) -> None:
+    """The volume of a service, unless a container still has it."""
+    with engine_errors():
+        try:
+            engine.client.volumes.get(name).remove()
+        except APIError as error:
+            if error.status_code not in (NO_SUCH, running.CONFLICT):
+                raise
 
 
 def folder_of(server: Container | None) -> str:

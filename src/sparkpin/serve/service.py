@@ -3,7 +3,6 @@ user says otherwise (docs/serving.md)."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from pathlib import Path
@@ -12,7 +11,7 @@ from sparkpin.core import files
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
-from sparkpin.host.containers import Container, NotFound
+from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.pins import weight_loaders
 from sparkpin.pins.vllm_command import drop_flags, flag_value, served_name
@@ -198,6 +197,5 @@ def stop(paths: Paths, engine: Engine, recipe: str | None, say: Say) -> tuple[st
                 container.stop(timeout=STOP_SECONDS)
             launch.remove(container)
         for name in {name_of(paths, container.labels[LABEL]) for container in chosen}:
-            with contextlib.suppress(NotFound):
-                engine.client.volumes.get(name).remove()
+            fronts.drop_sockets(engine, name)
     return tuple(str(container.name) for container in chosen if ADDRESS_LABEL not in container.labels)

@@ -53,6 +53,7 @@ def launched(
         raise
     except BaseException:
         launch.remove(container)
+        fronts.drop_sockets(engine, name)  # where there is no other server
         raise
     return told(container, front)
 

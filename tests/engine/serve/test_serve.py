@@ -170,7 +170,9 @@ def test_a_release_that_does_not_start_gives_way_to_the_former_one(
 def test_a_first_release_that_does_not_start_leaves_nothing(site: FakeSite, name: str) -> None:
     with pytest.raises(SmokeError):
         site.start(site.faulty("exit"), port=site.port)
-    assert services.find(site.engine, name) is None
+    assert not [part for part in services.parts(site.engine) if part.labels[HOME_LABEL] == str(site.paths.home)]
+    with pytest.raises(docker.errors.NotFound):
+        site.engine.client.volumes.get(name)
 
 
 def test_a_former_one_left_by_a_killed_run_is_taken_up(site: FakeSite, name: str, newer: Release) -> None:
