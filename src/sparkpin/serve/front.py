@@ -18,6 +18,7 @@ import signal
 import ssl
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from sparkpin.serve.closed_in import no_more_sockets
 from sparkpin.serve.requests_refused import refusal
 from sparkpin.serve.rules import CERT, KEY, OPEN, PATHS, PORT, SETTINGS, SOCKET, TLS_KEY, UPSTREAM, Limits
 
-BODIES = 4  # of the greatest size, held at a time
+BODIES = 8  # of the greatest size, held at a time; of one address half as many
 RETRY_SECONDS = "5"
 HANDSHAKE_SECONDS = 10
 PASSED = ("Accept", "Content-Type")  # others choose a rank, a priority or the name of a request
@@ -81,8 +82,7 @@ class Connections(web.Server):
     def heard(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
         """A request has come, with its headers."""
         self.silent.discard(protocol)
-        loop, size = asyncio.get_running_loop(), self.limits.body + 1
-        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=size)
+        return web.BaseRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
 
 
 def address(peer: Any) -> str:
@@ -99,30 +99,27 @@ class Front:
         self.paths = {path: {method} for path, method in PATHS.items()}
         self.paths |= {path: {"GET", "POST"} for path in settings["allow"]}
         self.key = (folder / KEY).read_text().strip() if (folder / KEY).exists() else None
-        self.under_way, self.begun, self.second, self.held = Counter[str](), Counter[str](), 0, 0
+        self.under_way, self.begun, self.held = Counter[str](), Counter[str](), Counter[str]()
+        self.second = 0
         self.server, self.sessions = "", dict[str, aiohttp.ClientSession]()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         peer = address(request.transport.get_extra_info("peername")) if request.transport else ""
         self.under_way[peer] += 1
+        taken = Counter[str]()
         if "Upgrade" in request.headers:  # to nothing; its parser waits for another protocol all the same
             request.protocol.close()
         try:
             self.require_allowed(request, peer)
             if request.method != "POST":
                 return await self.pass_on(request, peer, None)
-            room = self.limits.body if request.content_length is None else request.content_length
-            self.held += room
-            try:
-                return await self.pass_on(request, peer, await self.body_of(request))
-            finally:
-                self.held -= room
+            return await self.pass_on(request, peer, await self.body_of(request, peer, taken))
         except Refused as refused:
             print(f"{peer} {request.method} {request.raw_path[:200]!r}: {refused.status}, {refused}", flush=True)
             return answer(refused)
         finally:
             self.under_way[peer] -= 1
-            self.under_way += Counter()  # forget who has none
+            self.under_way, self.held = +self.under_way, self.held - taken  # without those who have none
 
     def require_allowed(self, request: web.BaseRequest, peer: str) -> None:
         """The path is compared as it was sent: no other way of writing it is known here, so none can lead elsewhere."""
@@ -150,25 +147,34 @@ class Front:
         right = [hmac.compare_digest(hashlib.sha256(key.encode(errors="replace")).digest(), wanted) for key in given]
         return bool(right) and all(right)
 
-    async def body_of(self, request: web.BaseRequest) -> bytes:
+    async def body_of(self, request: web.BaseRequest, peer: str, taken: Counter[str]) -> bytes:
         if (request.content_length or 0) > self.limits.body:
             raise Refused(413, f"wanted a body of at most {self.limits.body} bytes")
-        if self.held > BODIES * self.limits.body:
-            raise Refused(503, "too many large requests at a time")
         if "Content-Encoding" in request.headers:
             raise Refused(415, "wanted a body that is not compressed")
         try:
             async with asyncio.timeout(self.limits.idle):
-                body = await request.read()
+                body = b"".join([part async for part in self.parts_of(request, peer, taken)])
         except TimeoutError:
             raise Refused(408, f"the body did not come within {self.limits.idle} s") from None
-        except web.HTTPRequestEntityTooLarge:
-            raise Refused(413, f"wanted a body of at most {self.limits.body} bytes") from None
+        except web.RequestPayloadError as error:
+            raise Refused(400, f"wanted a body as its headers say ({str(error)[:100]})") from None
         path = request.raw_path.partition("?")[0]
         parts = path not in PATHS and request.content_type.startswith("multipart/")  # a recording, if that is allowed
         if not parts and (why := self.fault(path, body)):
             raise Refused(400, why)
         return body
+
+    async def parts_of(self, request: web.BaseRequest, peer: str, taken: Counter[str]) -> AsyncIterator[bytes]:
+        """Of its body, as they come: what is only announced takes no room. taken: gets the bytes, for this address."""
+        async for part in request.content.iter_any():
+            taken[peer] += len(part)
+            self.held[peer] += len(part)
+            if taken[peer] > self.limits.body:
+                raise Refused(413, f"wanted a body of at most {self.limits.body} bytes")
+            if max(2 * self.held[peer], self.held.total()) > BODIES * self.limits.body:
+                raise Refused(503, "too many large requests at a time")
+            yield part
 
     def fault(self, path: str, data: bytes) -> str | None:
         """What is wrong with a body; None for one that may be passed on. Text counts too: JSON is not read before."""

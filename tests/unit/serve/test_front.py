@@ -183,6 +183,22 @@ def test_what_is_too_large_or_too_slow_is_refused(site: Site) -> None:
         assert link.recv(12) == b"HTTP/1.1 408"
 
 
+def test_bodies_take_room_as_they_come(site: Site) -> None:
+    site.server("a")
+    client = site.start(Limits(body=1000))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: 1000\r\n\r\n"
+    with ExitStack() as links:
+        for _ in range(20):
+            links.enter_context(front_trials.opened(site.port, head.encode()))
+        assert client.post("/v1/completions", json=BODY).status_code == 200
+        made = [links.enter_context(front_trials.opened(site.port, head.encode() + b" " * 990)) for _ in range(5)]
+        assert made[-1].recv(12) == b"HTTP/1.1 503"
+        assert client.post("/v1/completions", json=BODY | {"x": "x" * 100}).status_code == 503
+        for link in made:
+            link.close()
+        until(lambda: client.post("/v1/completions", json=BODY).status_code == 200)
+
+
 def test_one_address_gets_its_share_and_all_together_theirs(site: Site) -> None:
     go = threading.Event()
     site.server("a", lambda path: path == "/health" or (go.wait(60) and None))
