@@ -384,9 +384,12 @@ def checkpoint(
     ] = None,
     dry_run: Annotated[bool, "print the plan, which only reads headers"] = False,
     verify: Annotated[bool, "compare all bytes of a checkpoint that is there with its sources"] = False,
+    deep: Annotated[bool, "hash the base again, though it is the same files that were right before"] = False,
 ) -> None:
     """Make the checkpoint of a stage from the pinned repositories."""
-    commands.checkpoint.checkpoint(recipe=recipe, model=model, stage=stage, stack=stack, dry_run=dry_run, verify=verify)
+    commands.checkpoint.checkpoint(
+        recipe=recipe, model=model, stage=stage, stack=stack, dry_run=dry_run, verify=verify, deep=deep
+    )
 
 
 @task("build")

@@ -126,7 +126,7 @@ class Sample:
         self.root = root
         self.base, self.fp8 = base_shards(), fp8_shards()
         self.shards = {"int4": self.base, "fp8": self.fp8}
-        self.configs: dict[str, dict[str, Any]] = {"int4": base_config(), "fp8": fp8_config()}
+        self.configs: dict[str, Any] = {"int4": base_config(), "fp8": fp8_config()}
         self.unlisted: tuple[str, ...] = (EXTRA,)
         self.pin_changes: dict[str, Any] = {}
 

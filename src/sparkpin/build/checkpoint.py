@@ -26,15 +26,19 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import model
 from sparkpin.fetch.model_files import repository_folder
+from sparkpin.fetch.verified import Verified
 from sparkpin.pins.schema import ModelLock, ModelPin
 
 
-def build_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Say) -> Path:
+def build_checkpoint(
+    paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[str], say: Say, *, deep: bool = False
+) -> Path:
     """The folder of the checkpoint that `steps` make of the model; built if it is not there yet.
 
-    What a bundle brought is made anew: of it only its release says that it is this checkpoint.
-    Fetches what the steps use. Raises what `hub.fetch_model` and `make_plan` raise, and DiskError if the disk cannot
-    take it. Two runs at once build it once; what a killed run had finished, the next one goes on from.
+    deep: from a base that is read anew, though it was found right before. What a bundle brought is made anew: of it
+    only its release says that it is this checkpoint. Fetches what the steps use. Raises what `hub.fetch_model` and
+    `make_plan` raise, and DiskError if the disk cannot take it. Two runs at once build it once; what a killed run had
+    finished, the next one goes on from.
     """
     key = checkpoint_key(pin, lock, steps)
     folder = checkpoint_folder(paths, pin, lock, steps)
@@ -43,11 +47,14 @@ def build_checkpoint(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequen
     with hold_model(paths, pin.name, say):
         if is_made_here(folder, key):
             return folder
-        places = model.fetch_model(paths, pin, lock, say, only=used_repositories(pin, steps))
-        plan = make_plan(model.listings(paths, pin, lock, say, only=used_repositories(pin, steps)), pin, steps)
+        used = used_repositories(pin, steps)
+        plan = make_plan(model.listings(paths, pin, lock, say, only=used), pin, steps)  # before 72 GB are fetched
+        places = model.fetch_model(paths, pin, lock, say, only=used, deep=deep)
         for note in plan.notes:
             say(note)
-        write_checkpoint(folder, pin, lock, plan, places, key, say)
+        verified = Verified(paths, lock.repositories[pin.base])
+        write_checkpoint(folder, pin, lock, plan, places, key, say, link=verified.link, still=verified.still)
+        verified.save()
     return folder
 
 
@@ -66,7 +73,7 @@ def verify_built(paths: Paths, pin: ModelPin, lock: ModelLock, steps: Sequence[s
         step = f"the same line without --verify builds it: invoke checkpoint --model {pin.name}, or with its --stage"
         raise CheckpointError(f"{folder}: no such checkpoint of {pin.name}", next_step=step)
     used = used_repositories(pin, steps)
-    places = model.fetch_model(paths, pin, lock, say, only=used)
+    places = model.fetch_model(paths, pin, lock, say, only=used, deep=True)
     plan = make_plan(model.listings(paths, pin, lock, say, only=used), pin, steps)
     shards = verify_checkpoint(folder, places, plan)
     if not is_complete(folder, checkpoint_key(pin, lock, steps)):

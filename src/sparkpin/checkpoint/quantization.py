@@ -20,6 +20,7 @@ def fp8_entry(block: Sequence[int]) -> dict[str, Any]:
 
 def fp8_settings(source: ReadRepository) -> Mapping[str, Any]:
     """What an FP8 repository says of itself; nothing if it says nothing. CheckpointError if that is no mapping."""
+    require_config(source, "a quantization_config in FP8")
     config = source.config.get("quantization_config")
     if config is not None and not isinstance(config, dict):
         raise CheckpointError(
@@ -27,6 +28,14 @@ def fp8_settings(source: ReadRepository) -> Mapping[str, Any]:
             next_step=source.listing.mend or "choose a repository or revision in FP8, in pins/models/",
         )
     return config or {}
+
+
+def require_config(source: ReadRepository, what: str) -> None:
+    if CONFIG not in source.listing.texts:
+        raise CheckpointError(
+            f"{source.origin}: no {CONFIG}: saw no such file, wanted one with {what}",
+            next_step=source.listing.mend or "choose a repository or revision that has it, in pins/models/",
+        )
 
 
 def check_source_config(source: ReadRepository, block: Sequence[int]) -> None:
@@ -58,11 +67,7 @@ def extra_config_of(draft: Draft) -> dict[str, Any]:
     Raises CheckpointError for a config without AutoRound's settings, and for entries of another form.
     """
     base, config = draft.base, draft.config.get("quantization_config")
-    if CONFIG not in base.listing.texts:
-        raise CheckpointError(
-            f"{base.origin}: no {CONFIG}: saw no such file, wanted one with AutoRound's quantization_config",
-            next_step=base.listing.mend or "choose a repository or revision that has it, in pins/models/",
-        )
+    require_config(base, "AutoRound's quantization_config")
     if not isinstance(config, dict):
         raise CheckpointError(
             f"{base.origin}/{CONFIG}: quantization_config: saw {config!r}, wanted AutoRound's settings",

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from sparkpin.checkpoint.draft import PlanRow
 from sparkpin.checkpoint.plan import CheckpointPlan, taken
+from sparkpin.checkpoint.rows import ORDER
 from sparkpin.core import terminal
 
 COLUMNS = ("what", "count", "size", "after", "tensors", "type", "why")
@@ -77,7 +78,7 @@ def summary(plan: CheckpointPlan) -> list[str]:
     counts: Counter[str] = Counter()
     for row in plan.rows:
         counts[row.verb] += row.tensors
-    did = ", ".join(f"{counts[verb]:,} {verb}" for verb in ("replaced", "added", "listed", "dropped", "kept", "unused"))
+    did = ", ".join(f"{counts[verb]:,} {verb}" for verb in ORDER)
     after = plan.written_bytes + plan.linked_bytes
     lines = [
         f"checkpoint of {plan.model}, {' + '.join(plan.steps)}: {did}",

@@ -202,7 +202,8 @@ def read_repository(listing: Listing, wanted: Callable[[str], bool] = lambda nam
     if seen != len(weight_map):
         held = {name for file in listing.headers for name in header_of(listing, file).tensors}
         first = next(name for name in weight_map if name not in held)
-        raise misplaced(listing, weight_map, first, "no file has it")
+        has = weight_map[first] in listing.files
+        raise misplaced(listing, weight_map, first, "no file has it" if has else "there is no such file")
     if not kinds:
         raise CheckpointError(f"{listing.origin}: no tensors in its safetensors files", next_step=listing.mend or FETCH)
     if index is None:

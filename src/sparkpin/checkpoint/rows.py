@@ -6,7 +6,7 @@ from sparkpin.checkpoint.draft import Draft, PlanRow
 from sparkpin.checkpoint.repository import Kind
 from sparkpin.checkpoint.unused import unused_rows
 
-ORDER = ("replaced", "added", "listed", "dropped", "kept", "unused")
+ORDER = ("replaced", "added", "listed", "dropped", "kept", "left", "unused")
 
 
 def rows_of(draft: Draft) -> tuple[PlanRow, ...]:

@@ -26,8 +26,8 @@ from sparkpin.core.errors import CheckpointError
 from sparkpin.core.terminal import Say
 
 UNFINISHED = ".unfinished"
-THREADS = 8
-"""Shards at once: some are hashed, each by one processor, while others wait for the disk."""
+THREADS = 2
+"""Shards at once: while one waits for the disk, another is hashed. A kill costs what is begun, so no more than that."""
 
 
 class WrittenFile(NamedTuple):

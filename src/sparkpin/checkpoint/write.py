@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sparkpin.checkpoint.content import note_content
@@ -40,8 +40,13 @@ def write_checkpoint(
     places: Places,
     key: str,
     say: Say,
+    link: Callable[[Path, Path], None] = link_or_copy,
+    still: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write everything beside `folder` and rename it last. Only while holding the model's lock."""
+    """Write everything beside `folder` and rename it last. Only while holding the model's lock.
+
+    still: raises CheckpointError if the base is no longer what was verified; asked when its bytes are written.
+    """
     partial = partial_folder(folder)
     for left in folder.parent.glob(files.PARTIAL + "*"):
         if left != partial:
@@ -55,9 +60,10 @@ def write_checkpoint(
     written = write_shards(partial, plan, places, key, say)
     with files.disk_errors(folder.parent):
         try:
+            still()
             # Without index and config, which come last, nobody takes the folder for a model.
-            for link in plan.links:
-                link_or_copy(base / link.path, partial / link.path)
+            for kept in plan.links:
+                link(base / kept.path, partial / kept.path)
             for text in plan.texts:
                 write_text(partial / text.path, text.data)
             written |= texts_written(plan)

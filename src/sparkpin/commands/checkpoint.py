@@ -14,15 +14,23 @@ from sparkpin.pins import manifests
 
 
 def checkpoint(
-    *, recipe: str | None, model: str | None, stage: str | None, stack: str | None, dry_run: bool, verify: bool
+    *,
+    recipe: str | None,
+    model: str | None,
+    stage: str | None,
+    stack: str | None,
+    dry_run: bool,
+    verify: bool,
+    deep: bool,
 ) -> None:
     """Of a recipe, or of a model alone: with all steps that its pin allows, or those of a stage's chain."""
     if model and (recipe or stack):
         raise InputError(f"--model {model} goes without --recipe and --stack", next_step="leave one of them out")
-    if dry_run and verify:
+    if dry_run + verify + deep > 1:
         raise InputError(
-            "--dry-run tells what would be built, --verify reads what is built: one of them",
-            next_step="leave --dry-run out: --verify changes no checkpoint either",
+            "--dry-run tells what would be built, --deep builds from a base read anew, --verify reads what is built: "
+            "one of them",
+            next_step="leave the others out: --verify changes no checkpoint either",
         )
     if model:
         paths = Paths.from_env()
@@ -42,4 +50,4 @@ def checkpoint(
     elif verify:
         show(f"{verify_built(paths, pin, lock, steps, say)}: every byte is that of its sources")
     else:
-        show(str(build_checkpoint(paths, pin, lock, steps, say)))
+        show(str(build_checkpoint(paths, pin, lock, steps, say, deep=deep)))

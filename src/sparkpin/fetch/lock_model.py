@@ -21,7 +21,7 @@ from sparkpin.core.terminal import Say
 from sparkpin.fetch import model
 from sparkpin.fetch.hub_client import asked
 from sparkpin.fetch.hub_repository import Site, generated, site_of
-from sparkpin.fetch.model_files import TEXTS, download_folder, listing_of
+from sparkpin.fetch.model_files import TEXTS, download_folder, is_there, listing_of, mend_folder
 from sparkpin.fetch.origins import SILENCE
 from sparkpin.fetch.pieces import FilePiece
 from sparkpin.fetch.store import HASH_WORKERS, Store, check
@@ -95,7 +95,7 @@ class Locking:
         """The files of a repository; of a donor only those that the Hub has a SHA-256 of, its index and config."""
         repository = self.pin.repositories[key]
         if repository.folder:
-            rows = list(hashed(self.paths.project / repository.folder, self.manifest, key, self.say))
+            rows = list(hashed(self.paths.project / repository.folder, self.manifest, key, self.pin, self.say))
             revision = commit_of(rows)
             self.tell_changes(key, revision, rows)
         else:
@@ -268,12 +268,15 @@ def sha256_if_here(path: Path, row: Listed) -> str | None:
     return sha256 if right else None
 
 
-def hashed(folder: Path, manifest: Path, key: str, say: Say) -> Iterator[Listed]:
+def hashed(folder: Path, manifest: Path, key: str, pin: ModelPin, say: Say) -> Iterator[Listed]:
     """Every file of a folder that stands for a repository, but hidden ones (.git, .cache)."""
     if not folder.is_dir():
         raise ManifestError(manifest, f"repositories.{key}.folder", str(folder), "a folder with the repository's files")
-    names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    names = sorted(path.relative_to(folder) for path in folder.rglob("*"))
     names = [name for name in names if not any(part.startswith(".") for part in name.parts)]
+    names = [name for name in names if is_shard(name.as_posix()) or not (folder / name).is_dir()]
+    for name in names:
+        is_there(folder / name, mend_folder(folder, pin))
 
     def row(name: Path) -> Listed:
         size = (folder / name).stat().st_size

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,21 +22,23 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.fetch import transfer
 from sparkpin.fetch.hub_repository import Site, generated, site_of
-from sparkpin.fetch.model_files import TEXTS, download_folder, listing_of, places_of, repository_folder
+from sparkpin.fetch.model_files import TEXTS, check_sources, download_folder, listing_of, places_of, repository_folder
 from sparkpin.fetch.pieces import FilePiece
 from sparkpin.fetch.store import Store, missing
+from sparkpin.fetch.verified import Verified
 from sparkpin.pins.schema import LockedFile, ModelLock, ModelPin, RepositoryLock
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def fetch_model(
-    paths: Paths, pin: ModelPin, lock: ModelLock, say: Say, *, only: Collection[str] | None = None
+    paths: Paths, pin: ModelPin, lock: ModelLock, say: Say, *, only: Collection[str] | None = None, deep: bool = False
 ) -> Places:
     """Where the bytes of the model's repositories lie (all, or those named in `only`), verified.
 
-    What is there and right costs a hash and no network; a damaged file is told and fetched again. Raises NetworkError,
-    DiskError, ManifestError for a lock that lacks what the pin asks for, IntegrityError for other bytes than locked.
+    What is there and right costs no network, and of the base a hash the first time (deep: each time); a damaged file is
+    told and fetched again. Raises NetworkError, DiskError, ManifestError for a lock that lacks what the pin asks for,
+    IntegrityError for other bytes than locked.
     """
     wanted = wanted_of(paths, pin, lock, only)
     store = Store(paths.store)
@@ -45,12 +48,15 @@ def fetch_model(
         pieces: list[FilePiece] = []
         for name, entry in wanted.items():
             if name == pin.base:
-                remove_strays(repository_folder(paths, entry), entry, say)
-                absent = missing_files(repository_folder(paths, entry), entry.files, say)
-                pieces += [site[name].locked(file) for file in absent if not site[name].linked(file)]
+                verified = Verified(paths, entry, deep=deep)
+                remove_strays(verified.folder, entry, say)
+                base = [file for file in verified.missing(entry.files, say) if not site[name].linked(file)]
+                pieces += [site[name].locked(file) for file in base]
             elif absent := lacking(store, entry.tensors, say):
                 pieces += tensor_pieces(site[name], listing_of(paths, pin, name, entry), absent)
         fetched += fetch_pieces(paths, pin, pieces, say).received
+        if pin.base in wanted:
+            verified.save(base)
         for entry in wanted.values():
             shutil.rmtree(download_folder(paths, entry), ignore_errors=True)
     if fetched:
@@ -86,6 +92,7 @@ def wanted_of(paths: Paths, pin: ModelPin, lock: ModelLock, only: Collection[str
         if absent := shards - {header.file for header in entry.headers}:
             wanted = f"{len(shards)} headers, that of {min(absent)}, too"
             raise ManifestError(path, f"repositories.{name}.headers", len(entry.headers), wanted, next_step=command)
+        check_sources(paths, pin, name, entry)
     return {name: lock.repositories[name] for name in names}
 
 
@@ -155,12 +162,21 @@ def hold_repositories(paths: Paths, repos: Collection[str], say: Say) -> Iterato
     """In sorted order, so that two runs cannot block each other."""
     with contextlib.ExitStack() as stack:
         for repo in sorted(repos):
+            stack.callback(remove_empty, (paths.models / repo).glob("*.download"))
 
             def tell(repo: str = repo) -> None:
                 say(f"waiting for another run that uses {repo}")
 
             stack.enter_context(files.lock(paths.locks / f"repository-{repo.replace('/', '--')}.lock", on_wait=tell))
         yield
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """What holds no begun piece; a glob is asked here, when the pieces are at their places."""
+    for folder in folders:
+        for root, _, _ in os.walk(folder, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(root)
 
 
 def remove_strays(folder: Path, repository: RepositoryLock, say: Say) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sparkpin.checkpoint.repository import CONFIG, INDEX, FileBytes, Listing, Places
 from sparkpin.checkpoint.safetensors import read_header_bytes
+from sparkpin.core.errors import CheckpointError
 from sparkpin.core.paths import Paths
 from sparkpin.fetch.store import Store
 from sparkpin.pins.schema import LockedFile, ModelPin, PinnedRepository, RepositoryLock
@@ -54,6 +57,40 @@ def mend_folder(folder: Path, pin: ModelPin) -> str:
         f"put a right copy of it into {folder}, which is only read here; once its files are as they should be: "
         f"invoke lock --model {pin.name}"
     )
+
+
+def is_there(path: Path, mend: str) -> bool:
+    """Whether a source lies there. CheckpointError for what is no file, or may not be read. mend: what to do."""
+    seen = ""
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            seen = "a folder" if stat.S_ISDIR(mode) else "a device, pipe or socket"
+        elif not os.access(path, os.R_OK):
+            seen, mend = f"mode {stat.S_IMODE(mode):03o}, which does not let this user read it", f"chmod a+r {path}"
+    except FileNotFoundError:
+        if not path.is_symlink():
+            return False
+        seen = f"a link to {path.readlink()}, where nothing is"
+    except OSError as error:  # a folder above it that may not be entered, links in a circle, a broken disk
+        seen = str(error.strerror)
+    if seen:
+        raise CheckpointError(f"{path}: saw {seen}, wanted a file to read", next_step=mend)
+    return True
+
+
+def check_sources(paths: Paths, pin: ModelPin, name: str, entry: RepositoryLock) -> None:
+    """What is here of a repository can be read, and what is not here lies in the folder of this machine that stands for
+    it, if one does. CheckpointError before anything is fetched or written."""
+    own, store = source_folder(paths, pin, name), Store(paths.store)
+    folder = repository_folder(paths, entry)
+    places = [(file.file, folder / file.file) for file in fetched_of(entry, whole=name == pin.base).files]
+    places += [(row.file, store.path(row.sha256)) for row in blobs_of(entry)]
+    for file, path in places:
+        if is_there(path, f"move it away, then the same command, which brings the right one: mv {path} {path}.old"):
+            continue
+        if own and not is_there(own / file, mend_folder(own, pin)):
+            raise CheckpointError(f"{own / file}: saw no such file, wanted one", next_step=mend_folder(own, pin))
 
 
 def listing_of(paths: Paths, pin: ModelPin, name: str, entry: RepositoryLock) -> Listing:

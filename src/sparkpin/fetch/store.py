@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,8 +112,12 @@ def check(file: LockedFile, sha256: str, size: int, what: str, next_step: str = 
         )
 
 
-def missing(wanted: Iterable[tuple[LockedFile, Path]], say: Say) -> list[LockedFile]:
-    """Reads what is there. A damaged file is told and removed."""
+def missing(
+    wanted: Iterable[tuple[LockedFile, Path]],
+    say: Say,
+    hash_of: Callable[[LockedFile, Path], str] = lambda file, path: sha256_file(path)[0],
+) -> list[LockedFile]:
+    """Asks `hash_of` for the SHA-256 of what is there. A damaged file is told and removed."""
     rows = list(wanted)
 
     def fault(row: tuple[LockedFile, Path]) -> str | None:
@@ -122,7 +126,7 @@ def missing(wanted: Iterable[tuple[LockedFile, Path]], say: Say) -> list[LockedF
             return ""
         if (size := path.stat().st_size) != file.size:
             return f"size {size}, wanted {file.size}"
-        sha256, _ = sha256_file(path)
+        sha256 = hash_of(file, path)
         return None if sha256 == file.sha256 else f"sha256 {sha256}, wanted {file.sha256}"
 
     with ThreadPoolExecutor(HASH_WORKERS) as pool:

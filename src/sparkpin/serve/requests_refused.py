@@ -1,16 +1,113 @@
-"""Requests that vLLM does not survive, by the reason that their sender is told.
+"""Requests that are refused before vLLM sees them: each ends its engine, or keeps other clients waiting for seconds.
 
-The front's container has this file, too: standard library alone.
+Standard library alone: this file runs with the Python of an image, too. tests/adversary holds every row against a real
+server. No agent comes near a limit.
 """
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
+
+SIZE = 1_500_000  # characters and values: more than 262,144 tokens of code have
+SEQUENCES = 3  # one less than the fewest that a recipe for several users serves at a time
+GRAMMAR = 65_536  # characters and values; xgrammar's time grows with them
+INTEGERS = range(-(2**63), 2**64)  # of the message to the engine; anything else is answered 500
+
+
+@dataclass(frozen=True)
+class Row:
+    """path: a regular expression that the whole path must match. fields: of the body; none: the body itself.
+
+    condition: whether a field's value is refused; only one that is there is asked. kills: what vLLM of a release does
+    otherwise.
+    """
+
+    path: str
+    fields: tuple[str, ...]
+    condition: Callable[[Any], bool]
+    reason: str
+    kills: str
+
+    def meets(self, path: str, body: dict[str, Any]) -> str | None:
+        """The reason, with the field that is refused."""
+        if not re.fullmatch(self.path, path):
+            return None
+        if not self.fields:
+            return self.reason if self.condition(body) else None
+        met = (name for name in self.fields if body.get(name) is not None and self.condition(body[name]))
+        return next((f"{name}: {self.reason}" for name in met), None)
+
+
+def values(value: Any) -> Iterator[Any]:
+    """Each value and key in it, itself first; without recursion, which JSON of many levels would end."""
+    left = [value]
+    while left:
+        value = left.pop()
+        yield value
+        if isinstance(value, dict):
+            left += [part for pair in value.items() for part in pair]
+        elif isinstance(value, list):
+            left += value
+
+
+def larger(limit: int) -> Callable[[Any], bool]:
+    def check(value: Any) -> bool:
+        sizes = accumulate(len(part) if isinstance(part, str) else 1 for part in values(value))
+        return any(size > limit for size in sizes)
+
+    return check
+
+
+def no_number(body: Any) -> bool:
+    """NaN, an infinity, or an integer that the engine cannot be sent."""
+    return any(
+        (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, int) and value not in INTEGERS)
+        for value in body.values()
+    )
+
+
+def many(body: Any) -> bool:
+    """More sequences than SEQUENCES: prompts times answers."""
+    prompts, answers = body.get("prompt"), body.get("n")
+    count = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
+    return count * (answers if isinstance(answers, int) else 1) > SEQUENCES
+
+
+def over(limit: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list | dict) and len(value) > limit
+
+
+SCORES = "0.32, and as is read 0.33: vllm-project/vllm#42592"
+V2 = "0.32 and 0.33 on GPUs, as is read in their V2 model runner"
+ANSWERS = "/v1/completions|/v1/chat/completions|/invocations"
+GRAMMARS = ("response_format", "structured_outputs", "text", "output_format", "output_config")
+REFUSED = (
+    Row("/tokenize|/detokenize", (), larger(SIZE), f"more than {SIZE:,} characters and values",
+        "stalls 0.32: 10 MB to /tokenize, 22 s; elsewhere it looks at the length first"),
+    Row(".*", (), no_number, "a number that is NaN, infinite or beyond 64 bits", "0.32 answers 500"),
+    Row("/generative_scoring|/v1/systemone|/v1/decisions", (), bool, "scoring ends a server that drafts",
+        SCORES),
+    Row(".*", ("logprob_token_ids",), bool, "they end a server that drafts", SCORES),
+    Row(ANSWERS, (), many, f"more than {SEQUENCES} answers at once (prompts times n)",
+        "stalls 0.32: n=100 holds every sequence, more than 30 s"),
+    Row("/v1/chat/completions/batch", ("messages",), over(SEQUENCES), f"more than {SEQUENCES} chats at once",
+        "stalls 0.32: 2,000 chats, 28 s"),
+    Row(".*", GRAMMARS, larger(GRAMMAR), f"a grammar of more than {GRAMMAR:,} characters",
+        "stalls 0.32: compiled on all cores for tens of seconds, also after the client has gone"),
+    Row(".*", ("allowed_token_ids", "logit_bias"), over(1024), "more than 1,024 of them", V2),
+    Row(".*", ("stop_token_ids", "bad_words"), over(128), "more than 128 of them", V2),
+)  # fmt: skip
 
 
 def refusal(path: str, body: dict[str, Any]) -> str | None:
-    """Why a request is not passed on (it is answered with 400); None for one that may be.
+    """Why vLLM shall not see this request, naming the field; None where it may.
 
-    path: as in `rules.PATHS`; body: its JSON, within the limits of size and depth.
+    path: without the query. body: parsed by `json.loads`, which itself raises RecursionError for JSON of a thousand
+    levels, and ValueError for an integer of more than 4,300 digits: both are to be refused as broken JSON is.
     """
-    return None
+    return next((reason for row in REFUSED if (reason := row.meets(path, body))), None)

@@ -95,16 +95,6 @@ def tool_answer(subject: SmokeSubject) -> str:
     return f"{told}, in {parts} parts and sampled"
 
 
-def tool_call_required(subject: SmokeSubject) -> str:
-    """The grammar that enforces a call, beside the drafts: both decide about the next token."""
-    if not subject.gpu and subject.flags.json("--speculative-config"):
-        raise NotApplicable(
-            "on a CPU with a drafter vLLM 0.32 ends when a grammar shortens a draft (mamba/ops/cpu/gdn_attention.py, "
-            "_spec_forward: 'The size of tensor a (5) must match the size of tensor b (4)')"
-        )
-    return asked_both_ways(lambda expect: expect.tool_call_required)(subject)
-
-
 def active_mods(subject: SmokeSubject) -> str:
     log, demands = subject.log(), subject.demands
     seen = mods.reports(log)
@@ -147,7 +137,8 @@ CHECKS: dict[str, Check] = {
     "tool-calls-parallel": asked_both_ways(lambda expect: expect.tool_calls),
     "tool-call-in-reasoning": asked_both_ways(lambda expect: expect.tool_call_inside),
     "tool-examples": asked_both_ways(lambda expect: expect.tool_examples),
-    "tool-call-required": tool_call_required,
+    # The grammar that enforces a call, beside the drafts: both decide about the next token.
+    "tool-call-required": asked_both_ways(lambda expect: expect.tool_call_required),
     "unicode": in_one(lambda expect: expect.turkish),
     "determinism": probes.determinism,
     "logprobs": probes.logprobs,

@@ -94,7 +94,7 @@ def run_smoke(
             timeout = running.ready_timeout(checkpoint)
             with started(paths, engine, variant, checkpoint, gpus=gpus, timeout=timeout, say=say) as server:
                 with Client.unix(server.socket) as client:
-                    subject = subject_of(variant, client, server, length, gpu=gpus, reference=reference)
+                    subject = subject_of(variant, client, server, length, reference=reference)
                     # Who drafts nothing is not asked how much of it is accepted.
                     names = [name for name in demands.checks if length or name != "acceptance"]
                     examine(server, subject, names, evidence, say)

@@ -30,7 +30,6 @@ class SmokeSubject:
     demands: Demands  # of its release
     argv: tuple[str, ...]  # the command that it runs
     length: int = 0  # tokens that it drafts
-    gpu: bool = False
     reference: Reference | None = None  # what a release of the stage below gave
     leaves: dict[str, Any] = field(default_factory=dict)  # file name -> JSON value, for the evidence
 

@@ -472,7 +472,7 @@ def test_disk_is_checked_before_the_first_byte(small_disk: Path) -> None:
 
 
 def test_what_a_killed_run_had_begun_counts_for_the_next(paths: Paths) -> None:
-    """A shard's blocks are set aside when it is begun, so eight of them may fill the rest of a disk."""
+    """A shard's blocks are set aside when it is begun, so two of them may fill the rest of a disk."""
     folders = write_sample(paths, scale=10_000)
     lock, plan = lock_of(folders), make_plan(listings_of(folders), PIN, ALL)
     folder = checkpoint_folder(paths, PIN, lock, ALL)

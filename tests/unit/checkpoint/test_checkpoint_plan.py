@@ -89,13 +89,25 @@ def test_the_summary_of_a_plan_tells_sizes_and_what_is_fetched(sample: Sample) -
     plan = make_plan(listings_of(folders), sample.pin, HYBRID)
     before = sum(path.stat().st_size for path in folders["int4"].iterdir())
     first, size, files, fetched, unused = report.summary(plan)
-    assert first == "checkpoint of sample, copy + hybrid: 6 replaced, 6 added, 0 listed, 0 dropped, 15 kept, 2 unused"
+    assert (
+        first
+        == "checkpoint of sample, copy + hybrid: 6 replaced, 6 added, 0 listed, 0 dropped, 15 kept, 0 left, 2 unused"
+    )
     assert size.endswith(f"({plan.written_bytes + plan.linked_bytes - before:+,} bytes)")
     assert files.startswith("files: 4 written") and ", 2 linked" in files
     assert fetched.startswith(
         f"of fp8 ({folders['fp8']}): 12 tensors of 0.0 MB, and 0.0 MB of headers, index and config:"
     )
     assert unused == "2 tensors outside of experts stay unused"
+
+
+def test_what_both_repositories_have_by_one_name_is_left_to_the_base(sample: Sample) -> None:
+    sample.fp8[FIRST] |= {f"{BODY}{layer}.mlp.gate.weight": ("BF16", (3, 5)) for layer in (0, 1)}
+    rows = [row for row in sample.plan(HYBRID).rows if row.verb == "left"]
+    assert [(row.pattern, row.dtype, row.tensors, row.before) for row in rows] == [
+        (f"{BODY}*.mlp.gate.weight", "BF16", 2, 60)
+    ]
+    assert counts(sample.plan(HYBRID))["unused"] == 2, "as before"
 
 
 def test_the_mtp_layer_stays_in_bf16_although_its_shared_expert_is_called_alike(sample: Sample) -> None:
@@ -141,6 +153,7 @@ LAYERS = r"mtp_num_hidden_layers: saw .*, wanted 1 or more"
         (donor(SECOND, SCALE), HYBRID, rf"{UP}\.weight_scale_inv: saw no such tensor, wanted the scales"),
         *((spec(SECOND, SCALE, "BF16", *shape), HYBRID, SCALES) for shape in ((1, 1), (2, 1), (6, 2), (4,))),
         (spec(SECOND, SCALE, "F16", 2, 2), HYBRID, "saw dtype F16, wanted BF16 or F32"),
+        (lambda sample: sample.configs.update(fp8=None), HYBRID, r"fp8: no config\.json: saw no such file, wanted"),
         (quantised_in([128, 128]), HYBRID, r"weight_block_size: saw \[128, 128\], wanted \[4, 4\]"),
         (lambda sample: sample.pin_changes.update(hybrid={"rules": [RULE, RULE | {"modules": ["*.nothing"]}]}), HYBRID,
          r"'\*\.nothing' fits no module"),
@@ -169,15 +182,16 @@ def indexed(**change: Any) -> Callable[[bytes], bytes]:
     return lambda data: json.dumps(json.loads(data) | change).encode()
 
 
-def ghost(data: bytes) -> bytes:
-    return indexed(weight_map={**json.loads(data)["weight_map"], "ghost.weight": FIRST})(data)
+def ghost(file: str) -> Callable[[bytes], bytes]:
+    return lambda data: indexed(weight_map={**json.loads(data)["weight_map"], "ghost.weight": file})(data)
 
 
 @pytest.mark.parametrize(
     ("path", "change", "said"),
     [
         (f"fp8/{SECOND}", lambda data: data[:-1], SECOND),
-        (f"int4/{INDEX}", ghost, r"'ghost\.weight' is listed in .*, but no file has it"),
+        (f"int4/{INDEX}", ghost(FIRST), r"'ghost\.weight' is listed in .*, but no file has it"),
+        (f"int4/{INDEX}", ghost("gone.safetensors"), r"listed in gone\.safetensors, but there is no such file"),
         (f"int4/{INDEX}", indexed(weight_map=["a"]), r"int4/.*\.index\.json: weight_map: saw list, wanted a mapping"),
         (f"int4/{INDEX}", indexed(weight_map={f"{UP}.weight": None}),
          rf"int4/{INDEX}: weight_map\['{UP}.weight'\]: saw None, wanted the name of a file"),

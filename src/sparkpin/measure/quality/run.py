@@ -99,7 +99,7 @@ def measure(
             try:
                 server.wait_ready(client)
                 if known is None:
-                    known = asked_all(subject_of(tuned, client, server, 0, gpu=gpus), plan.corpus, say)
+                    known = asked_all(subject_of(tuned, client, server, 0), plan.corpus, say)
                     # Else what it was asked after its end would be kept as wrong answers. An engine that is gone may
                     # leave a container that runs for some seconds more.
                     if server.exit_reason() or not any(client.healthy() for _ in range(3)):

@@ -1,0 +1,126 @@
+"""Hostile and odd requests to a real server that drafts: each is refused with a reason, or the control beside it is
+answered in time, as it is alone, and the engine lives. What is refused is not sent.
+
+Times are those of a warm server. Other work on the machine may be to blame: what comes late is tried once more, and
+where the control takes more than 0.2 s alone, ten times that is allowed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from checkout import PROJECT
+from request_trials import CHAT, HELLO, MODEL, TRIALS, Trial, refused_before
+
+from sparkpin.build.make import checkpoint_of
+from sparkpin.core.paths import Paths
+from sparkpin.fetch.tinymodel.scripts import CHAT as ANSWER
+from sparkpin.host.engine import Engine
+from sparkpin.releases.container import ready_timeout
+from sparkpin.releases.record import Release
+from sparkpin.smoke.client import Client
+from sparkpin.smoke.server import Server, started
+
+CONTROL = {"model": MODEL, "messages": HELLO, "max_tokens": 40, "temperature": 0}
+SECONDS = 2.0  # for the control's answer, on a machine with nothing else to do
+
+
+@dataclasses.dataclass
+class Victim:
+    """A server, started again when a trial has ended it. alone: seconds of the control with nothing beside it."""
+
+    paths: Paths
+    release: Release
+    stack: contextlib.ExitStack
+    server: Server | None = None
+    alone: float = 0
+
+    def up(self) -> None:
+        if self.server and not self.server.exit_reason():
+            return
+        self.stack.close()
+        model, engine = checkpoint_of(Paths.from_env(PROJECT), self.release), Engine.connect()
+        timeout = ready_timeout(model)
+        self.server = self.stack.enter_context(
+            started(self.paths, engine, self.release, model, gpus=False, timeout=timeout, say=print)
+        )
+        with Client.unix(self.server.socket, timeout=120) as client:
+            self.server.wait_ready(client)
+        self.alone = statistics.median([self.control() for _ in range(8)][3:])
+
+    def http(self) -> httpx.Client:
+        assert self.server
+        return httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(self.server.socket)), base_url="http://server", timeout=30
+        )
+
+    def control(self) -> float:
+        """Seconds that the control took; its answer must be that of the scripted model."""
+        begin = time.monotonic()
+        with self.http() as http:
+            reply = http.post(CHAT, json=CONTROL)
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["choices"][0]["message"]["content"] == ANSWER.expected_content
+        return time.monotonic() - begin
+
+    def attack(self, trial: Trial) -> tuple[str, float]:
+        """The trial's status, and the slowest control until it was answered, or its client had gone away."""
+        told: dict[str, Any] = {"status": "no answer"}
+        over = threading.Event()
+
+        def send() -> None:
+            with contextlib.suppress(httpx.HTTPError), self.http() as http:
+                http.timeout = httpx.Timeout(trial.patience)
+                headers = {"Content-Type": "application/json"}
+                with http.stream("POST", trial.path, content=trial.content, headers=headers) as reply:
+                    told["status"] = reply.status_code
+                    for _ in reply.iter_raw():
+                        if over.is_set():
+                            return
+
+        thread, until, slowest = threading.Thread(target=send), time.monotonic() + trial.patience, 0.0
+        thread.start()
+        try:
+            while True:
+                slowest = max(slowest, self.control())
+                if not thread.is_alive() or time.monotonic() > until:
+                    return str(told["status"]), slowest
+        finally:
+            over.set()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def running(stages: dict[str, Release], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    home = tmp_path_factory.mktemp("home")  # its containers are no leftovers of ours
+    with contextlib.ExitStack() as stack:
+        yield Victim(dataclasses.replace(Paths.from_env(PROJECT), home=home), stages["v2-tq"], stack)
+
+
+@pytest.fixture
+def victim(running: Victim) -> Victim:
+    running.up()
+    return running
+
+
+@pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: trial.name)
+def test_a_request_is_refused_or_leaves_the_server_as_it_was(victim: Victim, trial: Trial) -> None:
+    if why := refused_before(trial):
+        print(f"{trial.name} | refused: {why}")
+        return
+    status, slowest = victim.attack(trial)
+    limit = max(SECONDS, 10 * victim.alone)
+    if slowest > limit:
+        status, slowest = victim.attack(trial)
+    victim.control()
+    assert victim.server and not victim.server.exit_reason()
+    print(f"{trial.name} | {status} | control {slowest:.2f} s, alone {victim.alone:.2f} s")
+    assert slowest <= limit

@@ -1,0 +1,257 @@
+"""The base of a model in a folder of this machine: what cannot be read is told at once, what is known is not read."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_samples import (
+    ALL,
+    HYBRID,
+    PIN,
+    base_config,
+    base_shards,
+    fp8_config,
+    fp8_shards,
+    sample_paths,
+    write_repository,
+)
+from places import PROJECT
+
+from sparkpin.build.checkpoint import build_checkpoint, plan_checkpoint
+from sparkpin.core import files
+from sparkpin.core.errors import CheckpointError, IntegrityError
+from sparkpin.fetch.lock_model import lock_model
+from sparkpin.pins import manifests
+
+SHARD = "model-00001-of-00002.safetensors"
+
+
+class Model:
+    """The sample pair in folders, locked; `read` has the files that a build read whole."""
+
+    def __init__(self, root: Path, read: list[int]) -> None:
+        self.paths, self.read = sample_paths(root), read
+        self.own = write_repository(root / "int4", base_shards(), base_config(), repository="int4")
+        fp8 = write_repository(root / "fp8", fp8_shards(), fp8_config(), repository="fp8")
+        pin: dict[str, Any] = PIN.model_dump(mode="json", exclude={"name", "generator"})
+        for name, folder in (("int4", self.own), ("fp8", fp8)):
+            pin["repositories"][name] |= {"revision": "unresolved", "folder": str(folder)}
+        path = self.paths.project / "pins/models/sample.yaml"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(pin))
+        self.lock()
+
+    def lock(self) -> None:
+        lock_model(self.paths, "sample", print)
+
+    def build(self, steps: tuple[str, ...] = ALL, *, deep: bool = False, say: Callable[[str], Any] = print) -> Path:
+        pin = manifests.load_model(self.paths.project, "sample")
+        self.read.clear()
+        return build_checkpoint(
+            self.paths, pin, manifests.load_model_lock(self.paths.project, pin), steps, say, deep=deep
+        )
+
+    @property
+    def cached(self) -> Path:
+        [path] = self.paths.models.glob(f"acme/sample-int4/*/{SHARD}")
+        return path
+
+    @property
+    def is_untouched(self) -> bool:
+        """No checkpoint was begun, and nothing came for one."""
+        return not self.paths.home.exists() and not list(self.paths.models.rglob(SHARD))
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
+    read: list[int] = []
+    whole = files.sha256_of
+
+    def watched(file: Any) -> str:
+        read.append(file.fileno())
+        return whole(file)
+
+    monkeypatch.setattr(files, "sha256_of", watched)
+    return Model(tmp_path, read)
+
+
+def test_what_was_found_right_is_not_read_again(model: Model) -> None:
+    model.build(("copy",))  # a hash before the link to the cache
+    model.build(HYBRID)
+    assert len(model.read) == 3, "the shards, once more in their place"
+    model.build(("copy", "mtp"))
+    assert model.read == [], "though links were made to them since"
+    files.remove_tree(model.build(), lambda size: None)
+    model.build(deep=True)
+    assert len(model.read) > 3
+    assert not list(model.paths.models.rglob("*.download"))
+
+
+def test_a_shard_that_was_removed_from_the_cache_comes_again(model: Model) -> None:
+    model.build(("copy",))
+    model.build(("copy", "mtp"))
+    model.cached.unlink()
+    model.build(HYBRID)
+    assert model.read == [], "the others are known, this one was hashed before its link"
+
+
+def rewritten(path: Path) -> None:
+    """As an editor does."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def in_place(path: Path) -> None:
+    seen = path.stat()
+    rewritten(path)
+    os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+
+
+def another(path: Path) -> None:
+    seen = path.stat()
+    new = path.with_name("new")
+    new.write_bytes(path.read_bytes())
+    in_place(new)
+    os.utime(new, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    new.replace(path)
+
+
+@pytest.mark.parametrize("change", [rewritten, in_place, another])
+def test_a_base_that_changed_behind_the_record_is_seen(model: Model, change: Callable[[Path], None]) -> None:
+    model.build(("copy",))
+    model.build(("copy", "mtp"))
+    change(model.cached)
+    if change is another:  # the folder's own is right: it takes the place of the wrong one
+        model.build(HYBRID)
+        assert model.cached.samefile(model.own / SHARD)
+        return
+    with pytest.raises(IntegrityError, match=rf"integrity mismatch on {model.own / SHARD}"):
+        model.build(HYBRID)
+
+
+def test_a_base_that_changes_while_it_is_copied(model: Model) -> None:
+    model.build(("copy",))
+    model.build(("copy", "mtp"))
+    there = sorted(model.paths.checkpoints.rglob("*"))
+
+    def say(line: str) -> None:
+        if line.startswith("writing model-00001"):
+            in_place(model.cached)
+
+    with pytest.raises(CheckpointError, match=f"{SHARD}: saw sha256 .*, wanted"):
+        model.build(say=say)
+    assert sorted(model.paths.checkpoints.rglob("*")) == there, "nothing to go on from"
+
+
+def test_a_page_that_was_mapped_and_dirty_when_it_was_read_is_no_way_in() -> None:
+    """On a disk: tmpfs, where other tests may run, keeps no time of such writes."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as disk:
+        model = Model(Path(disk), [])
+        model.build(("copy",))
+        with model.cached.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+            mapped[-1] = mapped[-1]
+            model.build(("copy", "mtp"))
+            mapped[-1] ^= 1
+            with pytest.raises(IntegrityError, match="integrity mismatch"):
+                model.build(HYBRID)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"config.json": 1}', '{"config.json": ["0"], "gone": ["0", 1]}', "\0"])
+def test_a_record_that_says_nothing_costs_a_hash(model: Model, text: str) -> None:
+    model.build(("copy",))
+    [record] = model.paths.models.rglob("*.verified")
+    record.write_text(text)
+    model.build(HYBRID)
+    assert len(model.read) > 3
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def nowhere(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+def circle(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+HARMS = {folder: "a folder", nowhere: "a link to nowhere", circle: "Too many levels", pipe: "a device, pipe"}
+
+
+@pytest.mark.parametrize("harm", [*HARMS, Path.unlink])
+@pytest.mark.parametrize("act", ["build", "plan"])
+def test_a_source_that_is_no_file_is_told_before_anything_is_linked(
+    model: Model, harm: Callable[[Path], None], act: str
+) -> None:
+    harm(model.own / SHARD)
+    said = HARMS.get(harm, "no such file")
+    with pytest.raises(CheckpointError, match=rf"^{model.own / SHARD}: saw {said}.*, wanted ") as caught:
+        if act == "build":
+            model.build()
+        else:
+            pin = manifests.load_model(model.paths.project, "sample")
+            plan_checkpoint(model.paths, pin, manifests.load_model_lock(model.paths.project, pin), ALL, print)
+    assert "put a right copy of it" in caught.value.next_step
+    assert model.is_untouched
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_source_that_is_no_file_is_not_locked(model: Model, harm: Callable[[Path], None]) -> None:
+    harm(model.own / SHARD)
+    with pytest.raises(CheckpointError, match=rf"^{model.own / SHARD}: saw {HARMS[harm]}.*, wanted "):
+        model.lock()
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_what_is_no_file_in_the_cache_is_told(model: Model, harm: Callable[[Path], None]) -> None:
+    model.build(("copy",))
+    there = sorted(model.paths.checkpoints.rglob("*"))
+    harm(model.cached)
+    path = model.paths.models / "acme/sample-int4"
+    with pytest.raises(CheckpointError, match=rf"^{path}/.*{SHARD}: saw {HARMS[harm]}") as caught:
+        model.build()
+    assert caught.value.next_step.startswith("move it away")
+    assert sorted(model.paths.checkpoints.rglob("*")) == there
+
+
+@pytest.mark.parametrize("where", ["own", "cached"])
+def test_a_shard_without_the_right_to_read_it(model: Model, where: str) -> None:
+    """In a process without root's right to read all, as people run it."""
+    if where == "cached":
+        model.build(("copy",))
+    path = getattr(model, where) / SHARD if where == "own" else model.cached
+    path.chmod(0)
+    code = "import sys; from sparkpin.commands.command_line import main; sys.argv[0] = 'sparkpin'; main()"
+    plain = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    (model.paths.project / "tasks.py").symlink_to(PROJECT / "tasks.py")
+    places = {"PROJECT": model.paths.project, "CACHE": model.paths.cache, "HOME": model.paths.home}
+    done = subprocess.run(
+        [*plain, sys.executable, "-c", code, "checkpoint", "--model", "sample"],
+        env=os.environ | {f"SPARKPIN_{name}": str(place) for name, place in places.items()},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == CheckpointError.exit_code, done.stderr
+    assert re.search(rf"^error: {path}: saw mode 000, .*\n  next: chmod a\+r {path}$", done.stderr, re.M), done.stderr
+    assert "Traceback" not in done.stderr

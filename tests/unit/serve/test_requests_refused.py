@@ -1,0 +1,56 @@
+"""What is refused before vLLM sees it; that it had to be, tests/adversary shows on a real server."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+from request_trials import CHAT, CITY, COMPLETE, HELLO, TRIALS, Trial, chat, nested, refused_before, schema, text
+
+from sparkpin.fetch.tinymodel.scripts import WEATHER_TOOL
+from sparkpin.serve.requests_refused import REFUSED, SEQUENCES, Row, refusal
+
+PICTURE = [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 8_000_000}}]
+NAMED = {"type": "string", "pattern": r"^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$"}
+TALL = {"type": "object", "properties": {f"p{i}": {**NAMED, "description": "x" * 200} for i in range(100)}}
+HONEST = (
+    chat("a turn of 200,000 tokens", messages=[{"role": "user", "content": "code " * 200_000}], max_tokens=32_000),
+    chat("a hundred tools", tools=[{**WEATHER_TOOL, "index": i, "text": "x" * 900} for i in range(100)], stream=True),
+    chat("two pictures", messages=[{"role": "user", "content": PICTURE * 2}]),
+    chat("a large schema", response_format=schema(TALL)),
+    chat("sampling", n=1, temperature=0.7, top_p=0.95, seed=2**63 - 1, logprobs=True, top_logprobs=20, stop=["x"]),
+    text("tokens", prompt=list(range(1000)), n=SEQUENCES, logit_bias={"5": -100, "6": 1}),
+    text("prompts", prompt=["a", "b", "c"]),
+    text("no prompt", prompt=[], n=None, structured_outputs=None),
+    chat("a tool of a tool", messages=[*HELLO, {"role": "assistant", "text": "/generative_scoring"}]),
+)
+
+
+@pytest.mark.parametrize("trial", HONEST, ids=lambda trial: trial.name)
+def test_what_agents_send_is_let_through(trial: Trial) -> None:
+    assert refused_before(trial) is None
+
+
+@pytest.mark.parametrize("row", REFUSED, ids=lambda row: row.reason)
+def test_each_row_is_met_by_a_trial(row: Row) -> None:
+    assert any(isinstance(trial.body, dict) and row.meets(trial.path, trial.body) for trial in TRIALS)
+
+
+@pytest.mark.parametrize("trial", [trial for trial in TRIALS if trial.kills], ids=lambda trial: trial.name)
+def test_what_ends_or_stalls_vllm_is_refused_with_a_reason_unless_the_mod_mends_it(trial: Trial) -> None:
+    assert bool(refused_before(trial)) == ("the mod" not in trial.kills)
+
+
+def test_the_field_is_named() -> None:
+    assert refusal(CHAT, {"logprob_token_ids": [5]}).startswith("logprob_token_ids: ")
+
+
+def test_it_needs_no_recursion() -> None:
+    body: dict[str, Any] = {"response_format": CITY}
+    for _ in range(10 * sys.getrecursionlimit()):
+        body = {"x": body}
+    assert refusal(COMPLETE, body) is None
+    with pytest.raises((ValueError, RecursionError)):
+        json.loads(nested(10_000))
