@@ -14,6 +14,7 @@ from invoke.exceptions import Exit
 
 from sparkpin import commands
 from sparkpin.commands.command_line import take_over, task
+from sparkpin.serve.address import AddressOptions
 
 PROJECT = Path(__file__).resolve().parent
 Recipe = Annotated[str | None, "recipe of recipes/ (default: the one of the stack)"]
@@ -48,16 +49,26 @@ def serve(
     *,
     recipe: Recipe = None,
     stack: Stack = None,
-    port: Annotated[int | None, "port on this machine (default: of what runs, else the recipe's)", 8001] = None,
+    port: Annotated[int | None, "port on this machine (default: as before, else the recipe's)", 8001] = None,
     host: Annotated[
+        str | None, "address to listen on (default: as before, else 127.0.0.1); a wider one wants an API key of clients"
+    ] = None,
+    tls_cert: Annotated[str | None, "PEM file of a certificate (default: as before; `none`: plain HTTP)"] = None,
+    tls_key: Annotated[str | None, "PEM file of its key"] = None,
+    allow: Annotated[
+        str | None, "further paths of vLLM that clients may ask (default: as before; `none`)", "/v1/embeddings,/score"
+    ] = None,
+    limit: Annotated[
         str | None,
-        "address to listen on (default: of what runs, else 127.0.0.1); a wider one wants an API key of clients",
+        "limits of docs/serving.md that are to be others (default: as before; `none`)",
+        "requests=64,restarts=3",
     ] = None,
     drain: Drain = None,
     unit: Annotated[bool, "print a systemd unit that does this after a reboot, and serve nothing now"] = False,
 ) -> None:
     """Serve a release, in the place of what is served of its recipe."""
-    commands.serve.serve(recipe=recipe, release=tag, stack=stack, port=port, host=host, drain=drain, unit=unit)
+    options = AddressOptions(port=port, host=host, tls_cert=tls_cert, tls_key=tls_key, allow=allow, limit=limit)
+    commands.serve.serve(recipe=recipe, release=tag, stack=stack, options=options, drain=drain, unit=unit)
 
 
 @task("serve")

@@ -22,6 +22,7 @@ from sparkpin.releases.compile_caches import volume_name
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Demands, Release
 from sparkpin.serve import service
+from sparkpin.serve.address import AddressOptions
 from sparkpin.serve.served import Served
 
 CHECKS = ("completion", "chat", "chat-stream", "tool-call", "tool-call-stream", "tool-answer", "long-text")
@@ -80,7 +81,9 @@ def standing(fake_engine: Engine, shared_project: Path, tmp_path_factory: pytest
     folder = tmp_path_factory.mktemp("standing")
     paths, checkpoint = Paths(shared_project, folder / "cache", folder / "home"), made_checkpoint(folder / "checkpoint")
     release, said = made_release(fake_engine), list[str]()
-    served = service.start(paths, fake_engine, release, checkpoint, port=free_port(), say=said.append)
+    served = service.start(
+        paths, fake_engine, release, checkpoint, options=AddressOptions(free_port()), say=said.append
+    )
     yield Standing(paths, release, checkpoint, served, said)
     service.stop(paths, fake_engine, None, said.append)
 
@@ -88,6 +91,16 @@ def standing(fake_engine: Engine, shared_project: Path, tmp_path_factory: pytest
 @pytest.fixture
 def release(fake_engine: Engine) -> Release:
     return made_release(fake_engine)
+
+
+@pytest.fixture
+def newer(fake_engine: Engine, release: Release) -> Iterator[Release]:
+    """Another release of the recipe; the same image is enough."""
+    key = release.key[::-1]
+    newer = dataclasses.replace(release, key=key, tag=tag_of("fake", "base", key))
+    fake_engine.tag(release.tag, newer.tag)
+    yield newer
+    fake_engine.untag(newer.tag)
 
 
 @dataclass(frozen=True)
@@ -101,8 +114,11 @@ class FakeSite:
     port: int
 
     def start(self, release: Release | None = None, say: Say = len, **options: Any) -> Served:
-        """Serve it, or another one of the same image."""
-        return service.start(self.paths, self.engine, release or self.release, self.checkpoint, say=say, **options)
+        """Serve it, or another one of the same image. options: those of `service.start`, and of the address."""
+        names = [name for name in options if name in AddressOptions.__dataclass_fields__]
+        address = AddressOptions(**{name: options.pop(name) for name in names})
+        release = release or self.release
+        return service.start(self.paths, self.engine, release, self.checkpoint, options=address, say=say, **options)
 
     def faulty(self, fault: str) -> Release:
         return dataclasses.replace(self.release, env={"FAKE_VLLM": fault})
@@ -113,7 +129,8 @@ def site(fake_engine: Engine, paths: Paths, release: Release, checkpoint: Path) 
     """What a test serves is removed."""
     yield FakeSite(paths, fake_engine, release, checkpoint, free_port())
     for container in fake_engine.client.containers.list(all=True, filters={"label": f"{HOME_LABEL}={paths.home}"}):
-        container.remove(force=True, v=True)
+        container.kill() if container.status == "running" else None
+    service.stop(paths, fake_engine, None, len)
 
 
 def made_release(engine: Engine) -> Release:

@@ -105,11 +105,13 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
     def reply(self, body: dict) -> None:
-        key = os.environ.get("VLLM_API_KEY")
-        if key and self.path.startswith("/v1/") and self.headers["Authorization"] != f"Bearer {key}":
-            self.send_error(401)
-            return
         kind = kind_of(self.path, body)
+        if self.server.hangs.is_set() and kind != "health":
+            time.sleep(3600)
+        if body.get("prompt") == "hang":
+            self.server.hangs.set()
+        if body.get("prompt") == "slow":
+            time.sleep(5)
         status, content_type, content = self.server.fault(kind, RECORDED.get(kind, (200, TEXT, b"")))
         self.send_response(status)
         self.send_header("Content-Type", content_type)
@@ -136,11 +138,13 @@ class Handler(BaseHTTPRequestHandler):
 class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     fault: Fault = staticmethod(whole)
+    hangs = threading.Event()
 
 
 class TcpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     daemon_threads = allow_reuse_address = True
     fault: Fault = staticmethod(whole)
+    hangs = threading.Event()
 
 
 @contextlib.contextmanager

@@ -41,7 +41,10 @@ mount --bind "$root" "$root"
 for name in proc sys dev tmp; do mount --rbind "/$name" "$root/$name"; done
 for name in run root; do mount -t tmpfs tmpfs "$root/$name"; done
 mount -o remount,bind,ro "$root"
-exec chroot "$root" "$@"
+cd "$root"
+pivot_root . mnt  # a chroot alone would not do: docker exec enters a container by the root of its mount namespace
+chroot mnt umount --lazy /
+exec "$@"
 """
 
 

@@ -20,6 +20,7 @@ from sparkpin.releases.kept_inputs import project_of
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import keys, served
 from sparkpin.serve import service as serve
+from sparkpin.serve.address import Address
 from sparkpin.serve.client_facts import ServerFacts, facts_of
 from sparkpin.serve.client_formats import FORMATS
 from sparkpin.smoke.replies import Fault
@@ -128,7 +129,7 @@ def written(paths: Paths, recipe: str | None) -> FoundServer:
     return FoundServer(
         argv=last.argv,
         family=family_of(manifests.load_families(paths.project), last.recipe.model),
-        url=f"http://{reached(last.argv)}:{flag_value(last.argv, '--port') or served.DEFAULT_PORT}/v1",
+        url=f"http://{reached(last.argv)}:{flag_value(last.argv, '--port') or Address.port}/v1",
         label=name,
         origin=f"recipes/{name}.yaml",
     )

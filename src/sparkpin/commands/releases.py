@@ -85,7 +85,7 @@ def rollback(*, recipe: str | None, serve_it: bool = False, drain: int | None = 
         for line in went_back(former, release, running):
             show(line)
         if serve_it:
-            commands.serve.serve(recipe=name, release=release.tag, port=None, drain=drain)
+            commands.serve.serve(recipe=name, release=release.tag, drain=drain)
         else:
             next_serve(paths, engine, release)
 

@@ -17,9 +17,10 @@ from sparkpin.releases.record import Releases
 from sparkpin.releases.runs_here import obstacle, uses_gpu
 from sparkpin.serve import service
 from sparkpin.serve import status as serving_tasks
+from sparkpin.serve.address import UNCHANGED, AddressOptions
 from sparkpin.serve.choose_loader import with_loader
 from sparkpin.serve.served import status
-from sparkpin.serve.switching import Detached
+from sparkpin.serve.waiting import Detached
 from sparkpin.smoke.server import clear_leftovers
 
 
@@ -27,8 +28,7 @@ def serve(
     *,
     recipe: str | None,
     release: str | None,
-    port: int | None,
-    host: str | None = None,
+    options: AddressOptions = UNCHANGED,
     stack: str | None = None,
     drain: int | None = None,
     unit: bool = False,
@@ -48,7 +48,7 @@ def serve(
         require_recipe(paths, records, name)
         chosen = retention.require_current(records, name)
     if unit:
-        serving_tasks.show_unit(paths, chosen.recipe, port=port, host=host)
+        serving_tasks.show_unit(paths, chosen.recipe, options)
         return
     engine = engine_of(paths)
     if why := obstacle(paths, engine, chosen):
@@ -64,7 +64,7 @@ def serve(
     gpus, checkpoint = uses_gpu(paths, chosen), checkpoint_of(paths, chosen)
     chosen = with_loader(paths, chosen, checkpoint, say, gpus=gpus)
     try:
-        served = service.start(paths, engine, chosen, checkpoint, port=port, host=host, gpus=gpus, drain=drain, say=say)
+        served = service.start(paths, engine, chosen, checkpoint, options=options, gpus=gpus, drain=drain, say=say)
     except Detached as detached:
         show(f"detached: {detached}\nnext: invoke status, invoke logs --follow")
         return

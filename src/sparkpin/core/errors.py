@@ -134,6 +134,12 @@ class InspectionError(SparkpinError):
     exit_code = 14
 
 
+class DownError(SparkpinError):
+    """A server that was started does not answer any more. Exit code 16."""
+
+    exit_code = 16
+
+
 class QualityError(SparkpinError):
     """A release has lost more than its stage may cost. Exit code 15."""
 

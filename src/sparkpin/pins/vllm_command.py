@@ -154,7 +154,7 @@ def own_faults(words: Sequence[str], recipe: Recipe) -> Iterator[ManifestError]:
 
 def tls_faults(argv: Sequence[str], recipe: Recipe) -> Iterator[ManifestError]:
     wanted = "no TLS: health check, smoke test and `serve` ask by plain HTTP"
-    step = "leave it out, and put a proxy before the server where TLS is wanted"
+    step = "leave it out, and give `invoke serve` --tls-cert and --tls-key where TLS is wanted"
     for flag in tls_flags(argv):
         yield ManifestError(file_of(recipe), "command", flag, wanted, next_step=step)
 

@@ -80,8 +80,8 @@ def cache_volume(engine: Engine, release: Release) -> str:
 
 
 def network(engine: Engine) -> str:
-    """The network of what is served. Ports are published from it, but what runs in it reaches neither the outside nor
-    another container: without masquerading no answer to a request of its own comes back.
+    """The network of the fronts (`serve/front`), and of nothing else. Ports are published from it. Containers in it do
+    not reach each other; the host, and by UDP more, they would reach if the front did not close itself in.
 
     It also does not hang on the engine's default bridge, which a second engine on the machine takes away.
     """
@@ -89,18 +89,16 @@ def network(engine: Engine) -> str:
         "com.docker.network.bridge.enable_ip_masquerade": "false",
         "com.docker.network.bridge.enable_icc": "false",
     }
-    return made_network(engine, NETWORK, options=options, labels={"sparkpin.network": "serve"})
-
-
-def made_network(engine: Engine, name: str, **settings: Any) -> str:
-    """A bridge, made unless it is there. Another home may make it at the same moment: two of one name serve nobody."""
-    if not engine.client.networks.list(names=[f"^{name}$"]):
+    if not engine.client.networks.list(names=[f"^{NETWORK}$"]):
+        labels = {"sparkpin.network": "serve"}
         try:
-            engine.client.networks.create(name, driver="bridge", check_duplicate=True, **settings)
+            engine.client.networks.create(
+                NETWORK, driver="bridge", check_duplicate=True, options=options, labels=labels
+            )
         except APIError as error:
-            if error.status_code != CONFLICT:
+            if error.status_code != CONFLICT:  # another home has just made it
                 raise
-    return name
+    return NETWORK
 
 
 def sandbox(env: Mapping[str, str], *, memory: int | None) -> dict[str, Any]:
@@ -125,7 +123,12 @@ def sandbox(env: Mapping[str, str], *, memory: int | None) -> dict[str, Any]:
 
 def apart(container_settings: dict[str, Any]) -> dict[str, Any]:
     """For a container that nobody outside asks: no network, and a log that the engine keeps."""
-    return container_settings | {"network_mode": "none", "log_config": LogConfig(type=LogConfig.types.JSON)}
+    return container_settings | {"network_mode": "none", "log_config": kept_log("50m")}
+
+
+def kept_log(size: str) -> LogConfig:
+    """Three files of that size at most."""
+    return LogConfig(type=LogConfig.types.JSON, config={"max-size": size, "max-file": "3"})
 
 
 def options(release: Release, checkpoint: Path, *, memory: int | None, gpus: bool, cache: str) -> dict[str, Any]:

@@ -31,7 +31,9 @@ def folder_of(paths: Paths, recipe: str, release: str) -> Path:
 def how_ended(container: Container) -> str | None:
     """Why a container does not run; None while it does, or while Docker starts it again."""
     state = container.attrs["State"]
-    return None if state["Status"] in ("created", "running", "restarting", "paused") else running.end_of(state)
+    if state["Status"] in ("created", "running", "restarting", "paused"):
+        return None
+    return running.end_of(state) if state["ExitCode"] else "was stopped, or failed too often and stays down"
 
 
 def last_check(state: dict[str, Any]) -> str:

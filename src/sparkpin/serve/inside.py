@@ -3,10 +3,16 @@
 usage: inside.py run ARGV...   process 1: starts the server, passes signals on, ends with a code that Docker understands
        inside.py health        Docker's HEALTHCHECK: one real request; the last failure allowed ends the server
        inside.py ask           one real request that counts for nothing
+       inside.py load          prints how many requests are under way
 
 Why process 1 is not vLLM itself: vLLM ends with 0 when its engine process dies, and Docker's policy "on-failure" then
 leaves it down. Docker does not restart a container that is unhealthy, either; and no signal that a process of the
 container sends, SIGKILL included, ends process 1 unless that handles it, so a vLLM that hangs would stay.
+
+Docker starts the container again as often as it ends with a failure. How often that may be, process 1 counts, in a file
+that outlives it; where it may not be once more, it ends with 0. A count of Docker's is never filled up again. Process 1
+could start vLLM anew by itself, but would have to clean up after it what a new container does not have: /tmp, shared
+memory, the state of the health check.
 """
 
 from __future__ import annotations
@@ -15,7 +21,9 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,10 +32,12 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-SETTINGS, KEY = "settings.json", "key"
+SETTINGS = "settings.json"
+RESTARTS = HERE / "state/restarts"  # their number, since the last time that all were there again
 STATE = Path("/tmp/sparkpin")  # a tmpfs: empty again at each start
 HUNG, OUT_OF_MEMORY, UNASKED = 70, 137, 71  # exit codes; 71: ended with 0 though nobody asked
 METRICS_SECONDS = 5.0
+LOOK_SECONDS = 5  # between two looks for processes that somebody has stopped
 PROMPT = (
     "The sky is blue and the grass is"  # several tokens: one alone ends vLLM 0.32's engine on a CPU (causal_conv1d)
 )
@@ -48,11 +58,11 @@ def run(argv: Sequence[str]) -> int:
     """Start the server and wait for its end; the exit code of the container."""
     STATE.mkdir(mode=0o700, exist_ok=True)
     (STATE / "started").write_text(str(time.monotonic()))
-    env = dict(os.environ)
-    with contextlib.suppress(FileNotFoundError):
-        env["VLLM_API_KEY"] = (HERE / KEY).read_text().strip()  # no word of a command line, which everybody may read
+    settings = load_settings()
+    RESTARTS.write_text(str(int(RESTARTS.read_text()) + 1 if RESTARTS.exists() else 0))
+    Path(settings["socket"]).unlink(missing_ok=True)  # of its last life
     say(BEGUN)
-    server = subprocess.Popen(argv, env=env)
+    server = subprocess.Popen(argv)
     asked: list[int] = []
     hung: list[int] = []
 
@@ -64,13 +74,47 @@ def run(argv: Sequence[str]) -> int:
         hung.append(number)
         os.kill(-1, signal.SIGKILL)  # every process of the container but this one
 
+    before: set[int] = set()
+
+    def look(number: int, _: object) -> None:
+        now = stopped_processes()
+        for pid in now & before:
+            say(f"process {pid} was stopped by a signal; it is told to go on")
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        before.clear()
+        before.update(now)
+
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGUSR1, end)
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
     code = reap(server.pid)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
-    return outcome(code, asked=bool(asked), hung=bool(hung))
+    code, settings = outcome(code, asked=bool(asked), hung=bool(hung)), load_settings()
+    if code and int(RESTARTS.read_text()) >= settings["restarts"]:
+        say(f"stays down: it has been started again {settings['restarts']} times")
+        return 0
+    return code
+
+
+def stopped_processes() -> set[int]:
+    """Those that SIGSTOP has stopped (state T, proc(5)): none that computes is, however long it takes to answer."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if path.read_text().rpartition(")")[2].split()[0] == "T":
+                found.add(int(path.parent.name))
+    return found
+
+
+def load_settings() -> dict[str, Any]:
+    """Anew each time: the host may have changed them."""
+    found: dict[str, Any] = json.loads((HERE / SETTINGS).read_text())
+    return found
 
 
 def reap(pid: int) -> int:
@@ -114,14 +158,24 @@ class Silent(Exception):
     """The server did not answer as it should."""
 
 
+class Connection(http.client.HTTPConnection):
+    """To the server's Unix socket."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("server", timeout=timeout)
+        self.path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self.path)
+
+
 def request(settings: dict[str, Any], method: str, path: str, body: object, timeout: float) -> str:
     """The answer's body. Silent for anything but 200."""
-    headers = {"Content-Type": "application/json"}
-    with contextlib.suppress(FileNotFoundError):
-        headers["Authorization"] = f"Bearer {(HERE / KEY).read_text().strip()}"
-    connection = http.client.HTTPConnection("127.0.0.1", settings["port"], timeout=timeout)
+    connection = Connection(settings["socket"], timeout)
     try:
-        connection.request(method, path, json.dumps(body) if body else None, headers)
+        connection.request(method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"})
         reply = connection.getresponse()
         text = reply.read().decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
@@ -153,6 +207,13 @@ def work_done(settings: dict[str, Any]) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(tuple(f"vllm:{name}" for name in ALIVE))]
 
 
+def under_way(settings: dict[str, Any]) -> str:
+    """How many requests; "" where the server does not tell."""
+    text = request(settings, "GET", "/metrics", None, settings["timeout"])
+    counts = re.findall(r"^vllm:num_requests_(?:running|waiting)(?:{[^}]*})? (\S+)", text, re.MULTILINE)
+    return str(int(sum(map(float, counts)))) if counts else ""
+
+
 def health(settings: dict[str, Any]) -> int:
     """0: healthy. A server that is too busy for the request is: its counters move."""
     before = work_done(settings)
@@ -164,6 +225,8 @@ def health(settings: dict[str, Any]) -> int:
             return 0
         return failed(settings, str(error))
     (STATE / "failures").unlink(missing_ok=True)
+    if time.monotonic() - float((STATE / "started").read_text()) > settings["refill"]:
+        RESTARTS.write_text("0")
     return 0
 
 
@@ -186,11 +249,11 @@ def failed(settings: dict[str, Any], why: str) -> int:
 def main(task: str, *argv: str) -> int:
     if task == "run":
         return run(argv)
-    settings = json.loads((HERE / SETTINGS).read_text())
+    settings = load_settings()
     if task == "health":
         return health(settings)
     try:
-        print(ask(settings))
+        print(under_way(settings) if task == "load" else ask(settings))
     except (Silent, ValueError) as error:
         print(error)
         return 1

@@ -1,72 +1,64 @@
-"""The container of a server: closed in, watched by process 1 and by Docker's health check (see `inside`)."""
+"""The container of a server: without a network, watched by process 1 and by Docker's health check (see `inside`)."""
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-import re
 import tarfile
-from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparkpin.core.errors import EngineError
-from sparkpin.host.containers import APIError, Container, Healthcheck, LogConfig, Mount
+from sparkpin.host.containers import APIError, Container, Healthcheck, Mount
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.pins.vllm_command import drop_flags, served_name, set_flag
+from sparkpin.pins.vllm_command import drop_flags, served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
 from sparkpin.serve import inside
-from sparkpin.serve.ports import busy
+from sparkpin.serve.closed_in import SOCKETS
+from sparkpin.serve.rules import SOCKET, Limits
+from sparkpin.smoke.server import socket_argv
 
 FOLDER = "/run/sparkpin"
 PROGRAM = f"{FOLDER}/inside.py"
 PYTHON = ("python", "-IS")  # nothing of the image's packages: quick to start, and not theirs to change
-INSIDE = 8000  # the port within the container
-HIDDEN = "sparkpin-hidden"
+SOCKET_LABEL = "sparkpin.serve.socket"  # its value is the folder below SOCKETS where the server's socket lies
 SECOND = 10**9  # Docker counts in nanoseconds
-PORT_TAKEN = r"port is already allocated|address already in use"
 
 
 @dataclass(frozen=True)
 class Health:
     """How a server is watched: a request each `interval` seconds, with `timeout` seconds for its answer.
 
-    After `failures` in a row the server is ended, for Docker to start it again, at most `restarts` times.
+    After `failures` in a row the server is ended, for Docker to start it again (see `Limits`).
     """
 
     interval: float = 30
     timeout: float = 60
     failures: int = 3
-    restarts: int = 5
 
 
 @dataclass(frozen=True)
 class LaunchOrder:
     """What is to be served, and how. memory: limit in bytes, swap included; labels: whose it is; timeout: seconds that
-    its start may take; key: what clients have to give, None for none."""
+    its start may take."""
 
     release: Release
     checkpoint: Path
-    host: str
-    port: int
     memory: int | None
     gpus: bool
     labels: Mapping[str, str]
     timeout: float
-    key: str | None = None
     health: Health = Health()
-
-    @property
-    def argv(self) -> list[str]:
-        """The key comes as a file: words of a command line are for everybody to read."""
-        argv = set_flag(drop_flags(self.release.argv, "--uds", "--api-key"), "--host", "0.0.0.0")
-        return set_flag(argv, "--port", INSIDE)  # within the container only
+    limits: Limits = field(default_factory=Limits)
 
 
-def create(engine: Engine, name: str, wanted: LaunchOrder, *, hidden: bool) -> Container:
-    """A container that has not been started. hidden: its port is published only once it is `connect`ed."""
+def create(engine: Engine, name: str, wanted: LaunchOrder, *, volume: str | None, folder: str = "a") -> Container:
+    """A container that has not been started. It listens in a folder of a volume; None: of one that goes with it.
+
+    It gets no key: who may ask is decided before it (`front`), and it has no network that others could come by.
+    """
     release = wanted.release
     settings = running.options(
         release,
@@ -75,28 +67,32 @@ def create(engine: Engine, name: str, wanted: LaunchOrder, *, hidden: bool) -> C
         gpus=wanted.gpus,
         cache=running.cache_volume(engine, release),
     )
-    if wanted.key is not None:
-        settings["environment"].pop("VLLM_API_KEY", None)
+    settings["environment"].pop("VLLM_API_KEY", None)
+    settings["environment"]["FORWARDED_ALLOW_IPS"] = "*"  # its log names clients, and they come through the front alone
     container = engine.client.containers.create(
         release.tag,
         name=name,
         entrypoint=[*PYTHON, PROGRAM, "run"],
-        command=wanted.argv,
-        network=hidden_network(engine) if hidden else running.network(engine),
-        ports={f"{INSIDE}/tcp": (wanted.host, wanted.port)},
-        labels=dict(wanted.labels),
-        log_config=LogConfig(type=LogConfig.types.JSON, config={"max-size": "50m", "max-file": "3"}),
+        command=drop_flags(socket_argv(release, socket_of(folder)), "--api-key"),
+        labels=dict(wanted.labels) | {SOCKET_LABEL: folder},
         healthcheck=healthcheck(wanted),
-        mounts=[Mount(target=FOLDER, source=None, type="volume")],  # goes with the container
-        **settings,
+        mounts=[
+            Mount(target=FOLDER, source=None, type="volume"),  # goes with the container
+            Mount(target=SOCKETS, source=volume, type="volume"),
+        ],
+        **running.apart(settings),
     )
     try:
-        if not container.put_archive(FOLDER, parts(wanted)):
-            raise EngineError(f"the engine did not take the files of {name}", next_step="invoke doctor")
+        put(container, FOLDER, parts(wanted, folder), owned=("state",))
+        put(container, SOCKETS, {}, owned=(folder,))
     except BaseException:
         remove(container)
         raise
     return container
+
+
+def socket_of(folder: str) -> str:
+    return f"{SOCKETS}/{folder}/{SOCKET}"
 
 
 def healthcheck(wanted: LaunchOrder) -> Healthcheck:
@@ -111,52 +107,46 @@ def healthcheck(wanted: LaunchOrder) -> Healthcheck:
     )
 
 
-def parts(wanted: LaunchOrder) -> bytes:
-    """A tar of what is in FOLDER. The container's user can read it and change nothing."""
+def parts(wanted: LaunchOrder, folder: str) -> dict[str, bytes]:
+    """The files in FOLDER. The container's user can read them and change nothing."""
     settings = {
         "model": served_name(wanted.release.argv),
-        "port": INSIDE,
+        "socket": socket_of(folder),
         "timeout": wanted.health.timeout,
         "failures": wanted.health.failures,
         "start": wanted.timeout,
+        "restarts": wanted.limits.restarts,
+        "refill": wanted.limits.refill,
     }
-    files = {"inside.py": Path(inside.__file__).read_bytes(), inside.SETTINGS: json.dumps(settings).encode()}
-    if wanted.key is not None:
-        files[inside.KEY] = wanted.key.encode()
-    return packed(files, secret={inside.KEY})
+    return {"inside.py": Path(inside.__file__).read_bytes(), inside.SETTINGS: json.dumps(settings).encode()}
 
 
-def packed(files: Mapping[str, bytes], secret: Set[str]) -> bytes:
-    """A tar. Everybody can read its files, the secret ones the container's user alone."""
+def put(
+    container: Container,
+    folder: str,
+    files: Mapping[str, bytes],
+    *,
+    secret: Set[str] = frozenset(),
+    owned: tuple[str, ...] = (),
+) -> None:
+    """Files for a folder that is a volume, whether the container runs or not.
+
+    Everybody can read them, the secret ones the container's user alone. owned: folders that are that user's.
+    """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name in owned:
+            member = tarfile.TarInfo(name)
+            member.type, member.mode, member.uid, member.gid = tarfile.DIRTYPE, 0o700, running.UID, running.UID
+            tar.addfile(member)
         for name, data in files.items():
             member = tarfile.TarInfo(name)
             member.size, member.mode = len(data), 0o400 if name in secret else 0o444
             member.uid = member.gid = running.UID if name in secret else 0
             tar.addfile(member, io.BytesIO(data))
-    return buffer.getvalue()
-
-
-def hidden_network(engine: Engine) -> str:
-    """An internal network: Docker publishes no port of a container that is in no other."""
-    return running.made_network(engine, HIDDEN, internal=True, labels={"sparkpin.network": "hidden"})
-
-
-def connect(engine: Engine, container: Container, host: str, port: int) -> None:
-    """Publish a hidden container's port. BusyError when somebody else has it."""
-    with port_errors(engine, host, port):
-        engine.client.networks.get(running.network(engine)).connect(container)
     with engine_errors():
-        container.reload()
-        if HIDDEN in container.attrs["NetworkSettings"]["Networks"]:
-            engine.client.networks.get(HIDDEN).disconnect(container)
-
-
-def disconnect(engine: Engine, container: Container) -> None:
-    """Free a container's port; it goes on, and nobody reaches it."""
-    with engine_errors():
-        engine.client.networks.get(running.network(engine)).disconnect(container, force=True)
+        if not container.put_archive(folder, buffer.getvalue()):
+            raise EngineError(f"the engine did not take the files of {container.name}", next_step="invoke doctor")
 
 
 def end(container: Container) -> None:
@@ -169,27 +159,14 @@ def end(container: Container) -> None:
                 raise
 
 
-def start(engine: Engine, container: Container, host: str, port: int) -> None:
-    with port_errors(engine, host, port):
-        container.start()
+def keep_up(container: Container, wanted: LaunchOrder) -> None:
+    """Have Docker start the server again when it fails; only once it was ready, so that a bad release ends at once.
 
-
-@contextlib.contextmanager
-def port_errors(engine: Engine, host: str, port: int) -> Iterator[None]:
-    """Turn Docker's word for a port that is taken into BusyError with its holder."""
+    How often is for process 1 to say: a count of Docker's is never filled up again.
+    """
+    put(container, FOLDER, parts(wanted, container.labels[SOCKET_LABEL]))
     with engine_errors():
-        try:
-            yield
-        except APIError as error:
-            if re.search(PORT_TAKEN, str(error.explanation)):
-                raise busy(engine, host, port) from None
-            raise
-
-
-def keep_up(container: Container, health: Health) -> None:
-    """Have Docker start the server again when it fails; only once it was ready, so that a bad release ends at once."""
-    with engine_errors():
-        container.update(restart_policy={"Name": "on-failure", "MaximumRetryCount": health.restarts})
+        container.update(restart_policy={"Name": "on-failure"})
 
 
 def remove(container: Container) -> None:
@@ -200,8 +177,18 @@ def remove(container: Container) -> None:
 
 def asks(container: Container) -> tuple[bool, str]:
     """Whether it answers a real request, asked from within; and what came."""
+    return within(container, "ask")
+
+
+def requests_under_way(container: Container) -> int | None:
+    """None where the server does not tell."""
+    done, told = within(container, "load")
+    return int(told) if done and told.isdecimal() else None
+
+
+def within(container: Container, task: str) -> tuple[bool, str]:
     try:
-        result = container.exec_run([*PYTHON, PROGRAM, "ask"])
+        result = container.exec_run([*PYTHON, PROGRAM, task])
     except APIError as error:  # it has just ended
         return False, str(error.explanation)
     output = result.output if isinstance(result.output, bytes) else b""

@@ -1,7 +1,8 @@
-"""What is served, as the engine's containers tell it."""
+"""What is served, as the engine's containers tell it: a server, and the front that clients reach it by."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container, NotFound
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases.container import HOME_LABEL
-from sparkpin.smoke.server import owner
+from sparkpin.serve.address import Address
 
 if TYPE_CHECKING:
     from sparkpin.smoke.client import Client
@@ -18,7 +19,11 @@ LABEL = "sparkpin.serve"  # its value is the recipe
 RELEASE_LABEL = "sparkpin.release"
 COMMAND_LABEL = "sparkpin.command"  # its value is `service.command_mark`
 PREFIX = "sparkpin-"
-DEFAULT_PORT = 8000
+FRONT = "-front"
+FORMER, NEXT = "-former", "-next"  # while one container takes another's place
+ADDRESS_LABEL = "sparkpin.front"  # of the front alone: its address, as JSON
+KEY_LABEL = "sparkpin.serve.key"
+MODEL_LABEL = "sparkpin.serve.model"
 STATUS_SECONDS = 5.0
 
 
@@ -45,10 +50,11 @@ class Served:
     restarts: int = 0
     started: str = ""
     key: str = ""
+    tls: bool = False
 
     @property
     def url(self) -> str:
-        return f"http://{reachable(self.host)}:{self.port}/v1"
+        return f"http{'s' if self.tls else ''}://{reachable(self.host)}:{self.port}/v1"
 
 
 def reachable(host: str) -> str:
@@ -59,7 +65,11 @@ def reachable(host: str) -> str:
 
 def name_of(paths: Paths, recipe: str) -> str:
     """The name of a recipe's container. Homes may share an engine, and each serves its own releases."""
-    return f"{PREFIX}{recipe}-{owner(paths)[:8]}"
+    return base_name(str(paths.home), recipe)
+
+
+def base_name(home: str, recipe: str) -> str:
+    return f"{PREFIX}{recipe}-{hashlib.sha256(home.encode()).hexdigest()[:8]}"
 
 
 def status(engine: Engine) -> tuple[Served, ...]:
@@ -67,11 +77,23 @@ def status(engine: Engine) -> tuple[Served, ...]:
     with engine_errors():
         # One that Docker is removing has no log any more.
         there = (container for container in services(engine) if container.status not in ("removing", "dead"))
-        return tuple(sorted(map(describe, there), key=lambda served: (served.recipe, served.home)))
+        found = (describe(container, front_of(engine, container)) for container in there)
+        return tuple(sorted(found, key=lambda served: (served.recipe, served.home)))
 
 
 def services(engine: Engine) -> list[Container]:
+    """Those of servers, without their fronts."""
+    return [container for container in parts(engine) if ADDRESS_LABEL not in container.labels]
+
+
+def parts(engine: Engine) -> list[Container]:
+    """The containers of all services."""
     return list(engine.client.containers.list(all=True, filters={"label": LABEL}, ignore_removed=True))
+
+
+def front_of(engine: Engine, container: Container) -> Container | None:
+    """Of a server's container."""
+    return find(engine, base_name(container.labels.get(HOME_LABEL, ""), container.labels.get(LABEL, "")) + FRONT)
 
 
 def find(engine: Engine, name: str) -> Container | None:
@@ -92,45 +114,37 @@ def is_running(container: Container) -> bool:
     return container.status in ("running", "restarting", "paused")
 
 
-def describe(container: Container) -> Served:
+def describe(container: Container, front: Container | None) -> Served:
     labels = container.labels
+    address = address_of(front) or Address()
     served = Served(
         home=labels.get(HOME_LABEL, ""),
         recipe=labels.get(LABEL, ""),
         release=labels.get(RELEASE_LABEL, ""),
         container=str(container.name),
-        host=labels.get(f"{LABEL}.host", "127.0.0.1"),
-        port=int(labels.get(f"{LABEL}.port", DEFAULT_PORT)),
-        model=labels.get(f"{LABEL}.model", ""),
+        host=address.host,
+        port=address.port,
+        model=labels.get(MODEL_LABEL, ""),
         state=container.status,
         ready=False,
         health=str((container.attrs["State"].get("Health") or {}).get("Status", "")),
         restarts=int(container.attrs.get("RestartCount", 0)),
         started=str(container.attrs["State"].get("StartedAt", "")),
-        key=labels.get(f"{LABEL}.key", ""),
+        key=front.labels.get(KEY_LABEL, "") if front is not None else "",
+        tls=bool(address.cert),
     )
-    if not is_running(container) or not any(container.ports.values()):  # one without a port waits for its turn
+    if not is_running(container) or front is None or not is_running(front):
         return served
     with client_of(served) as client:
         return replace(served, ready=client.healthy() and served.health != "unhealthy")
 
 
+def address_of(front: Container | None) -> Address | None:
+    """None where there is none."""
+    return Address.read(front.labels[ADDRESS_LABEL]) if front is not None else None
+
+
 def client_of(served: Served, key: str | None = None, timeout: float = STATUS_SECONDS) -> Client:
     from sparkpin.smoke.client import Client  # slow to import, and most tasks ask no server
 
-    return Client.tcp(reachable(served.host).strip("[]"), served.port, timeout=timeout, key=key)
-
-
-def requests_under_way(container: Container) -> int | None:
-    """None where the server does not tell."""
-    from sparkpin.smoke.metrics import total
-    from sparkpin.smoke.replies import Fault
-
-    served = describe(container)
-    with client_of(served) as client:
-        try:
-            text = client.get("/metrics").body.decode(errors="replace")
-        except Fault:
-            return None
-    counts = [total(text, f"vllm:num_requests_{kind}") for kind in ("running", "waiting")]
-    return int(sum(count or 0 for count in counts)) if any(count is not None for count in counts) else None
+    return Client.tcp(reachable(served.host).strip("[]"), served.port, timeout=timeout, key=key, tls=served.tls)

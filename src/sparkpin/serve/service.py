@@ -18,23 +18,30 @@ from sparkpin.pins.vllm_command import drop_flags, flag_value, served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release
-from sparkpin.serve import crash_facts, keys, launch, memory_limit, waiting
-from sparkpin.serve.launch import Health, LaunchOrder
+from sparkpin.serve import crash_facts, fronts, keys, launch, memory_limit, tls, waiting
+from sparkpin.serve.address import UNCHANGED, Address, AddressOptions
+from sparkpin.serve.fronts import FrontOrder
+from sparkpin.serve.launch import SOCKET_LABEL, Health, LaunchOrder
 from sparkpin.serve.ports import require_free
 from sparkpin.serve.served import (
+    ADDRESS_LABEL,
     COMMAND_LABEL,
-    DEFAULT_PORT,
+    FORMER,
+    FRONT,
     LABEL,
+    MODEL_LABEL,
+    NEXT,
     RELEASE_LABEL,
     Served,
+    address_of,
     describe,
     find,
     is_running,
     name_of,
-    services,
+    parts,
 )
 from sparkpin.serve.status import how_to_serve
-from sparkpin.serve.switching import DRAIN_SECONDS, FORMER, NEXT, STOP_SECONDS, launched, replaced, taken_over
+from sparkpin.serve.switching import DRAIN_SECONDS, STOP_SECONDS, answered, launched, replaced, taken_over, told
 
 
 def start(
@@ -43,28 +50,29 @@ def start(
     release: Release,
     checkpoint: Path,
     *,
-    port: int | None = None,
-    host: str | None = None,
+    options: AddressOptions = UNCHANGED,
     say: Say,
     gpus: bool = False,
     health: Health | None = None,
     beside: bool | None = None,
     drain: float | None = None,
 ) -> Served:
-    """Serve a release and return once it answers a real request. One that already runs at this address is left alone.
+    """Serve a release and return once it answers a real request. One that already runs is left alone; where only its
+    address is to be another, or the key, its front is replaced.
 
     Another release of the home's recipe goes on answering until the new one does, where memory is enough for both; else
     it is stopped first. When the new one does not become ready, the former one answers again, or still.
 
     Args:
-        port, host: on this machine; None takes those of what runs, else the recipe's own port (`--port` of its command,
-            else 8000) and 127.0.0.1.
+        options: what of the address is to be other than it was. At first the port is the recipe's own (`--port` of its
+            command, else 8000), the host 127.0.0.1.
         gpus: give the container all GPUs.
         beside: start it while the former one runs; None: if memory allows.
-        drain: seconds to wait for a moment without requests before the former one gives way; None: DRAIN_SECONDS.
+        drain: seconds that the former one has for requests under way; None: DRAIN_SECONDS.
 
     Raises:
         BusyError: someone else has the port; another home's server, too.
+        InputError: an option that is none; a certificate that does not fit.
         SmokeError: the server did not become ready; with a post-mortem.
         Detached: Ctrl-C while it started; it goes on. (Not beside a former one: that is what goes on then.)
     """
@@ -76,54 +84,50 @@ def start(
         on_wait=lambda: say(f"waiting for another `invoke serve` of {release.recipe}"),
     ):
         name, drain = name_of(paths, release.recipe), DRAIN_SECONDS if drain is None else drain
-        old = tidy(engine, name)
-        known = describe(old) if old is not None and is_running(old) else None
-        if port is None:
-            port = known.port if known else int(flag_value(release.argv, "--port") or DEFAULT_PORT)
-        host = host or (known.host if known else "127.0.0.1")
-        keys.is_local(host)  # InputError for what is no address
-        if known is None or (known.host, known.port) != (host, port):
-            require_free(engine, host, port)
-        key = key_of(paths, release, host)  # may make one, which a command that is refused is not to leave
-        same = (release.tag, host, port, key_label(key))
-        if old is not None and known and (known.release, known.host, known.port, known.key) == same:
-            if old.labels.get(COMMAND_LABEL) != command_mark(release):
-                say(f"{old.name} runs {release.tag} with another command or environment than its record has")
-            else:
-                return resumed(paths, old, release, checkpoint, health or Health(), say)
-        space = memory_limit.room_for(paths, engine, release, checkpoint)
-        if space.why:
+        old, front = tidy(engine, name)
+        known = address_of(front)
+        address = options.applied(known or Address(port=int(flag_value(release.argv, "--port") or Address.port)))
+        keys.is_local(address.host)  # InputError for what is no address
+        pair = tls.read(address.cert, address.tls_key) if address.cert else None
+        if not (front and is_running(front) and known and (known.host, known.port) == (address.host, address.port)):
+            require_free(engine, address.host, address.port)
+        key = key_of(paths, release, address.host)  # may make one, which a command that is refused is not to leave
+        order = FrontOrder(name, str(paths.home), release.recipe, release.tag, address, key, pair)
+        same = old is not None and is_running(old) and old.labels.get(RELEASE_LABEL) == release.tag
+        if same and old is not None and old.labels.get(COMMAND_LABEL) != command_mark(release):
+            say(f"{old.name} runs {release.tag} with another command or environment than its record has")
+            same = False
+        space = None if same else memory_limit.room_for(paths, engine, release, checkpoint)
+        if space and space.why:
             say(f"no memory plan ({space.why}): its limit is an estimate")
         wanted = LaunchOrder(
             release=release,
             checkpoint=checkpoint,
-            host=host,
-            port=port,
-            memory=space.limit,
+            memory=space.limit if space else None,
             gpus=gpus,
             labels={
                 HOME_LABEL: str(paths.home),
                 LABEL: release.recipe,
                 RELEASE_LABEL: release.tag,
                 COMMAND_LABEL: command_mark(release),
-                f"{LABEL}.host": host,
-                f"{LABEL}.port": str(port),
-                f"{LABEL}.model": served_name(release.argv),
-                f"{LABEL}.key": key_label(key),
+                MODEL_LABEL: served_name(release.argv),
             },
             timeout=running.ready_timeout(checkpoint),
-            key=key,
             health=health or Health(),
+            limits=address.limits,
         )
-        both = known is not None and known.ready and (memory_limit.fits_beside(space) if beside is None else beside)
+        if old is not None and space is None:
+            return resumed(paths, engine, order, old, wanted, say)
+        assert space is not None
+        ready = old is not None and describe(old, front).ready
         with engine_errors():
-            if both and old is not None:
-                return taken_over(paths, engine, name, old, wanted, drain, say)
+            if old is not None and ready and (memory_limit.fits_beside(space) if beside is None else beside):
+                return taken_over(paths, engine, order, old, wanted, drain, say)
             with replaced(engine, name, old, release, drain, say):
                 if gpus:
                     memory_limit.drop_page_cache(say)
                     memory_limit.require_room(space, release)
-                return launched(paths, engine, name, wanted, say)
+                return launched(paths, engine, order, old, wanted, say)
 
 
 def key_of(paths: Paths, release: Release, host: str) -> str | None:
@@ -132,44 +136,44 @@ def key_of(paths: Paths, release: Release, host: str) -> str | None:
     return own or keys.key_for(paths, release.recipe, host)
 
 
-def key_label(key: str | None) -> str:
-    """Tells one key from another, and of the key no more than that it is the same."""
-    return keys.mark(key) if key else ""
-
-
 def command_mark(release: Release) -> str:
     """Tells one command, environment and image from another; not the loader, which is chosen anew for each start."""
     text = json.dumps([release.image, drop_flags(release.argv, weight_loaders.FLAG), release.env], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def tidy(engine: Engine, name: str) -> Container | None:
-    """The recipe's container, after what a killed run left between two of them: the one that was there counts."""
+def tidy(engine: Engine, name: str) -> tuple[Container | None, Container | None]:
+    """The recipe's server and its front, after what a killed run left: the one that was there counts, and none that was
+    made and never started."""
+    return settled(engine, name, (FORMER, NEXT)), settled(engine, name + FRONT, (FORMER,))
+
+
+def settled(engine: Engine, name: str, ends: tuple[str, ...]) -> Container | None:
     with engine_errors():
-        old, former, began = (find(engine, name + end) for end in ("", FORMER, NEXT))
-        if old is None and (left := began if former is None else former) is not None:
-            left.rename(name)
-            old = find(engine, name)
-        else:
-            left = None
-        for container in (former, began):
-            if container is not None and container is not left:
+        found = [find(engine, name + end) for end in ("", *ends)]
+        chosen = next((container for container in found if container and container.status != "created"), None)
+        for container in found:
+            if container is not None and container is not chosen:
                 launch.remove(container)
-    if old is not None and is_running(old) and not any(old.ports.values()):
-        served = describe(old)
-        launch.connect(engine, old, served.host, served.port)
-        old.reload()
-    return old
+        if chosen is not None and chosen.name != name:
+            chosen.rename(name)
+            chosen.reload()
+    return chosen
 
 
-def resumed(paths: Paths, old: Container, release: Release, checkpoint: Path, health: Health, say: Say) -> Served:
-    say(f"{release.tag} already runs as {old.name}")
+def resumed(paths: Paths, engine: Engine, order: FrontOrder, old: Container, wanted: LaunchOrder, say: Say) -> Served:
+    """The release runs; its front may have to be another one."""
+    say(f"{wanted.release.tag} already runs as {old.name}")
     if not launch.asks(old)[0]:
-        folder = crash_facts.folder_of(paths, release.recipe, release.name)
-        waiting.until_ready(old, release, running.ready_timeout(checkpoint), folder, say, fresh=False)
-    launch.keep_up(old, health)  # a run that was killed while it waited did not get to it
-    old.reload()
-    return describe(old)
+        folder = crash_facts.folder_of(paths, wanted.release.recipe, wanted.release.name)
+        waiting.until_ready(old, wanted.release, wanted.timeout, folder, say, fresh=False)
+    launch.keep_up(old, wanted)  # a run that was killed while it waited did not get to it
+    folder_name = old.labels[SOCKET_LABEL]
+    with fronts.opened(engine, order, folder_name) as front:
+        fronts.use(front, folder_name)
+        if not told(old, front).ready:
+            answered(old, front, order.key, say)
+    return told(old, front)
 
 
 def stop(paths: Paths, engine: Engine, recipe: str | None, say: Say) -> tuple[str, ...]:
@@ -178,7 +182,7 @@ def stop(paths: Paths, engine: Engine, recipe: str | None, say: Say) -> tuple[st
     InputError for a recipe of which nothing is served.
     """
     with engine_errors():
-        every = [container for container in services(engine) if container.labels.get(HOME_LABEL) == str(paths.home)]
+        every = [container for container in parts(engine) if container.labels.get(HOME_LABEL) == str(paths.home)]
         chosen = [c for c in every if recipe in (None, c.labels[LABEL])]
         if recipe is not None and not chosen:
             known = ", ".join(sorted({c.labels[LABEL] for c in every}))
@@ -186,8 +190,12 @@ def stop(paths: Paths, engine: Engine, recipe: str | None, say: Say) -> tuple[st
                 f"no service of recipe {recipe!r} runs",
                 next_step=f"choose one of: {known}" if known else f"{how_to_serve(paths, recipe)} (nothing is served)",
             )
+        chosen.sort(key=lambda container: ADDRESS_LABEL not in container.labels)  # nothing new comes in then
         for container in chosen:
-            say(f"stopping {container.name}")
-            container.stop(timeout=STOP_SECONDS)
+            if ADDRESS_LABEL not in container.labels:
+                say(f"stopping {container.name}")
+                container.stop(timeout=STOP_SECONDS)
             launch.remove(container)
-    return tuple(str(container.name) for container in chosen)
+        for name in {name_of(paths, container.labels[LABEL]) for container in chosen}:
+            fronts.drop_sockets(engine, name)
+    return tuple(str(container.name) for container in chosen if ADDRESS_LABEL not in container.labels)

@@ -6,12 +6,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from sparkpin.core import terminal
-from sparkpin.core.errors import InputError
+from sparkpin.core.errors import DownError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
@@ -19,28 +19,42 @@ from sparkpin.host.machine import serve_command
 from sparkpin.releases.container import HOME_LABEL, log_of
 from sparkpin.releases.record import Releases
 from sparkpin.serve import crash_facts, keys, unit
+from sparkpin.serve.address import Address, AddressOptions
 from sparkpin.serve.postmortem import last_life, report
 from sparkpin.serve.served import LABEL, Served, find, services
 from sparkpin.serve.served import status as served_here
 from sparkpin.serve.startup import STAGES, Startup
 
-WATCH = re.compile(
-    rb'INFO: +(?:127\.0\.0\.1:\d+ - "POST /v1/completions|[\d.]+:\d+ - "GET /(?:health|metrics)) HTTP/1\.1" 200 OK'
-)
-"""What the server writes of the health check, who asks from within, and of `invoke status`."""
+WATCH = re.compile(rb'INFO: +(?:- "POST /v1/completions|(?:[\d.]+:\d+ )?- "GET /(?:health|metrics)) HTTP/1\.1" 200 OK')
+"""What the server writes of the health check, who asks from within and has no address, and of `invoke status`."""
+ANSWERS, STARTS = "answers", "starts"
 COLUMNS = ("recipe", "release", "address", "state", "restarts", "container")
 
 
 def status(paths: Paths, engine: Engine, *, as_json: bool) -> None:
-    """Each service of all homes, and of those that died why. InputError where nothing is served."""
+    """Each service of all homes, and of those that died why.
+
+    DownError when one of this home does not answer, and is not about to.
+    """
     every = served_here(engine)
+    found = {served.container: find(engine, served.container) for served in every}
     if as_json:
         terminal.show(json.dumps([{**asdict(served), "url": served.url} for served in every], indent=2, sort_keys=True))
-        return
-    if not every:
+    elif every:
+        show_all(paths, every, found)
+    else:
         terminal.show(f"nothing is served; next: {how_to_serve(paths)}")
-        return
-    found = {served.container: find(engine, served.container) for served in every}
+    for served in every:
+        state = words(served, found[served.container])
+        if served.home == str(paths.home) and not state.startswith((ANSWERS, STARTS)):
+            raise DownError(
+                f"{served.release} is down: {state}",
+                next_step=f"invoke logs --recipe {served.recipe}; invoke serve --recipe {served.recipe} starts it "
+                "anew, at its address",
+            )
+
+
+def show_all(paths: Paths, every: Sequence[Served], found: Mapping[str, Container | None]) -> None:
     terminal.table(COLUMNS, [row(paths, served, found[served.container]) for served in every])
     for served in every:
         container = found[served.container]
@@ -83,15 +97,15 @@ def row(paths: Paths, served: Served, container: Container | None) -> tuple[str,
 def words(served: Served, container: Container | None) -> str:
     """What a person wants to know of the state."""
     if served.ready:
-        return "answers"
+        return ANSWERS
     if served.state != "running" or container is None:
-        return served.state
+        return STARTS if served.state == "restarting" else served.state
     if served.health == "unhealthy":
         return "hangs"
     watched = Startup()
     with engine_errors():
         watched.update(last_life(log_of(container)), 0)
-    return "gives no answer" if watched.stage == STAGES[-1] else f"starts: {watched.text}"
+    return "gives no answer" if watched.stage == STAGES[-1] else f"{STARTS}: {watched.text}"
 
 
 def service_of(paths: Paths, engine: Engine, recipe: str | None) -> Container:
@@ -152,23 +166,22 @@ def newest_log(paths: Paths, recipe: str | None) -> Path | None:
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def show_unit(paths: Paths, recipe: str, *, port: int | None, host: str | None) -> None:
+def show_unit(paths: Paths, recipe: str, options: AddressOptions) -> None:
     """The unit to standard output, what to do with it to standard error."""
-    if host:
-        keys.is_local(host)  # InputError for what is no address
+    address = options.applied(Address())  # InputError for a value that is none
+    keys.is_local(address.host)
     system = os.geteuid() == 0
     env = {
         "SPARKPIN_HOME": str(paths.home),
         "SPARKPIN_CACHE": str(paths.cache),
     }  # systemd has no XDG_DATA_HOME of a shell
     env |= {name: os.environ[name] for name in ("DOCKER_HOST",) if os.environ.get(name)}
-    arguments = (*(("--port", str(port)) if port else ()), *(("--host", host) if host else ()))
     text = unit.unit_text(
         recipe=recipe,
         invoke=Path(sys.executable).parent / "invoke",
         project=paths.project,
         env=env,
-        arguments=arguments,
+        arguments=options.words,
         system=system,
     )
     sys.stdout.write(text)

@@ -12,40 +12,57 @@ from sparkpin.core.terminal import Say
 from sparkpin.host.containers import Container
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.releases.record import Release
-from sparkpin.serve import crash_facts, launch, memory_limit, waiting
+from sparkpin.serve import crash_facts, fronts, launch, memory_limit, waiting
+from sparkpin.serve.fronts import FrontOrder
 from sparkpin.serve.inside import PROMPT
-from sparkpin.serve.launch import LaunchOrder
-from sparkpin.serve.served import RELEASE_LABEL, Served, client_of, describe, is_running, requests_under_way
+from sparkpin.serve.launch import SOCKET_LABEL, LaunchOrder, requests_under_way
+from sparkpin.serve.served import FORMER, NEXT, RELEASE_LABEL, Served, client_of, describe, is_running
+from sparkpin.serve.waiting import Detached
 
-FORMER, NEXT = "-former", "-next"  # while one server takes another's place
 STOP_SECONDS = 30
-DRAIN_SECONDS = 30.0  # for requests under way, while the old server still takes new ones
+DRAIN_SECONDS = 30.0  # for requests under way
 ANSWER_SECONDS = 60.0
 
 
-class Detached(Exception):
-    """The person does not wait any longer; the server goes on starting. The text says what runs."""
-
-
-def launched(paths: Paths, engine: Engine, name: str, wanted: LaunchOrder, say: Say) -> Served:
-    """Create, start and wait. A container that does not become ready is removed again."""
-    container = launch.create(engine, name, wanted, hidden=False)
+def launched(
+    paths: Paths, engine: Engine, order: FrontOrder, old: Container | None, wanted: LaunchOrder, say: Say
+) -> Served:
+    """Create, start and wait; the front says meanwhile that there is nobody. What does not become ready is removed."""
+    name, folder = order.name, fronts.folder_of(old)
+    container = launch.create(engine, name, wanted, volume=name, folder=folder)
     try:
-        launch.start(engine, container, wanted.host, wanted.port)
-        say(f"started {name} from {wanted.release.tag}")
-        try:
-            ready(paths, container, wanted, say)
-        except KeyboardInterrupt:
-            launch.keep_up(container, wanted.health)
-            raise Detached(f"{name} goes on starting {wanted.release.tag}") from None
-        answered(container, wanted, say)
+        with fronts.opened(engine, order, folder) as front:
+            fronts.use(front, folder)
+            try:
+                with engine_errors():
+                    container.start()
+                say(f"started {name} from {wanted.release.tag}")
+                try:
+                    ready(paths, container, wanted, say)
+                except KeyboardInterrupt:
+                    launch.keep_up(container, wanted)
+                    raise Detached(f"{name} goes on starting {wanted.release.tag}") from None
+                answered(container, front, order.key, say)
+            except Detached:
+                raise
+            except BaseException:
+                if old is not None:
+                    fronts.use(front, old.labels.get(SOCKET_LABEL, ""))
+                raise
     except Detached:
         raise
     except BaseException:
         launch.remove(container)
+        fronts.drop_sockets(engine, name)  # where there is no other server
         raise
-    container.reload()
-    return describe(container)
+    return told(container, front)
+
+
+def told(container: Container, front: Container) -> Served:
+    with engine_errors():
+        container.reload()
+        front.reload()
+    return describe(container, front)
 
 
 def ready(paths: Paths, container: Container, wanted: LaunchOrder, say: Say) -> None:
@@ -54,21 +71,20 @@ def ready(paths: Paths, container: Container, wanted: LaunchOrder, say: Say) -> 
     seconds = waiting.until_ready(container, wanted.release, wanted.timeout, folder, say, fresh=True)
     if wanted.gpus:
         memory_limit.forget_files(wanted.checkpoint)
-    launch.keep_up(container, wanted.health)
+    launch.keep_up(container, wanted)
     say(f"ready after {seconds:.0f} s")
 
 
-def answered(container: Container, wanted: LaunchOrder, say: Say) -> None:
+def answered(container: Container, front: Container, key: str | None, say: Say) -> None:
     """SmokeError unless a real request gets its answer at the address that clients use."""
-    container.reload()
-    served = describe(container)
+    served = told(container, front)
     until = time.monotonic() + ANSWER_SECONDS
-    while (fault := fault_of(served, wanted.key)) and time.monotonic() < until:
-        time.sleep(0.1)  # Docker publishes a port a moment after it says so
+    while (fault := fault_of(served, key)) and time.monotonic() < until:
+        time.sleep(0.1)  # the front starts, and Docker publishes a port a moment after it says so
     if fault:
         raise SmokeError(
             f"{served.release} answers within its container, and not at {served.url}: {fault}",
-            next_step=f"invoke logs --recipe {served.recipe}; is there a firewall or a proxy between?",
+            next_step=f"docker logs {front.name}; is there a firewall or a proxy between?",
         )
     say(f"answers at {served.url} (model {served.model})")
 
@@ -88,46 +104,36 @@ def fault_of(served: Served, key: str | None) -> str:
 
 
 def taken_over(
-    paths: Paths, engine: Engine, name: str, old: Container, wanted: LaunchOrder, drain: float, say: Say
+    paths: Paths, engine: Engine, order: FrontOrder, old: Container, wanted: LaunchOrder, drain: float, say: Say
 ) -> Served:
-    """Start the new one hidden, and give it the port once it answers; until then, and if it fails, the old serves."""
-    former = old.labels.get(RELEASE_LABEL, name)
+    """Start the new one, and tell the front to ask it once it answers; requests under way stay with the old one."""
+    name, folder, former = order.name, fronts.folder_of(old), old.labels.get(RELEASE_LABEL, order.name)
     say(f"memory is enough for both: {former} answers until {wanted.release.tag} does")
-    container = launch.create(engine, name + NEXT, wanted, hidden=True)
-    quiet = True
+    container = launch.create(engine, name + NEXT, wanted, volume=name, folder=folder)
     try:
-        launch.start(engine, container, wanted.host, wanted.port)
+        with engine_errors():
+            container.start()
         say(f"started {name}{NEXT} from {wanted.release.tag}")
         ready(paths, container, wanted, say)
-        quiet = waiting.quiet_moment(lambda: requests_under_way(old), drain, say)
-        began = time.monotonic()
-        if quiet:
-            launch.disconnect(engine, old)
-        try:
-            if not quiet:
-                # Its connections are to be closed. Were it only cut off, clients of other machines would wait for an
-                # answer until their own time is up: nobody would tell them.
-                launch.end(old)
-            launch.connect(engine, container, wanted.host, wanted.port)
-            answered(container, wanted, say)
-        except BaseException:
-            launch.remove(container)
-            known = describe(old)
-            give_back = launch.connect if quiet else launch.start
-            give_back(engine, old, known.host, known.port)
-            raise
+        with fronts.opened(engine, order, folder) as front:
+            try:
+                fronts.use(front, folder)
+                answered(container, front, order.key, say)
+            except BaseException:
+                fronts.use(front, old.labels.get(SOCKET_LABEL, ""))
+                raise
     except BaseException:
         with contextlib.suppress(SparkpinError):
             launch.remove(container)
-        say(f"{former} still answers" if quiet else f"starting {former} again")
+        say(f"{former} still answers")
         raise
-    say(f"switched after {time.monotonic() - began:.1f} s; stopping {former}")
+    say(f"switched; stopping {former}")
     old.rename(name + FORMER)  # first, since stopping takes a while: from now on the new one is the recipe's server
     container.rename(name)
+    waiting.quiet_moment(lambda: requests_under_way(old), drain, say)
     old.stop(timeout=STOP_SECONDS)
     launch.remove(old)
-    container.reload()
-    return describe(container)
+    return told(container, front)
 
 
 @contextlib.contextmanager
@@ -139,7 +145,7 @@ def replaced(
         was_running = old is not None and is_running(old)
         if old is not None:
             if was_running:
-                if describe(old).ready:  # requests to a server that hangs stay under way for ever
+                if launch.asks(old)[0]:  # requests to a server that hangs stay under way for ever
                     waiting.quiet_moment(lambda: requests_under_way(old), drain, say)
                 say(f"stopping {old.labels.get(RELEASE_LABEL, name)}, which {release.tag} replaces")
             old.stop(timeout=STOP_SECONDS)

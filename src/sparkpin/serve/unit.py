@@ -29,7 +29,7 @@ def unit_text(
     """system: for root's systemd, else for a user's own, which knows no units of the system to wait for."""
     wait = "Wants=network-online.target\nAfter=network-online.target docker.service\nRequires=docker.service\n"
     settings = "".join(f"Environment={quoted(f'{name}={value}').replace('$$', '$')}\n" for name, value in env.items())
-    serve = " ".join(["serve", "--recipe", recipe, *arguments])
+    serve = " ".join(["serve", "--recipe", recipe, *map(quoted, arguments)])
     return (
         f"[Unit]\nDescription=sparkpin serves {recipe}\n{wait if system else ''}"
         "StartLimitIntervalSec=1h\nStartLimitBurst=3\n\n"

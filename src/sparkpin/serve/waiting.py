@@ -19,6 +19,10 @@ LOOK_SECONDS = 1.0  # at most: a short start is looked at more often
 ASK_SECONDS = 15.0  # between two requests while the log does not say that it answers: its words may change
 
 
+class Detached(Exception):
+    """The person does not wait any longer; the server goes on starting. The text says what runs."""
+
+
 def until_ready(
     container: Container, release: Release, timeout: float, folder: Path, say: Say, *, fresh: bool
 ) -> float:

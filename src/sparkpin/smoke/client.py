@@ -31,10 +31,12 @@ class Client(contextlib.AbstractContextManager["Client"]):
         return cls(httpx.Client(transport=transport, base_url="http://server"), timeout=timeout, close=[folder])
 
     @classmethod
-    def tcp(cls, host: str, port: int, *, timeout: float = 120, key: str | None = None) -> Client:
+    def tcp(cls, host: str, port: int, *, timeout: float = 120, key: str | None = None, tls: bool = False) -> Client:
+        """tls: of a server of this machine, whose certificate is for names that others use: it is not checked."""
         address = f"[{host}]" if ":" in host else host
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        http = httpx.Client(base_url=f"http://{address}:{port}", headers=headers, trust_env=False)
+        base = f"http{'s' if tls else ''}://{address}:{port}"
+        http = httpx.Client(base_url=base, headers=headers, trust_env=False, verify=False)
         return cls(http, timeout=timeout)
 
     def __exit__(self, *_: object) -> None:

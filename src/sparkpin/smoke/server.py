@@ -82,9 +82,9 @@ def smoke_lock(paths: Paths) -> Path:
     return paths.home / ".smoke.lock"
 
 
-def socket_argv(release: Release) -> list[str]:
+def socket_argv(release: Release, path: str = f"{SOCKET_FOLDER}/{SOCKET}") -> list[str]:
     """The release's own command, listening on a socket instead of an address."""
-    return set_flag(drop_flags(release.argv, "--host", "--port"), "--uds", f"{SOCKET_FOLDER}/{SOCKET}")
+    return set_flag(drop_flags(release.argv, "--host", "--port"), "--uds", path)
 
 
 class Server:

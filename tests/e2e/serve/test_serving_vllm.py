@@ -23,8 +23,9 @@ from sparkpin.core.paths import Paths
 from sparkpin.fetch.tinymodel.scripts import ANSWER, CHAT, TOOL, WEATHER_TOOL
 from sparkpin.host.engine import Engine
 from sparkpin.releases.record import Release, Releases
-from sparkpin.serve import crash_facts, service, startup
+from sparkpin.serve import crash_facts, launch, service, startup
 from sparkpin.serve import served as services
+from sparkpin.serve.address import AddressOptions
 from sparkpin.serve.launch import Health
 
 RECIPE = "watched"
@@ -95,7 +96,9 @@ def port() -> int:
 @pytest.fixture(scope="module")
 def served(paths: Paths, second: Release, port: int) -> services.Served:
     checkpoint = checkpoint_of(paths, second)
-    return service.start(paths, Engine.connect(), second, checkpoint, port=port, health=HEALTH, say=print)
+    return service.start(
+        paths, Engine.connect(), second, checkpoint, options=AddressOptions(port), health=HEALTH, say=print
+    )
 
 
 @pytest.fixture
@@ -123,7 +126,7 @@ def test_the_record_of_a_start_has_the_time_that_the_log_tells_of_the_weights(
 
 
 def test_opencode_and_openai_s_library_call_a_tool_in_a_stream(
-    copy: Checkout, served: services.Served, container: Container, tmp_path: Path
+    copy: Checkout, served: services.Served, tmp_path: Path
 ) -> None:
     (call,) = TOOL.calls
     config = copy.done("client", "opencode", "--recipe", RECIPE)
@@ -132,8 +135,9 @@ def test_opencode_and_openai_s_library_call_a_tool_in_a_stream(
     assert (used["tool"], used["state"]["input"]) == (call.name, dict(call.arguments))
     assert [part["text"].strip() for part in parts if part["type"] == "text"] == [ANSWER.content]
 
+    front = Engine.connect().client.containers.get(served.container + services.FRONT)
     shell = copy.done("client", "openai", "--recipe", RECIPE, "--url", "http://127.0.0.1:8000")  # as from inside
-    done = container.exec_run(["sh", "-c", f'{shell}\npython -c "$ASK"'], environment={"ASK": ASK})
+    done = front.exec_run(["sh", "-c", f'{shell}\npython -c "$ASK"'], environment={"ASK": ASK})
     assert done.exit_code == 0, done.output.decode()
     assert json.loads(done.output.splitlines()[-1]) == [call.name, dict(call.arguments), TOOL.reasoning]
 
@@ -151,7 +155,7 @@ def test_clients_that_go_away_leave_the_server_as_it_was(copy: Checkout, served:
     for thread in threads:
         thread.join()
     container = Engine.connect().client.containers.get(served.container)
-    until(lambda: services.requests_under_way(container) == 0)
+    until(lambda: launch.requests_under_way(container) == 0)
     answer = httpx.post(f"{served.url}/chat/completions", json=body(), trust_env=False, timeout=300).json()
     assert answer["choices"][0]["message"]["content"] == CHAT.expected_content
     assert container.attrs["RestartCount"] == 0
@@ -167,30 +171,33 @@ def test_a_killed_engine_process_is_started_again(served: services.Served, conta
     assert b"sparkpin: ended with 0, though nobody asked it to" in container.logs(), "vLLM's own word for it"
 
 
-def test_a_stopped_engine_process_is_found_and_started_again(served: services.Served, container: Container) -> None:
+def test_a_stopped_engine_process_is_found_and_told_to_go_on(served: services.Served, container: Container) -> None:
+    began = time.monotonic()
     container.exec_run(["python", "-c", f"import os, signal; os.kill({engine_process(container)}, signal.SIGSTOP)"])
-    with httpx.Client(trust_env=False, timeout=20) as client:
+    with httpx.Client(trust_env=False, timeout=60) as client:
         assert client.get(f"http://127.0.0.1:{served.port}/health").status_code == 200, "vLLM does not notice"
-    await_start(container, container.attrs["RestartCount"] + 1, served)
-    assert b"sparkpin: ended: it answered no request any more" in container.logs()
+        assert client.post(f"{served.url}/chat/completions", json=body()).status_code == 200
+    print(f"answered {time.monotonic() - began:.1f} s after its engine was stopped")
+    said = f"sparkpin: process {engine_process(container)} was stopped by a signal; it is told to go on"
+    assert said.encode() in container.logs()
 
 
 def test_a_flag_that_vllm_does_not_know_leaves_the_former_one(
-    paths: Paths, served: services.Served, second: Release
+    paths: Paths, served: services.Served, first: Release, second: Release
 ) -> None:
-    bad = dataclasses.replace(second, argv=(*second.argv, "--no-such-flag"))
+    bad, options = dataclasses.replace(first, argv=(*second.argv, "--no-such-flag")), AddressOptions(free_port())
     with pytest.raises(SmokeError) as caught:
-        service.start(paths, Engine.connect(), bad, checkpoint_of(paths, second), port=free_port(), say=print)
+        service.start(paths, Engine.connect(), bad, checkpoint_of(paths, second), options=options, say=print)
     text = str(caught.value)
     assert "error: unrecognized arguments: --no-such-flag" in text
     assert "this vLLM does not know a flag of the recipe" in text
     assert httpx.post(f"{served.url}/chat/completions", json=body(), trust_env=False, timeout=300).status_code == 200
 
 
-def test_a_rollback_under_load_loses_no_later_request(
+def test_a_rollback_under_load_loses_no_request(
     copy: Checkout, paths: Paths, first: Release, served: services.Served
 ) -> None:
-    """Two servers fit into this machine's memory, so requests that come during the start are answered, too."""
+    """Two servers fit into this machine's memory, and the front goes on."""
     done = threading.Event()
     asked: list[tuple[float, int | str]] = []
 
@@ -209,7 +216,7 @@ def test_a_rollback_under_load_loses_no_later_request(
         thread.start()
     try:
         begin = time.monotonic()
-        said = copy.invoke("rollback", "--recipe", RECIPE, "--serve", "--drain", "2")
+        said = copy.invoke("rollback", "--recipe", RECIPE, "--serve")
         back = time.monotonic()
         until(lambda: sum(began > back for began, _ in asked) > 10)
     finally:
@@ -218,12 +225,9 @@ def test_a_rollback_under_load_loses_no_later_request(
             thread.join()
     assert said.returncode == 0, said.stderr
     assert f"{first.tag} answers at {served.url}" in said.stdout
-    assert {answer for began, answer in asked if began > back} == {200}
-    switched = float(re.search(r"switched after ([\d.]+) s", said.stderr)[1])
-    lost = [began for began, answer in asked if answer != 200]
-    print(f"{len(asked)} requests, {len(lost)} lost in {switched} s of {back - begin:.0f} s")
-    pause = min(lost, default=back)
-    assert any(begin < began < pause for began, _ in asked), "the old one answers while the new one starts"
+    print(f"{len(asked)} requests in {back - begin:.0f} s and after")
+    assert {answer for _, answer in asked} == {200}
+    assert any(began < back for began, _ in asked) and any(began > back for began, _ in asked)
     assert Releases(paths).current_tag(RECIPE) == first.tag
     table = copy.done("status")
     assert first.name in table and "answers" in table

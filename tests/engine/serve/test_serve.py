@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import socket
-from collections.abc import Iterator
+import ssl
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import docker.errors
 import httpx
 import pytest
+from certificates import certificate
 from watched import free_port
 
 from sparkpin.commands import client as clients
 from sparkpin.commands import releases as commands_releases
 from sparkpin.core.errors import BusyError, InputError, SmokeError
 from sparkpin.core.paths import Paths
-from sparkpin.core.tags import tag_of
 from sparkpin.host.engine import Engine
 from sparkpin.releases.container import HOME_LABEL
 from sparkpin.releases.record import Release, Releases
 from sparkpin.serve import served as services
 from sparkpin.serve import service, switching
+from sparkpin.serve.address import AddressOptions
 
 if TYPE_CHECKING:
     from fake_release import FakeSite, Standing  # pytest loads it itself, below
@@ -33,16 +36,6 @@ pytest_plugins = ["fake_release"]
 @pytest.fixture
 def name(paths: Paths) -> str:
     return services.name_of(paths, "fake")
-
-
-@pytest.fixture
-def newer(fake_engine: Engine, release: Release) -> Iterator[Release]:
-    """Another release of the recipe; the same image is enough."""
-    key = release.key[::-1]
-    newer = dataclasses.replace(release, key=key, tag=tag_of("fake", "base", key))
-    fake_engine.tag(release.tag, newer.tag)
-    yield newer
-    fake_engine.untag(newer.tag)
 
 
 def quiet(line: str) -> None:
@@ -58,11 +51,16 @@ def test_a_release_is_served_on_this_machine_only(standing: Standing, fake_engin
     assert answer.json()["choices"][0]["text"].startswith(" a pinned build")
     container = fake_engine.client.containers.get(served.container)
     host = container.attrs["HostConfig"]
-    assert container.ports == {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(port)}]}
-    assert host["RestartPolicy"] == {"Name": "on-failure", "MaximumRetryCount": 5}
-    assert host["ReadonlyRootfs"] and host["CapDrop"] == ["ALL"] and host["SecurityOpt"] == ["no-new-privileges:true"]
-    assert container.attrs["Config"]["User"] == "10001:10001"
+    assert container.ports == {} and host["NetworkMode"] == "none"
     assert b'"model_writable": false' in container.logs() and b'"home_writable": true' in container.logs()
+    front = fake_engine.client.containers.get(served.container + services.FRONT)
+    assert front.ports == {"8000/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(port)}]}
+    for part in (container, front):
+        host = part.attrs["HostConfig"]
+        assert host["RestartPolicy"] == {"Name": "on-failure", "MaximumRetryCount": 0}
+        assert host["ReadonlyRootfs"] and host["CapDrop"] == ["ALL"]
+        assert host["SecurityOpt"] == ["no-new-privileges:true"] and host["LogConfig"]["Config"]["max-file"] == "3"
+        assert part.attrs["Config"]["User"] == "10001:10001"
 
 
 def test_a_client_is_told_what_the_server_itself_says(standing: Standing) -> None:
@@ -102,14 +100,35 @@ def test_another_port_or_release_replaces_it(site: FakeSite, name: str, newer: R
     said: list[str] = []
     served = site.start(newer, say=said.append, beside=beside)
     stopped = [line for line in said if line.startswith(f"stopping {site.release.tag}")]
-    switched = [line for line in said if line.startswith("switched after ") and line.endswith(site.release.tag)]
+    switched = [line for line in said if line == f"switched; stopping {site.release.tag}"]
     assert bool(switched) == beside and bool(stopped) != beside
     assert served.release == newer.tag and served.ready and served.port == other, "it keeps the address of what ran"
     assert [s.container for s in services.status(site.engine) if s.home == str(site.paths.home)] == [name]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", site.port))  # the former port is free again
-    networks = site.engine.client.containers.get(name).attrs["NetworkSettings"]["Networks"]
-    assert list(networks) == ["sparkpin"]
+
+
+def test_another_address_is_another_front_and_the_same_server(site: FakeSite, name: str, tmp_path: Path) -> None:
+    """With a certificate, whose key nobody is shown; kept until something else is said."""
+    cert, key = certificate(tmp_path / "own")
+    plain = site.start(port=site.port)
+    with pytest.raises(InputError, match="--tls-cert"):
+        site.start(tls_cert=key, tls_key=cert)
+    assert site.start() == plain
+    served = site.start(port=free_port(), tls_cert=cert, tls_key=key, allow="/score", limit="requests=9")
+    assert (served.started, served.url) == (plain.started, f"https://127.0.0.1:{served.port}/v1") and served.ready
+    with httpx.Client(trust_env=False, verify=ssl.create_default_context(cafile=cert), timeout=60) as client:
+        assert client.post(f"{served.url}/completions", json={"prompt": "x"}).status_code == 200
+        assert client.post(f"{served.url}/completions/", json={"prompt": "x"}).status_code == 404
+    front = site.engine.client.containers.get(name + services.FRONT)
+    secret = Path(key).read_text().splitlines()[1]
+    assert secret not in json.dumps(front.attrs) and secret.encode() not in front.logs()
+    assert site.start() == dataclasses.replace(served, health=site.start().health)
+    address = services.address_of(site.engine.client.containers.get(name + services.FRONT))
+    assert address is not None and (address.allow, address.limits.requests, address.cert) == (("/score",), 9, cert)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", site.port))  # the former port is free again
+    assert site.start(tls_cert="none").url == f"http://127.0.0.1:{served.port}/v1"
 
 
 def test_what_answers_until_serve_is_told_after_serve(
@@ -151,7 +170,9 @@ def test_a_release_that_does_not_start_gives_way_to_the_former_one(
 def test_a_first_release_that_does_not_start_leaves_nothing(site: FakeSite, name: str) -> None:
     with pytest.raises(SmokeError):
         site.start(site.faulty("exit"), port=site.port)
-    assert services.find(site.engine, name) is None
+    assert not [part for part in services.parts(site.engine) if part.labels[HOME_LABEL] == str(site.paths.home)]
+    with pytest.raises(docker.errors.NotFound):
+        site.engine.client.volumes.get(name)
 
 
 def test_a_former_one_left_by_a_killed_run_is_taken_up(site: FakeSite, name: str, newer: Release) -> None:
@@ -184,7 +205,14 @@ def test_a_taken_port_does_not_end_what_is_served(standing: Standing, fake_engin
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         with pytest.raises(BusyError):
-            service.start(paths, fake_engine, newer, standing.checkpoint, port=holder.getsockname()[1], say=quiet)
+            service.start(
+                paths,
+                fake_engine,
+                newer,
+                standing.checkpoint,
+                options=AddressOptions(holder.getsockname()[1]),
+                say=quiet,
+            )
     (served,) = (s for s in services.status(fake_engine) if s.home == str(paths.home))
     assert served.ready and served.release == standing.release.tag
 
@@ -192,8 +220,8 @@ def test_a_taken_port_does_not_end_what_is_served(standing: Standing, fake_engin
 def test_a_port_that_another_recipe_s_container_has(standing: Standing, fake_engine: Engine) -> None:
     paths, port = standing.paths, standing.served.port
     other = dataclasses.replace(standing.release, recipe="other")
-    with pytest.raises(BusyError, match=f"taken by the container {standing.served.container}"):
-        service.start(paths, fake_engine, other, standing.checkpoint, port=port, say=quiet)
+    with pytest.raises(BusyError, match=f"taken by the container {standing.served.container}-front"):
+        service.start(paths, fake_engine, other, standing.checkpoint, options=AddressOptions(port), say=quiet)
     assert services.find(fake_engine, services.name_of(paths, "other")) is None
 
 
@@ -203,7 +231,7 @@ def test_homes_on_one_engine_serve_side_by_side_until_each_is_stopped(
     first, paths, engine = standing.served, site.paths, site.engine
     with pytest.raises(BusyError) as caught:
         site.start(newer, port=first.port)
-    assert f"the container {first.container}, a server of the home {first.home}" in caught.value.message
+    assert f"the container {first.container}-front, a server of the home {first.home}" in caught.value.message
     assert f"SPARKPIN_HOME={first.home} invoke stop" in caught.value.next_step
     said: list[str] = []
     site.start(newer, port=site.port, say=said.append)

@@ -6,8 +6,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import socket
 import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
 import docker.errors
@@ -18,7 +20,7 @@ from docker.models.networks import NetworkCollection
 from watched import await_start, free_port, signal_processes, until
 
 from sparkpin.commands import client as clients
-from sparkpin.core.errors import InputError, SmokeError
+from sparkpin.core.errors import DownError, InputError, SmokeError
 from sparkpin.host.engine import Engine
 from sparkpin.releases import container as running
 from sparkpin.releases.container import HOME_LABEL
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
     from fake_release import FakeSite  # pytest loads it itself, below
 
 pytest_plugins = ["fake_release"]
-QUICK = Health(interval=1, timeout=5, failures=2, restarts=2)
+QUICK = Health(interval=1, timeout=5, failures=2)
+TWICE = "restarts=2"
 
 
 def quiet(line: str) -> None:
@@ -42,7 +45,7 @@ def quiet(line: str) -> None:
 def test_a_crash_and_a_hang_end_in_a_new_start_and_the_last_one_in_a_post_mortem(
     site: FakeSite, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    served = site.start(port=site.port, health=QUICK)
+    served = site.start(port=site.port, host="127.0.0.2", health=QUICK, limit=TWICE)
     container = site.engine.client.containers.get(served.container)
     check = container.attrs["Config"]["Healthcheck"]
     assert check["Test"][0] == "CMD" and check["Test"][-1] == "health" and check["Retries"] == 2
@@ -51,22 +54,53 @@ def test_a_crash_and_a_hang_end_in_a_new_start_and_the_last_one_in_a_post_mortem
     await_start(container, 1, served)
     assert b"sparkpin: ended by signal 9 (SIGKILL)" in container.logs()
 
-    signal_processes(container, "vllm serve", "STOP")
-    with httpx.Client(trust_env=False) as client, pytest.raises(httpx.ReadTimeout):
-        client.get(f"http://127.0.0.1:{site.port}/health", timeout=httpx.Timeout(60, read=0.5))
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        client.post(f"{served.url}/completions", json={"prompt": "hang"})
+        assert client.get(f"http://127.0.0.2:{site.port}/health").status_code == 200, (
+            "as vLLM's, while its engine hangs"
+        )
     await_start(container, 2, served)
     assert b"sparkpin: ended: it answered no request any more" in container.logs()
 
-    signal_processes(container, "vllm serve", "KILL")  # once more than Docker starts it again
+    signal_processes(container, "vllm serve", "KILL")  # once more than it may be started again
     until(lambda: not services.is_running(site.engine.client.containers.get(served.container)))
-    status.status(site.paths, site.engine, as_json=False)
+    capsys.readouterr()
+    with pytest.raises(DownError, match=f"{site.release.tag} is down: exited"):
+        status.status(site.paths, site.engine, as_json=False)
     told = capsys.readouterr().out
-    assert "exited with 137; Docker started it again 2 times" in told
+    assert "failed too often and stays down; Docker started it again 2 times" in told
     assert "that means: a process of the server was killed from outside" in told
     assert re.search(r"memory now: .* GB of .* GB available, the server's limit is ", told)
     status.logs(site.paths, site.engine, "fake", lines=2, follow=False)
-    assert capsys.readouterr().out.splitlines()[-1] == "sparkpin: ended by signal 9 (SIGKILL)"
-    assert site.start().restarts == 0, "serve begins anew"
+    assert capsys.readouterr().out.splitlines()[-1] == "sparkpin: stays down: it has been started again 2 times"
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        down = client.post(f"{served.url}/completions", json={"prompt": "x"})
+    assert (down.status_code, down.headers["Retry-After"]) == (503, "5")
+    anew = site.start()
+    assert (anew.restarts, anew.host, anew.port) == (0, "127.0.0.2", site.port), "at its address"
+    status.status(site.paths, site.engine, as_json=False)
+
+
+def test_restarts_are_there_again_after_a_time_without_one(site: FakeSite) -> None:
+    served = site.start(port=site.port, health=QUICK, limit="restarts=1,refill=1")
+    container = site.engine.client.containers.get(served.container)
+    print_it = f"print(open('{launch.FOLDER}/state/restarts').read(), end='')"
+    for count in range(1, 4):
+        signal_processes(container, "vllm serve", "KILL")
+        await_start(container, count, served)
+        until(lambda: container.exec_run([*launch.PYTHON, "-c", print_it]).output == b"0")
+
+
+def test_a_process_that_somebody_stops_goes_on(site: FakeSite) -> None:
+    served = site.start(port=site.port)
+    container = site.engine.client.containers.get(served.container)
+    began = time.monotonic()
+    signal_processes(container, "vllm serve", "STOP")
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        assert client.post(f"{served.url}/completions", json={"prompt": "x"}).status_code == 200
+    assert time.monotonic() - began < 60 and b"was stopped by a signal; it is told to go on" in container.logs()
+    container.reload()
+    assert container.attrs["RestartCount"] == 0
 
 
 def test_what_passes_its_memory_limit_is_ended_and_says_so(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,8 +120,10 @@ def test_a_key_is_wanted_from_others_and_shown_to_nobody(site: FakeSite, capsys:
     key = file.read_text().strip()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and len(key) == 43
     container = site.engine.client.containers.get(served.container)
-    assert key not in json.dumps(container.attrs) and key.encode() not in container.logs()
-    assert key not in json.dumps(container.top(ps_args="-eo pid,args"))
+    front = site.engine.client.containers.get(served.container + services.FRONT)
+    for part in (container, front):
+        assert key not in json.dumps(part.attrs) and key.encode() not in part.logs()
+        assert key not in json.dumps(part.top(ps_args="-eo pid,args"))
     body = {"model": served.model, "prompt": "x"}
     with httpx.Client(trust_env=False, timeout=60) as client:
         assert client.post(f"{served.url}/completions", json=body).status_code == 401
@@ -100,23 +136,20 @@ def test_a_key_is_wanted_from_others_and_shown_to_nobody(site: FakeSite, capsys:
     assert f"export SPARKPIN_API_KEY=$(cat {file})" in capsys.readouterr().err
     clients.facts(site.paths, None, key="SPARKPIN_API_KEY")
     assert capsys.readouterr().err == ""
-    assert site.start() == dataclasses.replace(served, health=services.describe(container).health), "left alone"
+    assert site.start() == dataclasses.replace(served, health=services.describe(container, front).health), "left alone"
     file.unlink()
-    anew = site.start(beside=False)
-    assert anew.key != served.key and file.read_text().strip() != key, "a new key is a reason to start anew"
+    anew = site.start()
+    assert anew.key != served.key and file.read_text().strip() != key and anew.started == served.started
 
 
 def test_a_network_that_another_home_has_just_made_is_taken(
     fake_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    makers = {running.NETWORK: running.network, launch.HIDDEN: launch.hidden_network}
-    for make in makers.values():
-        make(fake_engine)
+    running.network(fake_engine)
     monkeypatch.setattr(NetworkCollection, "list", lambda *_, **__: [])
-    assert {make(fake_engine) for make in makers.values()} == set(makers)
+    assert running.network(fake_engine) == running.NETWORK
     monkeypatch.undo()
-    for name in makers:
-        assert len(fake_engine.client.networks.list(names=[f"^{name}$"])) == 1
+    assert len(fake_engine.client.networks.list(names=[f"^{running.NETWORK}$"])) == 1
 
 
 def test_ctrl_c_leaves_the_server_to_start(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +160,7 @@ def test_ctrl_c_leaves_the_server_to_start(site: FakeSite, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     monkeypatch.setattr(waiting, "look", interrupted)
-    with pytest.raises(switching.Detached, match=f"goes on starting {site.release.tag}"):
+    with pytest.raises(waiting.Detached, match=f"goes on starting {site.release.tag}"):
         site.start(port=site.port)
     container = services.find(site.engine, services.name_of(site.paths, "fake"))
     assert container is not None and container.attrs["HostConfig"]["RestartPolicy"]["Name"] == "on-failure"
@@ -136,82 +169,117 @@ def test_ctrl_c_leaves_the_server_to_start(site: FakeSite, monkeypatch: pytest.M
     assert said[0] == f"{site.release.tag} already runs as {container.name}"
 
 
-@pytest.mark.parametrize("left", ["begun", "switched"])
-def test_what_a_killed_switch_leaves_is_put_right(site: FakeSite, left: str) -> None:
+LEFT = ("next", "switched", "front away", "front made", "both made")
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_what_a_killed_run_leaves_is_put_right(site: FakeSite, left: str) -> None:
+    """By the next `serve`, which trusts nothing that was made and never started; nothing of it stays after `stop`."""
+    containers = site.engine.client.containers
     served = site.start(port=site.port)
-    container = site.engine.client.containers.get(served.container)
-    if left == "begun":  # the port was taken from the old one, the new one did not get it
-        network = site.engine.client.networks.get("sparkpin")
-        network.disconnect(container)
-    else:  # the old one is gone, the new one has not its name yet
-        container.rename(served.container + switching.NEXT)
-    again = site.start()
-    assert again.ready and (again.container, again.port, again.started) == (
-        served.container,
-        served.port,
-        served.started,
-    )
+    server, front = containers.get(served.container), containers.get(served.container + services.FRONT)
+    if left == "next":
+        made_like(site.engine, server, server.name + services.NEXT)
+    elif left == "switched":  # the old one is gone, the new one has not its name yet
+        server.rename(server.name + services.NEXT)
+    else:
+        front.kill()
+        front.rename(front.name + services.FORMER)
+        if left != "front away":
+            made_like(site.engine, front, served.container + services.FRONT)
+        if left == "both made":
+            front.remove(v=True)
+            server.remove(force=True, v=True)
+            made_like(site.engine, server, served.container)
+    again = site.start(**({"port": site.port} if left == "both made" else {}))
+    assert again.ready and (again.container, again.port) == (served.container, served.port)
+    assert (again.started == served.started) == (left != "both made")
+    assert parts_of(site) == [served.container, served.container + services.FRONT]
+    service.stop(site.paths, site.engine, None, quiet)
+    assert parts_of(site) == []
+    with pytest.raises(docker.errors.NotFound):
+        site.engine.client.volumes.get(served.container)
 
 
-def test_one_that_nobody_reaches_gives_the_port_back(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seconds", [0.1, 0.4, 0.8, 1.2, 1.8, 2.6])
+@pytest.mark.parametrize("before", [False, True], ids=["first", "another front and server"])
+def test_a_command_that_is_killed_is_made_good_by_the_next(
+    site: FakeSite, newer: Release, seconds: float, before: bool
+) -> None:
+    """kill -9 between any two of its steps."""
+    if before:
+        site.start(port=site.port)
+
+    def serve() -> None:
+        dataclasses.replace(site, engine=Engine.connect()).start(newer, port=free_port(), beside=True)
+
+    process = get_context("fork").Process(target=serve)
+    process.start()
+    time.sleep(seconds)
+    process.kill()
+    process.join()
+    port = free_port()
+    again = site.start(port=port)
+    assert (again.ready, again.release, again.port) == (True, site.release.tag, port)
+    assert parts_of(site) == [again.container, again.container + services.FRONT]
+    service.stop(site.paths, site.engine, None, quiet)
+    assert parts_of(site) == []
+
+
+def made_like(engine: Engine, container: Container, name: str) -> None:
+    """One with its labels that does nothing and was never started."""
+    engine.client.containers.create(container.attrs["Config"]["Image"], ["true"], name=name, labels=container.labels)
+
+
+def parts_of(site: FakeSite) -> list[str]:
+    return sorted(str(c.name) for c in services.parts(site.engine) if c.labels[HOME_LABEL] == str(site.paths.home))
+
+
+def test_a_front_that_a_killed_run_left_alone_goes(site: FakeSite) -> None:
+    served = site.start(port=site.port)
+    site.engine.client.containers.get(served.container).remove(force=True, v=True)
+    assert service.stop(site.paths, site.engine, None, quiet) == () and parts_of(site) == []
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_one_that_nobody_reaches_leaves_the_former_one(
+    site: FakeSite, newer: Release, moves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing of the new one stays when it answers within, and not at its address."""
     served = site.start(port=site.port)
-    newer = dataclasses.replace(site.release, env={"ANOTHER": "1"}, key="77" * 32)
     monkeypatch.setattr(switching, "ANSWER_SECONDS", 0.0)
     monkeypatch.setattr(switching, "fault_of", lambda *_: "a firewall")
     with pytest.raises(SmokeError, match="answers within its container, and not at"):
-        site.start(newer, port=free_port(), beside=True)
+        site.start(newer, port=free_port() if moves else None, beside=True)
     monkeypatch.undo()
-    until(lambda: switching.fault_of(served, None) == "")  # it has its port again
-    assert [c.name for c in services.services(site.engine) if c.labels.get(HOME_LABEL) == str(site.paths.home)] == [
-        served.container
-    ]
+    until(lambda: switching.fault_of(served, None) == "")
+    assert parts_of(site) == [served.container, served.container + services.FRONT]
 
 
-def test_who_waits_for_an_answer_at_a_switch_is_told(site: FakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the container's own address, where packets go as those of other machines do: if it were only cut off from its
-    network, nobody would tell its clients."""
-    monkeypatch.setattr(switching, "requests_under_way", lambda _: 1)
-    newer = dataclasses.replace(site.release, env={"ANOTHER": "1"}, key="77" * 32)
+def test_a_request_under_way_at_a_switch_gets_its_answer(
+    site: FakeSite, newer: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the server that has it, while the next one answers others."""
     old = site.start(port=site.port)
-    with waiting_client(site.engine, old) as client:
-        new = site.start(
-            newer, port=free_port(), drain=0, beside=True
-        )  # another address, so that it is no longer the same
-        assert is_closed(client)
-    assert new.container == old.container and new.started != old.started
+    with ThreadPoolExecutor() as pool, httpx.Client(trust_env=False, timeout=60) as client:
 
-    monkeypatch.setattr(switching, "ANSWER_SECONDS", 0.0)
-    monkeypatch.setattr(switching, "fault_of", lambda *_: "a firewall")
-    said: list[str] = []
-    with pytest.raises(SmokeError):
-        site.start(port=site.port, drain=0, say=said.append, beside=True)
-    assert said[-1] == f"starting {newer.tag} again"
-    monkeypatch.undo()
-    until(lambda: switching.fault_of(new, None) == "")
+        def ask(words: str) -> int:
+            return client.post(f"{old.url}/completions", json={"prompt": words}).status_code
+
+        asked = pool.submit(ask, "slow")
+        monkeypatch.setattr(switching, "requests_under_way", lambda _: int(not asked.done()))
+        new = site.start(newer, beside=True)
+        assert asked.done() and asked.result() == 200 and ask("x") == 200
+    assert new.container == old.container and new.started != old.started
 
 
 def test_one_that_ended_by_itself_meanwhile_is_replaced_all_the_same(
-    site: FakeSite, monkeypatch: pytest.MonkeyPatch
+    site: FakeSite, newer: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = site.start(port=site.port)
-    newer = dataclasses.replace(site.release, env={"ANOTHER": "1"}, key="77" * 32)
     monkeypatch.setattr(switching, "requests_under_way", lambda container: container.kill())
-    new = site.start(newer, port=free_port(), beside=True)
+    new = site.start(newer, beside=True)
     assert new.ready and (new.container, new.started != old.started) == (old.container, True)
-
-
-def waiting_client(engine: Engine, served: services.Served) -> socket.socket:
-    (network,) = engine.client.containers.get(served.container).attrs["NetworkSettings"]["Networks"].values()
-    return socket.create_connection((network["IPAddress"], launch.INSIDE), timeout=60)
-
-
-def is_closed(client: socket.socket) -> bool:
-    """Whether the other side has said so; TimeoutError if it says nothing."""
-    try:
-        return client.recv(1) == b""
-    except ConnectionResetError:
-        return True
 
 
 def test_a_start_leaves_what_it_took(site: FakeSite) -> None:

@@ -13,6 +13,7 @@ from checkout import INVOKE, PROJECT
 from typed import typed
 
 import sparkpin
+from sparkpin.serve.address import AddressOptions
 
 GROUPS = ["serve", "releases", "measure", "build", "inputs", "prove and carry", "machine", "for developers"]
 
@@ -130,9 +131,9 @@ def test_help_of_a_task_with_positionals(line: str, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("line", "calls"),
     [
-        ("serve", [("serve", {"release": None, "port": None})]),
-        ("serve v2 --port 8001", [("serve", {"release": "v2", "port": 8001})]),
-        ("serve --port=8001 v2", [("serve", {"release": "v2", "port": 8001})]),
+        ("serve", [("serve", {"release": None, "options": AddressOptions()})]),
+        ("serve v2 --port 8001", [("serve", {"release": "v2", "options": AddressOptions(8001)})]),
+        ("serve --port=8001 v2", [("serve", {"release": "v2", "options": AddressOptions(8001)})]),
         ("stop serve v2", [("stop", {"recipe": None}), ("serve", {"release": "v2"})]),
         ("serve stop", [("serve", {"release": None}), ("stop", {"recipe": None})]),
         ("--echo stop", [("stop", {"recipe": None})]),

@@ -276,13 +276,13 @@ def test_what_the_end_of_a_container_cuts_short_is_read_again(cuts: list[int]) -
 
 def test_each_step_says_all_that_the_driver_reads() -> None:
     release = made_releases.release(1)
-    text = json.loads(load.plan_text(release, plan.steps_of([QA, SWEEP]), BenchPlan((QA, SWEEP), PACE, 2048), "secret"))
-    assert text["key"] == "secret" and text["model"] == "/model" and len(text["steps"]) == 4
+    text = json.loads(load.plan_text(release, plan.steps_of([QA, SWEEP]), BenchPlan((QA, SWEEP), PACE, 2048), "/v/a/s"))
+    assert text["socket"] == "/v/a/s" and text["model"] == "/model" and len(text["steps"]) == 4
     assert text["room"] == 2048 - plan.SLACK
+    text["url"] = "http://127.0.0.1:1"  # which the driver opens
     prompt, sweep = (driver.arguments(text, step) for step in (text["steps"][0], text["steps"][-1]))
     assert "--skip-tokenizer-init" in prompt and "--ignore-eos" not in prompt
     assert sweep[sweep.index("--random-input-len") + 1] == "128" and sweep[sweep.index("--num-prompts") + 1] == "2"
-    assert "secret" not in prompt + sweep
     assert [step["limit"] for step in text["steps"]] == [load.LEAST_LIMIT] * 4
 
 

@@ -17,8 +17,8 @@ from sparkpin.host import daemon
 from sparkpin.host import machine as host
 from sparkpin.host.fingerprint import fingerprint_of
 from sparkpin.pins import manifests, schema
+from sparkpin.serve.address import Address
 from sparkpin.serve.memory import recipe as planning
-from sparkpin.serve.served import DEFAULT_PORT
 
 
 def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool) -> None:
@@ -64,8 +64,8 @@ def doctor(*, fix: bool, stack: str | None, online: bool, as_json: bool) -> None
 
 def port_of(recipe: schema.Recipe) -> int:
     """The one that `serve` will publish, as far as the recipe's defaults tell."""
-    port = str(recipe.defaults.get("port", DEFAULT_PORT))
-    return int(port) if port.isdecimal() else DEFAULT_PORT
+    port = str(recipe.defaults.get("port", Address.port))
+    return int(port) if port.isdecimal() else Address.port
 
 
 def memory_of(paths: Paths, recipe: schema.Recipe, stack: schema.Stack) -> NeededMemory:

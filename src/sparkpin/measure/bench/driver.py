@@ -27,8 +27,6 @@ SETTLE_SECONDS = 0.3  # the server's counters follow its answers
 
 def fetch(url: str, body: object = None) -> str:
     headers = {"Content-Type": "application/json"}
-    if key := os.environ.get("OPENAI_API_KEY"):
-        headers["Authorization"] = f"Bearer {key}"
     request = urllib.request.Request(url, json.dumps(body).encode() if body else None, headers)
     with urllib.request.urlopen(request, timeout=60) as reply:
         text: str = reply.read().decode()
@@ -93,15 +91,17 @@ def main(path: str) -> int:
     plan = json.loads(Path(path).read_text())
     told = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM writes its own lines to standard output
-    if plan["key"]:
-        os.environ["OPENAI_API_KEY"] = plan["key"]
     # Before the rest: on a CPU a plugin, which vLLM loads as it looks for its platform, has to mend torchvision.
     platform: Any = importlib.import_module("vllm.platforms").current_platform
     hello = {"platform": platform.device_type, "vllm": importlib.import_module("vllm").__version__}
     print(json.dumps(hello), file=told, flush=True)
-    for step in plan["steps"]:
-        print(json.dumps({"begin": step["number"]}), file=told, flush=True)
-        print(json.dumps(run(plan, step)), file=told, flush=True)
+    sys.path.append(str(Path(__file__).parent))
+    listening = importlib.import_module("socket_port").listening  # the server has no network, and the tool wants a URL
+    with listening(Path(plan["socket"])) as port:
+        plan["url"] = f"http://127.0.0.1:{port}"
+        for step in plan["steps"]:
+            print(json.dumps({"begin": step["number"]}), file=told, flush=True)
+            print(json.dumps(run(plan, step)), file=told, flush=True)
     return 0
 
 

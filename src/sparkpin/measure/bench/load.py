@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from sparkpin.core.errors import EngineError, SmokeError
+from sparkpin.core.errors import SmokeError
 from sparkpin.core.paths import Paths
-from sparkpin.host.containers import Container, LogConfig, Mount
+from sparkpin.host.containers import Container, Mount
 from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.measure.bench import driver
 from sparkpin.measure.bench.plan import SLACK, BenchPlan, Step, seconds_of
@@ -20,11 +20,13 @@ from sparkpin.measure.bench.target import BenchTarget
 from sparkpin.pins.vllm_command import MODEL_PATH, served_name
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
-from sparkpin.serve import crash_facts, launch, postmortem
+from sparkpin.serve import crash_facts, launch, postmortem, socket_port
+from sparkpin.serve.closed_in import SOCKETS
+from sparkpin.serve.launch import SOCKET_LABEL
 from sparkpin.smoke.server import LABEL, owner
 
 TOOL = "vllm bench serve"
-PROGRAM, PLAN = "driver.py", "plan.json"
+PLAN = "plan.json"
 MEMORY = 8 * running.GIB
 LEAST_LIMIT = 600.0
 ENDING_SECONDS = 10.0
@@ -32,12 +34,11 @@ SLOWER = 20
 """A step may take so many times its estimate before it is broken off."""
 
 
-def plan_text(release: Release, steps: Sequence[Step], plan: BenchPlan, key: str | None) -> bytes:
+def plan_text(release: Release, steps: Sequence[Step], plan: BenchPlan, socket: str) -> bytes:
     value = {
-        "url": f"http://127.0.0.1:{launch.INSIDE}",
+        "socket": socket,
         "model": served_name(release.argv),
         "tokenizer": MODEL_PATH,
-        "key": key,
         "room": plan.context - SLACK,
         "steps": [
             {
@@ -72,18 +73,19 @@ def run_steps(
             release.tag,
             name=f"sparkpin-bench-load-{secrets.token_hex(3)}",
             entrypoint=["python", "-I"],
-            command=[f"{launch.FOLDER}/{PROGRAM}", f"{launch.FOLDER}/{PLAN}"],
-            network_mode=f"container:{server.id}",
+            command=[f"{launch.FOLDER}/{Path(driver.__file__).name}", f"{launch.FOLDER}/{PLAN}"],
             labels={LABEL: owner(paths)},
-            log_config=LogConfig(type=LogConfig.types.JSON),
-            mounts=[Mount(target=launch.FOLDER, source=None, type="volume")],
-            **settings,
+            mounts=[
+                Mount(target=launch.FOLDER, source=None, type="volume"),
+                Mount(target=SOCKETS, source=sockets_of(server), type="volume", read_only=True),
+            ],
+            **running.apart(settings),
         )
     try:
-        files = {PROGRAM: Path(driver.__file__).read_bytes(), PLAN: plan_text(release, steps, plan, target.key)}
+        socket = launch.socket_of(server.labels[SOCKET_LABEL])
+        files = {file.name: file.read_bytes() for file in map(Path, (driver.__file__, socket_port.__file__))}
+        launch.put(container, launch.FOLDER, files | {PLAN: plan_text(release, steps, plan, socket)})
         with engine_errors():
-            if not container.put_archive(launch.FOLDER, launch.packed(files, secret={PLAN})):
-                raise EngineError("the engine did not take the files of the load generator", next_step="invoke doctor")
             container.start()
         done = 0
         for value in values(output(container)):
@@ -93,6 +95,11 @@ def run_steps(
             raise gone(paths, container, server, release)
     finally:
         launch.remove(container)
+
+
+def sockets_of(server: Container) -> str:
+    """The volume where its socket lies."""
+    return str(next(mount["Name"] for mount in server.attrs["Mounts"] if mount["Destination"] == SOCKETS))
 
 
 def output(container: Container) -> Iterator[bytes]:

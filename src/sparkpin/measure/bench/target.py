@@ -20,7 +20,7 @@ from sparkpin.host.gpus import read_gpus
 from sparkpin.measure.bench.record import PeakMemory, Start
 from sparkpin.releases import container as running
 from sparkpin.releases.record import Release
-from sparkpin.serve import crash_facts, launch, memory_limit, served, service, startup, waiting
+from sparkpin.serve import crash_facts, launch, memory_limit, served, startup, waiting
 from sparkpin.serve.launch import Health, LaunchOrder
 from sparkpin.smoke.server import LABEL, owner, remove_leftovers, smoke_lock
 
@@ -47,7 +47,6 @@ class BenchTarget:
     subject: BenchSubject
     container: Container
     how: Literal["started", "served"]
-    key: str | None
     start: Start | None  # None where it was up before
 
 
@@ -64,7 +63,7 @@ def server_of(paths: Paths, engine: Engine, subject: BenchSubject, say: Say) -> 
     """The release's service, which goes on afterwards, else a server of its own, which ends."""
     if (target := running_service(paths, engine, subject)) is not None:
         say(f"{subject.release.tag} is being served: that server is measured, and not restarted")
-        if under_way := served.requests_under_way(target.container):
+        if under_way := launch.requests_under_way(target.container):
             raise BusyError(
                 f"{target.container.name} answers {under_way} requests of others, which a benchmark would measure, too",
                 next_step="wait until they are done, or invoke stop and then the same command again",
@@ -80,15 +79,15 @@ def running_service(paths: Paths, engine: Engine, subject: BenchSubject) -> Benc
     container = served.find(engine, served.name_of(paths, release.recipe))
     if container is None or not served.is_running(container):
         return None
-    known = served.describe(container)
+    known = served.describe(container, served.front_of(engine, container))
     if known.release != release.tag or not known.ready:
         return None
-    return BenchTarget(subject, container, "served", service.key_of(paths, release, known.host), None)
+    return BenchTarget(subject, container, "served", None)
 
 
 @contextlib.contextmanager
 def started(paths: Paths, engine: Engine, subject: BenchSubject, say: Say) -> Iterator[BenchTarget]:
-    """A container in a network of its own: nobody else reaches it. Gone in the end.
+    """A container without a front: nobody else reaches it. Gone in the end.
 
     Raises:
         HostError: its memory plan needs more than is free.
@@ -101,22 +100,18 @@ def started(paths: Paths, engine: Engine, subject: BenchSubject, say: Say) -> It
     if subject.gpus:
         memory_limit.drop_page_cache(say)
         memory_limit.require_room(space, release)
-    key = service.key_of(paths, release, "127.0.0.1")
     wanted = LaunchOrder(
         release=release,
         checkpoint=checkpoint,
-        host="127.0.0.1",
-        port=launch.INSIDE,  # never published: the network is internal
         memory=space.limit,
         gpus=subject.gpus,
         labels={LABEL: owner(paths)},
         timeout=running.ready_timeout(checkpoint),
-        key=key,
         health=UNWATCHED,
     )
     with engine_errors():
         name = f"{PREFIX}{release.recipe}-{release.name}-{secrets.token_hex(3)}"  # a release may meet itself
-        container = launch.create(engine, name, wanted, hidden=True)
+        container = launch.create(engine, name, wanted, volume=None)
     try:
         with engine_errors():
             container.start()
@@ -127,7 +122,7 @@ def started(paths: Paths, engine: Engine, subject: BenchSubject, say: Say) -> It
         start = Start(seconds=last.seconds, began=last.began) if last else None
         if subject.gpus:
             memory_limit.forget_files(checkpoint)
-        yield BenchTarget(subject, container, "started", key, start)
+        yield BenchTarget(subject, container, "started", start)
     finally:
         launch.remove(container)
 

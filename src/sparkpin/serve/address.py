@@ -1,0 +1,109 @@
+"""Where and how clients reach a server: what `serve` is told once, and keeps from one server to the next."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from sparkpin.core.errors import InputError
+from sparkpin.serve.rules import Limits
+
+NONE = "none"  # instead of a value: no longer
+DEFAULT = Limits()
+
+
+@dataclass(frozen=True)
+class Address:
+    """host, port: on this machine; cert, tls_key: absolute paths of PEM files, "" for plain HTTP; allow: paths of vLLM
+    that are open besides `rules.PATHS`."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    cert: str = ""
+    tls_key: str = ""
+    allow: tuple[str, ...] = ()
+    limits: Limits = DEFAULT
+
+    @property
+    def text(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def read(cls, text: str) -> Address:
+        """What `text` gave."""
+        value = json.loads(text)
+        return cls(**value | {"allow": tuple(value["allow"]), "limits": Limits(**value["limits"])})
+
+
+@dataclass(frozen=True)
+class AddressOptions:
+    """The options of `serve`; None: as it was."""
+
+    port: int | None = None
+    host: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    allow: str | None = None
+    limit: str | None = None
+
+    def applied(self, known: Address) -> Address:
+        """InputError for a value that is none."""
+        found = known
+        if self.port is not None:
+            found = replace(found, port=self.port)
+        if self.host is not None:
+            found = replace(found, host=self.host)
+        if self.tls_cert == NONE and self.tls_key is None:
+            found = replace(found, cert="", tls_key="")
+        elif self.tls_cert and self.tls_key and NONE not in (self.tls_cert, self.tls_key):
+            found = replace(found, cert=absolute(self.tls_cert), tls_key=absolute(self.tls_key))
+        elif self.tls_cert is not None or self.tls_key is not None:
+            raise InputError(
+                "--tls-cert and --tls-key go together",
+                next_step=f"give both files; --tls-cert {NONE} goes back to plain HTTP",
+            )
+        if self.allow is not None:
+            found = replace(found, allow=paths_of(self.allow))
+        if self.limit is not None:
+            found = replace(found, limits=limits_of(self.limit))
+        return found
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """As on the command line, from any folder."""
+        said = {field.name: getattr(self, field.name) for field in fields(self)}
+        said |= {name: absolute(said[name]) for name in ("tls_cert", "tls_key") if said[name] not in (None, NONE)}
+        return tuple(word for n, v in said.items() if v is not None for word in (f"--{n.replace('_', '-')}", str(v)))
+
+
+UNCHANGED = AddressOptions()
+
+
+def absolute(path: str) -> str:
+    return str(Path(path).absolute())
+
+
+def paths_of(text: str) -> tuple[str, ...]:
+    paths = () if text == NONE else tuple(text.split(","))
+    for path in paths:
+        if not re.fullmatch(r"(/[A-Za-z0-9_.-]+)+", path) or {".", ".."} & {*path.split("/")}:
+            raise InputError(
+                f"--allow: saw {path!r}, wanted a path of vLLM, or several with commas between",
+                next_step=f"for example --allow /v1/embeddings,/detokenize; --allow {NONE} closes them again",
+            )
+    return paths
+
+
+def limits_of(text: str) -> Limits:
+    known = {field.name: field.default for field in fields(Limits)}
+    given = {} if text == NONE else dict(item.partition("=")[::2] for item in text.split(","))
+    for name, value in given.items():
+        if name not in known or not re.fullmatch(r"[1-9][0-9]{0,9}", value):
+            now = ", ".join(f"{name}={value}" for name, value in known.items())
+            raise InputError(
+                f"--limit: saw {name}={value}, wanted a name and a whole number above 0",
+                next_step=f"--limit {NONE} sets them as they are by default: {now}",
+            )
+    return Limits(**{name: int(value) for name, value in given.items()})

@@ -1,0 +1,272 @@
+"""The front of a server: a reverse proxy in a container of its own, on the aiohttp of the release's image.
+
+The server's container has no network. It listens on a Unix socket in a volume that both share, and what of it can be
+asked, by whom and how much at a time stands in `rules`. No key, address or name of a client reaches the server.
+
+The host says in the file `upstream` whose socket is asked, and may change that at any time: requests under way stay
+with the server that has them, so that a switch from one to the next loses none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import signal
+import ssl
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from sparkpin.serve.closed_in import no_more_sockets
+from sparkpin.serve.requests_refused import refusal
+from sparkpin.serve.rules import CERT, KEY, OPEN, PATHS, PORT, SETTINGS, SOCKET, TLS_KEY, UPSTREAM, Limits
+
+BODIES = 8  # of the greatest size, held at a time; of one address half as many
+RETRY_SECONDS = "5"
+HANDSHAKE_SECONDS = 10
+PASSED = ("Accept", "Content-Type")  # others choose a rank, a priority or the name of a request
+KEPT_BACK = frozenset(  # of an answer: what belongs to one connection (RFC 9110, 7.6.1), or is ours to say
+    {"connection", "keep-alive", "proxy-authenticate", "proxy-connection", "te", "trailer", "transfer-encoding"}
+    | {"upgrade", "date", "server"}
+)
+
+
+class Refused(Exception):
+    """A request that is not passed on."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Connections(web.Server):
+    """Those that are open: no more than the limits allow, in all and of one address, and none that asks nothing.
+
+    aiohttp closes those that are idle after an answer; 3.14.0 (stack spark-seed) does not before a first request.
+    """
+
+    def __init__(self, front: Front) -> None:
+        self.limits, self.silent = front.limits, set[web.RequestHandler]()
+        super().__init__(
+            front.handle,
+            request_factory=self.heard,
+            handler_cancellation=True,  # a client that goes away ends its request in the server
+            keepalive_timeout=front.limits.idle,
+            auto_decompress=False,
+            access_log=None,
+        )
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        peers = Counter(address(other.peername) for other in self.connections)
+        limits = self.limits
+        if peers.total() > limits.connections or peers[address(handler.peername)] > limits.client_connections:
+            transport.abort()
+        self.silent.add(handler)
+        asyncio.get_running_loop().call_later(limits.idle, self.end_if_silent, handler)
+
+    def end_if_silent(self, handler: web.RequestHandler) -> None:
+        if handler in self.silent and handler.transport:
+            handler.transport.abort()
+        self.silent.discard(handler)
+
+    def heard(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        """A request has come, with its headers."""
+        self.silent.discard(protocol)
+        return web.BaseRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
+
+
+def address(peer: Any) -> str:
+    return str(peer[0]) if peer else ""
+
+
+class Front:
+    """folder: what the host has put there; sockets: a folder for each server."""
+
+    def __init__(self, folder: Path, sockets: Path) -> None:
+        settings = json.loads((folder / SETTINGS).read_text())
+        self.folder, self.sockets = folder, sockets
+        self.limits = Limits(**settings["limits"])
+        self.paths = {path: {method} for path, method in PATHS.items()}
+        self.paths |= {path: {"GET", "POST"} for path in settings["allow"]}
+        self.key = (folder / KEY).read_text().strip() if (folder / KEY).exists() else None
+        self.under_way, self.begun, self.held = Counter[str](), Counter[str](), Counter[str]()
+        self.second = 0
+        self.server, self.sessions = "", dict[str, aiohttp.ClientSession]()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        peer = address(request.transport.get_extra_info("peername")) if request.transport else ""
+        self.under_way[peer] += 1
+        taken = Counter[str]()
+        if "Upgrade" in request.headers:  # to nothing; its parser waits for another protocol all the same
+            request.protocol.close()
+        try:
+            self.require_allowed(request, peer)
+            if request.method != "POST":
+                return await self.pass_on(request, peer, None)
+            return await self.pass_on(request, peer, await self.body_of(request, peer, taken))
+        except Refused as refused:
+            print(f"{peer} {request.method} {request.raw_path[:200]!r}: {refused.status}, {refused}", flush=True)
+            return answer(refused)
+        finally:
+            self.under_way[peer] -= 1
+            self.under_way, self.held = +self.under_way, self.held - taken  # without those who have none
+
+    def require_allowed(self, request: web.BaseRequest, peer: str) -> None:
+        """The path is compared as it was sent: no other way of writing it is known here, so none can lead elsewhere."""
+        if (second := int(time.monotonic())) != self.second:
+            self.second, self.begun = second, Counter()
+        self.begun[peer] += 1
+        path = request.raw_path.partition("?")[0]
+        if self.begun[peer] > self.limits.per_second or self.under_way[peer] > self.limits.per_client:
+            raise Refused(429, "too many requests of this address")
+        if self.key and not (request.method == "GET" and request.raw_path == OPEN) and not self.has_key(request):
+            raise Refused(401, "wanted the API key, as Authorization: Bearer or x-api-key")
+        if path not in self.paths:
+            raise Refused(404, "no such path here (`invoke serve --allow PATH` opens one)")
+        if request.method not in self.paths[path]:
+            raise Refused(405, f"wanted {' or '.join(sorted(self.paths[path]))}")
+        if self.under_way.total() > self.limits.requests:
+            raise Refused(503, "too many requests at a time")
+
+    def has_key(self, request: web.BaseRequest) -> bool:
+        """Of several headers each must be right: a proxy before this one may have looked at another."""
+        said = [text.partition(" ") for text in request.headers.getall("Authorization", [])]
+        given = [key.strip() if scheme.lower() == "bearer" else "" for scheme, _, key in said]
+        given += request.headers.getall("x-api-key", [])
+        wanted = hashlib.sha256((self.key or "").encode()).digest()
+        right = [hmac.compare_digest(hashlib.sha256(key.encode(errors="replace")).digest(), wanted) for key in given]
+        return bool(right) and all(right)
+
+    async def body_of(self, request: web.BaseRequest, peer: str, taken: Counter[str]) -> bytes:
+        if (request.content_length or 0) > self.limits.body:
+            raise Refused(413, f"wanted a body of at most {self.limits.body} bytes")
+        if "Content-Encoding" in request.headers:
+            raise Refused(415, "wanted a body that is not compressed")
+        try:
+            async with asyncio.timeout(self.limits.idle):
+                body = b"".join([part async for part in self.parts_of(request, peer, taken)])
+        except TimeoutError:
+            raise Refused(408, f"the body did not come within {self.limits.idle} s") from None
+        except web.RequestPayloadError as error:
+            raise Refused(400, f"wanted a body as its headers say ({str(error)[:100]})") from None
+        path = request.raw_path.partition("?")[0]
+        parts = path not in PATHS and request.content_type.startswith("multipart/")  # a recording, if that is allowed
+        if not parts and (why := self.fault(path, body)):
+            raise Refused(400, why)
+        return body
+
+    async def parts_of(self, request: web.BaseRequest, peer: str, taken: Counter[str]) -> AsyncIterator[bytes]:
+        """Of its body, as they come: what is only announced takes no room. taken: gets the bytes, for this address."""
+        async for part in request.content.iter_any():
+            taken[peer] += len(part)
+            self.held[peer] += len(part)
+            if taken[peer] > self.limits.body:
+                raise Refused(413, f"wanted a body of at most {self.limits.body} bytes")
+            if max(2 * self.held[peer], self.held.total()) > BODIES * self.limits.body:
+                raise Refused(503, "too many large requests at a time")
+            yield part
+
+    def fault(self, path: str, data: bytes) -> str | None:
+        """What is wrong with a body; None for one that may be passed on. Text counts too: JSON is not read before."""
+        if sum(map(data.count, (b",", b"[", b"{"))) > self.limits.items:
+            return f"wanted JSON of at most {self.limits.items} values"
+        try:
+            body = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            return f"wanted JSON ({str(error)[:100]})"
+        if not isinstance(body, dict):
+            return "wanted a JSON object"
+        level: list[Any] = [body]
+        for _ in range(self.limits.depth):
+            inner = (item.values() if isinstance(item, dict) else item for item in level)
+            level = [value for values in inner for value in values if isinstance(value, dict | list)]
+            if not level:
+                return refusal(path, body)
+        return f"wanted JSON nested at most {self.limits.depth} deep"
+
+    def upstream(self) -> aiohttp.ClientSession:
+        """To the server that the host has named. It is about to be written where it says nothing."""
+        with contextlib.suppress(OSError):
+            self.server = (self.folder / UPSTREAM).read_text().strip() or self.server
+        if self.server not in self.sessions:
+            self.sessions[self.server] = aiohttp.ClientSession(
+                # A connection for each request: one that is kept may be closed as it is used again.
+                connector=aiohttp.UnixConnector(str(self.sockets / self.server / SOCKET), limit=0, force_close=True),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.limits.idle),
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept"),
+            )
+        return self.sessions[self.server]
+
+    async def pass_on(self, request: web.BaseRequest, peer: str, body: bytes | None) -> web.StreamResponse:
+        headers = {name: request.headers[name] for name in PASSED if name in request.headers and body is not None}
+        url = URL(f"http://server{request.raw_path}", encoded=True)
+        reply = None
+        try:
+            async with self.upstream().request(
+                request.method,
+                url,
+                data=body,
+                headers=headers | {"X-Forwarded-For": peer},  # for the server's log, and no more
+                allow_redirects=False,
+            ) as said:
+                reply = web.StreamResponse(status=said.status, reason=said.reason)
+                for name, value in said.headers.items():
+                    if name.lower() not in KEPT_BACK:
+                        reply.headers.add(name, value)
+                await reply.prepare(request)
+                async for part in said.content.iter_any():
+                    async with asyncio.timeout(self.limits.idle):
+                        await reply.write(part)
+                await reply.write_eof()
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            if reply is None:
+                status = 503 if isinstance(error, aiohttp.ClientConnectorError) else 502
+                why = "the server is starting, or down" if status == 503 else "the server broke off"
+                raise Refused(status, why) from None
+            if request.transport:
+                request.transport.abort()  # what has come is no whole answer, and must not look like one
+        return reply
+
+
+def answer(refused: Refused) -> web.Response:
+    """As OpenAI's API writes an error."""
+    error = {"message": str(refused), "type": "front", "code": refused.status}
+    retry = {"Retry-After": RETRY_SECONDS} if refused.status in (429, 503) else {}
+    return web.json_response({"error": error}, status=refused.status, headers=retry)
+
+
+async def listen(front: Front, port: int) -> asyncio.Server:
+    limits, context = front.limits, None
+    if (front.folder / CERT).exists():
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(front.folder / CERT, front.folder / TLS_KEY)
+    seconds = min(HANDSHAKE_SECONDS, limits.idle) if context else None
+    return await asyncio.get_running_loop().create_server(
+        Connections(front), "0.0.0.0", port, ssl=context, ssl_handshake_timeout=seconds
+    )
+
+
+async def serve(folder: Path, sockets: Path) -> None:
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    await listen(Front(folder, sockets), PORT)
+    no_more_sockets()
+    print("sparkpin: the front listens", flush=True)
+    await ended.wait()
+
+
+def main(folder: str, sockets: str) -> None:
+    asyncio.run(serve(Path(folder), Path(sockets)))

@@ -1,0 +1,56 @@
+"""What the front lets through: paths and limits, as data. The front's container has this file, too: standard library.
+
+vLLM's own key guards /v1 alone, and of its other paths some end the engine (/generative_scoring) or change the server
+(/scale_elastic_ep). So what is not in the table is not there, whoever asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SETTINGS, KEY, CERT, TLS_KEY = "settings.json", "key", "cert.pem", "tls-key.pem"  # files of the front
+UPSTREAM, SOCKET = "upstream", "s"  # its file with the folder of the server that is asked; the socket in that
+PORT = 8000  # within its container
+
+OPEN = "/health"  # the only one that no key guards
+PATHS = {
+    OPEN: "GET",
+    "/metrics": "GET",
+    "/version": "GET",
+    "/v1/models": "GET",
+    "/v1/chat/completions": "POST",
+    "/v1/completions": "POST",
+    "/v1/messages": "POST",
+    "/v1/messages/count_tokens": "POST",
+    "/v1/responses": "POST",
+    "/tokenize": "POST",
+}
+"""What agents and those who watch a server ask for; `serve --allow` opens more, for GET and POST."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one client, and all of them together, may take of a server.
+
+    body: bytes of a request; items: values in its JSON; depth: how deep they are nested. requests, per_client: under
+    way at a time, in all and of one address; per_second: begun in a second by one address. connections,
+    client_connections: open at a time. idle: seconds without a request, within its headers or its body, or of an answer
+    that nobody takes.
+
+    restarts: how often a server that failed is started again; all of them are there again once it has run for `refill`
+    seconds.
+
+    Clients of this machine have one address together: Docker's port is a proxy to them.
+    """
+
+    body: int = 32 << 20
+    items: int = 1_000_000
+    depth: int = 64
+    requests: int = 256
+    per_client: int = 128
+    per_second: int = 100
+    connections: int = 1024
+    client_connections: int = 512
+    idle: int = 60
+    restarts: int = 5
+    refill: int = 3600
