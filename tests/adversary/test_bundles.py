@@ -1,0 +1,88 @@
+"""A bundle that was damaged or changed on its way: each of its bytes counts, and a refusal leaves nothing behind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+from bundle_samples import quiet, sample_of, write_sample
+
+from sparkpin.bundle import take_in
+from sparkpin.core.errors import IntegrityError
+from sparkpin.core.paths import Paths
+from sparkpin.host.engine import Engine
+
+EACH = 25
+BLOCK = 512
+
+
+def flip(data: bytearray, chance: random.Random) -> None:
+    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+
+
+def cut(data: bytearray, chance: random.Random) -> None:
+    del data[chance.randrange(len(data)) :]
+
+
+def cut_blocks(data: bytearray, chance: random.Random) -> None:
+    del data[chance.randrange(len(data) // BLOCK) * BLOCK :]
+
+
+def overwrite(data: bytearray, chance: random.Random) -> None:
+    at, size = chance.randrange(len(data)), chance.randrange(1, 2000)
+    data[at : at + size] = chance.randbytes(len(data[at : at + size]))
+
+
+def insert(data: bytearray, chance: random.Random) -> None:
+    at = chance.randrange(len(data))
+    data[at:at] = chance.randbytes(chance.choice((1, BLOCK)))
+
+
+def append(data: bytearray, chance: random.Random) -> None:
+    data += chance.choice((bytes(BLOCK), bytes(2 * BLOCK), b"x", chance.randbytes(BLOCK)))
+
+
+def lose_a_block(data: bytearray, chance: random.Random) -> None:
+    at = chance.randrange(len(data) // BLOCK) * BLOCK
+    del data[at : at + BLOCK]
+
+
+def swap_blocks(data: bytearray, chance: random.Random) -> None:
+    one, other = (place * BLOCK for place in chance.sample(range(len(data) // BLOCK), 2))
+    data[one : one + BLOCK], data[other : other + BLOCK] = data[other : other + BLOCK], data[one : one + BLOCK]
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("bundle")
+    return write_sample(sample_of(folder / "sample"), folder / "good.tar").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [flip, cut, cut_blocks, overwrite, insert, append, lose_a_block, swap_blocks],
+    ids=lambda harm: harm.__name__,
+)
+def test_what_was_changed_is_refused(
+    good: bytes,
+    tmp_path: Path,
+    harm: Callable[[bytearray, random.Random], None],
+    record_property: Callable[[str, object], None],
+) -> None:
+    paths, path = Paths(tmp_path / "project", tmp_path / "cache", tmp_path / "home"), tmp_path / "bad.tar"
+    chance, tried = random.Random(harm.__name__), 0
+    while tried < EACH:
+        data = bytearray(good)
+        harm(data, chance)
+        if data == good:  # two blocks of zeros have changed places
+            continue
+        path.write_bytes(data)
+        with pytest.raises(IntegrityError) as caught:
+            take_in.import_bundle(paths, cast(Engine, None), path, quiet)
+        assert caught.value.next_step
+        assert [child.name for child in tmp_path.iterdir()] == ["bad.tar"]
+        tried += 1
+    record_property("trials", tried)
