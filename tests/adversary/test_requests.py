@@ -31,6 +31,7 @@ from sparkpin.smoke.server import Server, started
 
 CONTROL = {"model": MODEL, "messages": HELLO, "max_tokens": 40, "temperature": 0}
 SECONDS = 2.0  # for the control's answer, on a machine with nothing else to do
+TRIES = 4
 
 
 @dataclasses.dataclass
@@ -118,8 +119,9 @@ def test_a_request_is_refused_or_leaves_the_server_as_it_was(victim: Victim, tri
         return
     status, slowest = victim.attack(trial)
     limit = max(SECONDS, 10 * victim.alone)
-    if slowest > limit:
-        status, slowest = victim.attack(trial)
+    for _ in range(TRIES - 1):  # other tests share the machine: what stalls a server does so each time
+        if slowest > limit:
+            status, slowest = victim.attack(trial)
     victim.control()
     assert victim.server and not victim.server.exit_reason()
     print(f"{trial.name} | {status} | control {slowest:.2f} s, alone {victim.alone:.2f} s")

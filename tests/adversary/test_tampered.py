@@ -32,8 +32,8 @@ from sparkpin.releases.record import Release, Releases
 from sparkpin.smoke.server import LABEL, owner
 
 RECIPE = f"tampered-{uuid.uuid4().hex[:8]}"
-COMMANDS = ("promote", "rollback", "serve", "smoke")
-LINES = {"promote": "promote {}", "rollback": f"rollback --recipe {RECIPE}", "serve": "serve {}", "smoke": "smoke {}"}
+COMMANDS = ("promote", "rollback", "serve", "smoke", "attest")
+LINES = {command: f"{command} {{}}" for command in COMMANDS} | {"rollback": f"rollback --recipe {RECIPE}"}
 REFUSED = (2, 4, 5, 9)  # InputError (of another stack), ManifestError, IntegrityError, CheckpointError
 
 

@@ -71,6 +71,10 @@ def deep_schema(depth: int) -> dict[str, Any]:
     return value
 
 
+def tool(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
 def branching(depth: int) -> dict[str, Any]:
     """A schema whose grammar grows faster than exponentially (vllm-project/vllm#54003)."""
     value: dict[str, Any] = {"type": "string"}
@@ -107,6 +111,8 @@ TRIALS = (
     chat("schema-wide", response_format=schema(WIDE), max_tokens=60),
     chat("schema-branching", response_format=schema(branching(4))),
     chat("schema-branching-8", kills=COMPILES, response_format=schema(branching(8))),
+    chat("tools-forced-branching-8", kills=COMPILES, tool_choice="required", tools=[tool(branching(8))]),
+    chat("tools-free-branching-4", tools=[tool(branching(4))]),
     chat(
         "schema-bounds",
         response_format=schema({"type": "array", "items": CITY, "minItems": 100000, "maxItems": 1000000}),
@@ -135,6 +141,8 @@ TRIALS = (
     text("n-5000", kills=QUEUE, n=5000, temperature=1),
     text("n-2**31", n=2**31),
     text("n-100", kills=QUEUE, n=100, temperature=1, max_tokens=200, ignore_eos=True),
+    text("n-100-as-text", kills=QUEUE, n="100", temperature=1, max_tokens=200, ignore_eos=True),
+    text("n-100-as-a-float", kills=QUEUE, n=100.0, temperature=1, max_tokens=200, ignore_eos=True),
     text("prompts-5000", prompt=["m"] * 5000),
     # log-probabilities
     text("logprobs-huge", logprobs=2**31),

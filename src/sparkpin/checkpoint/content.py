@@ -2,7 +2,8 @@
 
 Files up to SMALL bytes (config, tokenizer, chat template, index) are hashed. A larger one is hashed once, or when its
 time has changed; what was seen then is noted in the folder. After that, size, time and SAMPLES spans of its bytes have
-to be those noted. So a change of a large file by somebody who set its time back is found only where a sample lies.
+to be those noted. So a change of a large file by somebody who set its time back is found only where a sample lies, and
+so is any change until somebody hashes: only `promote` does. A large file without a note has its size alone till then.
 """
 
 from __future__ import annotations
@@ -72,10 +73,12 @@ def check_content(folder: Path, hashing: Callable[[Path], object] | None = None,
     for name, row in json.loads((folder / RECORD).read_bytes())["files"].items():
         path = folder / name
         is_large = row["size"] > SMALL
-        if is_large and not deep and (known := noted.get(name)) and known["mtime"] == path.stat().st_mtime_ns:
-            if known["samples"] != samples(path):
-                raise changed(path, f"{SAMPLES} samples of its bytes are not those of the file that was hashed")
-        elif not is_large or hashing:
+        known = noted.get(name) if is_large and not deep else None
+        if known and known["samples"] != samples(path):
+            raise changed(path, f"{SAMPLES} samples of its bytes are not those of the file that was hashed")
+        if known and known["mtime"] == path.stat().st_mtime_ns:
+            continue
+        if not is_large or hashing:
             if is_large and hashing:
                 hashing(path)
             if sha256_file(path)[0] != row["sha256"]:

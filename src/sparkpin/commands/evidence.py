@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sparkpin.build.consistent import require_consistent
 from sparkpin.core import prune_lock
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
@@ -20,6 +21,7 @@ def attest(tag: str) -> None:
     paths = Paths.from_env()
     with prune_lock.claim(paths, say):
         release, keys = Releases(paths).get(tag), signing.Keys.from_env()
+        require_consistent(paths, release)  # a signature says that this is what was built
         made = attesting.attest(paths, release, keys)
     for path in made.files:
         show(str(path))
@@ -57,7 +59,7 @@ def verify(subject: str, *, deep: bool, require_signature: bool) -> None:
     from sparkpin.evidence import verify as verifying
 
     paths = Paths.from_env()
-    if subject == VENV:
+    if Path(subject).name == VENV:
         verify_installed(paths.project)
         return
     sign = "on the machine that exported it: name a key in SPARKPIN_SIGNING_KEY, invoke attest, and export it again"

@@ -80,8 +80,9 @@ def rollback(
             then(former, release)
         except SparkpinError:
             with records.locked(recipe):
-                switch(paths, engine, records, former)
-            say(f"current again, since {release.tag} could not be served: {former.tag}")
+                if records.current_tag(recipe) == release.tag:  # nobody has promoted another one meanwhile
+                    switch(paths, engine, records, former)
+                    say(f"current again, since {release.tag} could not be served: {former.tag}")
             raise
         records.finish(recipe)
     except KeyboardInterrupt:

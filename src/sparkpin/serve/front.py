@@ -99,6 +99,8 @@ class Front:
         self.paths = {path: {method} for path, method in PATHS.items()}
         self.paths |= {path: {"GET", "POST"} for path in settings["allow"]}
         self.key = (folder / KEY).read_text().strip() if (folder / KEY).exists() else None
+        if self.key == "":
+            raise ValueError(f"{folder / KEY}: a blank key would open the server")
         self.under_way, self.begun, self.held = Counter[str](), Counter[str](), Counter[str]()
         self.second = 0
         self.server, self.sessions = "", dict[str, aiohttp.ClientSession]()

@@ -128,7 +128,7 @@ def create(engine: Engine, order: FrontOrder) -> Container:
         ],
         restart_policy={"Name": "on-failure"},
         sysctls={"net.ipv4.tcp_fastopen": "0"},  # a connection without `connect`, which `closed_in` would not see
-        ulimits=[Ulimit(name="nofile", soft=8192, hard=8192)],
+        ulimits=[Ulimit(name="nofile", soft=2048, hard=2048)],
         **settings | {"pids_limit": 64, "working_dir": "/"},
     )
     try:

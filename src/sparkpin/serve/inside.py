@@ -59,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
     STATE.mkdir(mode=0o700, exist_ok=True)
     (STATE / "started").write_text(str(time.monotonic()))
     settings = load_settings()
-    RESTARTS.write_text(str(int(RESTARTS.read_text()) + 1 if RESTARTS.exists() else 0))
+    write_restarts(restarts() + 1 if RESTARTS.exists() else 0)
     Path(settings["socket"]).unlink(missing_ok=True)  # of its last life
     say(BEGUN)
     server = subprocess.Popen(argv)
@@ -95,10 +95,23 @@ def run(argv: Sequence[str]) -> int:
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
     code, settings = outcome(code, asked=bool(asked), hung=bool(hung)), load_settings()
-    if code and int(RESTARTS.read_text()) >= settings["restarts"]:
+    if code and restarts() >= settings["restarts"]:
         say(f"stays down: it has been started again {settings['restarts']} times")
         return 0
     return code
+
+
+def restarts() -> int:
+    """0 where the file says nothing, so that a full disk costs no more than the count."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(RESTARTS.read_text())
+    return 0
+
+
+def write_restarts(number: int) -> None:
+    new = RESTARTS.with_suffix(".new")
+    new.write_text(str(number))
+    new.replace(RESTARTS)
 
 
 def stopped_processes() -> set[int]:
@@ -226,7 +239,7 @@ def health(settings: dict[str, Any]) -> int:
         return failed(settings, str(error))
     (STATE / "failures").unlink(missing_ok=True)
     if time.monotonic() - float((STATE / "started").read_text()) > settings["refill"]:
-        RESTARTS.write_text("0")
+        write_restarts(0)
     return 0
 
 

@@ -72,10 +72,19 @@ def no_number(body: Any) -> bool:
 
 
 def many(body: Any) -> bool:
-    """More sequences than SEQUENCES: prompts times answers."""
+    """More sequences than SEQUENCES: prompts times answers. vLLM takes "100" and 100.0 for a number, too."""
     prompts, answers = body.get("prompt"), body.get("n")
+    if answers is not None and type(answers) is not int:
+        return True
     count = len(prompts) if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int) else 1
-    return count * (answers if isinstance(answers, int) else 1) > SEQUENCES
+    return count * (1 if answers is None else answers) > SEQUENCES
+
+
+def forced(body: Any) -> bool:
+    """Tools that have to be called are a grammar."""
+    choice = body.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    return kind not in (None, "auto", "none") and larger(GRAMMAR)(body.get("tools"))
 
 
 def over(limit: int) -> Callable[[Any], bool]:
@@ -84,7 +93,7 @@ def over(limit: int) -> Callable[[Any], bool]:
 
 SCORES = "0.32, and as is read 0.33: vllm-project/vllm#42592"
 V2 = "0.32 and 0.33 on GPUs, as is read in their V2 model runner"
-ANSWERS = "/v1/completions|/v1/chat/completions|/invocations"
+ANSWERS = "/v1/completions|/v1/chat/completions(/batch)?|/invocations"
 GRAMMARS = ("response_format", "structured_outputs", "text", "output_format", "output_config")
 REFUSED = (
     Row("/tokenize|/detokenize", (), larger(SIZE), f"more than {SIZE:,} characters and values",
@@ -93,12 +102,14 @@ REFUSED = (
     Row("/generative_scoring|/v1/systemone|/v1/decisions", (), bool, "scoring ends a server that drafts",
         SCORES),
     Row(".*", ("logprob_token_ids",), bool, "they end a server that drafts", SCORES),
-    Row(ANSWERS, (), many, f"more than {SEQUENCES} answers at once (prompts times n)",
+    Row(ANSWERS, (), many, f"more than {SEQUENCES} answers at once (prompts times n), or an n that is no whole number",
         "stalls 0.32: n=100 holds every sequence, more than 30 s"),
     Row("/v1/chat/completions/batch", ("messages",), over(SEQUENCES), f"more than {SEQUENCES} chats at once",
         "stalls 0.32: 2,000 chats, 28 s"),
     Row(".*", GRAMMARS, larger(GRAMMAR), f"a grammar of more than {GRAMMAR:,} characters",
         "stalls 0.32: compiled on all cores for tens of seconds, also after the client has gone"),
+    Row(".*", (), forced, f"tools of more than {GRAMMAR:,} characters that must be called",
+        "stalls 0.32: they are a grammar"),
     Row(".*", ("allowed_token_ids", "logit_bias"), over(1024), "more than 1,024 of them", V2),
     Row(".*", ("stop_token_ids", "bad_words"), over(128), "more than 128 of them", V2),
 )  # fmt: skip

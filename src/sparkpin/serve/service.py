@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from sparkpin.core import files
@@ -145,15 +146,27 @@ def command_mark(release: Release) -> str:
 def tidy(engine: Engine, name: str) -> tuple[Container | None, Container | None]:
     """The recipe's server and its front, after what a killed run left: the one that was there counts, and none that was
     made and never started."""
-    return settled(engine, name, (FORMER, NEXT)), settled(engine, name + FRONT, (FORMER,))
+    front = settled(engine, name + FRONT, (FORMER,))
+
+    def answer_clients(old: Container) -> None:
+        """The front may have been told already of the one that goes."""
+        if front and is_running(front) and (folder := old.labels.get(SOCKET_LABEL)):
+            fronts.use(front, folder)
+
+    return settled(engine, name, (FORMER, NEXT), answer_clients), front
 
 
-def settled(engine: Engine, name: str, ends: tuple[str, ...]) -> Container | None:
+def settled(
+    engine: Engine, name: str, ends: tuple[str, ...], before: Callable[[Container], None] = lambda chosen: None
+) -> Container | None:
+    """before: is called before another than the chosen one goes."""
     with engine_errors():
         found = [find(engine, name + end) for end in ("", *ends)]
         chosen = next((container for container in found if container and container.status != "created"), None)
         for container in found:
             if container is not None and container is not chosen:
+                if chosen is not None:
+                    before(chosen)
                 launch.remove(container)
         if chosen is not None and chosen.name != name:
             chosen.rename(name)

@@ -10,6 +10,7 @@ from places import PROJECT
 from sparkpin.build.pair import pair
 from sparkpin.commands import lint
 from sparkpin.host.engine import Engine
+from sparkpin.pins.values import SECRET_NAME
 
 LEFT = (".netrc", "_netrc", ".git-credentials", ".npmrc", ".pypirc", ".docker", ".ssh", "pip.conf", ".aws", "id_rsa")
 LEFT += ("id_ed25519", ".huggingface", "stored_tokens", ".env")
@@ -22,7 +23,7 @@ def test_the_last_image_of_the_chain_holds_no_credentials_and_does_not_run_as_ro
     image = engine.image(ref)
     assert image, "invoke build makes it"
     assert image.config["User"] == "10001:10001"
-    assert not [name for line in image.config["Env"] if lint.NAME.search(name := line.partition("=")[0])]
+    assert not [name for line in image.config["Env"] if SECRET_NAME.search(name := line.partition("=")[0])]
     assert list(lint.secrets("config", json.dumps(image.config))) == []
     assert list(lint.secrets("history", json.dumps(engine.client.api.history(ref)))) == []
     command = ["-c", "find / -xdev -type f -o -xdev -type d"]

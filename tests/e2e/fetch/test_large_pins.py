@@ -76,6 +76,9 @@ def test_tasks_with_a_plain_model(checkout: Checkout) -> None:
     checkout.done("lock", "--model", PLAIN)
     held = sum(map(len, base_shards().values()))
     planned = checkout.done(*asked, "--stage", "base", "--dry-run")
-    assert f"checkpoint of {PLAIN}, copy: 0 replaced, 0 added, 0 listed, 0 dropped, {held} kept, 0 unused" in planned
+    assert (
+        f"checkpoint of {PLAIN}, copy: 0 replaced, 0 added, 0 listed, 0 dropped, {held} kept, 0 left, 0 unused"
+        in planned
+    )
     folder = Path(checkout.done(*asked, "--stage", "base").split()[-1])
     assert (folder / EXTRA).samefile(checkout.folder.parent / "mine" / EXTRA)
