@@ -93,7 +93,8 @@ if [[ $(cat "$stamp" 2>/dev/null) != "$wanted" ]]; then
     exit 0
   fi
   echo 'making .venv from requirements.lock (each package is checked against its hash) ...'
-  # A .venv that was cut off half-way has no stamp and is made anew.
+  # A .venv that was cut off half-way has no stamp and is made anew. A link would have its target emptied.
+  [[ ! -L .venv ]] || { echo 'error: .venv is a link; remove it, then run ./install.sh again' >&2; exit 3; }
   "$python" -m venv --clear .venv
   .venv/bin/python -m pip install --disable-pip-version-check --require-hashes --only-binary :all: \
     --progress-bar off -r requirements.lock 2>&1 | steps_of_pip

@@ -133,6 +133,11 @@ def told() -> Iterator[None]:
 
         sys.stdout.flush()
         raise Exit(f"error: {tame(str(error))}", code=error.exit_code) from None
+    except ImportError as error:
+        if (error.name or "sparkpin").partition(".")[0] == "sparkpin":
+            raise
+        step = "rm .venv/.requirements.sha256, then ./install.sh"
+        raise Exit(f"error: a package of .venv does not load: {error}\n  next: {step}", code=3) from None
     except KeyboardInterrupt:
         raise Exit("interrupted: nothing half-made will be used; run the same command again", code=130) from None
     except BrokenPipeError:  # `| head` has seen enough; Python would complain once more at its end

@@ -78,9 +78,10 @@ def ready(paths: Paths, container: Container, wanted: LaunchOrder, say: Say) -> 
 def answered(container: Container, front: Container, key: str | None, say: Say) -> None:
     """SmokeError unless a real request gets its answer at the address that clients use."""
     served = told(container, front)
-    until = time.monotonic() + ANSWER_SECONDS
+    until, pause = time.monotonic() + ANSWER_SECONDS, 0.1
     while (fault := fault_of(served, key)) and time.monotonic() < until:
-        time.sleep(0.1)  # the front starts, and Docker publishes a port a moment after it says so
+        time.sleep(pause)  # the front starts, and Docker publishes a port a moment after it says so
+        pause = min(2 * pause, 2.0)  # a front may allow one request a second
     if fault:
         raise SmokeError(
             f"{served.release} answers within its container, and not at {served.url}: {fault}",

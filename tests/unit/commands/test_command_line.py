@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 from checkout import INVOKE, PROJECT
+from invoke.exceptions import Exit
 from typed import typed
 
 import sparkpin
+from sparkpin.commands import command_line
 from sparkpin.serve.address import AddressOptions
 
 GROUPS = ["serve", "releases", "measure", "build", "inputs", "prove and carry", "machine", "for developers"]
@@ -231,3 +233,11 @@ complete -p sparkpin
     wanted = ["v2-0123456789ab", "v2-tq", "complete -o default -F _sparkpin sparkpin"]
     assert done.stdout.splitlines() == wanted
     assert typed("--print-completion-script fish", capsys)[0] == 2
+
+
+def test_a_broken_package_is_told_with_what_mends_it() -> None:
+    with pytest.raises(Exit, match="idna") as caught, command_line.told():
+        raise ModuleNotFoundError("No module named 'idna'", name="idna")
+    assert caught.value.code == 3 and "./install.sh" in str(caught.value)
+    with pytest.raises(ImportError), command_line.told():
+        raise ImportError("no name", name="sparkpin.core")
