@@ -11,6 +11,7 @@ from sparkpin.core.errors import InputError
 from sparkpin.serve.rules import Limits
 
 NONE = "none"  # instead of a value: no longer
+GREATEST_BODY = 64 << 20
 DEFAULT = Limits()
 
 
@@ -106,4 +107,10 @@ def limits_of(text: str) -> Limits:
                 f"--limit: saw {name}={value}, wanted a name and a whole number above 0",
                 next_step=f"--limit {NONE} sets them as they are by default: {now}",
             )
-    return Limits(**{name: int(value) for name, value in given.items()})
+    limits = Limits(**{name: int(value) for name, value in given.items()})
+    if limits.body > GREATEST_BODY:  # the front's memory is for a few of them
+        raise InputError(
+            f"--limit: saw body={limits.body}, wanted at most {GREATEST_BODY} bytes",
+            next_step=f"--limit body={GREATEST_BODY}",
+        )
+    return limits

@@ -15,6 +15,7 @@ import hashlib
 import hmac
 import json
 import signal
+import socket
 import ssl
 import time
 from collections import Counter
@@ -48,14 +49,37 @@ class Refused(Exception):
         self.status = status
 
 
+class Listener(socket.socket):
+    """Takes no more connections than the limits allow, in all and of one address. Those whose TLS handshake has not
+    ended count, too, which no protocol sees."""
+
+    def __init__(self, limits: Limits, port: int) -> None:
+        super().__init__(socket.AF_INET, socket.SOCK_STREAM)
+        self.limits, self.taken = limits, dict[socket.socket, str]()
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.bind(("0.0.0.0", port))
+        self.setblocking(False)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """ConnectionAbortedError, which asyncio takes for a client that has gone, where it is one too many."""
+        made, peer = super().accept()
+        self.taken = {one: name for one, name in self.taken.items() if one.fileno() >= 0}
+        names = Counter(self.taken.values())
+        if names.total() >= self.limits.connections or names[address(peer)] >= self.limits.client_connections:
+            made.close()
+            raise ConnectionAbortedError
+        self.taken[made] = address(peer)
+        return made, peer
+
+
 class Connections(web.Server):
-    """Those that are open: no more than the limits allow, in all and of one address, and none that asks nothing.
+    """Those that are open; none that asks nothing stays.
 
     aiohttp closes those that are idle after an answer; 3.14.0 (stack spark-seed) does not before a first request.
     """
 
     def __init__(self, front: Front) -> None:
-        self.limits, self.silent = front.limits, set[web.RequestHandler]()
+        self.idle, self.silent = front.limits.idle, dict[web.RequestHandler, asyncio.TimerHandle]()
         super().__init__(
             front.handle,
             request_factory=self.heard,
@@ -67,21 +91,19 @@ class Connections(web.Server):
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
-        peers = Counter(address(other.peername) for other in self.connections)
-        limits = self.limits
-        if peers.total() > limits.connections or peers[address(handler.peername)] > limits.client_connections:
-            transport.abort()
-        self.silent.add(handler)
-        asyncio.get_running_loop().call_later(limits.idle, self.end_if_silent, handler)
+        self.silent[handler] = asyncio.get_running_loop().call_later(self.idle, transport.abort)
 
-    def end_if_silent(self, handler: web.RequestHandler) -> None:
-        if handler in self.silent and handler.transport:
-            handler.transport.abort()
-        self.silent.discard(handler)
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        self.is_heard(handler)
+        super().connection_lost(handler, exc)
+
+    def is_heard(self, handler: web.RequestHandler) -> None:
+        if timer := self.silent.pop(handler, None):
+            timer.cancel()
 
     def heard(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
         """A request has come, with its headers."""
-        self.silent.discard(protocol)
+        self.is_heard(protocol)
         return web.BaseRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
 
 
@@ -256,7 +278,7 @@ async def listen(front: Front, port: int) -> asyncio.Server:
         context.load_cert_chain(front.folder / CERT, front.folder / TLS_KEY)
     seconds = min(HANDSHAKE_SECONDS, limits.idle) if context else None
     return await asyncio.get_running_loop().create_server(
-        Connections(front), "0.0.0.0", port, ssl=context, ssl_handshake_timeout=seconds
+        Connections(front), sock=Listener(limits, port), ssl=context, ssl_handshake_timeout=seconds
     )
 
 

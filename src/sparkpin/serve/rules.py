@@ -44,7 +44,7 @@ class Limits:
     """
 
     body: int = 32 << 20
-    items: int = 1_000_000
+    items: int = 300_000
     depth: int = 64
     requests: int = 256
     per_client: int = 128

@@ -133,12 +133,17 @@ def test_with_a_certificate_there_is_tls_and_nothing_else(site: Site, tmp_path: 
     site.server("a")
     shutil.copy(cert, tmp_path / rules.CERT)
     shutil.copy(key, tmp_path / rules.TLS_KEY)
-    plain = site.start()
+    plain = site.start(Limits(client_connections=3))
     with pytest.raises(httpx.RemoteProtocolError):
         plain.get("/health")
     trust = ssl.create_default_context(cafile=cert)
     with httpx.Client(base_url=f"https://127.0.0.1:{site.port}", headers=HEADERS, trust_env=False, verify=trust) as own:
         assert own.post("/v1/completions", json=BODY).status_code == 200
+        with ExitStack() as links:  # one is `own`; the others begin no handshake, and count all the same
+            silent = [links.enter_context(front_trials.opened(site.port, b"")) for _ in range(3)]
+            silent[-1].settimeout(5)  # a handshake has 10 s
+            assert front_trials.ended(silent[-1])
+            assert own.get("/health").status_code == 200
 
 
 DEEP = '{"a":' * 5 + "[]" + "}" * 5
