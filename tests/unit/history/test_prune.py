@@ -31,7 +31,6 @@ from sparkpin.core import prune_lock
 from sparkpin.core.errors import BusyError, DiskError, ManifestError
 from sparkpin.core.files import atomic_file, lock, write_json
 from sparkpin.core.paths import Paths
-from sparkpin.evidence import attest as attesting
 from sparkpin.history.bisect import state as bisect
 from sparkpin.history.prune import image_tags
 from sparkpin.history.prune import plan as pruning
@@ -450,7 +449,7 @@ def test_runs_that_keep_files_for_a_release_hold_off_a_prune(
     monkeypatch.setattr(jobs, "engine_of", part)
     monkeypatch.setattr(take_in, "open_bundle", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(take_in, "require_no_conflict", part)
-    monkeypatch.setattr(attesting, "attest", part)
+    monkeypatch.setattr(commands_evidence, "require_consistent", part)
     monkeypatch.setenv("SPARKPIN_CACHE", str(paths.cache))
     monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
     tasks: dict[str, Callable[[], object]] = {
