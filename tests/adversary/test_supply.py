@@ -143,6 +143,11 @@ def test_a_changed_package_of_sparkpins_own_is_found(tmp_path: Path) -> None:
     assert "dep 1.0" in wrong("app==1.0\n")["versions"]
     assert "app 1.0, locked ==1.1" in wrong("app==1.1\ndep==1.0\n")["versions"]
     assert "more is missing" in wrong("app==1.0\ndep==1.0\nmore==1\nother==1 ; sys_platform == 'win32'\n")["versions"]
+    record = site / "dep-1.0.dist-info/RECORD"
+    text = record.read_text()
+    record.write_text(text.replace("dep.py,sha256=", "dep.py,nohash="))
+    assert "dep.py" in wrong()["files"]
+    record.write_text(text)
     (site / "app.py").write_text("answer = 43\n")
     (site / "dep.py").unlink()
     (site / "stranger.pth").write_text("import os\n")

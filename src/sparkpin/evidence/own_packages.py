@@ -55,10 +55,10 @@ def is_as_recorded(one: Distribution, file: PackagePath) -> bool:
     if file.hash is None:  # RECORD itself, and what pip made here
         return True
     try:
-        data = Path(str(one.locate_file(file))).read_bytes()
-    except OSError:
+        made = hashlib.new(file.hash.mode, Path(str(one.locate_file(file))).read_bytes())
+    except (OSError, ValueError):  # no such file; no such algorithm
         return False
-    digest = base64.urlsafe_b64encode(hashlib.new(file.hash.mode, data).digest())
+    digest = base64.urlsafe_b64encode(made.digest())
     return digest.rstrip(b"=").decode() == file.hash.value
 
 

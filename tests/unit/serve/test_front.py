@@ -85,6 +85,11 @@ def listening(folder: Path) -> Iterator[int]:
         loop.close()
 
 
+def test_a_blank_key_opens_nothing(tmp_path: Path) -> None:
+    with ExitStack() as stack, pytest.raises(ValueError, match="blank key"):
+        Site(tmp_path, stack).start(key=" \n")
+
+
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     with ExitStack() as stack:
