@@ -93,7 +93,7 @@ def over(limit: int) -> Callable[[Any], bool]:
 
 SCORES = "0.32, and as is read 0.33: vllm-project/vllm#42592"
 V2 = "0.32 and 0.33 on GPUs, as is read in their V2 model runner"
-ANSWERS = "/v1/completions|/v1/chat/completions(/batch)?|/invocations"
+ANSWERS = "/v1/completions|/v1/chat/completions(/batch)?|/invocations|/inference/v1/generate"
 GRAMMARS = ("response_format", "structured_outputs", "text", "output_format", "output_config")
 REFUSED = (
     Row("/tokenize|/detokenize", (), larger(SIZE), f"more than {SIZE:,} characters and values",
@@ -121,4 +121,6 @@ def refusal(path: str, body: dict[str, Any]) -> str | None:
     path: without the query. body: parsed by `json.loads`, which itself raises RecursionError for JSON of a thousand
     levels, and ValueError for an integer of more than 4,300 digits: both are to be refused as broken JSON is.
     """
-    return next((reason for row in REFUSED if (reason := row.meets(path, body))), None)
+    bodies = [body, body.get("sampling_params")]  # of /inference/v1/generate
+    asked = [part for part in bodies if isinstance(part, dict)]
+    return next((reason for row in REFUSED for part in asked if (reason := row.meets(path, part))), None)
