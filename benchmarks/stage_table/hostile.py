@@ -1,6 +1,7 @@
 """Send the hostile and odd requests of tests/support to real vLLM servers with the scripted model; write what they do.
 
-usage: python hostile.py RESULTS [--cpu MODEL] [--seconds N] [JOB...]
+usage: python hostile.py RESULTS [--cpu MODEL] [--seconds N] [--only PATTERN] [JOB...]
+       python hostile.py FILE.json --join RESULTS/results.jsonl...    # one table of several calls, the last word counts
 
 Runs in the folder that prepare.py made, as root, with `site`, `src` and `tests/support` on PYTHONPATH (README.md).
 Each job is a process with a server and cores of its own. `front` jobs ask through our front: all requests by its own
@@ -44,6 +45,7 @@ SECRET = "k" * 43  # no secret: the front's key of these trials
 START = "import sys; from sparkpin.serve import front; front.PORT = int(sys.argv[1]); front.main(*sys.argv[2:])"
 LOGGED = re.compile(r'"([A-Z]+) (\S+) HTTP/1\.1" \d+')
 READY_S, GONE_S = 300, 20
+SECONDS = 2  # for a control's answer
 ELSEWHERE = sorted({trial.path for trial in TRIALS} - PATHS.keys())
 STAGES = {"base": ([], OFF), "v2-tq": ([*cache("4bit_nc"), *MTP], {})}
 ROUTES = """
@@ -90,8 +92,8 @@ JOBS = (
 class Victim:
     """A server, and what is asked of it by way of `url` (a front), or on its socket."""
 
-    def __init__(self, job: Job, cpu: str | None, until: float) -> None:
-        self.job, self.cpu, self.until, self.lives = job, cpu, until, 0
+    def __init__(self, job: Job, cpu: str | None, until: float, only: str) -> None:
+        self.job, self.cpu, self.until, self.only, self.lives = job, cpu, until, only, 0
         self.socket = Path(SOCKETS) / job.folder / SOCKET
         self.socket.parent.mkdir(parents=True, exist_ok=True)
         self.process: subprocess.Popen[bytes] | None = None
@@ -110,6 +112,8 @@ class Victim:
         command += ["serve", self.cpu or str(HERE / "model"), "--served-model-name", MODEL, "--uds", str(self.socket)]
         command += ["--max-model-len", "2048", "--max-num-seqs", "4", "--reasoning-parser", "qwen3"]
         command += ["--enable-auto-tool-choice", "--tool-call-parser", "qwen3_coder", *arguments]
+        if not self.job.front:
+            command += ["--enable-scale-out"]  # more paths to try
         if self.cpu:
             command += ["--enforce-eager", "--no-enable-prefix-caching", "--distributed-executor-backend", "uni"]
         else:
@@ -222,12 +226,19 @@ def by_front(victim: Victim) -> Iterator[dict[str, Any]]:
         with fronted(victim, port, Limits(), allow):
             alone += [victim.control() for _ in range(5)]
             for trial in TRIALS:
+                if not re.search(victim.only, trial.name):
+                    continue
                 if time.monotonic() < victim.until and (not allow or trial.path in allow):
-                    yield (found := victim.tried(trial, way))
+                    found = victim.tried(trial, way)
+                    if found["control_s"] > SECONDS:  # what is compiled at its first use is there the next time
+                        found = victim.tried(trial, way) | {"first_s": found["control_s"]}
+                    yield found
                     if found["dead"]:
                         victim.up()
         port += 1
     yield {"job": victim.job.name, "alone_s": sorted(alone)[len(alone) // 2]}
+    if victim.only:
+        return
     before = victim.log.stat().st_size
     limits = dataclasses.replace(Limits(), per_second=1_000_000, idle=5)
     with fronted(victim, port, limits, []):
@@ -251,6 +262,8 @@ def directly(victim: Victim) -> Iterator[dict[str, Any]]:
     wanted += [trial for trial in TRIALS if trial.path not in PATHS and trial not in wanted]
     wanted += [trial for trial in TRIALS if trial.name.startswith(limits) and trial not in wanted]
     first, step = victim.job.share
+    if victim.only:
+        wanted = [trial for trial in TRIALS if re.search(victim.only, trial.name)]
     for trial in wanted[first::step]:
         if time.monotonic() > victim.until:
             yield {"job": victim.job.name, "way": "bare", "trial": trial.name, "status": "out of time"}
@@ -258,7 +271,7 @@ def directly(victim: Victim) -> Iterator[dict[str, Any]]:
         yield (found := victim.tried(dataclasses.replace(trial, kills=trial.kills or "?"), "bare"))
         if found["dead"]:
             victim.up()
-    if first == 0:
+    if first == 0 and not victim.only:
         yield from routes(victim)
 
 
@@ -281,10 +294,10 @@ def routes(victim: Victim) -> Iterator[dict[str, Any]]:
                         victim.up()
 
 
-def run(job: Job, cpu: str | None, until: float) -> None:
+def run(job: Job, cpu: str | None, until: float, only: str) -> None:
     cores = set(range(*job.cores)) & os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores or os.sched_getaffinity(0))  # of what it starts, too
-    victim = Victim(job, cpu, until)
+    victim = Victim(job, cpu, until, only)
     with Path(f"{job.name}.jsonl").open("w") as file:
         try:
             print(job.name, f"ready after {victim.up():.0f} s", flush=True)
@@ -304,7 +317,7 @@ def shown(lines: list[dict[str, Any]]) -> None:
         own = [line for line in lines if line["job"] == job and "trial" in line]
         print(job, len(own), "tried;", sum(bool(line.get("dead")) for line in own), "ended it")
     for line in lines:
-        slow = max(line.get("control_s", 0), line.get("after_s", 0)) > 2
+        slow = max(line.get("control_s", 0), line.get("after_s", 0)) > SECONDS
         if "trial" in line and (line.get("dead") or slow or "fault" in line):
             text = (line.get("dead") or line.get("fault") or "")[:110]
             print(line["job"], line["way"], line["trial"], line["status"], line.get("control_s"), line.get("after_s"),
@@ -313,13 +326,32 @@ def shown(lines: list[dict[str, Any]]) -> None:
             print(json.dumps(line)[:700])
 
 
+def joined(files: list[str]) -> dict[str, Any]:
+    """For each request and job: status, the slowest control beside it, and how it ended the server."""
+    table: dict[str, Any] = {trial.name: {"path": trial.path} for trial in TRIALS}
+    for file in files:
+        for line in map(json.loads, Path(file).read_text().splitlines()):
+            if line.get("trial") in table and "control_s" in line:
+                ours = " by the front" if '"type": "front"' in line["said"] else ""
+                said = [line["status"] + ours, max(line["control_s"], line.get("after_s", 0)), line["dead"]]
+                place = f"{line['job'][:-2]}{', opened' if 'opened' in line['way'] else ''}"
+                table[line["trial"]][place] = said if line["dead"] else said[:2]
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", metavar="RESULTS", type=Path)
     parser.add_argument("jobs", metavar="JOB", nargs="*", default=[job.name for job in JOBS])
     parser.add_argument("--cpu", metavar="MODEL")
+    parser.add_argument("--only", metavar="PATTERN", default="", help="requests whose name it is found in")
     parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument("--join", action="store_true", help="write what calls have left, named after it, to RESULTS")
     given = parser.parse_intermixed_args()
+    if given.join:
+        rows = (f"{json.dumps(name)}: {json.dumps(row)}" for name, row in joined(given.jobs).items())
+        given.out.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+        return
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     work = Path("/tmp/hostile")
@@ -327,7 +359,8 @@ def main() -> None:
     work.mkdir()
     os.chdir(work)
     until = time.monotonic() + given.seconds - 40
-    jobs = [multiprocessing.Process(target=run, args=(job, given.cpu, until)) for job in JOBS if job.name in given.jobs]
+    wanted = [job for job in JOBS if job.name in given.jobs]
+    jobs = [multiprocessing.Process(target=run, args=(job, given.cpu, until, given.only)) for job in wanted]
     for job in jobs:
         job.start()
     told = subprocess.run([sys.executable, "-c", ROUTES], capture_output=True, text=True)
