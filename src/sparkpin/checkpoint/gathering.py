@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from sparkpin.checkpoint.copying import CHUNK, ByteRange, RangeReader
+from sparkpin.checkpoint.copying import ByteRange, RangeReader
 from sparkpin.core.errors import IntegrityError
 
 STEP = 256 << 10
@@ -29,7 +29,7 @@ AHEAD = 4 << 20
 """Bytes that the disk is asked for before they are needed; what the kernel does by itself is too little for several
 files that are read at once while others are written."""
 
-PIECE, BUFFERS, WRITES = 4 << 20, 4, 2
+PIECE, BUFFERS, WRITES = 1 << 20, 6, 2
 """Bytes of a write past the page cache, how many pieces a file has in memory, and how many of them go out at once."""
 
 BLOCK = 4096
@@ -68,8 +68,8 @@ def gather(
                 if stop.is_set():
                     raise GatheringStopped
                 while asked < min(at + AHEAD, run.end):
-                    reader.ask(run.path, asked, CHUNK)
-                    asked += CHUNK
+                    reader.ask(run.path, asked, PIECE)
+                    asked += PIECE
                 room = pieces.room(min(STEP, run.end - at))
                 got = reader.into(room, run.path, at, run.end)
                 digest.update(room[:got])

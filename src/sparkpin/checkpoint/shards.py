@@ -127,7 +127,7 @@ class Work:
 
             try:
                 for number, shard in enumerate(left, before + 1):
-                    if len(running) > THREADS:  # one waits, so that no thread does while a finished shard is named
+                    if len(running) == THREADS:
                         settle()
                     self.say(f"writing {shard.path} ({number} of {len(self.plan.shards)}, {shard.size / 1e6:,.1f} MB)")
                     running[pool.submit(self.write, shard)] = shard
