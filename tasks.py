@@ -278,7 +278,7 @@ def quality(
     from sparkpin.measure.quality.standard import wanted_of
 
     if limits:
-        commands.quality.limits(recipe=recipe)
+        commands.quality.limits(recipe=recipe, as_json=json)
         return
     wanted = wanted_of(tasks, limit=limit, chat=chat, fetch=fetch)
     commands.quality.quality(
