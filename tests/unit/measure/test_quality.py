@@ -281,9 +281,7 @@ def test_verdicts_by_interval(low: float, value: float, high: float, kept: str) 
     [({"kl": 0.03}, "ok"), ({"kl": 0.005, "top1": 0.9875}, "lost MORE than allowed: kl; cannot tell top1"),
      ({}, "none")],
 )  # fmt: skip
-def test_a_verdict_ends_the_report(
-    allowed: dict[str, float], wanted: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_verdict_ends_the_report(allowed: dict[str, float], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
     judged = quality_allowance.judge(figures(), (), Quality(**allowed))
     quality_report.report(made_record(release(2), release(1), judged=judged))
     lines = capsys.readouterr().out.splitlines()

@@ -61,12 +61,12 @@ def cells(figure: Figure, key: str, limits: dict[str, Judged], name: str = "") -
 def verdict(record: QualityRecord) -> str:
     """Of all limits together, in a line."""
     if not record.judged:
-        return f"verdict: none, for {'its stage sets no limit' if record.role == 'parent' else 'limits are against the parent stage'}"
+        why = "its stage sets no limit" if record.role == "parent" else "limits are against the parent stage"
+        return f"verdict: none, for {why}"
     by = {kept: [one for one in record.judged if one.kept == kept] for kept in ("more", "unclear")}
     told = [f"lost MORE than allowed: {', '.join(one.name for one in by['more'])}"] if by["more"] else []
     told += [
-        f"cannot tell {one.name} "
-        f"({quality_allowance.would_tell(one, record.overall.texts, record.skills)})"
+        f"cannot tell {one.name} ({quality_allowance.would_tell(one, record.overall.texts, record.skills)})"
         for one in by["unclear"]
     ]
     return f"verdict: {'; '.join(told) or 'ok: within all its limits'}"
