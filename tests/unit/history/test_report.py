@@ -104,7 +104,7 @@ def test_verdicts(report: Report, made: Made) -> None:
     }
     assert items[hybrid.tag].quality.hint == f"invoke quality {hybrid.tag}"
     rows = {row.name: row.text for row in items[second.tag].speed.rows}
-    assert rows["of the ceiling"] == "38% of 100 tok/s at 273 GB/s"
+    assert rows["of the ceiling"] == "38.4% of 100 tok/s at 273 GB/s"
     table = items[second.tag].speed.table
     assert table
     math = dict(zip([title for title, _ in table.columns], table.rows[0].readings, strict=True))

@@ -156,6 +156,7 @@ class ReportMemory:
     free: int = 0  # are free on the machine, and
     total: int = 0  # that it has
     source: str = ""  # which machine
+    most: int = 0  # requests that run at once, whatever fits
     users: tuple[tuple[int, int], ...] = ()  # tokens of prompt and answer -> requests of that length that fit at once
 
 

@@ -129,7 +129,8 @@ def tiles_of(item: Item, speed: Speed, memory: ReportMemory) -> Iterator[Tile]:
     have = f"of {gib(total)}, {memory.source}" if total else ""
     yield Tile("Memory", gib(used) if total else memory.headline, have, memory.kind)
     length, count = memory.users[-1] if memory.users else (0, 0)
-    yield Tile("Users that fit", str(count) if length else "no plan", f"at {length:,} tokens each" if length else "")
+    note = f"at {length:,} tokens each; --max-num-seqs: {memory.most:,}" if length else ""
+    yield Tile("Users that fit", f"{count:,}" if length else "no plan", note)
 
 
 def apart_of(item: Item) -> Iterator[ReportRow]:
@@ -248,5 +249,6 @@ def memory_row(plan: MemoryPlan) -> ReportMemory:
         free=machine.free,
         total=machine.total,
         source=machine.source,
+        most=plan.settings.max_num_seqs,
         users=tuple(plan.chosen.users.items()),
     )

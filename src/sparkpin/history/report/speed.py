@@ -124,7 +124,7 @@ def rows_of(found: bench.BenchRecord) -> Iterator[ReportRow]:
         yield ReportRow("slowed down by", ", ".join(found.slowed), "unclear")
     if found.ceiling:
         share, rate, bandwidth = found.ceiling.fraction, found.ceiling.rate, found.ceiling.bandwidth / 1e9
-        yield ReportRow("of the ceiling", f"{share:.0%} of {terminal.figure(rate)} tok/s at {bandwidth:g} GB/s")
+        yield ReportRow("of the ceiling", f"{share:.1%} of {terminal.figure(rate)} tok/s at {bandwidth:g} GB/s")
     conditions = found.conditions
     yield ReportRow("measured", f"{found.time[:10]} on {conditions.host.line}")
     yield ReportRow("with", f"{conditions.tool}, vLLM {conditions.vllm}, server {conditions.server}")
