@@ -129,7 +129,7 @@ def tiles_of(item: Item, speed: Speed, memory: ReportMemory) -> Iterator[Tile]:
     have = f"of {gib(total)}, {memory.source}" if total else ""
     yield Tile("Memory", gib(used) if total else memory.headline, have, memory.kind)
     length, count = memory.users[-1] if memory.users else (0, 0)
-    note = f"at {length:,} tokens each; --max-num-seqs: {memory.most:,}" if length else ""
+    note = f"at {length:,} tokens each; {memory.most:,} run at once" if length else ""
     yield Tile("Users that fit", f"{count:,}" if length else "no plan", note)
 
 
