@@ -167,9 +167,12 @@ def prune(
     ] = 5,
     dry_run: Annotated[bool, "say what would go, what stays and why, and the bytes that it would free"] = False,
     store: Annotated[bool, "remove fetched files, too, that no lock and no remaining release needs"] = False,
+    build_cache: Annotated[
+        bool, "clear the engine's build cache, too, of everybody's builds: the engine does not tell whose it is"
+    ] = False,
 ) -> None:
     """Remove old releases and say what that freed."""
-    commands.prune.prune(keep=keep, dry_run=dry_run, store=store)
+    commands.prune.prune(keep=keep, dry_run=dry_run, store=store, build_cache=build_cache)
 
 
 @task("releases")
