@@ -240,7 +240,9 @@ def bench(
     ] = "",
     quick: Annotated[bool, "short answers and few cells: whether it works at all"] = False,
     full: Annotated[bool, "the cells with many long prompts at a time, too"] = False,
-    bandwidth: Annotated[str, "of the memory in GB/s (a DGX Spark's: 273), to print the ceiling beside it"] = "",
+    bandwidth: Annotated[
+        str, "of the memory in GB/s, for the ceiling (default: a DGX Spark's 273 on one, else no ceiling)"
+    ] = "",
     resume: Annotated[bool, "go on with a run that was broken off"] = False,
     dry_run: Annotated[bool, "print the plan and about how long it takes"] = False,
     json: Json = False,

@@ -11,10 +11,11 @@ from typing import Literal
 
 from sparkpin.build.make import checkpoint_of
 from sparkpin.commands.choose import choose_recipe, require_recipe
-from sparkpin.commands.roofline import GB, number
+from sparkpin.commands.roofline import GB, SPARK, number
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError, ManifestError, SmokeError
 from sparkpin.core.paths import Paths
+from sparkpin.host import machine
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.measure.bench import plan, record, text
 from sparkpin.measure.bench.compare import compare, fit_at_once
@@ -57,7 +58,10 @@ class BenchOptions:
 
     @property
     def bytes_a_second(self) -> float | None:
-        return number("bandwidth", self.bandwidth, "273") * GB if self.bandwidth else None
+        """Of the memory; None where nobody stated it, and this is no machine of which it is known."""
+        if self.bandwidth:
+            return number("bandwidth", self.bandwidth, "273") * GB
+        return SPARK if machine.read_host().is_spark else None
 
 
 def run(*, recipe: str | None, tag: str | None, asked: BenchOptions, resume: bool) -> None:

@@ -180,6 +180,15 @@ def test_without_a_run_of_its_own_the_estimate_goes_by_another_stage_and_then_by
     assert plan.estimate([QA], seen) < plan.estimate([QA], guess) * 0.6
 
 
+@pytest.mark.parametrize(("said", "spark", "wanted"), [("", False, None), ("", True, 273e9), ("31", True, 31e9)])
+def test_a_sparks_bandwidth_is_known(
+    said: str, spark: bool, wanted: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.machine, "read_host", lambda: SimpleNamespace(is_spark=spark))
+    options = bench.BenchOptions(quick=False, full=False, only="", bandwidth=said, dry_run=False, as_json=False)
+    assert options.bytes_a_second == wanted
+
+
 def result(**changes: Any) -> dict[str, Any]:
     """Two answers: 9 tokens in four parts of two after the first, 9 in eight of one; the third request failed."""
     return {

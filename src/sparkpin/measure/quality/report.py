@@ -52,7 +52,7 @@ def cells(figure: Figure, key: str, limits: dict[str, Judged], name: str = "") -
     form = FORMS.get(key, ".2g")
     judged = limits.get(key) if name in ("", quality_allowance.SKILLS.get(key)) else None
     if judged is None:
-        return *seen(figure, form), "", "no limit"
+        return *seen(figure, form), "", "" if name else "not judged"
     word = "at least" if key in quality_allowance.AT_LEAST else "at most"
     limit = f"{judged.limit:{form.replace('.2g', 'g')}}"
     return *seen(figure, form), f"{word} {limit}", quality_allowance.TOLD[judged.kept]
