@@ -120,7 +120,8 @@ def turn(place: BenchPlace, server: BenchTarget, plan: BenchPlan) -> Iterator[tu
                 row = measured(step.cell, result, before, after, first.get(step.cell.name))
                 require_answers(subject.release, row, failures_of(result))
                 if pace.guessed and (pace := pace_seen(pace, row)) and not pace.guessed:
-                    left = sum(seconds_of(one, pace) for one in steps[number + 1 :])
+                    slower = max(1.0, row.seconds / seconds_of(step, pace))  # what no rate tells: a busy machine
+                    left = slower * sum(seconds_of(one, pace) for one in steps[number + 1 :])
                     say(f"about {duration(left)} left, {pace.source}: {pace.decode:.0f} tok/s of decode")
                 if not step.counts:
                     if step.cell.kind == "prompt":
