@@ -183,7 +183,7 @@ def test_a_young_file_is_known_only_once_every_later_write_would_show(
     def sleep(seconds: float) -> None:
         nonlocal now
         slept.append(seconds)
-        now += seconds
+        now += 1.1 * seconds  # a real sleep is longer, too
         if meanwhile:
             path.write_bytes(b"12")
             now = path.stat().st_ctime
