@@ -241,7 +241,7 @@ TRIALS = (
     chat("audio-garbage", messages=picture("data:audio/wav;base64,AAAA", "audio_url")),
     # beams, and what 0.33 has of its own
     chat("beams", use_beam_search=True, n=3, max_tokens=200),
-    text("beams-long", use_beam_search=True, n=3, prompt="m" * 1500, max_tokens=400),
+    text("beams-long", kills="stalls 0.32 on a CPU: 4 s", use_beam_search=True, n=3, prompt="m" * 1500, max_tokens=400),
     text("beams-allowed-ids", use_beam_search=True, n=2, allowed_token_ids=[5, 6]),
     chat("beams-of-a-grammar", use_beam_search=True, n=2, response_format=schema(CITY)),
     chat("beams-length-nan", use_beam_search=True, n=2, length_penalty=-1e308),
