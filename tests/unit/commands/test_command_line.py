@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from checkout import INVOKE, PROJECT
+from checkout_here import CheckoutHere
 from invoke.exceptions import Exit
 from typed import typed
 
@@ -241,3 +242,20 @@ def test_a_broken_package_is_told_with_what_mends_it() -> None:
     assert caught.value.code == 3 and "./install.sh" in str(caught.value)
     with pytest.raises(ImportError), command_line.told():
         raise ImportError("no name", name="sparkpin.core")
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> CheckoutHere:
+    return CheckoutHere.make(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("line", ["-q report", "report -q", "report --quiet"])
+def test_quiet_leaves_out_progress_and_keeps_the_result(copy: CheckoutHere, line: str) -> None:
+    ended = copy.invoke(*line.split(), "--markdown", "-o", str(copy.folder / "out.md"))
+    assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout
+
+
+def test_verbose_adds_the_traceback_of_an_error(copy: CheckoutHere) -> None:
+    brief, long = (copy.invoke(*options, "promote", "nothing") for options in ([], ["-v"]))
+    assert "Traceback" not in brief.stderr and "Traceback" in long.stderr
+    assert brief.returncode == long.returncode == 2 and long.stderr.endswith(brief.stderr)
