@@ -16,6 +16,7 @@ from typed import typed
 
 import sparkpin
 from sparkpin.commands import command_line
+from sparkpin.core import terminal
 from sparkpin.serve.address import AddressOptions
 
 GROUPS = ["serve", "releases", "measure", "build", "inputs", "prove and carry", "machine", "for developers"]
@@ -249,10 +250,13 @@ def copy(tmp_path: Path) -> CheckoutHere:
     return CheckoutHere.make(tmp_path / "copy")
 
 
-@pytest.mark.parametrize("line", ["-q report", "report -q", "report --quiet"])
-def test_quiet_leaves_out_progress_and_keeps_the_result(copy: CheckoutHere, line: str) -> None:
-    ended = copy.invoke(*line.split(), "--markdown", "-o", str(copy.folder / "out.md"))
-    assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout
+@pytest.mark.parametrize("line", ["-q images", "images -q", "images --json --quiet"])
+def test_quiet_leaves_out_progress(copy: CheckoutHere, capfd: pytest.CaptureFixture[str], line: str) -> None:
+    assert copy.invoke(*line.split()).returncode == 0
+    terminal.say("a line of progress")
+    assert copy.invoke("images").returncode == 0
+    terminal.say("another")
+    assert "a line" not in (said := capfd.readouterr().err) and "another" in said
 
 
 def test_verbose_adds_the_traceback_of_an_error(copy: CheckoutHere) -> None:
