@@ -250,11 +250,11 @@ def copy(tmp_path: Path) -> CheckoutHere:
     return CheckoutHere.make(tmp_path / "copy")
 
 
-@pytest.mark.parametrize("line", ["-q images", "images -q", "images --json --quiet"])
+@pytest.mark.parametrize("line", ["-q recipe list", "recipe list -q", "--quiet recipe list"])
 def test_quiet_leaves_out_progress(copy: CheckoutHere, capfd: pytest.CaptureFixture[str], line: str) -> None:
     assert copy.invoke(*line.split()).returncode == 0
     terminal.say("a line of progress")
-    assert copy.invoke("images").returncode == 0
+    assert copy.invoke("recipe", "list").returncode == 0
     terminal.say("another")
     assert "a line" not in (said := capfd.readouterr().err) and "another" in said
 
