@@ -102,7 +102,7 @@ def client(
     c: Context,
     tool: Annotated[
         Literal["", "claude", "cline", "codex", "continue", "litellm", "llm", "open-webui", "openai", "opencode"],
-        "what uses the server (default: list these, those on this machine first)",
+        "claude, cline, codex, continue, litellm, llm, open-webui, openai or opencode (default: list them)",
     ] = "",
     *,
     recipe: Annotated[str | None, "whose server (default: the one that runs, else that of the stack)"] = None,
@@ -113,7 +113,7 @@ def client(
         str, "variable of the client's environment with the API key (default: no key is asked for)"
     ] = "",
 ) -> None:
-    """Print a configuration for a tool that uses the server, or list the tools."""
+    """Print a configuration for a tool, or list the tools."""
     commands.client.client(tool, recipe=recipe, url=url, key=key_env)
 
 

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import PROJECT
 
 FOLDER = Path(__file__).resolve().parent / "clients"
 PACKAGES = FOLDER / "node_modules"
 OPENCODE = PACKAGES / "opencode-linux-x64-baseline/bin/opencode"
 CONTINUE = PACKAGES / "@continuedev/config-yaml/dist/cli.js"
 CLAUDE = PACKAGES / "@anthropic-ai/claude-code/cli.js"  # the last that is JavaScript: later ones are 175 MB to fetch
-PYTHON, LLM_LOCK = FOLDER / "python", "llm.lock"
+LLM, LLM_LOCK = PROJECT / ".pytest_cache/llm", "llm.lock"
 PARSED = """
 import {readFileSync} from "node:fs";
 import {parseConfigYaml} from "@continuedev/config-yaml";
@@ -87,10 +88,10 @@ def claude(folder: Path, lines: str, question: str) -> list[dict[str, Any]]:
 
 def llm(folder: Path, config: str, *arguments: str) -> str:
     """What `llm` says with this configuration. uv holds each wheel against the lock's SHA-256."""
-    install = f"uv venv -q --clear python && uv pip sync -q --python python --require-hashes {LLM_LOCK}"
-    fetched(LLM_LOCK, PYTHON / "done", f"export PATH={Path(sys.executable).parent}:$PATH; {install}")
+    install = f"uv venv -q --clear {LLM} && uv pip sync -q --python {LLM} --require-hashes {LLM_LOCK}"
+    fetched(LLM_LOCK, LLM / "done", f"export PATH={Path(sys.executable).parent}:$PATH; {install}")
     (folder / "extra-openai-models.yaml").write_text(config)
-    return in_shell(folder, f"export LLM_USER_PATH={folder}", [str(PYTHON / "bin/llm"), *arguments])
+    return in_shell(folder, f"export LLM_USER_PATH={folder}", [str(LLM / "bin/llm"), *arguments])
 
 
 def in_shell(folder: Path, lines: str, command: Sequence[str]) -> str:

@@ -46,6 +46,7 @@ METAVARS = {
     "rounds": "COUNT",
     "subject": "TAG|FILE|.venv",
     "to": "ENGINE",
+    "tool": "TOOL",
     "what": "FILE|NAME",
 }
 SHORT = {"output": "o"}
