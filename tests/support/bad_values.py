@@ -11,7 +11,7 @@ WORDS = {  # what is wrong -> a word of a command line
     "a key of OpenAI's form": "sk-" + "a" * 40,
     "a password in a URL": "https://me:secret@host/x",
 }
-FLAGS = {"--api-key": "0123456789abcdef", "--api_key=0123456789abcdef": None, "--hf-token": "tok"}
+FLAGS = {"--api-key": "0123456789abcdef", "--api_key=0123456789abcdef": None, "--hf-token": "tok", "--api-k": "tok", "--hf_t=tok": None}
 ENV = {
     "": "x",
     "1X": "x",

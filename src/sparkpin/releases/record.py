@@ -246,7 +246,8 @@ class Releases:
     def locked(self, recipe: str) -> Iterator[None]:
         """One writer per recipe. The lock lies with the records, which several caches may share."""
         with files.lock(self.root / recipe / ".lock"):
-            self.root.chmod(0o700)  # evidence repeats the command, and records of an earlier sparkpin have mode 644
+            with contextlib.suppress(PermissionError):  # somebody else's folder, who lets this user write
+                self.root.chmod(0o700)  # evidence repeats the command, and early records have mode 644
             files.sweep(self.root / recipe)  # what lies there directly is written under this lock only
             yield
 

@@ -88,6 +88,20 @@ def test_a_rollback_that_cannot_be_served_changes_nothing(
     assert digest(engine, "sparkpin/tiny:current") == second.image
 
 
+def test_a_rollback_that_fails_leaves_what_somebody_promoted_meanwhile(paths: Paths, engine: Engine) -> None:
+    first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
+    retention.promote(paths, engine, second.tag)
+
+    def then(*_: Release) -> None:
+        retention.promote(paths, engine, third.tag)
+        raise SmokeError("did not become ready")
+
+    with pytest.raises(SmokeError):
+        retention.rollback(paths, engine, "tiny", print, then=then)
+    assert Releases(paths).current_tag("tiny") == third.tag
+    assert digest(engine, "sparkpin/tiny:current") == third.image
+
+
 class Killed(BaseException):
     """As SIGKILL: nobody catches it, so nothing is said or mended."""
 
