@@ -11,7 +11,8 @@ WORDS = {  # what is wrong -> a word of a command line
     "a key of OpenAI's form": "sk-" + "a" * 40,
     "a password in a URL": "https://me:secret@host/x",
 }
-FLAGS = {"--api-key": "0123456789abcdef", "--api_key=0123456789abcdef": None, "--hf-token": "tok", "--api-k": "tok", "--hf_t=tok": None}
+FLAGS = {"--api-key": "0123456789abcdef", "--api_key=0123456789abcdef": None, "--hf-token": "tok"}
+FLAGS |= {"--api-k": "tok", "--hf_t=tok": None}  # argparse takes the beginning of a flag
 ENV = {
     "": "x",
     "1X": "x",

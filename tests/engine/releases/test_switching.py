@@ -89,7 +89,7 @@ def test_a_rollback_that_cannot_be_served_changes_nothing(
 
 
 def test_a_rollback_that_fails_leaves_what_somebody_promoted_meanwhile(paths: Paths, engine: Engine) -> None:
-    first, second, third = (built(paths, engine, number) for number in (1, 2, 3))
+    _, second, third = (built(paths, engine, number) for number in (1, 2, 3))
     retention.promote(paths, engine, second.tag)
 
     def then(*_: Release) -> None:
