@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from functools import partial
+from pathlib import Path
 
 from sparkpin import commands
 from sparkpin.commands import tables
@@ -49,9 +50,18 @@ def promote(tag: str, *, accept_loss: str = "", deep: bool = False) -> None:
     engine = engine_of(paths)
     from sparkpin.build.consistent import require_consistent  # slow to import
 
-    look = partial(require_consistent, paths, finished=True, hashing=lambda file: say(f"hashing {file}"), deep=deep)
+    hashed: list[Path] = []
+
+    def look(wanted: Release) -> None:
+        hashed.extend(
+            require_consistent(paths, wanted, finished=True, hashing=lambda file: say(f"hashing {file}"), deep=deep)
+        )
+
     release = current.promote(paths, engine, tag, look)
     show(f"current release of {release.recipe}: {release.tag}")
+    if deep:
+        total = terminal.size(sum(file.stat().st_size for file in hashed))
+        show(f"hashed: {terminal.count(len(hashed), 'file')} of its checkpoint, {total}, each as its record names it")
     for line in told:
         show(line)
     if accept_loss:

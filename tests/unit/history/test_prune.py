@@ -128,6 +128,22 @@ def test_root_file_systems_and_unfinished_images_go_once_nothing_needs_them(age:
     assert plan.applied(images) == tuple(image for image in images if image.tags[0] not in plan.untag)
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_a_moving_tag_that_another_home_moved_stays_where_it_is(others: bool) -> None:
+    """others: their images have our moving tags."""
+    here = [release(1, "passed"), release(2, "current"), release(3, "passed", stage="base")]
+    moving = ("sparkpin/tiny:current", "sparkpin/tiny:v2", "sparkpin/tiny:base")
+    own, theirs = (moving, ()) if not others else ((), moving)
+    images = [engine_image(one.tag, *one.diff_ids) for one in here]
+    images[0] = dataclasses.replace(images[0], tags=(here[0].tag, *own))
+    images.append(
+        dataclasses.replace(engine_image("theirs", "sha256:9"), tags=(*theirs, "sparkpin/tiny:v2-999999999999"))
+    )
+    plan = image_tags.plan_tags(images, (), here[1:2], [here[0], here[2]], (), 0)
+    assert dict(plan.retag) == ({} if others else dict.fromkeys(moving[:2], here[1].tag))
+    assert plan.untag == (here[0].tag, here[2].tag, *(() if others else moving[2:]))
+
+
 def test_an_image_goes_with_the_last_of_its_tags() -> None:
     two = layer_sizes.EngineImage("a", "a", ("sparkpin/tiny:v2", "sparkpin/tiny:v2-1"), ("x",), {}, None)
     other = engine_image("sparkpin/tiny:v2-2", "y")
