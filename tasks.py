@@ -114,9 +114,9 @@ def client(
     commands.client.client(tool, recipe=recipe, url=url, key=key_env)
 
 
-@task("releases")
+@task("releases", "ls")
 def images(c: Context, *, json: Json = False) -> None:
-    """List the releases with their images."""
+    """List the releases with their images; `ls` for short."""
     commands.releases.images(as_json=json)
 
 

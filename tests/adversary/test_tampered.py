@@ -69,7 +69,8 @@ def paths(home: Path, tmp_path: Path, main_job: Releases, monkeypatch: pytest.Mo
     monkeypatch.setenv("SPARKPIN_CACHE", str(paths.cache))
     monkeypatch.setenv("SPARKPIN_HOME", str(paths.home))
     records = Releases(paths)
-    records.point(records.get("v2-tq", RECIPE))
+    for stage in ("v2", "v2-tq"):
+        records.point(records.get(stage, RECIPE))
     return paths
 
 

@@ -113,8 +113,7 @@ def rollback(
 
     if dry_run:
         former, release, _ = rolling.way_back(paths, engine, name, say, look, to=to)
-        show("would go")
-        for line in (*went_back(former, release, running), *differences(paths, former, release)):
+        for line in (*went_back(former, release, running, "would go back"), *differences(paths, former, release)):
             show(line)
         show("image and checkpoint are there; nothing was changed")
     else:
@@ -127,17 +126,18 @@ def differences(paths: Paths, former: Release, release: Release) -> list[str]:
 
     command = f"invoke diff {former.tag} {release.tag}"
     try:
-        lines = list(text.difference_lines(operands.difference(paths, former.tag, release.tag), all_files=False))[2:]
+        found = text.difference_lines(operands.difference(paths, former.tag, release.tag), all_files=False)
+        lines = [line for line in list(found)[2:] if line]
     except SparkpinError as error:
         return [f"{command}: {error.message}"]
     more = [f"  ... {command}"] if lines[FIRST:] else []
     return ["what differs:", *(f"  {line}".rstrip() for line in lines[:FIRST]), *more]
 
 
-def went_back(former: Release, release: Release, running: str | None) -> list[str]:
+def went_back(former: Release, release: Release, running: str | None, word: str = "back") -> list[str]:
     """What a rollback did. running: tag of what was served, which need not be what was current."""
     lines = [
-        f"back from {former.tag}",
+        f"{word} from {former.tag}",
         f"to {release.tag}: image {terminal.digest(release.image)}, checkpoint {release.checkpoint_key[:12]}",
         *changed_flags(former.argv, release.argv),
     ]

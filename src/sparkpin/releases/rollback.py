@@ -103,7 +103,8 @@ def way_back(
         return current, target, False
     found = landing(known, current, before, refused)
     later = takewhile(lambda tag: found is None or tag != found.tag, reversed(before))
-    if lost := [tag for tag in dict.fromkeys(later) if tag not in named]:
+    files = {path.stem for path in records.record_files(recipe)}  # what is damaged is no loss, and told by others
+    if lost := [tag for tag in dict.fromkeys(later) if tag.partition(":")[2] not in files]:
         say(f"passed over, since they were removed: {', '.join(lost)}")
     if found is None:
         if over:
