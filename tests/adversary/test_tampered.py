@@ -143,7 +143,7 @@ def test_without_the_check_it_would_become_current(
     """So the trials above can fail."""
     victim = Releases(paths).get("v2", RECIPE)
     RUN["a flag more"](paths, victim)
-    monkeypatch.setattr(consistent, "require_consistent", lambda *_, **__: None)
+    monkeypatch.setattr(consistent, "require_consistent", lambda *_, **__: [])
     for line in (LINES["rollback"], f"promote {victim.tag}"):
         code, _, err = typed(line, capsys)
         assert code == 0, err

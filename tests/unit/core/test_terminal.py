@@ -30,8 +30,11 @@ ROWS = [
 DOCTOR = ("", "what", "found", "to mend it")
 
 
-def in_terminal(width: int, show: Callable[[], object]) -> list[str]:
-    """The lines that `show` prints in a terminal of this width, without colours. It runs in a child of this process."""
+def in_terminal(width: int, show: Callable[[], object], *, escapes: bool = False) -> list[str]:
+    """The lines that `show` prints in a terminal of this width, without colours. It runs in a child of this process.
+
+    escapes: with them.
+    """
     pid, ours = pty.fork()
     if pid == 0:
         code = 1
@@ -58,7 +61,8 @@ def in_terminal(width: int, show: Callable[[], object]) -> list[str]:
         data += chunk
     os.close(ours)
     assert os.waitpid(pid, 0)[1] == 0, data.decode()
-    return re.sub(r"\x1b\[[0-9;]*m", "", data.decode()).splitlines()
+    text = data.decode()
+    return (text if escapes else re.sub(r"\x1b\[[0-9;]*m", "", text)).splitlines()
 
 
 def rows_of(lines: list[str], titles: list[str], width: int, *, gap: str) -> list[list[str]]:
@@ -134,3 +138,24 @@ def test_in_a_pipe_rows_are_whole_and_not_padded(capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     assert any(LONG in line and line.endswith(WHY) for line in lines)
     assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_a_pipe_is_as_narrow_as_columns_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    table(COLUMNS, ROWS)
+    piped = capsys.readouterr().out.splitlines()
+    assert piped == [line.rstrip() for line in in_terminal(80, lambda: table(COLUMNS, ROWS))]
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_states_have_colours_unless_nobody_wants_them(monkeypatch: pytest.MonkeyPatch, no_color: str) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    rows = [("failed", "current"), ("x", "failed: chat"), ("y", "built")]
+    lines = in_terminal(80, lambda: table(("release", "state"), rows), escapes=True)
+    coloured = [re.findall(r"\x1b\[(3\d)m", line) for line in lines[2:]]
+    assert coloured == ([[], [], []] if no_color else [["32"], [], []])
+    assert in_terminal(80, lambda: table(("release", "smoke"), [("x", "failed in 3 s")]), escapes=True)[2].count(
+        "\x1b"
+    ) == (0 if no_color else 2)
