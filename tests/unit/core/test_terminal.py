@@ -155,7 +155,7 @@ def test_states_have_colours_unless_nobody_wants_them(monkeypatch: pytest.Monkey
     rows = [("failed", "current"), ("x", "failed: chat"), ("y", "built")]
     lines = in_terminal(80, lambda: table(("release", "state"), rows), escapes=True)
     coloured = [re.findall(r"\x1b\[(3\d)m", line) for line in lines[2:]]
-    assert coloured == ([[], [], []] if no_color else [["32"], [], []])
+    assert coloured == ([[], [], []] if no_color else [["32"], ["31"], []])
     assert in_terminal(80, lambda: table(("release", "smoke"), [("x", "failed in 3 s")]), escapes=True)[2].count(
         "\x1b"
     ) == (0 if no_color else 2)
