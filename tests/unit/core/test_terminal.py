@@ -108,12 +108,13 @@ def test_doctor_s_states_and_names_stay_whole_and_no_command_is_cut(width: int) 
 
 @pytest.mark.parametrize(("width", "spared"), [(80, True), (100, True), (120, False)])
 def test_the_list_of_recipes_stays_within_the_terminal_and_loses_no_name(
-    width: int, spared: bool, capsys: pytest.CaptureFixture[str]
+    width: int, spared: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The names of recipes, stacks and stages are typed, so they stay whole; the list is that of this project. Models
     are left out where they would be folded, which is said."""
     paths = Paths(PROJECT, Path("/nowhere"), Path("/nowhere"))
     lines = in_terminal(width, lambda: recipe.recipe_list(paths))
+    monkeypatch.setenv("COLUMNS", "1000")
     recipe.recipe_list(paths)
     piped = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width < max(map(len, piped))
@@ -133,20 +134,24 @@ def test_a_table_without_long_texts_is_wider_than_the_terminal_and_not_cut() -> 
     assert "".join(lines[2:]) == "  ".join(row)
 
 
-def test_in_a_pipe_rows_are_whole_and_not_padded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_a_wide_pipe_rows_are_whole_and_not_padded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
     table(COLUMNS, ROWS)
     lines = capsys.readouterr().out.splitlines()
     assert any(LONG in line and line.endswith(WHY) for line in lines)
     assert [line for line in lines if line != line.rstrip()] == []
 
 
-def test_a_pipe_is_as_narrow_as_columns_says(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("columns", ["", "80", "100"])
+def test_a_pipe_is_as_a_terminal_of_80_columns_unless_columns_says_else(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("COLUMNS", columns)
     table(COLUMNS, ROWS)
     piped = capsys.readouterr().out.splitlines()
-    assert piped == [line.rstrip() for line in in_terminal(80, lambda: table(COLUMNS, ROWS))]
+    assert piped == [line.rstrip() for line in in_terminal(int(columns or 80), lambda: table(COLUMNS, ROWS))]
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])
