@@ -48,19 +48,22 @@ def switch(paths: Paths, engine: Engine, records: Releases, release: Release, *,
 
     back_from: as of `Releases.point`.
     """
-    if why := gone(paths, engine, release):
-        raise why
     ref = present_ref(engine, release)
-    assert ref is not None
+    if why := gone(paths, release, ref):
+        raise why
+    assert ref
     if ref != release.tag:
         engine.tag(ref, release.tag)
     engine.tag(ref, current_tag(release.recipe))
     records.point(release, back_from=back_from)
 
 
-def gone(paths: Paths, engine: Engine, release: Release) -> SparkpinError | None:
-    """That the engine lacks the release's image, or the home its checkpoint; None where both are there."""
-    if present_ref(engine, release) is None:
+def gone(paths: Paths, release: Release, ref: str | None) -> SparkpinError | None:
+    """That the engine lacks the release's image, or the home its checkpoint; None where both are there.
+
+    ref: as of `present_ref`.
+    """
+    if ref is None:
         return EngineError(
             f"the image of {release.tag} ({release.image}) is not in the engine", next_step=how_to_rebuild(release)
         )

@@ -10,7 +10,7 @@ from sparkpin.core.paths import Paths
 from sparkpin.core.terminal import Say
 from sparkpin.host.engine import Engine
 from sparkpin.releases import lookup, quality_gate
-from sparkpin.releases.current import Look, gone, require_current, require_pointer, switch
+from sparkpin.releases.current import Look, gone, present_ref, require_current, require_pointer, switch
 from sparkpin.releases.record import Release, Releases
 
 
@@ -82,7 +82,8 @@ def way_back(
     def fault(release: Release) -> SparkpinError | None:
         if not release.is_good:
             return InputError(f"{release.tag} is {release.state} now", next_step=f"invoke smoke {release.tag}")
-        if why := gone(paths, engine, release) or quality_gate.refusal(paths, release):
+        ref = present_ref(engine, release)
+        if why := gone(paths, release, ref) or quality_gate.refusal(paths, release):
             return why
         try:
             look(release)
