@@ -33,7 +33,10 @@ def test_a_rollback_tells_of_what_is_served_and_was_not_current() -> None:
     ("script", "trail"),
     [
         ("A B C < <", "ABCBA"),
+        ("A B C < < <", "ABCBA-"),
         ("A B C < < D <", "ABCBADA"),
+        ("C B < <", "CBCA"),  # B was undone, and does not come back by itself
+        ("A B C refused:B killed failed allowed:B <", "ABCCACCB"),
         ("A B A < <", "ABABA"),
         ("A B B <", "ABBA"),
         ("B C < <", "BCBA"),  # A passed and never was current: only when nothing else is left
@@ -87,6 +90,8 @@ def test_a_rollback_undoes_the_last_promotion_that_is_not_undone(tmp_path: Path,
             records.record_path(made[which]).unlink()
         elif what == "refused":
             refused.add(which)
+        elif what == "allowed":
+            refused.remove(which)
         elif what == "older":
             value = json.loads(pointer.read_text())
             del value["before"]
