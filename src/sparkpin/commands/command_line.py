@@ -47,6 +47,7 @@ METAVARS = {
     "subject": "TAG|FILE|.venv",
     "copy to": "ENGINE",
     "rollback to": "TAG",
+    "tool": "TOOL",
     "what": "FILE|NAME",
 }
 SHORT = {"output": "o"}
