@@ -33,7 +33,7 @@ def commands(page: Path) -> list[list[str]]:
     for match in COMMAND.finditer(page.read_text(encoding="utf-8")):
         text = match["words"].split("    #")[0].split(" # ")[0]
         if not re.search(r"[\[\]|]|\.\.\.", text):
-            found += [shlex.split(one.strip().removeprefix("invoke ")) for one in text.split(";")]
+            found += [shlex.split(re.split("[>&]", one)[0].strip().removeprefix("invoke ")) for one in text.split(";")]
     return found
 
 
@@ -73,7 +73,9 @@ def test_the_readme_is_short() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 110
 
 
-MISTAKES = re.findall(r"^    \$ invoke (.+)\n((?:    .+\n)+)", (PROJECT / "docs/usability.md").read_text(), re.MULTILINE)
+MISTAKES = re.findall(
+    r"^    \$ invoke (.+)\n((?:    .+\n)+)", (PROJECT / "docs/usability.md").read_text(), re.MULTILINE
+)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,12 @@ def said(checkout: CheckoutHere, line: str) -> str:
     """The error of a line, as the page has it: `invoke` for `sparkpin`, no folder of the test's."""
     ended = checkout.invoke(*line.split())
     assert ended.returncode != 0
-    text = ended.stderr.replace("sparkpin ", "invoke ").replace("`sparkpin`", "`invoke`").replace(f"{checkout.folder}/", "").replace(str(Path.cwd()), ".")
+    text = (
+        ended.stderr.replace("sparkpin ", "invoke ")
+        .replace("`sparkpin`", "`invoke`")
+        .replace(f"{checkout.folder}/", "")
+        .replace(str(Path.cwd()), ".")
+    )
     return "".join(f"    {one}\n" for one in text.splitlines())
 
 
