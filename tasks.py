@@ -24,6 +24,7 @@ Json = Annotated[bool, "machine-readable"]
 Drain = Annotated[
     int | None, "seconds to wait for requests under way before another server takes the port (default: 30)", 60
 ]
+Published = Annotated[bool, "from the shapes that are published of the model, before it is locked: no Hub is asked"]
 Trust = Annotated[bool, "build an imported release, too: its steps run as root"]
 Signed = Annotated[bool, "what is not signed by somebody whom allowed_signers names is wrong"]
 
@@ -36,10 +37,12 @@ def up(
     recipe: Recipe = None,
     stack: Stack = None,
     no_smoke: Annotated[bool, "build only"] = False,
+    serve: Annotated[bool, "serve the current release as soon as it is one; the others are smoked after that"] = False,
+    yes: Annotated[bool, "fetch the model's files without a question"] = False,
     dry_run: Annotated[bool, "say it only"] = False,
 ) -> None:
-    """The main job: fetch, build, checkpoint and smoke."""
-    commands.up.up(recipe=recipe, stage=stage, stack=stack, smoke=not no_smoke, dry_run=dry_run)
+    """The main job: lock, fetch, build, checkpoint and smoke."""
+    commands.up.up(recipe=recipe, stage=stage, stack=stack, smoke=not no_smoke, dry_run=dry_run, yes=yes, serve=serve)
 
 
 @task("serve")
@@ -294,8 +297,8 @@ def roofline(
     stage: Stage = None,
     published: Annotated[
         bool,
-        "every stage of the published chain of the 122B instead, which needs none of its files: without --recipe, "
-        "--stage and --measured",
+        "with --recipe: from the shapes that are published of its model, before it is locked; without: every stage of "
+        "the published chain of the 122B",
     ] = False,
     bandwidth: Annotated[str, "of the memory in GB/s (default: 273, a DGX Spark's)"] = "273",
     context: Annotated[int, "tokens in the cache (default: 1000)", 32768] = 1000,
@@ -322,13 +325,16 @@ def plan(
         str, "of the machine to plan for, such as 128GB (default: this one's; a Spark's for a stack for it)"
     ] = "",
     free: Annotated[str, "of which so much is free"] = "",
+    published: Published = False,
     json: Json = False,
     exit_code: Annotated[bool, "end with 1 when it does not fit"] = False,
 ) -> None:
     """Say what memory a recipe will need, and how many users fit."""
     from sparkpin.serve.memory import recipe as tasks
 
-    fits = tasks.plan(recipe=recipe, stage=stage, stack=stack, memory=memory, free=free, as_json=json)
+    fits = tasks.plan(
+        recipe=recipe, stage=stage, stack=stack, memory=memory, free=free, as_json=json, published=published
+    )
     if exit_code and not fits:
         raise Exit(code=1)
 
@@ -385,17 +391,27 @@ def checkpoint(
     dry_run: Annotated[bool, "print the plan, which only reads headers"] = False,
     verify: Annotated[bool, "compare all bytes of a checkpoint that is there with its sources"] = False,
     deep: Annotated[bool, "hash the base again, though it is the same files that were right before"] = False,
+    published: Published = False,
 ) -> None:
     """Make the checkpoint of a stage from the pinned repositories."""
     commands.checkpoint.checkpoint(
-        recipe=recipe, model=model, stage=stage, stack=stack, dry_run=dry_run, verify=verify, deep=deep
+        recipe=recipe,
+        model=model,
+        stage=stage,
+        stack=stack,
+        dry_run=dry_run,
+        verify=verify,
+        deep=deep,
+        published=published,
     )
 
 
 @task("build")
-def render(c: Context, *, stage: Stage = None, recipe: Recipe = None, stack: Stack = None) -> None:
+def render(
+    c: Context, *, stage: Stage = None, recipe: Recipe = None, stack: Stack = None, published: Published = False
+) -> None:
     """Print the Dockerfile of a stage and what its build sees."""
-    commands.build.show_rendered(recipe=recipe, stage=stage, stack=stack)
+    commands.build.show_rendered(recipe=recipe, stage=stage, stack=stack, published=published)
 
 
 @task("inputs")
@@ -544,13 +560,14 @@ def doctor(
     *,
     fix: Annotated[bool, "install what is missing and start an engine"] = False,
     stack: Stack = None,
+    recipe: Annotated[str | None, "what this recipe needs, too: its stack, its model, disk, memory, GPU"] = None,
     online: Annotated[bool, "ask the Hub, too: whether it answers, and what time it is"] = False,
     json: Json = False,
 ) -> None:
     """Say what this machine is and has, and what it lacks."""
     from sparkpin.commands.doctor import command
 
-    command.doctor(fix=fix, stack=stack, online=online, as_json=json)
+    command.doctor(fix=fix, stack=stack, recipe_name=recipe, online=online, as_json=json)
 
 
 @task("for developers")

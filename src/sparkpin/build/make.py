@@ -155,15 +155,18 @@ def rebuild(paths: Paths, release: Release) -> None:
         checkpoint_of(paths, release)
 
 
-def smoke_releases(paths: Paths, wanted: tuple[Release, ...], *, load: bool = False) -> tuple[Release, ...]:
-    """A server for each that can run here; the others are inspected. load: and their libraries loaded, too."""
+def smoke_releases(
+    paths: Paths, wanted: tuple[Release, ...], *, load: bool = False, done: int = 0, total: int = 0
+) -> tuple[Release, ...]:
+    """A server for each that can run here; the others are inspected. load: and their libraries loaded, too. done,
+    total: where these are a part of more, to number them."""
     from sparkpin.smoke.inspected import run_inspection
     from sparkpin.smoke.run import run_smoke  # slow to import, as all that asks a server
 
     engine = engine_of(paths)
-    done = []
-    for number, release in enumerate(wanted, start=1):
-        say(f"smoke test {number} of {len(wanted)}: {release.tag}")
+    found = []
+    for number, release in enumerate(wanted, start=done + 1):
+        say(f"smoke test {number} of {total or len(wanted)}: {release.tag}")
         require_consistent(paths, release)
         if why := obstacle(paths, engine, release):
             if release.smoke_passed:
@@ -171,10 +174,10 @@ def smoke_releases(paths: Paths, wanted: tuple[Release, ...], *, load: bool = Fa
                     f"{release.tag} has passed its smoke test, and here it can only be inspected: {why}",
                     next_step=f"invoke inspect {release.tag}, which changes no record",
                 )
-            done.append(kept(paths, release, *run_inspection(paths, engine, release, why, say, load=load)))
+            found.append(kept(paths, release, *run_inspection(paths, engine, release, why, say, load=load)))
         else:
             gpus = uses_gpu(paths, release)
             checkpoint = checkpoint_of(paths, release)
             started = with_loader(paths, release, checkpoint, say, gpus=gpus)
-            done.append(kept(paths, release, *run_smoke(paths, engine, started, checkpoint, say, gpus=gpus)))
-    return tuple(done)
+            found.append(kept(paths, release, *run_smoke(paths, engine, started, checkpoint, say, gpus=gpus)))
+    return tuple(found)
