@@ -6,7 +6,6 @@ beside it (sparkpin.commands.command_line). Its body hands over to a file of spa
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from invoke.context import Context
@@ -14,9 +13,9 @@ from invoke.exceptions import Exit
 
 from sparkpin import commands
 from sparkpin.commands.command_line import take_over, task
+from sparkpin.core.paths import project_folder
 from sparkpin.serve.address import AddressOptions
 
-PROJECT = Path(__file__).resolve().parent
 Recipe = Annotated[str | None, "recipe of recipes/ (default: the one of the stack)"]
 Stage = Annotated[str | None, "stage of stages/ (default: the recipe's)"]
 Stack = Annotated[str | None, "stack of pins/stacks/ (default: the one for this machine)"]
@@ -580,14 +579,14 @@ def test(
     select: Annotated[str, "pytest's -k expression"] = "",
 ) -> None:
     """Run the unit tests, and the main job for real."""
-    if code := commands.developer.test(PROJECT, fast=fast, whole=all, rest=rest, select=select):
+    if code := commands.developer.test(project_folder(), fast=fast, whole=all, rest=rest, select=select):
         raise Exit(code=code)
 
 
 @task("for developers")
 def check(c: Context) -> None:
     """Run ruff, mypy, shellcheck and hadolint."""
-    if code := commands.developer.check(PROJECT):
+    if code := commands.developer.check(project_folder()):
         raise Exit(code=code)
 
 

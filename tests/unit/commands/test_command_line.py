@@ -15,6 +15,7 @@ from typed import typed
 
 import sparkpin
 from sparkpin.commands import command_line
+from sparkpin.core import paths
 from sparkpin.serve.address import AddressOptions
 
 GROUPS = ["serve", "releases", "measure", "build", "inputs", "prove and carry", "machine", "for developers"]
@@ -180,7 +181,7 @@ def test_sparkpin_knows_its_version_and_its_project(
     assert typed("recipe list", capsys)[0] == 0
     monkeypatch.setenv("SPARKPIN_PROJECT", str(tmp_path))
     code, out, err = typed("recipe list", capsys)
-    assert (code, out) == (2, "") and f"{tmp_path} is no checkout" in err
+    assert (code, out) == (2, "") and f"{tmp_path} is no project" in err
 
 
 @pytest.mark.parametrize(
@@ -241,3 +242,23 @@ def test_a_broken_package_is_told_with_what_mends_it() -> None:
     assert caught.value.code == 3 and "./install.sh" in str(caught.value)
     with pytest.raises(ImportError), command_line.told():
         raise ImportError("no name", name="sparkpin.core")
+
+
+def test_the_project_is_the_nearest_one_upwards(
+    tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`pins` alone is the name of a room of the sources, too."""
+    monkeypatch.delenv("SPARKPIN_PROJECT", raising=False)
+    (project / "pins/models/pins").mkdir()
+    monkeypatch.chdir(project / "pins/models")
+    assert paths.project_folder() == project
+    monkeypatch.chdir(PROJECT / "src/sparkpin")
+    assert paths.project_folder() == PROJECT
+    monkeypatch.chdir("/")
+    assert paths.project_folder() == PROJECT, "a checkout's own code works on it from anywhere"
+    monkeypatch.setenv("SPARKPIN_PROJECT", str(tmp_path / "other"))
+    (project / "recipes/only-here.yaml").write_text((project / "recipes/scripted-tiny.yaml").read_text())
+    line = f"sparkpin --project {project} up --recipe "
+    assert "only-here" in typed(["--complete", "--", line], capsys)[1]
+    assert typed(f"recipe list --project {project}", capsys)[0] == 0
+    assert os.environ["SPARKPIN_PROJECT"] == str(project)
