@@ -216,35 +216,35 @@ def smoke_chain(plan: BuildPlan, made: tuple[Release, ...], *, serve: bool) -> t
     """
     paths, records = plan.paths, Releases(plan.paths)
     waiting = waiting_for_smoke(paths, made)
-    sooner = waiting[-2:] if len(waiting) > 2 and waiting[-2:] == made[-2:] else ()
-    if sooner and obstacle(paths, engine_of(paths), made[-1]):
-        sooner = ()  # nothing will be served
+    end = made[-1]
+    sooner = tuple(release for release in waiting if release in made[-2:])
+    if end not in sooner or sooner == waiting or obstacle(paths, engine_of(paths), end):
+        sooner = ()  # nothing would follow, or nothing will be served
     if sooner:
-        below, end = sooner
-        say(f"smoke tests of {below.stage} and {end.stage} first: the last can then be served while the others follow")
+        first = " and ".join(release.stage for release in sooner)
+        say(f"smoke tests of {first} first: {end.stage} can then be served while the others follow")
         smoke_releases(paths, sooner, total=len(waiting))
         end = records.get(end.tag)
         if end.smoke_passed and drift.is_compared(end):
             first_is_current(paths, end)
     later = tuple(release for release in waiting if release not in sooner)
-    if tell_or_serve(plan, records, made[-1], later, serve=serve):
+    if tell_or_serve(plan, records, end, later, serve=serve):
         smoke_releases(paths, later, done=len(sooner), total=len(waiting))
-        for release in sooner[:1]:
+        for release in sooner[:-1]:
             drift.complete(paths, records.get(release.tag), say)
     return tuple(records.get(release.tag) for release in made)
 
 
 def tell_or_serve(plan: BuildPlan, records: Releases, end: Release, later: tuple[Release, ...], *, serve: bool) -> bool:
     """Where the end of the chain is current: that it can be served, or serve it. Whether `later` can be smoked then."""
-    if records.current_tag(end.recipe) != end.tag:
-        return True
+    if not later or records.current_tag(end.recipe) != end.tag:
+        return bool(later)
     if not serve:
-        if later:
-            show(f"it can be served now, from another shell: {host.serve_command(plan.paths.project, end.recipe)}")
+        show(f"it can be served now, from another shell: {host.serve_command(plan.paths.project, end.recipe)}")
         return True
     serving.serve(recipe=end.recipe, release=None)
     room = plan.pairings[-1].stack.gpu is None and host.read_host().memory_available > host.Needs.memory
-    if later and not room:
+    if not room:
         show("the others are not smoked beside the server, for which the memory is: invoke stop, then invoke smoke")
     return room
 
