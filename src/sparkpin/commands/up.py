@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from sparkpin.build.consistent import require_consistent
-from sparkpin.build.make import at_work, build_releases, fetch_missing, smoke_releases
+from sparkpin.build.make import at_work, build_releases, fetch_missing, smoke_releases, smoke_together
 from sparkpin.build.model_needs import DiskRow, ModelNeeds, how_long, needs_of
 from sparkpin.build.pair import Pairing
 from sparkpin.checkpoint import published
@@ -211,8 +211,8 @@ def attest(paths: Paths, release: Release) -> Release:
 def smoke_chain(plan: BuildPlan, made: tuple[Release, ...], *, serve: bool) -> tuple[Release, ...]:
     """The smoke tests of what waits for one, the end of the chain as soon as can be: it is what will be served.
 
-    Its check `drift` compares with the stage below, whose test comes first; that one's own `drift` is completed when
-    the stage below it has passed, from what both have left.
+    Its check `drift` compares with the stage below, which is tested before it, or beside it where there is room; that
+    one's own `drift` is completed when the stage below it has passed, from what both have left.
     """
     paths, records = plan.paths, Releases(plan.paths)
     waiting = waiting_for_smoke(paths, made)
@@ -223,7 +223,11 @@ def smoke_chain(plan: BuildPlan, made: tuple[Release, ...], *, serve: bool) -> t
     if sooner:
         first = " and ".join(release.stage for release in sooner)
         say(f"smoke tests of {first} first: {end.stage} can then be served while the others follow")
-        smoke_releases(paths, sooner, total=len(waiting))
+        if len(sooner) > 1 and has_room(plan, len(sooner)):
+            smoke_together(paths, sooner)
+            drift.complete(paths, records.get(end.tag), say)
+        else:
+            smoke_releases(paths, sooner, total=len(waiting))
         end = records.get(end.tag)
         if end.smoke_passed and drift.is_compared(end):
             first_is_current(paths, end)
@@ -243,10 +247,15 @@ def tell_or_serve(plan: BuildPlan, records: Releases, end: Release, later: tuple
         show(f"it can be served now, from another shell: {host.serve_command(plan.paths.project, end.recipe)}")
         return True
     serving.serve(recipe=end.recipe, release=None)
-    room = plan.pairings[-1].stack.gpu is None and host.read_host().memory_available > host.Needs.memory
-    if not room:
-        show("the others are not smoked beside the server, for which the memory is: invoke stop, then invoke smoke")
-    return room
+    if has_room(plan, 1):
+        return True
+    show("the others are not smoked beside the server, for which the memory is: invoke stop, then invoke smoke")
+    return False
+
+
+def has_room(plan: BuildPlan, servers: int) -> bool:
+    """For so many beside what runs; a GPU's memory is for one."""
+    return plan.pairings[-1].stack.gpu is None and host.read_host().memory_available > servers * host.Needs.memory
 
 
 def first_is_current(paths: Paths, newest: Release) -> None:

@@ -30,27 +30,35 @@ SOONEST = ["v2", "v2-tq"]
 
 @dataclass
 class Chain:
-    """levels: the log-probability that a stage gives its tokens; broken: stages whose servers answer wrongly."""
+    """happened: in order; levels: the log-probability that a stage gives its tokens; broken: stages that answer wrongly."""
 
     plan: up.BuildPlan
     made: tuple[Release, ...]
     happened: list[str] = field(default_factory=list)
     levels: dict[str, float] = field(default_factory=dict)
     broken: tuple[str, ...] = ()
+    room: int = 1  # servers beside each other
 
     @property
     def records(self) -> Releases:
         return Releases(self.plan.paths)
 
-    def smoke_releases(self, paths: Paths, wanted: tuple[Release, ...], **_: Any) -> None:
+    def smoke_together(self, paths: Paths, wanted: tuple[Release, ...]) -> None:
+        """Neither finds what the other leaves."""
+        self.happened.append("together")
+        below = {release.tag: drift.reference(paths, release) for release in wanted}
+        self.smoke_releases(paths, wanted, below=below)
+
+    def smoke_releases(self, paths: Paths, wanted: tuple[Release, ...], **known: Any) -> None:
         for release in wanted:
             self.happened.append(release.stage)
+            below = known["below"][release.tag] if "below" in known else drift.reference(paths, release)
             level = self.levels.get(release.stage, -1.0)
             own = drift.Reference(release.tag, "t", (1, 2), (level, level))
             check: dict[str, Any] = {"name": "drift", "passed": True, "applicable": True}
             demands = release.demands
             try:
-                drift.compared(own, drift.reference(paths, release), demands.drift, demands.parent, "")
+                drift.compared(own, below, demands.drift, demands.parent, "")
             except NotApplicable:
                 check["applicable"] = False
             except Wrong:
@@ -89,7 +97,8 @@ def chain(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cha
     for module in (up, commands_smoke):
         monkeypatch.setattr(module, "engine_of", lambda paths: None)
     monkeypatch.setattr(up, "obstacle", lambda paths, engine, release: "")
-    for name in ("smoke_releases", "first_is_current"):
+    monkeypatch.setattr(up, "has_room", lambda plan, count: not plan.pairings[-1].stack.gpu and count <= found.room)
+    for name in ("smoke_releases", "smoke_together", "first_is_current"):
         monkeypatch.setattr(up, name, getattr(found, name))
     monkeypatch.setattr(up.serving, "serve", lambda *, recipe, release: found.happened.append(f"serve {recipe}"))
     return found
@@ -151,3 +160,15 @@ def test_what_was_smoked_is_not_smoked_again(chain: Chain) -> None:
     chain.made = tuple(chain.records.get(release.tag) for release in chain.made)
     chain.run()
     assert chain.happened == ["v2-tq"], "the stage below it has left its numbers"
+
+
+@pytest.mark.parametrize(("level", "current"), [(-1.05, True), (-2.0, False)])
+def test_where_there_is_room_for_two_servers_the_end_is_compared_when_both_have_ended(
+    chain: Chain, level: float, current: bool
+) -> None:
+    chain.room, chain.levels = 2, {"v2-tq": level}
+    done = chain.run()
+    promoted = ["promote v2-tq"] if current else []
+    assert chain.happened == ["together", *SOONEST, *promoted, "base", "hybrid", "mtp"]
+    assert done["v2-tq"].state == ("current" if current else "failed")
+    assert all(drift.is_compared(release) for release in done.values())
