@@ -30,7 +30,7 @@ SOONEST = ["v2", "v2-tq"]
 
 @dataclass
 class Chain:
-    """happened: in order; levels: the log-probability that a stage gives its tokens; broken: stages that answer wrongly."""
+    """happened: in order; levels: the log-probability of a stage's tokens; broken: stages that answer wrongly."""
 
     plan: up.BuildPlan
     made: tuple[Release, ...]
