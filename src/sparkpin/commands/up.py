@@ -96,9 +96,9 @@ def up(
     if smoke:
         made = smoke_chain(plan, made, serve=serve)
     first_is_current(plan.paths, made[-1])
+    report(plan.paths, made, smoked=smoke)
     if serve and Releases(plan.paths).current_tag(made[-1].recipe):
         serving.serve(recipe=made[-1].recipe, release=None)  # what runs already is left alone
-    report(plan.paths, made, smoked=smoke)
 
 
 def build(*, recipe: str | None, stage: str | None, stack: str | None, offline: bool) -> tuple[Release, ...]:
