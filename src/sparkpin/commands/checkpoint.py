@@ -6,7 +6,6 @@ from sparkpin.build.checkpoint import build_checkpoint, disk_line, disk_lines_ah
 from sparkpin.checkpoint import published as shapes
 from sparkpin.checkpoint import report as checkpoint_report
 from sparkpin.checkpoint.plan import all_steps, checkpoint_steps, make_plan, require, used_repositories
-from sparkpin.commands.choose import pairings_of
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
@@ -47,6 +46,8 @@ def checkpoint(
         require(pin, steps)  # before the lock, which could not help
         lock = shapes.placeholder(pin) if published else shapes.model_lock(paths.project, pin)
     else:
+        from sparkpin.commands.choose import pairings_of  # slow to import, and a model alone needs no recipe
+
         paths, pairings = pairings_of(recipe, stage, stack, published=published)
         pin, lock, steps = pairings[-1].model, pairings[-1].model_lock, pairings[-1].steps
     if dry_run:

@@ -34,27 +34,22 @@ def project_folder() -> Path:
     if os.environ.get(PROJECT):
         folder = folder_of(PROJECT, Path())
         if not is_project(folder):
-            raise InputError(
-                f"{folder} is no project of sparkpin: it wants {' and '.join(PARTS)} in it", next_step=NEXT
-            )
+            raise InputError(f"{folder} is no project of sparkpin: it has no folder pins", next_step=NEXT)
         return folder
     here = Path.cwd()
     for folder in (here, *here.parents, Path(__file__).resolve().parents[3]):
         if is_project(folder):
             return folder
-    raise InputError(
-        f"no project of sparkpin: neither {here} nor a folder above it has {' and '.join(PARTS)}", next_step=NEXT
-    )
+    raise InputError(f"no project of sparkpin: neither {here} nor a folder above it has a folder pins", next_step=NEXT)
 
 
 PROJECT = "SPARKPIN_PROJECT"
-PARTS = ("pins/stacks", "stages")
-"""Folders that make a project; `pins` alone is the name of a room, too."""
 NEXT = "go to a folder with the project's files (a clone of sparkpin has some), or sparkpin --project FOLDER TASK"
 
 
 def is_project(folder: Path) -> bool:
-    return all((folder / name).is_dir() for name in PARTS)
+    """That of the sources with this name holds code."""
+    return (folder / "pins").is_dir() and not (folder / "pins/__init__.py").exists()
 
 
 @dataclass(frozen=True)
