@@ -102,7 +102,10 @@ def stop(
 @task("serve")
 def client(
     c: Context,
-    tool: Annotated[Literal["opencode", "openai", "continue", "litellm"], "what uses the server"],
+    tool: Annotated[
+        Literal["", "claude", "cline", "codex", "continue", "litellm", "llm", "open-webui", "openai", "opencode"],
+        "claude, cline, codex, continue, litellm, llm, open-webui, openai or opencode (default: list them)",
+    ] = "",
     *,
     recipe: Annotated[str | None, "whose server (default: the one that runs, else that of the stack)"] = None,
     url: Annotated[
@@ -112,7 +115,7 @@ def client(
         str, "variable of the client's environment with the API key (default: no key is asked for)"
     ] = "",
 ) -> None:
-    """Print a configuration for a tool that uses the server."""
+    """Print a configuration for a tool, or list the tools."""
     commands.client.client(tool, recipe=recipe, url=url, key=key_env)
 
 

@@ -45,6 +45,7 @@ METAVARS = {
     "rounds": "COUNT",
     "subject": "TAG|FILE|.venv",
     "to": "ENGINE",
+    "tool": "TOOL",
     "what": "FILE|NAME",
 }
 SHORT = {"output": "o"}
