@@ -119,9 +119,9 @@ def client(
     commands.client.client(tool, recipe=recipe, url=url, key=key_env)
 
 
-@task("releases")
+@task("releases", "ls")
 def images(c: Context, *, json: Json = False) -> None:
-    """List the releases with their images."""
+    """List the releases with their images; `ls` for short."""
     commands.releases.images(as_json=json)
 
 
@@ -142,11 +142,13 @@ def rollback(
     c: Context,
     *,
     recipe: Recipe = None,
+    to: Annotated[str, "release that was current before, to go back to at once (default: the one current last)"] = "",
     serve: Annotated[bool, "serve it, too; where it does not become ready, nothing has changed"] = False,
     drain: Drain = None,
+    dry_run: Annotated[bool, "say where it goes and what differs, and change nothing"] = False,
 ) -> None:
-    """Back to the stage's last good release, or else any stage's."""
-    commands.releases.rollback(recipe=recipe, serve_it=serve, drain=drain)
+    """Back to what was current before; once more: one further back."""
+    commands.releases.rollback(recipe=recipe, to=to, serve_it=serve, drain=drain, dry_run=dry_run)
 
 
 @task("releases")
@@ -168,7 +170,8 @@ def prune(
     keep: Annotated[
         int,
         "releases to keep of each recipe (default: 5): the current one, the one to roll back to, those that passed, "
-        "the others; newest first. What is current, passed last, is kept by `keep` or in use stays even beyond that",
+        "the others; newest first. What is current, was current last before, passed last, is kept by `keep` or in use "
+        "stays even beyond that",
     ] = 5,
     dry_run: Annotated[bool, "say what would go, what stays and why, and the bytes that it would free"] = False,
     store: Annotated[bool, "remove fetched files, too, that no lock and no remaining release needs"] = False,

@@ -44,7 +44,8 @@ METAVARS = {
     "output": "FILE",
     "rounds": "COUNT",
     "subject": "TAG|FILE|.venv",
-    "to": "ENGINE",
+    "copy to": "ENGINE",
+    "rollback to": "TAG",
     "tool": "TOOL",
     "what": "FILE|NAME",
 }
@@ -57,8 +58,8 @@ class SparkpinTask(Task[Any]):
     default; what follows is an option, and must be given where it has none. `Annotated[int, "what it is", 8001]`: its
     help and an example. Options have long names only: one letter would mean different things."""
 
-    def __init__(self, body: Callable[..., Any], group: str) -> None:
-        super().__init__(body, name=body.__name__.rstrip("_"), positional=())
+    def __init__(self, body: Callable[..., Any], group: str, aliases: Sequence[str]) -> None:
+        super().__init__(body, name=body.__name__.rstrip("_"), aliases=aliases, positional=())
         self.group = group
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -71,17 +72,18 @@ class SparkpinTask(Task[Any]):
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
         types = get_type_hints(self.body, include_extras=True)
         parameters = list(inspect.signature(self.body).parameters.values())[1:]  # the first is invoke's context
-        return [TaskArgument(parameter, types[parameter.name]) for parameter in parameters]
+        return [TaskArgument(self.name, parameter, types[parameter.name]) for parameter in parameters]
 
 
-def task(group: str) -> Callable[[Callable[..., Any]], SparkpinTask]:
-    return lambda body: SparkpinTask(body, group)
+def task(group: str, *aliases: str) -> Callable[[Callable[..., Any]], SparkpinTask]:
+    return lambda body: SparkpinTask(body, group, aliases)
 
 
 class TaskArgument(Argument):
     """choices: the words that a Literal allows; required: has no default; example: of a value, for an error."""
 
-    def __init__(self, parameter: inspect.Parameter, annotation: Any) -> None:
+    def __init__(self, task: str, parameter: inspect.Parameter, annotation: Any) -> None:
+        self.task = task
         kind, text, *example = get_args(annotation) if get_origin(annotation) is Annotated else (annotation, "")
         self.choices = get_args(kind) if get_origin(kind) is Literal else ()
         self.required = parameter.default is inspect.Parameter.empty
@@ -102,7 +104,8 @@ class TaskArgument(Argument):
 
     @property
     def metavar(self) -> str:
-        return METAVARS.get(self.names[0]) or "|".join(filter(None, self.choices)) or self.names[0].upper()
+        own = METAVARS.get(f"{self.task} {self.names[0]}") or METAVARS.get(self.names[0])
+        return own or "|".join(filter(None, self.choices)) or self.names[0].upper()
 
     @property
     def shown(self) -> str:
@@ -163,7 +166,8 @@ class TaskProgram(Program):
             if self.called == "sparkpin" and (named := re.search(r"--project(?: ?= ?| )(\S+)", self.core.remainder)):
                 os.environ[paths.PROJECT] = named[1]
             with told():
-                print("\n".join(completion.candidates(self.core.remainder, contexts, self.core[0])))
+                for one in completion.candidates(self.core.remainder, contexts, self.core[0]):
+                    print(one)
             raise Exit
         with told():
             self.tasks = Line(self.called, contexts, self.core[0]).read(self.core.unparsed)
