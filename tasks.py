@@ -6,7 +6,6 @@ beside it (sparkpin.commands.command_line). Its body hands over to a file of spa
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from invoke.context import Context
@@ -14,9 +13,9 @@ from invoke.exceptions import Exit
 
 from sparkpin import commands
 from sparkpin.commands.command_line import take_over, task
+from sparkpin.core.paths import project_folder
 from sparkpin.serve.address import AddressOptions
 
-PROJECT = Path(__file__).resolve().parent
 Recipe = Annotated[str | None, "recipe of recipes/ (default: the one of the stack)"]
 Stage = Annotated[str | None, "stage of stages/ (default: the recipe's)"]
 Stack = Annotated[str | None, "stack of pins/stacks/ (default: the one for this machine)"]
@@ -24,6 +23,7 @@ Json = Annotated[bool, "machine-readable"]
 Drain = Annotated[
     int | None, "seconds to wait for requests under way before another server takes the port (default: 30)", 60
 ]
+Published = Annotated[bool, "from the shapes that are published of the model, before it is locked: no Hub is asked"]
 Trust = Annotated[bool, "build an imported release, too: its steps run as root"]
 Signed = Annotated[bool, "what is not signed by somebody whom allowed_signers names is wrong"]
 
@@ -36,10 +36,12 @@ def up(
     recipe: Recipe = None,
     stack: Stack = None,
     no_smoke: Annotated[bool, "build only"] = False,
+    serve: Annotated[bool, "serve the current release as soon as it is one; the others are smoked after that"] = False,
+    yes: Annotated[bool, "fetch the model's files without a question"] = False,
     dry_run: Annotated[bool, "say it only"] = False,
 ) -> None:
-    """The main job: fetch, build, checkpoint and smoke."""
-    commands.up.up(recipe=recipe, stage=stage, stack=stack, smoke=not no_smoke, dry_run=dry_run)
+    """The main job: lock, fetch, build, checkpoint and smoke."""
+    commands.up.up(recipe=recipe, stage=stage, stack=stack, smoke=not no_smoke, dry_run=dry_run, yes=yes, serve=serve)
 
 
 @task("serve")
@@ -305,8 +307,8 @@ def roofline(
     stage: Stage = None,
     published: Annotated[
         bool,
-        "every stage of the published chain of the 122B instead, which needs none of its files: without --recipe, "
-        "--stage and --measured",
+        "with --recipe: from the shapes that are published of its model, before it is locked; without: every stage of "
+        "the published chain of the 122B",
     ] = False,
     bandwidth: Annotated[str, "of the memory in GB/s (default: 273, a DGX Spark's)"] = "273",
     context: Annotated[int, "tokens in the cache (default: 1000)", 32768] = 1000,
@@ -333,13 +335,16 @@ def plan(
         str, "of the machine to plan for, such as 128GB (default: this one's; a Spark's for a stack for it)"
     ] = "",
     free: Annotated[str, "of which so much is free"] = "",
+    published: Published = False,
     json: Json = False,
     exit_code: Annotated[bool, "end with 1 when it does not fit"] = False,
 ) -> None:
     """Say what memory a recipe will need, and how many users fit."""
     from sparkpin.serve.memory import recipe as tasks
 
-    fits = tasks.plan(recipe=recipe, stage=stage, stack=stack, memory=memory, free=free, as_json=json)
+    fits = tasks.plan(
+        recipe=recipe, stage=stage, stack=stack, memory=memory, free=free, as_json=json, published=published
+    )
     if exit_code and not fits:
         raise Exit(code=1)
 
@@ -396,17 +401,27 @@ def checkpoint(
     dry_run: Annotated[bool, "print the plan, which only reads headers"] = False,
     verify: Annotated[bool, "compare all bytes of a checkpoint that is there with its sources"] = False,
     deep: Annotated[bool, "hash the base again, though it is the same files that were right before"] = False,
+    published: Published = False,
 ) -> None:
     """Make the checkpoint of a stage from the pinned repositories."""
     commands.checkpoint.checkpoint(
-        recipe=recipe, model=model, stage=stage, stack=stack, dry_run=dry_run, verify=verify, deep=deep
+        recipe=recipe,
+        model=model,
+        stage=stage,
+        stack=stack,
+        dry_run=dry_run,
+        verify=verify,
+        deep=deep,
+        published=published,
     )
 
 
 @task("build")
-def render(c: Context, *, stage: Stage = None, recipe: Recipe = None, stack: Stack = None) -> None:
+def render(
+    c: Context, *, stage: Stage = None, recipe: Recipe = None, stack: Stack = None, published: Published = False
+) -> None:
     """Print the Dockerfile of a stage and what its build sees."""
-    commands.build.show_rendered(recipe=recipe, stage=stage, stack=stack)
+    commands.build.show_rendered(recipe=recipe, stage=stage, stack=stack, published=published)
 
 
 @task("inputs")
@@ -555,13 +570,14 @@ def doctor(
     *,
     fix: Annotated[bool, "install what is missing and start an engine"] = False,
     stack: Stack = None,
+    recipe: Annotated[str | None, "what this recipe needs, too: its stack, its model, disk, memory, GPU"] = None,
     online: Annotated[bool, "ask the Hub, too: whether it answers, and what time it is"] = False,
     json: Json = False,
 ) -> None:
     """Say what this machine is and has, and what it lacks."""
     from sparkpin.commands.doctor import command
 
-    command.doctor(fix=fix, stack=stack, online=online, as_json=json)
+    command.doctor(fix=fix, stack=stack, recipe_name=recipe, online=online, as_json=json)
 
 
 @task("for developers")
@@ -574,14 +590,14 @@ def test(
     select: Annotated[str, "pytest's -k expression"] = "",
 ) -> None:
     """Run the unit tests, and the main job for real."""
-    if code := commands.developer.test(PROJECT, fast=fast, whole=all, rest=rest, select=select):
+    if code := commands.developer.test(project_folder(), fast=fast, whole=all, rest=rest, select=select):
         raise Exit(code=code)
 
 
 @task("for developers")
 def check(c: Context) -> None:
     """Run ruff, mypy, shellcheck and hadolint."""
-    if code := commands.developer.check(PROJECT):
+    if code := commands.developer.check(project_folder()):
         raise Exit(code=code)
 
 

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import difflib
 import gc
-import importlib.util
 import inspect
 import os
 import re
@@ -33,8 +32,8 @@ from invoke.tasks import Task
 
 import sparkpin
 from sparkpin.commands import completion
+from sparkpin.core import paths
 from sparkpin.core.errors import InputError, SparkpinError
-from sparkpin.core.paths import project_folder
 from sparkpin.core.terminal import Told, tame
 
 METAVARS = {
@@ -163,10 +162,12 @@ class TaskProgram(Program):
 
     def parse_tasks(self) -> None:
         if self.called == "invoke":  # it is of the folder that it stands in, pins and code alike
-            os.environ.pop("SPARKPIN_PROJECT", None)
+            os.environ.pop(paths.PROJECT, None)
         self.parser = self._make_parser()
         contexts: Mapping[str, ParserContext] = self.parser.contexts
         if self.args.complete.value:
+            if self.called == "sparkpin" and (named := re.search(r"--project(?: ?= ?| )(\S+)", self.core.remainder)):
+                os.environ[paths.PROJECT] = named[1]
             with told():
                 for one in completion.candidates(self.core.remainder, contexts, self.core[0]):
                     print(one)
@@ -174,6 +175,8 @@ class TaskProgram(Program):
         with told():
             self.tasks = Line(self.called, contexts, self.core[0]).read(self.core.unparsed)
             Told.quiet, Told.verbose = (self.args[name].value for name in HOW_MUCH)
+            if self.args.get("project") and (project := self.core[0].args["project"].value):
+                os.environ[paths.PROJECT] = project
             wanted = self.args.help.value
             if isinstance(wanted, str) and wanted not in contexts:
                 raise unknown(self.called, wanted, contexts)
@@ -200,12 +203,17 @@ class TaskProgram(Program):
 
 
 class SparkpinProgram(TaskProgram):
-    """`sparkpin`: the tasks of the project from any folder."""
+    """`sparkpin`: its own tasks, from any folder, for the project of that folder. Of a project only data is read: code
+    that lies in the current folder is not run."""
 
     called = "sparkpin"
 
     def __init__(self) -> None:
         super().__init__(version=sparkpin.__version__, name="sparkpin", binary="sparkpin", namespace=Collection())
+
+    def core_args(self) -> list[Argument]:
+        text = "folder with pins/ (default: SPARKPIN_PROJECT, else the nearest one upwards)"
+        return [*super().core_args(), Argument(name="project", help=text)]
 
     def parse_core(self, argv: list[str] | None) -> None:
         with told():
@@ -223,13 +231,9 @@ class SparkpinProgram(TaskProgram):
 
     def parse_collection(self) -> None:
         start_quickly()
-        with told():
-            path = project_folder() / "tasks.py"
-        spec = importlib.util.spec_from_file_location("tasks", path)
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        self.namespace = Collection.from_module(module)
+        from sparkpin.commands import tasks  # a link to tasks.py, which a wheel has as a file
+
+        self.namespace = Collection.from_module(tasks)
         super().parse_collection()
 
 

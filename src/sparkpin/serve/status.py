@@ -166,6 +166,9 @@ def newest_log(paths: Paths, recipe: str | None) -> Path | None:
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
+OWN = Path(__file__).resolve()
+
+
 def show_unit(paths: Paths, recipe: str, options: AddressOptions) -> None:
     """The unit to standard output, what to do with it to standard error."""
     address = options.applied(Address())  # InputError for a value that is none
@@ -178,7 +181,8 @@ def show_unit(paths: Paths, recipe: str, options: AddressOptions) -> None:
     env |= {name: os.environ[name] for name in ("DOCKER_HOST",) if os.environ.get(name)}
     text = unit.unit_text(
         recipe=recipe,
-        invoke=Path(sys.executable).parent / "invoke",
+        # `invoke` runs the tasks.py of the folder; that of another checkout need not fit this code.
+        invoke=Path(sys.executable).parent / ("invoke" if OWN.is_relative_to(paths.project) else "sparkpin"),
         project=paths.project,
         env=env,
         arguments=options.words,

@@ -16,7 +16,7 @@ from typed import typed
 
 import sparkpin
 from sparkpin.commands import command_line
-from sparkpin.core import terminal
+from sparkpin.core import paths, terminal
 from sparkpin.serve.address import AddressOptions
 
 GROUPS = ["serve", "releases", "measure", "build", "inputs", "prove and carry", "machine", "for developers"]
@@ -188,7 +188,7 @@ def test_sparkpin_knows_its_version_and_its_project(
     assert typed("recipe list", capsys)[0] == 0
     monkeypatch.setenv("SPARKPIN_PROJECT", str(tmp_path))
     code, out, err = typed("recipe list", capsys)
-    assert (code, out) == (2, "") and f"{tmp_path} is no checkout" in err
+    assert (code, out) == (2, "") and f"{tmp_path} is no project" in err
 
 
 @pytest.mark.parametrize(
@@ -281,6 +281,25 @@ def test_verbose_adds_the_traceback_of_an_error(copy: CheckoutHere) -> None:
     brief, long = (copy.invoke(*options, "promote", "nothing") for options in ([], ["-v"]))
     assert "Traceback" not in brief.stderr and "Traceback" in long.stderr
     assert brief.returncode == long.returncode == 2 and long.stderr.endswith(brief.stderr)
+
+
+def test_the_project_is_the_nearest_one_upwards(
+    tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sources have a folder of the name `pins`, too."""
+    monkeypatch.delenv("SPARKPIN_PROJECT", raising=False)
+    monkeypatch.chdir(project / "pins/models")
+    assert paths.project_folder() == project
+    monkeypatch.chdir(PROJECT / "src/sparkpin")
+    assert paths.project_folder() == PROJECT
+    monkeypatch.chdir("/")
+    assert paths.project_folder() == PROJECT, "a checkout's own code works on it from anywhere"
+    monkeypatch.setenv("SPARKPIN_PROJECT", str(tmp_path / "other"))
+    (project / "recipes/only-here.yaml").write_text((project / "recipes/scripted-tiny.yaml").read_text())
+    line = f"sparkpin --project {project} up --recipe "
+    assert "only-here" in typed(["--complete", "--", line], capsys)[1]
+    assert typed(f"recipe list --project {project}", capsys)[0] == 0
+    assert os.environ["SPARKPIN_PROJECT"] == str(project)
 
 
 @pytest.mark.parametrize("line", ["--list", "--help", "images --help", "--version", "--complete -- sparkpin ",
