@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +23,7 @@ from sparkpin.host.engine import Engine, engine_errors
 from sparkpin.host.machine import serve_command
 from sparkpin.releases.container import HOME_LABEL, log_of
 from sparkpin.releases.record import Releases
-from sparkpin.serve import crash_facts, keys, unit
+from sparkpin.serve import crash_facts, keys, load, unit
 from sparkpin.serve.address import Address, AddressOptions
 from sparkpin.serve.client_formats import FORMATS, NO_KEY
 from sparkpin.serve.postmortem import last_life, report
@@ -31,6 +32,7 @@ from sparkpin.serve.served import (
     LABEL,
     Served,
     address_of,
+    client_of,
     describe,
     find,
     front_of,
@@ -43,6 +45,7 @@ from sparkpin.serve.startup import STAGES, Startup
 
 WATCH = re.compile(rb'INFO: +(?:- "POST /v1/completions|(?:[\d.]+:\d+ )?- "GET /(?:health|metrics)) HTTP/1\.1" 200 OK')
 """What the server writes of the health check, who asks from within and has no address, and of `invoke status`."""
+LOAD_SECONDS = 1.0  # between two readings of a server that has work
 ANSWERS, STARTS = "answers", "starts"
 NEXT = ("invoke status", "invoke logs", "invoke stop")
 COLUMNS = ("recipe", "release", "address", "state", "restarts", "container")
@@ -76,6 +79,8 @@ def show_all(paths: Paths, every: Sequence[Served], found: Mapping[str, Containe
     for served in every:
         more = [f"open besides: {', '.join(served.allow)}"] if served.allow else []
         more += [f"limits: {', '.join(f'{n}={v}' for n, v in served.limits.items())}"] if served.limits else []
+        if now := load_of(paths, served):
+            more.append(now)
         if more:
             terminal.show(f"{served.recipe}: {'; '.join(more)}")
     for served in every:
@@ -86,6 +91,22 @@ def show_all(paths: Paths, every: Sequence[Served], found: Mapping[str, Containe
         if how or served.restarts:
             why = how or f"is {served.state}"
             terminal.show("\n".join(("", *report(crash_facts.examine(container, served.recipe, served.release, why)))))
+
+
+def load_of(paths: Paths, served: Served) -> str:
+    """As `load.line`; "" for a server that does not tell, or of another home."""
+    from sparkpin.smoke.replies import Fault  # slow to import
+
+    path = keys.path_of(paths, served.recipe)
+    key = path.read_text(encoding="utf-8").strip() if served.key and path.is_file() else None
+    if not served.ready or served.home != str(paths.home):
+        return ""
+    with client_of(served, key) as client, contextlib.suppress(Fault):
+        read = [(time.monotonic(), client.get("/metrics").body.decode(errors="replace"))]
+        time.sleep(LOAD_SECONDS if load.total(read[0][1], load.RUNNING) else 0.01)
+        read.append((time.monotonic(), client.get("/metrics").body.decode(errors="replace")))
+        return load.line(read[0][1], read[1][1], read[1][0] - read[0][0])
+    return ""
 
 
 def how_to_serve(paths: Paths, recipe: str | None = None) -> str:
