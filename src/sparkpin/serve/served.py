@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkpin.core.errors import InputError
 from sparkpin.core.files import atomic_file
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container, NotFound
@@ -167,8 +168,14 @@ def keep_address(paths: Paths, recipe: str, text: str) -> None:
 
 
 def kept_address(paths: Paths, recipe: str) -> Address | None:
+    """What `stop` left; None where it left nothing."""
     path = address_path(paths, recipe)
-    return Address.read(path.read_text(encoding="utf-8")) if path.is_file() else None
+    try:
+        return Address.read(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except InputError as error:
+        raise InputError(
+            f"{path}: {error.message}", next_step=f"rm {path}, then serve with the options that you want"
+        ) from None
 
 
 def client_of(served: Served, key: str | None = None, timeout: float = STATUS_SECONDS) -> Client:

@@ -223,4 +223,7 @@ def stop(paths: Paths, engine: Engine, recipe: str | None, say: Say) -> tuple[st
         for name in {name_of(paths, container.labels[LABEL]) for container in chosen}:
             fronts.drop_sockets(engine, name)
         fronts.drop_former_network(engine)
+    for name in sorted({container.labels[LABEL] for container in chosen}):
+        if kept := kept_address(paths, name):
+            say(f"kept for the next `invoke serve --recipe {name}`: {' '.join(kept.options.words)}")
     return tuple(str(container.name) for container in chosen if ADDRESS_LABEL not in container.labels)

@@ -42,6 +42,7 @@ from sparkpin.serve.served import (
 )
 from sparkpin.serve.served import status as served_here
 from sparkpin.serve.startup import STAGES, Startup
+from sparkpin.smoke.metrics import total
 
 WATCH = re.compile(rb'INFO: +(?:- "POST /v1/completions|(?:[\d.]+:\d+ )?- "GET /(?:health|metrics)) HTTP/1\.1" 200 OK')
 """What the server writes of the health check, who asks from within and has no address, and of `invoke status`."""
@@ -103,7 +104,7 @@ def load_of(paths: Paths, served: Served) -> str:
         return ""
     with client_of(served, key) as client, contextlib.suppress(Fault):
         read = [(time.monotonic(), client.get("/metrics").body.decode(errors="replace"))]
-        time.sleep(LOAD_SECONDS if load.total(read[0][1], load.RUNNING) else 0.01)
+        time.sleep(LOAD_SECONDS if total(read[0][1], load.RUNNING) else 0.01)
         read.append((time.monotonic(), client.get("/metrics").body.decode(errors="replace")))
         return load.line(read[0][1], read[1][1], read[1][0] - read[0][0])
     return ""
