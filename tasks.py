@@ -107,7 +107,10 @@ def stop(
 @task("serve")
 def client(
     c: Context,
-    tool: Annotated[Literal["opencode", "openai", "continue", "litellm"], "what uses the server"],
+    tool: Annotated[
+        Literal["", "claude", "cline", "codex", "continue", "litellm", "llm", "open-webui", "openai", "opencode"],
+        "claude, cline, codex, continue, litellm, llm, open-webui, openai or opencode (default: list them)",
+    ] = "",
     *,
     recipe: Annotated[str | None, "whose server (default: the one that runs, else that of the stack)"] = None,
     url: Annotated[
@@ -117,13 +120,13 @@ def client(
         str, "variable of the client's environment with the API key (default: no key is asked for)"
     ] = "",
 ) -> None:
-    """Print a configuration for a tool that uses the server."""
+    """Print a configuration for a tool, or list the tools."""
     commands.client.client(tool, recipe=recipe, url=url, key=key_env)
 
 
-@task("releases")
+@task("releases", "ls")
 def images(c: Context, *, json: Json = False) -> None:
-    """List the releases with their images."""
+    """List the releases with their images; `ls` for short."""
     commands.releases.images(as_json=json)
 
 
@@ -144,11 +147,13 @@ def rollback(
     c: Context,
     *,
     recipe: Recipe = None,
+    to: Annotated[str, "release that was current before, to go back to at once (default: the one current last)"] = "",
     serve: Annotated[bool, "serve it, too; where it does not become ready, nothing has changed"] = False,
     drain: Drain = None,
+    dry_run: Annotated[bool, "say where it goes and what differs, and change nothing"] = False,
 ) -> None:
-    """Back to the stage's last good release, or else any stage's."""
-    commands.releases.rollback(recipe=recipe, serve_it=serve, drain=drain)
+    """Back to what was current before; once more: one further back."""
+    commands.releases.rollback(recipe=recipe, to=to, serve_it=serve, drain=drain, dry_run=dry_run)
 
 
 @task("releases")
@@ -170,13 +175,17 @@ def prune(
     keep: Annotated[
         int,
         "releases to keep of each recipe (default: 5): the current one, the one to roll back to, those that passed, "
-        "the others; newest first. What is current, passed last, is kept by `keep` or in use stays even beyond that",
+        "the others; newest first. What is current, was current last before, passed last, is kept by `keep` or in use "
+        "stays even beyond that",
     ] = 5,
     dry_run: Annotated[bool, "say what would go, what stays and why, and the bytes that it would free"] = False,
     store: Annotated[bool, "remove fetched files, too, that no lock and no remaining release needs"] = False,
+    build_cache: Annotated[
+        bool, "clear the engine's build cache, too, of everybody's builds: the engine does not tell whose it is"
+    ] = False,
 ) -> None:
     """Remove old releases and say what that freed."""
-    commands.prune.prune(keep=keep, dry_run=dry_run, store=store)
+    commands.prune.prune(keep=keep, dry_run=dry_run, store=store, build_cache=build_cache)
 
 
 @task("releases")
@@ -244,7 +253,9 @@ def bench(
     ] = "",
     quick: Annotated[bool, "short answers and few cells: whether it works at all"] = False,
     full: Annotated[bool, "the cells with many long prompts at a time, too"] = False,
-    bandwidth: Annotated[str, "of the memory in GB/s (a DGX Spark's: 273), to print the ceiling beside it"] = "",
+    bandwidth: Annotated[
+        str, "of the memory in GB/s, for the ceiling (default: a DGX Spark's 273 on one, else no ceiling)"
+    ] = "",
     resume: Annotated[bool, "go on with a run that was broken off"] = False,
     dry_run: Annotated[bool, "print the plan and about how long it takes"] = False,
     json: Json = False,
@@ -285,7 +296,7 @@ def quality(
     from sparkpin.measure.quality.standard import wanted_of
 
     if limits:
-        commands.quality.limits(recipe=recipe)
+        commands.quality.limits(recipe=recipe, as_json=json)
         return
     wanted = wanted_of(tasks, limit=limit, chat=chat, fetch=fetch)
     commands.quality.quality(

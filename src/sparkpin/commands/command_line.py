@@ -41,10 +41,13 @@ METAVARS = {
     "good": "TAG",
     "keep": "COUNT",
     "lines": "COUNT",
+    "out": "FILE",
     "output": "FILE",
     "rounds": "COUNT",
     "subject": "TAG|FILE|.venv",
-    "to": "ENGINE",
+    "copy to": "ENGINE",
+    "rollback to": "TAG",
+    "tool": "TOOL",
     "watch": "SECONDS",
     "what": "FILE|NAME",
 }
@@ -58,8 +61,8 @@ class SparkpinTask(Task[Any]):
     default; what follows is an option, and must be given where it has none. `Annotated[int, "what it is", 8001]`: its
     help and an example. Options have long names, but for those of SHORT: one letter would mean different things."""
 
-    def __init__(self, body: Callable[..., Any], group: str) -> None:
-        super().__init__(body, name=body.__name__.rstrip("_"), positional=())
+    def __init__(self, body: Callable[..., Any], group: str, aliases: Sequence[str]) -> None:
+        super().__init__(body, name=body.__name__.rstrip("_"), aliases=aliases, positional=())
         self.group = group
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -72,17 +75,18 @@ class SparkpinTask(Task[Any]):
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
         types = get_type_hints(self.body, include_extras=True)
         parameters = list(inspect.signature(self.body).parameters.values())[1:]  # the first is invoke's context
-        return [TaskArgument(parameter, types[parameter.name]) for parameter in parameters]
+        return [TaskArgument(self.name, parameter, types[parameter.name]) for parameter in parameters]
 
 
-def task(group: str) -> Callable[[Callable[..., Any]], SparkpinTask]:
-    return lambda body: SparkpinTask(body, group)
+def task(group: str, *aliases: str) -> Callable[[Callable[..., Any]], SparkpinTask]:
+    return lambda body: SparkpinTask(body, group, aliases)
 
 
 class TaskArgument(Argument):
     """choices: the words that a Literal allows; required: has no default; example: of a value, for an error."""
 
-    def __init__(self, parameter: inspect.Parameter, annotation: Any) -> None:
+    def __init__(self, task: str, parameter: inspect.Parameter, annotation: Any) -> None:
+        self.task = task
         kind, text, *example = get_args(annotation) if get_origin(annotation) is Annotated else (annotation, "")
         self.choices = get_args(kind) if get_origin(kind) is Literal else ()
         self.required = parameter.default is inspect.Parameter.empty
@@ -103,7 +107,8 @@ class TaskArgument(Argument):
 
     @property
     def metavar(self) -> str:
-        return METAVARS.get(self.names[0]) or "|".join(filter(None, self.choices)) or self.names[0].upper()
+        own = METAVARS.get(f"{self.task} {self.names[0]}") or METAVARS.get(self.names[0])
+        return own or "|".join(filter(None, self.choices)) or self.names[0].upper()
 
     @property
     def shown(self) -> str:
@@ -130,11 +135,13 @@ class TaskArgument(Argument):
 def told() -> Iterator[None]:
     """Turn a SparkpinError into one message and its own exit code, without a traceback."""
     try:
-        yield
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # here, where a reader that has gone is one of the errors
     except SparkpinError as error:
         from sparkpin.core.terminal import tame
 
-        sys.stdout.flush()
         raise Exit(f"error: {tame(str(error))}", code=error.exit_code) from None
     except ImportError as error:
         if (error.name or "sparkpin").partition(".")[0] == "sparkpin":
@@ -159,7 +166,9 @@ class TaskProgram(Program):
         self.parser = self._make_parser()
         contexts: Mapping[str, ParserContext] = self.parser.contexts
         if self.args.complete.value:
-            print("\n".join(completion.candidates(self.core.remainder, contexts, self.core[0])))
+            with told():
+                for one in completion.candidates(self.core.remainder, contexts, self.core[0]):
+                    print(one)
             raise Exit
         with told():
             self.tasks = Line(self.called, contexts, self.core[0]).read(self.core.unparsed)
@@ -170,7 +179,6 @@ class TaskProgram(Program):
     def parse_cleanup(self) -> None:
         with told():  # of `invoke | head`, too
             super().parse_cleanup()
-            sys.stdout.flush()
 
     def print_task_help(self, name: str) -> None:
         print(help_text(self.called, self.parser.contexts[name], summary(self.collection[name])))
@@ -196,6 +204,10 @@ class SparkpinProgram(TaskProgram):
 
     def __init__(self) -> None:
         super().__init__(version=sparkpin.__version__, name="sparkpin", binary="sparkpin", namespace=Collection())
+
+    def parse_core(self, argv: list[str] | None) -> None:
+        with told():
+            super().parse_core(argv)
 
     def parse_core_args(self) -> None:
         super().parse_core_args()
@@ -306,15 +318,24 @@ class Line:
             argument.value = value
 
     def surplus(self, task: ParserContext, word: str) -> InputError:
-        """A word too many: the name that an option wants, or the next task, misspelt."""
-        named = [name for name in completion.FOLDERS if f"--{name}" in task.flags]
-        of_word = [name for name in named if Path(word).name in completion.names(name)]
-        option = next(iter([*of_word, *named]), "")
-        guess = f"{self.called} {task.name} --{option} {word}, or " if option else ""
-        if not of_word and (near := did_you_mean(word, self.tasks)):
-            guess = f"{near}or "
-        step = f"{guess}{self.called} {task.name} --help says what it takes"
+        step = f"{self.meant(task, word)}{self.called} {task.name} --help says what it takes"
         return InputError(f"{self.called} {task.name} does not take {word!r}", next_step=step)
+
+    def meant(self, task: ParserContext, word: str) -> str:
+        """By a word too many: the name or the file that an option wants, a release where none is, the next task."""
+        name = Path(word).name.removesuffix(".yaml")
+        named = [kind for kind in completion.FOLDERS if f"--{kind}" in task.flags and name in completion.names(kind)]
+        file = next((flag for flag in ("--output", "--out") if flag in task.flags), "")
+        own = f"{self.called} {task.name}"
+        if named:
+            return f"{own} --{named[0]} {name}, or "
+        if file and (Path(word).suffix or "/" in word):
+            return f"{own} {file} {word}, or "
+        is_tag = ":" in word or word in (*completion.values("tag", ()), *completion.names("stage"))
+        if is_tag and "--recipe" in task.flags and "tag" not in task.args:
+            return f"{task.name} takes no TAG; {own} --recipe RECIPE, or "
+        near = did_you_mean(word, self.tasks)
+        return f"{near}or " if near else ""
 
     def error(self, task: ParserContext, text: str, step: str) -> InputError:
         step = f"{step} ({self.called} {task.name} --help says more)"

@@ -36,7 +36,7 @@ class BuildPlan:
     def states(self) -> list[str]:
         """Of each pairing's release."""
         known = [Releases(self.paths).find(pairing.tag) for pairing in self.pairings]
-        return [release.state if release else "to be built" for release in known]
+        return [release.state_text if release else "to be built" for release in known]
 
     @property
     def absent(self) -> list[LockedFile]:

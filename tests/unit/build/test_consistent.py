@@ -38,7 +38,7 @@ def sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sample:
 
 @pytest.mark.parametrize("name", [*RUN, *MENDED])
 def test_what_was_changed_by_hand_is_refused(sample: Sample, name: str) -> None:
-    require_consistent(sample.paths, sample.release, finished=True)
+    assert [file.name for file in require_consistent(sample.paths, sample.release, finished=True)] == ["config.json"]
     (RUN | MENDED)[name](sample.paths, sample.release)
     with pytest.raises(SparkpinError) as caught:
         require_consistent(sample.paths, Releases(sample.paths).get(sample.release.tag), finished=True)
@@ -59,8 +59,9 @@ def overwrite(path: Path, at: int) -> None:
 def test_a_large_file_is_hashed_once_and_then_sampled(sample: Sample) -> None:
     folder, hashed = Releases(sample.paths).checkpoint(sample.release), list[Path]()
 
-    def look(hashing: Callable[[Path], object] | None = hashed.append, *, deep: bool = False) -> None:
-        require_consistent(sample.paths, sample.release, finished=True, hashing=hashing, deep=deep)
+    def look(hashing: Callable[[Path], object] | None = hashed.append, *, deep: bool = False) -> list[str]:
+        files = require_consistent(sample.paths, sample.release, finished=True, hashing=hashing, deep=deep)
+        return [file.name for file in files]
 
     path = folder / LARGE
     times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)
@@ -89,6 +90,19 @@ def test_a_large_file_is_hashed_once_and_then_sampled(sample: Sample) -> None:
     (folder / NOTED).write_text("[")
     with pytest.raises(CheckpointError, match="SHA-256"):
         look()
+
+
+@pytest.mark.parametrize("sha256", [None, 1])
+def test_a_row_of_the_record_without_a_hash_is_told(sample: Sample, sha256: int | None) -> None:
+    path = Releases(sample.paths).checkpoint(sample.release) / RECORD
+    record = json.loads(path.read_text())
+    del record["files"][LARGE]["sha256"]
+    if sha256:
+        record["files"][LARGE]["sha256"] = sha256
+    path.write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match=rf"^{path}: files\['{LARGE}'\]\.sha256: saw ") as caught:
+        require_consistent(sample.paths, sample.release, finished=True)
+    assert caught.value.next_step == content.REBUILD
 
 
 def test_what_the_builder_notes_is_not_hashed_again(sample: Sample) -> None:

@@ -108,6 +108,7 @@ def test_a_spark_that_has_all() -> None:
         ("Hub", {"hub": Hub("https://hub", "timed out")}, "advice", "not reached: timed out", "HTTPS_PROXY"),
         ("clock", {"hub": Hub("https://hub", offset=-900.0)}, "advice", "900 s behind", "set-ntp true"),
         ("clock", {"synchronized": False}, "advice", "not synchronized", "set-ntp true"),
+        ("clock", {"synchronized": None}, "n/a", "not checked", ""),
     ],
 )  # fmt: skip
 def test_each_finding_has_the_command_that_mends_it(
@@ -291,6 +292,7 @@ def test_a_spark_without_a_driver_gets_the_table_and_an_error(
 ) -> None:
     """This machine, called a Spark: its other facts are its own, so it lacks what a Spark's driver brings."""
     here = dataclasses.replace(machine.read_host(), is_spark=True)
+    monkeypatch.setenv("COLUMNS", "1000")
     monkeypatch.setattr(machine, "read_host", lambda *_: here)
     monkeypatch.setattr(reading, "read_gpus", lambda run: ())
     monkeypatch.setattr(reading, "toolkit_version", lambda run: "")

@@ -10,7 +10,6 @@ import contextlib
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,18 @@ from sparkpin.core.progress import waiting
 from sparkpin.core.terminal import Say
 from sparkpin.history.prune.garbage import GarbageSearch, Referenced, project_needs
 from sparkpin.history.prune.image_tags import TagPlan, plan_tags
+from sparkpin.history.prune.verdicts import Verdict, verdicts
 from sparkpin.host import disk_usage
 from sparkpin.host.disk_usage import BuildCache, EngineImage
 from sparkpin.host.engine import Engine, engine_errors
-from sparkpin.releases import current
 from sparkpin.releases.container import CACHE_LABEL
-from sparkpin.releases.current import Verdict
 from sparkpin.releases.keep import pins_of
 from sparkpin.releases.quality_gate import is_refused
 from sparkpin.releases.record import Release, Releases
 
 IMAGES, VOLUMES, STORE, RECORDS = "image layers", "cache volumes", "store", "release records"
+BUILD_CACHE = "build cache"
+NO_CACHE = BuildCache(records=0, bytes=0, holds_layers=False)
 UNIX_SOCKET = "http+docker://localhost"  # as the SDK writes it: an engine whose folders may be those of this machine
 
 
@@ -69,7 +69,7 @@ class Pruned:
     unmeasured: int  # cache volumes, not in `bytes`, that this user cannot look into
     unsized: int  # images, not wholly in `bytes`, whose layers' sizes the engine does not tell
     store_bytes: int | None  # that `store` would free besides, None where that is not known
-    cache: BuildCache | None  # the engine's build cache, which stays
+    cache: BuildCache | None  # the engine's build cache, where it stays
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -94,15 +94,17 @@ def prune(
     now: float,
     dry_run: bool = False,
     store: bool = False,
+    build_cache: bool = False,
     ignored: Collection[str] = (),
 ) -> Pruned:
-    """Keep `keep` releases of each recipe, and whatever `current.verdicts` keeps besides.
+    """Keep `keep` releases of each recipe, and whatever `verdicts` keeps besides.
 
     Records of releases go last, so that a killed run can be repeated.
 
     Args:
         now: seconds since the epoch.
         store: remove what nothing needs from the store of fetched files, too.
+        build_cache: clear the engine's build cache, too, of everybody's builds: it lets go of layers that go.
         ignored: ids of containers that count as gone.
     """
     if keep < 0:
@@ -136,26 +138,51 @@ def prune(
             images = tuple(tag for tag in images if tag not in stuck)
         with waiting(say, "looking at what nothing needs"):
             search = GarbageSearch(paths, remaining, removed, after, needs, now)
-            freed = disk_usage.freed(seen.images, after, seen.cache)
+            holding = NO_CACHE if build_cache else seen.cache
+            freed = disk_usage.freed(seen.images, after, holding)
             present = {image.config_digest for image in after}
             volumes = tuple(volume for volume in seen.volumes if volume.image not in present)
-            pruned = sum_up(verdicts, images, freed, search, volumes, seen.cache, store=store)
+            pruned = sum_up(verdicts, images, freed, search, volumes, holding, store=store)
         if not dry_run:
             remove_volumes(engine, volumes, say)
             for kind, going in pruned.files.items():
                 for path in going:
                     disk.remove_path(path)
                 say(f"removed {kind}: {len(going)}")
+        if build_cache:
+            pruned = with_cache(pruned, *cache_going(engine, seen.cache, say, dry_run=dry_run))
     return pruned
 
 
+def cache_going(engine: Engine, cache: BuildCache | None, say: Say, *, dry_run: bool) -> tuple[int, int]:
+    """How many records of the build cache go, and their bytes; nothing in a dry run that cannot see them."""
+    if dry_run:
+        return (cache.records, cache.bytes) if cache else (0, 0)
+    with waiting(say, "clearing the engine's build cache"):
+        return disk_usage.clear_build_cache(engine)
+
+
+def with_cache(pruned: Pruned, records: int, size: int) -> Pruned:
+    if not records:
+        return pruned
+    counts, sizes = {**pruned.counts, BUILD_CACHE: records}, {**pruned.bytes, BUILD_CACHE: size}
+    return replace(pruned, counts=counts, bytes=sizes)
+
+
 def judge(paths: Paths, seen: Seen, keep: int) -> tuple[Verdict, ...]:
-    records, refused = Releases(paths), partial(is_refused, paths)
+    records, there = Releases(paths), {image.config_digest for image in seen.images}
+
+    def passed_over(release: Release) -> bool:
+        is_gone = release.image not in there or not records.checkpoint(release).is_dir()
+        return is_gone or is_refused(paths, release)
+
     users = {tag: seen.used[image.id] for image in seen.images if image.id in seen.used for tag in image.tags}
     return tuple(
         verdict
         for recipe in records.recipes()
-        for verdict in current.verdicts(records.of_recipe(recipe), keep, pins_of(records, recipe), users, refused)
+        for verdict in verdicts(
+            records.of_recipe(recipe), records.before(recipe), keep, pins_of(records, recipe), users, passed_over
+        )
     )
 
 
