@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -25,7 +24,7 @@ from sparkpin.releases.container import HOME_LABEL, log_of
 from sparkpin.releases.record import Releases
 from sparkpin.serve import crash_facts, keys, load, unit
 from sparkpin.serve.address import Address, AddressOptions
-from sparkpin.serve.client_formats import FORMATS, NO_KEY
+from sparkpin.serve.client_formats import found_here
 from sparkpin.serve.postmortem import last_life, report
 from sparkpin.serve.served import (
     FRONT,
@@ -258,8 +257,7 @@ def told(paths: Paths, served: Served, cert: str = "", context: int | None = Non
         found.append(f"the model {served.model} is scripted: its answers are a script, and show the path alone")
     if served.key:
         found.append(f"other machines reach it; the key that it wants is in {keys.path_of(paths, served.recipe)}")
-    tools = [name for name in FORMATS if shutil.which(name)]
-    clients = [f"invoke client {name}" for name in tools]
+    clients = [f"invoke client {name}" for name in found_here()]
     return [*found, f"try it: {curl_line(paths, served, cert)}", f"next: {', '.join([*clients, *NEXT])}"]
 
 
@@ -283,7 +281,9 @@ def show_env(paths: Paths, engine: Engine, recipe: str | None) -> None:
     container = service_of(paths, engine, recipe)
     served = describe(container, front := front_of(engine, container))
     address, path = address_of(front), keys.path_of(paths, served.recipe)
-    key = path.read_text(encoding="utf-8").strip() if served.key and path.is_file() else NO_KEY
+    key = (
+        path.read_text(encoding="utf-8").strip() if served.key and path.is_file() else "not-needed"
+    )  # the libraries want one
     said = {"OPENAI_BASE_URL": served.url, "OPENAI_API_KEY": key, "OPENAI_MODEL": served.model}
     if address and signs_itself(address.cert):
         said["SSL_CERT_FILE"] = address.cert
