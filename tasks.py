@@ -74,9 +74,16 @@ def serve(
 
 
 @task("serve")
-def status(c: Context, *, json: Json = False) -> None:
+def status(
+    c: Context,
+    *,
+    json: Json = False,
+    env: Annotated[bool, 'print OPENAI_BASE_URL and the key for a shell: eval "$(invoke status --env)"'] = False,
+    recipe: Annotated[str | None, "with --env: whose server (default: the one that runs)"] = None,
+    watch: Annotated[int | None, "again each so many seconds, until Ctrl-C", 2] = None,
+) -> None:
     """Say what is served, how it is, and why it died."""
-    commands.status.status(as_json=json)
+    commands.status.status(as_json=json, env=env, recipe=recipe, watch=watch)
 
 
 @task("serve")

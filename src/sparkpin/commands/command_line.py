@@ -49,17 +49,19 @@ METAVARS = {
     "copy to": "ENGINE",
     "rollback to": "TAG",
     "tool": "TOOL",
+    "watch": "SECONDS",
     "what": "FILE|NAME",
 }
-SHORT = {"output": "o"}
 HOW_MUCH = {"quiet": "no lines of progress", "verbose": "more of them; the traceback of an error"}  # -q, -v: every task
+SHORT = {"output": "o", "follow": "f", "lines": "n"}
+ALONE = {"--watch": "2"}  # what an option without its value stands for
 WIDTH = 80
 
 
 class SparkpinTask(Task[Any]):
     """A task whose signature is its line: what stands before `*` is positional, and may be left out where it has a
     default; what follows is an option, and must be given where it has none. `Annotated[int, "what it is", 8001]`: its
-    help and an example. Options have long names only: one letter would mean different things."""
+    help and an example. Options have long names, but for those of SHORT: one letter would mean different things."""
 
     def __init__(self, body: Callable[..., Any], group: str, aliases: Sequence[str]) -> None:
         super().__init__(body, name=body.__name__.rstrip("_"), aliases=aliases, positional=())
@@ -316,7 +318,7 @@ class Line:
         else:
             if not value and not equals and rest and rest[0].partition("=")[0] not in own:
                 value = rest.pop(0)
-            self.give(task, option, value)
+            self.give(task, option, value or ("" if equals else ALONE.get(flag, "")))
         return flag
 
     def give(self, task: ParserContext, argument: Argument, value: str) -> None:
