@@ -10,13 +10,13 @@ import contextlib
 import copy
 import difflib
 import gc
-import importlib.util
 import inspect
 import os
 import re
 import signal
 import sys
 import textwrap
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -32,8 +32,9 @@ from invoke.tasks import Task
 
 import sparkpin
 from sparkpin.commands import completion
+from sparkpin.core import paths
 from sparkpin.core.errors import InputError, SparkpinError
-from sparkpin.core.paths import project_folder
+from sparkpin.core.terminal import Told, tame
 
 METAVARS = {
     "bad": "TAG",
@@ -45,20 +46,25 @@ METAVARS = {
     "output": "FILE",
     "rounds": "COUNT",
     "subject": "TAG|FILE|.venv",
-    "to": "ENGINE",
+    "copy to": "ENGINE",
+    "rollback to": "TAG",
+    "tool": "TOOL",
+    "watch": "SECONDS",
     "what": "FILE|NAME",
 }
-SHORT = {"output": "o"}
+HOW_MUCH = {"quiet": "no lines of progress", "verbose": "more of them; the traceback of an error"}  # -q, -v: every task
+SHORT = {"output": "o", "follow": "f", "lines": "n"}
+ALONE = {"--watch": "2"}  # what an option without its value stands for
 WIDTH = 80
 
 
 class SparkpinTask(Task[Any]):
     """A task whose signature is its line: what stands before `*` is positional, and may be left out where it has a
     default; what follows is an option, and must be given where it has none. `Annotated[int, "what it is", 8001]`: its
-    help and an example. Options have long names only: one letter would mean different things."""
+    help and an example. Options have long names, but for those of SHORT: one letter would mean different things."""
 
-    def __init__(self, body: Callable[..., Any], group: str) -> None:
-        super().__init__(body, name=body.__name__.rstrip("_"), positional=())
+    def __init__(self, body: Callable[..., Any], group: str, aliases: Sequence[str]) -> None:
+        super().__init__(body, name=body.__name__.rstrip("_"), aliases=aliases, positional=())
         self.group = group
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -71,17 +77,18 @@ class SparkpinTask(Task[Any]):
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
         types = get_type_hints(self.body, include_extras=True)
         parameters = list(inspect.signature(self.body).parameters.values())[1:]  # the first is invoke's context
-        return [TaskArgument(parameter, types[parameter.name]) for parameter in parameters]
+        return [TaskArgument(self.name, parameter, types[parameter.name]) for parameter in parameters]
 
 
-def task(group: str) -> Callable[[Callable[..., Any]], SparkpinTask]:
-    return lambda body: SparkpinTask(body, group)
+def task(group: str, *aliases: str) -> Callable[[Callable[..., Any]], SparkpinTask]:
+    return lambda body: SparkpinTask(body, group, aliases)
 
 
 class TaskArgument(Argument):
     """choices: the words that a Literal allows; required: has no default; example: of a value, for an error."""
 
-    def __init__(self, parameter: inspect.Parameter, annotation: Any) -> None:
+    def __init__(self, task: str, parameter: inspect.Parameter, annotation: Any) -> None:
+        self.task = task
         kind, text, *example = get_args(annotation) if get_origin(annotation) is Annotated else (annotation, "")
         self.choices = get_args(kind) if get_origin(kind) is Literal else ()
         self.required = parameter.default is inspect.Parameter.empty
@@ -102,7 +109,8 @@ class TaskArgument(Argument):
 
     @property
     def metavar(self) -> str:
-        return METAVARS.get(self.names[0]) or "|".join(filter(None, self.choices)) or self.names[0].upper()
+        own = METAVARS.get(f"{self.task} {self.names[0]}") or METAVARS.get(self.names[0])
+        return own or "|".join(filter(None, self.choices)) or self.names[0].upper()
 
     @property
     def shown(self) -> str:
@@ -134,8 +142,8 @@ def told() -> Iterator[None]:
         finally:
             sys.stdout.flush()  # here, where a reader that has gone is one of the errors
     except SparkpinError as error:
-        from sparkpin.core.terminal import tame
-
+        if Told.verbose:
+            traceback.print_exception(error)
         raise Exit(f"error: {tame(str(error))}", code=error.exit_code) from None
     except ImportError as error:
         if (error.name or "sparkpin").partition(".")[0] == "sparkpin":
@@ -156,15 +164,21 @@ class TaskProgram(Program):
 
     def parse_tasks(self) -> None:
         if self.called == "invoke":  # it is of the folder that it stands in, pins and code alike
-            os.environ.pop("SPARKPIN_PROJECT", None)
+            os.environ.pop(paths.PROJECT, None)
         self.parser = self._make_parser()
         contexts: Mapping[str, ParserContext] = self.parser.contexts
         if self.args.complete.value:
+            if self.called == "sparkpin" and (named := re.search(r"--project(?: ?= ?| )(\S+)", self.core.remainder)):
+                os.environ[paths.PROJECT] = named[1]
             with told():
-                print("\n".join(completion.candidates(self.core.remainder, contexts, self.core[0])))
+                for one in completion.candidates(self.core.remainder, contexts, self.core[0]):
+                    print(one)
             raise Exit
         with told():
             self.tasks = Line(self.called, contexts, self.core[0]).read(self.core.unparsed)
+            Told.quiet, Told.verbose = (self.args[name].value for name in HOW_MUCH)
+            if self.args.get("project") and (project := self.core[0].args["project"].value):
+                os.environ[paths.PROJECT] = project
             wanted = self.args.help.value
             if isinstance(wanted, str) and wanted not in contexts:
                 raise unknown(self.called, wanted, contexts)
@@ -191,12 +205,17 @@ class TaskProgram(Program):
 
 
 class SparkpinProgram(TaskProgram):
-    """`sparkpin`: the tasks of the project from any folder."""
+    """`sparkpin`: its own tasks, from any folder, for the project of that folder. Of a project only data is read: code
+    that lies in the current folder is not run."""
 
     called = "sparkpin"
 
     def __init__(self) -> None:
         super().__init__(version=sparkpin.__version__, name="sparkpin", binary="sparkpin", namespace=Collection())
+
+    def core_args(self) -> list[Argument]:
+        text = "folder with pins/ (default: SPARKPIN_PROJECT, else the nearest one upwards)"
+        return [*super().core_args(), Argument(name="project", help=text)]
 
     def parse_core(self, argv: list[str] | None) -> None:
         with told():
@@ -214,13 +233,9 @@ class SparkpinProgram(TaskProgram):
 
     def parse_collection(self) -> None:
         start_quickly()
-        with told():
-            path = project_folder() / "tasks.py"
-        spec = importlib.util.spec_from_file_location("tasks", path)
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        self.namespace = Collection.from_module(module)
+        from sparkpin.commands import tasks  # a link to tasks.py, which a wheel has as a file
+
+        self.namespace = Collection.from_module(tasks)
         super().parse_collection()
 
 
@@ -246,6 +261,8 @@ class Line:
 
     def __init__(self, called: str, tasks: Mapping[str, ParserContext], core: ParserContext) -> None:
         self.called, self.tasks, self.core = called, tasks, core
+        for name in HOW_MUCH:
+            core.add_arg(Argument(names=(name, name[0]), kind=bool, default=False))
 
     def read(self, words: Sequence[str]) -> ParseResult:
         """The tasks of the line with their values; none where it asks for help: that is noted in core.
@@ -261,6 +278,9 @@ class Line:
         while rest:
             word = rest.pop(0)
             task = read[-1] if read else None
+            if task is None and word in self.core.flags and self.core.flags[word].name in HOW_MUCH:
+                self.core.flags[word].set_value(True, cast=False)
+                continue
             if task is None and word not in self.tasks:
                 raise unknown(self.called, word, self.tasks)
             if task is None or (word in self.tasks and not missing(task, positional=True)):
@@ -298,7 +318,7 @@ class Line:
         else:
             if not value and not equals and rest and rest[0].partition("=")[0] not in own:
                 value = rest.pop(0)
-            self.give(task, option, value)
+            self.give(task, option, value or ("" if equals else ALONE.get(flag, "")))
         return flag
 
     def give(self, task: ParserContext, argument: Argument, value: str) -> None:
@@ -365,7 +385,8 @@ def usage(called: str, task: ParserContext) -> str:
 
 def help_text(called: str, task: ParserContext, about: str) -> str:
     rows = [(one.shown, one.help or "") for one in task.args.values()]
-    width = max((len(left) for left, _ in rows), default=0)
+    rows += [(f"-{name[0]}, --{name}", text) for name, text in HOW_MUCH.items()]
+    width = max(len(left) for left, _ in rows)
     blank = " " * (width + 4)
     lines = [
         textwrap.fill(text, WIDTH, initial_indent=f"  {left:{width}}  ", subsequent_indent=blank)
@@ -373,4 +394,4 @@ def help_text(called: str, task: ParserContext, about: str) -> str:
         else f"  {left}"
         for left, text in rows
     ]
-    return "\n".join([f"usage: {usage(called, task)}", "", about, *([""] if lines else []), *lines])
+    return "\n".join([f"usage: {usage(called, task)}", "", about, "", *lines])

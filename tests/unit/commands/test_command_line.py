@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 from checkout import INVOKE, PROJECT
+from checkout_here import CheckoutHere
 from invoke.exceptions import Exit
 from typed import typed
 
 import sparkpin
 from sparkpin.commands import command_line
+from sparkpin.core import paths, terminal
 from sparkpin.serve.address import AddressOptions
 
 GROUPS = ["serve", "releases", "measure", "build", "inputs", "prove and carry", "machine", "for developers"]
@@ -186,7 +188,7 @@ def test_sparkpin_knows_its_version_and_its_project(
     assert typed("recipe list", capsys)[0] == 0
     monkeypatch.setenv("SPARKPIN_PROJECT", str(tmp_path))
     code, out, err = typed("recipe list", capsys)
-    assert (code, out) == (2, "") and f"{tmp_path} is no checkout" in err
+    assert (code, out) == (2, "") and f"{tmp_path} is no project" in err
 
 
 @pytest.mark.parametrize(
@@ -201,6 +203,18 @@ def test_sparkpin_knows_its_version_and_its_project(
         ("sparkpin up --recipe ", ["scripted-tiny"], False),
         ("sparkpin up --stack cpu --", ["--recipe", "--dry-run", "--help"], False),
         ("sparkpin keep v2 --", ["--note", "--remove", "--help"], True),
+        ("sparkpin rollback --to ", ["current", "v2", "v2-0123456789ab"], True),
+        ("sparkpin rollback --recipe r --to=v", ["--to=v2", "--to=v2-0123456789ab"], False),
+        ("sparkpin promote --accept-loss keep ", ["current", "v2", "v2-0123456789ab"], True),
+        ("sparkpin bench --compare v2 ", ["current", "v2", "v2-0123456789ab"], True),
+        ("sparkpin bisect --good v2 --bad ", ["current", "v2", "v2-0123456789ab"], True),
+        ("sparkpin diff v2 ", ["current", "v2", "v2-0123456789ab"], True),
+        ("sparkpin diff images ", ["current", "v2", "v2-0123456789ab"], True),
+        ("sparkpin keep v2 ", ["--note", "--remove", "--help"], True),
+        ("sparkpin keep v2 --note ", [], True),
+        ("sparkpin export v2 --output ", [], True),
+        ("sparkpin copy v2 --to ", [], True),
+        ("sparkpin ls ", ["--json", "--help"], True),
         ("sparkpin recipe ", ["list", "check", "import", "export"], True),
         ("sparkpin bench --only ", ["prompts", "sweep"], True),
         ("sparkpin serve --po", ["--port"], False),
@@ -247,6 +261,45 @@ def test_a_broken_package_is_told_with_what_mends_it() -> None:
     assert caught.value.code == 3 and "./install.sh" in str(caught.value)
     with pytest.raises(ImportError), command_line.told():
         raise ImportError("no name", name="sparkpin.core")
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> CheckoutHere:
+    return CheckoutHere.make(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("line", ["-q recipe list", "recipe list -q", "--quiet recipe list"])
+def test_quiet_leaves_out_progress(copy: CheckoutHere, capfd: pytest.CaptureFixture[str], line: str) -> None:
+    assert copy.invoke(*line.split()).returncode == 0
+    terminal.say("a line of progress")
+    assert copy.invoke("recipe", "list").returncode == 0
+    terminal.say("another")
+    assert "a line" not in (said := capfd.readouterr().err) and "another" in said
+
+
+def test_verbose_adds_the_traceback_of_an_error(copy: CheckoutHere) -> None:
+    brief, long = (copy.invoke(*options, "promote", "nothing") for options in ([], ["-v"]))
+    assert "Traceback" not in brief.stderr and "Traceback" in long.stderr
+    assert brief.returncode == long.returncode == 2 and long.stderr.endswith(brief.stderr)
+
+
+def test_the_project_is_the_nearest_one_upwards(
+    tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sources have a folder of the name `pins`, too."""
+    monkeypatch.delenv("SPARKPIN_PROJECT", raising=False)
+    monkeypatch.chdir(project / "pins/models")
+    assert paths.project_folder() == project
+    monkeypatch.chdir(PROJECT / "src/sparkpin")
+    assert paths.project_folder() == PROJECT
+    monkeypatch.chdir("/")
+    assert paths.project_folder() == PROJECT, "a checkout's own code works on it from anywhere"
+    monkeypatch.setenv("SPARKPIN_PROJECT", str(tmp_path / "other"))
+    (project / "recipes/only-here.yaml").write_text((project / "recipes/scripted-tiny.yaml").read_text())
+    line = f"sparkpin --project {project} up --recipe "
+    assert "only-here" in typed(["--complete", "--", line], capsys)[1]
+    assert typed(f"recipe list --project {project}", capsys)[0] == 0
+    assert os.environ["SPARKPIN_PROJECT"] == str(project)
 
 
 @pytest.mark.parametrize("line", ["--list", "--help", "images --help", "--version", "--complete -- sparkpin ",
