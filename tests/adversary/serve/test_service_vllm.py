@@ -1,7 +1,8 @@
 """A service of a real vLLM: many slow, idle and unsteady clients, and `serve` and `smoke` killed at any moment.
 
-The clients come from another network namespace, so from an address of their own. Beside them, one who has the key asks
-from here. Times are those of a warm server: what comes late is tried again, since other work may be to blame.
+These clients come by an address of this machine that is not 127.0.0.1, and to the front they have that address. Beside
+them one who has the key asks by 127.0.0.1, which is another one to it. Times are those of a warm server: what comes
+late is tried again, since other work may be to blame.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import resource
 import shutil
 import statistics
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
@@ -24,7 +26,7 @@ from typing import Any
 import httpx
 import pytest
 from kills import Victim
-from namespaces import beside, in_namespace
+from request_trials import HELLO, MODEL
 from watched import free_port, until
 
 from sparkpin.core.files import PARTIAL
@@ -38,27 +40,25 @@ from sparkpin.serve.served import FRONT, name_of, status
 from sparkpin.serve.served import parts as parts_of
 from sparkpin.smoke.server import own, prefix
 
+ADDRESS = "192.0.2.1"  # for documentation (RFC 5737): nobody has it
 IDLE = 5  # seconds, as the front allows here
 SECONDS, TRIES = 2.0, 3
 CANCELS, SLOW, OPEN = 200, 500, 2500
 MOVES, STARTS, SMOKES = 6, 3, 3  # kills
-MODEL = "scripted-tiny"
-BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
-CONTROL = BODY | {"max_tokens": 8}
+BODY = {"model": MODEL, "messages": HELLO, "temperature": 0}
+CONTROL = BODY | {"max_tokens": 40}
 STREAM = BODY | {"max_tokens": 1500, "ignore_eos": True, "stream": True}
 NOBODY = (httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadError)
 
 
 @dataclass
 class Site:
-    """A service that others may reach. pid, address: of the namespace of these others, and this machine's for them."""
+    """A service that others may reach."""
 
     paths: Paths
     engine: Engine
     stages: dict[str, Release]
     port: int
-    pid: int
-    address: str
 
     def line(self, *words: str, seconds: float = 0) -> Victim:
         return Victim(words, {"SPARKPIN_HOME": str(self.paths.home)}, seconds)
@@ -87,8 +87,7 @@ class Site:
         except NOBODY:
             return 0
         if reply.status_code == 200:
-            said = reply.json()["choices"][0]["message"]["content"]
-            assert said and CHAT.expected_content.startswith(said)
+            assert reply.json()["choices"][0]["message"]["content"] == CHAT.expected_content
         return reply.status_code
 
     def control(self) -> float:
@@ -100,7 +99,7 @@ class Site:
         """What came of those others, and the slowest control beside them."""
         slowest = 0.0
         with ThreadPoolExecutor(1) as pool:
-            others = pool.submit(in_namespace, self.pid, lambda: asyncio.run(act()))
+            others = pool.submit(asyncio.run, act())
             while not others.done():
                 slowest = max(slowest, self.control())
         return others.result(), slowest
@@ -123,16 +122,17 @@ def site(main_job: Releases, stages: dict[str, Release], tmp_path_factory: pytes
     paths, engine = replace(main_job.paths, home=tmp_path_factory.mktemp("service")), Engine.connect()
     for name in ("releases", "images", "inputs", "checkpoints"):
         shutil.copytree(main_job.paths.home / name, paths.home / name)
-    with beside(None, "192.0.2") as (pid, _):
-        made = Site(paths, engine, stages, free_port(), pid, "192.0.2.1")
-        try:
-            options = ("--host", "0.0.0.0", "--limit", f"per_second=1000000,idle={IDLE}")
-            begin = made.serve(made.port)
-            replace(begin, line=[*begin.line, *options]).done()
-            yield made
-        finally:
-            service.stop(paths, engine, None, print)
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    made = Site(paths, engine, stages, free_port())
+    subprocess.run(["ip", "addr", "replace", f"{ADDRESS}/32", "dev", "lo"], check=True)
+    try:
+        options = ("--host", "0.0.0.0", "--limit", f"per_second=1000000,idle={IDLE}")
+        begin = made.serve(made.port)
+        replace(begin, line=[*begin.line, *options]).done()
+        yield made
+    finally:
+        service.stop(paths, engine, None, print)
+        subprocess.run(["ip", "addr", "del", f"{ADDRESS}/32", "dev", "lo"], check=True)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_cancelled_streams(site: Site, record_property: Callable[[str, object], None]) -> None:
@@ -142,9 +142,7 @@ def test_cancelled_streams(site: Site, record_property: Callable[[str, object], 
         found = Counter[str]()
         headers = {"Authorization": f"Bearer {site.key}"}
         limits = asyncio.Semaphore(3)  # the server answers four at a time
-        async with httpx.AsyncClient(
-            base_url=f"http://{site.address}:{site.port}", headers=headers, timeout=60
-        ) as http:
+        async with httpx.AsyncClient(base_url=f"http://{ADDRESS}:{site.port}", headers=headers, timeout=60) as http:
 
             async def cancel() -> None:
                 async with limits, http.stream("POST", "/v1/chat/completions", json=STREAM) as reply:
@@ -175,7 +173,7 @@ def test_slow_clients(site: Site, record_property: Callable[[str, object], None]
         found = Counter[str]()
 
         async def send() -> None:
-            reader, writer = await asyncio.open_connection(site.address, site.port)
+            reader, writer = await asyncio.open_connection(ADDRESS, site.port)
             writer.write(f"{head}\r\n".encode())
             answer = asyncio.create_task(reader.read(12))
             with contextlib.suppress(OSError):
@@ -184,7 +182,7 @@ def test_slow_clients(site: Site, record_property: Callable[[str, object], None]
                     await writer.drain()
                     await asyncio.wait([answer], timeout=0.5)
             try:
-                found[(await answer).decode()] += 1
+                found[(await answer).decode() or "closed"] += 1
             except OSError:
                 found["closed"] += 1
             writer.close()
@@ -193,8 +191,7 @@ def test_slow_clients(site: Site, record_property: Callable[[str, object], None]
         return found
 
     found = site.stood(slow)
-    assert found.total() == SLOW and not [said for said in found if not said.startswith(("HTTP/1.1 4", "closed", ""))]
-    assert found["HTTP/1.1 408"] and not found["HTTP/1.1 200"]
+    assert found.total() == SLOW and set(found) <= {"HTTP/1.1 408", "HTTP/1.1 429", "closed"} and found["HTTP/1.1 408"]
     record_property("trials", SLOW)
 
 
@@ -209,7 +206,7 @@ def test_idle_connections(site: Site, record_property: Callable[[str, object], N
         async def hold() -> None:
             try:
                 async with gate:
-                    reader, writer = await asyncio.open_connection(site.address, site.port)
+                    reader, writer = await asyncio.open_connection(ADDRESS, site.port)
                 opened = time.monotonic()
                 await reader.read(1)
             except OSError:
@@ -278,7 +275,7 @@ def test_killed_smoke_tests(site: Site, record_property: Callable[[str, object],
     record_property("trials", SMOKES)
 
 
-def test_no_key_and_no_privilege_has_leaked(site: Site, record_property: Callable[[str, object], None]) -> None:
+def test_no_key_and_no_privilege_has_leaked(site: Site) -> None:
     """After all of the above."""
     assert name_of(site.paths, MODEL) == site.parts[0].name
     places = {"status": repr(status(site.engine))}
@@ -301,4 +298,4 @@ def test_no_key_and_no_privilege_has_leaked(site: Site, record_property: Callabl
         places |= {str(file): file.read_bytes().decode("latin-1") for file in root.rglob("*") if file.is_file()}
     found = [place for place, text in places.items() if site.key in text]
     assert found == [str(keys.path_of(site.paths, MODEL))], "in its own file, and so the search finds it"
-    record_property("trials", len(places))
+    print(f"looked for in {len(places)} places")

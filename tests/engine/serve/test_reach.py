@@ -4,20 +4,23 @@ one of another container and one in another network namespace wait for a word; w
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import socket
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_image import image_tar
-from namespaces import addresses, beside, in_namespace, ip
 from newer_engine import NEWER, newer_engine
 from newer_engine import newer_root as newer_root
-from watched import free_port
+from watched import free_port, until
 
 from sparkpin.core.paths import Paths
 from sparkpin.host.containers import Container
@@ -78,6 +81,48 @@ class Listener:
                 self.heard.add(self.udp.recv(100).decode())
 
 
+def in_namespace(pid: int | None, act: Callable[[], Any]) -> Any:
+    """act in a thread that has the network namespace of a process; None: this one's."""
+
+    def enter() -> Any:
+        if pid is not None:
+            with open(f"/proc/{pid}/ns/net") as file:
+                assert ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0x40000000) == 0, ctypes.get_errno()
+        return act()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(enter).result()
+
+
+@contextlib.contextmanager
+def beside(pid: int | None) -> Iterator[tuple[int, str]]:
+    """Another network namespace with a link to that of a process; a process in it, and its address."""
+    near, far = ("198.51.100.1", "198.51.100.2") if pid is None else ("203.0.113.1", "203.0.113.2")
+    with subprocess.Popen(["unshare", "--net", "sleep", "3600"]) as process:
+        try:
+            until(lambda: os.readlink(f"/proc/{process.pid}/ns/net") != os.readlink("/proc/self/ns/net"))
+            name = f"sp{process.pid}"
+            ip(pid, "link", "add", name, "type", "veth", "peer", "name", "far", "netns", str(process.pid))
+            for where, link, own in ((pid, name, near), (process.pid, "far", far)):
+                ip(where, "addr", "add", f"{own}/30", "dev", link)
+                ip(where, "link", "set", link, "up")
+            ip(process.pid, "route", "add", "default", "via", near)
+            yield process.pid, far
+        finally:
+            process.kill()  # the link goes with its namespace
+
+
+def ip(pid: int | None, *words: str) -> bytes:
+    enter = ["nsenter", f"--net=/proc/{pid}/ns/net"] if pid else []
+    return subprocess.run([*enter, "ip", "-json", *words], capture_output=True, check=True).stdout
+
+
+def addresses(pid: int | None) -> list[str]:
+    """Of a process's network namespace."""
+    found = [entry["local"] for link in json.loads(ip(pid, "-4", "addr")) for entry in link["addr_info"]]
+    return [str(local) for local in found if local != "127.0.0.1"]
+
+
 def run(container: Container, word: str, targets: list[tuple[str, int]], closed: str = "") -> str:
     done = container.exec_run(["python", "-I", "-c", TRY, word, json.dumps(targets), closed])
     assert done.exit_code == 0, done.output
@@ -115,7 +160,7 @@ def test_nothing_is_reached_from_the_containers_of_a_service(
         options = AddressOptions(port, host="0.0.0.0")
         return service.start(paths, engine, replace(release, recipe=name), checkpoint, options=options, say=print)
 
-    with beside(pid, "203.0.113" if pid else "198.51.100") as (far, far_address), contextlib.ExitStack() as stack:
+    with beside(pid) as (far, far_address), contextlib.ExitStack() as stack:
         one = in_namespace(pid, lambda: served("one", in_namespace(pid, free_port)))
         stack.callback(service.stop, paths, engine, None, print)
         other = in_namespace(pid, lambda: served("two", in_namespace(pid, free_port)))
