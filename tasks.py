@@ -167,9 +167,12 @@ def prune(
     ] = 5,
     dry_run: Annotated[bool, "say what would go, what stays and why, and the bytes that it would free"] = False,
     store: Annotated[bool, "remove fetched files, too, that no lock and no remaining release needs"] = False,
+    build_cache: Annotated[
+        bool, "clear the engine's build cache, too, of everybody's builds: the engine does not tell whose it is"
+    ] = False,
 ) -> None:
     """Remove old releases and say what that freed."""
-    commands.prune.prune(keep=keep, dry_run=dry_run, store=store)
+    commands.prune.prune(keep=keep, dry_run=dry_run, store=store, build_cache=build_cache)
 
 
 @task("releases")
@@ -237,7 +240,9 @@ def bench(
     ] = "",
     quick: Annotated[bool, "short answers and few cells: whether it works at all"] = False,
     full: Annotated[bool, "the cells with many long prompts at a time, too"] = False,
-    bandwidth: Annotated[str, "of the memory in GB/s (a DGX Spark's: 273), to print the ceiling beside it"] = "",
+    bandwidth: Annotated[
+        str, "of the memory in GB/s, for the ceiling (default: a DGX Spark's 273 on one, else no ceiling)"
+    ] = "",
     resume: Annotated[bool, "go on with a run that was broken off"] = False,
     dry_run: Annotated[bool, "print the plan and about how long it takes"] = False,
     json: Json = False,
@@ -278,7 +283,7 @@ def quality(
     from sparkpin.measure.quality.standard import wanted_of
 
     if limits:
-        commands.quality.limits(recipe=recipe)
+        commands.quality.limits(recipe=recipe, as_json=json)
         return
     wanted = wanted_of(tasks, limit=limit, chat=chat, fetch=fetch)
     commands.quality.quality(

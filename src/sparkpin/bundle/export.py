@@ -289,7 +289,10 @@ def saved_layers(
     say(f"reading {len(release.diff_ids)} layers from the engine, {release.size / 1e6:.1f} MB")
     with files.disk_errors(paths.work):
         work = stack.enter_context(saving_folder(paths))
-        with (work / "image.tar").open("wb") as file, progress(say, release.size, before=GATHERS) as came:
+        with (
+            (work / "image.tar").open("wb") as file,
+            progress(say, release.size, before=GATHERS, gathered=engine.gathering()) as came,
+        ):
             engine.save(ref, file, came)
     saved = stack.enter_context(open_saved(work / "image.tar"))
     if tuple(saved.diff_ids) != release.diff_ids:

@@ -72,6 +72,9 @@ def check_content(folder: Path, hashing: Callable[[Path], object] | None = None,
     seen = dict(noted)
     for name, row in json.loads((folder / RECORD).read_bytes())["files"].items():
         path = folder / name
+        if not isinstance(row.get("sha256"), str):
+            seen = row.get("sha256", "(missing)")
+            raise bad(folder / RECORD, f"files[{name!r}].sha256: saw {seen!r}, wanted the SHA-256 of that file")
         is_large = row["size"] > SMALL
         known = noted.get(name) if is_large and not deep else None
         if known and known["samples"] != samples(path):

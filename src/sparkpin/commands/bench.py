@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,10 +12,11 @@ from typing import Literal
 from sparkpin.build.consistent import require_consistent
 from sparkpin.build.make import checkpoint_of
 from sparkpin.commands.choose import choose_recipe, require_recipe
-from sparkpin.commands.roofline import GB, number
+from sparkpin.commands.roofline import GB, SPARK, number
 from sparkpin.core import terminal
-from sparkpin.core.errors import InputError, SmokeError
+from sparkpin.core.errors import InputError, ManifestError, SmokeError
 from sparkpin.core.paths import Paths
+from sparkpin.host import machine
 from sparkpin.host.engine import Engine, engine_of
 from sparkpin.measure.bench import plan, record, text
 from sparkpin.measure.bench.compare import compare, fit_at_once
@@ -57,7 +59,10 @@ class BenchOptions:
 
     @property
     def bytes_a_second(self) -> float | None:
-        return number("bandwidth", self.bandwidth, "273") * GB if self.bandwidth else None
+        """Of the memory; None where nobody stated it, and this is no machine of which it is known."""
+        if self.bandwidth:
+            return number("bandwidth", self.bandwidth, "273") * GB
+        return SPARK if machine.read_host().is_spark else None
 
 
 def run(*, recipe: str | None, tag: str | None, asked: BenchOptions, resume: bool) -> None:
@@ -200,12 +205,26 @@ def common(plans: Sequence[BenchPlan]) -> BenchPlan:
 
 
 def pace_for(paths: Paths, release: Release) -> Pace:
-    """From the release's last run here, else a guess; the start as it took the last time, or in the smoke test."""
+    """From the release's last run, else the last one of another of its recipe, else a guess, which the first answer
+    corrects; the start as it took the last time, or in the smoke test."""
     prefill, decode, guess = GUESS[uses_gpu(paths, release)]
     last = startup.last(crash_facts.folder_of(paths, release.recipe, release.name))
     start = last.seconds if last else float((release.smoke or {}).get("ready_seconds") or guess)
     load = last.began.get("weights", LOAD) if last else LOAD
     known = record.newest(paths, release)
-    measured = plan.pace_from(known, start) if known else None
-    pace = measured or Pace(prefill, decode, start, "a guess: nothing of it was measured yet", guessed=True)
+    measured = plan.pace_from(known, start) if known else of_another(paths, release, start)
+    pace = measured or Pace(prefill, decode, start, "a guess, until the first answer is there", guessed=True)
     return replace(pace, load=load)
+
+
+def of_another(paths: Paths, release: Release, start: float) -> Pace | None:
+    """A guess still: stages differ, and other records may be damaged or of another machine."""
+    records: list[tuple[str, BenchRecord]] = []
+    for other in Releases(paths).readable(release.recipe)[0]:
+        with contextlib.suppress(ManifestError):
+            if found := record.newest(paths, other):
+                records.append((other.name, found))
+    for name, found in sorted(records, key=lambda one: one[1].time, reverse=True):
+        if pace := plan.pace_from(found, start):
+            return replace(pace, source=f"{pace.source} of {name}, until the first answer is there", guessed=True)
+    return None

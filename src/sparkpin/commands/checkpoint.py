@@ -5,7 +5,6 @@ from __future__ import annotations
 from sparkpin.build.checkpoint import build_checkpoint, disk_line, plan_checkpoint, verify_built
 from sparkpin.checkpoint import report as checkpoint_report
 from sparkpin.checkpoint.plan import all_steps, checkpoint_steps, require
-from sparkpin.commands.choose import pairings_of
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError
 from sparkpin.core.paths import Paths
@@ -39,6 +38,8 @@ def checkpoint(
         require(pin, steps)  # before the lock, which could not help
         lock = manifests.load_model_lock(paths.project, pin)
     else:
+        from sparkpin.commands.choose import pairings_of  # slow to import, and a model alone needs no recipe
+
         paths, pairings = pairings_of(recipe, stage, stack)
         pin, lock, steps = pairings[-1].model, pairings[-1].model_lock, pairings[-1].steps
     if dry_run:

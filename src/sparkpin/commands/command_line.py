@@ -41,6 +41,7 @@ METAVARS = {
     "good": "TAG",
     "keep": "COUNT",
     "lines": "COUNT",
+    "out": "FILE",
     "output": "FILE",
     "rounds": "COUNT",
     "subject": "TAG|FILE|.venv",
@@ -128,11 +129,13 @@ class TaskArgument(Argument):
 def told() -> Iterator[None]:
     """Turn a SparkpinError into one message and its own exit code, without a traceback."""
     try:
-        yield
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # here, where a reader that has gone is one of the errors
     except SparkpinError as error:
         from sparkpin.core.terminal import tame
 
-        sys.stdout.flush()
         raise Exit(f"error: {tame(str(error))}", code=error.exit_code) from None
     except ImportError as error:
         if (error.name or "sparkpin").partition(".")[0] == "sparkpin":
@@ -157,7 +160,8 @@ class TaskProgram(Program):
         self.parser = self._make_parser()
         contexts: Mapping[str, ParserContext] = self.parser.contexts
         if self.args.complete.value:
-            print("\n".join(completion.candidates(self.core.remainder, contexts, self.core[0])))
+            with told():
+                print("\n".join(completion.candidates(self.core.remainder, contexts, self.core[0])))
             raise Exit
         with told():
             self.tasks = Line(self.called, contexts, self.core[0]).read(self.core.unparsed)
@@ -168,7 +172,6 @@ class TaskProgram(Program):
     def parse_cleanup(self) -> None:
         with told():  # of `invoke | head`, too
             super().parse_cleanup()
-            sys.stdout.flush()
 
     def print_task_help(self, name: str) -> None:
         print(help_text(self.called, self.parser.contexts[name], summary(self.collection[name])))
@@ -194,6 +197,10 @@ class SparkpinProgram(TaskProgram):
 
     def __init__(self) -> None:
         super().__init__(version=sparkpin.__version__, name="sparkpin", binary="sparkpin", namespace=Collection())
+
+    def parse_core(self, argv: list[str] | None) -> None:
+        with told():
+            super().parse_core(argv)
 
     def parse_core_args(self) -> None:
         super().parse_core_args()
@@ -304,15 +311,24 @@ class Line:
             argument.value = value
 
     def surplus(self, task: ParserContext, word: str) -> InputError:
-        """A word too many: the name that an option wants, or the next task, misspelt."""
-        named = [name for name in completion.FOLDERS if f"--{name}" in task.flags]
-        of_word = [name for name in named if Path(word).name in completion.names(name)]
-        option = next(iter([*of_word, *named]), "")
-        guess = f"{self.called} {task.name} --{option} {word}, or " if option else ""
-        if not of_word and (near := did_you_mean(word, self.tasks)):
-            guess = f"{near}or "
-        step = f"{guess}{self.called} {task.name} --help says what it takes"
+        step = f"{self.meant(task, word)}{self.called} {task.name} --help says what it takes"
         return InputError(f"{self.called} {task.name} does not take {word!r}", next_step=step)
+
+    def meant(self, task: ParserContext, word: str) -> str:
+        """By a word too many: the name or the file that an option wants, a release where none is, the next task."""
+        name = Path(word).name.removesuffix(".yaml")
+        named = [kind for kind in completion.FOLDERS if f"--{kind}" in task.flags and name in completion.names(kind)]
+        file = next((flag for flag in ("--output", "--out") if flag in task.flags), "")
+        own = f"{self.called} {task.name}"
+        if named:
+            return f"{own} --{named[0]} {name}, or "
+        if file and (Path(word).suffix or "/" in word):
+            return f"{own} {file} {word}, or "
+        is_tag = ":" in word or word in (*completion.values("tag", ()), *completion.names("stage"))
+        if is_tag and "--recipe" in task.flags and "tag" not in task.args:
+            return f"{task.name} takes no TAG; {own} --recipe RECIPE, or "
+        near = did_you_mean(word, self.tasks)
+        return f"{near}or " if near else ""
 
     def error(self, task: ParserContext, text: str, step: str) -> InputError:
         step = f"{step} ({self.called} {task.name} --help says more)"

@@ -41,7 +41,7 @@ compdef _sparkpin sparkpin""",
 
 def candidates(line: str, tasks: Mapping[str, ParserContext], core: ParserContext) -> list[str]:
     """line: as the shell has it, from the program's name to the word under the cursor, which may be empty."""
-    *before, word = re.sub(r" ?= ?", "=", line).split(" ")[1:]  # bash takes --stage=v2 for three words
+    *before, word = re.sub(r" ?= ?", "=", line).split(" ")[1:] or [""]  # bash takes --stage=v2 for three words
     named = [name for name in before if name in tasks]
     task = tasks[named[-1]] if named else None
     flag, equals, _ = word.partition("=")

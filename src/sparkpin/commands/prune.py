@@ -19,6 +19,7 @@ WHY = {
     pruning.IMAGES: "in none of the images that stay",
     pruning.VOLUMES: "of an image that the engine no longer has",
     pruning.STORE: "no lock and no release that stays needs it",
+    pruning.BUILD_CACHE: "of everybody's builds on this engine, which does not tell whose a record is",
     pruning.RECORDS: "the releases above",
     "checkpoints": "no release that stays is served with it",
     "evidence": "of the releases above",
@@ -37,7 +38,7 @@ NAMED = {"checkpoints", "layer notes", "layer contents", "root file systems", "l
 NAMED |= {"quality measurements", "lm-eval", "searches of bisect"}
 
 
-def prune(*, keep: int, dry_run: bool, store: bool) -> None:
+def prune(*, keep: int, dry_run: bool, store: bool, build_cache: bool = False) -> None:
     paths = Paths.from_env()
     engine = engine_of(paths)
     if dry_run:
@@ -46,7 +47,9 @@ def prune(*, keep: int, dry_run: bool, store: bool) -> None:
         clear_leftovers(paths, engine, say)
         ignored = frozenset()
     now = time.time()
-    done = pruning.prune(paths, engine, keep, say, now=now, dry_run=dry_run, store=store, ignored=ignored)
+    done = pruning.prune(
+        paths, engine, keep, say, now=now, dry_run=dry_run, store=store, build_cache=build_cache, ignored=ignored
+    )
     show_prune(done, dry_run=dry_run, store=store)
 
 
@@ -75,10 +78,13 @@ def show_prune(done: pruning.Pruned, *, dry_run: bool, store: bool) -> None:
     if done.held:
         terminal.show(
             f"{terminal.size(done.held)} more when the engine's build cache lets go of layers that builds stood on: "
-            "docker builder prune --all (it clears the cache of everybody's builds on this engine)"
+            "--build-cache"
         )
     if done.cache and done.cache.records:
-        terminal.show(f"the engine's build cache, which stays, takes {terminal.size(done.cache.bytes)} besides")
+        terminal.show(
+            f"the engine's build cache, which stays, takes {terminal.size(done.cache.bytes)} besides: --build-cache "
+            "frees it, of everybody's builds, for the engine does not tell whose a record is"
+        )
     if done.unmeasured:
         terminal.show(f"not counted: {terminal.count(done.unmeasured, 'cache volume')} that only root can measure")
     if done.unsized:

@@ -119,11 +119,11 @@ def quality(
         )
 
 
-def limits(*, recipe: str | None) -> None:
+def limits(*, recipe: str | None, as_json: bool = False) -> None:
     paths = Paths.from_env()
     name = choose_recipe(paths, recipe, None)
     require_recipe(paths, Releases(paths), name)
-    beside.show(paths, name)
+    beside.show(paths, name, as_json=as_json)
 
 
 def compared(paths: Paths, engine: Engine, pair: Pair, plan: run.QualityPlan) -> QualityRecord:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from sparkpin.core.terminal import Say
 
+Gathered = Callable[[], int | None]
 EVERY = 5.0  # seconds between two lines
 GATHERS, UNPACKS = "the engine gathers them", "the engine unpacks them"
 
@@ -18,11 +19,12 @@ GATHERS, UNPACKS = "the engine gathers them", "the engine unpacks them"
 class Progress:
     """Bytes that are done, of `total` where that is known.
 
-    before, after: what goes on until the first and after the last of them.
+    before, after: what goes on until the first and after the last of them. gathered: bytes until the first of them,
+    None where nobody can tell.
     """
 
-    def __init__(self, say: Say, total: int | None, before: str, after: str) -> None:
-        self.say, self.total, self.before, self.after = say, total, before, after
+    def __init__(self, say: Say, total: int | None, before: str, after: str, gathered: Gathered) -> None:
+        self.say, self.total, self.before, self.after, self.gathered = say, total, before, after, gathered
         self.done, self.told = 0, time.monotonic()
         self.lock = threading.Lock()
 
@@ -37,23 +39,28 @@ class Progress:
             if time.monotonic() - self.told < EVERY:
                 return
             self.told = time.monotonic()
-            line = self.line
-        self.say(line)
+        self.say(self.line)
 
     @property
     def line(self) -> str:
-        done = self.done if self.total is None else min(self.done, self.total)
+        seen = self.done or self.gathered() or 0
+        done = seen if self.total is None else min(seen, self.total)
         total = "" if self.total is None else f" of {self.total / 1e6:.1f}"
-        now = self.before if not done else self.after if done == self.total else ""
+        now = self.before if not self.done else self.after if done == self.total else ""
         return f"  {done / 1e6:.1f}{total} MB{f': {now}' if now else ''}"
 
 
 @contextlib.contextmanager
 def progress(
-    say: Say, total: int | None = None, *, before: str = "", after: str = ""
+    say: Say,
+    total: int | None = None,
+    *,
+    before: str = "",
+    after: str = "",
+    gathered: Gathered = lambda: None,
 ) -> Iterator[Callable[[int], None]]:
     """Gives a function to call with each number of bytes that is done; it may be called from any thread."""
-    work = Progress(say, total, before, after)
+    work = Progress(say, total, before, after, gathered)
     with ticking(work.tell):
         yield work.add
 

@@ -72,7 +72,10 @@ def check_saved(paths: Paths, engine: Engine, release: Release, say: Say) -> Che
         with disk_errors(paths.work), saving_folder(paths) as work:
             archive = work / "image.tar"
             say("reading the layers from the engine")
-            with archive.open("wb") as file, progress(say, release.size, before=GATHERS) as came:
+            with (
+                archive.open("wb") as file,
+                progress(say, release.size, before=GATHERS, gathered=engine.gathering()) as came,
+            ):
                 engine.save(release.tag, file, came)
             say("hashing them")
             with seal.open_saved(archive) as saved:

@@ -56,12 +56,12 @@ class Verified:
         if self.rows.get(file.file) == [file.sha256, *identity(path)]:
             return file.sha256
         with path.open("rb", buffering=0) as opened:
-            if time.time() - os.fstat(opened.fileno()).st_ctime < TICK:
+            if is_young(opened.fileno()):
                 time.sleep(TICK)
-            before = identity(opened.fileno())
+            before, young = identity(opened.fileno()), is_young(opened.fileno())
             os.fsync(opened.fileno())  # later writes to a mapped page that is dirty would leave no trace in ctime
             sha256 = files.sha256_of(opened)
-            if identity(opened.fileno()) == before:
+            if identity(opened.fileno()) == before and not young:
                 self.rows[file.file] = [sha256, *before]
         return sha256
 
@@ -88,6 +88,11 @@ class Verified:
         for file in new:
             self.rows[file.file] = [file.sha256, *identity(self.folder / file.file)]
         files.write_json(self.path, self.rows)
+
+
+def is_young(file: int) -> bool:
+    """A change now might get the ctime that the file has."""
+    return time.time() - os.fstat(file).st_ctime < TICK
 
 
 def identity(file: Path | int) -> list[int]:

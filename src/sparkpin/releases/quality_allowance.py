@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from sparkpin.pins.schema import Quality
@@ -11,6 +12,9 @@ SKILLS = {"tool_calls": "tool calls", "needles": "needles"}  # key of the stage'
 AT_LEAST = ("top1",)  # of the others the limit is the most
 # A uniform guess has the perplexity of the vocabulary's size, which no record holds; no model's vocabulary is larger.
 GUESSING = 1_000_000
+TOLD: dict[Kept, str] = {"within": "ok", "unclear": "cannot tell", "more": "MORE"}
+Z = 1.959964
+MOST = 100_000  # of samples that are worth a mention
 
 
 def judge(texts: Texts, skills: Sequence[Skill], allowed: Quality) -> tuple[Judged, ...]:
@@ -21,9 +25,14 @@ def judge(texts: Texts, skills: Sequence[Skill], allowed: Quality) -> tuple[Judg
     seen |= {key: skill.lost for key, name in SKILLS.items() for skill in skills if skill.name == name}
     limits = allowed.model_dump()
     return tuple(
-        Judged(name=name, limit=limits[name], seen=figure, kept=kept(figure, limits[name], least=name in AT_LEAST))
+        Judged(
+            name=name,
+            limit=limit,
+            seen=figure,
+            kept=kept(figure, limit, least=name in AT_LEAST, room=room_of(name, limit)),
+        )
         for name, figure in seen.items()
-        if limits[name] is not None
+        if (limit := limits[name]) is not None
     )
 
 
@@ -38,10 +47,21 @@ def notes(texts: Texts, allowed: Quality) -> tuple[str, ...]:
     return ("perplexity is not judged: the reference is worse than a uniform guess",)
 
 
-def kept(figure: Figure, limit: float, *, least: bool) -> Kept:
+def kept(figure: Figure, limit: float, *, least: bool, room: float | None = None) -> Kept:
+    """room: what may be lost, which an interval that tells is narrower than; None for as much as one likes."""
+    value, best, worst = (figure.value, figure.low, figure.high)
     if least:
-        return "within" if figure.value >= limit else "more" if figure.high < limit else "unclear"
-    return "within" if figure.value <= limit else "more" if figure.low > limit else "unclear"
+        value, best, worst, limit = -figure.value, -figure.high, -figure.low, -limit
+    if best > limit:
+        return "more"
+    if value > limit or (worst > limit and room is not None and worst - best > room):
+        return "unclear"
+    return "within"
+
+
+def room_of(name: str, limit: float) -> float:
+    """What a limit lets a release lose, counted from no loss at all."""
+    return abs(limit - 1) if name in ("top1", "perplexity") else limit
 
 
 def again(record: QualityRecord, allowed: Quality) -> tuple[Judged, ...]:
@@ -57,6 +77,44 @@ def unmeasured(judged: Sequence[Judged], allowed: Quality) -> tuple[str, ...]:
     return tuple(name for name, limit in allowed.model_dump().items() if limit is not None and name not in names)
 
 
+def would_tell(judged: Judged, texts: int, skills: Sequence[Skill]) -> str:
+    """How many samples would tell, were each as these are: `about 54 questions would tell, 10 were asked`."""
+    skill = next((skill for skill in skills if skill.name == SKILLS.get(judged.name)), None)
+    count = needed_questions(skill, judged.limit) if skill else needed_texts(judged, texts)
+    what, done = ("questions", f"{skill.asked} were asked") if skill else ("texts", f"{texts} were read")
+    return f"about {count:,} {what} would tell, {done}" if count else f"no more {what} would: the loss is at the limit"
+
+
+def needed_texts(judged: Judged, texts: int) -> int:
+    """0 where none would do: the loss is the limit. A side of an interval shrinks with the square root of its texts."""
+    figure = judged.seen
+    distance = abs(judged.limit - figure.value)
+    side = figure.high - figure.value if judged.limit > figure.value else figure.value - figure.low
+    return math.ceil(texts * (side / distance) ** 2) if side < math.sqrt(MOST) * distance else 0
+
+
+def needed_questions(skill: Skill, limit: float) -> int:
+    """0 where none would do."""
+    net = skill.reference - skill.release
+    worse = max(len(skill.failures), net, 0) / skill.asked
+    better = worse - net / skill.asked
+    count = float(skill.asked)
+    while count < MOST:
+        low, high = paired(worse * count, better * count, count)
+        if high <= limit or low > limit:
+            return math.ceil(count)
+        count *= 1.02
+    return 0
+
+
+def paired(worse: float, better: float, count: float) -> tuple[float, float]:
+    """Ends of the 95 % interval for the share of questions lost, of `count` that both were asked: Bonett and Price's,
+    for a bootstrap over questions on which both agree would have no width."""
+    p, q = (worse + 1) / (count + 2), (better + 1) / (count + 2)
+    half = Z * math.sqrt((p + q - (p - q) ** 2) / (count + 2))
+    return max(-1.0, p - q - half), min(1.0, p - q + half)
+
+
 def line(judged: Judged) -> str:
     """For a person."""
     word = "at least" if judged.name in AT_LEAST else "at most"
@@ -65,5 +123,5 @@ def line(judged: Judged) -> str:
 
 def measured(judged: Judged) -> str:
     """What a line begins with: all of it but the limit."""
-    told = {"within": "ok", "unclear": "UNCLEAR", "more": "MORE"}[judged.kept]
+    told = TOLD[judged.kept]
     return f"{judged.name}: {told}, {judged.seen.text()}, allowed "

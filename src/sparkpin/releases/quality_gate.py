@@ -49,7 +49,12 @@ def check(paths: Paths, release: Release, *, accepted: str) -> tuple[str, ...]:
         )
     if accepted and not more:
         return (f"nothing to accept: {summary(record, lines)}",)
-    told = [f"unclear: {quality_allowance.line(line)}" for line in lines if line.kept == "unclear"]
+    told = [
+        f"{quality_allowance.line(line)} ({quality_allowance.would_tell(line, record.overall.texts, record.skills)}); "
+        "promoted all the same"
+        for line in lines
+        if line.kept == "unclear"
+    ]
     told += [f"accepted: {quality_allowance.line(line)}" for line in more]
     told += [f"accepted before: {former}"] if former and not accepted else []
     told += [f"not measured: {', '.join(lacking)}"] if lacking else []

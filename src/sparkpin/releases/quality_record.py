@@ -25,8 +25,8 @@ KEY_DIGITS = 16  # of a release's key, with which the names in SPARKPIN_CACHE/qu
 STRICT = ConfigDict(strict=True, extra="forbid", defer_build=True)
 
 Kept = Literal["within", "unclear", "more"]
-"""Of what a stage may cost. within: the measured value is; more: the whole interval is beyond; unclear: the value is
-beyond, and a part of its interval is not.
+"""Of what a stage may cost. within: the measured value is; more: the whole interval is beyond; unclear: it cannot be
+told, for the interval holds the limit, and the value is beyond it or the interval wider than all that may be lost.
 """
 
 

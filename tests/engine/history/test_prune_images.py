@@ -258,7 +258,11 @@ def test_layers_that_a_build_stood_on_are_not_free_before_the_build_cache_lets_g
     assert dry.cache is not None and dry.cache.holds_layers
     assert tags(engine) == set()
     assert used - disk(data) == pytest.approx(5_000_000, abs=200_000)
-    engine.client.api.prune_builds()
+    wanted = pruning.prune(paths, engine, 0, quiet, now=time.time(), dry_run=True, build_cache=True)
+    assert wanted.counts["build cache"] > 0 and wanted.cache == pruning.NO_CACHE
+    assert disk(data) > used - 6_000_000  # a dry run
+    cleared = pruning.prune(paths, engine, 0, quiet, now=time.time(), build_cache=True)
+    assert cleared.counts["build cache"] == wanted.counts["build cache"]
     assert used - disk(data) == pytest.approx(14_000_000, abs=300_000)
     assert layer_sizes.build_cache(engine) == layer_sizes.BuildCache(0, 0, holds_layers=False)
 

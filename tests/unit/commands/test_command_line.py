@@ -55,6 +55,12 @@ def listed(text: str) -> dict[str, list[str]]:
         ("checkpoint scripted-tiny", "sparkpin checkpoint does not take 'scripted-tiny'", "--model scripted-tiny"),
         ("plan scripted-tiny", "sparkpin plan does not take 'scripted-tiny'", "sparkpin plan --recipe scripted-tiny"),
         ("lock cpu", "sparkpin lock does not take 'cpu'", "sparkpin lock --stack cpu"),
+        ("lock recipes/cpu.yaml", "sparkpin lock does not take 'recipes/cpu.yaml'", "sparkpin lock --stack cpu"),
+        ("report out.html", "sparkpin report does not take 'out.html'", "sparkpin report --out out.html"),
+        ("report a/b", "sparkpin report does not take 'a/b'", "sparkpin report --out a/b"),
+        ("stop v2", "sparkpin stop does not take 'v2'", "stop takes no TAG; sparkpin stop --recipe RECIPE"),
+        ("stop a:v2-0", "sparkpin stop does not take 'a:v2-0'", "stop takes no TAG; sparkpin stop --recipe RECIPE"),
+        ("plan out.html", "sparkpin plan does not take 'out.html'", "sparkpin plan --help says what it takes"),
         ("serve v2 v3", "sparkpin serve does not take 'v3'", "sparkpin serve --help"),
         ("serve --tag v2", "sparkpin serve has no option --tag", "sparkpin serve --help"),
         ("keep", "sparkpin keep: TAG missing", "sparkpin keep TAG [options]"),
@@ -241,3 +247,17 @@ def test_a_broken_package_is_told_with_what_mends_it() -> None:
     assert caught.value.code == 3 and "./install.sh" in str(caught.value)
     with pytest.raises(ImportError), command_line.told():
         raise ImportError("no name", name="sparkpin.core")
+
+
+@pytest.mark.parametrize("line", ["--list", "--help", "images --help", "--version", "--complete -- sparkpin ",
+                                  "--print-completion-script bash", "images --jsn"])  # fmt: skip
+def test_a_reader_that_has_gone_is_no_traceback(line: str) -> None:
+    """141 as of a program that the signal ended, or what it would have ended with where it wrote to no pipe."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = [sys.executable, "-c", "from sparkpin.commands.command_line import main; main()"]
+    done = subprocess.run([*program, *line.split()], cwd=PROJECT, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    wrote = "jsn" not in line
+    assert (done.returncode, "Traceback" in done.stderr, "BrokenPipe" in done.stderr) == (141 if wrote else 2, 0, 0)
+    assert bool(done.stderr) != wrote

@@ -108,6 +108,7 @@ def test_a_spark_that_has_all() -> None:
         ("Hub", {"hub": Hub("https://hub", "timed out")}, "advice", "not reached: timed out", "HTTPS_PROXY"),
         ("clock", {"hub": Hub("https://hub", offset=-900.0)}, "advice", "900 s behind", "set-ntp true"),
         ("clock", {"synchronized": False}, "advice", "not synchronized", "set-ntp true"),
+        ("clock", {"synchronized": None}, "n/a", "not checked", ""),
     ],
 )  # fmt: skip
 def test_each_finding_has_the_command_that_mends_it(

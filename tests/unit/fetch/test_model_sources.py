@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,8 +31,11 @@ from places import PROJECT
 from sparkpin.build.checkpoint import build_checkpoint, plan_checkpoint
 from sparkpin.core import files
 from sparkpin.core.errors import CheckpointError, IntegrityError
+from sparkpin.fetch import verified as verified_module
 from sparkpin.fetch.lock_model import lock_model
+from sparkpin.fetch.verified import Verified
 from sparkpin.pins import manifests
+from sparkpin.pins.schema import LockedFile, RepositoryLock
 
 SHARD = "model-00001-of-00002.safetensors"
 
@@ -165,6 +169,34 @@ def test_a_page_that_was_mapped_and_dirty_when_it_was_read_is_no_way_in() -> Non
             mapped[-1] ^= 1
             with pytest.raises(IntegrityError, match="integrity mismatch"):
                 model.build(HYBRID)
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_young_file_is_known_only_once_every_later_write_would_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: bool
+) -> None:
+    """By a clock of ours, as busy machines stop for longer than a tick. meanwhile: somebody writes during the wait."""
+    path, slept = tmp_path / "young", list[float]()
+    path.write_bytes(b"12")
+    now = path.stat().st_ctime
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        slept.append(seconds)
+        now += 1.1 * seconds  # a real sleep is longer, too
+        if meanwhile:
+            path.write_bytes(b"12")
+            now = path.stat().st_ctime
+
+    monkeypatch.setattr(verified_module, "time", SimpleNamespace(time=lambda: now, sleep=sleep))
+    verified = Verified(sample_paths(tmp_path), RepositoryLock(repo="acme/sample", revision="a" * 40, files=[]))
+    file = LockedFile(name=path.name, file=path.name, size=2, sha256=files.sha256_file(path)[0])
+    assert verified.hash_of(file, path) == file.sha256
+    assert slept == [verified_module.TICK] and (file.file in verified.rows) is not meanwhile
+    now = path.stat().st_ctime + 2 * verified_module.TICK
+    verified.rows.clear()
+    assert verified.hash_of(file, path) == file.sha256 == verified.rows[file.file][0]
+    assert len(slept) == 1, "an old file is not waited for"
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"config.json": 1}', '{"config.json": ["0"], "gone": ["0", 1]}', "\0"])

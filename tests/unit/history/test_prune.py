@@ -339,7 +339,9 @@ def test_searches_of_bisect_go_with_a_release_of_theirs(paths: Paths) -> None:
 
 def test_every_kind_of_file_that_goes_has_a_reason_to_be_shown(paths: Paths) -> None:
     kinds = set(Home.make(paths).search([1], []).files())
-    assert kinds | {pruning.IMAGES, pruning.VOLUMES, pruning.STORE, pruning.RECORDS} == set(commands_prune.WHY)
+    assert kinds | {pruning.IMAGES, pruning.VOLUMES, pruning.STORE, pruning.RECORDS, pruning.BUILD_CACHE} == set(
+        commands_prune.WHY
+    )
     assert set(commands_prune.WHY) > commands_prune.NAMED
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
+import html as html_text
 import http.client
+import json
+import math
 import re
 import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Literal
 from xml.etree import ElementTree
@@ -24,7 +30,7 @@ from sparkpin.core.errors import BusyError, InputError
 from sparkpin.core.paths import Paths
 from sparkpin.history.report import charts, drawing, measured, offer
 from sparkpin.history.report import gather as gathering
-from sparkpin.history.report.facts import Chart, Point, Report, Series
+from sparkpin.history.report.facts import Chart, LimitBar, Point, Reading, Report, ReportMemory, Series
 from sparkpin.history.report.gather import gather
 from sparkpin.history.report.markdown import markdown, plain
 from sparkpin.history.report.page import html
@@ -68,7 +74,7 @@ def test_what_changed_is_told_against_the_release_before(report: Report, made: M
     [
         ((), ("unclear", "compared, no allowance declared")),
         (("within", "within"), ("good", "within its allowance")),
-        (("within", "unclear"), ("unclear", "not clear: perplexity")),
+        (("within", "unclear"), ("unclear", "cannot tell: perplexity")),
         (("more", "unclear"), ("bad", "lost more than allowed: kl")),
     ],
 )
@@ -98,10 +104,12 @@ def test_verdicts(report: Report, made: Made) -> None:
     }
     assert items[hybrid.tag].quality.hint == f"invoke quality {hybrid.tag}"
     rows = {row.name: row.text for row in items[second.tag].speed.rows}
-    assert rows["of the ceiling"] == "38% of 100 tok/s at 273 GB/s"
-    math = next(row for row in items[second.tag].speed.rows if row.name == "Math")
-    assert ("75%", "of the drafts accepted") in math.figures
-    assert ("20 ms", "first token; 95 %: 50 ms") in math.figures
+    assert rows["of the ceiling"] == "38.4% of 100 tok/s at 273 GB/s"
+    table = items[second.tag].speed.table
+    assert table
+    math = dict(zip([title for title, _ in table.columns], table.rows[0].readings, strict=True))
+    assert math["Drafts accepted"] == Reading(0.75, "75%")
+    assert math["First token"] == Reading(0.02, "20 ms", "50 ms")
 
 
 def test_ways_memory_and_inputs(report: Report, made: Made) -> None:
@@ -124,15 +132,115 @@ def test_ways_memory_and_inputs(report: Report, made: Made) -> None:
     assert gather(made[0], "scripted-tiny-spark").recipes == ()
 
 
-def test_histories_and_stages(report: Report) -> None:
-    charts = {chart.title: chart for chart in report.recipes[0].charts}
-    [series] = charts["Output, one user: base"].series
+def test_charts_and_histories(report: Report, made: Made) -> None:
+    [part] = report.recipes
+    charts = {chart.title: chart.series for chart in part.charts}
+    assert charts["Output by stage"][0].points == (Point("base", 38.4, "good", 100.0),)
+    assert [(point.label, round(point.value, 1)) for point in charts["Output by users"][0].points] == [
+        ("1", 38.4),
+        ("4", 153.6),
+    ]
+    assert [series.name for series in charts["Output by users"]] == [made[1][2].name, made[1][0].name]
+    assert charts["First token by prompt length"][0].points == (Point("128 tokens", 20.0),)
+    histories = {chart.title: chart for chart in part.histories}
+    [series] = histories["Output, one user: base"].series
     assert [point.value for point in series.points] == [28.3, 38.4]
-    [series] = charts["Start to first answer: base"].series
+    [series] = histories["Start to first answer: base"].series
     assert [(point.value, point.kind) for point in series.points] == [(30.9, "good"), (19.2, "good"), (77.7, "bad")]
-    sweep = charts["Output of all users at once"].series
-    assert [(point.label, round(point.value, 1)) for point in sweep[0].points] == [("1", 38.4), ("4", 153.6)]
-    assert not any("each stage" in title for title in charts)  # of one stage alone
+    assert not any("each stage" in title for title in histories)  # of one stage alone
+
+
+def test_at_a_glance_and_what_did_not_apply(report: Report) -> None:
+    [part] = report.recipes
+    tiles = {tile.name: tile for tile in part.tiles}
+    assert (tiles["Output, one user"].text, tiles["Output, one user"].note) == ("38.4 tok/s", "38.4% of the ceiling")
+    assert (tiles["Quality"].text, tiles["Quality"].kind) == ("lost more than allowed", "bad")
+    assert tiles["Users that fit"].text == str(part.memory.users[-1][1])
+    assert part.machine == HOST.line
+    assert [(row.name, row.text) for row in part.apart] == [("image", "does not apply: the model has no eyes")]
+
+
+def test_a_release_of_which_little_was_measured_says_so(made: Made, tmp_path: Path) -> None:
+    paths = dataclasses.replace(made[0], home=tmp_path / "home")
+    shutil.copytree(made[0].home, paths.home)
+    records = Releases(paths)
+    for release in made[1]:
+        shutil.rmtree(records.evidence(release) / "bench", ignore_errors=True)
+        shutil.rmtree(records.evidence(release) / "quality", ignore_errors=True)
+    [part] = gather(paths, "scripted-tiny").recipes
+    told = {row.name: row.text for row in part.apart}
+    second = made[1][2].tag
+    assert told["Speed"] == f"not measured: invoke bench {second} does"
+    assert told["Quality"] == f"not measured: invoke quality {second} --against TAG does"
+    assert [tile.text for tile in part.tiles][:3] == ["not measured"] * 3
+    assert part.charts == ()
+    assert not re.search("[0-9] tok/s", html(Report("2026-01-04T00:00:00Z", "", (part,))))
+
+
+class Figures(HTMLParser):
+    """Each <data> of a page: the value and the text; cells of the speed tables by release, row and column."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[float, str]] = []
+        self.cells: dict[tuple[str, str], tuple[float, str]] = {}  # of the first table
+        self.tables, self.row, self.column, self.inside = 0, "", "", ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.inside = tag
+        self.tables += tag == "table" and given.get("class") == "measured"
+        if tag == "th":
+            self.row = ""
+        if tag == "td":
+            self.column = given.get("data-name") or ""
+        if tag == "data":
+            self.value = float(given["value"] or "nan")
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == "th":
+            self.row += data.strip()
+        elif self.inside == "data":
+            self.found.append((self.value, data))
+            if self.tables == 1 and self.column:
+                self.cells[self.row, self.column] = self.value, data
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""
+        if tag == "tr":
+            self.column = ""
+
+
+UNITS = {"tok/s": 1.0, "ms": 1e-3, "s": 1.0, "%": 1e-2, "MiB": 2.0**20, "GiB": 2.0**30}
+
+
+def test_all_figures_of_the_page_are_those_of_the_records(page: str, report: Report, made: Made) -> None:
+    """The files are read as JSON here, not by the code that the page is made with."""
+    figures = Figures(page)
+    [path] = (Releases(made[0]).evidence(made[1][2]) / "bench").glob("*.json")
+    wanted = {}
+    for row in json.loads(path.read_text())["cells"]:
+        cell = row["cell"]
+        users = f"{cell['concurrency']} user{'s' if cell['concurrency'] > 1 else ''}"
+        name = f"{cell['input_tokens']} tokens, {users}" if cell["input_tokens"] else cell["name"]
+        wanted |= {
+            (name, "Decode"): row["decode_rate"],
+            (name, "Output"): row["output_rate"],
+            (name, "First token"): row["ttft"]["p50"],
+            (name, "Next token"): row["token"]["p50"],
+            (name, "Prefill"): row["prefill_rate"],
+            (name, "Drafts accepted"): row["accepted"] / row["drafted"],
+        }
+    assert {key: value for key, (value, _) in figures.cells.items()} == wanted
+    memory = report.recipes[0].memory
+    assert {float(size) for _, size, _, _ in memory.shares} <= {value for value, _ in figures.found}
+    assert len(figures.found) > len(wanted) + len(memory.shares)
+    for value, text in figures.found:  # what is read is what is meant, to three digits
+        shown = re.fullmatch(r"(-?[\d.,]+) ?(.*)", text)
+        assert shown, text
+        read = float(shown[1].replace(",", "")) * UNITS.get(shown[2], 1.0)
+        assert read == pytest.approx(value, rel=2e-2 if "iB" in text else 5e-3, abs=5e-3 if "%" in text else 0), text
 
 
 def test_without_headers_nothing_is_fetched(made: Made, tmp_path: Path) -> None:
@@ -159,10 +267,16 @@ def test_records_that_are_damaged_are_told(made: Made, tmp_path: Path) -> None:
 
 
 def test_the_page_stands_for_itself(page: str) -> None:
-    assert not re.search(r"<(script|img|iframe|object|embed|base|form)\b", page)
+    """The one script is the page's own, which the policy names by its hash."""
+    assert not re.search(r"<(img|iframe|object|embed|base|form)\b", page)
     assert re.findall(r"<link[^>]*>", page) == ['<link rel="icon" href="data:,">']
     assert not re.search(r"""\s(style|on\w+)=["']""", page)
-    assert "default-src &#39;none&#39;; style-src &#39;sha256-" in page
+    policy = html_text.unescape(re.findall(r'Content-Security-Policy" content="([^"]*)"', page)[0])
+    for tag, kind in (("style", "style-src"), ("script", "script-src")):
+        [inline] = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)
+        digest = base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()
+        assert f"{kind} 'sha256-{digest}';" in policy
+    assert policy.startswith("default-src 'none';") and "unsafe" not in policy and "http" not in policy
     assert len(page) < 200_000
 
 
@@ -199,12 +313,42 @@ def test_numbers_are_drawn_to_scale() -> None:
     assert 'aria-label="Output, tok/s: base 28.3, hybrid 30.8, v2 51"' in drawn
 
 
+def test_ceilings_are_drawn_to_scale_or_written_only() -> None:
+    near, far = (Point("base", 30.0, "good", ceiling) for ceiling in (60.0, 6000.0))
+    for point, drawn_too in ((near, True), (far, False)):
+        drawn = drawing.draw(Chart("Output", "tok/s", "bars", (Series("all", (point,)),)))
+        assert ('class="ceiling"' in drawn) == drawn_too
+        assert f"30 of {point.ceiling:,.0f}" in drawn
+        widths = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', drawn)]
+        if drawn_too:
+            assert widths[0] == pytest.approx(2 * widths[1], rel=1e-2)
+
+
+def test_a_loss_is_drawn_against_its_limit(made: Made) -> None:
+    first, _, second, _ = made[1]
+    judged = [
+        quality.Judged(name=name, limit=limit, seen=quality.Figure(value=value, low=low, high=high), kept="unclear")
+        for name, limit, value, low, high in (
+            ("kl", 0.02, 0.01, 0.005, 0.03), ("top1", 0.96, 0.98, 0.94, 1.0), ("perplexity", 1.02, 1.01, 1.005, 1.03),
+        )
+    ]  # fmt: skip
+    bars = [measured.limit_bar(one, comparison(second, first)) for one in judged]
+    for bar, low, high in zip(bars, (0.25, 0.0, 0.25), (1.5, 1.5, 1.5), strict=True):
+        assert (bar.value, bar.low, bar.high) == pytest.approx((0.5, low, high))
+    assert all(re.search(r"cannot tell: about \d+ texts", bar.verdict) for bar in bars)
+
+
 @pytest.mark.parametrize("form", ["line", "bars"])
 def test_words_in_drawings_are_escaped(form: Literal["line", "bars"]) -> None:
     """The template takes drawings as they are."""
     drawn = drawing.draw(Chart(HOSTILE, HOSTILE, form, (Series(HOSTILE, (Point(HOSTILE, 1.0), Point("b", 2.0))),)))
-    shares = drawing.draw_shares(((HOSTILE, 1, HOSTILE, HOSTILE),))
-    for text, times in ((drawn, 4), (shares, 2)):  # spoken: title, unit, label; seen: label or unit, and label
+    shares = drawing.draw_shares(ReportMemory(HOSTILE, "good", ((HOSTILE, 1, HOSTILE, HOSTILE),)))
+    limit = drawing.draw_limit(LimitBar(HOSTILE, HOSTILE, HOSTILE, HOSTILE, "good", 0.5, -math.inf, math.inf))
+    for text, times in (
+        (drawn, 4),
+        (shares, 2),
+        (limit, 4),
+    ):  # spoken: title, unit, label; seen: label or unit, and label
         assert {element.tag for element in ElementTree.fromstring(text).iter()} <= DRAWN
         assert text.count("&lt;script&gt;") >= times
 

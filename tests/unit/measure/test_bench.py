@@ -36,6 +36,7 @@ from sparkpin.measure.bench.record import (
 )
 from sparkpin.measure.bench.run import BenchPlace, kept_before, require_answers
 from sparkpin.releases.container import GIB
+from sparkpin.releases.record import Releases
 from sparkpin.serve import crash_facts, memory_limit, startup
 
 HOST = Fingerprint(
@@ -160,6 +161,32 @@ def test_the_estimate_goes_by_what_was_measured_of_this_release_here(
     began = {"start": 0.0, "weights": 28.7, "ready": 35.0}
     (folder / startup.FILE).write_text(json.dumps({"seconds": 35.9, "began": began}))
     assert [(pace.start, pace.load) for pace in [bench.pace_for(paths, smoked)]] == [(35.9, 28.7)]
+
+
+def test_without_a_run_of_its_own_the_estimate_goes_by_another_stage_and_then_by_the_first_answer(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "uses_gpu", lambda *_: False)
+    plain, other = made_releases.release(1), made_releases.release(2, stage="base")
+    for release in (plain, other):
+        Releases(paths).save(release)
+    record.keep(paths, other, made(row(), planned=1))
+    guess = bench.pace_for(paths, plain)
+    assert (guess.decode, guess.guessed) == (41.0, True) and other.name in guess.source
+    seen = plan.pace_seen(guess, row(decode_rate=82.0, ttft=record.Spread(p50=0.1, p95=0.2), prompt_tokens=50))
+    assert (seen.prefill, seen.decode, seen.guessed, seen.start) == (500.0 / row().completed, 82.0, False, guess.start)
+    assert plan.pace_seen(guess, row(decode_rate=None)) == guess
+    assert plan.pace_seen(guess, row(dataclasses.replace(SWEEP, concurrency=2))) == guess
+    assert plan.estimate([QA], seen) < plan.estimate([QA], guess) * 0.6
+
+
+@pytest.mark.parametrize(("said", "spark", "wanted"), [("", False, None), ("", True, 273e9), ("31", True, 31e9)])
+def test_a_sparks_bandwidth_is_known(
+    said: str, spark: bool, wanted: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.machine, "read_host", lambda: SimpleNamespace(is_spark=spark))
+    options = bench.BenchOptions(quick=False, full=False, only="", bandwidth=said, dry_run=False, as_json=False)
+    assert options.bytes_a_second == wanted
 
 
 def result(**changes: Any) -> dict[str, Any]:
@@ -414,6 +441,7 @@ def test_no_figure_without_its_machine(capsys: pytest.CaptureFixture[str]) -> No
         ((QA, SWEEP), PACE, 4, 4, "2 cells, 4 times: about {} min, 90 s of it for each of 4 starts"),
         ((QA,), dataclasses.replace(PACE, load=30), 2, 1, ", 30 s to load the load generator each time, at"),
         ((QA,), dataclasses.replace(PACE, start=0), 1, 1, "1 cell: about 10 s (it is being served)"),
+        ((QA,), dataclasses.replace(PACE, start=0, guessed=True), 1, 1, "1 cell: likely at most 10 s"),
     ],
 )  # fmt: skip
 def test_a_plan_says_what_is_asked_and_how_long_it_takes(

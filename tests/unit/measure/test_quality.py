@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import select
 import shutil
 import socket as tcp
@@ -35,6 +36,7 @@ from sparkpin.history.report.gather import way_to
 from sparkpin.history.report.measured import quality_of
 from sparkpin.host.fingerprint import read_fingerprint
 from sparkpin.measure.quality import asking, compare, intervals, limits, run, standard, texts, watched
+from sparkpin.measure.quality import report as quality_report
 from sparkpin.measure.quality.distance import agreement, kl, rows_of, until_they_part
 from sparkpin.measure.quality.measured import QualityMeasured, Reading, SkillAnswer, keep, known
 from sparkpin.pins import manifests
@@ -231,6 +233,63 @@ def test_what_was_measured_is_kept_whole_or_measured_again(tmp_path: Path) -> No
 def test_a_loss_is_more_than_allowed_only_where_its_whole_interval_is(name: str, limit: float, kept: str) -> None:
     (judged,) = quality_allowance.judge(figures(), (), Quality(**{name: limit}))
     assert judged.kept == kept
+
+
+def skill(asked: int, worse: int = 0, better: int = 0) -> quality_record.Skill:
+    right = [True] * (asked - better) + [False] * better
+    others = [False] * worse + [True] * (asked - worse)
+    return quality_record.Skill(
+        name="tool calls", asked=asked, reference=sum(right), release=sum(others),
+        lost=intervals.lost(right, others), failures=tuple("wrong" for _ in range(worse)),
+    )  # fmt: skip
+
+
+def test_an_interval_wider_than_the_limit_tells_nothing() -> None:
+    """And as many questions as are said to tell do tell."""
+    allowed = Quality(tool_calls=0.05)
+    few = skill(10)
+    (judged,) = quality_allowance.judge(figures(), [few], allowed)
+    assert judged.seen.high - judged.seen.low > 0.3 and judged.kept == "unclear"
+    (text,) = re.findall(r"about (\d+) questions", quality_allowance.would_tell(judged, 23, [few]))
+    assert 53 <= int(text) <= 56
+    for asked, kept in ((int(text), "within"), (int(text) // 2, "unclear")):
+        assert [one.kept for one in quality_allowance.judge(figures(), [skill(asked)], allowed)] == [kept]
+    (judged,) = quality_allowance.judge(figures(), [skill(20, worse=2)], allowed)  # 10 % lost, 5 % allowed
+    wanted = quality_allowance.needed_questions(skill(20, worse=2), 0.05)
+    (more,) = quality_allowance.judge(figures(), [skill(wanted, worse=-(-wanted // 10))], allowed)
+    assert (judged.kept, more.kept) == ("unclear", "more")
+    assert quality_allowance.needed_questions(skill(20, worse=1), 0.05) == 0  # as much as is allowed
+
+
+@pytest.mark.parametrize(("low", "value", "high", "kept"), [
+    (0.001, 0.01, 0.09, "unclear"),  # wider than all that may be lost
+    (0.015, 0.02, 0.034, "within"),  # the limit is in it, and it is narrow
+    (0.0, 0.001, 0.029, "within"),
+    (0.02, 0.04, 0.06, "unclear"),
+    (0.031, 0.04, 0.09, "more"),
+])  # fmt: skip
+def test_verdicts_by_interval(low: float, value: float, high: float, kept: str) -> None:
+    seen = figures(Figure(value=value, low=low, high=high))
+    (judged,) = quality_allowance.judge(seen, (), Quality(kl=0.03))
+    assert judged.kept == kept
+    if kept == "unclear":  # with that many texts the side in question is as far away as the limit
+        count = quality_allowance.needed_texts(judged, 23)
+        side = (high - value if value < 0.03 else value - low) / math.sqrt(count / 23)
+        assert side <= abs(0.03 - value) < side * 1.05
+
+
+@pytest.mark.parametrize(
+    ("allowed", "wanted"),
+    [({"kl": 0.03}, "ok"), ({"kl": 0.005, "top1": 0.9875}, "lost MORE than allowed: kl; cannot tell top1"),
+     ({}, "none")],
+)  # fmt: skip
+def test_a_verdict_ends_the_report(allowed: dict[str, float], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
+    judged = quality_allowance.judge(figures(), (), Quality(**allowed))
+    quality_report.report(made_record(release(2), release(1), judged=judged))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith(f"verdict: {wanted}")
+    row = next(line for line in lines if line.startswith("same first choice"))
+    assert ("at least 98.75%" in row) == ("top1" in allowed)
 
 
 def test_what_could_not_be_measured_is_no_limit_kept() -> None:
@@ -442,7 +501,7 @@ def test_promotion_goes_by_the_record_and_by_the_stage_as_it_is_now(paths: Paths
     quality_record.save(paths, ours, parent, made_record(ours, parent))
     assert len(quality_record.records_of(paths, ours)) == 1  # the note of what was accepted is no record
     limit(paths, 0.015)
-    assert quality_gate.check(paths, ours, accepted="")[0].startswith("unclear: kl")
+    assert quality_gate.check(paths, ours, accepted="")[0].startswith("kl: cannot tell")
     limit(paths, 0.05, ", needles: 0.1")
     assert quality_gate.check(paths, ours, accepted="")[0] == "not measured: needles"
     limit(paths, 0.05)
@@ -486,6 +545,11 @@ def test_limits_stand_beside_what_was_measured(paths: Paths, capsys: pytest.Capt
     assert row == ["v2", "kl", "0.005", "0.01", "0.008", "..", "0.012", "MORE", "2", "0.032"]
     top1 = next(line.split() for line in text.splitlines() if " top1 " in line)
     assert top1 == ["v2", "top1", "-", "0.985", "0.98", "..", "0.99", "2", "0.98"]
+    limits.show(paths, "tiny", as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    kl = next(row for row in told["limits"] if row["limit"] == "kl")
+    assert kl["newest"] == {"value": 0.01, "low": 0.008, "high": 0.012}
+    assert (kl["allowed"], kl["verdict"], kl["releases"], kl["would_keep_all"]) == (0.005, "more", 2, 0.032)
     (paths.project / "stages/v2.yaml").unlink()
     limits.show(paths, "tiny")
     assert "stage v2 is left out: " in capsys.readouterr().out

@@ -256,8 +256,10 @@ def clock(facts: MachineFacts) -> MachineFinding:
         return MachineFinding("clock", "ok", "agrees with the Hub's")
     if facts.synchronized is False:
         return MachineFinding("clock", "advice", "not synchronized", CLOCK)
-    told = "synchronized" if facts.synchronized else "nobody here tells; --online compares it"
-    return MachineFinding("clock", "ok", told)
+    if facts.synchronized is None:
+        why = "not checked: nothing here tells; invoke doctor --online compares it with the Hub's"
+        return MachineFinding("clock", "n/a", why)
+    return MachineFinding("clock", "ok", "synchronized")
 
 
 def gib(count: int) -> str:

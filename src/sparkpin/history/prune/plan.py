@@ -33,6 +33,8 @@ from sparkpin.releases.quality_gate import is_refused
 from sparkpin.releases.record import Release, Releases
 
 IMAGES, VOLUMES, STORE, RECORDS = "image layers", "cache volumes", "store", "release records"
+BUILD_CACHE = "build cache"
+NO_CACHE = BuildCache(records=0, bytes=0, holds_layers=False)
 UNIX_SOCKET = "http+docker://localhost"  # as the SDK writes it: an engine whose folders may be those of this machine
 
 
@@ -69,7 +71,7 @@ class Pruned:
     unmeasured: int  # cache volumes, not in `bytes`, that this user cannot look into
     unsized: int  # images, not wholly in `bytes`, whose layers' sizes the engine does not tell
     store_bytes: int | None  # that `store` would free besides, None where that is not known
-    cache: BuildCache | None  # the engine's build cache, which stays
+    cache: BuildCache | None  # the engine's build cache, where it stays
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -94,6 +96,7 @@ def prune(
     now: float,
     dry_run: bool = False,
     store: bool = False,
+    build_cache: bool = False,
     ignored: Collection[str] = (),
 ) -> Pruned:
     """Keep `keep` releases of each recipe, and whatever `current.verdicts` keeps besides.
@@ -103,6 +106,7 @@ def prune(
     Args:
         now: seconds since the epoch.
         store: remove what nothing needs from the store of fetched files, too.
+        build_cache: clear the engine's build cache, too, of everybody's builds: it lets go of layers that go.
         ignored: ids of containers that count as gone.
     """
     if keep < 0:
@@ -136,17 +140,35 @@ def prune(
             images = tuple(tag for tag in images if tag not in stuck)
         with waiting(say, "looking at what nothing needs"):
             search = GarbageSearch(paths, remaining, removed, after, needs, now)
-            freed = disk_usage.freed(seen.images, after, seen.cache)
+            holding = NO_CACHE if build_cache else seen.cache
+            freed = disk_usage.freed(seen.images, after, holding)
             present = {image.config_digest for image in after}
             volumes = tuple(volume for volume in seen.volumes if volume.image not in present)
-            pruned = sum_up(verdicts, images, freed, search, volumes, seen.cache, store=store)
+            pruned = sum_up(verdicts, images, freed, search, volumes, holding, store=store)
         if not dry_run:
             remove_volumes(engine, volumes, say)
             for kind, going in pruned.files.items():
                 for path in going:
                     disk.remove_path(path)
                 say(f"removed {kind}: {len(going)}")
+        if build_cache:
+            pruned = with_cache(pruned, *cache_going(engine, seen.cache, say, dry_run=dry_run))
     return pruned
+
+
+def cache_going(engine: Engine, cache: BuildCache | None, say: Say, *, dry_run: bool) -> tuple[int, int]:
+    """How many records of the build cache go, and their bytes; nothing in a dry run that cannot see them."""
+    if dry_run:
+        return (cache.records, cache.bytes) if cache else (0, 0)
+    with waiting(say, "clearing the engine's build cache"):
+        return disk_usage.clear_build_cache(engine)
+
+
+def with_cache(pruned: Pruned, records: int, size: int) -> Pruned:
+    if not records:
+        return pruned
+    counts, sizes = {**pruned.counts, BUILD_CACHE: records}, {**pruned.bytes, BUILD_CACHE: size}
+    return replace(pruned, counts=counts, bytes=sizes)
 
 
 def judge(paths: Paths, seen: Seen, keep: int) -> tuple[Verdict, ...]:

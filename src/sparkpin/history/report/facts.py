@@ -18,7 +18,46 @@ class ReportRow:
     name: str
     text: str
     kind: Kind = "none"
-    figures: tuple[tuple[str, str], ...] = ()  # (value, what it is) of a line of several
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A measured number."""
+
+    value: float  # as the record has it
+    text: str  # rounded, with its unit
+    note: str = ""  # a second figure beside it
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """What was measured at once. readings: one a column, None where there is none."""
+
+    name: str
+    readings: tuple[Reading | None, ...]
+    kind: Kind = "none"
+
+
+@dataclass(frozen=True)
+class ReportTable:
+    """columns: title, the rest of what it is. None of them is without a reading."""
+
+    columns: tuple[tuple[str, str], ...]
+    rows: tuple[TableRow, ...]
+
+
+@dataclass(frozen=True)
+class LimitBar:
+    """A loss against its limit, both as shares of the limit: 0 is no loss, 1 all that may be lost."""
+
+    name: str
+    seen: str  # value and interval, with the unit
+    limit: str
+    verdict: str
+    kind: Kind
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -29,6 +68,8 @@ class ReportEvidence:
     rows: tuple[ReportRow, ...] = ()
     hint: str = ""  # what makes it, where there is none
     where: str = ""  # the machine and the vLLM that its figures hold for
+    table: ReportTable | None = None
+    limits: tuple[LimitBar, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,8 +86,9 @@ class Changes:
 @dataclass(frozen=True)
 class Point:
     label: str
-    value: float  # of a release, or of a number of users
+    value: float  # of a release, of a number of users or of a length
     kind: Kind = "good"  # "bad" where its release failed
+    ceiling: float | None = None  # what the value could be at most
 
 
 @dataclass(frozen=True)
@@ -62,6 +104,17 @@ class Chart:
     form: Literal["line", "bars", "sweep"]  # over releases, one a stage, over numbers of users
     series: tuple[Series, ...]
     better: Literal["more", "less"] = "more"
+    note: str = ""  # what else to know of it
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A figure of the release at a glance."""
+
+    name: str
+    text: str  # the figure, or that it was not measured
+    note: str = ""
+    kind: Kind = "none"
 
 
 @dataclass(frozen=True)
@@ -99,6 +152,12 @@ class ReportMemory:
     kind: Kind
     shares: tuple[tuple[str, int, str, str], ...] = ()  # (what, bytes, how it is known, note)
     lines: tuple[str, ...] = ()
+    needed: int = 0  # bytes, of those that
+    free: int = 0  # are free on the machine, and
+    total: int = 0  # that it has
+    source: str = ""  # which machine
+    most: int = 0  # requests that run at once, whatever fits
+    users: tuple[tuple[int, int], ...] = ()  # tokens of prompt and answer -> requests of that length that fit at once
 
 
 @dataclass(frozen=True)
@@ -111,7 +170,11 @@ class RecipePart:
     current: bool
     promoted: str
     back: tuple[ReportCommand, ...]
-    charts: tuple[Chart, ...]
+    machine: str  # that its figures, else its image, were made on
+    tiles: tuple[Tile, ...]
+    charts: tuple[Chart, ...]  # of the release that is shown, and of the newest of each stage
+    histories: tuple[Chart, ...]
+    apart: tuple[ReportRow, ...]  # what did not apply to the release, and why; what was not measured, and what does
     memory: ReportMemory
     inputs: tuple[ReportRow, ...]  # what it was made from
     sbom: tuple[tuple[str, int], ...]  # kind -> how many the SBOM lists; empty where there is none

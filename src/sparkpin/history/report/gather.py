@@ -18,10 +18,19 @@ from sparkpin.fetch import model as hub
 from sparkpin.fetch.model_files import TEXTS, repository_folder
 from sparkpin.fetch.store import Store
 from sparkpin.history.report.changes import changes_of, read_sides
-from sparkpin.history.report.charts import charts_of
-from sparkpin.history.report.facts import Item, RecipePart, Report, ReportCommand, ReportMemory, ReportRow
-from sparkpin.history.report.measured import quality_of, smoke_of
-from sparkpin.history.report.speed import speed_of
+from sparkpin.history.report.charts import charts_of, histories_of
+from sparkpin.history.report.facts import (
+    NOT_MEASURED,
+    Item,
+    RecipePart,
+    Report,
+    ReportCommand,
+    ReportMemory,
+    ReportRow,
+    Tile,
+)
+from sparkpin.history.report.measured import NOT_APPLICABLE, quality_of, smoke_of
+from sparkpin.history.report.speed import Speed, seconds, speed_of
 from sparkpin.host.machine import serve_command
 from sparkpin.pins import manifests
 from sparkpin.releases.current import rollback_target
@@ -87,6 +96,8 @@ def recipe_part(
         )
         for release in releases
     }
+    memory = memory_of(paths, shown)
+    machine = speeds[shown.tag].machine or (shown.host.line if shown.host else "")
     return RecipePart(
         name=name,
         description=words,
@@ -94,13 +105,45 @@ def recipe_part(
         current=current is not None,
         promoted=str(read_json(records.pointer_path(name)).get("promoted", "")) if current else "",
         back=tuple(ways_back(paths, name, current, back)),
+        machine=machine,
+        tiles=tuple(tiles_of(items[shown.tag], speeds[shown.tag], memory)),
         charts=tuple(charts_of(releases, shown, back, speeds)),
-        memory=memory_of(paths, shown),
+        histories=tuple(histories_of(releases, shown, speeds)),
+        apart=tuple(apart_of(items[shown.tag])),
+        memory=memory,
         inputs=tuple(inputs_of(paths, shown)),
         sbom=tuple(counts(records.evidence(shown) / SBOM)),
         items=tuple(reversed(items.values())),
         faults=tuple(told),
     )
+
+
+def tiles_of(item: Item, speed: Speed, memory: ReportMemory) -> Iterator[Tile]:
+    rate, first = speed.tokens, speed.first
+    share = f"{rate / speed.ceiling:.1%} of the ceiling" if rate and speed.ceiling else ""
+    yield Tile("Output, one user", f"{terminal.figure(rate)} tok/s" if rate else NOT_MEASURED, share)
+    yield Tile("First token", seconds(first) if first else NOT_MEASURED, "short prompts" if first else "")
+    verdict, _, rest = item.quality.text.partition(":")
+    yield Tile("Quality", verdict.partition(" (")[0], rest.partition(" (")[0].strip(), item.quality.kind)
+    used, total = memory.needed, memory.total
+    have = f"of {gib(total)}, {memory.source}" if total else ""
+    yield Tile("Memory", gib(used) if total else memory.headline, have, memory.kind)
+    length, count = memory.users[-1] if memory.users else (0, 0)
+    note = f"at {length:,} tokens each; {memory.most:,} run at once" if length else ""
+    yield Tile("Users that fit", f"{count:,}" if length else "no plan", note)
+
+
+def apart_of(item: Item) -> Iterator[ReportRow]:
+    """What did not apply to a release, and what was not measured."""
+    for row in item.smoke.rows:
+        if row.text.startswith(NOT_APPLICABLE):
+            yield ReportRow(row.name, row.text)
+    for evidence in item.evidence:
+        if evidence.hint and evidence.text == NOT_MEASURED:
+            yield ReportRow(evidence.title, f"{NOT_MEASURED}: {evidence.hint} does")
+    for row in item.quality.rows:
+        if row.name == "note" and " not " in row.text:  # of the others each tells how something was measured
+            yield ReportRow("quality", row.text)
 
 
 def way_to(paths: Paths, release: Release) -> ReportCommand | None:
@@ -197,10 +240,15 @@ def absent_files(paths: Paths, release: Release) -> int:
 def memory_row(plan: MemoryPlan) -> ReportMemory:
     machine = plan.machine
     headline = f"needs {gib(plan.needed)} of {gib(machine.free)} free on {machine.source}"
-    users = ", ".join(f"{count} at {length:,} tokens" for length, count in plan.chosen.users.items())
     return ReportMemory(
         f"{'fits: ' if plan.fits else 'does not fit: '}{headline}",
         "good" if plan.fits else "bad",
         tuple((line.what, line.bytes, line.how, "" if line.note == SEE_BELOW else line.note) for line in plan.lines),
-        (log_line(plan), *([f"users: {users}"] if users else []), *plan.problems, *plan.hints, *plan.notes),
+        (log_line(plan), *plan.problems, *plan.hints, *plan.notes),
+        needed=plan.needed,
+        free=machine.free,
+        total=machine.total,
+        source=machine.source,
+        most=plan.settings.max_num_seqs,
+        users=tuple(plan.chosen.users.items()),
     )

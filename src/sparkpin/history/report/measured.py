@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 from sparkpin.core import terminal
 from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.history.report.facts import NOT_MEASURED, Kind, ReportEvidence, ReportRow
-from sparkpin.releases import quality_gate
+from sparkpin.history.report.facts import NOT_MEASURED, Kind, LimitBar, ReportEvidence, ReportRow
+from sparkpin.measure.quality.report import cells
+from sparkpin.releases import quality_allowance, quality_gate
 from sparkpin.releases import quality_record as quality
 from sparkpin.releases.record import Release
 
-KEPT: dict[str, tuple[Kind, str]] = {
-    "within": ("good", "within"),
-    "unclear": ("unclear", "unclear"),
-    "more": ("bad", "more than"),
+NOT_APPLICABLE = "does not apply: "
+KEPT: dict[str, Kind] = {"within": "good", "unclear": "unclear", "more": "bad"}
+NAMES = {
+    "kl": "KL, nats a token",
+    "top1": "same first choice",
+    "perplexity": "perplexity, ratio",
+    "continued_kl": "KL while decoding, nats a token",
+    "tool_calls": "tool calls lost",
+    "needles": "needles lost",
 }
 
 
@@ -36,7 +44,7 @@ def smoke_of(release: Release) -> ReportEvidence:
 def check_row(check: dict[str, object]) -> ReportRow:
     name, detail = str(check.get("name")), str(check.get("detail", ""))
     if check.get("applicable") is False:
-        return ReportRow(name, f"does not apply: {detail}", "none")
+        return ReportRow(name, f"{NOT_APPLICABLE}{detail}", "none")
     return ReportRow(name, detail, "good" if check.get("passed") is True else "bad")
 
 
@@ -50,12 +58,8 @@ def quality_of(paths: Paths, release: Release) -> ReportEvidence:
         return ReportEvidence("Quality", "bad", "record damaged", (ReportRow("record", error.message, "bad"),), hint)
     if chosen is None:
         return ReportEvidence("Quality", "none", NOT_MEASURED, hint=hint)
-    rows = [
-        ReportRow(one.name, f"{one.seen.text()}: {KEPT[one.kept][1]} the {one.limit:g} allowed", KEPT[one.kept][0])
-        for one in chosen.judged
-    ]
     overall = chosen.overall
-    rows += [
+    rows = [
         ReportRow("KL, nats a token", overall.kl.text()),
         ReportRow("same likeliest token", overall.top1.text(".4f")),
         ReportRow(
@@ -76,12 +80,41 @@ def quality_of(paths: Paths, release: Release) -> ReportEvidence:
     if reason:
         word += f"; accepted: {reason}"
     quick = ", a quick look" if chosen.quick else ""
-    return ReportEvidence("Quality", kind, f"{word}{quick} ({chosen.reference.rpartition(':')[2]})", tuple(rows))
+    return ReportEvidence(
+        "Quality",
+        kind,
+        f"{word}{quick} ({chosen.reference.rpartition(':')[2]})",
+        tuple(rows),
+        limits=tuple(limit_bar(one, chosen) for one in chosen.judged),
+    )
+
+
+def limit_bar(judged: quality.Judged, record: quality.QualityRecord) -> LimitBar:
+    seen, limit, name = judged.seen, judged.limit, judged.name
+    value, interval, allowed, verdict = cells(seen, name, {name: judged})
+    room, least = quality_allowance.room_of(name, limit), name in quality_allowance.AT_LEAST
+
+    def share(figure: float) -> float:
+        loss = 1 - figure if least else figure - 1 if name == "perplexity" else figure
+        return loss / room if room else math.copysign(math.inf, loss) if loss else 0.0
+
+    if judged.kept == "unclear":
+        verdict += f": {quality_allowance.would_tell(judged, record.overall.texts, record.skills)}"
+    return LimitBar(
+        name=NAMES.get(name, name),
+        seen=f"{value} [{interval.replace(' .. ', ', ')}]",
+        limit=allowed,
+        verdict=verdict,
+        kind=KEPT[judged.kept],
+        value=share(seen.value),
+        low=share(seen.high if least else seen.low),
+        high=share(seen.low if least else seen.high),
+    )
 
 
 def quality_word(found: quality.QualityRecord) -> tuple[Kind, str]:
     if found.more:
         return "bad", f"lost more than allowed: {', '.join(one.name for one in found.more)}"
     if unclear := [one.name for one in found.judged if one.kept == "unclear"]:
-        return "unclear", f"not clear: {', '.join(unclear)}"
+        return "unclear", f"cannot tell: {', '.join(unclear)}"
     return ("good", "within its allowance") if found.judged else ("unclear", "compared, no allowance declared")

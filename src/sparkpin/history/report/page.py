@@ -1,4 +1,4 @@
-"""The page: one HTML file that loads nothing, not even from itself, and runs no script."""
+"""The page: one HTML file that loads nothing, not even from itself, and runs no script but its own for copying."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from sparkpin.core import terminal
 from sparkpin.core.tags import OURS
-from sparkpin.history.report.drawing import draw, draw_shares
+from sparkpin.history.report.drawing import draw, draw_limit, draw_shares
 from sparkpin.history.report.facts import Item, Report
 from sparkpin.serve.memory.plan import gib
 
@@ -22,22 +22,31 @@ TITLE = "<title>sparkpin: releases"
 
 
 def html(report: Report) -> str:
-    """Text of records comes from anybody who made a bundle: all of it is escaped, and no script would run."""
-    style = resource("page.css")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    """Text of records comes from anybody who made a bundle: all of it is escaped, and no script of theirs would run."""
+    style, script = resource("page.css"), resource("page.js")
+    policy = (
+        f"default-src 'none'; style-src {source(style)}; script-src {source(script)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {
         "anchor": anchor,
         "bytes": terminal.size,
         "draw": lambda chart: Markup(draw(chart)),
-        "draw_shares": lambda memory: Markup(draw_shares(memory.shares)),
+        "draw_limit": lambda bar: Markup(draw_limit(bar)),
+        "draw_shares": lambda memory: Markup(draw_shares(memory)),
         "end": partial(re.sub, "^.*:", ""),
         "gib": gib,
         "moment": moment,
+        "short": lambda machine: machine.partition("; ")[0],
     }
     template = environment.from_string(resource("page.html.j2"))
-    return template.render(report=report, style=Markup(style), policy=policy)
+    return template.render(report=report, style=Markup(style), script=Markup(script), policy=policy)
+
+
+def source(text: str) -> str:
+    """What a policy calls an inline style or script by."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def resource(name: str) -> str:

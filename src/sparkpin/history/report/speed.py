@@ -9,7 +9,7 @@ from statistics import median
 from sparkpin.core import terminal
 from sparkpin.core.errors import SparkpinError
 from sparkpin.core.paths import Paths
-from sparkpin.history.report.facts import NOT_MEASURED, ReportEvidence, ReportRow
+from sparkpin.history.report.facts import NOT_MEASURED, Reading, ReportEvidence, ReportRow, ReportTable, TableRow
 from sparkpin.measure.bench import record as bench
 from sparkpin.measure.bench.plan import QUICK_OUTPUT
 from sparkpin.releases.record import Release
@@ -24,6 +24,9 @@ class Speed:
     first: float | None = None  # seconds to the first token
     prefill: float | None = None  # prompt tokens a second
     sweep: tuple[tuple[int, float], ...] = ()  # users at once, output tokens a second of all: the shortest prompts
+    lengths: tuple[tuple[int, float], ...] = ()  # tokens of a prompt, seconds to the first token: one user
+    ceiling: float | None = None  # tokens a second that one user could have at most
+    machine: str = ""
 
 
 def speed_of(paths: Paths, release: Release) -> Speed:
@@ -57,10 +60,21 @@ def speed_of(paths: Paths, release: Release) -> Speed:
         f"{headline}, {terminal.count(failed, 'request')} failed" if failed else headline,
         (*rows_of(found), *comparison_rows(compared)),
         where=f"vLLM {found.conditions.vllm}; {found.conditions.host.line}",
+        table=table_of(found),
     )
+    machine = found.conditions.host.line
     if quick(found):
-        return Speed(evidence)  # no chart: a point of it looks like the others
-    return Speed(evidence, rate, median(first) if first else None, max(prefill, default=None), sweep)
+        return Speed(evidence, machine=machine)  # no chart: a point of it looks like the others
+    return Speed(
+        evidence=evidence,
+        tokens=rate,
+        first=median(first) if first else None,
+        prefill=max(prefill, default=None),
+        sweep=sweep,
+        lengths=lengths_of(found),
+        ceiling=found.ceiling.rate if found.ceiling else None,
+        machine=machine,
+    )
 
 
 def quick(found: bench.BenchRecord) -> bool:
@@ -75,10 +89,31 @@ def sweep_of(found: bench.BenchRecord) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(chosen.items()))
 
 
+def lengths_of(found: bench.BenchRecord) -> tuple[tuple[int, float], ...]:
+    alone = [row for row in found.of_kind("sweep") if row.cell.concurrency == 1 and row.ttft]
+    return tuple(sorted((row.cell.input_tokens, row.ttft.p50) for row in alone if row.ttft))
+
+
+def table_of(found: bench.BenchRecord) -> ReportTable:
+    rows = [(row, readings(row)) for row in found.cells]
+    seen = [place for place in range(len(COLUMNS)) if any(cells[place] for _, cells in rows)]
+    return ReportTable(
+        tuple(COLUMNS[place] for place in seen),
+        tuple(
+            TableRow(name_of(row.cell), tuple(cells[place] for place in seen), "bad" if row.failed else "none")
+            for row, cells in rows
+        ),
+    )
+
+
+def name_of(cell: bench.Cell) -> str:
+    return (
+        f"{cell.input_tokens:,} tokens, {terminal.count(cell.concurrency, 'user')}" if cell.input_tokens else cell.name
+    )
+
+
 def rows_of(found: bench.BenchRecord) -> Iterator[ReportRow]:
-    """Each cell, then the start, the memory, the ceiling, and under which conditions all that holds."""
-    for row in found.cells:
-        yield ReportRow(row.cell.name, "", "bad" if row.failed else "none", tuple(figures(row)))
+    """The start, the memory, the ceiling, and under which conditions all that holds."""
     if found.start:
         yield ReportRow("start", f"{found.start.seconds:.1f} s until it answered")
     if found.memory:
@@ -89,26 +124,43 @@ def rows_of(found: bench.BenchRecord) -> Iterator[ReportRow]:
         yield ReportRow("slowed down by", ", ".join(found.slowed), "unclear")
     if found.ceiling:
         share, rate, bandwidth = found.ceiling.fraction, found.ceiling.rate, found.ceiling.bandwidth / 1e9
-        yield ReportRow("of the ceiling", f"{share:.0%} of {terminal.figure(rate)} tok/s at {bandwidth:g} GB/s")
+        yield ReportRow("of the ceiling", f"{share:.1%} of {terminal.figure(rate)} tok/s at {bandwidth:g} GB/s")
     conditions = found.conditions
     yield ReportRow("measured", f"{found.time[:10]} on {conditions.host.line}")
     yield ReportRow("with", f"{conditions.tool}, vLLM {conditions.vllm}, server {conditions.server}")
 
 
-def figures(row: bench.CellResult) -> Iterator[tuple[str, str]]:
-    if row.decode_rate:
-        yield f"{terminal.figure(row.decode_rate)} tok/s", "one user, after the first token"
-    yield f"{terminal.figure(row.output_rate)} tok/s", "all users, prefill included"
-    if row.ttft:
-        yield seconds(row.ttft.p50), f"first token; 95 %: {seconds(row.ttft.p95)}"
-    if row.token:
-        yield seconds(row.token.p50), f"between tokens; 95 %: {seconds(row.token.p95)}"
-    if row.prefill_rate:
-        yield f"{row.prefill_rate:,.0f} tok/s", "prefill"
-    if row.acceptance is not None:
-        yield f"{row.acceptance:.0%}", "of the drafts accepted"
-    if row.failed:
-        yield str(row.failed), "requests failed"
+COLUMNS = (
+    ("Decode", "one user, after the first token"),
+    ("Output", "of all users, prefill included"),
+    ("First token", "median; 95 % within"),
+    ("Next token", "median; 95 % within"),
+    ("Prefill", "of the prompt"),
+    ("Drafts accepted", "of the drafted tokens"),
+    ("Failed", "requests"),
+)
+
+
+def readings(row: bench.CellResult) -> tuple[Reading | None, ...]:
+    """One for each of COLUMNS."""
+    share = row.acceptance
+    return (
+        rate_of(row.decode_rate),
+        rate_of(row.output_rate),
+        spread_of(row.ttft),
+        spread_of(row.token),
+        rate_of(row.prefill_rate),
+        Reading(share, f"{share:.0%}") if share is not None else None,
+        Reading(row.failed, str(row.failed)) if row.failed else None,
+    )
+
+
+def rate_of(value: float | None) -> Reading | None:
+    return Reading(value, f"{terminal.figure(value)} tok/s") if value else None
+
+
+def spread_of(found: bench.Spread | None) -> Reading | None:
+    return Reading(found.p50, seconds(found.p50), seconds(found.p95)) if found else None
 
 
 def seconds(value: float) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sparkpin.measure.bench.record import BenchRecord, Cell
+from sparkpin.measure.bench.record import BenchRecord, Cell, CellResult
 from sparkpin.pins.vllm_flags import Flags
 
 PROMPTS = (
@@ -165,6 +165,10 @@ def seconds_of(step: Step, pace: Pace) -> float:
     return rounds * (at_once * prompt / pace.prefill + step.output_tokens / pace.decode * (1 + (at_once - 1) / 8))
 
 
+def duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
 def estimate(cells: Sequence[Cell], pace: Pace) -> float:
     """Seconds, without the server's start."""
     return sum(seconds_of(step, pace) for step in steps_of(cells))
@@ -181,3 +185,12 @@ def pace_from(record: BenchRecord, start: float) -> Pace | None:
         start=start,
         source=f"from the run of {record.time[:10]}",
     )
+
+
+def pace_seen(pace: Pace, row: CellResult) -> Pace:
+    """By one user's answer; as it was where that does not tell. The first answers of a server are its slowest, so what
+    is left takes rather less."""
+    if row.cell.concurrency > 1 or not row.decode_rate or not row.ttft:
+        return pace
+    prefill = row.prompt_tokens / row.completed / row.ttft.p50
+    return replace(pace, prefill=prefill, decode=row.decode_rate, source="by the first answer", guessed=False)

@@ -14,7 +14,7 @@ from sparkpin.host.fingerprint import Fingerprint, read_fingerprint
 from sparkpin.measure.bench import record
 from sparkpin.measure.bench.load import TOOL, run_steps
 from sparkpin.measure.bench.measure import failures_of, measured, output_rate
-from sparkpin.measure.bench.plan import BenchPlan, seconds_of, steps_of
+from sparkpin.measure.bench.plan import BenchPlan, duration, pace_seen, seconds_of, steps_of
 from sparkpin.measure.bench.record import BenchRecord, Ceiling, Cell, CellResult, Conditions
 from sparkpin.measure.bench.target import BenchSubject, BenchTarget, alone, memory_of, server_of, slowed
 from sparkpin.measure.roofline.reads import DecodeModel, model_of, roofline
@@ -104,7 +104,7 @@ def turn(place: BenchPlace, server: BenchTarget, plan: BenchPlan) -> Iterator[tu
     subject, say = server.subject, place.say
     first: dict[str, float] = {}
     conditions: Conditions | None = None
-    count = 0
+    count, pace = 0, plan.pace
     events = run_steps(place.paths, place.engine, server, steps, plan)
     say(f"loading {TOOL} of the image")
     for event in events:
@@ -113,12 +113,16 @@ def turn(place: BenchPlace, server: BenchTarget, plan: BenchPlan) -> Iterator[tu
                 conditions = conditions_of(place, server, vllm)
             case {"begin": number}:
                 step = steps[number]
-                if (seconds := seconds_of(step, plan.pace)) > SLOW:
+                if (seconds := seconds_of(step, pace)) > SLOW:
                     say(f"{step.cell.name}{'' if step.counts else ', which does not count'}: about {seconds:.0f} s")
             case {"step": number, "result": result, "before": before, "after": after}:
                 step = steps[number]
                 row = measured(step.cell, result, before, after, first.get(step.cell.name))
                 require_answers(subject.release, row, failures_of(result))
+                if pace.guessed and (pace := pace_seen(pace, row)) and not pace.guessed:
+                    slower = max(1.0, row.seconds / seconds_of(step, pace))  # what no rate tells: a busy machine
+                    left = slower * sum(seconds_of(one, pace) for one in steps[number + 1 :])
+                    say(f"about {duration(left)} left, {pace.source}: {pace.decode:.0f} tok/s of decode")
                 if not step.counts:
                     if step.cell.kind == "prompt":
                         first[step.cell.name] = output_rate(result)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from sparkpin.core import terminal
-from sparkpin.measure.bench.plan import BenchPlan, estimate
+from sparkpin.measure.bench.plan import BenchPlan, duration, estimate
 from sparkpin.measure.bench.record import BenchRecord, Cell, CellResult, Comparison, Conditions, Ratio, Spread
 from sparkpin.releases.record import Release
 from sparkpin.serve.startup import STAGES
@@ -31,10 +31,6 @@ METRICS = {
 }
 
 
-def minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-
-
 def show_plan(releases: Sequence[Release], plan: BenchPlan, *, turns: int = 1, starts: int = 1) -> None:
     """turns: how often all of it is measured; starts: of servers, fewer than turns where they stay up."""
     cells, pace = plan.cells, plan.pace
@@ -43,12 +39,13 @@ def show_plan(releases: Sequence[Release], plan: BenchPlan, *, turns: int = 1, s
     seconds = turns * (estimate(cells, pace) + pace.load) + starts * pace.start
     times = f", {turns} times" if turns > 1 else ""
     each = f"each of {starts} starts" if starts > 1 else "the start"
-    start = f", {minutes(pace.start)} of it for {each}" if pace.start else " (it is being served)"
+    start = f", {duration(pace.start)} of it for {each}" if pace.start else " (it is being served)"
     start += (
-        f", {minutes(pace.load)} to load the load generator{' each time' if turns > 1 else ''}" if pace.load else ""
+        f", {duration(pace.load)} to load the load generator{' each time' if turns > 1 else ''}" if pace.load else ""
     )
+    word = "likely at most" if pace.guessed else "about"
     terminal.show(
-        f"{terminal.count(len(cells), 'cell')}{times}: about {minutes(seconds)}{start}, "
+        f"{terminal.count(len(cells), 'cell')}{times}: {word} {duration(seconds)}{start}, "
         f"at {pace.prefill:.0f} tok/s of prefill and {pace.decode:.0f} of decode ({pace.source})"
     )
 

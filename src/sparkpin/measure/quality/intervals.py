@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparkpin.measure.student_t import t_975
+from sparkpin.releases.quality_allowance import paired
 from sparkpin.releases.quality_record import Figure
 
 DRAWS = 2000
 SEED = 20260101  # the same measurements give the same record
-Z = 1.959964
 FEW = 16  # texts
 LEVEL, LEVEL_OF_FEW = 0.97, 0.98
 """Of the bootstrap, so that 95 % are held: of few texts that differ much it holds less than it says
@@ -76,15 +75,11 @@ def estimated(above: Floats, below: Floats) -> tuple[Floats, Floats]:
 
 
 def lost(reference: Sequence[bool], release: Sequence[bool]) -> Figure:
-    """Share of the questions that one has right and the other wrong, less those the other way round.
-
-    Bonett and Price's interval for paired shares: a bootstrap over questions on which both agree would have no width.
-    """
+    """Share of the questions that one has right and the other wrong, less those the other way round."""
     count = len(reference)
     if not count:
         return Figure(value=0.0, low=0.0, high=0.0)
     worse = sum(a and not b for a, b in zip(reference, release, strict=True))
     better = sum(b and not a for a, b in zip(reference, release, strict=True))
-    p, q = (worse + 1) / (count + 2), (better + 1) / (count + 2)
-    half = Z * math.sqrt((p + q - (p - q) ** 2) / (count + 2))
-    return Figure(value=(worse - better) / count, low=max(-1.0, p - q - half), high=min(1.0, p - q + half))
+    low, high = paired(worse, better, count)
+    return Figure(value=(worse - better) / count, low=low, high=high)

@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 
 from sparkpin.core import terminal
 from sparkpin.core.errors import InputError, ManifestError
 from sparkpin.core.paths import Paths
-from sparkpin.measure.quality.report import TOLD
 from sparkpin.pins import manifests
 from sparkpin.pins.schema import Quality, Stage
 from sparkpin.releases import quality_allowance
-from sparkpin.releases.quality_record import QualityRecord, against_parent
+from sparkpin.releases.quality_record import Figure, Kept, QualityRecord, against_parent
 from sparkpin.releases.record import Releases
 
-COLUMNS = ("stage", "limit", "allowed", "newest", "95 % interval", "", "releases", "would keep all")
+COLUMNS = ("stage", "limit", "allowed", "newest", "95 % interval", "verdict", "releases", "would keep all")
 STEP = 2  # digits that count of a limit
 
 
-def show(paths: Paths, recipe: str) -> None:
+@dataclass(frozen=True)
+class LimitRow:
+    """A limit of a stage and what its releases lost."""
+
+    stage: str
+    limit: str
+    allowed: float | None  # None where the stage sets none
+    newest: Figure  # of the newest release that was measured
+    verdict: Kept | None  # of it
+    releases: int  # how many were measured
+    would_keep_all: float  # as a limit: what every interval of the releases keeps
+
+    @property
+    def cells(self) -> tuple[object, ...]:
+        return (
+            self.stage,
+            self.limit,
+            "-" if self.allowed is None else f"{self.allowed:g}",
+            f"{self.newest.value:.4g}",
+            f"{self.newest.low:.4g} .. {self.newest.high:.4g}",
+            "" if self.verdict is None else quality_allowance.TOLD[self.verdict],
+            self.releases,
+            f"{self.would_keep_all:g}",
+        )
+
+
+def show(paths: Paths, recipe: str, *, as_json: bool = False) -> None:
     """InputError where nobody has measured a release of the recipe against its parent."""
     measured: dict[str, list[QualityRecord]] = {}
     for release in Releases(paths).of_recipe(recipe):
@@ -30,20 +57,25 @@ def show(paths: Paths, recipe: str) -> None:
             f"no release of {recipe!r} was compared with its parent stage yet",
             next_step=f"invoke quality --recipe {recipe}",
         )
-    rows: list[tuple[object, ...]] = []
+    rows: list[LimitRow] = []
     for name, records in measured.items():
         try:
             rows += rows_of(manifests.load_stage(paths.project, name), records)
         except (InputError, ManifestError) as why:  # renamed or gone since
-            terminal.show(f"stage {name} is left out: {why}")
+            (terminal.say if as_json else terminal.show)(f"stage {name} is left out: {why}")
+    quick = sum(found.quick for each in measured.values() for found in each)
+    if as_json:
+        value = {"recipe": recipe, "quick_records": quick, "limits": [asdict(row) for row in rows]}
+        terminal.show(json.dumps(value, indent=2, sort_keys=True))
+        return
     if rows:
-        terminal.table(COLUMNS, rows)
-    if quick := sum(found.quick for each in measured.values() for found in each):
+        terminal.table(COLUMNS, [row.cells for row in rows])
+    if quick:
         terminal.show(f"{terminal.count(quick, 'record')} of --quick among them: wide intervals")
     terminal.show("how limits are derived from these: docs/quality.md")
 
 
-def rows_of(stage: Stage, found: Sequence[QualityRecord]) -> Iterator[tuple[object, ...]]:
+def rows_of(stage: Stage, found: Sequence[QualityRecord]) -> Iterator[LimitRow]:
     """found: at least one, from the oldest to the newest. Of each limit that could be measured, set or not."""
     limits = stage.quality.model_dump()
     # A limit for everything, so that each figure is there to be seen; what it is set to does not matter.
@@ -53,17 +85,9 @@ def rows_of(stage: Stage, found: Sequence[QualityRecord]) -> Iterator[tuple[obje
         figures = [lines[name].seen for lines in seen if name in lines]
         least = name in quality_allowance.AT_LEAST
         end = min(figure.low for figure in figures) if least else max(figure.high for figure in figures)
-        figure, limit = newest.seen, limits[name]
-        yield (
-            stage.name,
-            name,
-            "-" if limit is None else f"{limit:g}",
-            f"{figure.value:.4g}",
-            f"{figure.low:.4g} .. {figure.high:.4g}",
-            "" if limit is None else TOLD[newest.kept],
-            len(figures),
-            f"{rounded(end, down=least):g}",  # what every interval of the releases keeps
-        )
+        is_set = limits[name] is not None
+        kept = newest.kept if is_set else None
+        yield LimitRow(stage.name, name, limits[name], newest.seen, kept, len(figures), rounded(end, down=least))
 
 
 def rounded(value: float, *, down: bool) -> float:

@@ -10,10 +10,10 @@ from sparkpin.measure.quality.skills import NEEDLES
 from sparkpin.releases import quality_allowance
 from sparkpin.releases.quality_record import Figure, Judged, QualityRecord, Standard, Texts
 
-WHAT = ("what", "reference", "release", "seen", "95 % interval", "allowed")
+WHAT = ("what", "reference", "release", "seen", "95 % interval", "allowed", "verdict")
 KINDS = ("texts", "count", "tokens", "KL", "same first choice", "perplexity ratio", "KL decoding", "same words")
 SCORES = ("lm-eval task", "metric", "samples", "reference", "release")
-TOLD = {"within": "ok", "unclear": "unclear", "more": "MORE"}
+FORMS = {"top1": ".2%", "perplexity": ".4f", "tool_calls": ".1%", "needles": ".1%"}  # of the others ".2g"
 
 
 def report(record: QualityRecord) -> None:
@@ -30,28 +30,50 @@ def report(record: QualityRecord) -> None:
             show(f"lost: {failure}")
     for note in record.notes:
         show(f"note: {note}")
+    show(verdict(record))
 
 
 def rows(record: QualityRecord, limits: dict[str, Judged]) -> Iterator[tuple[object, ...]]:
     texts = record.overall
     both = (terminal.figure(texts.perplexity_reference, 4), terminal.figure(texts.perplexity, 4))
-    yield "KL, nats a token", "", "", *seen(texts.kl, ".2g"), allowed(limits.get("kl"))
-    yield "same first choice", "", "", *seen(texts.top1, ".2%"), allowed(limits.get("top1"))
-    yield "perplexity, ratio", *both, *seen(texts.ratio, ".4f"), allowed(limits.get("perplexity"))
-    yield "KL while decoding", "", "", *seen(texts.continued_kl, ".2g"), allowed(limits.get("continued_kl"))
-    yield "same words while decoding", "", "", *seen(texts.continued_same, ".1%"), ""
+    yield "KL, nats a token", "", "", *cells(texts.kl, "kl", limits)
+    yield "same first choice", "", "", *cells(texts.top1, "top1", limits)
+    yield "perplexity, ratio", *both, *cells(texts.ratio, "perplexity", limits)
+    yield "KL while decoding, nats a token", "", "", *cells(texts.continued_kl, "continued_kl", limits)
+    yield "same words while decoding", "", "", *seen(texts.continued_same, ".1%"), "", ""
     keys = {name: key for key, name in quality_allowance.SKILLS.items()}
     for skill in record.skills:
         right = (f"{skill.reference} of {skill.asked}", f"{skill.release} of {skill.asked}")
-        yield f"{skill.name}, lost", *right, *seen(skill.lost, ".1%"), allowed(limits.get(keys.get(skill.name, "")))
+        yield f"{skill.name}, lost", *right, *cells(skill.lost, keys.get(skill.name, "needles"), limits, skill.name)
+
+
+def cells(figure: Figure, key: str, limits: dict[str, Judged], name: str = "") -> tuple[str, str, str, str]:
+    """name: of a skill; one that stands for a part of another has no limit of its own."""
+    form = FORMS.get(key, ".2g")
+    judged = limits.get(key) if name in ("", quality_allowance.SKILLS.get(key)) else None
+    if judged is None:
+        return *seen(figure, form), "", "" if name else "not judged"
+    word = "at least" if key in quality_allowance.AT_LEAST else "at most"
+    limit = f"{judged.limit:{form.replace('.2g', 'g')}}"
+    return *seen(figure, form), f"{word} {limit}", quality_allowance.TOLD[judged.kept]
+
+
+def verdict(record: QualityRecord) -> str:
+    """Of all limits together, in a line."""
+    if not record.judged:
+        why = "its stage sets no limit" if record.role == "parent" else "limits are against the parent stage"
+        return f"verdict: none, for {why}"
+    by = {kept: [one for one in record.judged if one.kept == kept] for kept in ("more", "unclear")}
+    told = [f"lost MORE than allowed: {', '.join(one.name for one in by['more'])}"] if by["more"] else []
+    told += [
+        f"cannot tell {one.name} ({quality_allowance.would_tell(one, record.overall.texts, record.skills)})"
+        for one in by["unclear"]
+    ]
+    return f"verdict: {'; '.join(told) or 'ok: within all its limits'}"
 
 
 def seen(figure: Figure, form: str) -> tuple[str, str]:
     return f"{figure.value:{form}}", f"{figure.low:{form}} .. {figure.high:{form}}"
-
-
-def allowed(judged: Judged | None) -> str:
-    return f"{judged.limit:g}: {TOLD[judged.kept]}" if judged else ""
 
 
 def of_kind(texts: Texts) -> tuple[object, ...]:
